@@ -1,0 +1,121 @@
+// The emulated SparseCores of one shard process: rows and optimizer slots of its partitions, gather and apply.
+// Knows nothing of gRPC, of other shards, or of who is asking.
+//
+// Threads: the engine owns a fixed pool. A partition is worked on by one thread at a time, in the order in which work
+// was submitted; partitions run in parallel. All public methods may be called from any thread and do not block on
+// other requests' work; callbacks run on a pool thread and must be short.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "preprocess/csr.h"
+#include "shard/model_spec.h"
+
+namespace emberd::shard {
+
+struct EngineOptions {
+  int threads = 0;  // 0: number of CPUs
+  // Bytes of weights and slots that one partition may hold over all models; checked before memory is taken.
+  int64_t bytes_per_partition = int64_t{16} << 30;
+};
+
+// A float32 buffer, 64-byte aligned, that returns to the engine's pool when the last reference goes.
+class FloatBuffer {
+ public:
+  virtual ~FloatBuffer() = default;
+  virtual float* data() = 0;
+  virtual const float* data() const = 0;
+  virtual int64_t size() const = 0;
+};
+
+// A batch that has been checked against the model and arranged for gather and apply. Immutable, thread-safe.
+class Batch;
+
+// Partial sums of one stack over this shard's partitions.
+struct StackSums {
+  int stack = 0;
+  int width = 0;                         // floats of a row
+  std::vector<int32_t> samples;          // canonical samples with at least one entry here, ascending
+  std::shared_ptr<const FloatBuffer> sums;  // [samples.size(), width]
+  int64_t rows_gathered = 0;             // entries of the batch
+};
+
+// Gradients of one stack: one row for each sample that Gather returned for this batch, in that order.
+struct StackGradients {
+  int stack = 0;
+  // [samples, width]; empty: every gradient is zero (rows are updated all the same). Padding columns are zero.
+  absl::Span<const float> gradients;
+  // Overrides of this step by OptimizerConfig field name, e.g. "learning_rate".
+  absl::flat_hash_map<std::string, float> hyperparameters;
+};
+
+struct ApplyInput {
+  std::vector<StackGradients> stacks;  // at most one per stack of the batch; a missing one counts as all zero
+  int64_t step = -1;                   // 0-based; -1: not given
+  std::shared_ptr<const void> owner;   // keeps `gradients` alive until done
+};
+
+struct EngineStatistics {
+  int models = 0;
+  int64_t table_bytes = 0;  // reserved for weights and slots
+  int64_t rows_gathered = 0;
+  int64_t rows_updated = 0;
+  std::vector<int64_t> partition_rows_gathered;  // per partition of this shard
+};
+
+class Engine {
+ public:
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(EngineOptions options);
+  // Waits for work in progress.
+  virtual ~Engine() = default;
+
+  // Reserves and initialises. RESOURCE_EXHAUSTED names the bytes needed and the budget. ALREADY_EXISTS if the id is known.
+  virtual absl::Status CreateModel(const ModelSpec& spec) = 0;
+  virtual absl::Status DropModel(uint64_t model_id) = 0;
+
+  // Checks `stacks` (from the wire: trust nothing) and arranges them. `owner` keeps their memory alive and is held by
+  // the batch only as long as it is needed.
+  virtual absl::StatusOr<std::shared_ptr<const Batch>> PrepareBatch(uint64_t model_id,
+                                                                    std::vector<preprocess::StackBatchView> stacks,
+                                                                    std::shared_ptr<const void> owner) = 0;
+  // Bytes that a batch holds.
+  virtual int64_t BatchBytes(const Batch& batch) const = 0;
+
+  // For every sample s and partition p: the sum over the entries of (s, p), in ascending local row, of
+  // gain * row, starting from +0; then over the shard's partitions by a balanced binary tree in partition order.
+  using GatherCallback = std::function<void(absl::StatusOr<std::vector<StackSums>>)>;
+  virtual void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) = 0;
+
+  // Checks an ApplyInput against its batch without changing anything: shapes, finite values, hyper-parameter names and
+  // ranges, step where the optimizer needs it.
+  virtual absl::Status CheckApply(const Batch& batch, const ApplyInput& input) const = 0;
+  // For every row of the batch, once: g = sum of gain * gradient[sample] in canonical sample order, then the
+  // optimizer's update. `input` has passed CheckApply. The callback gets the number of rows updated.
+  using ApplyCallback = std::function<void(absl::StatusOr<int64_t>)>;
+  virtual void Apply(std::shared_ptr<const Batch> batch, ApplyInput input, ApplyCallback done) = 0;
+
+  // Rows in the order asked for. `slot` empty: weights. `columns` leading columns of each row go to (come from)
+  // values[n * columns]. `partitions` are global numbers. Each row is read or written as a whole.
+  using DoneCallback = std::function<void(absl::Status)>;
+  struct RowSelection {
+    uint64_t model_id = 0;
+    int stack = 0;
+    std::string slot;
+    absl::Span<const int32_t> partitions;
+    absl::Span<const int64_t> local_rows;
+    int columns = 0;
+  };
+  virtual void ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done) = 0;
+  virtual void AssignRows(const RowSelection& rows, absl::Span<const float> values, DoneCallback done) = 0;
+
+  virtual EngineStatistics Statistics() const = 0;
+};
+
+}  // namespace emberd::shard
