@@ -1,0 +1,143 @@
+// What a step hands to the cluster and gets back: ids, activations, gradients. Spans do not own
+// their memory.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+namespace emberd::client {
+
+// Ids, row splits or sparse indices in the width in which the trainer has them. A vector of either
+// converts by itself.
+using IntSpan = std::variant<absl::Span<const int32_t>, absl::Span<const int64_t>>;
+
+// The same number of ids for every sample: samples = ids.size() / ids_per_sample.
+struct DenseIds {
+  IntSpan ids;  // row-major [samples, ids_per_sample]
+  int64_t ids_per_sample = 1;
+};
+// n coordinates of a sparse [samples, ...] matrix of ids.
+struct SparseIds {
+  IntSpan indices;  // row-major [n, 2]: (sample, position); samples non-decreasing
+  IntSpan values;   // [n] ids
+  int64_t samples = 0;
+};
+// Sample i has the ids values[row_splits[i] : row_splits[i + 1]].
+struct RaggedIds {
+  IntSpan row_splits;  // [samples + 1]
+  IntSpan values;
+};
+
+// The ids of one feature. Everything it points at must live until the call returns.
+struct FeatureIds {
+  std::string_view feature;
+  std::variant<DenseIds, SparseIds, RaggedIds> ids;
+  absl::Span<const float> weights = {};  // one per id, or a single one for all; empty: all 1
+};
+
+struct LookupOptions {
+  // True: look only. The result has no batch, and nothing stays on the server.
+  bool inference = false;
+  absl::Duration deadline = absl::ZeroDuration();  // zero: the client's
+};
+
+// Names a batch that the cluster keeps between Lookup and ApplyGradients. It lives in the
+// coordinator that made it.
+struct BatchHandle {
+  uint64_t value = 0;   // 0: none
+  int coordinator = 0;  // index in ClientOptions::addresses
+};
+
+// One feature's activations, row-major [samples, dim]. `values` points into the LookupResult.
+struct Activation {
+  std::string feature;
+  int64_t samples = 0;
+  int64_t dim = 0;
+  absl::Span<const float> values;
+};
+
+// What one batch needed: see statistics.proto.
+struct StackStatistics {
+  std::string stack;
+  int64_t ids = 0;
+  int64_t unique_ids = 0;
+  int64_t duplicate_ids = 0;
+  int64_t max_ids_per_partition = 0;
+  int64_t max_unique_ids_per_partition = 0;
+  int64_t required_buffer_size = 0;
+  int64_t dropped_ids = 0;
+};
+struct BatchStatistics {
+  std::vector<StackStatistics> stacks;
+  int32_t num_minibatches = 0;
+};
+
+// Movable; copies share the memory behind the spans, which goes with the last of them.
+struct LookupResult {
+  BatchHandle batch;
+  std::vector<Activation> activations;  // in the order of the request
+  BatchStatistics statistics;
+  std::shared_ptr<const void> memory;  // behind the spans above
+
+  // Null if the request had no such feature.
+  const Activation* Find(std::string_view feature) const;
+};
+
+// The gradients of one feature's activations, row-major [samples, embedding_dim] as in the
+// LookupResult of this batch.
+struct FeatureGradient {
+  std::string_view feature;
+  absl::Span<const float> values;
+  int64_t samples = 0;
+};
+
+// New values of hyper-parameters for one step, by their names in OptimizerConfig:
+// {{"learning_rate", 0.01f}}.
+struct StepHyperparameters {
+  std::string table;  // empty: every table
+  std::map<std::string, float> values;
+};
+
+struct ApplyOptions {
+  std::vector<StepHyperparameters> hyperparameters;
+  int64_t step = -1;  // 0-based number of the step; -1: not given. Needed by Adam with bias
+                      // correction, AdamW, LaProp, F2A
+  // Identity of this update, from Client::NextSequence; 0: a new one. To repeat a call whose
+  // outcome is unknown (it ended with UNAVAILABLE, DEADLINE_EXCEEDED or CANCELLED), pass the number
+  // of the first try: it is applied once.
+  uint64_t sequence = 0;
+  absl::Duration deadline = absl::ZeroDuration();  // zero: the client's
+};
+struct ApplyResult {
+  int64_t rows_updated = 0;
+  bool replayed = false;  // true: this update had been applied before; nothing was done now
+};
+
+// Rows of a table or of one of its slots, row-major [ids, dim].
+struct RowValues {
+  int64_t dim = 0;
+  std::vector<float> values;
+};
+
+struct AssignOptions {
+  std::string slot;       // empty: the weights
+  uint64_t sequence = 0;  // as in ApplyOptions
+  absl::Duration deadline = absl::ZeroDuration();
+};
+
+struct ExportOptions {
+  std::string slot;  // empty: the weights
+  int64_t first_row = 0;
+  int64_t row_count = 0;                        // 0: to the end
+  absl::Duration deadline = absl::Minutes(30);  // of the whole export
+};
+
+}  // namespace emberd::client

@@ -1,0 +1,95 @@
+// The C++ client of emberd. A step of training:
+//
+//   ClientOptions options;
+//   options.addresses = {"127.0.0.1:7400"};
+//   absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(options);
+//   absl::StatusOr<Model> model = (*client)->DeclareModelFile("model.textproto");
+//   for (...) {
+//     absl::StatusOr<LookupResult> found =
+//         (*client)->Lookup(*model, {{"user", DenseIds{user_ids}}});
+//     ... forward and backward on found->activations[0].values ...
+//     (*client)->ApplyGradients(*model, found->batch, {{"user", gradient, samples}});
+//   }
+//
+// Errors are what the server said, code and message, or INVALID_ARGUMENT for what cannot be sent at
+// all. UNAVAILABLE is retried with backoff within the deadline. An answer that does not fit its
+// request is INTERNAL.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/cpp/batch.h"
+#include "client/cpp/model.h"
+#include "client/cpp/options.h"
+#include "client/cpp/status.h"
+
+namespace emberd::client {
+
+// Thread-safe. Every call blocks until its answer, its deadline or CancelCalls.
+class Client {
+ public:
+  // Tries the addresses in turn, with growing patience, until one accepts a connection; UNAVAILABLE
+  // after connect_timeout.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
+  // No call may be in progress.
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // Makes the tables of a model or finds them. `config` is a ModelConfig as text proto or JSON,
+  // checked here before it is sent. ALREADY_EXISTS if another model of this name is there.
+  absl::StatusOr<Model> DeclareModel(const std::string& config);
+  absl::StatusOr<Model> DeclareModel(const ModelDescription& description);
+  absl::StatusOr<Model> DeclareModelFile(const std::string& path);
+  // Finds a model that somebody declared. NOT_FOUND if nobody did.
+  absl::StatusOr<Model> DescribeModel(const std::string& name);
+
+  // `features` holds every feature of the model once, in any order.
+  absl::StatusOr<LookupResult> Lookup(const Model& model, absl::Span<const FeatureIds> features,
+                                      const LookupOptions& options = {});
+  // Updates every row that the batch touched and gives the batch back. A feature without gradients
+  // has zero gradients.
+  absl::StatusOr<ApplyResult> ApplyGradients(const Model& model, const BatchHandle& batch,
+                                             absl::Span<const FeatureGradient> gradients,
+                                             const ApplyOptions& options = {});
+  // Gives back a batch that will not be applied.
+  absl::Status ReleaseBatch(const Model& model, const BatchHandle& batch);
+
+  // Rows by id, of the weights or of one optimizer slot; ids may repeat.
+  absl::StatusOr<RowValues> ReadRows(const Model& model, const std::string& table,
+                                     absl::Span<const int64_t> ids, const std::string& slot = "");
+  // Overwrites rows; `values` is row-major [ids, dim]; ids may not repeat. True: it had been done
+  // before (see AssignOptions::sequence).
+  absl::StatusOr<bool> AssignRows(const Model& model, const std::string& table,
+                                  absl::Span<const int64_t> ids, absl::Span<const float> values,
+                                  const AssignOptions& options = {});
+  // Calls `sink` with run after run of rows, in id order, each row once, `values` being [rows,
+  // dim]. An error of `sink` ends the export and is returned.
+  using RowSink =
+      std::function<absl::Status(int64_t first_row, absl::Span<const float> values, int64_t dim)>;
+  absl::Status ExportTable(const Model& model, const std::string& table, const RowSink& sink,
+                           const ExportOptions& options = {});
+
+  absl::StatusOr<ClusterStatus> GetStatus();
+
+  // A number that no other update of this client has, for ApplyOptions and AssignOptions.
+  uint64_t NextSequence();
+  // Ends all calls in progress, on all threads, with CANCELLED. Later calls are not affected.
+  void CancelCalls();
+
+  const std::string& client_id() const;
+
+ private:
+  class Impl;
+  explicit Client(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace emberd::client

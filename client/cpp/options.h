@@ -1,0 +1,48 @@
+// How a Client reaches the cluster.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace emberd::client {
+
+// How floats travel between trainer and coordinator; in memory they are always float32.
+enum class WireType {
+  kFloat32,
+  kBfloat16,  // half the bytes; rounded to nearest even
+};
+
+struct ClientOptions {
+  // "host:port" of the coordinators. The first that answers is used; the others are turned to when
+  // it is unreachable.
+  std::vector<std::string> addresses;
+
+  // How long Connect tries before it gives up.
+  absl::Duration connect_timeout = absl::Seconds(10);
+  // Of every call, all its retries included. Calls may set their own.
+  absl::Duration deadline = absl::Seconds(30);
+
+  // A call that fails with UNAVAILABLE is sent again, at most this often in all, while its deadline
+  // lasts. 1: never again. The n-th pause lasts initial_backoff * 2^(n-1), at most max_backoff,
+  // times a random factor in [1 - jitter, 1 + jitter].
+  int max_attempts = 6;
+  absl::Duration initial_backoff = absl::Milliseconds(50);
+  absl::Duration max_backoff = absl::Seconds(2);
+  double jitter = 0.2;
+
+  // Names this client in the records that make its updates happen exactly once: no other client may
+  // use the same, ever. Empty: a new random UUID.
+  std::string client_id;
+
+  WireType activation_type = WireType::kFloat32;
+  WireType gradient_type = WireType::kFloat32;
+
+  // INVALID_ARGUMENT names the first field that is out of its range.
+  absl::Status Validate() const;
+};
+
+}  // namespace emberd::client
