@@ -1,0 +1,74 @@
+// Every metric that a process may expose: the single list that the code, the reference page and the
+// tests share.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace emberd::ops {
+
+// In the order of the catalogue.
+enum class MetricId {
+  kRpcs,
+  kRpcSeconds,
+  kRpcRequestBytes,
+  kRpcResponseBytes,
+  kStageSeconds,
+  kInFlightRequests,
+  kInFlightBytes,
+  kModels,
+  kTableBytes,
+  kTableBudgetBytes,
+  kBatches,
+  kBatchBytes,
+  kBatchBudgetBytes,
+  kBatchesExpired,
+  kReplays,
+  kBatchMinibatches,
+  kBatchIds,
+  kBatchUniqueIds,
+  kBatchDuplicateIds,
+  kDroppedIds,
+  kRowsGathered,
+  kRowsUpdated,
+  kShardSentBytes,
+  kShardReceivedBytes,
+  kShardReachable,
+  kShardCalls,
+  kShardCallSeconds,
+  kShardCallSentBytes,
+  kShardCallReceivedBytes,
+  kBuildInfo,
+  kProcessStartSeconds,
+  kProcessCpuSeconds,
+  kProcessResidentBytes,
+  kProcessOpenFds,
+};
+
+enum class MetricType { kCounter, kGauge, kHistogram };
+
+struct MetricInfo {
+  MetricId id;
+  std::string_view name;
+  MetricType type;
+  std::array<std::string_view, 3> labels;  // unused places are empty
+  std::string_view unit;                   // "seconds", "bytes", "1" for plain counts
+  std::string_view help;
+
+  std::vector<std::string> LabelNames() const;
+};
+
+absl::Span<const MetricInfo> MetricCatalogue();
+const MetricInfo& Describe(MetricId id);
+
+// Upper bounds of a histogram's buckets, by unit: seconds 50 us to 50 s, counts 1 to 4^12.
+const std::vector<double>& BucketBounds(const MetricInfo& metric);
+
+// The catalogue as a Markdown table, for `emberd metrics` and the documentation.
+std::string MetricCatalogueMarkdown();
+
+}  // namespace emberd::ops

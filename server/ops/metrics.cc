@@ -1,0 +1,206 @@
+#include "server/ops/metrics.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/ops/process_metrics.h"
+
+namespace emberd::ops {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The child in `slot`, made by `make` on first use. Two threads may both call make: it gives both
+// the same child.
+template <typename Child, typename Make>
+Child& Cached(std::atomic<Child*>& slot, Make make) {
+  Child* child = slot.load(std::memory_order_acquire);
+  if (child == nullptr) {
+    child = &make();
+    slot.store(child, std::memory_order_release);
+  }
+  return *child;
+}
+
+size_t CodeIndex(absl::StatusCode code) {
+  const auto index = static_cast<size_t>(code);
+  return index < kCodeCount ? index : static_cast<size_t>(absl::StatusCode::kUnknown);
+}
+
+std::string Name(std::string_view name) { return std::string(name); }
+
+}  // namespace
+
+ServerMetrics::ServerMetrics(Metrics* metrics, MetricRegistry& registry, const std::string& server)
+    : metrics_(metrics),
+      models_(registry.gauge(MetricId::kModels, {server})),
+      table_bytes_(registry.gauge(MetricId::kTableBytes, {server})),
+      table_budget_(registry.gauge(MetricId::kTableBudgetBytes, {server})),
+      batches_(registry.gauge(MetricId::kBatches, {server})),
+      batch_bytes_(registry.gauge(MetricId::kBatchBytes, {server})),
+      batch_budget_(registry.gauge(MetricId::kBatchBudgetBytes, {server})),
+      in_flight_requests_(registry.gauge(MetricId::kInFlightRequests, {server})),
+      in_flight_bytes_(registry.gauge(MetricId::kInFlightBytes, {server})),
+      expired_(registry.counter(MetricId::kBatchesExpired, {server})),
+      replays_(registry.counter(MetricId::kReplays, {server})) {}
+
+RpcTimer::RpcTimer(ServerMetrics* server, Rpc rpc, int64_t request_bytes)
+    : server_(server), rpc_(rpc), start_(Clock::now()) {
+  server_->in_flight_requests_.Increment();
+  AddRequestBytes(request_bytes);
+}
+
+RpcTimer::~RpcTimer() { Finish(absl::StatusCode::kCancelled); }
+
+void RpcTimer::AddRequestBytes(int64_t bytes) {
+  request_bytes_ += bytes;
+  server_->in_flight_bytes_.Increment(bytes);
+}
+
+void RpcTimer::Finish(absl::StatusCode code) {
+  if (finished_) return;
+  finished_ = true;
+  server_->in_flight_requests_.Decrement();
+  server_->in_flight_bytes_.Decrement(request_bytes_);
+  const std::chrono::duration<double> elapsed = Clock::now() - start_;
+  server_->metrics_->ObserveRpc(rpc_, code, elapsed.count(), request_bytes_, response_bytes_);
+}
+
+void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
+  minibatches_->Observe(statistics.num_minibatches());
+  const size_t stacks = std::min<size_t>(stacks_.size(), statistics.stacks_size());
+  for (size_t i = 0; i < stacks; ++i) {
+    const v1::StackStatistics& batch = statistics.stacks(i);
+    stacks_[i].ids->Observe(batch.ids());
+    stacks_[i].unique_ids->Observe(batch.unique_ids());
+    stacks_[i].duplicate_ids->Observe(batch.duplicate_ids());
+    stacks_[i].dropped_ids->Increment(batch.dropped_ids());
+  }
+}
+
+ShardLinkMetrics::ShardLinkMetrics(MetricRegistry& registry, int shard)
+    : registry_(registry),
+      shard_(std::to_string(shard)),
+      reachable_(registry.gauge(MetricId::kShardReachable, {shard_})),
+      sent_(registry.counter(MetricId::kShardCallSentBytes, {shard_})),
+      received_(registry.counter(MetricId::kShardCallReceivedBytes, {shard_})) {}
+
+void ShardLinkMetrics::Observe(Rpc rpc, absl::StatusCode code, double seconds, int64_t sent_bytes,
+                               int64_t received_bytes) {
+  const auto method = static_cast<size_t>(rpc);
+  const std::string_view name = RpcName(rpc);
+  Cached(
+      seconds_[method],
+      [&]() -> auto& {
+        return registry_.histogram(MetricId::kShardCallSeconds, {shard_, Name(name)});
+      })
+      .Observe(seconds);
+  Cached(
+      calls_[method][CodeIndex(code)],
+      [&]() -> auto& {
+        return registry_.counter(MetricId::kShardCalls, {shard_, Name(name), Name(CodeName(code))});
+      })
+      .Increment();
+  sent_.Increment(sent_bytes);
+  received_.Increment(received_bytes);
+  SetReachable(code != absl::StatusCode::kUnavailable &&
+               code != absl::StatusCode::kDeadlineExceeded);
+}
+
+Metrics::Metrics(const std::string& role) : process_(MakeProcessMetrics()) {
+  registry_.gauge(MetricId::kBuildInfo, {EMBERD_VERSION, role}).Set(1);
+  for (size_t i = 0; i < kStageCount; ++i) {
+    const std::string name = Name(StageName(static_cast<Stage>(i)));
+    stages_[i] = &registry_.histogram(MetricId::kStageSeconds, {name});
+  }
+}
+
+ServerMetrics* Metrics::Server(const std::string& kind, int index) {
+  const std::string name = kind + "-" + std::to_string(index);
+  absl::MutexLock lock(&mutex_);
+  std::unique_ptr<ServerMetrics>& server = servers_[name];
+  if (server == nullptr) server.reset(new ServerMetrics(this, registry_, name));
+  return server.get();
+}
+
+ShardLinkMetrics* Metrics::ShardLink(int shard) {
+  absl::MutexLock lock(&mutex_);
+  std::unique_ptr<ShardLinkMetrics>& link = links_[shard];
+  if (link == nullptr) link.reset(new ShardLinkMetrics(registry_, shard));
+  return link.get();
+}
+
+ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::string>& stacks) {
+  absl::MutexLock lock(&mutex_);
+  auto metrics = std::make_unique<ModelMetrics>();
+  metrics->minibatches_ =
+      &registry_.histogram(MetricId::kBatchMinibatches, {StackLabels(model, "")[0]});
+  for (const std::string& stack : stacks) {
+    const std::vector<std::string> labels = StackLabels(model, stack);
+    metrics->stacks_.push_back({&registry_.histogram(MetricId::kBatchIds, labels),
+                                &registry_.histogram(MetricId::kBatchUniqueIds, labels),
+                                &registry_.histogram(MetricId::kBatchDuplicateIds, labels),
+                                &registry_.counter(MetricId::kDroppedIds, labels)});
+  }
+  return models_.emplace_back(std::move(metrics)).get();
+}
+
+ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
+                                       const std::vector<std::string>& stacks) {
+  absl::MutexLock lock(&mutex_);
+  const std::string index = std::to_string(shard);
+  auto metrics = std::make_unique<ShardModelMetrics>();
+  metrics->updated_ =
+      &registry_.counter(MetricId::kRowsUpdated, {index, StackLabels(model, "")[0]});
+  for (const std::string& stack : stacks) {
+    std::vector<std::string> labels = StackLabels(model, stack);
+    labels.insert(labels.begin(), index);
+    metrics->stacks_.push_back({&registry_.counter(MetricId::kRowsGathered, labels),
+                                &registry_.counter(MetricId::kShardSentBytes, labels),
+                                &registry_.counter(MetricId::kShardReceivedBytes, labels)});
+  }
+  return shard_models_.emplace_back(std::move(metrics)).get();
+}
+
+std::vector<std::string> Metrics::StackLabels(const std::string& model, const std::string& stack) {
+  std::vector<std::string> labels = {model, stack};
+  if (stack_labels_.count(labels) == 0) {
+    if (stack_labels_.size() >= kMaxStackLabels) return {"other", "other"};
+    stack_labels_.insert(labels);
+  }
+  return labels;
+}
+
+void Metrics::ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds, int64_t request_bytes,
+                         int64_t response_bytes) {
+  RpcChildren& children = rpcs_[static_cast<size_t>(rpc)];
+  const std::string_view name = RpcName(rpc);
+  Cached(
+      children.seconds,
+      [&]() -> auto& { return registry_.histogram(MetricId::kRpcSeconds, {Name(name)}); })
+      .Observe(seconds);
+  Cached(
+      children.request_bytes,
+      [&]() -> auto& { return registry_.counter(MetricId::kRpcRequestBytes, {Name(name)}); })
+      .Increment(request_bytes);
+  Cached(
+      children.response_bytes,
+      [&]() -> auto& { return registry_.counter(MetricId::kRpcResponseBytes, {Name(name)}); })
+      .Increment(response_bytes);
+  Cached(
+      children.by_code[CodeIndex(code)],
+      [&]() -> auto& {
+        return registry_.counter(MetricId::kRpcs, {Name(name), Name(CodeName(code))});
+      })
+      .Increment();
+}
+
+void Metrics::ObserveStage(Stage stage, double seconds) {
+  stages_[static_cast<size_t>(stage)]->Observe(seconds);
+}
+
+std::vector<std::weak_ptr<prometheus::Collectable>> Metrics::collectables() const {
+  return {registry_.collectable(), process_};
+}
+
+}  // namespace emberd::ops

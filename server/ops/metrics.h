@@ -1,0 +1,214 @@
+// What the servers report about themselves. One Metrics per process, injected; nothing is global,
+// so that several clusters can run in one test.
+//
+// Use: ask for the handles of a server, a model or a shard once (a lookup under a lock) and keep
+// them; observing through a handle is then a few atomic operations. Handles are owned by the
+// Metrics and live as long as it does. Everything here is thread-safe.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "emberd/v1/statistics.pb.h"
+#include "prometheus/collectable.h"
+#include "server/ops/metric_registry.h"
+#include "server/ops/rpc_names.h"
+
+namespace emberd::ops {
+
+class Metrics;
+
+// What one server (the whole of a coordinator or of a shard) holds.
+class ServerMetrics {
+ public:
+  void SetModels(int64_t models) { models_.Set(models); }
+  void SetTableBytes(int64_t bytes) { table_bytes_.Set(bytes); }
+  void SetTableBudget(int64_t bytes) { table_budget_.Set(bytes); }
+  void SetBatches(int64_t batches, int64_t bytes) {
+    batches_.Set(batches);
+    batch_bytes_.Set(bytes);
+  }
+  void SetBatchBudget(int64_t bytes) { batch_budget_.Set(bytes); }
+  void AddExpiredBatches(int64_t batches) { expired_.Increment(batches); }
+  void AddReplay() { replays_.Increment(); }
+
+ private:
+  friend class Metrics;
+  friend class RpcTimer;
+  ServerMetrics(Metrics* metrics, MetricRegistry& registry, const std::string& server);
+
+  Metrics* const metrics_;
+  prometheus::Gauge& models_;
+  prometheus::Gauge& table_bytes_;
+  prometheus::Gauge& table_budget_;
+  prometheus::Gauge& batches_;
+  prometheus::Gauge& batch_bytes_;
+  prometheus::Gauge& batch_budget_;
+  prometheus::Gauge& in_flight_requests_;
+  prometheus::Gauge& in_flight_bytes_;
+  prometheus::Counter& expired_;
+  prometheus::Counter& replays_;
+};
+
+// Counts and times one request from construction until Finish; in flight meanwhile. One that is
+// destroyed unfinished counts as CANCELLED. Not thread-safe; belongs to the request's handler.
+class RpcTimer {
+ public:
+  RpcTimer(ServerMetrics* server, Rpc rpc, int64_t request_bytes = 0);
+  ~RpcTimer();
+  RpcTimer(const RpcTimer&) = delete;
+  RpcTimer& operator=(const RpcTimer&) = delete;
+
+  void AddRequestBytes(int64_t bytes);  // as parts arrive
+  void AddResponseBytes(int64_t bytes) { response_bytes_ += bytes; }
+  void Finish(absl::StatusCode code);  // later calls do nothing
+
+ private:
+  ServerMetrics* const server_;
+  const Rpc rpc_;
+  const std::chrono::steady_clock::time_point start_;
+  int64_t request_bytes_ = 0;
+  int64_t response_bytes_ = 0;
+  bool finished_ = false;
+};
+
+// Batches of one model on a coordinator.
+class ModelMetrics {
+ public:
+  // `statistics` has the stacks that Metrics::Model was given, in that order.
+  void ObserveBatch(const v1::BatchStatistics& statistics);
+
+ private:
+  friend class Metrics;
+  struct Stack {
+    prometheus::Histogram* ids;
+    prometheus::Histogram* unique_ids;
+    prometheus::Histogram* duplicate_ids;
+    prometheus::Counter* dropped_ids;
+  };
+  prometheus::Histogram* minibatches_ = nullptr;
+  std::vector<Stack> stacks_;
+};
+
+// Work of one shard on one model. `stack` is the index in the list that Metrics::ShardModel was
+// given.
+class ShardModelMetrics {
+ public:
+  void AddReceivedBytes(int stack, int64_t bytes) { stacks_[stack].received->Increment(bytes); }
+  void AddGathered(int stack, int64_t rows, int64_t sent_bytes) {
+    stacks_[stack].gathered->Increment(rows);
+    stacks_[stack].sent->Increment(sent_bytes);
+  }
+  void AddUpdated(int64_t rows) { updated_->Increment(rows); }
+
+ private:
+  friend class Metrics;
+  struct Stack {
+    prometheus::Counter* gathered;
+    prometheus::Counter* sent;
+    prometheus::Counter* received;
+  };
+  prometheus::Counter* updated_ = nullptr;
+  std::vector<Stack> stacks_;
+};
+
+// A coordinator's calls to one shard.
+class ShardLinkMetrics {
+ public:
+  // `rpc` is one of ShardService. UNAVAILABLE and DEADLINE_EXCEEDED mark the shard unreachable,
+  // other codes reachable.
+  void Observe(Rpc rpc, absl::StatusCode code, double seconds, int64_t sent_bytes,
+               int64_t received_bytes);
+  // For what no call shows, e.g. a change of the channel's state.
+  void SetReachable(bool reachable) { reachable_.Set(reachable ? 1 : 0); }
+
+ private:
+  friend class Metrics;
+  ShardLinkMetrics(MetricRegistry& registry, int shard);
+
+  MetricRegistry& registry_;
+  const std::string shard_;
+  prometheus::Gauge& reachable_;
+  prometheus::Counter& sent_;
+  prometheus::Counter& received_;
+  std::array<std::atomic<prometheus::Histogram*>, kRpcCount> seconds_{};
+  std::array<std::array<std::atomic<prometheus::Counter*>, kCodeCount>, kRpcCount> calls_{};
+};
+
+class Metrics {
+ public:
+  // Different (model, stack) labels that are given out; what comes later is labelled "other", so
+  // that the number of time series stays bounded whatever trainers declare.
+  static constexpr size_t kMaxStackLabels = 256;
+
+  // `role` as emberd_build_info shows it: "up", "coordinator" or "shard".
+  explicit Metrics(const std::string& role);
+
+  ServerMetrics* Server(const std::string& kind, int index);  // kind: "coordinator" or "shard"
+  ModelMetrics* Model(const std::string& model, const std::vector<std::string>& stacks);
+  ShardModelMetrics* ShardModel(int shard, const std::string& model,
+                                const std::vector<std::string>& stacks);
+  ShardLinkMetrics* ShardLink(int shard);
+
+  // RpcTimer is the usual way.
+  void ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds, int64_t request_bytes,
+                  int64_t response_bytes);
+  void ObserveStage(Stage stage, double seconds);
+
+  // What to expose.
+  std::vector<std::weak_ptr<prometheus::Collectable>> collectables() const;
+
+ private:
+  struct RpcChildren {
+    std::atomic<prometheus::Histogram*> seconds{};
+    std::atomic<prometheus::Counter*> request_bytes{};
+    std::atomic<prometheus::Counter*> response_bytes{};
+    std::array<std::atomic<prometheus::Counter*>, kCodeCount> by_code{};
+  };
+  // {model, stack}, or {"other", "other"} beyond kMaxStackLabels. An empty stack stands for the
+  // model itself.
+  std::vector<std::string> StackLabels(const std::string& model, const std::string& stack)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  MetricRegistry registry_;
+  std::shared_ptr<prometheus::Collectable> process_;
+  std::array<RpcChildren, kRpcCount> rpcs_;
+  std::array<prometheus::Histogram*, kStageCount> stages_;
+
+  absl::Mutex mutex_;
+  std::map<std::string, std::unique_ptr<ServerMetrics>> servers_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, std::unique_ptr<ShardLinkMetrics>> links_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<ModelMetrics>> models_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<ShardModelMetrics>> shard_models_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::vector<std::string>> stack_labels_ ABSL_GUARDED_BY(mutex_);  // given out so far
+};
+
+// Times one stage of a request, from construction to destruction.
+class StageTimer {
+ public:
+  StageTimer(Metrics* metrics, Stage stage)
+      : metrics_(metrics), stage_(stage), start_(std::chrono::steady_clock::now()) {}
+  ~StageTimer() {
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
+    metrics_->ObserveStage(stage_, elapsed.count());
+  }
+  StageTimer(const StageTimer&) = delete;
+  StageTimer& operator=(const StageTimer&) = delete;
+
+ private:
+  Metrics* const metrics_;
+  const Stage stage_;
+  const std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace emberd::ops

@@ -1,0 +1,228 @@
+// The metrics page is read by dashboards and alerts that nobody compiles: these tests catch a
+// metric that was declared but never reaches the page, one exposed under another name or with other
+// labels than the catalogue says, and label sets that grow without bound.
+#include "server/ops/metrics.h"
+
+#include <cctype>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "prometheus/text_serializer.h"
+#include "server/ops/metric_catalogue.h"
+
+namespace emberd::ops {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<prometheus::MetricFamily> Collect(const Metrics& metrics) {
+  std::vector<prometheus::MetricFamily> all;
+  for (const auto& collectable : metrics.collectables()) {
+    for (auto& family : collectable.lock()->Collect()) {
+      if (!family.metric.empty()) all.push_back(std::move(family));
+    }
+  }
+  return all;
+}
+
+std::string Page(const Metrics& metrics) {
+  return prometheus::TextSerializer().Serialize(Collect(metrics));
+}
+
+v1::BatchStatistics TwoStacks() {
+  v1::BatchStatistics statistics;
+  statistics.set_num_minibatches(3);
+  for (int64_t ids : {100, 7}) {
+    v1::StackStatistics* stack = statistics.add_stacks();
+    stack->set_ids(ids);
+    stack->set_unique_ids(ids / 2);
+    stack->set_duplicate_ids(1);
+    stack->set_dropped_ids(2);
+  }
+  return statistics;
+}
+
+void UseEverything(Metrics* metrics) {
+  ServerMetrics* server = metrics->Server("coordinator", 0);
+  server->SetModels(1);
+  server->SetTableBytes(1 << 20);
+  server->SetTableBudget(1 << 30);
+  server->SetBatches(2, 4096);
+  server->SetBatchBudget(1 << 30);
+  server->AddExpiredBatches(3);
+  server->AddReplay();
+  RpcTimer(server, Rpc::kLookup, 10).Finish(absl::StatusCode::kOk);
+  StageTimer(metrics, Stage::kCombine);
+  metrics->Model("ctr", {"a", "b"})->ObserveBatch(TwoStacks());
+  ShardModelMetrics* shard = metrics->ShardModel(1, "ctr", {"a", "b"});
+  shard->AddReceivedBytes(0, 12);
+  shard->AddGathered(1, 5, 640);
+  shard->AddUpdated(4);
+  metrics->ShardLink(1)->Observe(Rpc::kShardGather, absl::StatusCode::kOk, 0.01, 100, 200);
+}
+
+TEST(MetricsTest, EveryCatalogueEntryIsExposedWithItsTypeAndLabelsAndNothingElseIs) {
+  Metrics metrics("up");
+  UseEverything(&metrics);
+  std::map<std::string, prometheus::MetricFamily> exposed;
+  for (auto& family : Collect(metrics)) exposed[family.name] = family;
+
+  for (const MetricInfo& info : MetricCatalogue()) {
+    const std::string name(info.name);
+    ASSERT_EQ(exposed.count(name), 1u) << name << " is in the catalogue but not on the page";
+    const prometheus::MetricFamily& family = exposed[name];
+    EXPECT_EQ(family.help, info.help);
+    EXPECT_EQ(family.type, info.type == MetricType::kCounter ? prometheus::MetricType::Counter
+                           : info.type == MetricType::kGauge ? prometheus::MetricType::Gauge
+                                                             : prometheus::MetricType::Histogram)
+        << name;
+    std::set<std::string> labels;
+    for (const auto& label : family.metric[0].label) labels.insert(label.name);
+    const std::vector<std::string> expected = info.LabelNames();
+    EXPECT_EQ(labels, std::set<std::string>(expected.begin(), expected.end())) << name;
+    exposed.erase(name);
+  }
+  for (const auto& [name, family] : exposed) ADD_FAILURE() << name << " is not in the catalogue";
+}
+
+TEST(MetricsTest, NamesAndLabelsFollowTheConventions) {
+  std::set<std::string_view> names;
+  for (const MetricInfo& info : MetricCatalogue()) {
+    EXPECT_TRUE(names.insert(info.name).second) << info.name << " appears twice";
+    EXPECT_TRUE(info.name.starts_with("emberd_") || info.name.starts_with("process_")) << info.name;
+    EXPECT_EQ(info.type == MetricType::kCounter, info.name.ends_with("_total")) << info.name;
+    EXPECT_TRUE(info.unit == "1" || info.unit == "seconds" || info.unit == "bytes") << info.name;
+    if (info.unit != "1") {
+      EXPECT_THAT(std::string(info.name), HasSubstr(std::string(info.unit)));
+    }
+    EXPECT_FALSE(info.help.empty()) << info.name;
+    for (const std::string& label : info.LabelNames()) {
+      for (char c : label) EXPECT_TRUE(std::islower(c) || c == '_') << info.name << " " << label;
+    }
+  }
+}
+
+TEST(MetricsTest, MarkdownNamesEveryMetric) {
+  const std::string page = MetricCatalogueMarkdown();
+  for (const MetricInfo& info : MetricCatalogue()) {
+    EXPECT_THAT(page, HasSubstr("| `" + std::string(info.name) + "` |"));
+  }
+}
+
+TEST(RpcTimerTest, CountsOnceWithCodeAndBytesAndIsInFlightMeanwhile) {
+  Metrics metrics("coordinator");
+  ServerMetrics* server = metrics.Server("coordinator", 0);
+  {
+    RpcTimer timer(server, Rpc::kLookup, 100);
+    timer.AddRequestBytes(50);
+    EXPECT_THAT(Page(metrics), HasSubstr("emberd_in_flight_requests{server=\"coordinator-0\"} 1"));
+    EXPECT_THAT(Page(metrics), HasSubstr("emberd_in_flight_bytes{server=\"coordinator-0\"} 150"));
+    timer.AddResponseBytes(7);
+    timer.Finish(absl::StatusCode::kOutOfRange);
+    timer.Finish(absl::StatusCode::kOk);
+  }
+  { RpcTimer abandoned(server, Rpc::kLookup); }
+  const std::string page = Page(metrics);
+  const std::string method = "method=\"EmbeddingService/Lookup\"";
+  EXPECT_THAT(page, HasSubstr("emberd_rpcs_total{code=\"OUT_OF_RANGE\"," + method + "} 1"));
+  EXPECT_THAT(page, HasSubstr("emberd_rpcs_total{code=\"CANCELLED\"," + method + "} 1"));
+  EXPECT_THAT(page, Not(HasSubstr("code=\"OK\"")));
+  EXPECT_THAT(page, HasSubstr("emberd_rpc_duration_seconds_count{" + method + "} 2"));
+  EXPECT_THAT(page, HasSubstr("emberd_rpc_request_bytes_total{" + method + "} 150"));
+  EXPECT_THAT(page, HasSubstr("emberd_rpc_response_bytes_total{" + method + "} 7"));
+  EXPECT_THAT(page, HasSubstr("emberd_in_flight_requests{server=\"coordinator-0\"} 0"));
+  EXPECT_THAT(page, HasSubstr("emberd_in_flight_bytes{server=\"coordinator-0\"} 0"));
+}
+
+TEST(MetricsTest, AnUnknownCodeCountsAsUnknown) {
+  Metrics metrics("shard");
+  metrics.ObserveRpc(Rpc::kShardGather, static_cast<absl::StatusCode>(99), 0.1, 0, 0);
+  EXPECT_THAT(Page(metrics), HasSubstr("code=\"UNKNOWN\",method=\"ShardService/Gather\"} 1"));
+}
+
+TEST(MetricsTest, BatchStatisticsBecomeHistogramsByStack) {
+  Metrics metrics("coordinator");
+  ModelMetrics* model = metrics.Model("ctr", {"users", "items"});
+  model->ObserveBatch(TwoStacks());
+  model->ObserveBatch(TwoStacks());
+  const std::string page = Page(metrics);
+  EXPECT_THAT(page, HasSubstr("emberd_batch_minibatches_sum{model=\"ctr\"} 6"));
+  EXPECT_THAT(page, HasSubstr("emberd_batch_ids_sum{model=\"ctr\",stack=\"users\"} 200"));
+  EXPECT_THAT(page, HasSubstr("emberd_batch_ids_sum{model=\"ctr\",stack=\"items\"} 14"));
+  EXPECT_THAT(page, HasSubstr("emberd_dropped_ids_total{model=\"ctr\",stack=\"items\"} 4"));
+}
+
+TEST(MetricsTest, StatisticsWithOtherStacksThanDeclaredDoNoHarm) {
+  Metrics metrics("coordinator");
+  metrics.Model("ctr", {"only"})->ObserveBatch(TwoStacks());
+  EXPECT_THAT(Page(metrics), HasSubstr("emberd_batch_ids_count{model=\"ctr\",stack=\"only\"} 1"));
+}
+
+TEST(MetricsTest, ShardLinkFollowsReachability) {
+  Metrics metrics("coordinator");
+  ShardLinkMetrics* link = metrics.ShardLink(3);
+  const std::string gauge = "emberd_shard_reachable{shard=\"3\"} ";
+  link->Observe(Rpc::kShardGather, absl::StatusCode::kInvalidArgument, 0.1, 1, 1);
+  EXPECT_THAT(Page(metrics), HasSubstr(gauge + "1"));
+  link->Observe(Rpc::kShardApply, absl::StatusCode::kUnavailable, 0.1, 1, 1);
+  EXPECT_THAT(Page(metrics), HasSubstr(gauge + "0"));
+  link->SetReachable(true);
+  EXPECT_THAT(Page(metrics), HasSubstr(gauge + "1"));
+}
+
+TEST(MetricsTest, HandlesAreTheSameForTheSameName) {
+  Metrics metrics("up");
+  EXPECT_EQ(metrics.Server("shard", 1), metrics.Server("shard", 1));
+  EXPECT_NE(metrics.Server("shard", 1), metrics.Server("shard", 2));
+  EXPECT_EQ(metrics.ShardLink(1), metrics.ShardLink(1));
+}
+
+TEST(MetricsTest, LabelsStayBoundedWhateverIsDeclared) {
+  Metrics metrics("coordinator");
+  for (int i = 0; i < 2000; ++i) metrics.Model("model" + std::to_string(i), {"a", "b"});
+  size_t series = 0;
+  for (const auto& family : Collect(metrics)) {
+    if (family.name == "emberd_batch_ids") series = family.metric.size();
+  }
+  EXPECT_GT(series, 100u);
+  EXPECT_LE(series, Metrics::kMaxStackLabels + 1);
+  EXPECT_THAT(Page(metrics), HasSubstr("emberd_batch_ids_count{model=\"other\",stack=\"other\"}"));
+  // A name that was seen keeps its own series.
+  metrics.Model("model0", {"a", "b"})->ObserveBatch(TwoStacks());
+  EXPECT_THAT(Page(metrics), HasSubstr("emberd_batch_ids_count{model=\"model0\",stack=\"a\"} 1"));
+}
+
+TEST(MetricsTest, HostileLabelValuesAreEscaped) {
+  Metrics metrics("coordinator");
+  metrics.Model("a\"b\\c\nd", {"s"});
+  EXPECT_THAT(Page(metrics), HasSubstr("model=\"a\\\"b\\\\c\\nd\""));
+}
+
+// Catches children that two threads create at once and that then lose one thread's counts.
+TEST(MetricsTest, ConcurrentFirstUseLosesNothing) {
+  Metrics metrics("up");
+  ServerMetrics* server = metrics.Server("coordinator", 0);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 500; ++i) {
+        RpcTimer(server, Rpc::kApplyGradients, 1).Finish(absl::StatusCode::kOk);
+        metrics.ShardLink(i % 4)->Observe(Rpc::kShardApply, absl::StatusCode::kOk, 0, 1, 1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::string page = Page(metrics);
+  EXPECT_THAT(page, HasSubstr("emberd_rpc_request_bytes_total{method="
+                              "\"EmbeddingService/ApplyGradients\"} 4000"));
+  EXPECT_THAT(page, HasSubstr("emberd_shard_call_sent_bytes_total{shard=\"2\"} 1000"));
+}
+
+}  // namespace
+}  // namespace emberd::ops

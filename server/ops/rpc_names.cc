@@ -1,0 +1,41 @@
+#include "server/ops/rpc_names.h"
+
+#include <iterator>
+
+namespace emberd::ops {
+namespace {
+
+constexpr std::string_view kRpcNames[] = {
+    "EmbeddingService/DeclareModel", "EmbeddingService/DescribeModel",
+    "EmbeddingService/Lookup",       "EmbeddingService/ApplyGradients",
+    "EmbeddingService/ReleaseBatch", "EmbeddingService/ReadRows",
+    "EmbeddingService/AssignRows",   "EmbeddingService/ExportTable",
+    "AdminService/GetStatus",        "ShardService/CreateModel",
+    "ShardService/Gather",           "ShardService/Apply",
+    "ShardService/ReleaseBatch",     "ShardService/ReadRows",
+    "ShardService/AssignRows",       "ShardService/GetStatus",
+};
+static_assert(std::size(kRpcNames) == kRpcCount);
+
+constexpr std::string_view kStageNames[] = {"decode", "preprocess", "gather_wait", "combine",
+                                            "encode", "stage",      "commit"};
+static_assert(std::size(kStageNames) == kStageCount);
+
+constexpr std::string_view kCodeNames[] = {
+    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED"};
+static_assert(std::size(kCodeNames) == kCodeCount);
+
+}  // namespace
+
+std::string_view RpcName(Rpc rpc) { return kRpcNames[static_cast<size_t>(rpc)]; }
+std::string_view StageName(Stage stage) { return kStageNames[static_cast<size_t>(stage)]; }
+
+std::string_view CodeName(absl::StatusCode code) {
+  const auto index = static_cast<size_t>(code);
+  return index < kCodeCount ? kCodeNames[index] : "UNKNOWN";
+}
+
+}  // namespace emberd::ops

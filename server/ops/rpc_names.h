@@ -1,0 +1,51 @@
+// Names of the RPCs and of a coordinator's stages, as metrics and logs show them.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace emberd::ops {
+
+enum class Rpc {
+  kDeclareModel,
+  kDescribeModel,
+  kLookup,
+  kApplyGradients,
+  kReleaseBatch,
+  kReadRows,
+  kAssignRows,
+  kExportTable,
+  kGetStatus,
+  kShardCreateModel,
+  kShardGather,
+  kShardApply,
+  kShardReleaseBatch,
+  kShardReadRows,
+  kShardAssignRows,
+  kShardGetStatus,
+};
+inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kShardGetStatus) + 1;
+
+// What a coordinator does to a request, in order: the first five to a Lookup; decode, encode, stage
+// and commit to an ApplyGradients.
+enum class Stage {
+  kDecode,      // bytes of the request to features or gradients
+  kPreprocess,  // features to CSR
+  kGatherWait,  // from the first call to a shard until the last partial sums are here
+  kCombine,     // partial sums to activations
+  kEncode,      // activations to the answer, or gradients to the shards' requests
+  kStage,       // until every shard has checked the update
+  kCommit,      // until every shard has made it
+};
+inline constexpr size_t kStageCount = static_cast<size_t>(Stage::kCommit) + 1;
+
+// gRPC's codes are absl's.
+inline constexpr size_t kCodeCount = static_cast<size_t>(absl::StatusCode::kUnauthenticated) + 1;
+
+std::string_view RpcName(Rpc rpc);                 // "EmbeddingService/Lookup"
+std::string_view StageName(Stage stage);           // "gather_wait"
+std::string_view CodeName(absl::StatusCode code);  // "UNAVAILABLE"
+
+}  // namespace emberd::ops
