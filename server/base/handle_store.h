@@ -1,0 +1,114 @@
+// Things that stay on a server under a handle for a while: a budget, an expiry, and one user at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace emberd::server {
+
+struct HandleStoreOptions {
+  int64_t max_bytes = 0;  // budgets.batch_bytes
+  int64_t max_count = 0;  // budgets.max_batches
+};
+
+// Thread-safe. Values are shared: one that is erased lives on with whoever still uses it.
+template <typename T>
+class HandleStore {
+ public:
+  explicit HandleStore(HandleStoreOptions options) : options_(options) {}
+
+  // RESOURCE_EXHAUSTED, with the figures, if the store would be over its budget.
+  absl::Status Insert(uint64_t handle, std::shared_ptr<T> value, int64_t bytes, absl::Time expiry) {
+    absl::MutexLock lock(&mutex_);
+    if (bytes_ + bytes > options_.max_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("the batch needs ", bytes, " bytes beside the ", bytes_,
+                                                       " kept; budgets.batch_bytes is ", options_.max_bytes));
+    }
+    if (static_cast<int64_t>(entries_.size()) >= options_.max_count) {
+      return absl::ResourceExhaustedError(absl::StrCat(entries_.size(), " batches are kept; budgets.max_batches is ",
+                                                       options_.max_count));
+    }
+    entries_[handle] = Entry{std::move(value), bytes, expiry, false};
+    bytes_ += bytes;
+    return absl::OkStatus();
+  }
+
+  // The value, for this caller alone until Unclaim or Erase; it does not expire meanwhile. NOT_FOUND for an unknown
+  // handle, UNAVAILABLE while somebody else has it.
+  absl::StatusOr<std::shared_ptr<T>> Claim(uint64_t handle) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = entries_.find(handle);
+    if (found == entries_.end()) {
+      return absl::NotFoundError(absl::StrCat("batch_handle ", handle,
+                                              " is unknown: never given, applied, released or expired"));
+    }
+    if (found->second.claimed) {
+      return absl::UnavailableError(absl::StrCat("batch_handle ", handle, " is in use by another request; retry later"));
+    }
+    found->second.claimed = true;
+    return found->second.value;
+  }
+
+  void Unclaim(uint64_t handle) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = entries_.find(handle);
+    if (found != entries_.end()) found->second.claimed = false;
+  }
+
+  void Erase(uint64_t handle) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = entries_.find(handle);
+    if (found == entries_.end()) return;
+    bytes_ -= found->second.bytes;
+    entries_.erase(found);
+  }
+
+  // Drops what expired and is not claimed; returns the handles.
+  std::vector<uint64_t> Sweep(absl::Time now) {
+    absl::MutexLock lock(&mutex_);
+    std::vector<uint64_t> expired;
+    for (const auto& [handle, entry] : entries_) {
+      if (!entry.claimed && entry.expiry <= now) expired.push_back(handle);
+    }
+    for (uint64_t handle : expired) {
+      bytes_ -= entries_.at(handle).bytes;
+      entries_.erase(handle);
+    }
+    return expired;
+  }
+
+  int64_t count() const {
+    absl::MutexLock lock(&mutex_);
+    return entries_.size();
+  }
+  int64_t bytes() const {
+    absl::MutexLock lock(&mutex_);
+    return bytes_;
+  }
+
+ private:
+  struct Entry {
+    std::shared_ptr<T> value;
+    int64_t bytes = 0;
+    absl::Time expiry;
+    bool claimed = false;
+  };
+
+  const HandleStoreOptions options_;
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace emberd::server

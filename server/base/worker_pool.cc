@@ -1,0 +1,44 @@
+#include "server/base/worker_pool.h"
+
+#include <utility>
+
+namespace emberd::server {
+
+WorkerPool::WorkerPool(int threads, int max_queued) : max_queued_(max_queued) {
+  threads_.reserve(threads);
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
+}
+
+WorkerPool::~WorkerPool() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool WorkerPool::Submit(std::function<void()> task) {
+  absl::MutexLock lock(&mutex_);
+  if (static_cast<int>(queue_.size()) >= max_queued_) return false;
+  queue_.push_back(std::move(task));
+  return true;
+}
+
+void WorkerPool::Work() {
+  const auto work_or_stop = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return !queue_.empty() || stopping_;
+  };
+  while (true) {
+    std::function<void()> task;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&work_or_stop));
+      if (queue_.empty()) return;
+      task = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    task();
+  }
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,38 @@
+// A fixed set of threads for work that may block, so that gRPC's own threads never do.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace emberd::server {
+
+// Thread-safe.
+class WorkerPool {
+ public:
+  // `max_queued`: tasks that may wait for a thread.
+  WorkerPool(int threads, int max_queued);
+  // Runs what is queued, then stops.
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  // False, and nothing is done, if max_queued tasks are waiting already.
+  [[nodiscard]] bool Submit(std::function<void()> task);
+  int max_queued() const { return max_queued_; }
+
+ private:
+  void Work();
+
+  const int max_queued_;
+  absl::Mutex mutex_;
+  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace emberd::server

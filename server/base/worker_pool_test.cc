@@ -1,0 +1,55 @@
+#include "server/base/worker_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "server/base/periodic_task.h"
+
+namespace emberd::server {
+namespace {
+
+TEST(WorkerPoolTest, RunsEverythingBeforeItStops) {
+  std::atomic<int> ran = 0;
+  {
+    WorkerPool pool(3, 100);
+    for (int i = 0; i < 100; ++i) ASSERT_TRUE(pool.Submit([&] { ++ran; }));
+  }
+  EXPECT_EQ(ran, 100);
+}
+
+TEST(WorkerPoolTest, RefusesWhatItsQueueCannotHold) {
+  absl::Notification started, release;
+  WorkerPool pool(1, 2);
+  ASSERT_TRUE(pool.Submit([&] {
+    started.Notify();
+    release.WaitForNotification();
+  }));
+  started.WaitForNotification();
+  EXPECT_TRUE(pool.Submit([] {}));
+  EXPECT_TRUE(pool.Submit([] {}));
+  EXPECT_FALSE(pool.Submit([] {}));
+  release.Notify();
+}
+
+TEST(PeriodicTaskTest, RunsAgainAndAgainAndStopsAtOnce) {
+  std::atomic<int> runs = 0;
+  absl::Notification three;
+  {
+    PeriodicTask task(absl::Milliseconds(1), [&] {
+      if (++runs == 3) three.Notify();
+    });
+    three.WaitForNotification();
+  }
+  const int at_end = runs;
+  EXPECT_EQ(runs, at_end);
+  // A long period must not delay the end.
+  const absl::Time start = absl::Now();
+  { PeriodicTask sleepy(absl::Hours(1), [] {}); }
+  EXPECT_LT(absl::Now() - start, absl::Minutes(10));
+}
+
+}  // namespace
+}  // namespace emberd::server

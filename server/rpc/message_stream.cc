@@ -1,0 +1,149 @@
+#include "server/rpc/message_stream.h"
+
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "server/rpc/status_codes.h"
+
+namespace emberd::rpc {
+
+void ServerMessageStream::Close(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
+
+void ServerMessageStream::Write(OutgoingMessage message, bool last) {
+  close_after_write_ = last;
+  outgoing_ = SplitMessage(std::move(message));
+  StartWrite(&outgoing_.front());
+}
+
+void ServerMessageStream::OnReadDone(bool ok) {
+  if (!ok) {
+    OnPeerGone();
+    return;
+  }
+  absl::StatusOr<std::optional<IncomingMessage>> message = assembler_.Add(incoming_);
+  incoming_.Clear();
+  if (!message.ok()) {
+    Close(message.status());
+  } else if (message->has_value()) {
+    OnMessage(*std::move(*message));
+  } else {
+    StartRead(&incoming_);
+  }
+}
+
+void ServerMessageStream::OnWriteDone(bool ok) {
+  if (!ok) {
+    // Not close_after_write_: the subclass may still hold something for this call, which OnPeerGone gives back.
+    outgoing_.clear();
+    if (close_after_write_) {
+      Close(absl::CancelledError("the caller is gone"));
+    } else {
+      OnPeerGone();
+    }
+    return;
+  }
+  outgoing_.pop_front();
+  if (!outgoing_.empty()) {
+    StartWrite(&outgoing_.front());
+  } else if (close_after_write_) {
+    Finish(grpc::Status::OK);
+  } else {
+    StartRead(&incoming_);
+  }
+}
+
+ClientMessageStream::ClientMessageStream(grpc::GenericStub* stub, const std::string& method, CallContext* context,
+                                         int64_t max_message_bytes)
+    : watch_(context, [this] { client_context_.TryCancel(); }), assembler_(max_message_bytes) {
+  client_context_.set_deadline(absl::ToChronoTime(context->deadline()));
+  stub->PrepareBidiStreamingCall(&client_context_, method, grpc::StubOptions(), this);
+  // Send runs outside of reactions: the hold keeps OnDone away until no more of that can happen.
+  AddHold();
+  StartRead(&incoming_);
+  StartCall();
+}
+
+ClientMessageStream::~ClientMessageStream() {
+  absl::MutexLock lock(&mutex_);
+  if (!final_status_.has_value()) client_context_.TryCancel();
+  ReleaseHold();
+  mutex_.Await(absl::Condition(
+      +[](std::optional<absl::Status>* status) { return status->has_value(); }, &final_status_));
+}
+
+void ClientMessageStream::ReleaseHold() {
+  if (!held_) return;
+  held_ = false;
+  broken_ = true;
+  RemoveHold();
+}
+
+void ClientMessageStream::Send(OutgoingMessage message) {
+  std::deque<grpc::ByteBuffer> parts = SplitMessage(std::move(message));
+  absl::MutexLock lock(&mutex_);
+  if (broken_) return;
+  for (grpc::ByteBuffer& part : parts) outgoing_.push_back(std::move(part));
+  if (!writing_) {
+    writing_ = true;
+    StartWrite(&outgoing_.front());
+  }
+}
+
+void ClientMessageStream::OnWriteDone(bool ok) {
+  absl::MutexLock lock(&mutex_);
+  outgoing_.pop_front();
+  if (!ok) {
+    broken_ = true;
+    outgoing_.clear();
+  }
+  if (outgoing_.empty()) {
+    writing_ = false;
+  } else {
+    StartWrite(&outgoing_.front());
+  }
+}
+
+void ClientMessageStream::OnReadDone(bool ok) {
+  bool more = false;
+  if (ok) {
+    absl::StatusOr<std::optional<IncomingMessage>> message = assembler_.Add(incoming_);
+    incoming_.Clear();
+    absl::MutexLock lock(&mutex_);
+    if (!message.ok()) {
+      local_error_ = message.status();
+      client_context_.TryCancel();
+    } else {
+      if (message->has_value()) inbox_.push_back(*std::move(*message));
+      more = true;
+    }
+  }
+  if (more) {
+    StartRead(&incoming_);
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  reads_over_ = true;
+}
+
+void ClientMessageStream::OnDone(const grpc::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  final_status_ = local_error_.ok() ? FromGrpcStatus(status) : local_error_;
+}
+
+absl::StatusOr<IncomingMessage> ClientMessageStream::Receive() {
+  absl::MutexLock lock(&mutex_);
+  const auto message_or_end = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !inbox_.empty() || reads_over_; };
+  mutex_.Await(absl::Condition(&message_or_end));
+  if (!inbox_.empty()) {
+    IncomingMessage message = std::move(inbox_.front());
+    inbox_.pop_front();
+    return message;
+  }
+  ReleaseHold();
+  mutex_.Await(absl::Condition(
+      +[](std::optional<absl::Status>* status) { return status->has_value(); }, &final_status_));
+  if (final_status_->ok()) return absl::InternalError("the peer ended the stream without an answer");
+  return *final_status_;
+}
+
+}  // namespace emberd::rpc

@@ -1,0 +1,101 @@
+// Both ends of a stream of long messages (see long_message.h) over gRPC's callback API.
+#pragma once
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/client_callback.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/rpc/call_context.h"
+#include "server/rpc/long_message.h"
+
+namespace emberd::rpc {
+
+// The server's end of one call. A subclass gets one message at a time and answers each with Send or Close, at once or
+// later from any thread; until then the object stays alive. It deletes itself when the call is over.
+class ServerMessageStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  explicit ServerMessageStream(int64_t max_message_bytes) : assembler_(max_message_bytes) {}
+
+ protected:
+  // Must be called once by the subclass when it is ready for the first message.
+  void Begin() { StartRead(&incoming_); }
+
+  // A whole message is there. Runs on a gRPC thread: must not block.
+  virtual void OnMessage(IncomingMessage message) = 0;
+  // The peer ended the stream, or broke it, where a message was awaited. Ends with Close.
+  virtual void OnPeerGone() { Close(absl::CancelledError("the caller ended the stream before its message")); }
+
+  // Writes a message, then waits for the peer's next one.
+  void Send(OutgoingMessage message) { Write(std::move(message), /*last=*/false); }
+  // Writes a message, then ends the call with OK.
+  void SendLast(OutgoingMessage message) { Write(std::move(message), /*last=*/true); }
+  // Ends the call.
+  void Close(const absl::Status& status);
+
+  bool peer_cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+
+ private:
+  void Write(OutgoingMessage message, bool last);
+  void OnReadDone(bool ok) final;
+  void OnWriteDone(bool ok) final;
+  void OnCancel() final { cancelled_.store(true, std::memory_order_relaxed); }
+  void OnDone() final { delete this; }
+
+  // Reads, work and writes take turns, so these are touched by one thread at a time.
+  MessageAssembler assembler_;
+  grpc::ByteBuffer incoming_;
+  std::deque<grpc::ByteBuffer> outgoing_;
+  bool close_after_write_ = false;
+  std::atomic<bool> cancelled_ = false;
+};
+
+// The client's end of one call, used by one thread that may block.
+class ClientMessageStream : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  // Opens a call of `method` ("/package.Service/Method"). Ends with the context's deadline or cancellation at the
+  // latest. `stub` and `context` must outlive the stream.
+  ClientMessageStream(grpc::GenericStub* stub, const std::string& method, CallContext* context,
+                      int64_t max_message_bytes);
+  // Cancels the call if it is not over, and waits for its end.
+  ~ClientMessageStream() override;
+
+  // Queues a message. Does not block.
+  void Send(OutgoingMessage message);
+  // Waits for the next message, or for the end of the call: then its status (INTERNAL if that was OK).
+  absl::StatusOr<IncomingMessage> Receive();
+
+ private:
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+  void ReleaseHold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  grpc::ClientContext client_context_;
+  CancelWatch watch_;
+  MessageAssembler assembler_;  // touched by OnReadDone alone
+  grpc::ByteBuffer incoming_;
+
+  absl::Mutex mutex_;
+  std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mutex_);
+  std::deque<IncomingMessage> inbox_ ABSL_GUARDED_BY(mutex_);
+  absl::Status local_error_ ABSL_GUARDED_BY(mutex_);  // what we found wrong with the peer's message
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // no more writes
+  bool reads_over_ ABSL_GUARDED_BY(mutex_) = false;
+  bool held_ ABSL_GUARDED_BY(mutex_) = true;
+  std::optional<absl::Status> final_status_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace emberd::rpc

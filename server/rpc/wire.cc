@@ -1,0 +1,180 @@
+#include "server/rpc/wire.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace emberd::rpc {
+namespace {
+
+// Below this size a copy is cheaper than a slice of its own.
+constexpr size_t kCopyBelow = 512;
+
+absl::Status Truncated(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("malformed message: it ends inside ", what));
+}
+
+void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
+
+}  // namespace
+
+size_t VarintSize(uint64_t value) {
+  size_t size = 1;
+  while (value >= 0x80) {
+    value >>= 7;
+    ++size;
+  }
+  return size;
+}
+
+size_t LengthDelimitedSize(int field, size_t length) {
+  return VarintSize(static_cast<uint64_t>(field) << 3) + VarintSize(length) + length;
+}
+
+void WireEncoder::Varint(uint64_t value) {
+  while (value >= 0x80) {
+    scratch_.push_back(static_cast<char>(value | 0x80));
+    value >>= 7;
+  }
+  scratch_.push_back(static_cast<char>(value));
+}
+
+void WireEncoder::VarintField(int field, uint64_t value) {
+  Varint(static_cast<uint64_t>(field) << 3 | kWireVarint);
+  Varint(value);
+}
+
+void WireEncoder::Fixed64Field(int field, uint64_t value) {
+  Varint(static_cast<uint64_t>(field) << 3 | kWireFixed64);
+  char bytes[sizeof(value)];
+  std::memcpy(bytes, &value, sizeof(value));  // the machine is little-endian, as the wire is
+  scratch_.append(bytes, sizeof(bytes));
+}
+
+void WireEncoder::BeginField(int field, size_t length) {
+  Varint(static_cast<uint64_t>(field) << 3 | kWireLengthDelimited);
+  Varint(length);
+}
+
+void WireEncoder::BytesField(int field, absl::string_view value) {
+  BeginField(field, value.size());
+  Raw(value);
+}
+
+void WireEncoder::Raw(absl::string_view bytes) { scratch_.append(bytes.data(), bytes.size()); }
+
+void WireEncoder::Raw(SharedBytes bytes) {
+  if (bytes.bytes.size() < kCopyBelow) {
+    Raw(bytes.bytes);
+    return;
+  }
+  Flush();
+  auto* owner = new std::shared_ptr<const void>(std::move(bytes.owner));
+  slices_.emplace_back(const_cast<char*>(bytes.bytes.data()), bytes.bytes.size(), ReleaseOwner, owner);
+}
+
+void WireEncoder::Flush() {
+  if (scratch_.empty()) return;
+  slices_.emplace_back(scratch_);
+  scratch_.clear();
+}
+
+grpc::ByteBuffer WireEncoder::Finish() {
+  Flush();
+  if (slices_.empty()) slices_.emplace_back(std::string());
+  grpc::ByteBuffer buffer(slices_.data(), slices_.size());
+  slices_.clear();
+  return buffer;
+}
+
+absl::StatusOr<WireCursor> WireCursor::Over(const grpc::ByteBuffer& buffer) {
+  WireCursor cursor;
+  if (!buffer.Valid()) return cursor;
+  if (!buffer.Dump(&cursor.slices_).ok()) {
+    return absl::InvalidArgumentError("malformed message: it cannot be decompressed");
+  }
+  for (const grpc::Slice& slice : cursor.slices_) cursor.remaining_ += slice.size();
+  return cursor;
+}
+
+absl::StatusOr<WireCursor::Tag> WireCursor::ReadTag() {
+  absl::StatusOr<uint64_t> key = ReadVarint();
+  if (!key.ok()) return key.status();
+  const uint64_t field = *key >> 3;
+  if (field == 0 || field > 536870911) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("malformed message: field number ", field, " is not in 1 .. 536870911"));
+  }
+  return Tag{static_cast<int>(field), static_cast<int>(*key & 7)};
+}
+
+absl::StatusOr<uint64_t> WireCursor::ReadVarint() {
+  uint64_t value = 0;
+  for (int shift = 0; shift < 64; shift += 7) {
+    char byte;
+    if (absl::Status status = Copy(&byte, 1); !status.ok()) return status;
+    value |= static_cast<uint64_t>(byte & 0x7f) << shift;
+    if ((byte & 0x80) == 0) return value;
+  }
+  return absl::InvalidArgumentError("malformed message: a varint is longer than 10 bytes");
+}
+
+absl::StatusOr<size_t> WireCursor::ReadLength() {
+  absl::StatusOr<uint64_t> length = ReadVarint();
+  if (!length.ok()) return length.status();
+  if (*length > remaining_) return Truncated("a field");
+  return static_cast<size_t>(*length);
+}
+
+absl::Status WireCursor::Copy(char* to, size_t size) {
+  if (size > remaining_) return Truncated("a value");
+  remaining_ -= size;
+  while (size > 0) {
+    const grpc::Slice& slice = slices_[slice_];
+    const size_t here = std::min(size, slice.size() - offset_);
+    std::memcpy(to, slice.begin() + offset_, here);
+    to += here;
+    size -= here;
+    offset_ += here;
+    if (offset_ == slice.size()) {
+      ++slice_;
+      offset_ = 0;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WireCursor::Advance(size_t size) {
+  if (size > remaining_) return Truncated("a value");
+  remaining_ -= size;
+  while (size > 0) {
+    const size_t here = std::min(size, slices_[slice_].size() - offset_);
+    size -= here;
+    offset_ += here;
+    if (offset_ == slices_[slice_].size()) {
+      ++slice_;
+      offset_ = 0;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WireCursor::Skip(int wire_type) {
+  switch (wire_type) {
+    case kWireVarint:
+      return ReadVarint().status();
+    case kWireFixed64:
+      return Advance(8);
+    case kWireFixed32:
+      return Advance(4);
+    case kWireLengthDelimited: {
+      absl::StatusOr<size_t> length = ReadLength();
+      return length.ok() ? Advance(*length) : length.status();
+    }
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("malformed message: wire type ", wire_type));
+  }
+}
+
+}  // namespace emberd::rpc

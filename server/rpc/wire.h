@@ -1,0 +1,90 @@
+// Protobuf's wire format by hand, for messages whose payload must not be copied: an encoder that lets large fields
+// stay where they are, and a cursor over the slices of a received message.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace emberd::rpc {
+
+// Bytes that stay where they are until the last reference to `owner` goes.
+struct SharedBytes {
+  absl::string_view bytes;
+  std::shared_ptr<const void> owner;
+};
+
+// Bytes of the varint encoding of `value`.
+size_t VarintSize(uint64_t value);
+// Bytes of a length-delimited field of `length` bytes, with its tag.
+size_t LengthDelimitedSize(int field, size_t length);
+
+// Builds one message as a list of slices. Small pieces are gathered into a scratch string, large ones are referenced.
+class WireEncoder {
+ public:
+  void Varint(uint64_t value);
+  void VarintField(int field, uint64_t value);
+  void Fixed64Field(int field, uint64_t value);
+  void BytesField(int field, absl::string_view value);
+  // Tag and length of a length-delimited field (bytes or a nested message); the caller adds `length` bytes.
+  void BeginField(int field, size_t length);
+  void Raw(absl::string_view bytes);
+  // References the bytes; the owner lives until gRPC has sent them.
+  void Raw(SharedBytes bytes);
+
+  // The message. The encoder is empty afterwards.
+  grpc::ByteBuffer Finish();
+
+ private:
+  void Flush();
+
+  std::string scratch_;
+  std::vector<grpc::Slice> slices_;
+};
+
+// Reads a message that lies in several slices. Nothing is trusted: reads beyond the end fail with INVALID_ARGUMENT.
+class WireCursor {
+ public:
+  // `buffer` must outlive nothing: its slices are referenced.
+  static absl::StatusOr<WireCursor> Over(const grpc::ByteBuffer& buffer);
+
+  bool AtEnd() const { return remaining_ == 0; }
+  size_t remaining() const { return remaining_; }
+
+  struct Tag {
+    int field = 0;
+    int wire_type = 0;
+  };
+  absl::StatusOr<Tag> ReadTag();
+  absl::StatusOr<uint64_t> ReadVarint();
+  // Length of a length-delimited field, checked against what is left.
+  absl::StatusOr<size_t> ReadLength();
+  // Copies `size` bytes, which must be there.
+  absl::Status Copy(char* to, size_t size);
+  absl::Status Skip(int wire_type);
+
+ private:
+  absl::Status Advance(size_t size);
+
+  std::vector<grpc::Slice> slices_;
+  size_t slice_ = 0;
+  size_t offset_ = 0;
+  size_t remaining_ = 0;
+};
+
+// Wire types of protobuf that occur here.
+inline constexpr int kWireVarint = 0;
+inline constexpr int kWireFixed64 = 1;
+inline constexpr int kWireLengthDelimited = 2;
+inline constexpr int kWireFixed32 = 5;
+
+}  // namespace emberd::rpc

@@ -1,0 +1,15 @@
+// A shard in the coordinator's own process: calls go straight to a ShardHost, with no copy and no network.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/shard_host/shard_backend.h"
+
+namespace emberd::server {
+
+// `cluster` is complete (config::CompleteCluster).
+absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster, int shard_index);
+
+}  // namespace emberd::server

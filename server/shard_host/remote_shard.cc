@@ -1,0 +1,214 @@
+#include "server/shard_host/remote_shard.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "emberd/internal/v1/shard_service.grpc.pb.h"
+#include "server/rpc/message_stream.h"
+#include "server/rpc/status_codes.h"
+#include "server/shard_host/shard_codec.h"
+
+namespace emberd::server {
+namespace {
+
+using internal::v1::ShardService;
+
+// A restarted shard should be found again soon, not after gRPC's two minutes.
+constexpr int kFirstReconnectMs = 50;
+constexpr int kMaxReconnectMs = 500;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
+  // Several clusters may live in one process: connections are not shared.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+template <typename T>
+std::string BytesOf(absl::Span<const T> values) {
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+class RemoteGather final : public GatherCall {
+ public:
+  RemoteGather(std::unique_ptr<rpc::ClientMessageStream> stream, const GatherCommand& command, std::string name)
+      : stream_(std::move(stream)), name_(std::move(name)) {
+    stream_->Send(EncodeGather(command));
+  }
+  absl::StatusOr<GatherResult> Wait() override {
+    absl::StatusOr<rpc::IncomingMessage> message = stream_->Receive();
+    absl::StatusOr<GatherResult> result =
+        message.ok() ? DecodeGatherResult(*message) : absl::StatusOr<GatherResult>(message.status());
+    if (!result.ok()) return rpc::Annotate(result.status(), name_);
+    return result;
+  }
+
+ private:
+  std::unique_ptr<rpc::ClientMessageStream> stream_;
+  const std::string name_;
+};
+
+class RemoteApply final : public ApplyCall {
+ public:
+  RemoteApply(std::unique_ptr<rpc::ClientMessageStream> stream, const ApplyCommand& command, std::string name)
+      : stream_(std::move(stream)), name_(std::move(name)) {
+    stream_->Send(EncodeApply(command));
+  }
+  absl::StatusOr<StageOutcome> WaitStaged() override {
+    absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
+    if (!reply.ok()) return rpc::Annotate(reply.status(), name_);
+    return StageOutcome{reply->state() == internal::v1::ApplyReply::REPLAYED, reply->rows_updated()};
+  }
+  void Decide(bool commit) override {
+    internal::v1::ApplyDecision decision;
+    decision.set_commit(commit);
+    stream_->Send(rpc::OutgoingMessage::WithHeader(decision));
+  }
+  absl::StatusOr<int64_t> WaitDone() override {
+    absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
+    if (!reply.ok()) return rpc::Annotate(reply.status(), name_);
+    return reply->rows_updated();
+  }
+
+ private:
+  absl::StatusOr<internal::v1::ApplyReply> Receive() {
+    absl::StatusOr<rpc::IncomingMessage> message = stream_->Receive();
+    if (!message.ok()) return message.status();
+    internal::v1::ApplyReply reply;
+    if (!reply.ParseFromString(message->header())) return absl::InternalError("its answer is no ApplyReply");
+    return reply;
+  }
+
+  std::unique_ptr<rpc::ClientMessageStream> stream_;
+  const std::string name_;
+};
+
+class RemoteShard final : public ShardBackend {
+ public:
+  explicit RemoteShard(RemoteShardOptions options)
+      : options_(std::move(options)),
+        name_(absl::StrCat("shard ", options_.index)),
+        error_context_(absl::StrCat(name_, " at ", options_.address)),
+        channel_(MakeChannel(options_)),
+        stub_(ShardService::NewStub(channel_)),
+        generic_stub_(channel_) {}
+
+  const std::string& name() const override { return name_; }
+  const std::string& address() const override { return options_.address; }
+
+  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(const internal::v1::CreateModelRequest& request,
+                                                                rpc::CallContext* context) override {
+    return Unary<internal::v1::CreateModelResponse>(&ShardService::Stub::CreateModel, request, context);
+  }
+  absl::StatusOr<internal::v1::FindModelResponse> FindModel(const internal::v1::FindModelRequest& request,
+                                                            rpc::CallContext* context) override {
+    return Unary<internal::v1::FindModelResponse>(&ShardService::Stub::FindModel, request, context);
+  }
+  absl::Status DropModel(uint64_t model_id, rpc::CallContext* context) override {
+    internal::v1::DropModelRequest request;
+    request.set_model_id(model_id);
+    return Unary<internal::v1::DropModelResponse>(&ShardService::Stub::DropModel, request, context).status();
+  }
+
+  std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) override {
+    return std::make_unique<RemoteGather>(Open("/emberd.internal.v1.ShardService/Gather", context), command,
+                                          error_context_);
+  }
+  std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
+    return std::make_unique<RemoteApply>(Open("/emberd.internal.v1.ShardService/Apply", context), command,
+                                         error_context_);
+  }
+
+  absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle, rpc::CallContext* context) override {
+    internal::v1::ReleaseBatchRequest request;
+    request.set_model_id(model_id);
+    request.set_batch_handle(batch_handle);
+    return Unary<internal::v1::ReleaseBatchResponse>(&ShardService::Stub::ReleaseBatch, request, context).status();
+  }
+
+  absl::Status ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+                        rpc::CallContext* context) override {
+    auto response = Unary<internal::v1::ReadShardRowsResponse>(
+        &ShardService::Stub::ReadRows, Select<internal::v1::ReadShardRowsRequest>(selection), context);
+    if (!response.ok()) return response.status();
+    if (response->values().size() != values.size() * sizeof(float)) {
+      return absl::InternalError(absl::StrCat(error_context_, ": ", response->values().size(),
+                                              " bytes of rows instead of ", values.size() * sizeof(float)));
+    }
+    if (!values.empty()) std::memcpy(values.data(), response->values().data(), response->values().size());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values,
+                                  const Mutation& mutation, rpc::CallContext* context) override {
+    auto request = Select<internal::v1::AssignShardRowsRequest>(selection);
+    request.set_values(BytesOf(values));
+    request.set_client_id(mutation.client_id);
+    request.set_sequence(mutation.sequence);
+    request.set_tag(mutation.tag);
+    auto response =
+        Unary<internal::v1::AssignShardRowsResponse>(&ShardService::Stub::AssignRows, request, context);
+    if (!response.ok()) return response.status();
+    return response->replayed();
+  }
+
+  absl::StatusOr<v1::ShardStatus> GetStatus(rpc::CallContext* context) override {
+    auto status =
+        Unary<v1::ShardStatus>(&ShardService::Stub::GetStatus, internal::v1::GetShardStatusRequest(), context);
+    if (status.ok()) status->set_address(options_.address);
+    return status;
+  }
+
+ private:
+  template <typename Response, typename Method, typename Request>
+  absl::StatusOr<Response> Unary(Method method, const Request& request, rpc::CallContext* context) {
+    grpc::ClientContext client_context;
+    client_context.set_deadline(absl::ToChronoTime(context->deadline()));
+    rpc::CancelWatch watch(context, [&client_context] { client_context.TryCancel(); });
+    Response response;
+    const grpc::Status status = (stub_.get()->*method)(&client_context, request, &response);
+    if (!status.ok()) return rpc::Annotate(rpc::FromGrpcStatus(status), error_context_);
+    return response;
+  }
+
+  std::unique_ptr<rpc::ClientMessageStream> Open(const std::string& method, rpc::CallContext* context) {
+    return std::make_unique<rpc::ClientMessageStream>(&generic_stub_, method, context, options_.max_message_bytes);
+  }
+
+  template <typename Request>
+  static Request Select(const shard::Engine::RowSelection& selection) {
+    Request request;
+    request.set_model_id(selection.model_id);
+    request.set_stack(selection.stack);
+    request.set_slot(selection.slot);
+    request.set_partitions(BytesOf(selection.partitions));
+    request.set_local_rows(BytesOf(selection.local_rows));
+    request.set_columns(selection.columns);
+    return request;
+  }
+
+  const RemoteShardOptions options_;
+  const std::string name_;
+  const std::string error_context_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<ShardService::Stub> stub_;
+  grpc::GenericStub generic_stub_;
+};
+
+}  // namespace
+
+std::shared_ptr<ShardBackend> MakeRemoteShard(RemoteShardOptions options) {
+  return std::make_shared<RemoteShard>(std::move(options));
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,106 @@
+// A shard as a coordinator sees it, wherever it runs: in this process (local_shard.h) or behind gRPC (remote_shard.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/v1/admin_service.pb.h"
+#include "preprocess/csr.h"
+#include "server/base/mutation_record.h"
+#include "server/rpc/call_context.h"
+#include "shard/engine.h"
+
+namespace emberd::server {
+
+// What Gather asks of one shard.
+struct GatherCommand {
+  uint64_t model_id = 0;
+  uint64_t batch_handle = 0;  // 0: nothing is kept
+  absl::Duration batch_ttl;
+  std::vector<preprocess::StackBatchView> stacks;
+  std::shared_ptr<const void> owner;  // keeps the views alive
+};
+
+// Partial sums of one stack: a row for each canonical sample that has an entry on the shard, ascending.
+struct StackSumsView {
+  int stack = 0;
+  absl::Span<const int32_t> samples;
+  absl::Span<const float> sums;  // [samples, padded width]
+  int64_t rows_gathered = 0;
+};
+struct GatherResult {
+  uint64_t incarnation = 0;
+  std::vector<StackSumsView> stacks;
+  std::shared_ptr<const void> owner;  // keeps the views alive
+};
+
+struct ApplyCommand {
+  uint64_t model_id = 0;
+  uint64_t batch_handle = 0;
+  uint64_t incarnation = 0;  // the shard's, when it gathered the batch
+  Mutation mutation;         // its tag is the batch handle
+  shard::ApplyInput input;
+};
+// The answer to an ApplyCommand that nothing was found wrong with.
+struct StageOutcome {
+  bool replayed = false;  // applied before: there is nothing to decide
+  int64_t rows_updated = 0;
+};
+
+// A Gather under way. The destructor cancels it.
+class GatherCall {
+ public:
+  virtual ~GatherCall() = default;
+  virtual absl::StatusOr<GatherResult> Wait() = 0;
+};
+
+// An Apply under way: staged first, then committed or discarded on the coordinator's word. A call that goes away
+// undecided discards.
+class ApplyCall {
+ public:
+  virtual ~ApplyCall() = default;
+  virtual absl::StatusOr<StageOutcome> WaitStaged() = 0;
+  // Only after WaitStaged returned OK and not replayed.
+  virtual void Decide(bool commit) = 0;
+  // Rows updated. Only after Decide.
+  virtual absl::StatusOr<int64_t> WaitDone() = 0;
+};
+
+// Thread-safe. Every error's message begins with the shard's name.
+class ShardBackend {
+ public:
+  virtual ~ShardBackend() = default;
+
+  virtual const std::string& name() const = 0;     // "shard 2"
+  virtual const std::string& address() const = 0;  // "127.0.0.1:7002", or "in-process"
+
+  virtual absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
+      const internal::v1::CreateModelRequest& request, rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<internal::v1::FindModelResponse> FindModel(const internal::v1::FindModelRequest& request,
+                                                                    rpc::CallContext* context) = 0;
+  virtual absl::Status DropModel(uint64_t model_id, rpc::CallContext* context) = 0;
+
+  // `context` must outlive the call.
+  virtual std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) = 0;
+  virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
+  virtual absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle, rpc::CallContext* context) = 0;
+
+  // Rows in the order asked for, into (from) [rows, selection.columns].
+  virtual absl::Status ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+                                rpc::CallContext* context) = 0;
+  // True: it had been carried out before.
+  virtual absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
+                                          absl::Span<const float> values, const Mutation& mutation,
+                                          rpc::CallContext* context) = 0;
+
+  virtual absl::StatusOr<v1::ShardStatus> GetStatus(rpc::CallContext* context) = 0;
+};
+
+}  // namespace emberd::server

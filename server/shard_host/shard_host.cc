@@ -1,0 +1,282 @@
+#include "server/shard_host/shard_host.h"
+
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "preprocess/plan.h"
+#include "server/shard_host/model_spec_from_plan.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr int kMaxQueued = 4096;
+constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
+
+int ThreadCount(int configured) {
+  return configured > 0 ? configured : static_cast<int>(std::thread::hardware_concurrency());
+}
+
+uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
+
+// The engine's vectors, kept together as long as the views of a result are in use.
+struct SumsOwner {
+  std::vector<shard::StackSums> sums;
+};
+
+GatherResult ToResult(uint64_t incarnation, std::vector<shard::StackSums> sums) {
+  auto owner = std::make_shared<SumsOwner>();
+  owner->sums = std::move(sums);
+  GatherResult result;
+  result.incarnation = incarnation;
+  for (const shard::StackSums& stack : owner->sums) {
+    StackSumsView view;
+    view.stack = stack.stack;
+    view.samples = stack.samples;
+    if (!stack.samples.empty()) {
+      view.sums = absl::MakeConstSpan(stack.sums->data(), stack.samples.size() * stack.width);
+    }
+    view.rows_gathered = stack.rows_gathered;
+    result.stacks.push_back(view);
+  }
+  result.owner = std::move(owner);
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterConfig& cluster, int shard_index) {
+  if (shard_index < 0 || shard_index >= cluster.shards_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("shard index ", shard_index, " is not in 0 .. ",
+                                                   cluster.shards_size() - 1));
+  }
+  shard::EngineOptions options;
+  options.threads = ThreadCount(cluster.shard_threads());
+  options.bytes_per_partition = cluster.budgets().bytes_per_sparsecore();
+  absl::StatusOr<std::unique_ptr<shard::Engine>> engine = shard::Engine::Create(options);
+  if (!engine.ok()) return engine.status();
+  return std::unique_ptr<ShardHost>(new ShardHost(cluster, shard_index, *std::move(engine)));
+}
+
+ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, std::unique_ptr<shard::Engine> engine)
+    : shards_(cluster.shards_size()),
+      sparsecores_per_shard_(cluster.sparsecores_per_shard()),
+      shard_index_(shard_index),
+      incarnation_(NewIncarnation()),
+      start_(absl::Now()),
+      batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
+      engine_(std::move(engine)),
+      workers_(ThreadCount(cluster.shard_threads()), kMaxQueued),
+      sweeper_(kSweepPeriod, [this] { batches_.Sweep(absl::Now()); }) {}
+
+ShardHost::~ShardHost() = default;
+
+absl::Status ShardHost::CheckPlace(const internal::v1::CreateModelRequest& request) const {
+  if (request.shards() == shards_ && request.sparsecores_per_shard() == sparsecores_per_shard_ &&
+      request.shard_index() == shard_index_) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "this process is configured as shard ", shard_index_, " of ", shards_, " with ", sparsecores_per_shard_,
+      " SparseCores each; the coordinator takes it for shard ", request.shard_index(), " of ", request.shards(), " with ",
+      request.sparsecores_per_shard()));
+}
+
+absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
+    const internal::v1::CreateModelRequest& request) {
+  if (absl::Status status = CheckPlace(request); !status.ok()) return status;
+  internal::v1::CreateModelResponse response;
+  response.set_incarnation(incarnation_);
+
+  absl::MutexLock lock(&mutex_);
+  if (models_.contains(request.model_id())) return response;
+  for (const auto& [id, config] : models_) {
+    if (config.name() == request.config().name()) {
+      return absl::AlreadyExistsError(absl::StrCat("another model '", config.name(), "' is declared, with model_id ", id));
+    }
+  }
+  absl::StatusOr<preprocess::Plan> plan =
+      preprocess::MakePlan(request.config(), {.shards = shards_, .sparsecores_per_shard = sparsecores_per_shard_});
+  if (!plan.ok()) return plan.status();
+  if (plan->fingerprint != request.plan_fingerprint()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "model '", request.config().name(), "' is planned differently here (fingerprint ", plan->fingerprint,
+        ") and by the coordinator (", request.plan_fingerprint(), "): do both run the same version of emberd?"));
+  }
+  absl::Status status =
+      engine_->CreateModel(ModelSpecFromPlan(request.model_id(), request.config(), *plan, shard_index_));
+  if (!status.ok()) return status;
+  models_[request.model_id()] = request.config();
+  response.set_created(true);
+  return response;
+}
+
+absl::StatusOr<internal::v1::FindModelResponse> ShardHost::FindModel(const internal::v1::FindModelRequest& request) {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, config] : models_) {
+    const bool found = request.model_id() != 0 ? id == request.model_id() : config.name() == request.name();
+    if (!found) continue;
+    internal::v1::FindModelResponse response;
+    response.set_model_id(id);
+    *response.mutable_config() = config;
+    return response;
+  }
+  return absl::NotFoundError("no such model is declared here");
+}
+
+absl::Status ShardHost::DropModel(uint64_t model_id) {
+  absl::MutexLock lock(&mutex_);
+  if (models_.erase(model_id) == 0) {
+    return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not declared here"));
+  }
+  return engine_->DropModel(model_id);
+}
+
+absl::Status ShardHost::Submit(std::function<void()> work) {
+  if (workers_.Submit(std::move(work))) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(workers_.max_queued(), " requests are waiting already"));
+}
+
+void ShardHost::Gather(GatherCommand command, GatherCallback done) {
+  auto work = [this, command = std::move(command), done]() mutable { GatherOnWorker(std::move(command), done); };
+  if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
+}
+
+void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
+      engine_->PrepareBatch(command.model_id, std::move(command.stacks), std::move(command.owner));
+  if (!batch.ok()) {
+    done(batch.status());
+    return;
+  }
+  if (command.batch_handle != 0) {
+    auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
+    absl::Status status = batches_.Insert(command.batch_handle, std::move(kept), engine_->BatchBytes(**batch),
+                                          absl::Now() + command.batch_ttl);
+    if (!status.ok()) {
+      done(status);
+      return;
+    }
+  }
+  engine_->Gather(*batch, [this, done, handle = command.batch_handle](auto sums) {
+    if (sums.ok()) {
+      done(ToResult(incarnation_, *std::move(sums)));
+    } else {
+      batches_.Erase(handle);
+      done(sums.status());
+    }
+  });
+}
+
+void ShardHost::Stage(ApplyCommand command, StageCallback done) {
+  auto work = [this, command = std::move(command), done]() mutable { done(StageOnWorker(std::move(command))); };
+  if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
+}
+
+absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
+  StagedApply staged;
+  absl::StatusOr<std::optional<int64_t>> before = record_.Begin(command.mutation);
+  if (!before.ok()) return before.status();
+  if (before->has_value()) {
+    staged.outcome_ = {.replayed = true, .rows_updated = **before};
+    return staged;
+  }
+  const auto checked = [&]() -> absl::Status {
+    if (command.incarnation != incarnation_) {
+      return absl::FailedPreconditionError(
+          "it restarted after the batch was looked up, and its rows are back at their initial values; look the batch up "
+          "again");
+    }
+    absl::StatusOr<std::shared_ptr<KeptBatch>> kept = batches_.Claim(command.batch_handle);
+    if (!kept.ok()) return kept.status();
+    absl::Status status = (*kept)->model_id == command.model_id
+                              ? engine_->CheckApply(*(*kept)->batch, command.input)
+                              : absl::InvalidArgumentError(absl::StrCat("batch_handle ", command.batch_handle,
+                                                                        " belongs to model_id ", (*kept)->model_id));
+    if (!status.ok()) batches_.Unclaim(command.batch_handle);
+    staged.batch_ = (*kept)->batch;
+    return status;
+  }();
+  if (!checked.ok()) {
+    record_.Abort(command.mutation);
+    return checked;
+  }
+  staged.command_ = std::move(command);
+  return staged;
+}
+
+void ShardHost::Commit(StagedApply staged, CommitCallback done) {
+  const Mutation mutation = staged.command_.mutation;
+  const uint64_t handle = staged.command_.batch_handle;
+  engine_->Apply(std::move(staged.batch_), std::move(staged.command_.input),
+                 [this, mutation, handle, done](absl::StatusOr<int64_t> rows) {
+                   if (rows.ok()) {
+                     record_.Finish(mutation, *rows);
+                     batches_.Erase(handle);
+                   } else {
+                     record_.Abort(mutation);
+                     batches_.Unclaim(handle);
+                   }
+                   done(std::move(rows));
+                 });
+}
+
+void ShardHost::Discard(StagedApply staged) {
+  record_.Abort(staged.command_.mutation);
+  batches_.Unclaim(staged.command_.batch_handle);
+}
+
+absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
+  absl::StatusOr<std::shared_ptr<KeptBatch>> kept = batches_.Claim(batch_handle);
+  if (!kept.ok()) return kept.status();
+  if ((*kept)->model_id != model_id) {
+    batches_.Unclaim(batch_handle);
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch_handle ", batch_handle, " belongs to model_id ", (*kept)->model_id));
+  }
+  batches_.Erase(batch_handle);
+  return absl::OkStatus();
+}
+
+void ShardHost::ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values, DoneCallback done) {
+  engine_->ReadRows(selection, values, std::move(done));
+}
+
+void ShardHost::AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values,
+                           Mutation mutation, AssignCallback done) {
+  absl::StatusOr<std::optional<int64_t>> before = record_.Begin(mutation);
+  if (!before.ok() || before->has_value()) {
+    done(before.ok() ? absl::StatusOr<bool>(true) : before.status());
+    return;
+  }
+  engine_->AssignRows(selection, values, [this, mutation, done](absl::Status status) {
+    if (status.ok()) {
+      record_.Finish(mutation, 0);
+      done(false);
+    } else {
+      record_.Abort(mutation);
+      done(status);
+    }
+  });
+}
+
+v1::ShardStatus ShardHost::GetStatus() const {
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  v1::ShardStatus status;
+  status.set_index(shard_index_);
+  status.set_reachable(true);
+  status.set_incarnation(incarnation_);
+  status.set_uptime_ms(absl::ToInt64Milliseconds(absl::Now() - start_));
+  status.set_models(statistics.models);
+  status.set_table_bytes(statistics.table_bytes);
+  status.set_batches(static_cast<int>(batches_.count()));
+  status.set_batch_bytes(batches_.bytes());
+  status.set_rows_gathered(statistics.rows_gathered);
+  status.set_rows_updated(statistics.rows_updated);
+  return status;
+}
+
+}  // namespace emberd::server

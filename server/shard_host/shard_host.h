@@ -1,0 +1,104 @@
+// One shard without its transport: models, the batches kept between Gather and Apply, and the record of what was
+// applied, around an engine. Behind gRPC it is served by shard_service.h; in one process by local_shard.h.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/base/handle_store.h"
+#include "server/base/mutation_record.h"
+#include "server/base/periodic_task.h"
+#include "server/base/worker_pool.h"
+#include "server/shard_host/shard_backend.h"
+#include "shard/engine.h"
+
+namespace emberd::server {
+
+// Thread-safe. Callbacks run on a thread of the host or of its engine and must be short.
+class ShardHost {
+ public:
+  // `cluster` is complete (config::CompleteCluster).
+  static absl::StatusOr<std::unique_ptr<ShardHost>> Create(const v1::ClusterConfig& cluster, int shard_index);
+  // Finishes work in progress.
+  ~ShardHost();
+
+  uint64_t incarnation() const { return incarnation_; }
+
+  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(const internal::v1::CreateModelRequest& request);
+  absl::StatusOr<internal::v1::FindModelResponse> FindModel(const internal::v1::FindModelRequest& request);
+  absl::Status DropModel(uint64_t model_id);
+
+  using GatherCallback = std::function<void(absl::StatusOr<GatherResult>)>;
+  void Gather(GatherCommand command, GatherCallback done);
+
+  // An Apply that was checked and waits for its decision. It holds its batch and its mutation.
+  class StagedApply {
+   public:
+    StagedApply() = default;
+    const StageOutcome& outcome() const { return outcome_; }
+
+   private:
+    friend class ShardHost;
+    StageOutcome outcome_;
+    ApplyCommand command_;
+    std::shared_ptr<const shard::Batch> batch_;
+  };
+  using StageCallback = std::function<void(absl::StatusOr<StagedApply>)>;
+  void Stage(ApplyCommand command, StageCallback done);
+  // Exactly one of the two for every StagedApply that was not replayed.
+  using CommitCallback = std::function<void(absl::StatusOr<int64_t>)>;
+  void Commit(StagedApply staged, CommitCallback done);
+  void Discard(StagedApply staged);
+
+  absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle);
+
+  using DoneCallback = std::function<void(absl::Status)>;
+  void ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values, DoneCallback done);
+  using AssignCallback = std::function<void(absl::StatusOr<bool>)>;
+  void AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values, Mutation mutation,
+                  AssignCallback done);
+
+  v1::ShardStatus GetStatus() const;
+
+ private:
+  struct KeptBatch {
+    uint64_t model_id = 0;
+    std::shared_ptr<const shard::Batch> batch;
+  };
+
+  ShardHost(const v1::ClusterConfig& cluster, int shard_index, std::unique_ptr<shard::Engine> engine);
+
+  absl::Status CheckPlace(const internal::v1::CreateModelRequest& request) const;
+  // Runs on a worker, or answers RESOURCE_EXHAUSTED at once.
+  absl::Status Submit(std::function<void()> work);
+  void GatherOnWorker(GatherCommand command, const GatherCallback& done);
+  absl::StatusOr<StagedApply> StageOnWorker(ApplyCommand command);
+
+  const int shards_;
+  const int sparsecores_per_shard_;
+  const int shard_index_;
+  const uint64_t incarnation_;
+  const absl::Time start_;
+
+  HandleStore<KeptBatch> batches_;
+  MutationRecord record_;
+
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<uint64_t, v1::ModelConfig> models_ ABSL_GUARDED_BY(mutex_);
+
+  std::unique_ptr<shard::Engine> engine_;
+  WorkerPool workers_;
+  PeriodicTask sweeper_;
+};
+
+}  // namespace emberd::server
