@@ -1,0 +1,226 @@
+#include "client/cpp/batch_codec.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/tensor_codec.h"
+
+namespace emberd::client {
+namespace {
+
+absl::Status Bad(const std::string& feature, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("feature \"", feature, "\": ", what));
+}
+
+// Trainers mostly keep the order of the model, so the place in the request is tried first.
+const FeatureInfo* FindFeature(const Model& model, const std::string& name, size_t hint) {
+  if (hint < model.features.size() && model.features[hint].name == name) {
+    return &model.features[hint];
+  }
+  return model.FindFeature(name);
+}
+
+absl::Status UnknownFeature(const Model& model, const std::string& name) {
+  return Bad(name, absl::StrCat("the model \"", model.name, "\" has no such feature"));
+}
+
+absl::Status EncodeIds(const DenseIds& ids, const std::string& feature, v1::DenseIds* message) {
+  const int64_t size = Size(ids.ids);
+  if (ids.ids_per_sample < 1 || size % ids.ids_per_sample != 0) {
+    return Bad(
+        feature,
+        absl::StrCat("ids_per_sample: ", ids.ids_per_sample,
+                     " is not allowed; it must be >= 1 and divide the number of ids (", size, ")"));
+  }
+  EncodeInts(ids.ids, {size / ids.ids_per_sample, ids.ids_per_sample}, message->mutable_ids());
+  return absl::OkStatus();
+}
+
+absl::Status EncodeIds(const SparseIds& ids, const std::string& feature, v1::SparseIds* message) {
+  const int64_t size = Size(ids.values);
+  if (Size(ids.indices) != 2 * size) {
+    return Bad(feature, absl::StrCat("indices: ", Size(ids.indices),
+                                     " numbers; there must be two for each of the ", size, " ids"));
+  }
+  EncodeInts(ids.indices, {size, 2}, message->mutable_indices());
+  EncodeInts(ids.values, {size}, message->mutable_values());
+  message->set_sample_count(ids.samples);
+  return absl::OkStatus();
+}
+
+absl::Status EncodeIds(const RaggedIds& ids, const std::string& feature, v1::RaggedIds* message) {
+  EncodeInts(ids.row_splits, {Size(ids.row_splits)}, message->mutable_row_splits());
+  EncodeInts(ids.values, {Size(ids.values)}, message->mutable_values());
+  return absl::OkStatus();
+}
+
+// Weights of dense ids have the shape of the ids, others are a vector.
+void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message) {
+  if (weights.empty()) return;
+  const int64_t size = static_cast<int64_t>(weights.size());
+  if (message->has_sparse()) {
+    EncodeFloats(weights, {size}, WireType::kFloat32, message->mutable_sparse()->mutable_weights());
+  } else if (message->has_ragged()) {
+    EncodeFloats(weights, {size}, WireType::kFloat32, message->mutable_ragged()->mutable_weights());
+  } else {
+    const auto& shape = message->dense().ids().shape();
+    v1::Tensor* tensor = message->mutable_dense()->mutable_weights();
+    if (size == shape[0] * shape[1]) {
+      EncodeFloats(weights, {shape[0], shape[1]}, WireType::kFloat32, tensor);
+    } else {
+      EncodeFloats(weights, {size}, WireType::kFloat32, tensor);
+    }
+  }
+}
+
+absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message) {
+  message->set_feature(std::string(feature.feature));
+  const struct {
+    v1::FeatureIds* message;
+    absl::Status operator()(const DenseIds& ids) const {
+      return EncodeIds(ids, message->feature(), message->mutable_dense());
+    }
+    absl::Status operator()(const SparseIds& ids) const {
+      return EncodeIds(ids, message->feature(), message->mutable_sparse());
+    }
+    absl::Status operator()(const RaggedIds& ids) const {
+      return EncodeIds(ids, message->feature(), message->mutable_ragged());
+    }
+  } encode{message};
+  if (absl::Status status = std::visit(encode, feature.ids); !status.ok()) return status;
+  EncodeWeights(feature.weights, message);
+  return absl::OkStatus();
+}
+
+BatchStatistics DecodeStatistics(const v1::BatchStatistics& message) {
+  BatchStatistics statistics;
+  statistics.num_minibatches = message.num_minibatches();
+  for (const v1::StackStatistics& stack : message.stacks()) {
+    statistics.stacks.push_back({stack.stack(), stack.ids(), stack.unique_ids(),
+                                 stack.duplicate_ids(), stack.max_ids_per_partition(),
+                                 stack.max_unique_ids_per_partition(), stack.required_buffer_size(),
+                                 stack.dropped_ids()});
+  }
+  return statistics;
+}
+
+// What the spans of a LookupResult point into.
+struct LookupMemory {
+  std::shared_ptr<const v1::LookupResponse> response;
+  std::vector<std::vector<float>> converted;
+};
+
+}  // namespace
+
+int64_t SampleCount(const v1::FeatureIds& feature) {
+  if (feature.has_dense()) return feature.dense().ids().shape(0);
+  if (feature.has_sparse()) return feature.sparse().sample_count();
+  return feature.ragged().row_splits().shape(0) - 1;
+}
+
+absl::Status CheckSize(const google::protobuf::Message& message) {
+  constexpr size_t kMost = std::numeric_limits<int32_t>::max();
+  const size_t size = message.ByteSizeLong();
+  if (size <= kMost) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the request has ", size, " bytes; a message can have at most ", kMost));
+}
+
+absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
+                                               absl::Span<const FeatureIds> features,
+                                               bool inference, WireType activations) {
+  v1::LookupRequest request;
+  request.set_model_id(model.id);
+  request.set_inference(inference);
+  request.set_activation_dtype(WireDataType(activations));
+  request.mutable_features()->Reserve(static_cast<int>(features.size()));
+  for (size_t i = 0; i < features.size(); ++i) {
+    const std::string name(features[i].feature);
+    if (FindFeature(model, name, i) == nullptr) return UnknownFeature(model, name);
+    absl::Status status = EncodeFeature(features[i], request.add_features());
+    if (!status.ok()) return status;
+  }
+  if (absl::Status status = CheckSize(request); !status.ok()) return status;
+  return request;
+}
+
+absl::StatusOr<LookupResult> DecodeLookup(const Model& model, const v1::LookupRequest& request,
+                                          std::shared_ptr<const v1::LookupResponse> response) {
+  if (response->activations_size() != request.features_size()) {
+    return absl::InternalError(absl::StrCat("activations: the server sent ",
+                                            response->activations_size(), "; ",
+                                            request.features_size(), " were expected"));
+  }
+  if (response->batch_handle() == 0 && !request.inference()) {
+    return absl::InternalError("batch_handle: the server sent 0");
+  }
+  const WireType type =
+      request.activation_dtype() == v1::BFLOAT16 ? WireType::kBfloat16 : WireType::kFloat32;
+  auto memory = std::make_shared<LookupMemory>();
+  memory->response = response;
+  memory->converted.resize(response->activations_size());
+  LookupResult result;
+  for (int i = 0; i < response->activations_size(); ++i) {
+    const v1::FeatureActivation& activation = response->activations(i);
+    const std::string& name = request.features(i).feature();
+    if (activation.feature() != name) {
+      return absl::InternalError(absl::StrCat("activations[", i, "].feature: the server sent \"",
+                                              activation.feature(), "\"; \"", name,
+                                              "\" was expected"));
+    }
+    const int64_t samples = SampleCount(request.features(i));
+    const int64_t dim = FindFeature(model, name, i)->embedding_dim;
+    absl::StatusOr<absl::Span<const float>> values =
+        DecodeFloats(activation.activation(), samples, dim, type, &memory->converted[i]);
+    if (!values.ok()) {
+      return absl::InternalError(absl::StrCat("activations[", i, "] (feature \"", name, "\").",
+                                              values.status().message()));
+    }
+    result.activations.push_back({name, samples, dim, *values});
+  }
+  result.batch.value = response->batch_handle();
+  result.statistics = DecodeStatistics(response->statistics());
+  result.memory = std::move(memory);
+  return result;
+}
+
+absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const BatchHandle& batch,
+                                                      absl::Span<const FeatureGradient> gradients,
+                                                      const ApplyOptions& options, WireType type) {
+  v1::ApplyGradientsRequest request;
+  request.set_model_id(model.id);
+  request.set_batch_handle(batch.value);
+  if (options.step >= 0) request.set_step(options.step);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const FeatureGradient& gradient = gradients[i];
+    const std::string name(gradient.feature);
+    const FeatureInfo* info = FindFeature(model, name, i);
+    if (info == nullptr) return UnknownFeature(model, name);
+    const int64_t size = static_cast<int64_t>(gradient.values.size());
+    if (size % info->embedding_dim != 0 || size / info->embedding_dim != gradient.samples) {
+      return Bad(name, absl::StrCat("gradient: ", size, " floats do not make the shape [",
+                                    gradient.samples, ", ", info->embedding_dim, "]"));
+    }
+    v1::FeatureGradient* added = request.add_gradients();
+    added->set_feature(name);
+    EncodeFloats(gradient.values, {gradient.samples, info->embedding_dim}, type,
+                 added->mutable_gradient());
+  }
+  for (const StepHyperparameters& parameters : options.hyperparameters) {
+    v1::StepHyperparameters* added = request.add_hyperparameters();
+    added->set_table(parameters.table);
+    for (const auto& [name, value] : parameters.values) (*added->mutable_values())[name] = value;
+  }
+  if (absl::Status status = CheckSize(request); !status.ok()) return status;
+  return request;
+}
+
+const Activation* LookupResult::Find(std::string_view feature) const {
+  for (const Activation& activation : activations) {
+    if (activation.feature == feature) return &activation;
+  }
+  return nullptr;
+}
+
+}  // namespace emberd::client

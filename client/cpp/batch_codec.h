@@ -1,0 +1,38 @@
+// Between the structs of batch.h and the requests and answers of the service. Everything that a
+// server sends is checked before it is believed: what does not fit its request is INTERNAL.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/cpp/batch.h"
+#include "client/cpp/model.h"
+#include "client/cpp/options.h"
+#include "emberd/v1/embedding_service.pb.h"
+
+namespace emberd::client {
+
+// INVALID_ARGUMENT for spans that make no tensor and for features that the model does not have; the
+// rest is the server's to judge.
+absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
+                                               absl::Span<const FeatureIds> features,
+                                               bool inference, WireType activations);
+// `response` answers `request`. The result points into it where it can.
+absl::StatusOr<LookupResult> DecodeLookup(const Model& model, const v1::LookupRequest& request,
+                                          std::shared_ptr<const v1::LookupResponse> response);
+
+// All but the mutation.
+absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const BatchHandle& batch,
+                                                      absl::Span<const FeatureGradient> gradients,
+                                                      const ApplyOptions& options, WireType type);
+
+// Samples that a request's feature has.
+int64_t SampleCount(const v1::FeatureIds& feature);
+
+// RESOURCE_EXHAUSTED if the message is longer than the 2^31 - 1 bytes that protobuf can carry.
+absl::Status CheckSize(const google::protobuf::Message& message);
+
+}  // namespace emberd::client

@@ -1,0 +1,220 @@
+#include "client/cpp/client.h"
+
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/batch_codec.h"
+#include "client/cpp/export.h"
+#include "client/cpp/model_codec.h"
+#include "client/cpp/tensor_codec.h"
+#include "client/cpp/transport.h"
+#include "client/cpp/uuid.h"
+#include "config/config.h"
+
+namespace emberd::client {
+
+class Client::Impl {
+ public:
+  Impl(ClientOptions options, std::unique_ptr<Transport> transport)
+      : options(std::move(options)), transport(std::move(transport)) {}
+
+  absl::StatusOr<Model> Declare(const absl::StatusOr<v1::ModelConfig>& config);
+  // INVALID_ARGUMENT for a handle that no coordinator of this client gave.
+  absl::Status CheckBatch(const BatchHandle& batch) const;
+  // Names the update `sequence`, or a new one if that is 0.
+  void SetMutation(uint64_t sequence, v1::MutationId* mutation);
+
+  const ClientOptions options;
+  const std::unique_ptr<Transport> transport;
+  std::atomic<uint64_t> next_sequence = 1;
+};
+
+absl::StatusOr<Model> Client::Impl::Declare(const absl::StatusOr<v1::ModelConfig>& config) {
+  if (!config.ok()) return config.status();
+  v1::DeclareModelRequest request;
+  *request.mutable_config() = *config;
+  if (absl::Status status = config::CompleteModel(request.mutable_config()); !status.ok()) {
+    return status;
+  }
+  v1::DeclareModelResponse response;
+  absl::Status status = transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
+    return coordinator.embedding->DeclareModel(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  return DecodeModel(response.model_id(), response.created(), request.config(), response.plan());
+}
+
+absl::Status Client::Impl::CheckBatch(const BatchHandle& batch) const {
+  const int count = static_cast<int>(options.addresses.size());
+  if (batch.value != 0 && batch.coordinator >= 0 && batch.coordinator < count) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "batch: handle ", batch.value, " of coordinator ", batch.coordinator,
+      " is not allowed; it must come from a Lookup of this client that was not for inference"));
+}
+
+void Client::Impl::SetMutation(uint64_t sequence, v1::MutationId* mutation) {
+  mutation->set_client_id(options.client_id);
+  mutation->set_sequence(sequence != 0 ? sequence : next_sequence++);
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
+  if (absl::Status status = options.Validate(); !status.ok()) return status;
+  if (options.client_id.empty()) options.client_id = RandomUuid();
+  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Connect(options);
+  if (!transport.ok()) return transport.status();
+  return std::unique_ptr<Client>(
+      new Client(std::make_unique<Impl>(std::move(options), *std::move(transport))));
+}
+
+Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Client::~Client() = default;
+
+absl::StatusOr<Model> Client::DeclareModel(const std::string& config) {
+  return impl_->Declare(config::ParseModel(config));
+}
+absl::StatusOr<Model> Client::DeclareModel(const ModelDescription& description) {
+  return impl_->Declare(EncodeModel(description));
+}
+absl::StatusOr<Model> Client::DeclareModelFile(const std::string& path) {
+  return impl_->Declare(config::LoadModel(path));
+}
+
+absl::StatusOr<Model> Client::DescribeModel(const std::string& name) {
+  v1::DescribeModelRequest request;
+  request.set_name(name);
+  v1::DescribeModelResponse response;
+  absl::Status status =
+      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.embedding->DescribeModel(context, request, &response);
+      });
+  if (!status.ok()) return status;
+  return DecodeModel(response.model_id(), false, response.config(), response.plan());
+}
+
+absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
+                                            absl::Span<const FeatureIds> features,
+                                            const LookupOptions& options) {
+  absl::StatusOr<v1::LookupRequest> request =
+      EncodeLookup(model, features, options.inference, impl_->options.activation_type);
+  if (!request.ok()) return request.status();
+  auto response = std::make_shared<v1::LookupResponse>();
+  int answered = 0;
+  absl::Status status = impl_->transport->Call(
+      {options.deadline},
+      [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.embedding->Lookup(context, *request, response.get());
+      },
+      &answered);
+  if (!status.ok()) return status;
+  absl::StatusOr<LookupResult> result = DecodeLookup(model, *request, std::move(response));
+  if (result.ok()) result->batch.coordinator = answered;
+  return result;
+}
+
+absl::StatusOr<ApplyResult> Client::ApplyGradients(const Model& model, const BatchHandle& batch,
+                                                   absl::Span<const FeatureGradient> gradients,
+                                                   const ApplyOptions& options) {
+  if (absl::Status status = impl_->CheckBatch(batch); !status.ok()) return status;
+  absl::StatusOr<v1::ApplyGradientsRequest> request =
+      EncodeApply(model, batch, gradients, options, impl_->options.gradient_type);
+  if (!request.ok()) return request.status();
+  impl_->SetMutation(options.sequence, request->mutable_mutation());
+  v1::ApplyGradientsResponse response;
+  absl::Status status = impl_->transport->Call(
+      {options.deadline, batch.coordinator}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.embedding->ApplyGradients(context, *request, &response);
+      });
+  if (!status.ok()) return status;
+  return ApplyResult{response.rows_updated(), response.replayed()};
+}
+
+absl::Status Client::ReleaseBatch(const Model& model, const BatchHandle& batch) {
+  if (absl::Status status = impl_->CheckBatch(batch); !status.ok()) return status;
+  v1::ReleaseBatchRequest request;
+  request.set_model_id(model.id);
+  request.set_batch_handle(batch.value);
+  v1::ReleaseBatchResponse response;
+  return impl_->transport->Call(
+      {.coordinator = batch.coordinator}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.embedding->ReleaseBatch(context, request, &response);
+      });
+}
+
+absl::StatusOr<RowValues> Client::ReadRows(const Model& model, const std::string& table,
+                                           absl::Span<const int64_t> ids, const std::string& slot) {
+  v1::ReadRowsRequest request;
+  request.set_model_id(model.id);
+  request.set_table(table);
+  request.set_slot(slot);
+  const int64_t rows = static_cast<int64_t>(ids.size());
+  EncodeInts(ids, {rows}, request.mutable_ids());
+  if (absl::Status status = CheckSize(request); !status.ok()) return status;
+  v1::ReadRowsResponse response;
+  absl::Status status =
+      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.embedding->ReadRows(context, request, &response);
+      });
+  if (!status.ok()) return status;
+  absl::StatusOr<int64_t> dim = RowWidth(model, table, slot, response.values());
+  if (!dim.ok()) return dim.status();
+  RowValues result;
+  result.dim = *dim;
+  absl::StatusOr<absl::Span<const float>> values =
+      DecodeFloats(response.values(), rows, *dim, WireType::kFloat32, nullptr);
+  if (!values.ok()) return values.status();
+  result.values.assign(values->begin(), values->end());
+  return result;
+}
+
+absl::StatusOr<bool> Client::AssignRows(const Model& model, const std::string& table,
+                                        absl::Span<const int64_t> ids,
+                                        absl::Span<const float> values,
+                                        const AssignOptions& options) {
+  const int64_t rows = static_cast<int64_t>(ids.size());
+  const int64_t size = static_cast<int64_t>(values.size());
+  if (rows == 0 ? size != 0 : size % rows != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("values: ", size, " floats cannot be divided among ", rows, " ids"));
+  }
+  v1::AssignRowsRequest request;
+  request.set_model_id(model.id);
+  request.set_table(table);
+  request.set_slot(options.slot);
+  EncodeInts(ids, {rows}, request.mutable_ids());
+  const TableInfo* info = model.FindTable(table);
+  const int64_t dim = rows != 0 ? size / rows : info != nullptr ? info->embedding_dim : 1;
+  EncodeFloats(values, {rows, dim}, WireType::kFloat32, request.mutable_values());
+  if (absl::Status status = CheckSize(request); !status.ok()) return status;
+  impl_->SetMutation(options.sequence, request.mutable_mutation());
+  v1::AssignRowsResponse response;
+  absl::Status status = impl_->transport->Call(
+      {options.deadline}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.embedding->AssignRows(context, request, &response);
+      });
+  if (!status.ok()) return status;
+  return response.replayed();
+}
+
+absl::Status Client::ExportTable(const Model& model, const std::string& table, const RowSink& sink,
+                                 const ExportOptions& options) {
+  return RunExport(impl_->transport.get(), model, table, sink, options);
+}
+
+absl::StatusOr<ClusterStatus> Client::GetStatus() {
+  v1::GetStatusResponse response;
+  absl::Status status =
+      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.admin->GetStatus(context, {}, &response);
+      });
+  if (!status.ok()) return status;
+  return DecodeStatus(response);
+}
+
+uint64_t Client::NextSequence() { return impl_->next_sequence++; }
+void Client::CancelCalls() { impl_->transport->CancelCalls(); }
+const std::string& Client::client_id() const { return impl_->options.client_id; }
+
+}  // namespace emberd::client

@@ -1,0 +1,182 @@
+#include "client/cpp/model_codec.h"
+
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "client/cpp/optimizer_codec.h"
+
+namespace emberd::client {
+namespace {
+
+v1::Combiner EncodeCombiner(Combiner combiner) {
+  switch (combiner) {
+    case Combiner::kMean:
+      return v1::MEAN;
+    case Combiner::kSum:
+      return v1::SUM;
+    case Combiner::kSqrtn:
+      return v1::SQRTN;
+  }
+  return v1::COMBINER_UNSPECIFIED;
+}
+
+void EncodeInitializer(const Initializer& initializer, v1::InitializerConfig* config) {
+  const auto normal = [&](v1::NormalInitializer* normal) {
+    normal->set_mean(initializer.a);
+    normal->set_stddev(initializer.b);
+  };
+  switch (initializer.kind) {
+    case Initializer::Kind::kDefault:
+      return;
+    case Initializer::Kind::kZeros:
+      config->mutable_zeros();
+      return;
+    case Initializer::Kind::kConstant:
+      return config->mutable_constant()->set_value(initializer.a);
+    case Initializer::Kind::kUniform:
+      config->mutable_uniform()->set_lower(initializer.a);
+      return config->mutable_uniform()->set_upper(initializer.b);
+    case Initializer::Kind::kNormal:
+      return normal(config->mutable_normal());
+    case Initializer::Kind::kTruncatedNormal:
+      return normal(config->mutable_truncated_normal());
+    case Initializer::Kind::kRowId:
+      config->mutable_row_id();
+      return;
+  }
+}
+
+absl::Status EncodeTable(const TableDescription& table, const std::string& path,
+                         v1::TableConfig* config) {
+  config->set_name(table.name);
+  config->set_vocabulary_size(table.vocabulary_size);
+  config->set_embedding_dim(table.embedding_dim);
+  config->set_combiner(EncodeCombiner(table.combiner));
+  config->set_max_ids_per_partition(table.max_ids_per_partition);
+  config->set_max_unique_ids_per_partition(table.max_unique_ids_per_partition);
+  if (table.initializer.kind != Initializer::Kind::kDefault) {
+    EncodeInitializer(table.initializer, config->mutable_initializer());
+  }
+  if (!table.optimizer.has_value()) return absl::OkStatus();
+  return EncodeOptimizer(*table.optimizer, absl::StrCat(path, ".optimizer"),
+                         config->mutable_optimizer());
+}
+
+void DecodeTables(const v1::ModelConfig& config, const v1::ModelPlan& plan, Model* model) {
+  absl::flat_hash_map<std::string, const v1::StackPlan*> stack_of;
+  for (const v1::StackPlan& stack : plan.stacks()) {
+    StackInfo& info = model->stacks.emplace_back();
+    info.name = stack.name();
+    info.embedding_dim = stack.embedding_dim();
+    info.rows_per_partition = stack.rows_per_partition();
+    info.bytes_per_partition = stack.bytes_per_partition();
+    for (const v1::TablePlan& table : stack.tables()) {
+      info.tables.push_back(table.name());
+      stack_of[table.name()] = &stack;
+    }
+  }
+  for (const v1::TableConfig& table : config.tables()) {
+    TableInfo& info = model->tables.emplace_back();
+    info.name = table.name();
+    info.vocabulary_size = table.vocabulary_size();
+    info.embedding_dim = table.embedding_dim();
+    if (const auto stack = stack_of.find(table.name()); stack != stack_of.end()) {
+      info.stack = stack->second->name();
+      info.optimizer = stack->second->optimizer();
+      info.slots.assign(stack->second->slots().begin(), stack->second->slots().end());
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<v1::ModelConfig> EncodeModel(const ModelDescription& description) {
+  v1::ModelConfig config;
+  config.set_name(description.name);
+  config.set_seed(description.seed);
+  for (size_t i = 0; i < description.tables.size(); ++i) {
+    absl::Status status =
+        EncodeTable(description.tables[i], absl::StrCat("tables[", i, "]"), config.add_tables());
+    if (!status.ok()) return status;
+  }
+  for (const FeatureDescription& feature : description.features) {
+    v1::FeatureConfig* added = config.add_features();
+    added->set_name(feature.name);
+    added->set_table(feature.table);
+    added->set_batch_size(feature.batch_size);
+  }
+  absl::Status status =
+      EncodeOptimizer(description.optimizer, "optimizer", config.mutable_optimizer());
+  if (!status.ok()) return status;
+  return config;
+}
+
+absl::StatusOr<Model> DecodeModel(uint64_t id, bool created, const v1::ModelConfig& config,
+                                  const v1::ModelPlan& plan) {
+  if (id == 0) return absl::InternalError("model_id: the server sent 0");
+  Model model;
+  model.id = id;
+  model.name = config.name();
+  model.created = created;
+  model.shards = plan.shards();
+  model.sparsecores_per_shard = plan.sparsecores_per_shard();
+  model.table_bytes = plan.table_bytes();
+  DecodeTables(config, plan, &model);
+  for (const TableInfo& table : model.tables) {
+    if (table.embedding_dim < 1) {
+      return absl::InternalError(absl::StrCat("config: the server sent embedding_dim ",
+                                              table.embedding_dim, " of table \"", table.name,
+                                              "\""));
+    }
+    if (table.stack.empty()) {
+      return absl::InternalError(
+          absl::StrCat("plan: the server placed table \"", table.name, "\" in no stack"));
+    }
+  }
+  for (const v1::FeatureConfig& feature : config.features()) {
+    const TableInfo* table = model.FindTable(feature.table());
+    if (table == nullptr) {
+      return absl::InternalError(absl::StrCat("config: feature \"", feature.name(),
+                                              "\" looks up no table of the model: \"",
+                                              feature.table(), "\""));
+    }
+    model.features.push_back({feature.name(), feature.table(), table->embedding_dim});
+  }
+  return model;
+}
+
+ClusterStatus DecodeStatus(const v1::GetStatusResponse& response) {
+  ClusterStatus status;
+  status.version = response.version();
+  status.uptime_ms = response.uptime_ms();
+  status.batches = response.batches();
+  status.batch_bytes = response.batch_bytes();
+  for (const v1::ModelStatus& model : response.models()) {
+    status.models.push_back(
+        {model.model_id(), model.name(), model.tables(), model.stacks(), model.table_bytes()});
+  }
+  for (const v1::ShardStatus& shard : response.shards()) {
+    status.shards.push_back({shard.index(), shard.address(), shard.reachable(), shard.error(),
+                             shard.incarnation(), shard.uptime_ms(), shard.models(),
+                             shard.table_bytes(), shard.batches(), shard.batch_bytes(),
+                             shard.rows_gathered(), shard.rows_updated()});
+  }
+  return status;
+}
+
+const TableInfo* Model::FindTable(const std::string& table) const {
+  for (const TableInfo& info : tables) {
+    if (info.name == table) return &info;
+  }
+  return nullptr;
+}
+
+const FeatureInfo* Model::FindFeature(const std::string& feature) const {
+  for (const FeatureInfo& info : features) {
+    if (info.name == feature) return &info;
+  }
+  return nullptr;
+}
+
+}  // namespace emberd::client

@@ -1,0 +1,50 @@
+#include "client/cpp/options.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace emberd::client {
+namespace {
+
+absl::Status Bad(absl::string_view field, absl::string_view value, absl::string_view allowed) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("ClientOptions.", field, ": ", value, " is not allowed; it must be ", allowed));
+}
+
+bool PositiveAndFinite(absl::Duration d) {
+  return d > absl::ZeroDuration() && d < absl::InfiniteDuration();
+}
+
+}  // namespace
+
+absl::Status ClientOptions::Validate() const {
+  if (addresses.empty()) return Bad("addresses", "an empty list", "one address or more");
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    const size_t colon = addresses[i].rfind(':');
+    if (colon == std::string::npos || colon == 0 || colon + 1 == addresses[i].size()) {
+      return Bad(absl::StrCat("addresses[", i, "]"), absl::StrCat("\"", addresses[i], "\""),
+                 "\"host:port\"");
+    }
+  }
+  const struct {
+    absl::string_view name;
+    absl::Duration value;
+  } durations[] = {{"connect_timeout", connect_timeout},
+                   {"deadline", deadline},
+                   {"initial_backoff", initial_backoff},
+                   {"max_backoff", max_backoff}};
+  for (const auto& [name, value] : durations) {
+    if (!PositiveAndFinite(value)) return Bad(name, absl::FormatDuration(value), "> 0 and finite");
+  }
+  if (max_backoff < initial_backoff) {
+    return Bad("max_backoff", absl::FormatDuration(max_backoff),
+               absl::StrCat(">= initial_backoff (", absl::FormatDuration(initial_backoff), ")"));
+  }
+  if (max_attempts < 1) return Bad("max_attempts", absl::StrCat(max_attempts), ">= 1");
+  if (!(jitter >= 0 && jitter <= 1)) return Bad("jitter", absl::StrCat(jitter), "in [0, 1]");
+  if (client_id.size() > 64) {
+    return Bad("client_id", absl::StrCat(client_id.size(), " bytes"), "at most 64 bytes");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace emberd::client

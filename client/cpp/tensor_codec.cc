@@ -1,0 +1,76 @@
+#include "client/cpp/tensor_codec.h"
+
+#include "absl/numeric/int128.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cpp/bfloat16.h"
+
+namespace emberd::client {
+namespace {
+
+void SetShape(absl::Span<const int64_t> shape, v1::Tensor* tensor) {
+  tensor->mutable_shape()->Assign(shape.begin(), shape.end());
+}
+
+int64_t ElementBytes(WireType type) { return type == WireType::kBfloat16 ? 2 : 4; }
+
+}  // namespace
+
+int64_t Size(const IntSpan& ints) {
+  return std::visit([](auto span) { return static_cast<int64_t>(span.size()); }, ints);
+}
+
+void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor) {
+  const bool wide = std::holds_alternative<absl::Span<const int64_t>>(ints);
+  tensor->set_dtype(wide ? v1::INT64 : v1::INT32);
+  SetShape(shape, tensor);
+  std::visit([&](auto span) { tensor->set_data(span.data(), span.size() * sizeof(span[0])); },
+             ints);
+}
+
+void EncodeFloats(absl::Span<const float> floats, absl::Span<const int64_t> shape, WireType type,
+                  v1::Tensor* tensor) {
+  tensor->set_dtype(WireDataType(type));
+  SetShape(shape, tensor);
+  if (type == WireType::kFloat32) {
+    tensor->set_data(floats.data(), floats.size() * sizeof(float));
+    return;
+  }
+  std::string* data = tensor->mutable_data();
+  data->resize(floats.size() * 2);
+  ToBfloat16Bytes(floats, data->data());
+}
+
+v1::DataType WireDataType(WireType type) {
+  return type == WireType::kBfloat16 ? v1::BFLOAT16 : v1::FLOAT32;
+}
+
+absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
+                                                     int64_t dim, WireType type,
+                                                     std::vector<float>* converted) {
+  const v1::DataType expected = WireDataType(type);
+  if (tensor.dtype() != expected) {
+    return absl::InternalError(absl::StrCat("dtype: the server sent ",
+                                            v1::DataType_Name(tensor.dtype()), "; ",
+                                            v1::DataType_Name(expected), " was expected"));
+  }
+  if (tensor.shape_size() != 2 || tensor.shape(0) != rows || tensor.shape(1) != dim) {
+    return absl::InternalError(absl::StrCat("shape: the server sent [",
+                                            absl::StrJoin(tensor.shape(), ", "), "]; [", rows, ", ",
+                                            dim, "] was expected"));
+  }
+  const absl::int128 bytes = absl::int128(rows) * dim * ElementBytes(type);
+  if (bytes != absl::int128(tensor.data().size())) {
+    return absl::InternalError(absl::StrCat("data: the server sent ", tensor.data().size(),
+                                            " bytes, which do not make that shape"));
+  }
+  if (type == WireType::kFloat32) {
+    // A string's bytes lie at a multiple of 8 at least, so they can be read as floats in place.
+    return absl::MakeConstSpan(reinterpret_cast<const float*>(tensor.data().data()), rows * dim);
+  }
+  converted->resize(rows * dim);
+  FromBfloat16Bytes(tensor.data().data(), absl::MakeSpan(*converted));
+  return absl::MakeConstSpan(*converted);
+}
+
+}  // namespace emberd::client

@@ -1,0 +1,31 @@
+// Between spans and the Tensor message.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/cpp/batch.h"
+#include "client/cpp/options.h"
+#include "emberd/v1/types.pb.h"
+
+namespace emberd::client {
+
+int64_t Size(const IntSpan& ints);
+
+// The shape must fit the number of elements.
+void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor);
+void EncodeFloats(absl::Span<const float> floats, absl::Span<const int64_t> shape, WireType type,
+                  v1::Tensor* tensor);
+
+v1::DataType WireDataType(WireType type);
+
+// The elements of a tensor that a server sent, which must be [rows, dim] of `type`; otherwise
+// INTERNAL says what it is instead. float32 is returned where it lies in the tensor; bfloat16 is
+// converted into `converted`.
+absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
+                                                     int64_t dim, WireType type,
+                                                     std::vector<float>* converted);
+
+}  // namespace emberd::client

@@ -1,0 +1,132 @@
+#include "client/cpp/transport.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+
+namespace emberd::client {
+namespace {
+
+grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);  // unlimited here; the server has a limit of its own
+  arguments.SetMaxSendMessageSize(-1);
+  // gRPC's own pauses between attempts to connect would otherwise grow to two minutes.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(options.initial_backoff)));
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(options.max_backoff)));
+  // Clients in one process do not share a connection: its flow control would couple them.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // Coordinators stand in the trainer's own network.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return arguments;
+}
+
+}  // namespace
+
+absl::Status ToAbslStatus(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+absl::Duration BackoffPause(const ClientOptions& options, int attempt, double random) {
+  const absl::Duration pause =
+      std::min(options.initial_backoff * std::pow(2.0, attempt - 1), options.max_backoff);
+  return pause * (1 + options.jitter * (2 * random - 1));
+}
+
+absl::StatusOr<std::unique_ptr<Transport>> Transport::Connect(const ClientOptions& options) {
+  std::unique_ptr<Transport> transport(new Transport(options));
+  if (absl::Status status = transport->WaitForConnection(); !status.ok()) return status;
+  return transport;
+}
+
+Transport::Transport(const ClientOptions& options) : options_(options) {
+  for (const std::string& address : options_.addresses) {
+    std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
+        address, grpc::InsecureChannelCredentials(), MakeArguments(options_));
+    coordinators_.push_back(
+        {channel, v1::EmbeddingService::NewStub(channel), v1::AdminService::NewStub(channel)});
+  }
+}
+
+absl::Status Transport::WaitForConnection() {
+  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  // Every coordinator in turn gets as long as a pause would be; all of them go on connecting
+  // meanwhile.
+  for (int round = 1; absl::Now() < deadline; ++round) {
+    const absl::Duration patience = BackoffPause(options_, round, 0.5);
+    for (size_t i = 0; i < coordinators_.size(); ++i) {
+      const absl::Time until = std::min(absl::Now() + patience, deadline);
+      if (coordinators_[i].channel->WaitForConnected(absl::ToChronoTime(until))) {
+        current_ = static_cast<int>(i);
+        return absl::OkStatus();
+      }
+    }
+  }
+  return absl::UnavailableError(absl::StrCat("no coordinator accepted a connection within ",
+                                             absl::FormatDuration(options_.connect_timeout),
+                                             "; tried: ", absl::StrJoin(options_.addresses, ", ")));
+}
+
+absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int* answered) {
+  const absl::Duration allowed =
+      settings.deadline > absl::ZeroDuration() ? settings.deadline : options_.deadline;
+  const absl::Time deadline = absl::Now() + allowed;
+  uint64_t generation;
+  {
+    absl::MutexLock lock(&mutex_);
+    generation = generation_;
+  }
+  for (int tries = 1;; ++tries) {
+    const bool any = settings.coordinator < 0;
+    int index = any ? current_.load() : settings.coordinator;
+    if (answered != nullptr) *answered = index;
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(deadline));
+    if (!Register(&context, generation)) return absl::CancelledError("CancelCalls was called");
+    const absl::Status status = ToAbslStatus(attempt(coordinators_[index], &context));
+    Unregister(&context);
+    if (!absl::IsUnavailable(status) || tries == options_.max_attempts) return status;
+    // Whoever saw this coordinator fail moves on; others may have done so already.
+    const int next = (index + 1) % static_cast<int>(coordinators_.size());
+    if (any) current_.compare_exchange_strong(index, next);
+    const absl::Duration pause =
+        BackoffPause(options_, tries, absl::Uniform(absl::BitGen(), 0.0, 1.0));
+    // What the server said helps more than DEADLINE_EXCEEDED a little later.
+    if (absl::Now() + pause >= deadline) return status;
+    if (!Sleep(pause, generation)) return absl::CancelledError("CancelCalls was called");
+  }
+}
+
+void Transport::CancelCalls() {
+  absl::MutexLock lock(&mutex_);
+  ++generation_;
+  for (grpc::ClientContext* context : in_progress_) context->TryCancel();
+}
+
+bool Transport::Register(grpc::ClientContext* context, uint64_t generation) {
+  absl::MutexLock lock(&mutex_);
+  if (generation_ != generation) return false;
+  in_progress_.insert(context);
+  return true;
+}
+
+void Transport::Unregister(grpc::ClientContext* context) {
+  absl::MutexLock lock(&mutex_);
+  in_progress_.erase(context);
+}
+
+bool Transport::Sleep(absl::Duration pause, uint64_t generation) {
+  absl::MutexLock lock(&mutex_);
+  const auto cancelled = [this, generation]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return generation_ != generation;
+  };
+  return !mutex_.AwaitWithTimeout(absl::Condition(&cancelled), pause);
+}
+
+}  // namespace emberd::client

@@ -1,0 +1,74 @@
+// The coordinators as a client sees them: one channel each, deadlines, retries, cancellation.
+// Internal to the client.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/cpp/options.h"
+#include "emberd/v1/admin_service.grpc.pb.h"
+#include "emberd/v1/embedding_service.grpc.pb.h"
+
+namespace emberd::client {
+
+absl::Status ToAbslStatus(const grpc::Status& status);
+
+// The pause before try `attempt` + 1, for attempt = 1, 2, ...; `random` in [0, 1) places it in the
+// jitter's range.
+absl::Duration BackoffPause(const ClientOptions& options, int attempt, double random);
+
+struct Coordinator {
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<v1::EmbeddingService::Stub> embedding;
+  std::unique_ptr<v1::AdminService::Stub> admin;
+};
+
+// Thread-safe.
+class Transport {
+ public:
+  // Valid options. Waits until a coordinator accepts a connection.
+  static absl::StatusOr<std::unique_ptr<Transport>> Connect(const ClientOptions& options);
+
+  struct CallSettings {
+    absl::Duration deadline = absl::ZeroDuration();  // zero: that of the options
+    int coordinator = -1;                            // the only one that can answer; -1: any
+  };
+  // One try of a call. It may run several times, on other coordinators.
+  using Attempt = absl::FunctionRef<grpc::Status(const Coordinator&, grpc::ClientContext*)>;
+  // Runs `attempt` until it ends with something else than UNAVAILABLE, the tries are used up, or
+  // the next pause would outlast the deadline. Gives the last status, unchanged. `answered` (may be
+  // null) gets the index of the coordinator that was tried last.
+  absl::Status Call(const CallSettings& settings, Attempt attempt, int* answered = nullptr);
+
+  void CancelCalls();
+
+ private:
+  explicit Transport(const ClientOptions& options);
+
+  absl::Status WaitForConnection();
+  // False if CancelCalls has been called since `generation`.
+  bool Register(grpc::ClientContext* context, uint64_t generation);
+  void Unregister(grpc::ClientContext* context);
+  bool Sleep(absl::Duration pause, uint64_t generation);
+
+  const ClientOptions options_;
+  std::vector<Coordinator> coordinators_;
+  std::atomic<int> current_ = 0;  // where calls without a coordinator of their own begin
+
+  absl::Mutex mutex_;
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // counts CancelCalls
+  absl::flat_hash_set<grpc::ClientContext*> in_progress_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace emberd::client

@@ -1,0 +1,64 @@
+// The same model trained in one process by plain loops, with no emberd: what the cluster's result
+// is held against.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/demo/dataset.h"
+#include "client/demo/dense_model.h"
+#include "client/demo/hyperparameters.h"
+
+namespace emberd::demo {
+
+// An embedding table as an array, with Adagrad.
+class PlainTable {
+ public:
+  PlainTable(int64_t rows, int dim, client::Combiner combiner, float initial_accumulator);
+
+  // Row-major [rows, dim].
+  std::vector<float>& weights() { return weights_; }
+
+  // Row-major [samples, dim]: each sample's rows, pooled.
+  std::vector<float> Lookup(const FeatureColumn& column, int64_t samples) const;
+  // Sums the gradients of each row of the batch and updates it once.
+  void Apply(const FeatureColumn& column, int64_t samples, absl::Span<const float> gradients,
+             float learning_rate);
+
+ private:
+  float Gain(size_t ids) const;
+
+  int dim_;
+  client::Combiner combiner_;
+  std::vector<float> weights_, accumulator_;
+  std::vector<float> row_gradient_;  // zero outside of Apply
+};
+
+class PlainTrainer {
+ public:
+  // Rows start uniform in +-embedding_initial_range; overwrite tables() for other values.
+  PlainTrainer(const Dataset* dataset, const Hyperparameters& parameters, const Schedule& schedule);
+
+  std::vector<PlainTable>& tables() { return tables_; }  // per feature
+
+  // Runs one round: all trainers' batches look up the same state, then each is applied in turn, as
+  // the processes do. If `logits` is given, the predictions made before the update and the labels
+  // are appended.
+  absl::Status Round(int64_t round, std::vector<float>* logits, std::vector<float>* labels);
+  // AUC over the first `examples` held-out ones.
+  absl::StatusOr<double> Evaluate(int64_t examples) const;
+
+ private:
+  std::vector<std::vector<float>> Lookup(const Batch& batch) const;
+
+  const Dataset* dataset_;
+  Hyperparameters parameters_;
+  Schedule schedule_;
+  DenseModel dense_;
+  std::vector<PlainTable> tables_;
+};
+
+}  // namespace emberd::demo
