@@ -1,0 +1,86 @@
+#include "server/ops/http.h"
+
+#include <memory>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/ops/address.h"
+#include "server/ops/http_get.h"
+
+namespace emberd::ops {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(HttpServerTest, ServesMetricsOnAPortThatTheSystemPicked) {
+  Metrics metrics("shard");
+  auto server = HttpServer::Start("127.0.0.1:0", metrics);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_GT((*server)->port(), 0);
+  EXPECT_EQ((*server)->address(), "127.0.0.1:" + std::to_string((*server)->port()));
+  metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.1, 5, 6);
+  const std::string answer = HttpGet((*server)->port(), "/metrics");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(answer,
+              HasSubstr("emberd_build_info{role=\"shard\",version=\"" EMBERD_VERSION "\"}"));
+  EXPECT_THAT(answer, HasSubstr("emberd_rpcs_total{code=\"OK\","));
+  EXPECT_THAT(answer, HasSubstr("process_resident_memory_bytes "));
+  EXPECT_THAT(HttpGet((*server)->port(), "/other"), StartsWith("HTTP/1.1 404"));
+}
+
+TEST(HttpServerTest, StopsListeningWhenDestroyed) {
+  Metrics metrics("shard");
+  auto server = HttpServer::Start("localhost:0", metrics);
+  ASSERT_TRUE(server.ok()) << server.status();
+  const int port = (*server)->port();
+  server->reset();
+  EXPECT_EQ(HttpGet(port, "/metrics"), "");
+}
+
+TEST(HttpServerTest, AnAddressInUseIsAnErrorThatNamesIt) {
+  Metrics metrics("shard");
+  auto first = HttpServer::Start("127.0.0.1:0", metrics);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto second = HttpServer::Start((*first)->address(), metrics);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr((*first)->address()));
+}
+
+TEST(HttpServerTest, WhatIsNoAddressIsRefused) {
+  Metrics metrics("shard");
+  for (const char* address : {"", "8080", ":8080", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536",
+                              "127.0.0.1:80s", "127.0.0.1:0,127.0.0.1:0"}) {
+    EXPECT_EQ(HttpServer::Start(address, metrics).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << address;
+  }
+}
+
+TEST(AddressTest, RoundTrips) {
+  for (const char* address : {"127.0.0.1:0", "host.example:65535", "[::1]:80", "[fe80::1]:1"}) {
+    const auto parsed = ParseAddress(address);
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(FormatAddress(parsed->host, parsed->port), address);
+  }
+  for (const char* address : {"::1:80", "[::1]", "[]:80", "[127.0.0.1]:80", "a:-1", "a: 1"}) {
+    EXPECT_FALSE(ParseAddress(address).ok()) << address;
+  }
+}
+
+TEST(AddressTest, OnlyLoopbackIsBoundUnlessAskedFor) {
+  for (const char* address : {"127.0.0.1:1", "127.8.8.8:1", "localhost:1", "[::1]:1"}) {
+    EXPECT_TRUE(CheckBindAllowed("f", address, false).ok()) << address;
+  }
+  for (const char* address : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "128.0.0.1:1", "example:1"}) {
+    const absl::Status status = CheckBindAllowed("shards[1].address", address, false);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << address;
+    EXPECT_THAT(std::string(status.message()), StartsWith("shards[1].address: "));
+    EXPECT_TRUE(CheckBindAllowed("f", address, true).ok()) << address;
+  }
+}
+
+}  // namespace
+}  // namespace emberd::ops

@@ -1,0 +1,100 @@
+#include "server/ops/lifecycle.h"
+
+#include <cerrno>
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "server/ops/logging.h"
+
+namespace emberd::ops {
+namespace {
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
+  const int stop_fd = eventfd(0, EFD_CLOEXEC);
+  if (signal_fd < 0 || stop_fd < 0) {
+    const int error = errno;
+    if (signal_fd >= 0) close(signal_fd);
+    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    return absl::ErrnoToStatus(error, "cannot take signals");
+  }
+  return std::unique_ptr<ShutdownSignal>(new ShutdownSignal(signal_fd, stop_fd));
+}
+
+ShutdownSignal::ShutdownSignal(int signal_fd, int stop_fd)
+    : signal_fd_(signal_fd), stop_fd_(stop_fd), thread_([this] { Run(); }) {}
+
+ShutdownSignal::~ShutdownSignal() {
+  eventfd_write(stop_fd_, 1);
+  thread_.join();
+  close(signal_fd_);
+  close(stop_fd_);
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+}
+
+void ShutdownSignal::Run() {
+  pollfd ready[] = {{signal_fd_, POLLIN, 0}, {stop_fd_, POLLIN, 0}};
+  while (true) {
+    if (poll(ready, 2, -1) < 0 && errno != EINTR) return;
+    if ((ready[1].revents & POLLIN) != 0) return;
+    signalfd_siginfo info{};
+    if ((ready[0].revents & POLLIN) == 0 || read(signal_fd_, &info, sizeof(info)) < 0) continue;
+    const char* const name = info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM";
+    if (requested_.HasBeenNotified()) {
+      Log(LogLevel::kWarning, "second signal: exiting at once", {{"signal", name}});
+      _exit(1);
+    }
+    Log(LogLevel::kInfo, "stopping", {{"signal", name}});
+    requested_.Notify();
+  }
+}
+
+ExitDeadline::ExitDeadline(absl::Duration limit)
+    : thread_([this, limit] {
+        if (done_.WaitForNotificationWithTimeout(limit)) return;
+        Log(LogLevel::kError, "not stopped in time: exiting at once",
+            {{"seconds", absl::ToDoubleSeconds(limit)}});
+        _exit(1);
+      }) {}
+
+ExitDeadline::~ExitDeadline() {
+  done_.Notify();
+  thread_.join();
+}
+
+void EnableStandardServices(grpc::ServerBuilder* builder) {
+  // Both are process-wide switches that the builder reads when it builds the server.
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+}
+
+void SetServing(grpc::Server* server, const std::vector<std::string>& services, bool serving) {
+  grpc::HealthCheckServiceInterface* const health = server->GetHealthCheckService();
+  if (health == nullptr) return;
+  health->SetServingStatus(serving);  // every service that is known, and the server as a whole
+  for (const std::string& service : services) health->SetServingStatus(service, serving);
+}
+
+}  // namespace emberd::ops

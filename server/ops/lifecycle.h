@@ -1,0 +1,61 @@
+// Signals, the end of a process, and the standard gRPC services.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+
+namespace emberd::ops {
+
+// Turns SIGTERM and SIGINT into an orderly end. Create it in main before any other thread exists:
+// it blocks the two signals for the calling thread and all that come after it, and takes them on a
+// thread of its own. Child processes inherit the block and must undo it.
+//
+// The first signal asks for shutdown; the second one ends the process at once with status 1.
+class ShutdownSignal {
+ public:
+  static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create();
+  ~ShutdownSignal();  // the signals are unblocked again
+
+  void Wait() const { requested_.WaitForNotification(); }
+  // False after `timeout` without a request.
+  bool WaitFor(absl::Duration timeout) const {
+    return requested_.WaitForNotificationWithTimeout(timeout);
+  }
+
+ private:
+  ShutdownSignal(int signal_fd, int stop_fd);
+  void Run();
+
+  const int signal_fd_;
+  const int stop_fd_;
+  absl::Notification requested_;
+  std::thread thread_;
+};
+
+// Ends the process with status 1 and an error in the log unless destroyed within `limit`. Put it
+// around an orderly end that must not hang.
+class ExitDeadline {
+ public:
+  explicit ExitDeadline(absl::Duration limit);
+  ~ExitDeadline();
+
+ private:
+  absl::Notification done_;
+  std::thread thread_;
+};
+
+// Adds grpc.health.v1 and server reflection to a server that is being built.
+void EnableStandardServices(grpc::ServerBuilder* builder);
+// What the health service answers for the server as a whole and for `services` (full names).
+void SetServing(grpc::Server* server, const std::vector<std::string>& services, bool serving);
+
+}  // namespace emberd::ops

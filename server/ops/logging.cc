@@ -1,0 +1,180 @@
+#include "server/ops/logging.h"
+
+#include <memory>
+#include <utility>
+
+#include <grpc/support/log.h>
+#include <nlohmann/json.hpp>
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+
+namespace emberd::ops {
+namespace {
+
+constexpr char kTimestamp[] = "%Y-%m-%dT%H:%M:%S.%eZ";
+
+struct Logger {
+  std::shared_ptr<spdlog::logger> sink;
+  bool json = false;
+};
+
+// A JSON string, quotes included; bytes that are not UTF-8 become U+FFFD.
+std::string Quoted(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// `text` itself if it is one plain word (or, as the message, one plain line), else quoted.
+std::string Plain(const std::string& text, bool allow_spaces) {
+  if (text.empty() && !allow_spaces) return "\"\"";
+  std::string quoted = Quoted(text);
+  const bool escaped = quoted.size() != text.size() + 2;
+  const bool separators = text.find_first_of(" =") != std::string::npos;
+  return escaped || (separators && !allow_spaces) ? quoted : text;
+}
+
+// Everything after the part that spdlog's pattern writes.
+std::string JsonTail(std::string_view message, const std::vector<LogField>& fields) {
+  std::string line = absl::StrCat("\"message\":", Quoted(std::string(message)));
+  for (const LogField& field : fields) {
+    absl::StrAppend(&line, ",", Quoted(field.key), ":",
+                    field.bare ? field.value : Quoted(field.value));
+  }
+  return line;
+}
+
+std::string TextTail(std::string_view message, const std::vector<LogField>& fields) {
+  std::string line = Plain(std::string(message), /*allow_spaces=*/true);
+  for (const LogField& field : fields) {
+    absl::StrAppend(&line, " ", field.key, "=", Plain(field.value, /*allow_spaces=*/false));
+  }
+  return line;
+}
+
+Logger MakeLogger(spdlog::sink_ptr sink, const v1::LoggingConfig& config,
+                  const std::string& process) {
+  Logger logger;
+  logger.json = config.format() == v1::LoggingConfig::JSON;
+  logger.sink = std::make_shared<spdlog::logger>("emberd", std::move(sink));
+  const auto literal = [](const std::string& text) {  // no pattern flags in it
+    return absl::StrReplaceAll(text, {{"%", "%%"}});
+  };
+  logger.sink->set_pattern(
+      logger.json
+          ? absl::StrCat("{\"ts\":\"", kTimestamp,
+                         "\",\"level\":\"%l\",\"process\":", literal(Quoted(process)), ",%v}")
+          : absl::StrCat(kTimestamp, " %L ", literal(Plain(process, false)), " %v"),
+      spdlog::pattern_time_type::utc);
+  switch (config.level()) {
+    case v1::LoggingConfig::DEBUG:
+      logger.sink->set_level(spdlog::level::debug);
+      break;
+    case v1::LoggingConfig::WARNING:
+      logger.sink->set_level(spdlog::level::warn);
+      break;
+    case v1::LoggingConfig::ERROR:
+      logger.sink->set_level(spdlog::level::err);
+      break;
+    default:
+      logger.sink->set_level(spdlog::level::info);
+  }
+  logger.sink->flush_on(spdlog::level::debug);  // lines are few, and the last ones matter most
+  return logger;
+}
+
+// The process's logger. Never destroyed: threads may log until the very end.
+class Current {
+ public:
+  static Current& Get() {
+    static auto* const current = new Current;
+    return *current;
+  }
+  Logger logger() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::ReaderMutexLock lock(&mutex_);
+    return logger_;
+  }
+  void Set(Logger logger) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    logger_ = std::move(logger);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  Logger logger_ ABSL_GUARDED_BY(mutex_) =
+      MakeLogger(std::make_shared<spdlog::sinks::stderr_sink_mt>(), v1::LoggingConfig(), "emberd");
+};
+
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::err;
+}
+
+void LogFromGrpc(gpr_log_func_args* args) {
+  const LogLevel level = args->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
+                         : args->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
+                                                                   : LogLevel::kDebug;
+  Log(level, args->message, {{"source", "grpc"}});
+}
+
+}  // namespace
+
+LogField::LogField(std::string_view key, double value)
+    : key(key), value(absl::StrCat(value)), bare(std::isfinite(value)) {}
+
+absl::Status SetUpLogging(const v1::LoggingConfig& config, const std::string& process) {
+  spdlog::sink_ptr sink;
+  try {
+    if (config.file().empty()) {
+      sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+    } else {
+      sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(config.file());
+    }
+  } catch (const spdlog::spdlog_ex& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("logging.file: \"", config.file(), "\" cannot be opened: ", error.what()));
+  }
+  Current::Get().Set(MakeLogger(std::move(sink), config, process));
+  gpr_set_log_function(LogFromGrpc);
+  return absl::OkStatus();
+}
+
+void Log(LogLevel level, std::string_view message, const std::vector<LogField>& fields) {
+  const Logger logger = Current::Get().logger();
+  if (!logger.sink->should_log(ToSpdlog(level))) return;
+  const std::string line = logger.json ? JsonTail(message, fields) : TextTail(message, fields);
+  logger.sink->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
+}
+
+void RateLimitedLog::Log(LogLevel level, std::string_view message, std::vector<LogField> fields) {
+  LogAt(absl::Now(), level, message, std::move(fields));
+}
+
+void RateLimitedLog::LogAt(absl::Time now, LogLevel level, std::string_view message,
+                           std::vector<LogField> fields) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (now < next_) {
+      ++suppressed_;
+      return;
+    }
+    next_ = now + period_;
+    if (suppressed_ > 0) fields.emplace_back("suppressed", suppressed_);
+    suppressed_ = 0;
+  }
+  ops::Log(level, message, fields);
+}
+
+}  // namespace emberd::ops
