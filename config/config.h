@@ -1,6 +1,7 @@
 // Reads model and cluster descriptions, checks them and fills in defaults.
 //
-// Errors are INVALID_ARGUMENT (NOT_FOUND for a missing file) and start with the path of the field, for example
+// Errors are INVALID_ARGUMENT (NOT_FOUND for a missing file) and start with the path of the field,
+// for example
 //   tables[2].optimizer.adagrad.initial_accumulator: -1 is not allowed; it must be > 0
 #pragma once
 
@@ -15,26 +16,28 @@
 
 namespace emberd::config {
 
-// Parses text proto or JSON (told apart by the first character that is not white space or in a # comment: "{" begins
-// JSON) into a config, which is then checked and completed. Unknown fields, wrong types and repeats of a singular field
-// are errors that give line and column, or the field.
+// Parses text proto or JSON (told apart by the first character that is not white space or in a #
+// comment: "{" begins JSON) into a config, which is then checked and completed. Unknown fields,
+// wrong types and repeats of a singular field are errors that give line and column, or the field.
 absl::StatusOr<v1::ModelConfig> ParseModel(absl::string_view text);
 absl::StatusOr<v1::ClusterConfig> ParseCluster(absl::string_view text);
 // The same from a file; errors begin with the file's path.
 absl::StatusOr<v1::ModelConfig> LoadModel(const std::string& path);
 absl::StatusOr<v1::ClusterConfig> LoadCluster(const std::string& path);
 
-// Checks every value and reference, then writes every default into the message: afterwards each optional field is
-// present, each table has its own optimizer, initializer, combiner and storage type, and no enum is UNSPECIFIED (the
-// model-wide `optimizer` is kept too). Exceptions: clip bounds, which stay absent for "no bound", quantization,
-// plan.rotation (its default depends on the cluster) and the 0 of unlimited limits. Idempotent.
+// Checks every value and reference, then writes every default into the message: afterwards each
+// optional field is present, each table has its own optimizer, initializer, combiner and storage
+// type, and no enum is UNSPECIFIED (the model-wide `optimizer` is kept too). Exceptions: clip
+// bounds, which stay absent for "no bound", quantization, plan.rotation (its default depends on the
+// cluster) and the 0 of unlimited limits. Idempotent.
 absl::Status CompleteModel(v1::ModelConfig* model);
 absl::Status CompleteCluster(v1::ClusterConfig* cluster);
 
 // Hash of a complete model config: equal on every process and machine, never 0. It is the model_id.
 uint64_t ModelFingerprint(const v1::ModelConfig& model);
 
-// Path and both values of the first field, in field order, in which two complete configs differ; empty if none.
+// Path and both values of the first field, in field order, in which two complete configs differ;
+// empty if none.
 std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConfig& requested);
 
 }  // namespace emberd::config

@@ -1,0 +1,40 @@
+// Walks over the fields of a config message: checks each by its rule, fills in each default, names
+// each by its path.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "google/protobuf/message.h"
+
+namespace emberd::config {
+
+// "tables[2]" + "optimizer" -> "tables[2].optimizer". An index of -1 stands for "not an element of
+// a list".
+std::string FieldPath(absl::string_view parent, absl::string_view field, int index = -1);
+
+// One field (element `index` of a repeated one) as text proto writes it, on one line, cut after 80
+// characters.
+std::string ValueText(const google::protobuf::Message& message,
+                      const google::protobuf::FieldDescriptor& field, int index = -1);
+// The same for a string that stands in no message.
+std::string QuotedText(absl::string_view text);
+
+// INVALID_ARGUMENT "<path>: <value> is not allowed; it must be <allowed>".
+absl::Status NotAllowed(absl::string_view path, absl::string_view value, absl::string_view allowed);
+
+// Checks the range of every number, the characters of every name, and that there are no values of
+// enums and no fields that this version does not know. Stops at the first fault, in the order of
+// the .proto file.
+absl::Status CheckFields(const google::protobuf::Message& message, const std::string& path = "");
+
+// Checks one field of `message`; `path` is that of the field.
+absl::Status CheckField(const google::protobuf::Message& message,
+                        const google::protobuf::FieldDescriptor& field, const std::string& path);
+
+// Writes the default of every absent field that has one, in `message` and all messages present in
+// it, and turns -0 into 0 so that equal configs have equal bytes.
+void FillFields(google::protobuf::Message* message);
+
+}  // namespace emberd::config

@@ -1,0 +1,87 @@
+// ModelFingerprint and FirstDifference: whether two complete configs are the same, and where they
+// are not.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <openssl/sha.h>
+
+#include "absl/strings/str_cat.h"
+#include "config/config.h"
+#include "config/fields.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "google/protobuf/util/message_differencer.h"
+
+namespace emberd::config {
+namespace {
+
+using google::protobuf::Message;
+using google::protobuf::util::MessageDifferencer;
+
+// Keeps the first difference that is reported. Message 1 is the declared model, message 2 the
+// requested one.
+class FirstDifferenceReporter : public MessageDifferencer::Reporter {
+ public:
+  using Path = std::vector<MessageDifferencer::SpecificField>;
+
+  void ReportAdded(const Message& declared, const Message& requested, const Path& path) override {
+    Report(path, "absent", Value(requested, path.back(), path.back().new_index));
+  }
+  void ReportDeleted(const Message& declared, const Message& requested, const Path& path) override {
+    Report(path, Value(declared, path.back(), path.back().index), "absent");
+  }
+  void ReportModified(const Message& declared, const Message& requested,
+                      const Path& path) override {
+    Report(path, Value(declared, path.back(), path.back().index),
+           Value(requested, path.back(), path.back().new_index));
+  }
+
+  const std::string& first() const { return first_; }
+
+ private:
+  // `message` is the one that holds the last field of a path.
+  static std::string Value(const Message& message, const MessageDifferencer::SpecificField& last,
+                           int index) {
+    return ValueText(message, *last.field, index);
+  }
+
+  void Report(const Path& path, const std::string& declared, const std::string& requested) {
+    if (!first_.empty()) return;
+    std::string name;
+    for (const auto& step : path) name = FieldPath(name, step.field->name(), step.index);
+    first_ = absl::StrCat(name, ": ", declared, " in the declared model, ", requested,
+                          " in the requested one");
+  }
+
+  std::string first_;
+};
+
+}  // namespace
+
+uint64_t ModelFingerprint(const v1::ModelConfig& model) {
+  // Complete configs have no maps and no unknown fields, so their deterministic serialization is
+  // canonical.
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);
+    model.SerializeToCodedStream(&coded);
+  }
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest);
+  uint64_t fingerprint = 0;
+  for (int i = 0; i < 8; ++i) fingerprint = fingerprint << 8 | digest[i];
+  return fingerprint == 0 ? 1 : fingerprint;
+}
+
+std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConfig& requested) {
+  FirstDifferenceReporter reporter;
+  MessageDifferencer differencer;
+  differencer.ReportDifferencesTo(&reporter);
+  differencer.Compare(declared, requested);
+  return reporter.first();
+}
+
+}  // namespace emberd::config

@@ -1,0 +1,120 @@
+#include "config/optimizers.h"
+
+#include <cmath>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "config/field_rules.h"
+#include "config/fields.h"
+#include "config/optimizer_checks.h"
+
+namespace emberd::config {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using v1::OptimizerConfig;
+
+// A slot of an optimizer kind. `initial_field` is the field of the kind that holds the initial
+// value; empty: it is 0.
+struct SlotRow {
+  OptimizerConfig::KindCase kind;
+  absl::string_view name;
+  absl::string_view initial_field = "";
+  bool one_per_row = false;
+};
+
+constexpr SlotRow kSlots[] = {
+    {OptimizerConfig::kAdagrad, "accumulator", "initial_accumulator"},
+    {OptimizerConfig::kRowwiseAdagrad, "accumulator", "initial_accumulator", true},
+    {OptimizerConfig::kMomentum, "momentum"},
+    {OptimizerConfig::kAdagradMomentum, "accumulator", "initial_accumulator"},
+    {OptimizerConfig::kAdagradMomentum, "momentum", "initial_momentum"},
+    {OptimizerConfig::kAdam, "momentum"},
+    {OptimizerConfig::kAdam, "velocity"},
+    {OptimizerConfig::kAdamw, "momentum"},
+    {OptimizerConfig::kAdamw, "velocity"},
+    {OptimizerConfig::kFtrl, "accumulator", "initial_accumulator"},
+    {OptimizerConfig::kFtrl, "linear", "initial_linear"},
+    {OptimizerConfig::kLaprop, "mu"},
+    {OptimizerConfig::kLaprop, "nu"},
+    {OptimizerConfig::kF2A, "accumulator", "initial_accumulator"},
+    // Counts the updates of the row: the same for all of its columns.
+    {OptimizerConfig::kF2A, "local_step", "", true},
+    {OptimizerConfig::kRmsprop, "velocity"},
+    {OptimizerConfig::kRmsprop, "momentum"},
+};
+
+// Field of OptimizerConfig that holds the kind; null if none is set.
+const FieldDescriptor* KindField(const OptimizerConfig& optimizer) {
+  return optimizer.GetReflection()->GetOneofFieldDescriptor(
+      optimizer, OptimizerConfig::descriptor()->FindOneofByName("kind"));
+}
+
+bool IsHyperparameter(const FieldDescriptor* field) {
+  return field != nullptr && field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT &&
+         !absl::StartsWith(field->name(), "initial_");
+}
+
+// The field `name` of `message` if it can be set per step, else null.
+const FieldDescriptor* FindHyperparameter(const Message& message, absl::string_view name) {
+  const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(std::string(name));
+  return IsHyperparameter(field) ? field : nullptr;
+}
+
+}  // namespace
+
+std::string OptimizerName(const OptimizerConfig& optimizer) {
+  const FieldDescriptor* kind = KindField(optimizer);
+  return kind == nullptr ? "" : kind->name();
+}
+
+std::vector<SlotInfo> OptimizerSlots(const OptimizerConfig& optimizer) {
+  std::vector<SlotInfo> slots;
+  for (const SlotRow& row : kSlots) {
+    if (row.kind != optimizer.kind_case()) continue;
+    SlotInfo slot{.name = std::string(row.name), .one_per_row = row.one_per_row};
+    if (!row.initial_field.empty()) {
+      const Message& kind = optimizer.GetReflection()->GetMessage(optimizer, KindField(optimizer));
+      slot.initial_value = kind.GetReflection()->GetFloat(
+          kind, kind.GetDescriptor()->FindFieldByName(std::string(row.initial_field)));
+    }
+    slots.push_back(std::move(slot));
+  }
+  return slots;
+}
+
+bool OptimizerNeedsStep(const OptimizerConfig& optimizer) {
+  switch (optimizer.kind_case()) {
+    case OptimizerConfig::kAdam:
+      return optimizer.adam().bias_correction();
+    case OptimizerConfig::kAdamw:
+    case OptimizerConfig::kLaprop:
+    case OptimizerConfig::kF2A:
+      return true;
+    default:
+      return false;
+  }
+}
+
+absl::Status SetHyperparameter(OptimizerConfig* optimizer, absl::string_view name, float value) {
+  OptimizerConfig changed = *optimizer;
+  Message* target = &changed;
+  const FieldDescriptor* field = FindHyperparameter(changed, name);
+  if (const FieldDescriptor* kind = KindField(changed); field == nullptr && kind != nullptr) {
+    target = changed.GetReflection()->MutableMessage(&changed, kind);
+    field = FindHyperparameter(*target, name);
+  }
+  if (field == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(changed),
+                     " has none of this name that can be set per step"));
+  }
+  target->GetReflection()->SetFloat(target, field, value == 0 ? 0 : value);
+  absl::Status status = CheckField(*target, *field, std::string(name));
+  if (status.ok()) status = CheckOptimizer(changed, "");
+  if (status.ok()) *optimizer = std::move(changed);
+  return status;
+}
+
+}  // namespace emberd::config
