@@ -1,9 +1,10 @@
 // CSR-wrapped COO: how the entries of a batch lie in memory between preprocessing and the shards.
 //
-// For one stack of one replica there is a segment per (source slot, mini-batch). A segment holds the entries of all P
-// partitions one after another; each partition starts at a multiple of 8 and the cells up to the next multiple are pads.
-// Inside a (slot, mini-batch, partition) no (sample, row) pair stands twice.
-// Formulas: jax-tpu-embedding's buffers (FillBufferSegment) and TensorFlow's GetMinibatchesInCsr.
+// For one stack of one replica there is a segment per (source slot, mini-batch). A segment holds
+// the entries of all P partitions one after another; each partition starts at a multiple of 8 and
+// the cells up to the next multiple are pads. Inside a (slot, mini-batch, partition) no (sample,
+// row) pair stands twice. Formulas: jax-tpu-embedding's buffers (FillBufferSegment) and
+// TensorFlow's GetMinibatchesInCsr.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +23,9 @@ constexpr int64_t AlignCsr(int64_t index) {
   return (index + kCsrAlignment - 1) / kCsrAlignment * kCsrAlignment;
 }
 
-// A run of samples that are neighbours in a source slot and in the canonical order. The canonical order of the samples
-// of a stack is (feature in order of row_offset, sample of the feature): it does not depend on the number of slots, and
-// it is the order in which gradients are summed.
+// A run of samples that are neighbours in a source slot and in the canonical order. The canonical
+// order of the samples of a stack is (feature in order of row_offset, sample of the feature): it
+// does not depend on the number of slots, and it is the order in which gradients are summed.
 struct SampleSpan {
   int32_t slot_begin = 0;    // first sample id inside the slot
   int32_t sample_begin = 0;  // the same sample in canonical order
@@ -32,8 +33,8 @@ struct SampleSpan {
 };
 
 // The part of one segment that falls into a run of neighbouring partitions (those of one shard).
-// Entries of the run's k-th partition: indices [k == 0 ? base : AlignCsr(row_ends[k - 1]), row_ends[k]), from which
-// `base` is subtracted to index the three arrays. Does not own memory.
+// Entries of the run's k-th partition: indices [k == 0 ? base : AlignCsr(row_ends[k - 1]),
+// row_ends[k]), from which `base` is subtracted to index the three arrays. Does not own memory.
 struct CsrSegmentView {
   int32_t base = 0;
   absl::Span<const int32_t> row_ends;       // one per partition of the run; exact, unpadded ends
@@ -48,8 +49,8 @@ struct StackBatchView {
   int32_t sample_count = 0;  // canonical samples of the stack
   int32_t slots = 0;         // source slots
   int32_t minibatches = 0;
-  std::vector<CsrSegmentView> segments;                    // slots * minibatches, slot-major
-  std::vector<absl::Span<const SampleSpan>> spans;         // one list per slot, ascending slot_begin
+  std::vector<CsrSegmentView> segments;             // slots * minibatches, slot-major
+  std::vector<absl::Span<const SampleSpan>> spans;  // one list per slot, ascending slot_begin
 };
 
 }  // namespace emberd::preprocess

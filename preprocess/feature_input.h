@@ -1,4 +1,5 @@
-// One feature of a request as preprocessing sees it: spans over the caller's memory, any id width, any form.
+// One feature of a request as preprocessing sees it: spans over the caller's memory, any id width,
+// any form.
 #pragma once
 
 #include <cstdint>

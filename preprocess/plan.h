@@ -1,4 +1,5 @@
-// How the tables of a model are stacked and placed over the partitions of a cluster. Pure data, made once per model.
+// How the tables of a model are stacked and placed over the partitions of a cluster. Pure data,
+// made once per model.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ struct Topology {
   int partitions() const { return shards * sparsecores_per_shard; }
 };
 
-// A table inside its stack. Id e lives in partition (e + shard_rotation) mod P at local row e div P + row_offset.
+// A table inside its stack. Id e lives in partition (e + shard_rotation) mod P at local row e div P
+// + row_offset.
 struct TablePlan {
   int table = 0;  // index in ModelConfig.tables
   std::string name;
@@ -31,30 +33,31 @@ struct TablePlan {
 
 // A feature inside its stack.
 struct FeaturePlan {
-  int feature = 0;        // index in ModelConfig.features
+  int feature = 0;  // index in ModelConfig.features
   std::string name;
-  int table_in_stack = 0; // index in StackPlan.tables
-  int64_t batch_size = 0; // planned samples per replica
-  int64_t row_offset = 0; // first sample of the feature, for planned batch sizes
-  int64_t col_offset = 0; // row_offset of the table * P
-  int col_shift = 0;      // shard_rotation of the table
+  int table_in_stack = 0;  // index in StackPlan.tables
+  int64_t batch_size = 0;  // planned samples per replica
+  int64_t row_offset = 0;  // first sample of the feature, for planned batch sizes
+  int64_t col_offset = 0;  // row_offset of the table * P
+  int col_shift = 0;       // shard_rotation of the table
 };
 
 // Tables of equal padded width, optimizer, quantization and storage type, concatenated row-wise.
 struct StackPlan {
   std::string name;
-  int embedding_dim = 0;           // padded width, multiple of 8
-  int64_t rows_per_partition = 0;  // multiple of 8
-  std::vector<TablePlan> tables;     // in stack order
-  std::vector<FeaturePlan> features; // in canonical order (ascending row_offset)
-  int max_ids_per_partition = 0;        // 0: no limit
-  int max_unique_ids_per_partition = 0; // 0: no limit
+  int embedding_dim = 0;                 // padded width, multiple of 8
+  int64_t rows_per_partition = 0;        // multiple of 8
+  std::vector<TablePlan> tables;         // in stack order
+  std::vector<FeaturePlan> features;     // in canonical order (ascending row_offset)
+  int max_ids_per_partition = 0;         // 0: no limit
+  int max_unique_ids_per_partition = 0;  // 0: no limit
 };
 
 struct Plan {
   Topology topology;
   std::vector<StackPlan> stacks;
-  // Where feature i of the config stands: stacks[feature_at[i].stack].features[feature_at[i].position].
+  // Where feature i of the config stands:
+  // stacks[feature_at[i].stack].features[feature_at[i].position].
   struct FeatureLocation {
     int stack = 0;
     int position = 0;
@@ -62,12 +65,14 @@ struct Plan {
   std::vector<FeatureLocation> feature_at;
   // The same for tables: stacks[...].tables[position].
   std::vector<FeatureLocation> table_at;
-  // Hash over everything that processes must agree on; the same in every process and on every machine.
+  // Hash over everything that processes must agree on; the same in every process and on every
+  // machine.
   uint64_t fingerprint = 0;
 };
 
-// Plans a model whose config has been checked and completed by config::CompleteModel. INVALID_ARGUMENT names the
-// offending field (for instance a group of tables with different optimizers, or a stack of 2^31 rows or more).
+// Plans a model whose config has been checked and completed by config::CompleteModel.
+// INVALID_ARGUMENT names the offending field (for instance a group of tables with different
+// optimizers, or a stack of 2^31 rows or more).
 absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topology);
 
 // The plan as the API shows it.

@@ -15,8 +15,8 @@
 
 namespace emberd::preprocess {
 
-// A preprocessed batch. Immutable; views stay valid as long as it lives. Its buffers return to the Preprocessor that
-// made it, so it must not outlive that one.
+// A preprocessed batch. Immutable; views stay valid as long as it lives. Its buffers return to the
+// Preprocessor that made it, so it must not outlive that one.
 class PreprocessedBatch {
  public:
   virtual ~PreprocessedBatch() = default;
@@ -42,14 +42,17 @@ struct PreprocessorOptions {
 class Preprocessor {
  public:
   // `model` and `plan` belong together; both must outlive the preprocessor and its batches.
-  static absl::StatusOr<std::unique_ptr<Preprocessor>> Create(const v1::ModelConfig* model, const Plan* plan,
+  static absl::StatusOr<std::unique_ptr<Preprocessor>> Create(const v1::ModelConfig* model,
+                                                              const Plan* plan,
                                                               PreprocessorOptions options);
   virtual ~Preprocessor() = default;
 
-  // `inputs[i]` belongs to feature i of the config. Everything is checked before any work is done: INVALID_ARGUMENT for
-  // malformed input, OUT_OF_RANGE for an id or a sample outside of its range, RESOURCE_EXHAUSTED where no cut of the
-  // vocabulary keeps the limits. Messages name the feature, the position, the value and the allowed range.
-  virtual absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Run(absl::Span<const FeatureInput> inputs) = 0;
+  // `inputs[i]` belongs to feature i of the config. Everything is checked before any work is done:
+  // INVALID_ARGUMENT for malformed input, OUT_OF_RANGE for an id or a sample outside of its range,
+  // RESOURCE_EXHAUSTED where no cut of the vocabulary keeps the limits. Messages name the feature,
+  // the position, the value and the allowed range.
+  virtual absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Run(
+      absl::Span<const FeatureInput> inputs) = 0;
 };
 
 }  // namespace emberd::preprocess

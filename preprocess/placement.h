@@ -1,0 +1,43 @@
+// Where a row of a table lies: partition and local row, and back. Formulas are those of
+// TensorFlow's and JAX's mod sharding with rotation.
+#pragma once
+
+#include <cstdint>
+
+namespace emberd::preprocess {
+
+// A table inside a stack of P partitions. P need not be a power of two here.
+struct RowPlacement {
+  int64_t partitions = 1;
+  int64_t rotation = 0;    // in [0, P)
+  int64_t row_offset = 0;  // first local row of the table in every partition
+
+  int64_t Partition(int64_t id) const { return (id + rotation) % partitions; }
+  int64_t LocalRow(int64_t id) const { return id / partitions + row_offset; }
+  // The id in the numbering of the whole stack, which bucket hashes and limits work on.
+  int64_t StackedId(int64_t id) const { return LocalRow(id) * partitions + Partition(id); }
+  // The inverse of Partition and LocalRow.
+  int64_t TableRow(int64_t partition, int64_t local_row) const {
+    return (local_row - row_offset) * partitions + (partition - rotation + partitions) % partitions;
+  }
+  // Row in the array in which the partitions follow one another, `stack_rows` rows each.
+  int64_t PhysicalRow(int64_t id, int64_t stack_rows) const {
+    return Partition(id) * stack_rows + LocalRow(id);
+  }
+};
+
+// The rotation of a plan that names none: the odd number nearest to 0.618 * P, mod P. Neighbours in
+// a stack land far from each other, an odd step visits every partition, and the value depends on P
+// alone.
+constexpr int DefaultRotation(int partitions) {
+  const double golden = 0.6180339887498949 * partitions;
+  int best = 1;
+  for (int odd = 1; odd <= partitions + 1; odd += 2) {
+    const double distance = odd > golden ? odd - golden : golden - odd;
+    const double best_distance = best > golden ? best - golden : golden - best;
+    if (distance < best_distance) best = odd;
+  }
+  return best % partitions;
+}
+
+}  // namespace emberd::preprocess

@@ -1,0 +1,67 @@
+#include "preprocess/worker_pool.h"
+
+namespace emberd::preprocess {
+
+WorkerPool::WorkerPool(int threads) {
+  for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { Work(); });
+}
+
+WorkerPool::~WorkerPool() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    work_or_stop_.SignalAll();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void WorkerPool::Run(Job* job) {
+  for (int64_t i; (i = job->next.fetch_add(1, std::memory_order_relaxed)) < job->tasks;)
+    job->task(i);
+}
+
+void WorkerPool::ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t)> task) {
+  if (threads_.empty() || tasks <= 1) {
+    for (int64_t i = 0; i < tasks; ++i) task(i);
+    return;
+  }
+  Job job{task, tasks};
+  {
+    absl::MutexLock lock(&mutex_);
+    job.after = jobs_;
+    jobs_ = &job;
+    work_or_stop_.SignalAll();
+  }
+  Run(&job);
+  absl::MutexLock lock(&mutex_);
+  Job** link = &jobs_;
+  while (*link != &job) link = &(*link)->after;
+  *link = job.after;
+  while (job.helpers > 0) helper_left_.Wait(&mutex_);
+}
+
+WorkerPool::Job* WorkerPool::FirstUnfinished() {
+  for (Job* job = jobs_; job != nullptr; job = job->after) {
+    if (job->next.load(std::memory_order_relaxed) < job->tasks) return job;
+  }
+  return nullptr;
+}
+
+void WorkerPool::Work() {
+  absl::MutexLock lock(&mutex_);
+  while (true) {
+    Job* job = FirstUnfinished();
+    if (job == nullptr) {
+      if (stopping_) return;
+      work_or_stop_.Wait(&mutex_);
+      continue;
+    }
+    ++job->helpers;
+    mutex_.Unlock();
+    Run(job);
+    mutex_.Lock();
+    if (--job->helpers == 0) helper_left_.SignalAll();
+  }
+}
+
+}  // namespace emberd::preprocess

@@ -1,0 +1,49 @@
+// Threads that share the tasks of whoever has some.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/synchronization/mutex.h"
+
+namespace emberd::preprocess {
+
+// Thread-safe. ParallelFor allocates nothing.
+class WorkerPool {
+ public:
+  // `threads` counts the caller of ParallelFor too: threads - 1 are started.
+  explicit WorkerPool(int threads);
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  // Calls task(0) to task(tasks - 1), each once, on the caller's and the pool's threads; returns
+  // when all are done.
+  void ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t)> task);
+
+ private:
+  struct Job {
+    absl::FunctionRef<void(int64_t)> task;
+    int64_t tasks;
+    std::atomic<int64_t> next{0};
+    int helpers = 0;  // workers inside; guarded by mutex_
+    Job* after = nullptr;
+  };
+
+  static void Run(Job* job);
+  void Work();
+  Job* FirstUnfinished() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::Mutex mutex_;
+  Job* jobs_ ABSL_GUARDED_BY(mutex_) = nullptr;  // newest first
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::CondVar work_or_stop_;
+  absl::CondVar helper_left_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace emberd::preprocess
