@@ -13,7 +13,7 @@ struct Hyperparameters {
   float embedding_learning_rate = 0.05f;
   float embedding_initial_accumulator = 0.1f;
   float embedding_initial_range = 0.05f;  // rows start uniform in +- this
-  float dense_learning_rate = 0.02f;
+  float dense_learning_rate = 0.05f;
   float dense_initial_accumulator = 0.1f;
   uint64_t seed = 1;
 };

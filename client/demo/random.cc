@@ -15,6 +15,22 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// A Feistel network over the smallest even number of bits that holds size; what falls beyond size
+// goes round again.
+int64_t Permute(int64_t index, int64_t size, uint64_t key) {
+  int half = 1;
+  while (int64_t{1} << (2 * half) < size) ++half;
+  const uint64_t mask = (uint64_t{1} << half) - 1;
+  uint64_t x = static_cast<uint64_t>(index);
+  do {
+    for (uint64_t round = 0; round < 4; ++round) {
+      const uint64_t left = x >> half, right = x & mask;
+      x = right << half | (left ^ (Mix(Mix(key + round * kGolden) + right) & mask));
+    }
+  } while (x >= static_cast<uint64_t>(size));
+  return static_cast<int64_t>(x);
+}
+
 Draws::Draws(uint64_t seed, uint64_t index, uint64_t column)
     : state_(Mix(Mix(Mix(seed + kGolden) + index) + (column + 1) * kGolden)) {}
 

@@ -10,6 +10,9 @@ namespace emberd::demo {
 // SplitMix64).
 uint64_t Mix(uint64_t x);
 
+// Where index lands in a random order of 0 .. size-1: for each key a bijection. 0 <= index < size.
+int64_t Permute(int64_t index, int64_t size, uint64_t key);
+
 // The endless sequence that belongs to one key (seed, index, column). Cheap to make; not
 // thread-safe.
 class Draws {

@@ -1,0 +1,240 @@
+#include "client/cpp/batch_codec.h"
+
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/message_differencer.h>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Model TwoFeatures() {
+  Model model;
+  model.id = 9;
+  model.name = "m";
+  model.tables = {{.name = "t",
+                   .vocabulary_size = 100,
+                   .embedding_dim = 2,
+                   .stack = "t",
+                   .optimizer = "sgd",
+                   .slots = {}}};
+  model.features = {{"x", "t", 2}, {"y", "t", 2}};
+  return model;
+}
+
+template <typename T>
+std::string Bytes(std::vector<T> values) {
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+v1::Tensor Tensor(v1::DataType type, std::vector<int64_t> shape, std::string data) {
+  v1::Tensor tensor;
+  tensor.set_dtype(type);
+  tensor.mutable_shape()->Assign(shape.begin(), shape.end());
+  tensor.set_data(std::move(data));
+  return tensor;
+}
+
+bool Same(const google::protobuf::Message& a, const google::protobuf::Message& b) {
+  return google::protobuf::util::MessageDifferencer::Equals(a, b);
+}
+
+TEST(EncodeLookupTest, EveryForm) {
+  const std::vector<int32_t> narrow = {1, 2, 3, 4, 5, 6};
+  const std::vector<int64_t> wide = {0, 0, 1, 3, 1, 4};
+  const std::vector<int64_t> values = {7, 8, 9};
+  const std::vector<int32_t> splits = {0, 1, 1, 3};
+  const std::vector<float> six = {1, 2, 3, 4, 5, 6}, three = {1, 2, 3}, one = {0.5f};
+  Model model = TwoFeatures();
+  model.features.push_back({"z", "t", 2});
+  // In an order that is not the model's.
+  absl::StatusOr<v1::LookupRequest> request =
+      EncodeLookup(model,
+                   {{"z", DenseIds{narrow, 3}, six},
+                    {"x", SparseIds{wide, values, 5}, one},
+                    {"y", RaggedIds{splits, values}, three}},
+                   /*inference=*/true, WireType::kBfloat16);
+  ASSERT_TRUE(request.ok()) << request.status();
+  v1::LookupRequest expected;
+  expected.set_model_id(9);
+  expected.set_inference(true);
+  expected.set_activation_dtype(v1::BFLOAT16);
+  v1::FeatureIds* z = expected.add_features();
+  z->set_feature("z");
+  *z->mutable_dense()->mutable_ids() = Tensor(v1::INT32, {2, 3}, Bytes(narrow));
+  *z->mutable_dense()->mutable_weights() = Tensor(v1::FLOAT32, {2, 3}, Bytes(six));
+  v1::FeatureIds* x = expected.add_features();
+  x->set_feature("x");
+  x->mutable_sparse()->set_sample_count(5);
+  *x->mutable_sparse()->mutable_indices() = Tensor(v1::INT64, {3, 2}, Bytes(wide));
+  *x->mutable_sparse()->mutable_values() = Tensor(v1::INT64, {3}, Bytes(values));
+  *x->mutable_sparse()->mutable_weights() = Tensor(v1::FLOAT32, {1}, Bytes(one));
+  v1::FeatureIds* y = expected.add_features();
+  y->set_feature("y");
+  *y->mutable_ragged()->mutable_row_splits() = Tensor(v1::INT32, {4}, Bytes(splits));
+  *y->mutable_ragged()->mutable_values() = Tensor(v1::INT64, {3}, Bytes(values));
+  *y->mutable_ragged()->mutable_weights() = Tensor(v1::FLOAT32, {3}, Bytes(three));
+  EXPECT_TRUE(Same(*request, expected)) << request->DebugString();
+  EXPECT_EQ(SampleCount(*z), 2);
+  EXPECT_EQ(SampleCount(*x), 5);
+  EXPECT_EQ(SampleCount(*y), 3);
+}
+
+TEST(EncodeLookupTest, RefusesSpansThatMakeNoTensor) {
+  const std::vector<int64_t> five = {1, 2, 3, 4, 5};
+  const struct {
+    FeatureIds feature;
+    const char* message;
+  } cases[] = {
+      {{"x", DenseIds{five, 2}}, "feature \"x\": ids_per_sample: 2"},
+      {{"x", DenseIds{five, 0}}, "feature \"x\": ids_per_sample: 0"},
+      {{"y", SparseIds{five, five, 5}}, "feature \"y\": indices: 5 numbers"},
+      {{"w", DenseIds{five}}, "feature \"w\": the model \"m\" has no such feature"},
+  };
+  for (const auto& [feature, message] : cases) {
+    const absl::Status status =
+        EncodeLookup(TwoFeatures(), {feature}, false, WireType::kFloat32).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
+v1::LookupRequest TwoSamples(WireType type) {
+  static const std::vector<int64_t> ids = {1, 2};
+  return *EncodeLookup(TwoFeatures(), {{"x", DenseIds{ids}}, {"y", DenseIds{ids}}}, false, type);
+}
+
+v1::LookupResponse Answer(v1::DataType type, const std::string& data) {
+  v1::LookupResponse response;
+  response.set_batch_handle(77);
+  for (const char* name : {"x", "y"}) {
+    v1::FeatureActivation* activation = response.add_activations();
+    activation->set_feature(name);
+    *activation->mutable_activation() = Tensor(type, {2, 2}, data);
+  }
+  return response;
+}
+
+TEST(DecodeLookupTest, PointsIntoTheAnswer) {
+  auto response =
+      std::make_shared<v1::LookupResponse>(Answer(v1::FLOAT32, Bytes<float>({1, 2, 3, 4})));
+  const void* data = response->activations(1).activation().data().data();
+  absl::StatusOr<LookupResult> result =
+      DecodeLookup(TwoFeatures(), TwoSamples(WireType::kFloat32), response);
+  ASSERT_TRUE(result.ok()) << result.status();
+  response.reset();  // the result keeps what it points at
+  EXPECT_EQ(result->batch.value, 77u);
+  const Activation* y = result->Find("y");
+  ASSERT_NE(y, nullptr);
+  EXPECT_EQ(y->values.data(), data);
+  EXPECT_EQ(y->samples, 2);
+  EXPECT_EQ(y->dim, 2);
+  EXPECT_THAT(y->values, ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(result->Find("z"), nullptr);
+}
+
+TEST(DecodeLookupTest, ConvertsBfloat16) {
+  absl::StatusOr<LookupResult> result =
+      DecodeLookup(TwoFeatures(), TwoSamples(WireType::kBfloat16),
+                   std::make_shared<v1::LookupResponse>(
+                       Answer(v1::BFLOAT16, Bytes<uint16_t>({0x3f80, 0x4000, 0x4040, 0xc080}))));
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->Find("x")->values, ElementsAre(1, 2, 3, -4));
+}
+
+TEST(DecodeLookupTest, DoesNotBelieveWhatDoesNotFit) {
+  const std::string data = Bytes<float>({1, 2, 3, 4});
+  const auto tensor = [](v1::LookupResponse* r) {
+    return r->mutable_activations(1)->mutable_activation();
+  };
+  const struct {
+    const char* message;
+    std::function<void(v1::LookupResponse*)> damage;
+  } cases[] = {
+      {"activations: the server sent 1; 2 were expected",
+       [](v1::LookupResponse* r) { r->mutable_activations()->RemoveLast(); }},
+      {"batch_handle: the server sent 0", [](v1::LookupResponse* r) { r->set_batch_handle(0); }},
+      {"activations[0].feature: the server sent \"y\"; \"x\" was expected",
+       [](v1::LookupResponse* r) { r->mutable_activations()->SwapElements(0, 1); }},
+      {"activations[1] (feature \"y\").dtype: the server sent INT64",
+       [&](v1::LookupResponse* r) { tensor(r)->set_dtype(v1::INT64); }},
+      {"(feature \"y\").shape: the server sent [2, 3]; [2, 2] was expected",
+       [&](v1::LookupResponse* r) { tensor(r)->set_shape(1, 3); }},
+      {"shape: the server sent [2]",
+       [&](v1::LookupResponse* r) { tensor(r)->mutable_shape()->RemoveLast(); }},
+      {"shape: the server sent [-1, 2]",
+       [&](v1::LookupResponse* r) { tensor(r)->set_shape(0, -1); }},
+      {"data: the server sent 15 bytes",
+       [&](v1::LookupResponse* r) { tensor(r)->mutable_data()->pop_back(); }},
+      {"data: the server sent 17 bytes",
+       [&](v1::LookupResponse* r) { tensor(r)->mutable_data()->push_back('x'); }},
+      {"dtype: the server sent DATA_TYPE_UNSPECIFIED",
+       [&](v1::LookupResponse* r) { r->mutable_activations(0)->clear_activation(); }},
+  };
+  for (const auto& [message, damage] : cases) {
+    auto response = std::make_shared<v1::LookupResponse>(Answer(v1::FLOAT32, data));
+    damage(response.get());
+    const absl::Status status =
+        DecodeLookup(TwoFeatures(), TwoSamples(WireType::kFloat32), response).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
+// A request may hold any sample_count; a server that plays along must not lead to an overflow.
+TEST(DecodeLookupTest, HugeShapesDoNotOverflow) {
+  const int64_t huge = int64_t{1} << 62;
+  absl::StatusOr<v1::LookupRequest> request =
+      EncodeLookup(TwoFeatures(), {{"x", SparseIds{{}, {}, huge}}}, false, WireType::kFloat32);
+  ASSERT_TRUE(request.ok()) << request.status();
+  auto response = std::make_shared<v1::LookupResponse>();
+  response->set_batch_handle(1);
+  v1::FeatureActivation* activation = response->add_activations();
+  activation->set_feature("x");
+  *activation->mutable_activation() = Tensor(v1::FLOAT32, {huge, 2}, "");
+  EXPECT_EQ(DecodeLookup(TwoFeatures(), *request, response).status().code(),
+            absl::StatusCode::kInternal);
+}
+
+TEST(EncodeApplyTest, WritesEveryField) {
+  const std::vector<float> gradient = {1, -2, 0.5f, 4};
+  ApplyOptions options;
+  options.step = 12;
+  options.hyperparameters = {{"t", {{"learning_rate", 0.25f}}}};
+  absl::StatusOr<v1::ApplyGradientsRequest> request =
+      EncodeApply(TwoFeatures(), {77, 0}, {{"y", gradient, 2}}, options, WireType::kBfloat16);
+  ASSERT_TRUE(request.ok()) << request.status();
+  v1::ApplyGradientsRequest expected;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      R"(model_id: 9 batch_handle: 77 step: 12
+         hyperparameters { table: "t" values { key: "learning_rate" value: 0.25 } })",
+      &expected));
+  v1::FeatureGradient* y = expected.add_gradients();
+  y->set_feature("y");
+  *y->mutable_gradient() =
+      Tensor(v1::BFLOAT16, {2, 2}, Bytes<uint16_t>({0x3f80, 0xc000, 0x3f00, 0x4080}));
+  EXPECT_TRUE(Same(*request, expected)) << request->DebugString();
+}
+
+TEST(EncodeApplyTest, RefusesShapesThatDoNotFit) {
+  const std::vector<float> gradient = {1, 2, 3, 4};
+  for (const int64_t samples : {int64_t{-2}, int64_t{1}, int64_t{3}, (int64_t{1} << 62) + 1,
+                                std::numeric_limits<int64_t>::min()}) {
+    const absl::Status status =
+        EncodeApply(TwoFeatures(), {77, 0}, {{"y", gradient, samples}}, {}, WireType::kFloat32)
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << samples;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("feature \"y\": gradient: 4 floats"));
+  }
+}
+
+}  // namespace
+}  // namespace emberd::client

@@ -1,0 +1,54 @@
+#include "client/cpp/options.h"
+
+#include <functional>
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::client {
+namespace {
+
+ClientOptions GoodOptions() {
+  ClientOptions options;
+  options.addresses = {"127.0.0.1:7400", "[::1]:7400"};
+  return options;
+}
+
+TEST(ClientOptionsTest, DefaultsAreValidButForTheAddress) {
+  EXPECT_TRUE(GoodOptions().Validate().ok()) << GoodOptions().Validate();
+  EXPECT_FALSE(ClientOptions().Validate().ok());
+}
+
+TEST(ClientOptionsTest, NamesTheFieldThatIsWrong) {
+  const struct {
+    const char* message;
+    std::function<void(ClientOptions*)> spoil;
+  } cases[] = {
+      {"addresses: an empty list", [](ClientOptions* o) { o->addresses.clear(); }},
+      {"addresses[1]: \"host\"", [](ClientOptions* o) { o->addresses[1] = "host"; }},
+      {"addresses[0]: \":1\"", [](ClientOptions* o) { o->addresses[0] = ":1"; }},
+      {"addresses[0]: \"host:\"", [](ClientOptions* o) { o->addresses[0] = "host:"; }},
+      {"deadline: 0", [](ClientOptions* o) { o->deadline = absl::ZeroDuration(); }},
+      {"deadline: inf", [](ClientOptions* o) { o->deadline = absl::InfiniteDuration(); }},
+      {"connect_timeout: -1s", [](ClientOptions* o) { o->connect_timeout = -absl::Seconds(1); }},
+      {"initial_backoff: 0", [](ClientOptions* o) { o->initial_backoff = absl::ZeroDuration(); }},
+      {"max_backoff: 1ms is not allowed; it must be >= initial_backoff (50ms)",
+       [](ClientOptions* o) { o->max_backoff = absl::Milliseconds(1); }},
+      {"max_attempts: 0", [](ClientOptions* o) { o->max_attempts = 0; }},
+      {"jitter: 1.5", [](ClientOptions* o) { o->jitter = 1.5; }},
+      {"jitter: nan",
+       [](ClientOptions* o) { o->jitter = std::numeric_limits<double>::quiet_NaN(); }},
+      {"client_id: 65 bytes", [](ClientOptions* o) { o->client_id = std::string(65, 'x'); }},
+  };
+  for (const auto& [message, spoil] : cases) {
+    ClientOptions options = GoodOptions();
+    spoil(&options);
+    const absl::Status status = options.Validate();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(message));
+  }
+}
+
+}  // namespace
+}  // namespace emberd::client

@@ -1,0 +1,116 @@
+#include "client/cpp/transport.h"
+
+#include <string>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "client/cpp/testing/fake_service.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::client {
+namespace {
+
+using ::emberd::client::testing::FakeService;
+using ::testing::HasSubstr;
+
+ClientOptions FastOptions(std::vector<std::string> addresses) {
+  ClientOptions options;
+  options.addresses = std::move(addresses);
+  options.initial_backoff = absl::Milliseconds(5);
+  options.max_backoff = absl::Milliseconds(20);
+  return options;
+}
+
+// A port on which nobody listens: that of a server that has gone.
+std::string DeadAddress() { return FakeService().address(); }
+
+TEST(BackoffPauseTest, DoublesUpToTheMaximum) {
+  ClientOptions options;
+  options.initial_backoff = absl::Milliseconds(50);
+  options.max_backoff = absl::Milliseconds(300);
+  options.jitter = 0.5;
+  EXPECT_EQ(BackoffPause(options, 1, 0.5), absl::Milliseconds(50));
+  EXPECT_EQ(BackoffPause(options, 2, 0.5), absl::Milliseconds(100));
+  EXPECT_EQ(BackoffPause(options, 4, 0.5), absl::Milliseconds(300));
+  EXPECT_EQ(BackoffPause(options, 5000, 0.5), absl::Milliseconds(300));
+  EXPECT_EQ(BackoffPause(options, 1, 0), absl::Milliseconds(25));
+  EXPECT_EQ(BackoffPause(options, 4, 0), absl::Milliseconds(150));
+}
+
+TEST(TransportTest, ConnectGivesUpAfterItsTimeout) {
+  ClientOptions options = FastOptions({DeadAddress()});
+  options.connect_timeout = absl::Milliseconds(200);
+  const absl::Status status = Transport::Connect(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(options.addresses[0]));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("200ms"));
+}
+
+TEST(TransportTest, ConnectWaitsForAServerThatStartsLate) {
+  const std::string address = DeadAddress();
+  std::unique_ptr<FakeService> late;
+  std::thread starter([&] {
+    absl::SleepFor(absl::Milliseconds(150));
+    late = std::make_unique<FakeService>(address);
+  });
+  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Connect(FastOptions({address}));
+  starter.join();
+  EXPECT_TRUE(transport.ok()) << transport.status();
+}
+
+TEST(TransportTest, TurnsToTheNextCoordinatorAndStaysThere) {
+  FakeService good;
+  absl::StatusOr<std::unique_ptr<Transport>> transport =
+      Transport::Connect(FastOptions({DeadAddress(), good.address()}));
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  int answered = -1;
+  int tries = 0;
+  const auto call = [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+    ++tries;
+    v1::GetStatusResponse response;
+    return coordinator.admin->GetStatus(context, {}, &response);
+  };
+  EXPECT_TRUE((*transport)->Call({}, call, &answered).ok());
+  EXPECT_EQ(answered, 1);
+  EXPECT_EQ(tries, 1);
+  // A call for the dead one must not be answered by another.
+  EXPECT_EQ((*transport)->Call({absl::Milliseconds(300), 0}, call, &answered).code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(answered, 0);
+  EXPECT_GT(tries, 2);
+}
+
+TEST(TransportTest, GivesUpEarlyWhenTheNextPauseWouldOutlastTheDeadline) {
+  FakeService service;
+  ClientOptions options = FastOptions({service.address()});
+  options.initial_backoff = options.max_backoff = absl::Hours(1);
+  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Connect(options);
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  const absl::Status status = (*transport)->Call({}, [](const Coordinator&, grpc::ClientContext*) {
+    return grpc::Status(grpc::UNAVAILABLE, "shard 3 is gone");
+  });
+  EXPECT_EQ(status, absl::UnavailableError("shard 3 is gone"));
+}
+
+TEST(TransportTest, CancelEndsAPause) {
+  FakeService service;
+  ClientOptions options = FastOptions({service.address()});
+  options.initial_backoff = options.max_backoff = absl::Seconds(20);
+  options.jitter = 0;
+  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Connect(options);
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  std::thread canceller;
+  const absl::Status status = (*transport)->Call({}, [&](const Coordinator&, grpc::ClientContext*) {
+    canceller = std::thread([&] {
+      absl::SleepFor(absl::Milliseconds(50));
+      (*transport)->CancelCalls();
+    });
+    return grpc::Status(grpc::UNAVAILABLE, "later");
+  });
+  canceller.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace emberd::client
