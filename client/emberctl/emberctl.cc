@@ -1,0 +1,146 @@
+#include "client/emberctl/emberctl.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/status/status.h"
+#include "client/emberctl/commands.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/session.h"
+
+namespace emberd::emberctl {
+namespace {
+
+constexpr char kFooter[] = R"(
+Example, against `emberd up --shards 2`:
+  emberctl declare model.textproto
+  emberctl status
+  emberctl rows get my_model users 7 8
+  emberctl rows set my_model users 7=0.5,1,-2,0.25
+
+Exit codes:
+  0  done
+  1  refused, by the server or by the check of a file
+  2  the command line makes no sense
+  3  no coordinator, or a shard, answers in time)";
+
+// A command line on its way: the options that CLI11 fills in, and the command that was chosen.
+struct CommandLine {
+  CommandLine(Session& session) : session(session) {}
+
+  Session& session;
+  std::string model, path, kind = "auto";
+  RowsTarget target;
+  std::vector<int64_t> ids;
+  std::vector<std::string> row_texts;
+  std::function<absl::Status()> command;
+};
+
+void AddCommonOptions(CLI::App& app, CommandLine& line) {
+  line.session.addresses = {"127.0.0.1:7400"};
+  app.add_option(
+         "-a,--address", line.session.addresses,
+         "host:port of a coordinator; may be given several times, then they are tried in turn")
+      ->envname("EMBERD_ADDRESS")
+      ->capture_default_str();
+  app.add_flag("--json", line.session.json, "Write JSON, errors too");
+  app.add_option("--timeout", line.session.timeout_seconds, "Seconds to wait for each answer")
+      ->check(CLI::Range(0.001, 86400.0))
+      ->capture_default_str();
+}
+
+void AddModelCommands(CLI::App& app, CommandLine& line) {
+  app.add_subcommand("status",
+                     "State of the coordinator, the shards and the models; 3 if a shard is down")
+      ->callback([&line] { line.command = [&line] { return ShowStatus(line.session); }; });
+  CLI::App* tables = app.add_subcommand("tables", "List the tables of a model, or of all");
+  tables->add_option("MODEL", line.model, "Name of the model");
+  tables->callback(
+      [&line] { line.command = [&line] { return ListTables(line.session, line.model); }; });
+  CLI::App* describe =
+      app.add_subcommand("describe", "How a model is stacked and placed over the cluster");
+  describe->add_option("MODEL", line.model, "Name of the model")->required();
+  describe->callback(
+      [&line] { line.command = [&line] { return Describe(line.session, line.model); }; });
+  CLI::App* declare = app.add_subcommand(
+      "declare", "Make the tables of a model; nothing happens if they are there");
+  declare->add_option("FILE", line.path, "ModelConfig as text proto or JSON")->required();
+  declare->callback(
+      [&line] { line.command = [&line] { return Declare(line.session, line.path); }; });
+  CLI::App* validate =
+      app.add_subcommand("validate", "Check a model or cluster config; needs no server");
+  validate->add_option("FILE", line.path, "ModelConfig or ClusterConfig as text proto or JSON")
+      ->required();
+  validate->add_option("--kind", line.kind, "What FILE is")
+      ->check(CLI::IsMember({"auto", "model", "cluster"}))
+      ->capture_default_str();
+  validate->callback(
+      [&line] { line.command = [&line] { return Validate(line.session, line.path, line.kind); }; });
+}
+
+absl::Status SetRowsFromTexts(CommandLine& line) {
+  std::vector<RowText> rows;
+  for (const std::string& text : line.row_texts) rows.push_back(*ParseRow(text));
+  return SetRows(line.session, line.target, rows);
+}
+
+void AddRowCommands(CLI::App& app, CommandLine& line) {
+  CLI::App* rows = app.add_subcommand("rows", "Read and write rows of a table by id");
+  rows->require_subcommand(1);
+  const auto add_target = [&line](CLI::App* command) {
+    command->add_option("MODEL", line.target.model, "Name of the model")->required();
+    command->add_option("TABLE", line.target.table, "Name of the table")->required();
+    command->add_option("--slot", line.target.slot,
+                        "An optimizer slot instead of the weights, for example accumulator");
+  };
+  CLI::App* get = rows->add_subcommand("get", "Print rows, one a line: ID=VALUE,VALUE,...");
+  add_target(get);
+  get->add_option("ID", line.ids, "Ids of the rows")->required();
+  get->callback(
+      [&line] { line.command = [&line] { return GetRows(line.session, line.target, line.ids); }; });
+  CLI::App* set = rows->add_subcommand("set", "Overwrite rows, written as `rows get` prints them");
+  add_target(set);
+  set->add_option("ROW", line.row_texts, "ID=VALUE,VALUE,...")
+      ->required()
+      ->check(
+          [](const std::string& text) { return std::string(ParseRow(text).status().message()); });
+  set->callback([&line] { line.command = [&line] { return SetRowsFromTexts(line); }; });
+}
+
+int Report(const absl::Status& status, bool json, std::ostream& err) {
+  if (status.ok()) return kOk;
+  const std::string code = absl::StatusCodeToString(status.code());
+  const std::string message(status.message());
+  if (json) {
+    err << Json{{"error", {{"code", code}, {"message", message}}}}.dump(1) << "\n";
+  } else {
+    err << "emberctl: " << code << ": " << message << "\n";
+  }
+  const bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  return unreachable ? kUnreachable : kRefused;
+}
+
+}  // namespace
+
+int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  Session session(out);
+  CommandLine line(session);
+  CLI::App app("emberctl: looks into an emberd cluster and changes its tables", "emberctl");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  app.fallthrough();
+  AddCommonOptions(app, line);
+  AddModelCommands(app, line);
+  AddRowCommands(app, line);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, out, err) == 0 ? kOk : kUsage;
+  }
+  return Report(line.command(), session.json, err);
+}
+
+}  // namespace emberd::emberctl

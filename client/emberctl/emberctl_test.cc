@@ -1,0 +1,200 @@
+#include "client/emberctl/emberctl.h"
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "client/cpp/testing/fake_service.h"
+#include "client/emberctl/commands.h"
+#include "client/emberctl/output.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::emberctl {
+namespace {
+
+using ::emberd::client::testing::FakeService;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+struct Outcome {
+  int code = -1;
+  std::string out, err;
+};
+
+Outcome Emberctl(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "emberctl");
+  std::ostringstream out, err;
+  Outcome outcome;
+  outcome.code = Run(static_cast<int>(arguments.size()), arguments.data(), out, err);
+  outcome.out = out.str();
+  outcome.err = err.str();
+  return outcome;
+}
+
+std::string WriteFile(const std::string& name, const std::string& text) {
+  const std::string path = ::testing::TempDir() + "/emberctl_test_" + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+constexpr char kModel[] = R"(# comment: shards
+name: "m"
+tables { name: "t" vocabulary_size: 10 embedding_dim: 2 }
+features { name: "x" table: "t" })";
+
+class EmberctlTest : public ::testing::Test {
+ protected:
+  Outcome Call(std::vector<const char*> arguments) {
+    arguments.insert(arguments.end(), {"--address", service_.address().c_str()});
+    return Emberctl(std::move(arguments));
+  }
+  void Declare() {
+    const std::string path = WriteFile("model.textproto", kModel);
+    const Outcome declared = Call({"declare", path.c_str()});
+    ASSERT_EQ(declared.code, kOk) << declared.err;
+    EXPECT_THAT(declared.out, StartsWith("m: created, id 000000000000002a, 1 tables in 1 stacks"));
+  }
+
+  FakeService service_;
+};
+
+TEST_F(EmberctlTest, StatusTellsThatAShardIsDown) {
+  const Outcome status = Call({"status"});
+  EXPECT_EQ(status.code, kUnreachable);
+  EXPECT_THAT(status.out, HasSubstr("emberd 0.0-fake, up 0s, 3 batches"));
+  EXPECT_THAT(status.out, HasSubstr("1      127.0.0.1:1  DOWN   not there\n"));
+  EXPECT_THAT(status.err, HasSubstr("shard 1 (127.0.0.1:1) does not answer: not there"));
+}
+
+TEST_F(EmberctlTest, DescribesModels) {
+  Declare();
+  const Outcome described = Call({"describe", "m"});
+  EXPECT_EQ(described.code, kOk) << described.err;
+  EXPECT_THAT(described.out, StartsWith("m: id 000000000000002a"));
+  EXPECT_THAT(described.out, HasSubstr("m      t      10          2    MEAN"));
+  for (const Outcome& tables : {Call({"tables"}), Call({"tables", "m"})}) {
+    EXPECT_EQ(tables.code, kOk) << tables.err;
+    EXPECT_THAT(tables.out, StartsWith("MODEL  TABLE"));
+    EXPECT_THAT(tables.out, HasSubstr("m      t "));
+  }
+  const Json json = Json::parse(Call({"tables", "--json"}).out);
+  EXPECT_EQ(json[0]["vocabulary_size"], 10);
+  EXPECT_EQ(json[0]["slots"][0], "accumulator");
+}
+
+TEST_F(EmberctlTest, ReadsWhatItHasWritten) {
+  Declare();
+  Outcome rows = Call({"rows", "get", "m", "t", "7", "3"});
+  EXPECT_EQ(rows.code, kOk) << rows.err;
+  EXPECT_EQ(rows.out, "7=7,7.01\n3=3,3.01\n");
+  rows = Call({"rows", "set", "m", "t", "3=0.1,-2e-7", "4=1,2"});
+  EXPECT_EQ(rows.code, kOk) << rows.err;
+  EXPECT_EQ(rows.out, "2 rows written\n");
+  EXPECT_EQ(Call({"rows", "get", "m", "t", "3"}).out, "3=0.1,-2e-07\n");
+  const Json json = Json::parse(Call({"--json", "rows", "get", "m", "t", "4"}).out);
+  EXPECT_EQ(json["rows"][0]["id"], 4);
+  EXPECT_EQ(json["rows"][0]["values"][1], 2.0f);
+  rows = Call({"rows", "set", "m", "t", "3=1,2", "4=1"});
+  EXPECT_EQ(rows.code, kRefused);
+  EXPECT_THAT(rows.err, HasSubstr("row 4 has 1 values; the first row has 2"));
+}
+
+TEST_F(EmberctlTest, SaysWhatTheServerSaid) {
+  Outcome described = Call({"describe", "other"});
+  EXPECT_EQ(described.code, kRefused);
+  EXPECT_EQ(described.err, "emberctl: NOT_FOUND: name: there is no model \"other\"\n");
+  described = Call({"describe", "other", "--json"});
+  EXPECT_EQ(described.code, kRefused);
+  EXPECT_EQ(Json::parse(described.err)["error"]["code"], "NOT_FOUND");
+  EXPECT_THAT(described.out, IsEmpty());
+}
+
+TEST(EmberctlExitCodeTest, NobodyThere) {
+  const std::string gone = FakeService().address();
+  const Outcome status = Emberctl({"status", "-a", gone.c_str(), "--timeout", "0.2"});
+  EXPECT_EQ(status.code, kUnreachable);
+  EXPECT_THAT(status.err, HasSubstr(gone));
+}
+
+TEST(EmberctlExitCodeTest, WrongCommandLines) {
+  const std::vector<std::vector<const char*>> wrong = {
+      {},
+      {"fly"},
+      {"describe"},
+      {"rows"},
+      {"rows", "get", "m", "t"},
+      {"rows", "get", "m", "t", "x"},
+      {"rows", "set", "m", "t", "7"},
+      {"rows", "set", "m", "t", "7=a"},
+      {"status", "--timeout", "-1"},
+      {"validate", "f", "--kind", "bird"},
+  };
+  for (const std::vector<const char*>& arguments : wrong) {
+    const Outcome outcome = Emberctl(arguments);
+    EXPECT_EQ(outcome.code, kUsage) << outcome.err;
+    EXPECT_THAT(outcome.out, IsEmpty());
+    EXPECT_FALSE(outcome.err.empty());
+  }
+}
+
+TEST(EmberctlExitCodeTest, Help) {
+  const Outcome help = Emberctl({"--help"});
+  EXPECT_EQ(help.code, kOk);
+  EXPECT_THAT(help.out, HasSubstr("emberctl rows get my_model users 7 8"));
+  EXPECT_THAT(help.out, HasSubstr("Exit codes:"));
+}
+
+TEST(ValidateTest, TellsModelsFromClusters) {
+  const std::string model = WriteFile("a.textproto", kModel);
+  Outcome outcome = Emberctl({"validate", model.c_str()});
+  EXPECT_EQ(outcome.code, kOk) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("valid model \"m\": 1 tables, 1 features, 20 weights"));
+  const std::string cluster = WriteFile(
+      "b.json", R"({"shards": [{"address": "a:1"}], "coordinators": [{"address": "a:2"}]})");
+  outcome = Emberctl({"validate", cluster.c_str()});
+  EXPECT_EQ(outcome.code, kOk) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("valid cluster: 1 shards x 2 SparseCores, 1 coordinators"));
+  // Defaults are filled in.
+  outcome = Emberctl({"validate", cluster.c_str(), "--json"});
+  EXPECT_EQ(Json::parse(outcome.out)["sparsecores_per_shard"], 2);
+}
+
+TEST(ValidateTest, NamesTheField) {
+  const std::string path = WriteFile("c.textproto", R"(name: "m"
+      tables { name: "t" vocabulary_size: 0 embedding_dim: 2 } features { name: "x" table: "t" })");
+  Outcome outcome = Emberctl({"validate", path.c_str()});
+  EXPECT_EQ(outcome.code, kRefused);
+  EXPECT_THAT(outcome.err, HasSubstr("tables[0].vocabulary_size"));
+  outcome = Emberctl({"validate", "/does/not/exist"});
+  EXPECT_EQ(outcome.code, kRefused);
+  EXPECT_THAT(outcome.err, HasSubstr("/does/not/exist"));
+}
+
+TEST(ParseRowTest, ReadsWhatRowsGetPrints) {
+  absl::StatusOr<RowText> row = ParseRow("7=0.5,1,-2e-3");
+  ASSERT_TRUE(row.ok()) << row.status();
+  EXPECT_EQ(row->id, 7);
+  EXPECT_THAT(row->values, ElementsAre(0.5f, 1, -2e-3f));
+  for (const char* wrong : {"", "7", "=1", "x=1", "7=", "7=1,", "7=1,b", "7=1=2"}) {
+    EXPECT_EQ(ParseRow(wrong).status().code(), absl::StatusCode::kInvalidArgument) << wrong;
+  }
+}
+
+TEST(OutputTest, SizesTimesAndFloats) {
+  EXPECT_EQ(Bytes(0), "0 B");
+  EXPECT_EQ(Bytes(1023), "1023 B");
+  EXPECT_EQ(Bytes(1536), "1.5 KiB");
+  EXPECT_EQ(Bytes(int64_t{3} << 40), "3.0 TiB");
+  EXPECT_EQ(Uptime(59'999), "59s");
+  EXPECT_EQ(Uptime(192'000), "3m 12s");
+  EXPECT_EQ(Uptime(7'380'000), "2h 3m");
+  EXPECT_EQ(Float(0.1f), "0.1");
+  EXPECT_EQ(Float(16777216.0f), "16777216");
+}
+
+}  // namespace
+}  // namespace emberd::emberctl
