@@ -44,6 +44,7 @@ void AddCommonOptions(CLI::App& app, CommandLine& line) {
   app.add_option(
          "-a,--address", line.session.addresses,
          "host:port of a coordinator; may be given several times, then they are tried in turn")
+      ->allow_extra_args(false)  // what follows the address is not another one
       ->envname("EMBERD_ADDRESS")
       ->capture_default_str();
   app.add_flag("--json", line.session.json, "Write JSON, errors too");

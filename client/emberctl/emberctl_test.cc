@@ -72,7 +72,7 @@ TEST_F(EmberctlTest, StatusTellsThatAShardIsDown) {
 
 TEST_F(EmberctlTest, DescribesModels) {
   Declare();
-  const Outcome described = Call({"describe", "m"});
+  const Outcome described = Emberctl({"describe", "-a", service_.address().c_str(), "m"});
   EXPECT_EQ(described.code, kOk) << described.err;
   EXPECT_THAT(described.out, StartsWith("m: id 000000000000002a"));
   EXPECT_THAT(described.out, HasSubstr("m      t      10          2    MEAN"));
