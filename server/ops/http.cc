@@ -5,9 +5,9 @@
 #include <vector>
 
 #include <CivetServer.h>
+#include <prometheus/exposer.h>
 
 #include "absl/strings/str_cat.h"
-#include "prometheus/exposer.h"
 #include "server/ops/address.h"
 
 namespace emberd::ops {

@@ -16,11 +16,12 @@
 #include <string>
 #include <vector>
 
+#include <prometheus/collectable.h>
+
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "emberd/v1/statistics.pb.h"
-#include "prometheus/collectable.h"
 #include "server/ops/metric_registry.h"
 #include "server/ops/rpc_names.h"
 

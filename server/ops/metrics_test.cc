@@ -10,9 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-#include "prometheus/text_serializer.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <prometheus/text_serializer.h>
+
 #include "server/ops/metric_catalogue.h"
 
 namespace emberd::ops {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include <dirent.h>
+#include <prometheus/metric_family.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "prometheus/metric_family.h"
 #include "server/ops/metric_catalogue.h"
 
 namespace emberd::ops {

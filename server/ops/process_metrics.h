@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "prometheus/collectable.h"
+#include <prometheus/collectable.h>
 
 namespace emberd::ops {
 

@@ -1,0 +1,70 @@
+#include "server/launcher/files.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace emberd::launcher {
+
+absl::Status WriteFileAtomically(const std::string& path, const std::string& content) {
+  const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
+  {
+    std::ofstream file(temporary, std::ios::binary);
+    file << content;
+    if (!file.flush()) return absl::ErrnoToStatus(errno, absl::StrCat(temporary, ": cannot write"));
+  }
+  if (std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  const absl::Status status = absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot write"));
+  unlink(temporary.c_str());
+  return status;
+}
+
+absl::Status WriteReadyFile(const std::string& path, const ReadyInfo& info) {
+  return WriteFileAtomically(
+      path, absl::StrCat("grpc=", info.grpc, "\nhttp=", info.http, "\npid=", info.pid, "\n"));
+}
+
+absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return absl::NotFoundError(absl::StrCat(path, ": not there"));
+  std::stringstream content;
+  content << file.rdbuf();
+  ReadyInfo info;
+  for (absl::string_view line : absl::StrSplit(content.str(), '\n', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> entry =
+        absl::StrSplit(line, absl::MaxSplits('=', 1));
+    if (entry.first == "grpc") info.grpc = std::string(entry.second);
+    if (entry.first == "http") info.http = std::string(entry.second);
+    if (entry.first == "pid" && !absl::SimpleAtoi(entry.second, &info.pid)) info.pid = 0;
+  }
+  if (!info.grpc.empty() && info.pid > 0) return info;
+  return absl::InvalidArgumentError(absl::StrCat(path, ": not a ready file"));
+}
+
+absl::StatusOr<std::unique_ptr<ScratchDirectory>> ScratchDirectory::Create() {
+  std::error_code error;
+  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  std::string path = (error ? "/tmp" : parent.string()) + "/emberd-XXXXXX";
+  if (mkdtemp(path.data()) == nullptr) {
+    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot make a directory"));
+  }
+  return std::unique_ptr<ScratchDirectory>(new ScratchDirectory(std::move(path)));
+}
+
+ScratchDirectory::~ScratchDirectory() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+}  // namespace emberd::launcher

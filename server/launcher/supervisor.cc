@@ -1,0 +1,149 @@
+#include "server/launcher/supervisor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <signal.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/ops/logging.h"
+
+namespace emberd::launcher {
+namespace {
+
+using ops::Log;
+using ops::LogLevel;
+
+constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
+
+// The file that this run of the process wrote, not an earlier one's.
+absl::StatusOr<ReadyInfo> ReadyFileOf(const ProcessSpec& spec, pid_t pid) {
+  absl::StatusOr<ReadyInfo> info = ReadReadyFile(spec.ready_file);
+  if (info.ok() && info->pid != pid) return absl::NotFoundError("of an earlier process");
+  return info;
+}
+
+}  // namespace
+
+absl::StatusOr<int> Supervisor::Start(ProcessSpec spec) {
+  Process process;
+  process.spec = std::move(spec);
+  process.backoff = options_.min_backoff;
+  const absl::Status status = Launch(&process);
+  if (!status.ok()) return status;
+  processes_.push_back(std::move(process));
+  return static_cast<int>(processes_.size()) - 1;
+}
+
+absl::Status Supervisor::Launch(Process* process) {
+  unlink(process->spec.ready_file.c_str());
+  absl::StatusOr<std::unique_ptr<ChildProcess>> child = ChildProcess::Start(process->spec.argv);
+  if (!child.ok()) return child.status();
+  process->child = *std::move(child);
+  process->ready = false;
+  process->started = absl::Now();
+  process->next_start = absl::InfiniteFuture();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReadyInfo> Supervisor::WaitReady(int index) {
+  Process& process = processes_[index];
+  const absl::Time deadline = absl::Now() + options_.ready_timeout;
+  while (absl::Now() < deadline) {
+    if (!process.child->Running()) {
+      return absl::UnavailableError(
+          absl::StrCat(process.spec.name, " ", process.child->End(), " before it served"));
+    }
+    absl::StatusOr<ReadyInfo> info = ReadyFileOf(process.spec, process.child->pid());
+    if (info.ok()) {
+      process.ready = true;
+      return info;
+    }
+    if (options_.stop_requested(absl::Milliseconds(10))) {
+      return absl::CancelledError(absl::StrCat("stopped before ", process.spec.name, " served"));
+    }
+  }
+  return absl::DeadlineExceededError(absl::StrCat(process.spec.name, " does not serve after ",
+                                                  absl::FormatDuration(options_.ready_timeout)));
+}
+
+absl::Status Supervisor::Run() {
+  while (!options_.stop_requested(kPollInterval)) {
+    for (Process& process : processes_) Watch(&process);
+    const bool any_left = std::any_of(processes_.begin(), processes_.end(), [](const auto& p) {
+      return p.child != nullptr || p.next_start != absl::InfiniteFuture();
+    });
+    if (!any_left) return absl::UnavailableError("every process of the cluster is dead");
+  }
+  return absl::OkStatus();
+}
+
+void Supervisor::Watch(Process* process) {
+  if (process->child != nullptr && !process->child->Running()) OnDeath(process);
+  if (process->child == nullptr) {
+    if (absl::Now() < process->next_start) return;
+    const absl::Status status = Launch(process);
+    if (!status.ok()) {
+      Log(LogLevel::kError, "cannot restart", {{"child", process->spec.name}, {"status", status}});
+      process->next_start = absl::Now() + options_.max_backoff;
+      return;
+    }
+    ++restarts_;
+    Log(LogLevel::kInfo, "restarted",
+        {{"child", process->spec.name}, {"pid", process->child->pid()}});
+  }
+  if (process->ready) return;
+  const absl::StatusOr<ReadyInfo> info = ReadyFileOf(process->spec, process->child->pid());
+  if (!info.ok()) return;
+  process->ready = true;
+  Log(LogLevel::kInfo, "serves again", {{"child", process->spec.name}, {"grpc", info->grpc}});
+}
+
+void Supervisor::OnDeath(Process* process) {
+  const absl::Time now = absl::Now();
+  if (now - process->started >= options_.stable_after) process->backoff = options_.min_backoff;
+  std::vector<ops::LogField> fields = {{"child", process->spec.name},
+                                       {"pid", process->child->pid()},
+                                       {"end", process->child->End()}};
+  process->child.reset();
+  if (options_.restart) {
+    process->next_start = now + process->backoff;
+    fields.emplace_back("restart_in_ms", absl::ToInt64Milliseconds(process->backoff));
+    process->backoff = std::min(2 * process->backoff, options_.max_backoff);
+  }
+  Log(LogLevel::kError, "a process died", fields);
+}
+
+void Supervisor::Stop() {
+  std::vector<int> stages;
+  for (const Process& process : processes_) stages.push_back(process.spec.stage);
+  std::sort(stages.rbegin(), stages.rend());
+  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
+  for (const int stage : stages) StopStage(stage);
+}
+
+void Supervisor::StopStage(int stage) {
+  const absl::Time deadline = absl::Now() + options_.stop_timeout;
+  for (Process& process : processes_) {
+    if (process.spec.stage != stage) continue;
+    process.next_start = absl::InfiniteFuture();
+    if (process.child != nullptr) process.child->Signal(SIGTERM);
+  }
+  for (Process& process : processes_) {
+    if (process.spec.stage != stage || process.child == nullptr) continue;
+    if (!process.child->WaitFor(deadline - absl::Now())) {
+      Log(LogLevel::kWarning, "does not stop: killed",
+          {{"child", process.spec.name}, {"pid", process.child->pid()}});
+    }
+    process.child.reset();
+  }
+}
+
+pid_t Supervisor::pid(int process) const {
+  const auto& child = processes_[process].child;
+  return child == nullptr ? 0 : child->pid();
+}
+
+}  // namespace emberd::launcher

@@ -1,0 +1,83 @@
+// Starts the processes of a cluster on this machine, starts them again when they die, and stops
+// them in order.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/launcher/child_process.h"
+#include "server/launcher/files.h"
+
+namespace emberd::launcher {
+
+struct SupervisorOptions {
+  // Waits up to the given time; true at once when a stop has been asked for.
+  std::function<bool(absl::Duration)> stop_requested;
+  // Start a process again that ended by itself. The trade-off: with it a cluster heals, without it
+  // a fault stays visible.
+  bool restart = true;
+  // Between the end of a process and its next start; doubles with each death in a row, and starts
+  // over after `stable_after` without one.
+  absl::Duration min_backoff = absl::Milliseconds(200);
+  absl::Duration max_backoff = absl::Seconds(5);
+  absl::Duration stable_after = absl::Seconds(10);
+  // How long a process may take to get ready, and to end after SIGTERM.
+  absl::Duration ready_timeout = absl::Seconds(60);
+  absl::Duration stop_timeout = absl::Seconds(15);
+};
+
+struct ProcessSpec {
+  std::string name;               // in the log, e.g. "shard-2"
+  std::vector<std::string> argv;  // argv[0] is a path
+  std::string ready_file;         // the process writes it when it serves (files.h)
+  int stage = 0;                  // higher stages are stopped first
+};
+
+// Not thread-safe; belongs to the main thread (see child_process.h). The destructor kills what
+// still runs.
+class Supervisor {
+ public:
+  explicit Supervisor(SupervisorOptions options) : options_(std::move(options)) {}
+
+  // Starts a process and gives its number, 0, 1, ... Does not wait for it.
+  absl::StatusOr<int> Start(ProcessSpec spec);
+  // CANCELLED: a stop was asked for. UNAVAILABLE: the process ended first. DEADLINE_EXCEEDED: not
+  // ready in time.
+  absl::StatusOr<ReadyInfo> WaitReady(int process);
+
+  // Watches over the processes until a stop is asked for (OK), or until all are dead and may not be
+  // restarted (UNAVAILABLE).
+  absl::Status Run();
+
+  // SIGTERM, stage after stage; SIGKILL for what still runs after stop_timeout.
+  void Stop();
+
+  pid_t pid(int process) const;  // 0 while it does not run
+  int restarts() const { return restarts_; }
+
+ private:
+  struct Process {
+    ProcessSpec spec;
+    std::unique_ptr<ChildProcess> child;  // null: waits for next_start
+    bool ready = false;
+    absl::Time started;
+    absl::Time next_start = absl::InfiniteFuture();
+    absl::Duration backoff;
+  };
+
+  absl::Status Launch(Process* process);
+  void Watch(Process* process);
+  void OnDeath(Process* process);
+  void StopStage(int stage);
+
+  const SupervisorOptions options_;
+  std::vector<Process> processes_;
+  int restarts_ = 0;
+};
+
+}  // namespace emberd::launcher

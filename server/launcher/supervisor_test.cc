@@ -1,0 +1,216 @@
+// A cluster on one machine is only as good as its babysitter: these tests catch children that
+// outlive their parent, a dead shard that stays dead, a stop that hangs on a child that ignores
+// SIGTERM, shards that go before the coordinator that still needs them, and a ready file of an
+// earlier run that is taken for this one's. The children are shell scripts.
+#include "server/launcher/supervisor.h"
+
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/launcher/child_process.h"
+
+namespace emberd::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+
+class SupervisorTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto directory = ScratchDirectory::Create();
+    ASSERT_TRUE(directory.ok()) << directory.status();
+    directory_ = *std::move(directory);
+  }
+
+  SupervisorOptions Options() {
+    SupervisorOptions options;
+    options.stop_requested = [this](absl::Duration limit) {
+      absl::SleepFor(std::min(limit, absl::Milliseconds(5)));
+      return stop_();
+    };
+    options.min_backoff = absl::Milliseconds(5);
+    options.max_backoff = absl::Milliseconds(20);
+    options.stop_timeout = absl::Seconds(20);
+    return options;
+  }
+
+  std::string Path(const std::string& file) const { return directory_->path() + "/" + file; }
+
+  // A process that runs `setup`, says that it serves, and goes on with `body`.
+  ProcessSpec Script(const std::string& name, const std::string& body,
+                     const std::string& setup = ":", int stage = 0) {
+    const std::string file = Path(name);
+    const std::string ready = absl::StrCat("printf 'grpc=127.0.0.1:1\\nhttp=\\npid=%d\\n' $$ > ",
+                                           file, ".tmp && mv ", file, ".tmp ", file);
+    return {.name = name,
+            .argv = {"/bin/sh", "-c", absl::StrCat(setup, "; ", ready, "; ", body)},
+            .ready_file = file,
+            .stage = stage};
+  }
+
+  std::string Read(const std::string& file) const {
+    std::stringstream content;
+    content << std::ifstream(Path(file)).rdbuf();
+    return content.str();
+  }
+
+  std::function<bool()> stop_ = [] { return false; };
+  std::unique_ptr<ScratchDirectory> directory_;
+};
+
+TEST_F(SupervisorTest, RestartsWhatDiesAndStopsOnRequest) {
+  Supervisor supervisor(Options());
+  const auto process = supervisor.Start(Script("shard-0", "exec sleep 100"));
+  ASSERT_TRUE(process.ok()) << process.status();
+  const auto ready = supervisor.WaitReady(*process);
+  ASSERT_TRUE(ready.ok()) << ready.status();
+  const pid_t first = supervisor.pid(*process);
+  EXPECT_EQ(ready->pid, first);
+  kill(first, SIGKILL);
+  stop_ = [&] {  // once the second run says that it serves
+    const auto again = ReadReadyFile(Path("shard-0"));
+    return again.ok() && again->pid != first;
+  };
+  EXPECT_TRUE(supervisor.Run().ok());
+  EXPECT_EQ(supervisor.restarts(), 1);
+  EXPECT_NE(supervisor.pid(*process), first);
+  const pid_t second = supervisor.pid(*process);
+  supervisor.Stop();
+  EXPECT_EQ(supervisor.pid(*process), 0);
+  EXPECT_EQ(kill(second, 0), -1);
+}
+
+TEST_F(SupervisorTest, KeepsRestartingWhatNeverLives) {
+  Supervisor supervisor(Options());
+  ASSERT_TRUE(supervisor.Start(Script("shard-0", "exit 3")).ok());
+  stop_ = [&] { return supervisor.restarts() >= 5; };
+  EXPECT_TRUE(supervisor.Run().ok());
+}
+
+TEST_F(SupervisorTest, WithoutRestartItEndsWhenAllAreDead) {
+  SupervisorOptions options = Options();
+  options.restart = false;
+  Supervisor supervisor(options);
+  ASSERT_TRUE(supervisor.Start(Script("shard-0", "exit 0")).ok());
+  ASSERT_TRUE(supervisor.Start(Script("shard-1", "exit 0")).ok());
+  EXPECT_EQ(supervisor.Run().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(supervisor.restarts(), 0);
+}
+
+TEST_F(SupervisorTest, WaitReadySaysWhatWentWrong) {
+  SupervisorOptions options = Options();
+  options.ready_timeout = absl::Milliseconds(300);
+  Supervisor supervisor(options);
+  const auto dies = supervisor.Start(Script("shard-0", ":", "exit 2"));
+  const auto killed = supervisor.Start(Script("shard-1", ":", "kill -9 $$"));
+  const auto hangs = supervisor.Start(Script("shard-2", ":", "sleep 100"));
+  const auto missing =
+      supervisor.Start({.name = "x", .argv = {"/no/such"}, .ready_file = Path("x")});
+  ASSERT_TRUE(dies.ok() && killed.ok() && hangs.ok() && missing.ok());
+  const auto message = [&](int process, absl::StatusCode code) {
+    const absl::Status status = supervisor.WaitReady(process).status();
+    EXPECT_EQ(status.code(), code) << status;
+    return std::string(status.message());
+  };
+  EXPECT_EQ(message(*dies, absl::StatusCode::kUnavailable),
+            "shard-0 exited with status 2 before it served");
+  EXPECT_EQ(message(*killed, absl::StatusCode::kUnavailable),
+            "shard-1 was killed by signal 9 (Killed) before it served");
+  EXPECT_THAT(message(*hangs, absl::StatusCode::kDeadlineExceeded), HasSubstr("shard-2"));
+  EXPECT_THAT(message(*missing, absl::StatusCode::kUnavailable), HasSubstr("status 127"));
+  stop_ = [] { return true; };
+  EXPECT_EQ(supervisor.WaitReady(*hangs).status().code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(SupervisorTest, AnEarlierRunsReadyFileDoesNotCount) {
+  Supervisor supervisor(Options());
+  // The process itself puts back a file with another pid, as a slow earlier run might.
+  ProcessSpec spec = Script(
+      "shard-0", "exec sleep 100",
+      absl::StrCat("printf 'grpc=a:1\\nhttp=\\npid=1\\n' > ", Path("shard-0"), "; sleep 0.2"));
+  const auto process = supervisor.Start(spec);
+  ASSERT_TRUE(process.ok());
+  const auto ready = supervisor.WaitReady(*process);
+  ASSERT_TRUE(ready.ok()) << ready.status();
+  EXPECT_EQ(ready->grpc, "127.0.0.1:1");
+}
+
+TEST_F(SupervisorTest, HigherStagesStopFirst) {
+  Supervisor supervisor(Options());
+  const auto script = [&](const std::string& name, int stage) {
+    return Script(
+        name, "while :; do sleep 0.02; done",
+        absl::StrCat("trap 'sleep 0.1; echo ", name, " >> ", Path("order"), "; exit 0' TERM"),
+        stage);
+  };
+  ASSERT_TRUE(supervisor.Start(script("shard-0", 0)).ok());
+  ASSERT_TRUE(supervisor.Start(script("coordinator-0", 1)).ok());
+  ASSERT_TRUE(supervisor.WaitReady(0).ok());
+  ASSERT_TRUE(supervisor.WaitReady(1).ok());
+  supervisor.Stop();
+  EXPECT_EQ(Read("order"), "coordinator-0\nshard-0\n");
+}
+
+TEST_F(SupervisorTest, KillsWhatIgnoresSigterm) {
+  SupervisorOptions options = Options();
+  options.stop_timeout = absl::Milliseconds(200);
+  Supervisor supervisor(options);
+  ASSERT_TRUE(
+      supervisor.Start(Script("shard-0", "while :; do sleep 0.02; done", "trap '' TERM")).ok());
+  ASSERT_TRUE(supervisor.WaitReady(0).ok());
+  const pid_t pid = supervisor.pid(0);
+  supervisor.Stop();
+  EXPECT_EQ(kill(pid, 0), -1);
+}
+
+TEST(ChildProcessTest, StandardOutputOfTheParentStaysClean) {
+  ::testing::internal::CaptureStdout();
+  auto child = ChildProcess::Start({"/bin/sh", "-c", "echo noise"});
+  ASSERT_TRUE(child.ok());
+  EXPECT_TRUE((*child)->WaitFor(absl::Seconds(20)));
+  EXPECT_EQ((*child)->End(), "exited with status 0");
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
+}
+
+// kill -9 of the launcher leaves it no chance to clean up: the kernel must.
+TEST(ChildProcessTest, DiesWithItsParentWhateverHappens) {
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans come to this process
+  int fds[2];
+  ASSERT_EQ(pipe(fds), 0);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    auto child = ChildProcess::Start({"/bin/sleep", "100"});
+    const pid_t pid = child.ok() ? (*child)->pid() : 0;
+    if (write(fds[1], &pid, sizeof(pid)) != sizeof(pid)) _exit(1);
+    absl::SleepFor(absl::Seconds(100));
+    _exit(0);
+  }
+  pid_t child = 0;
+  ASSERT_EQ(read(fds[0], &child, sizeof(child)), static_cast<ssize_t>(sizeof(child)));
+  ASSERT_GT(child, 0);
+  EXPECT_EQ(kill(child, 0), 0);
+  kill(parent, SIGKILL);
+  waitpid(parent, nullptr, 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGKILL);
+  close(fds[0]);
+  close(fds[1]);
+  prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+}  // namespace
+}  // namespace emberd::launcher
