@@ -1,9 +1,10 @@
-// The emulated SparseCores of one shard process: rows and optimizer slots of its partitions, gather and apply.
-// Knows nothing of gRPC, of other shards, or of who is asking.
+// The emulated SparseCores of one shard process: rows and optimizer slots of its partitions, gather
+// and apply. Knows nothing of gRPC, of other shards, or of who is asking.
 //
-// Threads: the engine owns a fixed pool. A partition is worked on by one thread at a time, in the order in which work
-// was submitted; partitions run in parallel. All public methods may be called from any thread and do not block on
-// other requests' work; callbacks run on a pool thread and must be short.
+// Threads: the engine owns a fixed pool. Rows of a partition are changed by one thread at a time,
+// in the order in which work was submitted; neighbouring reads share a partition, everything else
+// runs in parallel. All public methods may be called from any thread and do not block on other
+// requests' work; callbacks run on a pool thread and must be short.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +23,19 @@ namespace emberd::shard {
 
 struct EngineOptions {
   int threads = 0;  // 0: number of CPUs
-  // Bytes of weights and slots that one partition may hold over all models; checked before memory is taken.
+  // Bytes of weights and slots that one partition may hold over all models; checked before memory
+  // is taken.
   int64_t bytes_per_partition = int64_t{16} << 30;
+  // Stacks of at most this many bytes on this shard get all their rows when the model is created;
+  // larger ones row by row when first touched. The bits are the same.
+  int64_t eager_bytes = int64_t{64} << 20;
+  // Arrays of at most this many bytes are backed by huge pages: up to twice as fast, but a first
+  // touch takes 2 MiB.
+  int64_t huge_page_bytes = int64_t{8} << 30;
 };
 
-// A float32 buffer, 64-byte aligned, that returns to the engine's pool when the last reference goes.
+// A float32 buffer, 64-byte aligned, that returns to the engine's pool when the last reference
+// goes.
 class FloatBuffer {
  public:
   virtual ~FloatBuffer() = default;
@@ -35,31 +44,35 @@ class FloatBuffer {
   virtual int64_t size() const = 0;
 };
 
-// A batch that has been checked against the model and arranged for gather and apply. Immutable, thread-safe.
+// A batch that has been checked against the model and arranged for gather and apply. Immutable,
+// thread-safe.
 class Batch;
 
 // Partial sums of one stack over this shard's partitions.
 struct StackSums {
   int stack = 0;
-  int width = 0;                         // floats of a row
-  std::vector<int32_t> samples;          // canonical samples with at least one entry here, ascending
+  int width = 0;                 // floats of a row
+  std::vector<int32_t> samples;  // canonical samples with at least one entry here, ascending
   std::shared_ptr<const FloatBuffer> sums;  // [samples.size(), width]
-  int64_t rows_gathered = 0;             // entries of the batch
+  int64_t rows_gathered = 0;                // entries of the batch
 };
 
-// Gradients of one stack: one row for each sample that Gather returned for this batch, in that order.
+// Gradients of one stack: one row for each sample that Gather returned for this batch, in that
+// order.
 struct StackGradients {
   int stack = 0;
-  // [samples, width]; empty: every gradient is zero (rows are updated all the same). Padding columns are zero.
+  // [samples, width]; empty: every gradient is zero (rows are updated all the same). Padding
+  // columns are zero.
   absl::Span<const float> gradients;
   // Overrides of this step by OptimizerConfig field name, e.g. "learning_rate".
   absl::flat_hash_map<std::string, float> hyperparameters;
 };
 
 struct ApplyInput {
-  std::vector<StackGradients> stacks;  // at most one per stack of the batch; a missing one counts as all zero
-  int64_t step = -1;                   // 0-based; -1: not given
-  std::shared_ptr<const void> owner;   // keeps `gradients` alive until done
+  std::vector<StackGradients>
+      stacks;         // at most one per stack of the batch; a missing one counts as all zero
+  int64_t step = -1;  // 0-based; -1: not given
+  std::shared_ptr<const void> owner;  // keeps `gradients` alive until done
 };
 
 struct EngineStatistics {
@@ -76,33 +89,37 @@ class Engine {
   // Waits for work in progress.
   virtual ~Engine() = default;
 
-  // Reserves and initialises. RESOURCE_EXHAUSTED names the bytes needed and the budget. ALREADY_EXISTS if the id is known.
+  // Reserves and initialises. RESOURCE_EXHAUSTED names the bytes needed and the budget.
+  // ALREADY_EXISTS if the id is known.
   virtual absl::Status CreateModel(const ModelSpec& spec) = 0;
   virtual absl::Status DropModel(uint64_t model_id) = 0;
 
-  // Checks `stacks` (from the wire: trust nothing) and arranges them. `owner` keeps their memory alive and is held by
-  // the batch only as long as it is needed.
-  virtual absl::StatusOr<std::shared_ptr<const Batch>> PrepareBatch(uint64_t model_id,
-                                                                    std::vector<preprocess::StackBatchView> stacks,
-                                                                    std::shared_ptr<const void> owner) = 0;
+  // Checks `stacks` (from the wire: trust nothing) and arranges them. `owner` keeps their memory
+  // alive and is held by the batch only as long as it is needed.
+  virtual absl::StatusOr<std::shared_ptr<const Batch>> PrepareBatch(
+      uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
+      std::shared_ptr<const void> owner) = 0;
   // Bytes that a batch holds.
   virtual int64_t BatchBytes(const Batch& batch) const = 0;
 
-  // For every sample s and partition p: the sum over the entries of (s, p), in ascending local row, of
-  // gain * row, starting from +0; then over the shard's partitions by a balanced binary tree in partition order.
+  // For every sample s and partition p: the sum over the entries of (s, p), in ascending local row,
+  // of gain * row, starting from +0; then over the shard's partitions by a balanced binary tree in
+  // partition order.
   using GatherCallback = std::function<void(absl::StatusOr<std::vector<StackSums>>)>;
   virtual void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) = 0;
 
-  // Checks an ApplyInput against its batch without changing anything: shapes, finite values, hyper-parameter names and
-  // ranges, step where the optimizer needs it.
+  // Checks an ApplyInput against its batch without changing anything: shapes, finite values,
+  // hyper-parameter names and ranges, step where the optimizer needs it.
   virtual absl::Status CheckApply(const Batch& batch, const ApplyInput& input) const = 0;
-  // For every row of the batch, once: g = sum of gain * gradient[sample] in canonical sample order, then the
-  // optimizer's update. `input` has passed CheckApply. The callback gets the number of rows updated.
+  // For every row of the batch, once: g = sum of gain * gradient[sample] in canonical sample order,
+  // then the optimizer's update. `input` has passed CheckApply. The callback gets the number of
+  // rows updated.
   using ApplyCallback = std::function<void(absl::StatusOr<int64_t>)>;
   virtual void Apply(std::shared_ptr<const Batch> batch, ApplyInput input, ApplyCallback done) = 0;
 
-  // Rows in the order asked for. `slot` empty: weights. `columns` leading columns of each row go to (come from)
-  // values[n * columns]. `partitions` are global numbers. Each row is read or written as a whole.
+  // Rows in the order asked for. `slot` empty: weights. `columns` leading columns of each row go to
+  // (come from) values[n * columns]. `partitions` are global numbers. Each row is read or written
+  // as a whole.
   using DoneCallback = std::function<void(absl::Status)>;
   struct RowSelection {
     uint64_t model_id = 0;
@@ -113,7 +130,8 @@ class Engine {
     int columns = 0;
   };
   virtual void ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done) = 0;
-  virtual void AssignRows(const RowSelection& rows, absl::Span<const float> values, DoneCallback done) = 0;
+  virtual void AssignRows(const RowSelection& rows, absl::Span<const float> values,
+                          DoneCallback done) = 0;
 
   virtual EngineStatistics Statistics() const = 0;
 };

@@ -1,4 +1,5 @@
-// What a shard must know of a model: its stacks, and how their rows begin and learn. No proto, no plan.
+// What a shard must know of a model: its stacks, and how their rows begin and learn. No proto, no
+// plan.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ struct StackSpec {
   int embedding_dim = 0;  // padded width
   int64_t rows_per_partition = 0;
   std::vector<TableSpec> tables;
-  v1::OptimizerConfig optimizer;                 // complete: every field present
+  v1::OptimizerConfig optimizer;  // complete: every field present
   v1::DataType storage_dtype = v1::FLOAT32;
   bool quantized = false;
   v1::QuantizationConfig quantization;

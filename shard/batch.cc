@@ -1,0 +1,315 @@
+#include "shard/batch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace emberd::shard {
+namespace {
+
+using preprocess::AlignCsr;
+using preprocess::CsrSegmentView;
+using preprocess::SampleSpan;
+using preprocess::StackBatchView;
+
+constexpr int64_t kMaxSamples = int64_t{1} << 30;
+
+// The live cells of one (segment, partition).
+struct Run {
+  const int32_t* rows;
+  const int32_t* samples;
+  const float* gains;
+  int64_t size;
+};
+
+absl::Status Invalid(const StackBatchView& view, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("batch, stack ", view.stack, ": ", what));
+}
+
+// Cuts the segments into runs, [slot][partition][mini-batch].
+class RunTable {
+ public:
+  static absl::StatusOr<RunTable> Make(const StackBatchView& view, int partitions) {
+    RunTable table(partitions, view.minibatches);
+    if (view.slots < 1 || view.minibatches < 1 || view.slots > (1 << 20) ||
+        static_cast<int64_t>(view.segments.size()) != int64_t{view.slots} * view.minibatches) {
+      return Invalid(view, absl::StrCat(view.segments.size(), " segments for ", view.slots,
+                                        " slots x ", view.minibatches, " mini-batches"));
+    }
+    table.runs_.resize(view.segments.size() * partitions);
+    for (size_t s = 0; s < view.segments.size(); ++s) {
+      if (absl::Status status = table.AddSegment(view, s); !status.ok()) return status;
+    }
+    return table;
+  }
+
+  const Run& at(int slot, int partition, int minibatch) const {
+    return runs_[(int64_t{slot} * partitions_ + partition) * minibatches_ + minibatch];
+  }
+  const std::vector<int64_t>& partition_entries() const { return partition_entries_; }
+  int64_t entries() const {
+    return std::accumulate(partition_entries_.begin(), partition_entries_.end(), int64_t{0});
+  }
+
+ private:
+  RunTable(int partitions, int minibatches)
+      : partitions_(partitions), minibatches_(minibatches), partition_entries_(partitions) {}
+
+  absl::Status AddSegment(const StackBatchView& view, size_t s) {
+    const CsrSegmentView& segment = view.segments[s];
+    const int64_t cells = segment.embedding_ids.size();
+    if (segment.base < 0 || static_cast<int64_t>(segment.row_ends.size()) != partitions_ ||
+        static_cast<int64_t>(segment.sample_ids.size()) != cells ||
+        static_cast<int64_t>(segment.gains.size()) != cells) {
+      return Invalid(
+          view, absl::StrCat("segment ", s, ": base ", segment.base, " must be >= 0, row_ends ",
+                             segment.row_ends.size(), " must be ", partitions_,
+                             ", and embedding_ids, sample_ids, gains of one size, not ", cells,
+                             ", ", segment.sample_ids.size(), ", ", segment.gains.size()));
+    }
+    int64_t begin = segment.base;
+    for (int k = 0; k < partitions_; ++k) {
+      const int64_t end = segment.row_ends[k];
+      if (end < begin || end - segment.base > cells) {
+        return Invalid(view, absl::StrCat("segment ", s, ": row_ends[", k, "] = ", end,
+                                          " must be in [", begin, ", ", segment.base + cells, "]"));
+      }
+      const int64_t offset = begin - segment.base;
+      const int slot = static_cast<int>(s) / minibatches_;
+      const int minibatch = static_cast<int>(s) % minibatches_;
+      runs_[(int64_t{slot} * partitions_ + k) * minibatches_ + minibatch] =
+          begin == end
+              ? Run{nullptr, nullptr, nullptr, 0}
+              : Run{segment.embedding_ids.data() + offset, segment.sample_ids.data() + offset,
+                    segment.gains.data() + offset, end - begin};
+      partition_entries_[k] += end - begin;
+      begin = AlignCsr(end);
+    }
+    return absl::OkStatus();
+  }
+
+  int partitions_;
+  int minibatches_;
+  std::vector<Run> runs_;
+  std::vector<int64_t> partition_entries_;
+};
+
+// Canonical sample of every sample id of every slot.
+class SampleMap {
+ public:
+  static absl::StatusOr<SampleMap> Make(const StackBatchView& view) {
+    if (view.sample_count < 0 || view.sample_count > kMaxSamples) {
+      return Invalid(view, absl::StrCat("sample_count ", view.sample_count, " must be in [0, ",
+                                        kMaxSamples, "]"));
+    }
+    if (static_cast<int64_t>(view.spans.size()) != view.slots) {
+      return Invalid(view,
+                     absl::StrCat(view.spans.size(), " span lists for ", view.slots, " slots"));
+    }
+    SampleMap map;
+    std::vector<SampleSpan> all;
+    for (int slot = 0; slot < view.slots; ++slot) {
+      if (absl::Status status = map.AddSlot(view, slot); !status.ok()) return status;
+      for (const SampleSpan& span : view.spans[slot]) {
+        if (span.count > 0) all.push_back(span);
+      }
+    }
+    std::sort(all.begin(), all.end(), [](const SampleSpan& a, const SampleSpan& b) {
+      return a.sample_begin < b.sample_begin;
+    });
+    for (size_t i = 1; i < all.size(); ++i) {
+      if (all[i].sample_begin - all[i - 1].sample_begin < all[i - 1].count) {
+        return Invalid(view, absl::StrCat("two spans hold canonical sample ", all[i].sample_begin));
+      }
+    }
+    return map;
+  }
+
+  // For each sample id of the slot its canonical sample, -1 where no span holds it.
+  absl::Span<const int32_t> slot(int s) const {
+    return absl::MakeSpan(canonical_).subspan(slot_begin_[s], slot_begin_[s + 1] - slot_begin_[s]);
+  }
+
+ private:
+  absl::Status AddSlot(const StackBatchView& view, int slot) {
+    int64_t end = 0;
+    for (const SampleSpan& span : view.spans[slot]) {
+      // The second bound keeps a hostile span from claiming memory that no batch needs.
+      if (span.count < 0 || span.slot_begin < end || span.slot_begin > view.sample_count ||
+          span.sample_begin < 0 || span.count > view.sample_count ||
+          span.sample_begin > view.sample_count - span.count) {
+        return Invalid(view, absl::StrCat("slot ", slot, ": span (slot_begin ", span.slot_begin,
+                                          ", sample_begin ", span.sample_begin, ", count ",
+                                          span.count, ") must lie in [0, ", view.sample_count,
+                                          ") and follow slot sample ", end));
+      }
+      canonical_.resize(slot_begin_.back() + span.slot_begin, -1);
+      canonical_.resize(slot_begin_.back() + span.slot_begin + span.count);
+      std::iota(canonical_.end() - span.count, canonical_.end(), span.sample_begin);
+      end = int64_t{span.slot_begin} + span.count;
+    }
+    slot_begin_.push_back(canonical_.size());
+    return absl::OkStatus();
+  }
+
+  std::vector<int32_t> canonical_;
+  std::vector<size_t> slot_begin_ = {0};
+};
+
+bool Finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000) != 0x7f800000; }
+
+// Names the first bad entry of a run that is known to have one.
+absl::Status DescribeBadEntry(const StackBatchView& view, int slot, int partition, int minibatch,
+                              const Run& run, absl::Span<const int32_t> canonical, int64_t rows) {
+  for (int64_t i = 0; i < run.size; ++i) {
+    const std::string where =
+        absl::StrCat("slot ", slot, ", mini-batch ", minibatch, ", partition ", partition,
+                     " of the shard, entry ", i, ": ");
+    if (run.rows[i] < 0 || run.rows[i] >= rows) {
+      return Invalid(
+          view, absl::StrCat(where, "embedding id ", run.rows[i], " must be in [0, ", rows, ")"));
+    }
+    if (static_cast<size_t>(static_cast<uint32_t>(run.samples[i])) >= canonical.size() ||
+        canonical[run.samples[i]] < 0) {
+      return Invalid(
+          view, absl::StrCat(where, "sample id ", run.samples[i], " is in no span of its slot"));
+    }
+    if (!Finite(run.gains[i])) {
+      return Invalid(view, absl::StrCat(where, "gain ", run.gains[i], " must be finite"));
+    }
+  }
+  return absl::InternalError("bad entry not found");
+}
+
+struct SlotCheck {
+  absl::Status status;
+  bool ascending = true;  // rows never fall inside a partition, over all mini-batches
+};
+
+// First pass over a slot: checks the entries, counts them per canonical sample.
+SlotCheck CountSlot(const StackBatchView& view, const RunTable& runs,
+                    absl::Span<const int32_t> canonical, const StackShape& shape, int slot,
+                    uint32_t* counts) {
+  SlotCheck check;
+  const uint32_t rows =
+      static_cast<uint32_t>(std::min<int64_t>(shape.rows_per_partition, INT32_MAX));
+  const uint32_t samples = static_cast<uint32_t>(canonical.size());
+  for (int k = 0; k < shape.partitions; ++k) {
+    int32_t last = 0;
+    for (int m = 0; m < view.minibatches; ++m) {
+      const Run& run = runs.at(slot, k, m);
+      bool bad = false, falls = false;
+      for (int64_t i = 0; i < run.size; ++i) {
+        const uint32_t sample = static_cast<uint32_t>(run.samples[i]);
+        if (sample >= samples || canonical[sample] < 0) {
+          bad = true;
+          break;
+        }
+        bad |= (static_cast<uint32_t>(run.rows[i]) >= rows) | !Finite(run.gains[i]);
+        falls |= run.rows[i] < last;
+        last = run.rows[i];
+        ++counts[canonical[sample]];
+      }
+      if (bad) {
+        check.status = DescribeBadEntry(view, slot, k, m, run, canonical, shape.rows_per_partition);
+        return check;
+      }
+      check.ascending &= !falls;
+    }
+  }
+  return check;
+}
+
+// Second pass: puts every entry of a slot into its sample's place. `next[sample]` is the next free
+// place.
+void PlaceSlot(const RunTable& runs, absl::Span<const int32_t> canonical, const StackShape& shape,
+               int slot, int minibatches, uint32_t* next, Entry* entries) {
+  for (int k = 0; k < shape.partitions; ++k) {
+    const uint32_t base = static_cast<uint32_t>(k * shape.rows_per_partition);
+    for (int m = 0; m < minibatches; ++m) {
+      const Run& run = runs.at(slot, k, m);
+      for (int64_t i = 0; i < run.size; ++i) {
+        entries[next[canonical[run.samples[i]]]++] = {base + static_cast<uint32_t>(run.rows[i]),
+                                                      run.gains[i]};
+      }
+    }
+  }
+}
+
+// Turns counts per canonical sample into places; lists the samples that have any.
+void MakeOffsets(PooledArray<uint32_t>& counts, BufferPool& pool, StackEntries& result) {
+  const size_t present =
+      counts.size() - std::count(counts.data(), counts.data() + counts.size(), 0u);
+  result.samples = PooledArray<int32_t>(pool, present);
+  result.offsets = PooledArray<uint32_t>(pool, present + 1);
+  uint32_t sum = 0;
+  size_t i = 0;
+  for (size_t sample = 0; sample < counts.size(); ++sample) {
+    const uint32_t count = counts[sample];
+    counts[sample] = sum;
+    if (count == 0) continue;
+    result.samples[i] = static_cast<int32_t>(sample);
+    result.offsets[i++] = sum;
+    sum += count;
+  }
+  result.offsets[present] = sum;
+}
+
+// Mini-batches cut the vocabulary by hash, so that rows of one sample may come out of order.
+void SortRowsOfSamples(StackEntries& stack) {
+  const auto by_row = [](const Entry& a, const Entry& b) { return a.row < b.row; };
+  Entry* entries = stack.entries.data();
+  for (size_t i = 0; i < stack.samples.size(); ++i) {
+    Entry* begin = entries + stack.offsets[i];
+    Entry* end = entries + stack.offsets[i + 1];
+    if (!std::is_sorted(begin, end, by_row)) std::stable_sort(begin, end, by_row);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const StackShape& shape,
+                                            BufferPool& pool, Executor& executor) {
+  absl::StatusOr<RunTable> runs = RunTable::Make(view, shape.partitions);
+  if (!runs.ok()) return runs.status();
+  if (runs->entries() > std::numeric_limits<int32_t>::max()) {
+    return Invalid(view, absl::StrCat(runs->entries(), " entries must be at most 2^31 - 1"));
+  }
+  absl::StatusOr<SampleMap> map = SampleMap::Make(view);
+  if (!map.ok()) return map.status();
+
+  StackEntries result;
+  result.stack = view.stack;
+  result.entry_count = runs->entries();
+  result.partition_entries = runs->partition_entries();
+  // A sample lies in one slot, so slots can be worked on in parallel.
+  PooledArray<uint32_t> counts(pool, view.sample_count);
+  std::fill_n(counts.data(), counts.size(), 0u);
+  std::vector<SlotCheck> checks(view.slots);
+  executor.ParallelFor(view.slots, [&](int slot) {
+    checks[slot] = CountSlot(view, *runs, map->slot(slot), shape, slot, counts.data());
+  });
+  bool ascending = true;
+  for (const SlotCheck& check : checks) {
+    if (!check.status.ok()) return check.status;
+    ascending &= check.ascending;
+  }
+  MakeOffsets(counts, pool, result);
+  result.entries = PooledArray<Entry>(pool, result.entry_count + kEntryPadding);
+  std::fill_n(result.entries.data() + result.entry_count, kEntryPadding, Entry{0, 0});
+  executor.ParallelFor(view.slots, [&](int slot) {
+    PlaceSlot(*runs, map->slot(slot), shape, slot, view.minibatches, counts.data(),
+              result.entries.data());
+  });
+  if (!ascending) SortRowsOfSamples(result);
+  return result;
+}
+
+}  // namespace emberd::shard

@@ -1,0 +1,73 @@
+// A batch as the engine keeps it between Gather and Apply: the entries of each stack, sample by
+// sample.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "preprocess/csr.h"
+#include "shard/buffer_pool.h"
+#include "shard/engine.h"
+#include "shard/executor.h"
+
+namespace emberd::shard {
+
+class Model;
+
+// One (sample, row) pair. `row` counts over the shard's partitions: k * rows_per_partition + local
+// row.
+struct Entry {
+  uint32_t row;
+  float gain;
+};
+
+// Kernels may prefetch this many entries beyond the last one; these name row 0.
+inline constexpr int kEntryPadding = 64;
+
+// The entries of one stack, grouped by sample, samples ascending in canonical order, rows ascending
+// inside a sample. So a sample's partitions follow one another in order, and so do the entries of
+// each.
+struct StackEntries {
+  int stack = 0;
+  int64_t entry_count = 0;
+  std::vector<int64_t> partition_entries;  // of each of the shard's partitions
+  PooledArray<int32_t> samples;            // canonical samples that have an entry here, ascending
+  PooledArray<uint32_t> offsets;           // sample i has entries [offsets[i], offsets[i + 1])
+  PooledArray<Entry> entries;              // entry_count + kEntryPadding
+  int64_t bytes() const {
+    return samples.size() * sizeof(int32_t) + offsets.size() * sizeof(uint32_t) +
+           entries.size() * sizeof(Entry);
+  }
+};
+
+// What arranging needs to know of a stack.
+struct StackShape {
+  int partitions = 1;  // of this shard
+  int64_t rows_per_partition = 0;
+};
+
+// Checks every number of `view` and arranges its entries: two passes over the entries, a counting
+// sort by sample. INVALID_ARGUMENT names segment, position, value and allowed range.
+absl::StatusOr<StackEntries> ArrangeEntries(const preprocess::StackBatchView& view,
+                                            const StackShape& shape, BufferPool& pool,
+                                            Executor& executor);
+
+// Immutable, thread-safe.
+class Batch {
+ public:
+  Batch(std::weak_ptr<Model> model, std::vector<StackEntries> stacks)
+      : model_(std::move(model)), stacks_(std::move(stacks)) {}
+  // Null after the model was dropped.
+  std::shared_ptr<Model> model() const { return model_.lock(); }
+  const std::vector<StackEntries>& stacks() const { return stacks_; }
+
+ private:
+  const std::weak_ptr<Model> model_;
+  const std::vector<StackEntries> stacks_;
+};
+
+}  // namespace emberd::shard

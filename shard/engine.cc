@@ -1,0 +1,392 @@
+#include "shard/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "shard/apply_check.h"
+#include "shard/batch.h"
+#include "shard/buffer_pool.h"
+#include "shard/executor.h"
+#include "shard/forward_kernel.h"
+#include "shard/model.h"
+#include "shard/row_access.h"
+#include "shard/row_order.h"
+#include "shard/update_kernel.h"
+
+namespace emberd::shard {
+namespace {
+
+// A gather is cut into chunks of about this many floats read, so that threads share it evenly.
+constexpr int64_t kChunkFloats = int64_t{1} << 20;
+constexpr int64_t kRowsPerReadChunk = 4096;
+constexpr int kMaxPartitions = 64;
+
+class PooledFloats final : public FloatBuffer {
+ public:
+  PooledFloats(BufferPool& pool, int64_t size) : values_(pool, size) {}
+  float* data() override { return values_.data(); }
+  const float* data() const override { return values_.data(); }
+  int64_t size() const override { return static_cast<int64_t>(values_.size()); }
+
+ private:
+  PooledArray<float> values_;
+};
+
+absl::Status Dropped() { return absl::NotFoundError("the model of this batch was dropped"); }
+
+ForwardArgs MakeForwardArgs(const StackStore& store, const StackEntries& entries, float* sums) {
+  const StackSpec& spec = store.spec();
+  ForwardArgs args;
+  args.weights = store.weights();
+  args.bfloat16 = store.bfloat16();
+  args.width = store.width();
+  args.rows_per_partition = static_cast<uint32_t>(store.rows_per_partition());
+  args.partitions = store.partitions();
+  args.entries = entries.entries.data();
+  args.offsets = entries.offsets.data();
+  args.sums = sums;
+  args.quantized = spec.quantized;
+  args.lower = spec.quantization.lower();
+  args.upper = spec.quantization.upper();
+  args.num_buckets = spec.quantization.num_buckets();
+  return args;
+}
+
+// Samples [begins[c], begins[c + 1]) make chunk c; chunks have about the same number of entries.
+std::vector<int64_t> CutSamples(const StackEntries& entries, int width) {
+  const int64_t per_chunk = std::max<int64_t>(1, kChunkFloats / width);
+  const int64_t samples = entries.samples.size();
+  std::vector<int64_t> begins = {0};
+  const uint32_t* offsets = entries.offsets.data();
+  while (begins.back() < samples) {
+    const uint64_t target = uint64_t{offsets[begins.back()]} + per_chunk;
+    const uint32_t* next =
+        std::lower_bound(offsets + begins.back() + 1, offsets + samples + 1, target);
+    begins.push_back(std::min<int64_t>(samples, next - offsets));
+  }
+  if (samples == 0) begins.push_back(0);
+  return begins;
+}
+
+class EngineImpl final : public Engine {
+ public:
+  explicit EngineImpl(const EngineOptions& options)
+      : store_options_{options.eager_bytes, options.huge_page_bytes},
+        budget_(std::make_shared<Budget>(options.bytes_per_partition)),
+        executor_(options.threads) {}
+
+  absl::Status CreateModel(const ModelSpec& spec) override;
+  absl::Status DropModel(uint64_t model_id) override;
+  absl::StatusOr<std::shared_ptr<const Batch>> PrepareBatch(
+      uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
+      std::shared_ptr<const void> owner) override;
+  int64_t BatchBytes(const Batch& batch) const override;
+  void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) override;
+  absl::Status CheckApply(const Batch& batch, const ApplyInput& input) const override;
+  void Apply(std::shared_ptr<const Batch> batch, ApplyInput input, ApplyCallback done) override;
+  void ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done) override;
+  void AssignRows(const RowSelection& rows, absl::Span<const float> values,
+                  DoneCallback done) override;
+  EngineStatistics Statistics() const override;
+
+ private:
+  struct GatherWork;
+  struct ApplyWork;
+  absl::StatusOr<std::shared_ptr<Model>> FindModel(uint64_t model_id) const;
+  Job GatherJob(std::shared_ptr<GatherWork> work, size_t i);
+  Job ApplyJob(std::shared_ptr<ApplyWork> work, size_t i, int k);
+
+  const StoreOptions store_options_;
+  const std::shared_ptr<Budget> budget_;
+  BufferPool pool_;
+
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Model>> models_ ABSL_GUARDED_BY(mutex_);
+
+  std::atomic<int64_t> rows_gathered_{0};
+  std::atomic<int64_t> rows_updated_{0};
+  std::atomic<int64_t> partition_rows_gathered_[kMaxPartitions] = {};
+
+  Executor executor_;  // last: its destructor waits for work that uses the rest
+};
+
+absl::StatusOr<std::shared_ptr<Model>> EngineImpl::FindModel(uint64_t model_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto it = models_.find(model_id);
+  if (it == models_.end())
+    return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not known"));
+  return it->second;
+}
+
+absl::Status EngineImpl::CreateModel(const ModelSpec& spec) {
+  const auto exists = [&] {
+    return absl::AlreadyExistsError(absl::StrCat("model_id ", spec.model_id, " exists"));
+  };
+  if (FindModel(spec.model_id).ok()) return exists();
+  absl::StatusOr<std::shared_ptr<Model>> model =
+      Model::Create(spec, store_options_, budget_, executor_);
+  if (!model.ok()) return model.status();
+  absl::MutexLock lock(&mutex_);
+  return models_.emplace(spec.model_id, *std::move(model)).second ? absl::OkStatus() : exists();
+}
+
+absl::Status EngineImpl::DropModel(uint64_t model_id) {
+  std::shared_ptr<Model> model;  // unmapped after the lock is gone
+  absl::MutexLock lock(&mutex_);
+  const auto it = models_.find(model_id);
+  if (it == models_.end())
+    return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not known"));
+  model = std::move(it->second);
+  models_.erase(it);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const Batch>> EngineImpl::PrepareBatch(
+    uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
+    std::shared_ptr<const void> owner) {
+  absl::StatusOr<std::shared_ptr<Model>> model = FindModel(model_id);
+  if (!model.ok()) return model.status();
+  std::vector<bool> seen((*model)->stack_count());
+  std::vector<StackEntries> arranged;
+  for (const preprocess::StackBatchView& view : stacks) {
+    if (view.stack < 0 || view.stack >= (*model)->stack_count() || seen[view.stack]) {
+      return absl::InvalidArgumentError(absl::StrCat("batch: stack ", view.stack,
+                                                     " must be in [0, ", (*model)->stack_count(),
+                                                     ") and stand there once"));
+    }
+    seen[view.stack] = true;
+    const StackStore& store = (*model)->stack(view.stack);
+    absl::StatusOr<StackEntries> entries =
+        ArrangeEntries(view, {store.partitions(), store.rows_per_partition()}, pool_, executor_);
+    if (!entries.ok()) return entries.status();
+    arranged.push_back(*std::move(entries));
+  }
+  return std::make_shared<const Batch>(*model, std::move(arranged));
+}
+
+int64_t EngineImpl::BatchBytes(const Batch& batch) const {
+  int64_t bytes = sizeof(Batch);
+  for (const StackEntries& stack : batch.stacks()) bytes += sizeof(StackEntries) + stack.bytes();
+  return bytes;
+}
+
+// One Gather on its way: shared by the jobs of its stacks.
+struct EngineImpl::GatherWork {
+  std::shared_ptr<Model> model;
+  std::shared_ptr<const Batch> batch;
+  GatherCallback done;
+  std::vector<StackSums> sums;
+  std::vector<float*> data;  // of sums
+  std::atomic<int> jobs_left;
+};
+
+void EngineImpl::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
+  auto work = std::make_shared<GatherWork>();
+  work->model = batch->model();
+  if (work->model == nullptr) return done(Dropped());
+  work->batch = std::move(batch);
+  work->done = std::move(done);
+  for (const StackEntries& entries : work->batch->stacks()) {
+    StackSums& sums = work->sums.emplace_back();
+    sums.stack = entries.stack;
+    sums.width = work->model->stack(entries.stack).width();
+    sums.samples.assign(entries.samples.data(), entries.samples.data() + entries.samples.size());
+    auto buffer = std::make_shared<PooledFloats>(
+        pool_, static_cast<int64_t>(entries.samples.size()) * sums.width);
+    work->data.push_back(buffer->data());
+    sums.sums = std::move(buffer);
+    sums.rows_gathered = entries.entry_count;
+  }
+  if (work->sums.empty()) return work->done(std::move(work->sums));
+  work->jobs_left = static_cast<int>(work->sums.size());
+  std::vector<Job> jobs;
+  for (size_t i = 0; i < work->sums.size(); ++i) jobs.push_back(GatherJob(work, i));
+  executor_.Submit(std::move(jobs));
+}
+
+Job EngineImpl::GatherJob(std::shared_ptr<GatherWork> work, size_t i) {
+  const StackEntries& entries = work->batch->stacks()[i];
+  StackStore& store = work->model->stack(entries.stack);
+  std::vector<int64_t> begins = CutSamples(entries, store.width());
+  Job job;
+  job.strands = store.AllStrands();
+  job.mode = Job::Mode::kRead;
+  job.chunks = static_cast<int>(begins.size()) - 1;
+  job.run = [work, i, &entries, &store, begins = std::move(begins)](int chunk) {
+    ForwardArgs args = MakeForwardArgs(store, entries, work->data[i]);
+    args.begin = begins[chunk];
+    args.end = begins[chunk + 1];
+    if (!store.Complete()) {
+      for (uint32_t j = args.offsets[args.begin]; j < args.offsets[args.end]; ++j) {
+        store.EnsureRow(args.entries[j].row);
+      }
+    }
+    SumRows(args);
+  };
+  job.done = [this, work, &entries] {
+    rows_gathered_ += entries.entry_count;
+    for (size_t k = 0; k < entries.partition_entries.size(); ++k) {
+      partition_rows_gathered_[k] += entries.partition_entries[k];
+    }
+    if (--work->jobs_left == 0) work->done(std::move(work->sums));
+  };
+  return job;
+}
+
+absl::Status EngineImpl::CheckApply(const Batch& batch, const ApplyInput& input) const {
+  const std::shared_ptr<Model> model = batch.model();
+  return model == nullptr ? Dropped() : CheckApplyInput(*model, batch, input);
+}
+
+// One Apply on its way: shared by the jobs of its (stack, partition) pairs.
+struct EngineImpl::ApplyWork {
+  std::shared_ptr<Model> model;
+  std::shared_ptr<const Batch> batch;
+  ApplyInput input;
+  ApplyCallback done;
+  std::vector<StepRule> rules;  // per stack of the batch
+  std::atomic<int64_t> rows_updated{0};
+  std::atomic<int> jobs_left;
+};
+
+void EngineImpl::Apply(std::shared_ptr<const Batch> batch, ApplyInput input, ApplyCallback done) {
+  auto work = std::make_shared<ApplyWork>();
+  work->model = batch->model();
+  if (work->model == nullptr) return done(Dropped());
+  work->batch = std::move(batch);
+  work->input = std::move(input);
+  work->done = std::move(done);
+  std::vector<std::pair<size_t, int>> parts;
+  for (size_t i = 0; i < work->batch->stacks().size(); ++i) {
+    const StackEntries& entries = work->batch->stacks()[i];
+    const StackStore& store = work->model->stack(entries.stack);
+    absl::StatusOr<StepRule> rule =
+        ResolveRule(store.spec(), FindGradients(work->input, entries.stack), work->input.step);
+    if (!rule.ok()) return work->done(rule.status());
+    work->rules.push_back(*rule);
+    for (int k = 0; k < store.partitions(); ++k) {
+      if (entries.partition_entries[k] > 0) parts.emplace_back(i, k);
+    }
+  }
+  if (parts.empty()) return work->done(0);
+  work->jobs_left = static_cast<int>(parts.size());
+  std::vector<Job> jobs;
+  for (const auto& [i, k] : parts) jobs.push_back(ApplyJob(work, i, k));
+  executor_.Submit(std::move(jobs));
+}
+
+Job EngineImpl::ApplyJob(std::shared_ptr<ApplyWork> work, size_t i, int k) {
+  const StackEntries& entries = work->batch->stacks()[i];
+  StackStore& store = work->model->stack(entries.stack);
+  Job job;
+  job.strands = {&store.strand(k)};
+  job.mode = Job::Mode::kWrite;
+  job.run = [this, work, i, k, &entries, &store](int) {
+    const int64_t first_row = k * store.rows_per_partition();
+    const PooledArray<Touch> touches = OrderByRow(entries, k, store.rows_per_partition(), pool_);
+    const StackGradients* gradients = FindGradients(work->input, entries.stack);
+    UpdateArgs args;
+    args.touches = touches.data();
+    args.touch_count = entries.partition_entries[k];
+    args.gradients = gradients == nullptr || gradients->gradients.empty()
+                         ? nullptr
+                         : gradients->gradients.data();
+    args.width = store.width();
+    args.ranges = store.ranges();
+    args.weights = store.weights() + first_row * store.row_bytes();
+    args.bfloat16 = store.bfloat16();
+    for (size_t s = 0; s < store.slots().size(); ++s) {
+      args.slots[s] = store.slots()[s].data() + first_row * store.slots()[s].columns;
+    }
+    if (!store.Complete()) {
+      for (int64_t t = 0; t < args.touch_count; ++t) store.EnsureRow(first_row + touches[t].row);
+    }
+    work->rows_updated += UpdateRows(args, work->rules[i]);
+  };
+  job.done = [this, work] {
+    if (--work->jobs_left > 0) return;
+    rows_updated_ += work->rows_updated;
+    work->done(work->rows_updated.load());
+  };
+  return job;
+}
+
+void EngineImpl::ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done) {
+  absl::StatusOr<std::shared_ptr<Model>> model = FindModel(rows.model_id);
+  if (!model.ok()) return done(model.status());
+  absl::StatusOr<RowTarget> target = ResolveRows(**model, rows, values.size(), false);
+  if (!target.ok()) return done(target.status());
+  const int64_t count = target->rows.size();
+  Job job;
+  job.strands = target->strands;
+  job.mode = Job::Mode::kRead;
+  job.chunks =
+      std::max<int>(1, static_cast<int>((count + kRowsPerReadChunk - 1) / kRowsPerReadChunk));
+  job.run = [model = *model, target = std::make_shared<RowTarget>(*std::move(target)), count,
+             values](int chunk) {
+    const int64_t begin = chunk * kRowsPerReadChunk;
+    CopyRowsOut(*target, begin, std::min(count, begin + kRowsPerReadChunk), values.data());
+  };
+  job.done = [done = std::move(done)] { done(absl::OkStatus()); };
+  executor_.Submit({std::move(job)});
+}
+
+void EngineImpl::AssignRows(const RowSelection& rows, absl::Span<const float> values,
+                            DoneCallback done) {
+  absl::StatusOr<std::shared_ptr<Model>> model = FindModel(rows.model_id);
+  if (!model.ok()) return done(model.status());
+  absl::StatusOr<RowTarget> target = ResolveRows(**model, rows, values.size(), true);
+  if (!target.ok()) return done(target.status());
+  if (const int64_t bad = FindNonFinite(values); bad >= 0) {
+    return done(absl::InvalidArgumentError(absl::StrCat("values: ", values[bad], " of row ",
+                                                        bad / rows.columns, ", column ",
+                                                        bad % rows.columns, " must be finite")));
+  }
+  const int64_t count = target->rows.size();
+  Job job;
+  job.strands = target->strands;
+  job.mode = Job::Mode::kWrite;
+  job.run = [model = *model, target = std::make_shared<RowTarget>(*std::move(target)), count,
+             values](int) { CopyRowsIn(*target, 0, count, values.data()); };
+  job.done = [done = std::move(done)] { done(absl::OkStatus()); };
+  executor_.Submit({std::move(job)});
+}
+
+EngineStatistics EngineImpl::Statistics() const {
+  EngineStatistics statistics;
+  int partitions = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    statistics.models = static_cast<int>(models_.size());
+    for (const auto& [id, model] : models_) {
+      statistics.table_bytes += model->bytes();
+      partitions = std::max(partitions, model->spec().partition_count);
+    }
+  }
+  statistics.rows_gathered = rows_gathered_;
+  statistics.rows_updated = rows_updated_;
+  statistics.partition_rows_gathered.assign(partition_rows_gathered_,
+                                            partition_rows_gathered_ + partitions);
+  return statistics;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
+  if (options.threads < 0 || options.threads > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("threads ", options.threads, " must be in [0, 1024]"));
+  }
+  if (options.bytes_per_partition < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bytes_per_partition ", options.bytes_per_partition, " must be >= 0"));
+  }
+  if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
+  return std::make_unique<EngineImpl>(options);
+}
+
+}  // namespace emberd::shard

@@ -1,0 +1,136 @@
+// An engine with one model, driven synchronously.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+#include "shard/engine.h"
+#include "shard/testing/test_batch.h"
+
+namespace emberd::shard::testing {
+
+// From EMBERD_TEST_SEED, or new; printed so that a failure can be repeated.
+inline uint64_t TestSeed() {
+  const char* text = std::getenv("EMBERD_TEST_SEED");
+  const uint64_t seed = text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
+  ::testing::Test::RecordProperty("seed", std::to_string(seed));
+  printf("EMBERD_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
+// A stack of one table that fills it, `columns` of `width` live.
+inline StackSpec OneTableStack(const TestShape& shape, int width, int columns,
+                               const v1::OptimizerConfig& optimizer) {
+  StackSpec stack;
+  stack.name = "stack";
+  stack.embedding_dim = width;
+  stack.rows_per_partition = shape.rows_per_partition;
+  stack.optimizer = optimizer;
+  TableSpec& table = stack.tables.emplace_back();
+  table.name = "table";
+  table.vocabulary_size = table.padded_vocabulary_size =
+      shape.rows_per_partition * shape.partitions;
+  table.embedding_dim = columns;
+  table.initializer.mutable_uniform()->set_lower(-1);
+  table.initializer.mutable_uniform()->set_upper(1);
+  return stack;
+}
+
+class TestEngine {
+ public:
+  // Partitions [first, first + count) of shape.partitions.
+  TestEngine(std::vector<StackSpec> stacks, const TestShape& shape, int first, int count,
+             EngineOptions options = {}) {
+    spec_.model_id = 7;
+    spec_.name = "model";
+    spec_.seed = 1;
+    spec_.partitions = shape.partitions;
+    spec_.first_partition = first;
+    spec_.partition_count = count;
+    spec_.stacks = std::move(stacks);
+    engine_ = *Engine::Create(options);
+    const absl::Status status = engine_->CreateModel(spec_);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+
+  Engine& engine() { return *engine_; }
+  const ModelSpec& spec() const { return spec_; }
+
+  absl::StatusOr<std::shared_ptr<const Batch>> Prepare(const preprocess::StackBatchView& view) {
+    return engine_->PrepareBatch(spec_.model_id, {view}, nullptr);
+  }
+
+  std::vector<StackSums> Gather(std::shared_ptr<const Batch> batch) {
+    std::vector<StackSums> result;
+    absl::Notification done;
+    engine_->Gather(std::move(batch), [&](absl::StatusOr<std::vector<StackSums>> sums) {
+      EXPECT_TRUE(sums.ok()) << sums.status();
+      if (sums.ok()) result = *std::move(sums);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return result;
+  }
+
+  // Rows updated.
+  int64_t Apply(std::shared_ptr<const Batch> batch, ApplyInput input) {
+    const absl::Status check = engine_->CheckApply(*batch, input);
+    EXPECT_TRUE(check.ok()) << check;
+    int64_t result = -1;
+    absl::Notification done;
+    engine_->Apply(std::move(batch), std::move(input), [&](absl::StatusOr<int64_t> rows) {
+      EXPECT_TRUE(rows.ok()) << rows.status();
+      if (rows.ok()) result = *rows;
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return result;
+  }
+
+  absl::Status Read(const Engine::RowSelection& rows, absl::Span<float> values) {
+    absl::Status result;
+    absl::Notification done;
+    engine_->ReadRows(rows, values, [&](absl::Status status) {
+      result = status;
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return result;
+  }
+
+  absl::Status Assign(const Engine::RowSelection& rows, absl::Span<const float> values) {
+    absl::Status result;
+    absl::Notification done;
+    engine_->AssignRows(rows, values, [&](absl::Status status) {
+      result = status;
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return result;
+  }
+
+  // `columns` values of one row of the weights or a slot; `partition` is global.
+  std::vector<float> ReadRow(int stack, int partition, int64_t local_row, int columns,
+                             const std::string& slot = "") {
+    const std::vector<int32_t> partitions = {partition};
+    const std::vector<int64_t> rows = {local_row};
+    std::vector<float> values(columns);
+    const absl::Status status =
+        Read({spec_.model_id, stack, slot, partitions, rows, columns}, absl::MakeSpan(values));
+    EXPECT_TRUE(status.ok()) << status;
+    return values;
+  }
+
+ private:
+  ModelSpec spec_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace emberd::shard::testing

@@ -1,0 +1,32 @@
+// The backward pass over one partition: sum each touched row's gradient, then update the row.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "shard/row_order.h"
+#include "shard/stack_store.h"
+#include "shard/update_rule.h"
+
+namespace emberd::shard {
+
+inline constexpr int kMaxSlots = 2;
+
+struct UpdateArgs {
+  const Touch* touches =
+      nullptr;  // by (row, sample); kTouchPadding more may be read beyond the last
+  int64_t touch_count = 0;
+  const float* gradients = nullptr;  // [samples, width]; null: all zero
+  int width = 0;                     // multiple of 8
+  absl::Span<const RowRange> ranges;
+  char* weights = nullptr;  // of the partition, float32 or bfloat16
+  bool bfloat16 = false;
+  float* slots[kMaxSlots] = {};
+};
+
+// For each row once: g = +0 + gain * gradient[sample] + ... in touch order, multiply and add
+// rounded separately; clip g; decay w; the rule; clip w; padding columns back to 0. Returns the
+// number of rows. Same bits on every CPU.
+int64_t UpdateRows(const UpdateArgs& args, const StepRule& rule);
+
+}  // namespace emberd::shard

@@ -1,0 +1,174 @@
+// The walk over touched rows that all optimizers share. Included once per SIMD target.
+//
+// An optimizer is a specialisation of Formula: how many slots it has, and its step on one vector of
+// columns.
+#if defined(EMBERD_SHARD_UPDATE_LOOP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EMBERD_SHARD_UPDATE_LOOP_INL_H_
+#undef EMBERD_SHARD_UPDATE_LOOP_INL_H_
+#else
+#define EMBERD_SHARD_UPDATE_LOOP_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstring>
+
+#include "hwy/aligned_allocator.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "shard/rows-inl.h"
+#include "shard/update_kernel.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace emberd::shard::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Touches ahead for which memory is asked.
+constexpr int kTouchesAhead = 16;
+static_assert(kTouchesAhead < kTouchPadding);
+
+// Specialised for each rule:
+//   static constexpr int kSlots;
+//   static void Step(D d, const Rule& rule, Vec g, Vec& w, Vec* slots);
+template <class Rule>
+struct Formula;
+
+// NaN stays NaN, on every target.
+template <class D, class V>
+HWY_INLINE V Clamp(D d, V x, float low, float high) {
+  const auto l = hn::Set(d, low);
+  const auto h = hn::Set(d, high);
+  return hn::IfThenElse(hn::Lt(x, l), l, hn::IfThenElse(hn::Lt(h, x), h, x));
+}
+
+template <class D, bool kBf16, class Rule>
+class UpdateLoop {
+ public:
+  UpdateLoop(const UpdateArgs& args, const CommonRule& common, const Rule& rule)
+      : args_(args),
+        common_(common),
+        rule_(rule),
+        row_bytes_(args.width * (kBf16 ? 2 : 4)),
+        gradient_(hwy::AllocateAligned<float>(args.width)) {}
+
+  int64_t Run() {
+    const Touch* touch = args_.touches;
+    const Touch* const end = touch + args_.touch_count;
+    int64_t rows = 0;
+    for (; touch != end; ++rows) {
+      const uint32_t row = touch->row;
+      const Touch* row_end = touch;
+      do {
+        PrefetchTouch(row_end + kTouchesAhead);
+        ++row_end;
+      } while (row_end != end && row_end->row == row);
+      while (row >= static_cast<uint64_t>(range_->end)) ++range_;
+      SumGradient(touch, row_end);
+      UpdateRow(row);
+      touch = row_end;
+    }
+    return rows;
+  }
+
+ private:
+  static constexpr size_t kLanes = hn::MaxLanes(D());
+  static constexpr int kSlots = Formula<Rule>::kSlots;
+
+  HWY_INLINE void PrefetchTouch(const Touch* touch) const {
+    if (args_.gradients != nullptr) {
+      PrefetchRow(
+          reinterpret_cast<const char*>(args_.gradients + uint64_t{touch->sample} * args_.width),
+          args_.width * sizeof(float));
+    }
+    if (touch->row == touch[-1].row) return;
+    PrefetchRow(args_.weights + touch->row * row_bytes_, row_bytes_);
+    for (int s = 0; s < kSlots; ++s) {
+      PrefetchRow(
+          reinterpret_cast<const char*>(args_.slots[s] + uint64_t{touch->row} * args_.width),
+          args_.width * sizeof(float));
+    }
+  }
+
+  template <int kVectors>
+  HWY_INLINE size_t SumBlocks(const Touch* begin, const Touch* end, size_t column) {
+    const D d;
+    for (; column + kVectors * kLanes <= static_cast<size_t>(args_.width);
+         column += kVectors * kLanes) {
+      hn::Vec<D> sum[kVectors];
+      for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
+      for (const Touch* touch = begin; touch != end; ++touch) {
+        const float* gradient = args_.gradients + uint64_t{touch->sample} * args_.width + column;
+        const auto gain = hn::Set(d, touch->gain);
+        for (int v = 0; v < kVectors; ++v) {
+          sum[v] = hn::Add(sum[v], hn::Mul(gain, hn::LoadU(d, gradient + v * kLanes)));
+        }
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        if (common_.clip_gradient)
+          sum[v] = Clamp(d, sum[v], common_.gradient_min, common_.gradient_max);
+        hn::Store(sum[v], d, gradient_.get() + column + v * kLanes);
+      }
+    }
+    return column;
+  }
+
+  HWY_INLINE void SumGradient(const Touch* begin, const Touch* end) {
+    if (args_.gradients == nullptr) end = begin;
+    size_t column = SumBlocks<8>(begin, end, 0);
+    column = SumBlocks<4>(begin, end, column);
+    column = SumBlocks<2>(begin, end, column);
+    SumBlocks<1>(begin, end, column);
+  }
+
+  HWY_INLINE void UpdateRow(uint32_t row) {
+    const D d;
+    char* weights = args_.weights + row * row_bytes_;
+    float* slots[kSlots + 1];
+    for (int s = 0; s < kSlots; ++s) slots[s] = args_.slots[s] + uint64_t{row} * args_.width;
+    const Rule rule = rule_;
+    for (size_t c = 0; c < static_cast<size_t>(args_.width); c += kLanes) {
+      auto w = LoadRow<kBf16>(d, weights, c);
+      hn::Vec<D> state[kSlots + 1];
+      for (int s = 0; s < kSlots; ++s) state[s] = hn::LoadU(d, slots[s] + c);
+      if (common_.decay) w = hn::Mul(w, hn::Set(d, common_.keep));
+      Formula<Rule>::Step(d, rule, hn::Load(d, gradient_.get() + c), w, state);
+      if (common_.clip_weight) w = Clamp(d, w, common_.weight_min, common_.weight_max);
+      StoreRow<kBf16>(d, w, weights, c);
+      for (int s = 0; s < kSlots; ++s) hn::StoreU(state[s], d, slots[s] + c);
+    }
+    if (range_->columns < args_.width) ClearPadding(weights, slots);
+  }
+
+  // A formula may leave padding with anything (0 / 0, a clip bound).
+  void ClearPadding(char* weights, float* const* slots) const {
+    const size_t element = kBf16 ? 2 : 4;
+    const size_t padding = args_.width - range_->columns;
+    std::memset(weights + range_->columns * element, 0, padding * element);
+    for (int s = 0; s < kSlots; ++s) std::fill_n(slots[s] + range_->columns, padding, 0.0f);
+  }
+
+  const UpdateArgs args_;
+  const CommonRule common_;
+  const Rule rule_;
+  const size_t row_bytes_;
+  const RowRange* range_ = args_.ranges.data();
+  hwy::AlignedFreeUniquePtr<float[]> gradient_;
+};
+
+template <class Rule>
+int64_t RunUpdateLoop(const UpdateArgs& args, const CommonRule& common, const Rule& rule) {
+  using Wide = hn::CappedTag<float, 16>;
+  using Narrow = hn::CappedTag<float, 8>;
+  if (args.width % 16 == 0) {
+    return args.bfloat16 ? UpdateLoop<Wide, true, Rule>(args, common, rule).Run()
+                         : UpdateLoop<Wide, false, Rule>(args, common, rule).Run();
+  }
+  return args.bfloat16 ? UpdateLoop<Narrow, true, Rule>(args, common, rule).Run()
+                       : UpdateLoop<Narrow, false, Rule>(args, common, rule).Run();
+}
+
+}  // namespace
+}  // namespace emberd::shard::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
