@@ -71,6 +71,7 @@ constexpr FieldRule kRules[] = {
     {"AdamConfig.beta1", kFraction, 0.9},
     {"AdamConfig.beta2", kFraction, 0.999},
     {"AdamConfig.epsilon", Above(0)},
+    {"AdamConfig.sum_inside_sqrt", kFinite},
     {"AdamWConfig.beta1", kFraction, 0.9},
     {"AdamWConfig.beta2", kFraction, 0.999},
     {"AdamWConfig.epsilon", Above(0), 1e-8},

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -114,6 +115,7 @@ std::string ValueText(const Message& message, const FieldDescriptor& field, int 
   printer.SetUseUtf8StringEscaping(false);
   std::string text;
   printer.PrintFieldValueToString(message, &field, index, &text);
+  absl::StripTrailingAsciiWhitespace(&text);
   if (text.size() > kMaxValueText) text = text.substr(0, kMaxValueText) + "...";
   return field.message_type() == nullptr ? text : absl::StrCat("{", text, "}");
 }

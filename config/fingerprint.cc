@@ -26,24 +26,28 @@ class FirstDifferenceReporter : public MessageDifferencer::Reporter {
   using Path = std::vector<MessageDifferencer::SpecificField>;
 
   void ReportAdded(const Message& declared, const Message& requested, const Path& path) override {
-    Report(path, "absent", Value(requested, path.back(), path.back().new_index));
+    Report(path, ValueOrAbsent(declared, path), Value(requested, path, path.back().new_index));
   }
   void ReportDeleted(const Message& declared, const Message& requested, const Path& path) override {
-    Report(path, Value(declared, path.back(), path.back().index), "absent");
+    Report(path, Value(declared, path, path.back().index), ValueOrAbsent(requested, path));
   }
   void ReportModified(const Message& declared, const Message& requested,
                       const Path& path) override {
-    Report(path, Value(declared, path.back(), path.back().index),
-           Value(requested, path.back(), path.back().new_index));
+    Report(path, Value(declared, path, path.back().index),
+           Value(requested, path, path.back().new_index));
   }
 
   const std::string& first() const { return first_; }
 
  private:
-  // `message` is the one that holds the last field of a path.
-  static std::string Value(const Message& message, const MessageDifferencer::SpecificField& last,
-                           int index) {
-    return ValueText(message, *last.field, index);
+  // `message` is the one that holds the last field of `path`.
+  static std::string Value(const Message& message, const Path& path, int index) {
+    return ValueText(message, *path.back().field, index);
+  }
+  // For the side on which a field is not set: plain proto3 fields have a value all the same.
+  static std::string ValueOrAbsent(const Message& message, const Path& path) {
+    const auto& field = *path.back().field;
+    return field.is_repeated() || field.has_presence() ? "absent" : Value(message, path, -1);
   }
 
   void Report(const Path& path, const std::string& declared, const std::string& requested) {

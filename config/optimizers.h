@@ -18,7 +18,8 @@ struct SlotInfo {
   float initial_value = 0;
 };
 
-// "sgd", "adagrad", ... : the name of the field of OptimizerConfig.kind that is set; empty if none is.
+// "sgd", "adagrad", ... : the name of the field of OptimizerConfig.kind that is set; empty if none
+// is.
 std::string OptimizerName(const v1::OptimizerConfig& optimizer);
 // Slots in storage order.
 std::vector<SlotInfo> OptimizerSlots(const v1::OptimizerConfig& optimizer);

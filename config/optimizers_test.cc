@@ -1,0 +1,128 @@
+#include "config/optimizers.h"
+
+#include <cmath>
+#include <sstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/optimizer_checks.h"
+#include "google/protobuf/text_format.h"
+#include "google/protobuf/util/message_differencer.h"
+
+namespace emberd::config {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+
+v1::OptimizerConfig Optimizer(const std::string& text) {
+  v1::OptimizerConfig optimizer;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &optimizer)) << text;
+  CompleteOptimizer(&optimizer);
+  return optimizer;
+}
+
+struct Facts {
+  const char* text;
+  const char* name;
+  const char* slots;  // "name=initial", "/row" if there is one per row
+  bool needs_step;
+};
+
+// As model.proto states them, in storage order.
+const Facts kFacts[] = {
+    {"sgd {}", "sgd", "", false},
+    {"adagrad {}", "adagrad", "accumulator=0.1 ", false},
+    {"rowwise_adagrad { initial_accumulator: 2 }", "rowwise_adagrad", "accumulator=2/row ", false},
+    {"momentum {}", "momentum", "momentum=0 ", false},
+    {"adagrad_momentum { initial_momentum: 0.5 }", "adagrad_momentum",
+     "accumulator=0.1 momentum=0.5 ", false},
+    {"adam {}", "adam", "momentum=0 velocity=0 ", false},
+    {"adam { bias_correction: true }", "adam", "momentum=0 velocity=0 ", true},
+    {"adamw {}", "adamw", "momentum=0 velocity=0 ", true},
+    {"ftrl { initial_accumulator: 3 initial_linear: -1 }", "ftrl", "accumulator=3 linear=-1 ",
+     false},
+    {"laprop {}", "laprop", "mu=0 nu=0 ", true},
+    {"f2a {}", "f2a", "accumulator=0.1 local_step=0/row ", true},
+    {"rmsprop {}", "rmsprop", "velocity=0 momentum=0 ", false},
+};
+
+TEST(Optimizers, AreWhatTheProtoFileSays) {
+  for (const Facts& facts : kFacts) {
+    const v1::OptimizerConfig optimizer = Optimizer(facts.text);
+    EXPECT_EQ(OptimizerName(optimizer), facts.name);
+    EXPECT_EQ(OptimizerNeedsStep(optimizer), facts.needs_step) << facts.text;
+    std::ostringstream slots;
+    for (const SlotInfo& slot : OptimizerSlots(optimizer)) {
+      slots << slot.name << "=" << slot.initial_value << (slot.one_per_row ? "/row " : " ");
+    }
+    EXPECT_EQ(slots.str(), facts.slots) << facts.text;
+  }
+}
+
+TEST(Optimizers, NoneSetHasNoNameAndNoSlots) {
+  EXPECT_EQ(OptimizerName(v1::OptimizerConfig()), "");
+  EXPECT_TRUE(OptimizerSlots(v1::OptimizerConfig()).empty());
+}
+
+struct Override {
+  const char* optimizer;
+  const char* name;
+  float value;
+  const char* error;  // start of the message; empty: allowed
+};
+
+const Override kOverrides[] = {
+    {"sgd {}", "learning_rate", 0.5, ""},
+    {"sgd {}", "learning_rate", 0, ""},
+    {"sgd {}", "weight_decay_factor", 0.5, ""},
+    {"sgd {}", "clip_gradient_min", -2, ""},
+    {"adam {}", "beta1", 0.5, ""},
+    {"adamw {}", "weight_decay", 0.5, ""},
+    {"ftrl {}", "learning_rate_power", -1, ""},
+    {"ftrl {}", "l1", 1, ""},
+    {"f2a {}", "max_lr_multiplier", 10, ""},
+    {"sgd {}", "learning_rate", -1, "learning_rate: -1 is not allowed; it must be >= 0"},
+    {"sgd {}", "learning_rate", NAN, "learning_rate: nan is not allowed; it must be >= 0"},
+    {"sgd {}", "learning_rate", INFINITY, "learning_rate: inf is not allowed"},
+    {"adam {}", "beta1", 1, "beta1: 1 is not allowed; it must be in [0, 1)"},
+    {"adam {}", "epsilon", 0, "epsilon: 0 is not allowed; it must be > 0"},
+    {"clip_gradient_max: 1", "clip_gradient_min", 2, "clip_gradient_min: 2 is not allowed"},
+    {"clip_weight_min: 1", "clip_weight_max", 0, "clip_weight_min: 1 is not allowed; it must be"},
+    {"sgd {}", "beta1", 0.5, "hyper-parameter \"beta1\": sgd has none of this name"},
+    {"adam {}", "bias_correction", 1, "hyper-parameter \"bias_correction\": adam has none"},
+    {"sgd {}", "multiply_weight_decay_factor_by_learning_rate", 1, "hyper-parameter \"multiply"},
+    {"adagrad {}", "initial_accumulator", 1, "hyper-parameter \"initial_accumulator\": adagrad"},
+    {"adagrad {}", "adagrad", 1, "hyper-parameter \"adagrad\": adagrad has none"},
+    {"adagrad {}", "", 1, "hyper-parameter \"\": adagrad has none"},
+    {"adagrad {}", "\n\377", 1, "hyper-parameter \"\\n\\377\": adagrad has none"},
+};
+
+TEST(SetHyperparameter, SetsWhatMayChangePerStepAndNothingElse) {
+  for (const Override& row : kOverrides) {
+    v1::OptimizerConfig optimizer = Optimizer(row.optimizer);
+    const v1::OptimizerConfig before = optimizer;
+    const absl::Status status = SetHyperparameter(&optimizer, row.name, row.value);
+    const std::string what = std::string(row.optimizer) + " " + row.name;
+    if (*row.error == '\0') {
+      EXPECT_TRUE(status.ok()) << what << ": " << status;
+      EXPECT_FALSE(MessageDifferencer::Equals(before, optimizer)) << what;
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << what;
+      EXPECT_THAT(std::string(status.message()), testing::StartsWith(row.error)) << what;
+      EXPECT_TRUE(MessageDifferencer::Equals(before, optimizer)) << what;
+    }
+  }
+}
+
+TEST(SetHyperparameter, WritesTheNamedField) {
+  v1::OptimizerConfig optimizer = Optimizer("momentum {}");
+  ASSERT_TRUE(SetHyperparameter(&optimizer, "momentum", 0.25f).ok());
+  ASSERT_TRUE(SetHyperparameter(&optimizer, "learning_rate", 3).ok());
+  EXPECT_EQ(optimizer.momentum().momentum(), 0.25f);
+  EXPECT_EQ(optimizer.learning_rate(), 3);
+}
+
+}  // namespace
+}  // namespace emberd::config

@@ -1,0 +1,153 @@
+// The forms in which a config comes: text proto, JSON, files, and errors of syntax.
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "config/config.h"
+#include "google/protobuf/util/message_differencer.h"
+
+namespace emberd::config {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+
+constexpr char kText[] = R"pb(
+  # a comment
+  name: "m"
+  tables { name: "a" vocabulary_size: 100 embedding_dim: 8 combiner: SUM }
+  features { name: "f" table: "a" batch_size: 32 }
+  optimizer {
+    learning_rate: 0.25
+    sgd {}
+  }
+)pb";
+
+constexpr char kJson[] = R"(
+  # a comment, then JSON
+  {
+    "name": "m",
+    "tables": [{"name": "a", "vocabulary_size": 100, "embeddingDim": 8, "combiner": "SUM"}],
+    "features": [{"name": "f", "table": "a", "batch_size": "32"}],
+    "optimizer": {"learning_rate": 0.25, "sgd": {}}
+  })";
+
+std::string ErrorOf(absl::string_view text) {
+  const auto model = ParseModel(text);
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument) << text;
+  return std::string(model.status().message());
+}
+
+TEST(ParseModel, TextAndJsonSayTheSame) {
+  const auto text = ParseModel(kText);
+  const auto json = ParseModel(kJson);
+  ASSERT_TRUE(text.ok()) << text.status();
+  ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_TRUE(MessageDifferencer::Equals(*text, *json));
+  EXPECT_EQ(ModelFingerprint(*text), ModelFingerprint(*json));
+}
+
+struct BadSyntax {
+  const char* text;
+  const char* error;  // start of the message
+};
+
+TEST(ParseModel, ErrorsOfTextGiveLineAndColumn) {
+  const BadSyntax cases[] = {
+      {"name: 'm'\n  bogus: 1",
+       "line 2, column 8: Message type \"emberd.v1.ModelConfig\" has no "
+       "field named \"bogus\""},
+      {"name: 'm'\nname: 'n'", "line 2, column 5: Non-repeated field \"name\" is specified mult"},
+      {"tables { embedding_dim: 1.5 }", "line 1, column 25: Expected integer"},
+      {"tables { embedding_dim: 'x' }", "line 1, column 25: Expected integer"},
+      {"tables { embedding_dim: 3000000000 }", "line 1, column 25: Integer out of range"},
+      {"seed: -1", "line 1, column 7: Expected integer"},
+      {"tables { combiner: AVERAGE }", "line 1, column 28: Unknown enumeration value"},
+      {"optimizer { adam {} sgd {} }", "line 1, column 25: Field \"sgd\" is specified along with"},
+      {"tables {", "line 1, column 9: "},
+      {"\377\376", "line 1, column "},
+  };
+  for (const BadSyntax& bad : cases) {
+    EXPECT_THAT(ErrorOf(bad.text), testing::StartsWith(bad.error)) << bad.text;
+  }
+}
+
+TEST(ParseModel, ErrorsOfJsonGiveTheField) {
+  const BadSyntax cases[] = {
+      {R"({"bogus": 1})", "bogus: unknown field"},
+      {R"({"tables": [{}, {"optimizer": {"foo": {}}}]})", "tables[1].optimizer.foo: unknown field"},
+      {R"({"tables": [{"embedding_dim": 1.5}]})", "tables[0].embedding_dim: invalid value 1.5"},
+      {R"({"tables": [{"embedding_dim": 3000000000}]})", "tables[0].embedding_dim: invalid value"},
+      {R"({"name": 5})", "name: invalid value 5"},
+      {R"({"seed": -1})", "seed: invalid value -1"},
+      {R"({"tables": [{"combiner": "AVERAGE"}]})", "tables[0].combiner: invalid value \"AVERAGE\""},
+      {R"({"plan": []})", "plan: "},
+      {R"({"optimizer": {"adam": {}, "sgd": {}}})", "optimizer: invalid value oneof field 'kind'"},
+      {R"({"name": "m", "name": "m"})", "name: is given more than once"},
+      {"{\"name\": \"m\",\n}", "JSON parse error at line 2, column 1"},
+      {"# comment\n{\"name\": }", "JSON parse error at line 2, column 10"},
+  };
+  for (const BadSyntax& bad : cases) {
+    EXPECT_THAT(ErrorOf(bad.text), testing::StartsWith(bad.error)) << bad.text;
+  }
+}
+
+TEST(ParseModel, AnEmptyTextIsAnEmptyTextProto) {
+  for (const char* empty : {"", " \n\t", "# only a comment"}) {
+    EXPECT_THAT(ErrorOf(empty), testing::StartsWith("name: \"\" is not allowed"));
+  }
+}
+
+TEST(ParseModel, DeepNestingIsAnError) {
+  std::string json = "{\"tables\": ";
+  for (int i = 0; i < 100000; ++i) json += "{\"optimizer\": ";
+  EXPECT_FALSE(ParseModel(json).ok());
+  std::string text;
+  for (int i = 0; i < 100000; ++i) text += "tables { ";
+  EXPECT_FALSE(ParseModel(text).ok());
+}
+
+class LoadTest : public testing::Test {
+ protected:
+  LoadTest() : path_(testing::TempDir() + "/emberd_config_" + std::to_string(getpid())) {}
+  ~LoadTest() override { std::filesystem::remove(path_); }
+  void Write(absl::string_view text) { std::ofstream(path_) << text; }
+  const std::string path_;
+};
+
+TEST_F(LoadTest, ReadsAFile) {
+  Write(kJson);
+  const auto model = LoadModel(path_);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->name(), "m");
+}
+
+TEST_F(LoadTest, ErrorsBeginWithThePath) {
+  Write("shards { address: 'x' }");
+  const auto cluster = LoadCluster(path_);
+  EXPECT_EQ(cluster.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(cluster.status().message()),
+              testing::StartsWith(path_ + ": shards[0].address: \"x\" is not allowed"));
+}
+
+TEST_F(LoadTest, AnEmptyFileIsAnEmptyConfig) {
+  Write("");
+  EXPECT_EQ(LoadCluster(path_).status().message(),
+            path_ + ": shards: empty; at least one is needed");
+}
+
+TEST_F(LoadTest, AMissingFileIsNotFound) {
+  const auto model = LoadModel(path_);
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(model.status().message(), path_ + ": No such file or directory");
+}
+
+TEST(Load, ADirectoryIsAnError) {
+  EXPECT_EQ(LoadModel(testing::TempDir()).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace emberd::config
