@@ -1,4 +1,5 @@
-// Things that stay on a server under a handle for a while: a budget, an expiry, and one user at a time.
+// Things that stay on a server under a handle for a while: a budget, an expiry, and one user at a
+// time.
 #pragma once
 
 #include <cstdint>
@@ -32,29 +33,31 @@ class HandleStore {
   absl::Status Insert(uint64_t handle, std::shared_ptr<T> value, int64_t bytes, absl::Time expiry) {
     absl::MutexLock lock(&mutex_);
     if (bytes_ + bytes > options_.max_bytes) {
-      return absl::ResourceExhaustedError(absl::StrCat("the batch needs ", bytes, " bytes beside the ", bytes_,
-                                                       " kept; budgets.batch_bytes is ", options_.max_bytes));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the batch needs ", bytes, " bytes beside the ", bytes_,
+                       " kept; budgets.batch_bytes is ", options_.max_bytes));
     }
     if (static_cast<int64_t>(entries_.size()) >= options_.max_count) {
-      return absl::ResourceExhaustedError(absl::StrCat(entries_.size(), " batches are kept; budgets.max_batches is ",
-                                                       options_.max_count));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          entries_.size(), " batches are kept; budgets.max_batches is ", options_.max_count));
     }
     entries_[handle] = Entry{std::move(value), bytes, expiry, false};
     bytes_ += bytes;
     return absl::OkStatus();
   }
 
-  // The value, for this caller alone until Unclaim or Erase; it does not expire meanwhile. NOT_FOUND for an unknown
-  // handle, UNAVAILABLE while somebody else has it.
+  // The value, for this caller alone until Unclaim or Erase; it does not expire meanwhile.
+  // NOT_FOUND for an unknown handle, UNAVAILABLE while somebody else has it.
   absl::StatusOr<std::shared_ptr<T>> Claim(uint64_t handle) {
     absl::MutexLock lock(&mutex_);
     const auto found = entries_.find(handle);
     if (found == entries_.end()) {
-      return absl::NotFoundError(absl::StrCat("batch_handle ", handle,
-                                              " is unknown: never given, applied, released or expired"));
+      return absl::NotFoundError(absl::StrCat(
+          "batch_handle ", handle, " is unknown: never given, applied, released or expired"));
     }
     if (found->second.claimed) {
-      return absl::UnavailableError(absl::StrCat("batch_handle ", handle, " is in use by another request; retry later"));
+      return absl::UnavailableError(
+          absl::StrCat("batch_handle ", handle, " is in use by another request; retry later"));
     }
     found->second.claimed = true;
     return found->second.value;

@@ -1,18 +1,21 @@
 #include "server/base/handle_store.h"
 
-#include <gtest/gtest.h>
-
 #include <string>
+
+#include <gtest/gtest.h>
 
 namespace emberd::server {
 namespace {
 
 const absl::Time kStart = absl::FromUnixSeconds(1000);
 
-HandleStore<std::string> MakeStore() { return HandleStore<std::string>({.max_bytes = 100, .max_count = 2}); }
+HandleStore<std::string> MakeStore() {
+  return HandleStore<std::string>({.max_bytes = 100, .max_count = 2});
+}
 
 absl::Status Insert(HandleStore<std::string>& store, uint64_t handle, int64_t bytes) {
-  return store.Insert(handle, std::make_shared<std::string>("v"), bytes, kStart + absl::Seconds(handle));
+  return store.Insert(handle, std::make_shared<std::string>("v"), bytes,
+                      kStart + absl::Seconds(handle));
 }
 
 TEST(HandleStoreTest, RefusesMoreBytesThanItsBudgetAndSaysTheFigures) {
@@ -20,7 +23,8 @@ TEST(HandleStoreTest, RefusesMoreBytesThanItsBudgetAndSaysTheFigures) {
   ASSERT_TRUE(Insert(store, 1, 60).ok());
   const absl::Status status = Insert(store, 2, 50);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(status.message(), "the batch needs 50 bytes beside the 60 kept; budgets.batch_bytes is 100");
+  EXPECT_EQ(status.message(),
+            "the batch needs 50 bytes beside the 60 kept; budgets.batch_bytes is 100");
   EXPECT_EQ(store.bytes(), 60);
   EXPECT_EQ(store.count(), 1);
 }

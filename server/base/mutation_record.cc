@@ -9,8 +9,8 @@ namespace emberd::server {
 
 absl::Status CheckMutation(const Mutation& mutation) {
   if (mutation.client_id.empty() || mutation.client_id.size() > 64) {
-    return absl::InvalidArgumentError(absl::StrCat("mutation.client_id has ", mutation.client_id.size(),
-                                                   " bytes; it must have 1 to 64"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "mutation.client_id has ", mutation.client_id.size(), " bytes; it must have 1 to 64"));
   }
   if (mutation.sequence == 0) {
     return absl::InvalidArgumentError("mutation.sequence is 0; it must be >= 1");
@@ -27,7 +27,8 @@ MutationRecord::Client& MutationRecord::Touch(const std::string& client_id) {
   }
   it->second.recency = recency_.begin();
   if (static_cast<int>(clients_.size()) > options_.clients) {
-    // The least recent client with nothing in progress makes room; the one just touched is never it.
+    // The least recent client with nothing in progress makes room; the one just touched is never
+    // it.
     for (auto old = std::prev(recency_.end()); old != recency_.begin(); --old) {
       if (clients_.at(*old).in_progress > 0) continue;
       clients_.erase(*old);
@@ -45,20 +46,22 @@ absl::StatusOr<std::optional<int64_t>> MutationRecord::Begin(const Mutation& mut
   if (found != client.entries.end()) {
     const Entry& entry = found->second;
     if (entry.tag != mutation.tag) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
-          "' was used for another request; each request needs a number of its own"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
+                       "' was used for another request; each request needs a number of its own"));
     }
     if (!entry.done) {
-      return absl::UnavailableError(absl::StrCat("mutation ", mutation.sequence, " of client '", mutation.client_id,
+      return absl::UnavailableError(absl::StrCat("mutation ", mutation.sequence, " of client '",
+                                                 mutation.client_id,
                                                  "' is in progress; retry later"));
     }
     return entry.result;
   }
   if (mutation.sequence <= client.forgotten_up_to) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
-        "' is older than the record reaches: the newest forgotten number is ", client.forgotten_up_to));
+    return absl::FailedPreconditionError(
+        absl::StrCat("mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
+                     "' is older than the record reaches: the newest forgotten number is ",
+                     client.forgotten_up_to));
   }
   client.entries[mutation.sequence] = Entry{mutation.tag, false, 0};
   ++client.in_progress;

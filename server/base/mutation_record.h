@@ -1,4 +1,5 @@
-// Remembers which state-changing requests were carried out, so that a retry is answered and not applied again.
+// Remembers which state-changing requests were carried out, so that a retry is answered and not
+// applied again.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@
 
 namespace emberd::server {
 
-// Which request of which client. `tag` tells requests apart that wrongly share a sequence number: the batch handle for
-// ApplyGradients, a hash of the target for others.
+// Which request of which client. `tag` tells requests apart that wrongly share a sequence number:
+// the batch handle for ApplyGradients, a hash of the target for others.
 struct Mutation {
   std::string client_id;
   uint64_t sequence = 0;
@@ -27,7 +28,8 @@ struct Mutation {
 absl::Status CheckMutation(const Mutation& mutation);
 
 struct MutationRecordOptions {
-  // The newest finished requests kept of one client. Older sequence numbers are refused, never applied again.
+  // The newest finished requests kept of one client. Older sequence numbers are refused, never
+  // applied again.
   int per_client = 1024;
   // Clients kept, least recently used go first.
   int clients = 4096;
@@ -38,9 +40,9 @@ class MutationRecord {
  public:
   explicit MutationRecord(MutationRecordOptions options = {}) : options_(options) {}
 
-  // Nothing: the request is new, and in progress until Finish or Abort. A value: it was carried out before, with this
-  // result. UNAVAILABLE: it is in progress. INVALID_ARGUMENT: the number belongs to another request.
-  // FAILED_PRECONDITION: the number is older than the record reaches.
+  // Nothing: the request is new, and in progress until Finish or Abort. A value: it was carried out
+  // before, with this result. UNAVAILABLE: it is in progress. INVALID_ARGUMENT: the number belongs
+  // to another request. FAILED_PRECONDITION: the number is older than the record reaches.
   absl::StatusOr<std::optional<int64_t>> Begin(const Mutation& mutation);
   void Finish(const Mutation& mutation, int64_t result);
   void Abort(const Mutation& mutation);

@@ -1,8 +1,8 @@
 #include "server/base/worker_pool.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
+
+#include <gtest/gtest.h>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -47,7 +47,9 @@ TEST(PeriodicTaskTest, RunsAgainAndAgainAndStopsAtOnce) {
   EXPECT_EQ(runs, at_end);
   // A long period must not delay the end.
   const absl::Time start = absl::Now();
-  { PeriodicTask sleepy(absl::Hours(1), [] {}); }
+  {
+    PeriodicTask sleepy(absl::Hours(1), [] {});
+  }
   EXPECT_LT(absl::Now() - start, absl::Minutes(10));
 }
 

@@ -44,8 +44,8 @@ class CallContext {
   std::map<int64_t, std::function<void()>> watchers_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Calls `watcher` when the context is cancelled (at once if it has been), until this object goes. The watcher runs
-// under the context's lock: it must be short and must not touch the context.
+// Calls `watcher` when the context is cancelled (at once if it has been), until this object goes.
+// The watcher runs under the context's lock: it must be short and must not touch the context.
 class CancelWatch {
  public:
   CancelWatch(CallContext* context, std::function<void()> watcher) : context_(context) {

@@ -89,17 +89,19 @@ absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(const grpc:
 
 absl::Status MessageAssembler::Start(uint64_t payload_size) {
   if (payload_size > static_cast<uint64_t>(max_bytes_)) {
-    return absl::ResourceExhaustedError(absl::StrCat("a message of ", payload_size,
-                                                     " bytes is over budgets.max_message_bytes = ", max_bytes_));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a message of ", payload_size, " bytes is over budgets.max_message_bytes = ", max_bytes_));
   }
   started_ = true;
   filled_ = 0;
   message_.size_ = payload_size;
   if (payload_size == 0) return absl::OkStatus();
-  const size_t rounded = (payload_size + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
+  const size_t rounded =
+      (payload_size + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
   auto* memory = static_cast<char*>(std::aligned_alloc(kPayloadAlignment, rounded));
   if (memory == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for a message of ", payload_size, " bytes"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for a message of ", payload_size, " bytes"));
   }
   message_.payload_ = std::shared_ptr<char>(memory, std::free);
   return absl::OkStatus();
@@ -109,8 +111,8 @@ absl::Status MessageAssembler::AddPayload(WireCursor* cursor) {
   absl::StatusOr<size_t> length = cursor->ReadLength();
   if (!length.ok()) return length.status();
   if (!started_ || *length > message_.size_ - filled_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("malformed message: more payload than payload_size = ", started_ ? message_.size_ : 0));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "malformed message: more payload than payload_size = ", started_ ? message_.size_ : 0));
   }
   absl::Status status = cursor->Copy(message_.payload_.get() + filled_, *length);
   filled_ += *length;
@@ -119,21 +121,24 @@ absl::Status MessageAssembler::AddPayload(WireCursor* cursor) {
 
 absl::StatusOr<const char*> PayloadReader::Take(int64_t count, absl::string_view what) {
   if (count < 0 || count > static_cast<int64_t>(rest_.size() / sizeof(int32_t))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, ": ", count, " values do not fit the ", rest_.size(), " bytes of payload that are left"));
+    return absl::InvalidArgumentError(absl::StrCat(what, ": ", count, " values do not fit the ",
+                                                   rest_.size(),
+                                                   " bytes of payload that are left"));
   }
   const char* data = rest_.data();
   rest_.remove_prefix(count * sizeof(int32_t));
   return data;
 }
 
-absl::StatusOr<absl::Span<const int32_t>> PayloadReader::Int32s(int64_t count, absl::string_view what) {
+absl::StatusOr<absl::Span<const int32_t>> PayloadReader::Int32s(int64_t count,
+                                                                absl::string_view what) {
   absl::StatusOr<const char*> data = Take(count, what);
   if (!data.ok()) return data.status();
   return absl::Span<const int32_t>(reinterpret_cast<const int32_t*>(*data), count);
 }
 
-absl::StatusOr<absl::Span<const float>> PayloadReader::Floats(int64_t count, absl::string_view what) {
+absl::StatusOr<absl::Span<const float>> PayloadReader::Floats(int64_t count,
+                                                              absl::string_view what) {
   absl::StatusOr<const char*> data = Take(count, what);
   if (!data.ok()) return data.status();
   return absl::Span<const float>(reinterpret_cast<const float*>(*data), count);
@@ -141,7 +146,8 @@ absl::StatusOr<absl::Span<const float>> PayloadReader::Floats(int64_t count, abs
 
 absl::Status PayloadReader::Finish() const {
   if (rest_.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("payload: ", rest_.size(), " bytes more than its header describes"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("payload: ", rest_.size(), " bytes more than its header describes"));
 }
 
 }  // namespace emberd::rpc

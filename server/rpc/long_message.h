@@ -2,15 +2,15 @@
 // (emberd.internal.v1.MessagePart) so that sending, receiving and computing overlap.
 #pragma once
 
-#include <google/protobuf/message_lite.h>
-#include <grpcpp/support/byte_buffer.h>
-
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <google/protobuf/message_lite.h>
+#include <grpcpp/support/byte_buffer.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,8 +19,8 @@
 
 namespace emberd::rpc {
 
-// Bytes of payload in one part: large enough to amortise a message, small enough to overlap (limits are flat between
-// 0.5 and 2 MiB).
+// Bytes of payload in one part: large enough to amortise a message, small enough to overlap (limits
+// are flat between 0.5 and 2 MiB).
 inline constexpr size_t kPartBytes = size_t{1} << 20;
 
 // A message to send: the payload is the concatenation of its pieces, none of which is copied.
@@ -33,8 +33,9 @@ struct OutgoingMessage {
   template <typename T>
   void Append(absl::Span<const T> values, std::shared_ptr<const void> owner) {
     if (values.empty()) return;
-    payload.push_back({absl::string_view(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)),
-                       std::move(owner)});
+    payload.push_back(
+        {absl::string_view(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)),
+         std::move(owner)});
   }
 };
 
@@ -59,10 +60,12 @@ class IncomingMessage {
 // Puts the parts of messages together again, one message after another.
 class MessageAssembler {
  public:
-  // Messages with more payload than `max_bytes` are refused with RESOURCE_EXHAUSTED before memory is taken.
+  // Messages with more payload than `max_bytes` are refused with RESOURCE_EXHAUSTED before memory
+  // is taken.
   explicit MessageAssembler(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Takes the next part. Returns the message when this part completed it, nothing when more is to come.
+  // Takes the next part. Returns the message when this part completed it, nothing when more is to
+  // come.
   absl::StatusOr<std::optional<IncomingMessage>> Add(const grpc::ByteBuffer& part);
   // True between the first and the last part of a message.
   bool in_message() const { return started_; }
@@ -82,7 +85,8 @@ class PayloadReader {
  public:
   explicit PayloadReader(absl::Span<const char> payload) : rest_(payload) {}
 
-  // The next `count` values of a 4-byte type. INVALID_ARGUMENT if fewer are left; `what` names the array.
+  // The next `count` values of a 4-byte type. INVALID_ARGUMENT if fewer are left; `what` names the
+  // array.
   absl::StatusOr<absl::Span<const int32_t>> Int32s(int64_t count, absl::string_view what);
   absl::StatusOr<absl::Span<const float>> Floats(int64_t count, absl::string_view what);
   // INVALID_ARGUMENT if anything is left.

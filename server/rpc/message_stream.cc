@@ -33,7 +33,8 @@ void ServerMessageStream::OnReadDone(bool ok) {
 
 void ServerMessageStream::OnWriteDone(bool ok) {
   if (!ok) {
-    // Not close_after_write_: the subclass may still hold something for this call, which OnPeerGone gives back.
+    // Not close_after_write_: the subclass may still hold something for this call, which OnPeerGone
+    // gives back.
     outgoing_.clear();
     if (close_after_write_) {
       Close(absl::CancelledError("the caller is gone"));
@@ -52,8 +53,8 @@ void ServerMessageStream::OnWriteDone(bool ok) {
   }
 }
 
-ClientMessageStream::ClientMessageStream(grpc::GenericStub* stub, const std::string& method, CallContext* context,
-                                         int64_t max_message_bytes)
+ClientMessageStream::ClientMessageStream(grpc::GenericStub* stub, const std::string& method,
+                                         CallContext* context, int64_t max_message_bytes)
     : watch_(context, [this] { client_context_.TryCancel(); }), assembler_(max_message_bytes) {
   client_context_.set_deadline(absl::ToChronoTime(context->deadline()));
   stub->PrepareBidiStreamingCall(&client_context_, method, grpc::StubOptions(), this);
@@ -132,7 +133,9 @@ void ClientMessageStream::OnDone(const grpc::Status& status) {
 
 absl::StatusOr<IncomingMessage> ClientMessageStream::Receive() {
   absl::MutexLock lock(&mutex_);
-  const auto message_or_end = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !inbox_.empty() || reads_over_; };
+  const auto message_or_end = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return !inbox_.empty() || reads_over_;
+  };
   mutex_.Await(absl::Condition(&message_or_end));
   if (!inbox_.empty()) {
     IncomingMessage message = std::move(inbox_.front());
@@ -142,7 +145,8 @@ absl::StatusOr<IncomingMessage> ClientMessageStream::Receive() {
   ReleaseHold();
   mutex_.Await(absl::Condition(
       +[](std::optional<absl::Status>* status) { return status->has_value(); }, &final_status_));
-  if (final_status_->ok()) return absl::InternalError("the peer ended the stream without an answer");
+  if (final_status_->ok())
+    return absl::InternalError("the peer ended the stream without an answer");
   return *final_status_;
 }
 

@@ -1,17 +1,17 @@
 // Both ends of a stream of long messages (see long_message.h) over gRPC's callback API.
 #pragma once
 
-#include <grpcpp/client_context.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/client_callback.h>
-#include <grpcpp/support/server_callback.h>
-
 #include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/client_callback.h>
+#include <grpcpp/support/server_callback.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -22,8 +22,9 @@
 
 namespace emberd::rpc {
 
-// The server's end of one call. A subclass gets one message at a time and answers each with Send or Close, at once or
-// later from any thread; until then the object stays alive. It deletes itself when the call is over.
+// The server's end of one call. A subclass gets one message at a time and answers each with Send or
+// Close, at once or later from any thread; until then the object stays alive. It deletes itself
+// when the call is over.
 class ServerMessageStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit ServerMessageStream(int64_t max_message_bytes) : assembler_(max_message_bytes) {}
@@ -35,7 +36,9 @@ class ServerMessageStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   // A whole message is there. Runs on a gRPC thread: must not block.
   virtual void OnMessage(IncomingMessage message) = 0;
   // The peer ended the stream, or broke it, where a message was awaited. Ends with Close.
-  virtual void OnPeerGone() { Close(absl::CancelledError("the caller ended the stream before its message")); }
+  virtual void OnPeerGone() {
+    Close(absl::CancelledError("the caller ended the stream before its message"));
+  }
 
   // Writes a message, then waits for the peer's next one.
   void Send(OutgoingMessage message) { Write(std::move(message), /*last=*/false); }
@@ -64,8 +67,8 @@ class ServerMessageStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 // The client's end of one call, used by one thread that may block.
 class ClientMessageStream : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // Opens a call of `method` ("/package.Service/Method"). Ends with the context's deadline or cancellation at the
-  // latest. `stub` and `context` must outlive the stream.
+  // Opens a call of `method` ("/package.Service/Method"). Ends with the context's deadline or
+  // cancellation at the latest. `stub` and `context` must outlive the stream.
   ClientMessageStream(grpc::GenericStub* stub, const std::string& method, CallContext* context,
                       int64_t max_message_bytes);
   // Cancels the call if it is not over, and waits for its end.
@@ -73,7 +76,8 @@ class ClientMessageStream : private grpc::ClientBidiReactor<grpc::ByteBuffer, gr
 
   // Queues a message. Does not block.
   void Send(OutgoingMessage message);
-  // Waits for the next message, or for the end of the call: then its status (INTERNAL if that was OK).
+  // Waits for the next message, or for the end of the call: then its status (INTERNAL if that was
+  // OK).
   absl::StatusOr<IncomingMessage> Receive();
 
  private:

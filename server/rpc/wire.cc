@@ -71,7 +71,8 @@ void WireEncoder::Raw(SharedBytes bytes) {
   }
   Flush();
   auto* owner = new std::shared_ptr<const void>(std::move(bytes.owner));
-  slices_.emplace_back(const_cast<char*>(bytes.bytes.data()), bytes.bytes.size(), ReleaseOwner, owner);
+  slices_.emplace_back(const_cast<char*>(bytes.bytes.data()), bytes.bytes.size(), ReleaseOwner,
+                       owner);
 }
 
 void WireEncoder::Flush() {

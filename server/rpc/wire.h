@@ -1,14 +1,14 @@
-// Protobuf's wire format by hand, for messages whose payload must not be copied: an encoder that lets large fields
-// stay where they are, and a cursor over the slices of a received message.
+// Protobuf's wire format by hand, for messages whose payload must not be copied: an encoder that
+// lets large fields stay where they are, and a cursor over the slices of a received message.
 #pragma once
-
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/slice.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,14 +28,16 @@ size_t VarintSize(uint64_t value);
 // Bytes of a length-delimited field of `length` bytes, with its tag.
 size_t LengthDelimitedSize(int field, size_t length);
 
-// Builds one message as a list of slices. Small pieces are gathered into a scratch string, large ones are referenced.
+// Builds one message as a list of slices. Small pieces are gathered into a scratch string, large
+// ones are referenced.
 class WireEncoder {
  public:
   void Varint(uint64_t value);
   void VarintField(int field, uint64_t value);
   void Fixed64Field(int field, uint64_t value);
   void BytesField(int field, absl::string_view value);
-  // Tag and length of a length-delimited field (bytes or a nested message); the caller adds `length` bytes.
+  // Tag and length of a length-delimited field (bytes or a nested message); the caller adds
+  // `length` bytes.
   void BeginField(int field, size_t length);
   void Raw(absl::string_view bytes);
   // References the bytes; the owner lives until gRPC has sent them.
@@ -51,7 +53,8 @@ class WireEncoder {
   std::vector<grpc::Slice> slices_;
 };
 
-// Reads a message that lies in several slices. Nothing is trusted: reads beyond the end fail with INVALID_ARGUMENT.
+// Reads a message that lies in several slices. Nothing is trusted: reads beyond the end fail with
+// INVALID_ARGUMENT.
 class WireCursor {
  public:
   // `buffer` must outlive nothing: its slices are referenced.

@@ -11,7 +11,8 @@
 namespace emberd::server {
 namespace {
 
-// The result of a callback that another thread waits for. Shared by both, since either may be the last to look.
+// The result of a callback that another thread waits for. Shared by both, since either may be the
+// last to look.
 template <typename T>
 class Promise {
  public:
@@ -32,7 +33,8 @@ class Promise {
 class LocalGather final : public GatherCall {
  public:
   LocalGather(ShardHost* host, GatherCommand command, std::string name) : name_(std::move(name)) {
-    host->Gather(std::move(command), [promise = promise_](auto result) { promise->Set(std::move(result)); });
+    host->Gather(std::move(command),
+                 [promise = promise_](auto result) { promise->Set(std::move(result)); });
   }
   absl::StatusOr<GatherResult> Wait() override {
     absl::StatusOr<GatherResult>& result = promise_->Wait();
@@ -48,8 +50,10 @@ class LocalGather final : public GatherCall {
 
 class LocalApply final : public ApplyCall {
  public:
-  LocalApply(ShardHost* host, ApplyCommand command, std::string name) : host_(host), name_(std::move(name)) {
-    host_->Stage(std::move(command), [promise = staged_](auto staged) { promise->Set(std::move(staged)); });
+  LocalApply(ShardHost* host, ApplyCommand command, std::string name)
+      : host_(host), name_(std::move(name)) {
+    host_->Stage(std::move(command),
+                 [promise = staged_](auto staged) { promise->Set(std::move(staged)); });
   }
   ~LocalApply() override {
     absl::StatusOr<ShardHost::StagedApply>& staged = staged_->Wait();
@@ -65,7 +69,8 @@ class LocalApply final : public ApplyCall {
     decided_ = true;
     ShardHost::StagedApply staged = *std::move(staged_->Wait());
     if (commit) {
-      host_->Commit(std::move(staged), [promise = done_](auto rows) { promise->Set(std::move(rows)); });
+      host_->Commit(std::move(staged),
+                    [promise = done_](auto rows) { promise->Set(std::move(rows)); });
     } else {
       host_->Discard(std::move(staged));
       done_->Set(0);
@@ -82,7 +87,8 @@ class LocalApply final : public ApplyCall {
   bool decided_ = false;
   std::shared_ptr<Promise<absl::StatusOr<ShardHost::StagedApply>>> staged_ =
       std::make_shared<Promise<absl::StatusOr<ShardHost::StagedApply>>>();
-  std::shared_ptr<Promise<absl::StatusOr<int64_t>>> done_ = std::make_shared<Promise<absl::StatusOr<int64_t>>>();
+  std::shared_ptr<Promise<absl::StatusOr<int64_t>>> done_ =
+      std::make_shared<Promise<absl::StatusOr<int64_t>>>();
 };
 
 class LocalShard final : public ShardBackend {
@@ -93,12 +99,12 @@ class LocalShard final : public ShardBackend {
   const std::string& name() const override { return name_; }
   const std::string& address() const override { return address_; }
 
-  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(const internal::v1::CreateModelRequest& request,
-                                                                rpc::CallContext*) override {
+  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
+      const internal::v1::CreateModelRequest& request, rpc::CallContext*) override {
     return Named(host_->CreateModel(request));
   }
-  absl::StatusOr<internal::v1::FindModelResponse> FindModel(const internal::v1::FindModelRequest& request,
-                                                            rpc::CallContext*) override {
+  absl::StatusOr<internal::v1::FindModelResponse> FindModel(
+      const internal::v1::FindModelRequest& request, rpc::CallContext*) override {
     return Named(host_->FindModel(request));
   }
   absl::Status DropModel(uint64_t model_id, rpc::CallContext*) override {
@@ -116,13 +122,16 @@ class LocalShard final : public ShardBackend {
   absl::Status ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
                         rpc::CallContext*) override {
     Promise<absl::Status> promise;
-    host_->ReadRows(selection, values, [&](absl::Status status) { promise.Set(std::move(status)); });
+    host_->ReadRows(selection, values,
+                    [&](absl::Status status) { promise.Set(std::move(status)); });
     return rpc::Annotate(promise.Wait(), name_);
   }
-  absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values,
-                                  const Mutation& mutation, rpc::CallContext*) override {
+  absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
+                                  absl::Span<const float> values, const Mutation& mutation,
+                                  rpc::CallContext*) override {
     Promise<absl::StatusOr<bool>> promise;
-    host_->AssignRows(selection, values, mutation, [&](auto replayed) { promise.Set(std::move(replayed)); });
+    host_->AssignRows(selection, values, mutation,
+                      [&](auto replayed) { promise.Set(std::move(replayed)); });
     return Named(std::move(promise.Wait()));
   }
   absl::StatusOr<v1::ShardStatus> GetStatus(rpc::CallContext*) override {
@@ -145,8 +154,11 @@ class LocalShard final : public ShardBackend {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster, int shard_index) {
-  absl::StatusOr<std::unique_ptr<ShardHost>> host = ShardHost::Create(cluster, shard_index);
+absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster,
+                                                             int shard_index,
+                                                             ops::Metrics* metrics) {
+  absl::StatusOr<std::unique_ptr<ShardHost>> host =
+      ShardHost::Create(cluster, shard_index, metrics);
   if (!host.ok()) return host.status();
   return std::make_shared<LocalShard>(*std::move(host), shard_index);
 }

@@ -4,8 +4,8 @@
 
 namespace emberd::server {
 
-shard::ModelSpec ModelSpecFromPlan(uint64_t model_id, const v1::ModelConfig& config, const preprocess::Plan& plan,
-                                   int shard_index) {
+shard::ModelSpec ModelSpecFromPlan(uint64_t model_id, const v1::ModelConfig& config,
+                                   const preprocess::Plan& plan, int shard_index) {
   shard::ModelSpec spec;
   spec.model_id = model_id;
   spec.name = config.name();

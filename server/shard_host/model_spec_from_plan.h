@@ -10,7 +10,7 @@
 namespace emberd::server {
 
 // `config` is complete and `plan` was made from it.
-shard::ModelSpec ModelSpecFromPlan(uint64_t model_id, const v1::ModelConfig& config, const preprocess::Plan& plan,
-                                   int shard_index);
+shard::ModelSpec ModelSpecFromPlan(uint64_t model_id, const v1::ModelConfig& config,
+                                   const preprocess::Plan& plan, int shard_index);
 
 }  // namespace emberd::server

@@ -1,11 +1,11 @@
 #include "server/shard_host/remote_shard.h"
 
+#include <cstring>
+#include <utility>
+
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
-
-#include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
@@ -41,14 +41,16 @@ std::string BytesOf(absl::Span<const T> values) {
 
 class RemoteGather final : public GatherCall {
  public:
-  RemoteGather(std::unique_ptr<rpc::ClientMessageStream> stream, const GatherCommand& command, std::string name)
+  RemoteGather(std::unique_ptr<rpc::ClientMessageStream> stream, const GatherCommand& command,
+               std::string name)
       : stream_(std::move(stream)), name_(std::move(name)) {
     stream_->Send(EncodeGather(command));
   }
   absl::StatusOr<GatherResult> Wait() override {
     absl::StatusOr<rpc::IncomingMessage> message = stream_->Receive();
-    absl::StatusOr<GatherResult> result =
-        message.ok() ? DecodeGatherResult(*message) : absl::StatusOr<GatherResult>(message.status());
+    absl::StatusOr<GatherResult> result = message.ok()
+                                              ? DecodeGatherResult(*message)
+                                              : absl::StatusOr<GatherResult>(message.status());
     if (!result.ok()) return rpc::Annotate(result.status(), name_);
     return result;
   }
@@ -60,14 +62,16 @@ class RemoteGather final : public GatherCall {
 
 class RemoteApply final : public ApplyCall {
  public:
-  RemoteApply(std::unique_ptr<rpc::ClientMessageStream> stream, const ApplyCommand& command, std::string name)
+  RemoteApply(std::unique_ptr<rpc::ClientMessageStream> stream, const ApplyCommand& command,
+              std::string name)
       : stream_(std::move(stream)), name_(std::move(name)) {
     stream_->Send(EncodeApply(command));
   }
   absl::StatusOr<StageOutcome> WaitStaged() override {
     absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
     if (!reply.ok()) return rpc::Annotate(reply.status(), name_);
-    return StageOutcome{reply->state() == internal::v1::ApplyReply::REPLAYED, reply->rows_updated()};
+    return StageOutcome{reply->state() == internal::v1::ApplyReply::REPLAYED,
+                        reply->rows_updated()};
   }
   void Decide(bool commit) override {
     internal::v1::ApplyDecision decision;
@@ -85,7 +89,8 @@ class RemoteApply final : public ApplyCall {
     absl::StatusOr<rpc::IncomingMessage> message = stream_->Receive();
     if (!message.ok()) return message.status();
     internal::v1::ApplyReply reply;
-    if (!reply.ParseFromString(message->header())) return absl::InternalError("its answer is no ApplyReply");
+    if (!reply.ParseFromString(message->header()))
+      return absl::InternalError("its answer is no ApplyReply");
     return reply;
   }
 
@@ -106,65 +111,74 @@ class RemoteShard final : public ShardBackend {
   const std::string& name() const override { return name_; }
   const std::string& address() const override { return options_.address; }
 
-  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(const internal::v1::CreateModelRequest& request,
-                                                                rpc::CallContext* context) override {
-    return Unary<internal::v1::CreateModelResponse>(&ShardService::Stub::CreateModel, request, context);
+  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
+      const internal::v1::CreateModelRequest& request, rpc::CallContext* context) override {
+    return Unary<internal::v1::CreateModelResponse>(&ShardService::Stub::CreateModel, request,
+                                                    context);
   }
-  absl::StatusOr<internal::v1::FindModelResponse> FindModel(const internal::v1::FindModelRequest& request,
-                                                            rpc::CallContext* context) override {
+  absl::StatusOr<internal::v1::FindModelResponse> FindModel(
+      const internal::v1::FindModelRequest& request, rpc::CallContext* context) override {
     return Unary<internal::v1::FindModelResponse>(&ShardService::Stub::FindModel, request, context);
   }
   absl::Status DropModel(uint64_t model_id, rpc::CallContext* context) override {
     internal::v1::DropModelRequest request;
     request.set_model_id(model_id);
-    return Unary<internal::v1::DropModelResponse>(&ShardService::Stub::DropModel, request, context).status();
+    return Unary<internal::v1::DropModelResponse>(&ShardService::Stub::DropModel, request, context)
+        .status();
   }
 
   std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) override {
-    return std::make_unique<RemoteGather>(Open("/emberd.internal.v1.ShardService/Gather", context), command,
-                                          error_context_);
+    return std::make_unique<RemoteGather>(Open("/emberd.internal.v1.ShardService/Gather", context),
+                                          command, error_context_);
   }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
-    return std::make_unique<RemoteApply>(Open("/emberd.internal.v1.ShardService/Apply", context), command,
-                                         error_context_);
+    return std::make_unique<RemoteApply>(Open("/emberd.internal.v1.ShardService/Apply", context),
+                                         command, error_context_);
   }
 
-  absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle, rpc::CallContext* context) override {
+  absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
+                            rpc::CallContext* context) override {
     internal::v1::ReleaseBatchRequest request;
     request.set_model_id(model_id);
     request.set_batch_handle(batch_handle);
-    return Unary<internal::v1::ReleaseBatchResponse>(&ShardService::Stub::ReleaseBatch, request, context).status();
+    return Unary<internal::v1::ReleaseBatchResponse>(&ShardService::Stub::ReleaseBatch, request,
+                                                     context)
+        .status();
   }
 
   absl::Status ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
                         rpc::CallContext* context) override {
     auto response = Unary<internal::v1::ReadShardRowsResponse>(
-        &ShardService::Stub::ReadRows, Select<internal::v1::ReadShardRowsRequest>(selection), context);
+        &ShardService::Stub::ReadRows, Select<internal::v1::ReadShardRowsRequest>(selection),
+        context);
     if (!response.ok()) return response.status();
     if (response->values().size() != values.size() * sizeof(float)) {
       return absl::InternalError(absl::StrCat(error_context_, ": ", response->values().size(),
-                                              " bytes of rows instead of ", values.size() * sizeof(float)));
+                                              " bytes of rows instead of ",
+                                              values.size() * sizeof(float)));
     }
-    if (!values.empty()) std::memcpy(values.data(), response->values().data(), response->values().size());
+    if (!values.empty())
+      std::memcpy(values.data(), response->values().data(), response->values().size());
     return absl::OkStatus();
   }
 
-  absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values,
-                                  const Mutation& mutation, rpc::CallContext* context) override {
+  absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
+                                  absl::Span<const float> values, const Mutation& mutation,
+                                  rpc::CallContext* context) override {
     auto request = Select<internal::v1::AssignShardRowsRequest>(selection);
     request.set_values(BytesOf(values));
     request.set_client_id(mutation.client_id);
     request.set_sequence(mutation.sequence);
     request.set_tag(mutation.tag);
-    auto response =
-        Unary<internal::v1::AssignShardRowsResponse>(&ShardService::Stub::AssignRows, request, context);
+    auto response = Unary<internal::v1::AssignShardRowsResponse>(&ShardService::Stub::AssignRows,
+                                                                 request, context);
     if (!response.ok()) return response.status();
     return response->replayed();
   }
 
   absl::StatusOr<v1::ShardStatus> GetStatus(rpc::CallContext* context) override {
-    auto status =
-        Unary<v1::ShardStatus>(&ShardService::Stub::GetStatus, internal::v1::GetShardStatusRequest(), context);
+    auto status = Unary<v1::ShardStatus>(&ShardService::Stub::GetStatus,
+                                         internal::v1::GetShardStatusRequest(), context);
     if (status.ok()) status->set_address(options_.address);
     return status;
   }
@@ -181,8 +195,10 @@ class RemoteShard final : public ShardBackend {
     return response;
   }
 
-  std::unique_ptr<rpc::ClientMessageStream> Open(const std::string& method, rpc::CallContext* context) {
-    return std::make_unique<rpc::ClientMessageStream>(&generic_stub_, method, context, options_.max_message_bytes);
+  std::unique_ptr<rpc::ClientMessageStream> Open(const std::string& method,
+                                                 rpc::CallContext* context) {
+    return std::make_unique<rpc::ClientMessageStream>(&generic_stub_, method, context,
+                                                      options_.max_message_bytes);
   }
 
   template <typename Request>

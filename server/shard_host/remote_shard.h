@@ -11,11 +11,12 @@ namespace emberd::server {
 
 struct RemoteShardOptions {
   int index = 0;
-  std::string address;              // "host:port"
-  int64_t max_message_bytes = 0;    // budgets.max_message_bytes
+  std::string address;            // "host:port"
+  int64_t max_message_bytes = 0;  // budgets.max_message_bytes
 };
 
-// Does not wait for the shard to be there: calls fail with UNAVAILABLE until it is, and find it again after a restart.
+// Does not wait for the shard to be there: calls fail with UNAVAILABLE until it is, and find it
+// again after a restart.
 std::shared_ptr<ShardBackend> MakeRemoteShard(RemoteShardOptions options);
 
 }  // namespace emberd::server

@@ -1,4 +1,5 @@
-// A shard as a coordinator sees it, wherever it runs: in this process (local_shard.h) or behind gRPC (remote_shard.h).
+// A shard as a coordinator sees it, wherever it runs: in this process (local_shard.h) or behind
+// gRPC (remote_shard.h).
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ struct GatherCommand {
   std::shared_ptr<const void> owner;  // keeps the views alive
 };
 
-// Partial sums of one stack: a row for each canonical sample that has an entry on the shard, ascending.
+// Partial sums of one stack: a row for each canonical sample that has an entry on the shard,
+// ascending.
 struct StackSumsView {
   int stack = 0;
   absl::Span<const int32_t> samples;
@@ -61,8 +63,8 @@ class GatherCall {
   virtual absl::StatusOr<GatherResult> Wait() = 0;
 };
 
-// An Apply under way: staged first, then committed or discarded on the coordinator's word. A call that goes away
-// undecided discards.
+// An Apply under way: staged first, then committed or discarded on the coordinator's word. A call
+// that goes away undecided discards.
 class ApplyCall {
  public:
   virtual ~ApplyCall() = default;
@@ -83,18 +85,19 @@ class ShardBackend {
 
   virtual absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
       const internal::v1::CreateModelRequest& request, rpc::CallContext* context) = 0;
-  virtual absl::StatusOr<internal::v1::FindModelResponse> FindModel(const internal::v1::FindModelRequest& request,
-                                                                    rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<internal::v1::FindModelResponse> FindModel(
+      const internal::v1::FindModelRequest& request, rpc::CallContext* context) = 0;
   virtual absl::Status DropModel(uint64_t model_id, rpc::CallContext* context) = 0;
 
   // `context` must outlive the call.
   virtual std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) = 0;
   virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
-  virtual absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle, rpc::CallContext* context) = 0;
+  virtual absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
+                                    rpc::CallContext* context) = 0;
 
   // Rows in the order asked for, into (from) [rows, selection.columns].
-  virtual absl::Status ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
-                                rpc::CallContext* context) = 0;
+  virtual absl::Status ReadRows(const shard::Engine::RowSelection& selection,
+                                absl::Span<float> values, rpc::CallContext* context) = 0;
   // True: it had been carried out before.
   virtual absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
                                           absl::Span<const float> values, const Mutation& mutation,

@@ -51,10 +51,12 @@ struct GatherOwner {
   std::vector<std::vector<SampleSpan>> spans;
 };
 
-absl::Status DecodeSpans(const internal::v1::StackBatchHeader& header, StackBatchView* stack, GatherOwner* owner) {
+absl::Status DecodeSpans(const internal::v1::StackBatchHeader& header, StackBatchView* stack,
+                         GatherOwner* owner) {
   int next = 0;
   for (const int32_t count : header.spans_per_slot()) {
-    if (count < 0 || count > header.spans_size() - next) return Malformed("spans_per_slot exceeds the spans");
+    if (count < 0 || count > header.spans_size() - next)
+      return Malformed("spans_per_slot exceeds the spans");
     std::vector<SampleSpan>& slot = owner->spans.emplace_back();
     for (int i = 0; i < count; ++i, ++next) {
       const internal::v1::SampleSpan& from = header.spans(next);
@@ -67,8 +69,8 @@ absl::Status DecodeSpans(const internal::v1::StackBatchHeader& header, StackBatc
 
 // One array of all segments: cuts `all` into the segments' pieces.
 template <typename T>
-void Distribute(absl::Span<const T> all, const internal::v1::StackBatchHeader& header, StackBatchView* stack,
-                absl::Span<const T> CsrSegmentView::*field) {
+void Distribute(absl::Span<const T> all, const internal::v1::StackBatchHeader& header,
+                StackBatchView* stack, absl::Span<const T> CsrSegmentView::*field) {
   size_t next = 0;
   for (size_t i = 0; i < stack->segments.size(); ++i) {
     const size_t size = header.segments(static_cast<int>(i)).entries();
@@ -77,8 +79,8 @@ void Distribute(absl::Span<const T> all, const internal::v1::StackBatchHeader& h
   }
 }
 
-absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int partitions, rpc::PayloadReader* payload,
-                         StackBatchView* stack) {
+absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int partitions,
+                         rpc::PayloadReader* payload, StackBatchView* stack) {
   stack->stack = header.stack();
   stack->sample_count = header.sample_count();
   stack->slots = header.slots();
@@ -87,7 +89,7 @@ absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int parti
   for (const internal::v1::SegmentHeader& segment : header.segments()) {
     if (segment.entries() < 0) return Malformed("a segment has a negative number of entries");
     entries += segment.entries();
-    stack->segments.push_back({.base = segment.base()});
+    stack->segments.emplace_back().base = segment.base();
   }
   auto row_ends = payload->Int32s(int64_t{header.segments_size()} * partitions, "row_ends");
   if (!row_ends.ok()) return row_ends.status();
@@ -117,10 +119,14 @@ rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
 
   rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
   for (const StackBatchView& stack : command.stacks) {
-    for (const CsrSegmentView& segment : stack.segments) message.Append(segment.row_ends, command.owner);
-    for (const CsrSegmentView& segment : stack.segments) message.Append(segment.embedding_ids, command.owner);
-    for (const CsrSegmentView& segment : stack.segments) message.Append(segment.sample_ids, command.owner);
-    for (const CsrSegmentView& segment : stack.segments) message.Append(segment.gains, command.owner);
+    for (const CsrSegmentView& segment : stack.segments)
+      message.Append(segment.row_ends, command.owner);
+    for (const CsrSegmentView& segment : stack.segments)
+      message.Append(segment.embedding_ids, command.owner);
+    for (const CsrSegmentView& segment : stack.segments)
+      message.Append(segment.sample_ids, command.owner);
+    for (const CsrSegmentView& segment : stack.segments)
+      message.Append(segment.gains, command.owner);
   }
   return message;
 }
@@ -138,8 +144,10 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
   rpc::PayloadReader payload(message.payload());
   for (const internal::v1::StackBatchHeader& stack_header : header.stacks()) {
     StackBatchView& stack = command.stacks.emplace_back();
-    if (absl::Status status = DecodeSpans(stack_header, &stack, owner.get()); !status.ok()) return status;
-    if (absl::Status status = DecodeStack(stack_header, partitions, &payload, &stack); !status.ok()) return status;
+    if (absl::Status status = DecodeSpans(stack_header, &stack, owner.get()); !status.ok())
+      return status;
+    if (absl::Status status = DecodeStack(stack_header, partitions, &payload, &stack); !status.ok())
+      return status;
   }
   if (absl::Status status = payload.Finish(); !status.ok()) return status;
   command.owner = std::move(owner);
@@ -153,7 +161,8 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result) {
     internal::v1::StackSums* to = header.add_stacks();
     to->set_stack(stack.stack);
     to->set_samples(static_cast<int32_t>(stack.samples.size()));
-    to->set_width(stack.samples.empty() ? 0 : static_cast<int32_t>(stack.sums.size() / stack.samples.size()));
+    to->set_width(
+        stack.samples.empty() ? 0 : static_cast<int32_t>(stack.sums.size() / stack.samples.size()));
     to->set_rows_gathered(stack.rows_gathered);
   }
   rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
@@ -195,10 +204,12 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
     internal::v1::StackGradientHeader* to = header.add_stacks();
     to->set_stack(stack.stack);
     to->set_floats(static_cast<int64_t>(stack.gradients.size()));
-    to->mutable_hyperparameters()->insert(stack.hyperparameters.begin(), stack.hyperparameters.end());
+    to->mutable_hyperparameters()->insert(stack.hyperparameters.begin(),
+                                          stack.hyperparameters.end());
   }
   rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
-  for (const shard::StackGradients& stack : command.input.stacks) message.Append(stack.gradients, command.input.owner);
+  for (const shard::StackGradients& stack : command.input.stacks)
+    message.Append(stack.gradients, command.input.owner);
   return message;
 }
 

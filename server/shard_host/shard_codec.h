@@ -1,5 +1,5 @@
-// Commands and results of ShardBackend as long messages. Decoding trusts nothing: sizes and counts are checked here,
-// values (rows, samples, order) by the engine.
+// Commands and results of ShardBackend as long messages. Decoding trusts nothing: sizes and counts
+// are checked here, values (rows, samples, order) by the engine.
 #pragma once
 
 #include "absl/status/statusor.h"

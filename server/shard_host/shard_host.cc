@@ -48,29 +48,39 @@ GatherResult ToResult(uint64_t incarnation, std::vector<shard::StackSums> sums) 
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterConfig& cluster, int shard_index) {
+absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterConfig& cluster,
+                                                             int shard_index,
+                                                             ops::Metrics* metrics) {
   if (shard_index < 0 || shard_index >= cluster.shards_size()) {
-    return absl::InvalidArgumentError(absl::StrCat("shard index ", shard_index, " is not in 0 .. ",
-                                                   cluster.shards_size() - 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard index ", shard_index, " is not in 0 .. ", cluster.shards_size() - 1));
   }
   shard::EngineOptions options;
   options.threads = ThreadCount(cluster.shard_threads());
   options.bytes_per_partition = cluster.budgets().bytes_per_sparsecore();
   absl::StatusOr<std::unique_ptr<shard::Engine>> engine = shard::Engine::Create(options);
   if (!engine.ok()) return engine.status();
-  return std::unique_ptr<ShardHost>(new ShardHost(cluster, shard_index, *std::move(engine)));
+  return std::unique_ptr<ShardHost>(
+      new ShardHost(cluster, shard_index, metrics, *std::move(engine)));
 }
 
-ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, std::unique_ptr<shard::Engine> engine)
+ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,
+                     std::unique_ptr<shard::Engine> engine)
     : shards_(cluster.shards_size()),
       sparsecores_per_shard_(cluster.sparsecores_per_shard()),
       shard_index_(shard_index),
       incarnation_(NewIncarnation()),
       start_(absl::Now()),
+      metrics_(metrics),
+      server_metrics_(metrics->Server("shard", shard_index)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       engine_(std::move(engine)),
       workers_(ThreadCount(cluster.shard_threads()), kMaxQueued),
-      sweeper_(kSweepPeriod, [this] { batches_.Sweep(absl::Now()); }) {}
+      sweeper_(kSweepPeriod, [this] { Sweep(); }) {
+  server_metrics_->SetTableBudget(cluster.budgets().bytes_per_sparsecore() *
+                                  sparsecores_per_shard_);
+  server_metrics_->SetBatchBudget(cluster.budgets().batch_bytes());
+}
 
 ShardHost::~ShardHost() = default;
 
@@ -80,9 +90,9 @@ absl::Status ShardHost::CheckPlace(const internal::v1::CreateModelRequest& reque
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      "this process is configured as shard ", shard_index_, " of ", shards_, " with ", sparsecores_per_shard_,
-      " SparseCores each; the coordinator takes it for shard ", request.shard_index(), " of ", request.shards(), " with ",
-      request.sparsecores_per_shard()));
+      "this process is configured as shard ", shard_index_, " of ", shards_, " with ",
+      sparsecores_per_shard_, " SparseCores each; the coordinator takes it for shard ",
+      request.shard_index(), " of ", request.shards(), " with ", request.sparsecores_per_shard()));
 }
 
 absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
@@ -93,35 +103,42 @@ absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
 
   absl::MutexLock lock(&mutex_);
   if (models_.contains(request.model_id())) return response;
-  for (const auto& [id, config] : models_) {
-    if (config.name() == request.config().name()) {
-      return absl::AlreadyExistsError(absl::StrCat("another model '", config.name(), "' is declared, with model_id ", id));
+  for (const auto& [id, model] : models_) {
+    if (model.config.name() == request.config().name()) {
+      return absl::AlreadyExistsError(absl::StrCat("another model '", model.config.name(),
+                                                   "' is declared, with model_id ", id));
     }
   }
-  absl::StatusOr<preprocess::Plan> plan =
-      preprocess::MakePlan(request.config(), {.shards = shards_, .sparsecores_per_shard = sparsecores_per_shard_});
+  absl::StatusOr<preprocess::Plan> plan = preprocess::MakePlan(
+      request.config(), {.shards = shards_, .sparsecores_per_shard = sparsecores_per_shard_});
   if (!plan.ok()) return plan.status();
   if (plan->fingerprint != request.plan_fingerprint()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "model '", request.config().name(), "' is planned differently here (fingerprint ", plan->fingerprint,
-        ") and by the coordinator (", request.plan_fingerprint(), "): do both run the same version of emberd?"));
+        "model '", request.config().name(), "' is planned differently here (fingerprint ",
+        plan->fingerprint, ") and by the coordinator (", request.plan_fingerprint(),
+        "): do both run the same version of emberd?"));
   }
-  absl::Status status =
-      engine_->CreateModel(ModelSpecFromPlan(request.model_id(), request.config(), *plan, shard_index_));
+  absl::Status status = engine_->CreateModel(
+      ModelSpecFromPlan(request.model_id(), request.config(), *plan, shard_index_));
   if (!status.ok()) return status;
-  models_[request.model_id()] = request.config();
+  std::vector<std::string> stacks;
+  for (const preprocess::StackPlan& stack : plan->stacks) stacks.push_back(stack.name);
+  models_[request.model_id()] = {
+      request.config(), metrics_->ShardModel(shard_index_, request.config().name(), stacks)};
   response.set_created(true);
   return response;
 }
 
-absl::StatusOr<internal::v1::FindModelResponse> ShardHost::FindModel(const internal::v1::FindModelRequest& request) {
+absl::StatusOr<internal::v1::FindModelResponse> ShardHost::FindModel(
+    const internal::v1::FindModelRequest& request) {
   absl::MutexLock lock(&mutex_);
-  for (const auto& [id, config] : models_) {
-    const bool found = request.model_id() != 0 ? id == request.model_id() : config.name() == request.name();
+  for (const auto& [id, model] : models_) {
+    const bool found =
+        request.model_id() != 0 ? id == request.model_id() : model.config.name() == request.name();
     if (!found) continue;
     internal::v1::FindModelResponse response;
     response.set_model_id(id);
-    *response.mutable_config() = config;
+    *response.mutable_config() = model.config;
     return response;
   }
   return absl::NotFoundError("no such model is declared here");
@@ -135,13 +152,30 @@ absl::Status ShardHost::DropModel(uint64_t model_id) {
   return engine_->DropModel(model_id);
 }
 
+ops::ShardModelMetrics* ShardHost::ModelMetrics(uint64_t model_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  return found == models_.end() ? nullptr : found->second.metrics;
+}
+
+void ShardHost::Sweep() {
+  server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  server_metrics_->SetModels(statistics.models);
+  server_metrics_->SetTableBytes(statistics.table_bytes);
+  server_metrics_->SetBatches(batches_.count(), batches_.bytes());
+}
+
 absl::Status ShardHost::Submit(std::function<void()> work) {
   if (workers_.Submit(std::move(work))) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(workers_.max_queued(), " requests are waiting already"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat(workers_.max_queued(), " requests are waiting already"));
 }
 
 void ShardHost::Gather(GatherCommand command, GatherCallback done) {
-  auto work = [this, command = std::move(command), done]() mutable { GatherOnWorker(std::move(command), done); };
+  auto work = [this, command = std::move(command), done]() mutable {
+    GatherOnWorker(std::move(command), done);
+  };
   if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
 }
 
@@ -154,15 +188,22 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   }
   if (command.batch_handle != 0) {
     auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
-    absl::Status status = batches_.Insert(command.batch_handle, std::move(kept), engine_->BatchBytes(**batch),
-                                          absl::Now() + command.batch_ttl);
+    absl::Status status =
+        batches_.Insert(command.batch_handle, std::move(kept), engine_->BatchBytes(**batch),
+                        absl::Now() + command.batch_ttl);
     if (!status.ok()) {
       done(status);
       return;
     }
   }
-  engine_->Gather(*batch, [this, done, handle = command.batch_handle](auto sums) {
+  ops::ShardModelMetrics* metrics = ModelMetrics(command.model_id);
+  engine_->Gather(*batch, [this, done, metrics, handle = command.batch_handle](auto sums) {
     if (sums.ok()) {
+      for (const shard::StackSums& stack : *sums) {
+        metrics->AddGathered(
+            stack.stack, stack.rows_gathered,
+            static_cast<int64_t>(stack.samples.size()) * stack.width * sizeof(float));
+      }
       done(ToResult(incarnation_, *std::move(sums)));
     } else {
       batches_.Erase(handle);
@@ -172,7 +213,9 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
 }
 
 void ShardHost::Stage(ApplyCommand command, StageCallback done) {
-  auto work = [this, command = std::move(command), done]() mutable { done(StageOnWorker(std::move(command))); };
+  auto work = [this, command = std::move(command), done]() mutable {
+    done(StageOnWorker(std::move(command)));
+  };
   if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
 }
 
@@ -182,20 +225,23 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand com
   if (!before.ok()) return before.status();
   if (before->has_value()) {
     staged.outcome_ = {.replayed = true, .rows_updated = **before};
+    server_metrics_->AddReplay();
     return staged;
   }
   const auto checked = [&]() -> absl::Status {
     if (command.incarnation != incarnation_) {
       return absl::FailedPreconditionError(
-          "it restarted after the batch was looked up, and its rows are back at their initial values; look the batch up "
+          "it restarted after the batch was looked up, and its rows are back at their initial "
+          "values; look the batch up "
           "again");
     }
     absl::StatusOr<std::shared_ptr<KeptBatch>> kept = batches_.Claim(command.batch_handle);
     if (!kept.ok()) return kept.status();
-    absl::Status status = (*kept)->model_id == command.model_id
-                              ? engine_->CheckApply(*(*kept)->batch, command.input)
-                              : absl::InvalidArgumentError(absl::StrCat("batch_handle ", command.batch_handle,
-                                                                        " belongs to model_id ", (*kept)->model_id));
+    absl::Status status =
+        (*kept)->model_id == command.model_id
+            ? engine_->CheckApply(*(*kept)->batch, command.input)
+            : absl::InvalidArgumentError(absl::StrCat("batch_handle ", command.batch_handle,
+                                                      " belongs to model_id ", (*kept)->model_id));
     if (!status.ok()) batches_.Unclaim(command.batch_handle);
     staged.batch_ = (*kept)->batch;
     return status;
@@ -211,9 +257,15 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand com
 void ShardHost::Commit(StagedApply staged, CommitCallback done) {
   const Mutation mutation = staged.command_.mutation;
   const uint64_t handle = staged.command_.batch_handle;
+  ops::ShardModelMetrics* metrics = ModelMetrics(staged.command_.model_id);
+  for (const shard::StackGradients& stack : staged.command_.input.stacks) {
+    metrics->AddReceivedBytes(stack.stack,
+                              static_cast<int64_t>(stack.gradients.size() * sizeof(float)));
+  }
   engine_->Apply(std::move(staged.batch_), std::move(staged.command_.input),
-                 [this, mutation, handle, done](absl::StatusOr<int64_t> rows) {
+                 [this, mutation, handle, metrics, done](absl::StatusOr<int64_t> rows) {
                    if (rows.ok()) {
+                     metrics->AddUpdated(*rows);
                      record_.Finish(mutation, *rows);
                      batches_.Erase(handle);
                    } else {
@@ -241,12 +293,13 @@ absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
   return absl::OkStatus();
 }
 
-void ShardHost::ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values, DoneCallback done) {
+void ShardHost::ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+                         DoneCallback done) {
   engine_->ReadRows(selection, values, std::move(done));
 }
 
-void ShardHost::AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values,
-                           Mutation mutation, AssignCallback done) {
+void ShardHost::AssignRows(const shard::Engine::RowSelection& selection,
+                           absl::Span<const float> values, Mutation mutation, AssignCallback done) {
   absl::StatusOr<std::optional<int64_t>> before = record_.Begin(mutation);
   if (!before.ok() || before->has_value()) {
     done(before.ok() ? absl::StatusOr<bool>(true) : before.status());

@@ -1,5 +1,6 @@
-// One shard without its transport: models, the batches kept between Gather and Apply, and the record of what was
-// applied, around an engine. Behind gRPC it is served by shard_service.h; in one process by local_shard.h.
+// One shard without its transport: models, the batches kept between Gather and Apply, and the
+// record of what was applied, around an engine. Behind gRPC it is served by shard_service.h; in one
+// process by local_shard.h.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "server/base/mutation_record.h"
 #include "server/base/periodic_task.h"
 #include "server/base/worker_pool.h"
+#include "server/ops/metrics.h"
 #include "server/shard_host/shard_backend.h"
 #include "shard/engine.h"
 
@@ -27,15 +29,20 @@ namespace emberd::server {
 // Thread-safe. Callbacks run on a thread of the host or of its engine and must be short.
 class ShardHost {
  public:
-  // `cluster` is complete (config::CompleteCluster).
-  static absl::StatusOr<std::unique_ptr<ShardHost>> Create(const v1::ClusterConfig& cluster, int shard_index);
+  // `cluster` is complete (config::CompleteCluster). `metrics` must outlive the host.
+  static absl::StatusOr<std::unique_ptr<ShardHost>> Create(const v1::ClusterConfig& cluster,
+                                                           int shard_index, ops::Metrics* metrics);
   // Finishes work in progress.
   ~ShardHost();
 
   uint64_t incarnation() const { return incarnation_; }
+  int sparsecores_per_shard() const { return sparsecores_per_shard_; }
+  ops::ServerMetrics* metrics() { return server_metrics_; }
 
-  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(const internal::v1::CreateModelRequest& request);
-  absl::StatusOr<internal::v1::FindModelResponse> FindModel(const internal::v1::FindModelRequest& request);
+  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
+      const internal::v1::CreateModelRequest& request);
+  absl::StatusOr<internal::v1::FindModelResponse> FindModel(
+      const internal::v1::FindModelRequest& request);
   absl::Status DropModel(uint64_t model_id);
 
   using GatherCallback = std::function<void(absl::StatusOr<GatherResult>)>;
@@ -63,10 +70,11 @@ class ShardHost {
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle);
 
   using DoneCallback = std::function<void(absl::Status)>;
-  void ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values, DoneCallback done);
+  void ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+                DoneCallback done);
   using AssignCallback = std::function<void(absl::StatusOr<bool>)>;
-  void AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values, Mutation mutation,
-                  AssignCallback done);
+  void AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values,
+                  Mutation mutation, AssignCallback done);
 
   v1::ShardStatus GetStatus() const;
 
@@ -75,10 +83,18 @@ class ShardHost {
     uint64_t model_id = 0;
     std::shared_ptr<const shard::Batch> batch;
   };
+  struct Model {
+    v1::ModelConfig config;
+    ops::ShardModelMetrics* metrics = nullptr;
+  };
 
-  ShardHost(const v1::ClusterConfig& cluster, int shard_index, std::unique_ptr<shard::Engine> engine);
+  ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,
+            std::unique_ptr<shard::Engine> engine);
 
   absl::Status CheckPlace(const internal::v1::CreateModelRequest& request) const;
+  ops::ShardModelMetrics* ModelMetrics(uint64_t model_id) const;
+  // Drops expired batches and brings the gauges up to date.
+  void Sweep();
   // Runs on a worker, or answers RESOURCE_EXHAUSTED at once.
   absl::Status Submit(std::function<void()> work);
   void GatherOnWorker(GatherCommand command, const GatherCallback& done);
@@ -89,12 +105,14 @@ class ShardHost {
   const int shard_index_;
   const uint64_t incarnation_;
   const absl::Time start_;
+  ops::Metrics* const metrics_;
+  ops::ServerMetrics* const server_metrics_;
 
   HandleStore<KeptBatch> batches_;
   MutationRecord record_;
 
   mutable absl::Mutex mutex_;
-  absl::flat_hash_map<uint64_t, v1::ModelConfig> models_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, Model> models_ ABSL_GUARDED_BY(mutex_);
 
   std::unique_ptr<shard::Engine> engine_;
   WorkerPool workers_;

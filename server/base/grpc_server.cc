@@ -1,0 +1,47 @@
+#include "server/base/grpc_server.h"
+
+#include <grpcpp/server_builder.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/ops/address.h"
+#include "server/ops/lifecycle.h"
+
+namespace emberd::server {
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options) {
+  absl::StatusOr<ops::HostPort> bind = ops::ParseAddress(options.address);
+  if (!bind.ok()) return bind.status();
+
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxSendMessageSize(-1);
+  // A second process on the same port must fail, not take half of the calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  int port = 0;
+  builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port);
+  for (grpc::Service* service : options.services) builder.RegisterService(service);
+  ops::EnableStandardServices(&builder);
+
+  auto server = std::unique_ptr<GrpcServer>(new GrpcServer());
+  server->server_ = builder.BuildAndStart();
+  if (server->server_ == nullptr || port == 0) {
+    return absl::UnavailableError(
+        absl::StrCat(options.field, ": ", options.address, " cannot be bound; is it in use?"));
+  }
+  server->port_ = port;
+  server->address_ = ops::FormatAddress(bind->host, port);
+  server->service_names_ = options.service_names;
+  ops::SetServing(server->server_.get(), server->service_names_, true);
+  return server;
+}
+
+GrpcServer::~GrpcServer() { Drain(absl::ZeroDuration()); }
+
+void GrpcServer::Drain(absl::Duration grace) {
+  ops::SetServing(server_.get(), service_names_, false);
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+  server_->Wait();
+}
+
+}  // namespace emberd::server

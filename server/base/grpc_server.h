@@ -1,0 +1,49 @@
+// The part that every gRPC server of emberd shares: binding, limits, standard services, draining.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/server.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace emberd::server {
+
+// Serves from Start until Drain or destruction. Thread-safe.
+class GrpcServer {
+ public:
+  struct Options {
+    std::string field;    // names the address in errors, e.g. "shards[2].address"
+    std::string address;  // "host:port"; port 0: the system picks one
+    int64_t max_message_bytes = 0;
+    std::vector<grpc::Service*> services;    // must outlive the server
+    std::vector<std::string> service_names;  // full names, for the health service
+  };
+
+  // UNAVAILABLE if the address cannot be bound.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const Options& options);
+  ~GrpcServer();
+
+  int port() const { return port_; }
+  // "host:port" with the real port.
+  const std::string& address() const { return address_; }
+
+  // Answers health checks with NOT_SERVING, takes no new calls, lets those in progress end for at
+  // most `grace`, then cancels them. Blocks until all is over. Later calls return at once.
+  void Drain(absl::Duration grace);
+
+ private:
+  GrpcServer() = default;
+
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::string> service_names_;
+  std::string address_;
+  int port_ = 0;
+};
+
+}  // namespace emberd::server

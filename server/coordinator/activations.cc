@@ -1,0 +1,142 @@
+#include "server/coordinator/activations.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/coordinator/tensor_view.h"
+#include "shard/bfloat16.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+// Walks over the samples of one feature and folds each over the shards.
+class FeatureCombiner {
+ public:
+  // `stacks[i]`: the sums of shard i of the feature's stack.
+  FeatureCombiner(std::vector<const StackSumsView*> stacks, int width, int64_t first_sample)
+      : stacks_(std::move(stacks)),
+        width_(width),
+        cursors_(stacks_.size()),
+        nodes_(stacks_.size()),
+        scratch_(stacks_.size() * width) {
+    for (size_t i = 0; i < stacks_.size(); ++i) {
+      const absl::Span<const int32_t> samples = stacks_[i]->samples;
+      cursors_[i] =
+          std::lower_bound(samples.begin(), samples.end(), first_sample) - samples.begin();
+    }
+  }
+
+  // The sum for `sample`, [width]; null if no shard has an entry. Samples must ascend from call to
+  // call.
+  const float* Fold(int64_t sample) {
+    for (size_t i = 0; i < stacks_.size(); ++i) {
+      const StackSumsView& sums = *stacks_[i];
+      const bool here = cursors_[i] < sums.samples.size() && sums.samples[cursors_[i]] == sample;
+      nodes_[i] = here ? sums.sums.data() + cursors_[i]++ * width_ : nullptr;
+    }
+    for (size_t step = 1; step < nodes_.size(); step *= 2) {
+      for (size_t i = 0; i + step < nodes_.size(); i += 2 * step)
+        nodes_[i] = Add(nodes_[i], nodes_[i + step], i);
+    }
+    return nodes_[0];
+  }
+
+ private:
+  // Partial sums start from +0 and so are never -0: leaving an absent one out gives the same bits
+  // as adding zeros.
+  const float* Add(const float* left, const float* right, size_t node) {
+    if (right == nullptr) return left;
+    if (left == nullptr) return right;
+    float* sum = scratch_.data() + node * width_;
+    for (int column = 0; column < width_; ++column) sum[column] = left[column] + right[column];
+    return sum;
+  }
+
+  const std::vector<const StackSumsView*> stacks_;
+  const int width_;
+  std::vector<size_t> cursors_;
+  std::vector<const float*> nodes_;
+  std::vector<float> scratch_;
+};
+
+void WriteRow(const float* row, int64_t dim, v1::DataType dtype, char* to) {
+  if (dtype == v1::FLOAT32) {
+    if (row == nullptr) {
+      std::memset(to, 0, dim * sizeof(float));
+    } else {
+      std::memcpy(to, row, dim * sizeof(float));
+    }
+    return;
+  }
+  auto* out = reinterpret_cast<uint16_t*>(to);
+  for (int64_t column = 0; column < dim; ++column) {
+    out[column] = row == nullptr ? 0 : shard::ToBfloat16(row[column]);
+  }
+}
+
+}  // namespace
+
+absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
+                               const preprocess::PreprocessedBatch& batch) {
+  const auto& stacks = model.plan.stacks;
+  if (result.stacks.size() != stacks.size()) {
+    return absl::InternalError(
+        absl::StrCat("sums of ", result.stacks.size(), " stacks instead of ", stacks.size()));
+  }
+  for (size_t i = 0; i < stacks.size(); ++i) {
+    const StackSumsView& sums = result.stacks[i];
+    int64_t last = -1;
+    bool ascending = sums.stack == static_cast<int>(i) &&
+                     sums.sums.size() == sums.samples.size() * stacks[i].embedding_dim;
+    for (const int32_t sample : sums.samples) {
+      ascending = ascending && sample > last;
+      last = sample;
+    }
+    if (!ascending || last >= batch.stack_samples(static_cast<int>(i))) {
+      return absl::InternalError(
+          absl::StrCat("sums of stack '", stacks[i].name, "' do not fit the batch"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
+                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype) {
+  Activations activations;
+  activations.dtype = dtype;
+  const int features = model.config.features_size();
+  std::vector<size_t> offsets(features + 1);
+  for (int i = 0; i < features; ++i) {
+    FeatureActivationView& view = activations.features.emplace_back();
+    view.samples = batch.feature_samples()[i];
+    view.dim = model.TableOfFeature(i).embedding_dim();
+    const size_t bytes = view.samples * view.dim * ElementSize(dtype);
+    offsets[i + 1] = offsets[i] + (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  std::shared_ptr<char> block(
+      static_cast<char*>(std::aligned_alloc(kAlignment, std::max(offsets.back(), kAlignment))),
+      std::free);
+  for (int i = 0; i < features; ++i) {
+    FeatureActivationView& view = activations.features[i];
+    const int stack = model.plan.feature_at[i].stack;
+    const int64_t first = batch.feature_sample_begin()[i];
+    std::vector<const StackSumsView*> sums;
+    for (const GatherResult& result : results) sums.push_back(&result.stacks[stack]);
+    FeatureCombiner combiner(std::move(sums), model.plan.stacks[stack].embedding_dim, first);
+    const size_t row_bytes = view.dim * ElementSize(dtype);
+    char* to = block.get() + offsets[i];
+    view.bytes = absl::MakeConstSpan(to, view.samples * row_bytes);
+    for (int64_t sample = 0; sample < view.samples; ++sample, to += row_bytes) {
+      WriteRow(combiner.Fold(first + sample), view.dim, dtype, to);
+    }
+  }
+  activations.owner = std::move(block);
+  return activations;
+}
+
+}  // namespace emberd::server

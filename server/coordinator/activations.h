@@ -1,0 +1,43 @@
+// The activations of a lookup: room for all features in one block, filled from the shards' partial
+// sums.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "emberd/v1/types.pb.h"
+#include "preprocess/preprocessor.h"
+#include "server/coordinator/served_model.h"
+#include "server/shard_host/shard_backend.h"
+
+namespace emberd::server {
+
+// [samples, dim] of one feature, row-major, inside the block.
+struct FeatureActivationView {
+  int64_t samples = 0;
+  int64_t dim = 0;
+  absl::Span<const char> bytes;
+};
+
+struct Activations {
+  v1::DataType dtype = v1::FLOAT32;
+  std::vector<FeatureActivationView> features;  // by index in the config
+  std::shared_ptr<const void> owner;
+};
+
+// Checks a shard's answer against the batch it was asked for: stacks in plan order, samples
+// ascending and inside the stack, sums of the padded width. INTERNAL otherwise.
+absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
+                               const preprocess::PreprocessedBatch& batch);
+
+// Adds the partial sums of all shards, `results[i]` being shard i's, by the balanced binary tree
+// over shards in order (each has folded its own partitions already, so this completes the tree over
+// all partitions), cuts padding columns, and rounds to `dtype` once. A sample without entries is
+// zero. The results have passed CheckGatherResult.
+Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
+                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
+
+}  // namespace emberd::server

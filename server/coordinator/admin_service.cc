@@ -1,0 +1,36 @@
+#include <memory>
+
+#include "emberd/v1/admin_service.grpc.pb.h"
+#include "server/coordinator/embedding_service.h"
+
+namespace emberd::server {
+namespace {
+
+class AdminServiceImpl final : public v1::AdminService::CallbackService {
+ public:
+  AdminServiceImpl(Coordinator* coordinator, const CallEnvironment& environment)
+      : coordinator_(coordinator), environment_(environment) {}
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
+                                      const v1::GetStatusRequest*,
+                                      v1::GetStatusResponse* response) override {
+    auto work = [this, response](rpc::CallContext* call, int64_t*) {
+      *response = coordinator_->GetStatus(call);
+      return absl::OkStatus();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kGetStatus, 0, work);
+  }
+
+ private:
+  Coordinator* const coordinator_;
+  const CallEnvironment environment_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeAdminService(Coordinator* coordinator,
+                                                const CallEnvironment& environment) {
+  return std::make_unique<AdminServiceImpl>(coordinator, environment);
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,119 @@
+// Coordinator::ApplyGradients: decode, stage on every shard, then commit on every shard.
+//
+// All or nothing: shards change nothing until every one of them has checked and holds all it needs.
+// A shard that dies between the two words leaves the update half done; the batch and the mutation
+// are then kept, so that a retry finishes it: shards that committed answer from their record, the
+// others apply.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/gradients.h"
+
+namespace emberd::server {
+
+absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
+    const v1::ApplyGradientsRequest& request, rpc::CallContext* context) {
+  const uint64_t handle = request.batch_handle();
+  const Mutation mutation{request.mutation().client_id(), request.mutation().sequence(), handle};
+  if (absl::Status status = CheckMutation(mutation); !status.ok()) return status;
+  auto before = record_.Begin(mutation);
+  if (!before.ok()) return before.status();
+  v1::ApplyGradientsResponse response;
+  if (before->has_value()) {
+    server_metrics_->AddReplay();
+    response.set_rows_updated(**before);
+    response.set_replayed(true);
+    return response;
+  }
+
+  auto batch = batches_.Claim(handle);
+  absl::StatusOr<int64_t> rows = batch.status();
+  if (batch.ok()) {
+    if ((*batch)->model->id == request.model_id()) {
+      rows = ApplyOnShards(request, **batch, mutation, context);
+    } else {
+      rows = absl::InvalidArgumentError(absl::StrCat("batch_handle ", handle,
+                                                     " belongs to model_id ", (*batch)->model->id,
+                                                     ", not ", request.model_id()));
+    }
+    batches_.Unclaim(handle);
+  }
+  if (!rows.ok()) {
+    record_.Abort(mutation);
+    if (absl::IsFailedPrecondition(rows.status())) {
+      // A shard restarted and lost the batch: no retry can succeed.
+      batches_.Erase(handle);
+      ReleaseOnShards(request.model_id(), handle);
+    }
+    return rows.status();
+  }
+  record_.Finish(mutation, *rows);
+  batches_.Erase(handle);
+  response.set_rows_updated(*rows);
+  return response;
+}
+
+absl::StatusOr<int64_t> Coordinator::ApplyOnShards(const v1::ApplyGradientsRequest& request,
+                                                   const KeptBatch& batch, const Mutation& mutation,
+                                                   rpc::CallContext* context) {
+  absl::StatusOr<GradientInput> input = [&] {
+    ops::StageTimer timer(metrics_, ops::Stage::kDecode);
+    return DecodeGradients(request, batch);
+  }();
+  if (!input.ok()) return input.status();
+
+  // The caller's cancellation and deadline reach the shards up to the decision, and not after: it
+  // is all or nothing.
+  rpc::CallContext apply_context(absl::Now() + shard_call_);
+  std::vector<std::unique_ptr<ApplyCall>> calls;
+  std::vector<bool> staged(shards_.size());
+  int64_t rows = 0;
+  {
+    rpc::CancelWatch watch(context, [&apply_context] { apply_context.Cancel(); });
+    ops::StageTimer timer(metrics_, ops::Stage::kStage);
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      ApplyCommand command;
+      command.model_id = batch.model->id;
+      command.batch_handle = request.batch_handle();
+      command.incarnation = batch.shards[i].incarnation;
+      command.mutation = mutation;
+      command.input = GradientsForShard(*input, batch, static_cast<int>(i));
+      calls.push_back(shards_[i]->Apply(std::move(command), &apply_context));
+    }
+    absl::Status error;
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      auto outcome = calls[i]->WaitStaged();
+      if (outcome.ok()) {
+        staged[i] = !outcome->replayed;
+        rows += outcome->rows_updated;
+      } else if (error.ok()) {
+        error = outcome.status();
+      }
+    }
+    // A call that goes away undecided discards what it staged.
+    if (!error.ok()) return error;
+  }
+
+  ops::StageTimer timer(metrics_, ops::Stage::kCommit);
+  const absl::Time began = absl::Now();
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    if (staged[i]) calls[i]->Decide(/*commit=*/true);
+  }
+  absl::Status error;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    if (!staged[i]) continue;
+    auto updated = calls[i]->WaitDone();
+    ObserveLink(static_cast<int>(i), ops::Rpc::kShardApply, updated.status(), began);
+    if (updated.ok()) {
+      rows += *updated;
+    } else if (error.ok()) {
+      error = updated.status();
+    }
+  }
+  if (!error.ok()) return error;
+  return rows;
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,141 @@
+#include "server/coordinator/coordinator.h"
+
+#include <thread>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "preprocess/plan.h"
+#include "server/coordinator/for_each_shard.h"
+#include "server/ops/logging.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
+constexpr absl::Duration kStatusDeadline = absl::Seconds(1);
+constexpr absl::Duration kReleaseDeadline = absl::Seconds(1);
+
+ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metrics* metrics) {
+  ModelRegistryOptions options;
+  options.topology = {cluster.shards_size(), cluster.sparsecores_per_shard()};
+  options.preprocess_threads = cluster.coordinator_threads() > 0
+                                   ? cluster.coordinator_threads()
+                                   : static_cast<int>(std::thread::hardware_concurrency());
+  options.metrics = metrics;
+  return options;
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
+                         std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics)
+    : shards_(std::move(shards)),
+      sparsecores_per_shard_(cluster.sparsecores_per_shard()),
+      max_message_bytes_(cluster.budgets().max_message_bytes()),
+      batch_ttl_(absl::Milliseconds(cluster.timeouts().batch_ttl_ms())),
+      shard_call_(absl::Milliseconds(cluster.timeouts().shard_call_ms())),
+      start_(absl::Now()),
+      metrics_(metrics),
+      server_metrics_(metrics->Server("coordinator", index)),
+      registry_(shards_, RegistryOptions(cluster, metrics)),
+      batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
+      sweeper_(kSweepPeriod, [this] { Sweep(); }) {
+  server_metrics_->SetBatchBudget(cluster.budgets().batch_bytes());
+}
+
+void Coordinator::Sweep() {
+  server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
+  server_metrics_->SetBatches(batches_.count(), batches_.bytes());
+  const auto models = registry_.models();
+  int64_t table_bytes = 0;
+  for (const auto& model : models)
+    table_bytes += preprocess::PlanToProto(model->config, model->plan).table_bytes();
+  server_metrics_->SetModels(static_cast<int64_t>(models.size()));
+  server_metrics_->SetTableBytes(table_bytes);
+}
+
+absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
+    const v1::DeclareModelRequest& request, rpc::CallContext* context) {
+  auto declared = registry_.Declare(request.config(), context);
+  if (!declared.ok()) return declared.status();
+  v1::DeclareModelResponse response;
+  response.set_model_id(declared->model->id);
+  response.set_created(declared->created);
+  *response.mutable_plan() =
+      preprocess::PlanToProto(declared->model->config, declared->model->plan);
+  return response;
+}
+
+absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
+    const v1::DescribeModelRequest& request, rpc::CallContext* context) {
+  auto model = request.model_id() != 0 ? registry_.Find(request.model_id(), context)
+                                       : registry_.FindByName(request.name(), context);
+  if (!model.ok()) return model.status();
+  v1::DescribeModelResponse response;
+  response.set_model_id((*model)->id);
+  *response.mutable_config() = (*model)->config;
+  *response.mutable_plan() = preprocess::PlanToProto((*model)->config, (*model)->plan);
+  return response;
+}
+
+absl::StatusOr<v1::ReleaseBatchResponse> Coordinator::ReleaseBatch(
+    const v1::ReleaseBatchRequest& request, rpc::CallContext*) {
+  auto batch = batches_.Claim(request.batch_handle());
+  if (!batch.ok()) return batch.status();
+  if ((*batch)->model->id != request.model_id()) {
+    batches_.Unclaim(request.batch_handle());
+    return absl::InvalidArgumentError(absl::StrCat("batch_handle ", request.batch_handle(),
+                                                   " belongs to model_id ", (*batch)->model->id,
+                                                   ", not ", request.model_id()));
+  }
+  batches_.Erase(request.batch_handle());
+  ReleaseOnShards(request.model_id(), request.batch_handle());
+  return v1::ReleaseBatchResponse();
+}
+
+void Coordinator::ReleaseOnShards(uint64_t model_id, uint64_t batch_handle) {
+  rpc::CallContext context(absl::Now() + kReleaseDeadline);
+  std::vector<int> all;
+  for (size_t i = 0; i < shards_.size(); ++i) all.push_back(static_cast<int>(i));
+  ForEachShard(all, [&](int shard) {
+    return shards_[shard]->ReleaseBatch(model_id, batch_handle, &context);
+  });
+}
+
+v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext*) {
+  rpc::CallContext context(absl::Now() + kStatusDeadline);
+  v1::GetStatusResponse response;
+  response.set_version(EMBERD_VERSION);
+  response.set_uptime_ms(absl::ToInt64Milliseconds(absl::Now() - start_));
+  response.set_batches(static_cast<int>(batches_.count()));
+  response.set_batch_bytes(batches_.bytes());
+  for (const auto& model : registry_.models()) {
+    v1::ModelStatus* status = response.add_models();
+    status->set_model_id(model->id);
+    status->set_name(model->config.name());
+    status->set_tables(model->config.tables_size());
+    status->set_stacks(static_cast<int>(model->plan.stacks.size()));
+    status->set_table_bytes(preprocess::PlanToProto(model->config, model->plan).table_bytes());
+  }
+  std::vector<int> all;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    all.push_back(static_cast<int>(i));
+    response.add_shards();
+  }
+  ForEachShard(all, [&](int shard) {
+    auto status = shards_[shard]->GetStatus(&context);
+    v1::ShardStatus* to = response.mutable_shards(shard);
+    if (status.ok()) *to = *std::move(status);
+    to->set_index(shard);
+    to->set_address(shards_[shard]->address());
+    to->set_reachable(status.ok());
+    if (!status.ok()) to->set_error(std::string(status.status().message()));
+    metrics_->ShardLink(shard)->SetReachable(status.ok());
+    return status.status();
+  });
+  return response;
+}
+
+}  // namespace emberd::server

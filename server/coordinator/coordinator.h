@@ -1,0 +1,117 @@
+// A coordinator without its transport: validates requests, preprocesses batches, fans out to the
+// shards and puts their answers together. It holds no model state: any number of coordinators may
+// serve the same shards.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "emberd/v1/admin_service.pb.h"
+#include "emberd/v1/cluster.pb.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "server/base/mutation_record.h"
+#include "server/base/periodic_task.h"
+#include "server/coordinator/activations.h"
+#include "server/coordinator/kept_batch.h"
+#include "server/coordinator/model_registry.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/call_context.h"
+#include "server/shard_host/shard_backend.h"
+
+namespace emberd::server {
+
+// What Lookup answers: a LookupResponse whose activations are not copied into it.
+struct LookupOutput {
+  std::shared_ptr<const ServedModel> model;
+  uint64_t batch_handle = 0;
+  std::vector<int> order;  // features of the config, as the request lists them
+  Activations activations;
+  v1::BatchStatistics statistics;
+};
+
+// Thread-safe. Methods block until the answer is there; `context` carries the caller's deadline and
+// cancellation. Errors and their codes: see emberd/v1/embedding_service.proto.
+class Coordinator {
+ public:
+  // `cluster` is complete; `shards[i]` is its shard i. `metrics` must outlive the coordinator.
+  Coordinator(const v1::ClusterConfig& cluster, int index,
+              std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics);
+
+  absl::StatusOr<v1::DeclareModelResponse> DeclareModel(const v1::DeclareModelRequest& request,
+                                                        rpc::CallContext* context);
+  absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const v1::DescribeModelRequest& request,
+                                                          rpc::CallContext* context);
+  absl::StatusOr<LookupOutput> Lookup(const v1::LookupRequest& request, rpc::CallContext* context);
+  absl::StatusOr<v1::ApplyGradientsResponse> ApplyGradients(
+      const v1::ApplyGradientsRequest& request, rpc::CallContext* context);
+  absl::StatusOr<v1::ReleaseBatchResponse> ReleaseBatch(const v1::ReleaseBatchRequest& request,
+                                                        rpc::CallContext* context);
+  absl::StatusOr<v1::ReadRowsResponse> ReadRows(const v1::ReadRowsRequest& request,
+                                                rpc::CallContext* context);
+  absl::StatusOr<v1::AssignRowsResponse> AssignRows(const v1::AssignRowsRequest& request,
+                                                    rpc::CallContext* context);
+
+  // An export, part by part: each call of Next makes the next part; an empty one ends it.
+  class Export;
+  absl::StatusOr<std::unique_ptr<Export>> StartExport(const v1::ExportTableRequest& request,
+                                                      rpc::CallContext* context);
+
+  v1::GetStatusResponse GetStatus(rpc::CallContext* context);
+
+  ops::ServerMetrics* server_metrics() { return server_metrics_; }
+  ops::Metrics* metrics() { return metrics_; }
+  absl::Duration default_deadline() const { return shard_call_; }
+
+ private:
+  // Asks all shards; one that lost the model by restarting is given it again.
+  absl::StatusOr<std::vector<GatherResult>> GatherFromShards(
+      const ServedModel& model, const std::shared_ptr<const preprocess::PreprocessedBatch>& batch,
+      uint64_t batch_handle, const std::shared_ptr<const void>& owner, rpc::CallContext* context);
+  absl::Status KeepBatch(uint64_t handle, const std::shared_ptr<const ServedModel>& model,
+                         const preprocess::PreprocessedBatch& batch,
+                         const std::vector<GatherResult>& results);
+  // Best effort, under a deadline of its own: what is missed expires.
+  void ReleaseOnShards(uint64_t model_id, uint64_t batch_handle);
+  void ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began);
+  void Sweep();
+
+  // Stages on all shards, then commits on all. Rows updated.
+  absl::StatusOr<int64_t> ApplyOnShards(const v1::ApplyGradientsRequest& request,
+                                        const KeptBatch& batch, const Mutation& mutation,
+                                        rpc::CallContext* context);
+
+  // Calls a row method of a shard; a shard that lost the model is given it again first.
+  absl::Status WithModel(const ServedModel& model, int shard, rpc::CallContext* context,
+                         const std::function<absl::Status()>& call);
+  absl::StatusOr<v1::Tensor> ReadTableRows(const ServedModel& model, const struct RowTarget& target,
+                                           absl::Span<const int64_t> ids,
+                                           rpc::CallContext* context);
+
+  const std::vector<std::shared_ptr<ShardBackend>> shards_;
+  const int sparsecores_per_shard_;
+  const int64_t max_message_bytes_;
+  const absl::Duration batch_ttl_;
+  const absl::Duration shard_call_;
+  const absl::Time start_;
+  ops::Metrics* const metrics_;
+  ops::ServerMetrics* const server_metrics_;
+  ModelRegistry registry_;
+  BatchStore batches_;
+  MutationRecord record_;
+  PeriodicTask sweeper_;
+};
+
+class Coordinator::Export {
+ public:
+  virtual ~Export() = default;
+  // The next part; no rows in it: there are no more.
+  virtual absl::StatusOr<v1::ExportTableResponse> Next() = 0;
+};
+
+}  // namespace emberd::server

@@ -1,0 +1,86 @@
+#include "server/coordinator/coordinator_server.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/grpc_server.h"
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/embedding_service.h"
+#include "server/coordinator/pooled_call.h"
+#include "server/shard_host/remote_shard.h"
+
+namespace emberd::server {
+namespace {
+
+// Requests spend most of their time waiting for shards, so there are more threads than CPUs.
+constexpr int kRequestThreads = 32;
+constexpr int kMaxWaiting = 1024;
+
+std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const v1::ClusterConfig& cluster) {
+  std::vector<std::shared_ptr<ShardBackend>> shards;
+  for (int i = 0; i < cluster.shards_size(); ++i) {
+    shards.push_back(MakeRemoteShard({.index = i,
+                                      .address = cluster.shards(i).address(),
+                                      .max_message_bytes = cluster.budgets().max_message_bytes()}));
+  }
+  return shards;
+}
+
+class CoordinatorServerImpl final : public CoordinatorServer {
+ public:
+  CoordinatorServerImpl(const CoordinatorServerOptions& options,
+                        std::vector<std::shared_ptr<ShardBackend>> shards)
+      : coordinator_(options.cluster, options.coordinator_index, std::move(shards),
+                     options.metrics),
+        in_flight_(options.cluster.budgets().in_flight_bytes()),
+        pool_(kRequestThreads, kMaxWaiting) {
+    const CallEnvironment environment{&pool_, &in_flight_, coordinator_.server_metrics(),
+                                      coordinator_.default_deadline()};
+    embedding_service_ = MakeEmbeddingService(&coordinator_, environment);
+    admin_service_ = MakeAdminService(&coordinator_, environment);
+  }
+
+  absl::Status Serve(const CoordinatorServerOptions& options) {
+    GrpcServer::Options server_options;
+    server_options.field = absl::StrCat("coordinators[", options.coordinator_index, "].address");
+    server_options.address = options.cluster.coordinators(options.coordinator_index).address();
+    server_options.max_message_bytes = options.cluster.budgets().max_message_bytes();
+    server_options.services = {embedding_service_.get(), admin_service_.get()};
+    server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService"};
+    auto server = GrpcServer::Start(server_options);
+    if (server.ok()) server_ = *std::move(server);
+    return server.status();
+  }
+
+  int port() const override { return server_->port(); }
+  std::string address() const override { return server_->address(); }
+  void Drain(absl::Duration grace) override { server_->Drain(grace); }
+
+ private:
+  // In this order: the server goes first, then the workers, then what they work on.
+  Coordinator coordinator_;
+  InFlightBytes in_flight_;
+  WorkerPool pool_;
+  std::unique_ptr<grpc::Service> embedding_service_;
+  std::unique_ptr<grpc::Service> admin_service_;
+  std::unique_ptr<GrpcServer> server_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
+    CoordinatorServerOptions options) {
+  if (options.coordinator_index < 0 ||
+      options.coordinator_index >= options.cluster.coordinators_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("coordinator index ", options.coordinator_index,
+                                                   " is not in 0 .. ",
+                                                   options.cluster.coordinators_size() - 1));
+  }
+  std::vector<std::shared_ptr<ShardBackend>> shards =
+      options.shards.empty() ? ConnectShards(options.cluster) : options.shards;
+  auto server = std::make_unique<CoordinatorServerImpl>(options, std::move(shards));
+  if (absl::Status status = server->Serve(options); !status.ok()) return status;
+  return server;
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,39 @@
+// A coordinator as a gRPC server.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/ops/metrics.h"
+#include "server/shard_host/shard_backend.h"
+
+namespace emberd::server {
+
+struct CoordinatorServerOptions {
+  v1::ClusterConfig cluster;  // complete (config::CompleteCluster)
+  int coordinator_index = 0;  // serves cluster.coordinators(coordinator_index)
+  // Shard by shard; empty: the shards at the addresses of `cluster`.
+  std::vector<std::shared_ptr<ShardBackend>> shards;
+  ops::Metrics* metrics = nullptr;  // required; must outlive the server
+};
+
+// Serves from Start until Drain or destruction. Thread-safe.
+class CoordinatorServer {
+ public:
+  // Does not wait for the shards. UNAVAILABLE if the address cannot be bound.
+  static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(CoordinatorServerOptions options);
+  virtual ~CoordinatorServer() = default;
+
+  virtual int port() const = 0;
+  virtual std::string address() const = 0;  // "host:port" with the real port
+
+  // Takes no new calls, lets those in progress end for at most `grace`, then cancels them. Blocks
+  // until all is over.
+  virtual void Drain(absl::Duration grace) = 0;
+};
+
+}  // namespace emberd::server

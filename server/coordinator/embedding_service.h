@@ -1,0 +1,19 @@
+// EmbeddingService and AdminService over a Coordinator.
+#pragma once
+
+#include <memory>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/pooled_call.h"
+
+namespace emberd::server {
+
+// The coordinator and what `environment` points to must outlive the services.
+std::unique_ptr<grpc::Service> MakeEmbeddingService(Coordinator* coordinator,
+                                                    const CallEnvironment& environment);
+std::unique_ptr<grpc::Service> MakeAdminService(Coordinator* coordinator,
+                                                const CallEnvironment& environment);
+
+}  // namespace emberd::server

@@ -1,0 +1,65 @@
+#include "server/coordinator/export_stream.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/rpc/status_codes.h"
+
+namespace emberd::server {
+
+ExportStream::ExportStream(Coordinator* coordinator, const CallEnvironment& environment,
+                           const grpc::CallbackServerContext& server_context,
+                           const v1::ExportTableRequest& request)
+    : coordinator_(coordinator),
+      environment_(environment),
+      request_(request),
+      context_(DeadlineOf(server_context, environment.default_deadline)),
+      timer_(environment.metrics, ops::Rpc::kExportTable) {}
+
+ExportStream* ExportStream::Start(Coordinator* coordinator, const CallEnvironment& environment,
+                                  const grpc::CallbackServerContext& server_context,
+                                  const v1::ExportTableRequest& request) {
+  auto* stream = new ExportStream(coordinator, environment, server_context, request);
+  stream->SubmitNext();
+  return stream;
+}
+
+void ExportStream::SubmitNext() {
+  if (environment_.pool->Submit([this] { MakeNext(); })) return;
+  End(absl::ResourceExhaustedError(
+      absl::StrCat(environment_.pool->max_queued(), " requests are waiting already; retry later")));
+}
+
+void ExportStream::MakeNext() {
+  if (export_ == nullptr) {
+    auto started = coordinator_->StartExport(request_, &context_);
+    if (!started.ok()) {
+      End(started.status());
+      return;
+    }
+    export_ = *std::move(started);
+  }
+  auto part = export_->Next();
+  if (!part.ok() || !part->has_values()) {
+    End(part.status());
+    return;
+  }
+  part_ = *std::move(part);
+  timer_.AddResponseBytes(static_cast<int64_t>(part_.values().data().size()));
+  StartWrite(&part_);
+}
+
+void ExportStream::OnWriteDone(bool ok) {
+  if (ok) {
+    SubmitNext();
+  } else {
+    End(absl::CancelledError("the caller is gone"));
+  }
+}
+
+void ExportStream::End(const absl::Status& status) {
+  timer_.Finish(status.code());
+  Finish(rpc::ToGrpcStatus(status));
+}
+
+}  // namespace emberd::server

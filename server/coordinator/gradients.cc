@@ -1,0 +1,220 @@
+#include "server/coordinator/gradients.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "config/optimizers.h"
+#include "server/coordinator/tensor_view.h"
+#include "shard/bfloat16.h"
+
+namespace emberd::server {
+namespace {
+
+// Index of the first NaN or infinity among `size` values of type T whose exponent bits are `mask`;
+// -1 if all are finite.
+template <typename T>
+int64_t FirstNotFinite(const char* data, int64_t size, T mask) {
+  for (int64_t i = 0; i < size; ++i) {
+    T bits;
+    std::memcpy(&bits, data + i * sizeof(T), sizeof(T));
+    if ((bits & mask) == mask) return i;
+  }
+  return -1;
+}
+
+float ElementAt(const FeatureGradientView& view, int64_t i) {
+  if (view.dtype == v1::FLOAT32) {
+    float value;
+    std::memcpy(&value, view.data + i * sizeof(value), sizeof(value));
+    return value;
+  }
+  uint16_t value;
+  std::memcpy(&value, view.data + i * sizeof(value), sizeof(value));
+  return shard::FromBfloat16(value);
+}
+
+absl::Status CheckFinite(const FeatureGradientView& view, int64_t samples, int64_t dim,
+                         const std::string& path) {
+  const int64_t bad = view.dtype == v1::FLOAT32
+                          ? FirstNotFinite<uint32_t>(view.data, samples * dim, 0x7f800000)
+                          : FirstNotFinite<uint16_t>(view.data, samples * dim, 0x7f80);
+  if (bad < 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(path, " is ", ElementAt(view, bad), " at sample ",
+                                                 bad / dim, ", column ", bad % dim,
+                                                 "; gradients must be finite"));
+}
+
+absl::Status DecodeFeature(const v1::FeatureGradient& gradient, int feature, const KeptBatch& batch,
+                           FeatureGradientView* view) {
+  const std::string path = absl::StrCat("gradient of feature '", gradient.feature(), "'");
+  const v1::Tensor& tensor = gradient.gradient();
+  if (tensor.dtype() != v1::FLOAT32 && tensor.dtype() != v1::BFLOAT16) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": dtype is ",
+                                                   v1::DataType_Name(tensor.dtype()),
+                                                   "; it must be FLOAT32 or BFLOAT16"));
+  }
+  const int64_t samples = batch.feature_samples[feature];
+  const int64_t dim = batch.model->TableOfFeature(feature).embedding_dim();
+  if (absl::Status status = CheckShape(tensor, {samples, dim}, path); !status.ok()) return status;
+  absl::StatusOr<int64_t> size = CheckedSize(tensor, path);
+  if (!size.ok()) return size.status();
+  view->data = tensor.data().data();
+  view->dtype = tensor.dtype();
+  return CheckFinite(*view, samples, dim, path);
+}
+
+// Stacks whose tables a StepHyperparameters is for.
+absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
+                                   const ServedModel& model, GradientInput* input) {
+  const auto& stacks = model.plan.stacks;
+  input->hyperparameters.resize(stacks.size());
+  for (int i = 0; i < request.hyperparameters_size(); ++i) {
+    const v1::StepHyperparameters& step = request.hyperparameters(i);
+    if (!step.table().empty() && !model.tables.contains(step.table())) {
+      return absl::InvalidArgumentError(absl::StrCat("hyperparameters[", i, "].table is '",
+                                                     step.table(), "', which model '",
+                                                     model.config.name(), "' does not have"));
+    }
+    for (size_t stack = 0; stack < stacks.size(); ++stack) {
+      const auto& tables = stacks[stack].tables;
+      const bool meant = step.table().empty() ||
+                         std::any_of(tables.begin(), tables.end(),
+                                     [&](const auto& table) { return table.name == step.table(); });
+      if (!meant) continue;
+      v1::OptimizerConfig optimizer = model.config.tables(tables.front().table).optimizer();
+      for (const auto& [name, value] : step.values()) {
+        absl::Status status = config::SetHyperparameter(&optimizer, name, value);
+        if (!status.ok()) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("hyperparameters[", i, "].values: ", status.message()));
+        }
+        const auto [known, is_new] = input->hyperparameters[stack].try_emplace(name, value);
+        if (!is_new && std::bit_cast<uint32_t>(known->second) != std::bit_cast<uint32_t>(value)) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "hyperparameters[", i, "].values['", name, "'] is ", value, " for table '",
+              step.table(), "', but ", known->second, " for another table of stack '",
+              stacks[stack].name, "'; tables of one stack share their optimizer"));
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeStep(const v1::ApplyGradientsRequest& request, const ServedModel& model,
+                        GradientInput* input) {
+  if (request.has_step()) {
+    if (request.step() < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("step is ", request.step(), "; it must be >= 0"));
+    }
+    input->step = request.step();
+    return absl::OkStatus();
+  }
+  for (const v1::TableConfig& table : model.config.tables()) {
+    if (config::OptimizerNeedsStep(table.optimizer())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "step is not given; the optimizer ", config::OptimizerName(table.optimizer()),
+          " of table '", table.name(), "' needs the number of the step"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void CopyRow(const FeatureGradientView& view, int64_t row, int64_t dim, float* to) {
+  if (view.dtype == v1::FLOAT32) {
+    std::memcpy(to, view.data + row * dim * sizeof(float), dim * sizeof(float));
+    return;
+  }
+  for (int64_t column = 0; column < dim; ++column) to[column] = ElementAt(view, row * dim + column);
+}
+
+// Writes the rows of one stack: [samples, width], zero where a feature has no gradient, and in
+// padding columns.
+void WriteStackRows(const GradientInput& input, const KeptBatch& batch,
+                    const preprocess::StackPlan& stack, absl::Span<const int32_t> samples,
+                    float* to) {
+  const int width = stack.embedding_dim;
+  std::memset(to, 0, samples.size() * width * sizeof(float));
+  size_t next = 0;
+  for (const preprocess::FeaturePlan& plan :
+       stack.features) {  // in canonical order, as the samples are
+    const FeatureGradientView& view = input.features[plan.feature];
+    const int64_t first = batch.feature_sample_begin[plan.feature];
+    const int64_t end = first + batch.feature_samples[plan.feature];
+    const int64_t dim = stack.tables[plan.table_in_stack].embedding_dim;
+    for (; next < samples.size() && samples[next] < end; ++next) {
+      if (view.data != nullptr) CopyRow(view, samples[next] - first, dim, to + next * width);
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& request,
+                                              const KeptBatch& batch) {
+  const ServedModel& model = *batch.model;
+  GradientInput input;
+  input.features.resize(model.config.features_size());
+  for (int i = 0; i < request.gradients_size(); ++i) {
+    const v1::FeatureGradient& gradient = request.gradients(i);
+    const auto found = model.features.find(gradient.feature());
+    if (found == model.features.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("gradients[", i, "].feature is '",
+                                                     gradient.feature(), "', which model '",
+                                                     model.config.name(), "' does not have"));
+    }
+    FeatureGradientView* view = &input.features[found->second];
+    if (view->data != nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("gradients[", i, "].feature '", gradient.feature(), "' is repeated"));
+    }
+    if (absl::Status status = DecodeFeature(gradient, found->second, batch, view); !status.ok())
+      return status;
+  }
+  if (absl::Status status = DecodeHyperparameters(request, model, &input); !status.ok())
+    return status;
+  if (absl::Status status = DecodeStep(request, model, &input); !status.ok()) return status;
+  return input;
+}
+
+shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch& batch, int shard) {
+  const auto& stacks = batch.model->plan.stacks;
+  const KeptShard& kept = batch.shards[shard];
+  std::vector<size_t> floats(stacks.size());
+  size_t total = 0;
+  for (size_t i = 0; i < stacks.size(); ++i) {
+    const auto& features = stacks[i].features;
+    const bool given = std::any_of(features.begin(), features.end(), [&](const auto& feature) {
+      return input.features[feature.feature].data != nullptr;
+    });
+    floats[i] = given ? kept.samples[i].size() * stacks[i].embedding_dim : 0;
+    total += floats[i];
+  }
+  std::shared_ptr<float> block(
+      static_cast<float*>(std::malloc(std::max<size_t>(total, 1) * sizeof(float))), std::free);
+
+  shard::ApplyInput result;
+  result.step = input.step;
+  float* to = block.get();
+  for (size_t i = 0; i < stacks.size(); ++i) {
+    shard::StackGradients& stack = result.stacks.emplace_back();
+    stack.stack = static_cast<int>(i);
+    stack.hyperparameters = input.hyperparameters[i];
+    if (floats[i] == 0) continue;
+    WriteStackRows(input, batch, stacks[i], kept.samples[i], to);
+    stack.gradients = absl::MakeConstSpan(to, floats[i]);
+    to += floats[i];
+  }
+  result.owner = std::move(block);
+  return result;
+}
+
+}  // namespace emberd::server

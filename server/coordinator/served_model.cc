@@ -1,0 +1,33 @@
+#include "server/coordinator/served_model.h"
+
+#include <utility>
+#include <vector>
+
+#include "config/config.h"
+
+namespace emberd::server {
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
+    v1::ModelConfig config, const preprocess::Topology& topology, int threads,
+    ops::Metrics* metrics) {
+  auto model = std::make_shared<ServedModel>();
+  model->id = config::ModelFingerprint(config);
+  model->config = std::move(config);
+  absl::StatusOr<preprocess::Plan> plan = preprocess::MakePlan(model->config, topology);
+  if (!plan.ok()) return plan.status();
+  model->plan = *std::move(plan);
+  auto preprocessor =
+      preprocess::Preprocessor::Create(&model->config, &model->plan, {.threads = threads});
+  if (!preprocessor.ok()) return preprocessor.status();
+  model->preprocessor = *std::move(preprocessor);
+  for (int i = 0; i < model->config.features_size(); ++i)
+    model->features[model->config.features(i).name()] = i;
+  for (int i = 0; i < model->config.tables_size(); ++i)
+    model->tables[model->config.tables(i).name()] = i;
+  std::vector<std::string> stacks;
+  for (const preprocess::StackPlan& stack : model->plan.stacks) stacks.push_back(stack.name);
+  model->metrics = metrics->Model(model->config.name(), stacks);
+  return model;
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,36 @@
+// A declared model as a coordinator works with it. Immutable once made.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "emberd/v1/model.pb.h"
+#include "preprocess/plan.h"
+#include "preprocess/preprocessor.h"
+#include "server/ops/metrics.h"
+
+namespace emberd::server {
+
+struct ServedModel {
+  uint64_t id = 0;
+  v1::ModelConfig config;  // complete
+  preprocess::Plan plan;
+  std::unique_ptr<preprocess::Preprocessor> preprocessor;  // refers to config and plan
+  absl::flat_hash_map<std::string, int> features;          // name to index in config.features
+  absl::flat_hash_map<std::string, int> tables;            // name to index in config.tables
+  ops::ModelMetrics* metrics = nullptr;
+
+  const v1::TableConfig& TableOfFeature(int feature) const {
+    return config.tables(tables.at(config.features(feature).table()));
+  }
+};
+
+// Plans a complete config. `threads`: see PreprocessorOptions.
+absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
+    v1::ModelConfig config, const preprocess::Topology& topology, int threads,
+    ops::Metrics* metrics);
+
+}  // namespace emberd::server

@@ -1,0 +1,44 @@
+// Tensors of requests as typed spans. The span refers to the tensor's bytes; nothing is copied.
+//
+// Errors are INVALID_ARGUMENT and begin with `path`, the place of the tensor in the request.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "emberd/v1/types.pb.h"
+#include "preprocess/feature_input.h"
+
+namespace emberd::server {
+
+// Bytes of one element; 0 for DATA_TYPE_UNSPECIFIED and unknown types.
+int64_t ElementSize(v1::DataType dtype);
+
+// Number of elements, after checking that no extent is negative and that data holds just these
+// elements.
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path);
+
+// INT32 or INT64.
+absl::StatusOr<preprocess::IntSpan> IntsOf(const v1::Tensor& tensor, const std::string& path);
+// FLOAT32.
+absl::StatusOr<absl::Span<const float>> FloatsOf(const v1::Tensor& tensor, const std::string& path);
+
+// "[3, 16]"
+std::string ShapeText(absl::Span<const int64_t> shape);
+// INVALID_ARGUMENT unless the tensor has exactly this shape.
+absl::Status CheckShape(const v1::Tensor& tensor, absl::Span<const int64_t> expected,
+                        const std::string& path);
+absl::Status CheckRank(const v1::Tensor& tensor, int rank, const std::string& path);
+
+// Element i, whatever the width.
+inline int64_t IntAt(const preprocess::IntSpan& span, int64_t i) {
+  return std::visit([i](const auto& values) -> int64_t { return values[i]; }, span);
+}
+inline int64_t IntCount(const preprocess::IntSpan& span) {
+  return std::visit([](const auto& values) -> int64_t { return values.size(); }, span);
+}
+
+}  // namespace emberd::server

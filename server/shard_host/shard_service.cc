@@ -1,0 +1,350 @@
+#include "server/shard_host/shard_service.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/message_stream.h"
+#include "server/rpc/status_codes.h"
+#include "server/shard_host/shard_codec.h"
+
+namespace emberd::server {
+namespace {
+
+namespace pb = internal::v1;
+
+// One Gather: a command comes, partial sums go.
+class GatherStream final : public rpc::ServerMessageStream {
+ public:
+  GatherStream(ShardHost* host, int64_t max_message_bytes)
+      : ServerMessageStream(max_message_bytes),
+        host_(host),
+        timer_(host->metrics(), ops::Rpc::kShardGather) {
+    Begin();
+  }
+
+ private:
+  void OnMessage(rpc::IncomingMessage message) override {
+    timer_.AddRequestBytes(static_cast<int64_t>(message.payload().size()));
+    absl::StatusOr<GatherCommand> command = DecodeGather(message, host_->sparsecores_per_shard());
+    if (!command.ok()) {
+      End(command.status());
+      return;
+    }
+    host_->Gather(*std::move(command),
+                  [this](absl::StatusOr<GatherResult> result) { Answer(std::move(result)); });
+  }
+
+  void Answer(absl::StatusOr<GatherResult> result) {
+    if (!result.ok()) {
+      End(result.status());
+      return;
+    }
+    rpc::OutgoingMessage reply = EncodeGatherResult(*result);
+    for (const rpc::SharedBytes& piece : reply.payload) {
+      timer_.AddResponseBytes(static_cast<int64_t>(piece.bytes.size()));
+    }
+    timer_.Finish(absl::StatusCode::kOk);
+    SendLast(std::move(reply));
+  }
+
+  void End(const absl::Status& status) {
+    timer_.Finish(status.code());
+    Close(status);
+  }
+
+  ShardHost* const host_;
+  ops::RpcTimer timer_;
+};
+
+// One Apply: gradients come, STAGED goes, the decision comes, the outcome goes.
+class ApplyStream final : public rpc::ServerMessageStream {
+ public:
+  ApplyStream(ShardHost* host, int64_t max_message_bytes)
+      : ServerMessageStream(max_message_bytes),
+        host_(host),
+        timer_(host->metrics(), ops::Rpc::kShardApply) {
+    Begin();
+  }
+
+ private:
+  void OnMessage(rpc::IncomingMessage message) override {
+    if (staged_.has_value()) {
+      Decide(message);
+    } else {
+      timer_.AddRequestBytes(static_cast<int64_t>(message.payload().size()));
+      Stage(message);
+    }
+  }
+
+  void Stage(const rpc::IncomingMessage& message) {
+    absl::StatusOr<ApplyCommand> command = DecodeApply(message);
+    if (!command.ok()) {
+      End(command.status());
+      return;
+    }
+    host_->Stage(*std::move(command), [this](absl::StatusOr<ShardHost::StagedApply> staged) {
+      if (!staged.ok()) {
+        End(staged.status());
+      } else if (staged->outcome().replayed) {
+        Conclude(pb::ApplyReply::REPLAYED, staged->outcome().rows_updated);
+      } else {
+        staged_ = *std::move(staged);
+        Send(Reply(pb::ApplyReply::STAGED, 0));
+      }
+    });
+  }
+
+  void Decide(const rpc::IncomingMessage& message) {
+    pb::ApplyDecision decision;
+    if (!decision.ParseFromString(message.header())) {
+      Discard();
+      End(absl::InvalidArgumentError("malformed message: its header is no ApplyDecision"));
+    } else if (!decision.commit()) {
+      Discard();
+      Conclude(pb::ApplyReply::DISCARDED, 0);
+    } else {
+      host_->Commit(*std::exchange(staged_, std::nullopt), [this](absl::StatusOr<int64_t> rows) {
+        if (rows.ok()) {
+          Conclude(pb::ApplyReply::COMMITTED, *rows);
+        } else {
+          End(rows.status());
+        }
+      });
+    }
+  }
+
+  void OnPeerGone() override {
+    Discard();
+    End(absl::CancelledError("the coordinator went away before its decision"));
+  }
+
+  void Discard() {
+    if (staged_.has_value()) host_->Discard(*std::exchange(staged_, std::nullopt));
+  }
+
+  static rpc::OutgoingMessage Reply(pb::ApplyReply::State state, int64_t rows) {
+    pb::ApplyReply reply;
+    reply.set_state(state);
+    reply.set_rows_updated(rows);
+    return rpc::OutgoingMessage::WithHeader(reply);
+  }
+  void Conclude(pb::ApplyReply::State state, int64_t rows) {
+    timer_.Finish(absl::StatusCode::kOk);
+    SendLast(Reply(state, rows));
+  }
+  void End(const absl::Status& status) {
+    timer_.Finish(status.code());
+    Close(status);
+  }
+
+  ShardHost* const host_;
+  ops::RpcTimer timer_;
+  std::optional<ShardHost::StagedApply> staged_;
+};
+
+template <typename T>
+absl::StatusOr<std::vector<T>> Unpack(const std::string& bytes, absl::string_view what) {
+  if (bytes.size() % sizeof(T) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " has ", bytes.size(), " bytes, not a multiple of ", sizeof(T)));
+  }
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+// One ReadRows or AssignRows: owns what the engine works on.
+struct RowsCall {
+  std::vector<int32_t> partitions;
+  std::vector<int64_t> local_rows;
+  std::vector<float> values;
+  shard::Engine::RowSelection selection;
+
+  template <typename Request>
+  absl::Status Read(const Request& request) {
+    auto unpacked_partitions = Unpack<int32_t>(request.partitions(), "partitions");
+    if (!unpacked_partitions.ok()) return unpacked_partitions.status();
+    auto unpacked_rows = Unpack<int64_t>(request.local_rows(), "local_rows");
+    if (!unpacked_rows.ok()) return unpacked_rows.status();
+    partitions = *std::move(unpacked_partitions);
+    local_rows = *std::move(unpacked_rows);
+    if (partitions.size() != local_rows.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(partitions.size(), " partitions for ", local_rows.size(), " rows"));
+    }
+    if (request.columns() < 1 || request.columns() > 8192) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("columns is ", request.columns(), "; it must be in 1 .. 8192"));
+    }
+    selection = {request.model_id(), request.stack(), request.slot(),
+                 partitions,         local_rows,      request.columns()};
+    return absl::OkStatus();
+  }
+};
+
+using ServiceBase = pb::ShardService::WithCallbackMethod_CreateModel<
+    pb::ShardService::WithCallbackMethod_FindModel<pb::ShardService::WithCallbackMethod_DropModel<
+        pb::ShardService::WithRawCallbackMethod_Gather<
+            pb::ShardService::WithRawCallbackMethod_Apply<
+                pb::ShardService::WithCallbackMethod_ReleaseBatch<
+                    pb::ShardService::WithCallbackMethod_ReadRows<
+                        pb::ShardService::WithCallbackMethod_AssignRows<
+                            pb::ShardService::WithCallbackMethod_GetStatus<
+                                pb::ShardService::Service>>>>>>>>>;
+
+class ShardServiceImpl final : public ServiceBase {
+ public:
+  ShardServiceImpl(ShardHost* host, int64_t max_message_bytes)
+      : host_(host), max_message_bytes_(max_message_bytes), slow_calls_(1, 64) {}
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Gather(
+      grpc::CallbackServerContext*) override {
+    return new GatherStream(host_, max_message_bytes_);
+  }
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Apply(
+      grpc::CallbackServerContext*) override {
+    return new ApplyStream(host_, max_message_bytes_);
+  }
+
+  // Filling tables takes a while: not on a gRPC thread.
+  grpc::ServerUnaryReactor* CreateModel(grpc::CallbackServerContext* context,
+                                        const pb::CreateModelRequest* request,
+                                        pb::CreateModelResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const bool queued = slow_calls_.Submit([this, request, response, reactor] {
+      ops::RpcTimer timer(host_->metrics(), ops::Rpc::kShardCreateModel);
+      Answer(reactor, host_->CreateModel(*request), response, &timer);
+    });
+    if (!queued)
+      reactor->Finish(
+          {grpc::StatusCode::RESOURCE_EXHAUSTED, "64 models are being created already"});
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* FindModel(grpc::CallbackServerContext* context,
+                                      const pb::FindModelRequest* request,
+                                      pb::FindModelResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    Answer(reactor, host_->FindModel(*request), response, nullptr);
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* DropModel(grpc::CallbackServerContext* context,
+                                      const pb::DropModelRequest* request,
+                                      pb::DropModelResponse*) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpcStatus(host_->DropModel(request->model_id())));
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* ReleaseBatch(grpc::CallbackServerContext* context,
+                                         const pb::ReleaseBatchRequest* request,
+                                         pb::ReleaseBatchResponse*) override {
+    ops::RpcTimer timer(host_->metrics(), ops::Rpc::kShardReleaseBatch);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status status = host_->ReleaseBatch(request->model_id(), request->batch_handle());
+    timer.Finish(status.code());
+    reactor->Finish(rpc::ToGrpcStatus(status));
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* ReadRows(grpc::CallbackServerContext* context,
+                                     const pb::ReadShardRowsRequest* request,
+                                     pb::ReadShardRowsResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    auto timer = std::make_shared<ops::RpcTimer>(host_->metrics(), ops::Rpc::kShardReadRows);
+    auto call = std::make_shared<RowsCall>();
+    absl::Status status = call->Read(*request);
+    const uint64_t bytes = call->partitions.size() * uint64_t{sizeof(float)} *
+                           static_cast<uint64_t>(request->columns());
+    if (status.ok() && bytes > static_cast<uint64_t>(max_message_bytes_)) {
+      status = absl::ResourceExhaustedError(absl::StrCat("the rows asked for have ", bytes,
+                                                         " bytes; budgets.max_message_bytes is ",
+                                                         max_message_bytes_));
+    }
+    if (!status.ok()) {
+      timer->Finish(status.code());
+      reactor->Finish(rpc::ToGrpcStatus(status));
+      return reactor;
+    }
+    call->values.resize(call->partitions.size() * call->selection.columns);
+    host_->ReadRows(call->selection, absl::MakeSpan(call->values),
+                    [call, timer, response, reactor](absl::Status read) {
+                      if (read.ok()) {
+                        response->set_values(call->values.data(),
+                                             call->values.size() * sizeof(float));
+                      }
+                      timer->AddResponseBytes(static_cast<int64_t>(response->values().size()));
+                      timer->Finish(read.code());
+                      reactor->Finish(rpc::ToGrpcStatus(read));
+                    });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* AssignRows(grpc::CallbackServerContext* context,
+                                       const pb::AssignShardRowsRequest* request,
+                                       pb::AssignShardRowsResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    auto timer = std::make_shared<ops::RpcTimer>(host_->metrics(), ops::Rpc::kShardAssignRows,
+                                                 static_cast<int64_t>(request->values().size()));
+    auto call = std::make_shared<RowsCall>();
+    const Mutation mutation{request->client_id(), request->sequence(), request->tag()};
+    absl::Status status = call->Read(*request);
+    if (status.ok()) status = CheckMutation(mutation);
+    auto values = Unpack<float>(request->values(), "values");
+    if (status.ok()) status = values.status();
+    if (status.ok() && values->size() != call->partitions.size() * call->selection.columns) {
+      status = absl::InvalidArgumentError(absl::StrCat(values->size(), " values for ",
+                                                       call->partitions.size(), " rows of ",
+                                                       call->selection.columns, " columns"));
+    }
+    if (!status.ok()) {
+      timer->Finish(status.code());
+      reactor->Finish(rpc::ToGrpcStatus(status));
+      return reactor;
+    }
+    call->values = *std::move(values);
+    host_->AssignRows(call->selection, call->values, mutation,
+                      [call, timer, response, reactor](absl::StatusOr<bool> replayed) {
+                        if (replayed.ok()) response->set_replayed(*replayed);
+                        timer->Finish(replayed.status().code());
+                        reactor->Finish(rpc::ToGrpcStatus(replayed.status()));
+                      });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
+                                      const pb::GetShardStatusRequest*,
+                                      v1::ShardStatus* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    *response = host_->GetStatus();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+ private:
+  template <typename Response>
+  static void Answer(grpc::ServerUnaryReactor* reactor, absl::StatusOr<Response> result,
+                     Response* response, ops::RpcTimer* timer) {
+    if (timer != nullptr) timer->Finish(result.status().code());
+    if (result.ok()) *response = *std::move(result);
+    reactor->Finish(rpc::ToGrpcStatus(result.status()));
+  }
+
+  ShardHost* const host_;
+  const int64_t max_message_bytes_;
+  WorkerPool slow_calls_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeShardService(ShardHost* host, int64_t max_message_bytes) {
+  return std::make_unique<ShardServiceImpl>(host, max_message_bytes);
+}
+
+}  // namespace emberd::server
