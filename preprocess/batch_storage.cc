@@ -37,6 +37,7 @@ CsrSegmentView SegmentView(const SlotCsr& csr, int minibatch, int first_partitio
 void BatchStorage::LayOut(const Plan& plan, v1::SampleLayout layout,
                           absl::Span<const FeatureInput> inputs) {
   plan_ = &plan;
+  bucketed = false;
   stacks_.resize(plan.stacks.size());
   feature_samples_.resize(inputs.size());
   feature_sample_begin_.resize(inputs.size());

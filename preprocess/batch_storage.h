@@ -44,6 +44,8 @@ class BatchStorage final : public PreprocessedBatch {
   v1::BatchStatistics* mutable_statistics() { return &statistics_; }
   // Of the validation, one per feature.
   std::vector<absl::Status>& feature_status() { return feature_status_; }
+  // Whether the slots' buckets are filled.
+  bool bucketed = false;
   // Room for the bookkeeping of the pointer that shares this batch.
   static constexpr size_t kControlBytes = 128;
   void* control_block() { return control_block_; }

@@ -1,22 +1,19 @@
 #include "preprocess/preprocessor.h"
 
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "preprocess/batch_statistics.h"
+#include "preprocess/batch_steps.h"
 #include "preprocess/batch_storage.h"
 #include "preprocess/recycler.h"
-#include "preprocess/slot_sorter.h"
-#include "preprocess/validate.h"
-#include "preprocess/worker_pool.h"
 
 namespace emberd::preprocess {
 namespace {
 
-// Idle batches and scratch kept; more batches than that in flight cost allocations only.
+using BatchRecycler = Recycler<BatchStorage>;
+
+// Idle batches kept; more batches than that in flight cost allocations only.
 constexpr size_t kIdleBatches = 16;
-constexpr size_t kIdleScratch = 64;
 
 // Puts the bookkeeping of a shared pointer into the batch that it shares, and recycles the batch
 // after the last use.
@@ -24,7 +21,7 @@ template <typename T>
 class InBatchAllocator {
  public:
   using value_type = T;
-  InBatchAllocator(Recycler<BatchStorage>* batches, BatchStorage* batch)
+  InBatchAllocator(BatchRecycler* batches, BatchStorage* batch)
       : batches_(batches), batch_(batch) {}
   template <typename U>
   explicit InBatchAllocator(const InBatchAllocator<U>& other)
@@ -43,128 +40,86 @@ class InBatchAllocator {
  private:
   template <typename U>
   friend class InBatchAllocator;
-  Recycler<BatchStorage>* batches_;
+  BatchRecycler* batches_;
   BatchStorage* batch_;
 };
 
-StackShape ShapeOf(const v1::ModelConfig& model, const Plan& plan, const StackPlan& stack) {
-  StackShape shape;
-  shape.partitions = plan.topology.partitions();
-  shape.rows_per_partition = stack.rows_per_partition;
-  for (const FeaturePlan& feature : stack.features) {
-    const TablePlan& table = stack.tables[feature.table_in_stack];
-    shape.features.push_back(
-        {table.row_offset, table.shard_rotation, model.tables(table.table).combiner()});
-  }
-  return shape;
-}
-
-class PreprocessorImpl final : public Preprocessor {
+// A batch in preparation; goes back to the recycler unless it is shared.
+class BatchLease {
  public:
-  PreprocessorImpl(const v1::ModelConfig* model, const Plan* plan, PreprocessorOptions options)
-      : model_(*model),
-        plan_(*plan),
-        workers_(options.threads),
-        batches_(kIdleBatches),
-        scratch_(kIdleScratch) {
-    for (const StackPlan& stack : plan_.stacks) shapes_.push_back(ShapeOf(model_, plan_, stack));
+  explicit BatchLease(BatchRecycler* batches) : batches_(batches), batch_(batches->Take()) {}
+  BatchLease(const BatchLease&) = delete;
+  BatchLease& operator=(const BatchLease&) = delete;
+  ~BatchLease() {
+    if (batch_ != nullptr) batches_->Give(std::move(batch_));
   }
 
-  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Run(
-      absl::Span<const FeatureInput> inputs) override {
-    std::unique_ptr<BatchStorage> batch = batches_.Take();
-    absl::Status status = Validate(inputs, batch.get());
-    if (status.ok()) status = Sort(inputs, batch.get());
-    if (!status.ok()) {
-      batches_.Give(std::move(batch));
-      return status;
-    }
-    WriteStatistics(plan_, batch->stacks(), batch->mutable_statistics());
-    return Share(std::move(batch));
+  BatchStorage* get() const { return batch_.get(); }
+  std::shared_ptr<const PreprocessedBatch> Share() {
+    BatchStorage* batch = batch_.release();
+    const auto keep = [](const PreprocessedBatch*) {};
+    return std::shared_ptr<const PreprocessedBatch>(batch, keep,
+                                                    InBatchAllocator<char>(batches_, batch));
   }
 
  private:
-  int slots() const { return plan_.topology.sparsecores_per_shard; }
+  BatchRecycler* batches_;
+  std::unique_ptr<BatchStorage> batch_;
+};
 
-  absl::Status Validate(absl::Span<const FeatureInput> inputs, BatchStorage* batch) {
-    if (static_cast<int>(inputs.size()) != model_.features_size()) {
-      return absl::InvalidArgumentError(absl::StrCat("features: there are ", inputs.size(),
-                                                     "; allowed: ", model_.features_size()));
-    }
-    std::vector<absl::Status>& found = batch->feature_status();
-    found.assign(inputs.size(), absl::OkStatus());
-    workers_.ParallelFor(static_cast<int64_t>(inputs.size()), [&](int64_t f) {
-      const auto [stack, position] = plan_.feature_at[f];
-      const StackPlan& in = plan_.stacks[stack];
-      const TablePlan& table = in.tables[in.features[position].table_in_stack];
-      found[f] = ValidateFeature(model_.features(static_cast<int>(f)).name(), table.vocabulary_size,
-                                 inputs[f]);
-    });
-    for (const absl::Status& status : found) {
-      if (!status.ok()) return status;
-    }
-    return absl::OkStatus();
+class SortedBatchImpl final : public SortedBatch {
+ public:
+  explicit SortedBatchImpl(BatchRecycler* batches) : lease(batches) {}
+  bool needs_minibatches() const override { return needed; }
+
+  BatchLease lease;
+  bool needed = false;
+};
+
+class PreprocessorImpl final : public Preprocessor {
+ public:
+  PreprocessorImpl(const v1::ModelConfig& model, const Plan& plan, int threads)
+      : steps_(model, plan, threads), batches_(kIdleBatches) {}
+
+  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Run(
+      absl::Span<const FeatureInput> inputs) override {
+    BatchLease lease(&batches_);
+    absl::Status status = steps_.Sort(inputs, lease.get());
+    if (!status.ok()) return status;
+    absl::StatusOr<CutSet> cuts = 0;
+    if (steps_.NeedsMinibatches(*lease.get())) cuts = steps_.FindCuts(lease.get());
+    if (!cuts.ok()) return cuts.status();
+    steps_.Finish(*cuts, lease.get());
+    return lease.Share();
   }
 
-  absl::Status Sort(absl::Span<const FeatureInput> inputs, BatchStorage* batch) {
-    batch->LayOut(plan_, model_.plan().sample_layout(), inputs);
-    for (size_t k = 0; k < batch->stacks().size(); ++k) {
-      StackBatch& stack = batch->stacks()[k];
-      if (absl::Status status = CheckSize(plan_.stacks[k], stack); !status.ok()) return status;
-      stack.gain_kind = GainKindOf(shapes_[k], stack.inputs);
+  absl::StatusOr<std::unique_ptr<SortedBatch>> Sort(
+      absl::Span<const FeatureInput> inputs) override {
+    auto sorted = std::make_unique<SortedBatchImpl>(&batches_);
+    absl::Status status = steps_.Sort(inputs, sorted->lease.get());
+    if (!status.ok()) return status;
+    sorted->needed = steps_.NeedsMinibatches(*sorted->lease.get());
+    return sorted;
+  }
+
+  absl::StatusOr<uint64_t> FindCuts(SortedBatch* batch) override {
+    return steps_.FindCuts(static_cast<SortedBatchImpl*>(batch)->lease.get());
+  }
+
+  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(
+      std::unique_ptr<SortedBatch> batch, uint64_t cuts) override {
+    BatchLease& lease = static_cast<SortedBatchImpl*>(batch.get())->lease;
+    if (cuts != 0 && !lease.get()->bucketed) {
+      const absl::StatusOr<CutSet> own = steps_.FindCuts(lease.get());
+      if (!own.ok()) return own.status();
     }
-    ForEachSlot(batch,
-                [](const StackShape& shape, StackBatch& stack, int slot, SlotScratch* scratch) {
-                  SortSlot(shape, stack.inputs, stack.layout[slot], stack.gain_kind, scratch,
-                           nullptr, &stack.slots[slot]);
-                });
-    return absl::OkStatus();
+    steps_.Finish(cuts, lease.get());
+    return lease.Share();
   }
 
-  // What 32-bit indices bound.
-  absl::Status CheckSize(const StackPlan& plan, const StackBatch& stack) const {
-    if (stack.samples > kMaxStackSamples) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the features of stack '", plan.name, "' have ", stack.samples,
-                       " samples together; allowed: [0, ", kMaxStackSamples, "]"));
-    }
-    const int64_t max_pads = kCsrAlignment * kBuckets * int64_t{plan_.topology.partitions()};
-    const int64_t max_ids = std::numeric_limits<int32_t>::max() - max_pads;
-    for (const SlotLayout& slot : stack.layout) {
-      const int64_t ids = CountIds(slot, stack.inputs);
-      if (ids <= max_ids) continue;
-      return absl::ResourceExhaustedError(absl::StrCat("stack '", plan.name, "' has ", ids,
-                                                       " ids in one source slot; allowed: [0, ",
-                                                       max_ids, "]; send smaller batches"));
-    }
-    return absl::OkStatus();
-  }
-
-  // Calls work(shape, stack, slot, scratch) for every slot of every stack, in parallel.
-  template <typename Work>
-  void ForEachSlot(BatchStorage* batch, Work work) {
-    const int64_t tasks = static_cast<int64_t>(shapes_.size()) * slots();
-    workers_.ParallelFor(tasks, [&](int64_t task) {
-      const int64_t stack = task / slots();
-      std::unique_ptr<SlotScratch> scratch = scratch_.Take();
-      work(shapes_[stack], batch->stacks()[stack], static_cast<int>(task % slots()), scratch.get());
-      scratch_.Give(std::move(scratch));
-    });
-  }
-
-  std::shared_ptr<const PreprocessedBatch> Share(std::unique_ptr<BatchStorage> batch) {
-    BatchStorage* raw = batch.release();
-    const auto keep = [](const PreprocessedBatch*) {};
-    return std::shared_ptr<const PreprocessedBatch>(raw, keep,
-                                                    InBatchAllocator<char>(&batches_, raw));
-  }
-
-  const v1::ModelConfig& model_;
-  const Plan& plan_;
-  std::vector<StackShape> shapes_;
-  WorkerPool workers_;
-  Recycler<BatchStorage> batches_;
-  Recycler<SlotScratch> scratch_;
+ private:
+  BatchSteps steps_;
+  BatchRecycler batches_;
 };
 
 }  // namespace
@@ -176,7 +131,7 @@ absl::StatusOr<std::unique_ptr<Preprocessor>> Preprocessor::Create(const v1::Mod
     return absl::InvalidArgumentError(
         absl::StrCat("threads: ", options.threads, " is not allowed; it must be >= 1"));
   }
-  return std::make_unique<PreprocessorImpl>(model, plan, options);
+  return std::make_unique<PreprocessorImpl>(*model, *plan, options.threads);
 }
 
 }  // namespace emberd::preprocess

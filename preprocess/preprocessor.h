@@ -33,6 +33,15 @@ class PreprocessedBatch {
   virtual int64_t bytes() const = 0;
 };
 
+// A batch between the two halves of its preparation: sorted and counted, not yet cut into
+// mini-batches. To be used by one thread at a time; must not outlive the preprocessor.
+class SortedBatch {
+ public:
+  virtual ~SortedBatch() = default;
+  // Whether some (source slot, partition) exceeds a limit of its stack.
+  virtual bool needs_minibatches() const = 0;
+};
+
 struct PreprocessorOptions {
   // Worker threads; results do not depend on it. 1: everything runs on the caller's thread.
   int threads = 1;
@@ -53,6 +62,16 @@ class Preprocessor {
   // the position, the value and the allowed range.
   virtual absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Run(
       absl::Span<const FeatureInput> inputs) = 0;
+
+  // Run in steps, for replicas that cut their batches alike: Sort; then, if any replica
+  // needs_minibatches, FindCuts on every replica; then Finish with the OR of all cuts (0 if none
+  // needs any). Sort is done with the memory of `inputs` when it returns.
+  virtual absl::StatusOr<std::unique_ptr<SortedBatch>> Sort(
+      absl::Span<const FeatureInput> inputs) = 0;
+  // The cuts that this batch needs (splits.h). RESOURCE_EXHAUSTED where none suffice.
+  virtual absl::StatusOr<uint64_t> FindCuts(SortedBatch* batch) = 0;
+  virtual absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(
+      std::unique_ptr<SortedBatch> batch, uint64_t cuts) = 0;
 };
 
 }  // namespace emberd::preprocess

@@ -10,7 +10,8 @@ namespace emberd::preprocess {
 struct SlotScratch {
   Occurrences occurrences;
   Buffer<uint64_t> spare_keys;
-  SlotCsr csr;
+  SlotCsr csr;                // a slot that is being cut
+  Buffer<int32_t> positions;  // while it is
 };
 
 // Fills `csr` with the slot's entries as one mini-batch. `multiplicity`: see GroupSorted.

@@ -1,0 +1,198 @@
+#include "preprocess/slot_buckets.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace emberd::preprocess {
+namespace {
+
+// Ordinals inside the buckets of one partition, and what they decide.
+class Dropper {
+ public:
+  Dropper(DropRule rule, const PartitionLimits& limits) : rule_(rule), limits_(limits) {}
+
+  // For the next entry of a bucket that has seen `ids` entries and `unique` rows, this one's row
+  // included if it is `new_row`.
+  bool Drops(int64_t ids, int64_t unique, bool new_row) const {
+    if (rule_ == DropRule::kJax) return limits_.Exceeded(ids + 1, unique);
+    const int64_t rows_before = unique - (new_row ? 1 : 0);
+    return (limits_.ids > 0 && ids >= limits_.ids) ||
+           (limits_.unique > 0 && rows_before >= limits_.unique);
+  }
+
+ private:
+  const DropRule rule_;
+  const PartitionLimits limits_;
+};
+
+// Buckets of the cells [begin, end), which lie in one partition; each row is hashed once.
+void FindBuckets(const BucketRule& rule, int64_t partition, const SlotCsr& csr, int64_t begin,
+                 int64_t end, SlotBuckets* buckets) {
+  const int32_t* rows = csr.embedding_ids.data();
+  constexpr int64_t kBlock = 256;
+  int32_t block_rows[kBlock];
+  uint8_t block_buckets[kBlock];
+  for (int64_t cell = begin; cell < end;) {
+    int64_t distinct = 0;
+    int64_t block_end = cell;
+    for (; block_end < end; ++block_end) {
+      if (distinct > 0 && rows[block_end] == block_rows[distinct - 1]) continue;
+      if (distinct == kBlock) break;
+      block_rows[distinct++] = rows[block_end];
+    }
+    BucketsOf(rule, partition, block_rows, distinct, block_buckets);
+    int64_t at = 0;
+    for (; cell < block_end; ++cell) {
+      if (rows[cell] != block_rows[at]) ++at;
+      buckets->bucket.data()[cell] = block_buckets[at];
+    }
+  }
+}
+
+// Counts the cells [begin, end) of a partition into its 64 counters.
+void CountAll(const SlotCsr& csr, int64_t begin, int64_t end, const uint8_t* bucket, int32_t* ids,
+              int32_t* unique) {
+  const int32_t* rows = csr.embedding_ids.data();
+  int32_t row_before = -1;
+  for (int64_t cell = begin; cell < end; ++cell) {
+    ++ids[bucket[cell]];
+    unique[bucket[cell]] += rows[cell] != row_before;
+    row_before = rows[cell];
+  }
+}
+
+// The same with dropping; marks dropped cells.
+int64_t CountAndDrop(const SlotCsr& csr, int64_t begin, int64_t end, const Dropper& dropper,
+                     SlotBuckets* buckets, int32_t* ids, int32_t* unique, int32_t* kept) {
+  const int32_t* rows = csr.embedding_ids.data();
+  const int32_t* multiplicity = buckets->multiplicity.data();
+  int64_t dropped = 0;
+  int32_t row_before = -1;
+  for (int64_t cell = begin; cell < end; ++cell) {
+    uint8_t& bucket = buckets->bucket.data()[cell];
+    const bool new_row = rows[cell] != row_before;
+    row_before = rows[cell];
+    unique[bucket] += new_row;
+    if (dropper.Drops(ids[bucket], unique[bucket], new_row)) {
+      ids[bucket] += multiplicity[cell];
+      dropped += multiplicity[cell];
+      bucket = SlotBuckets::kDropped;
+    } else {
+      ++ids[bucket];
+      ++kept[bucket];
+    }
+  }
+  return dropped;
+}
+
+// Row ends of the mini-batches, pads around them, and the first position of every (partition,
+// bucket).
+void PlacePartitions(const SlotBuckets& buckets, CutSet cuts, int32_t* positions, SlotCsr* cut) {
+  const int32_t* kept = buckets.kept.data();
+  int64_t cell = 0;
+  int first_bucket = 0;
+  for (int m = 0; m < cut->minibatches; ++m) {
+    int end_bucket = first_bucket + 1;
+    while (end_bucket < kBuckets && (cuts >> end_bucket & 1) == 0) ++end_bucket;
+    for (int p = 0; p < cut->partitions; ++p) {
+      for (int b = first_bucket; b < end_bucket; ++b) {
+        positions[p * kBuckets + b] = static_cast<int32_t>(cell);
+        cell += kept[p * kBuckets + b];
+      }
+      cut->row_ends.data()[int64_t{m} * cut->partitions + p] = static_cast<int32_t>(cell);
+      cell = PadCells(cut, cell);
+    }
+    first_bucket = end_bucket;
+  }
+  cut->cells = cell;
+}
+
+}  // namespace
+
+void FillBuckets(const BucketRule& rule, const PartitionLimits& limits, DropRule drop,
+                 const SlotCsr& csr, SlotBuckets* buckets) {
+  const int64_t counters = int64_t{csr.partitions} * kBuckets;
+  buckets->bucket.Reserve(csr.cells);
+  int32_t* ids = buckets->ids.Reserve(counters);
+  int32_t* unique = buckets->unique.Reserve(counters);
+  int32_t* kept = buckets->kept.Reserve(counters);
+  std::fill_n(ids, counters, 0);
+  std::fill_n(unique, counters, 0);
+  std::fill_n(kept, counters, 0);
+  buckets->dropped = 0;
+  const Dropper dropper(drop, limits);
+  for (int p = 0; p < csr.partitions; ++p) {
+    const int64_t begin = csr.Begin(0, p);
+    const int64_t end = csr.End(0, p);
+    const int64_t at = int64_t{p} * kBuckets;
+    FindBuckets(rule, p, csr, begin, end, buckets);
+    if (drop == DropRule::kKeep) {
+      CountAll(csr, begin, end, buckets->bucket.data(), ids + at, unique + at);
+    } else {
+      buckets->dropped +=
+          CountAndDrop(csr, begin, end, dropper, buckets, ids + at, unique + at, kept + at);
+    }
+  }
+  if (drop == DropRule::kKeep) std::copy_n(ids, counters, kept);
+}
+
+Overflow WorstOverflow(const SlotBuckets& buckets, int partitions, const PartitionLimits& limits) {
+  Overflow worst;
+  for (int p = 0; p < partitions; ++p) {
+    for (int b = 0; b < kBuckets; ++b) {
+      const int64_t ids = buckets.ids.data()[p * kBuckets + b];
+      const int64_t unique = buckets.unique.data()[p * kBuckets + b];
+      if (!limits.Exceeded(ids, unique)) continue;
+      const int64_t excess = std::max(limits.ids > 0 ? ids - limits.ids : 0,
+                                      limits.unique > 0 ? unique - limits.unique : 0);
+      if (excess > worst.excess) worst = {p, b, ids, unique, excess};
+    }
+  }
+  return worst;
+}
+
+CutSet CutsOfStack(v1::PlanRules rules, const PartitionLimits& limits,
+                   absl::Span<const SlotBuckets> buckets, int partitions) {
+  CutSet cuts = 0;
+  CutSet tried = 0;
+  for (const SlotBuckets& slot : buckets) {
+    for (int p = 0; p < partitions; ++p) {
+      const int32_t* ids = slot.ids.data() + p * kBuckets;
+      const int32_t* unique = slot.unique.data() + p * kBuckets;
+      if (rules == v1::TENSORFLOW) {
+        cuts |= TensorFlowCuts(ids, unique, limits, &tried);
+      } else {
+        cuts |= JaxCuts(ids, limits.ids) | JaxCuts(unique, limits.unique);
+      }
+    }
+  }
+  return cuts;
+}
+
+void CutSlot(const SlotCsr& csr, const SlotBuckets& buckets, CutSet cuts,
+             Buffer<int32_t>* positions, SlotCsr* cut) {
+  const int minibatches = MinibatchCount(cuts);
+  const int64_t max_pads = int64_t{kCsrAlignment - 1} * minibatches * csr.partitions;
+  cut->Reserve(csr.entries + max_pads + kCsrAlignment, minibatches, csr.partitions);
+  cut->minibatches = minibatches;
+  int32_t* position = positions->Reserve(int64_t{csr.partitions} * kBuckets);
+  PlacePartitions(buckets, cuts, position, cut);
+  const uint8_t* bucket = buckets.bucket.data();
+  for (int p = 0; p < csr.partitions; ++p, position += kBuckets) {
+    const int64_t end = csr.End(0, p);
+    for (int64_t cell = csr.Begin(0, p); cell < end; ++cell) {
+      if (bucket[cell] == SlotBuckets::kDropped) continue;
+      const int32_t to = position[bucket[cell]]++;
+      cut->embedding_ids.data()[to] = csr.embedding_ids.data()[cell];
+      cut->sample_ids.data()[to] = csr.sample_ids.data()[cell];
+      cut->gains.data()[to] = csr.gains.data()[cell];
+    }
+  }
+  cut->entries = csr.entries;
+  cut->duplicates = csr.duplicates;
+  cut->dropped = buckets.dropped;
+  std::copy_n(csr.partition_ids.data(), csr.partitions, cut->partition_ids.data());
+  std::copy_n(csr.partition_unique.data(), csr.partitions, cut->partition_unique.data());
+}
+
+}  // namespace emberd::preprocess
