@@ -1,0 +1,112 @@
+#include "server/rpc/wire.h"
+
+#include <gtest/gtest.h>
+
+#include "emberd/v1/types.pb.h"
+#include "server/rpc/status_codes.h"
+
+namespace emberd::rpc {
+namespace {
+
+std::string Flatten(const grpc::ByteBuffer& buffer) {
+  grpc::Slice slice;
+  EXPECT_TRUE(buffer.DumpToSingleSlice(&slice).ok());
+  return std::string(reinterpret_cast<const char*>(slice.begin()), slice.size());
+}
+
+TEST(WireEncoderTest, ProtobufReadsWhatItWrites) {
+  auto payload = std::make_shared<std::string>(10'000, 'p');
+  v1::Tensor head;
+  head.set_dtype(v1::FLOAT32);
+  head.add_shape(2500);
+  WireEncoder encoder;
+  encoder.Raw(head.SerializeAsString());
+  encoder.BeginField(v1::Tensor::kDataFieldNumber, payload->size());
+  encoder.Raw(SharedBytes{*payload, payload});
+
+  v1::Tensor tensor;
+  ASSERT_TRUE(tensor.ParseFromString(Flatten(encoder.Finish())));
+  EXPECT_EQ(tensor.data(), *payload);
+  EXPECT_EQ(tensor.shape(0), 2500);
+}
+
+TEST(WireEncoderTest, LargeBytesAreReferencedAndGivenBack) {
+  auto payload = std::make_shared<std::string>(1 << 20, 'p');
+  {
+    WireEncoder encoder;
+    encoder.Raw(SharedBytes{*payload, payload});
+    const grpc::ByteBuffer buffer = encoder.Finish();
+    EXPECT_EQ(payload.use_count(), 2);
+    std::vector<grpc::Slice> slices;
+    ASSERT_TRUE(buffer.Dump(&slices).ok());
+    ASSERT_EQ(slices.size(), 1u);
+    EXPECT_EQ(reinterpret_cast<const char*>(slices[0].begin()), payload->data()) << "it was copied";
+  }
+  EXPECT_EQ(payload.use_count(), 1) << "the reference leaked";
+}
+
+TEST(WireEncoderTest, SizesMatchProtobufs) {
+  for (const size_t length :
+       {size_t{0}, size_t{1}, size_t{127}, size_t{128}, size_t{16'383}, size_t{16'384}}) {
+    v1::Tensor tensor;
+    tensor.set_data(std::string(length, 'x'));
+    if (length > 0) {
+      EXPECT_EQ(LengthDelimitedSize(v1::Tensor::kDataFieldNumber, length), tensor.ByteSizeLong());
+    }
+    WireEncoder encoder;
+    encoder.BytesField(3, std::string(length, 'x'));
+    EXPECT_EQ(encoder.Finish().Length(), LengthDelimitedSize(3, length));
+  }
+}
+
+// Every value that crosses a slice boundary must come out whole: the boundaries are the transport's
+// choice.
+TEST(WireCursorTest, ReadsValuesThatCrossSlices) {
+  v1::MutationId message;
+  message.set_client_id("a client with a name");
+  message.set_sequence(1234567890123456789u);
+  const std::string bytes = message.SerializeAsString();
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    grpc::Slice slices[] = {grpc::Slice(bytes.substr(0, cut)), grpc::Slice(),
+                            grpc::Slice(bytes.substr(cut))};
+    auto cursor = WireCursor::Over(grpc::ByteBuffer(slices, 3));
+    ASSERT_TRUE(cursor.ok());
+    ASSERT_EQ(cursor->ReadTag()->field, 1);
+    std::string name(cursor->ReadLength().value(), '\0');
+    ASSERT_TRUE(cursor->Copy(name.data(), name.size()).ok());
+    EXPECT_EQ(name, message.client_id());
+    ASSERT_EQ(cursor->ReadTag()->field, 2);
+    EXPECT_EQ(cursor->ReadVarint().value(), message.sequence());
+    EXPECT_TRUE(cursor->AtEnd());
+  }
+}
+
+TEST(WireCursorTest, RefusesWhatIsCutShort) {
+  v1::MutationId message;
+  message.set_client_id("abc");
+  message.set_sequence(300);
+  const std::string bytes = message.SerializeAsString();
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    grpc::Slice slice(bytes.substr(0, size));
+    auto cursor = WireCursor::Over(grpc::ByteBuffer(&slice, 1));
+    absl::Status status;
+    while (status.ok() && !cursor->AtEnd()) {
+      auto tag = cursor->ReadTag();
+      status = tag.ok() ? cursor->Skip(tag->wire_type) : tag.status();
+    }
+    const bool at_field_boundary = size == 0 || size == 5;
+    EXPECT_EQ(status.ok(), at_field_boundary) << size;
+  }
+}
+
+TEST(StatusCodesTest, EveryCodeGoesThereAndBack) {
+  for (int code = 0; code <= 16; ++code) {
+    const absl::Status status(static_cast<absl::StatusCode>(code), code == 0 ? "" : "because");
+    EXPECT_EQ(FromGrpcStatus(ToGrpcStatus(status)), status);
+  }
+  EXPECT_EQ(Annotate(absl::NotFoundError("gone"), "shard 1"), absl::NotFoundError("shard 1: gone"));
+  EXPECT_TRUE(Annotate(absl::OkStatus(), "shard 1").ok());
+}
+
+}  // namespace
+}  // namespace emberd::rpc
