@@ -73,12 +73,12 @@ int64_t CountAndDrop(const SlotCsr& csr, int64_t begin, int64_t end, const Dropp
     const bool new_row = rows[cell] != row_before;
     row_before = rows[cell];
     unique[bucket] += new_row;
-    if (dropper.Drops(ids[bucket], unique[bucket], new_row)) {
-      ids[bucket] += multiplicity[cell];
+    const bool drop = dropper.Drops(ids[bucket], unique[bucket], new_row);
+    ++ids[bucket];
+    if (drop) {
       dropped += multiplicity[cell];
       bucket = SlotBuckets::kDropped;
     } else {
-      ++ids[bucket];
       ++kept[bucket];
     }
   }

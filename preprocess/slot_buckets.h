@@ -16,8 +16,8 @@ namespace emberd::preprocess {
 enum class DropRule {
   kKeep,  // they stay; the caller refuses the batch or cuts it
   // JAX: an entry goes if its ordinal among the bucket's entries exceeds the limit of ids, or its
-  // row's ordinal among the rows exceeds the limit of unique ids. Repeats of a dropped (sample,
-  // row) count as further entries.
+  // row's ordinal among the rows exceeds the limit of unique ids. Every occurrence that
+  // merged into a dropped entry counts as dropped.
   kJax,
   // TensorFlow: an entry goes if the bucket already holds as many entries or rows as allowed, even
   // if its own row is among them.

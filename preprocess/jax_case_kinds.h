@@ -1,0 +1,13 @@
+// The two large kinds of jax_case.h. Both may throw nlohmann's exceptions.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/statusor.h"
+
+namespace emberd::preprocess {
+
+absl::StatusOr<nlohmann::json> JaxStackingCase(const nlohmann::json& input);
+absl::StatusOr<nlohmann::json> JaxPreprocessCase(const nlohmann::json& input);
+
+}  // namespace emberd::preprocess
