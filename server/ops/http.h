@@ -23,13 +23,13 @@ class HttpServer {
   ~HttpServer();
 
   int port() const { return port_; }
-  const std::string& address() const { return address_; }  // with the real port
+  std::string address() const;  // "host:port" with the real port
 
  private:
-  HttpServer(std::unique_ptr<prometheus::Exposer> exposer, std::string address, int port);
+  HttpServer(std::unique_ptr<prometheus::Exposer> exposer, std::string host, int port);
 
   std::unique_ptr<prometheus::Exposer> exposer_;
-  const std::string address_;
+  const std::string host_;
   const int port_;
 };
 

@@ -11,6 +11,7 @@ constexpr std::string_view kRpcNames[] = {
     "EmbeddingService/ReleaseBatch", "EmbeddingService/ReadRows",
     "EmbeddingService/AssignRows",   "EmbeddingService/ExportTable",
     "AdminService/GetStatus",        "ShardService/CreateModel",
+    "ShardService/FindModel",        "ShardService/DropModel",
     "ShardService/Gather",           "ShardService/Apply",
     "ShardService/ReleaseBatch",     "ShardService/ReadRows",
     "ShardService/AssignRows",       "ShardService/GetStatus",

@@ -19,6 +19,8 @@ enum class Rpc {
   kExportTable,
   kGetStatus,
   kShardCreateModel,
+  kShardFindModel,
+  kShardDropModel,
   kShardGather,
   kShardApply,
   kShardReleaseBatch,

@@ -1,0 +1,79 @@
+#include "server/launcher/cluster_options.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "config/config.h"
+
+namespace emberd::launcher {
+namespace {
+
+// `Process` is a ShardConfig or a CoordinatorConfig.
+template <typename Process>
+void OverrideProcess(const Overrides& overrides, Process* process) {
+  if (overrides.address.has_value()) process->set_address(*overrides.address);
+  if (overrides.http_address.has_value()) process->set_http_address(*overrides.http_address);
+}
+
+void OverrideCommon(const Overrides& overrides, v1::ClusterConfig* cluster) {
+  if (overrides.threads.has_value()) {
+    cluster->set_shard_threads(*overrides.threads);
+    cluster->set_coordinator_threads(*overrides.threads);
+  }
+  v1::LoggingConfig* const logging = cluster->mutable_logging();
+  if (overrides.log_level.has_value()) logging->set_level(*overrides.log_level);
+  if (overrides.log_format.has_value()) logging->set_format(*overrides.log_format);
+  if (overrides.log_file.has_value()) logging->set_file(*overrides.log_file);
+}
+
+absl::Status CheckIndex(const char* kind, int index, int count) {
+  if (index >= 0 && index < count) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--index: ", index,
+                                                 " is not allowed; the configuration lists ", count,
+                                                 " ", kind, ", numbered from 0"));
+}
+
+}  // namespace
+
+absl::StatusOr<v1::ClusterConfig> LoadClusterFor(const std::string& path, Role role, int index,
+                                                 const Overrides& overrides) {
+  absl::StatusOr<v1::ClusterConfig> cluster = config::LoadCluster(path);
+  if (!cluster.ok()) return cluster.status();
+  absl::Status status = role == Role::kShard
+                            ? CheckIndex("shards", index, cluster->shards_size())
+                            : CheckIndex("coordinators", index, cluster->coordinators_size());
+  if (!status.ok()) return status;
+  OverrideCommon(overrides, &*cluster);
+  if (role == Role::kShard) {
+    OverrideProcess(overrides, cluster->mutable_shards(index));
+  } else {
+    OverrideProcess(overrides, cluster->mutable_coordinators(index));
+  }
+  status = config::CompleteCluster(&*cluster);
+  if (!status.ok()) return status;
+  return cluster;
+}
+
+absl::StatusOr<v1::ClusterConfig> MakeLocalCluster(const LocalCluster& local,
+                                                   const Overrides& overrides) {
+  v1::ClusterConfig cluster;
+  cluster.set_sparsecores_per_shard(local.sparsecores_per_shard);
+  v1::CoordinatorConfig* const coordinator = cluster.add_coordinators();
+  coordinator->set_address(local.address);
+  coordinator->set_http_address(local.http_address);
+  for (int i = 0; i < local.shards; ++i) {
+    v1::ShardConfig* const shard = cluster.add_shards();
+    shard->set_address("127.0.0.1:0");
+    if (!local.http_address.empty()) shard->set_http_address("127.0.0.1:0");
+  }
+  const int cpus = static_cast<int>(std::thread::hardware_concurrency());
+  cluster.set_shard_threads(std::max(1, cpus / std::max(1, local.shards)));
+  OverrideCommon(overrides, &cluster);
+  OverrideProcess(overrides, coordinator);
+  const absl::Status status = config::CompleteCluster(&cluster);
+  if (!status.ok()) return status;
+  return cluster;
+}
+
+}  // namespace emberd::launcher

@@ -1,0 +1,41 @@
+// From a command line to a cluster description.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "emberd/v1/cluster.pb.h"
+
+namespace emberd::launcher {
+
+// What flags say over the configuration file; empty: what the file says.
+struct Overrides {
+  std::optional<std::string> address;       // of the process started
+  std::optional<std::string> http_address;  // of the process started
+  std::optional<int> threads;               // of every shard and coordinator
+  std::optional<v1::LoggingConfig::Level> log_level;
+  std::optional<v1::LoggingConfig::Format> log_format;
+  std::optional<std::string> log_file;
+};
+
+enum class Role { kShard, kCoordinator };
+
+// A complete cluster from the file `path`, with `overrides` laid over the process `index` of
+// `role`. Errors name the field, or the flag.
+absl::StatusOr<v1::ClusterConfig> LoadClusterFor(const std::string& path, Role role, int index,
+                                                 const Overrides& overrides);
+
+// For `emberd up` without a file: shards on ports that the system picks.
+struct LocalCluster {
+  int shards = 1;
+  int sparsecores_per_shard = 2;
+  std::string address = "127.0.0.1:7400";       // of the coordinator
+  std::string http_address = "127.0.0.1:7401";  // of the coordinator; empty: no /metrics anywhere
+};
+// Complete. Without a number of threads, the shards share this machine's CPUs.
+absl::StatusOr<v1::ClusterConfig> MakeLocalCluster(const LocalCluster& local,
+                                                   const Overrides& overrides);
+
+}  // namespace emberd::launcher

@@ -1,0 +1,113 @@
+#include "server/launcher/serve.h"
+
+#include <cstdio>
+#include <utility>
+
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/coordinator/coordinator_server.h"
+#include "server/ops/address.h"
+#include "server/ops/lifecycle.h"
+#include "server/ops/logging.h"
+#include "server/shard_host/shard_server.h"
+
+namespace emberd::launcher {
+namespace {
+
+using ops::Log;
+using ops::LogLevel;
+
+// Tells whoever waits for this process: by the ready file if there is one, else by a line on
+// standard output.
+absl::Status Announce(const std::string& name, const ReadyInfo& info,
+                      const std::string& ready_file) {
+  Log(LogLevel::kInfo, "serving", {{"grpc", info.grpc}, {"http", info.http}});
+  if (!ready_file.empty()) return WriteReadyFile(ready_file, info);
+  std::printf("emberd: ready %s grpc=%s http=%s pid=%d\n", name.c_str(), info.grpc.c_str(),
+              info.http.c_str(), info.pid);
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
+// `Server` is a ShardServer or a CoordinatorServer, `Process` the part of the cluster that is about
+// it, `start` makes the server.
+template <typename Process, typename Start>
+absl::Status Serve(const ServeOptions& options, const std::string& role, const Process& process,
+                   Start start) {
+  auto shutdown = ops::ShutdownSignal::Create();
+  if (!shutdown.ok()) return shutdown.status();
+  const std::string name = absl::StrCat(role, "-", options.index);
+  absl::Status status = ops::SetUpLogging(options.cluster.logging(), name);
+  if (!status.ok()) return status;
+  status = CheckAddresses(absl::StrCat(role, "s[", options.index, "]"), process.address(),
+                          process.http_address(), options.insecure);
+  if (!status.ok()) return status;
+  Log(LogLevel::kInfo, "starting", {{"version", EMBERD_VERSION}, {"pid", getpid()}});
+
+  ops::Metrics metrics(role);
+  auto http = StartHttp(process.http_address(), metrics);
+  if (!http.ok()) return http.status();
+  auto server = start(&metrics);
+  if (!server.ok()) return server.status();
+  status = Announce(name,
+                    {.grpc = (*server)->address(),
+                     .http = *http == nullptr ? "" : (*http)->address(),
+                     .pid = getpid()},
+                    options.ready_file);
+  if (!status.ok()) return status;
+
+  (*shutdown)->Wait();
+  const absl::Duration drain = absl::Milliseconds(options.cluster.timeouts().drain_ms());
+  ops::ExitDeadline deadline(drain + absl::Seconds(kDrainMarginSeconds));
+  (*server)->Drain(drain);
+  server->reset();
+  Log(LogLevel::kInfo, "stopped");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ServeShard(const ServeOptions& options) {
+  return Serve(options, "shard", options.cluster.shards(options.index), [&](ops::Metrics* metrics) {
+    return server::ShardServer::Start(
+        {.cluster = options.cluster, .shard_index = options.index, .metrics = metrics});
+  });
+}
+
+absl::Status ServeCoordinator(const ServeOptions& options) {
+  return Serve(options, "coordinator", options.cluster.coordinators(options.index),
+               [&](ops::Metrics* metrics) {
+                 return server::CoordinatorServer::Start({.cluster = options.cluster,
+                                                          .coordinator_index = options.index,
+                                                          .shards = {},
+                                                          .metrics = metrics});
+               });
+}
+
+absl::Status CheckAddresses(const std::string& path, const std::string& address,
+                            const std::string& http_address, bool insecure) {
+  bool exposed = false;
+  for (const bool http : {false, true}) {
+    const std::string& checked = http ? http_address : address;
+    if (checked.empty()) continue;
+    const std::string field = path + (http ? ".http_address" : ".address");
+    const absl::Status status = ops::CheckBindAllowed(field, checked, insecure);
+    if (!status.ok()) return status;
+    exposed |= !ops::CheckBindAllowed(field, checked, /*insecure=*/false).ok();
+  }
+  if (exposed) {
+    Log(LogLevel::kWarning, "insecure: plain text, open to the network",
+        {{"grpc", address}, {"http", http_address}});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& address,
+                                                           const ops::Metrics& metrics) {
+  if (address.empty()) return nullptr;
+  return ops::HttpServer::Start(address, metrics);
+}
+
+}  // namespace emberd::launcher

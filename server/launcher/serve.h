@@ -1,0 +1,38 @@
+// The life of one server process: bind, serve, say so, drain on SIGTERM.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/launcher/files.h"
+#include "server/ops/http.h"
+#include "server/ops/metrics.h"
+
+namespace emberd::launcher {
+
+struct ServeOptions {
+  v1::ClusterConfig cluster;  // complete (config::CompleteCluster)
+  int index = 0;              // of cluster.shards or cluster.coordinators; in range
+  bool insecure = false;      // listen beyond the loopback interface, although nothing is encrypted
+  std::string ready_file;     // empty: none
+};
+
+// Both block until SIGTERM or SIGINT and then drain; call them from main before other threads
+// exist. INVALID_ARGUMENT: the options are wrong. Other codes: it could not start.
+absl::Status ServeShard(const ServeOptions& options);
+absl::Status ServeCoordinator(const ServeOptions& options);
+
+// CheckBindAllowed for both addresses of a process (the second may be empty); `path` is its place
+// in the cluster, e.g. "shards[2]". Warns in the log if they reach beyond this machine.
+absl::Status CheckAddresses(const std::string& path, const std::string& address,
+                            const std::string& http_address, bool insecure);
+// /metrics on `address`, or null if that is empty.
+absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& address,
+                                                           const ops::Metrics& metrics);
+// An orderly end may take `drain`, and this long on top before it is cut off.
+inline constexpr int kDrainMarginSeconds = 5;
+
+}  // namespace emberd::launcher

@@ -1,0 +1,46 @@
+// `emberd up`: a whole cluster on this machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/launcher/files.h"
+
+namespace emberd::launcher {
+
+struct UpOptions {
+  v1::ClusterConfig cluster;  // complete; at least one coordinator
+  bool insecure = false;      // listen beyond the loopback interface, although nothing is encrypted
+  bool restart = true;        // with processes: start again what dies
+  std::string program;        // with processes: path of the emberd to run
+};
+
+// Both block until SIGTERM or SIGINT and then stop everything in order; call them from main before
+// other threads exist. INVALID_ARGUMENT: the options are wrong. Other codes: the cluster could not
+// start, or died.
+//
+// Embedded: coordinator and shards in this process, with no network between them.
+absl::Status UpEmbedded(const UpOptions& options);
+// A process for every shard and coordinator, watched over by this one. None outlives it.
+absl::Status UpProcesses(const UpOptions& options);
+
+// A cluster that serves, for people and for scripts.
+struct ClusterInfo {
+  std::vector<ReadyInfo> coordinators;
+  std::vector<ReadyInfo> shards;  // empty if they have no processes of their own
+  int shard_count = 0;
+  int sparsecores_per_shard = 0;
+};
+// Several lines: what runs where, and how to stop it.
+std::string Banner(const ClusterInfo& info);
+// "emberd: ready coordinator=HOST:PORT http=HOST:PORT shards=N pids=N,...", one line. Several
+// coordinators are separated by commas; pids are those of the coordinators, then those of the
+// shards. Shards that are processes also give shard_grpc=HOST:PORT,... and shard_http=HOST:PORT,...
+std::string ReadyLine(const ClusterInfo& info);
+// The banner to standard error, unless the log goes there as JSON, and the ready line to standard
+// output.
+void PrintReady(const ClusterInfo& info, const v1::LoggingConfig& logging);
+
+}  // namespace emberd::launcher

@@ -1,0 +1,203 @@
+// The emberd binary: flags to options, then build, start and wait.
+//
+// Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or configuration.
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include "absl/status/status.h"
+#include "server/launcher/cluster_options.h"
+#include "server/launcher/serve.h"
+#include "server/launcher/up.h"
+#include "server/ops/logging.h"
+#include "server/ops/metric_catalogue.h"
+
+namespace emberd {
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUsage = 2;
+
+// Everything that flags can say.
+struct Flags {
+  std::string config;
+  int index = 0;
+  std::string ready_file;
+  bool insecure = false;
+  bool processes = false;
+  bool no_restart = false;
+  launcher::LocalCluster local;
+  launcher::Overrides overrides;
+};
+
+// Flags that every process has. Their values go over those of the configuration.
+void AddCommonFlags(CLI::App* command, Flags* flags) {
+  static const std::map<std::string, v1::LoggingConfig::Level> kLevels = {
+      {"debug", v1::LoggingConfig::DEBUG},
+      {"info", v1::LoggingConfig::INFO},
+      {"warning", v1::LoggingConfig::WARNING},
+      {"error", v1::LoggingConfig::ERROR}};
+  static const std::map<std::string, v1::LoggingConfig::Format> kFormats = {
+      {"text", v1::LoggingConfig::TEXT}, {"json", v1::LoggingConfig::JSON}};
+  launcher::Overrides& overrides = flags->overrides;
+  command
+      ->add_option("--threads", overrides.threads, "Worker threads of each shard and coordinator")
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--log-level", overrides.log_level, "debug, info, warning or error")
+      ->type_name("LEVEL")
+      ->transform(CLI::CheckedTransformer(kLevels, CLI::ignore_case).description(""));
+  command->add_option("--log-format", overrides.log_format, "text, or json: one object a line")
+      ->type_name("FORMAT")
+      ->transform(CLI::CheckedTransformer(kFormats, CLI::ignore_case).description(""));
+  command->add_option("--log-file", overrides.log_file, "Append the log to FILE, not to stderr")
+      ->type_name("FILE");
+  command->add_flag("--insecure", flags->insecure,
+                    "Allow addresses beyond the loopback interface, although nothing is encrypted");
+}
+
+void AddUp(CLI::App* app, Flags* flags) {
+  CLI::App* const up = app->add_subcommand("up", "Run a whole cluster on this machine");
+  CLI::Option* const shards =
+      up->add_option("--shards", flags->local.shards, "Number of shards, a power of two")
+          ->capture_default_str();
+  CLI::Option* const sparsecores =
+      up->add_option("--sparsecores", flags->local.sparsecores_per_shard,
+                     "SparseCores of each shard, a power of two")
+          ->capture_default_str();
+  up->add_option("--config", flags->config,
+                 "Cluster description, text proto or JSON; instead of --shards and --sparsecores")
+      ->type_name("FILE")
+      ->excludes(shards)
+      ->excludes(sparsecores);
+  up->add_option("--listen", flags->overrides.address,
+                 "Address of the public API; port 0: the system picks one [127.0.0.1:7400]")
+      ->type_name("HOST:PORT");
+  up->add_option("--http", flags->overrides.http_address,
+                 "Address of the coordinator's /metrics; '' for none [127.0.0.1:7401]")
+      ->type_name("HOST:PORT");
+  up->add_flag("--processes", flags->processes,
+               "A process for each shard and coordinator; default: all in this one");
+  up->add_flag("--no-restart", flags->no_restart,
+               "With --processes: leave a process that dies dead");
+  AddCommonFlags(up, flags);
+  up->footer(
+      "Prints 'emberd: ready coordinator=HOST:PORT http=HOST:PORT shards=N pids=...' when "
+      "everything serves.\nStops in order on SIGTERM or Ctrl-C, at once on the second.\n\n"
+      "Examples:\n"
+      "  emberd up --shards 4\n"
+      "  emberd up --shards 4 --processes --listen 127.0.0.1:0 --http 127.0.0.1:0\n"
+      "  emberd up --config cluster.textproto --processes --log-format json");
+}
+
+// `kind` is "shard" or "coordinator".
+void AddServer(CLI::App* app, const std::string& kind, const std::string& what, Flags* flags) {
+  CLI::App* const command = app->add_subcommand(kind, what);
+  command
+      ->add_option("--config", flags->config,
+                   "Cluster description, text proto or JSON; the same for every process")
+      ->type_name("FILE")
+      ->required();
+  command
+      ->add_option("--index", flags->index,
+                   "Which of the " + kind + "s of the cluster this is, from 0")
+      ->capture_default_str();
+  command
+      ->add_option("--address", flags->overrides.address,
+                   "Listen here, not where the configuration says; port 0: the system picks one")
+      ->type_name("HOST:PORT");
+  command
+      ->add_option("--http-address", flags->overrides.http_address,
+                   "Serve /metrics here, not where the configuration says; '' for none")
+      ->type_name("HOST:PORT");
+  command
+      ->add_option("--ready-file", flags->ready_file,
+                   "When serving, write grpc=, http= and pid= lines to FILE; "
+                   "default: one line to standard output")
+      ->type_name("FILE");
+  AddCommonFlags(command, flags);
+  command->footer(
+      "Drains and stops on SIGTERM or Ctrl-C, at once on the second.\n\nExamples:\n  emberd " +
+      kind + " --config cluster.textproto --index 0\n  emberd " + kind +
+      " --config cluster.textproto --index 0 --address 127.0.0.1:0 --ready-file ready");
+}
+
+// The path of this binary, so that children show up under its name.
+std::string OwnPath() {
+  std::string path(4096, '\0');
+  const ssize_t size = readlink("/proc/self/exe", path.data(), path.size());
+  if (size <= 0) return "/proc/self/exe";
+  path.resize(size);
+  return path;
+}
+
+absl::Status RunUp(const Flags& flags) {
+  absl::StatusOr<v1::ClusterConfig> cluster =
+      flags.config.empty() ? launcher::MakeLocalCluster(flags.local, flags.overrides)
+                           : launcher::LoadClusterFor(flags.config, launcher::Role::kCoordinator, 0,
+                                                      flags.overrides);
+  if (!cluster.ok()) return cluster.status();
+  const launcher::UpOptions options = {.cluster = *std::move(cluster),
+                                       .insecure = flags.insecure,
+                                       .restart = !flags.no_restart,
+                                       .program = OwnPath()};
+  return flags.processes ? launcher::UpProcesses(options) : launcher::UpEmbedded(options);
+}
+
+absl::Status RunServer(const Flags& flags, launcher::Role role) {
+  absl::StatusOr<v1::ClusterConfig> cluster =
+      launcher::LoadClusterFor(flags.config, role, flags.index, flags.overrides);
+  if (!cluster.ok()) return cluster.status();
+  const launcher::ServeOptions options = {.cluster = *std::move(cluster),
+                                          .index = flags.index,
+                                          .insecure = flags.insecure,
+                                          .ready_file = flags.ready_file};
+  return role == launcher::Role::kShard ? launcher::ServeShard(options)
+                                        : launcher::ServeCoordinator(options);
+}
+
+int ExitStatus(const absl::Status& status) {
+  if (status.ok()) return 0;
+  const std::string message(status.message());
+  if (absl::IsInvalidArgument(status) || absl::IsNotFound(status)) {
+    std::fprintf(stderr, "emberd: %s\n", message.c_str());
+    return kUsage;
+  }
+  ops::Log(ops::LogLevel::kError, message);
+  return kFailure;
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("emberd, a sparse embedding parameter server", "emberd");
+  app.set_version_flag("--version", "emberd " EMBERD_VERSION);
+  app.require_subcommand(1);
+  AddUp(&app, &flags);
+  AddServer(&app, "coordinator", "Serve the public API in front of the shards of a cluster",
+            &flags);
+  AddServer(&app, "shard", "Hold one shard's rows", &flags);
+  app.add_subcommand("metrics", "Print every metric of /metrics as a Markdown table");
+  app.footer(
+      "'emberd COMMAND --help' explains a command.\n"
+      "Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or "
+      "configuration.");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsage;
+  }
+  if (app.got_subcommand("up")) return ExitStatus(RunUp(flags));
+  if (app.got_subcommand("shard")) return ExitStatus(RunServer(flags, launcher::Role::kShard));
+  if (app.got_subcommand("coordinator")) {
+    return ExitStatus(RunServer(flags, launcher::Role::kCoordinator));
+  }
+  std::fputs(ops::MetricCatalogueMarkdown().c_str(), stdout);
+  return 0;
+}
+
+}  // namespace
+}  // namespace emberd
+
+int main(int argc, char** argv) { return emberd::Main(argc, argv); }
