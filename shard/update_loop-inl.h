@@ -28,10 +28,28 @@ constexpr int kTouchesAhead = 16;
 static_assert(kTouchesAhead < kTouchPadding);
 
 // Specialised for each rule:
-//   static constexpr int kSlots;
+//   static constexpr int kSlots;  // state vectors, one value per column
 //   static void Step(D d, const Rule& rule, Vec g, Vec& w, Vec* slots);
+// and, if it keeps one value per row,
+//   static constexpr int kRowSlots = 1;
+//   static Rule BeginRow(D d, Rule rule, const float* g, int width, int columns, float* row_slot);
 template <class Rule>
 struct Formula;
+
+// For formulas without a value per row.
+struct ColumnFormula {
+  static constexpr int kRowSlots = 0;
+  template <class D, class Rule>
+  static HWY_INLINE Rule BeginRow(D, const Rule& rule, const float*, int, int, float*) {
+    return rule;
+  }
+};
+
+// n / d, and 0 where d is 0.
+template <class D, class V>
+HWY_INLINE V DivOrZero(D d, V numerator, V denominator) {
+  return hn::IfThenZeroElse(hn::Eq(denominator, hn::Zero(d)), hn::Div(numerator, denominator));
+}
 
 // NaN stays NaN, on every target.
 template <class D, class V>
@@ -73,6 +91,7 @@ class UpdateLoop {
  private:
   static constexpr size_t kLanes = hn::MaxLanes(D());
   static constexpr int kSlots = Formula<Rule>::kSlots;
+  static constexpr int kRowSlots = Formula<Rule>::kRowSlots;
 
   HWY_INLINE void PrefetchTouch(const Touch* touch) const {
     if (args_.gradients != nullptr) {
@@ -82,6 +101,7 @@ class UpdateLoop {
     }
     if (touch->row == touch[-1].row) return;
     PrefetchRow(args_.weights + touch->row * row_bytes_, row_bytes_);
+    if (kRowSlots > 0) hwy::Prefetch(args_.slots[0] + touch->row);
     for (int s = 0; s < kSlots; ++s) {
       PrefetchRow(
           reinterpret_cast<const char*>(args_.slots[s] + uint64_t{touch->row} * args_.width),
@@ -125,7 +145,8 @@ class UpdateLoop {
     char* weights = args_.weights + row * row_bytes_;
     float* slots[kSlots + 1];
     for (int s = 0; s < kSlots; ++s) slots[s] = args_.slots[s] + uint64_t{row} * args_.width;
-    const Rule rule = rule_;
+    const Rule rule = Formula<Rule>::BeginRow(d, rule_, gradient_.get(), args_.width,
+                                              range_->columns, args_.slots[0] + row);
     for (size_t c = 0; c < static_cast<size_t>(args_.width); c += kLanes) {
       auto w = LoadRow<kBf16>(d, weights, c);
       hn::Vec<D> state[kSlots + 1];

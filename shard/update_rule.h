@@ -1,28 +1,98 @@
 // What one step does to a row, as plain numbers: an OptimizerConfig with the step's
 // hyper-parameters and step number worked in. Formulas: emberd/v1/model.proto.
 //
-// Error bounds: one update in float32 against the formula evaluated exactly on the same float32
-// inputs. They are relative to the sum of the absolute values of the terms that make up each
-// result, in units of 2^-24:
-//   sgd 4, adagrad 6 (see each rule; checked by optimizer_test.cc).
+// Where a formula divides by a root that is 0 (an accumulator that nothing was ever added to), the
+// quotient counts as 0.
+//
+// Accuracy. Let T be the value of a result's formula with every term replaced by its absolute value
+// (so that cancellation is accounted for). A float32 update differs from the formula evaluated
+// exactly on the same float32 inputs by at most `bound` * 2^-24 * T, with the bound given at each
+// rule, for T above 1e-30 and decay rates of at least 0.5. Clipping and decay add 2.
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <variant>
 
 #include "emberd/v1/model.pb.h"
 
 namespace emberd::shard {
 
-struct SgdRule {
-  float learning_rate;
-};
-struct AdagradRule {
+struct SgdRule {  // bound 2
   float learning_rate;
 };
 
-using UpdateRule = std::variant<SgdRule, AdagradRule>;
+struct MomentumRule {  // bound 6
+  float learning_rate;
+  float momentum;
+  bool nesterov;
+};
+
+struct AdagradRule {  // bound 5
+  float learning_rate;
+};
+
+// bound 8 + (columns / 8) / 2
+struct RowwiseAdagradRule {
+  float learning_rate;
+  float epsilon;
+};
+
+struct AdagradMomentumRule {  // bound 12
+  float learning_rate;
+  float momentum;
+  float beta2;
+  float epsilon;
+  float exponent;
+  bool nesterov;
+};
+
+// Adam in its three forms, and AdamW: w = w * keep - rate * m / d, where d = sqrt(v + epsilon) if
+// sum_inside_sqrt, else sqrt(v) + epsilon.
+struct AdamRule {  // bound 16
+  float rate;
+  float beta1;
+  float beta2;
+  float epsilon;
+  float keep;
+  bool sum_inside_sqrt;
+};
+
+struct FtrlRule {  // bound 16
+  float learning_rate;
+  float power;  // -learning_rate_power
+  float l1;
+  float l2;
+  float beta;
+  bool multiply_linear;
+};
+
+struct LaPropRule {  // bound 14
+  float learning_rate;
+  float decay;
+  float beta1;
+  float gradient_factor;  // sqrt(1 - beta1^2)
+  float epsilon;
+};
+
+struct F2aRule {  // bound 12
+  float learning_rate;
+  float step;  // max(step, 1)
+  float rho;
+  float l1;
+  float l2;
+  float max_lr_multiplier;
+};
+
+struct RmsPropRule {  // bound 10
+  float learning_rate;
+  float decay;
+  float momentum;
+  float epsilon;
+};
+
+using UpdateRule =
+    std::variant<SgdRule, MomentumRule, AdagradRule, RowwiseAdagradRule, AdagradMomentumRule,
+                 AdamRule, FtrlRule, LaPropRule, F2aRule, RmsPropRule>;
 
 // What every optimizer does before and after its formula.
 struct CommonRule {

@@ -1,0 +1,130 @@
+// Adagrad, row-wise Adagrad, AdagradMomentum, F2A.
+#include <cmath>
+#include <variant>
+
+#include "shard/optimizers/families.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "shard/optimizers/adagrad.cc"
+#include "hwy/foreach_target.h"
+// Must come after foreach_target.h.
+#include "hwy/highway.h"
+#include "shard/optimizers/power-inl.h"
+#include "shard/update_loop-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace emberd::shard::HWY_NAMESPACE {
+namespace {
+
+template <>
+struct Formula<AdagradRule> : ColumnFormula {
+  static constexpr int kSlots = 1;
+  template <class D, class V>
+  static HWY_INLINE void Step(D d, const AdagradRule& rule, V g, V& w, V* slots) {
+    V& a = slots[0];
+    a = hn::Add(a, hn::Mul(g, g));
+    w = hn::Sub(w, DivOrZero(d, hn::Mul(hn::Set(d, rule.learning_rate), g), hn::Sqrt(a)));
+  }
+};
+
+// After BeginRow, `epsilon` holds the whole denominator sqrt(a) + epsilon of the row.
+template <>
+struct Formula<RowwiseAdagradRule> {
+  static constexpr int kSlots = 0;
+  static constexpr int kRowSlots = 1;
+
+  // Squares are summed in eight columns-modulo-8 sums, then by a tree: one order for all vector
+  // lengths. Padding columns add 0.
+  template <class D>
+  static HWY_INLINE RowwiseAdagradRule BeginRow(D, RowwiseAdagradRule rule, const float* g,
+                                                int width, int columns, float* row_slot) {
+    const hn::CappedTag<float, 8> d8;
+    constexpr size_t kLanes = hn::MaxLanes(d8);
+    constexpr size_t kVectors = 8 / kLanes;
+    hn::Vec<decltype(d8)> sums[kVectors];
+    for (size_t v = 0; v < kVectors; ++v) sums[v] = hn::Zero(d8);
+    for (size_t c = 0; c < static_cast<size_t>(width); c += 8) {
+      for (size_t v = 0; v < kVectors; ++v) {
+        const auto x = hn::Load(d8, g + c + v * kLanes);
+        sums[v] = hn::Add(sums[v], hn::Mul(x, x));
+      }
+    }
+    HWY_ALIGN float s[8];
+    for (size_t v = 0; v < kVectors; ++v) hn::Store(sums[v], d8, s + v * kLanes);
+    const float sum = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+    *row_slot += sum / static_cast<float>(std::max(columns, 1));
+    rule.epsilon = std::sqrt(*row_slot) + rule.epsilon;
+    return rule;
+  }
+
+  template <class D, class V>
+  static HWY_INLINE void Step(D d, const RowwiseAdagradRule& rule, V g, V& w, V*) {
+    const V change = hn::Mul(hn::Set(d, rule.learning_rate), g);
+    w = hn::Sub(w, DivOrZero(d, change, hn::Set(d, rule.epsilon)));
+  }
+};
+
+template <>
+struct Formula<AdagradMomentumRule> : ColumnFormula {
+  static constexpr int kSlots = 2;
+  template <class D, class V>
+  static HWY_INLINE void Step(D d, const AdagradMomentumRule& rule, V g, V& w, V* slots) {
+    V& a = slots[0];
+    V& m = slots[1];
+    const V g2 = hn::Mul(g, g);
+    a = rule.beta2 == 1
+            ? hn::Add(a, g2)
+            : hn::Add(hn::Mul(hn::Set(d, rule.beta2), a), hn::Mul(hn::Set(d, 1 - rule.beta2), g2));
+    const V sum = hn::Add(a, hn::Set(d, rule.epsilon));
+    const V u = rule.exponent == 2 ? hn::Div(g, hn::Sqrt(sum))
+                                   : hn::Mul(g, Power(d, sum, -1.0 / rule.exponent));
+    const V momentum = hn::Set(d, rule.momentum);
+    m = hn::Add(hn::Mul(momentum, m), u);
+    const V change = rule.nesterov ? hn::Add(hn::Mul(momentum, m), u) : m;
+    w = hn::Sub(w, hn::Mul(hn::Set(d, rule.learning_rate), change));
+  }
+};
+
+template <>
+struct Formula<F2aRule> : ColumnFormula {
+  static constexpr int kSlots = 2;
+  template <class D, class V>
+  static HWY_INLINE void Step(D d, const F2aRule& rule, V g, V& w, V* slots) {
+    V& a = slots[0];
+    V& n = slots[1];
+    n = hn::Add(n, hn::Set(d, 1.0f));
+    a = hn::Add(a, hn::Mul(g, g));
+    const V frequency = Power(d, hn::Div(hn::Set(d, rule.step), n), rule.rho);
+    const V most = hn::Set(d, rule.max_lr_multiplier);
+    const V f = hn::IfThenElse(hn::Lt(most, frequency), most, frequency);
+    const V sign = hn::IfThenElseZero(hn::Ne(w, hn::Zero(d)), hn::CopySign(hn::Set(d, 1.0f), w));
+    const V change = hn::Add(
+        hn::Add(DivOrZero(d, hn::Mul(g, f), hn::Sqrt(a)), hn::Mul(hn::Set(d, rule.l1), sign)),
+        hn::Mul(hn::Set(d, rule.l2), w));
+    w = hn::Sub(w, hn::Mul(hn::Set(d, rule.learning_rate), change));
+  }
+};
+
+}  // namespace
+
+int64_t UpdateByAdagradTarget(const UpdateArgs& args, const StepRule& step) {
+  if (const auto* rule = std::get_if<AdagradRule>(&step.rule))
+    return RunUpdateLoop(args, step.common, *rule);
+  if (const auto* rule = std::get_if<RowwiseAdagradRule>(&step.rule))
+    return RunUpdateLoop(args, step.common, *rule);
+  if (const auto* rule = std::get_if<AdagradMomentumRule>(&step.rule))
+    return RunUpdateLoop(args, step.common, *rule);
+  return RunUpdateLoop(args, step.common, std::get<F2aRule>(step.rule));
+}
+
+}  // namespace emberd::shard::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace emberd::shard {
+HWY_EXPORT(UpdateByAdagradTarget);
+int64_t UpdateByAdagrad(const UpdateArgs& args, const StepRule& rule) {
+  return HWY_DYNAMIC_DISPATCH(UpdateByAdagradTarget)(args, rule);
+}
+}  // namespace emberd::shard
+#endif
