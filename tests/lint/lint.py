@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Checks the rules of the source tree that no compiler knows. Prints each fault as path:line: text; status 1 if any.
+
+usage: lint.py [ROOT]    (default: the tree that this file is in)
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# Who may include whom: module -> (modules, single files of other modules). A module is the folder of a file, or the
+# nearest folder above it that stands here; it may always include itself. "grpc" stands for gRPC and the generated
+# services: only who lists it may include them. "internal" stands for the internal services of the servers.
+MODULES = {
+    "config": ({"proto"}, set()),
+    "preprocess": ({"proto", "config"}, set()),
+    "shard": ({"proto", "config"}, {"preprocess/csr.h"}),
+    "server": ({"proto", "config", "preprocess", "shard", "grpc", "internal"}, set()),
+    "client": ({"proto", "config", "preprocess", "grpc"}, set()),
+    "client/cpp": ({"proto", "config", "preprocess", "grpc"}, set()),
+    "client/demo": ({"proto", "config", "preprocess", "grpc", "client/cpp"}, set()),
+    "client/emberctl": ({"proto", "config", "preprocess", "grpc", "client/cpp"}, set()),
+    "tests": ({"proto", "config", "preprocess", "shard", "server", "client", "client/cpp", "client/demo",
+               "client/emberctl", "grpc", "internal"}, set()),
+}
+
+MAX_LINES = 500
+SOURCE_SUFFIXES = {".h", ".cc", ".py", ".proto", ".cmake", ".sh"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
+LEFTOVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+COVERS = re.compile(r"^// Covers: (.+)$", re.MULTILINE)
+
+
+def module_of(path):
+    """The longest prefix of a path from the root that is a module; None if there is none."""
+    folders = Path(path).parts[:-1]
+    for length in range(len(folders), 0, -1):
+        name = "/".join(folders[:length])
+        if name in MODULES or name == "proto":
+            return name
+    return None
+
+
+def target_of(include):
+    """The name in MODULES for what is included; None for other people's headers."""
+    if include.startswith(("grpc/", "grpcpp/")) or include.endswith(".grpc.pb.h"):
+        return "internal" if include.startswith("emberd/internal/") else "grpc"
+    if include.startswith("emberd/"):
+        return "internal" if include.startswith("emberd/internal/") else "proto"
+    return module_of(include)
+
+
+class Linter:
+    def __init__(self, root):
+        self.root = Path(root)
+        self.faults = []
+        self.files = sorted(self.find_files())
+        self.texts = {path: (self.root / path).read_text(errors="replace") for path in self.files}
+
+    def find_files(self):
+        for module in sorted({name.split("/")[0] for name in MODULES} | {"proto"}):
+            for path in (self.root / module).rglob("*"):
+                if path.is_file() and (path.suffix in SOURCE_SUFFIXES or path.name == "CMakeLists.txt"):
+                    yield str(path.relative_to(self.root))
+        for name in ("run", ".ci/run", "CMakeLists.txt"):
+            if (self.root / name).is_file():
+                yield name
+
+    def fault(self, path, line, text):
+        self.faults.append(f"{path}:{line}: {text}")
+
+    def run(self):
+        for path in self.files:
+            self.check_size(path)
+            self.check_leftovers(path)
+            if path.endswith((".h", ".cc")):
+                self.check_includes(path)
+            if path.endswith(".h"):
+                self.check_include_guard(path)
+        self.check_tests()
+        return self.faults
+
+    def check_size(self, path):
+        lines = self.texts[path].count("\n")
+        if lines > MAX_LINES:
+            self.fault(path, lines, f"the file has {lines} lines; at most {MAX_LINES} are allowed")
+
+    def check_leftovers(self, path):
+        for number, line in enumerate(self.texts[path].splitlines(), 1):
+            found = LEFTOVER.search(line)
+            if found:
+                self.fault(path, number, f"{found[0]}: finish it, or write an issue instead")
+
+    def check_include_guard(self, path):
+        if not re.search(r"^#pragma once$", self.texts[path], re.MULTILINE):
+            if not path.endswith(("-inl.h", ".inc.h")):  # made to be included more than once: one SIMD target each
+                self.fault(path, 1, "the header has no #pragma once")
+
+    def check_includes(self, path):
+        module = module_of(path)
+        modules, files = MODULES[module]
+        for number, line in enumerate(self.texts[path].splitlines(), 1):
+            found = INCLUDE.match(line)
+            if not found:
+                continue
+            quote, include = found.groups()
+            if quote == '"' and "/" not in include:
+                self.fault(path, number, f'"{include}": include by the path from the root')
+            target = target_of(include)
+            if target not in modules | {None, module} and include not in files:
+                self.fault(path, number, f"{module} may not include {include} ({target}); "
+                           f"it may include {', '.join(sorted(modules | files))}")
+
+    def check_tests(self):
+        """Each .cc must be reached from a test: a test reaches foo.cc if it is foo_test.cc, if it says "// Covers: foo.cc",
+        or if it includes foo.h, itself or through files that it reaches. Programs need none."""
+        reached = set()
+        waiting = []
+        for test in (path for path in self.files if path.endswith("_test.cc")):
+            waiting += [test, test.replace("_test.cc", ".cc")] + self.covered_by(test)
+        while waiting:
+            path = waiting.pop()
+            if path in reached or path not in self.texts:
+                continue
+            reached.add(path)
+            waiting += self.includes(path)
+            if path.endswith(".h"):
+                waiting += self.implementations(path)
+        for path in self.files:
+            is_program = re.search(r"(^|/|_)(main|bench|test)\.cc$", path)
+            if path.endswith(".cc") and not path.startswith("tests/") and not is_program and path not in reached:
+                self.fault(path, 1, f"no test reaches it; add {Path(path).stem}_test.cc, or say \"// Covers: "
+                           f"{Path(path).name}\" in a test that does")
+
+    def covered_by(self, test):
+        """The files that a test names: beside itself, or by the path from the root."""
+        covered = []
+        for name in re.findall(r"[^,\s]+", ",".join(COVERS.findall(self.texts[test]))):
+            places = {str(Path(test).parent / name), name} & self.texts.keys()
+            if not places:
+                self.fault(test, 1, f"Covers: there is no file {name}")
+            covered += places
+        return covered
+
+    def includes(self, path):
+        return [found[2] for found in map(INCLUDE.match, self.texts[path].splitlines()) if found]
+
+    def implementations(self, header):
+        """foo.cc of foo.h; for a header without one, each .cc beside it that includes it."""
+        own = re.sub(r"\.h$", ".cc", header)
+        if own in self.texts:
+            return [own]
+        folder = Path(header).parent
+        return [path for path in self.files
+                if path.endswith(".cc") and Path(path).parent == folder and header in self.includes(path)]
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
+    faults = Linter(root).run()
+    for fault in faults:
+        print(fault)
+    if faults:
+        print(f"lint: {len(faults)} faults", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
