@@ -4,13 +4,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/ops/address.h"
+#include "config/address.h"
 #include "server/ops/lifecycle.h"
 
 namespace emberd::server {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options) {
-  absl::StatusOr<ops::HostPort> bind = ops::ParseAddress(options.address);
+  absl::StatusOr<config::Address> bind = config::ParseAddress(options.address);
   if (!bind.ok()) return bind.status();
 
   grpc::ServerBuilder builder;
@@ -30,7 +30,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
         absl::StrCat(options.field, ": ", options.address, " cannot be bound; is it in use?"));
   }
   server->port_ = port;
-  server->address_ = ops::FormatAddress(bind->host, port);
+  bind->port = port;
+  server->address_ = bind->ToString();
   server->service_names_ = options.service_names;
   ops::SetServing(server->server_.get(), server->service_names_, true);
   return server;

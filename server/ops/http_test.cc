@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/ops/address.h"
 #include "server/ops/http_get.h"
 
 namespace emberd::ops {
@@ -56,21 +55,6 @@ TEST(HttpServerTest, WhatIsNoAddressIsRefused) {
     EXPECT_EQ(HttpServer::Start(address, metrics).status().code(),
               absl::StatusCode::kInvalidArgument)
         << address;
-  }
-}
-
-TEST(AddressTest, OnlyLoopbackIsBoundUnlessAskedFor) {
-  for (const char* address : {"127.0.0.1:1", "127.8.8.8:1", "localhost:1", "[::1]:1"}) {
-    EXPECT_TRUE(CheckBindAllowed("f", address, false).ok()) << address;
-  }
-  for (const char* address : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "128.0.0.1:1", "example:1"}) {
-    const absl::Status status = CheckBindAllowed("shards[1].address", address, false);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << address;
-    EXPECT_THAT(std::string(status.message()), StartsWith("shards[1].address: "));
-    EXPECT_TRUE(CheckBindAllowed("f", address, true).ok()) << address;
-  }
-  for (const char* address : {"", "127.0.0.1", "[::1]", ":80", "127.0.0.1:65536"}) {
-    EXPECT_FALSE(CheckBindAllowed("f", address, true).ok()) << address;
   }
 }
 

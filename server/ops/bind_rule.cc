@@ -1,4 +1,4 @@
-#include "server/ops/address.h"
+#include "server/ops/bind_rule.h"
 
 #include <arpa/inet.h>
 
@@ -15,16 +15,6 @@ bool IsLoopback(const std::string& host) {
 }
 
 }  // namespace
-
-absl::StatusOr<HostPort> ParseAddress(const std::string& address) {
-  absl::StatusOr<config::Address> parsed = config::ParseAddress(address);
-  if (!parsed.ok()) return parsed.status();
-  return HostPort{.host = parsed->host, .port = parsed->port};
-}
-
-std::string FormatAddress(const std::string& host, int port) {
-  return absl::StrCat(host, ":", port);
-}
 
 absl::Status CheckBindAllowed(const std::string& field, const std::string& address, bool insecure) {
   const absl::StatusOr<config::Address> parsed = config::ParseAddress(address);
