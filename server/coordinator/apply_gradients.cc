@@ -6,6 +6,7 @@
 // others apply.
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/coordinator/coordinator.h"
@@ -28,18 +29,7 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
     return response;
   }
 
-  auto batch = batches_.Claim(handle);
-  absl::StatusOr<int64_t> rows = batch.status();
-  if (batch.ok()) {
-    if ((*batch)->model->id == request.model_id()) {
-      rows = ApplyOnShards(request, **batch, mutation, context);
-    } else {
-      rows = absl::InvalidArgumentError(absl::StrCat("batch_handle ", handle,
-                                                     " belongs to model_id ", (*batch)->model->id,
-                                                     ", not ", request.model_id()));
-    }
-    batches_.Unclaim(handle);
-  }
+  const absl::StatusOr<int64_t> rows = ClaimAndApply(request, mutation, context);
   if (!rows.ok()) {
     record_.Abort(mutation);
     if (absl::IsFailedPrecondition(rows.status())) {
@@ -53,6 +43,20 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   batches_.Erase(handle);
   response.set_rows_updated(*rows);
   return response;
+}
+
+absl::StatusOr<int64_t> Coordinator::ClaimAndApply(const v1::ApplyGradientsRequest& request,
+                                                   const Mutation& mutation,
+                                                   rpc::CallContext* context) {
+  auto batch = batches_.Claim(request.batch_handle());
+  if (!batch.ok()) return batch.status();
+  absl::Cleanup unclaim = [&] { batches_.Unclaim(request.batch_handle()); };
+  if ((*batch)->model->id != request.model_id()) {
+    return absl::InvalidArgumentError(absl::StrCat("batch_handle ", request.batch_handle(),
+                                                   " belongs to model_id ", (*batch)->model->id,
+                                                   ", not ", request.model_id()));
+  }
+  return ApplyOnShards(request, **batch, mutation, context);
 }
 
 absl::StatusOr<int64_t> Coordinator::ApplyOnShards(const v1::ApplyGradientsRequest& request,

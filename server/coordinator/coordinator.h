@@ -81,6 +81,8 @@ class Coordinator {
   void ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began);
   void Sweep();
 
+  absl::StatusOr<int64_t> ClaimAndApply(const v1::ApplyGradientsRequest& request,
+                                        const Mutation& mutation, rpc::CallContext* context);
   // Stages on all shards, then commits on all. Rows updated.
   absl::StatusOr<int64_t> ApplyOnShards(const v1::ApplyGradientsRequest& request,
                                         const KeptBatch& batch, const Mutation& mutation,

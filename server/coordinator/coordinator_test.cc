@@ -1,0 +1,481 @@
+// The whole path of a step inside one process: a coordinator over shards, against a slow reference
+// that knows nothing of stacks, partitions or CSR. Every test runs over in-process shards and over
+// real shard servers on loopback.
+#include "server/coordinator/coordinator.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "config/config.h"
+#include "server/shard_host/local_shard.h"
+#include "server/shard_host/remote_shard.h"
+#include "server/shard_host/shard_server.h"
+
+namespace emberd::server {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kModel[] = R"(
+  name: "m"
+  seed: 7
+  tables { name: "user" vocabulary_size: 100 embedding_dim: 8 combiner: SUM optimizer { sgd {} learning_rate: 0.5 } }
+  tables { name: "item" vocabulary_size: 57 embedding_dim: 5 combiner: MEAN optimizer { sgd {} learning_rate: 0.5 } }
+  tables { name: "tag" vocabulary_size: 33 embedding_dim: 12 combiner: SQRTN
+           optimizer { adagrad { initial_accumulator: 0.1 } learning_rate: 0.5 } }
+  features { name: "u" table: "user" batch_size: 8 }
+  features { name: "i" table: "item" batch_size: 8 }
+  features { name: "j" table: "item" batch_size: 4 }
+  features { name: "t" table: "tag" batch_size: 8 }
+)";
+
+template <typename T>
+v1::Tensor MakeTensor(v1::DataType dtype, const std::vector<int64_t>& shape,
+                      const std::vector<T>& values) {
+  v1::Tensor tensor;
+  tensor.set_dtype(dtype);
+  for (const int64_t extent : shape) tensor.add_shape(extent);
+  tensor.set_data(values.data(), values.size() * sizeof(T));
+  return tensor;
+}
+
+std::vector<float> Floats(const v1::Tensor& tensor) {
+  std::vector<float> values(tensor.data().size() / sizeof(float));
+  std::memcpy(values.data(), tensor.data().data(), tensor.data().size());
+  return values;
+}
+
+// One sample: (id, weight) pairs.
+using Sample = std::vector<std::pair<int64_t, float>>;
+using Batch = std::map<std::string, std::vector<Sample>>;
+
+v1::FeatureIds Ragged(const std::string& name, const std::vector<Sample>& samples) {
+  std::vector<int32_t> splits = {0};
+  std::vector<int64_t> ids;
+  std::vector<float> weights;
+  for (const Sample& sample : samples) {
+    for (const auto& [id, weight] : sample) {
+      ids.push_back(id);
+      weights.push_back(weight);
+    }
+    splits.push_back(static_cast<int32_t>(ids.size()));
+  }
+  v1::FeatureIds feature;
+  feature.set_feature(name);
+  const auto n = static_cast<int64_t>(ids.size());
+  *feature.mutable_ragged()->mutable_row_splits() =
+      MakeTensor(v1::INT32, {static_cast<int64_t>(splits.size())}, splits);
+  *feature.mutable_ragged()->mutable_values() = MakeTensor(v1::INT64, {n}, ids);
+  *feature.mutable_ragged()->mutable_weights() = MakeTensor(v1::FLOAT32, {n}, weights);
+  return feature;
+}
+
+// Shards and a coordinator over them.
+class Cluster {
+ public:
+  Cluster(int shards, int sparsecores, bool remote) {
+    auto cluster = config::ParseCluster([&] {
+      std::string text =
+          absl::StrCat("sparsecores_per_shard: ", sparsecores, " shard_threads: 2\n");
+      for (int i = 0; i < shards; ++i)
+        absl::StrAppend(&text, "shards { address: '127.0.0.1:0' }\n");
+      absl::StrAppend(&text, "coordinators { address: '127.0.0.1:0' }");
+      return text;
+    }());
+    EXPECT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *cluster;
+    for (int i = 0; i < shards; ++i) {
+      if (remote) {
+        servers_.push_back(nullptr);
+        StartShard(i);
+      } else {
+        backends_.push_back(*MakeLocalShard(cluster_, i, &metrics_));
+      }
+    }
+    for (size_t i = 0; i < servers_.size(); ++i) {
+      backends_.push_back(MakeRemoteShard(
+          {static_cast<int>(i), servers_[i]->address(), cluster_.budgets().max_message_bytes()}));
+    }
+    coordinator_ = std::make_unique<Coordinator>(cluster_, 0, backends_, &metrics_);
+  }
+
+  // Starts shard i, at its old address if it had one.
+  void StartShard(int i) {
+    if (servers_[i] != nullptr)
+      *cluster_.mutable_shards(i)->mutable_address() = servers_[i]->address();
+    servers_[i].reset();
+    auto server = ShardServer::Start({cluster_, i, &metrics_});
+    ASSERT_TRUE(server.ok()) << server.status();
+    servers_[i] = *std::move(server);
+  }
+  void StopShard(int i) { servers_[i]->Drain(absl::ZeroDuration()); }
+
+  Coordinator* operator->() { return coordinator_.get(); }
+  rpc::CallContext* context() { return &context_; }
+
+  uint64_t Declare(const std::string& text = kModel) {
+    v1::DeclareModelRequest request;
+    *request.mutable_config() = *config::ParseModel(text);
+    auto response = coordinator_->DeclareModel(request, context());
+    EXPECT_TRUE(response.ok()) << response.status();
+    return response->model_id();
+  }
+
+  std::vector<float> Read(uint64_t model, const std::string& table, int64_t rows,
+                          const std::string& slot = "") {
+    std::vector<int64_t> ids(rows);
+    for (int64_t i = 0; i < rows; ++i) ids[i] = i;
+    v1::ReadRowsRequest request;
+    request.set_model_id(model);
+    request.set_table(table);
+    request.set_slot(slot);
+    *request.mutable_ids() = MakeTensor(v1::INT64, {rows}, ids);
+    auto response = coordinator_->ReadRows(request, context());
+    EXPECT_TRUE(response.ok()) << response.status();
+    return Floats(response->values());
+  }
+
+ private:
+  v1::ClusterConfig cluster_;
+  ops::Metrics metrics_{"test"};
+  std::vector<std::unique_ptr<ShardServer>> servers_;
+  std::vector<std::shared_ptr<ShardBackend>> backends_;
+  std::unique_ptr<Coordinator> coordinator_;
+  rpc::CallContext context_{absl::Now() + absl::Seconds(100)};
+};
+
+class CoordinatorTest : public testing::TestWithParam<bool> {
+ protected:
+  bool remote() const { return GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Transports, CoordinatorTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Remote" : "Local"; });
+
+struct TableInfo {
+  std::string name;
+  int64_t rows;
+  int64_t dim;
+};
+const std::map<std::string, TableInfo> kTableOf = {{"u", {"user", 100, 8}},
+                                                   {"i", {"item", 57, 5}},
+                                                   {"j", {"item", 57, 5}},
+                                                   {"t", {"tag", 33, 12}}};
+
+// Gain of each entry of a sample, by the definition in model.proto, in double precision.
+std::vector<double> Gains(const std::string& table, const Sample& sample) {
+  double sum = 0, squares = 0;
+  for (const auto& [id, weight] : sample) {
+    sum += weight;
+    squares += double{weight} * weight;
+  }
+  std::vector<double> gains;
+  for (const auto& [id, weight] : sample) {
+    gains.push_back(table == "user"   ? weight
+                    : table == "item" ? (sum == 0 ? 0 : weight / sum)
+                                      : (squares == 0 ? 0 : weight / std::sqrt(squares)));
+  }
+  return gains;
+}
+
+Batch RandomBatch(std::mt19937& random) {
+  Batch batch;
+  for (const auto& [feature, table] : kTableOf) {
+    const size_t samples = 1 + random() % 9;  // not divisible by anything in particular
+    for (size_t s = 0; s < samples; ++s) {
+      Sample& sample = batch[feature].emplace_back();
+      const size_t ids = random() % 5;
+      for (size_t k = 0; k < ids; ++k) {
+        sample.push_back({static_cast<int64_t>(random() % table.rows), 0.25f * (1 + random() % 8)});
+      }
+    }
+  }
+  return batch;
+}
+
+v1::LookupRequest LookupOf(uint64_t model, const Batch& batch) {
+  v1::LookupRequest request;
+  request.set_model_id(model);
+  for (const auto& [feature, samples] : batch) *request.add_features() = Ragged(feature, samples);
+  return request;
+}
+
+TEST_P(CoordinatorTest, LookupsAndUpdatesAgreeWithPlainLoops) {
+  const char* given = std::getenv("EMBERD_TEST_SEED");
+  const unsigned seed = given != nullptr ? std::strtoul(given, nullptr, 10) : 20261121;
+  SCOPED_TRACE(absl::StrCat("EMBERD_TEST_SEED=", seed));
+  std::mt19937 random(seed);
+  Cluster cluster(2, 2, remote());
+  const uint64_t model = cluster.Declare();
+
+  std::map<std::string, std::vector<double>> weights, accumulators;
+  for (const auto& [feature, table] : kTableOf) {
+    const std::vector<float> rows = cluster.Read(model, table.name, table.rows);
+    weights[table.name].assign(rows.begin(), rows.end());
+    accumulators[table.name].assign(rows.size(), 0.1);
+  }
+  for (int step = 0; step < 5; ++step) {
+    const Batch batch = RandomBatch(random);
+    auto output = cluster->Lookup(LookupOf(model, batch), cluster.context());
+    ASSERT_TRUE(output.ok()) << output.status();
+
+    v1::ApplyGradientsRequest apply;
+    apply.set_model_id(model);
+    apply.set_batch_handle(output->batch_handle);
+    apply.mutable_mutation()->set_client_id("test");
+    apply.mutable_mutation()->set_sequence(step + 1);
+    std::map<std::string, std::map<int64_t, std::vector<double>>> row_gradients;
+    for (const int index : output->order) {
+      const std::string& feature = output->model->config.features(index).name();
+      const TableInfo& table = kTableOf.at(feature);
+      const auto& view = output->activations.features[index];
+      const auto* activation = reinterpret_cast<const float*>(view.bytes.data());
+      const std::vector<Sample>& samples = batch.at(feature);
+      ASSERT_EQ(view.samples, static_cast<int64_t>(samples.size()));
+      std::vector<float> gradient(samples.size() * table.dim);
+      for (float& value : gradient) value = static_cast<float>(random() % 2001) / 1000 - 1;
+      for (size_t s = 0; s < samples.size(); ++s) {
+        const std::vector<double> gains = Gains(table.name, samples[s]);
+        for (int64_t c = 0; c < table.dim; ++c) {
+          double expected = 0;
+          for (size_t k = 0; k < samples[s].size(); ++k) {
+            expected += gains[k] * weights[table.name][samples[s][k].first * table.dim + c];
+          }
+          ASSERT_NEAR(activation[s * table.dim + c], expected, 1e-5)
+              << feature << " sample " << s << " column " << c;
+        }
+        for (size_t k = 0; k < samples[s].size(); ++k) {
+          std::vector<double>& row = row_gradients[table.name][samples[s][k].first];
+          row.resize(table.dim);
+          for (int64_t c = 0; c < table.dim; ++c) row[c] += gains[k] * gradient[s * table.dim + c];
+        }
+      }
+      v1::FeatureGradient* to = apply.add_gradients();
+      to->set_feature(feature);
+      *to->mutable_gradient() =
+          MakeTensor(v1::FLOAT32, {static_cast<int64_t>(samples.size()), table.dim}, gradient);
+    }
+    auto applied = cluster->ApplyGradients(apply, cluster.context());
+    ASSERT_TRUE(applied.ok()) << applied.status();
+
+    int64_t touched = 0;
+    for (const auto& [table, rows] : row_gradients) {
+      touched += static_cast<int64_t>(rows.size());
+      for (const auto& [id, gradient] : rows) {
+        for (size_t c = 0; c < gradient.size(); ++c) {
+          const size_t at = id * gradient.size() + c;
+          double rate = 0.5;
+          if (table == "tag")
+            rate /= std::sqrt(accumulators[table][at] += gradient[c] * gradient[c]);
+          weights[table][at] -= rate * gradient[c];
+        }
+      }
+    }
+    EXPECT_EQ(applied->rows_updated(), touched);
+    for (const auto& [feature, table] : kTableOf) {
+      const std::vector<float> rows = cluster.Read(model, table.name, table.rows);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        ASSERT_NEAR(rows[i], weights[table.name][i], 1e-4)
+            << table.name << " value " << i << " after step " << step;
+      }
+    }
+  }
+}
+
+v1::LookupRequest SmallLookup(uint64_t model) {
+  return LookupOf(
+      model, {{"u", {{{1, 1.0f}}, {}}}, {"i", {{{2, 1.0f}}}}, {"j", {}}, {"t", {{{3, 1.0f}}}}});
+}
+
+v1::ApplyGradientsRequest SmallApply(uint64_t model, uint64_t handle, uint64_t sequence) {
+  v1::ApplyGradientsRequest request;
+  request.set_model_id(model);
+  request.set_batch_handle(handle);
+  request.mutable_mutation()->set_client_id("test");
+  request.mutable_mutation()->set_sequence(sequence);
+  request.add_gradients()->set_feature("u");
+  *request.mutable_gradients(0)->mutable_gradient() =
+      MakeTensor(v1::FLOAT32, {2, 8}, std::vector<float>(16, 1.0f));
+  return request;
+}
+
+TEST_P(CoordinatorTest, ARetriedUpdateIsAnsweredFromTheRecord) {
+  Cluster cluster(2, 1, remote());
+  const uint64_t model = cluster.Declare();
+  auto output = cluster->Lookup(SmallLookup(model), cluster.context());
+  ASSERT_TRUE(output.ok()) << output.status();
+  const auto request = SmallApply(model, output->batch_handle, 1);
+  auto first = cluster->ApplyGradients(request, cluster.context());
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(first->replayed());
+  const std::vector<float> rows = cluster.Read(model, "user", 100);
+  auto second = cluster->ApplyGradients(request, cluster.context());
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_TRUE(second->replayed());
+  EXPECT_EQ(second->rows_updated(), first->rows_updated());
+  EXPECT_EQ(cluster.Read(model, "user", 100), rows);
+
+  const absl::Status again =
+      cluster->ApplyGradients(SmallApply(model, output->batch_handle, 2), cluster.context())
+          .status();
+  EXPECT_EQ(again.code(), absl::StatusCode::kNotFound) << again;
+}
+
+// A request that is refused may be sent again, mended, under the same number.
+TEST_P(CoordinatorTest, ARefusedUpdateLeavesBatchAndNumberUsable) {
+  Cluster cluster(2, 1, remote());
+  const uint64_t model = cluster.Declare();
+  auto output = cluster->Lookup(SmallLookup(model), cluster.context());
+  ASSERT_TRUE(output.ok()) << output.status();
+  const std::vector<float> rows = cluster.Read(model, "user", 100);
+  auto bad = SmallApply(model, output->batch_handle, 1);
+  *bad.mutable_gradients(0)->mutable_gradient() =
+      MakeTensor(v1::FLOAT32, {2, 8}, std::vector<float>(16, std::nanf("")));
+  const absl::Status refused = cluster->ApplyGradients(bad, cluster.context()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("gradient of feature 'u' is nan at sample 0, column 0"));
+  EXPECT_EQ(cluster.Read(model, "user", 100), rows);
+  auto mended =
+      cluster->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context());
+  EXPECT_TRUE(mended.ok()) << mended.status();
+}
+
+TEST_P(CoordinatorTest, DeclaringTwiceFindsTheModelAndAConflictNamesTheField) {
+  Cluster cluster(2, 1, remote());
+  v1::DeclareModelRequest request;
+  *request.mutable_config() = *config::ParseModel(kModel);
+  auto first = cluster->DeclareModel(request, cluster.context());
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->created());
+  auto second = cluster->DeclareModel(request, cluster.context());
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_FALSE(second->created());
+  EXPECT_EQ(second->model_id(), first->model_id());
+  request.mutable_config()->mutable_tables(1)->set_embedding_dim(6);
+  const absl::Status conflict = cluster->DeclareModel(request, cluster.context()).status();
+  EXPECT_EQ(conflict.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(conflict.message()), HasSubstr("tables[1].embedding_dim"));
+}
+
+TEST_P(CoordinatorTest, AReleasedBatchIsGone) {
+  Cluster cluster(2, 1, remote());
+  const uint64_t model = cluster.Declare();
+  auto output = cluster->Lookup(SmallLookup(model), cluster.context());
+  ASSERT_TRUE(output.ok()) << output.status();
+  v1::ReleaseBatchRequest release;
+  release.set_model_id(model);
+  release.set_batch_handle(output->batch_handle);
+  EXPECT_TRUE(cluster->ReleaseBatch(release, cluster.context()).ok());
+  EXPECT_EQ(cluster->ReleaseBatch(release, cluster.context()).status().code(),
+            absl::StatusCode::kNotFound);
+  const v1::GetStatusResponse status = cluster->GetStatus(cluster.context());
+  EXPECT_EQ(status.batches(), 0);
+  for (const v1::ShardStatus& shard : status.shards()) EXPECT_EQ(shard.batches(), 0);
+}
+
+TEST_P(CoordinatorTest, InferenceKeepsNothing) {
+  Cluster cluster(2, 1, remote());
+  const uint64_t model = cluster.Declare();
+  v1::LookupRequest request = SmallLookup(model);
+  request.set_inference(true);
+  auto output = cluster->Lookup(request, cluster.context());
+  ASSERT_TRUE(output.ok()) << output.status();
+  EXPECT_EQ(output->batch_handle, 0u);
+  const v1::GetStatusResponse status = cluster->GetStatus(cluster.context());
+  EXPECT_EQ(status.batches(), 0);
+  for (const v1::ShardStatus& shard : status.shards()) EXPECT_EQ(shard.batches(), 0);
+}
+
+TEST_P(CoordinatorTest, AssignedRowsAreReadBackAndARepeatIsRecognised) {
+  Cluster cluster(4, 1, remote());
+  const uint64_t model = cluster.Declare();
+  v1::AssignRowsRequest request;
+  request.set_model_id(model);
+  request.set_table("item");
+  request.mutable_mutation()->set_client_id("test");
+  request.mutable_mutation()->set_sequence(9);
+  *request.mutable_ids() = MakeTensor(v1::INT32, {3}, std::vector<int32_t>{56, 0, 7});
+  std::vector<float> values(15);
+  for (int i = 0; i < 15; ++i) values[i] = static_cast<float>(i);
+  *request.mutable_values() = MakeTensor(v1::FLOAT32, {3, 5}, values);
+  auto first = cluster->AssignRows(request, cluster.context());
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(first->replayed());
+  const std::vector<float> rows = cluster.Read(model, "item", 57);
+  EXPECT_EQ(std::vector<float>(rows.begin() + 56 * 5, rows.end()),
+            std::vector<float>(values.begin(), values.begin() + 5));
+  EXPECT_EQ(std::vector<float>(rows.begin() + 35, rows.begin() + 40),
+            std::vector<float>(values.begin() + 10, values.end()));
+  EXPECT_TRUE(cluster->AssignRows(request, cluster.context())->replayed());
+  *request.mutable_ids() = MakeTensor(v1::INT32, {3}, std::vector<int32_t>{56, 0, 56});
+  EXPECT_EQ(cluster->AssignRows(request, cluster.context()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_P(CoordinatorTest, AnExportGivesEveryRowOnceInOrder) {
+  Cluster cluster(2, 2, remote());
+  const uint64_t model = cluster.Declare();
+  v1::ExportTableRequest request;
+  request.set_model_id(model);
+  request.set_table("user");
+  request.set_first_row(3);
+  auto run = cluster->StartExport(request, cluster.context());
+  ASSERT_TRUE(run.ok()) << run.status();
+  std::vector<float> exported;
+  while (true) {
+    auto part = (*run)->Next();
+    ASSERT_TRUE(part.ok()) << part.status();
+    if (!part->has_values()) break;
+    EXPECT_EQ(part->first_row(), 3 + static_cast<int64_t>(exported.size()) / 8);
+    const std::vector<float> values = Floats(part->values());
+    exported.insert(exported.end(), values.begin(), values.end());
+  }
+  const std::vector<float> rows = cluster.Read(model, "user", 100);
+  EXPECT_EQ(exported, std::vector<float>(rows.begin() + 24, rows.end()));
+}
+
+// A shard that restarts has lost its rows and batches. Lookups find it again by themselves; an
+// update of a batch from before must not be applied to some shards only.
+TEST(CoordinatorRestartTest, ARestartedShardIsFoundAgainAndOldBatchesAreRefused) {
+  Cluster cluster(2, 1, /*remote=*/true);
+  const uint64_t model = cluster.Declare();
+  const std::vector<float> initial = cluster.Read(model, "user", 100);
+  auto output = cluster->Lookup(SmallLookup(model), cluster.context());
+  ASSERT_TRUE(output.ok()) << output.status();
+
+  cluster.StopShard(1);
+  const absl::Status down = cluster->Lookup(SmallLookup(model), cluster.context()).status();
+  EXPECT_EQ(down.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(down.message()), HasSubstr("shard 1 at 127.0.0.1:"));
+  const absl::Status not_applied =
+      cluster->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
+          .status();
+  EXPECT_EQ(not_applied.code(), absl::StatusCode::kUnavailable);
+
+  cluster.StartShard(1);
+  absl::Status refused;
+  for (int attempt = 0; attempt < 100; ++attempt) {  // the channel reconnects in its own time
+    refused = cluster->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
+                  .status();
+    if (!absl::IsUnavailable(refused)) break;
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("restarted"));
+  EXPECT_EQ(cluster.Read(model, "user", 100), initial) << "something was applied";
+
+  auto again = cluster->Lookup(SmallLookup(model), cluster.context());
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(
+      cluster->ApplyGradients(SmallApply(model, again->batch_handle, 2), cluster.context()).ok());
+}
+
+}  // namespace
+}  // namespace emberd::server
