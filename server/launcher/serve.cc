@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/coordinator/coordinator_server.h"
-#include "server/ops/address.h"
+#include "server/ops/bind_rule.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
 #include "server/shard_host/shard_server.h"
