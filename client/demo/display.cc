@@ -1,0 +1,78 @@
+#include "client/demo/display.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace emberd::demo {
+
+namespace {
+
+constexpr absl::Duration kTerminalEvery = absl::Milliseconds(500), kLineEvery = absl::Seconds(5);
+constexpr int kBarWidth = 20;
+
+size_t TerminalWidth(int descriptor) {
+  winsize size{};
+  return ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace
+
+std::string Short(double number) {
+  if (std::abs(number) >= 999.5e3) return absl::StrFormat("%.2f M", number / 1e6);
+  if (std::abs(number) >= 999.5) return absl::StrFormat("%.1f k", number / 1e3);
+  return absl::StrFormat("%.0f", number);
+}
+
+std::string ProgressLine(const Progress& progress) {
+  const double done = progress.total == 0 ? 1.0
+                                          : static_cast<double>(progress.examples) /
+                                                static_cast<double>(progress.total);
+  const int filled = static_cast<int>(std::clamp(done, 0.0, 1.0) * kBarWidth);
+  std::string line = absl::StrFormat(
+      "[%s%s] %3.0f%%  %s examples  %s/s  loss %.4f  AUC %.4f  %s rows updated",
+      std::string(filled, '#'), std::string(kBarWidth - filled, '.'), 100 * done,
+      Short(static_cast<double>(progress.examples)), Short(progress.examples_per_second),
+      progress.loss, progress.auc, Short(static_cast<double>(progress.rows_updated)));
+  if (progress.shards.empty()) return line;
+  absl::StrAppend(&line, "  shards");
+  for (const ShardTraffic& shard : progress.shards) {
+    absl::StrAppend(
+        &line, " ",
+        shard.reachable ? absl::StrFormat("%.2f", shard.rows_per_second / 1e6) : "down");
+  }
+  return absl::StrCat(line, " M rows/s");
+}
+
+Display::Display(std::FILE* stream) : stream_(stream), terminal_(isatty(fileno(stream)) == 1) {}
+
+bool Display::Due(absl::Time now) const {
+  return now - last_ >= (terminal_ ? kTerminalEvery : kLineEvery);
+}
+
+void Display::Show(const Progress& progress, absl::Time now) {
+  last_ = now;
+  const std::string line = ProgressLine(progress);
+  if (!terminal_) return Print(line);
+  live_ = line.substr(0, TerminalWidth(fileno(stream_)) - 1);
+  std::fprintf(stream_, "\r\x1b[K%s", live_.c_str());
+  std::fflush(stream_);
+}
+
+void Display::Print(const std::string& line) {
+  // On a terminal the line takes the place of the live one, which is drawn again below it.
+  std::fprintf(stream_, "%s%s\n%s", live_.empty() ? "" : "\r\x1b[K", line.c_str(), live_.c_str());
+  std::fflush(stream_);
+}
+
+void Display::Finish() {
+  if (!live_.empty()) std::fputc('\n', stream_);
+  live_.clear();
+}
+
+}  // namespace emberd::demo

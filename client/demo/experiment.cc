@@ -1,0 +1,124 @@
+#include "client/demo/experiment.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "client/demo/click_log.h"
+#include "client/demo/criteo.h"
+#include "client/demo/movielens.h"
+
+namespace emberd::demo {
+
+namespace {
+
+constexpr int64_t kClickExamples = 2'000'000, kQuickClickExamples = 300'000;
+constexpr int64_t kHeldOut = 40'000, kQuickHeldOut = 20'000;
+constexpr int64_t kMovieLensPasses = 8, kQuickMovieLensPasses = 2;
+// How far from the planted optimum, or from the plain run, a run of the suggested length may end.
+constexpr double kClickGap = 0.01, kQuickClickGap = 0.03, kPlainGap = 0.003;
+
+void AsClickLog(const ExperimentOptions& options, Experiment* experiment) {
+  const int64_t suggested = options.quick ? kQuickClickExamples : kClickExamples;
+  const int64_t examples = options.examples > 0 ? options.examples : suggested;
+  experiment->dataset =
+      std::make_unique<ClickLog>(options.seed, examples, options.quick ? kQuickHeldOut : kHeldOut);
+  experiment->schedule.examples = examples;
+  if (examples >= kClickExamples) {
+    experiment->max_gap = kClickGap;
+  } else if (examples >= kQuickClickExamples) {
+    experiment->max_gap = kQuickClickGap;
+  } else {
+    experiment->max_gap = 1;  // too short to judge
+  }
+}
+
+absl::Status AsMovieLens(const ExperimentOptions& options, Experiment* experiment) {
+  auto dataset = MovieLens::Open(options.data, options.seed);
+  if (!dataset.ok()) return dataset.status();
+  const int64_t passes = options.quick ? kQuickMovieLensPasses : kMovieLensPasses;
+  experiment->schedule.examples =
+      options.examples > 0 ? options.examples : passes * (*dataset)->train_size();
+  experiment->schedule.batch_size = 256;
+  experiment->parameters.embedding_dim = 16;
+  experiment->parameters.dense_learning_rate = 0.02f;
+  experiment->max_gap = kPlainGap;
+  experiment->dataset = *std::move(dataset);
+  return absl::OkStatus();
+}
+
+absl::Status AsCriteo(const ExperimentOptions& options, Experiment* experiment) {
+  auto dataset = CriteoFile::Open(options.data, 0, options.quick ? kQuickHeldOut : kHeldOut);
+  if (!dataset.ok()) return dataset.status();
+  int64_t examples = (*dataset)->train_size();
+  if (options.quick) examples = std::min(examples, kQuickClickExamples);
+  if (options.examples > 0) examples = options.examples;
+  experiment->schedule.examples = examples;
+  experiment->max_gap = kPlainGap;
+  experiment->dataset = *std::move(dataset);
+  return absl::OkStatus();
+}
+
+absl::Status CheckRange(const char* option, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(option, " is ", value, "; allowed are ", low, " to ", high));
+}
+
+}  // namespace
+
+void ExperimentOptions::AddTo(CLI::App* app) {
+  app->add_option(
+      "--data", data,
+      "A click log in Criteo's TSV layout, or a directory with MovieLens as *.inter, *.user and "
+      "*.item files; without it a click log with known best AUC is generated");
+  app->add_option("--seed", seed,
+                  "Of the generated log, the split, the order and all initial values")
+      ->capture_default_str();
+  app->add_option("--examples", examples, "Examples to train on (0: as the data suggest)")
+      ->capture_default_str();
+  app->add_option("--batch", batch, "Examples of a trainer's batch (0: as the data suggest)")
+      ->capture_default_str();
+  app->add_option("--trainers", trainers, "Trainer processes")->capture_default_str();
+  app->add_flag("--quick", quick, "A short run, for a first look and for continuous integration");
+}
+
+std::vector<std::string> ExperimentOptions::Arguments() const {
+  std::vector<std::string> arguments = {
+      "--seed",  absl::StrCat(seed),  "--examples", absl::StrCat(examples),
+      "--batch", absl::StrCat(batch), "--trainers", absl::StrCat(trainers)};
+  if (!data.empty()) arguments.insert(arguments.end(), {"--data", data});
+  if (quick) arguments.push_back("--quick");
+  return arguments;
+}
+
+absl::StatusOr<Experiment> MakeExperiment(const ExperimentOptions& options) {
+  for (const absl::Status& status :
+       {CheckRange("--examples", options.examples, 0, int64_t{1} << 40),
+        CheckRange("--batch", options.batch, 0, 1 << 20),
+        CheckRange("--trainers", options.trainers, 1, 64)}) {
+    if (!status.ok()) return status;
+  }
+  Experiment experiment;
+  experiment.parameters.seed = options.seed;
+  absl::Status status;
+  if (options.data.empty()) {
+    AsClickLog(options, &experiment);
+  } else if (std::filesystem::is_directory(options.data)) {
+    status = AsMovieLens(options, &experiment);
+  } else {
+    status = AsCriteo(options, &experiment);
+  }
+  if (!status.ok()) return status;
+  experiment.schedule.trainers = options.trainers;
+  if (options.batch > 0) experiment.schedule.batch_size = options.batch;
+  const int64_t held_out = options.quick ? kQuickHeldOut : kHeldOut;
+  experiment.held_out = std::min(held_out, experiment.dataset->test_size());
+  experiment.curve_points = options.quick ? 4 : 12;
+  return experiment;
+}
+
+}  // namespace emberd::demo

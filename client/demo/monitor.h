@@ -1,0 +1,62 @@
+// Watches the shards while the demo trains: how much each does, and whether it is there.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/cpp/status.h"
+
+namespace emberd::demo {
+
+struct ShardTraffic {
+  bool reachable = true;
+  int64_t rows_gathered = 0, rows_updated = 0;  // since the demo began, over restarts
+  double rows_per_second = 0;                   // both together, lately
+  int restarts = 0;
+};
+
+// What follows from one status after the other. Not thread-safe.
+class ShardHistory {
+ public:
+  // Takes the next status in; what people should know of it is appended to *events.
+  void Add(const client::ClusterStatus& status, absl::Time now, std::vector<std::string>* events);
+  const std::vector<ShardTraffic>& traffic() const { return traffic_; }
+
+ private:
+  absl::Time last_ = absl::InfinitePast();
+  std::vector<client::ShardStatus> seen_;  // the latest in which each shard answered
+  std::vector<ShardTraffic> traffic_;
+};
+
+// Asks for the status once a second, on a thread of its own. Thread-safe.
+class Monitor {
+ public:
+  explicit Monitor(std::function<absl::StatusOr<client::ClusterStatus>()> get_status);
+  ~Monitor();
+
+  std::vector<ShardTraffic> Traffic() const;
+  // What happened since the last call.
+  std::vector<std::string> TakeEvents();
+  int Restarts() const;
+
+ private:
+  void Run();
+  void Ask();
+
+  const std::function<absl::StatusOr<client::ClusterStatus>()> get_status_;
+  mutable absl::Mutex mutex_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  bool failing_ ABSL_GUARDED_BY(mutex_) = false;
+  ShardHistory history_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> events_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace emberd::demo

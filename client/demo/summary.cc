@@ -1,0 +1,81 @@
+#include "client/demo/summary.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace emberd::demo {
+
+namespace {
+
+std::string Row(const std::string& name, const std::string& value) {
+  return absl::StrFormat("  %-26s %s\n", name, value);
+}
+
+double Rate(const TrainingResult& training) {
+  return training.seconds > 0 ? static_cast<double>(training.examples) / training.seconds : 0;
+}
+
+std::string MillisecondsPerBatch(const TrainingResult& training) {
+  const double batches = static_cast<double>(std::max<int64_t>(1, training.batches));
+  const auto milliseconds = [&](double seconds) { return 1e3 * seconds / batches; };
+  return absl::StrFormat("lookup %.1f ms, dense part %.1f ms, apply %.1f ms",
+                         milliseconds(training.total.lookup_seconds),
+                         milliseconds(training.total.dense_seconds),
+                         milliseconds(training.total.apply_seconds));
+}
+
+}  // namespace
+
+std::string SummaryTable(const Experiment& experiment, const client::Model& model,
+                         const TrainingResult& training, const std::vector<ShardTraffic>& shards,
+                         const Outcome& outcome) {
+  int64_t rows = 0;
+  for (const client::TableInfo& table : model.tables) rows += table.vocabulary_size;
+  std::string text = "\n";
+  text += Row("data", experiment.dataset->info().description);
+  text += Row("tables", absl::StrFormat("%d with %s rows of %d, %s B with optimizer state",
+                                        model.tables.size(), Short(static_cast<double>(rows)),
+                                        experiment.parameters.embedding_dim,
+                                        Short(static_cast<double>(model.table_bytes))));
+  text += Row("cluster", absl::StrFormat("1 coordinator, %d shards with %d SparseCores each",
+                                         model.shards, model.sparsecores_per_shard));
+  text += Row("trainers", absl::StrFormat("%d, batches of %d", experiment.schedule.trainers,
+                                          experiment.schedule.batch_size));
+  text += Row("trained on", absl::StrFormat("%s examples in %.1f s: %.0f examples/s",
+                                            Short(static_cast<double>(training.examples)),
+                                            training.seconds, Rate(training)));
+  text += Row("a batch takes", MillisecondsPerBatch(training));
+  for (size_t i = 0; i < shards.size(); ++i) {
+    text += Row(
+        absl::StrCat("shard ", i),
+        absl::StrFormat("%s rows gathered, %s updated, %d restarts",
+                        Short(static_cast<double>(shards[i].rows_gathered)),
+                        Short(static_cast<double>(shards[i].rows_updated)), shards[i].restarts));
+  }
+  if (training.lost_trainers > 0)
+    text += Row("lost trainers", absl::StrCat(training.lost_trainers));
+  text += Row("held-out log loss", absl::StrFormat("%.4f", outcome.held_out.log_loss));
+  text += Row("held-out AUC",
+              absl::StrFormat("%.4f over %d examples", outcome.held_out.auc, experiment.held_out));
+  text += Row(outcome.planted ? "best reachable AUC" : "AUC of the plain run",
+              absl::StrFormat("%.4f (difference %+.4f)", outcome.best_auc,
+                              outcome.held_out.auc - outcome.best_auc));
+  return text;
+}
+
+std::string BestAucMeaning(const Outcome& outcome) {
+  return outcome.planted ? "best_auc: the held-out examples scored with the very probabilities "
+                           "that drew their labels"
+                         : "best_auc: the same model, trained in one process by plain loops with "
+                           "no emberd, on the same held-out examples";
+}
+
+std::string LastLine(const TrainingResult& training, const Outcome& outcome) {
+  return absl::StrFormat("demo: auc=%.4f best_auc=%.4f examples_per_s=%.0f table_sha256=%s",
+                         outcome.held_out.auc, outcome.best_auc, Rate(training),
+                         outcome.table_sha256);
+}
+
+}  // namespace emberd::demo
