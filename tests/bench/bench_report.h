@@ -1,0 +1,42 @@
+// What all benchmarks share: timing, and the rows that they print and write as JSON.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace emberd::bench {
+
+struct Row {
+  std::string name;  // what was measured, e.g. "preprocess/criteo/plain"
+  double value = 0;  // median
+  std::string unit;  // of value and limit, e.g. "ids/s"
+  int threads = 1;
+  int width = 0;     // floats of a row; 0 where it plays no part
+  double limit = 0;  // what the machine can do at best, measured in the same run; 0: not known
+  double ratio() const { return limit > 0 ? value / limit : 0; }
+};
+
+// Seconds that one call of `work` takes: the median of `repeats` calls after one to warm up.
+double MedianSeconds(int repeats, const std::function<void()>& work);
+
+// Collects rows; understands `--json FILE` (writes a list of rows) and `--filter TEXT` (see Wants).
+// Other arguments end the program with a usage text.
+class Report {
+ public:
+  Report(int argc, char** argv);
+
+  // Whether a measurement of this name is asked for: its name contains the filter.
+  bool Wants(const std::string& name) const;
+  // Adds a row and prints it.
+  void Add(const Row& row);
+  // Writes the JSON file, if one was asked for. The exit code of the program.
+  int Finish() const;
+
+ private:
+  std::string json_path_;
+  std::string filter_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace emberd::bench
