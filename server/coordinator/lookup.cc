@@ -116,7 +116,7 @@ absl::StatusOr<std::vector<GatherResult>> Coordinator::GatherFromShards(
 void Coordinator::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status,
                               absl::Time began) {
   metrics_->ShardLink(shard)->Observe(rpc, status.code(),
-                                      absl::ToDoubleSeconds(absl::Now() - began), 0, 0);
+                                      absl::ToDoubleSeconds(absl::Now() - began));
 }
 
 absl::Status Coordinator::KeepBatch(uint64_t handle,

@@ -178,18 +178,6 @@ constexpr MetricInfo kCatalogue[] = {
      {"shard", "method"},
      "seconds",
      "Time that a call to a shard took, as its coordinator saw it."},
-    {kShardCallSentBytes,
-     "emberd_shard_call_sent_bytes_total",
-     kCounter,
-     {"shard"},
-     "bytes",
-     "Bytes that the coordinator sent to a shard."},
-    {kShardCallReceivedBytes,
-     "emberd_shard_call_received_bytes_total",
-     kCounter,
-     {"shard"},
-     "bytes",
-     "Bytes that the coordinator received from a shard."},
 
     // The process, under the names that other exporters use too.
     {kBuildInfo,

@@ -40,8 +40,6 @@ enum class MetricId {
   kShardReachable,
   kShardCalls,
   kShardCallSeconds,
-  kShardCallSentBytes,
-  kShardCallReceivedBytes,
   kBuildInfo,
   kProcessStartSeconds,
   kProcessCpuSeconds,

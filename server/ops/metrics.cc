@@ -81,12 +81,9 @@ void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
 ShardLinkMetrics::ShardLinkMetrics(MetricRegistry& registry, int shard)
     : registry_(registry),
       shard_(std::to_string(shard)),
-      reachable_(registry.gauge(MetricId::kShardReachable, {shard_})),
-      sent_(registry.counter(MetricId::kShardCallSentBytes, {shard_})),
-      received_(registry.counter(MetricId::kShardCallReceivedBytes, {shard_})) {}
+      reachable_(registry.gauge(MetricId::kShardReachable, {shard_})) {}
 
-void ShardLinkMetrics::Observe(Rpc rpc, absl::StatusCode code, double seconds, int64_t sent_bytes,
-                               int64_t received_bytes) {
+void ShardLinkMetrics::Observe(Rpc rpc, absl::StatusCode code, double seconds) {
   const auto method = static_cast<size_t>(rpc);
   const std::string_view name = RpcName(rpc);
   Cached(
@@ -101,8 +98,6 @@ void ShardLinkMetrics::Observe(Rpc rpc, absl::StatusCode code, double seconds, i
         return registry_.counter(MetricId::kShardCalls, {shard_, Name(name), Name(CodeName(code))});
       })
       .Increment();
-  sent_.Increment(sent_bytes);
-  received_.Increment(received_bytes);
   SetReachable(code != absl::StatusCode::kUnavailable &&
                code != absl::StatusCode::kDeadlineExceeded);
 }

@@ -128,8 +128,7 @@ class ShardLinkMetrics {
  public:
   // `rpc` is one of ShardService. UNAVAILABLE and DEADLINE_EXCEEDED mark the shard unreachable,
   // other codes reachable.
-  void Observe(Rpc rpc, absl::StatusCode code, double seconds, int64_t sent_bytes,
-               int64_t received_bytes);
+  void Observe(Rpc rpc, absl::StatusCode code, double seconds);
   // For what no call shows, e.g. a change of the channel's state.
   void SetReachable(bool reachable) { reachable_.Set(reachable ? 1 : 0); }
 
@@ -140,8 +139,6 @@ class ShardLinkMetrics {
   MetricRegistry& registry_;
   const std::string shard_;
   prometheus::Gauge& reachable_;
-  prometheus::Counter& sent_;
-  prometheus::Counter& received_;
   std::array<std::atomic<prometheus::Histogram*>, kRpcCount> seconds_{};
   std::array<std::array<std::atomic<prometheus::Counter*>, kCodeCount>, kRpcCount> calls_{};
 };

@@ -65,7 +65,7 @@ void UseEverything(Metrics* metrics) {
   shard->AddReceivedBytes(0, 12);
   shard->AddGathered(1, 5, 640);
   shard->AddUpdated(4);
-  metrics->ShardLink(1)->Observe(Rpc::kShardGather, absl::StatusCode::kOk, 0.01, 100, 200);
+  metrics->ShardLink(1)->Observe(Rpc::kShardGather, absl::StatusCode::kOk, 0.01);
 }
 
 TEST(MetricsTest, EveryCatalogueEntryIsExposedWithItsTypeAndLabelsAndNothingElseIs) {
@@ -169,9 +169,9 @@ TEST(MetricsTest, ShardLinkFollowsReachability) {
   Metrics metrics("coordinator");
   ShardLinkMetrics* link = metrics.ShardLink(3);
   const std::string gauge = "emberd_shard_reachable{shard=\"3\"} ";
-  link->Observe(Rpc::kShardGather, absl::StatusCode::kInvalidArgument, 0.1, 1, 1);
+  link->Observe(Rpc::kShardGather, absl::StatusCode::kInvalidArgument, 0.1);
   EXPECT_THAT(Page(metrics), HasSubstr(gauge + "1"));
-  link->Observe(Rpc::kShardApply, absl::StatusCode::kUnavailable, 0.1, 1, 1);
+  link->Observe(Rpc::kShardApply, absl::StatusCode::kUnavailable, 0.1);
   EXPECT_THAT(Page(metrics), HasSubstr(gauge + "0"));
   link->SetReachable(true);
   EXPECT_THAT(Page(metrics), HasSubstr(gauge + "1"));
@@ -214,7 +214,7 @@ TEST(MetricsTest, ConcurrentFirstUseLosesNothing) {
     threads.emplace_back([&] {
       for (int i = 0; i < 500; ++i) {
         RpcTimer(server, Rpc::kApplyGradients, 1).Finish(absl::StatusCode::kOk);
-        metrics.ShardLink(i % 4)->Observe(Rpc::kShardApply, absl::StatusCode::kOk, 0, 1, 1);
+        metrics.ShardLink(i % 4)->Observe(Rpc::kShardApply, absl::StatusCode::kOk, 0);
       }
     });
   }
@@ -222,7 +222,8 @@ TEST(MetricsTest, ConcurrentFirstUseLosesNothing) {
   const std::string page = Page(metrics);
   EXPECT_THAT(page, HasSubstr("emberd_rpc_request_bytes_total{method="
                               "\"EmbeddingService/ApplyGradients\"} 4000"));
-  EXPECT_THAT(page, HasSubstr("emberd_shard_call_sent_bytes_total{shard=\"2\"} 1000"));
+  EXPECT_THAT(page, HasSubstr("emberd_shard_call_duration_seconds_count{method="
+                              "\"ShardService/Apply\",shard=\"2\"} 1000"));
 }
 
 }  // namespace
