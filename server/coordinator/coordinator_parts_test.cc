@@ -1,0 +1,210 @@
+// The pieces of a coordinator that are pure functions: decoding requests, folding partial sums,
+// laying out gradients.
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/config.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "server/coordinator/activations.h"
+#include "server/coordinator/gradients.h"
+#include "server/coordinator/lookup_request.h"
+#include "server/coordinator/lookup_response.h"
+
+namespace emberd::server {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kModel[] = R"(
+  name: "m"
+  tables { name: "a" vocabulary_size: 40 embedding_dim: 3 combiner: SUM optimizer { sgd {} } }
+  tables { name: "b" vocabulary_size: 40 embedding_dim: 8 combiner: SUM optimizer { sgd {} } }
+  features { name: "fa" table: "a" } features { name: "fb" table: "b" } features { name: "fc" table: "b" })";
+
+class CoordinatorPartsTest : public testing::Test {
+ protected:
+  std::shared_ptr<const ServedModel> Model(const char* text, int shards) {
+    auto model = MakeServedModel(*config::ParseModel(text),
+                                 {.shards = shards, .sparsecores_per_shard = 1}, 1, &metrics_);
+    EXPECT_TRUE(model.ok()) << model.status();
+    return *model;
+  }
+
+  static v1::Tensor Ints(std::vector<int64_t> shape, std::vector<int64_t> values) {
+    v1::Tensor tensor;
+    tensor.set_dtype(v1::INT64);
+    for (const int64_t extent : shape) tensor.add_shape(extent);
+    tensor.set_data(values.data(), values.size() * sizeof(int64_t));
+    return tensor;
+  }
+  static v1::LookupRequest GoodRequest() {
+    v1::LookupRequest request;
+    for (const char* name : {"fc", "fa", "fb"}) {
+      v1::FeatureIds* feature = request.add_features();
+      feature->set_feature(name);
+      *feature->mutable_dense()->mutable_ids() = Ints({2}, {0, 1});
+    }
+    return request;
+  }
+  std::string Refusal(const v1::LookupRequest& request,
+                      absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+    const auto status = DecodeLookup(request, *Model(kModel, 2), 1000).status();
+    EXPECT_EQ(status.code(), code) << status;
+    return std::string(status.message());
+  }
+
+  ops::Metrics metrics_{"test"};
+};
+
+TEST_F(CoordinatorPartsTest, DecodesFeaturesInAnyOrder) {
+  auto model = Model(kModel, 2);
+  const v1::LookupRequest request = GoodRequest();
+  auto input = DecodeLookup(request, *model, 1000);
+  ASSERT_TRUE(input.ok()) << input.status();
+  EXPECT_EQ(input->order, (std::vector<int>{2, 0, 1}));
+  EXPECT_EQ(std::get<preprocess::DenseInput>(input->features[0].ids).sample_count, 2);
+}
+
+TEST_F(CoordinatorPartsTest, RefusesWrongFeatures) {
+  v1::LookupRequest request = GoodRequest();
+  request.mutable_features(1)->set_feature("nobody");
+  EXPECT_EQ(Refusal(request), "features[1].feature is 'nobody', which model 'm' does not have");
+  request.mutable_features(1)->set_feature("fc");
+  EXPECT_EQ(Refusal(request), "features[1].feature 'fc' is repeated");
+  request = GoodRequest();
+  request.mutable_features()->RemoveLast();
+  EXPECT_EQ(Refusal(request), "features: 'fb' is missing; every feature must be given once");
+  request = GoodRequest();
+  request.mutable_features(0)->clear_ids();
+  EXPECT_EQ(Refusal(request), "feature 'fc'.ids is not set; it must be dense, sparse or ragged");
+  request = GoodRequest();
+  request.set_activation_dtype(v1::INT64);
+  EXPECT_THAT(Refusal(request), HasSubstr("activation_dtype"));
+}
+
+TEST_F(CoordinatorPartsTest, RefusesActivationsOverTheBudgetBeforeMakingThem) {
+  v1::LookupRequest request = GoodRequest();
+  v1::SparseIds* sparse = request.mutable_features(1)->mutable_sparse();
+  *sparse->mutable_indices() = Ints({0, 2}, {});
+  *sparse->mutable_values() = Ints({0}, {});
+  sparse->set_sample_count(std::numeric_limits<int64_t>::max());
+  EXPECT_THAT(Refusal(request, absl::StatusCode::kResourceExhausted),
+              HasSubstr("budgets.max_message_bytes = 1000"));
+}
+
+// The order of the additions is a promise: (s0 + s1) + (s2 + s3), with absent shards left out.
+TEST_F(CoordinatorPartsTest, FoldsShardsByABalancedTree) {
+  auto model = Model(
+      R"(name: "m" tables { name: "b" vocabulary_size: 64 embedding_dim: 8 combiner: SUM optimizer { sgd {} } }
+                        features { name: "f" table: "b" })",
+      4);
+  const std::vector<int64_t> ids = {0, 1, 2};
+  preprocess::FeatureInput input;
+  input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 3};
+  auto batch = model->preprocessor->Run({input});
+  ASSERT_TRUE(batch.ok());
+
+  // Chosen so that every other order of additions gives another result.
+  const float parts[4] = {1e8f, 1.0f, -1e8f, 3.0f};
+  const std::vector<int32_t> all = {0, 2};
+  const std::vector<int32_t> some = {2};
+  std::vector<std::vector<float>> sums;
+  std::vector<GatherResult> results(4);
+  for (int shard = 0; shard < 4; ++shard) sums.emplace_back((shard == 3 ? 1 : 2) * 8, parts[shard]);
+  for (int shard = 0; shard < 4; ++shard) {
+    results[shard].stacks.push_back({0, shard == 3 ? some : all, sums[shard], 0});
+    ASSERT_TRUE(CheckGatherResult(results[shard], *model, **batch).ok());
+  }
+  const Activations activations = CombineActivations(results, *model, **batch, v1::FLOAT32);
+  const auto* values = reinterpret_cast<const float*>(activations.features[0].bytes.data());
+  EXPECT_EQ(values[0], (1e8f + 1.0f) + -1e8f);
+  EXPECT_EQ(values[8], 0.0f) << "a sample that no shard has";
+  EXPECT_EQ(values[16], (1e8f + 1.0f) + (-1e8f + 3.0f));
+}
+
+TEST_F(CoordinatorPartsTest, RefusesSumsThatDoNotFitTheBatch) {
+  auto model = Model(kModel, 1);
+  const std::vector<int64_t> ids = {0, 1};
+  std::vector<preprocess::FeatureInput> inputs(3);
+  for (auto& input : inputs) input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 2};
+  auto batch = model->preprocessor->Run(inputs);
+  ASSERT_TRUE(batch.ok());
+  const std::vector<float> zeros(64);
+  for (const std::vector<int32_t>& samples :
+       {std::vector<int32_t>{1, 0}, std::vector<int32_t>{0, 0}, std::vector<int32_t>{-1},
+        std::vector<int32_t>{99}}) {
+    GatherResult result;
+    result.stacks.push_back({0, samples, absl::MakeConstSpan(zeros).first(samples.size() * 8), 0});
+    while (result.stacks.size() < model->plan.stacks.size()) {
+      result.stacks.push_back({static_cast<int>(result.stacks.size()), {}, {}, 0});
+    }
+    EXPECT_EQ(CheckGatherResult(result, *model, **batch).code(), absl::StatusCode::kInternal);
+  }
+}
+
+TEST_F(CoordinatorPartsTest, LaysOutGradientsForTheSamplesOfAShard) {
+  auto batch = std::make_shared<KeptBatch>();
+  batch->model = Model(kModel, 2);
+  batch->feature_samples = {2, 2, 2};
+  const auto& plan = batch->model->plan;
+  batch->feature_sample_begin.resize(3);
+  for (const auto& stack : plan.stacks) {
+    int64_t next = 0;
+    for (const auto& feature : stack.features) {
+      batch->feature_sample_begin[feature.feature] = next;
+      next += 2;
+    }
+  }
+  const int stack_of_a = plan.feature_at[0].stack;
+  const auto first_of_a = static_cast<int32_t>(batch->feature_sample_begin[0]);
+  KeptShard& shard = batch->shards.emplace_back();
+  shard.samples.resize(plan.stacks.size());
+  shard.samples[stack_of_a] = {first_of_a + 1};
+
+  v1::ApplyGradientsRequest request;
+  v1::FeatureGradient* gradient = request.add_gradients();
+  gradient->set_feature("fa");
+  gradient->mutable_gradient()->set_dtype(v1::FLOAT32);
+  gradient->mutable_gradient()->add_shape(2);
+  gradient->mutable_gradient()->add_shape(3);
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  gradient->mutable_gradient()->set_data(values.data(), values.size() * sizeof(float));
+  auto input = DecodeGradients(request, *batch);
+  ASSERT_TRUE(input.ok()) << input.status();
+  const shard::ApplyInput apply = GradientsForShard(*input, *batch, 0);
+  EXPECT_THAT(apply.stacks[stack_of_a].gradients, testing::ElementsAre(4, 5, 6, 0, 0, 0, 0, 0));
+
+  request.mutable_gradients(0)->mutable_gradient()->set_shape(1, 2);
+  EXPECT_THAT(std::string(DecodeGradients(request, *batch).status().message()),
+              HasSubstr("gradient of feature 'fa'.shape is [2, 2]; it must be [2, 3]"));
+}
+
+TEST_F(CoordinatorPartsTest, TheHandMadeAnswerIsALookupResponse) {
+  LookupOutput output;
+  output.model = Model(kModel, 1);
+  output.batch_handle = 0xfedcba9876543210u;
+  output.order = {1, 0};
+  output.statistics.set_num_minibatches(3);
+  auto block = std::make_shared<std::string>(3000, 'x');
+  output.activations.owner = block;
+  output.activations.features = {{2, 3, absl::MakeConstSpan(block->data(), 24)},
+                                 {90, 8, absl::MakeConstSpan(block->data(), 2880)},
+                                 {0, 8, {}}};
+  grpc::Slice slice;
+  ASSERT_TRUE(EncodeLookupResponse(output).DumpToSingleSlice(&slice).ok());
+  v1::LookupResponse response;
+  ASSERT_TRUE(response.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+  EXPECT_EQ(response.batch_handle(), output.batch_handle);
+  EXPECT_EQ(response.statistics().num_minibatches(), 3);
+  ASSERT_EQ(response.activations_size(), 2);
+  EXPECT_EQ(response.activations(0).feature(), "fb");
+  EXPECT_EQ(response.activations(0).activation().data(), std::string(2880, 'x'));
+  EXPECT_EQ(response.activations(0).activation().shape(0), 90);
+  EXPECT_EQ(response.activations(1).feature(), "fa");
+  EXPECT_EQ(response.activations(1).activation().data().size(), 24u);
+}
+
+}  // namespace
+}  // namespace emberd::server
