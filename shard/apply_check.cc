@@ -67,6 +67,11 @@ absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const StackGradient
                                                    config::OptimizerName(optimizer),
                                                    " optimizer of stack ", stack.name, " uses it"));
   }
+  if (optimizer.has_ftrl() && !optimizer.ftrl().multiply_linear_by_learning_rate() &&
+      optimizer.learning_rate() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "stack ", stack.name, ": learning_rate 0 must be > 0: this form of ftrl divides by it"));
+  }
   return MakeStepRule(optimizer, step);
 }
 

@@ -21,7 +21,7 @@ struct UpdateArgs {
   absl::Span<const RowRange> ranges;
   char* weights = nullptr;  // of the partition, float32 or bfloat16
   bool bfloat16 = false;
-  float* slots[kMaxSlots] = {};
+  float* slots[kMaxSlots + 1] = {};  // of the partition, in storage order
 };
 
 // For each row once: g = +0 + gain * gradient[sample] + ... in touch order, multiply and add

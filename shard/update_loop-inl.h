@@ -30,7 +30,7 @@ static_assert(kTouchesAhead < kTouchPadding);
 // Specialised for each rule:
 //   static constexpr int kSlots;  // state vectors, one value per column
 //   static void Step(D d, const Rule& rule, Vec g, Vec& w, Vec* slots);
-// and, if it keeps one value per row,
+// and, if it keeps one value per row (stored after the others),
 //   static constexpr int kRowSlots = 1;
 //   static Rule BeginRow(D d, Rule rule, const float* g, int width, int columns, float* row_slot);
 template <class Rule>
@@ -101,7 +101,7 @@ class UpdateLoop {
     }
     if (touch->row == touch[-1].row) return;
     PrefetchRow(args_.weights + touch->row * row_bytes_, row_bytes_);
-    if (kRowSlots > 0) hwy::Prefetch(args_.slots[0] + touch->row);
+    if (kRowSlots > 0) hwy::Prefetch(args_.slots[kSlots] + touch->row);
     for (int s = 0; s < kSlots; ++s) {
       PrefetchRow(
           reinterpret_cast<const char*>(args_.slots[s] + uint64_t{touch->row} * args_.width),
@@ -146,7 +146,7 @@ class UpdateLoop {
     float* slots[kSlots + 1];
     for (int s = 0; s < kSlots; ++s) slots[s] = args_.slots[s] + uint64_t{row} * args_.width;
     const Rule rule = Formula<Rule>::BeginRow(d, rule_, gradient_.get(), args_.width,
-                                              range_->columns, args_.slots[0] + row);
+                                              range_->columns, args_.slots[kSlots] + row);
     for (size_t c = 0; c < static_cast<size_t>(args_.width); c += kLanes) {
       auto w = LoadRow<kBf16>(d, weights, c);
       hn::Vec<D> state[kSlots + 1];

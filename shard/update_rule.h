@@ -7,7 +7,8 @@
 // Accuracy. Let T be the value of a result's formula with every term replaced by its absolute value
 // (so that cancellation is accounted for). A float32 update differs from the formula evaluated
 // exactly on the same float32 inputs by at most `bound` * 2^-24 * T, with the bound given at each
-// rule, for T above 1e-30 and decay rates of at least 0.5. Clipping and decay add 2.
+// rule (optimizer_accuracy_test.cc measures about half of it), for T above 1e-30 and decay rates of
+// at least 0.5. Clipping and decay add 2.
 #pragma once
 
 #include <cstdint>
@@ -21,23 +22,23 @@ struct SgdRule {  // bound 2
   float learning_rate;
 };
 
-struct MomentumRule {  // bound 6
+struct MomentumRule {  // bound 4
   float learning_rate;
   float momentum;
   bool nesterov;
 };
 
-struct AdagradRule {  // bound 5
+struct AdagradRule {  // bound 4
   float learning_rate;
 };
 
-// bound 8 + (columns / 8) / 2
+// bound 6 + columns / 16
 struct RowwiseAdagradRule {
   float learning_rate;
   float epsilon;
 };
 
-struct AdagradMomentumRule {  // bound 12
+struct AdagradMomentumRule {  // bound 6
   float learning_rate;
   float momentum;
   float beta2;
@@ -48,7 +49,7 @@ struct AdagradMomentumRule {  // bound 12
 
 // Adam in its three forms, and AdamW: w = w * keep - rate * m / d, where d = sqrt(v + epsilon) if
 // sum_inside_sqrt, else sqrt(v) + epsilon.
-struct AdamRule {  // bound 16
+struct AdamRule {  // bound 6
   float rate;
   float beta1;
   float beta2;
@@ -57,7 +58,7 @@ struct AdamRule {  // bound 16
   bool sum_inside_sqrt;
 };
 
-struct FtrlRule {  // bound 16
+struct FtrlRule {  // bound 6
   float learning_rate;
   float power;  // -learning_rate_power
   float l1;
@@ -66,7 +67,8 @@ struct FtrlRule {  // bound 16
   bool multiply_linear;
 };
 
-struct LaPropRule {  // bound 14
+// bound 4 + 0.5 / (1 - beta2), for the rounding of `decay`
+struct LaPropRule {
   float learning_rate;
   float decay;
   float beta1;
@@ -74,7 +76,7 @@ struct LaPropRule {  // bound 14
   float epsilon;
 };
 
-struct F2aRule {  // bound 12
+struct F2aRule {  // bound 6
   float learning_rate;
   float step;  // max(step, 1)
   float rho;
@@ -83,7 +85,7 @@ struct F2aRule {  // bound 12
   float max_lr_multiplier;
 };
 
-struct RmsPropRule {  // bound 10
+struct RmsPropRule {  // bound 6
   float learning_rate;
   float decay;
   float momentum;

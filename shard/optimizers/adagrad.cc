@@ -85,18 +85,26 @@ struct Formula<AdagradMomentumRule> : ColumnFormula {
   }
 };
 
+// After BeginRow, `max_lr_multiplier` holds the factor f of the row.
 template <>
-struct Formula<F2aRule> : ColumnFormula {
-  static constexpr int kSlots = 2;
+struct Formula<F2aRule> {
+  static constexpr int kSlots = 1;
+  static constexpr int kRowSlots = 1;
+
+  template <class D>
+  static HWY_INLINE F2aRule BeginRow(D, F2aRule rule, const float*, int, int, float* row_slot) {
+    *row_slot += 1;
+    const float frequency = rule.step / *row_slot;
+    const float f = static_cast<float>(PortablePow(frequency, rule.rho));
+    if (f < rule.max_lr_multiplier) rule.max_lr_multiplier = f;
+    return rule;
+  }
+
   template <class D, class V>
   static HWY_INLINE void Step(D d, const F2aRule& rule, V g, V& w, V* slots) {
     V& a = slots[0];
-    V& n = slots[1];
-    n = hn::Add(n, hn::Set(d, 1.0f));
     a = hn::Add(a, hn::Mul(g, g));
-    const V frequency = Power(d, hn::Div(hn::Set(d, rule.step), n), rule.rho);
-    const V most = hn::Set(d, rule.max_lr_multiplier);
-    const V f = hn::IfThenElse(hn::Lt(most, frequency), most, frequency);
+    const V f = hn::Set(d, rule.max_lr_multiplier);
     const V sign = hn::IfThenElseZero(hn::Ne(w, hn::Zero(d)), hn::CopySign(hn::Set(d, 1.0f), w));
     const V change = hn::Add(
         hn::Add(DivOrZero(d, hn::Mul(g, f), hn::Sqrt(a)), hn::Mul(hn::Set(d, rule.l1), sign)),

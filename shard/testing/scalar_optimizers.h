@@ -1,0 +1,127 @@
+// Twins of the optimizer kernels in plain float32 code: the same operations in the same order, one
+// column at a time. What every SIMD target must equal bit by bit.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <variant>
+#include <vector>
+
+#include "shard/portable_math.h"
+#include "shard/update_rule.h"
+
+namespace emberd::shard::testing {
+
+// The live columns of a row: weights, and slots in storage order (one value for one_per_row).
+struct RowValues {
+  std::vector<float> w;
+  std::vector<std::vector<float>> slots;
+};
+
+inline float ClampOr(float x, float low, float high) { return x < low ? low : high < x ? high : x; }
+inline float DivOrZero(float n, float d) { return d == 0 ? 0 : n / d; }
+inline float Power(float x, double p) {
+  if (p == 0.5) return std::sqrt(x);
+  return p == 0 ? 1 : p == 1 ? x : static_cast<float>(PortablePow(x, p));
+}
+
+// One column. `a` and `b` are the column's slots in storage order.
+struct ColumnStep {
+  float g;
+  float& w;
+  float& a;
+  float& b;
+
+  void operator()(const SgdRule& r) const { w = w - r.learning_rate * g; }
+  void operator()(const MomentumRule& r) const {
+    a = r.momentum * a + g;
+    w = w - r.learning_rate * (r.nesterov ? r.momentum * a + g : a);
+  }
+  void operator()(const AdagradRule& r) const {
+    a = a + g * g;
+    w = w - DivOrZero(r.learning_rate * g, std::sqrt(a));
+  }
+  void operator()(const RowwiseAdagradRule& r) const {  // epsilon: the row's denominator
+    w = w - DivOrZero(r.learning_rate * g, r.epsilon);
+  }
+  void operator()(const AdagradMomentumRule& r) const {
+    a = r.beta2 == 1 ? a + g * g : r.beta2 * a + (1 - r.beta2) * (g * g);
+    const float sum = a + r.epsilon;
+    const float u = r.exponent == 2 ? g / std::sqrt(sum) : g * Power(sum, -1.0 / r.exponent);
+    b = r.momentum * b + u;
+    w = w - r.learning_rate * (r.nesterov ? r.momentum * b + u : b);
+  }
+  void operator()(const AdamRule& r) const {
+    a = a + (1 - r.beta1) * (g - a);
+    b = b + (1 - r.beta2) * (g * g - b);
+    const float d = r.sum_inside_sqrt ? std::sqrt(b + r.epsilon) : std::sqrt(b) + r.epsilon;
+    w = r.keep * w - DivOrZero(r.rate * a, d);
+  }
+  void operator()(const FtrlRule& r) const {
+    const float old_power = Power(a, r.power);
+    a = a + g * g;
+    const float power = Power(a, r.power);
+    const float pull = (power - old_power) * w;
+    float bound = r.l1, denominator;
+    if (r.multiply_linear) {
+      b = b + (r.learning_rate * g - pull);
+      bound *= r.learning_rate;
+      denominator = (power + 2 * r.learning_rate * r.l2) + r.beta;
+    } else {
+      b = b + (g - pull / r.learning_rate);
+      denominator = (power + r.beta) / r.learning_rate + 2 * r.l2;
+    }
+    w = DivOrZero(ClampOr(b, -bound, bound) - b, denominator);
+  }
+  void operator()(const LaPropRule& r) const {
+    b = r.decay * b + (1 - r.decay) * (g * g + r.epsilon);
+    a = r.beta1 * a + DivOrZero(r.gradient_factor * g, std::sqrt(b));
+    w = w - r.learning_rate * a;
+  }
+  void operator()(const F2aRule& r) const {  // max_lr_multiplier: the row's factor
+    a = a + g * g;
+    const float sign = w > 0 ? 1.0f : w < 0 ? -1.0f : 0.0f;
+    w = w - r.learning_rate *
+                ((DivOrZero(g * r.max_lr_multiplier, std::sqrt(a)) + r.l1 * sign) + r.l2 * w);
+  }
+  void operator()(const RmsPropRule& r) const {
+    a = r.decay * a + (1 - r.decay) * (g * g);
+    b = r.momentum * b + DivOrZero(r.learning_rate * g, std::sqrt(a + r.epsilon));
+    w = w - b;
+  }
+};
+
+// What happens once for the whole row, before its columns.
+inline UpdateRule BeginRow(UpdateRule rule, const std::vector<float>& g, RowValues& row) {
+  if (auto* r = std::get_if<RowwiseAdagradRule>(&rule)) {
+    float s[8] = {};
+    for (size_t c = 0; c < g.size(); ++c) s[c % 8] = s[c % 8] + g[c] * g[c];
+    const float sum = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+    row.slots[0][0] += sum / static_cast<float>(g.size());
+    r->epsilon = std::sqrt(row.slots[0][0]) + r->epsilon;
+  } else if (auto* r = std::get_if<F2aRule>(&rule)) {
+    row.slots[1][0] += 1;
+    const float f = static_cast<float>(PortablePow(r->step / row.slots[1][0], r->rho));
+    r->max_lr_multiplier = std::min(f, r->max_lr_multiplier);
+  }
+  return rule;
+}
+
+inline void ScalarUpdate(const StepRule& step, std::vector<float> g, RowValues& row) {
+  const CommonRule& common = step.common;
+  for (float& x : g) {
+    if (common.clip_gradient) x = ClampOr(x, common.gradient_min, common.gradient_max);
+  }
+  const UpdateRule rule = BeginRow(step.rule, g, row);
+  float none = 0;
+  for (size_t c = 0; c < g.size(); ++c) {
+    const auto slot = [&](size_t i) -> float& {
+      return i < row.slots.size() && row.slots[i].size() > 1 ? row.slots[i][c] : none;
+    };
+    if (common.decay) row.w[c] = row.w[c] * common.keep;
+    std::visit(ColumnStep{g[c], row.w[c], slot(0), slot(1)}, rule);
+    if (common.clip_weight) row.w[c] = ClampOr(row.w[c], common.weight_min, common.weight_max);
+  }
+}
+
+}  // namespace emberd::shard::testing
