@@ -1,0 +1,227 @@
+#include "tests/testing/cluster.h"
+
+#include <filesystem>
+#include <iostream>
+#include <utility>
+
+#include <signal.h>
+#include <stdlib.h>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::testing {
+namespace {
+
+constexpr absl::Duration kReadyTimeout = absl::Seconds(60);  // sanitizers start slowly
+constexpr char kAnyPort[] = "127.0.0.1:0";
+constexpr char kProgram[] = EMBERD_BINARY_DIR "/bin/emberd";
+
+std::string MakeDirectory() {
+  std::string pattern = (std::filesystem::temp_directory_path() / "emberd_cluster_XXXXXX").string();
+  return mkdtemp(pattern.data()) != nullptr ? pattern : "";
+}
+
+// The value of "key=value" among words that are separated by white space; empty if it is not there.
+std::string FindValue(const std::string& text, absl::string_view key) {
+  for (absl::string_view word : absl::StrSplit(text, absl::ByAnyChar(" \n"))) {
+    if (absl::ConsumePrefix(&word, absl::StrCat(key, "="))) return std::string(word);
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& options) {
+  std::string directory = MakeDirectory();
+  if (directory.empty()) return absl::InternalError("cannot make a temporary directory");
+  std::unique_ptr<Cluster> cluster(new Cluster(options, std::move(directory)));
+  const absl::Status status =
+      options.embedded ? cluster->StartEmbedded() : cluster->StartProcesses();
+  if (!status.ok()) return status;
+  return cluster;
+}
+
+Cluster::Cluster(ClusterOptions options, std::string directory)
+    : options_(std::move(options)), directory_(std::move(directory)) {
+  coordinators_.resize(options_.coordinators);
+  if (!options_.embedded) shards_.resize(options_.shards);
+  for (size_t i = 0; i < shards_.size(); ++i) shards_[i].name = absl::StrCat("shard-", i);
+  for (size_t i = 0; i < coordinators_.size(); ++i) {
+    coordinators_[i].name = absl::StrCat("coordinator-", i);
+  }
+  for (std::vector<Member>* members : {&shards_, &coordinators_}) {
+    for (Member& member : *members) {
+      member.log_path = absl::StrCat(directory_, "/", member.name, ".log");
+    }
+  }
+}
+
+Cluster::~Cluster() {
+  for (std::vector<Member>* members : {&coordinators_, &shards_}) {
+    for (Member& member : *members) {
+      member.process.reset();
+      if (!::testing::Test::HasFailure()) continue;
+      std::cerr << "---- log of " << member.name << "\n" << ReadFile(member.log_path) << "----\n";
+    }
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+absl::Status Cluster::StartProcesses() {
+  WriteConfig();
+  // Shards first, so that the coordinators' config can hold their real addresses.
+  for (auto [role, members] :
+       {std::pair("shard", &shards_), std::pair("coordinator", &coordinators_)}) {
+    for (size_t i = 0; i < members->size(); ++i) {
+      absl::Status status = Launch(role, static_cast<int>(i), &(*members)[i]);
+      if (!status.ok()) return status;
+    }
+    for (Member& member : *members) {
+      if (absl::Status status = WaitReady(&member); !status.ok()) return status;
+    }
+    WriteConfig();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::StartEmbedded() {
+  WriteConfig();
+  Member& member = coordinators_[0];
+  absl::StatusOr<std::unique_ptr<Process>> process =
+      Process::Start({kProgram, "up", "--config", absl::StrCat(directory_, "/cluster.textproto"),
+                      "--listen", kAnyPort, "--http", kAnyPort},
+                     member.log_path);
+  if (!process.ok()) return process.status();
+  member.process = *std::move(process);
+  const absl::Time deadline = absl::Now() + kReadyTimeout;
+  while (absl::Now() < deadline && member.process->Running()) {
+    const std::string log = ReadFile(member.log_path);
+    member.address = FindValue(log, "coordinator");
+    member.http_address = FindValue(log, "http");
+    // The line is complete when the next field has been written.
+    if (!FindValue(log, "pids").empty()) return absl::OkStatus();
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return absl::UnavailableError(
+      absl::StrCat("`emberd up` did not get ready:\n", ReadFile(member.log_path)));
+}
+
+absl::Status Cluster::Launch(const std::string& role, int index, Member* member) {
+  const auto address = [](const std::string& known) { return known.empty() ? kAnyPort : known; };
+  const std::string ready = absl::StrCat(directory_, "/", member->name, ".ready");
+  std::filesystem::remove(ready);
+  absl::StatusOr<std::unique_ptr<Process>> process =
+      Process::Start({kProgram, role, "--config", absl::StrCat(directory_, "/cluster.textproto"),
+                      "--index", absl::StrCat(index), "--address", address(member->address),
+                      "--http-address", address(member->http_address), "--ready-file", ready},
+                     member->log_path);
+  if (!process.ok()) return process.status();
+  member->process = *std::move(process);
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::WaitReady(Member* member) {
+  const absl::Time deadline = absl::Now() + kReadyTimeout;
+  while (absl::Now() < deadline && member->process->Running()) {
+    const std::string ready = ReadFile(absl::StrCat(directory_, "/", member->name, ".ready"));
+    if (!ready.empty()) {
+      member->address = FindValue(ready, "grpc");
+      member->http_address = FindValue(ready, "http");
+      return absl::OkStatus();
+    }
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return absl::UnavailableError(
+      absl::StrCat(member->name, " did not get ready:\n", ReadFile(member->log_path)));
+}
+
+void Cluster::WriteConfig() {
+  std::string config =
+      absl::StrCat("sparsecores_per_shard: ", options_.sparsecores_per_shard, "\n");
+  for (int i = 0; i < options_.shards; ++i) {
+    const bool known = !options_.embedded && !shards_[i].address.empty();
+    absl::StrAppend(&config, "shards { address: \"", known ? shards_[i].address : kAnyPort,
+                    "\" }\n");
+  }
+  for (const Member& coordinator : coordinators_) {
+    absl::StrAppend(&config, "coordinators { address: \"",
+                    coordinator.address.empty() ? kAnyPort : coordinator.address, "\" }\n");
+  }
+  absl::StrAppend(&config, options_.config, "\n");
+  WriteFile(absl::StrCat(directory_, "/cluster.textproto"), config);
+}
+
+client::ClientOptions Cluster::client_options(bool all_coordinators) const {
+  client::ClientOptions options;
+  for (const Member& coordinator : coordinators_) {
+    if (all_coordinators || options.addresses.empty()) {
+      options.addresses.push_back(coordinator.address);
+    }
+  }
+  options.connect_timeout = absl::Seconds(30);
+  options.deadline = absl::Seconds(60);
+  return options;
+}
+
+std::unique_ptr<client::Client> Cluster::Connect() const {
+  absl::StatusOr<std::unique_ptr<client::Client>> client =
+      client::Client::Connect(client_options());
+  if (client.ok()) return *std::move(client);
+  ADD_FAILURE() << client.status();
+  return nullptr;
+}
+
+void Cluster::KillShard(int shard) {
+  shards_[shard].process->Signal(SIGKILL);
+  shards_[shard].process->WaitFor(absl::InfiniteDuration());
+}
+
+absl::Status Cluster::RestartShard(int shard) {
+  if (absl::Status status = Launch("shard", shard, &shards_[shard]); !status.ok()) return status;
+  return WaitReady(&shards_[shard]);
+}
+
+void Cluster::SuspendShard(int shard) { shards_[shard].process->Signal(SIGSTOP); }
+void Cluster::ResumeShard(int shard) { shards_[shard].process->Signal(SIGCONT); }
+
+absl::Status Cluster::Stop(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  for (std::vector<Member>* members : {&coordinators_, &shards_}) {
+    for (Member& member : *members) member.process->Signal(SIGTERM);
+    for (Member& member : *members) {
+      if (!member.process->WaitFor(deadline - absl::Now())) {
+        return absl::DeadlineExceededError(absl::StrCat(member.name, " does not stop"));
+      }
+      if (member.process->exit_status() != 0) {
+        return absl::InternalError(
+            absl::StrCat(member.name, " ended with ", member.process->exit_status()));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string Cluster::CoordinatorLog(int coordinator) const {
+  return ReadFile(coordinators_[coordinator].log_path);
+}
+std::string Cluster::ShardLog(int shard) const { return ReadFile(shards_[shard].log_path); }
+
+std::vector<pid_t> Cluster::pids() {
+  std::vector<pid_t> pids;
+  for (std::vector<Member>* members : {&coordinators_, &shards_}) {
+    for (Member& member : *members) {
+      if (member.process != nullptr && member.process->Running()) {
+        pids.push_back(member.process->pid());
+      }
+    }
+  }
+  return pids;
+}
+
+}  // namespace emberd::testing

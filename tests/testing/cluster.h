@@ -1,0 +1,91 @@
+// A real cluster for tests: the emberd binary, as coordinator and shard processes or as one
+// embedded process, on ports of the loopback that the system picks. Nothing of it is left behind,
+// whatever becomes of the test.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/client.h"
+#include "tests/testing/process.h"
+
+namespace emberd::testing {
+
+struct ClusterOptions {
+  int shards = 2;
+  int sparsecores_per_shard = 2;
+  int coordinators = 1;
+  // True: `emberd up`, coordinator and shards in one process; kills and restarts of shards are not
+  // possible.
+  bool embedded = false;
+  // More fields of the ClusterConfig, as text proto, e.g. "budgets { max_batches: 2 }".
+  std::string config = {};
+};
+
+// Not thread-safe, but for the const methods. Belongs to the main thread (see process.h).
+class Cluster {
+ public:
+  // Returns when every process serves.
+  static absl::StatusOr<std::unique_ptr<Cluster>> Start(const ClusterOptions& options);
+  // Kills every process. If the running test has failed, prints what they logged.
+  ~Cluster();
+
+  const std::string& address(int coordinator = 0) const {
+    return coordinators_[coordinator].address;
+  }
+  const std::string& shard_address(int shard) const { return shards_[shard].address; }
+  // "host:port" of /metrics.
+  const std::string& http_address(int coordinator = 0) const {
+    return coordinators_[coordinator].http_address;
+  }
+  const std::string& shard_http_address(int shard) const { return shards_[shard].http_address; }
+
+  // A client of the first coordinator, or of all of them in turn.
+  client::ClientOptions client_options(bool all_coordinators = false) const;
+  std::unique_ptr<client::Client> Connect()
+      const;  // null, and the test fails, if that does not work
+
+  // kill -9.
+  void KillShard(int shard);
+  // Starts a killed shard on its old port; returns when it serves.
+  absl::Status RestartShard(int shard);
+  // SIGSTOP and SIGCONT: the process is there but says nothing.
+  void SuspendShard(int shard);
+  void ResumeShard(int shard);
+  // SIGTERM to everything, coordinators first; OK if all ended with exit status 0 within `timeout`.
+  absl::Status Stop(absl::Duration timeout);
+
+  // What the process has logged so far.
+  std::string CoordinatorLog(int coordinator = 0) const;
+  std::string ShardLog(int shard) const;
+  // Every process that was started and still runs.
+  std::vector<pid_t> pids();
+
+ private:
+  struct Member {
+    std::string name;  // "shard-0"
+    std::string address;
+    std::string http_address;
+    std::string log_path;
+    std::unique_ptr<Process> process;
+  };
+
+  Cluster(ClusterOptions options, std::string directory);
+  absl::Status StartProcesses();
+  absl::Status StartEmbedded();
+  // Runs `emberd ROLE --index i`, on the member's address if it has one.
+  absl::Status Launch(const std::string& role, int index, Member* member);
+  absl::Status WaitReady(Member* member);
+  // Writes the config, with the addresses that are known by now.
+  void WriteConfig();
+
+  const ClusterOptions options_;
+  const std::string directory_;
+  std::vector<Member> coordinators_;
+  std::vector<Member> shards_;
+};
+
+}  // namespace emberd::testing
