@@ -27,9 +27,9 @@ absl::StatusOr<v1::ClusterConfig> LoadCluster(const std::string& path);
 
 // Checks every value and reference, then writes every default into the message: afterwards each
 // optional field is present, each table has its own optimizer, initializer, combiner and storage
-// type, and no enum is UNSPECIFIED (the model-wide `optimizer` is kept too). Exceptions: clip
-// bounds, which stay absent for "no bound", quantization, plan.rotation (its default depends on the
-// cluster) and the 0 of unlimited limits. Idempotent.
+// type, and no enum is UNSPECIFIED, groups have names (the model-wide `optimizer` is kept too).
+// Exceptions: clip bounds, which stay absent for "no bound", quantization, plan.rotation (its
+// default depends on the cluster) and the 0 of unlimited limits. Idempotent.
 absl::Status CompleteModel(v1::ModelConfig* model);
 absl::Status CompleteCluster(v1::ClusterConfig* cluster);
 
