@@ -3,11 +3,15 @@
 // topology.
 #include "preprocess/preprocessor.h"
 
+#include <cstring>
 #include <functional>
 #include <map>
 #include <set>
+#include <string>
 #include <tuple>
+#include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "preprocess/random_case.h"
@@ -144,6 +148,123 @@ TEST(PreprocessorTest, CutsOfOtherReplicasOnlyCutFiner) {
     ExpectWithinLimits(**batch, plan);
     ExpectSameEntries(NaiveEntries(c, plan), EntriesOf(**batch, plan));
   });
+}
+
+// All arrays of a batch, one after another.
+std::vector<uint32_t> BitsOf(const PreprocessedBatch& batch, const Plan& plan) {
+  std::vector<uint32_t> bits;
+  const auto add = [&bits](const auto& values) {
+    for (const auto& value : values) {
+      uint32_t word = 0;
+      std::memcpy(&word, &value, sizeof(word));
+      bits.push_back(word);
+    }
+  };
+  for (int shard = 0; shard < plan.topology.shards; ++shard) {
+    for (const StackBatchView& view : batch.ShardView(shard)) {
+      for (const CsrSegmentView& segment : view.segments) {
+        bits.push_back(segment.base);
+        add(segment.row_ends);
+        add(segment.embedding_ids);
+        add(segment.sample_ids);
+        add(segment.gains);
+      }
+    }
+  }
+  return bits;
+}
+
+// Would catch: results that depend on which thread came first, or on buffers that an earlier batch
+// used.
+TEST(PreprocessorTest, AnyNumberOfThreadsGivesTheSameBits) {
+  ForRandomCases(/*limits=*/true, 300, [](RandomCase& c, const Plan& plan, Preprocessor& one) {
+    const auto expected = one.Run(c.inputs());
+    for (int threads : {2, 8}) {
+      const auto many = *Preprocessor::Create(&c.model, &plan, {threads});
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        const auto got = many->Run(c.inputs());
+        ASSERT_EQ(expected.status(), got.status());
+        if (!got.ok()) continue;
+        ASSERT_EQ(BitsOf(**expected, plan), BitsOf(**got, plan));
+        ASSERT_EQ((*expected)->statistics().SerializeAsString(),
+                  (*got)->statistics().SerializeAsString());
+      }
+    }
+  });
+}
+
+// Would catch: content that depends on how partitions are dealt to shards (P fixed).
+TEST(PreprocessorTest, ShardsAndSlotsDoNotChangeTheEntries) {
+  ForRandomCases(/*limits=*/false, 300, [](RandomCase& c, const Plan&, Preprocessor&) {
+    EntryMap expected;
+    for (Topology topology : {Topology{1, 8}, Topology{2, 4}, Topology{8, 1}}) {
+      const auto plan = MakePlan(c.model, topology);
+      const auto pre = *Preprocessor::Create(&c.model, &*plan, {});
+      const auto batch = pre->Run(c.inputs());
+      ASSERT_TRUE(batch.ok()) << batch.status();
+      const EntryMap entries = EntriesOf(**batch, *plan);
+      if (expected.empty()) expected = entries;
+      ExpectSameEntries(expected, entries);
+    }
+  });
+}
+
+v1::ModelConfig OneTable(int64_t rows, int max_ids) {
+  v1::ModelConfig model;
+  v1::TableConfig* table = model.add_tables();
+  table->set_name("words");
+  table->set_vocabulary_size(rows);
+  table->set_embedding_dim(8);
+  table->set_combiner(v1::SUM);
+  table->set_max_ids_per_partition(max_ids);
+  table->mutable_optimizer()->mutable_sgd();
+  v1::FeatureConfig* feature = model.add_features();
+  feature->set_name("title");
+  feature->set_table("words");
+  return model;
+}
+
+TEST(PreprocessorTest, AHotIdOverTheLimitIsAnErrorThatHelps) {
+  const v1::ModelConfig model = OneTable(100, 4);
+  const auto plan = MakePlan(model, {1, 1});
+  const auto pre = *Preprocessor::Create(&model, &*plan, {});
+  const std::vector<int32_t> ids(5, 7);
+  FeatureInput input;
+  input.ids = DenseInput{absl::MakeConstSpan(ids), 1, 5};
+  const absl::Status status = pre->Run({input}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  for (const char* part : {"table 'words'", "partition 0", "5 ids", "max_ids_per_partition is 4",
+                           "source slot 0", "allow_id_dropping"}) {
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(part));
+  }
+  EXPECT_FALSE(pre->Run({}).ok());
+  EXPECT_FALSE(pre->Run({input, input}).ok());
+  // An error leaves nothing behind.
+  input.ids = DenseInput{absl::MakeConstSpan(ids).subspan(1), 1, 4};
+  EXPECT_TRUE(pre->Run({input}).ok());
+}
+
+TEST(PreprocessorTest, StatisticsSayWhatABatchNeeded) {
+  const v1::ModelConfig model = OneTable(100, 0);
+  const auto plan = MakePlan(model, {1, 2});
+  const auto pre = *Preprocessor::Create(&model, &*plan, {});
+  // Slot 0: samples {2, 2, 4}, {1}; slot 1: {2, 6}, {}.
+  const std::vector<int32_t> ids = {2, 2, 4, 1, 2, 6}, splits = {0, 3, 4, 6, 6};
+  FeatureInput input;
+  input.ids = RaggedInput{absl::MakeConstSpan(splits), absl::MakeConstSpan(ids)};
+  const auto batch = *pre->Run({input});
+  const v1::StackStatistics& stack = batch->statistics().stacks(0);
+  EXPECT_EQ(stack.stack(), "words");
+  EXPECT_EQ(stack.ids(), 5);
+  EXPECT_EQ(stack.duplicate_ids(), 1);
+  EXPECT_EQ(stack.max_ids_per_partition(), 2);
+  EXPECT_EQ(stack.max_unique_ids_per_partition(), 2);
+  EXPECT_EQ(stack.unique_ids(), 3);  // 2 in partition 0, 1 in partition 1
+  EXPECT_EQ(stack.required_buffer_size(), 24);
+  EXPECT_EQ(stack.dropped_ids(), 0);
+  EXPECT_EQ(batch->feature_samples()[0], 4);
+  EXPECT_EQ(batch->stack_samples(0), 4);
+  EXPECT_GT(batch->bytes(), 0);
 }
 
 }  // namespace
