@@ -40,6 +40,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
 GrpcServer::~GrpcServer() { Drain(absl::ZeroDuration()); }
 
 void GrpcServer::Drain(absl::Duration grace) {
+  if (server_ == nullptr) return;  // it could not be started
   ops::SetServing(server_.get(), service_names_, false);
   server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   server_->Wait();

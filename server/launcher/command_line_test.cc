@@ -1,0 +1,117 @@
+// What a script or a service manager relies on: exit statuses, help, and messages that name the
+// flag or the field that was wrong. Runs the real binary.
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "server/launcher/testing_program.h"
+#include "server/ops/metric_catalogue.h"
+
+namespace emberd::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kEmberd[] = EMBERD_BINARY_DIR "/bin/emberd";
+
+struct Outcome {
+  int status;
+  std::string out;
+  std::string err;
+};
+
+Outcome RunEmberd(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), kEmberd);
+  TestingProgram program(arguments);
+  const int status = program.Wait();
+  return {status, program.Out(), program.Err()};
+}
+
+TEST(CommandLineTest, VersionHelpAndMetrics) {
+  const Outcome version = RunEmberd({"--version"});
+  EXPECT_EQ(version.status, 0);
+  EXPECT_EQ(version.out, "emberd " EMBERD_VERSION "\n");
+
+  EXPECT_THAT(RunEmberd({"--help"}).out, HasSubstr("sparse embedding parameter server"));
+  for (const char* command : {"up", "coordinator", "shard"}) {
+    const Outcome help = RunEmberd({command, "--help"});
+    EXPECT_EQ(help.status, 0) << command;
+    EXPECT_THAT(help.out, HasSubstr("Examples:")) << command;
+    for (const char* flag :
+         {"--config", "--threads", "--log-level", "--log-format", "--log-file", "--insecure"}) {
+      EXPECT_THAT(help.out, HasSubstr(flag)) << command;
+    }
+  }
+  EXPECT_EQ(RunEmberd({"metrics"}).out, ops::MetricCatalogueMarkdown());
+}
+
+struct BadCase {
+  const char* name;
+  std::vector<std::string> arguments;
+  const char* message;  // part of standard error
+};
+
+class BadCommandLineTest : public ::testing::TestWithParam<BadCase> {};
+
+TEST_P(BadCommandLineTest, ExitsWithTwoAndSaysWhatIsWrong) {
+  auto directory = ScratchDirectory::Create();
+  ASSERT_TRUE(directory.ok());
+  const std::string config = (*directory)->path() + "/cluster.textproto";
+  std::ofstream(config) << "shards { address: '127.0.0.1:0' }\n"
+                           "coordinators { address: '127.0.0.1:0' }\n"
+                           "coordinators { address: '10.1.1.1:0' http_address: '0.0.0.0:0' }\n";
+  const std::string broken = (*directory)->path() + "/broken.textproto";
+  std::ofstream(broken) << "shards { addres: '127.0.0.1:0' }\n";
+  std::vector<std::string> arguments = GetParam().arguments;
+  for (std::string& argument : arguments) {
+    if (argument == "CONFIG") argument = config;
+    if (argument == "BROKEN") argument = broken;
+  }
+  const Outcome outcome = RunEmberd(arguments);
+  EXPECT_EQ(outcome.status, 2) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr(GetParam().message));
+  EXPECT_EQ(outcome.out, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BadCommandLineTest,
+    ::testing::ValuesIn(std::vector<BadCase>{
+        {"NoCommand", {}, "subcommand is required"},
+        {"UnknownCommand", {"down"}, "subcommand is required"},
+        {"UnknownFlag", {"up", "--shard", "2"}, "--shard"},
+        {"NotANumber", {"up", "--shards", "two"}, "--shards"},
+        {"ShardsNotAPowerOfTwo", {"up", "--shards", "3"}, "shards: a number of 3"},
+        {"NoShards", {"up", "--shards", "0"}, "shards: empty"},
+        {"SparsecoresOutOfRange", {"up", "--sparsecores", "-1"}, "sparsecores_per_shard: -1"},
+        {"ThreadsOutOfRange", {"up", "--threads", "0"}, "--threads"},
+        {"LogLevel", {"up", "--log-level", "loud"}, "--log-level"},
+        {"LogFormat", {"up", "--log-format", "xml"}, "--log-format"},
+        {"LogFile", {"up", "--log-file", "/dev/null/log"}, "logging.file: \"/dev/null/log\""},
+        {"ShardsAndConfig", {"up", "--shards", "2", "--config", "CONFIG"}, "excludes"},
+        {"Address", {"up", "--listen", "7400"}, "coordinators[0].address: \"7400\""},
+        {"HttpAddress", {"up", "--http", "x"}, "coordinators[0].http_address: \"x\""},
+        {"OpenAddress", {"up", "--listen", "0.0.0.0:0"}, "--insecure"},
+        {"OpenHttp", {"up", "--listen", "127.0.0.1:0", "--http", "[::]:0"}, "--insecure"},
+        {"OpenAddressOfAChild",
+         {"up", "--config", "CONFIG", "--processes"},
+         "coordinators[1].address: \"10.1.1.1:0\" is not on the loopback interface"},
+        {"TwoCoordinatorsInOneProcess", {"up", "--config", "CONFIG"}, "--processes"},
+        {"NoConfig", {"shard"}, "--config"},
+        {"ConfigNotThere", {"shard", "--config", "/no/such"}, "/no/such"},
+        {"ConfigBroken", {"shard", "--config", "BROKEN"}, "addres"},
+        {"ShardIndex", {"shard", "--config", "CONFIG", "--index", "1"}, "--index: 1"},
+        {"CoordinatorIndex", {"coordinator", "--config", "CONFIG", "--index", "-1"}, "--index: -1"},
+        {"OpenCoordinator",
+         {"coordinator", "--config", "CONFIG", "--index", "1"},
+         "coordinators[1].address: \"10.1.1.1:0\""},
+    }),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace emberd::launcher

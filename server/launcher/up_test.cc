@@ -1,0 +1,321 @@
+// Whole clusters, as a user starts them: the real binary in both modes. Catches a mode that does
+// not come up, a process without /metrics, a metric that is documented but never exposed by a
+// working cluster, a dead shard that does not come back to its address, and, above all, processes
+// or files left behind after an orderly stop or a kill -9 of the launcher.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "emberd/v1/embedding_service.grpc.pb.h"
+#include "server/launcher/testing_program.h"
+#include "server/ops/http_get.h"
+#include "server/ops/metric_catalogue.h"
+
+namespace emberd::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+std::vector<std::string> Emberd(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), EMBERD_BINARY_DIR "/bin/emberd");
+  return arguments;
+}
+
+std::vector<std::string> Up(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments =
+      Emberd({"up", "--shards", "2", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"});
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+// key=value,value fields of a ready line.
+std::map<std::string, std::vector<std::string>> Fields(const std::string& line) {
+  std::map<std::string, std::vector<std::string>> fields;
+  for (absl::string_view word : absl::StrSplit(line, ' ')) {
+    const std::vector<std::string> pair = absl::StrSplit(word, absl::MaxSplits('=', 1));
+    if (pair.size() == 2) fields[pair[0]] = absl::StrSplit(pair[1], ',');
+  }
+  return fields;
+}
+
+std::vector<pid_t> Pids(const std::vector<std::string>& texts) {
+  std::vector<pid_t> pids;
+  for (const std::string& text : texts) {
+    if (!absl::SimpleAtoi(text, &pids.emplace_back())) ADD_FAILURE() << "not a pid: " << text;
+  }
+  return pids;
+}
+
+std::string Scrape(const std::string& address) {
+  int port = 0;
+  const std::vector<std::string> parts = absl::StrSplit(address, ':');
+  EXPECT_TRUE(absl::SimpleAtoi(parts.back(), &port)) << address;
+  return ops::HttpGet(port, "/metrics");
+}
+
+bool Exists(pid_t pid) { return kill(pid, 0) == 0; }
+
+v1::Tensor MakeTensor(v1::DataType dtype, std::vector<int64_t> shape, const void* data,
+                      size_t size) {
+  v1::Tensor tensor;
+  tensor.set_dtype(dtype);
+  tensor.mutable_shape()->Assign(shape.begin(), shape.end());
+  tensor.set_data(data, size);
+  return tensor;
+}
+
+// One step of a model with one table; the test fails if it does not work.
+void Train(const std::string& address) {
+  auto stub = v1::EmbeddingService::NewStub(
+      grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  v1::DeclareModelRequest declare;
+  v1::ModelConfig& model = *declare.mutable_config();
+  model.set_name("m");
+  v1::TableConfig* const table = model.add_tables();
+  table->set_name("t");
+  table->set_vocabulary_size(100);
+  table->set_embedding_dim(8);
+  v1::FeatureConfig* const feature = model.add_features();
+  feature->set_name("f");
+  feature->set_table("t");
+  feature->set_batch_size(4);
+  model.mutable_optimizer()->set_learning_rate(0.1f);
+  model.mutable_optimizer()->mutable_sgd();
+  v1::DeclareModelResponse declared;
+  grpc::ClientContext declare_context;
+  grpc::Status status = stub->DeclareModel(&declare_context, declare, &declared);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+
+  const int32_t ids[] = {1, 2, 3, 1};
+  v1::LookupRequest lookup;
+  lookup.set_model_id(declared.model_id());
+  v1::FeatureIds* const input = lookup.add_features();
+  input->set_feature("f");
+  *input->mutable_dense()->mutable_ids() = MakeTensor(v1::INT32, {4}, ids, sizeof(ids));
+  v1::LookupResponse found;
+  grpc::ClientContext lookup_context;
+  status = stub->Lookup(&lookup_context, lookup, &found);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+
+  const std::vector<float> ones(4 * 8, 1.0f);
+  v1::ApplyGradientsRequest apply;
+  apply.set_model_id(declared.model_id());
+  apply.set_batch_handle(found.batch_handle());
+  apply.mutable_mutation()->set_client_id("test");
+  apply.mutable_mutation()->set_sequence(1);
+  v1::FeatureGradient* const gradient = apply.add_gradients();
+  gradient->set_feature("f");
+  *gradient->mutable_gradient() =
+      MakeTensor(v1::FLOAT32, {4, 8}, ones.data(), ones.size() * sizeof(float));
+  v1::ApplyGradientsResponse applied;
+  grpc::ClientContext apply_context;
+  status = stub->ApplyGradients(&apply_context, apply, &applied);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(applied.rows_updated(), 3);
+}
+
+// Every metric of the catalogue but those in `absent`, with at least one sample.
+void ExpectAllMetrics(const std::string& page, const std::vector<std::string>& absent) {
+  for (const ops::MetricInfo& metric : ops::MetricCatalogue()) {
+    const std::string name(metric.name);
+    const std::string sample = name + (metric.type == ops::MetricType::kHistogram ? "_count" : "") +
+                               (metric.LabelNames().empty() ? " " : "{");
+    const bool expected = std::find(absent.begin(), absent.end(), name) == absent.end();
+    EXPECT_EQ(page.find("\n" + sample) != std::string::npos, expected) << name;
+  }
+}
+
+TEST(UpTest, EmbeddedClusterTrainsAndShowsItsMetrics) {
+  TestingProgram up(Up({"--sparsecores", "1"}));
+  const std::string line = up.WaitForLine("emberd: ready coordinator=127.0.0.1:");
+  ASSERT_NE(line, "") << up.Err();
+  auto fields = Fields(line);
+  EXPECT_THAT(fields["pids"], ::testing::ElementsAre(std::to_string(up.pid())));
+  EXPECT_EQ(fields["shards"][0], "2");
+  EXPECT_THAT(up.Err(), HasSubstr(absl::StrCat("kill ", up.pid())));
+  Train(fields["coordinator"][0]);
+  const std::string page = Scrape(fields["http"][0]);
+  EXPECT_THAT(page, StartsWith("HTTP/1.1 200"));
+  ExpectAllMetrics(page, {});
+  up.Signal(SIGTERM);
+  EXPECT_EQ(up.Wait(), 0) << up.Err();
+}
+
+class ProcessesTest : public ::testing::Test {
+ protected:
+  void StartUp(const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {"--processes"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    up_ = std::make_unique<TestingProgram>(Up(arguments));
+    const std::string line = up_->WaitForLine("emberd: ready coordinator=127.0.0.1:");
+    ASSERT_NE(line, "") << up_->Err();
+    fields_ = Fields(line);
+    pids_ = Pids(fields_["pids"]);
+    ASSERT_THAT(pids_, SizeIs(3));  // the coordinator, then the shards
+    ASSERT_THAT(fields_["shard_http"], SizeIs(2));
+  }
+  bool WaitForLog(const std::string& text) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (up_->Err().find(text) == std::string::npos) {
+      if (absl::Now() > deadline) return false;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    return true;
+  }
+
+  std::unique_ptr<TestingProgram> up_;
+  std::map<std::string, std::vector<std::string>> fields_;
+  std::vector<pid_t> pids_;
+};
+
+TEST_F(ProcessesTest, TrainAndShowTheirMetricsAndLeaveNothingBehind) {
+  ASSERT_NO_FATAL_FAILURE(StartUp());
+  for (const pid_t pid : pids_) EXPECT_TRUE(Exists(pid));
+  Train(fields_["coordinator"][0]);
+  std::string pages = Scrape(fields_["http"][0]);
+  EXPECT_THAT(pages, HasSubstr("emberd_shard_reachable{shard=\"1\"} 1"));
+  EXPECT_THAT(pages, HasSubstr("role=\"coordinator\""));
+  for (const std::string& address : fields_["shard_http"]) {
+    const std::string page = Scrape(address);
+    EXPECT_THAT(page, HasSubstr("role=\"shard\""));
+    EXPECT_THAT(page, HasSubstr("emberd_rpcs_total{code=\"OK\",method=\"ShardService/Gather\"}"));
+    pages += page;
+  }
+  ExpectAllMetrics(pages, {});
+
+  up_->Signal(SIGTERM);
+  EXPECT_EQ(up_->Wait(), 0) << up_->Err();
+  for (const pid_t pid : pids_) EXPECT_FALSE(Exists(pid)) << pid;
+  EXPECT_TRUE(std::filesystem::is_empty(up_->directory() + "/tmp"));
+}
+
+TEST_F(ProcessesTest, NothingOutlivesALauncherThatIsKilled) {
+  ASSERT_NO_FATAL_FAILURE(StartUp());
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans come to this process
+  up_->Signal(SIGKILL);
+  EXPECT_EQ(up_->Wait(), 128 + SIGKILL);
+  for (const pid_t pid : pids_) {
+    int status = 0;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+  }
+  prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+TEST_F(ProcessesTest, ADeadShardComesBackToItsAddress) {
+  ASSERT_NO_FATAL_FAILURE(StartUp({"--log-format", "json"}));
+  kill(pids_[2], SIGKILL);
+  ASSERT_TRUE(WaitForLog("\"serves again\",\"child\":\"shard-1\",\"grpc\":\"" +
+                         fields_["shard_grpc"][1] + "\""))
+      << up_->Err();
+  EXPECT_THAT(up_->Err(), HasSubstr("was killed by signal 9 (Killed)"));
+  EXPECT_THAT(Scrape(fields_["shard_http"][1]), StartsWith("HTTP/1.1 200"));
+  Train(fields_["coordinator"][0]);
+  up_->Signal(SIGINT);
+  EXPECT_EQ(up_->Wait(), 0) << up_->Err();
+}
+
+TEST_F(ProcessesTest, ADeadShardStaysDeadIfAskedTo) {
+  ASSERT_NO_FATAL_FAILURE(StartUp({"--no-restart"}));
+  kill(pids_[1], SIGKILL);
+  ASSERT_TRUE(WaitForLog("a process died child=shard-0")) << up_->Err();
+  absl::SleepFor(absl::Milliseconds(500));
+  EXPECT_EQ(up_->Err().find("restarted"), std::string::npos);
+  EXPECT_TRUE(Exists(pids_[0]) && Exists(pids_[2]));
+  up_->Signal(SIGTERM);
+  EXPECT_EQ(up_->Wait(), 0) << up_->Err();
+}
+
+TEST_F(ProcessesTest, TheSecondSignalEndsAllAtOnce) {
+  ASSERT_NO_FATAL_FAILURE(StartUp());
+  kill(pids_[0], SIGSTOP);  // so that an orderly end cannot be
+  up_->Signal(SIGTERM);
+  ASSERT_TRUE(WaitForLog("stopping signal=SIGTERM"));
+  up_->Signal(SIGTERM);
+  EXPECT_EQ(up_->Wait(), 1);
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  for (const pid_t pid : pids_) {
+    while (Exists(pid) && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
+    EXPECT_FALSE(Exists(pid)) << pid;
+  }
+}
+
+class ServerProcessTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto directory = ScratchDirectory::Create();
+    ASSERT_TRUE(directory.ok());
+    directory_ = *std::move(directory);
+    std::ofstream(Config()) << "shards { address: '127.0.0.1:0' http_address: '127.0.0.1:0' }\n"
+                               "coordinators { address: '127.0.0.1:0' }\n";
+  }
+  std::string Config() const { return directory_->path() + "/cluster.textproto"; }
+
+  std::unique_ptr<ScratchDirectory> directory_;
+};
+
+TEST_F(ServerProcessTest, WritesItsReadyFileWhenItServes) {
+  const std::string ready_file = directory_->path() + "/ready";
+  TestingProgram shard(Emberd({"shard", "--config", Config(), "--ready-file", ready_file}));
+  absl::StatusOr<ReadyInfo> ready = absl::NotFoundError("");
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (!ready.ok() && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(10));
+    ready = ReadReadyFile(ready_file);
+  }
+  ASSERT_TRUE(ready.ok()) << ready.status() << shard.Err();
+  EXPECT_EQ(ready->pid, shard.pid());
+  EXPECT_THAT(Scrape(ready->http), HasSubstr("role=\"shard\""));
+  EXPECT_EQ(shard.Out(), "");
+  shard.Signal(SIGTERM);
+  EXPECT_EQ(shard.Wait(), 0) << shard.Err();
+}
+
+TEST_F(ServerProcessTest, FlagsGoOverTheConfiguration) {
+  TestingProgram shard(Emberd({"shard", "--config", Config(), "--address", "0.0.0.0:0",
+                               "--http-address", "", "--insecure", "--log-level", "WARNING",
+                               "--log-format", "json", "--log-file", directory_->path() + "/log"}));
+  auto fields = Fields(shard.WaitForLine("emberd: ready shard-0 grpc=0.0.0.0:"));
+  EXPECT_EQ(fields["http"][0], "");
+  std::ifstream log(directory_->path() + "/log");
+  std::string line;
+  std::getline(log, line);
+  EXPECT_THAT(line, HasSubstr("\"level\":\"warning\""));
+  EXPECT_THAT(line, HasSubstr("insecure: plain text, open to the network"));
+  EXPECT_EQ(shard.Err(), "");
+  shard.Signal(SIGTERM);
+  EXPECT_EQ(shard.Wait(), 0);
+}
+
+TEST_F(ServerProcessTest, AnAddressInUseEndsItWithOne) {
+  TestingProgram first(Emberd({"shard", "--config", Config()}));
+  auto fields = Fields(first.WaitForLine("emberd: ready shard-0"));
+  ASSERT_THAT(fields["grpc"], SizeIs(1)) << first.Err();
+  for (const auto& [flag, address] :
+       {std::pair<std::string, std::string>("--address", fields["grpc"][0]),
+        {"--http-address", fields["http"][0]}}) {
+    TestingProgram second(Emberd({"shard", "--config", Config(), flag, address}));
+    EXPECT_EQ(second.Wait(), 1) << flag;
+    EXPECT_THAT(second.Err(), HasSubstr(address)) << flag;
+  }
+}
+
+}  // namespace
+}  // namespace emberd::launcher
