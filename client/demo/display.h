@@ -17,7 +17,7 @@ struct Progress {
   double examples_per_second = 0;
   double loss = 0, auc = 0;  // of the latest training examples
   int64_t rows_updated = 0;
-  std::vector<ShardTraffic> shards;
+  std::vector<ShardTraffic> shards = {};
 };
 
 // "[#####.....]  50%  1.00 M examples  31.2 k/s  loss 0.5123  AUC 0.7890  12.3 M rows updated

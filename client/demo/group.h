@@ -26,12 +26,12 @@ struct Contribution {
   int64_t examples = 0;  // 0: no batch this time
   std::vector<float>
       gradient;  // of the dense parameters, summed over the examples; empty if there are none
-  std::vector<float> logits;  // predictions made before the update
-  std::vector<float> labels;
+  std::vector<float> logits = {};  // predictions made before the update
+  std::vector<float> labels = {};
 };
 struct GradientSum {
   int64_t examples = 0;
-  std::vector<float> gradient;  // empty if there are no examples
+  std::vector<float> gradient = {};  // empty if there are no examples
 };
 // How a trainer's round went.
 struct RoundReport {

@@ -1,0 +1,98 @@
+#include "client/demo/monitor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/time/clock.h"
+#include "client/demo/display.h"
+
+namespace emberd::demo {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+client::ClusterStatus Status(bool reachable, uint64_t incarnation, int64_t gathered,
+                             int64_t updated) {
+  client::ClusterStatus status;
+  client::ShardStatus& shard = status.shards.emplace_back();
+  shard.address = "127.0.0.1:1";
+  shard.reachable = reachable;
+  shard.error = "connection refused";
+  shard.incarnation = incarnation;
+  shard.rows_gathered = gathered;
+  shard.rows_updated = updated;
+  return status;
+}
+
+TEST(ShardHistoryTest, CountsRowsPerSecond) {
+  ShardHistory history;
+  std::vector<std::string> events;
+  const absl::Time start = absl::UnixEpoch();
+  history.Add(Status(true, 7, 100, 10), start, &events);
+  history.Add(Status(true, 7, 600, 110), start + absl::Seconds(2), &events);
+  EXPECT_EQ(history.traffic()[0].rows_gathered, 600);
+  EXPECT_EQ(history.traffic()[0].rows_updated, 110);
+  EXPECT_DOUBLE_EQ(history.traffic()[0].rows_per_second, 300);
+  EXPECT_TRUE(events.empty());
+}
+
+// A restarted shard counts from zero: the totals of the demo must neither fall nor jump.
+TEST(ShardHistoryTest, SaysThatAShardDiedAndCameBack) {
+  ShardHistory history;
+  std::vector<std::string> events;
+  absl::Time now = absl::UnixEpoch();
+  history.Add(Status(true, 7, 1000, 100), now += absl::Seconds(1), &events);
+  history.Add(Status(false, 0, 0, 0), now += absl::Seconds(1), &events);
+  EXPECT_FALSE(history.traffic()[0].reachable);
+  history.Add(Status(false, 0, 0, 0), now += absl::Seconds(1), &events);
+  history.Add(Status(true, 8, 50, 5), now += absl::Seconds(1), &events);
+  EXPECT_THAT(events, ElementsAre(HasSubstr("does not answer: connection refused"),
+                                  HasSubstr("answers again"), HasSubstr("has restarted")));
+  EXPECT_EQ(history.traffic()[0].rows_gathered, 1050);
+  EXPECT_EQ(history.traffic()[0].rows_updated, 105);
+  EXPECT_EQ(history.traffic()[0].restarts, 1);
+}
+
+TEST(MonitorTest, SaysOnceThatTheCoordinatorIsAway) {
+  std::atomic<int> calls = 0;
+  Monitor monitor([&calls]() -> absl::StatusOr<client::ClusterStatus> {
+    ++calls;
+    return absl::UnavailableError("away");
+  });
+  while (calls == 0) absl::SleepFor(absl::Milliseconds(1));
+  std::vector<std::string> events;
+  while (events.empty()) {
+    absl::SleepFor(absl::Milliseconds(1));
+    events = monitor.TakeEvents();
+  }
+  EXPECT_THAT(events, ElementsAre(HasSubstr("coordinator does not answer")));
+  EXPECT_EQ(monitor.Restarts(), 0);
+}
+
+TEST(ProgressLineTest, ShowsAllThatIsAsked) {
+  Progress progress{.examples = 500'000,
+                    .total = 1'000'000,
+                    .examples_per_second = 31'250,
+                    .loss = 0.5,
+                    .auc = 0.789,
+                    .rows_updated = 12'300'000};
+  progress.shards.resize(2);
+  progress.shards[0].rows_per_second = 510'000;
+  progress.shards[1].reachable = false;
+  EXPECT_EQ(ProgressLine(progress),
+            "[##########..........]  50%  500.0 k examples  31.2 k/s  loss 0.5000  AUC 0.7890  "
+            "12.30 M rows updated  "
+            "shards 0.51 down M rows/s");
+}
+
+TEST(ShortTest, ThreeDigitsAreEnough) {
+  EXPECT_EQ(Short(0), "0");
+  EXPECT_EQ(Short(999), "999");
+  EXPECT_EQ(Short(1000), "1.0 k");
+  EXPECT_EQ(Short(999'900), "1.00 M");
+  EXPECT_EQ(Short(1'250'000), "1.25 M");
+}
+
+}  // namespace
+}  // namespace emberd::demo
