@@ -19,7 +19,10 @@ using preprocess::CsrSegmentView;
 using preprocess::SampleSpan;
 using preprocess::StackBatchView;
 
-constexpr int64_t kMaxSamples = int64_t{1} << 30;
+constexpr int64_t kMaxSamples = int64_t{1} << 27;
+constexpr int kMaxSlots = 1 << 16;
+// Sample ids of all slots together, those that no span covers included.
+constexpr int64_t kMaxSampleIds = 2 * kMaxSamples;
 
 // The live cells of one (segment, partition).
 struct Run {
@@ -38,7 +41,7 @@ class RunTable {
  public:
   static absl::StatusOr<RunTable> Make(const StackBatchView& view, int partitions) {
     RunTable table(partitions, view.minibatches);
-    if (view.slots < 1 || view.minibatches < 1 || view.slots > (1 << 20) ||
+    if (view.slots < 1 || view.minibatches < 1 || view.slots > kMaxSlots ||
         static_cast<int64_t>(view.segments.size()) != int64_t{view.slots} * view.minibatches) {
       return Invalid(view, absl::StrCat(view.segments.size(), " segments for ", view.slots,
                                         " slots x ", view.minibatches, " mini-batches"));
@@ -141,7 +144,6 @@ class SampleMap {
   absl::Status AddSlot(const StackBatchView& view, int slot) {
     int64_t end = 0;
     for (const SampleSpan& span : view.spans[slot]) {
-      // The second bound keeps a hostile span from claiming memory that no batch needs.
       if (span.count < 0 || span.slot_begin < end || span.slot_begin > view.sample_count ||
           span.sample_begin < 0 || span.count > view.sample_count ||
           span.sample_begin > view.sample_count - span.count) {
@@ -149,6 +151,12 @@ class SampleMap {
                                           ", sample_begin ", span.sample_begin, ", count ",
                                           span.count, ") must lie in [0, ", view.sample_count,
                                           ") and follow slot sample ", end));
+      }
+      if (span.count == 0) continue;
+      const int64_t total = int64_t(slot_begin_.back()) + span.slot_begin + span.count;
+      if (total > kMaxSampleIds) {
+        return Invalid(view, absl::StrCat("slots 0 to ", slot, ": ", total,
+                                          " sample ids must be at most ", kMaxSampleIds));
       }
       canonical_.resize(slot_begin_.back() + span.slot_begin, -1);
       canonical_.resize(slot_begin_.back() + span.slot_begin + span.count);
