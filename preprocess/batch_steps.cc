@@ -38,7 +38,7 @@ BatchSteps::BatchSteps(const v1::ModelConfig& model, const Plan& plan, int threa
     StackInfo info;
     info.shape = ShapeOf(model_, plan_, stack);
     info.limits = {stack.max_ids_per_partition, stack.max_unique_ids_per_partition};
-    info.bucket_rule = MakeBucketRule(model_.plan().bucket_hash(), info.shape);
+    info.buckets = BucketMemo(MakeBucketRule(model_.plan().bucket_hash(), info.shape), info.shape);
     stacks_.push_back(std::move(info));
   }
 }
@@ -52,13 +52,19 @@ absl::Status BatchSteps::Sort(absl::Span<const FeatureInput> inputs, BatchStorag
     if (status = CheckSize(plan_.stacks[k], stack); !status.ok()) return status;
     stack.gain_kind = GainKindOf(stacks_[k].shape, stack.inputs);
   }
-  ForEachSlot(batch, [this](const StackInfo& info, StackBatch* stack, int slot,
-                            SlotScratch* scratch) {
+  batch->bucketed = expect_cuts_.load(std::memory_order_relaxed);
+  ForEachSlot(batch, [&](const StackInfo& info, StackBatch* stack, int slot, SlotScratch* scratch) {
     Buffer<int32_t>* multiplicity = allow_dropping_ ? &stack->buckets[slot].multiplicity : nullptr;
     SortSlot(info.shape, stack->inputs, stack->layout[slot], stack->gain_kind, scratch,
              multiplicity, &stack->slots[slot]);
+    if (batch->bucketed) FillSlotBuckets(info, slot, stack);
   });
   return absl::OkStatus();
+}
+
+void BatchSteps::FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const {
+  const DropRule drop = allow_dropping_ ? DropRule::kJax : DropRule::kKeep;
+  FillBuckets(info.buckets, info.limits, drop, stack->slots[slot], &stack->buckets[slot]);
 }
 
 absl::Status BatchSteps::Validate(absl::Span<const FeatureInput> inputs,
@@ -113,11 +119,12 @@ bool BatchSteps::NeedsMinibatches(const BatchStorage& batch) const {
 }
 
 absl::StatusOr<CutSet> BatchSteps::FindCuts(BatchStorage* batch) {
-  const DropRule drop = allow_dropping_ ? DropRule::kJax : DropRule::kKeep;
-  ForEachSlot(batch, [&](const StackInfo& info, StackBatch* stack, int slot, SlotScratch*) {
-    FillBuckets(info.bucket_rule, info.limits, drop, stack->slots[slot], &stack->buckets[slot]);
-  });
-  batch->bucketed = true;
+  if (!batch->bucketed) {
+    ForEachSlot(batch, [this](const StackInfo& info, StackBatch* stack, int slot, SlotScratch*) {
+      FillSlotBuckets(info, slot, stack);
+    });
+    batch->bucketed = true;
+  }
   CutSet cuts = 0;
   for (size_t k = 0; k < stacks_.size(); ++k) {
     const StackBatch& stack = batch->stacks()[k];
@@ -147,6 +154,7 @@ absl::Status BatchSteps::CheckBuckets(size_t stack_index, const StackBatch& stac
 }
 
 void BatchSteps::Finish(CutSet cuts, BatchStorage* batch) {
+  expect_cuts_.store(cuts != 0, std::memory_order_relaxed);
   if (cuts != 0) {
     ForEachSlot(batch, [cuts](const StackInfo&, StackBatch* stack, int slot, SlotScratch* scratch) {
       CutSlot(stack->slots[slot], stack->buckets[slot], cuts, &scratch->positions, &scratch->csr);

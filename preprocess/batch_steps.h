@@ -2,6 +2,7 @@
 // cuts, cut.
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -36,7 +37,7 @@ class BatchSteps {
   struct StackInfo {
     StackShape shape;
     PartitionLimits limits;
-    BucketRule bucket_rule;
+    BucketMemo buckets;
   };
   using SlotWork =
       absl::FunctionRef<void(const StackInfo&, StackBatch*, int slot, SlotScratch* scratch)>;
@@ -45,6 +46,7 @@ class BatchSteps {
   absl::Status Validate(absl::Span<const FeatureInput> inputs, std::vector<absl::Status>* found);
   absl::Status CheckSize(const StackPlan& plan, const StackBatch& stack) const;
   absl::Status CheckBuckets(size_t stack_index, const StackBatch& stack) const;
+  void FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const;
   // Calls `work` for every slot of every stack.
   void ForEachSlot(BatchStorage* batch, SlotWork work);
 
@@ -52,6 +54,9 @@ class BatchSteps {
   const Plan& plan_;
   const bool allow_dropping_;
   std::vector<StackInfo> stacks_;
+  // Whether the batch before was cut. The next one then fills its buckets while its slots are still
+  // in the processor's cache; if they are not needed, only that time is lost.
+  std::atomic<bool> expect_cuts_{false};
   WorkerPool workers_;
   Recycler<SlotScratch> scratch_;
 };

@@ -158,7 +158,8 @@ TEST(GoldenTfTest, MinibatchSplitsAndCsr) {
     int64_t dropped = 0;
     bool overflow = false;
     for (int s = 0; s < cores; ++s) {
-      FillBuckets(rule, limits, dropping ? DropRule::kTensorFlow : DropRule::kKeep, chip.slots[s],
+      FillBuckets(BucketMemo(rule, chip.shape), limits,
+                  dropping ? DropRule::kTensorFlow : DropRule::kKeep, chip.slots[s],
                   &chip.buckets[s]);
       dropped += chip.buckets[s].dropped;
       overflow = overflow || WorstOverflow(chip.buckets[s], partitions, limits).found();

@@ -314,12 +314,13 @@ class Runner {
     if (absl::Status status = CheckLimits(); status.ok() || !options_.allow_dropping) return status;
     BucketRule rule;
     rule.single_bucket = true;
+    const BucketMemo memo(rule, {});
     SlotCsr kept;
     Buffer<int32_t> positions;
     ForEachDevice([&](const Stack& stack, DeviceStack* device) {
       for (size_t s = 0; s < device->slots.size(); ++s) {
         SlotBuckets& buckets = device->buckets[s];
-        FillBuckets(rule, stack.limits, DropRule::kJax, device->slots[s], &buckets);
+        FillBuckets(memo, stack.limits, DropRule::kJax, device->slots[s], &buckets);
         CutSlot(device->slots[s], buckets, 0, &positions, &kept);
         std::swap(device->slots[s], kept);
       }
@@ -334,9 +335,9 @@ class Runner {
     const auto partitions = static_cast<int>(options_.partitions());
     absl::Status status;
     ForEachDevice([&](const Stack& stack, DeviceStack* device) {
-      const BucketRule rule = MakeBucketRule(v1::HIGHWAY_HASH, stack.shape);
+      const BucketMemo memo(MakeBucketRule(v1::HIGHWAY_HASH, stack.shape), stack.shape);
       for (size_t s = 0; s < device->slots.size(); ++s) {
-        FillBuckets(rule, stack.limits, drop, device->slots[s], &device->buckets[s]);
+        FillBuckets(memo, stack.limits, drop, device->slots[s], &device->buckets[s]);
         const Overflow overflow = WorstOverflow(device->buckets[s], partitions, stack.limits);
         if (options_.allow_dropping || !overflow.found() || !status.ok()) continue;
         status = absl::ResourceExhaustedError(

@@ -1,3 +1,4 @@
+// Covers: plan_proto.cc
 #include "preprocess/plan.h"
 
 #include <set>

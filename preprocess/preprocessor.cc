@@ -109,7 +109,8 @@ class PreprocessorImpl final : public Preprocessor {
   absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(
       std::unique_ptr<SortedBatch> batch, uint64_t cuts) override {
     BatchLease& lease = static_cast<SortedBatchImpl*>(batch.get())->lease;
-    if (cuts != 0 && !lease.get()->bucketed) {
+    if (cuts != 0) {
+      // Usually done already; a batch that needs no cuts of its own may still need its buckets.
       const absl::StatusOr<CutSet> own = steps_.FindCuts(lease.get());
       if (!own.ok()) return own.status();
     }

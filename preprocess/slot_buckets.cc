@@ -25,39 +25,19 @@ class Dropper {
   const PartitionLimits limits_;
 };
 
-// Buckets of the cells [begin, end), which lie in one partition; each row is hashed once.
-void FindBuckets(const BucketRule& rule, int64_t partition, const SlotCsr& csr, int64_t begin,
-                 int64_t end, SlotBuckets* buckets) {
-  const int32_t* rows = csr.embedding_ids.data();
-  constexpr int64_t kBlock = 256;
-  int32_t block_rows[kBlock];
-  uint8_t block_buckets[kBlock];
-  for (int64_t cell = begin; cell < end;) {
-    int64_t distinct = 0;
-    int64_t block_end = cell;
-    for (; block_end < end; ++block_end) {
-      if (distinct > 0 && rows[block_end] == block_rows[distinct - 1]) continue;
-      if (distinct == kBlock) break;
-      block_rows[distinct++] = rows[block_end];
-    }
-    BucketsOf(rule, partition, block_rows, distinct, block_buckets);
-    int64_t at = 0;
-    for (; cell < block_end; ++cell) {
-      if (rows[cell] != block_rows[at]) ++at;
-      buckets->bucket.data()[cell] = block_buckets[at];
-    }
-  }
-}
-
 // Counts the cells [begin, end) of a partition into its 64 counters.
 void CountAll(const SlotCsr& csr, int64_t begin, int64_t end, const uint8_t* bucket, int32_t* ids,
               int32_t* unique) {
   const int32_t* rows = csr.embedding_ids.data();
+  uint64_t counters[kBuckets] = {};  // ids in the lower half, unique ids in the upper
   int32_t row_before = -1;
   for (int64_t cell = begin; cell < end; ++cell) {
-    ++ids[bucket[cell]];
-    unique[bucket[cell]] += rows[cell] != row_before;
+    counters[bucket[cell]] += 1 + (static_cast<uint64_t>(rows[cell] != row_before) << 32);
     row_before = rows[cell];
+  }
+  for (int b = 0; b < kBuckets; ++b) {
+    ids[b] = static_cast<int32_t>(counters[b]);
+    unique[b] = static_cast<int32_t>(counters[b] >> 32);
   }
 }
 
@@ -85,6 +65,25 @@ int64_t CountAndDrop(const SlotCsr& csr, int64_t begin, int64_t end, const Dropp
   return dropped;
 }
 
+// Moves the cells [begin, end), which lie in one partition, to the next position of their bucket.
+template <bool kDropping>
+void Scatter(const SlotCsr& csr, int64_t begin, int64_t end, const uint8_t* bucket,
+             int32_t* position, SlotCsr* cut) {
+  const int32_t* rows = csr.embedding_ids.data();
+  const int32_t* samples = csr.sample_ids.data();
+  const float* gains = csr.gains.data();
+  int32_t* rows_to = cut->embedding_ids.data();
+  int32_t* samples_to = cut->sample_ids.data();
+  float* gains_to = cut->gains.data();
+  for (int64_t cell = begin; cell < end; ++cell) {
+    if (kDropping && bucket[cell] == SlotBuckets::kDropped) continue;
+    const int32_t to = position[bucket[cell]]++;
+    rows_to[to] = rows[cell];
+    samples_to[to] = samples[cell];
+    gains_to[to] = gains[cell];
+  }
+}
+
 // Row ends of the mini-batches, pads around them, and the first position of every (partition,
 // bucket).
 void PlacePartitions(const SlotBuckets& buckets, CutSet cuts, int32_t* positions, SlotCsr* cut) {
@@ -109,7 +108,7 @@ void PlacePartitions(const SlotBuckets& buckets, CutSet cuts, int32_t* positions
 
 }  // namespace
 
-void FillBuckets(const BucketRule& rule, const PartitionLimits& limits, DropRule drop,
+void FillBuckets(const BucketMemo& memo, const PartitionLimits& limits, DropRule drop,
                  const SlotCsr& csr, SlotBuckets* buckets) {
   const int64_t counters = int64_t{csr.partitions} * kBuckets;
   buckets->bucket.Reserve(csr.cells);
@@ -125,7 +124,7 @@ void FillBuckets(const BucketRule& rule, const PartitionLimits& limits, DropRule
     const int64_t begin = csr.Begin(0, p);
     const int64_t end = csr.End(0, p);
     const int64_t at = int64_t{p} * kBuckets;
-    FindBuckets(rule, p, csr, begin, end, buckets);
+    memo.Find(p, csr.embedding_ids.data() + begin, end - begin, buckets->bucket.data() + begin);
     if (drop == DropRule::kKeep) {
       CountAll(csr, begin, end, buckets->bucket.data(), ids + at, unique + at);
     } else {
@@ -177,16 +176,10 @@ void CutSlot(const SlotCsr& csr, const SlotBuckets& buckets, CutSet cuts,
   cut->minibatches = minibatches;
   int32_t* position = positions->Reserve(int64_t{csr.partitions} * kBuckets);
   PlacePartitions(buckets, cuts, position, cut);
-  const uint8_t* bucket = buckets.bucket.data();
-  for (int p = 0; p < csr.partitions; ++p, position += kBuckets) {
-    const int64_t end = csr.End(0, p);
-    for (int64_t cell = csr.Begin(0, p); cell < end; ++cell) {
-      if (bucket[cell] == SlotBuckets::kDropped) continue;
-      const int32_t to = position[bucket[cell]]++;
-      cut->embedding_ids.data()[to] = csr.embedding_ids.data()[cell];
-      cut->sample_ids.data()[to] = csr.sample_ids.data()[cell];
-      cut->gains.data()[to] = csr.gains.data()[cell];
-    }
+  const auto scatter = buckets.dropped > 0 ? Scatter<true> : Scatter<false>;
+  for (int p = 0; p < csr.partitions; ++p) {
+    scatter(csr, csr.Begin(0, p), csr.End(0, p), buckets.bucket.data(), position + p * kBuckets,
+            cut);
   }
   cut->entries = csr.entries;
   cut->duplicates = csr.duplicates;

@@ -6,6 +6,7 @@
 
 #include "absl/types/span.h"
 #include "preprocess/bucket_hash.h"
+#include "preprocess/bucket_memo.h"
 #include "preprocess/buffer.h"
 #include "preprocess/slot_csr.h"
 #include "preprocess/splits.h"
@@ -43,7 +44,7 @@ struct SlotBuckets {
 
 // Fills `buckets` from a slot's uncut CSR. With a rule other than kKeep, `buckets->multiplicity`
 // must be filled.
-void FillBuckets(const BucketRule& rule, const PartitionLimits& limits, DropRule drop,
+void FillBuckets(const BucketMemo& memo, const PartitionLimits& limits, DropRule drop,
                  const SlotCsr& csr, SlotBuckets* buckets);
 
 // Where the limits of one (partition, bucket) are exceeded most.
