@@ -59,7 +59,8 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
   }
   absl::StatusOr<std::unique_ptr<Child>> child =
       Child::Start({options.program, "up", "--processes", "--shards", absl::StrCat(options.shards),
-                    "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"},
+                    "--sparsecores", absl::StrCat(options.sparsecores), "--listen", "127.0.0.1:0",
+                    "--http", "127.0.0.1:0"},
                    {.output = writer.get(), .error = log.get()});
   if (!child.ok()) return child.status();
   std::unique_ptr<Cluster> cluster(new Cluster);

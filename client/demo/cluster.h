@@ -16,6 +16,7 @@ namespace emberd::demo {
 struct ClusterOptions {
   std::string program;  // path of emberd
   int shards = 4;
+  int sparsecores = 2;   // per shard
   std::string log_file;  // of all its processes
 };
 

@@ -108,8 +108,9 @@ absl::Status Demo::Prepare() {
   outcome_.planted = *planted >= 0;
   outcome_.best_auc = *planted;
 
-  auto cluster = Cluster::Start({options_.emberd, options_.shards, Path("emberd.log")},
-                                [this] { return signals_->Requested(); });
+  auto cluster =
+      Cluster::Start({options_.emberd, options_.shards, options_.sparsecores, Path("emberd.log")},
+                     [this] { return signals_->Requested(); });
   if (!cluster.ok()) return cluster.status();
   cluster_ = *std::move(cluster);
   display_.Print(cluster_->ready_line());

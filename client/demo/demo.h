@@ -13,6 +13,7 @@ namespace emberd::demo {
 struct DemoOptions {
   ExperimentOptions experiment;
   int shards = 4;
+  int sparsecores = 2;             // per shard; results depend on their total alone
   std::string out = "build/demo";  // directory for curve.csv, curve.svg, emberd.log
   bool keep_running = false;       // leave the cluster up until Ctrl-C
   double max_gap = -1;             // negative: the experiment's

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 
 namespace emberd::demo {
 
@@ -62,6 +63,11 @@ void Display::Show(const Progress& progress, absl::Time now) {
   live_ = line.substr(0, TerminalWidth(fileno(stream_)) - 1);
   std::fprintf(stream_, "\r\x1b[K%s", live_.c_str());
   std::fflush(stream_);
+}
+
+void Display::ShowLast(const Progress& progress) {
+  Show(progress, absl::Now());
+  Finish();
 }
 
 void Display::Print(const std::string& line) {

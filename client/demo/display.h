@@ -32,9 +32,11 @@ class Display {
   // True if it is time for a new Show.
   bool Due(absl::Time now) const;
   void Show(const Progress& progress, absl::Time now);
+  // The end of the work: always shown, and stays.
+  void ShowLast(const Progress& progress);
   // A line that stays.
   void Print(const std::string& line);
-  // Ends the line that renews itself.
+  // Lets the line that renews itself stay.
   void Finish();
 
  private:

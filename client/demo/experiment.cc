@@ -15,9 +15,9 @@ namespace emberd::demo {
 
 namespace {
 
-constexpr int64_t kClickExamples = 2'000'000, kQuickClickExamples = 300'000;
+constexpr int64_t kClickExamples = 4'000'000, kQuickClickExamples = 300'000;
 constexpr int64_t kHeldOut = 40'000, kQuickHeldOut = 20'000;
-constexpr int64_t kMovieLensPasses = 8, kQuickMovieLensPasses = 2;
+constexpr int64_t kMovieLensPasses = 12, kQuickMovieLensPasses = 2;
 // How far from the planted optimum, or from the plain run, a run of the suggested length may end.
 constexpr double kClickGap = 0.01, kQuickClickGap = 0.03, kPlainGap = 0.003;
 

@@ -67,6 +67,10 @@ void AddDemo(CLI::App* app, DemoOptions* options) {
   options->experiment.AddTo(app);
   app->add_option("--shards", options->shards, "Shard processes, a power of two")
       ->capture_default_str();
+  app->add_option(
+         "--sparsecores", options->sparsecores,
+         "SparseCores of a shard, a power of two; the tables depend on shards x SparseCores alone")
+      ->capture_default_str();
   app->add_option("--out", options->out, "Directory for curve.svg, curve.csv and emberd.log")
       ->capture_default_str();
   app->add_option(

@@ -35,10 +35,10 @@ std::string SummaryTable(const Experiment& experiment, const client::Model& mode
   for (const client::TableInfo& table : model.tables) rows += table.vocabulary_size;
   std::string text = "\n";
   text += Row("data", experiment.dataset->info().description);
-  text += Row("tables", absl::StrFormat("%d with %s rows of %d, %s B with optimizer state",
+  text += Row("tables", absl::StrFormat("%d with %s rows of %d, %.1f MB with optimizer state",
                                         model.tables.size(), Short(static_cast<double>(rows)),
                                         experiment.parameters.embedding_dim,
-                                        Short(static_cast<double>(model.table_bytes))));
+                                        static_cast<double>(model.table_bytes) / 1e6));
   text += Row("cluster", absl::StrFormat("1 coordinator, %d shards with %d SparseCores each",
                                          model.shards, model.sparsecores_per_shard));
   text += Row("trainers", absl::StrFormat("%d, batches of %d", experiment.schedule.trainers,

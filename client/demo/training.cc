@@ -71,9 +71,10 @@ absl::Status Training::Loop(Hub* hub) {
     if (!setup_.cluster_runs()) return absl::UnavailableError("the cluster is gone");
     for (const std::string& event : setup_.monitor->TakeEvents()) setup_.display->Print(event);
     const absl::Time now = absl::Now();
-    if (setup_.display->Due(now)) setup_.display->Show(CurrentProgress(), now);
+    if (result_.examples > 0 && setup_.display->Due(now))
+      setup_.display->Show(CurrentProgress(), now);
   }
-  setup_.display->Show(CurrentProgress(), absl::Now());
+  setup_.display->ShowLast(CurrentProgress());
   if (rounds_done_ == setup_.experiment->schedule.Rounds()) return absl::OkStatus();
   return absl::UnavailableError("all trainers are gone");
 }
