@@ -154,6 +154,7 @@ TEST_F(ExactlyOnceTest, ARepeatedAssignThroughAnotherCoordinatorIsNotDoneAgain) 
   ASSERT_TRUE(client_->AssignRows(model_, "users", {3}, new_row).ok());
   absl::StatusOr<bool> replayed = (*other)->AssignRows(*model, "users", {3}, old_row, assign);
   ASSERT_TRUE(replayed.ok()) << replayed.status();
+  EXPECT_TRUE(*replayed);
   EXPECT_EQ(client_->ReadRows(model_, "users", {3})->values, new_row);
 }
 

@@ -1,0 +1,250 @@
+// A shard that dies, or falls silent, while trainers run. A failure here means that a call hangs
+// beyond its deadline, that the error does not say which shard is gone, that training does not go
+// on once the shard is back, or that something was applied in part and then kept.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <signal.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/training.h"
+
+namespace emberd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kShards = 4;
+constexpr int kVictim = 2;
+constexpr absl::Duration kDeadline = absl::Seconds(5);
+// What a loaded machine may add to a deadline before the caller's thread runs again.
+constexpr absl::Duration kGrace = absl::Seconds(10);
+
+class ShardKillTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<Cluster>> cluster =
+        Cluster::Start({.shards = kShards, .sparsecores_per_shard = 2});
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+    client_ = cluster_->Connect();
+    ASSERT_NE(client_, nullptr);
+    absl::StatusOr<client::Model> model = client_->DeclareModel(MixedModel("mixed"));
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+  }
+
+  // A client that reports every error at once.
+  std::unique_ptr<client::Client> ConnectWithoutRetries() {
+    client::ClientOptions options = cluster_->client_options();
+    options.max_attempts = 1;
+    options.deadline = kDeadline;
+    absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Connect(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return client.ok() ? *std::move(client) : nullptr;
+  }
+  absl::StatusOr<client::LookupResult> Lookup(client::Client& client, uint64_t seed) {
+    const std::vector<OwnedIds> batch = MixedBatch(seed, 32);
+    return client.Lookup(model_, Features(batch));
+  }
+  absl::Status Apply(client::Client& client, const client::LookupResult& found) {
+    const std::vector<std::vector<float>> gradients = MixedGradients(1, found);
+    return client.ApplyGradients(model_, found.batch, Gradients(found, gradients)).status();
+  }
+  // Whether training works again, in time.
+  bool Recovers(client::Client& client) {
+    const absl::Time until = absl::Now() + absl::Seconds(30);
+    while (absl::Now() < until) {
+      if (TrainStep(client, model_, 7, 32).ok()) return true;
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+    return false;
+  }
+  std::string VictimName() {
+    return absl::StrCat("shard ", kVictim, " (", cluster_->shard_address(kVictim), ")");
+  }
+
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<client::Client> client_;
+  client::Model model_;
+};
+
+TEST_F(ShardKillTest, TheErrorNamesTheShard) {
+  std::unique_ptr<client::Client> client = ConnectWithoutRetries();
+  absl::StatusOr<client::LookupResult> found = Lookup(*client, 1);
+  ASSERT_TRUE(found.ok()) << found.status();
+  cluster_->KillShard(kVictim);
+  const absl::Time began = absl::Now();
+  const absl::Status statuses[] = {
+      Apply(*client, *found), Lookup(*client, 2).status(),
+      client->ReadRows(model_, "users", {0, 1, 2, 3, 4, 5, 6, 7}).status(),
+      Digest(*client, model_).status()};
+  EXPECT_LT(absl::Now() - began, 4 * kDeadline + kGrace);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("shard ", kVictim)));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(cluster_->shard_address(kVictim)));
+  }
+  absl::StatusOr<client::ClusterStatus> cluster = client->GetStatus();
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  for (const client::ShardStatus& shard : cluster->shards) {
+    EXPECT_EQ(shard.reachable, shard.index != kVictim) << shard.index;
+    EXPECT_EQ(shard.error.empty(), shard.index != kVictim) << shard.index;
+  }
+}
+
+TEST_F(ShardKillTest, TrainingGoesOnWhenTheShardIsBack) {
+  std::vector<int64_t> ids;
+  for (int64_t id = 0; id < 64; ++id) ids.push_back(id);
+  absl::StatusOr<client::RowValues> initial = client_->ReadRows(model_, "users", ids);
+  ASSERT_TRUE(initial.ok()) << initial.status();
+  for (uint64_t step = 0; step < 10; ++step) {
+    ASSERT_TRUE(TrainStep(*client_, model_, step, 32).ok());
+  }
+  absl::StatusOr<client::RowValues> trained = client_->ReadRows(model_, "users", ids);
+  ASSERT_TRUE(trained.ok()) << trained.status();
+
+  absl::StatusOr<client::LookupResult> stale = Lookup(*client_, 3);
+  ASSERT_TRUE(stale.ok()) << stale.status();
+  cluster_->KillShard(kVictim);
+  ASSERT_TRUE(cluster_->RestartShard(kVictim).ok());
+
+  // Its rows are back at their initial values; those of the other shards are as they were.
+  absl::StatusOr<client::RowValues> after = client_->ReadRows(model_, "users", ids);
+  ASSERT_TRUE(after.ok()) << after.status();
+  int back = 0, kept = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const auto row = [&](const client::RowValues& rows) {
+      const auto begin = rows.values.begin() + static_cast<int64_t>(i) * rows.dim;
+      return std::vector<float>(begin, begin + rows.dim);
+    };
+    if (row(*after) == row(*trained)) {
+      ++kept;
+    } else {
+      EXPECT_EQ(row(*after), row(*initial)) << "id " << ids[i];
+      ++back;
+    }
+  }
+  EXPECT_GT(back, 0);
+  EXPECT_GT(kept, back);
+  // The shard has lost the batch, so it can never be applied, and nothing of it is.
+  const std::string before = *Digest(*client_, model_);
+  const absl::Status status = Apply(*client_, *stale);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("shard ", kVictim)));
+  EXPECT_EQ(*Digest(*client_, model_), before);
+  EXPECT_TRUE(TrainStep(*client_, model_, 4, 32).ok());
+}
+
+TEST_F(ShardKillTest, TrainersSurviveAKill) {
+  constexpr int kTrainers = 2;
+  std::atomic<bool> stop = false;
+  std::atomic<int> good = 0, unavailable = 0, lost = 0;
+  std::vector<std::thread> trainers;
+  for (int t = 0; t < kTrainers; ++t) {
+    trainers.emplace_back([&, t] {
+      std::unique_ptr<client::Client> client = ConnectWithoutRetries();
+      for (uint64_t step = 0; !stop; ++step) {
+        const absl::Time began = absl::Now();
+        const absl::Status status = TrainStep(*client, model_, step * kTrainers + t, 32);
+        EXPECT_LT(absl::Now() - began, 2 * kDeadline + kGrace);
+        if (status.ok()) {
+          ++good;
+        } else if (absl::IsUnavailable(status)) {
+          ++unavailable;
+          EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("shard ", kVictim)));
+        } else {
+          // Looked up before the kill, applied after it.
+          EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+          ++lost;
+        }
+      }
+    });
+  }
+  const auto wait_for = [](const std::atomic<int>& counter, int more) {
+    const int goal = counter + more;
+    const absl::Time until = absl::Now() + absl::Seconds(60);
+    while (counter < goal && absl::Now() < until) absl::SleepFor(absl::Milliseconds(5));
+    return counter >= goal;
+  };
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_TRUE(wait_for(good, 20)) << "round " << round;
+    cluster_->KillShard(kVictim);
+    EXPECT_TRUE(wait_for(unavailable, 4)) << "round " << round;
+    const absl::Status status = cluster_->RestartShard(kVictim);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  EXPECT_TRUE(wait_for(good, 20));
+  stop = true;
+  for (std::thread& trainer : trainers) trainer.join();
+  // Batches of failed updates do not pile up for ever, and every process still obeys.
+  const absl::Status stopped = cluster_->Stop(absl::Seconds(60));
+  EXPECT_TRUE(stopped.ok()) << stopped;
+}
+
+// A process that is there but does not answer is worse than a dead one: no connection breaks.
+TEST_F(ShardKillTest, ASilentShardEndsCallsAtTheirDeadline) {
+  std::unique_ptr<client::Client> client = ConnectWithoutRetries();
+  cluster_->SuspendShard(kVictim);
+  client::LookupOptions options;
+  options.deadline = absl::Seconds(1);
+  const std::vector<OwnedIds> batch = MixedBatch(1, 32);
+  const absl::Time began = absl::Now();
+  const absl::Status status = client->Lookup(model_, Features(batch), options).status();
+  EXPECT_LT(absl::Now() - began, options.deadline + kGrace);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status)) << status;
+  absl::StatusOr<client::ClusterStatus> cluster = client->GetStatus();
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_FALSE(cluster->shards[kVictim].reachable);
+  cluster_->ResumeShard(kVictim);
+  EXPECT_TRUE(Recovers(*client));
+}
+
+// An update that could not reach all shards has reached none.
+TEST_F(ShardKillTest, AnUpdateIsAllOrNothingWhenAShardIsSilent) {
+  std::unique_ptr<client::Client> client = ConnectWithoutRetries();
+  absl::StatusOr<client::LookupResult> found = Lookup(*client, 1);
+  ASSERT_TRUE(found.ok()) << found.status();
+  const std::string before = *Digest(*client_, model_);
+  client::ApplyOptions options;
+  options.sequence = client->NextSequence();
+  options.deadline = absl::Seconds(1);
+  const std::vector<std::vector<float>> gradients = MixedGradients(1, *found);
+  const std::vector<client::FeatureGradient> sent = Gradients(*found, gradients);
+  cluster_->SuspendShard(kVictim);
+  EXPECT_FALSE(client->ApplyGradients(model_, found->batch, sent, options).ok());
+  cluster_->ResumeShard(kVictim);
+  EXPECT_EQ(*Digest(*client_, model_), before);
+  // The same update can be sent again, and then it happens, once.
+  options.deadline = absl::Seconds(30);
+  absl::StatusOr<client::ApplyResult> applied = absl::UnavailableError("not sent");
+  for (int i = 0; i < 100 && absl::IsUnavailable(applied.status()); ++i) {
+    applied = client->ApplyGradients(model_, found->batch, sent, options);
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  ASSERT_TRUE(applied.ok()) << applied.status();
+  EXPECT_FALSE(applied->replayed);
+  EXPECT_NE(*Digest(*client_, model_), before);
+}
+
+// What stays behind when a cluster goes: nothing.
+TEST(ClusterTest, NoProcessIsLeft) {
+  std::vector<pid_t> pids;
+  {
+    absl::StatusOr<std::unique_ptr<Cluster>> cluster = Cluster::Start({.shards = 2});
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    pids = (*cluster)->pids();
+    EXPECT_EQ(pids.size(), 3u);
+  }
+  for (const pid_t pid : pids) EXPECT_EQ(kill(pid, 0), -1) << pid;
+}
+
+}  // namespace
+}  // namespace emberd::testing
