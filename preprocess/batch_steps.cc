@@ -13,6 +13,8 @@ namespace {
 
 // Idle scratch kept; more tasks at a time cost allocations only.
 constexpr size_t kIdleScratch = 64;
+// Rows whose buckets are remembered, one byte each; the stacks beyond are hashed.
+constexpr int64_t kRememberedRows = int64_t{1} << 26;
 
 StackShape ShapeOf(const v1::ModelConfig& model, const Plan& plan, const StackPlan& stack) {
   StackShape shape;
@@ -34,11 +36,16 @@ BatchSteps::BatchSteps(const v1::ModelConfig& model, const Plan& plan, int threa
       allow_dropping_(model.plan().allow_id_dropping()),
       workers_(threads),
       scratch_(kIdleScratch) {
+  int64_t rows_to_remember = kRememberedRows;
   for (const StackPlan& stack : plan_.stacks) {
     StackInfo info;
     info.shape = ShapeOf(model_, plan_, stack);
     info.limits = {stack.max_ids_per_partition, stack.max_unique_ids_per_partition};
-    info.buckets = BucketMemo(MakeBucketRule(model_.plan().bucket_hash(), info.shape), info.shape);
+    const int64_t rows = info.shape.partitions * info.shape.rows_per_partition;
+    const bool remember = rows <= rows_to_remember;
+    if (remember) rows_to_remember -= rows;
+    info.buckets =
+        BucketMemo(MakeBucketRule(model_.plan().bucket_hash(), info.shape), info.shape, remember);
     stacks_.push_back(std::move(info));
   }
 }

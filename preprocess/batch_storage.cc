@@ -84,6 +84,12 @@ std::vector<StackBatchView> BatchStorage::ShardView(int shard) const {
   return views;
 }
 
+PartitionCounts BatchStorage::partition_counts(int stack, int slot) const {
+  const SlotCsr& csr = stacks_[stack].slots[slot];
+  return {absl::MakeConstSpan(csr.partition_ids.data(), csr.partitions),
+          absl::MakeConstSpan(csr.partition_unique.data(), csr.partitions)};
+}
+
 int64_t BatchStorage::bytes() const {
   int64_t bytes = sizeof(*this);
   for (const StackBatch& batch : stacks_) {

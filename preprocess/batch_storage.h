@@ -34,6 +34,7 @@ class BatchStorage final : public PreprocessedBatch {
   absl::Span<const int64_t> feature_sample_begin() const override { return feature_sample_begin_; }
   int64_t stack_samples(int stack) const override { return stacks_[stack].samples; }
   const v1::BatchStatistics& statistics() const override { return statistics_; }
+  PartitionCounts partition_counts(int stack, int slot) const override;
   int64_t bytes() const override;
 
   // Takes the inputs' shapes: sample counts, canonical order, slots and spans.

@@ -9,11 +9,11 @@ constexpr int64_t kBlock = 256;
 
 }  // namespace
 
-BucketMemo::BucketMemo(const BucketRule& rule, const StackShape& shape)
+BucketMemo::BucketMemo(const BucketRule& rule, const StackShape& shape, bool remember)
     : rule_(rule), rows_per_partition_(shape.rows_per_partition) {
   static_assert(sizeof(std::atomic<uint8_t>) == 1 && std::atomic<uint8_t>::is_always_lock_free);
   const int64_t rows = shape.partitions * shape.rows_per_partition;
-  if (rule.single_bucket || rule.hash != v1::HIGHWAY_HASH || rows > kMaxRows) return;
+  if (!remember || rule.single_bucket || rule.hash != v1::HIGHWAY_HASH) return;
   // Zero bytes are atomics that hold zero; if there is no memory, rows are hashed each time.
   known_.reset(static_cast<std::atomic<uint8_t>*>(std::calloc(rows, 1)));
 }

@@ -11,14 +11,13 @@
 namespace emberd::preprocess {
 
 // One byte per row, filled row by row as rows turn up; the system backs only pages that were
-// touched. Stacks with more rows than kMaxRows, and rules that are as cheap as the memory, are not
-// remembered. Thread-safe: whoever hashes a row finds the same bucket.
+// touched. Rules that are as cheap as memory are not remembered. Thread-safe: whoever hashes a row
+// finds the same bucket.
 class BucketMemo {
  public:
-  static constexpr int64_t kMaxRows = int64_t{1} << 26;
-
   BucketMemo() = default;
-  BucketMemo(const BucketRule& rule, const StackShape& shape);
+  // Without `remember`, every row is hashed each time.
+  BucketMemo(const BucketRule& rule, const StackShape& shape, bool remember);
 
   // buckets[i] = bucket of local row local_rows[i] of the partition, for i in [0, n).
   // Neighbouring rows may be equal.

@@ -71,7 +71,7 @@ json SplitCase(const json& input) {
 
 }  // namespace
 
-absl::StatusOr<json> RunJaxCase(const json& test_case) {
+absl::StatusOr<json> RunJaxCase(const json& test_case, const JaxCaseOptions& options) {
   // nlohmann reports missing and mistyped fields by exceptions; they end here.
   try {
     const auto kind = test_case.at("kind").get<std::string>();
@@ -80,7 +80,7 @@ absl::StatusOr<json> RunJaxCase(const json& test_case) {
     if (kind == "keys") return KeysCase(input);
     if (kind == "split") return SplitCase(input);
     if (kind == "stacking") return JaxStackingCase(input);
-    if (kind == "preprocess") return JaxPreprocessCase(input);
+    if (kind == "preprocess") return JaxPreprocessCase(input, options);
     return absl::InvalidArgumentError(absl::StrCat(
         "kind: '", kind, "' is not allowed; it must be preprocess, stacking, hash, keys or split"));
   } catch (const json::exception& error) {

@@ -8,12 +8,19 @@
 
 namespace emberd::preprocess {
 
+struct JaxCaseOptions {
+  // Weights that sum to zero: JAX's quotient (NaN or infinite), or a gain of 0 as everywhere else
+  // in emberd.
+  bool divide_by_zero = true;
+};
+
 // `test_case` holds `kind` (preprocess, stacking, hash, keys or split) and `input`; the result has
-// the form of `expected`. Where JAX aborts the process, the result is {"fatal": message}.
-// INVALID_ARGUMENT for another kind or a malformed case. Limits of stacks are part of the result
-// only where the case gives limits to tables; JAX asks a callback for them. Known mistakes of JAX
-// are reproduced here (dropped trailing samples, division by zero weights, ids beyond the
-// vocabulary); the Preprocessor does not share them.
-absl::StatusOr<nlohmann::json> RunJaxCase(const nlohmann::json& test_case);
+// the form of `expected`. Where JAX aborts the process, the result is {"fatal": message, "code":
+// name of the status code}. INVALID_ARGUMENT for another kind or a malformed case. Limits of stacks
+// are part of the result only where the case gives limits to tables; JAX asks a callback for them.
+// What a case leaves no choice in follows JAX where the Preprocessor does not: trailing samples
+// that do not divide are dropped, and ids have no upper bound, for a case names no vocabulary.
+absl::StatusOr<nlohmann::json> RunJaxCase(const nlohmann::json& test_case,
+                                          const JaxCaseOptions& options = {});
 
 }  // namespace emberd::preprocess

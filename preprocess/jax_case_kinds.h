@@ -4,10 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
+#include "preprocess/jax_case.h"
 
 namespace emberd::preprocess {
 
 absl::StatusOr<nlohmann::json> JaxStackingCase(const nlohmann::json& input);
-absl::StatusOr<nlohmann::json> JaxPreprocessCase(const nlohmann::json& input);
+absl::StatusOr<nlohmann::json> JaxPreprocessCase(const nlohmann::json& input,
+                                                 const JaxCaseOptions& options);
 
 }  // namespace emberd::preprocess

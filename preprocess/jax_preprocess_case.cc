@@ -18,6 +18,9 @@ namespace {
 
 using nlohmann::json;
 
+// Beyond what JAX runs on; keeps malformed cases from harm.
+constexpr int64_t kMaxPartitions = 1 << 13;
+
 struct Options {
   explicit Options(const json& options)
       : local_devices(options.at("local_device_count")),
@@ -30,6 +33,11 @@ struct Options {
   absl::Status Check() const {
     if (local_devices <= 0 || devices < local_devices || slots <= 0) {
       return absl::InvalidArgumentError("device and SparseCore counts must be positive");
+    }
+    if (devices > kMaxPartitions || slots > kMaxPartitions || partitions() > kMaxPartitions) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(devices, " devices of ", slots,
+                       " SparseCores are too many; allowed: ", kMaxPartitions, " SparseCores"));
     }
     if (!IsPowerOfTwo(partitions())) {
       return absl::InvalidArgumentError(
@@ -92,7 +100,8 @@ v1::Combiner CombinerOf(const std::string& name) {
 
 class Runner {
  public:
-  explicit Runner(const json& input) : input_(input), options_(input.at("options")) {}
+  Runner(const json& input, const JaxCaseOptions& rules)
+      : input_(input), rules_(rules), options_(input.at("options")) {}
 
   absl::StatusOr<json> Run() {
     absl::Status status = options_.Check();
@@ -100,7 +109,10 @@ class Runner {
     if (status.ok()) status = ReadStacks();
     if (status.ok()) status = SortAll();
     if (status.ok()) status = options_.minibatching ? Cut() : Drop();
-    if (!status.ok()) return json{{"fatal", std::string(status.message())}};
+    if (!status.ok()) {
+      return json{{"fatal", std::string(status.message())},
+                  {"code", absl::StatusCodeToString(status.code())}};
+    }
     json hosts = json::array();
     for (size_t h = 0; h < hosts_.size(); ++h) hosts.push_back(HostResult(h));
     return json{{"hosts", std::move(hosts)}};
@@ -167,7 +179,7 @@ class Runner {
   absl::Status SetShape(Stack* stack) const {
     StackShape& shape = stack->shape;
     shape.partitions = options_.partitions();
-    shape.divide_by_zero = true;
+    shape.divide_by_zero = rules_.divide_by_zero;
     for (const json& feature : stack->features) {
       const int64_t row_offset = feature.at("col_offset").get<int64_t>() / shape.partitions;
       shape.features.push_back({row_offset,
@@ -314,7 +326,7 @@ class Runner {
     if (absl::Status status = CheckLimits(); status.ok() || !options_.allow_dropping) return status;
     BucketRule rule;
     rule.single_bucket = true;
-    const BucketMemo memo(rule, {});
+    const BucketMemo memo(rule, {}, /*remember=*/false);
     SlotCsr kept;
     Buffer<int32_t> positions;
     ForEachDevice([&](const Stack& stack, DeviceStack* device) {
@@ -335,7 +347,8 @@ class Runner {
     const auto partitions = static_cast<int>(options_.partitions());
     absl::Status status;
     ForEachDevice([&](const Stack& stack, DeviceStack* device) {
-      const BucketMemo memo(MakeBucketRule(v1::HIGHWAY_HASH, stack.shape), stack.shape);
+      const BucketMemo memo(MakeBucketRule(v1::HIGHWAY_HASH, stack.shape), stack.shape,
+                            /*remember=*/false);
       for (size_t s = 0; s < device->slots.size(); ++s) {
         FillBuckets(memo, stack.limits, drop, device->slots[s], &device->buckets[s]);
         const Overflow overflow = WorstOverflow(device->buckets[s], partitions, stack.limits);
@@ -425,6 +438,7 @@ class Runner {
   }
 
   const json& input_;
+  const JaxCaseOptions rules_;
   const Options options_;
   std::vector<HostFeatures> hosts_;
   std::vector<Stack> stacks_;
@@ -434,6 +448,8 @@ class Runner {
 
 }  // namespace
 
-absl::StatusOr<json> JaxPreprocessCase(const json& input) { return Runner(input).Run(); }
+absl::StatusOr<json> JaxPreprocessCase(const json& input, const JaxCaseOptions& options) {
+  return Runner(input, options).Run();
+}
 
 }  // namespace emberd::preprocess

@@ -1,8 +1,10 @@
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "preprocess/jax_case_kinds.h"
 #include "preprocess/placement.h"
@@ -14,12 +16,20 @@ namespace {
 using nlohmann::json;
 
 // Stacked tables are written out up to this many cells.
-constexpr int64_t kMaxCells = 1 << 16;
+constexpr int64_t kMaxCells = 1 << 20;
+constexpr int64_t kMaxPartitions = 1 << 13;
 
 absl::Status SetOptimizer(const std::string& text, v1::OptimizerConfig* optimizer) {
   const size_t colon = text.find(':');
   const std::string kind = text.substr(0, colon);
-  if (colon != std::string::npos) optimizer->set_learning_rate(std::stof(text.substr(colon + 1)));
+  float learning_rate = 0;
+  if (colon != std::string::npos) {
+    if (!absl::SimpleAtof(text.substr(colon + 1), &learning_rate)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("optimizer '", text, "' has no learning rate"));
+    }
+    optimizer->set_learning_rate(learning_rate);
+  }
   const auto* field = v1::OptimizerConfig::descriptor()->FindFieldByName(kind);
   if (field == nullptr || field->containing_oneof() == nullptr ||
       field->containing_oneof()->name() != "kind") {
@@ -34,7 +44,31 @@ v1::Combiner CombinerOf(const std::string& name) {
   return name == "sqrtn" ? v1::SQRTN : v1::SUM;
 }
 
+absl::Status CheckRange(absl::string_view name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ": ", value, " is not allowed; it must be ", low, " to ", high));
+}
+
+// A recorded case holds no more than JAX accepts; these bounds keep whatever else from harm.
+absl::Status CheckSizes(const json& input) {
+  absl::Status status = CheckRange(
+      "global_device_count", input.at("global_device_count").get<int64_t>(), 1, kMaxPartitions);
+  status.Update(CheckRange("num_sc_per_device", input.at("num_sc_per_device").get<int64_t>(), 1,
+                           kMaxPartitions));
+  for (const json& table : input.at("tables")) {
+    status.Update(CheckRange("vocab", table.at("vocab").get<int64_t>(), 1, int64_t{1} << 40));
+    status.Update(CheckRange("dim", table.at("dim").get<int64_t>(), 1, 8192));
+  }
+  for (const json& feature : input.at("features")) {
+    status.Update(CheckRange("global_batch", feature.at("global_batch").get<int64_t>(), 0,
+                             std::numeric_limits<int32_t>::max()));
+  }
+  return status;
+}
+
 absl::StatusOr<v1::ModelConfig> ModelOf(const json& input) {
+  if (absl::Status status = CheckSizes(input); !status.ok()) return status;
   v1::ModelConfig model;
   for (const json& table : input.at("tables")) {
     v1::TableConfig* config = model.add_tables();

@@ -15,6 +15,12 @@
 
 namespace emberd::preprocess {
 
+// By partition, over all mini-batches and before anything is dropped.
+struct PartitionCounts {
+  absl::Span<const int32_t> ids;     // distinct (sample, row) pairs
+  absl::Span<const int32_t> unique;  // distinct rows
+};
+
 // A preprocessed batch. Immutable; views stay valid as long as it lives. Its buffers return to the
 // Preprocessor that made it, so it must not outlive that one.
 class PreprocessedBatch {
@@ -29,6 +35,8 @@ class PreprocessedBatch {
   // Canonical samples of a stack: the sum over its features.
   virtual int64_t stack_samples(int stack) const = 0;
   virtual const v1::BatchStatistics& statistics() const = 0;
+  // What source slot `slot` of a stack sends to each partition.
+  virtual PartitionCounts partition_counts(int stack, int slot) const = 0;
   // Bytes of memory that the batch holds.
   virtual int64_t bytes() const = 0;
 };
