@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/demo/descriptor.h"
+#include "client/demo/text_lines.h"
 
 namespace emberd::demo {
 
@@ -41,6 +42,12 @@ absl::StatusOr<std::string> AwaitReady(int pipe, Child* child,
   return absl::DeadlineExceededError("emberd does not get ready");
 }
 
+std::string LastLineOf(const std::string& path) {
+  const auto lines = TextLines::Open(path);
+  if (!lines.ok() || (*lines)->size() == 0) return "no message";
+  return std::string((*lines)->Read((*lines)->size() - 1, 1)[0]);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& options,
@@ -69,7 +76,8 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
   if (!ready.ok()) {
     cluster->Stop();
     return absl::Status(ready.status().code(),
-                        absl::StrCat(ready.status().message(), "; see ", options.log_file));
+                        absl::StrCat(ready.status().message(), ": ", LastLineOf(options.log_file),
+                                     " (", options.log_file, ")"));
   }
   cluster->ready_line_ = *ready;
   return cluster;

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/demo/experiment.h"
 #include "client/demo/signals.h"
 
@@ -23,7 +23,7 @@ struct DemoOptions {
 
 // Call it from main before other threads exist. The last line on standard output is
 //   demo: auc=0.xxxx best_auc=0.xxxx examples_per_s=N table_sha256=...
-// CANCELLED: stopped by a signal. FAILED_PRECONDITION: the model came out worse than it may.
-absl::Status RunDemo(const DemoOptions& options, StopSignals* signals);
+// False: the model came out worse than it may, as has been said. CANCELLED: stopped by a signal.
+absl::StatusOr<bool> RunDemo(const DemoOptions& options, StopSignals* signals);
 
 }  // namespace emberd::demo

@@ -36,10 +36,10 @@ std::string ProgressLine(const Progress& progress) {
                                                 static_cast<double>(progress.total);
   const int filled = static_cast<int>(std::clamp(done, 0.0, 1.0) * kBarWidth);
   std::string line = absl::StrFormat(
-      "[%s%s] %3.0f%%  %s examples  %s/s  loss %.4f  AUC %.4f  %s rows updated",
+      "[%s%s] %3.0f%%  %s examples  %s/s  loss %.4f  AUC %.4f  %s rows touched",
       std::string(filled, '#'), std::string(kBarWidth - filled, '.'), 100 * done,
       Short(static_cast<double>(progress.examples)), Short(progress.examples_per_second),
-      progress.loss, progress.auc, Short(static_cast<double>(progress.rows_updated)));
+      progress.loss, progress.auc, Short(static_cast<double>(progress.rows_touched)));
   if (progress.shards.empty()) return line;
   absl::StrAppend(&line, "  shards");
   for (const ShardTraffic& shard : progress.shards) {

@@ -16,11 +16,11 @@ struct Progress {
   int64_t examples = 0, total = 0;
   double examples_per_second = 0;
   double loss = 0, auc = 0;  // of the latest training examples
-  int64_t rows_updated = 0;
+  int64_t rows_touched = 0;
   std::vector<ShardTraffic> shards = {};
 };
 
-// "[#####.....]  50%  1.00 M examples  31.2 k/s  loss 0.5123  AUC 0.7890  12.3 M rows updated
+// "[#####.....]  50%  1.00 M examples  31.2 k/s  loss 0.5123  AUC 0.7890  12.3 M rows touched
 // shards 0.51 0.50 0.52 down M rows/s"
 std::string ProgressLine(const Progress& progress);
 

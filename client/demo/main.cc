@@ -155,7 +155,9 @@ int Main(int argc, char** argv) {
     if (!status.ok() && trainer.group >= 0) return 1;  // the group has been told
   } else {
     StopSignals signals;
-    status = RunDemo(demo, &signals);
+    const absl::StatusOr<bool> good = RunDemo(demo, &signals);
+    if (good.ok()) return *good ? 0 : 1;
+    status = good.status();
     if (absl::IsCancelled(status) && signals.Requested()) {
       std::fprintf(stderr, "emberd_demo: stopped\n");
       return 130;

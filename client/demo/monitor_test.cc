@@ -76,13 +76,13 @@ TEST(ProgressLineTest, ShowsAllThatIsAsked) {
                     .examples_per_second = 31'250,
                     .loss = 0.5,
                     .auc = 0.789,
-                    .rows_updated = 12'300'000};
+                    .rows_touched = 12'300'000};
   progress.shards.resize(2);
   progress.shards[0].rows_per_second = 510'000;
   progress.shards[1].reachable = false;
   EXPECT_EQ(ProgressLine(progress),
             "[##########..........]  50%  500.0 k examples  31.2 k/s  loss 0.5000  AUC 0.7890  "
-            "12.30 M rows updated  "
+            "12.30 M rows touched  "
             "shards 0.51 down M rows/s");
 }
 

@@ -139,7 +139,7 @@ Progress Training::CurrentProgress() {
                                  std::max(1e-3, absl::ToDoubleSeconds(now - shown_at_));
   progress.loss = metrics_.log_loss();
   progress.auc = metrics_.auc();
-  progress.rows_updated = result_.total.rows_updated;
+  progress.rows_touched = result_.total.rows_updated;
   progress.shards = setup_.monitor->Traffic();
   shown_examples_ = result_.examples;
   shown_at_ = now;
