@@ -2,6 +2,7 @@
 
 #include <array>
 #include <bit>
+#include <mutex>
 #include <new>
 #include <utility>
 #include <vector>
@@ -9,7 +10,6 @@
 #include <sys/mman.h>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
 namespace emberd::shard {
 namespace {
@@ -55,7 +55,7 @@ class BufferPool::Store {
 
   char* Get(int size_class) {
     {
-      absl::MutexLock lock(&mutex_);
+      std::lock_guard<std::mutex> lock(mutex_);
       std::vector<char*>& idle = idle_[size_class];
       if (!idle.empty()) {
         char* data = idle.back();
@@ -69,7 +69,7 @@ class BufferPool::Store {
 
   void Put(int size_class, char* data) {
     {
-      absl::MutexLock lock(&mutex_);
+      std::lock_guard<std::mutex> lock(mutex_);
       if (idle_bytes_ + ClassBytes(size_class) <= idle_limit_) {
         idle_bytes_ += ClassBytes(size_class);
         idle_[size_class].push_back(data);
@@ -81,7 +81,7 @@ class BufferPool::Store {
 
  private:
   const size_t idle_limit_;
-  absl::Mutex mutex_;
+  std::mutex mutex_;
   std::array<std::vector<char*>, kClasses> idle_ ABSL_GUARDED_BY(mutex_);
   size_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "shard/apply_check.h"
 #include "shard/batch.h"
 #include "shard/buffer_pool.h"
@@ -104,7 +104,7 @@ class EngineImpl final : public Engine {
   const std::shared_ptr<Budget> budget_;
   BufferPool pool_;
 
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Model>> models_ ABSL_GUARDED_BY(mutex_);
 
   std::atomic<int64_t> rows_gathered_{0};
@@ -115,7 +115,7 @@ class EngineImpl final : public Engine {
 };
 
 absl::StatusOr<std::shared_ptr<Model>> EngineImpl::FindModel(uint64_t model_id) const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   const auto it = models_.find(model_id);
   if (it == models_.end())
     return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not known"));
@@ -130,13 +130,13 @@ absl::Status EngineImpl::CreateModel(const ModelSpec& spec) {
   absl::StatusOr<std::shared_ptr<Model>> model =
       Model::Create(spec, store_options_, budget_, executor_);
   if (!model.ok()) return model.status();
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   return models_.emplace(spec.model_id, *std::move(model)).second ? absl::OkStatus() : exists();
 }
 
 absl::Status EngineImpl::DropModel(uint64_t model_id) {
   std::shared_ptr<Model> model;  // unmapped after the lock is gone
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   const auto it = models_.find(model_id);
   if (it == models_.end())
     return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not known"));
@@ -360,7 +360,7 @@ EngineStatistics EngineImpl::Statistics() const {
   EngineStatistics statistics;
   int partitions = 0;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     statistics.models = static_cast<int>(models_.size());
     for (const auto& [id, model] : models_) {
       statistics.table_bytes += model->bytes();

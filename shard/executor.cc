@@ -21,10 +21,10 @@ Executor::Executor(int threads) {
 
 Executor::~Executor() {
   {
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(
-        +[](int64_t* unfinished) { return *unfinished == 0; }, &unfinished_));
+    std::unique_lock<std::mutex> lock(mutex_);
+    all_finished_.wait(lock, [this] { return unfinished_ == 0; });
     stopping_ = true;
+    work_or_stop_.notify_all();
   }
   for (std::thread& thread : threads_) thread.join();
 }
@@ -35,7 +35,7 @@ void Executor::Submit(std::vector<Job> jobs) {
     works.push_back(std::make_unique<Work>());
     works.back()->job = std::move(job);
   }
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   for (std::unique_ptr<Work>& work : works) Enqueue(std::move(work));
 }
 
@@ -44,7 +44,7 @@ void Executor::Enqueue(std::unique_ptr<Work> work) {
   Work* w = work.release();
   w->waiting = static_cast<int>(w->job.strands.size());
   for (Strand* strand : w->job.strands) strand->line_.push_back({w, false});
-  if (w->waiting == 0) ready_.push_back(w);
+  if (w->waiting == 0) MakeReady(w);
   for (Strand* strand : w->job.strands) Grant(*strand);
 }
 
@@ -57,7 +57,7 @@ void Executor::Grant(Strand& strand) {
     readers_only = readers_only && reader;
     if (entry.granted) continue;
     entry.granted = true;
-    if (--entry.work->waiting == 0) ready_.push_back(entry.work);
+    if (--entry.work->waiting == 0) MakeReady(entry.work);
   }
 }
 
@@ -70,30 +70,34 @@ void Executor::LeaveLines(Work& work) {
   }
 }
 
+void Executor::MakeReady(Work* work) {
+  ready_.push_back(work);
+  if (work->job.chunks == 1) {
+    work_or_stop_.notify_one();
+  } else {
+    work_or_stop_.notify_all();
+  }
+}
+
 void Executor::Loop() {
-  mutex_.Lock();
+  std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    mutex_.Await(absl::Condition(
-        +[](Executor* e) ABSL_EXCLUSIVE_LOCKS_REQUIRED(e->mutex_) {
-          return !e->ready_.empty() || e->stopping_;
-        },
-        this));
-    if (ready_.empty()) break;
+    work_or_stop_.wait(lock, [this] { return !ready_.empty() || stopping_; });
+    if (ready_.empty()) return;
     Work* work = ready_.front();
     const int chunk = work->next_chunk++;
     if (work->next_chunk == work->job.chunks) ready_.pop_front();
-    mutex_.Unlock();
+    lock.unlock();
     work->job.run(chunk);
-    mutex_.Lock();
+    lock.lock();
     if (++work->finished < work->job.chunks) continue;
     LeaveLines(*work);
-    mutex_.Unlock();
+    lock.unlock();
     if (work->job.done) work->job.done();
     delete work;  // may free what the job kept alive: not under the mutex
-    mutex_.Lock();
-    --unfinished_;
+    lock.lock();
+    if (--unfinished_ == 0) all_finished_.notify_all();
   }
-  mutex_.Unlock();
 }
 
 void Executor::ParallelFor(int count, const std::function<void(int)>& body) {

@@ -1,15 +1,16 @@
 // A fixed pool of threads, and the order in which work on partitions runs.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
 namespace emberd::shard {
 
@@ -58,9 +59,14 @@ class Executor {
   void Enqueue(std::unique_ptr<Work> work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveLines(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Grant(Strand& strand) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeReady(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Loop();
 
-  absl::Mutex mutex_;
+  // Standard mutexes throughout the module: ThreadSanitizer follows them, which it cannot do into a
+  // packaged library that was built without it.
+  std::mutex mutex_;
+  std::condition_variable work_or_stop_;
+  std::condition_variable all_finished_;
   // Jobs that hold their strands and have chunks nobody took yet.
   std::deque<Work*> ready_ ABSL_GUARDED_BY(mutex_);
   int64_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,11 +1,11 @@
 #include "shard/executor.h"
 
 #include <atomic>
+#include <future>
 #include <random>
 
 #include <gtest/gtest.h>
 
-#include "absl/synchronization/notification.h"
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
@@ -21,31 +21,32 @@ Job MakeJob(std::vector<Strand*> strands, Job::Mode mode, std::function<void()> 
 
 TEST(Executor, RunsEveryChunkOnceAndThenDone) {
   std::vector<std::atomic<int>> runs(100);
-  absl::Notification done;
+  std::promise<void> done;
   Executor executor(3);
   Job job;
   job.chunks = 100;
   job.run = [&](int chunk) { ++runs[chunk]; };
   job.done = [&] {
     for (const std::atomic<int>& count : runs) EXPECT_EQ(count, 1);
-    done.Notify();
+    done.set_value();
   };
   executor.Submit({job});
-  done.WaitForNotification();
+  done.get_future().wait();
 }
 
 TEST(Executor, ParallelForCoversTheRangeWhileTheExecutorIsBusy) {
-  absl::Notification release;
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
   Executor executor(2);
   Job block;
   block.chunks = 2;
-  block.run = [&](int) { release.WaitForNotification(); };
+  block.run = [&](int) { released.wait(); };
   executor.Submit({block});
   std::vector<std::atomic<int>> runs(1000);
   executor.ParallelFor(1000, [&](int i) { ++runs[i]; });  // nobody else is free
   for (const std::atomic<int>& count : runs) EXPECT_EQ(count, 1);
   executor.ParallelFor(0, [&](int) { ADD_FAILURE(); });
-  release.Notify();
+  release.set_value();
 }
 
 // Two readers that wait for one another: each can only finish if both are let in.
@@ -104,9 +105,10 @@ TEST(Executor, KeepsTheOrderOfSubmissionOnEveryStrand) {
 
 TEST(Executor, DestructorWaitsForWorkThatSubmitsMoreWork) {
   std::atomic<int> ran{0};
+  std::function<void()> again;
   {
     Executor executor(2);
-    std::function<void()> again = [&] {
+    again = [&] {
       if (++ran < 50) executor.Submit({MakeJob({}, Job::Mode::kRead, again)});
     };
     executor.Submit({MakeJob({}, Job::Mode::kRead, again)});

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "shard/executor.h"
 #include "shard/model_spec.h"
 #include "shard/stack_store.h"
@@ -25,7 +25,7 @@ class Budget {
 
  private:
   const int64_t limit_;
-  absl::Mutex mutex_;
+  std::mutex mutex_;
   int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -139,7 +139,7 @@ std::vector<Strand*> StackStore::AllStrands() {
 }
 
 void StackStore::InitializeChunk(int64_t chunk) {
-  absl::MutexLock lock(&locks_[chunk % kLocks]);
+  std::lock_guard<std::mutex> lock(locks_[chunk % kLocks]);
   const uint64_t bit = uint64_t{1} << (chunk % 64);
   if (Word(chunk).load(std::memory_order_relaxed) & bit) return;
   std::vector<float> values(width());

@@ -9,11 +9,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "config/optimizers.h"
 #include "shard/executor.h"
 #include "shard/initializer.h"
@@ -110,7 +110,7 @@ class StackStore {
   MappedMemory bitmap_;
   std::atomic<int64_t> missing_chunks_{0};
   static constexpr int kLocks = 64;
-  absl::Mutex locks_[kLocks];  // chunk c is initialised under lock c mod 64
+  std::mutex locks_[kLocks];  // chunk c is initialised under lock c mod 64
 };
 
 }  // namespace emberd::shard

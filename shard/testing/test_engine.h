@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <future>
 #include <memory>
 #include <random>
 #include <string>
@@ -10,7 +11,6 @@
 
 #include <gtest/gtest.h>
 
-#include "absl/synchronization/notification.h"
 #include "shard/engine.h"
 #include "shard/testing/test_batch.h"
 
@@ -69,13 +69,13 @@ class TestEngine {
 
   std::vector<StackSums> Gather(std::shared_ptr<const Batch> batch) {
     std::vector<StackSums> result;
-    absl::Notification done;
+    std::promise<void> done;
     engine_->Gather(std::move(batch), [&](absl::StatusOr<std::vector<StackSums>> sums) {
       EXPECT_TRUE(sums.ok()) << sums.status();
       if (sums.ok()) result = *std::move(sums);
-      done.Notify();
+      done.set_value();
     });
-    done.WaitForNotification();
+    done.get_future().wait();
     return result;
   }
 
@@ -84,35 +84,35 @@ class TestEngine {
     const absl::Status check = engine_->CheckApply(*batch, input);
     EXPECT_TRUE(check.ok()) << check;
     int64_t result = -1;
-    absl::Notification done;
+    std::promise<void> done;
     engine_->Apply(std::move(batch), std::move(input), [&](absl::StatusOr<int64_t> rows) {
       EXPECT_TRUE(rows.ok()) << rows.status();
       if (rows.ok()) result = *rows;
-      done.Notify();
+      done.set_value();
     });
-    done.WaitForNotification();
+    done.get_future().wait();
     return result;
   }
 
   absl::Status Read(const Engine::RowSelection& rows, absl::Span<float> values) {
     absl::Status result;
-    absl::Notification done;
+    std::promise<void> done;
     engine_->ReadRows(rows, values, [&](absl::Status status) {
       result = status;
-      done.Notify();
+      done.set_value();
     });
-    done.WaitForNotification();
+    done.get_future().wait();
     return result;
   }
 
   absl::Status Assign(const Engine::RowSelection& rows, absl::Span<const float> values) {
     absl::Status result;
-    absl::Notification done;
+    std::promise<void> done;
     engine_->AssignRows(rows, values, [&](absl::Status status) {
       result = status;
-      done.Notify();
+      done.set_value();
     });
-    done.WaitForNotification();
+    done.get_future().wait();
     return result;
   }
 
