@@ -95,7 +95,7 @@ TEST_F(DemoTest, EndsWithItsLineAndLeavesItsCurve) {
   EXPECT_TRUE(std::getline(csv, line) && line == "examples,seconds,loss,auc,held_out_auc");
   int points = 0;
   while (std::getline(csv, line)) ++points;
-  EXPECT_EQ(points, 4);
+  EXPECT_EQ(points, 5);
   EXPECT_TRUE(std::getline(svg, line) && line.substr(0, 4) == "<svg");
 }
 

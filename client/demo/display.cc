@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 
 namespace emberd::demo {
@@ -36,7 +37,7 @@ std::string ProgressLine(const Progress& progress) {
                                                 static_cast<double>(progress.total);
   const int filled = static_cast<int>(std::clamp(done, 0.0, 1.0) * kBarWidth);
   std::string line = absl::StrFormat(
-      "[%s%s] %3.0f%%  %s examples  %s/s  loss %.4f  AUC %.4f  %s rows touched",
+      "[%s%s] %.0f%%  %s examples  %s/s  loss %.4f  AUC %.4f  %s rows touched",
       std::string(filled, '#'), std::string(kBarWidth - filled, '.'), 100 * done,
       Short(static_cast<double>(progress.examples)), Short(progress.examples_per_second),
       progress.loss, progress.auc, Short(static_cast<double>(progress.rows_touched)));
@@ -50,6 +51,21 @@ std::string ProgressLine(const Progress& progress) {
   return absl::StrCat(line, " M rows/s");
 }
 
+std::string WrapProgress(const std::string& line, size_t width) {
+  std::string wrapped;
+  size_t used = 0;
+  for (absl::string_view part : absl::StrSplit(line, "  ")) {
+    if (used > 0 && used + 2 + part.size() <= width) {
+      absl::StrAppend(&wrapped, "  ", part);
+      used += 2 + part.size();
+    } else {
+      absl::StrAppend(&wrapped, used > 0 ? "\n" : "", part.substr(0, width));
+      used = std::min(width, part.size());
+    }
+  }
+  return wrapped;
+}
+
 Display::Display(std::FILE* stream) : stream_(stream), terminal_(isatty(fileno(stream)) == 1) {}
 
 bool Display::Due(absl::Time now) const {
@@ -60,9 +76,17 @@ void Display::Show(const Progress& progress, absl::Time now) {
   last_ = now;
   const std::string line = ProgressLine(progress);
   if (!terminal_) return Print(line);
-  live_ = line.substr(0, TerminalWidth(fileno(stream_)) - 1);
-  std::fprintf(stream_, "\r\x1b[K%s", live_.c_str());
+  Erase();
+  live_ = WrapProgress(line, TerminalWidth(fileno(stream_)) - 1);
+  std::fputs(live_.c_str(), stream_);
   std::fflush(stream_);
+}
+
+// Back to the beginning of the first live line, and away with all that follows.
+void Display::Erase() {
+  if (live_.empty()) return;
+  const int64_t up = std::count(live_.begin(), live_.end(), '\n');
+  std::fputs(up > 0 ? absl::StrCat("\r\x1b[", up, "A\x1b[J").c_str() : "\r\x1b[J", stream_);
 }
 
 void Display::ShowLast(const Progress& progress) {
@@ -71,8 +95,9 @@ void Display::ShowLast(const Progress& progress) {
 }
 
 void Display::Print(const std::string& line) {
-  // On a terminal the line takes the place of the live one, which is drawn again below it.
-  std::fprintf(stream_, "%s%s\n%s", live_.empty() ? "" : "\r\x1b[K", line.c_str(), live_.c_str());
+  // On a terminal the line takes the place of the live ones, which are drawn again below it.
+  Erase();
+  std::fprintf(stream_, "%s\n%s", line.c_str(), live_.c_str());
   std::fflush(stream_);
 }
 

@@ -1,5 +1,5 @@
-// What the demo shows while it runs: a line that renews itself on a terminal, a line every few
-// seconds elsewhere.
+// What the demo shows while it runs: a line (or two, where it is narrow) that renews itself on a
+// terminal, a line every few seconds elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,11 @@ struct Progress {
   std::vector<ShardTraffic> shards = {};
 };
 
-// "[#####.....]  50%  1.00 M examples  31.2 k/s  loss 0.5123  AUC 0.7890  12.3 M rows touched
+// "[#####.....] 50%  1.00 M examples  31.2 k/s  loss 0.5123  AUC 0.7890  12.3 M rows touched
 // shards 0.51 0.50 0.52 down M rows/s"
 std::string ProgressLine(const Progress& progress);
+// The line cut where two spaces stand, so that no part of it is wider than `width` (>= 1).
+std::string WrapProgress(const std::string& line, size_t width);
 
 // Not thread-safe.
 class Display {
@@ -40,10 +42,12 @@ class Display {
   void Finish();
 
  private:
+  void Erase();
+
   std::FILE* stream_;
   bool terminal_;
   absl::Time last_ = absl::InfinitePast();
-  std::string live_;  // what stands on the terminal's last line
+  std::string live_;  // what stands at the end of the terminal
 };
 
 // "950", "31.2 k", "1.25 M": three digits are enough for eyes.

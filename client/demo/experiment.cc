@@ -117,7 +117,7 @@ absl::StatusOr<Experiment> MakeExperiment(const ExperimentOptions& options) {
   if (options.batch > 0) experiment.schedule.batch_size = options.batch;
   const int64_t held_out = options.quick ? kQuickHeldOut : kHeldOut;
   experiment.held_out = std::min(held_out, experiment.dataset->test_size());
-  experiment.curve_points = options.quick ? 4 : 12;
+  experiment.curve_points = options.quick ? 5 : 12;
   return experiment;
 }
 

@@ -81,9 +81,17 @@ TEST(ProgressLineTest, ShowsAllThatIsAsked) {
   progress.shards[0].rows_per_second = 510'000;
   progress.shards[1].reachable = false;
   EXPECT_EQ(ProgressLine(progress),
-            "[##########..........]  50%  500.0 k examples  31.2 k/s  loss 0.5000  AUC 0.7890  "
+            "[##########..........] 50%  500.0 k examples  31.2 k/s  loss 0.5000  AUC 0.7890  "
             "12.30 M rows touched  "
             "shards 0.51 down M rows/s");
+}
+
+TEST(WrapProgressTest, CutsBetweenParts) {
+  EXPECT_EQ(WrapProgress("one  two  three", 80), "one  two  three");
+  EXPECT_EQ(WrapProgress("one  two  three", 9), "one  two\nthree");
+  EXPECT_EQ(WrapProgress("one  two  three", 8), "one  two\nthree");
+  EXPECT_EQ(WrapProgress("one  two  three", 7), "one\ntwo\nthree");
+  EXPECT_EQ(WrapProgress("one  three", 4), "one\nthre");
 }
 
 TEST(ShortTest, ThreeDigitsAreEnough) {

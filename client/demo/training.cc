@@ -1,7 +1,7 @@
 #include "client/demo/training.h"
 
 #include <algorithm>
-#include <cerrno>
+#include <cmath>
 #include <utility>
 
 #include <poll.h>
@@ -25,7 +25,7 @@ Training::Training(Setup setup)
       metrics_(kWindow) {}
 
 absl::Status Training::Run() {
-  start_ = shown_at_ = absl::Now();
+  start_ = absl::Now();
   absl::Status status = StartTrainers();
   std::vector<int> sockets;
   for (const Descriptor& socket : sockets_) sockets.push_back(socket.get());
@@ -37,8 +37,9 @@ absl::Status Training::Run() {
                         },
                     .on_gone = [this](int rank) { OnGone(rank); }});
   if (status.ok()) status = Loop(&hub);
+  result_.seconds = Seconds();
   for (auto& trainer : trainers_) trainer->Stop(kTrainerPatience);
-  result_.seconds = absl::ToDoubleSeconds(absl::Now() - start_ - paused_);
+
   setup_.display->Finish();
   return status;
 }
@@ -96,10 +97,15 @@ void Training::OnRound(int64_t round, const std::vector<RoundReport>& reports) {
     result_.total.apply_seconds += report.apply_seconds;
   }
   rounds_done_ = round + 1;
-  const int64_t rounds = setup_.experiment->schedule.Rounds();
-  const int64_t points = setup_.experiment->curve_points;
-  // Points as even as whole rounds allow; the last round is always one.
-  if (rounds_done_ * points / rounds != round * points / rounds) Evaluate();
+  if (CurvePointAfter(round) != CurvePointAfter(round - 1)) Evaluate();
+}
+
+// Points stand at equal distances of the square root of the round: a model learns most at first.
+// The last round has one.
+int64_t Training::CurvePointAfter(int64_t round) const {
+  const double done =
+      static_cast<double>(round + 1) / static_cast<double>(setup_.experiment->schedule.Rounds());
+  return static_cast<int64_t>(std::sqrt(done) * setup_.experiment->curve_points);
 }
 
 void Training::OnGone(int rank) {
@@ -114,12 +120,13 @@ void Training::OnGone(int rank) {
 // The trainers wait meanwhile: the point belongs to one state of the tables.
 void Training::Evaluate() {
   const absl::Time start = absl::Now();
+  const double seconds = Seconds();
   const absl::StatusOr<Evaluation> evaluation =
       EvaluateHeldOut(*setup_.experiment->dataset, dense_, setup_.embeddings,
                       setup_.experiment->held_out, setup_.stop_requested);
   if (evaluation.ok()) {
     result_.curve.push_back({.examples = result_.examples,
-                             .seconds = absl::ToDoubleSeconds(start - start_ - paused_),
+                             .seconds = seconds,
                              .loss = metrics_.log_loss(),
                              .auc = metrics_.auc(),
                              .held_out_auc = evaluation->auc});
@@ -130,19 +137,21 @@ void Training::Evaluate() {
   paused_ += absl::Now() - start;
 }
 
+double Training::Seconds() const { return absl::ToDoubleSeconds(absl::Now() - start_ - paused_); }
+
 Progress Training::CurrentProgress() {
-  const absl::Time now = absl::Now();
+  const double seconds = Seconds();
   Progress progress;
   progress.examples = result_.examples;
   progress.total = setup_.experiment->schedule.examples;
   progress.examples_per_second = static_cast<double>(result_.examples - shown_examples_) /
-                                 std::max(1e-3, absl::ToDoubleSeconds(now - shown_at_));
+                                 std::max(1e-3, seconds - shown_seconds_);
   progress.loss = metrics_.log_loss();
   progress.auc = metrics_.auc();
   progress.rows_touched = result_.total.rows_updated;
   progress.shards = setup_.monitor->Traffic();
   shown_examples_ = result_.examples;
-  shown_at_ = now;
+  shown_seconds_ = seconds;
   return progress;
 }
 

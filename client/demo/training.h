@@ -61,7 +61,10 @@ class Training {
   void OnSum(const std::vector<Contribution>& contributions, const GradientSum& sum);
   void OnRound(int64_t round, const std::vector<RoundReport>& reports);
   void OnGone(int rank);
+  int64_t CurvePointAfter(int64_t round) const;
   void Evaluate();
+  // Of training so far, without evaluations.
+  double Seconds() const;
   Progress CurrentProgress();
 
   Setup setup_;
@@ -72,7 +75,7 @@ class Training {
   absl::Time start_;
   absl::Duration paused_;  // in evaluations
   int64_t shown_examples_ = 0;
-  absl::Time shown_at_;
+  double shown_seconds_ = 0;
   std::vector<Descriptor> sockets_;
   std::vector<std::unique_ptr<Child>> trainers_;
 };
