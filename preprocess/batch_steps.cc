@@ -13,8 +13,8 @@ namespace {
 
 // Idle scratch kept; more tasks at a time cost allocations only.
 constexpr size_t kIdleScratch = 64;
-// Rows whose buckets are remembered, one byte each; the stacks beyond are hashed.
-constexpr int64_t kRememberedRows = int64_t{1} << 26;
+// Memory for the buckets of rows, one byte each; rows of the stacks beyond are hashed each time.
+constexpr int64_t kBucketBytes = int64_t{256} << 20;
 
 StackShape ShapeOf(const v1::ModelConfig& model, const Plan& plan, const StackPlan& stack) {
   StackShape shape;
@@ -36,17 +36,32 @@ BatchSteps::BatchSteps(const v1::ModelConfig& model, const Plan& plan, int threa
       allow_dropping_(model.plan().allow_id_dropping()),
       workers_(threads),
       scratch_(kIdleScratch) {
-  int64_t rows_to_remember = kRememberedRows;
   for (const StackPlan& stack : plan_.stacks) {
     StackInfo info;
     info.shape = ShapeOf(model_, plan_, stack);
     info.limits = {stack.max_ids_per_partition, stack.max_unique_ids_per_partition};
-    const int64_t rows = info.shape.partitions * info.shape.rows_per_partition;
-    const bool remember = rows <= rows_to_remember;
-    if (remember) rows_to_remember -= rows;
-    info.buckets =
-        BucketMemo(MakeBucketRule(model_.plan().bucket_hash(), info.shape), info.shape, remember);
     stacks_.push_back(std::move(info));
+  }
+  RememberBuckets();
+}
+
+// Gives memory for buckets to the stacks, in order, as long as there is some.
+void BatchSteps::RememberBuckets() {
+  int64_t bytes = 0;
+  std::vector<int64_t> begins;  // -1: the stack gets nothing
+  for (const StackInfo& info : stacks_) {
+    const BucketRule rule = MakeBucketRule(model_.plan().bucket_hash(), info.shape);
+    const int64_t needed = BucketMemo::BytesFor(rule, info.shape);
+    const bool fits = needed > 0 && bytes + needed <= kBucketBytes;
+    begins.push_back(fits ? bytes : -1);
+    if (fits) bytes += needed;
+  }
+  bucket_memory_ = std::make_unique<ZeroPages>(bytes);
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    const StackShape& shape = stacks_[k].shape;
+    const bool remembers = begins[k] >= 0 && bucket_memory_->data() != nullptr;
+    stacks_[k].buckets = BucketMemo(MakeBucketRule(model_.plan().bucket_hash(), shape), shape,
+                                    remembers ? bucket_memory_->data() + begins[k] : nullptr);
   }
 }
 

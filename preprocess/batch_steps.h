@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -15,6 +16,7 @@
 #include "preprocess/slot_sorter.h"
 #include "preprocess/splits.h"
 #include "preprocess/worker_pool.h"
+#include "preprocess/zero_pages.h"
 
 namespace emberd::preprocess {
 
@@ -42,6 +44,7 @@ class BatchSteps {
   using SlotWork =
       absl::FunctionRef<void(const StackInfo&, StackBatch*, int slot, SlotScratch* scratch)>;
 
+  void RememberBuckets();
   int slots() const { return plan_.topology.sparsecores_per_shard; }
   absl::Status Validate(absl::Span<const FeatureInput> inputs, std::vector<absl::Status>* found);
   absl::Status CheckSize(const StackPlan& plan, const StackBatch& stack) const;
@@ -54,6 +57,7 @@ class BatchSteps {
   const Plan& plan_;
   const bool allow_dropping_;
   std::vector<StackInfo> stacks_;
+  std::unique_ptr<ZeroPages> bucket_memory_;  // of all stacks that remember buckets
   // Whether the batch before was cut. The next one then fills its buckets while its slots are still
   // in the processor's cache; if they are not needed, only that time is lost.
   std::atomic<bool> expect_cuts_{false};

@@ -22,7 +22,7 @@ HighwayBuckets PickHighwayBuckets() {
 
 BucketRule MakeBucketRule(v1::BucketHash hash, const StackShape& shape) {
   BucketRule rule;
-  rule.hash = hash;
+  rule.hash = hash == v1::BUCKET_HASH_UNSPECIFIED ? v1::HIGHWAY_HASH : hash;
   rule.partition_bits = shape.partition_bits();
   rule.rows_per_bucket = std::max<int64_t>(
       1, RoundUp(shape.rows_per_partition * shape.partitions, kBuckets) / kBuckets);

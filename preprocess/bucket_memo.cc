@@ -6,26 +6,31 @@ namespace emberd::preprocess {
 namespace {
 
 constexpr int64_t kBlock = 256;
+constexpr int64_t kAhead = 32;  // rows prefetched
 
 }  // namespace
 
-BucketMemo::BucketMemo(const BucketRule& rule, const StackShape& shape, bool remember)
-    : rule_(rule), rows_per_partition_(shape.rows_per_partition) {
+BucketMemo::BucketMemo(const BucketRule& rule, const StackShape& shape, uint8_t* memory)
+    : rule_(rule),
+      rows_per_partition_(shape.rows_per_partition),
+      known_(reinterpret_cast<std::atomic<uint8_t>*>(memory)) {
   static_assert(sizeof(std::atomic<uint8_t>) == 1 && std::atomic<uint8_t>::is_always_lock_free);
-  const int64_t rows = shape.partitions * shape.rows_per_partition;
-  if (!remember || rule.single_bucket || rule.hash != v1::HIGHWAY_HASH) return;
-  // Zero bytes are atomics that hold zero; if there is no memory, rows are hashed each time.
-  known_.reset(static_cast<std::atomic<uint8_t>*>(std::calloc(rows, 1)));
+}
+
+int64_t BucketMemo::BytesFor(const BucketRule& rule, const StackShape& shape) {
+  if (rule.single_bucket || rule.hash != v1::HIGHWAY_HASH) return 0;
+  return shape.partitions * shape.rows_per_partition;
 }
 
 void BucketMemo::Find(int64_t partition, const int32_t* local_rows, int64_t n,
                       uint8_t* buckets) const {
   if (known_ == nullptr) return Hash(partition, local_rows, n, buckets);
-  std::atomic<uint8_t>* known = known_.get() + partition * rows_per_partition_;
+  std::atomic<uint8_t>* known = known_ + partition * rows_per_partition_;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
     bool missing = false;
     for (int64_t i = begin; i < end; ++i) {
+      if (i + kAhead < n) __builtin_prefetch(known + local_rows[i + kAhead], 1);
       const uint8_t found = known[local_rows[i]].load(std::memory_order_relaxed);
       missing |= found == 0;
       buckets[i] = static_cast<uint8_t>(found - 1);

@@ -158,7 +158,7 @@ TEST(GoldenTfTest, MinibatchSplitsAndCsr) {
     int64_t dropped = 0;
     bool overflow = false;
     for (int s = 0; s < cores; ++s) {
-      FillBuckets(BucketMemo(rule, chip.shape, s % 2 == 0), limits,
+      FillBuckets(BucketMemo(rule, chip.shape, nullptr), limits,
                   dropping ? DropRule::kTensorFlow : DropRule::kKeep, chip.slots[s],
                   &chip.buckets[s]);
       dropped += chip.buckets[s].dropped;

@@ -326,7 +326,7 @@ class Runner {
     if (absl::Status status = CheckLimits(); status.ok() || !options_.allow_dropping) return status;
     BucketRule rule;
     rule.single_bucket = true;
-    const BucketMemo memo(rule, {}, /*remember=*/false);
+    const BucketMemo memo(rule, {}, /*memory=*/nullptr);
     SlotCsr kept;
     Buffer<int32_t> positions;
     ForEachDevice([&](const Stack& stack, DeviceStack* device) {
@@ -348,7 +348,7 @@ class Runner {
     absl::Status status;
     ForEachDevice([&](const Stack& stack, DeviceStack* device) {
       const BucketMemo memo(MakeBucketRule(v1::HIGHWAY_HASH, stack.shape), stack.shape,
-                            /*remember=*/false);
+                            /*memory=*/nullptr);
       for (size_t s = 0; s < device->slots.size(); ++s) {
         FillBuckets(memo, stack.limits, drop, device->slots[s], &device->buckets[s]);
         const Overflow overflow = WorstOverflow(device->buckets[s], partitions, stack.limits);

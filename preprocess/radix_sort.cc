@@ -10,9 +10,12 @@ namespace {
 
 constexpr int kKeyShift = 32;
 constexpr int kMaxDigitBits = 11;  // 2,048 counters of 4 bytes stay in the first-level cache
-constexpr int kMaxPasses = 4;
+constexpr int kMaxPasses = 4;      // 32 live bits in digits of 8 or more
 // Below so many keys, clearing and summing counters costs more than a comparison sort.
-constexpr int64_t kFewKeys = 192;
+constexpr int64_t kFewKeys = 48;
+// Below so many, three passes over small counters beat two over large ones.
+constexpr int64_t kSomeKeys = 1024;
+constexpr int kSmallDigitBits = 8;
 
 using Counters = std::array<uint32_t, 1 << kMaxDigitBits>;
 
@@ -46,9 +49,10 @@ uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits) {
     std::sort(keys, keys + n);
     return keys;
   }
-  const int passes = std::max(1, (live_bits + kMaxDigitBits - 1) / kMaxDigitBits);
+  const int most_bits = n < kSomeKeys ? kSmallDigitBits : kMaxDigitBits;
+  const int passes = std::max(1, (live_bits + most_bits - 1) / most_bits);
   const int digit_bits = std::max(1, (live_bits + passes - 1) / passes);
-  static_assert(kMaxPasses * kMaxDigitBits >= 32);
+  static_assert(kMaxPasses * kSmallDigitBits >= 32);
   Counters counters[kMaxPasses];
   Count(keys, n, passes, digit_bits, counters);
   const uint64_t mask = (uint64_t{1} << digit_bits) - 1;

@@ -29,15 +29,19 @@ class Dropper {
 void CountAll(const SlotCsr& csr, int64_t begin, int64_t end, const uint8_t* bucket, int32_t* ids,
               int32_t* unique) {
   const int32_t* rows = csr.embedding_ids.data();
-  uint64_t counters[kBuckets] = {};  // ids in the lower half, unique ids in the upper
+  // Ids in the lower half, unique ids in the upper. Two sets in turn, because a run of equal
+  // buckets, as a hot row makes, would wait for its own counter.
+  uint64_t counters[2][kBuckets] = {};
   int32_t row_before = -1;
   for (int64_t cell = begin; cell < end; ++cell) {
-    counters[bucket[cell]] += 1 + (static_cast<uint64_t>(rows[cell] != row_before) << 32);
+    const uint64_t one = 1 + (static_cast<uint64_t>(rows[cell] != row_before) << 32);
+    counters[cell & 1][bucket[cell]] += one;
     row_before = rows[cell];
   }
   for (int b = 0; b < kBuckets; ++b) {
-    ids[b] = static_cast<int32_t>(counters[b]);
-    unique[b] = static_cast<int32_t>(counters[b] >> 32);
+    const uint64_t both = counters[0][b] + counters[1][b];
+    ids[b] = static_cast<int32_t>(both);
+    unique[b] = static_cast<int32_t>(both >> 32);
   }
 }
 

@@ -112,6 +112,10 @@ absl::Status CheckStructure(absl::string_view feature, const SparseInput& sparse
             return Invalid(feature, "indices at position ", i / 2, " has sample ", sample,
                            "; allowed: >= ", before, ", the sample before it");
           }
+          if (indices[i + 1] < 0) {
+            return Invalid(feature, "indices at position ", i / 2, " has column ", indices[i + 1],
+                           "; allowed: >= 0");
+          }
           before = sample;
         }
         return absl::OkStatus();

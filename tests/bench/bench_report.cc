@@ -4,23 +4,45 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
 
 namespace emberd::bench {
 
-double MedianSeconds(int repeats, const std::function<void()>& work) {
+namespace {
+
+double WallClock() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double CpuClock() {
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+double Median(double (*clock)(), int repeats, const std::function<void()>& work) {
   work();
   std::vector<double> seconds;
   for (int i = 0; i < repeats; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = clock();
     work();
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    seconds.push_back(elapsed.count());
+    seconds.push_back(clock() - start);
   }
   std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
   return seconds[repeats / 2];
+}
+
+}  // namespace
+
+double MedianSeconds(int repeats, const std::function<void()>& work) {
+  return Median(WallClock, repeats, work);
+}
+
+double MedianCpuSeconds(int repeats, const std::function<void()>& work) {
+  return Median(CpuClock, repeats, work);
 }
 
 Report::Report(int argc, char** argv) {

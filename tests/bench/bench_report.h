@@ -19,6 +19,9 @@ struct Row {
 
 // Seconds that one call of `work` takes: the median of `repeats` calls after one to warm up.
 double MedianSeconds(int repeats, const std::function<void()>& work);
+// The same in seconds of processor time over all threads of the program: what a machine that others
+// use too would take, had `work` a core to itself. For work on one thread.
+double MedianCpuSeconds(int repeats, const std::function<void()>& work);
 
 // Collects rows; understands `--json FILE` (writes a list of rows) and `--filter TEXT` (see Wants).
 // Other arguments end the program with a usage text.

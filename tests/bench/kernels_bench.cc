@@ -12,10 +12,7 @@
 // (backward).
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <cstdio>
 #include <functional>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +21,7 @@
 #include "shard/mapped_memory.h"
 #include "shard/update_kernel.h"
 #include "tests/bench/bench_report.h"
+#include "tests/bench/ids.h"
 #include "tests/bench/memory_limits.h"
 
 namespace emberd::bench {
@@ -56,24 +54,6 @@ std::vector<double> MedianOfEach(const std::vector<std::function<void()>>& works
     medians.push_back(s[kRounds / 2]);
   }
   return medians;
-}
-
-// Row numbers of a batch.
-std::vector<uint32_t> MakeIds(bool zipf, int64_t rows) {
-  std::mt19937_64 random(1);
-  std::uniform_real_distribution<double> uniform(0, 1);
-  std::vector<uint32_t> ids(kIds);
-  for (uint32_t& id : ids) {
-    if (!zipf) {
-      id = static_cast<uint32_t>(random() % rows);
-      continue;
-    }
-    // Inverse of the continuous distribution with density x^-1.05 on [1, rows + 1).
-    const double power = std::pow(static_cast<double>(rows) + 1, -0.05);
-    const double rank = std::pow(1 + uniform(random) * (power - 1), -1 / 0.05) - 1;
-    id = static_cast<uint32_t>(static_cast<uint64_t>(rank) * 2654435761u % rows);
-  }
-  return ids;
 }
 
 // Entries sample by sample, rows ascending inside a sample, as the engine arranges them.
@@ -116,7 +96,7 @@ MappedMemory Table(size_t bytes) {
 class KernelBench {
  public:
   explicit KernelBench(Report& report)
-      : report_(report), ids_{MakeIds(false, kRows), MakeIds(true, kRows)} {}
+      : report_(report), ids_{MakeIds(false, kRows, kIds), MakeIds(true, kRows, kIds)} {}
 
   void RunWidth(int width) {
     for (const bool bfloat16 : {false, true}) {
@@ -140,7 +120,7 @@ class KernelBench {
     slots_ = MappedMemory();
     floats_ = Table(kIds * 16 * sizeof(float));
     for (const int64_t rows : {100'000, 1'000'000, 10'000'000, 40'000'000}) {
-      ForwardOn(MakeIds(false, rows), "sizes/16/rows" + std::to_string(rows), 16, false, 10);
+      ForwardOn(MakeIds(false, rows, kIds), "sizes/16/rows" + std::to_string(rows), 16, false, 10);
     }
   }
 
