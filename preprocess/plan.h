@@ -49,8 +49,9 @@ struct StackPlan {
   int64_t rows_per_partition = 0;        // multiple of 8
   std::vector<TablePlan> tables;         // in stack order
   std::vector<FeaturePlan> features;     // in canonical order (ascending row_offset)
-  int max_ids_per_partition = 0;         // 0: no limit
-  int max_unique_ids_per_partition = 0;  // 0: no limit
+  // The tightest limits of the tables, so that each table's own holds; 0: no table has one.
+  int max_ids_per_partition = 0;
+  int max_unique_ids_per_partition = 0;
 };
 
 struct Plan {
