@@ -113,6 +113,40 @@ INSTANTIATE_TEST_SUITE_P(Cuts, EngineTest,
                                            Cut{8, 0, 8, 4, 1, 128, 128}, Cut{8, 4, 4, 2, 3, 40, 33},
                                            Cut{4, 0, 4, 1, 5, 200, 200}));
 
+// Prevents: stored bits read as another type, quantization after the gain or of what is stored, a
+// clamp or rounding that differs between the vector code and the formula.
+TEST(Engine, GatherReadsEveryStorageTypeAndQuantizes) {
+  std::mt19937_64 random(testing::TestSeed());
+  for (const int width : {8, 24, 32, 64, 136}) {
+    for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16}) {
+      for (const bool quantized : {false, true}) {
+        const TestShape shape{2, 40, 30};
+        StackSpec stack = OneTableStack(shape, width, width, Sgd(1));
+        stack.storage_dtype = dtype;
+        stack.quantized = quantized;
+        stack.quantization.set_lower(-0.6f);
+        stack.quantization.set_upper(0.7f);
+        stack.quantization.set_num_buckets(100);
+        TestEngine engine({stack}, shape, 0, 2);
+        const std::vector<TestEntry> entries = RandomEntries(shape, 5, random);
+        TestBatch batch(entries, shape, 0, 2, 2, 1);
+        const StackSums sums = engine.Gather(*engine.Prepare(batch.view()))[0];
+        const auto row_of = [&](int partition, int row) {
+          Row values = engine.ReadRow(0, partition, row, width);
+          for (float& x : values) x = quantized ? testing::Quantize(x, -0.6f, 0.7f, 100) : x;
+          return values;
+        };
+        size_t i = 0;
+        for (const auto& [sample, row] : testing::ReferenceGather(entries, 0, 2, width, row_of)) {
+          ASSERT_EQ(sums.samples[i], sample);
+          ASSERT_TRUE(SameBits(row, sums.sums->data() + i++ * width))
+              << "width " << width << " " << v1::DataType_Name(dtype) << " " << quantized;
+        }
+      }
+    }
+  }
+}
+
 TEST(Engine, MissingGradientIsZeroAndStillUpdates) {
   const TestShape shape{1, 16, 4};
   v1::OptimizerConfig optimizer = Sgd(0.5f);
