@@ -62,15 +62,15 @@ absl::StatusOr<v1::ClusterConfig> MakeLocalCluster(const LocalCluster& local,
   v1::CoordinatorConfig* const coordinator = cluster.add_coordinators();
   coordinator->set_address(local.address);
   coordinator->set_http_address(local.http_address);
+  OverrideProcess(overrides, coordinator);
   for (int i = 0; i < local.shards; ++i) {
     v1::ShardConfig* const shard = cluster.add_shards();
     shard->set_address("127.0.0.1:0");
-    if (!local.http_address.empty()) shard->set_http_address("127.0.0.1:0");
+    if (!coordinator->http_address().empty()) shard->set_http_address("127.0.0.1:0");
   }
   const int cpus = static_cast<int>(std::thread::hardware_concurrency());
   cluster.set_shard_threads(std::max(1, cpus / std::max(1, local.shards)));
   OverrideCommon(overrides, &cluster);
-  OverrideProcess(overrides, coordinator);
   const absl::Status status = config::CompleteCluster(&cluster);
   if (!status.ok()) return status;
   return cluster;

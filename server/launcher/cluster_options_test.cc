@@ -1,0 +1,133 @@
+#include "server/launcher/cluster_options.h"
+
+#include <fstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/launcher/files.h"
+#include "server/launcher/up.h"
+
+namespace emberd::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(MakeLocalClusterTest, FillsInWhatNobodySaid) {
+  const auto cluster = MakeLocalCluster({.shards = 4, .sparsecores_per_shard = 2}, {});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  ASSERT_EQ(cluster->shards_size(), 4);
+  EXPECT_EQ(cluster->shards(3).address(), "127.0.0.1:0");
+  EXPECT_EQ(cluster->shards(3).http_address(), "127.0.0.1:0");
+  ASSERT_EQ(cluster->coordinators_size(), 1);
+  EXPECT_EQ(cluster->coordinators(0).address(), "127.0.0.1:7400");
+  EXPECT_EQ(cluster->coordinators(0).http_address(), "127.0.0.1:7401");
+  EXPECT_GE(cluster->shard_threads(), 1);
+  EXPECT_GT(cluster->timeouts().drain_ms(), 0);
+}
+
+TEST(MakeLocalClusterTest, TakesFlags) {
+  Overrides overrides;
+  overrides.address = "[::1]:0";
+  overrides.http_address = "127.0.0.1:5";
+  overrides.threads = 3;
+  overrides.log_level = v1::LoggingConfig::ERROR;
+  overrides.log_format = v1::LoggingConfig::JSON;
+  overrides.log_file = "log";
+  const auto cluster = MakeLocalCluster({.shards = 2}, overrides);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_EQ(cluster->coordinators(0).address(), "[::1]:0");
+  EXPECT_EQ(cluster->coordinators(0).http_address(), "127.0.0.1:5");
+  EXPECT_EQ(cluster->shards(0).address(), "127.0.0.1:0");
+  EXPECT_EQ(cluster->shard_threads(), 3);
+  EXPECT_EQ(cluster->coordinator_threads(), 3);
+  EXPECT_EQ(cluster->logging().level(), v1::LoggingConfig::ERROR);
+  EXPECT_EQ(cluster->logging().format(), v1::LoggingConfig::JSON);
+  EXPECT_EQ(cluster->logging().file(), "log");
+}
+
+TEST(MakeLocalClusterTest, WithoutHttpNoProcessHasIt) {
+  Overrides overrides;
+  overrides.http_address = "";
+  const auto cluster = MakeLocalCluster({.shards = 2}, overrides);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_EQ(cluster->coordinators(0).http_address(), "");
+  EXPECT_EQ(cluster->shards(0).http_address(), "");
+}
+
+class LoadClusterForTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto directory = ScratchDirectory::Create();
+    ASSERT_TRUE(directory.ok());
+    directory_ = *std::move(directory);
+    path_ = directory_->path() + "/cluster.textproto";
+    std::ofstream(path_) << "shards { address: 'a:1' http_address: 'a:2' }\n"
+                            "shards { address: 'b:1' http_address: 'b:2' }\n"
+                            "coordinators { address: 'c:1' http_address: 'c:2' }\n"
+                            "shard_threads: 5 logging { level: WARNING }\n";
+  }
+  std::unique_ptr<ScratchDirectory> directory_;
+  std::string path_;
+};
+
+TEST_F(LoadClusterForTest, FlagsChangeTheProcessStartedAndNoOther) {
+  Overrides overrides;
+  overrides.address = "x:1";
+  overrides.http_address = "";
+  const auto shard = LoadClusterFor(path_, Role::kShard, 1, overrides);
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  EXPECT_EQ(shard->shards(0).address(), "a:1");
+  EXPECT_EQ(shard->shards(1).address(), "x:1");
+  EXPECT_EQ(shard->shards(1).http_address(), "");
+  EXPECT_EQ(shard->coordinators(0).address(), "c:1");
+  const auto coordinator = LoadClusterFor(path_, Role::kCoordinator, 0, overrides);
+  ASSERT_TRUE(coordinator.ok()) << coordinator.status();
+  EXPECT_EQ(coordinator->coordinators(0).address(), "x:1");
+  EXPECT_EQ(coordinator->shards(1).address(), "b:1");
+}
+
+TEST_F(LoadClusterForTest, WithoutFlagsTheFileStands) {
+  const auto cluster = LoadClusterFor(path_, Role::kShard, 0, {});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_EQ(cluster->shards(0).http_address(), "a:2");
+  EXPECT_EQ(cluster->shard_threads(), 5);
+  EXPECT_EQ(cluster->logging().level(), v1::LoggingConfig::WARNING);
+}
+
+TEST_F(LoadClusterForTest, FlagsAreCheckedLikeTheFile) {
+  Overrides overrides;
+  overrides.address = "b:1";
+  const absl::Status status = LoadClusterFor(path_, Role::kShard, 0, overrides).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("shards[1].address"));
+}
+
+TEST_F(LoadClusterForTest, IndexOutOfRange) {
+  for (const auto& [role, index] : {std::pair(Role::kShard, 2), std::pair(Role::kShard, -1),
+                                    std::pair(Role::kCoordinator, 1)}) {
+    const absl::Status status = LoadClusterFor(path_, role, index, {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), StartsWith("--index: " + std::to_string(index)));
+  }
+}
+
+TEST(ReadyTextTest, LineIsForScripts) {
+  ClusterInfo info;
+  info.shard_count = 2;
+  info.sparsecores_per_shard = 4;
+  info.coordinators = {{.grpc = "h:1", .http = "h:2", .pid = 3}};
+  EXPECT_EQ(ReadyLine(info), "emberd: ready coordinator=h:1 http=h:2 shards=2 pids=3");
+  EXPECT_THAT(Banner(info), HasSubstr("2 shards with 4 SparseCores each, all in this process\n"));
+  info.shards = {{.grpc = "h:4", .http = "", .pid = 5}, {.grpc = "h:6", .http = "h:7", .pid = 8}};
+  EXPECT_EQ(ReadyLine(info),
+            "emberd: ready coordinator=h:1 http=h:2 shards=2 pids=3,5,8 shard_grpc=h:4,h:6 "
+            "shard_http=,h:7");
+  EXPECT_THAT(Banner(info), HasSubstr("one process each\n"));
+  EXPECT_THAT(Banner(info), HasSubstr("http://h:7/metrics\n"));
+}
+
+}  // namespace
+}  // namespace emberd::launcher
