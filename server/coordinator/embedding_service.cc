@@ -3,106 +3,80 @@
 #include <memory>
 #include <utility>
 
-#include <grpcpp/impl/codegen/proto_utils.h>
-
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/coordinator/export_stream.h"
 #include "server/coordinator/lookup_response.h"
-#include "server/rpc/status_codes.h"
+#include "server/coordinator/message_bytes.h"
 
 namespace emberd::server {
 namespace {
 
-// Lookup answers with hand-made bytes, so that activations are not copied; all others with
-// messages.
-using ServiceBase = v1::EmbeddingService::WithRawCallbackMethod_Lookup<
-    v1::EmbeddingService::WithCallbackMethod_DeclareModel<
-        v1::EmbeddingService::WithCallbackMethod_DescribeModel<
-            v1::EmbeddingService::WithCallbackMethod_ApplyGradients<
-                v1::EmbeddingService::WithCallbackMethod_ReleaseBatch<
-                    v1::EmbeddingService::WithCallbackMethod_ReadRows<
-                        v1::EmbeddingService::WithCallbackMethod_AssignRows<
-                            v1::EmbeddingService::WithCallbackMethod_ExportTable<
-                                v1::EmbeddingService::Service>>>>>>>>;
+// Every method takes and gives bytes: requests are decoded on a worker, where what is no message
+// gets a clear status (gRPC's own decoding would say UNIMPLEMENTED), and Lookup's answer is made by
+// hand, so that activations are not copied.
+using Service = v1::EmbeddingService;
+using ServiceBase = Service::WithRawCallbackMethod_DeclareModel<
+    Service::WithRawCallbackMethod_DescribeModel<Service::WithRawCallbackMethod_Lookup<
+        Service::WithRawCallbackMethod_ApplyGradients<Service::WithRawCallbackMethod_ReleaseBatch<
+            Service::WithRawCallbackMethod_ReadRows<Service::WithRawCallbackMethod_AssignRows<
+                Service::WithRawCallbackMethod_ExportTable<Service::Service>>>>>>>>;
 
 class EmbeddingServiceImpl final : public ServiceBase {
  public:
   EmbeddingServiceImpl(Coordinator* coordinator, const CallEnvironment& environment)
       : coordinator_(coordinator), environment_(environment) {}
 
-  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* context,
-                                   const grpc::ByteBuffer* request,
-                                   grpc::ByteBuffer* response) override {
-    auto work = [this, request, response](rpc::CallContext* call,
-                                          int64_t* response_bytes) -> absl::Status {
-      v1::LookupRequest message;
-      grpc::ByteBuffer bytes(*request);  // deserializing empties its argument
-      if (!grpc::SerializationTraits<v1::LookupRequest>::Deserialize(&bytes, &message).ok()) {
-        return absl::InvalidArgumentError("the request is no emberd.v1.LookupRequest");
-      }
-      auto output = coordinator_->Lookup(message, call);
-      if (!output.ok()) return output.status();
-      ops::StageTimer timer(coordinator_->metrics(), ops::Stage::kEncode);
-      *response = EncodeLookupResponse(*output);
-      *response_bytes = static_cast<int64_t>(response->Length());
-      return absl::OkStatus();
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kLookup,
-                             static_cast<int64_t>(request->Length()), std::move(work));
-  }
+  using Context = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
+  using Reactor = grpc::ServerUnaryReactor;
 
-  grpc::ServerUnaryReactor* DeclareModel(grpc::CallbackServerContext* context,
-                                         const v1::DeclareModelRequest* request,
-                                         v1::DeclareModelResponse* response) override {
+  Reactor* DeclareModel(Context* context, const Bytes* request, Bytes* response) override {
     return Call(context, ops::Rpc::kDeclareModel, request, response, &Coordinator::DeclareModel);
   }
-  grpc::ServerUnaryReactor* DescribeModel(grpc::CallbackServerContext* context,
-                                          const v1::DescribeModelRequest* request,
-                                          v1::DescribeModelResponse* response) override {
+  Reactor* DescribeModel(Context* context, const Bytes* request, Bytes* response) override {
     return Call(context, ops::Rpc::kDescribeModel, request, response, &Coordinator::DescribeModel);
   }
-  grpc::ServerUnaryReactor* ApplyGradients(grpc::CallbackServerContext* context,
-                                           const v1::ApplyGradientsRequest* request,
-                                           v1::ApplyGradientsResponse* response) override {
+  Reactor* Lookup(Context* context, const Bytes* request, Bytes* response) override {
+    return Call(context, ops::Rpc::kLookup, request, response, &Coordinator::Lookup);
+  }
+  Reactor* ApplyGradients(Context* context, const Bytes* request, Bytes* response) override {
     return Call(context, ops::Rpc::kApplyGradients, request, response,
                 &Coordinator::ApplyGradients);
   }
-  grpc::ServerUnaryReactor* ReleaseBatch(grpc::CallbackServerContext* context,
-                                         const v1::ReleaseBatchRequest* request,
-                                         v1::ReleaseBatchResponse* response) override {
+  Reactor* ReleaseBatch(Context* context, const Bytes* request, Bytes* response) override {
     return Call(context, ops::Rpc::kReleaseBatch, request, response, &Coordinator::ReleaseBatch);
   }
-  grpc::ServerUnaryReactor* ReadRows(grpc::CallbackServerContext* context,
-                                     const v1::ReadRowsRequest* request,
-                                     v1::ReadRowsResponse* response) override {
+  Reactor* ReadRows(Context* context, const Bytes* request, Bytes* response) override {
     return Call(context, ops::Rpc::kReadRows, request, response, &Coordinator::ReadRows);
   }
-  grpc::ServerUnaryReactor* AssignRows(grpc::CallbackServerContext* context,
-                                       const v1::AssignRowsRequest* request,
-                                       v1::AssignRowsResponse* response) override {
+  Reactor* AssignRows(Context* context, const Bytes* request, Bytes* response) override {
     return Call(context, ops::Rpc::kAssignRows, request, response, &Coordinator::AssignRows);
   }
-  grpc::ServerWriteReactor<v1::ExportTableResponse>* ExportTable(
-      grpc::CallbackServerContext* context, const v1::ExportTableRequest* request) override {
+  grpc::ServerWriteReactor<Bytes>* ExportTable(Context* context, const Bytes* request) override {
     return ExportStream::Start(coordinator_, environment_, *context, *request);
   }
 
  private:
-  template <typename Request, typename Response>
-  grpc::ServerUnaryReactor* Call(
-      grpc::CallbackServerContext* context, ops::Rpc rpc, const Request* request,
-      Response* response,
-      absl::StatusOr<Response> (Coordinator::*method)(const Request&, rpc::CallContext*)) {
-    auto work = [this, request, response, method](rpc::CallContext* call, int64_t* response_bytes) {
-      absl::StatusOr<Response> result = (coordinator_->*method)(*request, call);
+  template <typename Request, typename Result>
+  Reactor* Call(Context* context, ops::Rpc rpc, const Bytes* request, Bytes* response,
+                absl::StatusOr<Result> (Coordinator::*method)(const Request&, rpc::CallContext*)) {
+    auto work = [this, request, response, method](rpc::CallContext* call,
+                                                  int64_t* response_bytes) -> absl::Status {
+      Request message;
+      if (absl::Status status = DecodeMessage(*request, &message); !status.ok()) return status;
+      absl::StatusOr<Result> result = (coordinator_->*method)(message, call);
       if (!result.ok()) return result.status();
-      *response = *std::move(result);
-      *response_bytes = static_cast<int64_t>(response->ByteSizeLong());
+      ops::StageTimer timer(coordinator_->metrics(), ops::Stage::kEncode);
+      *response = Encode(*result);
+      *response_bytes = static_cast<int64_t>(response->Length());
       return absl::OkStatus();
     };
-    return PooledCall::Start(environment_, *context, rpc,
-                             static_cast<int64_t>(request->ByteSizeLong()), std::move(work));
+    return PooledCall::Start(environment_, *context, rpc, static_cast<int64_t>(request->Length()),
+                             std::move(work));
   }
+
+  static Bytes Encode(const LookupOutput& output) { return EncodeLookupResponse(output); }
+  static Bytes Encode(const google::protobuf::Message& message) { return EncodeMessage(message); }
 
   Coordinator* const coordinator_;
   const CallEnvironment environment_;

@@ -3,13 +3,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/coordinator/message_bytes.h"
 #include "server/rpc/status_codes.h"
 
 namespace emberd::server {
 
 ExportStream::ExportStream(Coordinator* coordinator, const CallEnvironment& environment,
                            const grpc::CallbackServerContext& server_context,
-                           const v1::ExportTableRequest& request)
+                           const grpc::ByteBuffer& request)
     : coordinator_(coordinator),
       environment_(environment),
       request_(request),
@@ -18,7 +19,7 @@ ExportStream::ExportStream(Coordinator* coordinator, const CallEnvironment& envi
 
 ExportStream* ExportStream::Start(Coordinator* coordinator, const CallEnvironment& environment,
                                   const grpc::CallbackServerContext& server_context,
-                                  const v1::ExportTableRequest& request) {
+                                  const grpc::ByteBuffer& request) {
   auto* stream = new ExportStream(coordinator, environment, server_context, request);
   stream->SubmitNext();
   return stream;
@@ -32,7 +33,12 @@ void ExportStream::SubmitNext() {
 
 void ExportStream::MakeNext() {
   if (export_ == nullptr) {
-    auto started = coordinator_->StartExport(request_, &context_);
+    v1::ExportTableRequest request;
+    if (absl::Status status = DecodeMessage(request_, &request); !status.ok()) {
+      End(status);
+      return;
+    }
+    auto started = coordinator_->StartExport(request, &context_);
     if (!started.ok()) {
       End(started.status());
       return;
@@ -44,8 +50,8 @@ void ExportStream::MakeNext() {
     End(part.status());
     return;
   }
-  part_ = *std::move(part);
-  timer_.AddResponseBytes(static_cast<int64_t>(part_.values().data().size()));
+  part_ = EncodeMessage(*part);
+  timer_.AddResponseBytes(static_cast<int64_t>(part_.Length()));
   StartWrite(&part_);
 }
 

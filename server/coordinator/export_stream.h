@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include "absl/status/status.h"
@@ -14,16 +15,15 @@
 namespace emberd::server {
 
 // Deletes itself when the call is over.
-class ExportStream final : public grpc::ServerWriteReactor<v1::ExportTableResponse> {
+class ExportStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   static ExportStream* Start(Coordinator* coordinator, const CallEnvironment& environment,
                              const grpc::CallbackServerContext& server_context,
-                             const v1::ExportTableRequest& request);
+                             const grpc::ByteBuffer& request);
 
  private:
   ExportStream(Coordinator* coordinator, const CallEnvironment& environment,
-               const grpc::CallbackServerContext& server_context,
-               const v1::ExportTableRequest& request);
+               const grpc::CallbackServerContext& server_context, const grpc::ByteBuffer& request);
 
   void SubmitNext();
   void MakeNext();
@@ -34,12 +34,12 @@ class ExportStream final : public grpc::ServerWriteReactor<v1::ExportTableRespon
 
   Coordinator* const coordinator_;
   const CallEnvironment environment_;
-  const v1::ExportTableRequest request_;
+  const grpc::ByteBuffer request_;
   rpc::CallContext context_;
   ops::RpcTimer timer_;
   // Making and writing take turns, so these are touched by one thread at a time.
   std::unique_ptr<Coordinator::Export> export_;
-  v1::ExportTableResponse part_;
+  grpc::ByteBuffer part_;
 };
 
 }  // namespace emberd::server

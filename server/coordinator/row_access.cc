@@ -1,5 +1,6 @@
 // Coordinator::ReadRows, AssignRows and ExportTable: logical rows by table and id.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -223,6 +224,8 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
     return response;
   }
   const std::vector<ShardRows> shards = PlaceRows((*model)->plan.topology, *target, *ids);
+  // Another coordinator may have carried it out: then every shard says so.
+  std::atomic<bool> all_replayed = !ids->empty();
   const auto assign = [&](int shard) {
     const ShardRows& rows = shards[shard];
     std::vector<float> part(rows.positions.size() * target->columns);
@@ -242,6 +245,7 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
     return status;
   }
   record_.Finish(mutation, 0);
+  response.set_replayed(all_replayed);
   return response;
 }
 
