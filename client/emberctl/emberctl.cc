@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "client/emberctl/commands.h"
+#include "client/emberctl/explain.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/session.h"
 
@@ -20,6 +21,7 @@ Example, against `emberd up --shards 2`:
   emberctl status
   emberctl rows get my_model users 7 8
   emberctl rows set my_model users 7=0.5,1,-2,0.25
+  emberctl explain --model model.textproto --batch batch.json
 
 Exit codes:
   0  done
@@ -34,6 +36,9 @@ struct CommandLine {
   Session& session;
   std::string model, path, kind = "auto";
   RowsTarget target;
+  std::string test_case;
+  bool jax_quirks = false;
+  ExplainOptions explain;
   std::vector<int64_t> ids;
   std::vector<std::string> row_texts;
   std::function<absl::Status()> command;
@@ -111,6 +116,63 @@ void AddRowCommands(CLI::App& app, CommandLine& line) {
   set->callback([&line] { line.command = [&line] { return SetRowsFromTexts(line); }; });
 }
 
+// As in a ClusterConfig.
+constexpr int kMaxPartitions = 1024;
+
+constexpr char kExplainFooter[] = R"(
+BATCH is one of
+  a JSON file: {"FEATURE": {"ids": [[1, 2], [], 3], "weights": [[0.5, 1], [], 2]}, ...}, one element
+    per sample, a list of ids or a single id; weights may be absent
+  a directory of .npy files (little-endian int32, int64 and float32, C order), or single ones:
+    FEATURE.ids.npy [samples] or [samples, ids per sample], or FEATURE.values.npy with
+    FEATURE.row_splits.npy [samples + 1]; and FEATURE.weights.npy where there are weights
+
+CASE is a recorded case of jax-tpu-embedding's behaviour, of kind preprocess, stacking, hash, keys or
+split. What its `expected` holds is printed as JSON, with or without --json. Where that system
+aborts, {"error": {"code": ..., "message": ...}} is printed and the exit code is 1. Samples whose
+weights sum to zero (their squares, with sqrtn) get a gain of 0, as everywhere in emberd;
+--jax-quirks gives the recorded NaN or infinite gains.)";
+
+void AddExplainCommand(CLI::App& app, CommandLine& line) {
+  CLI::App* explain = app.add_subcommand("explain",
+                                         "How a batch is stacked, placed and cut into "
+                                         "mini-batches, and what it costs; --json adds all "
+                                         "buffers. Needs no server");
+  explain->footer(kExplainFooter);
+  CLI::Option_group* subject = explain->add_option_group("subject");
+  CLI::Option* test_case = subject->add_option("--case", line.test_case, "CASE file");
+  CLI::Option* model =
+      subject->add_option("--model", line.explain.model, "ModelConfig as text proto or JSON");
+  subject->require_option(1);
+  explain->add_flag("--jax-quirks", line.jax_quirks, "Divide by zero as JAX does")
+      ->needs(test_case);
+  CLI::Option* batch =
+      explain->add_option("--batch", line.explain.batches, "BATCH; may be given several times")
+          ->needs(model);
+  model->needs(batch);
+  CLI::Option* cluster =
+      explain
+          ->add_option("--cluster", line.explain.cluster, "ClusterConfig that gives both numbers")
+          ->needs(model);
+  explain->add_option("--shards", line.explain.shards, "Shards of the cluster")
+      ->check(CLI::Range(1, kMaxPartitions))
+      ->excludes(cluster)
+      ->capture_default_str();
+  explain
+      ->add_option("--sparsecores", line.explain.sparsecores_per_shard, "SparseCores of each shard")
+      ->check(CLI::Range(1, kMaxPartitions))
+      ->excludes(cluster)
+      ->capture_default_str();
+  explain->callback([&line] {
+    line.command = [&line] {
+      if (line.explain.model.empty()) {
+        return ExplainCase(line.session, line.test_case, line.jax_quirks);
+      }
+      return ExplainBatch(line.session, line.explain);
+    };
+  });
+}
+
 int Report(const absl::Status& status, bool json, std::ostream& err) {
   if (status.ok()) return kOk;
   const std::string code = absl::StatusCodeToString(status.code());
@@ -136,6 +198,7 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   AddCommonOptions(app, line);
   AddModelCommands(app, line);
   AddRowCommands(app, line);
+  AddExplainCommand(app, line);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,0 +1,28 @@
+// `emberctl explain`: what preprocessing makes of a batch, without a server.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/emberctl/session.h"
+
+namespace emberd::emberctl {
+
+// Runs a recorded case of jax-tpu-embedding's behaviour and prints, as JSON, what its `expected`
+// holds. Where that system aborts, {"error": {"code", "message"}} is printed and the error
+// returned. `jax_quirks`: weights that sum to zero give NaN or infinite gains, not 0.
+absl::Status ExplainCase(Session& session, const std::string& path, bool jax_quirks);
+
+struct ExplainOptions {
+  std::string model;                 // a ModelConfig
+  std::vector<std::string> batches;  // see batch_file.h
+  std::string cluster;               // a ClusterConfig; empty: the two numbers below
+  int shards = 1;
+  int sparsecores_per_shard = 2;
+};
+// Stacks and places the model, cuts the batch into mini-batches, and prints a report or, with
+// session.json, everything down to the buffers.
+absl::Status ExplainBatch(Session& session, const ExplainOptions& options);
+
+}  // namespace emberd::emberctl

@@ -1,0 +1,229 @@
+// Covers: explain.cc, explain_json.cc, explain_report.cc, batch_file.cc, plan_output.cc
+// `emberctl explain`, from the command line to what it prints.
+#include "client/emberctl/explain.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "client/emberctl/emberctl.h"
+#include "client/emberctl/output.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::emberctl {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Ids 1, 5, 9, ... of "users" all live in partition 1 of 4.
+constexpr char kModel[] = R"(name: "clicks"
+tables { name: "users" vocabulary_size: 100 embedding_dim: 6 combiner: SUM
+         max_ids_per_partition: 4 max_unique_ids_per_partition: 3 }
+tables { name: "words" vocabulary_size: 1000 embedding_dim: 16 storage_dtype: BFLOAT16 }
+features { name: "user" table: "users" batch_size: 8 }
+features { name: "title.words" table: "words" batch_size: 8 }
+optimizer { sgd {} })";
+constexpr char kUsers[] = R"("user": {"ids": [1, 5, 9, 13, 17, 21, 25, 29]})";
+constexpr char kWords[] = R"("title.words": {"ids": [[7, 7, 2], [], [3], [], [], [], [], [7]],
+                                             "weights": [[1, 1, 2], [], 3, [], [], [], [], 4]})";
+
+struct Outcome {
+  int code = -1;
+  std::string out, err;
+};
+
+class ExplainTest : public ::testing::Test {
+ protected:
+  ExplainTest()
+      : folder_(absl::StrCat(::testing::TempDir(), "/explain_test_",
+                             ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    model_ = Write("model.textproto", kModel);
+  }
+  ~ExplainTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Write(const std::string& name, const std::string& content) {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path, std::ios::binary) << content;
+    return path;
+  }
+  template <typename T>
+  void WriteNpy(const std::string& name, const std::string& type, const std::vector<T>& values,
+                const std::string& shape) {
+    const std::string header =
+        absl::StrCat("{'descr': '", type, "', 'fortran_order': False, 'shape': ", shape, "}");
+    std::string content =
+        absl::StrCat("\x93NUMPY", std::string{1, 0, static_cast<char>(header.size()), 0}, header);
+    content.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+    Write(name, content);
+  }
+  static Outcome Explain(std::vector<std::string> arguments) {
+    std::vector<const char*> argv = {"emberctl", "explain"};
+    for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+    std::ostringstream out, err;
+    Outcome outcome;
+    outcome.code = emberctl::Run(static_cast<int>(argv.size()), argv.data(), out, err);
+    return {outcome.code, out.str(), err.str()};
+  }
+  Outcome ExplainJsonBatch(const std::string& batch, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--model", model_, "--batch", Write("batch.json", batch)});
+    return Explain(more);
+  }
+
+  const std::string folder_;
+  std::string model_;
+};
+
+TEST_F(ExplainTest, ReportsStacksCountsCutsAndCosts) {
+  const Outcome outcome =
+      ExplainJsonBatch(absl::StrCat("{", kUsers, ",", kWords, "}"), {"--shards", "2"});
+  ASSERT_EQ(outcome.code, kOk) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("2 tables and 2 features in 2 stacks, on 2 shards x 2 "
+                                     "SparseCores = 4 partitions"));
+  // Four samples in each slot: 6 columns padded to 8, times 4 bytes. Each slot fills 4 cells of
+  // one partition; all 8 ids go to one partition of 4.
+  EXPECT_THAT(outcome.out,
+              ContainsRegex("users +8 +8 +0 +0 +8 +[0-9]+ +[0-9]+% +128 B +256 B +4.00"));
+  // bfloat16 rows of 16 columns: 4 distinct (sample, id) pairs.
+  EXPECT_THAT(outcome.out, ContainsRegex("words +8 +4 +1 +0 +3 .* +256 B +128 B"));
+  EXPECT_THAT(outcome.out, HasSubstr("stack \"users\", limits 4/3:"));
+  EXPECT_THAT(outcome.out, ContainsRegex("0 +0/0 +4/4 ! +0/0 +0/0"));
+  EXPECT_THAT(outcome.out, HasSubstr("stack \"users\": 2 of 8 pairs are over a limit; slot 0 sends "
+                                     "partition 1 4 of 4 ids, 4 of 3 unique ids"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("stack \"words\": ")));
+}
+
+TEST_F(ExplainTest, ShowsTheFullestPairsOfLargeClusters) {
+  const Outcome outcome =
+      ExplainJsonBatch(absl::StrCat("{", kUsers, ",", kWords, "}"), {"--shards", "16"});
+  ASSERT_EQ(outcome.code, kOk) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("the 8 fullest of 64 pairs:"));
+  EXPECT_THAT(outcome.out, HasSubstr("1 mini-batch: every pair is within its limits"));
+}
+
+// The buffers of both slots, entry by entry: partition 0 of two holds the even ids.
+TEST_F(ExplainTest, WritesAllBuffersAsJson) {
+  model_ = Write("flat.textproto", R"(name: "flat"
+      tables { name: "t" vocabulary_size: 32 embedding_dim: 8 combiner: SUM }
+      features { name: "f" table: "t" })");
+  const Outcome outcome = ExplainJsonBatch(
+      R"({"f": {"ids": [[4, 6, 4], [9]], "weights": [[1, 0.5, 2], 3]}})", {"--json"});
+  ASSERT_EQ(outcome.code, kOk) << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json["num_minibatches"], 1);
+  EXPECT_EQ(json["split_mask"], "0x0000000000000000");
+  EXPECT_EQ(json["statistics"]["stacks"][0]["duplicate_ids"], "1");
+  const Json& stack = json["stacks"][0];
+  EXPECT_EQ(stack["ids_per_partition"], Json::parse("[[2, 0], [0, 1]]"));
+  EXPECT_EQ(stack["unique_ids_per_partition"], Json::parse("[[2, 0], [0, 1]]"));
+  EXPECT_EQ(stack["rows_touched"], 3);
+  const Json& first = stack["segments"][0];
+  EXPECT_EQ(first["row_pointers"], Json::parse("[2, 8]"));
+  EXPECT_EQ(first["embedding_ids"][0], 2);
+  EXPECT_EQ(first["embedding_ids"][1], 3);
+  EXPECT_EQ(first["embedding_ids"][2], 2147483647);
+  EXPECT_EQ(first["gains"][0], 3.0f);
+  EXPECT_EQ(first["gains"][1], 0.5f);
+  EXPECT_EQ(first["gains"][2], "NaN");
+  const Json& second = stack["segments"][1];
+  EXPECT_EQ(second["row_pointers"], Json::parse("[0, 1]"));
+  EXPECT_EQ(second["embedding_ids"], Json::parse("[4]"));
+  EXPECT_EQ(second["sample_ids"], Json::parse("[0]"));
+}
+
+// The same batch in every form of file gives the same answer.
+TEST_F(ExplainTest, ReadsArraysOfNumpy) {
+  const Outcome json = ExplainJsonBatch(absl::StrCat("{", kUsers, ",", kWords, "}"), {"--json"});
+  ASSERT_EQ(json.code, kOk) << json.err;
+  WriteNpy<int32_t>("user.ids.npy", "<i4", {1, 5, 9, 13, 17, 21, 25, 29}, "(8, 1)");
+  WriteNpy<int64_t>("title.words.values.npy", "<i8", {7, 7, 2, 3, 7}, "(5,)");
+  WriteNpy<int64_t>("title.words.row_splits.npy", "<i8", {0, 3, 3, 4, 4, 4, 4, 4, 5}, "(9,)");
+  WriteNpy<float>("title.words.weights.npy", "<f4", {1, 1, 2, 3, 4}, "(5,)");
+  const Outcome folder = Explain({"--json", "--model", model_, "--batch", folder_});
+  ASSERT_EQ(folder.code, kOk) << folder.err;
+  EXPECT_EQ(folder.out, json.out);
+  const Outcome mixed = Explain({"--json", "--model", model_, "--batch", folder_ + "/user.ids.npy",
+                                 "--batch", Write("w.json", absl::StrCat("{", kWords, "}"))});
+  ASSERT_EQ(mixed.code, kOk) << mixed.err;
+  EXPECT_EQ(mixed.out, json.out);
+  WriteNpy<float>("title.words.weights.npy", "<f4", {1, 1}, "(2,)");
+  EXPECT_THAT(Explain({"--model", model_, "--batch", folder_}).err,
+              HasSubstr("feature 'title.words': weights: they must have the shape of the ids"));
+  WriteNpy<float>("user.values.npy", "<f4", {1}, "(1,)");
+  EXPECT_THAT(Explain({"--model", model_, "--batch", folder_}).err,
+              HasSubstr("feature 'user': it needs either ids, or values and row_splits"));
+}
+
+TEST_F(ExplainTest, NamesWhatIsWrongWithABatch) {
+  const std::string words = absl::StrCat(", ", kWords, "}");
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"{", "not JSON"},
+      {"[]", "it must be an object of features"},
+      {absl::StrCat("{", kUsers, "}"), "feature 'title.words' of the model is missing"},
+      {absl::StrCat("{", kUsers, R"(, "x": {"ids": []})", words),
+       "feature 'x' of the batch is not in the model"},
+      {R"({"user": {"ids": 3})" + words, "feature 'user': it must be an object with \"ids\""},
+      {R"({"user": {"ids": [], "weight": []})" + words, "\"weight\" is not known"},
+      {R"({"user": {"ids": [[1], [2, "x"]]})" + words,
+       "ids of sample 1: \"x\" is not a 64-bit integer"},
+      {R"({"user": {"ids": [1.5]})" + words, "ids of sample 0: 1.5 is not"},
+      {R"({"user": {"ids": [18446744073709551615]})" + words, "is not a 64-bit integer"},
+      {R"({"user": {"ids": [1, 2], "weights": [1]})" + words, "as many samples as in ids"},
+      {R"({"user": {"ids": [[1, 2]], "weights": [[1]]})" + words,
+       "weights of sample 0: there are 1 for 2 ids"},
+      {R"({"user": {"ids": [1], "weights": [null]})" + words, "null is not a number"},
+      {R"({"user": {"ids": [100]})" + words, "100"}};
+  for (const auto& [batch, message] : wrong) {
+    const Outcome outcome = ExplainJsonBatch(batch);
+    EXPECT_EQ(outcome.code, kRefused) << batch;
+    EXPECT_THAT(outcome.err, HasSubstr(message));
+    EXPECT_EQ(outcome.out, "");
+  }
+}
+
+TEST_F(ExplainTest, TakesTheClusterFromAFile) {
+  const std::string cluster = Write("cluster.textproto", R"(
+      shards { address: "a:1" } shards { address: "b:1" } sparsecores_per_shard: 4
+      coordinators { address: "c:1" })");
+  const Outcome outcome =
+      ExplainJsonBatch(absl::StrCat("{", kUsers, ",", kWords, "}"), {"--cluster", cluster});
+  ASSERT_EQ(outcome.code, kOk) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("2 shards x 4 SparseCores = 8 partitions"));
+  EXPECT_EQ(ExplainJsonBatch("{}", {"--cluster", cluster, "--shards", "2"}).code, kUsage);
+  EXPECT_EQ(ExplainJsonBatch("{}", {"--shards", "3"}).code, kRefused);
+  EXPECT_EQ(ExplainJsonBatch("{}", {"--shards", "1024", "--sparsecores", "64"}).code, kRefused);
+}
+
+TEST_F(ExplainTest, RefusesOtherCommandLines) {
+  EXPECT_EQ(Explain({}).code, kUsage);
+  EXPECT_EQ(Explain({"--model", model_}).code, kUsage);
+  EXPECT_EQ(Explain({"--batch", model_}).code, kUsage);
+  EXPECT_EQ(Explain({"--case", "x", "--model", model_, "--batch", "y"}).code, kUsage);
+  EXPECT_EQ(Explain({"--model", model_, "--batch", "y", "--jax-quirks"}).code, kUsage);
+}
+
+// What stands in a case that cannot be run: the error is the output, so that a script needs to
+// look at one stream alone. Golden cases are run by the test explain_cases.
+TEST_F(ExplainTest, PrintsTheErrorOfACase) {
+  for (const char* text :
+       {"", "{}", R"({"kind": "x", "input": {}})", R"({"kind": "split", "input": 3})",
+        R"({"kind": "stacking", "input": {"global_device_count": 0}})"}) {
+    const Outcome outcome = Explain({"--case", Write("case.json", text)});
+    EXPECT_EQ(outcome.code, kRefused) << text;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["error"]["code"], "INVALID_ARGUMENT") << text;
+    EXPECT_THAT(json["error"]["message"].get<std::string>(), HasSubstr("case.json"));
+  }
+  const Outcome outcome = Explain({"--case", folder_ + "/none.json"});
+  EXPECT_EQ(outcome.code, kRefused);
+  EXPECT_EQ(Json::parse(outcome.out)["error"]["code"], "NOT_FOUND");
+}
+
+}  // namespace
+}  // namespace emberd::emberctl

@@ -1,0 +1,36 @@
+// What `emberctl explain` found out about a batch, and how it is shown.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <vector>
+
+#include "emberd/v1/model.pb.h"
+#include "preprocess/batch_cost.h"
+#include "preprocess/plan.h"
+#include "preprocess/preprocessor.h"
+
+namespace emberd::emberctl {
+
+// Refers to model, plan and batch, which must outlive it.
+struct Explanation {
+  const v1::ModelConfig& model;
+  const preprocess::Plan& plan;
+  const preprocess::PreprocessedBatch& batch;
+  uint64_t cuts = 0;  // preprocess::CutSet
+  std::vector<preprocess::StackCost> costs;
+};
+
+// For people.
+void PrintReport(const Explanation& explanation, std::ostream& out);
+// For programs: an object with
+//   model, plan (as DescribeModel answers), statistics (as Lookup answers),
+//   num_minibatches, split_mask (in JAX's numbering of the nodes) and bucket_to_minibatch,
+//   stacks: one object each, with the counts of the report, ids_per_partition and
+//     unique_ids_per_partition [slot][partition], and segments: all buffers, one object per (shard,
+//     slot, mini-batch) with row_pointers (exact ends of the shard's partitions), embedding_ids,
+//     sample_ids and gains. Pads are 2147483647, 2147483647 and "NaN".
+void PrintExplanationJson(const Explanation& explanation, std::ostream& out);
+
+}  // namespace emberd::emberctl
