@@ -8,9 +8,9 @@ WorkerPool::WorkerPool(int threads) {
 
 WorkerPool::~WorkerPool() {
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
-    work_or_stop_.SignalAll();
+    work_or_stop_.notify_all();
   }
   for (std::thread& thread : threads_) thread.join();
 }
@@ -27,17 +27,17 @@ void WorkerPool::ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t)> tas
   }
   Job job{task, tasks};
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     job.after = jobs_;
     jobs_ = &job;
-    work_or_stop_.SignalAll();
+    work_or_stop_.notify_all();
   }
   Run(&job);
-  absl::MutexLock lock(&mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   Job** link = &jobs_;
   while (*link != &job) link = &(*link)->after;
   *link = job.after;
-  while (job.helpers > 0) helper_left_.Wait(&mutex_);
+  while (job.helpers > 0) helper_left_.wait(lock);
 }
 
 WorkerPool::Job* WorkerPool::FirstUnfinished() {
@@ -48,19 +48,19 @@ WorkerPool::Job* WorkerPool::FirstUnfinished() {
 }
 
 void WorkerPool::Work() {
-  absl::MutexLock lock(&mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     Job* job = FirstUnfinished();
     if (job == nullptr) {
       if (stopping_) return;
-      work_or_stop_.Wait(&mutex_);
+      work_or_stop_.wait(lock);
       continue;
     }
     ++job->helpers;
-    mutex_.Unlock();
+    lock.unlock();
     Run(job);
-    mutex_.Lock();
-    if (--job->helpers == 0) helper_left_.SignalAll();
+    lock.lock();
+    if (--job->helpers == 0) helper_left_.notify_all();
   }
 }
 

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
-#include "absl/synchronization/mutex.h"
 
 namespace emberd::preprocess {
 
@@ -38,11 +39,11 @@ class WorkerPool {
   void Work();
   Job* FirstUnfinished() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::Mutex mutex_;
+  std::mutex mutex_;
   Job* jobs_ ABSL_GUARDED_BY(mutex_) = nullptr;  // newest first
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::CondVar work_or_stop_;
-  absl::CondVar helper_left_;
+  std::condition_variable work_or_stop_;
+  std::condition_variable helper_left_;
   std::vector<std::thread> threads_;
 };
 
