@@ -234,9 +234,10 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
                   part.data() + i * target->columns);
     }
     return WithModel(**model, shard, context, [&] {
-      return shards_[shard]
-          ->AssignRows(rows.Selection((*model)->id, *target), part, mutation, context)
-          .status();
+      auto replayed = shards_[shard]->AssignRows(rows.Selection((*model)->id, *target), part,
+                                                 mutation, context);
+      if (replayed.ok() && !*replayed) all_replayed = false;
+      return replayed.status();
     });
   };
   if (absl::Status status = FirstError(ForEachShard(NonEmpty(shards), assign)); !status.ok()) {
