@@ -72,8 +72,8 @@ absl::Status Training::Loop(Hub* hub) {
     if (!setup_.cluster_runs()) return absl::UnavailableError("the cluster is gone");
     for (const std::string& event : setup_.monitor->TakeEvents()) setup_.display->Print(event);
     const absl::Time now = absl::Now();
-    if (result_.examples > 0 && setup_.display->Due(now))
-      setup_.display->Show(CurrentProgress(), now);
+    const bool busy = result_.examples > 0 && rounds_done_ < setup_.experiment->schedule.Rounds();
+    if (busy && setup_.display->Due(now)) setup_.display->Show(CurrentProgress(), now);
   }
   setup_.display->ShowLast(CurrentProgress());
   if (rounds_done_ == setup_.experiment->schedule.Rounds()) return absl::OkStatus();
