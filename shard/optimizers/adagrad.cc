@@ -27,7 +27,7 @@ struct Formula<AdagradRule> : ColumnFormula {
   }
 };
 
-// After BeginRow, `epsilon` holds the whole denominator sqrt(a) + epsilon of the row.
+// After BeginRow, `learning_rate` holds lr / (sqrt(a) + epsilon) of the row.
 template <>
 struct Formula<RowwiseAdagradRule> {
   static constexpr int kSlots = 0;
@@ -53,14 +53,14 @@ struct Formula<RowwiseAdagradRule> {
     for (size_t v = 0; v < kVectors; ++v) hn::Store(sums[v], d8, s + v * kLanes);
     const float sum = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
     *row_slot += sum / static_cast<float>(std::max(columns, 1));
-    rule.epsilon = std::sqrt(*row_slot) + rule.epsilon;
+    const float denominator = std::sqrt(*row_slot) + rule.epsilon;
+    rule.learning_rate = denominator == 0 ? 0 : rule.learning_rate / denominator;
     return rule;
   }
 
   template <class D, class V>
   static HWY_INLINE void Step(D d, const RowwiseAdagradRule& rule, V g, V& w, V*) {
-    const V change = hn::Mul(hn::Set(d, rule.learning_rate), g);
-    w = hn::Sub(w, DivOrZero(d, change, hn::Set(d, rule.epsilon)));
+    w = hn::Sub(w, hn::Mul(hn::Set(d, rule.learning_rate), g));
   }
 };
 

@@ -41,8 +41,8 @@ struct ColumnStep {
     a = a + g * g;
     w = w - DivOrZero(r.learning_rate * g, std::sqrt(a));
   }
-  void operator()(const RowwiseAdagradRule& r) const {  // epsilon: the row's denominator
-    w = w - DivOrZero(r.learning_rate * g, r.epsilon);
+  void operator()(const RowwiseAdagradRule& r) const {  // learning_rate: that of the row
+    w = w - r.learning_rate * g;
   }
   void operator()(const AdagradMomentumRule& r) const {
     a = r.beta2 == 1 ? a + g * g : r.beta2 * a + (1 - r.beta2) * (g * g);
@@ -98,7 +98,7 @@ inline UpdateRule BeginRow(UpdateRule rule, const std::vector<float>& g, RowValu
     for (size_t c = 0; c < g.size(); ++c) s[c % 8] = s[c % 8] + g[c] * g[c];
     const float sum = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
     row.slots[0][0] += sum / static_cast<float>(g.size());
-    r->epsilon = std::sqrt(row.slots[0][0]) + r->epsilon;
+    r->learning_rate = DivOrZero(r->learning_rate, std::sqrt(row.slots[0][0]) + r->epsilon);
   } else if (auto* r = std::get_if<F2aRule>(&rule)) {
     row.slots[1][0] += 1;
     const float f = static_cast<float>(PortablePow(r->step / row.slots[1][0], r->rho));
