@@ -1,6 +1,5 @@
 #include "server/launcher/child_process.h"
 
-#include <algorithm>
 #include <cerrno>
 
 #include <fcntl.h>

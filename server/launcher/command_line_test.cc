@@ -1,6 +1,5 @@
 // What a script or a service manager relies on: exit statuses, help, and messages that name the
 // flag or the field that was wrong. Runs the real binary.
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -16,7 +15,6 @@ namespace emberd::launcher {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 constexpr char kEmberd[] = EMBERD_BINARY_DIR "/bin/emberd";
 

@@ -7,12 +7,10 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "absl/strings/str_cat.h"
 #include "server/ops/logging.h"
 
 namespace emberd::ops {
