@@ -15,11 +15,11 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);  // unlimited here; the server has a limit of its own
   arguments.SetMaxSendMessageSize(-1);
-  // gRPC's own pauses between attempts to connect would otherwise grow to two minutes.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
-                   static_cast<int>(absl::ToInt64Milliseconds(options.initial_backoff)));
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
-                   static_cast<int>(absl::ToInt64Milliseconds(options.max_backoff)));
+  // gRPC pauses by itself between attempts to connect, and fails calls meanwhile. These pauses stay
+  // short, so that ours decide how soon a server that is back gets to be used.
+  const int pause = static_cast<int>(absl::ToInt64Milliseconds(options.initial_backoff));
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, pause);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, pause);
   // Clients in one process do not share a connection: its flow control would couple them.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // Coordinators stand in the trainer's own network.
@@ -94,12 +94,14 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
     if (!absl::IsUnavailable(status) || tries == options_.max_attempts) return status;
     // Whoever saw this coordinator fail moves on; others may have done so already.
     const int next = (index + 1) % static_cast<int>(coordinators_.size());
-    if (any) current_.compare_exchange_strong(index, next);
+    if (any && current_.compare_exchange_strong(index, next)) index = next;
     const absl::Duration pause =
         BackoffPause(options_, tries, absl::Uniform(absl::BitGen(), 0.0, 1.0));
     // What the server said helps more than DEADLINE_EXCEEDED a little later.
     if (absl::Now() + pause >= deadline) return status;
-    if (!Sleep(pause, generation)) return absl::CancelledError("CancelCalls was called");
+    if (!Pause(*coordinators_[index].channel, pause, generation)) {
+      return absl::CancelledError("CancelCalls was called");
+    }
   }
 }
 
@@ -121,12 +123,25 @@ void Transport::Unregister(grpc::ClientContext* context) {
   in_progress_.erase(context);
 }
 
-bool Transport::Sleep(absl::Duration pause, uint64_t generation) {
-  absl::MutexLock lock(&mutex_);
+bool Transport::Pause(grpc::Channel& channel, absl::Duration pause, uint64_t generation) {
   const auto cancelled = [this, generation]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return generation_ != generation;
   };
-  return !mutex_.AwaitWithTimeout(absl::Condition(&cancelled), pause);
+  if (channel.GetState(/*try_to_connect=*/true) == GRPC_CHANNEL_READY) {
+    absl::MutexLock lock(&mutex_);
+    return !mutex_.AwaitWithTimeout(absl::Condition(&cancelled), pause);
+  }
+  // gRPC works on a connection only while somebody waits for it. In short turns, to hear of a
+  // cancellation.
+  constexpr absl::Duration kTurn = absl::Milliseconds(20);
+  const absl::Time end = absl::Now() + pause;
+  while (absl::Now() < end) {
+    const absl::Time until = std::min(absl::Now() + kTurn, end);
+    if (channel.WaitForConnected(absl::ToChronoTime(until))) break;
+    absl::MutexLock lock(&mutex_);
+    if (cancelled()) return false;
+  }
+  return true;
 }
 
 }  // namespace emberd::client

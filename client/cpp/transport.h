@@ -60,7 +60,8 @@ class Transport {
   // False if CancelCalls has been called since `generation`.
   bool Register(grpc::ClientContext* context, uint64_t generation);
   void Unregister(grpc::ClientContext* context);
-  bool Sleep(absl::Duration pause, uint64_t generation);
+  // Waits before the next try, less if a broken connection is there again. False as in Register.
+  bool Pause(grpc::Channel& channel, absl::Duration pause, uint64_t generation);
 
   const ClientOptions options_;
   std::vector<Coordinator> coordinators_;

@@ -81,6 +81,27 @@ TEST(TransportTest, TurnsToTheNextCoordinatorAndStaysThere) {
   EXPECT_GT(tries, 2);
 }
 
+// The fault this would catch: gRPC's own pauses grow while a server is away, and calls go on
+// failing after it has come back.
+TEST(TransportTest, FindsAServerThatIsBackWithinItsRetries) {
+  auto service = std::make_unique<FakeService>();
+  const std::string address = service->address();
+  ClientOptions options;  // the usual pauses
+  options.addresses = {address};
+  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Connect(options);
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  const auto call = [](const Coordinator& coordinator, grpc::ClientContext* context) {
+    v1::GetStatusResponse response;
+    return coordinator.admin->GetStatus(context, {}, &response);
+  };
+  service.reset();
+  EXPECT_EQ((*transport)->Call({absl::Seconds(3)}, call).code(), absl::StatusCode::kUnavailable);
+  absl::SleepFor(absl::Milliseconds(500));
+  service = std::make_unique<FakeService>(address);
+  const absl::Status status = (*transport)->Call({}, call);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(TransportTest, GivesUpEarlyWhenTheNextPauseWouldOutlastTheDeadline) {
   FakeService service;
   ClientOptions options = FastOptions({service.address()});

@@ -177,14 +177,23 @@ std::unique_ptr<client::Client> Cluster::Connect() const {
   return nullptr;
 }
 
-void Cluster::KillShard(int shard) {
-  shards_[shard].process->Signal(SIGKILL);
-  shards_[shard].process->WaitFor(absl::InfiniteDuration());
+void Cluster::KillCoordinator(int coordinator) { Kill(&coordinators_[coordinator]); }
+void Cluster::KillShard(int shard) { Kill(&shards_[shard]); }
+
+absl::Status Cluster::RestartCoordinator(int coordinator) {
+  Member* member = &coordinators_[coordinator];
+  absl::Status status = Launch("coordinator", coordinator, member);
+  return status.ok() ? WaitReady(member) : status;
 }
 
 absl::Status Cluster::RestartShard(int shard) {
-  if (absl::Status status = Launch("shard", shard, &shards_[shard]); !status.ok()) return status;
-  return WaitReady(&shards_[shard]);
+  absl::Status status = Launch("shard", shard, &shards_[shard]);
+  return status.ok() ? WaitReady(&shards_[shard]) : status;
+}
+
+void Cluster::Kill(Member* member) {
+  member->process->Signal(SIGKILL);
+  member->process->WaitFor(absl::InfiniteDuration());
 }
 
 void Cluster::SuspendShard(int shard) { shards_[shard].process->Signal(SIGSTOP); }

@@ -49,8 +49,10 @@ class Cluster {
       const;  // null, and the test fails, if that does not work
 
   // kill -9.
+  void KillCoordinator(int coordinator);
   void KillShard(int shard);
-  // Starts a killed shard on its old port; returns when it serves.
+  // Starts a killed process on its old port; returns when it serves.
+  absl::Status RestartCoordinator(int coordinator);
   absl::Status RestartShard(int shard);
   // SIGSTOP and SIGCONT: the process is there but says nothing.
   void SuspendShard(int shard);
@@ -79,6 +81,7 @@ class Cluster {
   // Runs `emberd ROLE --index i`, on the member's address if it has one.
   absl::Status Launch(const std::string& role, int index, Member* member);
   absl::Status WaitReady(Member* member);
+  void Kill(Member* member);
   // Writes the config, with the addresses that are known by now.
   void WriteConfig();
 
