@@ -34,8 +34,14 @@ json Load(const std::string& name) {
   return json::parse(file);
 }
 
+json Cases(const std::string& name) {
+  json cases = Load(name).at("cases");
+  EXPECT_FALSE(cases.empty()) << name;
+  return cases;
+}
+
 TEST(GoldenTfLayoutTest, SplitMasksAndBoundaries) {
-  for (const json& c : Load("01_bucket_splits").at("cases")) {
+  for (const json& c : Cases("01_bucket_splits")) {
     CutSet cuts = 0;
     for (int bucket : c.at("buckets")) cuts |= CutSet{1} << bucket;
     EXPECT_EQ(TensorFlowMask(cuts), c.at("binary").get<uint64_t>()) << c.at("name");
@@ -55,7 +61,7 @@ StackingLimits LimitsOf(const json& config, int64_t shards) {
 }
 
 TEST(GoldenTfLayoutTest, Stacker) {
-  for (const json& c : Load("02_layout_stacker").at("cases")) {
+  for (const json& c : Cases("02_layout_stacker")) {
     SCOPED_TRACE(c.at("name"));
     const int64_t chips = c.at("num_partitions");
     const int64_t per_chip = c.at("sparse_cores_per_partition");
@@ -91,7 +97,7 @@ TEST(GoldenTfLayoutTest, Stacker) {
 
 // The whole way from a config: name-sorted stacking, K as rotation.
 TEST(GoldenTfLayoutTest, PlanGivesTheStackersRecords) {
-  const json c = Load("02_layout_stacker").at("cases").at(0);
+  const json c = Cases("02_layout_stacker").at(0);
   v1::ModelConfig model;
   model.mutable_plan()->set_rules(v1::TENSORFLOW);
   model.mutable_plan()->set_rotation(c.at("sparse_cores_per_partition"));
@@ -125,7 +131,7 @@ TEST(GoldenTfLayoutTest, PlanGivesTheStackersRecords) {
 }
 
 TEST(GoldenTfLayoutTest, SamplesAndRowsOfOneSparseCore) {
-  for (const json& c : Load("03_frontend_attributes").at("cases")) {
+  for (const json& c : Cases("03_frontend_attributes")) {
     const json& in = c.at("input");
     std::vector<SlotLayout> layout;
     const std::vector<int64_t> samples = {in.at("input_size")};
@@ -140,7 +146,7 @@ TEST(GoldenTfLayoutTest, SamplesAndRowsOfOneSparseCore) {
 }
 
 TEST(GoldenTfLayoutTest, LogicalRowsAreFoundInShardedTables) {
-  for (const json& c : Load("04_unshuffle").at("cases")) {
+  for (const json& c : Cases("04_unshuffle")) {
     SCOPED_TRACE(c.at("name"));
     const bool columns = c.contains("stacked_input_first_column");
     const json& stored = c.at(columns ? "stacked_input_first_column" : "stacked_input");
@@ -204,7 +210,7 @@ Rows Part(const Rows& rows, int64_t first, size_t count) {
 }
 
 TEST(GoldenTfLayoutTest, TablesMoveBetweenLayouts) {
-  for (const json& c : Load("06_checkpoint_reshard").at("cases")) {
+  for (const json& c : Cases("06_checkpoint_reshard")) {
     if (!c.contains("to_layouts")) continue;
     SCOPED_TRACE(c.at("name"));
     const json& to = c.at("to_layouts");
@@ -236,7 +242,7 @@ TEST(GoldenTfLayoutTest, TablesMoveBetweenLayouts) {
 }
 
 TEST(GoldenTfLayoutTest, StackNamesAndPaddingOfLookups) {
-  for (const json& c : Load("08_initializers_and_lookup").at("cases")) {
+  for (const json& c : Cases("08_initializers_and_lookup")) {
     if (c.contains("expected_stack_name")) {
       std::vector<std::string> names;
       for (const json& table : c.at("tables")) names.push_back(table.at("name"));
@@ -253,7 +259,7 @@ TEST(GoldenTfLayoutTest, StackNamesAndPaddingOfLookups) {
 }
 
 TEST(GoldenTfLayoutTest, SamplesAndIdsOfAStack) {
-  for (const json& c : Load("12_row_col_transform").at("cases")) {
+  for (const json& c : Cases("12_row_col_transform")) {
     const int64_t samples = c.at("sample_count");
     const int64_t before = c.at("row_offset");
     const int64_t all = c.at("stacked_table_sample_count");
@@ -281,7 +287,7 @@ TEST(GoldenTfLayoutTest, SamplesAndIdsOfAStack) {
 }
 
 TEST(GoldenTfLayoutTest, RowToPartition) {
-  for (const json& c : Load("15_docs_examples").at("cases")) {
+  for (const json& c : Cases("15_docs_examples")) {
     if (!c.contains("derived_points")) continue;
     for (const json& point : c.at("derived_points")) {
       const json& layout = point.at("layout");

@@ -6,25 +6,6 @@
 namespace emberd::preprocess {
 namespace {
 
-// Ordinals inside the buckets of one partition, and what they decide.
-class Dropper {
- public:
-  Dropper(DropRule rule, const PartitionLimits& limits) : rule_(rule), limits_(limits) {}
-
-  // For the next entry of a bucket that has seen `ids` entries and `unique` rows, this one's row
-  // included if it is `new_row`.
-  bool Drops(int64_t ids, int64_t unique, bool new_row) const {
-    if (rule_ == DropRule::kJax) return limits_.Exceeded(ids + 1, unique);
-    const int64_t rows_before = unique - (new_row ? 1 : 0);
-    return (limits_.ids > 0 && ids >= limits_.ids) ||
-           (limits_.unique > 0 && rows_before >= limits_.unique);
-  }
-
- private:
-  const DropRule rule_;
-  const PartitionLimits limits_;
-};
-
 // Counts the cells [begin, end) of a partition into its 64 counters.
 void CountAll(const SlotCsr& csr, int64_t begin, int64_t end, const uint8_t* bucket, int32_t* ids,
               int32_t* unique) {
@@ -45,26 +26,49 @@ void CountAll(const SlotCsr& csr, int64_t begin, int64_t end, const uint8_t* buc
   }
 }
 
-// The same with dropping; marks dropped cells.
-int64_t CountAndDrop(const SlotCsr& csr, int64_t begin, int64_t end, const Dropper& dropper,
-                     SlotBuckets* buckets, int32_t* ids, int32_t* unique, int32_t* kept) {
+// The same by JAX's rule: all entries are counted, those beyond a limit are marked. Returns the
+// dropped occurrences.
+int64_t DropLikeJax(const SlotCsr& csr, int64_t begin, int64_t end, const PartitionLimits& limits,
+                    SlotBuckets* buckets, int32_t* ids, int32_t* unique, int32_t* kept) {
   const int32_t* rows = csr.embedding_ids.data();
-  const int32_t* multiplicity = buckets->multiplicity.data();
+  uint8_t* buckets_of = buckets->bucket.data();
   int64_t dropped = 0;
   int32_t row_before = -1;
   for (int64_t cell = begin; cell < end; ++cell) {
-    uint8_t& bucket = buckets->bucket.data()[cell];
-    const bool new_row = rows[cell] != row_before;
+    const uint8_t bucket = buckets_of[cell];
+    unique[bucket] += rows[cell] != row_before;
     row_before = rows[cell];
-    unique[bucket] += new_row;
-    const bool drop = dropper.Drops(ids[bucket], unique[bucket], new_row);
-    ++ids[bucket];
-    if (drop) {
-      dropped += multiplicity[cell];
-      bucket = SlotBuckets::kDropped;
+    if (limits.Exceeded(++ids[bucket], unique[bucket])) {
+      dropped += buckets->multiplicity.data()[cell];
+      buckets_of[cell] = SlotBuckets::kDropped;
     } else {
       ++kept[bucket];
     }
+  }
+  return dropped;
+}
+
+// The same by TensorFlow's rule: a full bucket takes and counts nothing more. Returns the dropped
+// entries.
+int64_t DropLikeTensorFlow(const SlotCsr& csr, int64_t begin, int64_t end,
+                           const PartitionLimits& limits, SlotBuckets* buckets, int32_t* ids,
+                           int32_t* unique, int32_t* kept) {
+  const int32_t* rows = csr.embedding_ids.data();
+  uint8_t* buckets_of = buckets->bucket.data();
+  int64_t dropped = 0;
+  int32_t row_before = -1;
+  for (int64_t cell = begin; cell < end; ++cell) {
+    const uint8_t bucket = buckets_of[cell];
+    if ((limits.ids > 0 && ids[bucket] >= limits.ids) ||
+        (limits.unique > 0 && unique[bucket] >= limits.unique)) {
+      ++dropped;
+      buckets_of[cell] = SlotBuckets::kDropped;
+      continue;
+    }
+    unique[bucket] += rows[cell] != row_before;
+    row_before = rows[cell];
+    ++ids[bucket];
+    ++kept[bucket];
   }
   return dropped;
 }
@@ -123,7 +127,7 @@ void FillBuckets(const BucketMemo& memo, const PartitionLimits& limits, DropRule
   std::fill_n(unique, counters, 0);
   std::fill_n(kept, counters, 0);
   buckets->dropped = 0;
-  const Dropper dropper(drop, limits);
+  const auto drop_some = drop == DropRule::kJax ? DropLikeJax : DropLikeTensorFlow;
   for (int p = 0; p < csr.partitions; ++p) {
     const int64_t begin = csr.Begin(0, p);
     const int64_t end = csr.End(0, p);
@@ -133,7 +137,7 @@ void FillBuckets(const BucketMemo& memo, const PartitionLimits& limits, DropRule
       CountAll(csr, begin, end, buckets->bucket.data(), ids + at, unique + at);
     } else {
       buckets->dropped +=
-          CountAndDrop(csr, begin, end, dropper, buckets, ids + at, unique + at, kept + at);
+          drop_some(csr, begin, end, limits, buckets, ids + at, unique + at, kept + at);
     }
   }
   if (drop == DropRule::kKeep) std::copy_n(ids, counters, kept);

@@ -17,11 +17,11 @@ namespace emberd::preprocess {
 enum class DropRule {
   kKeep,  // they stay; the caller refuses the batch or cuts it
   // JAX: an entry goes if its ordinal among the bucket's entries exceeds the limit of ids, or its
-  // row's ordinal among the rows exceeds the limit of unique ids. Every occurrence that
-  // merged into a dropped entry counts as dropped.
+  // row's ordinal among the rows exceeds the limit of unique ids. Every occurrence that merged into
+  // a dropped entry counts as dropped; the bucket's counts take in what was dropped.
   kJax,
   // TensorFlow: an entry goes if the bucket already holds as many entries or rows as allowed, even
-  // if its own row is among them.
+  // if its own row is among them. Counts are those of entries, and of what was kept.
   kTensorFlow,
 };
 
@@ -32,10 +32,10 @@ struct SlotBuckets {
   Buffer<int32_t>
       multiplicity;  // [cells]: occurrences that merged into the entry; with dropping only
   // Of every (partition, bucket): [partitions * 64].
-  Buffer<int32_t> ids;     // before dropping
-  Buffer<int32_t> unique;  // before dropping
+  Buffer<int32_t> ids;     // see DropRule
+  Buffer<int32_t> unique;  // see DropRule
   Buffer<int32_t> kept;    // ids after dropping
-  int64_t dropped = 0;     // occurrences
+  int64_t dropped = 0;     // see DropRule
 
   int64_t bytes() const {
     return bucket.bytes() + multiplicity.bytes() + ids.bytes() + unique.bytes() + kept.bytes();
