@@ -174,6 +174,15 @@ double SortLimit(const Workload& workload, const Plan& plan) {
   return static_cast<double>(workload.id_count) / seconds;
 }
 
+// Bytes that an id of the first stack moves through the processor on its way, by the algorithm:
+// read by validation and extraction, written as a key and counted, moved by each sort pass, read
+// and written by grouping.
+double BytesPerId(const Plan& plan) {
+  const int bits = BitsFor(plan.topology.partitions()) + BitsFor(plan.stacks[0].rows_per_partition);
+  const int sort_passes = (bits + 10) / 11;
+  return 4 + 4 + 8 + 8 + sort_passes * 16 + 8 + 12;
+}
+
 struct Measured {
   double ids_per_second = 0;
   v1::BatchStatistics statistics;
@@ -223,6 +232,8 @@ void Measure(Workload* workload, Report* report) {
     report->Add({absl::StrCat("preprocess/", workload->name, "/plain"), plain.ids_per_second,
                  "ids/s", threads, 0, limit * threads});
   }
+  report->Add(
+      {absl::StrCat("preprocess/", workload->name, "/bytes_per_id"), BytesPerId(plan), "B/id", 1});
   const Plan tight = TightenLimits(plain.statistics, workload);
   for (int threads : {1, 2}) {
     const Measured cut = Run(*workload, tight, threads);
