@@ -20,16 +20,19 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr int kPrefetch = 24;
 static_assert(kPrefetch <= kEntryPadding);
 
-// x -> floor((clamp(x) - lower) / q + 0.5) * q + lower.
+// x -> floor((clamp(x) - lower) / q + 0.5) * q + lower, where 1 / q is rounded on its own: with 256
+// buckets over [-1, 1] it is exact, and q is not.
 template <class D>
 struct Quantizer {
-  hn::Vec<D> lower, upper, step;
+  hn::Vec<D> lower, upper, step, per_step;
   explicit Quantizer(const ForwardArgs& args)
       : lower(hn::Set(D(), args.lower)),
         upper(hn::Set(D(), args.upper)),
-        step(hn::Set(D(), (args.upper - args.lower) / static_cast<float>(args.num_buckets - 1))) {}
+        step(hn::Set(D(), (args.upper - args.lower) / static_cast<float>(args.num_buckets - 1))),
+        per_step(
+            hn::Set(D(), static_cast<float>(args.num_buckets - 1) / (args.upper - args.lower))) {}
   HWY_INLINE hn::Vec<D> operator()(hn::Vec<D> x) const {
-    const auto bucket = hn::Div(hn::Sub(hn::Min(hn::Max(x, lower), upper), lower), step);
+    const auto bucket = hn::Mul(hn::Sub(hn::Min(hn::Max(x, lower), upper), lower), per_step);
     return hn::Add(hn::Mul(hn::Floor(hn::Add(bucket, hn::Set(D(), 0.5f))), step), lower);
   }
 };

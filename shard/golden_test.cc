@@ -65,7 +65,8 @@ TEST(Golden, TensorFlowOptimizerSteps) {
                                                             {"m", "momentum"},
                                                             {"v", "velocity"},
                                                             {"lin", "linear"}};
-  for (const json& c : ReadGolden("tf/93_derived_optimizer_steps.json")["cases"]) {
+  const json golden = ReadGolden("tf/93_derived_optimizer_steps.json");
+  for (const json& c : golden["cases"]) {
     SCOPED_TRACE(c["name"].get<std::string>());
     json hyper = c["hyper"];
     hyper["learning_rate"] = c["learning_rate"];
@@ -130,7 +131,8 @@ TEST(Golden, JaxOptimizerTraces) {
 }
 
 TEST(Golden, TensorFlowQuantization) {
-  for (const json& c : ReadGolden("tf/92_derived_quantization.json")["cases"]) {
+  const json golden = ReadGolden("tf/92_derived_quantization.json");
+  for (const json& c : golden["cases"]) {
     const int points = static_cast<int>(c["points"].size());
     const TestShape shape{1, 16, points};
     StackSpec stack = OneTableStack(shape, 8, 8, testing::CompleteOptimizer("sgd {}"));

@@ -23,9 +23,9 @@ namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Touches ahead for which memory is asked.
-constexpr int kTouchesAhead = 16;
-static_assert(kTouchesAhead < kTouchPadding);
+// Touches ahead for which memory is asked: narrow rows pass faster than memory answers.
+constexpr int TouchesAhead(int width) { return width <= 32 ? 32 : 16; }
+static_assert(TouchesAhead(8) < kTouchPadding);
 
 // Specialised for each rule:
 //   static constexpr int kSlots;  // state vectors, one value per column
@@ -77,12 +77,11 @@ class UpdateLoop {
       const uint32_t row = touch->row;
       const Touch* row_end = touch;
       do {
-        PrefetchTouch(row_end + kTouchesAhead);
+        PrefetchTouch(row_end + TouchesAhead(args_.width));
         ++row_end;
       } while (row_end != end && row_end->row == row);
       while (row >= static_cast<uint64_t>(range_->end)) ++range_;
-      SumGradient(touch, row_end);
-      UpdateRow(row);
+      UpdateRow(row, touch, row_end);
       touch = row_end;
     }
     return rows;
@@ -109,8 +108,10 @@ class UpdateLoop {
     }
   }
 
-  template <int kVectors>
-  HWY_INLINE size_t SumBlocks(const Touch* begin, const Touch* end, size_t column) {
+  // Calls use(column, sum) for each vector of columns from `column` on that fills a block of
+  // kVectors; the sums of a block are made in registers. Returns the first column not done.
+  template <int kVectors, class Use>
+  HWY_INLINE size_t SumBlocks(const Touch* begin, const Touch* end, size_t column, const Use& use) {
     const D d;
     for (; column + kVectors * kLanes <= static_cast<size_t>(args_.width);
          column += kVectors * kLanes) {
@@ -124,40 +125,57 @@ class UpdateLoop {
         }
       }
       for (int v = 0; v < kVectors; ++v) {
-        if (common_.clip_gradient)
+        if (common_.clip_gradient) {
           sum[v] = Clamp(d, sum[v], common_.gradient_min, common_.gradient_max);
-        hn::Store(sum[v], d, gradient_.get() + column + v * kLanes);
+        }
+        use(column + v * kLanes, sum[v]);
       }
     }
     return column;
   }
 
-  HWY_INLINE void SumGradient(const Touch* begin, const Touch* end) {
+  template <class Use>
+  HWY_INLINE void SumGradient(const Touch* begin, const Touch* end, const Use& use) {
     if (args_.gradients == nullptr) end = begin;
-    size_t column = SumBlocks<8>(begin, end, 0);
-    column = SumBlocks<4>(begin, end, column);
-    column = SumBlocks<2>(begin, end, column);
-    SumBlocks<1>(begin, end, column);
+    size_t column = SumBlocks<8>(begin, end, 0, use);
+    column = SumBlocks<4>(begin, end, column, use);
+    column = SumBlocks<2>(begin, end, column, use);
+    SumBlocks<1>(begin, end, column, use);
   }
 
-  HWY_INLINE void UpdateRow(uint32_t row) {
+  HWY_INLINE void UpdateRow(uint32_t row, const Touch* begin, const Touch* end) {
     const D d;
     char* weights = args_.weights + row * row_bytes_;
     float* slots[kSlots + 1];
     for (int s = 0; s < kSlots; ++s) slots[s] = args_.slots[s] + uint64_t{row} * args_.width;
-    const Rule rule = Formula<Rule>::BeginRow(d, rule_, gradient_.get(), args_.width,
-                                              range_->columns, args_.slots[kSlots] + row);
-    for (size_t c = 0; c < static_cast<size_t>(args_.width); c += kLanes) {
-      auto w = LoadRow<kBf16>(d, weights, c);
-      hn::Vec<D> state[kSlots + 1];
-      for (int s = 0; s < kSlots; ++s) state[s] = hn::LoadU(d, slots[s] + c);
-      if (common_.decay) w = hn::Mul(w, hn::Set(d, common_.keep));
-      Formula<Rule>::Step(d, rule, hn::Load(d, gradient_.get() + c), w, state);
-      if (common_.clip_weight) w = Clamp(d, w, common_.weight_min, common_.weight_max);
-      StoreRow<kBf16>(d, w, weights, c);
-      for (int s = 0; s < kSlots; ++s) hn::StoreU(state[s], d, slots[s] + c);
+    if constexpr (kRowSlots == 0) {
+      SumGradient(begin, end, [&](size_t c, hn::Vec<D> g) HWY_ATTR {
+        UpdateVector(rule_, c, g, weights, slots);
+      });
+    } else {  // the whole gradient comes first
+      float* gradient = gradient_.get();
+      SumGradient(begin, end,
+                  [&](size_t c, hn::Vec<D> g) HWY_ATTR { hn::Store(g, d, gradient + c); });
+      const Rule rule = Formula<Rule>::BeginRow(d, rule_, gradient, args_.width, range_->columns,
+                                                args_.slots[kSlots] + row);
+      for (size_t c = 0; c < static_cast<size_t>(args_.width); c += kLanes) {
+        UpdateVector(rule, c, hn::Load(d, gradient + c), weights, slots);
+      }
     }
     if (range_->columns < args_.width) ClearPadding(weights, slots);
+  }
+
+  HWY_INLINE void UpdateVector(const Rule& rule, size_t c, hn::Vec<D> g, char* weights,
+                               float* const* slots) const {
+    const D d;
+    auto w = LoadRow<kBf16>(d, weights, c);
+    hn::Vec<D> state[kSlots + 1];
+    for (int s = 0; s < kSlots; ++s) state[s] = hn::LoadU(d, slots[s] + c);
+    if (common_.decay) w = hn::Mul(w, hn::Set(d, common_.keep));
+    Formula<Rule>::Step(d, rule, g, w, state);
+    if (common_.clip_weight) w = Clamp(d, w, common_.weight_min, common_.weight_max);
+    StoreRow<kBf16>(d, w, weights, c);
+    for (int s = 0; s < kSlots; ++s) hn::StoreU(state[s], d, slots[s] + c);
   }
 
   // A formula may leave padding with anything (0 / 0, a clip bound).

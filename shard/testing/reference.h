@@ -18,7 +18,8 @@ using TableRows = std::map<std::pair<int, int>, Row>;
 // x -> floor((clamp(x) - lower) / q + 0.5) * q + lower
 inline float Quantize(float x, float lower, float upper, int num_buckets) {
   const float q = (upper - lower) / static_cast<float>(num_buckets - 1);
-  const float bucket = (std::clamp(x, lower, upper) - lower) / q;
+  const float per_q = static_cast<float>(num_buckets - 1) / (upper - lower);
+  const float bucket = (std::clamp(x, lower, upper) - lower) * per_q;
   return std::floor(bucket + 0.5f) * q + lower;
 }
 
