@@ -1,6 +1,7 @@
 #include "preprocess/jax_case.h"
 
 #include <bit>
+#include <exception>
 #include <string>
 
 #include "absl/status/status.h"
@@ -45,6 +46,7 @@ json KeysCase(const json& input) {
   json colids = json::array();
   for (json id : input.at("colids")) {
     const int64_t partitions = id.at("num_scs");
+    if (partitions < 1) continue;
     const RowPlacement placement = {partitions, id.at("col_shift").get<int64_t>() % partitions,
                                     id.at("col_offset").get<int64_t>() / partitions};
     id["col_id"] = placement.StackedId(id.at("embedding_id"));
@@ -72,7 +74,7 @@ json SplitCase(const json& input) {
 }  // namespace
 
 absl::StatusOr<json> RunJaxCase(const json& test_case, const JaxCaseOptions& options) {
-  // nlohmann reports missing and mistyped fields by exceptions; they end here.
+  // nlohmann and number parsing report missing and mistyped fields by exceptions; they end here.
   try {
     const auto kind = test_case.at("kind").get<std::string>();
     const json& input = test_case.at("input");
@@ -83,7 +85,7 @@ absl::StatusOr<json> RunJaxCase(const json& test_case, const JaxCaseOptions& opt
     if (kind == "preprocess") return JaxPreprocessCase(input, options);
     return absl::InvalidArgumentError(absl::StrCat(
         "kind: '", kind, "' is not allowed; it must be preprocess, stacking, hash, keys or split"));
-  } catch (const json::exception& error) {
+  } catch (const std::exception& error) {
     return absl::InvalidArgumentError(absl::StrCat("malformed case: ", error.what()));
   }
 }

@@ -12,6 +12,7 @@
 #include "preprocess/jax_device_buffer.h"
 #include "preprocess/slot_buckets.h"
 #include "preprocess/slot_sorter.h"
+#include "preprocess/validate.h"
 
 namespace emberd::preprocess {
 namespace {
@@ -181,6 +182,15 @@ class Runner {
     shape.partitions = options_.partitions();
     shape.divide_by_zero = rules_.divide_by_zero;
     for (const json& feature : stack->features) {
+      for (const char* field : {"row_offset", "col_offset", "col_shift"}) {
+        const int64_t value = feature.at(field);
+        if (value < 0 || value > std::numeric_limits<int32_t>::max()) {
+          return absl::InvalidArgumentError(absl::StrCat("stack '", stack->name, "': ", field,
+                                                         " is ", value, "; allowed: [0, 2^31)"));
+        }
+      }
+    }
+    for (const json& feature : stack->features) {
       const int64_t row_offset = feature.at("col_offset").get<int64_t>() / shape.partitions;
       shape.features.push_back({row_offset,
                                 feature.at("col_shift").get<int64_t>() % shape.partitions,
@@ -239,6 +249,10 @@ class Runner {
     for (SlotLayout& slot : layout) {
       slot.samples = static_cast<int32_t>(slot_batch);
       for (const SlotSlice& slice : slot.slices) {
+        if (slice.slot_begin + slice.count > kMaxStackSamples) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "stack '", stack.name, "' has samples beyond the ", kMaxStackSamples, "th"));
+        }
         slot.samples = std::max<int32_t>(slot.samples, slice.slot_begin + slice.count);
       }
     }

@@ -16,6 +16,8 @@
 namespace emberd::preprocess {
 namespace {
 
+constexpr int64_t kMaxPartitions = int64_t{1} << 20;
+
 // A stack before its offsets are known.
 struct StackDraft {
   std::string name;
@@ -267,6 +269,11 @@ absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topo
     return absl::InvalidArgumentError(
         absl::StrCat("topology: ", topology.shards, " shards of ", topology.sparsecores_per_shard,
                      " SparseCores is not allowed; both must be powers of two"));
+  }
+  if (int64_t{topology.shards} * topology.sparsecores_per_shard > kMaxPartitions) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("topology: ", topology.shards, " shards of ", topology.sparsecores_per_shard,
+                     " SparseCores are too many; there may be ", kMaxPartitions, " in all"));
   }
   return Planner(model, topology).Make();
 }
