@@ -110,6 +110,17 @@ TEST_F(DemoTest, TablesDoNotDependOnTheNumberOfShards) {
   EXPECT_EQ(checksums[0], checksums[2]);
 }
 
+TEST_F(DemoTest, TablesDoNotDependOnMinibatches) {
+  std::vector<std::string> checksums;
+  for (const char* limits : {"none", "tight"}) {
+    Start(absl::StrCat("limits_", limits), {"--quick", "--examples", "12000", "--limits", limits});
+    checksums.push_back(FieldOf(Finish(), "table_sha256"));
+    const bool one = Output().find("mini-batches of a step     1.00") != std::string::npos;
+    EXPECT_EQ(one, limits == std::string("none")) << Output();
+  }
+  EXPECT_EQ(checksums[0], checksums[1]);
+}
+
 TEST_F(DemoTest, MeetsThePlainRunOnFiles) {
   Start("movielens",
         {"--data", EMBERD_SOURCE_DIR "/tests/data/movielens", "--examples", "500", "--batch", "4"});

@@ -21,7 +21,8 @@ client::ModelDescription DescribeModel(const DatasetInfo& info, const Hyperparam
                             .vocabulary_size = feature.vocabulary_size,
                             .embedding_dim = parameters.embedding_dim,
                             .combiner = feature.combiner,
-                            .initializer = client::Initializer::Uniform(-range, range)});
+                            .initializer = client::Initializer::Uniform(-range, range),
+                            .max_ids_per_partition = parameters.max_ids_per_partition});
     model.features.push_back(
         {.name = feature.name, .table = feature.name, .batch_size = batch_size});
   }

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/demo/click_log.h"
 #include "client/demo/criteo.h"
@@ -68,6 +69,21 @@ absl::Status CheckRange(const char* option, int64_t value, int64_t low, int64_t 
       absl::StrCat(option, " is ", value, "; allowed are ", low, " to ", high));
 }
 
+// "tight": on the generated log a (source slot, partition) pair gets about 1.6 ids per example of a
+// batch, so this cuts steps into several mini-batches. Far below it nothing fits any more: one
+// popular id, which no cut of the vocabulary can divide, stands in half of the examples.
+absl::Status SetLimits(const std::string& limits, Experiment* experiment) {
+  int32_t* limit = &experiment->parameters.max_ids_per_partition;
+  if (limits == "none") return absl::OkStatus();
+  if (limits == "tight") {
+    *limit = static_cast<int32_t>(std::max<int64_t>(8, experiment->schedule.batch_size * 4 / 5));
+    return absl::OkStatus();
+  }
+  if (absl::SimpleAtoi(limits, limit) && *limit > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--limits is ", limits, "; allowed are none, tight and numbers from 1"));
+}
+
 }  // namespace
 
 void ExperimentOptions::AddTo(CLI::App* app) {
@@ -84,12 +100,19 @@ void ExperimentOptions::AddTo(CLI::App* app) {
       ->capture_default_str();
   app->add_option("--trainers", trainers, "Trainer processes")->capture_default_str();
   app->add_flag("--quick", quick, "A short run, for a first look and for continuous integration");
+  app->add_option(
+         "--limits", limits,
+         "Ids that a mini-batch may bring to one partition: a number, 'none', or 'tight' for "
+         "several mini-batches per step; the tables come out the same")
+      ->capture_default_str();
 }
 
 std::vector<std::string> ExperimentOptions::Arguments() const {
-  std::vector<std::string> arguments = {
-      "--seed",  absl::StrCat(seed),  "--examples", absl::StrCat(examples),
-      "--batch", absl::StrCat(batch), "--trainers", absl::StrCat(trainers)};
+  std::vector<std::string> arguments = {"--seed",     absl::StrCat(seed),
+                                        "--examples", absl::StrCat(examples),
+                                        "--batch",    absl::StrCat(batch),
+                                        "--trainers", absl::StrCat(trainers),
+                                        "--limits",   limits};
   if (!data.empty()) arguments.insert(arguments.end(), {"--data", data});
   if (quick) arguments.push_back("--quick");
   return arguments;
@@ -115,6 +138,8 @@ absl::StatusOr<Experiment> MakeExperiment(const ExperimentOptions& options) {
   if (!status.ok()) return status;
   experiment.schedule.trainers = options.trainers;
   if (options.batch > 0) experiment.schedule.batch_size = options.batch;
+  status = SetLimits(options.limits, &experiment);
+  if (!status.ok()) return status;
   const int64_t held_out = options.quick ? kQuickHeldOut : kHeldOut;
   experiment.held_out = std::min(held_out, experiment.dataset->test_size());
   experiment.curve_points = options.quick ? 5 : 12;

@@ -24,7 +24,8 @@ struct ExperimentOptions {
   int64_t examples = 0;  // to train on; 0: as the data suggest
   int64_t batch = 0;     // per trainer and round; 0: as the data suggest
   int trainers = 2;
-  bool quick = false;  // a short run, whose model is far from done
+  bool quick = false;           // a short run, whose model is far from done
+  std::string limits = "none";  // "none", "tight", or ids per partition and mini-batch
 
   void AddTo(CLI::App* app);
   // The command line that gives these options.

@@ -45,6 +45,7 @@ bool Decode(std::string_view bytes, GradientSum* sum) {
 std::string Encode(const RoundReport& report) {
   return Packer()
       .Add(report.rows_updated)
+      .Add(report.minibatches)
       .Add(report.lookup_seconds)
       .Add(report.dense_seconds)
       .Add(report.apply_seconds)
@@ -54,6 +55,7 @@ std::string Encode(const RoundReport& report) {
 bool Decode(std::string_view bytes, RoundReport* report) {
   return Unpacker(bytes)
       .Take(&report->rows_updated)
+      .Take(&report->minibatches)
       .Take(&report->lookup_seconds)
       .Take(&report->dense_seconds)
       .Take(&report->apply_seconds)

@@ -36,6 +36,7 @@ struct GradientSum {
 // How a trainer's round went.
 struct RoundReport {
   int64_t rows_updated = 0;
+  int64_t minibatches = 0;
   double lookup_seconds = 0, dense_seconds = 0, apply_seconds = 0;
 };
 

@@ -15,6 +15,8 @@ struct Hyperparameters {
   float embedding_initial_range = 0.05f;  // rows start uniform in +- this
   float dense_learning_rate = 0.05f;
   float dense_initial_accumulator = 0.1f;
+  // Of every table, in one mini-batch; 0: no limit. Results do not depend on it.
+  int32_t max_ids_per_partition = 0;
   uint64_t seed = 1;
 };
 

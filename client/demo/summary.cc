@@ -46,6 +46,11 @@ std::string SummaryTable(const Experiment& experiment, const client::Model& mode
   text += Row("trained on", absl::StrFormat("%s examples in %.1f s: %.0f examples/s",
                                             Short(static_cast<double>(training.examples)),
                                             training.seconds, Rate(training)));
+  text += Row("mini-batches of a step",
+              absl::StrFormat("%.2f", training.batches == 0
+                                          ? 0.0
+                                          : static_cast<double>(training.total.minibatches) /
+                                                static_cast<double>(training.batches)));
   text += Row("a batch takes", MillisecondsPerBatch(training));
   for (size_t i = 0; i < shards.size(); ++i) {
     text += Row(

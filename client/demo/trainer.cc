@@ -69,6 +69,7 @@ absl::Status Trainer::Round(int64_t round) {
     if (!found.ok()) return found.status();
     lookup = *std::move(found);
     report.lookup_seconds = SecondsSince(start);
+    report.minibatches = lookup.statistics.num_minibatches;
 
     const absl::Time looked_up = absl::Now();
     std::vector<absl::Span<const float>> activations;

@@ -92,6 +92,7 @@ void Training::OnSum(const std::vector<Contribution>& contributions, const Gradi
 void Training::OnRound(int64_t round, const std::vector<RoundReport>& reports) {
   for (const RoundReport& report : reports) {
     result_.total.rows_updated += report.rows_updated;
+    result_.total.minibatches += report.minibatches;
     result_.total.lookup_seconds += report.lookup_seconds;
     result_.total.dense_seconds += report.dense_seconds;
     result_.total.apply_seconds += report.apply_seconds;
