@@ -17,7 +17,7 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Rows ahead for which memory is asked.
-constexpr int kPrefetch = 24;
+constexpr int kPrefetch = 40;
 static_assert(kPrefetch <= kEntryPadding);
 
 // x -> floor((clamp(x) - lower) / q + 0.5) * q + lower, where 1 / q is rounded on its own: with 256

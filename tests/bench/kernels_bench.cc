@@ -35,7 +35,7 @@ using shard::Touch;
 constexpr int64_t kRows = 4'000'000;
 constexpr int64_t kIds = 1 << 20;
 constexpr int kRounds = 5;
-constexpr int kAhead[] = {8, 16, 24, 32};
+constexpr int kAhead[] = {16, 32, 40, 48};
 
 double CpuSeconds() {
   timespec now;
