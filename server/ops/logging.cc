@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <nlohmann/json.hpp>
 #include <spdlog/sinks/basic_file_sink.h>
@@ -129,6 +130,12 @@ void LogFromGrpc(gpr_log_func_args* args) {
   Log(level, args->message, {{"source", "grpc"}});
 }
 
+// Protobuf complains about every damaged message. The caller is told by a status; a log line each
+// would let anyone fill the disk.
+void LogFromProtobuf(google::protobuf::LogLevel, const char*, int, const std::string& message) {
+  Log(LogLevel::kDebug, message, {{"source", "protobuf"}});
+}
+
 }  // namespace
 
 LogField::LogField(std::string_view key, double value)
@@ -148,6 +155,7 @@ absl::Status SetUpLogging(const v1::LoggingConfig& config, const std::string& pr
   }
   Current::Get().Set(MakeLogger(std::move(sink), config, process));
   gpr_set_log_function(LogFromGrpc);
+  google::protobuf::SetLogHandler(LogFromProtobuf);
   return absl::OkStatus();
 }
 

@@ -110,6 +110,18 @@ TEST_F(LoggingTest, LevelIsHonoured) {
   EXPECT_THAT(Lines(), SizeIs(2));
 }
 
+// Bytes from the network must not become log lines: anyone could fill the disk with them.
+TEST_F(LoggingTest, DamagedMessagesAreNoNews) {
+  Start(v1::LoggingConfig::TEXT);
+  v1::LoggingConfig message;
+  EXPECT_FALSE(message.ParseFromString("\x1a\x02\xff\xff"));
+  EXPECT_THAT(Lines(), SizeIs(0));
+  config_.set_level(v1::LoggingConfig::DEBUG);
+  Start(v1::LoggingConfig::TEXT);
+  EXPECT_FALSE(message.ParseFromString("\x1a\x02\xff\xff"));
+  EXPECT_THAT(Lines(), SizeIs(1));
+}
+
 TEST_F(LoggingTest, AFileThatCannotBeOpenedIsAnErrorThatNamesIt) {
   v1::LoggingConfig config;
   config.set_file(directory_);  // a directory
