@@ -8,11 +8,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/emberctl/session.h"
+#include "emberd/v1/embedding_service.pb.h"
 
 namespace emberd::emberctl {
 
 // Coordinator, shards and models. UNAVAILABLE, after printing, if a shard does not answer.
 absl::Status ShowStatus(Session& session);
+
+absl::StatusOr<v1::DescribeModelResponse> FetchModel(Session& session, const std::string& name);
 
 // Tables of one model, or of all if `model` is empty.
 absl::Status ListTables(Session& session, const std::string& model);

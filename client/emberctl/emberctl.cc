@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "client/emberctl/commands.h"
 #include "client/emberctl/explain.h"
+#include "client/emberctl/limits.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/session.h"
 
@@ -39,6 +40,7 @@ struct CommandLine {
   std::string test_case;
   bool jax_quirks = false;
   ExplainOptions explain;
+  LimitsOptions limits;
   std::vector<int64_t> ids;
   std::vector<std::string> row_texts;
   std::function<absl::Status()> command;
@@ -85,6 +87,21 @@ void AddModelCommands(CLI::App& app, CommandLine& line) {
       ->capture_default_str();
   validate->callback(
       [&line] { line.command = [&line] { return Validate(line.session, line.path, line.kind); }; });
+}
+
+void AddLimitsCommand(CLI::App& app, CommandLine& line) {
+  CLI::App* limits = app.add_subcommand(
+      "limits",
+      "What batches needed per partition since the coordinators started, and the limits that this "
+      "suggests; each --address is asked");
+  limits->add_option("MODEL", line.limits.model, "Name of the model")->required();
+  limits->add_option("--headroom", line.limits.headroom, "Suggested limit over observed maximum")
+      ->check(CLI::Range(1.0, 1e6))
+      ->capture_default_str();
+  limits->add_option("--out", line.limits.out,
+                     "Write the model config, with the suggested limits, as text proto");
+  limits->callback(
+      [&line] { line.command = [&line] { return Limits(line.session, line.limits); }; });
 }
 
 absl::Status SetRowsFromTexts(CommandLine& line) {
@@ -199,6 +216,7 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   AddModelCommands(app, line);
   AddRowCommands(app, line);
   AddExplainCommand(app, line);
+  AddLimitsCommand(app, line);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -9,17 +9,6 @@
 namespace emberd::emberctl {
 namespace {
 
-absl::StatusOr<v1::DescribeModelResponse> FetchModel(Session& session, const std::string& name) {
-  v1::DescribeModelRequest request;
-  request.set_name(name);
-  v1::DescribeModelResponse response;
-  absl::Status status = session.Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.embedding->DescribeModel(context, request, &response);
-  });
-  if (!status.ok()) return status;
-  return response;
-}
-
 // Names of all models, or just `model` if it is not empty.
 absl::StatusOr<std::vector<std::string>> ModelNames(Session& session, const std::string& model) {
   if (!model.empty()) return std::vector<std::string>{model};
@@ -77,6 +66,17 @@ void AppendTables(const v1::DescribeModelResponse& model, Json* tables) {
 }
 
 }  // namespace
+
+absl::StatusOr<v1::DescribeModelResponse> FetchModel(Session& session, const std::string& name) {
+  v1::DescribeModelRequest request;
+  request.set_name(name);
+  v1::DescribeModelResponse response;
+  absl::Status status = session.Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.embedding->DescribeModel(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  return response;
+}
 
 absl::Status ListTables(Session& session, const std::string& model) {
   absl::StatusOr<std::vector<std::string>> names = ModelNames(session, model);

@@ -21,6 +21,17 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
     return PooledCall::Start(environment_, *context, ops::Rpc::kGetStatus, 0, work);
   }
 
+  grpc::ServerUnaryReactor* GetLimits(grpc::CallbackServerContext* context,
+                                      const v1::GetLimitsRequest* request,
+                                      v1::GetLimitsResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
+      auto limits = coordinator_->GetLimits(*request, call);
+      if (limits.ok()) *response = *std::move(limits);
+      return limits.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kGetLimits, 0, work);
+  }
+
  private:
   Coordinator* const coordinator_;
   const CallEnvironment environment_;

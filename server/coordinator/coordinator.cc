@@ -104,6 +104,13 @@ void Coordinator::ReleaseOnShards(uint64_t model_id, uint64_t batch_handle) {
   });
 }
 
+absl::StatusOr<v1::GetLimitsResponse> Coordinator::GetLimits(const v1::GetLimitsRequest& request,
+                                                             rpc::CallContext* context) {
+  auto model = registry_.FindByName(request.model(), context);
+  if (!model.ok()) return model.status();
+  return (*model)->observed->Limits((*model)->plan);
+}
+
 v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext*) {
   rpc::CallContext context(absl::Now() + kStatusDeadline);
   v1::GetStatusResponse response;

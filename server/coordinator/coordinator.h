@@ -63,6 +63,8 @@ class Coordinator {
                                                       rpc::CallContext* context);
 
   v1::GetStatusResponse GetStatus(rpc::CallContext* context);
+  absl::StatusOr<v1::GetLimitsResponse> GetLimits(const v1::GetLimitsRequest& request,
+                                                  rpc::CallContext* context);
 
   ops::ServerMetrics* server_metrics() { return server_metrics_; }
   ops::Metrics* metrics() { return metrics_; }

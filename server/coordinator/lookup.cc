@@ -46,6 +46,7 @@ absl::StatusOr<LookupOutput> Coordinator::Lookup(const v1::LookupRequest& reques
   auto batch = Preprocess(request, **model, max_message_bytes_, metrics_, &input);
   if (!batch.ok()) return batch.status();
   (*model)->metrics->ObserveBatch((*batch)->statistics());
+  (*model)->observed->Observe((*batch)->statistics());
 
   LookupOutput output;
   output.batch_handle = request.inference() ? 0 : NewHandle();

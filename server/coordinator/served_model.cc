@@ -26,6 +26,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
     model->tables[model->config.tables(i).name()] = i;
   std::vector<std::string> stacks;
   for (const preprocess::StackPlan& stack : model->plan.stacks) stacks.push_back(stack.name);
+  model->observed = std::make_unique<ObservedCounts>(stacks.size());
   model->metrics = metrics->Model(model->config.name(), stacks);
   return model;
 }

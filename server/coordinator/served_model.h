@@ -10,6 +10,7 @@
 #include "emberd/v1/model.pb.h"
 #include "preprocess/plan.h"
 #include "preprocess/preprocessor.h"
+#include "server/coordinator/observed_counts.h"
 #include "server/ops/metrics.h"
 
 namespace emberd::server {
@@ -22,6 +23,7 @@ struct ServedModel {
   absl::flat_hash_map<std::string, int> features;          // name to index in config.features
   absl::flat_hash_map<std::string, int> tables;            // name to index in config.tables
   ops::ModelMetrics* metrics = nullptr;
+  std::unique_ptr<ObservedCounts> observed;
 
   const v1::TableConfig& TableOfFeature(int feature) const {
     return config.tables(tables.at(config.features(feature).table()));

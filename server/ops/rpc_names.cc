@@ -6,15 +6,25 @@ namespace emberd::ops {
 namespace {
 
 constexpr std::string_view kRpcNames[] = {
-    "EmbeddingService/DeclareModel", "EmbeddingService/DescribeModel",
-    "EmbeddingService/Lookup",       "EmbeddingService/ApplyGradients",
-    "EmbeddingService/ReleaseBatch", "EmbeddingService/ReadRows",
-    "EmbeddingService/AssignRows",   "EmbeddingService/ExportTable",
-    "AdminService/GetStatus",        "ShardService/CreateModel",
-    "ShardService/FindModel",        "ShardService/DropModel",
-    "ShardService/Gather",           "ShardService/Apply",
-    "ShardService/ReleaseBatch",     "ShardService/ReadRows",
-    "ShardService/AssignRows",       "ShardService/GetStatus",
+    "EmbeddingService/DeclareModel",
+    "EmbeddingService/DescribeModel",
+    "EmbeddingService/Lookup",
+    "EmbeddingService/ApplyGradients",
+    "EmbeddingService/ReleaseBatch",
+    "EmbeddingService/ReadRows",
+    "EmbeddingService/AssignRows",
+    "EmbeddingService/ExportTable",
+    "AdminService/GetStatus",
+    "AdminService/GetLimits",
+    "ShardService/CreateModel",
+    "ShardService/FindModel",
+    "ShardService/DropModel",
+    "ShardService/Gather",
+    "ShardService/Apply",
+    "ShardService/ReleaseBatch",
+    "ShardService/ReadRows",
+    "ShardService/AssignRows",
+    "ShardService/GetStatus",
 };
 static_assert(std::size(kRpcNames) == kRpcCount);
 

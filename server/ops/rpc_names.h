@@ -18,6 +18,7 @@ enum class Rpc {
   kAssignRows,
   kExportTable,
   kGetStatus,
+  kGetLimits,
   kShardCreateModel,
   kShardFindModel,
   kShardDropModel,

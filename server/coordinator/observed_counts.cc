@@ -1,0 +1,56 @@
+#include "server/coordinator/observed_counts.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace emberd::server {
+
+int64_t CountSketch::Upper(int64_t count) {
+  if (count <= 16) return count;
+  // Steps of an eighth of the largest power of two below the count.
+  const auto below = static_cast<uint64_t>(count - 1);
+  const uint64_t step = std::bit_floor(below) / 8;
+  return static_cast<int64_t>(below / step * step + step);
+}
+
+void CountSketch::Add(int64_t count) {
+  max_ = std::max(max_, count);
+  ++buckets_[Upper(count)];
+}
+
+v1::CountSketch CountSketch::ToProto() const {
+  v1::CountSketch sketch;
+  sketch.set_max(max_);
+  for (const auto& [upper, count] : buckets_) {
+    v1::CountSketch::Bucket* bucket = sketch.add_buckets();
+    bucket->set_upper(upper);
+    bucket->set_count(count);
+  }
+  return sketch;
+}
+
+void ObservedCounts::Observe(const v1::BatchStatistics& statistics) {
+  absl::MutexLock lock(&mutex_);
+  const size_t stacks = std::min<size_t>(stacks_.size(), statistics.stacks_size());
+  for (size_t k = 0; k < stacks; ++k) {
+    const v1::StackStatistics& batch = statistics.stacks(static_cast<int>(k));
+    stacks_[k].ids.Add(batch.max_ids_per_partition());
+    stacks_[k].unique_ids.Add(batch.max_unique_ids_per_partition());
+  }
+}
+
+v1::GetLimitsResponse ObservedCounts::Limits(const preprocess::Plan& plan) const {
+  absl::MutexLock lock(&mutex_);
+  v1::GetLimitsResponse response;
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    v1::StackLimits* stack = response.add_stacks();
+    stack->set_stack(plan.stacks[k].name);
+    stack->set_max_ids_per_partition(plan.stacks[k].max_ids_per_partition);
+    stack->set_max_unique_ids_per_partition(plan.stacks[k].max_unique_ids_per_partition);
+    *stack->mutable_ids() = stacks_[k].ids.ToProto();
+    *stack->mutable_unique_ids() = stacks_[k].unique_ids.ToProto();
+  }
+  return response;
+}
+
+}  // namespace emberd::server
