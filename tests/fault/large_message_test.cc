@@ -56,7 +56,9 @@ class LargeMessageTest : public ::testing::Test {
 
   // Requests in progress on a process, by its own account; GetStatus and /metrics do not count.
   double InFlight(const std::string& http_address) {
-    return MetricSum(FetchMetrics(http_address), "emberd_in_flight_requests");
+    const std::string page = FetchMetrics(http_address);
+    EXPECT_FALSE(page.empty()) << http_address;
+    return MetricSum(page, "emberd_in_flight_requests");
   }
   // Whether every process is at rest before long.
   bool ComesToRest() {

@@ -196,7 +196,7 @@ void Cluster::Kill(Member* member) {
   member->process->WaitFor(absl::InfiniteDuration());
 }
 
-void Cluster::SuspendShard(int shard) { shards_[shard].process->Signal(SIGSTOP); }
+void Cluster::SuspendShard(int shard) { shards_[shard].process->Suspend(); }
 void Cluster::ResumeShard(int shard) { shards_[shard].process->Signal(SIGCONT); }
 
 absl::Status Cluster::Stop(absl::Duration timeout) {

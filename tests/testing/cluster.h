@@ -54,7 +54,7 @@ class Cluster {
   // Starts a killed process on its old port; returns when it serves.
   absl::Status RestartCoordinator(int coordinator);
   absl::Status RestartShard(int shard);
-  // SIGSTOP and SIGCONT: the process is there but says nothing.
+  // SIGSTOP and SIGCONT: between them the process is there but does nothing.
   void SuspendShard(int shard);
   void ResumeShard(int shard);
   // SIGTERM to everything, coordinators first; OK if all ended with exit status 0 within `timeout`.

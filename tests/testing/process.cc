@@ -51,16 +51,25 @@ Process::~Process() {
 
 bool Process::Running() {
   int status = 0;
-  if (!ended_ && waitpid(pid_, &status, WNOHANG) == pid_) {
-    ended_ = true;
-    exit_status_ = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
-  }
+  if (!ended_ && waitpid(pid_, &status, WNOHANG) == pid_) SetEnd(status);
   return !ended_;
+}
+
+void Process::SetEnd(int wait_status) {
+  ended_ = true;
+  exit_status_ = WIFSIGNALED(wait_status) ? -WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
 
 // The pid is the child's: it stays taken until Running() has seen the end.
 void Process::Signal(int signal) {
   if (Running()) kill(pid_, signal);
+}
+
+// On a busy machine threads go on for a while after the signal has been sent.
+void Process::Suspend() {
+  Signal(SIGSTOP);
+  int status = 0;
+  if (!ended_ && waitpid(pid_, &status, WUNTRACED) == pid_ && !WIFSTOPPED(status)) SetEnd(status);
 }
 
 bool Process::WaitFor(absl::Duration timeout) {

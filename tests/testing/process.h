@@ -26,6 +26,8 @@ class Process {
   bool Running();
   // Nothing if it has ended.
   void Signal(int signal);
+  // SIGSTOP; returns when every thread of it stands still. Signal(SIGCONT) lets it go on.
+  void Suspend();
   // False if it still runs after `timeout`.
   bool WaitFor(absl::Duration timeout);
   // After its end: the exit status, or minus the signal that killed it.
@@ -33,6 +35,8 @@ class Process {
   const std::string& log_path() const { return log_path_; }
 
  private:
+  void SetEnd(int wait_status);
+
   Process(pid_t pid, std::string log_path) : pid_(pid), log_path_(std::move(log_path)) {}
 
   const pid_t pid_;

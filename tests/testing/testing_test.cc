@@ -5,6 +5,7 @@
 
 #include <signal.h>
 
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/metrics.h"
 #include "tests/testing/process.h"
@@ -37,6 +38,23 @@ TEST(ProcessTest, ASignalEndsIt) {
   (*process)->Signal(SIGTERM);
   ASSERT_TRUE((*process)->WaitFor(absl::Seconds(20)));
   EXPECT_EQ((*process)->exit_status(), -SIGTERM);
+}
+
+TEST(ProcessTest, DoesNothingWhileSuspended) {
+  absl::StatusOr<std::unique_ptr<Process>> process =
+      Process::Start({"/bin/sh", "-c", "while true; do echo x; done"}, LogPath("suspend"));
+  ASSERT_TRUE(process.ok()) << process.status();
+  (*process)->Suspend();
+  const std::string log = ReadFile((*process)->log_path());
+  EXPECT_FALSE((*process)->WaitFor(absl::Milliseconds(50)));
+  EXPECT_EQ(ReadFile((*process)->log_path()), log);
+  (*process)->Signal(SIGCONT);
+  const absl::Time until = absl::Now() + absl::Seconds(20);
+  while (ReadFile((*process)->log_path()) == log && absl::Now() < until) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_NE(ReadFile((*process)->log_path()), log);
+  (*process)->Suspend();  // a process that stands still can be killed, too
 }
 
 TEST(ProcessTest, EndsWithItsObject) {
