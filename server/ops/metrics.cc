@@ -74,6 +74,9 @@ void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
     stacks_[i].ids->Observe(batch.ids());
     stacks_[i].unique_ids->Observe(batch.unique_ids());
     stacks_[i].duplicate_ids->Observe(batch.duplicate_ids());
+    stacks_[i].max_ids->Observe(batch.max_ids_per_partition());
+    stacks_[i].max_unique_ids->Observe(batch.max_unique_ids_per_partition());
+    stacks_[i].buffer_cells->Observe(batch.required_buffer_size());
     stacks_[i].dropped_ids->Increment(batch.dropped_ids());
   }
 }
@@ -135,6 +138,9 @@ ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::st
     metrics->stacks_.push_back({&registry_.histogram(MetricId::kBatchIds, labels),
                                 &registry_.histogram(MetricId::kBatchUniqueIds, labels),
                                 &registry_.histogram(MetricId::kBatchDuplicateIds, labels),
+                                &registry_.histogram(MetricId::kBatchMaxIds, labels),
+                                &registry_.histogram(MetricId::kBatchMaxUniqueIds, labels),
+                                &registry_.histogram(MetricId::kBatchBufferCells, labels),
                                 &registry_.counter(MetricId::kDroppedIds, labels)});
   }
   return models_.emplace_back(std::move(metrics)).get();

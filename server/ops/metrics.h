@@ -95,6 +95,9 @@ class ModelMetrics {
     prometheus::Histogram* ids;
     prometheus::Histogram* unique_ids;
     prometheus::Histogram* duplicate_ids;
+    prometheus::Histogram* max_ids;
+    prometheus::Histogram* max_unique_ids;
+    prometheus::Histogram* buffer_cells;
     prometheus::Counter* dropped_ids;
   };
   prometheus::Histogram* minibatches_ = nullptr;

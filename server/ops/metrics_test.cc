@@ -45,6 +45,9 @@ v1::BatchStatistics TwoStacks() {
     stack->set_unique_ids(ids / 2);
     stack->set_duplicate_ids(1);
     stack->set_dropped_ids(2);
+    stack->set_max_ids_per_partition(ids / 4);
+    stack->set_max_unique_ids_per_partition(ids / 5);
+    stack->set_required_buffer_size(ids + 8);
   }
   return statistics;
 }
@@ -157,6 +160,10 @@ TEST(MetricsTest, BatchStatisticsBecomeHistogramsByStack) {
   EXPECT_THAT(page, HasSubstr("emberd_batch_ids_sum{model=\"ctr\",stack=\"users\"} 200"));
   EXPECT_THAT(page, HasSubstr("emberd_batch_ids_sum{model=\"ctr\",stack=\"items\"} 14"));
   EXPECT_THAT(page, HasSubstr("emberd_dropped_ids_total{model=\"ctr\",stack=\"items\"} 4"));
+  const std::string users = "_sum{model=\"ctr\",stack=\"users\"} ";
+  EXPECT_THAT(page, HasSubstr("emberd_batch_max_ids_per_partition" + users + "50"));
+  EXPECT_THAT(page, HasSubstr("emberd_batch_max_unique_ids_per_partition" + users + "40"));
+  EXPECT_THAT(page, HasSubstr("emberd_batch_required_buffer_size" + users + "216"));
 }
 
 TEST(MetricsTest, StatisticsWithOtherStacksThanDeclaredDoNoHarm) {
