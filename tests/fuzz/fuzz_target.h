@@ -1,0 +1,21 @@
+// One fuzz target per program: NAME_fuzz.cc defines LLVMFuzzerTestOneInput. libFuzzer drives it in
+// the fuzz preset; in every other build, replay.cc feeds it the committed corpus as a test.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+namespace emberd::fuzz {
+
+// Ends the program if a promise does not hold, so that the fuzzer keeps the input.
+inline void Require(bool holds, const char* promise) {
+  if (holds) return;
+  std::fprintf(stderr, "broken: %s\n", promise);
+  std::abort();
+}
+
+}  // namespace emberd::fuzz

@@ -1,0 +1,129 @@
+// LookupRequests, decoded and preprocessed. The first byte picks a model. Catches: a request that
+// crashes, one that is accepted although its limits do not hold, and results that depend on the
+// number of threads.
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <google/protobuf/stubs/logging.h>
+
+#include "absl/strings/str_cat.h"
+#include "config/config.h"
+#include "preprocess/batch_cost.h"
+#include "preprocess/splits.h"
+#include "server/coordinator/lookup_request.h"
+#include "server/coordinator/served_model.h"
+#include "tests/fuzz/fuzz_target.h"
+
+namespace emberd {
+namespace {
+
+using fuzz::Require;
+using server::ServedModel;
+
+// The protobuf library writes what it refuses to standard error.
+const google::protobuf::LogSilencer kSilence;
+
+// For 2 x 2 partitions; every combiner; limits that a handful of ids exceed.
+constexpr char kModel[] = R"(
+  name: "fuzzed"
+  tables { name: "a" vocabulary_size: 40 embedding_dim: 4 combiner: SUM
+           max_ids_per_partition: 4 max_unique_ids_per_partition: 3 }
+  tables { name: "b" vocabulary_size: 1000 embedding_dim: 8 combiner: MEAN
+           max_ids_per_partition: 6 }
+  tables { name: "c" vocabulary_size: 2147480000 embedding_dim: 8 combiner: SQRTN
+           max_unique_ids_per_partition: 2 }
+  features { name: "x" table: "a" }
+  features { name: "y" table: "b" }
+  features { name: "z" table: "c" }
+  features { name: "w" table: "a" }
+  optimizer { sgd {} }
+)";
+constexpr std::array<const char*, 6> kPlans = {
+    "groups { tables: \"a\" tables: \"b\" }",
+    "allow_id_dropping: true groups { tables: \"a\" tables: \"b\" }",
+    "sample_layout: STACK_THEN_SPLIT bucket_hash: LOCAL_ROW_MODULO auto_stack: false",
+    "rules: TENSORFLOW sample_layout: STACK_THEN_SPLIT bucket_hash: ID_RANGE auto_stack: false",
+    "rules: TENSORFLOW bucket_hash: ID_MODULO allow_id_dropping: true auto_stack: false",
+    "rotation: 0 auto_stack: false"};
+constexpr int64_t kMaxActivationBytes = 1 << 18;
+
+std::shared_ptr<const ServedModel> MakeModel(const char* plan, int threads) {
+  auto config = config::ParseModel(absl::StrCat(kModel, "plan {", plan, "}"));
+  Require(config.ok(), "the model is valid");
+  auto model = std::make_shared<ServedModel>();
+  model->config = *std::move(config);
+  auto placed = preprocess::MakePlan(model->config, {2, 2});
+  Require(placed.ok(), "the model can be planned");
+  model->plan = *std::move(placed);
+  auto preprocessor =
+      preprocess::Preprocessor::Create(&model->config, &model->plan, {.threads = threads});
+  Require(preprocessor.ok(), "there is a preprocessor");
+  model->preprocessor = *std::move(preprocessor);
+  for (int i = 0; i < model->config.features_size(); ++i) {
+    model->features[model->config.features(i).name()] = i;
+  }
+  for (int i = 0; i < model->config.tables_size(); ++i) {
+    model->tables[model->config.tables(i).name()] = i;
+  }
+  return model;
+}
+
+struct Models {
+  std::shared_ptr<const ServedModel> one_thread, two_threads;
+};
+
+const Models& ModelOf(uint8_t choice) {
+  static const auto* const models = [] {
+    auto* all = new std::vector<Models>;
+    for (const char* plan : kPlans) all->push_back({MakeModel(plan, 1), MakeModel(plan, 2)});
+    return all;
+  }();
+  return (*models)[choice % models->size()];
+}
+
+using BatchOr = absl::StatusOr<std::shared_ptr<const preprocess::PreprocessedBatch>>;
+
+BatchOr Preprocess(const v1::LookupRequest& request, const ServedModel& model) {
+  auto input = server::DecodeLookup(request, model, kMaxActivationBytes);
+  if (!input.ok()) return input.status();
+  return model.preprocessor->Run(input->features);
+}
+
+void CheckLimits(const ServedModel& model, const preprocess::PreprocessedBatch& batch) {
+  const auto costs = preprocess::BatchCost(model.config, model.plan, batch);
+  for (size_t k = 0; k < costs.size(); ++k) {
+    const preprocess::StackPlan& stack = model.plan.stacks[k];
+    const preprocess::PartitionLimits limits = {stack.max_ids_per_partition,
+                                                stack.max_unique_ids_per_partition};
+    for (const preprocess::MinibatchCost& minibatch : costs[k].minibatches) {
+      Require(!limits.Exceeded(minibatch.max_ids, minibatch.max_unique_ids),
+              "every mini-batch is within its limits");
+    }
+    Require(model.config.plan().allow_id_dropping() || costs[k].dropped_ids == 0,
+            "nothing is dropped unless it is allowed");
+  }
+}
+
+}  // namespace
+}  // namespace emberd
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace emberd;
+  if (size == 0) return 0;
+  const Models& models = ModelOf(data[0]);
+  v1::LookupRequest request;
+  if (!request.ParseFromArray(data + 1, static_cast<int>(size - 1))) return 0;
+  const BatchOr batch = Preprocess(request, *models.one_thread);
+  const BatchOr other = Preprocess(request, *models.two_threads);
+  Require(batch.status() == other.status(), "errors do not depend on the number of threads");
+  if (!batch.ok()) {
+    Require(!batch.status().message().empty(), "an error says what is wrong");
+    return 0;
+  }
+  CheckLimits(*models.one_thread, **batch);
+  Require((*batch)->statistics().SerializeAsString() == (*other)->statistics().SerializeAsString(),
+          "statistics do not depend on the number of threads");
+  return 0;
+}

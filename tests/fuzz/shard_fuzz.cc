@@ -1,0 +1,172 @@
+// What a shard reads from its connections. An input is
+//   one byte: what it is, see Kind; bit 7: raw parts
+//   a message: two bytes with the length of its header, the header, the payload
+//   raw parts: two bytes with the length of a part, the part, and so on
+// Catches: bytes that crash the assembler, the codec or the engine, and a batch or update that is
+// accepted and then fails.
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <google/protobuf/stubs/logging.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/synchronization/notification.h"
+#include "config/config.h"
+#include "preprocess/preprocessor.h"
+#include "server/rpc/long_message.h"
+#include "server/shard_host/model_spec_from_plan.h"
+#include "server/shard_host/shard_codec.h"
+#include "tests/fuzz/fuzz_target.h"
+
+namespace emberd {
+namespace {
+
+using fuzz::Require;
+
+// The protobuf library writes what it refuses to standard error.
+const google::protobuf::LogSilencer kSilence;
+
+enum Kind { kGather = 0, kApply = 1, kGatherResult = 2, kKinds = 3 };
+constexpr uint8_t kRawParts = 0x80;
+
+constexpr uint64_t kModelId = 1;
+constexpr int kSparseCores = 2;
+constexpr int64_t kMaxMessageBytes = 1 << 16;
+constexpr char kModel[] = R"(
+  name: "fuzzed"
+  tables { name: "a" vocabulary_size: 64 embedding_dim: 4 combiner: SUM }
+  tables { name: "b" vocabulary_size: 100 embedding_dim: 12 storage_dtype: BFLOAT16
+           optimizer { adam { bias_correction: true } } }
+  features { name: "x" table: "a" }
+  features { name: "y" table: "b" }
+  optimizer { adagrad {} }
+)";
+
+// One engine with a model and a batch of four samples.
+class Shard {
+ public:
+  Shard() {
+    auto model = config::ParseModel(kModel);
+    Require(model.ok(), "the model is valid");
+    auto plan = preprocess::MakePlan(*model, {2, kSparseCores});
+    Require(plan.ok(), "the model can be planned");
+    auto engine = shard::Engine::Create({.threads = 1});
+    Require(engine.ok(), "there is an engine");
+    engine_ = *std::move(engine);
+    Require(engine_->CreateModel(server::ModelSpecFromPlan(kModelId, *model, *plan, 0)).ok(),
+            "the model can be created");
+    auto preprocessor = preprocess::Preprocessor::Create(&*model, &*plan, {});
+    const std::vector<int32_t> ids = {0, 4, 8, 3};
+    const preprocess::FeatureInput input = {
+        preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 4}, false, {}};
+    const auto preprocessed = (*preprocessor)->Run({input, input});
+    Require(preprocessed.ok(), "the batch is valid");
+    auto batch = engine_->PrepareBatch(kModelId, (*preprocessed)->ShardView(0), nullptr);
+    Require(batch.ok(), "the batch is valid on the shard");
+    batch_ = *std::move(batch);
+    // The batch is arranged for good by its first use.
+    Gather(batch_);
+  }
+
+  void TryGather(const rpc::IncomingMessage& message) {
+    auto command = server::DecodeGather(message, kSparseCores);
+    if (!command.ok()) return;
+    auto batch = engine_->PrepareBatch(kModelId, std::move(command->stacks), command->owner);
+    if (!batch.ok()) return;
+    Require(engine_->BatchBytes(**batch) >= 0, "a batch has a size");
+    Gather(*std::move(batch));
+  }
+
+  void TryApply(const rpc::IncomingMessage& message) {
+    auto command = server::DecodeApply(message);
+    if (!command.ok() || !engine_->CheckApply(*batch_, command->input).ok()) return;
+    absl::Notification done;
+    engine_->Apply(batch_, std::move(command->input), [&done](absl::StatusOr<int64_t> rows) {
+      Require(rows.ok(), "an update that was checked can be made");
+      done.Notify();
+    });
+    done.WaitForNotification();
+  }
+
+ private:
+  void Gather(std::shared_ptr<const shard::Batch> batch) {
+    absl::Notification done;
+    engine_->Gather(std::move(batch), [&done](auto sums) {
+      Require(sums.ok(), "a batch that was checked can be gathered");
+      for (const shard::StackSums& stack : *sums) {
+        Require(stack.sums->size() >= static_cast<int64_t>(stack.samples.size()) * stack.width,
+                "there is a row for every sample");
+      }
+      done.Notify();
+    });
+    done.WaitForNotification();
+  }
+
+  std::unique_ptr<shard::Engine> engine_;
+  std::shared_ptr<const shard::Batch> batch_;
+};
+
+void Try(int kind, const rpc::IncomingMessage& message) {
+  static auto* const shard = new Shard;
+  if (kind == kGather) shard->TryGather(message);
+  if (kind == kApply) shard->TryApply(message);
+  if (kind == kGatherResult) (void)server::DecodeGatherResult(message).ok();
+}
+
+// The next two bytes as a length, and as many bytes, or what is left.
+absl::string_view TakePiece(absl::string_view* input) {
+  uint16_t length = 0;
+  if (input->size() < sizeof(length)) return std::exchange(*input, "");
+  std::memcpy(&length, input->data(), sizeof(length));
+  input->remove_prefix(sizeof(length));
+  const absl::string_view piece = input->substr(0, length);
+  input->remove_prefix(piece.size());
+  return piece;
+}
+
+void TryRawParts(int kind, absl::string_view input) {
+  rpc::MessageAssembler assembler(kMaxMessageBytes);
+  while (!input.empty()) {
+    const absl::string_view part = TakePiece(&input);
+    grpc::Slice slice(part.data(), part.size());
+    const auto message = assembler.Add(grpc::ByteBuffer(&slice, 1));
+    if (!message.ok()) return;
+    if (message->has_value()) Try(kind, **message);
+  }
+}
+
+void TryMessage(int kind, absl::string_view input) {
+  rpc::OutgoingMessage outgoing;
+  outgoing.header = std::string(TakePiece(&input));
+  outgoing.Append(absl::MakeConstSpan(input.data(), input.size()), nullptr);
+  rpc::MessageAssembler assembler(kMaxMessageBytes);
+  std::optional<rpc::IncomingMessage> whole;
+  for (const grpc::ByteBuffer& part : rpc::SplitMessage(std::move(outgoing), 1000)) {
+    auto message = assembler.Add(part);
+    if (!message.ok()) return;
+    Require(!whole.has_value(), "the last part ends the message");
+    whole = *std::move(message);
+  }
+  Require(whole.has_value() && whole->payload().size() == input.size(), "a message arrives whole");
+  Try(kind, *whole);
+}
+
+}  // namespace
+}  // namespace emberd
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace emberd;
+  if (size == 0) return 0;
+  const absl::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const int kind = (data[0] & ~kRawParts) % kKinds;
+  if (data[0] & kRawParts) {
+    TryRawParts(kind, rest);
+  } else {
+    TryMessage(kind, rest);
+  }
+  return 0;
+}
