@@ -70,6 +70,11 @@ void FakeService::AddFault(Fault fault) {
   faults_.push_back(std::move(fault));
 }
 
+void FakeService::ClearFaults() {
+  absl::MutexLock lock(&mutex_);
+  faults_.clear();
+}
+
 grpc::Status FakeService::Meet(grpc::ServerContext* context,
                                const std::function<grpc::Status()>& work) {
   Fault fault;

@@ -42,6 +42,8 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   const std::string& address() const { return address_; }
   // The next calls, whatever their method, meet these faults, one each.
   void AddFault(Fault fault);
+  // Faults that no call has met yet, for instance because it ended before it got here.
+  void ClearFaults();
   // Edits every LookupResponse before it leaves; may be called before the first call only.
   std::function<void(v1::LookupResponse*)> damage_lookup;
   std::function<void(v1::DeclareModelResponse*)> damage_declare;
