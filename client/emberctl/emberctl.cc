@@ -38,7 +38,7 @@ struct CommandLine {
   std::string model, path, kind = "auto";
   RowsTarget target;
   std::string test_case;
-  bool jax_quirks = false;
+  bool zero_gains = false;
   ExplainOptions explain;
   LimitsOptions limits;
   std::vector<int64_t> ids;
@@ -147,8 +147,8 @@ BATCH is one of
 CASE is a recorded case of jax-tpu-embedding's behaviour, of kind preprocess, stacking, hash, keys or
 split. What its `expected` holds is printed as JSON, with or without --json. Where that system
 aborts, {"error": {"code": ..., "message": ...}} is printed and the exit code is 1. Samples whose
-weights sum to zero (their squares, with sqrtn) get a gain of 0, as everywhere in emberd;
---jax-quirks gives the recorded NaN or infinite gains.)";
+weights sum to zero (their squares, with sqrtn) have NaN or infinite gains there and in the cases;
+emberd's servers give them a gain of 0, and so does --zero-gains here.)";
 
 void AddExplainCommand(CLI::App& app, CommandLine& line) {
   CLI::App* explain = app.add_subcommand("explain",
@@ -161,7 +161,7 @@ void AddExplainCommand(CLI::App& app, CommandLine& line) {
   CLI::Option* model =
       subject->add_option("--model", line.explain.model, "ModelConfig as text proto or JSON");
   subject->require_option(1);
-  explain->add_flag("--jax-quirks", line.jax_quirks, "Divide by zero as JAX does")
+  explain->add_flag("--zero-gains", line.zero_gains, "Do not divide by zero in a CASE: gain 0")
       ->needs(test_case);
   CLI::Option* batch =
       explain->add_option("--batch", line.explain.batches, "BATCH; may be given several times")
@@ -183,7 +183,7 @@ void AddExplainCommand(CLI::App& app, CommandLine& line) {
   explain->callback([&line] {
     line.command = [&line] {
       if (line.explain.model.empty()) {
-        return ExplainCase(line.session, line.test_case, line.jax_quirks);
+        return ExplainCase(line.session, line.test_case, line.zero_gains);
       }
       return ExplainBatch(line.session, line.explain);
     };

@@ -31,10 +31,10 @@ absl::StatusCode CodeOf(const std::string& name) {
   return absl::StatusCode::kUnknown;
 }
 
-absl::StatusOr<json> RunCase(const std::string& path, bool jax_quirks) {
+absl::StatusOr<json> RunCase(const std::string& path, bool zero_gains) {
   const absl::StatusOr<json> test_case = LoadJson(path);
   if (!test_case.ok()) return test_case.status();
-  absl::StatusOr<json> result = preprocess::RunJaxCase(*test_case, {.divide_by_zero = jax_quirks});
+  absl::StatusOr<json> result = preprocess::RunJaxCase(*test_case, {.divide_by_zero = !zero_gains});
   if (!result.ok()) {
     return absl::Status(result.status().code(),
                         absl::StrCat(path, ": ", result.status().message()));
@@ -61,8 +61,8 @@ absl::StatusOr<preprocess::Topology> TopologyOf(const ExplainOptions& options) {
 
 }  // namespace
 
-absl::Status ExplainCase(Session& session, const std::string& path, bool jax_quirks) {
-  const absl::StatusOr<json> result = RunCase(path, jax_quirks);
+absl::Status ExplainCase(Session& session, const std::string& path, bool zero_gains) {
+  const absl::StatusOr<json> result = RunCase(path, zero_gains);
   if (result.ok()) {
     session.out << result->dump() << "\n";
     return absl::OkStatus();

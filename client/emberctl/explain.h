@@ -11,8 +11,8 @@ namespace emberd::emberctl {
 
 // Runs a recorded case of jax-tpu-embedding's behaviour and prints, as JSON, what its `expected`
 // holds. Where that system aborts, {"error": {"code", "message"}} is printed and the error
-// returned. `jax_quirks`: weights that sum to zero give NaN or infinite gains, not 0.
-absl::Status ExplainCase(Session& session, const std::string& path, bool jax_quirks);
+// returned. `zero_gains`: weights that sum to zero give gains of 0, not NaN or infinity.
+absl::Status ExplainCase(Session& session, const std::string& path, bool zero_gains);
 
 struct ExplainOptions {
   std::string model;                 // a ModelConfig

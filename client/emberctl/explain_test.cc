@@ -205,7 +205,7 @@ TEST_F(ExplainTest, RefusesOtherCommandLines) {
   EXPECT_EQ(Explain({"--model", model_}).code, kUsage);
   EXPECT_EQ(Explain({"--batch", model_}).code, kUsage);
   EXPECT_EQ(Explain({"--case", "x", "--model", model_, "--batch", "y"}).code, kUsage);
-  EXPECT_EQ(Explain({"--model", model_, "--batch", "y", "--jax-quirks"}).code, kUsage);
+  EXPECT_EQ(Explain({"--model", model_, "--batch", "y", "--zero-gains"}).code, kUsage);
 }
 
 // What stands in a case that cannot be run: the error is the output, so that a script needs to

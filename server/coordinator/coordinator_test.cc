@@ -1,6 +1,7 @@
 // The whole path of a step inside one process: a coordinator over shards, against a slow reference
 // that knows nothing of stacks, partitions or CSR. Every test runs over in-process shards and over
 // real shard servers on loopback.
+// Covers: apply_gradients.cc
 #include "server/coordinator/coordinator.h"
 
 #include <cmath>
