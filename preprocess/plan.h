@@ -45,10 +45,10 @@ struct FeaturePlan {
 // Tables of equal padded width, optimizer, quantization and storage type, concatenated row-wise.
 struct StackPlan {
   std::string name;
-  int embedding_dim = 0;                 // padded width, multiple of 8
-  int64_t rows_per_partition = 0;        // multiple of 8
-  std::vector<TablePlan> tables;         // in stack order
-  std::vector<FeaturePlan> features;     // in canonical order (ascending row_offset)
+  int embedding_dim = 0;              // padded width, multiple of 8
+  int64_t rows_per_partition = 0;     // multiple of 8
+  std::vector<TablePlan> tables;      // in stack order
+  std::vector<FeaturePlan> features;  // in canonical order (ascending row_offset)
   // The tightest limits of the tables, so that each table's own holds; 0: no table has one.
   int max_ids_per_partition = 0;
   int max_unique_ids_per_partition = 0;
