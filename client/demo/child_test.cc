@@ -63,7 +63,7 @@ TEST(ChildTest, StartsWithCleanSignalsAndItsExtraDescriptor) {
   sigaddset(&blocked, SIGTERM);
   sigprocmask(SIG_BLOCK, &blocked, &before);
   auto child =
-      Child::Start({"/bin/sh", "-c", "echo hello >&3; sleep 1000"}, {.extra = writer.get()});
+      Child::Start({"/bin/sh", "-c", "echo hello >&3; exec sleep 1000"}, {.extra = writer.get()});
   sigprocmask(SIG_SETMASK, &before, nullptr);
   ASSERT_TRUE(child.ok());
   writer.Close();

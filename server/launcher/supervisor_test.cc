@@ -115,7 +115,7 @@ TEST_F(SupervisorTest, WaitReadySaysWhatWentWrong) {
   Supervisor supervisor(options);
   const auto dies = supervisor.Start(Script("shard-0", ":", "exit 2"));
   const auto killed = supervisor.Start(Script("shard-1", ":", "kill -9 $$"));
-  const auto hangs = supervisor.Start(Script("shard-2", ":", "sleep 100"));
+  const auto hangs = supervisor.Start(Script("shard-2", ":", "exec sleep 100"));
   const auto missing =
       supervisor.Start({.name = "x", .argv = {"/no/such"}, .ready_file = Path("x")});
   ASSERT_TRUE(dies.ok() && killed.ok() && hangs.ok() && missing.ok());
