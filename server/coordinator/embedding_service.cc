@@ -1,5 +1,6 @@
 #include "server/coordinator/embedding_service.h"
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -60,13 +61,13 @@ class EmbeddingServiceImpl final : public ServiceBase {
   template <typename Request, typename Result>
   Reactor* Call(Context* context, ops::Rpc rpc, const Bytes* request, Bytes* response,
                 absl::StatusOr<Result> (Coordinator::*method)(const Request&, rpc::CallContext*)) {
-    auto work = [this, request, response, method](rpc::CallContext* call,
-                                                  int64_t* response_bytes) -> absl::Status {
+    auto work = [coordinator = coordinator_, request, response, method](
+                    rpc::CallContext* call, int64_t* response_bytes) -> absl::Status {
       Request message;
       if (absl::Status status = DecodeMessage(*request, &message); !status.ok()) return status;
-      absl::StatusOr<Result> result = (coordinator_->*method)(message, call);
+      absl::StatusOr<Result> result = std::invoke(method, coordinator, message, call);
       if (!result.ok()) return result.status();
-      ops::StageTimer timer(coordinator_->metrics(), ops::Stage::kEncode);
+      ops::StageTimer timer(coordinator->metrics(), ops::Stage::kEncode);
       *response = Encode(*result);
       *response_bytes = static_cast<int64_t>(response->Length());
       return absl::OkStatus();
