@@ -10,111 +10,29 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "shard/run_table.h"
 
 namespace emberd::shard {
 namespace {
 
-using preprocess::AlignCsr;
-using preprocess::CsrSegmentView;
 using preprocess::SampleSpan;
 using preprocess::StackBatchView;
 
 constexpr int64_t kMaxSamples = int64_t{1} << 27;
-constexpr int kMaxSlots = 1 << 16;
 // Sample ids of all slots together, those that no span covers included.
 constexpr int64_t kMaxSampleIds = 2 * kMaxSamples;
-
-// The live cells of one (segment, partition).
-struct Run {
-  const int32_t* rows;
-  const int32_t* samples;
-  const float* gains;
-  int64_t size;
-};
-
-absl::Status Invalid(const StackBatchView& view, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("batch, stack ", view.stack, ": ", what));
-}
-
-// Cuts the segments into runs, [slot][partition][mini-batch].
-class RunTable {
- public:
-  static absl::StatusOr<RunTable> Make(const StackBatchView& view, int partitions) {
-    RunTable table(partitions, view.minibatches);
-    if (view.slots < 1 || view.minibatches < 1 || view.slots > kMaxSlots ||
-        static_cast<int64_t>(view.segments.size()) != int64_t{view.slots} * view.minibatches) {
-      return Invalid(view, absl::StrCat(view.segments.size(), " segments for ", view.slots,
-                                        " slots x ", view.minibatches, " mini-batches"));
-    }
-    table.runs_.resize(view.segments.size() * partitions);
-    for (size_t s = 0; s < view.segments.size(); ++s) {
-      if (absl::Status status = table.AddSegment(view, s); !status.ok()) return status;
-    }
-    return table;
-  }
-
-  const Run& at(int slot, int partition, int minibatch) const {
-    return runs_[(int64_t{slot} * partitions_ + partition) * minibatches_ + minibatch];
-  }
-  const std::vector<int64_t>& partition_entries() const { return partition_entries_; }
-  int64_t entries() const {
-    return std::accumulate(partition_entries_.begin(), partition_entries_.end(), int64_t{0});
-  }
-
- private:
-  RunTable(int partitions, int minibatches)
-      : partitions_(partitions), minibatches_(minibatches), partition_entries_(partitions) {}
-
-  absl::Status AddSegment(const StackBatchView& view, size_t s) {
-    const CsrSegmentView& segment = view.segments[s];
-    const int64_t cells = segment.embedding_ids.size();
-    if (segment.base < 0 || static_cast<int64_t>(segment.row_ends.size()) != partitions_ ||
-        static_cast<int64_t>(segment.sample_ids.size()) != cells ||
-        static_cast<int64_t>(segment.gains.size()) != cells) {
-      return Invalid(
-          view, absl::StrCat("segment ", s, ": base ", segment.base, " must be >= 0, row_ends ",
-                             segment.row_ends.size(), " must be ", partitions_,
-                             ", and embedding_ids, sample_ids, gains of one size, not ", cells,
-                             ", ", segment.sample_ids.size(), ", ", segment.gains.size()));
-    }
-    int64_t begin = segment.base;
-    for (int k = 0; k < partitions_; ++k) {
-      const int64_t end = segment.row_ends[k];
-      if (end < begin || end - segment.base > cells) {
-        return Invalid(view, absl::StrCat("segment ", s, ": row_ends[", k, "] = ", end,
-                                          " must be in [", begin, ", ", segment.base + cells, "]"));
-      }
-      const int64_t offset = begin - segment.base;
-      const int slot = static_cast<int>(s) / minibatches_;
-      const int minibatch = static_cast<int>(s) % minibatches_;
-      runs_[(int64_t{slot} * partitions_ + k) * minibatches_ + minibatch] =
-          begin == end
-              ? Run{nullptr, nullptr, nullptr, 0}
-              : Run{segment.embedding_ids.data() + offset, segment.sample_ids.data() + offset,
-                    segment.gains.data() + offset, end - begin};
-      partition_entries_[k] += end - begin;
-      begin = AlignCsr(end);
-    }
-    return absl::OkStatus();
-  }
-
-  int partitions_;
-  int minibatches_;
-  std::vector<Run> runs_;
-  std::vector<int64_t> partition_entries_;
-};
 
 // Canonical sample of every sample id of every slot.
 class SampleMap {
  public:
   static absl::StatusOr<SampleMap> Make(const StackBatchView& view) {
     if (view.sample_count < 0 || view.sample_count > kMaxSamples) {
-      return Invalid(view, absl::StrCat("sample_count ", view.sample_count, " must be in [0, ",
-                                        kMaxSamples, "]"));
+      return InvalidBatch(view, absl::StrCat("sample_count ", view.sample_count, " must be in [0, ",
+                                             kMaxSamples, "]"));
     }
     if (static_cast<int64_t>(view.spans.size()) != view.slots) {
-      return Invalid(view,
-                     absl::StrCat(view.spans.size(), " span lists for ", view.slots, " slots"));
+      return InvalidBatch(
+          view, absl::StrCat(view.spans.size(), " span lists for ", view.slots, " slots"));
     }
     SampleMap map;
     std::vector<SampleSpan> all;
@@ -129,7 +47,8 @@ class SampleMap {
     });
     for (size_t i = 1; i < all.size(); ++i) {
       if (all[i].sample_begin - all[i - 1].sample_begin < all[i - 1].count) {
-        return Invalid(view, absl::StrCat("two spans hold canonical sample ", all[i].sample_begin));
+        return InvalidBatch(view,
+                            absl::StrCat("two spans hold canonical sample ", all[i].sample_begin));
       }
     }
     return map;
@@ -147,16 +66,17 @@ class SampleMap {
       if (span.count < 0 || span.slot_begin < end || span.slot_begin > view.sample_count ||
           span.sample_begin < 0 || span.count > view.sample_count ||
           span.sample_begin > view.sample_count - span.count) {
-        return Invalid(view, absl::StrCat("slot ", slot, ": span (slot_begin ", span.slot_begin,
-                                          ", sample_begin ", span.sample_begin, ", count ",
-                                          span.count, ") must lie in [0, ", view.sample_count,
-                                          ") and follow slot sample ", end));
+        return InvalidBatch(
+            view,
+            absl::StrCat("slot ", slot, ": span (slot_begin ", span.slot_begin, ", sample_begin ",
+                         span.sample_begin, ", count ", span.count, ") must lie in [0, ",
+                         view.sample_count, ") and follow slot sample ", end));
       }
       if (span.count == 0) continue;
       const int64_t total = int64_t(slot_begin_.back()) + span.slot_begin + span.count;
       if (total > kMaxSampleIds) {
-        return Invalid(view, absl::StrCat("slots 0 to ", slot, ": ", total,
-                                          " sample ids must be at most ", kMaxSampleIds));
+        return InvalidBatch(view, absl::StrCat("slots 0 to ", slot, ": ", total,
+                                               " sample ids must be at most ", kMaxSampleIds));
       }
       canonical_.resize(slot_begin_.back() + span.slot_begin, -1);
       canonical_.resize(slot_begin_.back() + span.slot_begin + span.count);
@@ -181,16 +101,16 @@ absl::Status DescribeBadEntry(const StackBatchView& view, int slot, int partitio
         absl::StrCat("slot ", slot, ", mini-batch ", minibatch, ", partition ", partition,
                      " of the shard, entry ", i, ": ");
     if (run.rows[i] < 0 || run.rows[i] >= rows) {
-      return Invalid(
+      return InvalidBatch(
           view, absl::StrCat(where, "embedding id ", run.rows[i], " must be in [0, ", rows, ")"));
     }
     if (static_cast<size_t>(static_cast<uint32_t>(run.samples[i])) >= canonical.size() ||
         canonical[run.samples[i]] < 0) {
-      return Invalid(
+      return InvalidBatch(
           view, absl::StrCat(where, "sample id ", run.samples[i], " is in no span of its slot"));
     }
     if (!Finite(run.gains[i])) {
-      return Invalid(view, absl::StrCat(where, "gain ", run.gains[i], " must be finite"));
+      return InvalidBatch(view, absl::StrCat(where, "gain ", run.gains[i], " must be finite"));
     }
   }
   return absl::InternalError("bad entry not found");
@@ -288,7 +208,7 @@ absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const St
   absl::StatusOr<RunTable> runs = RunTable::Make(view, shape.partitions);
   if (!runs.ok()) return runs.status();
   if (runs->entries() > std::numeric_limits<int32_t>::max()) {
-    return Invalid(view, absl::StrCat(runs->entries(), " entries must be at most 2^31 - 1"));
+    return InvalidBatch(view, absl::StrCat(runs->entries(), " entries must be at most 2^31 - 1"));
   }
   absl::StatusOr<SampleMap> map = SampleMap::Make(view);
   if (!map.ok()) return map.status();
@@ -297,6 +217,9 @@ absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const St
   result.stack = view.stack;
   result.entry_count = runs->entries();
   result.partition_entries = runs->partition_entries();
+  for (int k = 1; k <= shape.partitions; ++k) {
+    result.partition_ends.push_back(static_cast<uint64_t>(k) * shape.rows_per_partition);
+  }
   // A sample lies in one slot, so slots can be worked on in parallel.
   PooledArray<uint32_t> counts(pool, view.sample_count);
   std::fill_n(counts.data(), counts.size(), 0u);

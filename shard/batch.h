@@ -35,6 +35,7 @@ struct StackEntries {
   int stack = 0;
   int64_t entry_count = 0;
   std::vector<int64_t> partition_entries;  // of each of the shard's partitions
+  std::vector<uint64_t> partition_ends;    // one beyond the last row of each
   PooledArray<int32_t> samples;            // canonical samples that have an entry here, ascending
   PooledArray<uint32_t> offsets;           // sample i has entries [offsets[i], offsets[i + 1])
   PooledArray<Entry> entries;              // entry_count + kEntryPadding

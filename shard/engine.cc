@@ -44,8 +44,8 @@ ForwardArgs MakeForwardArgs(const StackStore& store, const StackEntries& entries
   args.weights = store.weights();
   args.bfloat16 = store.bfloat16();
   args.width = store.width();
-  args.rows_per_partition = static_cast<uint32_t>(store.rows_per_partition());
   args.partitions = store.partitions();
+  args.partition_ends = entries.partition_ends.data();
   args.entries = entries.entries.data();
   args.offsets = entries.offsets.data();
   args.sums = sums;

@@ -49,14 +49,13 @@ class Forward {
                       : nullptr) {}
 
   void Run() {
-    const uint32_t last_partition = static_cast<uint32_t>(
-        (args_.partitions - 1) * static_cast<uint64_t>(args_.rows_per_partition));
     for (int64_t i = args_.begin; i < args_.end; ++i) {
       const Entry* begin = args_.entries + args_.offsets[i];
       const Entry* end = args_.entries + args_.offsets[i + 1];
       float* out = args_.sums + i * args_.width;
       // Rows ascend: the sample lies in one partition if its first and last entries do.
-      if (begin->row >= last_partition || SamePartition(begin->row, end[-1].row)) {
+      if (args_.partitions == 1 || end - begin == 1 ||
+          end[-1].row < args_.partition_ends[PartitionOf(begin->row, 0)]) {
         SumRun(begin, end, out);
       } else {
         SumPartitions(begin, end, out);
@@ -67,8 +66,10 @@ class Forward {
  private:
   static constexpr size_t kLanes = hn::MaxLanes(D());
 
-  bool SamePartition(uint32_t a, uint32_t b) const {
-    return a / args_.rows_per_partition == b / args_.rows_per_partition;
+  // The partition of `row`, which is in partition `from` or a later one.
+  HWY_INLINE int PartitionOf(uint32_t row, int from) const {
+    while (row >= args_.partition_ends[from]) ++from;
+    return from;
   }
 
   // One block of kVectors vectors of every row of a run, in registers.
@@ -117,9 +118,10 @@ class Forward {
   void SumPartitions(const Entry* begin, const Entry* end, float* out) {
     const float* present[64] = {};
     float* next = partials_.get();
+    int partition = 0;
     while (begin != end) {
-      const uint32_t partition = begin->row / args_.rows_per_partition;
-      const uint64_t limit = (partition + uint64_t{1}) * args_.rows_per_partition;
+      partition = PartitionOf(begin->row, partition);
+      const uint64_t limit = args_.partition_ends[partition];
       const Entry* run_end = begin + 1;
       while (run_end != end && run_end->row < limit) ++run_end;
       SumRun(begin, run_end, next);

@@ -10,9 +10,11 @@ namespace emberd::shard {
 struct ForwardArgs {
   const char* weights = nullptr;  // [rows, width], float32 or bfloat16
   bool bfloat16 = false;
-  int width = 0;                    // multiple of 8
-  uint32_t rows_per_partition = 0;  // 0 stands for 2^32
+  int width = 0;  // multiple of 8
   int partitions = 1;
+  // Rows below partition_ends[k] lie in partition k or an earlier one: [partitions]. Needed for
+  // more than one partition.
+  const uint64_t* partition_ends = nullptr;
   const Entry* entries = nullptr;  // kEntryPadding more may be read beyond the last
   const uint32_t* offsets = nullptr;
   // Samples [begin, end) of the stack; sums[i, width] for sample i.

@@ -166,7 +166,6 @@ class KernelBench {
     args.weights = weights_.data();
     args.bfloat16 = bfloat16;
     args.width = width;
-    args.rows_per_partition = static_cast<uint32_t>(kRows);
     args.entries = entries.data();
     args.offsets = offsets.data();
     args.end = static_cast<int64_t>(offsets.size()) - 1;
