@@ -7,7 +7,7 @@
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/coordinator/export_stream.h"
 #include "server/coordinator/lookup_response.h"
-#include "server/coordinator/message_bytes.h"
+#include "server/rpc/message_bytes.h"
 
 namespace emberd::server {
 namespace {
@@ -64,7 +64,7 @@ class EmbeddingServiceImpl final : public ServiceBase {
     auto work = [coordinator = coordinator_, request, response, method](
                     rpc::CallContext* call, int64_t* response_bytes) -> absl::Status {
       Request message;
-      if (absl::Status status = DecodeMessage(*request, &message); !status.ok()) return status;
+      if (absl::Status status = rpc::DecodeMessage(*request, &message); !status.ok()) return status;
       absl::StatusOr<Result> result = std::invoke(method, coordinator, message, call);
       if (!result.ok()) return result.status();
       ops::StageTimer timer(coordinator->metrics(), ops::Stage::kEncode);
@@ -77,7 +77,9 @@ class EmbeddingServiceImpl final : public ServiceBase {
   }
 
   static Bytes Encode(const LookupOutput& output) { return EncodeLookupResponse(output); }
-  static Bytes Encode(const google::protobuf::Message& message) { return EncodeMessage(message); }
+  static Bytes Encode(const google::protobuf::Message& message) {
+    return rpc::EncodeMessage(message);
+  }
 
   Coordinator* const coordinator_;
   const CallEnvironment environment_;

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/coordinator/message_bytes.h"
+#include "server/rpc/message_bytes.h"
 #include "server/rpc/status_codes.h"
 
 namespace emberd::server {
@@ -34,7 +34,7 @@ void ExportStream::SubmitNext() {
 void ExportStream::MakeNext() {
   if (export_ == nullptr) {
     v1::ExportTableRequest request;
-    if (absl::Status status = DecodeMessage(request_, &request); !status.ok()) {
+    if (absl::Status status = rpc::DecodeMessage(request_, &request); !status.ok()) {
       End(status);
       return;
     }
@@ -50,7 +50,7 @@ void ExportStream::MakeNext() {
     End(part.status());
     return;
   }
-  part_ = EncodeMessage(*part);
+  part_ = rpc::EncodeMessage(*part);
   timer_.AddResponseBytes(static_cast<int64_t>(part_.Length()));
   StartWrite(&part_);
 }

@@ -6,10 +6,10 @@
 
 #include "absl/status/status.h"
 
-namespace emberd::server {
+namespace emberd::rpc {
 
 // INVALID_ARGUMENT if the bytes are no message of this type.
 absl::Status DecodeMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
 grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message);
 
-}  // namespace emberd::server
+}  // namespace emberd::rpc

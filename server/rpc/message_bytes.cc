@@ -1,10 +1,10 @@
-#include "server/coordinator/message_bytes.h"
+#include "server/rpc/message_bytes.h"
 
 #include <grpcpp/impl/codegen/proto_utils.h>
 
 #include "absl/strings/str_cat.h"
 
-namespace emberd::server {
+namespace emberd::rpc {
 
 absl::Status DecodeMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
   grpc::ByteBuffer reader(bytes);  // shares the slices; decoding empties its argument
@@ -24,4 +24,4 @@ grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message) {
   return bytes;
 }
 
-}  // namespace emberd::server
+}  // namespace emberd::rpc
