@@ -71,6 +71,7 @@ std::vector<StackBatchView> BatchStorage::ShardView(int shard) const {
     StackBatchView& view = views[k];
     view.stack = static_cast<int>(k);
     view.sample_count = static_cast<int32_t>(batch.samples);
+    view.feature_samples = batch.feature_samples;
     view.slots = slots;
     view.minibatches = batch.slots.front().minibatches;
     view.segments.reserve(int64_t{slots} * view.minibatches);

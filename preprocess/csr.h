@@ -51,6 +51,9 @@ struct StackBatchView {
   int32_t minibatches = 0;
   std::vector<CsrSegmentView> segments;             // slots * minibatches, slot-major
   std::vector<absl::Span<const SampleSpan>> spans;  // one list per slot, ascending slot_begin
+  // Samples of each feature of the stack, in canonical order; sample_count in all. Batches of
+  // several replicas are put together feature by feature.
+  absl::Span<const int64_t> feature_samples;
 };
 
 }  // namespace emberd::preprocess

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
+#include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "config/optimizers.h"
@@ -29,7 +32,98 @@ absl::Status CheckStack(const StackSpec& spec, const StackEntries& entries,
   return absl::OkStatus();
 }
 
+absl::Status Disagree(size_t rank, absl::string_view what, absl::string_view value,
+                      absl::string_view value_of_first, size_t first = 0) {
+  return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": ", what, " is ", value, ", but ",
+                                                 value_of_first, " for rank ", first));
+}
+
+std::string ValueText(const absl::flat_hash_map<std::string, float>& values,
+                      const std::string& name) {
+  const auto it = values.find(name);
+  return it == values.end() ? "not given" : absl::StrCat(it->second);
+}
+
+// Model and step.
+absl::Status CheckSameStep(absl::Span<const ApplyPart> parts, const Model& model) {
+  for (size_t r = 1; r < parts.size(); ++r) {
+    const std::shared_ptr<Model> other = parts[r].batch->model();
+    if (other == nullptr) return ModelDropped();
+    if (other.get() != &model) {
+      return Disagree(r, "model_id", absl::StrCat(other->spec().model_id),
+                      absl::StrCat(model.spec().model_id));
+    }
+    if (parts[r].input.step != parts[0].input.step) {
+      return Disagree(r, "step", absl::StrCat(parts[r].input.step),
+                      absl::StrCat(parts[0].input.step));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Names and bits of the overrides of one stack.
+absl::Status CheckSameHyperparameters(absl::Span<const ApplyPart> parts, int stack,
+                                      const std::string& stack_name) {
+  size_t first = 0;
+  const StackGradients* known = nullptr;
+  for (size_t r = 0; r < parts.size(); ++r) {
+    const StackGradients* gradients = FindGradients(parts[r].input, stack);
+    if (gradients == nullptr) continue;
+    if (known == nullptr) {
+      known = gradients;
+      first = r;
+      continue;
+    }
+    std::set<std::string> names;
+    for (const auto& [name, value] : known->hyperparameters) names.insert(name);
+    for (const auto& [name, value] : gradients->hyperparameters) names.insert(name);
+    for (const std::string& name : names) {
+      const auto a = known->hyperparameters.find(name);
+      const auto b = gradients->hyperparameters.find(name);
+      if (a != known->hyperparameters.end() && b != gradients->hyperparameters.end() &&
+          std::bit_cast<uint32_t>(a->second) == std::bit_cast<uint32_t>(b->second)) {
+        continue;
+      }
+      return Disagree(r, absl::StrCat("hyperparameter ", name, " of stack ", stack_name),
+                      ValueText(gradients->hyperparameters, name),
+                      ValueText(known->hyperparameters, name), first);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Numbers of features, and of entries in all.
+absl::Status CheckSameFeatures(absl::Span<const ApplyPart> parts, const Model& model) {
+  constexpr int64_t kMaxEntries = std::numeric_limits<int32_t>::max();
+  std::vector<int64_t> entries(model.stack_count());
+  std::vector<std::pair<size_t, size_t>> known(model.stack_count());  // features, of which rank
+  for (size_t r = 0; r < parts.size(); ++r) {
+    for (const StackEntries& stack : parts[r].batch->stacks()) {
+      const std::string& name = model.stack(stack.stack).spec().name;
+      const size_t features = stack.feature_offsets.size() - 1;
+      auto& [expected, first] = known[stack.stack];
+      if (expected == 0) {
+        expected = features;
+        first = r;
+      }
+      if (features != expected) {
+        return Disagree(r, absl::StrCat("the number of features of stack ", name),
+                        absl::StrCat(features), absl::StrCat(expected), first);
+      }
+      entries[stack.stack] += stack.entry_count;
+      if (entries[stack.stack] > kMaxEntries) {
+        return absl::InvalidArgumentError(absl::StrCat("stack ", name, ": ", entries[stack.stack],
+                                                       " entries of ranks 0 to ", r,
+                                                       " must be at most ", kMaxEntries));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status ModelDropped() { return absl::NotFoundError("the model of this batch was dropped"); }
 
 int64_t FindNonFinite(absl::Span<const float> values) {
   constexpr size_t kBlock = 4096;
@@ -93,6 +187,27 @@ absl::Status CheckApplyInput(const Model& model, const Batch& batch, const Apply
       if (absl::Status status = CheckStack(spec, entries, *gradients); !status.ok()) return status;
     }
     if (auto rule = ResolveRule(spec, gradients, input.step); !rule.ok()) return rule.status();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckApplyParts(absl::Span<const ApplyPart> parts) {
+  if (parts.empty()) {
+    return absl::InvalidArgumentError("parts: 0 ranks; there must be at least 1");
+  }
+  const std::shared_ptr<Model> model = parts[0].batch->model();
+  if (model == nullptr) return ModelDropped();
+  if (absl::Status status = CheckSameStep(parts, *model); !status.ok()) return status;
+  if (absl::Status status = CheckSameFeatures(parts, *model); !status.ok()) return status;
+  for (size_t r = 0; r < parts.size(); ++r) {
+    absl::Status status = CheckApplyInput(*model, *parts[r].batch, parts[r].input);
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("rank ", r, ": ", status.message()));
+    }
+  }
+  for (int i = 0; i < model->stack_count(); ++i) {
+    absl::Status status = CheckSameHyperparameters(parts, i, model->stack(i).spec().name);
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// What Engine::CheckApply checks.
+// What Engine::CheckApply and Engine::CheckApplyParts check.
 #pragma once
 
 #include <vector>
@@ -22,6 +22,12 @@ absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const StackGradient
 
 // Shapes, stacks named twice or unknown to the batch, finite values, rules.
 absl::Status CheckApplyInput(const Model& model, const Batch& batch, const ApplyInput& input);
+
+// Each part, that there is one, and that all agree.
+absl::Status CheckApplyParts(absl::Span<const ApplyPart> parts);
+
+// The error for a batch whose model is gone.
+absl::Status ModelDropped();
 
 // Index of the first NaN or infinity, or -1.
 int64_t FindNonFinite(absl::Span<const float> values);

@@ -91,6 +91,21 @@ class SampleMap {
   std::vector<size_t> slot_begin_ = {0};
 };
 
+absl::Status CheckFeatureSamples(const StackBatchView& view) {
+  int64_t sum = 0;
+  for (size_t f = 0; f < view.feature_samples.size(); ++f) {
+    const int64_t samples = view.feature_samples[f];
+    if (samples < 0 || samples > view.sample_count - sum) {
+      return Invalid(view, absl::StrCat("feature_samples[", f, "] = ", samples, " must be in [0, ",
+                                        view.sample_count - sum, "]"));
+    }
+    sum += samples;
+  }
+  if (sum == view.sample_count) return absl::OkStatus();
+  return Invalid(view, absl::StrCat("feature_samples: their sum ", sum, " must be sample_count ",
+                                    view.sample_count));
+}
+
 bool Finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000) != 0x7f800000; }
 
 // Names the first bad entry of a run that is known to have one.
@@ -190,6 +205,20 @@ void MakeOffsets(PooledArray<uint32_t>& counts, BufferPool& pool, StackEntries& 
   result.offsets[present] = sum;
 }
 
+// Finds each feature's samples among those that have an entry.
+void MakeFeatureOffsets(absl::Span<const int64_t> feature_samples, StackEntries& result) {
+  const int32_t* const begin = result.samples.data();
+  const int32_t* const end = begin + result.samples.size();
+  const int32_t* next = begin;
+  int64_t first_sample = 0;
+  result.feature_offsets.push_back(0);
+  for (const int64_t samples : feature_samples) {
+    first_sample += samples;
+    next = std::lower_bound(next, end, first_sample);
+    result.feature_offsets.push_back(static_cast<uint32_t>(next - begin));
+  }
+}
+
 // Mini-batches cut the vocabulary by hash, so that rows of one sample may come out of order.
 void SortRowsOfSamples(StackEntries& stack) {
   const auto by_row = [](const Entry& a, const Entry& b) { return a.row < b.row; };
@@ -212,6 +241,7 @@ absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const St
   }
   absl::StatusOr<SampleMap> map = SampleMap::Make(view);
   if (!map.ok()) return map.status();
+  if (absl::Status status = CheckFeatureSamples(view); !status.ok()) return status;
 
   StackEntries result;
   result.stack = view.stack;
@@ -233,6 +263,7 @@ absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const St
     ascending &= check.ascending;
   }
   MakeOffsets(counts, pool, result);
+  MakeFeatureOffsets(view.feature_samples, result);
   result.entries = PooledArray<Entry>(pool, result.entry_count + kEntryPadding);
   std::fill_n(result.entries.data() + result.entry_count, kEntryPadding, Entry{0, 0});
   executor.ParallelFor(view.slots, [&](int slot) {

@@ -39,9 +39,12 @@ struct StackEntries {
   PooledArray<int32_t> samples;            // canonical samples that have an entry here, ascending
   PooledArray<uint32_t> offsets;           // sample i has entries [offsets[i], offsets[i + 1])
   PooledArray<Entry> entries;              // entry_count + kEntryPadding
+  // Feature f of the stack has the samples [feature_offsets[f], feature_offsets[f + 1]) of
+  // `samples`.
+  std::vector<uint32_t> feature_offsets;
   int64_t bytes() const {
     return samples.size() * sizeof(int32_t) + offsets.size() * sizeof(uint32_t) +
-           entries.size() * sizeof(Entry);
+           entries.size() * sizeof(Entry) + feature_offsets.size() * sizeof(uint32_t);
   }
 };
 

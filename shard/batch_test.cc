@@ -176,6 +176,29 @@ TEST_F(BatchTest, RefusesBadSpans) {
       "sample_begin");
 }
 
+TEST_F(BatchTest, FindsTheSamplesOfEachFeature) {
+  TestBatch batch = MakeBatch();  // samples 0, 2 and 5 have entries
+  batch.feature_samples() = {0, 3, 1, 0, 2, 0};
+  batch.Refresh();
+  const absl::StatusOr<StackEntries> stack = Arrange(batch);
+  ASSERT_TRUE(stack.ok()) << stack.status();
+  EXPECT_THAT(stack->feature_offsets, ::testing::ElementsAre(0, 0, 2, 2, 2, 3, 3));
+}
+
+TEST_F(BatchTest, RefusesBadFeatureSamples) {
+  const auto counts = [](std::vector<int64_t> values) {
+    return [values](TestBatch& batch) {
+      batch.feature_samples() = values;
+      batch.Refresh();
+    };
+  };
+  ExpectRefused(counts({}), "feature_samples: their sum 0 must be sample_count 6");
+  ExpectRefused(counts({3, 2}), "feature_samples: their sum 5 must be sample_count 6");
+  ExpectRefused(counts({3, -1, 4}), "feature_samples[1] = -1 must be in [0, 3]");
+  ExpectRefused(counts({3, 4}), "feature_samples[1] = 4 must be in [0, 3]");
+  ExpectRefused(counts({3, int64_t{1} << 62, int64_t{1} << 62}), "feature_samples[1]");
+}
+
 TEST_F(BatchTest, EngineRefusesUnknownAndRepeatedStacks) {
   testing::TestEngine engine({OneTableStack(kShape, 8, 8, {})}, kShape, 0, 2);
   TestBatch batch = MakeBatch();

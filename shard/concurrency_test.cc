@@ -103,7 +103,7 @@ TEST_P(ConcurrencyTest, ModelMayBeDroppedUnderRunningRequests) {
   const auto batch = *engine_->Prepare(test_batch.view());
   std::atomic<int> answers{0};
   for (int i = 0; i < 50; ++i) {
-    engine_->engine().Apply(batch, {}, [&](absl::StatusOr<int64_t> rows) {
+    engine_->engine().Apply(batch, {}, [&](absl::StatusOr<ApplyResult> rows) {
       EXPECT_TRUE(rows.ok() || rows.status().code() == absl::StatusCode::kNotFound);
       ++answers;
     });

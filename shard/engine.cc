@@ -8,14 +8,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "shard/apply_check.h"
+#include "shard/apply_work.h"
 #include "shard/batch.h"
 #include "shard/buffer_pool.h"
 #include "shard/executor.h"
 #include "shard/forward_kernel.h"
 #include "shard/model.h"
 #include "shard/row_access.h"
-#include "shard/row_order.h"
-#include "shard/update_kernel.h"
 
 namespace emberd::shard {
 namespace {
@@ -35,8 +34,6 @@ class PooledFloats final : public FloatBuffer {
  private:
   PooledArray<float> values_;
 };
-
-absl::Status Dropped() { return absl::NotFoundError("the model of this batch was dropped"); }
 
 ForwardArgs MakeForwardArgs(const StackStore& store, const StackEntries& entries, float* sums) {
   const StackSpec& spec = store.spec();
@@ -88,6 +85,8 @@ class EngineImpl final : public Engine {
   void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) override;
   absl::Status CheckApply(const Batch& batch, const ApplyInput& input) const override;
   void Apply(std::shared_ptr<const Batch> batch, ApplyInput input, ApplyCallback done) override;
+  absl::Status CheckApplyParts(absl::Span<const ApplyPart> parts) const override;
+  void ApplyParts(std::vector<ApplyPart> parts, ApplyCallback done) override;
   void ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done) override;
   void AssignRows(const RowSelection& rows, absl::Span<const float> values,
                   DoneCallback done) override;
@@ -95,10 +94,9 @@ class EngineImpl final : public Engine {
 
  private:
   struct GatherWork;
-  struct ApplyWork;
   absl::StatusOr<std::shared_ptr<Model>> FindModel(uint64_t model_id) const;
   Job GatherJob(std::shared_ptr<GatherWork> work, size_t i);
-  Job ApplyJob(std::shared_ptr<ApplyWork> work, size_t i, int k);
+  Job ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& stack, int k);
 
   const StoreOptions store_options_;
   const std::shared_ptr<Budget> budget_;
@@ -187,7 +185,7 @@ struct EngineImpl::GatherWork {
 void EngineImpl::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
   auto work = std::make_shared<GatherWork>();
   work->model = batch->model();
-  if (work->model == nullptr) return done(Dropped());
+  if (work->model == nullptr) return done(ModelDropped());
   work->batch = std::move(batch);
   work->done = std::move(done);
   for (const StackEntries& entries : work->batch->stacks()) {
@@ -239,78 +237,46 @@ Job EngineImpl::GatherJob(std::shared_ptr<GatherWork> work, size_t i) {
 
 absl::Status EngineImpl::CheckApply(const Batch& batch, const ApplyInput& input) const {
   const std::shared_ptr<Model> model = batch.model();
-  return model == nullptr ? Dropped() : CheckApplyInput(*model, batch, input);
+  return model == nullptr ? ModelDropped() : CheckApplyInput(*model, batch, input);
 }
 
-// One Apply on its way: shared by the jobs of its (stack, partition) pairs.
-struct EngineImpl::ApplyWork {
-  std::shared_ptr<Model> model;
-  std::shared_ptr<const Batch> batch;
-  ApplyInput input;
-  ApplyCallback done;
-  std::vector<StepRule> rules;  // per stack of the batch
-  std::atomic<int64_t> rows_updated{0};
-  std::atomic<int> jobs_left;
-};
+absl::Status EngineImpl::CheckApplyParts(absl::Span<const ApplyPart> parts) const {
+  return shard::CheckApplyParts(parts);
+}
 
 void EngineImpl::Apply(std::shared_ptr<const Batch> batch, ApplyInput input, ApplyCallback done) {
-  auto work = std::make_shared<ApplyWork>();
-  work->model = batch->model();
-  if (work->model == nullptr) return done(Dropped());
-  work->batch = std::move(batch);
-  work->input = std::move(input);
-  work->done = std::move(done);
-  std::vector<std::pair<size_t, int>> parts;
-  for (size_t i = 0; i < work->batch->stacks().size(); ++i) {
-    const StackEntries& entries = work->batch->stacks()[i];
-    const StackStore& store = work->model->stack(entries.stack);
-    absl::StatusOr<StepRule> rule =
-        ResolveRule(store.spec(), FindGradients(work->input, entries.stack), work->input.step);
-    if (!rule.ok()) return work->done(rule.status());
-    work->rules.push_back(*rule);
-    for (int k = 0; k < store.partitions(); ++k) {
-      if (entries.partition_entries[k] > 0) parts.emplace_back(i, k);
+  std::vector<ApplyPart> parts;
+  parts.push_back({std::move(batch), std::move(input)});
+  ApplyParts(std::move(parts), std::move(done));
+}
+
+void EngineImpl::ApplyParts(std::vector<ApplyPart> parts, ApplyCallback done) {
+  if (parts.empty()) return done(ApplyResult());
+  absl::StatusOr<std::shared_ptr<ApplyWork>> work = ApplyWork::Make(std::move(parts), pool_);
+  if (!work.ok()) return done(work.status());
+  (*work)->done = std::move(done);
+  std::vector<Job> jobs;
+  for (const StackUpdate& stack : (*work)->stacks()) {
+    for (int k = 0; k < stack.store->partitions(); ++k) {
+      if (stack.partition_entries(k) > 0) jobs.push_back(ApplyJob(*work, stack, k));
     }
   }
-  if (parts.empty()) return work->done(0);
-  work->jobs_left = static_cast<int>(parts.size());
-  std::vector<Job> jobs;
-  for (const auto& [i, k] : parts) jobs.push_back(ApplyJob(work, i, k));
+  if (jobs.empty()) return (*work)->done(ApplyResult());
+  (*work)->jobs_left = static_cast<int>(jobs.size());
   executor_.Submit(std::move(jobs));
 }
 
-Job EngineImpl::ApplyJob(std::shared_ptr<ApplyWork> work, size_t i, int k) {
-  const StackEntries& entries = work->batch->stacks()[i];
-  StackStore& store = work->model->stack(entries.stack);
+Job EngineImpl::ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& stack, int k) {
   Job job;
-  job.strands = {&store.strand(k)};
+  job.strands = {&stack.store->strand(k)};
   job.mode = Job::Mode::kWrite;
-  job.run = [this, work, i, k, &entries, &store](int) {
-    const int64_t first_row = k * store.rows_per_partition();
-    const PooledArray<Touch> touches = OrderByRow(entries, k, store.rows_per_partition(), pool_);
-    const StackGradients* gradients = FindGradients(work->input, entries.stack);
-    UpdateArgs args;
-    args.touches = touches.data();
-    args.touch_count = entries.partition_entries[k];
-    args.gradients = gradients == nullptr || gradients->gradients.empty()
-                         ? nullptr
-                         : gradients->gradients.data();
-    args.width = store.width();
-    args.ranges = store.ranges();
-    args.weights = store.weights() + first_row * store.row_bytes();
-    args.bfloat16 = store.bfloat16();
-    for (size_t s = 0; s < store.slots().size(); ++s) {
-      args.slots[s] = store.slots()[s].data() + first_row * store.slots()[s].columns;
-    }
-    if (!store.Complete()) {
-      for (int64_t t = 0; t < args.touch_count; ++t) store.EnsureRow(first_row + touches[t].row);
-    }
-    work->rows_updated += UpdateRows(args, work->rules[i]);
+  job.run = [this, work, &stack, k](int) {
+    work->rows_updated += work->UpdatePartition(stack, k, pool_);
   };
   job.done = [this, work] {
     if (--work->jobs_left > 0) return;
     rows_updated_ += work->rows_updated;
-    work->done(work->rows_updated.load());
+    work->done(ApplyResult{work->rows_updated});
   };
   return job;
 }

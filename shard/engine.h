@@ -75,6 +75,16 @@ struct ApplyInput {
   std::shared_ptr<const void> owner;  // keeps `gradients` alive until done
 };
 
+// What one rank of a synchronous group contributes to a step.
+struct ApplyPart {
+  std::shared_ptr<const Batch> batch;
+  ApplyInput input;
+};
+
+struct ApplyResult {
+  int64_t rows_updated = 0;  // distinct rows of all stacks
+};
+
 struct EngineStatistics {
   int models = 0;
   int64_t table_bytes = 0;  // reserved for weights and slots
@@ -112,10 +122,21 @@ class Engine {
   // hyper-parameter names and ranges, step where the optimizer needs it.
   virtual absl::Status CheckApply(const Batch& batch, const ApplyInput& input) const = 0;
   // For every row of the batch, once: g = sum of gain * gradient[sample] in canonical sample order,
-  // then the optimizer's update. `input` has passed CheckApply. The callback gets the number of
-  // rows updated.
-  using ApplyCallback = std::function<void(absl::StatusOr<int64_t>)>;
+  // then the optimizer's update. `input` has passed CheckApply.
+  using ApplyCallback = std::function<void(absl::StatusOr<ApplyResult>)>;
   virtual void Apply(std::shared_ptr<const Batch> batch, ApplyInput input, ApplyCallback done) = 0;
+
+  // The same for a step of several ranks, whose parts are given in rank order: one update per row
+  // that any of them touches. The tables get the bits that one Apply would give them of the
+  // concatenated batch: for each feature the samples of rank 0, then those of rank 1, and so on. A
+  // rank may lack a stack; one that gives no gradients of a stack gives zeros, and has no say in
+  // its hyper-parameters.
+  //
+  // Checks each part as CheckApply does, and that all agree on model, features, step and
+  // hyper-parameters: INVALID_ARGUMENT names rank, stack, field and both values.
+  virtual absl::Status CheckApplyParts(absl::Span<const ApplyPart> parts) const = 0;
+  // `parts` have passed CheckApplyParts.
+  virtual void ApplyParts(std::vector<ApplyPart> parts, ApplyCallback done) = 0;
 
   // Rows in the order asked for. `slot` empty: weights. `columns` leading columns of each row go to
   // (come from) values[n * columns]. `partitions` are global numbers. Each row is read or written

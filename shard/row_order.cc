@@ -14,16 +14,33 @@ constexpr int64_t kSmall = 256;
 
 using Histogram = std::array<uint32_t, 1 << kMaxDigitBits>;
 
-// Touches of the partition in the order of the entries: by sample.
-void Extract(const StackEntries& stack, int k, int64_t rows_per_partition, Touch* out) {
-  const uint64_t begin = static_cast<uint64_t>(k) * rows_per_partition;
-  const Entry* entries = stack.entries.data();
-  for (size_t i = 0; i < stack.samples.size(); ++i) {
-    for (uint32_t j = stack.offsets[i]; j < stack.offsets[i + 1]; ++j) {
-      const uint64_t row = entries[j].row - begin;  // wraps for rows of earlier partitions
-      if (row < static_cast<uint64_t>(rows_per_partition)) {
-        *out++ = {static_cast<uint32_t>(row), static_cast<uint32_t>(i), entries[j].gain};
+// Touches of samples [begin, end) of a part that lie in the partition whose first row is given, in
+// the order of the entries. Returns the end of the touches.
+Touch* Extract(const StackEntries& part, uint32_t begin, uint32_t end, uint32_t first_sample,
+               uint64_t first_row, uint64_t rows_per_partition, Touch* out) {
+  const Entry* entries = part.entries.data();
+  for (uint32_t i = begin; i < end; ++i) {
+    for (uint32_t j = part.offsets[i]; j < part.offsets[i + 1]; ++j) {
+      const uint64_t row = entries[j].row - first_row;  // wraps for rows of earlier partitions
+      if (row < rows_per_partition) {
+        *out++ = {static_cast<uint32_t>(row), first_sample + i, entries[j].gain};
       }
+    }
+  }
+  return out;
+}
+
+// Touches of the partition in canonical sample order: what a stable sort by row needs.
+void ExtractAll(absl::Span<const StackEntries* const> parts, int k, int64_t rows_per_partition,
+                Touch* out) {
+  const uint64_t first_row = static_cast<uint64_t>(k) * rows_per_partition;
+  const size_t features = parts[0]->feature_offsets.size() - 1;
+  for (size_t f = 0; f < features; ++f) {
+    uint32_t first_sample = 0;
+    for (const StackEntries* part : parts) {
+      out = Extract(*part, part->feature_offsets[f], part->feature_offsets[f + 1], first_sample,
+                    first_row, rows_per_partition, out);
+      first_sample += static_cast<uint32_t>(part->samples.size());
     }
   }
 }
@@ -55,11 +72,12 @@ void RadixSort(PooledArray<Touch>& touches, PooledArray<Touch>& scratch, int64_t
 
 }  // namespace
 
-PooledArray<Touch> OrderByRow(const StackEntries& stack, int k, int64_t rows_per_partition,
-                              BufferPool& pool) {
-  const int64_t n = stack.partition_entries[k];
+PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k,
+                              int64_t rows_per_partition, BufferPool& pool) {
+  int64_t n = 0;
+  for (const StackEntries* part : parts) n += part->partition_entries[k];
   PooledArray<Touch> touches(pool, n + kTouchPadding);
-  Extract(stack, k, rows_per_partition, touches.data());
+  ExtractAll(parts, k, rows_per_partition, touches.data());
   if (n <= kSmall) {
     std::stable_sort(touches.data(), touches.data() + n,
                      [](const Touch& a, const Touch& b) { return a.row < b.row; });

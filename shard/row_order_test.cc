@@ -30,7 +30,7 @@ TEST_P(RowOrderTest, OrdersByRowAndSample) {
   });
   auto expected = entries.begin();
   for (int k = 0; k < partitions; ++k) {
-    const PooledArray<Touch> touches = OrderByRow(stack, k, rows, pool);
+    const PooledArray<Touch> touches = OrderByRow({&stack}, k, rows, pool);
     ASSERT_EQ(touches.size(), static_cast<size_t>(stack.partition_entries[k] + kTouchPadding));
     for (int64_t i = 0; i < stack.partition_entries[k]; ++i, ++expected) {
       ASSERT_EQ(expected->partition, k);

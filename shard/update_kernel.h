@@ -16,8 +16,11 @@ struct UpdateArgs {
   const Touch* touches =
       nullptr;  // by (row, sample); kTouchPadding more may be read beyond the last
   int64_t touch_count = 0;
-  const float* gradients = nullptr;  // [samples, width]; null: all zero
-  int width = 0;                     // multiple of 8
+  // The gradient of a touch's sample: a row of `gradients`, [samples, width]; or, if that is null,
+  // what gradient_rows[sample] points to, [width]. Both null: all zero.
+  const float* gradients = nullptr;
+  const float* const* gradient_rows = nullptr;
+  int width = 0;  // multiple of 8
   absl::Span<const RowRange> ranges;
   char* weights = nullptr;  // of the partition, float32 or bfloat16
   bool bfloat16 = false;

@@ -59,11 +59,28 @@ HWY_INLINE V Clamp(D d, V x, float low, float high) {
   return hn::IfThenElse(hn::Lt(x, l), l, hn::IfThenElse(hn::Lt(h, x), h, x));
 }
 
-template <class D, bool kBf16, class Rule>
+// Where the gradient of a sample lies.
+struct GradientArray {
+  const float* first;
+  size_t width;
+  HWY_INLINE const float* operator()(uint32_t sample) const {
+    return first + uint64_t{sample} * width;
+  }
+};
+struct GradientRows {
+  const float* const* rows;
+  HWY_INLINE const float* operator()(uint32_t sample) const { return rows[sample]; }
+};
+
+// Gradients: one of the two above.
+template <class D, bool kBf16, class Gradients, class Rule>
 class UpdateLoop {
  public:
-  UpdateLoop(const UpdateArgs& args, const CommonRule& common, const Rule& rule)
+  UpdateLoop(const UpdateArgs& args, const Gradients& gradients, const CommonRule& common,
+             const Rule& rule)
       : args_(args),
+        gradients_(gradients),
+        zero_(args.gradients == nullptr && args.gradient_rows == nullptr),
         common_(common),
         rule_(rule),
         row_bytes_(args.width * (kBf16 ? 2 : 4)),
@@ -93,10 +110,9 @@ class UpdateLoop {
   static constexpr int kRowSlots = Formula<Rule>::kRowSlots;
 
   HWY_INLINE void PrefetchTouch(const Touch* touch) const {
-    if (args_.gradients != nullptr) {
-      PrefetchRow(
-          reinterpret_cast<const char*>(args_.gradients + uint64_t{touch->sample} * args_.width),
-          args_.width * sizeof(float));
+    if (!zero_) {
+      PrefetchRow(reinterpret_cast<const char*>(gradients_(touch->sample)),
+                  args_.width * sizeof(float));
     }
     if (touch->row == touch[-1].row) return;
     PrefetchRow(args_.weights + touch->row * row_bytes_, row_bytes_);
@@ -118,7 +134,7 @@ class UpdateLoop {
       hn::Vec<D> sum[kVectors];
       for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
       for (const Touch* touch = begin; touch != end; ++touch) {
-        const float* gradient = args_.gradients + uint64_t{touch->sample} * args_.width + column;
+        const float* gradient = gradients_(touch->sample) + column;
         const auto gain = hn::Set(d, touch->gain);
         for (int v = 0; v < kVectors; ++v) {
           sum[v] = hn::Add(sum[v], hn::Mul(gain, hn::LoadU(d, gradient + v * kLanes)));
@@ -136,7 +152,7 @@ class UpdateLoop {
 
   template <class Use>
   HWY_INLINE void SumGradient(const Touch* begin, const Touch* end, const Use& use) {
-    if (args_.gradients == nullptr) end = begin;
+    if (zero_) end = begin;
     size_t column = SumBlocks<8>(begin, end, 0, use);
     column = SumBlocks<4>(begin, end, column, use);
     column = SumBlocks<2>(begin, end, column, use);
@@ -187,6 +203,8 @@ class UpdateLoop {
   }
 
   const UpdateArgs args_;
+  const Gradients gradients_;
+  const bool zero_;  // all gradients are
   const CommonRule common_;
   const Rule rule_;
   const size_t row_bytes_;
@@ -194,16 +212,23 @@ class UpdateLoop {
   hwy::AlignedFreeUniquePtr<float[]> gradient_;
 };
 
+template <class D, class Gradients, class Rule>
+int64_t RunUpdateLoopOn(const Gradients& gradients, const UpdateArgs& args,
+                        const CommonRule& common, const Rule& rule) {
+  return args.bfloat16 ? UpdateLoop<D, true, Gradients, Rule>(args, gradients, common, rule).Run()
+                       : UpdateLoop<D, false, Gradients, Rule>(args, gradients, common, rule).Run();
+}
+
 template <class Rule>
 int64_t RunUpdateLoop(const UpdateArgs& args, const CommonRule& common, const Rule& rule) {
   using Wide = hn::CappedTag<float, 16>;
   using Narrow = hn::CappedTag<float, 8>;
-  if (args.width % 16 == 0) {
-    return args.bfloat16 ? UpdateLoop<Wide, true, Rule>(args, common, rule).Run()
-                         : UpdateLoop<Wide, false, Rule>(args, common, rule).Run();
+  if (args.gradient_rows != nullptr) {
+    return RunUpdateLoopOn<Narrow>(GradientRows{args.gradient_rows}, args, common, rule);
   }
-  return args.bfloat16 ? UpdateLoop<Narrow, true, Rule>(args, common, rule).Run()
-                       : UpdateLoop<Narrow, false, Rule>(args, common, rule).Run();
+  const GradientArray gradients{args.gradients, static_cast<size_t>(args.width)};
+  return args.width % 16 == 0 ? RunUpdateLoopOn<Wide>(gradients, args, common, rule)
+                              : RunUpdateLoopOn<Narrow>(gradients, args, common, rule);
 }
 
 }  // namespace

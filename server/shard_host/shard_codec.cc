@@ -29,6 +29,8 @@ void EncodeStackHeader(const StackBatchView& stack, internal::v1::StackBatchHead
   header->set_sample_count(stack.sample_count);
   header->set_slots(stack.slots);
   header->set_minibatches(stack.minibatches);
+  for (const int64_t samples : stack.feature_samples)
+    header->add_feature_samples(static_cast<int32_t>(samples));
   for (const CsrSegmentView& segment : stack.segments) {
     internal::v1::SegmentHeader* to = header->add_segments();
     to->set_base(segment.base);
@@ -45,10 +47,12 @@ void EncodeStackHeader(const StackBatchView& stack, internal::v1::StackBatchHead
   }
 }
 
-// Spans of a decoded batch point in here.
+// Spans and sample counts of a decoded batch point in here. Inner vectors do not move with the
+// outer ones.
 struct GatherOwner {
   std::shared_ptr<const void> payload;
   std::vector<std::vector<SampleSpan>> spans;
+  std::vector<std::vector<int64_t>> feature_samples;
 };
 
 absl::Status DecodeSpans(const internal::v1::StackBatchHeader& header, StackBatchView* stack,
@@ -62,7 +66,7 @@ absl::Status DecodeSpans(const internal::v1::StackBatchHeader& header, StackBatc
       const internal::v1::SampleSpan& from = header.spans(next);
       slot.push_back({from.slot_begin(), from.sample_begin(), from.count()});
     }
-    stack->spans.push_back(slot);  // the inner vector's memory does not move with the outer one
+    stack->spans.push_back(slot);
   }
   return absl::OkStatus();
 }
@@ -144,6 +148,8 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
   rpc::PayloadReader payload(message.payload());
   for (const internal::v1::StackBatchHeader& stack_header : header.stacks()) {
     StackBatchView& stack = command.stacks.emplace_back();
+    stack.feature_samples = owner->feature_samples.emplace_back(
+        stack_header.feature_samples().begin(), stack_header.feature_samples().end());
     if (absl::Status status = DecodeSpans(stack_header, &stack, owner.get()); !status.ok())
       return status;
     if (absl::Status status = DecodeStack(stack_header, partitions, &payload, &stack); !status.ok())

@@ -27,6 +27,7 @@ struct GatherMemory {
   std::vector<int32_t> embedding_ids = {5, 6, 7, 8, 9};
   std::vector<int32_t> sample_ids = {0, 1, 2, 3, 4};
   std::vector<float> gains = {1, 2, 3, 4, 5};
+  std::vector<int64_t> feature_samples = {4, 0, 3};
   std::vector<std::vector<preprocess::SampleSpan>> spans = {{{0, 0, 2}, {2, 6, 1}}, {{0, 2, 4}}};
 };
 
@@ -41,6 +42,7 @@ GatherCommand MakeGather(const std::shared_ptr<GatherMemory>& memory) {
   stack.sample_count = 7;
   stack.slots = 2;
   stack.minibatches = 1;
+  stack.feature_samples = memory->feature_samples;
   for (int segment = 0; segment < 2; ++segment) {
     preprocess::CsrSegmentView& view = stack.segments.emplace_back();
     const size_t from = segment == 0 ? 0 : 2;
@@ -69,6 +71,7 @@ TEST(ShardCodecTest, AGatherArrivesWhole) {
   EXPECT_EQ(to.sample_count, 7);
   EXPECT_EQ(to.slots, 2);
   EXPECT_EQ(to.minibatches, 1);
+  EXPECT_EQ(to.feature_samples, from.feature_samples);
   ASSERT_EQ(to.segments.size(), 2u);
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(to.segments[i].base, from.segments[i].base);

@@ -262,18 +262,19 @@ void ShardHost::Commit(StagedApply staged, CommitCallback done) {
     metrics->AddReceivedBytes(stack.stack,
                               static_cast<int64_t>(stack.gradients.size() * sizeof(float)));
   }
-  engine_->Apply(std::move(staged.batch_), std::move(staged.command_.input),
-                 [this, mutation, handle, metrics, done](absl::StatusOr<int64_t> rows) {
-                   if (rows.ok()) {
-                     metrics->AddUpdated(*rows);
-                     record_.Finish(mutation, *rows);
-                     batches_.Erase(handle);
-                   } else {
-                     record_.Abort(mutation);
-                     batches_.Unclaim(handle);
-                   }
-                   done(std::move(rows));
-                 });
+  engine_->Apply(
+      std::move(staged.batch_), std::move(staged.command_.input),
+      [this, mutation, handle, metrics, done](absl::StatusOr<shard::ApplyResult> result) {
+        if (!result.ok()) {
+          record_.Abort(mutation);
+          batches_.Unclaim(handle);
+          return done(result.status());
+        }
+        metrics->AddUpdated(result->rows_updated);
+        record_.Finish(mutation, result->rows_updated);
+        batches_.Erase(handle);
+        done(result->rows_updated);
+      });
 }
 
 void ShardHost::Discard(StagedApply staged) {

@@ -56,6 +56,7 @@ class TestBatch {
             int stack = 0) {
     view_.stack = stack;
     view_.sample_count = shape.samples;
+    feature_samples_ = {shape.samples};
     view_.slots = slots;
     view_.minibatches = minibatches;
     MakeSpans(shape.samples, slots, spans_per_slot);
@@ -75,14 +76,18 @@ class TestBatch {
   };
   std::vector<Segment>& segments() { return segments_; }
   std::vector<std::vector<preprocess::SampleSpan>>& spans() { return spans_; }
+  // One feature, unless a test cuts the samples differently.
+  std::vector<int64_t>& feature_samples() { return feature_samples_; }
   preprocess::StackBatchView& view() { return view_; }
 
-  // Points the view at segments() and spans() again, after a test has changed them.
+  // Points the view at segments(), spans() and feature_samples() again, after a test has changed
+  // them.
   void Refresh() {
     view_.segments.clear();
     for (const Segment& s : segments_)
       view_.segments.push_back({s.base, s.row_ends, s.rows, s.samples, s.gains});
     view_.spans.assign(spans_.begin(), spans_.end());
+    view_.feature_samples = feature_samples_;
   }
 
  private:
@@ -133,6 +138,7 @@ class TestBatch {
   preprocess::StackBatchView view_;
   std::vector<Segment> segments_;
   std::vector<std::vector<preprocess::SampleSpan>> spans_;
+  std::vector<int64_t> feature_samples_;
   std::vector<int> slot_of_, sample_in_slot_;
 };
 

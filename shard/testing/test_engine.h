@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <memory>
 #include <random>
@@ -47,14 +48,9 @@ class TestEngine {
  public:
   // Partitions [first, first + count) of shape.partitions.
   TestEngine(std::vector<StackSpec> stacks, const TestShape& shape, int first, int count,
-             EngineOptions options = {}) {
-    spec_.model_id = 7;
-    spec_.name = "model";
-    spec_.seed = 1;
-    spec_.partitions = shape.partitions;
-    spec_.first_partition = first;
-    spec_.partition_count = count;
-    spec_.stacks = std::move(stacks);
+             EngineOptions options = {})
+      : TestEngine(MakeSpec(std::move(stacks), shape, first, count), options) {}
+  explicit TestEngine(ModelSpec spec, EngineOptions options = {}) : spec_(std::move(spec)) {
     engine_ = *Engine::Create(options);
     const absl::Status status = engine_->CreateModel(spec_);
     EXPECT_TRUE(status.ok()) << status;
@@ -83,15 +79,16 @@ class TestEngine {
   int64_t Apply(std::shared_ptr<const Batch> batch, ApplyInput input) {
     const absl::Status check = engine_->CheckApply(*batch, input);
     EXPECT_TRUE(check.ok()) << check;
-    int64_t result = -1;
-    std::promise<void> done;
-    engine_->Apply(std::move(batch), std::move(input), [&](absl::StatusOr<int64_t> rows) {
-      EXPECT_TRUE(rows.ok()) << rows.status();
-      if (rows.ok()) result = *rows;
-      done.set_value();
+    return Wait([&](Engine::ApplyCallback done) {
+      engine_->Apply(std::move(batch), std::move(input), std::move(done));
     });
-    done.get_future().wait();
-    return result;
+  }
+  int64_t ApplyParts(std::vector<ApplyPart> parts) {
+    const absl::Status check = engine_->CheckApplyParts(parts);
+    EXPECT_TRUE(check.ok()) << check;
+    return Wait([&](Engine::ApplyCallback done) {
+      engine_->ApplyParts(std::move(parts), std::move(done));
+    });
   }
 
   absl::Status Read(const Engine::RowSelection& rows, absl::Span<float> values) {
@@ -129,6 +126,32 @@ class TestEngine {
   }
 
  private:
+  static ModelSpec MakeSpec(std::vector<StackSpec> stacks, const TestShape& shape, int first,
+                            int count) {
+    ModelSpec spec;
+    spec.model_id = 7;
+    spec.name = "model";
+    spec.seed = 1;
+    spec.partitions = shape.partitions;
+    spec.first_partition = first;
+    spec.partition_count = count;
+    spec.stacks = std::move(stacks);
+    return spec;
+  }
+
+  // Rows updated.
+  static int64_t Wait(const std::function<void(Engine::ApplyCallback)>& apply) {
+    int64_t result = -1;
+    std::promise<void> done;
+    apply([&](absl::StatusOr<ApplyResult> updated) {
+      EXPECT_TRUE(updated.ok()) << updated.status();
+      if (updated.ok()) result = updated->rows_updated;
+      done.set_value();
+    });
+    done.get_future().wait();
+    return result;
+  }
+
   ModelSpec spec_;
   std::unique_ptr<Engine> engine_;
 };

@@ -89,7 +89,7 @@ void Run(Report& report, shard::Engine& engine, int threads, bool zipf, int bag)
   const double apply = MedianSeconds(kRepeats, [&] {
     std::promise<void> done;
     const absl::Status status = engine.CheckApply(*batch, input);
-    engine.Apply(batch, input, [&](absl::StatusOr<int64_t>) { done.set_value(); });
+    engine.Apply(batch, input, [&](absl::StatusOr<shard::ApplyResult>) { done.set_value(); });
     done.get_future().wait();
   });
   const double count = static_cast<double>(entries.size());

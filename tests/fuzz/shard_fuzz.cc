@@ -85,10 +85,11 @@ class Shard {
     auto command = server::DecodeApply(message);
     if (!command.ok() || !engine_->CheckApply(*batch_, command->input).ok()) return;
     absl::Notification done;
-    engine_->Apply(batch_, std::move(command->input), [&done](absl::StatusOr<int64_t> rows) {
-      Require(rows.ok(), "an update that was checked can be made");
-      done.Notify();
-    });
+    engine_->Apply(batch_, std::move(command->input),
+                   [&done](absl::StatusOr<shard::ApplyResult> rows) {
+                     Require(rows.ok(), "an update that was checked can be made");
+                     done.Notify();
+                   });
     done.WaitForNotification();
   }
 

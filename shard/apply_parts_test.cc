@@ -1,0 +1,334 @@
+// A step of a synchronous group against the same step of one process. Prevents: a row that several
+// ranks touch and that is updated once per rank; gradients summed rank by rank where features share
+// a table; a rank's sample that takes another rank's gradient; ranks that disagree and are
+// believed.
+#include <algorithm>
+#include <cstring>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/optimizers.h"
+#include "shard/testing/exact_optimizers.h"
+#include "shard/testing/optimizer_cases.h"
+#include "shard/testing/reference.h"
+#include "shard/testing/test_engine.h"
+
+namespace emberd::shard {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Row;
+using testing::TestBatch;
+using testing::TestEngine;
+using testing::TestEntry;
+using testing::TestShape;
+
+constexpr int kPartitions = 2, kRows = 12, kWidth = 24, kColumns = 19;
+
+// A global batch of one stack, and what each rank holds of it.
+struct GroupBatch {
+  int samples = 0;                            // of all ranks
+  std::vector<int64_t> feature_samples;       // of all ranks
+  std::vector<std::vector<int64_t>> of_rank;  // [rank][feature]
+  std::vector<int> rank_of;                   // of each global sample
+  std::vector<int> sample_of;                 // its number inside the rank
+  std::vector<TestEntry> entries;             // global samples
+
+  GroupBatch(int ranks, int features, std::mt19937_64& random)
+      : of_rank(ranks, std::vector<int64_t>(features)) {
+    for (auto& rank : of_rank) {
+      const bool empty = random() % 5 == 0;
+      for (int64_t& count : rank) count = empty ? 0 : random() % 9;
+    }
+    std::vector<int> used(ranks);
+    for (int f = 0; f < features; ++f) {
+      int64_t& total = feature_samples.emplace_back();
+      for (int r = 0; r < ranks; ++r) {
+        total += of_rank[r][f];
+        for (int i = 0; i < of_rank[r][f]; ++i) {
+          rank_of.push_back(r);
+          sample_of.push_back(used[r]++);
+        }
+      }
+    }
+    samples = static_cast<int>(rank_of.size());
+    entries = testing::RandomEntries({kPartitions, kRows, samples}, 3, random);
+  }
+
+  std::vector<TestEntry> EntriesOf(int rank) const {
+    std::vector<TestEntry> result;
+    for (TestEntry entry : entries) {
+      if (rank_of[entry.sample] != rank) continue;
+      entry.sample = sample_of[entry.sample];
+      result.push_back(entry);
+    }
+    return result;
+  }
+};
+
+StackSpec Stack(const v1::OptimizerConfig& optimizer, v1::DataType dtype = v1::FLOAT32) {
+  StackSpec stack = testing::OneTableStack({kPartitions, kRows}, kWidth, kColumns, optimizer);
+  stack.storage_dtype = dtype;
+  return stack;
+}
+
+// A batch and the memory of its gradients.
+struct Part {
+  std::shared_ptr<const Batch> batch;
+  std::vector<float> gradients;
+};
+
+// `gradient_of(sample)` is a row, or nothing for a sample without an entry.
+template <class GradientOf>
+Part MakePart(TestEngine& engine, const std::vector<TestEntry>& entries,
+              const std::vector<int64_t>& feature_samples, std::mt19937_64& random,
+              const GradientOf& gradient_of) {
+  int samples = 0;
+  for (const int64_t count : feature_samples) samples += static_cast<int>(count);
+  TestBatch batch(entries, {kPartitions, kRows, samples}, 0, kPartitions,
+                  1 + static_cast<int>(random() % 3), 1 + static_cast<int>(random() % 2));
+  batch.feature_samples() = feature_samples;
+  batch.Refresh();
+  Part part;
+  const auto prepared = engine.Prepare(batch.view());
+  EXPECT_TRUE(prepared.ok()) << prepared.status();
+  part.batch = *prepared;
+  std::vector<bool> present(samples);
+  for (const TestEntry& entry : entries) present[entry.sample] = true;
+  for (int sample = 0; sample < samples; ++sample) {
+    if (!present[sample]) continue;
+    const Row row = gradient_of(sample);
+    part.gradients.insert(part.gradients.end(), row.begin(), row.end());
+  }
+  return part;
+}
+
+class ApplyPartsTest : public ::testing::TestWithParam<testing::OptimizerCase> {
+ protected:
+  ApplyPartsTest()
+      : optimizer_(testing::CompleteOptimizer(GetParam().text)),
+        slots_(config::OptimizerSlots(optimizer_)) {}
+
+  // Weights and slots of a row, live columns.
+  testing::ExactRow ReadExact(TestEngine& engine, int partition, int row) {
+    testing::ExactRow result;
+    for (const float x : engine.ReadRow(0, partition, row, kColumns)) result.w.emplace_back(x);
+    for (const config::SlotInfo& slot : slots_) {
+      auto& values = result.slots.emplace_back();
+      const int columns = slot.one_per_row ? 1 : kColumns;
+      for (const float x : engine.ReadRow(0, partition, row, columns, slot.name))
+        values.emplace_back(x);
+    }
+    return result;
+  }
+
+  void ExpectSameTables(TestEngine& a, TestEngine& b) {
+    for (int p = 0; p < kPartitions; ++p) {
+      for (int row = 0; row < kRows; ++row) {
+        const auto same = [&](int columns, const std::string& slot) {
+          const Row x = a.ReadRow(0, p, row, columns, slot),
+                    y = b.ReadRow(0, p, row, columns, slot);
+          ASSERT_EQ(std::memcmp(x.data(), y.data(), columns * sizeof(float)), 0)
+              << "partition " << p << " row " << row << " " << slot;
+        };
+        same(kWidth, "");
+        for (const config::SlotInfo& slot : slots_) same(slot.one_per_row ? 1 : kWidth, slot.name);
+      }
+    }
+  }
+
+  const v1::OptimizerConfig optimizer_;
+  const std::vector<config::SlotInfo> slots_;
+};
+
+TEST_P(ApplyPartsTest, EqualsOneProcessFedTheConcatenatedBatch) {
+  std::mt19937_64 random(testing::TestSeed());
+  std::normal_distribution<float> normal;
+  for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16}) {
+    const TestShape shape{kPartitions, kRows};
+    TestEngine group({Stack(optimizer_, dtype)}, shape, 0, kPartitions);
+    TestEngine single({Stack(optimizer_, dtype)}, shape, 0, kPartitions);
+    for (int step = 0; step < 12; ++step) {
+      const int ranks = 1 + step % 4;
+      const GroupBatch batch(ranks, 1 + static_cast<int>(random() % 3), random);
+      std::vector<bool> missing(ranks);  // gradients
+      for (int r = 0; r < ranks; ++r) missing[r] = random() % 4 == 0;
+      std::vector<Row> gradients(batch.samples, Row(kWidth));
+      for (int sample = 0; sample < batch.samples; ++sample) {
+        if (missing[batch.rank_of[sample]]) continue;
+        for (int c = 0; c < kColumns; ++c) gradients[sample][c] = normal(random);
+      }
+      const Part whole = MakePart(single, batch.entries, batch.feature_samples, random,
+                                  [&](int sample) { return gradients[sample]; });
+      std::vector<Part> parts;
+      for (int r = 0; r < ranks; ++r) {
+        parts.push_back(
+            MakePart(group, batch.EntriesOf(r), batch.of_rank[r], random, [&](int sample) {
+              for (int s = 0;; ++s) {
+                if (batch.rank_of[s] == r && batch.sample_of[s] == sample) return gradients[s];
+              }
+            }));
+      }
+      const absl::flat_hash_map<std::string, float> overrides = {{"learning_rate", 0.05f}};
+      std::vector<ApplyPart> input;
+      for (int r = 0; r < ranks; ++r) {
+        ApplyPart& part = input.emplace_back();
+        part.batch = parts[r].batch;
+        part.input.step = step;
+        if (!missing[r]) part.input.stacks.push_back({0, parts[r].gradients, overrides});
+      }
+      ApplyInput whole_input;
+      whole_input.step = step;
+      whole_input.stacks.push_back({0, whole.gradients, {}});
+      const bool any = std::find(missing.begin(), missing.end(), false) != missing.end();
+      if (any) whole_input.stacks[0].hyperparameters = overrides;
+      const int64_t rows = single.Apply(whole.batch, whole_input);
+      EXPECT_EQ(group.ApplyParts(input), rows) << "ranks " << ranks;
+      ExpectSameTables(group, single);
+    }
+  }
+}
+
+// Independent of the engine's order and kernels: one update per row, from the sum over all ranks.
+TEST_P(ApplyPartsTest, AgreesWithDoublePrecision) {
+  std::mt19937_64 random(testing::TestSeed());
+  std::normal_distribution<float> normal;
+  TestEngine engine({Stack(optimizer_)}, {kPartitions, kRows}, 0, kPartitions);
+  for (int step = 0; step < 4; ++step) {
+    constexpr int kRanks = 3;
+    const GroupBatch batch(kRanks, 2, random);
+    std::map<std::pair<int, int>, std::vector<testing::Exact>> sums;
+    std::map<std::pair<int, int>, int> touches;
+    std::vector<Part> parts;
+    std::vector<ApplyPart> input;
+    for (int r = 0; r < kRanks; ++r) {
+      std::map<int, Row> gradients;
+      const std::vector<TestEntry> entries = batch.EntriesOf(r);
+      parts.push_back(MakePart(engine, entries, batch.of_rank[r], random, [&](int sample) {
+        Row row(kWidth);
+        for (int c = 0; c < kColumns; ++c) row[c] = normal(random);
+        return gradients[sample] = row;
+      }));
+      for (const TestEntry& e : entries) {
+        auto& sum = sums[{e.partition, e.row}];
+        sum.resize(kColumns);
+        for (int c = 0; c < kColumns; ++c)
+          sum[c] = sum[c] + testing::Exact(e.gain) * testing::Exact(gradients[e.sample][c]);
+        ++touches[{e.partition, e.row}];
+      }
+    }
+    for (const Part& part : parts) {
+      ApplyPart& p = input.emplace_back();
+      p.batch = part.batch;
+      p.input.step = step;
+      p.input.stacks.push_back({0, part.gradients, {}});
+    }
+    std::map<std::pair<int, int>, testing::ExactRow> expected;
+    for (const auto& [key, sum] : sums) {
+      expected[key] = ReadExact(engine, key.first, key.second);
+      testing::ExactUpdate(optimizer_, step, sum, expected[key]);
+    }
+    EXPECT_EQ(engine.ApplyParts(input), static_cast<int64_t>(sums.size()));
+    for (const auto& [key, row] : expected) {
+      const testing::ExactRow actual = ReadExact(engine, key.first, key.second);
+      // A rounding per term of the sum, which the formula may square.
+      const double bound = (GetParam().bound + 4 * (touches[key] + 1)) * 0x1p-24;
+      for (int c = 0; c < kColumns; ++c) {
+        EXPECT_NEAR(actual.w[c].v, row.w[c].v, bound * row.w[c].m) << "column " << c;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, ApplyPartsTest, ::testing::ValuesIn(testing::OptimizerCases()),
+                         [](const auto& info) { return info.param.name; });
+
+class ApplyPartsErrorTest : public ::testing::Test {
+ protected:
+  ApplyPartsErrorTest()
+      : engine_({Stack(testing::CompleteOptimizer("adam { bias_correction: true }"))},
+                {kPartitions, kRows}, 0, kPartitions) {
+    for (int r = 0; r < 3; ++r) {
+      ApplyPart& part = parts_.emplace_back();
+      part.batch = MakeBatch({1, 1});
+      part.input.step = 4;
+      part.input.stacks.push_back({0, gradients_, {{"learning_rate", 0.5f}}});
+    }
+  }
+
+  // Sample 0 has an entry.
+  std::shared_ptr<const Batch> MakeBatch(const std::vector<int64_t>& feature_samples) {
+    TestBatch batch({{0, 0, 3, 1.0f}}, {kPartitions, kRows, 2}, 0, kPartitions, 1, 1);
+    batch.feature_samples() = feature_samples;
+    batch.Refresh();
+    return *engine_.Prepare(batch.view());
+  }
+  void ExpectRefused(const std::string& message) {
+    const absl::Status status = engine_.engine().CheckApplyParts(parts_);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+
+  TestEngine engine_;
+  std::vector<float> gradients_ = std::vector<float>(kWidth, 1.0f);
+  std::vector<ApplyPart> parts_;
+};
+
+TEST_F(ApplyPartsErrorTest, AcceptsRanksThatAgree) {
+  EXPECT_TRUE(engine_.engine().CheckApplyParts(parts_).ok());
+  parts_[1].input.stacks.clear();  // no gradients, no say
+  EXPECT_TRUE(engine_.engine().CheckApplyParts(parts_).ok());
+}
+
+TEST_F(ApplyPartsErrorTest, RefusesNoRanks) {
+  parts_.clear();
+  ExpectRefused("0 ranks");
+}
+
+TEST_F(ApplyPartsErrorTest, RefusesAnotherStep) {
+  parts_[2].input.step = 5;
+  ExpectRefused("rank 2: step is 5, but 4 for rank 0");
+}
+
+TEST_F(ApplyPartsErrorTest, RefusesOtherHyperparameters) {
+  parts_[0].input.stacks.clear();
+  parts_[2].input.stacks[0].hyperparameters["learning_rate"] = 0.25f;
+  ExpectRefused("rank 2: hyperparameter learning_rate of stack stack is 0.25, but 0.5 for rank 1");
+  parts_[2].input.stacks[0].hyperparameters = {};
+  ExpectRefused("hyperparameter learning_rate of stack stack is not given, but 0.5 for rank 1");
+  parts_[2].input.stacks[0].hyperparameters = {{"learning_rate", 0.5f}, {"beta1", 0.5f}};
+  ExpectRefused("rank 2: hyperparameter beta1 of stack stack is 0.5, but not given for rank 1");
+}
+
+TEST_F(ApplyPartsErrorTest, RefusesAnotherNumberOfFeatures) {
+  parts_[1].batch = MakeBatch({2});
+  ExpectRefused("rank 1: the number of features of stack stack is 1, but 2 for rank 0");
+}
+
+TEST_F(ApplyPartsErrorTest, RefusesAnotherModel) {
+  ModelSpec spec = engine_.spec();
+  spec.model_id = 8;
+  ASSERT_TRUE(engine_.engine().CreateModel(spec).ok());
+  TestBatch batch({{0, 0, 3, 1.0f}}, {kPartitions, kRows, 2}, 0, kPartitions, 1, 1);
+  parts_[1].batch = *engine_.engine().PrepareBatch(8, {batch.view()}, nullptr);
+  ExpectRefused("rank 1: model_id is 8, but 7 for rank 0");
+}
+
+TEST_F(ApplyPartsErrorTest, RefusesAPartThatApplyWouldRefuse) {
+  std::vector<float> bad(kWidth, 1.0f);
+  bad[2] = NAN;
+  parts_[1].input.stacks[0].gradients = bad;
+  ExpectRefused("rank 1: gradients of stack stack: value nan of sample 0, column 2");
+}
+
+TEST_F(ApplyPartsErrorTest, ADroppedModelIsNotFound) {
+  ASSERT_TRUE(engine_.engine().DropModel(7).ok());
+  EXPECT_EQ(engine_.engine().CheckApplyParts(parts_).code(), absl::StatusCode::kNotFound);
+  absl::Status status;
+  engine_.engine().ApplyParts(parts_, [&](absl::StatusOr<ApplyResult> r) { status = r.status(); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace emberd::shard

@@ -1,0 +1,58 @@
+// An update on its way: the parts of a step, laid out stack by stack for the backward pass.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "shard/batch.h"
+#include "shard/buffer_pool.h"
+#include "shard/engine.h"
+#include "shard/model.h"
+#include "shard/update_kernel.h"
+#include "shard/update_rule.h"
+
+namespace emberd::shard {
+
+// What a step does to one stack.
+struct StackUpdate {
+  StackStore* store = nullptr;
+  StepRule rule;
+  std::vector<const StackEntries*> parts;  // those with entries, in rank order
+  // Where the gradients are, as UpdateArgs has it: an array if there is one part, a pointer per
+  // sample if there are more. Null: all zero.
+  const float* gradients = nullptr;
+  PooledArray<const float*> gradient_rows;
+  std::vector<float> zero_row;  // what the samples of a part without gradients point to
+
+  int64_t partition_entries(int k) const;
+};
+
+// Immutable once made, apart from the counters; shared by the jobs of its (stack, partition) pairs.
+class ApplyWork {
+ public:
+  // `parts` have passed CheckApplyParts; there is at least one. NOT_FOUND if the model was dropped
+  // since then.
+  static absl::StatusOr<std::shared_ptr<ApplyWork>> Make(std::vector<ApplyPart> parts,
+                                                         BufferPool& pool);
+
+  // Those that have entries here.
+  const std::vector<StackUpdate>& stacks() const { return stacks_; }
+  // Updates the rows of the k-th partition; the caller holds its strand. Returns how many.
+  int64_t UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) const;
+
+  Engine::ApplyCallback done;
+  std::atomic<int64_t> rows_updated{0};
+  std::atomic<int> jobs_left{0};
+
+ private:
+  absl::Status AddStack(int index, BufferPool& pool);
+
+  std::shared_ptr<Model> model_;
+  std::vector<ApplyPart> parts_;
+  std::vector<StackUpdate> stacks_;
+};
+
+}  // namespace emberd::shard
