@@ -96,14 +96,14 @@ absl::Status CheckFeatureSamples(const StackBatchView& view) {
   for (size_t f = 0; f < view.feature_samples.size(); ++f) {
     const int64_t samples = view.feature_samples[f];
     if (samples < 0 || samples > view.sample_count - sum) {
-      return Invalid(view, absl::StrCat("feature_samples[", f, "] = ", samples, " must be in [0, ",
-                                        view.sample_count - sum, "]"));
+      return InvalidBatch(view, absl::StrCat("feature_samples[", f, "] = ", samples,
+                                             " must be in [0, ", view.sample_count - sum, "]"));
     }
     sum += samples;
   }
   if (sum == view.sample_count) return absl::OkStatus();
-  return Invalid(view, absl::StrCat("feature_samples: their sum ", sum, " must be sample_count ",
-                                    view.sample_count));
+  return InvalidBatch(view, absl::StrCat("feature_samples: their sum ", sum,
+                                         " must be sample_count ", view.sample_count));
 }
 
 bool Finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000) != 0x7f800000; }
