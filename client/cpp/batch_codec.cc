@@ -13,18 +13,6 @@ absl::Status Bad(const std::string& feature, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("feature \"", feature, "\": ", what));
 }
 
-// Trainers mostly keep the order of the model, so the place in the request is tried first.
-const FeatureInfo* FindFeature(const Model& model, const std::string& name, size_t hint) {
-  if (hint < model.features.size() && model.features[hint].name == name) {
-    return &model.features[hint];
-  }
-  return model.FindFeature(name);
-}
-
-absl::Status UnknownFeature(const Model& model, const std::string& name) {
-  return Bad(name, absl::StrCat("the model \"", model.name, "\" has no such feature"));
-}
-
 absl::Status EncodeIds(const DenseIds& ids, const std::string& feature, v1::DenseIds* message) {
   const int64_t size = Size(ids.ids);
   if (ids.ids_per_sample < 1 || size % ids.ids_per_sample != 0) {
@@ -74,23 +62,57 @@ void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message) {
   }
 }
 
+struct EncodeAnyIds {
+  v1::FeatureIds* message;
+  absl::Status operator()(const DenseIds& ids) const {
+    return EncodeIds(ids, message->feature(), message->mutable_dense());
+  }
+  absl::Status operator()(const SparseIds& ids) const {
+    return EncodeIds(ids, message->feature(), message->mutable_sparse());
+  }
+  absl::Status operator()(const RaggedIds& ids) const {
+    return EncodeIds(ids, message->feature(), message->mutable_ragged());
+  }
+};
+
+// What the spans of a LookupResult point into.
+struct LookupMemory {
+  std::shared_ptr<const v1::LookupResponse> response;
+  std::vector<std::vector<float>> converted;
+};
+
+}  // namespace
+
+absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::string& name,
+                                               size_t hint) {
+  if (hint < model.features.size() && model.features[hint].name == name) {
+    return &model.features[hint];
+  }
+  if (const FeatureInfo* info = model.FindFeature(name); info != nullptr) return info;
+  return Bad(name, absl::StrCat("the model \"", model.name, "\" has no such feature"));
+}
+
 absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message) {
   message->set_feature(std::string(feature.feature));
-  const struct {
-    v1::FeatureIds* message;
-    absl::Status operator()(const DenseIds& ids) const {
-      return EncodeIds(ids, message->feature(), message->mutable_dense());
-    }
-    absl::Status operator()(const SparseIds& ids) const {
-      return EncodeIds(ids, message->feature(), message->mutable_sparse());
-    }
-    absl::Status operator()(const RaggedIds& ids) const {
-      return EncodeIds(ids, message->feature(), message->mutable_ragged());
-    }
-  } encode{message};
+  const EncodeAnyIds encode{message};
   if (absl::Status status = std::visit(encode, feature.ids); !status.ok()) return status;
   EncodeWeights(feature.weights, message);
   return absl::OkStatus();
+}
+
+absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& info) {
+  const int64_t size = static_cast<int64_t>(gradient.values.size());
+  if (size % info.embedding_dim == 0 && size / info.embedding_dim == gradient.samples) {
+    return absl::OkStatus();
+  }
+  return Bad(info.name, absl::StrCat("gradient: ", size, " floats do not make the shape [",
+                                     gradient.samples, ", ", info.embedding_dim, "]"));
+}
+
+void EncodeHyperparameters(const StepHyperparameters& parameters,
+                           v1::StepHyperparameters* message) {
+  message->set_table(parameters.table);
+  for (const auto& [name, value] : parameters.values) (*message->mutable_values())[name] = value;
 }
 
 BatchStatistics DecodeStatistics(const v1::BatchStatistics& message) {
@@ -104,14 +126,6 @@ BatchStatistics DecodeStatistics(const v1::BatchStatistics& message) {
   }
   return statistics;
 }
-
-// What the spans of a LookupResult point into.
-struct LookupMemory {
-  std::shared_ptr<const v1::LookupResponse> response;
-  std::vector<std::vector<float>> converted;
-};
-
-}  // namespace
 
 int64_t SampleCount(const v1::FeatureIds& feature) {
   if (feature.has_dense()) return feature.dense().ids().shape(0);
@@ -136,9 +150,8 @@ absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
   request.set_activation_dtype(WireDataType(activations));
   request.mutable_features()->Reserve(static_cast<int>(features.size()));
   for (size_t i = 0; i < features.size(); ++i) {
-    const std::string name(features[i].feature);
-    if (FindFeature(model, name, i) == nullptr) return UnknownFeature(model, name);
-    absl::Status status = EncodeFeature(features[i], request.add_features());
+    absl::Status status = FindFeature(model, std::string(features[i].feature), i).status();
+    if (status.ok()) status = EncodeFeature(features[i], request.add_features());
     if (!status.ok()) return status;
   }
   if (absl::Status status = CheckSize(request); !status.ok()) return status;
@@ -170,7 +183,7 @@ absl::StatusOr<LookupResult> DecodeLookup(const Model& model, const v1::LookupRe
                                               "\" was expected"));
     }
     const int64_t samples = SampleCount(request.features(i));
-    const int64_t dim = FindFeature(model, name, i)->embedding_dim;
+    const int64_t dim = (*FindFeature(model, name, i))->embedding_dim;
     absl::StatusOr<absl::Span<const float>> values =
         DecodeFloats(activation.activation(), samples, dim, type, &memory->converted[i]);
     if (!values.ok()) {
@@ -195,22 +208,16 @@ absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const 
   for (size_t i = 0; i < gradients.size(); ++i) {
     const FeatureGradient& gradient = gradients[i];
     const std::string name(gradient.feature);
-    const FeatureInfo* info = FindFeature(model, name, i);
-    if (info == nullptr) return UnknownFeature(model, name);
-    const int64_t size = static_cast<int64_t>(gradient.values.size());
-    if (size % info->embedding_dim != 0 || size / info->embedding_dim != gradient.samples) {
-      return Bad(name, absl::StrCat("gradient: ", size, " floats do not make the shape [",
-                                    gradient.samples, ", ", info->embedding_dim, "]"));
-    }
+    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
+    if (!info.ok()) return info.status();
+    if (absl::Status status = CheckGradient(gradient, **info); !status.ok()) return status;
     v1::FeatureGradient* added = request.add_gradients();
     added->set_feature(name);
-    EncodeFloats(gradient.values, {gradient.samples, info->embedding_dim}, type,
+    EncodeFloats(gradient.values, {gradient.samples, (*info)->embedding_dim}, type,
                  added->mutable_gradient());
   }
   for (const StepHyperparameters& parameters : options.hyperparameters) {
-    v1::StepHyperparameters* added = request.add_hyperparameters();
-    added->set_table(parameters.table);
-    for (const auto& [name, value] : parameters.values) (*added->mutable_values())[name] = value;
+    EncodeHyperparameters(parameters, request.add_hyperparameters());
   }
   if (absl::Status status = CheckSize(request); !status.ok()) return status;
   return request;

@@ -29,6 +29,15 @@ absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const 
                                                       absl::Span<const FeatureGradient> gradients,
                                                       const ApplyOptions& options, WireType type);
 
+// The parts that lookups and updates on a stream share with the above.
+// Trainers mostly keep the order of the model, so `hint`, the place in the request, is tried first.
+absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::string& name,
+                                               size_t hint);
+absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message);
+absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& info);
+void EncodeHyperparameters(const StepHyperparameters& parameters, v1::StepHyperparameters* message);
+BatchStatistics DecodeStatistics(const v1::BatchStatistics& message);
+
 // Samples that a request's feature has.
 int64_t SampleCount(const v1::FeatureIds& feature);
 

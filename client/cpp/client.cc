@@ -143,6 +143,11 @@ absl::Status Client::ReleaseBatch(const Model& model, const BatchHandle& batch) 
       });
 }
 
+absl::StatusOr<std::unique_ptr<TrainStream>> Client::Train(const Model& model,
+                                                           const TrainOptions& options) {
+  return TrainStream::Open(impl_->transport.get(), impl_->options, model, options);
+}
+
 absl::StatusOr<RowValues> Client::ReadRows(const Model& model, const std::string& table,
                                            absl::Span<const int64_t> ids, const std::string& slot) {
   v1::ReadRowsRequest request;

@@ -28,6 +28,7 @@
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
 #include "client/cpp/status.h"
+#include "client/cpp/train_stream.h"
 
 namespace emberd::client {
 
@@ -37,7 +38,7 @@ class Client {
   // Tries the addresses in turn, with growing patience, until one accepts a connection; UNAVAILABLE
   // after connect_timeout.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
-  // No call may be in progress.
+  // No call may be in progress, and no stream be left.
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
@@ -61,6 +62,12 @@ class Client {
   // Gives back a batch that will not be applied.
   absl::Status ReleaseBatch(const Model& model, const BatchHandle& batch);
 
+  // Joins a group of trainers, or begins one of a single trainer, on one coordinator; blocks until
+  // all ranks are there, DEADLINE_EXCEEDED after the step_timeout. Not tried again: see
+  // train_stream.h. The stream must go before the client.
+  absl::StatusOr<std::unique_ptr<TrainStream>> Train(const Model& model,
+                                                     const TrainOptions& options);
+
   // Rows by id, of the weights or of one optimizer slot; ids may repeat.
   absl::StatusOr<RowValues> ReadRows(const Model& model, const std::string& table,
                                      absl::Span<const int64_t> ids, const std::string& slot = "");
@@ -80,7 +87,8 @@ class Client {
 
   // A number that no other update of this client has, for ApplyOptions and AssignOptions.
   uint64_t NextSequence();
-  // Ends all calls in progress, on all threads, with CANCELLED. Later calls are not affected.
+  // Ends all calls and streams in progress, on all threads, with CANCELLED. Later calls are not
+  // affected.
   void CancelCalls();
 
   const std::string& client_id() const;

@@ -12,9 +12,9 @@ void SetShape(absl::Span<const int64_t> shape, v1::Tensor* tensor) {
   tensor->mutable_shape()->Assign(shape.begin(), shape.end());
 }
 
-int64_t ElementBytes(WireType type) { return type == WireType::kBfloat16 ? 2 : 4; }
-
 }  // namespace
+
+int64_t ElementBytes(WireType type) { return type == WireType::kBfloat16 ? 2 : 4; }
 
 int64_t Size(const IntSpan& ints) {
   return std::visit([](auto span) { return static_cast<int64_t>(span.size()); }, ints);
@@ -45,9 +45,7 @@ v1::DataType WireDataType(WireType type) {
   return type == WireType::kBfloat16 ? v1::BFLOAT16 : v1::FLOAT32;
 }
 
-absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
-                                                     int64_t dim, WireType type,
-                                                     std::vector<float>* converted) {
+absl::Status CheckTensorHead(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type) {
   const v1::DataType expected = WireDataType(type);
   if (tensor.dtype() != expected) {
     return absl::InternalError(absl::StrCat("dtype: the server sent ",
@@ -59,11 +57,20 @@ absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, i
                                             absl::StrJoin(tensor.shape(), ", "), "]; [", rows, ", ",
                                             dim, "] was expected"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status WrongDataSize(size_t bytes) {
+  return absl::InternalError(
+      absl::StrCat("data: the server sent ", bytes, " bytes, which do not make that shape"));
+}
+
+absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,
+                                                     int64_t dim, WireType type,
+                                                     std::vector<float>* converted) {
+  if (absl::Status status = CheckTensorHead(tensor, rows, dim, type); !status.ok()) return status;
   const absl::int128 bytes = absl::int128(rows) * dim * ElementBytes(type);
-  if (bytes != absl::int128(tensor.data().size())) {
-    return absl::InternalError(absl::StrCat("data: the server sent ", tensor.data().size(),
-                                            " bytes, which do not make that shape"));
-  }
+  if (bytes != absl::int128(tensor.data().size())) return WrongDataSize(tensor.data().size());
   if (type == WireType::kFloat32) {
     // A string's bytes lie at a multiple of 8 at least, so they can be read as floats in place.
     return absl::MakeConstSpan(reinterpret_cast<const float*>(tensor.data().data()), rows * dim);

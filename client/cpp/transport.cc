@@ -90,11 +90,13 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
     context.set_deadline(absl::ToChronoTime(deadline));
     if (!Register(&context, generation)) return absl::CancelledError("CancelCalls was called");
     const absl::Status status = ToAbslStatus(attempt(coordinators_[index], &context));
-    Unregister(&context);
+    RemoveCall(&context);
     if (!absl::IsUnavailable(status) || tries == options_.max_attempts) return status;
     // Whoever saw this coordinator fail moves on; others may have done so already.
-    const int next = (index + 1) % static_cast<int>(coordinators_.size());
-    if (any && current_.compare_exchange_strong(index, next)) index = next;
+    if (any) {
+      MoveOn(index);
+      index = current_.load();
+    }
     const absl::Duration pause =
         BackoffPause(options_, tries, absl::Uniform(absl::BitGen(), 0.0, 1.0));
     // What the server said helps more than DEADLINE_EXCEEDED a little later.
@@ -118,9 +120,18 @@ bool Transport::Register(grpc::ClientContext* context, uint64_t generation) {
   return true;
 }
 
-void Transport::Unregister(grpc::ClientContext* context) {
+void Transport::AddCall(grpc::ClientContext* context) {
+  absl::MutexLock lock(&mutex_);
+  in_progress_.insert(context);
+}
+
+void Transport::RemoveCall(grpc::ClientContext* context) {
   absl::MutexLock lock(&mutex_);
   in_progress_.erase(context);
+}
+
+void Transport::MoveOn(int index) {
+  current_.compare_exchange_strong(index, (index + 1) % static_cast<int>(coordinators_.size()));
 }
 
 bool Transport::Pause(grpc::Channel& channel, absl::Duration pause, uint64_t generation) {

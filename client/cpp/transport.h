@@ -53,13 +53,24 @@ class Transport {
 
   void CancelCalls();
 
+  // For calls that go on after the function that began them: CancelCalls cancels a call between
+  // AddCall and RemoveCall too.
+  void AddCall(grpc::ClientContext* context);
+  void RemoveCall(grpc::ClientContext* context);
+  // Where calls go that any coordinator can answer.
+  int current() const { return current_.load(); }
+  // Turns to the next coordinator, unless somebody has done so since `index` was the current one.
+  void MoveOn(int index);
+  const std::shared_ptr<grpc::Channel>& channel(int coordinator) const {
+    return coordinators_[coordinator].channel;
+  }
+
  private:
   explicit Transport(const ClientOptions& options);
 
   absl::Status WaitForConnection();
   // False if CancelCalls has been called since `generation`.
   bool Register(grpc::ClientContext* context, uint64_t generation);
-  void Unregister(grpc::ClientContext* context);
   // Waits before the next try, less if a broken connection is there again. False as in Register.
   bool Pause(grpc::Channel& channel, absl::Duration pause, uint64_t generation);
 

@@ -76,7 +76,7 @@ features {{ name: "title" table: "words" }}
 
 def generate_stubs(folder):
     """Compiles the .proto files of emberd and the two above into `folder`, and imports from there."""
-    own = ["types", "model", "plan", "statistics", "embedding_service"]
+    own = ["types", "model", "plan", "statistics", "batch", "train", "embedding_service"]
     for name, text in (("health", HEALTH_PROTO), ("reflection", REFLECTION_PROTO)):
         with open(os.path.join(folder, name + ".proto"), "w") as file:
             file.write(text)

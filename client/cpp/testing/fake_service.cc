@@ -135,28 +135,34 @@ grpc::Status FakeService::DescribeModel(grpc::ServerContext* context,
   });
 }
 
+v1::FeatureActivation FakeService::Activate(const v1::FeatureIds& feature, v1::DataType type,
+                                            float base) const {
+  std::string table;
+  for (const v1::FeatureConfig& known : config_.features()) {
+    if (known.name() == feature.feature()) table = known.table();
+  }
+  v1::FeatureActivation activation;
+  activation.set_feature(feature.feature());
+  v1::Tensor* tensor = activation.mutable_activation();
+  tensor->set_dtype(type);
+  tensor->add_shape(Samples(feature));
+  tensor->add_shape(Dim(table));
+  for (int64_t s = 0; s < Samples(feature); ++s) {
+    for (int c = 0; c < Dim(table); ++c) {
+      AppendFloat(base + static_cast<float>(s), type, tensor->mutable_data());
+    }
+  }
+  return activation;
+}
+
 grpc::Status FakeService::Lookup(grpc::ServerContext* context, const v1::LookupRequest* request,
                                  v1::LookupResponse* response) {
   return Meet(context, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     lookups_.push_back(*request);
     if (!request->inference()) response->set_batch_handle(lookups_.size());
     for (int i = 0; i < request->features_size(); ++i) {
-      const v1::FeatureIds& feature = request->features(i);
-      std::string table;
-      for (const v1::FeatureConfig& known : config_.features()) {
-        if (known.name() == feature.feature()) table = known.table();
-      }
-      v1::FeatureActivation* added = response->add_activations();
-      added->set_feature(feature.feature());
-      v1::Tensor* tensor = added->mutable_activation();
-      tensor->set_dtype(request->activation_dtype());
-      tensor->add_shape(Samples(feature));
-      tensor->add_shape(Dim(table));
-      for (int64_t s = 0; s < Samples(feature); ++s) {
-        for (int c = 0; c < Dim(table); ++c) {
-          AppendFloat(100.0f * i + s, tensor->dtype(), tensor->mutable_data());
-        }
-      }
+      *response->add_activations() = Activate(request->features(i), request->activation_dtype(),
+                                              100.0f * static_cast<float>(i));
     }
     response->mutable_statistics()->set_num_minibatches(1);
     response->mutable_statistics()->add_stacks()->set_ids(17);
@@ -186,6 +192,60 @@ grpc::Status FakeService::ReleaseBatch(grpc::ServerContext* context,
     releases_.push_back(*request);
     return grpc::Status::OK;
   });
+}
+
+// Nothing until the lookup is complete.
+std::vector<v1::TrainResponse> FakeService::Answer(const v1::TrainLookup& part,
+                                                   v1::TrainLookup* whole) const {
+  std::vector<v1::TrainResponse> parts;
+  whole->MergeFrom(part);
+  if (part.continues()) return parts;
+  for (int i = 0; i < whole->features_size(); ++i) {
+    v1::TrainLookupResult* result = parts.emplace_back().mutable_lookup();
+    result->set_step(part.step());
+    *result->add_activations() =
+        Activate(whole->features(i), part.activation_dtype(),
+                 100.0f * static_cast<float>(i) + 1000.0f * static_cast<float>(part.step()));
+    result->set_continues(i + 1 < whole->features_size());
+  }
+  parts.back().mutable_lookup()->mutable_statistics()->set_num_minibatches(3);
+  parts.back().mutable_lookup()->mutable_times()->set_shards_us(40);
+  parts.back().mutable_lookup()->mutable_times()->set_slowest_rank(1);
+  whole->Clear();
+  return parts;
+}
+
+grpc::Status FakeService::Train(
+    grpc::ServerContext* context,
+    grpc::ServerReaderWriter<v1::TrainResponse, v1::TrainRequest>* stream) {
+  v1::TrainRequest request;
+  v1::TrainLookup lookup;
+  int gradients = 0;
+  int sent = 0;
+  while (stream->Read(&request)) {
+    std::vector<v1::TrainResponse> answers;
+    {
+      absl::MutexLock lock(&mutex_);
+      train_requests_.push_back(request);
+      if (request.has_lookup()) answers = Answer(request.lookup(), &lookup);
+    }
+    if (request.has_start()) {
+      answers.emplace_back().mutable_started()->set_next_step(7);
+      answers.back().mutable_started()->set_generation(5);
+    }
+    gradients += request.update().gradients_size();
+    if (request.has_update() && !request.update().continues()) {
+      v1::TrainUpdateResult* result = answers.emplace_back().mutable_update();
+      result->set_step(request.update().step());
+      result->set_rows_updated(std::exchange(gradients, 0));
+    }
+    for (v1::TrainResponse& answer : answers) {
+      if (damage_train) damage_train(&answer);
+      if (sent++ == train_responses) return train_status;
+      stream->Write(answer);
+    }
+  }
+  return context->IsCancelled() ? grpc::Status::CANCELLED : train_status;
 }
 
 void FakeService::FillRow(const std::string& table, int64_t id, v1::Tensor* values) const {
@@ -298,6 +358,10 @@ std::vector<v1::ExportTableRequest> FakeService::exports() const {
 std::vector<v1::ReleaseBatchRequest> FakeService::releases() const {
   absl::MutexLock lock(&mutex_);
   return releases_;
+}
+std::vector<v1::TrainRequest> FakeService::train_requests() const {
+  absl::MutexLock lock(&mutex_);
+  return train_requests_;
 }
 int FakeService::applied() const {
   absl::MutexLock lock(&mutex_);

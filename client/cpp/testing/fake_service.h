@@ -33,6 +33,8 @@ struct Fault {
 //   * i + s ApplyGradients rows_updated is the number of gradients ReadRows       column c of id e
 //   is e + c / 100, unless AssignRows has written it ExportTable    the same, `export_rows` rows a
 //   part
+//   Train          next_step 7, generation 5; as Lookup and ApplyGradients, but 1000 * step is
+//   added to every element, and each activation comes in a part of its own
 // A mutation that has been applied before is answered with replayed = true. Thread-safe.
 class FakeService final : public v1::EmbeddingService::Service, public v1::AdminService::Service {
  public:
@@ -49,6 +51,10 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   std::function<void(v1::DeclareModelResponse*)> damage_declare;
   std::function<void(v1::ReadRowsResponse*)> damage_read;
   std::function<void(v1::ExportTableResponse*)> damage_export;
+  std::function<void(v1::TrainResponse*)> damage_train;
+  // Ends a stream after so many responses; negative: when the client does.
+  int train_responses = -1;
+  grpc::Status train_status;
   int64_t export_rows = 3;
   // An export breaks with UNAVAILABLE after its first part, this often.
   int broken_exports = 0;
@@ -60,6 +66,7 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   std::vector<v1::AssignRowsRequest> assigns() const;
   std::vector<v1::ExportTableRequest> exports() const;
   std::vector<v1::ReleaseBatchRequest> releases() const;
+  std::vector<v1::TrainRequest> train_requests() const;
   // Updates that took effect, each once.
   int applied() const;
 
@@ -74,6 +81,9 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
                               v1::ApplyGradientsResponse* response) override;
   grpc::Status ReleaseBatch(grpc::ServerContext* context, const v1::ReleaseBatchRequest* request,
                             v1::ReleaseBatchResponse* response) override;
+  grpc::Status Train(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<v1::TrainResponse, v1::TrainRequest>* stream) override;
   grpc::Status ReadRows(grpc::ServerContext* context, const v1::ReadRowsRequest* request,
                         v1::ReadRowsResponse* response) override;
   grpc::Status AssignRows(grpc::ServerContext* context, const v1::AssignRowsRequest* request,
@@ -88,6 +98,11 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   grpc::Status Meet(grpc::ServerContext* context, const std::function<grpc::Status()>& work);
   bool FirstTime(const v1::MutationId& mutation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int Dim(const std::string& table) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Every element of sample s is `base` + s.
+  v1::FeatureActivation Activate(const v1::FeatureIds& feature, v1::DataType type, float base) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<v1::TrainResponse> Answer(const v1::TrainLookup& part, v1::TrainLookup* whole) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FillRow(const std::string& table, int64_t id, v1::Tensor* values) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -106,6 +121,7 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   std::vector<v1::AssignRowsRequest> assigns_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::ExportTableRequest> exports_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::ReleaseBatchRequest> releases_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::TrainRequest> train_requests_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::client::testing

@@ -1,0 +1,227 @@
+#include "client/cpp/lookup_assembler.h"
+
+#include <utility>
+
+#include <google/protobuf/io/coded_stream.h>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/batch_codec.h"
+#include "client/cpp/bfloat16.h"
+#include "client/cpp/tensor_codec.h"
+
+namespace emberd::client {
+namespace {
+
+using google::protobuf::io::CodedInputStream;
+
+// Protobuf's wire types, as they stand in tags.
+enum WireFormat : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+constexpr uint32_t TagOf(int field, WireFormat format) {
+  return static_cast<uint32_t>(field) << 3 | format;
+}
+
+absl::Status Malformed() {
+  return absl::InternalError("the server sent what is no TrainLookupResult");
+}
+
+bool SkipField(CodedInputStream* input, uint32_t tag) {
+  uint64_t ignored = 0;
+  int length = 0;
+  switch (tag & 7) {
+    case kVarint:
+      return input->ReadVarint64(&ignored);
+    case kFixed64:
+      return input->Skip(8);
+    case kBytes:
+      return input->ReadVarintSizeAsInt(&length) && input->Skip(length);
+    case kFixed32:
+      return input->Skip(4);
+    default:
+      return false;
+  }
+}
+
+// A message inside another.
+bool ReadNested(CodedInputStream* input, google::protobuf::Message* message) {
+  const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
+  return message->MergeFromCodedStream(input) &&
+         input->CheckEntireMessageConsumedAndPopLimit(limit);
+}
+
+bool ReadString(CodedInputStream* input, std::string* text) {
+  int length = 0;
+  return input->ReadVarintSizeAsInt(&length) && input->ReadString(text, length);
+}
+
+bool ReadShape(CodedInputStream* input, v1::Tensor* tensor) {
+  const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
+  uint64_t extent = 0;
+  while (input->BytesUntilLimit() > 0) {
+    if (!input->ReadVarint64(&extent)) return false;
+    tensor->add_shape(static_cast<int64_t>(extent));
+  }
+  input->PopLimit(limit);
+  return true;
+}
+
+// The elements of a tensor, to where they are read.
+bool ReadFloats(CodedInputStream* input, WireType type, absl::Span<float> values) {
+  if (type == WireType::kFloat32) {
+    return input->ReadRaw(values.data(), static_cast<int>(values.size() * sizeof(float)));
+  }
+  char halves[4096];  // an element may begin in one slice of the message and end in the next
+  while (!values.empty()) {
+    const absl::Span<float> some = values.subspan(0, sizeof(halves) / 2);
+    if (!input->ReadRaw(halves, static_cast<int>(2 * some.size()))) return false;
+    FromBfloat16Bytes(halves, some);
+    values.remove_prefix(some.size());
+  }
+  return true;
+}
+
+}  // namespace
+
+LookupAssembler::LookupAssembler(ExpectedLookup expected, FloatPool* pool)
+    : expected_(std::move(expected)), pool_(pool) {
+  result_.step = expected_.step;
+}
+
+absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
+  using Result = v1::TrainLookupResult;
+  if (memory_ == nullptr) memory_ = pool_->Take(expected_.floats);
+  int64_t step = 0;
+  bool continues = false;
+  v1::BatchStatistics statistics;
+  v1::StepTimes times;
+  while (const uint32_t tag = input->ReadTag()) {
+    uint64_t number = 0;
+    bool good = true;
+    switch (tag) {
+      case TagOf(Result::kActivationsFieldNumber, kBytes):
+        if (absl::Status status = AddActivation(input); !status.ok()) return status;
+        break;
+      case TagOf(Result::kStepFieldNumber, kVarint):
+        good = input->ReadVarint64(&number);
+        step = static_cast<int64_t>(number);
+        break;
+      case TagOf(Result::kContinuesFieldNumber, kVarint):
+        good = input->ReadVarint64(&number);
+        continues = number != 0;
+        break;
+      case TagOf(Result::kStatisticsFieldNumber, kBytes):
+        good = ReadNested(input, &statistics);
+        break;
+      case TagOf(Result::kTimesFieldNumber, kBytes):
+        good = ReadNested(input, &times);
+        break;
+      default:
+        good = SkipField(input, tag);
+    }
+    if (!good) return Malformed();
+  }
+  if (!input->ConsumedEntireMessage()) return Malformed();
+  if (step != expected_.step) {
+    return absl::InternalError(
+        absl::StrCat("step: the server sent ", step, "; ", expected_.step, " was expected"));
+  }
+  if (continues) return false;
+  result_.statistics = DecodeStatistics(statistics);
+  result_.times = DecodeTimes(times);
+  if (next_ == expected_.features.size()) return true;
+  return absl::InternalError(absl::StrCat("activations: the server sent ", next_, "; ",
+                                          expected_.features.size(), " were expected"));
+}
+
+absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
+  if (next_ == expected_.features.size()) {
+    return absl::InternalError(
+        absl::StrCat("activations: the server sent more than ", next_, ", which were expected"));
+  }
+  const ExpectedLookup::Feature& feature = expected_.features[next_];
+  float* const values = memory_.get() + feature.offset;
+  const size_t size = static_cast<size_t>(feature.samples * feature.dim);
+  std::string name;
+  absl::Status status;
+  const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
+  while (const uint32_t tag = input->ReadTag()) {
+    bool good = true;
+    if (tag == TagOf(v1::FeatureActivation::kFeatureFieldNumber, kBytes)) {
+      good = ReadString(input, &name);
+    } else if (tag == TagOf(v1::FeatureActivation::kActivationFieldNumber, kBytes)) {
+      status = ReadTensor(input, feature, absl::MakeSpan(values, size));
+    } else {
+      good = SkipField(input, tag);
+    }
+    if (!good) return Malformed();
+    if (!status.ok()) break;
+  }
+  if (status.ok() && !input->CheckEntireMessageConsumedAndPopLimit(limit)) return Malformed();
+  if (status.ok() && name != feature.name) {
+    status = absl::InternalError(absl::StrCat("feature: the server sent \"", name, "\""));
+  }
+  if (!status.ok()) {
+    return absl::InternalError(absl::StrCat("activations[", next_, "] (feature \"", feature.name,
+                                            "\").", status.message()));
+  }
+  result_.activations.push_back(
+      {feature.name, feature.samples, feature.dim, absl::MakeConstSpan(values, size)});
+  ++next_;
+  return absl::OkStatus();
+}
+
+// Where the data belongs is known before they come, so it does not matter which field comes first.
+absl::Status LookupAssembler::ReadTensor(CodedInputStream* input,
+                                         const ExpectedLookup::Feature& feature,
+                                         absl::Span<float> values) {
+  v1::Tensor head;
+  int bytes = 0;
+  const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
+  while (const uint32_t tag = input->ReadTag()) {
+    uint64_t number = 0;
+    bool good = true;
+    switch (tag) {
+      case TagOf(v1::Tensor::kDtypeFieldNumber, kVarint):
+        good = input->ReadVarint64(&number);
+        head.set_dtype(static_cast<v1::DataType>(number));
+        break;
+      case TagOf(v1::Tensor::kShapeFieldNumber, kVarint):
+        good = input->ReadVarint64(&number);
+        head.add_shape(static_cast<int64_t>(number));
+        break;
+      case TagOf(v1::Tensor::kShapeFieldNumber, kBytes):
+        good = ReadShape(input, &head);
+        break;
+      case TagOf(v1::Tensor::kDataFieldNumber, kBytes):
+        good = input->ReadVarintSizeAsInt(&bytes);
+        if (good && static_cast<size_t>(bytes) != values.size() * ElementBytes(expected_.type)) {
+          return WrongDataSize(bytes);
+        }
+        good = good && ReadFloats(input, expected_.type, values);
+        break;
+      default:
+        good = SkipField(input, tag);
+    }
+    if (!good) return Malformed();
+  }
+  if (!input->CheckEntireMessageConsumedAndPopLimit(limit)) return Malformed();
+  absl::Status status = CheckTensorHead(head, feature.samples, feature.dim, expected_.type);
+  if (status.ok() && bytes == 0 && !values.empty()) status = WrongDataSize(0);
+  return status;
+}
+
+TrainLookupResult LookupAssembler::Take() {
+  result_.memory = std::move(memory_);
+  return std::move(result_);
+}
+
+StepTimes DecodeTimes(const v1::StepTimes& message) {
+  return {.preprocess = absl::Microseconds(message.preprocess_us()),
+          .wait_for_ranks = absl::Microseconds(message.wait_for_ranks_us()),
+          .wait_for_update = absl::Microseconds(message.wait_for_update_us()),
+          .shards = absl::Microseconds(message.shards_us()),
+          .combine = absl::Microseconds(message.combine_us()),
+          .slowest_rank = message.slowest_rank()};
+}
+
+}  // namespace emberd::client

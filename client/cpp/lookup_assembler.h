@@ -1,0 +1,64 @@
+// The answer to a lookup on a Train stream, put together from its parts: activations go from the
+// received message straight to where the caller reads them. Internal to the client.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/cpp/float_pool.h"
+#include "client/cpp/options.h"
+#include "client/cpp/train_stream.h"
+#include "emberd/v1/train.pb.h"
+
+namespace google::protobuf::io {
+class CodedInputStream;
+}
+
+namespace emberd::client {
+
+// What the answer to a lookup must look like.
+struct ExpectedLookup {
+  int64_t step = 0;
+  WireType type = WireType::kFloat32;
+  struct Feature {
+    std::string name;
+    int64_t samples = 0;
+    int64_t dim = 0;
+    size_t offset = 0;  // of its floats in the result's memory
+  };
+  std::vector<Feature> features = {};
+  size_t floats = 0;
+};
+
+// Not thread-safe. What does not fit the request is INTERNAL.
+class LookupAssembler {
+ public:
+  // Takes memory from the pool when the first part comes.
+  LookupAssembler(ExpectedLookup expected, FloatPool* pool);
+
+  // Reads one TrainLookupResult, which ends where `input` ends. True if it was the last part.
+  absl::StatusOr<bool> Add(google::protobuf::io::CodedInputStream* input);
+  // After the last part.
+  TrainLookupResult Take();
+
+ private:
+  absl::Status AddActivation(google::protobuf::io::CodedInputStream* input);
+  absl::Status ReadTensor(google::protobuf::io::CodedInputStream* input,
+                          const ExpectedLookup::Feature& feature, absl::Span<float> values);
+
+  ExpectedLookup expected_;
+  FloatPool* pool_;
+  std::shared_ptr<float> memory_;
+  size_t next_ = 0;  // feature whose activations come next
+  TrainLookupResult result_;
+};
+
+StepTimes DecodeTimes(const v1::StepTimes& message);
+
+}  // namespace emberd::client

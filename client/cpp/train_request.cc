@@ -1,0 +1,218 @@
+#include "client/cpp/train_request.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <grpcpp/support/slice.h>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/batch_codec.h"
+#include "client/cpp/bfloat16.h"
+#include "client/cpp/tensor_codec.h"
+#include "emberd/v1/train.pb.h"
+
+namespace emberd::client {
+namespace {
+
+// Tag and length of a field of `length` bytes.
+std::string FieldHead(int field, size_t length) {
+  constexpr uint32_t kLengthDelimited = 2;
+  std::string head;
+  google::protobuf::io::StringOutputStream to(&head);
+  google::protobuf::io::CodedOutputStream output(&to);
+  output.WriteTag(static_cast<uint32_t>(field) << 3 | kLengthDelimited);
+  output.WriteVarint32(static_cast<uint32_t>(length));
+  output.Trim();
+  return head;
+}
+
+void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
+
+// One TrainRequest with an update, made of pieces of which the large ones stay where they are.
+class UpdateMessage {
+ public:
+  void Add(const std::string& bytes) {
+    slices_.emplace_back(bytes);
+    size_ += bytes.size();
+  }
+  void Add(const void* bytes, size_t size, std::shared_ptr<const void> owner) {
+    if (size == 0) return;
+    auto* held = new std::shared_ptr<const void>(std::move(owner));
+    slices_.emplace_back(const_cast<void*>(bytes), size, ReleaseOwner, held);
+    size_ += size;
+  }
+  size_t size() const { return size_; }
+
+  // `rest`: the fields that are not gradients.
+  grpc::ByteBuffer Finish(const v1::TrainUpdate& rest) {
+    Add(rest.SerializeAsString());
+    slices_.insert(slices_.begin(),
+                   grpc::Slice(FieldHead(v1::TrainRequest::kUpdateFieldNumber, size_)));
+    grpc::ByteBuffer message(slices_.data(), slices_.size());
+    slices_.clear();
+    size_ = 0;
+    return message;
+  }
+
+ private:
+  std::vector<grpc::Slice> slices_;
+  size_t size_ = 0;
+};
+
+struct Payload {
+  const void* bytes = nullptr;
+  size_t size = 0;
+  std::shared_ptr<const void> owner;
+};
+
+// The elements as they travel.
+Payload MakePayload(absl::Span<const float> values, const std::shared_ptr<const void>& memory,
+                    WireType type, FloatPool* pool) {
+  if (type == WireType::kFloat32 && memory != nullptr) {
+    return {values.data(), values.size() * sizeof(float), memory};
+  }
+  const size_t size = values.size() * ElementBytes(type);
+  std::shared_ptr<float> own = pool->Take((size + sizeof(float) - 1) / sizeof(float));
+  if (type == WireType::kFloat32) {
+    std::copy(values.begin(), values.end(), own.get());
+  } else {
+    ToBfloat16Bytes(values, reinterpret_cast<char*>(own.get()));
+  }
+  return {own.get(), size, own};
+}
+
+// The feature with its gradient, but for the bytes of the gradient, with which it ends.
+std::string GradientHead(const std::string& feature, int64_t samples, int64_t dim, WireType type,
+                         size_t bytes) {
+  v1::Tensor tensor;
+  tensor.set_dtype(WireDataType(type));
+  tensor.add_shape(samples);
+  tensor.add_shape(dim);
+  std::string tensor_head = tensor.SerializeAsString();
+  tensor_head += FieldHead(v1::Tensor::kDataFieldNumber, bytes);
+  v1::FeatureGradient gradient;
+  gradient.set_feature(feature);
+  std::string gradient_head = gradient.SerializeAsString();
+  gradient_head += FieldHead(v1::FeatureGradient::kGradientFieldNumber, tensor_head.size() + bytes);
+  gradient_head += tensor_head;
+  return FieldHead(v1::TrainUpdate::kGradientsFieldNumber, gradient_head.size() + bytes) +
+         gradient_head;
+}
+
+grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// No message may have more bytes than protobuf can count.
+absl::Status CheckTensorBytes(const std::string& feature, size_t bytes) {
+  constexpr size_t kMost = std::numeric_limits<int32_t>::max() - (1 << 20);
+  if (bytes <= kMost) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("feature \"", feature, "\" has ", bytes,
+                                                   " bytes; a message can have at most ", kMost));
+}
+
+}  // namespace
+
+grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& options) {
+  v1::TrainRequest request;
+  v1::TrainStart* start = request.mutable_start();
+  start->set_model_id(model.id);
+  start->set_group(options.group);
+  start->set_rank(options.rank);
+  v1::GroupOptions* group = start->mutable_options();
+  group->set_size(options.size);
+  switch (options.consistency) {
+    case Consistency::kSync:
+      group->set_consistency(v1::SYNC);
+      break;
+    case Consistency::kAsync:
+      group->set_consistency(v1::ASYNC);
+      break;
+    case Consistency::kBounded:
+      group->set_consistency(v1::BOUNDED);
+      break;
+  }
+  group->set_staleness_bound(options.staleness_bound);
+  group->set_pipelined(options.pipelined);
+  group->set_first_step(options.first_step);
+  group->set_step_timeout_ms(absl::ToInt64Milliseconds(options.step_timeout));
+  return Serialize(request);
+}
+
+absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
+    const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
+    ExpectedLookup* expected) {
+  std::deque<grpc::ByteBuffer> messages;
+  v1::TrainRequest request;
+  size_t bytes = 0;  // of ids in `request`
+  const auto begin = [&] {
+    request.Clear();
+    request.mutable_lookup()->set_step(step);
+    request.mutable_lookup()->set_activation_dtype(WireDataType(activations));
+    bytes = 0;
+  };
+  begin();
+  expected->step = step;
+  expected->type = activations;
+  for (size_t i = 0; i < features.size(); ++i) {
+    const std::string name(features[i].feature);
+    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
+    if (!info.ok()) return info.status();
+    v1::FeatureIds ids;
+    if (absl::Status status = EncodeFeature(features[i], &ids); !status.ok()) return status;
+    const size_t size = ids.ByteSizeLong();
+    if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
+    if (bytes > 0 && bytes + size > kTrainMessageBytes) {
+      request.mutable_lookup()->set_continues(true);
+      messages.push_back(Serialize(request));
+      begin();
+    }
+    const int64_t samples = std::max<int64_t>(0, SampleCount(ids));
+    const int64_t dim = (*info)->embedding_dim;
+    expected->features.push_back({name, samples, dim, expected->floats});
+    expected->floats += samples * dim;
+    *request.mutable_lookup()->add_features() = std::move(ids);
+    bytes += size;
+  }
+  messages.push_back(Serialize(request));
+  return messages;
+}
+
+absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
+    const Model& model, int64_t step, absl::Span<const FeatureGradient> gradients,
+    const UpdateOptions& options, WireType type, FloatPool* pool) {
+  std::deque<grpc::ByteBuffer> messages;
+  UpdateMessage message;
+  v1::TrainUpdate rest;
+  rest.set_step(step);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const FeatureGradient& gradient = gradients[i];
+    const std::string name(gradient.feature);
+    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
+    if (!info.ok()) return info.status();
+    absl::Status status = CheckGradient(gradient, **info);
+    const size_t size = gradient.values.size() * ElementBytes(type);
+    if (status.ok()) status = CheckTensorBytes(name, size);
+    if (!status.ok()) return status;
+    if (message.size() > 0 && message.size() + size > kTrainMessageBytes) {
+      rest.set_continues(true);
+      messages.push_back(message.Finish(rest));
+    }
+    message.Add(GradientHead(name, gradient.samples, (*info)->embedding_dim, type, size));
+    Payload payload = MakePayload(gradient.values, options.memory, type, pool);
+    message.Add(payload.bytes, payload.size, std::move(payload.owner));
+  }
+  rest.set_continues(false);
+  for (const StepHyperparameters& parameters : options.hyperparameters) {
+    EncodeHyperparameters(parameters, rest.add_hyperparameters());
+  }
+  messages.push_back(message.Finish(rest));
+  return messages;
+}
+
+}  // namespace emberd::client

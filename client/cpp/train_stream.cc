@@ -1,0 +1,270 @@
+#include "client/cpp/train_stream.h"
+
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include <google/protobuf/io/coded_stream.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cpp/float_pool.h"
+#include "client/cpp/lookup_assembler.h"
+#include "client/cpp/raw_stream.h"
+#include "client/cpp/train_request.h"
+#include "client/cpp/transport.h"
+
+namespace emberd::client {
+
+class TrainStream::Impl final : public RawStreamListener {
+ public:
+  Impl(const ClientOptions& options, const Model& model) : options_(options), model_(model) {}
+
+  // Opens the stream and waits for TrainStarted.
+  absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options);
+
+  absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features);
+  absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
+                          const UpdateOptions& options);
+  absl::StatusOr<TrainLookupResult> ReceiveLookup();
+  absl::StatusOr<TrainUpdateResult> ReceiveUpdate();
+  absl::Status Finish();
+
+  const v1::TrainStarted& started() const { return started_; }
+
+ private:
+  absl::Status OnMessage(grpc::ByteBuffer* message) override;
+  void OnEnd(const absl::Status& status) override;
+  absl::Status OnStarted(google::protobuf::io::CodedInputStream* input);
+  absl::Status OnLookup(google::protobuf::io::CodedInputStream* input);
+  absl::Status OnUpdate(google::protobuf::io::CodedInputStream* input);
+
+  // OK if another request can be sent.
+  absl::Status CheckOpen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The status of a stream that has ended, where an answer is missing.
+  absl::Status MissingAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits for the next of `results`, while any is `expected`.
+  template <typename Result, typename Expected>
+  absl::StatusOr<Result> Receive(const char* what, std::deque<Result>* results,
+                                 const std::deque<Expected>& expected)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ClientOptions options_;
+  const Model model_;
+  FloatPool pool_;
+
+  absl::Mutex mutex_;
+  bool has_started_ ABSL_GUARDED_BY(mutex_) = false;
+  v1::TrainStarted started_;  // constant from then on
+  // Of requests that are not answered yet, in their order. Only OnMessage removes any.
+  std::deque<LookupAssembler> lookups_ ABSL_GUARDED_BY(mutex_);
+  std::deque<int64_t> updates_ ABSL_GUARDED_BY(mutex_);
+  std::deque<TrainLookupResult> lookup_results_ ABSL_GUARDED_BY(mutex_);
+  std::deque<TrainUpdateResult> update_results_ ABSL_GUARDED_BY(mutex_);
+  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+
+  std::unique_ptr<RawStream> stream_;  // goes first: its end is awaited
+};
+
+absl::Status TrainStream::Impl::Start(Transport* transport, int coordinator,
+                                      const TrainOptions& options) {
+  stream_ = std::make_unique<RawStream>(transport, coordinator, "/emberd.v1.EmbeddingService/Train",
+                                        this);
+  std::deque<grpc::ByteBuffer> start;
+  start.push_back(EncodeTrainStart(model_, options));
+  stream_->Send(std::move(start));
+  // The server waits for the other ranks; beyond that it has as long as for any call.
+  const absl::Duration patience = options.step_timeout + options_.deadline;
+  const auto answered = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return has_started_ || end_.has_value();
+  };
+  absl::MutexLock lock(&mutex_);
+  if (!mutex_.AwaitWithTimeout(absl::Condition(&answered), patience)) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "coordinator ", options_.addresses[coordinator], " did not start the stream within ",
+        absl::FormatDuration(patience), " (step_timeout and the client's deadline)"));
+  }
+  return has_started_ ? absl::OkStatus() : MissingAnswer();
+}
+
+absl::Status TrainStream::Impl::CheckOpen() {
+  if (half_closed_) return absl::FailedPreconditionError("Finish has been called on this stream");
+  return end_.has_value() ? MissingAnswer() : absl::OkStatus();
+}
+
+absl::Status TrainStream::Impl::MissingAnswer() {
+  return end_->ok() ? absl::InternalError("the server ended the stream without an answer") : *end_;
+}
+
+absl::Status TrainStream::Impl::SendLookup(int64_t step, absl::Span<const FeatureIds> features) {
+  ExpectedLookup expected;
+  auto messages = EncodeTrainLookup(model_, step, features, options_.activation_type, &expected);
+  if (!messages.ok()) return messages.status();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (absl::Status status = CheckOpen(); !status.ok()) return status;
+    lookups_.emplace_back(std::move(expected), &pool_);
+  }
+  stream_->Send(*std::move(messages));
+  return absl::OkStatus();
+}
+
+absl::Status TrainStream::Impl::SendUpdate(int64_t step,
+                                           absl::Span<const FeatureGradient> gradients,
+                                           const UpdateOptions& options) {
+  auto messages =
+      EncodeTrainUpdate(model_, step, gradients, options, options_.gradient_type, &pool_);
+  if (!messages.ok()) return messages.status();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (absl::Status status = CheckOpen(); !status.ok()) return status;
+    updates_.push_back(step);
+  }
+  stream_->Send(*std::move(messages));
+  return absl::OkStatus();
+}
+
+template <typename Result, typename Expected>
+absl::StatusOr<Result> TrainStream::Impl::Receive(const char* what, std::deque<Result>* results,
+                                                  const std::deque<Expected>& expected) {
+  const auto settled = [&]() { return !results->empty() || expected.empty() || end_.has_value(); };
+  mutex_.Await(absl::Condition(&settled));
+  if (!results->empty()) {
+    Result result = std::move(results->front());
+    results->pop_front();
+    return result;
+  }
+  if (end_.has_value() && (!end_->ok() || !expected.empty())) return MissingAnswer();
+  return absl::FailedPreconditionError(absl::StrCat("no ", what, " awaits its answer"));
+}
+
+absl::StatusOr<TrainLookupResult> TrainStream::Impl::ReceiveLookup() {
+  absl::MutexLock lock(&mutex_);
+  return Receive("lookup", &lookup_results_, lookups_);
+}
+
+absl::StatusOr<TrainUpdateResult> TrainStream::Impl::ReceiveUpdate() {
+  absl::MutexLock lock(&mutex_);
+  return Receive("update", &update_results_, updates_);
+}
+
+absl::Status TrainStream::Impl::Finish() {
+  {
+    absl::MutexLock lock(&mutex_);
+    half_closed_ = true;
+  }
+  stream_->HalfClose();
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(
+      +[](std::optional<absl::Status>* end) { return end->has_value(); }, &end_));
+  const bool answered = lookups_.empty() && updates_.empty();
+  return end_->ok() && !answered ? MissingAnswer() : *end_;
+}
+
+absl::Status TrainStream::Impl::OnMessage(grpc::ByteBuffer* message) {
+  grpc::ProtoBufferReader reader(message);
+  if (!reader.status().ok()) return ToAbslStatus(reader.status());
+  google::protobuf::io::CodedInputStream input(&reader);
+  constexpr uint32_t kLengthDelimited = 2;
+  const uint32_t tag = input.ReadTag();
+  const auto limit = input.ReadLengthAndPushLimit();
+  absl::Status status = absl::InternalError("the server sent what is no TrainResponse");
+  if ((tag & 7) == kLengthDelimited) {
+    switch (tag >> 3) {
+      case v1::TrainResponse::kStartedFieldNumber:
+        status = OnStarted(&input);
+        break;
+      case v1::TrainResponse::kLookupFieldNumber:
+        status = OnLookup(&input);
+        break;
+      case v1::TrainResponse::kUpdateFieldNumber:
+        status = OnUpdate(&input);
+        break;
+    }
+  }
+  input.PopLimit(limit);
+  return status;
+}
+
+absl::Status TrainStream::Impl::OnStarted(google::protobuf::io::CodedInputStream* input) {
+  absl::MutexLock lock(&mutex_);
+  if (has_started_ || !started_.MergeFromCodedStream(input)) {
+    return absl::InternalError("the server sent a wrong or a second TrainStarted");
+  }
+  has_started_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status TrainStream::Impl::OnLookup(google::protobuf::io::CodedInputStream* input) {
+  LookupAssembler* assembler = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (lookups_.empty()) return absl::InternalError("the server answered a lookup that is none");
+    assembler = &lookups_.front();
+  }
+  const absl::StatusOr<bool> complete = assembler->Add(input);
+  if (!complete.ok()) return complete.status();
+  if (!*complete) return absl::OkStatus();
+  absl::MutexLock lock(&mutex_);
+  lookup_results_.push_back(assembler->Take());
+  lookups_.pop_front();
+  return absl::OkStatus();
+}
+
+absl::Status TrainStream::Impl::OnUpdate(google::protobuf::io::CodedInputStream* input) {
+  v1::TrainUpdateResult message;
+  const bool good = message.MergeFromCodedStream(input);
+  absl::MutexLock lock(&mutex_);
+  if (!good || updates_.empty() || message.step() != updates_.front()) {
+    return absl::InternalError(absl::StrCat("the server answered an update of step ",
+                                            message.step(), ", which is not the next"));
+  }
+  updates_.pop_front();
+  update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times())});
+  return absl::OkStatus();
+}
+
+void TrainStream::Impl::OnEnd(const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  end_ = status;
+}
+
+absl::StatusOr<std::unique_ptr<TrainStream>> TrainStream::Open(Transport* transport,
+                                                               const ClientOptions& client_options,
+                                                               const Model& model,
+                                                               const TrainOptions& options) {
+  const int coordinators = static_cast<int>(client_options.addresses.size());
+  if (options.coordinator < -1 || options.coordinator >= coordinators) {
+    return absl::InvalidArgumentError(absl::StrCat("coordinator: ", options.coordinator,
+                                                   " is not allowed; it must be -1 or in [0, ",
+                                                   coordinators, ")"));
+  }
+  const bool any = options.coordinator < 0;
+  const int coordinator = any ? transport->current() : options.coordinator;
+  auto impl = std::make_unique<Impl>(client_options, model);
+  const absl::Status status = impl->Start(transport, coordinator, options);
+  if (any && absl::IsUnavailable(status)) transport->MoveOn(coordinator);
+  if (!status.ok()) return status;
+  return std::unique_ptr<TrainStream>(new TrainStream(std::move(impl)));
+}
+
+TrainStream::TrainStream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TrainStream::~TrainStream() = default;
+
+int64_t TrainStream::next_step() const { return impl_->started().next_step(); }
+uint64_t TrainStream::generation() const { return impl_->started().generation(); }
+
+absl::Status TrainStream::SendLookup(int64_t step, absl::Span<const FeatureIds> features) {
+  return impl_->SendLookup(step, features);
+}
+absl::Status TrainStream::SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
+                                     const UpdateOptions& options) {
+  return impl_->SendUpdate(step, gradients, options);
+}
+absl::StatusOr<TrainLookupResult> TrainStream::ReceiveLookup() { return impl_->ReceiveLookup(); }
+absl::StatusOr<TrainUpdateResult> TrainStream::ReceiveUpdate() { return impl_->ReceiveUpdate(); }
+absl::Status TrainStream::Finish() { return impl_->Finish(); }
+
+}  // namespace emberd::client

@@ -1,0 +1,141 @@
+// Training on a stream: lookups and updates of many steps, several under way at once, alone or as a
+// rank of a group of trainers (see train.proto).
+//
+//   auto stream = client->Train(model, {.group = "run 7", .rank = rank, .size = 2});
+//   for (int64_t step = (*stream)->next_step(); step < steps; ++step) {
+//     (*stream)->SendLookup(step, ids of the step);
+//     absl::StatusOr<TrainLookupResult> found = (*stream)->ReceiveLookup();
+//     ... forward and backward on found->activations ...
+//     (*stream)->SendUpdate(step, gradients);
+//     absl::StatusOr<TrainUpdateResult> updated = (*stream)->ReceiveUpdate();
+//   }
+//   (*stream)->Finish();
+//
+// Requests may be sent ahead, each kind in the order of steps: the ids of step k + 1 while step k
+// computes. A group that is `pipelined` demands it: Update(k) is answered once Lookup(k + 1) has
+// been sent, or Finish called.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/cpp/batch.h"
+
+namespace emberd::client {
+
+class Transport;
+struct ClientOptions;
+struct Model;
+
+enum class Consistency {
+  kSync,     // all ranks form one batch per step
+  kAsync,    // each rank's update is applied when it comes
+  kBounded,  // as kAsync, but no rank is more than staleness_bound steps behind another
+};
+
+// Which rank of which group this trainer is. Every rank gives the same, but for `rank` and
+// `coordinator`.
+struct TrainOptions {
+  std::string group;  // 1 to 128 bytes; who joins under the same name again goes on in it
+  int rank = 0;
+  int size = 1;
+  Consistency consistency = Consistency::kSync;
+  int64_t staleness_bound = 0;  // kBounded only
+  bool pipelined = false;       // kSync only: Lookup(k) sees the updates of the steps before k - 1
+  int64_t first_step = 0;       // of a group that is new
+  // How long a step waits for another rank.
+  absl::Duration step_timeout = absl::Seconds(60);
+  // Index in ClientOptions::addresses; -1: where other calls go.
+  int coordinator = -1;
+};
+
+// Where the time of a request went, on the coordinator.
+struct StepTimes {
+  absl::Duration preprocess;
+  absl::Duration wait_for_ranks;
+  absl::Duration wait_for_update;  // lookup: for the update that it has to see; update: for the
+                                   // lookup that must not see it
+  absl::Duration shards;           // lookup: gather; update: stage and commit
+  absl::Duration combine;
+  int slowest_rank = -1;  // -1: there was no waiting for ranks
+};
+
+// Movable; copies share the memory behind the spans. It may outlive the stream; given back early,
+// it is used for a later step.
+struct TrainLookupResult {
+  int64_t step = 0;
+  std::vector<Activation> activations;  // in the order of the request
+  BatchStatistics statistics;           // of this rank; num_minibatches is common to all
+  StepTimes times;
+  std::shared_ptr<const void> memory;
+};
+
+struct TrainUpdateResult {
+  int64_t step = 0;
+  int64_t rows_updated = 0;  // distinct rows, over all ranks
+  StepTimes times;
+};
+
+struct UpdateOptions {
+  // Of this step; every rank of a kSync group gives the same.
+  std::vector<StepHyperparameters> hyperparameters = {};
+  // Keeps the memory behind float32 gradients alive, which are then sent from where they lie: it
+  // must not change before the last reference to `memory` but the caller's is gone, which is so
+  // once the update's answer has come. Null: they are copied before SendUpdate returns.
+  std::shared_ptr<const void> memory = {};
+};
+
+// One thread may send while another receives; a single thread may do both. Sending never waits:
+// what the server cannot take yet is queued here.
+//
+// Once a request has failed, or the connection, every call gives the stream's status with the
+// server's message, after the answers that came before it. The caller then opens a new stream and
+// goes on from its next_step().
+class TrainStream {
+ public:
+  // Cancels what is under way.
+  ~TrainStream();
+  TrainStream(const TrainStream&) = delete;
+  TrainStream& operator=(const TrainStream&) = delete;
+
+  // The step to begin with: all before it have been applied.
+  int64_t next_step() const;
+  // Of the group: grows whenever its members join anew.
+  uint64_t generation() const;
+
+  // `features` holds every feature of the model once, in any order. The ids are copied.
+  // INVALID_ARGUMENT for what cannot be sent; the stream goes on.
+  absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features);
+  // Updates every row that the step's lookup touched, of any rank. A feature without gradients has
+  // zero gradients. INVALID_ARGUMENT as above.
+  absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
+                          const UpdateOptions& options = {});
+
+  // Wait for the answer to the oldest lookup, or update, whose answer has not been received.
+  // FAILED_PRECONDITION if there is none. Lookups and updates are received independently.
+  absl::StatusOr<TrainLookupResult> ReceiveLookup();
+  absl::StatusOr<TrainUpdateResult> ReceiveUpdate();
+
+  // No more requests: waits until those sent are answered and gives the stream's final status, OK
+  // if all went well. Answers can still be received afterwards.
+  absl::Status Finish();
+
+ private:
+  friend class Client;
+  class Impl;
+  explicit TrainStream(std::unique_ptr<Impl> impl);
+  static absl::StatusOr<std::unique_ptr<TrainStream>> Open(Transport* transport,
+                                                           const ClientOptions& client_options,
+                                                           const Model& model,
+                                                           const TrainOptions& options);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace emberd::client

@@ -1,0 +1,385 @@
+// Covers: raw_stream.cc lookup_assembler.cc train_request.cc
+#include "client/cpp/train_stream.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cpp/client.h"
+#include "client/cpp/float_pool.h"
+#include "client/cpp/testing/fake_service.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::client {
+namespace {
+
+using ::emberd::client::testing::FakeService;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr int kDim = 64;
+constexpr int64_t kSamples = 3000;  // 0.73 MiB of float32 per feature: one in a message
+
+class TrainStreamTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Connect(WireType::kFloat32); }
+
+  void Connect(WireType type) {
+    stream_.reset();
+    ClientOptions options;
+    options.addresses = {service_.address()};
+    options.activation_type = options.gradient_type = type;
+    absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+    ModelDescription description;
+    description.name = "m";
+    for (const char* name : {"a", "b", "c"}) {
+      description.tables.push_back({.name = name, .vocabulary_size = 10, .embedding_dim = kDim});
+      description.features.push_back({.name = name, .table = name});
+    }
+    absl::StatusOr<Model> model = client_->DeclareModel(description);
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+  }
+  void Open(const TrainOptions& options = {.group = "run"}) {
+    absl::StatusOr<std::unique_ptr<TrainStream>> stream = client_->Train(model_, options);
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    stream_ = *std::move(stream);
+  }
+  std::vector<FeatureIds> Features() const {
+    return {{"a", DenseIds{ids_}}, {"b", DenseIds{ids_}}, {"c", DenseIds{few_}}};
+  }
+  std::vector<FeatureGradient> Gradients() const {
+    const absl::Span<const float> values = *gradient_;
+    return {
+        {"a", values, kSamples}, {"c", values.subspan(0, 2 * kDim), 2}, {"b", values, kSamples}};
+  }
+  // The requests but for the start.
+  std::vector<v1::TrainRequest> Requests() const {
+    std::vector<v1::TrainRequest> requests = service_.train_requests();
+    requests.erase(requests.begin());
+    return requests;
+  }
+
+  const std::vector<int64_t> ids_ = std::vector<int64_t>(kSamples, 4);
+  const std::vector<int32_t> few_ = {1, 2};
+  const std::shared_ptr<std::vector<float>> gradient_ =
+      std::make_shared<std::vector<float>>(kSamples * kDim, 0.5f);
+  FakeService service_;
+  std::unique_ptr<Client> client_;
+  Model model_;
+  std::unique_ptr<TrainStream> stream_;
+};
+
+TEST_F(TrainStreamTest, StartsWithWhatItWasTold) {
+  Open({.group = "g",
+        .rank = 2,
+        .size = 4,
+        .consistency = Consistency::kBounded,
+        .staleness_bound = 6,
+        .first_step = 9,
+        .step_timeout = absl::Milliseconds(1234)});
+  EXPECT_EQ(stream_->next_step(), 7);
+  EXPECT_EQ(stream_->generation(), 5u);
+  const v1::TrainStart start = service_.train_requests()[0].start();
+  EXPECT_EQ(start.model_id(), model_.id);
+  EXPECT_EQ(start.group(), "g");
+  EXPECT_EQ(start.rank(), 2);
+  EXPECT_EQ(start.options().size(), 4);
+  EXPECT_EQ(start.options().consistency(), v1::BOUNDED);
+  EXPECT_EQ(start.options().staleness_bound(), 6);
+  EXPECT_FALSE(start.options().pipelined());
+  EXPECT_EQ(start.options().first_step(), 9);
+  EXPECT_EQ(start.options().step_timeout_ms(), 1234);
+}
+
+TEST_F(TrainStreamTest, AStepInParts) {
+  Open();
+  ASSERT_TRUE(stream_->SendLookup(7, Features()).ok());
+  absl::StatusOr<TrainLookupResult> found = stream_->ReceiveLookup();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->step, 7);
+  ASSERT_THAT(found->activations, SizeIs(3));
+  for (int i = 0; i < 3; ++i) {
+    const Activation& activation = found->activations[i];
+    EXPECT_EQ(activation.feature, model_.features[i].name);
+    ASSERT_EQ(activation.samples, i == 2 ? 2 : kSamples);
+    ASSERT_THAT(activation.values, SizeIs(activation.samples * kDim));
+    for (int64_t s = 0; s < activation.samples; ++s) {
+      ASSERT_THAT(activation.values.subspan(s * kDim, kDim), Each(7000 + 100 * i + s));
+    }
+  }
+  EXPECT_EQ(found->statistics.num_minibatches, 3);
+  EXPECT_EQ(found->times.shards, absl::Microseconds(40));
+  EXPECT_EQ(found->times.slowest_rank, 1);
+
+  const UpdateOptions options = {.hyperparameters = {{"a", {{"learning_rate", 0.5f}}}},
+                                 .memory = gradient_};
+  ASSERT_TRUE(stream_->SendUpdate(7, Gradients(), options).ok());
+  absl::StatusOr<TrainUpdateResult> updated = stream_->ReceiveUpdate();
+  ASSERT_TRUE(updated.ok()) << updated.status();
+  EXPECT_EQ(updated->step, 7);
+  EXPECT_EQ(updated->rows_updated, 3);
+  EXPECT_TRUE(stream_->Finish().ok());
+}
+
+// The server must get every byte and every field once, in messages that no budget of 4 MiB refuses.
+TEST_F(TrainStreamTest, CutsLongRequestsIntoMessages) {
+  Open();
+  ASSERT_TRUE(stream_->SendLookup(7, {{"a", DenseIds{ids_}}}).ok());
+  ASSERT_TRUE(
+      stream_->SendUpdate(7, Gradients(), {.hyperparameters = {{"", {{"learning_rate", 2}}}}})
+          .ok());
+  ASSERT_TRUE(stream_->Finish().ok());
+  const std::vector<v1::TrainRequest> requests = Requests();
+  ASSERT_THAT(requests, SizeIs(3));
+  EXPECT_FALSE(requests[0].lookup().continues());
+  v1::TrainUpdate whole;
+  for (const v1::TrainRequest& request : {requests[1], requests[2]}) {
+    EXPECT_LT(request.ByteSizeLong(), kSamples * kDim * 4 + 10'000);
+    EXPECT_EQ(request.update().step(), 7);
+    EXPECT_EQ(request.update().continues(), whole.gradients().empty());
+    whole.MergeFrom(request.update());
+  }
+  ASSERT_THAT(whole.gradients(), SizeIs(3));
+  for (int i = 0; i < 3; ++i) {
+    const v1::FeatureGradient& gradient = whole.gradients(i);
+    EXPECT_EQ(gradient.feature(), Gradients()[i].feature);
+    EXPECT_EQ(gradient.gradient().dtype(), v1::FLOAT32);
+    EXPECT_THAT(gradient.gradient().shape(), ElementsAre(i == 1 ? 2 : kSamples, kDim));
+    const auto values = Gradients()[i].values;
+    EXPECT_EQ(gradient.gradient().data(),
+              std::string(reinterpret_cast<const char*>(values.data()), 4 * values.size()));
+  }
+  ASSERT_THAT(whole.hyperparameters(), SizeIs(1));
+  EXPECT_EQ(whole.hyperparameters(0).values().at("learning_rate"), 2);
+}
+
+TEST_F(TrainStreamTest, CutsLongLookupsIntoMessages) {
+  const std::vector<int64_t> many(100'000, 3);  // 0.8 MB
+  Open();
+  ASSERT_TRUE(
+      stream_
+          ->SendLookup(
+              7, {{"a", DenseIds{many, 50}}, {"b", DenseIds{few_}}, {"c", DenseIds{many, 50}}})
+          .ok());
+  EXPECT_TRUE(stream_->ReceiveLookup().ok());
+  const std::vector<v1::TrainRequest> requests = Requests();
+  ASSERT_THAT(requests, SizeIs(2));
+  EXPECT_THAT(requests[0].lookup().features(), SizeIs(2));
+  EXPECT_TRUE(requests[0].lookup().continues());
+  EXPECT_THAT(requests[1].lookup().features(), SizeIs(1));
+  EXPECT_FALSE(requests[1].lookup().continues());
+  EXPECT_EQ(requests[1].lookup().step(), 7);
+}
+
+TEST_F(TrainStreamTest, Bfloat16HalvesTheBytes) {
+  Connect(WireType::kBfloat16);
+  Open();
+  ASSERT_TRUE(stream_->SendLookup(0, Features()).ok());
+  absl::StatusOr<TrainLookupResult> found = stream_->ReceiveLookup();
+  ASSERT_TRUE(found.ok()) << found.status();
+  // Sample 200 of feature 1 is 300; larger odd numbers are not exact.
+  EXPECT_THAT(found->activations[1].values.subspan(156 * kDim, kDim), Each(256));
+  ASSERT_TRUE(stream_->SendUpdate(0, Gradients(), {.memory = gradient_}).ok());
+  ASSERT_TRUE(stream_->Finish().ok());
+  const v1::TrainUpdate update = Requests().back().update();
+  EXPECT_EQ(update.gradients(0).gradient().dtype(), v1::BFLOAT16);
+  EXPECT_THAT(update.gradients(0).gradient().data(), SizeIs(kSamples * kDim * 2));
+  EXPECT_EQ(update.gradients(0).gradient().data().substr(0, 2), std::string("\0\x3f", 2));
+}
+
+TEST_F(TrainStreamTest, SendsAheadAndReceivesEachKindInOrder) {
+  Open();
+  for (int64_t step = 7; step < 12; ++step) {
+    ASSERT_TRUE(stream_->SendLookup(step, Features()).ok());
+    if (step == 7) continue;
+    ASSERT_TRUE(stream_->SendUpdate(step - 1, {}).ok());
+  }
+  for (int64_t step = 7; step < 11; ++step) EXPECT_EQ(stream_->ReceiveUpdate()->step, step);
+  for (int64_t step = 7; step < 12; ++step) {
+    absl::StatusOr<TrainLookupResult> found = stream_->ReceiveLookup();
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->step, step);
+    EXPECT_EQ(found->activations[0].values[0], 1000 * step);
+  }
+  EXPECT_TRUE(stream_->Finish().ok());
+}
+
+TEST_F(TrainStreamTest, OneThreadSendsWhileAnotherReceives) {
+  Open();
+  constexpr int64_t kSteps = 50;
+  std::thread sender([&] {
+    for (int64_t step = 0; step < kSteps; ++step) {
+      EXPECT_TRUE(stream_->SendLookup(step, Features()).ok());
+      EXPECT_TRUE(stream_->SendUpdate(step, Gradients(), {.memory = gradient_}).ok());
+    }
+  });
+  for (int64_t step = 0; step < kSteps;) {
+    absl::StatusOr<TrainLookupResult> found = stream_->ReceiveLookup();
+    if (absl::IsFailedPrecondition(found.status())) continue;  // not sent yet
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->activations[2].values[0], 1000 * step + 200);
+    ++step;
+  }
+  sender.join();
+  EXPECT_TRUE(stream_->Finish().ok());
+  for (int64_t step = 0; step < kSteps; ++step) EXPECT_EQ(stream_->ReceiveUpdate()->step, step);
+}
+
+TEST_F(TrainStreamTest, AnswersOutliveFinishAndResultsOutliveTheStream) {
+  Open();
+  ASSERT_TRUE(stream_->SendLookup(7, Features()).ok());
+  ASSERT_TRUE(stream_->SendUpdate(7, {}).ok());
+  ASSERT_TRUE(stream_->Finish().ok());
+  EXPECT_EQ(stream_->SendLookup(8, Features()).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(stream_->ReceiveUpdate().ok());
+  absl::StatusOr<TrainLookupResult> found = stream_->ReceiveLookup();
+  stream_.reset();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->activations[0].values.back(), 7000 + kSamples - 1);
+}
+
+TEST_F(TrainStreamTest, NothingToReceiveIsAnError) {
+  Open();
+  EXPECT_EQ(stream_->ReceiveLookup().status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(stream_->ReceiveUpdate().status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// What cannot be sent leaves the stream as it was.
+TEST_F(TrainStreamTest, RefusesWhatMakesNoRequest) {
+  Open();
+  const absl::Status unknown = stream_->SendLookup(7, {{"z", DenseIds{ids_}}});
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("\"z\""));
+  const absl::Status odd = stream_->SendUpdate(7, {{"a", *gradient_, 5}});
+  EXPECT_EQ(odd.code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(stream_->SendLookup(7, Features()).ok());
+  EXPECT_TRUE(stream_->ReceiveLookup().ok());
+  EXPECT_THAT(Requests(), SizeIs(1));  // of the one good lookup
+}
+
+TEST_F(TrainStreamTest, TheServersErrorComesAfterTheAnswersBeforeIt) {
+  service_.train_responses = 1 + 3 + 1;  // the start, a lookup, an update
+  service_.train_status = grpc::Status(grpc::ABORTED, "rank 1 left: its stream ended");
+  Open();
+  for (int64_t step = 7; step < 9; ++step) {
+    ASSERT_TRUE(stream_->SendLookup(step, Features()).ok());
+    // The second one may find the stream ended already.
+    (void)stream_->SendUpdate(step, {});
+  }
+  EXPECT_TRUE(stream_->ReceiveLookup().ok());
+  EXPECT_TRUE(stream_->ReceiveUpdate().ok());
+  const absl::Status expected = absl::AbortedError("rank 1 left: its stream ended");
+  EXPECT_EQ(stream_->ReceiveLookup().status(), expected);
+  EXPECT_EQ(stream_->ReceiveUpdate().status(), expected);
+  EXPECT_EQ(stream_->SendLookup(9, Features()), expected);
+  EXPECT_EQ(stream_->Finish(), expected);
+}
+
+TEST_F(TrainStreamTest, AnEndWithoutAnswersIsAnError) {
+  service_.train_responses = 2;
+  Open();
+  ASSERT_TRUE(stream_->SendLookup(7, Features()).ok());
+  EXPECT_EQ(stream_->ReceiveLookup().status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(stream_->Finish().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(TrainStreamTest, ARefusedStartIsTheErrorOfTrain) {
+  service_.train_responses = 0;
+  service_.train_status = grpc::Status(grpc::INVALID_ARGUMENT, "options.size is 0");
+  EXPECT_EQ(client_->Train(model_, {.group = "g"}).status(),
+            absl::InvalidArgumentError("options.size is 0"));
+  const absl::Status status = client_->Train(model_, {.group = "g", .coordinator = 1}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("[0, 1)"));
+}
+
+TEST_F(TrainStreamTest, CancelCallsEndsStreamsToo) {
+  Open();
+  std::thread canceller([&] {
+    absl::SleepFor(absl::Milliseconds(30));
+    client_->CancelCalls();
+  });
+  absl::Status status;
+  while (status.ok()) {
+    status = stream_->SendLookup(7, Features());
+    if (status.ok()) status = stream_->ReceiveLookup().status();
+  }
+  canceller.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+}
+
+// Whatever is wrong with an answer, the caller gets INTERNAL and reads no byte that is not there.
+TEST_F(TrainStreamTest, DoubtsWhatTheServerSends) {
+  using Damage = std::function<void(v1::TrainLookupResult*)>;
+  const std::vector<std::pair<Damage, std::string>> cases = {
+      {[](auto* r) { r->set_step(8); }, "step: the server sent 8; 7"},
+      {[](auto* r) { r->mutable_activations(0)->set_feature("q"); },
+       "feature: the server sent \"q\""},
+      {[](auto* r) { r->clear_activations(); }, "expected"},
+      {[](auto* r) { r->set_continues(false); }, "activations: the server sent 1; 3"},
+      {[](auto* r) { *r->add_activations() = r->activations(0); }, "feature"},
+      {[](auto* r) {
+         for (int i = 0; i < 3; ++i) *r->add_activations() = r->activations(0);
+       },
+       ""},
+      {[](auto* r) { r->mutable_activations(0)->mutable_activation()->set_dtype(v1::BFLOAT16); },
+       "dtype"},
+      {[](auto* r) { r->mutable_activations(0)->mutable_activation()->set_shape(0, 1); }, "shape"},
+      {[](auto* r) {
+         r->mutable_activations(0)->mutable_activation()->mutable_data()->push_back(0);
+       },
+       "data"},
+      {[](auto* r) { r->mutable_activations(0)->mutable_activation()->clear_data(); },
+       "data: the server sent 0 bytes"},
+  };
+  for (const auto& [damage, message] : cases) {
+    SCOPED_TRACE(message);
+    service_.damage_train = [&damage = damage](v1::TrainResponse* response) {
+      if (response->has_lookup()) damage(response->mutable_lookup());
+    };
+    Open();
+    ASSERT_TRUE(stream_->SendLookup(7, Features()).ok());
+    const absl::Status status = stream_->ReceiveLookup().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+    EXPECT_EQ(stream_->Finish(), status);
+    stream_.reset();
+  }
+}
+
+// A trainer may give its gradients' memory back only when nobody reads it any more, also where the
+// stream breaks in the middle of an update.
+TEST_F(TrainStreamTest, LetsGoOfGradientsAtTheEnd) {
+  service_.train_responses = 1;
+  Open();
+  for (int i = 0; i < 20; ++i) (void)stream_->SendUpdate(i, Gradients(), {.memory = gradient_});
+  stream_.reset();
+  client_.reset();
+  for (int i = 0; i < 500 && gradient_.use_count() > 1; ++i) absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_EQ(gradient_.use_count(), 1);
+}
+
+TEST(FloatPoolTest, GivesBlocksAgainThatAreLargeEnough) {
+  auto pool = std::make_unique<FloatPool>();
+  const float* first = pool->Take(100).get();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
+  std::shared_ptr<float> again = pool->Take(50);
+  EXPECT_EQ(again.get(), first);
+  std::shared_ptr<float> other = pool->Take(50);
+  EXPECT_NE(other.get(), first);
+  other.reset();
+  EXPECT_NE(pool->Take(1000), nullptr);
+  pool.reset();
+  std::fill_n(again.get(), 100, 1.0f);  // outlives its pool
+}
+
+}  // namespace
+}  // namespace emberd::client
