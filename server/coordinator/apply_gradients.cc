@@ -8,7 +8,6 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/gradients.h"
 
@@ -35,7 +34,7 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
     if (absl::IsFailedPrecondition(rows.status())) {
       // A shard restarted and lost the batch: no retry can succeed.
       batches_.Erase(handle);
-      ReleaseOnShards(request.model_id(), handle);
+      fanout_.Release(request.model_id(), handle);
     }
     return rows.status();
   }
@@ -67,57 +66,11 @@ absl::StatusOr<int64_t> Coordinator::ApplyOnShards(const v1::ApplyGradientsReque
     return DecodeGradients(request, batch);
   }();
   if (!input.ok()) return input.status();
-
-  // The caller's cancellation and deadline reach the shards up to the decision, and not after: it
-  // is all or nothing.
-  rpc::CallContext apply_context(absl::Now() + shard_call_);
-  std::vector<std::unique_ptr<ApplyCall>> calls;
-  std::vector<bool> staged(shards_.size());
-  int64_t rows = 0;
-  {
-    rpc::CancelWatch watch(context, [&apply_context] { apply_context.Cancel(); });
-    ops::StageTimer timer(metrics_, ops::Stage::kStage);
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      ApplyCommand command;
-      command.model_id = batch.model->id;
-      command.batch_handle = request.batch_handle();
-      command.incarnation = batch.shards[i].incarnation;
-      command.mutation = mutation;
-      command.input = GradientsForShard(*input, batch, static_cast<int>(i));
-      calls.push_back(shards_[i]->Apply(std::move(command), &apply_context));
-    }
-    absl::Status error;
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      auto outcome = calls[i]->WaitStaged();
-      if (outcome.ok()) {
-        staged[i] = !outcome->replayed;
-        rows += outcome->rows_updated;
-      } else if (error.ok()) {
-        error = outcome.status();
-      }
-    }
-    // A call that goes away undecided discards what it staged.
-    if (!error.ok()) return error;
-  }
-
-  ops::StageTimer timer(metrics_, ops::Stage::kCommit);
-  const absl::Time began = absl::Now();
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    if (staged[i]) calls[i]->Decide(/*commit=*/true);
-  }
-  absl::Status error;
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    if (!staged[i]) continue;
-    auto updated = calls[i]->WaitDone();
-    ObserveLink(static_cast<int>(i), ops::Rpc::kShardApply, updated.status(), began);
-    if (updated.ok()) {
-      rows += *updated;
-    } else if (error.ok()) {
-      error = updated.status();
-    }
-  }
-  if (!error.ok()) return error;
-  return rows;
+  auto staged = fanout_.Stage(
+      *input, batch, {.handle = request.batch_handle(), .mutation = mutation, .group_part = {}},
+      context);
+  if (!staged.ok()) return staged.status();
+  return (*staged)->Commit();
 }
 
 }  // namespace emberd::server

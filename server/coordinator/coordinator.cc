@@ -3,7 +3,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "preprocess/plan.h"
@@ -15,7 +14,6 @@ namespace {
 
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 constexpr absl::Duration kStatusDeadline = absl::Seconds(1);
-constexpr absl::Duration kReleaseDeadline = absl::Seconds(1);
 
 ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metrics* metrics) {
   ModelRegistryOptions options;
@@ -40,6 +38,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       metrics_(metrics),
       server_metrics_(metrics->Server("coordinator", index)),
       registry_(shards_, RegistryOptions(cluster, metrics)),
+      fanout_(shards_, {.batch_ttl = batch_ttl_, .shard_call = shard_call_}, &registry_, metrics),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
   server_metrics_->SetBatchBudget(cluster.budgets().batch_bytes());
@@ -91,17 +90,8 @@ absl::StatusOr<v1::ReleaseBatchResponse> Coordinator::ReleaseBatch(
                                                    ", not ", request.model_id()));
   }
   batches_.Erase(request.batch_handle());
-  ReleaseOnShards(request.model_id(), request.batch_handle());
+  fanout_.Release(request.model_id(), request.batch_handle());
   return v1::ReleaseBatchResponse();
-}
-
-void Coordinator::ReleaseOnShards(uint64_t model_id, uint64_t batch_handle) {
-  rpc::CallContext context(absl::Now() + kReleaseDeadline);
-  std::vector<int> all;
-  for (size_t i = 0; i < shards_.size(); ++i) all.push_back(static_cast<int>(i));
-  ForEachShard(all, [&](int shard) {
-    return shards_[shard]->ReleaseBatch(model_id, batch_handle, &context);
-  });
 }
 
 absl::StatusOr<v1::GetLimitsResponse> Coordinator::GetLimits(const v1::GetLimitsRequest& request,

@@ -18,6 +18,7 @@
 #include "server/base/mutation_record.h"
 #include "server/base/periodic_task.h"
 #include "server/coordinator/activations.h"
+#include "server/coordinator/fanout.h"
 #include "server/coordinator/kept_batch.h"
 #include "server/coordinator/model_registry.h"
 #include "server/ops/metrics.h"
@@ -71,16 +72,6 @@ class Coordinator {
   absl::Duration default_deadline() const { return shard_call_; }
 
  private:
-  // Asks all shards; one that lost the model by restarting is given it again.
-  absl::StatusOr<std::vector<GatherResult>> GatherFromShards(
-      const ServedModel& model, const std::shared_ptr<const preprocess::PreprocessedBatch>& batch,
-      uint64_t batch_handle, const std::shared_ptr<const void>& owner, rpc::CallContext* context);
-  absl::Status KeepBatch(uint64_t handle, const std::shared_ptr<const ServedModel>& model,
-                         const preprocess::PreprocessedBatch& batch,
-                         const std::vector<GatherResult>& results);
-  // Best effort, under a deadline of its own: what is missed expires.
-  void ReleaseOnShards(uint64_t model_id, uint64_t batch_handle);
-  void ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began);
   void Sweep();
 
   absl::StatusOr<int64_t> ClaimAndApply(const v1::ApplyGradientsRequest& request,
@@ -90,9 +81,6 @@ class Coordinator {
                                         const KeptBatch& batch, const Mutation& mutation,
                                         rpc::CallContext* context);
 
-  // Calls a row method of a shard; a shard that lost the model is given it again first.
-  absl::Status WithModel(const ServedModel& model, int shard, rpc::CallContext* context,
-                         const std::function<absl::Status()>& call);
   absl::StatusOr<v1::Tensor> ReadTableRows(const ServedModel& model, const struct RowTarget& target,
                                            absl::Span<const int64_t> ids,
                                            rpc::CallContext* context);
@@ -106,6 +94,7 @@ class Coordinator {
   ops::Metrics* const metrics_;
   ops::ServerMetrics* const server_metrics_;
   ModelRegistry registry_;
+  Fanout fanout_;
   BatchStore batches_;
   MutationRecord record_;
   PeriodicTask sweeper_;

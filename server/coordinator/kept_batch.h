@@ -6,8 +6,11 @@
 #include <memory>
 #include <vector>
 
+#include "absl/types/span.h"
+#include "preprocess/preprocessor.h"
 #include "server/base/handle_store.h"
 #include "server/coordinator/served_model.h"
+#include "server/shard_host/shard_backend.h"
 
 namespace emberd::server {
 
@@ -17,22 +20,22 @@ struct KeptShard {
   std::vector<std::vector<int32_t>> samples;
 };
 
+// Random, so that handles of different coordinators and lives do not meet; never 0.
+uint64_t NewBatchHandle();
+
 // Immutable.
 struct KeptBatch {
+  KeptBatch() = default;
+  // What is to be kept of a batch; result i is shard i's.
+  KeptBatch(std::shared_ptr<const ServedModel> served, const preprocess::PreprocessedBatch& batch,
+            absl::Span<const GatherResult> results);
+
   std::shared_ptr<const ServedModel> model;
   std::vector<int64_t> feature_samples;       // by feature of the config
   std::vector<int64_t> feature_sample_begin;  // by feature: its first canonical sample in the stack
   std::vector<KeptShard> shards;
 
-  int64_t bytes() const {
-    int64_t bytes = sizeof(*this);
-    for (const KeptShard& shard : shards) {
-      for (const std::vector<int32_t>& samples : shard.samples) {
-        bytes += static_cast<int64_t>(samples.size() * sizeof(int32_t));
-      }
-    }
-    return bytes;
-  }
+  int64_t bytes() const;
 };
 
 using BatchStore = HandleStore<const KeptBatch>;

@@ -141,14 +141,6 @@ absl::StatusOr<absl::Span<const float>> DecodeValues(const v1::Tensor& tensor, i
 
 }  // namespace
 
-absl::Status Coordinator::WithModel(const ServedModel& model, int shard, rpc::CallContext* context,
-                                    const std::function<absl::Status()>& call) {
-  absl::Status status = call();
-  if (!absl::IsNotFound(status)) return status;
-  absl::Status restored = registry_.Restore(model, shard, context);
-  return restored.ok() ? call() : restored;
-}
-
 absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
                                                       const RowTarget& target,
                                                       absl::Span<const int64_t> ids,
@@ -170,7 +162,7 @@ absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
   const auto read = [&](int shard) {
     const ShardRows& rows = shards[shard];
     std::vector<float> values(rows.positions.size() * target.columns);
-    absl::Status status = WithModel(model, shard, context, [&] {
+    absl::Status status = fanout_.WithModel(model, shard, context, [&] {
       return shards_[shard]->ReadRows(rows.Selection(model.id, target), absl::MakeSpan(values),
                                       context);
     });
@@ -233,7 +225,7 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
       std::copy_n(values->data() + rows.positions[i] * target->columns, target->columns,
                   part.data() + i * target->columns);
     }
-    return WithModel(**model, shard, context, [&] {
+    return fanout_.WithModel(**model, shard, context, [&] {
       auto replayed = shards_[shard]->AssignRows(rows.Selection((*model)->id, *target), part,
                                                  mutation, context);
       if (replayed.ok() && !*replayed) all_replayed = false;

@@ -21,6 +21,8 @@ constexpr std::string_view kRpcNames[] = {
     "ShardService/DropModel",
     "ShardService/Gather",
     "ShardService/Apply",
+    "ShardService/OpenGroup",
+    "ShardService/DecideStep",
     "ShardService/ReleaseBatch",
     "ShardService/ReadRows",
     "ShardService/AssignRows",

@@ -24,6 +24,8 @@ enum class Rpc {
   kShardDropModel,
   kShardGather,
   kShardApply,
+  kShardOpenGroup,
+  kShardDecideStep,
   kShardReleaseBatch,
   kShardReadRows,
   kShardAssignRows,

@@ -116,6 +116,16 @@ class LocalShard final : public ShardBackend {
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext*) override {
     return std::make_unique<LocalApply>(host_.get(), std::move(command), name_);
   }
+  absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
+      const internal::v1::OpenGroupRequest& request, rpc::CallContext*) override {
+    return Named(host_->OpenGroup(request));
+  }
+  absl::StatusOr<int64_t> DecideStep(const internal::v1::DecideStepRequest& request,
+                                     rpc::CallContext*) override {
+    Promise<absl::StatusOr<int64_t>> promise;
+    host_->DecideStep(request, [&](auto rows) { promise.Set(std::move(rows)); });
+    return Named(std::move(promise.Wait()));
+  }
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle, rpc::CallContext*) override {
     return rpc::Annotate(host_->ReleaseBatch(model_id, batch_handle), name_);
   }

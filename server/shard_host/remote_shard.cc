@@ -136,6 +136,17 @@ class RemoteShard final : public ShardBackend {
                                          command, error_context_);
   }
 
+  absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
+      const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) override {
+    return Unary<internal::v1::OpenGroupResponse>(&ShardService::Stub::OpenGroup, request, context);
+  }
+  absl::StatusOr<int64_t> DecideStep(const internal::v1::DecideStepRequest& request,
+                                     rpc::CallContext* context) override {
+    auto response =
+        Unary<internal::v1::DecideStepResponse>(&ShardService::Stub::DecideStep, request, context);
+    if (!response.ok()) return response.status();
+    return response->rows_updated();
+  }
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
                             rpc::CallContext* context) override {
     internal::v1::ReleaseBatchRequest request;

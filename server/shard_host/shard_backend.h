@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,11 +44,20 @@ struct GatherResult {
   std::shared_ptr<const void> owner;  // keeps the views alive
 };
 
+// Makes an update one rank's part of a step of a group: see GroupPart in shard_service.proto.
+struct GroupPart {
+  std::string group;
+  uint64_t generation = 0;
+  int rank = 0;
+  int size = 1;
+  int64_t step = 0;
+};
 struct ApplyCommand {
   uint64_t model_id = 0;
   uint64_t batch_handle = 0;
   uint64_t incarnation = 0;  // the shard's, when it gathered the batch
-  Mutation mutation;         // its tag is the batch handle
+  Mutation mutation;         // its tag is the batch handle; not used with a group_part
+  std::optional<GroupPart> group_part;
   shard::ApplyInput input;
 };
 // The answer to an ApplyCommand that nothing was found wrong with.
@@ -92,6 +102,11 @@ class ShardBackend {
   // `context` must outlive the call.
   virtual std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) = 0;
   virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
+      const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) = 0;
+  // Rows updated.
+  virtual absl::StatusOr<int64_t> DecideStep(const internal::v1::DecideStepRequest& request,
+                                             rpc::CallContext* context) = 0;
   virtual absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
                                     rpc::CallContext* context) = 0;
 

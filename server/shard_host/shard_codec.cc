@@ -206,6 +206,14 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   header.set_client_id(command.mutation.client_id);
   header.set_sequence(command.mutation.sequence);
   header.set_step(command.input.step);
+  if (command.group_part.has_value()) {
+    internal::v1::GroupPart* part = header.mutable_group_part();
+    part->set_group(command.group_part->group);
+    part->set_generation(command.group_part->generation);
+    part->set_rank(command.group_part->rank);
+    part->set_size(command.group_part->size);
+    part->set_step(command.group_part->step);
+  }
   for (const shard::StackGradients& stack : command.input.stacks) {
     internal::v1::StackGradientHeader* to = header.add_stacks();
     to->set_stack(stack.stack);
@@ -219,6 +227,27 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   return message;
 }
 
+namespace {
+
+constexpr int kMaxGroupSize = 1024;
+
+absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* part) {
+  if (from.size() < 1 || from.size() > kMaxGroupSize || from.rank() < 0 ||
+      from.rank() >= from.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group_part: rank ", from.rank(), " of ", from.size(),
+                     " must be in 0 .. size - 1, size in 1 .. ", kMaxGroupSize));
+  }
+  if (from.step() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group_part: step ", from.step(), " must be >= 0"));
+  }
+  *part = {from.group(), from.generation(), from.rank(), from.size(), from.step()};
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
   internal::v1::ApplyHeader header;
   if (absl::Status status = ParseHeader(message, &header); !status.ok()) return status;
@@ -227,7 +256,10 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
   command.batch_handle = header.batch_handle();
   command.incarnation = header.incarnation();
   command.mutation = {header.client_id(), header.sequence(), header.batch_handle()};
-  if (absl::Status status = CheckMutation(command.mutation); !status.ok()) return status;
+  absl::Status status = header.has_group_part()
+                            ? DecodeGroupPart(header.group_part(), &command.group_part.emplace())
+                            : CheckMutation(command.mutation);
+  if (!status.ok()) return status;
   command.input.step = header.step();
   rpc::PayloadReader payload(message.payload());
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {
@@ -238,7 +270,7 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
     if (!gradients.ok()) return gradients.status();
     stack.gradients = *gradients;
   }
-  if (absl::Status status = payload.Finish(); !status.ok()) return status;
+  if (status = payload.Finish(); !status.ok()) return status;
   command.input.owner = message.owner();
   return command;
 }

@@ -74,6 +74,15 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       metrics_(metrics),
       server_metrics_(metrics->Server("shard", shard_index)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
+      group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
+                    .part_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms())},
+                   engine.get(),
+                   {.release_batch = [this](uint64_t handle) { batches_.Erase(handle); },
+                    .step_applied =
+                        [this](uint64_t model_id, int64_t rows) {
+                          ops::ShardModelMetrics* metrics = ModelMetrics(model_id);
+                          if (metrics != nullptr) metrics->AddUpdated(rows);
+                        }}),
       engine_(std::move(engine)),
       workers_(ThreadCount(cluster.shard_threads()), kMaxQueued),
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
@@ -149,6 +158,7 @@ absl::Status ShardHost::DropModel(uint64_t model_id) {
   if (models_.erase(model_id) == 0) {
     return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not declared here"));
   }
+  group_steps_.DropModel(model_id);
   return engine_->DropModel(model_id);
 }
 
@@ -160,6 +170,7 @@ ops::ShardModelMetrics* ShardHost::ModelMetrics(uint64_t model_id) const {
 
 void ShardHost::Sweep() {
   server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
+  group_steps_.Sweep(absl::Now());
   const shard::EngineStatistics statistics = engine_->Statistics();
   server_metrics_->SetModels(statistics.models);
   server_metrics_->SetTableBytes(statistics.table_bytes);
@@ -212,6 +223,19 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   });
 }
 
+absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
+    const internal::v1::OpenGroupRequest& request) {
+  if (ModelMetrics(request.model_id()) == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("model_id ", request.model_id(), " is not declared here"));
+  }
+  return group_steps_.Open(request);
+}
+
+void ShardHost::DecideStep(const internal::v1::DecideStepRequest& request, RowsCallback done) {
+  group_steps_.Decide(request, std::move(done));
+}
+
 void ShardHost::Stage(ApplyCommand command, StageCallback done) {
   auto work = [this, command = std::move(command), done]() mutable {
     done(StageOnWorker(std::move(command)));
@@ -220,6 +244,7 @@ void ShardHost::Stage(ApplyCommand command, StageCallback done) {
 }
 
 absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
+  if (command.group_part.has_value()) return StagePart(std::move(command));
   StagedApply staged;
   absl::StatusOr<std::optional<int64_t>> before = record_.Begin(command.mutation);
   if (!before.ok()) return before.status();
@@ -228,40 +253,67 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand com
     server_metrics_->AddReplay();
     return staged;
   }
-  const auto checked = [&]() -> absl::Status {
-    if (command.incarnation != incarnation_) {
-      return absl::FailedPreconditionError(
-          "it restarted after the batch was looked up, and its rows are back at their initial "
-          "values; look the batch up "
-          "again");
-    }
-    absl::StatusOr<std::shared_ptr<KeptBatch>> kept = batches_.Claim(command.batch_handle);
-    if (!kept.ok()) return kept.status();
-    absl::Status status =
-        (*kept)->model_id == command.model_id
-            ? engine_->CheckApply(*(*kept)->batch, command.input)
-            : absl::InvalidArgumentError(absl::StrCat("batch_handle ", command.batch_handle,
-                                                      " belongs to model_id ", (*kept)->model_id));
-    if (!status.ok()) batches_.Unclaim(command.batch_handle);
-    staged.batch_ = (*kept)->batch;
-    return status;
-  }();
-  if (!checked.ok()) {
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch = ClaimChecked(command);
+  if (!batch.ok()) {
     record_.Abort(command.mutation);
-    return checked;
+    return batch.status();
   }
+  staged.batch_ = *std::move(batch);
   staged.command_ = std::move(command);
   return staged;
 }
 
-void ShardHost::Commit(StagedApply staged, CommitCallback done) {
-  const Mutation mutation = staged.command_.mutation;
-  const uint64_t handle = staged.command_.batch_handle;
-  ops::ShardModelMetrics* metrics = ModelMetrics(staged.command_.model_id);
-  for (const shard::StackGradients& stack : staged.command_.input.stacks) {
+absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand command) {
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch = ClaimChecked(command);
+  if (!batch.ok()) return batch.status();
+  if (absl::Status status = group_steps_.Hold(command, *batch); !status.ok()) {
+    batches_.Unclaim(command.batch_handle);
+    return status;
+  }
+  AddReceivedBytes(command);
+  StagedApply staged;
+  staged.command_ = std::move(command);
+  staged.command_.input = {};  // the group's step holds it
+  return staged;
+}
+
+absl::StatusOr<std::shared_ptr<const shard::Batch>> ShardHost::ClaimChecked(
+    const ApplyCommand& command) {
+  if (command.incarnation != incarnation_) {
+    return absl::FailedPreconditionError(
+        "it restarted after the batch was looked up, and its rows are back at their initial "
+        "values; look the batch up again");
+  }
+  absl::StatusOr<std::shared_ptr<KeptBatch>> kept = batches_.Claim(command.batch_handle);
+  if (!kept.ok()) return kept.status();
+  absl::Status status =
+      (*kept)->model_id == command.model_id
+          ? engine_->CheckApply(*(*kept)->batch, command.input)
+          : absl::InvalidArgumentError(absl::StrCat("batch_handle ", command.batch_handle,
+                                                    " belongs to model_id ", (*kept)->model_id));
+  if (status.ok()) return (*kept)->batch;
+  batches_.Unclaim(command.batch_handle);
+  return status;
+}
+
+void ShardHost::AddReceivedBytes(const ApplyCommand& command) {
+  ops::ShardModelMetrics* metrics = ModelMetrics(command.model_id);
+  if (metrics == nullptr) return;
+  for (const shard::StackGradients& stack : command.input.stacks) {
     metrics->AddReceivedBytes(stack.stack,
                               static_cast<int64_t>(stack.gradients.size() * sizeof(float)));
   }
+}
+
+void ShardHost::Commit(StagedApply staged, RowsCallback done) {
+  if (staged.command_.group_part.has_value()) {
+    group_steps_.Commit(staged.command_.model_id, *staged.command_.group_part, std::move(done));
+    return;
+  }
+  const Mutation mutation = staged.command_.mutation;
+  const uint64_t handle = staged.command_.batch_handle;
+  ops::ShardModelMetrics* metrics = ModelMetrics(staged.command_.model_id);
+  AddReceivedBytes(staged.command_);
   engine_->Apply(
       std::move(staged.batch_), std::move(staged.command_.input),
       [this, mutation, handle, metrics, done](absl::StatusOr<shard::ApplyResult> result) {
@@ -278,6 +330,7 @@ void ShardHost::Commit(StagedApply staged, CommitCallback done) {
 }
 
 void ShardHost::Discard(StagedApply staged) {
+  if (staged.command_.group_part.has_value()) return;
   record_.Abort(staged.command_.mutation);
   batches_.Unclaim(staged.command_.batch_handle);
 }

@@ -21,6 +21,7 @@
 #include "server/base/periodic_task.h"
 #include "server/base/worker_pool.h"
 #include "server/ops/metrics.h"
+#include "server/shard_host/group_steps.h"
 #include "server/shard_host/shard_backend.h"
 #include "shard/engine.h"
 
@@ -48,7 +49,13 @@ class ShardHost {
   using GatherCallback = std::function<void(absl::StatusOr<GatherResult>)>;
   void Gather(GatherCommand command, GatherCallback done);
 
-  // An Apply that was checked and waits for its decision. It holds its batch and its mutation.
+  absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
+      const internal::v1::OpenGroupRequest& request);
+  using RowsCallback = std::function<void(absl::StatusOr<int64_t>)>;
+  void DecideStep(const internal::v1::DecideStepRequest& request, RowsCallback done);
+
+  // An Apply that was checked and waits for its decision. It holds its batch and its mutation; a
+  // group's part is held by the group's step instead, and Discard leaves it there.
   class StagedApply {
    public:
     StagedApply() = default;
@@ -63,8 +70,7 @@ class ShardHost {
   using StageCallback = std::function<void(absl::StatusOr<StagedApply>)>;
   void Stage(ApplyCommand command, StageCallback done);
   // Exactly one of the two for every StagedApply that was not replayed.
-  using CommitCallback = std::function<void(absl::StatusOr<int64_t>)>;
-  void Commit(StagedApply staged, CommitCallback done);
+  void Commit(StagedApply staged, RowsCallback done);
   void Discard(StagedApply staged);
 
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle);
@@ -99,6 +105,10 @@ class ShardHost {
   absl::Status Submit(std::function<void()> work);
   void GatherOnWorker(GatherCommand command, const GatherCallback& done);
   absl::StatusOr<StagedApply> StageOnWorker(ApplyCommand command);
+  // The batch of the command, claimed, if engine and store find nothing wrong.
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> ClaimChecked(const ApplyCommand& command);
+  absl::StatusOr<StagedApply> StagePart(ApplyCommand command);
+  void AddReceivedBytes(const ApplyCommand& command);
 
   const int shards_;
   const int sparsecores_per_shard_;
@@ -114,6 +124,7 @@ class ShardHost {
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Model> models_ ABSL_GUARDED_BY(mutex_);
 
+  GroupSteps group_steps_;  // before the engine, whose last callbacks come here
   std::unique_ptr<shard::Engine> engine_;
   WorkerPool workers_;
   PeriodicTask sweeper_;

@@ -191,11 +191,13 @@ using ServiceBase = pb::ShardService::WithCallbackMethod_CreateModel<
     pb::ShardService::WithCallbackMethod_FindModel<pb::ShardService::WithCallbackMethod_DropModel<
         pb::ShardService::WithRawCallbackMethod_Gather<
             pb::ShardService::WithRawCallbackMethod_Apply<
-                pb::ShardService::WithCallbackMethod_ReleaseBatch<
-                    pb::ShardService::WithCallbackMethod_ReadRows<
-                        pb::ShardService::WithCallbackMethod_AssignRows<
-                            pb::ShardService::WithCallbackMethod_GetStatus<
-                                pb::ShardService::Service>>>>>>>>>;
+                pb::ShardService::WithCallbackMethod_OpenGroup<
+                    pb::ShardService::WithCallbackMethod_DecideStep<
+                        pb::ShardService::WithCallbackMethod_ReleaseBatch<
+                            pb::ShardService::WithCallbackMethod_ReadRows<
+                                pb::ShardService::WithCallbackMethod_AssignRows<
+                                    pb::ShardService::WithCallbackMethod_GetStatus<
+                                        pb::ShardService::Service>>>>>>>>>>>;
 
 class ShardServiceImpl final : public ServiceBase {
  public:
@@ -239,6 +241,28 @@ class ShardServiceImpl final : public ServiceBase {
                                       pb::DropModelResponse*) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(rpc::ToGrpcStatus(host_->DropModel(request->model_id())));
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* OpenGroup(grpc::CallbackServerContext* context,
+                                      const pb::OpenGroupRequest* request,
+                                      pb::OpenGroupResponse* response) override {
+    ops::RpcTimer timer(host_->metrics(), ops::Rpc::kShardOpenGroup);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    Answer(reactor, host_->OpenGroup(*request), response, &timer);
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* DecideStep(grpc::CallbackServerContext* context,
+                                       const pb::DecideStepRequest* request,
+                                       pb::DecideStepResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    auto timer = std::make_shared<ops::RpcTimer>(host_->metrics(), ops::Rpc::kShardDecideStep);
+    host_->DecideStep(*request, [timer, response, reactor](absl::StatusOr<int64_t> rows) {
+      if (rows.ok()) response->set_rows_updated(*rows);
+      timer->Finish(rows.status().code());
+      reactor->Finish(rpc::ToGrpcStatus(rows.status()));
+    });
     return reactor;
   }
 

@@ -1,0 +1,219 @@
+#include "server/coordinator/fanout.h"
+
+#include <numeric>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "server/coordinator/activations.h"
+#include "server/coordinator/for_each_shard.h"
+#include "server/rpc/status_codes.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr absl::Duration kReleaseDeadline = absl::Seconds(1);
+constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
+
+// Keeps the shards' views of a batch alive: the batch goes before the model whose preprocessor made
+// it.
+struct BatchOwner {
+  std::shared_ptr<const ServedModel> model;
+  std::shared_ptr<const preprocess::PreprocessedBatch> batch;
+};
+
+}  // namespace
+
+Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
+               ModelRegistry* registry, ops::Metrics* metrics)
+    : shards_(std::move(shards)), options_(options), registry_(registry), metrics_(metrics) {}
+
+absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
+    const std::shared_ptr<const ServedModel>& model,
+    const std::shared_ptr<const preprocess::PreprocessedBatch>& batch, uint64_t handle,
+    rpc::CallContext* context) {
+  ops::StageTimer timer(metrics_, ops::Stage::kGatherWait);
+  const auto owner = std::make_shared<BatchOwner>(BatchOwner{model, batch});
+  const auto start = [&](size_t shard) {
+    GatherCommand command;
+    command.model_id = model->id;
+    command.batch_handle = handle;
+    command.batch_ttl = options_.batch_ttl;
+    command.stacks = batch->ShardView(static_cast<int>(shard));
+    command.owner = owner;
+    return shards_[shard]->Gather(std::move(command), context);
+  };
+  std::vector<std::unique_ptr<GatherCall>> calls;
+  for (size_t i = 0; i < shards_.size(); ++i) calls.push_back(start(i));
+
+  std::vector<GatherResult> results(shards_.size());
+  absl::Status error;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const absl::Time began = absl::Now();
+    auto result = calls[i]->Wait();
+    if (absl::IsNotFound(result.status())) {
+      absl::Status restored = registry_->Restore(*model, static_cast<int>(i), context);
+      if (restored.ok()) {
+        calls[i] = start(i);
+        result = calls[i]->Wait();
+      } else {
+        result = restored;
+      }
+    }
+    absl::Status status = result.status();
+    if (status.ok())
+      status = rpc::Annotate(CheckGatherResult(*result, *model, *batch), shards_[i]->name());
+    ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
+    if (status.ok()) {
+      results[i] = *std::move(result);
+    } else if (error.ok()) {
+      error = status;
+    }
+  }
+  if (error.ok()) return results;
+  calls.clear();  // cancels what is still under way
+  if (handle != 0) Release(model->id, handle);
+  return error;
+}
+
+class Fanout::StagedOnShards final : public StagedUpdate {
+ public:
+  explicit StagedOnShards(Fanout* fanout)
+      : fanout_(fanout), context_(absl::Now() + fanout->options_.shard_call) {}
+
+  absl::Status Stage(const GradientInput& input, const KeptBatch& batch, const UpdateName& name,
+                     rpc::CallContext* context) {
+    rpc::CancelWatch watch(context, [this] { context_.Cancel(); });
+    ops::StageTimer timer(fanout_->metrics_, ops::Stage::kStage);
+    model_id_ = batch.model->id;
+    part_ = name.group_part;
+    for (size_t i = 0; i < fanout_->shards_.size(); ++i) {
+      ApplyCommand command;
+      command.model_id = batch.model->id;
+      command.batch_handle = name.handle;
+      command.incarnation = batch.shards[i].incarnation;
+      command.mutation = name.mutation;
+      command.group_part = name.group_part;
+      command.input = GradientsForShard(input, batch, static_cast<int>(i));
+      calls_.push_back(fanout_->shards_[i]->Apply(std::move(command), &context_));
+    }
+    absl::Status error;
+    staged_.resize(calls_.size());
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      auto outcome = calls_[i]->WaitStaged();
+      if (outcome.ok()) {
+        staged_[i] = !outcome->replayed;
+        rows_ += outcome->rows_updated;
+      } else if (error.ok()) {
+        error = outcome.status();
+      }
+    }
+    return error;
+  }
+
+  absl::StatusOr<int64_t> Commit() override {
+    ops::StageTimer timer(fanout_->metrics_, ops::Stage::kCommit);
+    const absl::Time began = absl::Now();
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      if (staged_[i]) calls_[i]->Decide(/*commit=*/true);
+    }
+    absl::Status error;
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      if (!staged_[i]) continue;
+      auto updated = calls_[i]->WaitDone();
+      if (part_.has_value() && MayHaveMissed(updated.status())) updated = DecideAgain(i);
+      fanout_->ObserveLink(static_cast<int>(i), ops::Rpc::kShardApply, updated.status(), began);
+      if (updated.ok()) {
+        rows_ += *updated;
+      } else if (error.ok()) {
+        error = updated.status();
+      }
+    }
+    if (!error.ok()) return error;
+    return rows_;
+  }
+
+ private:
+  // Whether the word to commit may not have reached the shard.
+  static bool MayHaveMissed(const absl::Status& status) {
+    return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsUnknown(status);
+  }
+
+  absl::StatusOr<int64_t> DecideAgain(size_t shard) {
+    internal::v1::DecideStepRequest request;
+    request.set_model_id(model_id_);
+    request.set_group(part_->group);
+    request.set_generation(part_->generation);
+    request.set_step(part_->step);
+    request.set_commit(true);
+    rpc::CallContext context(absl::Now() + fanout_->options_.shard_call);
+    while (true) {
+      auto rows = fanout_->shards_[shard]->DecideStep(request, &context);
+      if (!MayHaveMissed(rows.status()) || absl::Now() + kRetryPause > context.deadline()) {
+        return rows;
+      }
+      absl::SleepFor(kRetryPause);
+    }
+  }
+
+  Fanout* const fanout_;
+  rpc::CallContext context_;  // outlives the calls
+  uint64_t model_id_ = 0;
+  std::optional<GroupPart> part_;
+  std::vector<std::unique_ptr<ApplyCall>> calls_;
+  std::vector<bool> staged_;  // false: it had been applied there before
+  int64_t rows_ = 0;
+};
+
+absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,
+                                                            const KeptBatch& batch,
+                                                            const UpdateName& name,
+                                                            rpc::CallContext* context) {
+  auto staged = std::make_unique<StagedOnShards>(this);
+  absl::Status status = staged->Stage(input, batch, name, context);
+  if (!status.ok()) return status;
+  return staged;
+}
+
+void Fanout::Release(uint64_t model_id, uint64_t handle) {
+  rpc::CallContext context(absl::Now() + kReleaseDeadline);
+  std::vector<int> all;
+  for (size_t i = 0; i < shards_.size(); ++i) all.push_back(static_cast<int>(i));
+  ForEachShard(all,
+               [&](int shard) { return shards_[shard]->ReleaseBatch(model_id, handle, &context); });
+}
+
+absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> Fanout::OpenGroup(
+    const ServedModel& model, const internal::v1::OpenGroupRequest& request,
+    rpc::CallContext* context) {
+  std::vector<internal::v1::OpenGroupResponse> responses(shards_.size());
+  const absl::Status status = FirstError(ForEachShard(AllShards(), [&](int shard) {
+    return WithModel(model, shard, context, [&] {
+      auto response = shards_[shard]->OpenGroup(request, context);
+      if (response.ok()) responses[shard] = *std::move(response);
+      return response.status();
+    });
+  }));
+  if (!status.ok()) return status;
+  return responses;
+}
+
+absl::Status Fanout::WithModel(const ServedModel& model, int shard, rpc::CallContext* context,
+                               const std::function<absl::Status()>& call) {
+  absl::Status status = call();
+  if (!absl::IsNotFound(status)) return status;
+  absl::Status restored = registry_->Restore(model, shard, context);
+  return restored.ok() ? call() : restored;
+}
+
+std::vector<int> Fanout::AllShards() const {
+  std::vector<int> all(shards_.size());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+void Fanout::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began) {
+  metrics_->ShardLink(shard)->Observe(rpc, status.code(),
+                                      absl::ToDoubleSeconds(absl::Now() - began));
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,180 @@
+// What a shard promises a group: one update per step from all parts, on the first word to commit,
+// once, and only for the generation of now.
+#include "server/shard_host/group_steps.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/shard_host/testing_host.h"
+
+namespace emberd::server {
+namespace {
+
+using testing::HasSubstr;
+
+class GroupStepsTest : public TestHost {
+ protected:
+  absl::StatusOr<internal::v1::OpenGroupResponse> Open(uint64_t generation, int size,
+                                                       uint64_t model_id = 5) {
+    internal::v1::OpenGroupRequest request;
+    request.set_model_id(model_id);
+    request.set_group("g");
+    request.set_generation(generation);
+    request.set_size(size);
+    return host_->OpenGroup(request);
+  }
+
+  // Looks a batch up and stages it as the part of one rank.
+  absl::StatusOr<ShardHost::StagedApply> StagePart(GroupPart part,
+                                                   ApplyCommand* changed = nullptr) {
+    const uint64_t handle = ++last_handle_;
+    if (auto gathered = Gather(handle); !gathered.ok()) return gathered.status();
+    ApplyCommand command = changed == nullptr ? Command(handle) : *changed;
+    command.batch_handle = handle;
+    command.group_part = std::move(part);
+    auto staged = Stage(std::move(command));
+    if (!staged.ok()) {
+      EXPECT_TRUE(host_->ReleaseBatch(5, handle).ok());  // the refused part gave it back
+    }
+    return staged;
+  }
+
+  absl::StatusOr<int64_t> Decide(uint64_t generation, int64_t step, bool commit) {
+    internal::v1::DecideStepRequest request;
+    request.set_model_id(5);
+    request.set_group("g");
+    request.set_generation(generation);
+    request.set_step(step);
+    request.set_commit(commit);
+    absl::StatusOr<int64_t> result = absl::UnknownError("");
+    absl::Notification done;
+    host_->DecideStep(request, [&](auto rows) {
+      result = std::move(rows);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return result;
+  }
+
+  uint64_t last_handle_ = 0;
+};
+
+TEST_F(GroupStepsTest, AllPartsMakeOneUpdateOnTheFirstWord) {
+  ASSERT_TRUE(Open(1, 2).ok());
+  auto first = StagePart({"g", 1, 0, 2, 0});
+  ASSERT_TRUE(first.ok()) << first.status();
+  auto second = StagePart({"g", 1, 1, 2, 0});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(FirstColumnOf(3), 3);  // nothing changes before the word
+  EXPECT_EQ(*Commit(*std::move(second)), 2);
+  EXPECT_EQ(FirstColumnOf(3), 3 - 4);  // two ranks, two samples each
+  EXPECT_EQ(FirstColumnOf(4), 4 - 2);
+  EXPECT_EQ(*Commit(*std::move(first)), 2);  // the other rank's word: answered, not applied again
+  EXPECT_EQ(FirstColumnOf(3), 3 - 4);
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+}
+
+TEST_F(GroupStepsTest, StepsFollowOneAnother) {
+  ASSERT_TRUE(Open(1, 1).ok());
+  EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 7})).ok());  // the first step may have any number
+  const auto skipped = StagePart({"g", 1, 0, 1, 9});
+  EXPECT_EQ(skipped.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(skipped.status().message(), HasSubstr("the turn of step 8"));
+  EXPECT_EQ(StagePart({"g", 1, 0, 1, 7}).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 8})).ok());
+}
+
+TEST_F(GroupStepsTest, APartIsRefusedThatDoesNotFitTheOthers) {
+  EXPECT_EQ(StagePart({"g", 1, 0, 2, 0}).status().code(), absl::StatusCode::kAborted);  // not open
+  ASSERT_TRUE(Open(2, 2).ok());
+  EXPECT_EQ(StagePart({"g", 1, 0, 2, 0}).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(StagePart({"g", 2, 0, 3, 0}).status().code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(StagePart({"g", 2, 0, 2, 4}).ok());
+  ApplyCommand other_rate = Command(0);
+  other_rate.input.stacks[0].hyperparameters["learning_rate"] = 0.5f;
+  EXPECT_THAT(StagePart({"g", 2, 1, 2, 4}, &other_rate).status().message(),
+              HasSubstr("differ between ranks 0 and 1"));
+  EXPECT_THAT(StagePart({"g", 2, 1, 2, 5}).status().message(), HasSubstr("others at 4"));
+  EXPECT_EQ(StagePart({"g", 2, 0, 2, 4}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+}
+
+TEST_F(GroupStepsTest, AWordWithoutAllPartsChangesNothing) {
+  ASSERT_TRUE(Open(1, 2).ok());
+  auto part = StagePart({"g", 1, 0, 2, 0});
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(Commit(*std::move(part)).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+}
+
+TEST_F(GroupStepsTest, ANewGenerationDropsWhatIsNotWhole) {
+  ASSERT_TRUE(Open(1, 2).ok());
+  auto part = StagePart({"g", 1, 0, 2, 0});
+  ASSERT_TRUE(part.ok()) << part.status();
+  host_->Discard(*std::move(part));  // its stream broke: the part stays
+  EXPECT_EQ(host_->GetStatus().batches(), 1);
+  const auto opened = Open(2, 2);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_FALSE(opened->known());
+  EXPECT_EQ(opened->staged_step(), -1);
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+  EXPECT_EQ(Open(1, 2).status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(GroupStepsTest, AWholeStepOfTheLastGenerationCanBeFinished) {
+  ASSERT_TRUE(Open(1, 1).ok());
+  EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 0})).ok());
+  auto lost = StagePart({"g", 1, 0, 1, 1});
+  ASSERT_TRUE(lost.ok()) << lost.status();
+  const auto opened = Open(2, 1);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_TRUE(opened->known());
+  EXPECT_EQ(opened->next_step(), 1);
+  EXPECT_EQ(opened->staged_step(), 1);
+  EXPECT_EQ(Commit(*std::move(lost)).status().code(), absl::StatusCode::kAborted);  // fenced off
+  EXPECT_EQ(FirstColumnOf(3), 1);
+  EXPECT_EQ(*Decide(2, 1, true), 2);
+  EXPECT_EQ(*Decide(2, 1, true), 2);  // idempotent
+  EXPECT_EQ(FirstColumnOf(3), -1);
+  EXPECT_EQ(Open(2, 1)->next_step(), 2);
+}
+
+TEST_F(GroupStepsTest, AnUnwantedStepOfTheLastGenerationGoes) {
+  ASSERT_TRUE(Open(1, 1).ok());
+  ASSERT_TRUE(StagePart({"g", 1, 0, 1, 0}).ok());
+  ASSERT_EQ(Open(2, 1)->staged_step(), 0);
+  ASSERT_TRUE(StagePart({"g", 2, 0, 1, 0}).ok());  // the group goes on without it
+  EXPECT_EQ(host_->GetStatus().batches(), 1);
+  EXPECT_TRUE(Decide(2, 0, false).ok());
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+}
+
+TEST_F(GroupStepsTest, AnUnknownModelIsRefusedAndADroppedOneForgotten) {
+  EXPECT_EQ(Open(1, 1, 6).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(Open(1, 1).ok());
+  ASSERT_TRUE(StagePart({"g", 1, 0, 1, 0}).ok());
+  ASSERT_TRUE(host_->DropModel(5).ok());
+  EXPECT_EQ(Decide(1, 0, true).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+}
+
+TEST_F(GroupStepsTest, WaitingPartsHaveABudget) {
+  GroupSteps steps({.max_held_bytes = 95, .part_ttl = absl::Seconds(1)}, nullptr,
+                   {.release_batch = [](uint64_t) {}, .step_applied = [](uint64_t, int64_t) {}});
+  internal::v1::OpenGroupRequest open;
+  open.set_model_id(5);
+  open.set_group("g");
+  open.set_generation(1);
+  open.set_size(2);
+  ASSERT_TRUE(steps.Open(open).ok());
+  ApplyCommand command = Command(1);
+  command.group_part = {"g", 1, 0, 2, 0};
+  const absl::Status status = steps.Hold(command, nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("a part of 96 bytes"));
+  EXPECT_EQ(steps.held_parts(), 0);
+}
+
+}  // namespace
+}  // namespace emberd::server
