@@ -146,6 +146,7 @@ class PythonClientTest(unittest.TestCase):
         cls.addClassCleanup(cls.folder.cleanup)
         generate_stubs(cls.folder.name)
         cls.api = importlib.import_module("emberd.v1.embedding_service_pb2")
+        cls.batch = importlib.import_module("emberd.v1.batch_pb2")
         cls.types = importlib.import_module("emberd.v1.types_pb2")
         log = open(os.path.join(cls.folder.name, "log"), "w+")
         cls.addClassCleanup(log.close)
@@ -182,13 +183,13 @@ class PythonClientTest(unittest.TestCase):
         return np.frombuffer(values.data, "<f4").reshape(values.shape).copy()
 
     def lookup(self, model_id, batch, dtype):
-        ragged = self.api.RaggedIds(
+        ragged = self.batch.RaggedIds(
             row_splits=self.tensor(self.types.INT64, batch.splits),
             values=self.tensor(self.types.INT32, batch.ids),
             weights=self.tensor(self.types.FLOAT32, batch.weights))
         response = self.stub.Lookup(self.api.LookupRequest(
             model_id=model_id, activation_dtype=dtype,
-            features=[self.api.FeatureIds(feature="title", ragged=ragged)]), timeout=30)
+            features=[self.batch.FeatureIds(feature="title", ragged=ragged)]), timeout=30)
         self.assertEqual([a.feature for a in response.activations], ["title"])
         activation = response.activations[0].activation
         self.assertEqual(activation.dtype, dtype)
@@ -206,7 +207,7 @@ class PythonClientTest(unittest.TestCase):
         return self.stub.ApplyGradients(self.api.ApplyGradientsRequest(
             model_id=model_id, batch_handle=handle,
             mutation=self.types.MutationId(client_id="python", sequence=self.sequence),
-            gradients=[self.api.FeatureGradient(feature="title", gradient=tensor)]), timeout=30)
+            gradients=[self.batch.FeatureGradient(feature="title", gradient=tensor)]), timeout=30)
 
     def step(self, dtype, seed):
         """A lookup and an update, against NumPy in float64."""
