@@ -90,7 +90,10 @@ const BadModel kTables[] = {
     {"NegativeUniqueLimit", "@b", "max_unique_ids_per_partition: -5",
      "tables[1].max_unique_ids_per_partition: -5 is not allowed"},
     {"IntegerStorage", "@b", "storage_dtype: INT32",
-     "tables[1].storage_dtype: INT32 is not allowed; it must be one of FLOAT32, BFLOAT16"},
+     "tables[1].storage_dtype: INT32 is not allowed; it must be one of FLOAT32, BFLOAT16, "
+     "FLOAT16"},
+    {"LongIntegerStorage", "@b", "storage_dtype: INT64",
+     "tables[1].storage_dtype: INT64 is not allowed"},
     {"NoBatch", "@fa", "batch_size: -1", "features[0].batch_size: -1 is not allowed; it must be"},
     {"HugeBatch", "@fa", "batch_size: 2147483648", "features[0].batch_size: 2147483648 is not"},
 };

@@ -27,6 +27,8 @@ constexpr Range kBytes = Between(1, kMiB* kGiB);  // to 1 PiB: sums of budgets d
 constexpr Range kMilliseconds = Between(1, kMaxInt32);
 constexpr Range kThreads = Between(0, 1024);
 
+constexpr int kIntegers[] = {v1::INT32, v1::INT64};
+
 constexpr FieldRule kRules[] = {
     {"ModelConfig.seed", kFinite},
 
@@ -35,7 +37,7 @@ constexpr FieldRule kRules[] = {
     {"TableConfig.combiner", kFinite, v1::MEAN},
     {"TableConfig.max_ids_per_partition", AtLeast(0)},
     {"TableConfig.max_unique_ids_per_partition", AtLeast(0)},
-    {"TableConfig.storage_dtype", Between(v1::FLOAT32, v1::BFLOAT16), v1::FLOAT32},
+    {"TableConfig.storage_dtype", kFinite, v1::FLOAT32, kIntegers},
 
     // Samples are numbered by int32 everywhere.
     {"FeatureConfig.batch_size", Between(1, kMaxInt32), 1},

@@ -30,6 +30,8 @@ struct FieldRule {
   // What an absent field is filled with; a field without presence counts as absent when it is 0.
   // Enums: the number. None: the field stays as it is, or its default depends on other fields.
   std::optional<double> default_value = std::nullopt;
+  // Numbers of an enum that the range has and the field does not allow.
+  absl::Span<const int> excluded = {};
 };
 
 // Every row, in the order of the .proto files.

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -63,15 +64,17 @@ bool IsAbsent(const Message& message, const FieldDescriptor& field) {
                               : NumberOf(message, field) == 0;
 }
 
-bool EnumAllows(const EnumDescriptor& type, const Range& range, int number) {
-  return type.FindValueByNumber(number) != nullptr && (number == 0 || range.Contains(number));
+bool EnumAllows(const EnumDescriptor& type, const FieldRule& rule, int number) {
+  return type.FindValueByNumber(number) != nullptr &&
+         (number == 0 || rule.range.Contains(number)) &&
+         !absl::c_linear_search(rule.excluded, number);
 }
 
-std::string AllowedEnumNames(const EnumDescriptor& type, const Range& range) {
+std::string AllowedEnumNames(const EnumDescriptor& type, const FieldRule& rule) {
   std::vector<std::string> names;
   for (int i = 0; i < type.value_count(); ++i) {
     const int number = type.value(i)->number();
-    if (number != 0 && range.Contains(number)) names.push_back(type.value(i)->name());
+    if (number != 0 && EnumAllows(type, rule, number)) names.push_back(type.value(i)->name());
   }
   return absl::StrCat("one of ", absl::StrJoin(names, ", "));
 }
@@ -142,11 +145,8 @@ absl::Status CheckField(const Message& message, const FieldDescriptor& field,
   }
   const double value = NumberOf(message, field);
   if (field.enum_type() != nullptr) {
-    if (EnumAllows(*field.enum_type(), rule->range, static_cast<int>(value))) {
-      return absl::OkStatus();
-    }
-    return NotAllowed(path, ValueText(message, field),
-                      AllowedEnumNames(*field.enum_type(), rule->range));
+    if (EnumAllows(*field.enum_type(), *rule, static_cast<int>(value))) return absl::OkStatus();
+    return NotAllowed(path, ValueText(message, field), AllowedEnumNames(*field.enum_type(), *rule));
   }
   if (rule->range.Contains(value)) return absl::OkStatus();
   return NotAllowed(path, ValueText(message, field), rule->range.ToString());

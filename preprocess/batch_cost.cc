@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
+#include "config/storage.h"
 
 namespace emberd::preprocess {
 namespace {
@@ -89,8 +90,8 @@ std::vector<StackCost> BatchCost(const v1::ModelConfig& model, const Plan& plan,
     cost.pad_cells = cost.buffer_cells - entries;
     cost.activation_bytes_per_sparsecore =
         SamplesOfFullestSlot(batch.ShardView(0)[k]) * stack.embedding_dim * 4;
-    const bool narrow = model.tables(stack.tables.front().table).storage_dtype() == v1::BFLOAT16;
-    cost.bytes_gathered = entries * stack.embedding_dim * (narrow ? 2 : 4);
+    const v1::DataType dtype = model.tables(stack.tables.front().table).storage_dtype();
+    cost.bytes_gathered = entries * stack.embedding_dim * config::WeightBytes(dtype);
   }
   return costs;
 }

@@ -1,4 +1,5 @@
 #include "config/optimizers.h"
+#include "config/storage.h"
 #include "preprocess/plan.h"
 
 namespace emberd::preprocess {
@@ -6,8 +7,7 @@ namespace {
 
 // Bytes of weights and slots of one row.
 int64_t RowBytes(const StackPlan& stack, const v1::TableConfig& table) {
-  const int64_t weight_bytes = table.storage_dtype() == v1::BFLOAT16 ? 2 : 4;
-  int64_t bytes = weight_bytes * stack.embedding_dim;
+  int64_t bytes = config::WeightBytes(table.storage_dtype()) * stack.embedding_dim;
   for (const config::SlotInfo& slot : config::OptimizerSlots(table.optimizer())) {
     bytes += 4 * (slot.one_per_row ? 1 : stack.embedding_dim);
   }

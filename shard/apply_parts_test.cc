@@ -145,7 +145,7 @@ class ApplyPartsTest : public ::testing::TestWithParam<testing::OptimizerCase> {
 TEST_P(ApplyPartsTest, EqualsOneProcessFedTheConcatenatedBatch) {
   std::mt19937_64 random(testing::TestSeed());
   std::normal_distribution<float> normal;
-  for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16}) {
+  for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16, v1::FLOAT16}) {
     const TestShape shape{kPartitions, kRows};
     TestEngine group({Stack(optimizer_, dtype)}, shape, 0, kPartitions);
     TestEngine single({Stack(optimizer_, dtype)}, shape, 0, kPartitions);

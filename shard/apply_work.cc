@@ -95,7 +95,7 @@ int64_t ApplyWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& 
   args.width = store.width();
   args.ranges = store.ranges();
   args.weights = store.weights() + first_row * store.row_bytes();
-  args.bfloat16 = store.bfloat16();
+  args.dtype = store.spec().storage_dtype;
   for (size_t s = 0; s < store.slots().size(); ++s) {
     args.slots[s] = store.slots()[s].data() + first_row * store.slots()[s].columns;
   }

@@ -39,7 +39,7 @@ ForwardArgs MakeForwardArgs(const StackStore& store, const StackEntries& entries
   const StackSpec& spec = store.spec();
   ForwardArgs args;
   args.weights = store.weights();
-  args.bfloat16 = store.bfloat16();
+  args.dtype = spec.storage_dtype;
   args.width = store.width();
   args.partitions = store.partitions();
   args.partition_ends = entries.partition_ends.data();

@@ -118,7 +118,7 @@ INSTANTIATE_TEST_SUITE_P(Cuts, EngineTest,
 TEST(Engine, GatherReadsEveryStorageTypeAndQuantizes) {
   std::mt19937_64 random(testing::TestSeed());
   for (const int width : {8, 24, 32, 64, 136}) {
-    for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16}) {
+    for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16, v1::FLOAT16}) {
       for (const bool quantized : {false, true}) {
         const TestShape shape{2, 40, 30};
         StackSpec stack = OneTableStack(shape, width, width, Sgd(1));

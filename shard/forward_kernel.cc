@@ -37,13 +37,13 @@ struct Quantizer {
   }
 };
 
-template <class D, bool kBf16, bool kQuantized>
+template <class D, v1::DataType kDtype, bool kQuantized>
 class Forward {
  public:
   explicit Forward(const ForwardArgs& args)
       : args_(args),
         quantizer_(args),
-        row_bytes_(args.width * (kBf16 ? 2 : 4)),
+        row_bytes_(args.width * config::WeightBytes(kDtype)),
         partials_(args.partitions > 1
                       ? hwy::AllocateAligned<float>(int64_t{args.partitions} * args.width)
                       : nullptr) {}
@@ -84,7 +84,7 @@ class Forward {
       const char* row = args_.weights + entry->row * row_bytes_;
       const auto gain = hn::Set(d, entry->gain);
       for (int v = 0; v < kVectors; ++v) {
-        auto x = LoadRow<kBf16>(d, row, column + v * kLanes);
+        auto x = LoadRow<kDtype>(d, row, column + v * kLanes);
         if (kQuantized) x = quantizer_(x);
         sum[v] = hn::Add(sum[v], hn::Mul(gain, x));
       }
@@ -154,12 +154,20 @@ class Forward {
   hwy::AlignedFreeUniquePtr<float[]> partials_;
 };
 
+template <class D, v1::DataType kDtype>
+void SumRowsOfType(const ForwardArgs& args) {
+  args.quantized ? Forward<D, kDtype, true>(args).Run() : Forward<D, kDtype, false>(args).Run();
+}
+
 template <class D>
 void SumRowsOf(const ForwardArgs& args) {
-  if (args.bfloat16) {
-    args.quantized ? Forward<D, true, true>(args).Run() : Forward<D, true, false>(args).Run();
-  } else {
-    args.quantized ? Forward<D, false, true>(args).Run() : Forward<D, false, false>(args).Run();
+  switch (args.dtype) {
+    case v1::BFLOAT16:
+      return SumRowsOfType<D, v1::BFLOAT16>(args);
+    case v1::FLOAT16:
+      return SumRowsOfType<D, v1::FLOAT16>(args);
+    default:
+      return SumRowsOfType<D, v1::FLOAT32>(args);
   }
 }
 

@@ -3,13 +3,14 @@
 
 #include <cstdint>
 
+#include "emberd/v1/types.pb.h"
 #include "shard/batch.h"
 
 namespace emberd::shard {
 
 struct ForwardArgs {
-  const char* weights = nullptr;  // [rows, width], float32 or bfloat16
-  bool bfloat16 = false;
+  const char* weights = nullptr;  // [rows, width] of dtype
+  v1::DataType dtype = v1::FLOAT32;
   int width = 0;  // multiple of 8
   int partitions = 1;
   // Rows below partition_ends[k] lie in partition k or an earlier one: [partitions]. Needed for

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "config/optimizers.h"
-#include "shard/bfloat16.h"
+#include "shard/stored_row.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/reference.h"
 #include "shard/testing/scalar_optimizers.h"
@@ -73,7 +73,7 @@ class OptimizerConformanceTest
 };
 
 // Prevents: a kernel that differs from the formula by one bit on this CPU; untouched rows that
-// move; padding that picks up values; bfloat16 weights rounded twice or cut.
+// move; padding that picks up values; 16-bit weights rounded twice or cut.
 TEST_P(OptimizerConformanceTest, EqualsScalarTwinBitByBit) {
   std::mt19937_64 random(testing::TestSeed());
   std::normal_distribution<float> normal;
@@ -96,9 +96,9 @@ TEST_P(OptimizerConformanceTest, EqualsScalarTwinBitByBit) {
              entries, 0, 2, kColumns, [&](int sample) { return gradients.at(sample); })) {
       RowValues row = ReadAll(key.first, key.second);
       testing::ScalarUpdate(rule, g, row);
-      if (std::get<1>(GetParam()) == v1::BFLOAT16) {
-        for (float& w : row.w) w = FromBfloat16(ToBfloat16(w));
-      }
+      std::vector<char> stored(row.w.size() * sizeof(float));
+      WriteStoredRow(std::get<1>(GetParam()), row.w, stored.data());
+      ReadStoredRow(std::get<1>(GetParam()), stored.data(), absl::MakeSpan(row.w));
       Row& all = expected[key] = row.w;
       for (const Row& slot : row.slots) all.insert(all.end(), slot.begin(), slot.end());
     }
@@ -161,7 +161,8 @@ TEST_P(OptimizerConformanceTest, RefusesALearningRateItCannotDivideBy) {
 
 INSTANTIATE_TEST_SUITE_P(All, OptimizerConformanceTest,
                          ::testing::Combine(::testing::ValuesIn(testing::OptimizerCases()),
-                                            ::testing::Values(v1::FLOAT32, v1::BFLOAT16)),
+                                            ::testing::Values(v1::FLOAT32, v1::BFLOAT16,
+                                                              v1::FLOAT16)),
                          [](const auto& info) {
                            return std::get<0>(info.param).name +
                                   v1::DataType_Name(std::get<1>(info.param));

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "shard/bfloat16.h"
+#include "shard/stored_row.h"
 
 namespace emberd::shard {
 namespace {
@@ -89,12 +89,9 @@ void CopyRowsOut(const RowTarget& target, int64_t begin, int64_t end, float* val
     store.EnsureRow(row);
     if (target.slot != nullptr) {
       std::copy_n(target.slot->data() + row * target.slot->columns, target.columns, out);
-    } else if (store.bfloat16()) {
-      const uint16_t* from =
-          reinterpret_cast<const uint16_t*>(store.weights()) + row * store.width();
-      std::transform(from, from + target.columns, out, FromBfloat16);
     } else {
-      std::memcpy(out, store.weights() + row * store.row_bytes(), target.columns * sizeof(float));
+      ReadStoredRow(store.dtype(), store.weights() + row * store.row_bytes(),
+                    absl::MakeSpan(out, target.columns));
     }
   }
 }
@@ -107,12 +104,9 @@ void CopyRowsIn(const RowTarget& target, int64_t begin, int64_t end, const float
     store.EnsureRow(row);
     if (target.slot != nullptr) {
       std::copy_n(in, target.columns, target.slot->data() + row * target.slot->columns);
-    } else if (store.bfloat16()) {
-      std::transform(in, in + target.columns,
-                     reinterpret_cast<uint16_t*>(store.weights()) + row * store.width(),
-                     ToBfloat16);
     } else {
-      std::memcpy(store.weights() + row * store.row_bytes(), in, target.columns * sizeof(float));
+      WriteStoredRow(store.dtype(), absl::MakeSpan(in, target.columns),
+                     store.weights() + row * store.row_bytes());
     }
   }
 }

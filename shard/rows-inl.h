@@ -1,4 +1,4 @@
-// Vectors of a stored row, float32 or bfloat16. Included once per SIMD target.
+// Vectors of a stored row: float32, bfloat16 or float16. Included once per SIMD target.
 #if defined(EMBERD_SHARD_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EMBERD_SHARD_ROWS_INL_H_
 #undef EMBERD_SHARD_ROWS_INL_H_
@@ -6,44 +6,99 @@
 #define EMBERD_SHARD_ROWS_INL_H_
 #endif
 
+#include "config/storage.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "shard/float16.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
+template <class D>
+using Bits = hn::Vec<hn::Repartition<uint32_t, D>>;  // one word per column
+
+// FromFloat16, from the lower half of each word. Whole numbers only, so that targets with and
+// without conversion instructions agree on every bit.
+template <class D>
+HWY_INLINE hn::Vec<D> WidenFloat16(D d, Bits<D> half) {
+  const hn::Repartition<uint32_t, D> d32;
+  const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(d32, 0x8000)));
+  const auto magnitude = hn::ShiftLeft<13>(hn::And(half, hn::Set(d32, 0x7fff)));
+  const auto normal = hn::Add(magnitude, hn::Set(d32, 112u << 23));
+  const auto special = hn::Add(magnitude, hn::Set(d32, 224u << 23));
+  const auto small =
+      hn::Sub(hn::BitCast(d, hn::Add(magnitude, hn::Set(d32, 113u << 23))), hn::Set(d, 0x1p-14f));
+  auto bits = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 0x0f800000)), normal, special);
+  bits = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 1u << 23)), hn::BitCast(d32, small), bits);
+  return hn::BitCast(d, hn::Or(bits, sign));
+}
+
+// ToFloat16, into the lower half of each word.
+template <class D>
+HWY_INLINE Bits<D> NarrowToFloat16(D d, hn::Vec<D> value) {
+  const hn::Repartition<uint32_t, D> d32;
+  const auto bits = hn::BitCast(d32, value);
+  const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 0x8000));
+  const auto magnitude = hn::And(bits, hn::Set(d32, 0x7fffffff));
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d32, 1));
+  const auto normal =
+      hn::ShiftRight<13>(hn::Add(hn::Sub(magnitude, hn::Set(d32, (112u << 23) - 0xfff)), odd));
+  const auto small = hn::Sub(hn::BitCast(d32, hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f))),
+                             hn::BitCast(d32, hn::Set(d, 0.5f)));
+  auto half = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 0x38800000)), small,
+                             hn::Min(normal, hn::Set(d32, uint32_t{kMaxFloat16})));
+  half = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d32, 0x7f800000)), hn::Set(d32, 0x7e00), half);
+  return hn::Or(half, sign);
+}
+
+// ToBfloat16, into the lower half of each word.
+template <class D>
+HWY_INLINE Bits<D> NarrowToBfloat16(D, hn::Vec<D> value) {
+  const hn::Repartition<uint32_t, D> d32;
+  const auto bits = hn::BitCast(d32, value);
+  const auto high = hn::ShiftRight<16>(bits);
+  const auto odd = hn::And(high, hn::Set(d32, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d32, 0x7fff)), odd));
+  const auto quiet = hn::Or(high, hn::Set(d32, 0x40));
+  const auto nan = hn::RebindMask(d32, hn::Ne(value, value));
+  return hn::IfThenElse(nan, quiet, rounded);
+}
+
 // Columns [column, column + lanes) of the row at `row`, as float32.
-template <bool kBf16, class D>
+template <v1::DataType kDtype, class D>
 HWY_INLINE hn::Vec<D> LoadRow(D d, const char* row, size_t column) {
-  if constexpr (kBf16) {
+  if constexpr (kDtype == v1::FLOAT32) {
+    return hn::LoadU(d, reinterpret_cast<const float*>(row) + column);
+  } else {
     const hn::Repartition<uint32_t, D> d32;
     const hn::Rebind<uint16_t, D> d16;
-    const auto half = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(row) + column);
-    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, half)));
-  } else {
-    return hn::LoadU(d, reinterpret_cast<const float*>(row) + column);
+    const auto half =
+        hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(row) + column));
+    if constexpr (kDtype == v1::FLOAT16) return WidenFloat16(d, half);
+    return hn::BitCast(d, hn::ShiftLeft<16>(half));
   }
 }
 
-// The reverse; bfloat16 rounds to nearest even and keeps NaN a quiet NaN, as ToBfloat16 does.
-template <bool kBf16, class D>
+// Writes the lower half of each word.
+template <class D>
+HWY_INLINE void StoreHalves(D, Bits<D> halves, char* row, size_t column) {
+  const hn::Repartition<int32_t, D> i32;
+  const hn::Rebind<uint16_t, D> d16;
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(i32, halves)), d16,
+             reinterpret_cast<uint16_t*>(row) + column);
+}
+
+// The reverse of LoadRow, rounding as ToBfloat16 and ToFloat16 do.
+template <v1::DataType kDtype, class D>
 HWY_INLINE void StoreRow(D d, hn::Vec<D> value, char* row, size_t column) {
-  if constexpr (kBf16) {
-    const hn::Repartition<uint32_t, D> d32;
-    const hn::Repartition<int32_t, D> i32;
-    const hn::Rebind<uint16_t, D> d16;
-    const auto bits = hn::BitCast(d32, value);
-    const auto high = hn::ShiftRight<16>(bits);
-    const auto odd = hn::And(high, hn::Set(d32, 1));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d32, 0x7fff)), odd));
-    const auto quiet = hn::Or(high, hn::Set(d32, 0x40));
-    const auto nan = hn::RebindMask(d32, hn::Ne(value, value));
-    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(i32, hn::IfThenElse(nan, quiet, rounded))), d16,
-               reinterpret_cast<uint16_t*>(row) + column);
-  } else {
+  if constexpr (kDtype == v1::FLOAT32) {
     hn::StoreU(value, d, reinterpret_cast<float*>(row) + column);
+  } else if constexpr (kDtype == v1::BFLOAT16) {
+    StoreHalves(d, NarrowToBfloat16(d, value), row, column);
+  } else {
+    StoreHalves(d, NarrowToFloat16(d, value), row, column);
   }
 }
 

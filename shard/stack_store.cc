@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "shard/bfloat16.h"
+#include "shard/stored_row.h"
 
 namespace emberd::shard {
 namespace {
@@ -26,16 +26,17 @@ absl::Status StackStore::CheckShape(const StackSpec& spec, int partitions) {
         "stack ", spec.name, ": rows_per_partition ", spec.rows_per_partition, " must be in [1, ",
         kMaxRows / partitions, "] for ", partitions, " partitions on one shard"));
   }
-  if (spec.storage_dtype != v1::FLOAT32 && spec.storage_dtype != v1::BFLOAT16) {
+  if (spec.storage_dtype != v1::FLOAT32 && spec.storage_dtype != v1::BFLOAT16 &&
+      spec.storage_dtype != v1::FLOAT16) {
     return absl::InvalidArgumentError(absl::StrCat("stack ", spec.name, ": storage_dtype ",
                                                    v1::DataType_Name(spec.storage_dtype),
-                                                   " must be FLOAT32 or BFLOAT16"));
+                                                   " must be FLOAT32, BFLOAT16 or FLOAT16"));
   }
   return absl::OkStatus();
 }
 
 int64_t StackStore::BytesPerPartition(const StackSpec& spec) {
-  int64_t row = spec.embedding_dim * (spec.storage_dtype == v1::BFLOAT16 ? 2 : 4);
+  int64_t row = spec.embedding_dim * config::WeightBytes(spec.storage_dtype);
   for (const config::SlotInfo& slot : config::OptimizerSlots(spec.optimizer)) {
     row += slot.one_per_row ? 4 : spec.embedding_dim * 4;
   }
@@ -167,13 +168,8 @@ void StackStore::InitializeRow(int64_t row, const RowRange& range, std::vector<f
   // Rows that pad the vocabulary hold zeros.
   if (id < table.vocabulary_size && !initializers_[range.table].AllZero()) {
     initializers_[range.table].Fill(id, absl::MakeSpan(values.data(), range.columns));
-    if (bfloat16()) {
-      uint16_t* weights = reinterpret_cast<uint16_t*>(weights_.data()) + row * width();
-      std::transform(values.begin(), values.begin() + range.columns, weights, ToBfloat16);
-    } else {
-      std::memcpy(weights_.data() + row * row_bytes(), values.data(),
-                  range.columns * sizeof(float));
-    }
+    WriteStoredRow(dtype(), absl::MakeSpan(values.data(), range.columns),
+                   weights_.data() + row * row_bytes());
   }
   for (const Slot& slot : slots_) {
     if (slot.info.initial_value == 0) continue;

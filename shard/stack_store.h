@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "config/optimizers.h"
+#include "config/storage.h"
 #include "shard/executor.h"
 #include "shard/initializer.h"
 #include "shard/mapped_memory.h"
@@ -66,8 +67,8 @@ class StackStore {
   int partitions() const { return partitions_; }
   int64_t rows_per_partition() const { return spec_.rows_per_partition; }
   int64_t rows() const { return partitions_ * spec_.rows_per_partition; }
-  bool bfloat16() const { return spec_.storage_dtype == v1::BFLOAT16; }
-  size_t row_bytes() const { return width() * (bfloat16() ? sizeof(uint16_t) : sizeof(float)); }
+  v1::DataType dtype() const { return spec_.storage_dtype; }
+  size_t row_bytes() const { return width() * config::WeightBytes(dtype()); }
   char* weights() const { return weights_.data(); }
   const std::vector<Slot>& slots() const { return slots_; }
   // Ascending, without gaps, over all local rows of a partition.

@@ -22,8 +22,8 @@ struct UpdateArgs {
   const float* const* gradient_rows = nullptr;
   int width = 0;  // multiple of 8
   absl::Span<const RowRange> ranges;
-  char* weights = nullptr;  // of the partition, float32 or bfloat16
-  bool bfloat16 = false;
+  char* weights = nullptr;  // of the partition
+  v1::DataType dtype = v1::FLOAT32;
   float* slots[kMaxSlots + 1] = {};  // of the partition, in storage order
 };
 

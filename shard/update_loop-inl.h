@@ -73,7 +73,7 @@ struct GradientRows {
 };
 
 // Gradients: one of the two above.
-template <class D, bool kBf16, class Gradients, class Rule>
+template <class D, v1::DataType kDtype, class Gradients, class Rule>
 class UpdateLoop {
  public:
   UpdateLoop(const UpdateArgs& args, const Gradients& gradients, const CommonRule& common,
@@ -83,7 +83,7 @@ class UpdateLoop {
         zero_(args.gradients == nullptr && args.gradient_rows == nullptr),
         common_(common),
         rule_(rule),
-        row_bytes_(args.width * (kBf16 ? 2 : 4)),
+        row_bytes_(args.width * config::WeightBytes(kDtype)),
         gradient_(hwy::AllocateAligned<float>(args.width)) {}
 
   int64_t Run() {
@@ -184,19 +184,19 @@ class UpdateLoop {
   HWY_INLINE void UpdateVector(const Rule& rule, size_t c, hn::Vec<D> g, char* weights,
                                float* const* slots) const {
     const D d;
-    auto w = LoadRow<kBf16>(d, weights, c);
+    auto w = LoadRow<kDtype>(d, weights, c);
     hn::Vec<D> state[kSlots + 1];
     for (int s = 0; s < kSlots; ++s) state[s] = hn::LoadU(d, slots[s] + c);
     if (common_.decay) w = hn::Mul(w, hn::Set(d, common_.keep));
     Formula<Rule>::Step(d, rule, g, w, state);
     if (common_.clip_weight) w = Clamp(d, w, common_.weight_min, common_.weight_max);
-    StoreRow<kBf16>(d, w, weights, c);
+    StoreRow<kDtype>(d, w, weights, c);
     for (int s = 0; s < kSlots; ++s) hn::StoreU(state[s], d, slots[s] + c);
   }
 
   // A formula may leave padding with anything (0 / 0, a clip bound).
   void ClearPadding(char* weights, float* const* slots) const {
-    const size_t element = kBf16 ? 2 : 4;
+    const size_t element = config::WeightBytes(kDtype);
     const size_t padding = args_.width - range_->columns;
     std::memset(weights + range_->columns * element, 0, padding * element);
     for (int s = 0; s < kSlots; ++s) std::fill_n(slots[s] + range_->columns, padding, 0.0f);
@@ -215,8 +215,14 @@ class UpdateLoop {
 template <class D, class Gradients, class Rule>
 int64_t RunUpdateLoopOn(const Gradients& gradients, const UpdateArgs& args,
                         const CommonRule& common, const Rule& rule) {
-  return args.bfloat16 ? UpdateLoop<D, true, Gradients, Rule>(args, gradients, common, rule).Run()
-                       : UpdateLoop<D, false, Gradients, Rule>(args, gradients, common, rule).Run();
+  switch (args.dtype) {
+    case v1::BFLOAT16:
+      return UpdateLoop<D, v1::BFLOAT16, Gradients, Rule>(args, gradients, common, rule).Run();
+    case v1::FLOAT16:
+      return UpdateLoop<D, v1::FLOAT16, Gradients, Rule>(args, gradients, common, rule).Run();
+    default:
+      return UpdateLoop<D, v1::FLOAT32, Gradients, Rule>(args, gradients, common, rule).Run();
+  }
 }
 
 template <class Rule>

@@ -164,7 +164,7 @@ class KernelBench {
     const std::vector<uint32_t> offsets = MakeOffsets(bag);
     shard::ForwardArgs args;
     args.weights = weights_.data();
-    args.bfloat16 = bfloat16;
+    args.dtype = bfloat16 ? v1::BFLOAT16 : v1::FLOAT32;
     args.width = width;
     args.entries = entries.data();
     args.offsets = offsets.data();
@@ -203,7 +203,7 @@ class KernelBench {
     args.width = width;
     args.ranges = absl::MakeSpan(&range, 1);
     args.weights = weights_.data();
-    args.bfloat16 = bfloat16;
+    args.dtype = bfloat16 ? v1::BFLOAT16 : v1::FLOAT32;
     args.slots[0] = reinterpret_cast<float*>(slots_.data());
     const size_t row_bytes = width * (bfloat16 ? 2 : 4);
     int64_t rows = 0;
