@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "preprocess/plan.h"
@@ -25,11 +26,25 @@ ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metr
   return options;
 }
 
+std::string NewIdentity(int index) {
+  absl::BitGen random;
+  return absl::StrCat("coordinator ", index, ", life ",
+                      absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
+}
+
+std::vector<Collective*> CollectivesOf(const std::vector<std::shared_ptr<ShardBackend>>& shards) {
+  std::vector<Collective*> collectives;
+  for (const auto& shard : shards) collectives.push_back(shard->collective());
+  return collectives;
+}
+
 }  // namespace
 
 Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                          std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics)
     : shards_(std::move(shards)),
+      identity_(NewIdentity(index)),
+      collective_(CollectivesOf(shards_)),
       sparsecores_per_shard_(cluster.sparsecores_per_shard()),
       max_message_bytes_(cluster.budgets().max_message_bytes()),
       batch_ttl_(absl::Milliseconds(cluster.timeouts().batch_ttl_ms())),

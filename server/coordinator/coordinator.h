@@ -17,6 +17,7 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/base/mutation_record.h"
 #include "server/base/periodic_task.h"
+#include "server/collective/collective_router.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/kept_batch.h"
@@ -70,6 +71,10 @@ class Coordinator {
   ops::ServerMetrics* server_metrics() { return server_metrics_; }
   ops::Metrics* metrics() { return metrics_; }
   absl::Duration default_deadline() const { return shard_call_; }
+  // Where the members of training groups meet; they join under identity(), which is different in
+  // every life of a coordinator.
+  Collective* collective() { return &collective_; }
+  const std::string& identity() const { return identity_; }
 
  private:
   void Sweep();
@@ -86,6 +91,8 @@ class Coordinator {
                                            rpc::CallContext* context);
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
+  const std::string identity_;
+  CollectiveRouter collective_;
   const int sparsecores_per_shard_;
   const int64_t max_message_bytes_;
   const absl::Duration batch_ttl_;

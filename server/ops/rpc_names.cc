@@ -27,6 +27,10 @@ constexpr std::string_view kRpcNames[] = {
     "ShardService/ReadRows",
     "ShardService/AssignRows",
     "ShardService/GetStatus",
+    "CollectiveService/Join",
+    "CollectiveService/AllGather",
+    "CollectiveService/Advance",
+    "CollectiveService/Leave",
 };
 static_assert(std::size(kRpcNames) == kRpcCount);
 

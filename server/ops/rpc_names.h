@@ -30,8 +30,12 @@ enum class Rpc {
   kShardReadRows,
   kShardAssignRows,
   kShardGetStatus,
+  kCollectiveJoin,
+  kCollectiveAllGather,
+  kCollectiveAdvance,
+  kCollectiveLeave,
 };
-inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kShardGetStatus) + 1;
+inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kCollectiveLeave) + 1;
 
 // What a coordinator does to a request, in order: the first five to a Lookup; decode, encode, stage
 // and commit to an ApplyGradients.

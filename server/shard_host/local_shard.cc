@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "server/collective/local_collective.h"
+#include "server/collective/rendezvous.h"
 #include "server/rpc/status_codes.h"
 #include "server/shard_host/shard_host.h"
 
@@ -149,6 +151,7 @@ class LocalShard final : public ShardBackend {
     status.set_address(address_);
     return status;
   }
+  Collective* collective() override { return collective_.get(); }
 
  private:
   template <typename T>
@@ -160,6 +163,8 @@ class LocalShard final : public ShardBackend {
   const std::string name_;
   const std::string address_ = "in-process";
   const std::unique_ptr<ShardHost> host_;
+  Rendezvous rendezvous_;
+  const std::unique_ptr<Collective> collective_ = MakeLocalCollective(&rendezvous_);
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
+#include "server/collective/remote_collective.h"
 #include "server/rpc/message_stream.h"
 #include "server/rpc/status_codes.h"
 #include "server/shard_host/shard_codec.h"
@@ -106,7 +107,8 @@ class RemoteShard final : public ShardBackend {
         error_context_(absl::StrCat(name_, " at ", options_.address)),
         channel_(MakeChannel(options_)),
         stub_(ShardService::NewStub(channel_)),
-        generic_stub_(channel_) {}
+        generic_stub_(channel_),
+        collective_(MakeRemoteCollective(channel_, error_context_)) {}
 
   const std::string& name() const override { return name_; }
   const std::string& address() const override { return options_.address; }
@@ -194,6 +196,8 @@ class RemoteShard final : public ShardBackend {
     return status;
   }
 
+  Collective* collective() override { return collective_.get(); }
+
  private:
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Unary(Method method, const Request& request, rpc::CallContext* context) {
@@ -230,6 +234,7 @@ class RemoteShard final : public ShardBackend {
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<ShardService::Stub> stub_;
   grpc::GenericStub generic_stub_;
+  const std::unique_ptr<Collective> collective_;
 };
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "emberd/v1/admin_service.pb.h"
 #include "preprocess/csr.h"
 #include "server/base/mutation_record.h"
+#include "server/collective/collective.h"
 #include "server/rpc/call_context.h"
 #include "shard/engine.h"
 
@@ -119,6 +120,9 @@ class ShardBackend {
                                           rpc::CallContext* context) = 0;
 
   virtual absl::StatusOr<v1::ShardStatus> GetStatus(rpc::CallContext* context) = 0;
+
+  // The training groups that the shard hosts.
+  virtual Collective* collective() = 0;
 };
 
 }  // namespace emberd::server

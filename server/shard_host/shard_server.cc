@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/grpc_server.h"
+#include "server/collective/collective_service.h"
+#include "server/collective/rendezvous.h"
 #include "server/shard_host/shard_host.h"
 #include "server/shard_host/shard_service.h"
 
@@ -12,19 +14,39 @@ namespace {
 
 class ShardServerImpl final : public ShardServer {
  public:
-  ShardServerImpl(std::unique_ptr<ShardHost> host, std::unique_ptr<grpc::Service> service,
-                  std::unique_ptr<GrpcServer> server)
-      : host_(std::move(host)), service_(std::move(service)), server_(std::move(server)) {}
+  ShardServerImpl(std::unique_ptr<ShardHost> host, int64_t max_message_bytes)
+      : host_(std::move(host)),
+        shard_service_(MakeShardService(host_.get(), max_message_bytes)),
+        collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics())) {}
+
+  absl::Status Serve(const ShardServerOptions& options) {
+    GrpcServer::Options server_options;
+    server_options.field = absl::StrCat("shards[", options.shard_index, "].address");
+    server_options.address = options.cluster.shards(options.shard_index).address();
+    server_options.max_message_bytes = options.cluster.budgets().max_message_bytes();
+    server_options.services = {shard_service_.get(), collective_service_.get()};
+    server_options.service_names = {"emberd.internal.v1.ShardService",
+                                    "emberd.internal.v1.CollectiveService"};
+    auto server = GrpcServer::Start(server_options);
+    if (server.ok()) server_ = *std::move(server);
+    return server.status();
+  }
 
   int port() const override { return server_->port(); }
   std::string address() const override { return server_->address(); }
-  void Drain(absl::Duration grace) override { server_->Drain(grace); }
+  void Drain(absl::Duration grace) override {
+    // What waits for other ranks would wait in vain: no call of theirs is taken any more.
+    rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
+    server_->Drain(grace);
+  }
 
  private:
   // In this order: the server goes first, then what it calls.
   const std::unique_ptr<ShardHost> host_;
-  const std::unique_ptr<grpc::Service> service_;
-  const std::unique_ptr<GrpcServer> server_;
+  Rendezvous rendezvous_;
+  const std::unique_ptr<grpc::Service> shard_service_;
+  const std::unique_ptr<grpc::Service> collective_service_;
+  std::unique_ptr<GrpcServer> server_;
 };
 
 }  // namespace
@@ -33,19 +55,10 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
   absl::StatusOr<std::unique_ptr<ShardHost>> host =
       ShardHost::Create(options.cluster, options.shard_index, options.metrics);
   if (!host.ok()) return host.status();
-  const int64_t max_message_bytes = options.cluster.budgets().max_message_bytes();
-  std::unique_ptr<grpc::Service> service = MakeShardService(host->get(), max_message_bytes);
-
-  GrpcServer::Options server_options;
-  server_options.field = absl::StrCat("shards[", options.shard_index, "].address");
-  server_options.address = options.cluster.shards(options.shard_index).address();
-  server_options.max_message_bytes = max_message_bytes;
-  server_options.services = {service.get()};
-  server_options.service_names = {"emberd.internal.v1.ShardService"};
-  absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(server_options);
-  if (!server.ok()) return server.status();
-  return std::make_unique<ShardServerImpl>(*std::move(host), std::move(service),
-                                           *std::move(server));
+  auto server = std::make_unique<ShardServerImpl>(*std::move(host),
+                                                  options.cluster.budgets().max_message_bytes());
+  if (absl::Status status = server->Serve(options); !status.ok()) return status;
+  return server;
 }
 
 }  // namespace emberd::server
