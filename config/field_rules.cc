@@ -118,6 +118,7 @@ constexpr FieldRule kRules[] = {
     {"TimeoutConfig.drain_ms", kMilliseconds, 10000},
     {"LoggingConfig.format", kFinite, v1::LoggingConfig::TEXT},
     {"LoggingConfig.level", kFinite, v1::LoggingConfig::INFO},
+    {"LoggingConfig.slow_step_ms", kMilliseconds, 1000},
 };
 
 std::string KeyOf(const google::protobuf::FieldDescriptor& field) {

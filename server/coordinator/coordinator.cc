@@ -43,7 +43,6 @@ std::vector<Collective*> CollectivesOf(const std::vector<std::shared_ptr<ShardBa
 Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                          std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics)
     : shards_(std::move(shards)),
-      identity_(NewIdentity(index)),
       collective_(CollectivesOf(shards_)),
       sparsecores_per_shard_(cluster.sparsecores_per_shard()),
       max_message_bytes_(cluster.budgets().max_message_bytes()),
@@ -55,6 +54,16 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       registry_(shards_, RegistryOptions(cluster, metrics)),
       fanout_(shards_, {.batch_ttl = batch_ttl_, .shard_call = shard_call_}, &registry_, metrics),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
+      resources_{.coordinator = NewIdentity(index),
+                 .registry = &registry_,
+                 .fanout = &fanout_,
+                 .batches = &batches_,
+                 .collective = &collective_,
+                 .metrics = metrics,
+                 .max_message_bytes = max_message_bytes_,
+                 .batch_ttl = batch_ttl_,
+                 .shard_call = shard_call_,
+                 .slow_step = absl::Milliseconds(cluster.logging().slow_step_ms())},
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
   server_metrics_->SetBatchBudget(cluster.budgets().batch_bytes());
 }

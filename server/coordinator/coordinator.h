@@ -22,6 +22,7 @@
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/kept_batch.h"
 #include "server/coordinator/model_registry.h"
+#include "server/coordinator/resources.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/shard_host/shard_backend.h"
@@ -71,10 +72,7 @@ class Coordinator {
   ops::ServerMetrics* server_metrics() { return server_metrics_; }
   ops::Metrics* metrics() { return metrics_; }
   absl::Duration default_deadline() const { return shard_call_; }
-  // Where the members of training groups meet; they join under identity(), which is different in
-  // every life of a coordinator.
-  Collective* collective() { return &collective_; }
-  const std::string& identity() const { return identity_; }
+  const CoordinatorResources& resources() const { return resources_; }
 
  private:
   void Sweep();
@@ -91,7 +89,6 @@ class Coordinator {
                                            rpc::CallContext* context);
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
-  const std::string identity_;
   CollectiveRouter collective_;
   const int sparsecores_per_shard_;
   const int64_t max_message_bytes_;
@@ -104,6 +101,7 @@ class Coordinator {
   Fanout fanout_;
   BatchStore batches_;
   MutationRecord record_;
+  const CoordinatorResources resources_;
   PeriodicTask sweeper_;
 };
 

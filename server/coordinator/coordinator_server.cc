@@ -33,12 +33,12 @@ class CoordinatorServerImpl final : public CoordinatorServer {
       : coordinator_(options.cluster, options.coordinator_index, std::move(shards),
                      options.metrics),
         in_flight_(options.cluster.budgets().in_flight_bytes()),
-        pool_(kRequestThreads, kMaxWaiting) {
-    const CallEnvironment environment{&pool_, &in_flight_, coordinator_.server_metrics(),
-                                      coordinator_.default_deadline()};
-    embedding_service_ = MakeEmbeddingService(&coordinator_, environment);
-    admin_service_ = MakeAdminService(&coordinator_, environment);
-  }
+        pool_(kRequestThreads, kMaxWaiting),
+        environment_{&pool_, &in_flight_, coordinator_.server_metrics(),
+                     coordinator_.default_deadline()},
+        train_streams_(&coordinator_.resources(), environment_),
+        embedding_service_(MakeEmbeddingService(&coordinator_, &train_streams_, environment_)),
+        admin_service_(MakeAdminService(&coordinator_, environment_)) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
     GrpcServer::Options server_options;
@@ -54,13 +54,18 @@ class CoordinatorServerImpl final : public CoordinatorServer {
 
   int port() const override { return server_->port(); }
   std::string address() const override { return server_->address(); }
-  void Drain(absl::Duration grace) override { server_->Drain(grace); }
+  void Drain(absl::Duration grace) override {
+    train_streams_.Stop();
+    server_->Drain(grace);
+  }
 
  private:
   // In this order: the server goes first, then the workers, then what they work on.
   Coordinator coordinator_;
   InFlightBytes in_flight_;
   WorkerPool pool_;
+  const CallEnvironment environment_;
+  TrainStreams train_streams_;
   std::unique_ptr<grpc::Service> embedding_service_;
   std::unique_ptr<grpc::Service> admin_service_;
   std::unique_ptr<GrpcServer> server_;

@@ -20,12 +20,14 @@ using ServiceBase = Service::WithRawCallbackMethod_DeclareModel<
     Service::WithRawCallbackMethod_DescribeModel<Service::WithRawCallbackMethod_Lookup<
         Service::WithRawCallbackMethod_ApplyGradients<Service::WithRawCallbackMethod_ReleaseBatch<
             Service::WithRawCallbackMethod_ReadRows<Service::WithRawCallbackMethod_AssignRows<
-                Service::WithRawCallbackMethod_ExportTable<Service::Service>>>>>>>>;
+                Service::WithRawCallbackMethod_ExportTable<
+                    Service::WithRawCallbackMethod_Train<Service::Service>>>>>>>>>;
 
 class EmbeddingServiceImpl final : public ServiceBase {
  public:
-  EmbeddingServiceImpl(Coordinator* coordinator, const CallEnvironment& environment)
-      : coordinator_(coordinator), environment_(environment) {}
+  EmbeddingServiceImpl(Coordinator* coordinator, TrainStreams* streams,
+                       const CallEnvironment& environment)
+      : coordinator_(coordinator), streams_(streams), environment_(environment) {}
 
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
@@ -56,6 +58,7 @@ class EmbeddingServiceImpl final : public ServiceBase {
   grpc::ServerWriteReactor<Bytes>* ExportTable(Context* context, const Bytes* request) override {
     return ExportStream::Start(coordinator_, environment_, *context, *request);
   }
+  grpc::ServerBidiReactor<Bytes, Bytes>* Train(Context*) override { return streams_->Start(); }
 
  private:
   template <typename Request, typename Result>
@@ -82,14 +85,15 @@ class EmbeddingServiceImpl final : public ServiceBase {
   }
 
   Coordinator* const coordinator_;
+  TrainStreams* const streams_;
   const CallEnvironment environment_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeEmbeddingService(Coordinator* coordinator,
+std::unique_ptr<grpc::Service> MakeEmbeddingService(Coordinator* coordinator, TrainStreams* streams,
                                                     const CallEnvironment& environment) {
-  return std::make_unique<EmbeddingServiceImpl>(coordinator, environment);
+  return std::make_unique<EmbeddingServiceImpl>(coordinator, streams, environment);
 }
 
 }  // namespace emberd::server

@@ -7,11 +7,12 @@
 
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/pooled_call.h"
+#include "server/coordinator/train/train_stream.h"
 
 namespace emberd::server {
 
-// The coordinator and what `environment` points to must outlive the services.
-std::unique_ptr<grpc::Service> MakeEmbeddingService(Coordinator* coordinator,
+// What the arguments point to must outlive the services.
+std::unique_ptr<grpc::Service> MakeEmbeddingService(Coordinator* coordinator, TrainStreams* streams,
                                                     const CallEnvironment& environment);
 std::unique_ptr<grpc::Service> MakeAdminService(Coordinator* coordinator,
                                                 const CallEnvironment& environment);

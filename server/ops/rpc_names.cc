@@ -10,6 +10,7 @@ constexpr std::string_view kRpcNames[] = {
     "EmbeddingService/DescribeModel",
     "EmbeddingService/Lookup",
     "EmbeddingService/ApplyGradients",
+    "EmbeddingService/Train",
     "EmbeddingService/ReleaseBatch",
     "EmbeddingService/ReadRows",
     "EmbeddingService/AssignRows",
@@ -34,8 +35,9 @@ constexpr std::string_view kRpcNames[] = {
 };
 static_assert(std::size(kRpcNames) == kRpcCount);
 
-constexpr std::string_view kStageNames[] = {"decode", "preprocess", "gather_wait", "combine",
-                                            "encode", "stage",      "commit"};
+constexpr std::string_view kStageNames[] = {"decode",  "preprocess",     "gather_wait",
+                                            "combine", "encode",         "stage",
+                                            "commit",  "wait_for_ranks", "wait_for_update"};
 static_assert(std::size(kStageNames) == kStageCount);
 
 constexpr std::string_view kCodeNames[] = {

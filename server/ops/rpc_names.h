@@ -13,6 +13,7 @@ enum class Rpc {
   kDescribeModel,
   kLookup,
   kApplyGradients,
+  kTrain,
   kReleaseBatch,
   kReadRows,
   kAssignRows,
@@ -38,17 +39,20 @@ enum class Rpc {
 inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kCollectiveLeave) + 1;
 
 // What a coordinator does to a request, in order: the first five to a Lookup; decode, encode, stage
-// and commit to an ApplyGradients.
+// and commit to an ApplyGradients; both kinds of waiting are a training stream's.
 enum class Stage {
-  kDecode,      // bytes of the request to features or gradients
-  kPreprocess,  // features to CSR
-  kGatherWait,  // from the first call to a shard until the last partial sums are here
-  kCombine,     // partial sums to activations
-  kEncode,      // activations to the answer, or gradients to the shards' requests
-  kStage,       // until every shard has checked the update
-  kCommit,      // until every shard has made it
+  kDecode,         // bytes of the request to features or gradients
+  kPreprocess,     // features to CSR
+  kGatherWait,     // from the first call to a shard until the last partial sums are here
+  kCombine,        // partial sums to activations
+  kEncode,         // activations to the answer, or gradients to the shards' requests
+  kStage,          // until every shard has checked the update
+  kCommit,         // until every shard has made it
+  kWaitForRanks,   // for the other members of the group
+  kWaitForUpdate,  // a lookup for the update that it has to see, an update for the lookup that must
+                   // not see it
 };
-inline constexpr size_t kStageCount = static_cast<size_t>(Stage::kCommit) + 1;
+inline constexpr size_t kStageCount = static_cast<size_t>(Stage::kWaitForUpdate) + 1;
 
 // gRPC's codes are absl's.
 inline constexpr size_t kCodeCount = static_cast<size_t>(absl::StatusCode::kUnauthenticated) + 1;

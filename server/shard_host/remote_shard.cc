@@ -21,6 +21,7 @@ using internal::v1::ShardService;
 
 // A restarted shard should be found again soon, not after gRPC's two minutes.
 constexpr int kFirstReconnectMs = 50;
+constexpr int kConnectTimeoutMs = 5000;
 constexpr int kMaxReconnectMs = 500;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
@@ -28,7 +29,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  // Also the least time that one attempt to connect gets: a busy machine needs more than the pause.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
   // Several clusters may live in one process: connections are not shared.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

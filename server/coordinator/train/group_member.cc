@@ -1,0 +1,249 @@
+#include "server/coordinator/train/group_member.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/coordinator/train/linked_context.h"
+#include "server/ops/logging.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr int kMaxSize = 1024;
+constexpr size_t kMaxNameBytes = 128;
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr int64_t kDefaultTimeoutMs = 60'000;
+// Beyond the members' own timeout, for the way to the host of the group and back.
+constexpr absl::Duration kExchangeMargin = absl::Seconds(5);
+
+// Exchanges of a step.
+constexpr int kFindStep = 1;
+constexpr int kNeedCuts = 2;
+constexpr int kCuts = 3;
+constexpr int kStaged = 4;
+
+absl::Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("start.", field, " is ", value, "; it must be in ", low, " .. ", high));
+}
+
+absl::Status CheckGroupName(const std::string& name) {
+  const bool allowed = std::all_of(name.begin(), name.end(), [](char c) {
+    return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.' || c == ':' || c == '/';
+  });
+  if (!name.empty() && name.size() <= kMaxNameBytes && allowed) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("start.group is '", name, "'; it must have 1 to ",
+                                                 kMaxNameBytes, " of letters, digits and _-.:/"));
+}
+
+std::string PackInt(uint64_t value) { return absl::StrCat(value); }
+
+absl::StatusOr<uint64_t> UnpackInt(const std::string& bytes) {
+  uint64_t value = 0;
+  if (absl::SimpleAtoi(bytes, &value)) return value;
+  return absl::InternalError("another rank's word in an exchange is no number");
+}
+
+}  // namespace
+
+absl::Status CompleteTrainStart(v1::TrainStart* start) {
+  if (absl::Status status = CheckGroupName(start->group()); !status.ok()) return status;
+  v1::GroupOptions& options = *start->mutable_options();
+  if (options.size() == 0) options.set_size(1);
+  if (options.consistency() == v1::CONSISTENCY_UNSPECIFIED) options.set_consistency(v1::SYNC);
+  if (options.step_timeout_ms() == 0) options.set_step_timeout_ms(kDefaultTimeoutMs);
+  const struct {
+    const char* field;
+    int64_t value, low, high;
+  } ranges[] = {
+      {"options.size", options.size(), 1, kMaxSize},
+      {"rank", start->rank(), 0, options.size() - 1},
+      {"options.consistency", options.consistency(), v1::SYNC, v1::BOUNDED},
+      {"options.staleness_bound", options.staleness_bound(), 0,
+       options.consistency() == v1::BOUNDED ? kMaxInt32 : 0},
+      {"options.pipelined", options.pipelined() ? 1 : 0, 0,
+       options.consistency() == v1::SYNC ? 1 : 0},
+      {"options.first_step", options.first_step(), 0, int64_t{1} << 62},
+      {"options.step_timeout_ms", options.step_timeout_ms(), 1, kMaxInt32},
+  };
+  for (const auto& range : ranges) {
+    absl::Status status = CheckRange(range.field, range.value, range.low, range.high);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+GroupMember::GroupMember(const Environment& environment, std::shared_ptr<const ServedModel> model,
+                         const v1::TrainStart& start, Membership membership)
+    : environment_(environment),
+      model_(std::move(model)),
+      start_(start),
+      membership_(std::move(membership)),
+      id_{model_->id, start.group()},
+      shard_group_(sync() ? start.group() : absl::StrCat(start.group(), "#", start.rank())) {}
+
+GroupMember::~GroupMember() { Leave("its stream ended", /*finished=*/false); }
+
+absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
+    const Environment& environment, std::shared_ptr<const ServedModel> model,
+    const v1::TrainStart& start, rpc::CallContext* context) {
+  LinkedContext joining(context,
+                        absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
+  auto membership =
+      environment.collective->Join({model->id, start.group()}, start.rank(), start.options(),
+                                   environment.coordinator, joining.get());
+  if (!membership.ok()) return membership.status();
+  auto member = std::unique_ptr<GroupMember>(
+      new GroupMember(environment, std::move(model), start, *std::move(membership)));
+  if (absl::Status status = member->FindStep(context); !status.ok()) {
+    member->Leave(absl::StrCat("joining: ", status.message()), /*finished=*/false);
+    return status;
+  }
+  return member;
+}
+
+// Rank 0 opens the generation on the shards and tells the others; nobody goes on before that.
+absl::Status GroupMember::FindStep(rpc::CallContext* context) {
+  absl::StatusOr<int64_t> step = 0;
+  if (!sync() || start_.rank() == 0) {
+    LinkedContext opening(context, environment_.shard_call);
+    step = OpenOnShards(opening.get());
+    if (!step.ok()) return step.status();
+  }
+  next_step_ = *step;
+  if (!sync()) return TellProgress(next_step_, context);
+  RankWait wait;
+  auto words = Exchange(kFindStep, 0, PackInt(*step), context, &wait);
+  if (!words.ok()) return words.status();
+  auto agreed = UnpackInt(words->front());
+  if (!agreed.ok()) return agreed.status();
+  next_step_ = static_cast<int64_t>(*agreed);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> GroupMember::OpenOnShards(rpc::CallContext* context) {
+  internal::v1::OpenGroupRequest request;
+  request.set_model_id(model_->id);
+  request.set_group(shard_group_);
+  request.set_generation(membership_.generation);
+  request.set_size(sync() ? start_.options().size() : 1);
+  auto shards = environment_.fanout->OpenGroup(*model_, request, context);
+  if (!shards.ok()) return shards.status();
+
+  int64_t next = -1;
+  for (const auto& shard : *shards) {
+    if (shard.known()) next = std::max(next, shard.next_step());
+  }
+  if (next < 0) return start_.options().first_step();
+  for (size_t i = 0; i < shards->size(); ++i) {
+    const internal::v1::OpenGroupResponse& shard = (*shards)[i];
+    if (shard.known() && shard.next_step() == next) continue;
+    if (shard.staged_step() == next - 1) {
+      internal::v1::DecideStepRequest decision;
+      decision.set_model_id(model_->id);
+      decision.set_group(shard_group_);
+      decision.set_generation(membership_.generation);
+      decision.set_step(next - 1);
+      decision.set_commit(true);
+      auto rows = environment_.fanout->DecideStep(static_cast<int>(i), decision, context);
+      if (!rows.ok()) return rows.status();
+      ops::Log(ops::LogLevel::kInfo, "finished a step that was left half done",
+               {{"group", start_.group()}, {"step", next - 1}, {"shard", i}});
+    } else if (shard.known()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("group '", start_.group(), "': shard ", i, " has applied the steps before ",
+                       shard.next_step(), ", others those before ", next,
+                       ", and the parts of the missing step are gone"));
+    } else {
+      ops::Log(ops::LogLevel::kWarning, "a shard has lost what a group did",
+               {{"group", start_.group()}, {"shard", i}, {"next_step", next}});
+    }
+  }
+  return next;
+}
+
+GroupPart GroupMember::Part(int64_t step) const {
+  if (!sync()) return {shard_group_, membership_.generation, 0, 1, step};
+  return {shard_group_, membership_.generation, start_.rank(), start_.options().size(), step};
+}
+
+absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, int64_t step,
+                                                               std::string value,
+                                                               rpc::CallContext* context,
+                                                               RankWait* wait) {
+  if (start_.options().size() == 1) return std::vector<std::string>{std::move(value)};
+  const absl::Time began = absl::Now();
+  LinkedContext exchanging(context, step_timeout() + kExchangeMargin);
+  auto gathered =
+      environment_.collective->AllGather(id_, membership_.generation, start_.rank(), group_key,
+                                         step, std::move(value), exchanging.get());
+  wait->waited += absl::Now() - began;
+  if (!gathered.ok()) return gathered.status();
+  const auto last = std::max_element(gathered->arrival_us.begin(), gathered->arrival_us.end());
+  wait->slowest_rank = static_cast<int>(last - gathered->arrival_us.begin());
+  wait->slowest_by = absl::Microseconds(*last);
+  return std::move(gathered->values);
+}
+
+absl::StatusOr<uint64_t> GroupMember::AgreeOnCuts(
+    int64_t step, bool needs_minibatches,
+    const std::function<absl::StatusOr<uint64_t>()>& find_cuts, rpc::CallContext* context,
+    RankWait* wait) {
+  bool needed = needs_minibatches;
+  if (sync()) {
+    auto needs = Exchange(kNeedCuts, step, needs_minibatches ? "1" : "0", context, wait);
+    if (!needs.ok()) return needs.status();
+    needed = std::find(needs->begin(), needs->end(), "1") != needs->end();
+  }
+  if (!needed) return 0;
+  absl::StatusOr<uint64_t> cuts = find_cuts();
+  if (!cuts.ok() || !sync()) return cuts;
+  auto words = Exchange(kCuts, step, PackInt(*cuts), context, wait);
+  if (!words.ok()) return words.status();
+  for (const std::string& word : *words) {
+    auto other = UnpackInt(word);
+    if (!other.ok()) return other.status();
+    *cuts |= *other;
+  }
+  return cuts;
+}
+
+absl::Status GroupMember::AllStaged(int64_t step, rpc::CallContext* context, RankWait* wait) {
+  if (!sync()) return absl::OkStatus();
+  return Exchange(kStaged, step, "", context, wait).status();
+}
+
+absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait) {
+  if (start_.options().consistency() != v1::BOUNDED) return absl::OkStatus();
+  const absl::Time began = absl::Now();
+  LinkedContext waiting(context, step_timeout() + kExchangeMargin);
+  absl::Status status = environment_.collective->Advance(
+      id_, membership_.generation, start_.rank(), step,
+      std::max<int64_t>(0, step - start_.options().staleness_bound()), waiting.get());
+  wait->waited += absl::Now() - began;
+  return status;
+}
+
+absl::Status GroupMember::TellProgress(int64_t next_step, rpc::CallContext* context) {
+  if (start_.options().consistency() != v1::BOUNDED) return absl::OkStatus();
+  LinkedContext telling(context, kExchangeMargin);
+  return environment_.collective->Advance(id_, membership_.generation, start_.rank(), next_step,
+                                          /*wait_for=*/0, telling.get());
+}
+
+void GroupMember::Leave(const std::string& reason, bool finished) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(left_, true)) return;
+  }
+  environment_.collective->Leave(id_, membership_.generation, start_.rank(), reason, finished);
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,103 @@
+// One trainer's place in its group: joining, what the ranks of a group tell each other in a step,
+// and leaving.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "emberd/v1/train.pb.h"
+#include "server/collective/collective.h"
+#include "server/coordinator/fanout.h"
+#include "server/coordinator/served_model.h"
+#include "server/rpc/call_context.h"
+
+namespace emberd::server {
+
+// INVALID_ARGUMENT names the field; unset fields get their defaults.
+absl::Status CompleteTrainStart(v1::TrainStart* start);
+
+// Where the ranks of a SYNC group waited for each other. Adds up over the exchanges of a request.
+struct RankWait {
+  absl::Duration waited;
+  int slowest_rank = -1;      // the last to come to the latest exchange; -1: there was none
+  absl::Duration slowest_by;  // how long after the first
+};
+
+// Methods may be called from several threads. Errors end the member's generation for all ranks when
+// it leaves, so the caller leaves after any.
+class GroupMember {
+ public:
+  struct Environment {
+    Collective* collective = nullptr;
+    Fanout* fanout = nullptr;
+    std::string coordinator;    // one string per life of a coordinator process
+    absl::Duration shard_call;  // time for what is asked of shards
+  };
+
+  // Joins, waits for the other ranks (SYNC), and finds out on the shards where the group is: a step
+  // that some shard applied while others only hold its parts is finished there first.
+  // FAILED_PRECONDITION: shards disagree and cannot be brought together.
+  static absl::StatusOr<std::unique_ptr<GroupMember>> Join(const Environment& environment,
+                                                           std::shared_ptr<const ServedModel> model,
+                                                           const v1::TrainStart& start,
+                                                           rpc::CallContext* context);
+  ~GroupMember();
+
+  const v1::GroupOptions& options() const { return start_.options(); }
+  int64_t next_step() const { return next_step_; }
+  uint64_t generation() const { return membership_.generation; }
+  absl::Duration step_timeout() const {
+    return absl::Milliseconds(start_.options().step_timeout_ms());
+  }
+  const std::string& group() const { return start_.group(); }
+  int rank() const { return start_.rank(); }
+  // Names this rank's part of a step to the shards.
+  GroupPart Part(int64_t step) const;
+
+  // The cuts that all ranks make in step `step`: 0 if no rank needs any, else the OR of what
+  // `find_cuts` says on every rank.
+  absl::StatusOr<uint64_t> AgreeOnCuts(int64_t step, bool needs_minibatches,
+                                       const std::function<absl::StatusOr<uint64_t>()>& find_cuts,
+                                       rpc::CallContext* context, RankWait* wait);
+  // Returns when all shards hold the parts of all ranks, if each rank says so only of its own.
+  absl::Status AllStaged(int64_t step, rpc::CallContext* context, RankWait* wait);
+  // BOUNDED: waits until no other rank is too far behind for step `step` to begin.
+  absl::Status WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait);
+  // BOUNDED: every step before `next_step` is done.
+  absl::Status TellProgress(int64_t next_step, rpc::CallContext* context);
+
+  // Best effort, once; later calls do nothing. `finished`: the trainer ended its stream in order.
+  void Leave(const std::string& reason, bool finished);
+
+ private:
+  GroupMember(const Environment& environment, std::shared_ptr<const ServedModel> model,
+              const v1::TrainStart& start, Membership membership);
+
+  bool sync() const { return start_.options().consistency() == v1::SYNC; }
+  absl::Status FindStep(rpc::CallContext* context);
+  absl::StatusOr<int64_t> OpenOnShards(rpc::CallContext* context);
+  absl::StatusOr<std::vector<std::string>> Exchange(int group_key, int64_t step, std::string value,
+                                                    rpc::CallContext* context, RankWait* wait);
+
+  const Environment environment_;
+  const std::shared_ptr<const ServedModel> model_;
+  const v1::TrainStart start_;
+  const Membership membership_;
+  const GroupId id_;
+  // ASYNC and BOUNDED ranks are groups of their own to the shards.
+  const std::string shard_group_;
+  int64_t next_step_ = 0;
+
+  absl::Mutex mutex_;
+  bool left_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace emberd::server

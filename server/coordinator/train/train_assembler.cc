@@ -1,0 +1,84 @@
+#include "server/coordinator/train/train_assembler.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace emberd::server {
+namespace {
+
+template <typename Part>
+absl::Status CheckSameStep(const TrainStepRequest& request, const Part& part) {
+  if (request.step == part.step()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("step is ", part.step(), " in a part of the request of step ", request.step));
+}
+
+template <typename T>
+void MoveAll(google::protobuf::RepeatedPtrField<T>* from,
+             google::protobuf::RepeatedPtrField<T>* to) {
+  for (T& value : *from) to->Add(std::move(value));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::Add(v1::TrainRequest* message,
+                                                                    int64_t bytes) {
+  const bool begins = !request_.has_value();
+  if (begins) request_.emplace();
+  request_->bytes += bytes;
+  absl::Status status;
+  bool continues = false;
+  switch (message->request_case()) {
+    case v1::TrainRequest::kLookup:
+      if (begins) {
+        request_->step = message->lookup().step();
+        request_->lookup.emplace().set_activation_dtype(message->lookup().activation_dtype());
+      }
+      continues = message->lookup().continues();
+      status = AddLookup(message->mutable_lookup());
+      break;
+    case v1::TrainRequest::kUpdate:
+      if (begins) {
+        request_->step = message->update().step();
+        request_->update.emplace().set_step(message->update().step());
+      }
+      continues = message->update().continues();
+      status = AddUpdate(message->mutable_update());
+      break;
+    case v1::TrainRequest::kStart:
+      status = absl::InvalidArgumentError("start: it was sent already, as the first message");
+      break;
+    case v1::TrainRequest::REQUEST_NOT_SET:
+      status = absl::InvalidArgumentError("request: neither lookup nor update is set");
+      break;
+  }
+  if (!status.ok()) return status;
+  if (continues) return std::nullopt;
+  return std::exchange(request_, std::nullopt);
+}
+
+absl::Status TrainAssembler::AddLookup(v1::TrainLookup* part) {
+  if (!request_->lookup.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat("lookup of step ", part->step(),
+                                                   " begins before the update of step ",
+                                                   request_->step, " is complete"));
+  }
+  if (absl::Status status = CheckSameStep(*request_, *part); !status.ok()) return status;
+  MoveAll(part->mutable_features(), request_->lookup->mutable_features());
+  return absl::OkStatus();
+}
+
+absl::Status TrainAssembler::AddUpdate(v1::TrainUpdate* part) {
+  if (!request_->update.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat("update of step ", part->step(),
+                                                   " begins before the lookup of step ",
+                                                   request_->step, " is complete"));
+  }
+  if (absl::Status status = CheckSameStep(*request_, *part); !status.ok()) return status;
+  MoveAll(part->mutable_gradients(), request_->update->mutable_gradients());
+  MoveAll(part->mutable_hyperparameters(), request_->update->mutable_hyperparameters());
+  return absl::OkStatus();
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,105 @@
+// The steps of one training stream, without its transport: what each lookup may see, when each
+// update may be made, and what the other ranks of the group have to say to it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "emberd/v1/train.pb.h"
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/train/group_member.h"
+
+namespace emberd::server {
+
+struct TrainLookupOutput {
+  LookupOutput lookup;  // its batch_handle stays inside
+  v1::StepTimes times;
+};
+
+// Three threads may use it at once, one each: the reader of the stream (Admit..., EndRequests), one
+// for lookups, one for updates. The first failure ends the session: every call from then on, and
+// every call that waits, returns it, and the group hears of it.
+class TrainSession {
+ public:
+  // Lookups admitted before the update of an earlier step has been. More would only pile up.
+  static constexpr int64_t kMaxLookupsAhead = 8;
+
+  // `resources` and `context` must outlive the session; `context` carries the stream's
+  // cancellation.
+  static absl::StatusOr<std::unique_ptr<TrainSession>> Start(const CoordinatorResources& resources,
+                                                             v1::TrainStart start,
+                                                             rpc::CallContext* context);
+  // Gives back the batches of steps that were not finished, and leaves the group.
+  ~TrainSession();
+
+  v1::TrainStarted started() const;
+
+  // Checks the order of requests: each step has one lookup and then one update, steps follow one
+  // another. INVALID_ARGUMENT says which step was expected.
+  absl::Status AdmitLookup(int64_t step);
+  absl::Status AdmitUpdate(int64_t step);
+  // The trainer sends no more: updates do not wait for lookups that will not come.
+  void EndRequests();
+
+  // Admitted steps, in order.
+  absl::StatusOr<TrainLookupOutput> Lookup(int64_t step, const v1::LookupRequest& request);
+  absl::StatusOr<v1::TrainUpdateResult> Update(int64_t step,
+                                               const v1::ApplyGradientsRequest& request);
+
+  // All requests have been answered.
+  void Finish();
+  void Fail(const absl::Status& status);
+
+ private:
+  struct Step {
+    uint64_t handle = 0;
+    absl::Duration lookup_time;  // from its arrival to the answer
+  };
+  struct Batch;
+
+  TrainSession(const CoordinatorResources& resources, std::shared_ptr<const ServedModel> model,
+               std::unique_ptr<GroupMember> member, rpc::CallContext* context);
+
+  absl::StatusOr<TrainLookupOutput> TryLookup(int64_t step, const v1::LookupRequest& request);
+  absl::StatusOr<v1::TrainUpdateResult> TryUpdate(int64_t step,
+                                                  const v1::ApplyGradientsRequest& request);
+  absl::StatusOr<Batch> Preprocess(int64_t step, const v1::LookupRequest& request,
+                                   v1::StepTimes* times);
+  absl::StatusOr<TrainLookupOutput> GatherAndKeep(int64_t step, Batch batch, v1::StepTimes* times);
+  absl::StatusOr<int64_t> Apply(int64_t step, const v1::ApplyGradientsRequest& request,
+                                v1::StepTimes* times);
+  absl::Status Failure();
+  // Waits until `ready`, a condition on what the mutex guards, or the session fails.
+  absl::Status Await(const std::function<bool()>& ready, const std::string& what,
+                     int64_t* waited_us);
+  void Record(const RankWait& wait, v1::StepTimes* times);
+  void LogIfSlow(int64_t step, absl::Duration time, const v1::StepTimes& times);
+
+  const CoordinatorResources& resources_;
+  const std::shared_ptr<const ServedModel> model_;
+  const std::unique_ptr<GroupMember> member_;
+  rpc::CallContext* const context_;
+
+  absl::Mutex mutex_;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  // The next step to be admitted, gathered and applied.
+  int64_t next_lookup_ ABSL_GUARDED_BY(mutex_);
+  int64_t next_update_ ABSL_GUARDED_BY(mutex_);
+  int64_t next_gather_ ABSL_GUARDED_BY(mutex_);
+  int64_t next_apply_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, Step> steps_ ABSL_GUARDED_BY(mutex_);  // gathered, not applied
+
+  rpc::CancelWatch watch_;  // last: it may call Fail
+};
+
+}  // namespace emberd::server

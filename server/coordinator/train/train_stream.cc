@@ -1,0 +1,318 @@
+#include "server/coordinator/train/train_stream.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/coordinator/train/train_response.h"
+#include "server/rpc/message_bytes.h"
+#include "server/rpc/status_codes.h"
+
+namespace emberd::server {
+namespace {
+
+std::deque<grpc::ByteBuffer> OneMessage(const v1::TrainResponse& response) {
+  std::deque<grpc::ByteBuffer> messages;
+  messages.push_back(rpc::EncodeMessage(response));
+  return messages;
+}
+
+absl::Status Stopping() {
+  return absl::UnavailableError("the coordinator is stopping; start again on another");
+}
+
+}  // namespace
+
+TrainStreams::TrainStreams(const CoordinatorResources* resources,
+                           const CallEnvironment& environment)
+    : resources_(resources), environment_(environment), pool_(2 * kMaxStreams) {}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start() {
+  auto* stream = new TrainStream(this, resources_, environment_);
+  absl::MutexLock lock(&mutex_);
+  streams_.insert(stream);
+  if (stopping_) {
+    stream->Stop(Stopping());
+  } else {
+    stream->Begin();
+  }
+  return stream;
+}
+
+void TrainStreams::Stop() {
+  absl::MutexLock lock(&mutex_);
+  stopping_ = true;
+  for (TrainStream* stream : streams_) stream->Stop(Stopping());
+}
+
+void TrainStreams::Remove(TrainStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  streams_.erase(stream);
+}
+
+TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
+                         const CallEnvironment& environment)
+    : streams_(streams),
+      resources_(resources),
+      environment_(environment),
+      timer_(environment.metrics, ops::Rpc::kTrain),
+      context_(absl::InfiniteFuture()) {}
+
+void TrainStream::OnReadDone(bool ok) {
+  absl::Status status;
+  if (ok) {
+    status = Take(incoming_);
+    incoming_.Clear();
+  } else if (!begun_) {
+    status = absl::InvalidArgumentError("the stream ended before its start");
+  } else if (assembler_.in_request()) {
+    status = absl::InvalidArgumentError("the stream ended in the middle of a request");
+  }
+  if (!status.ok()) {
+    Stop(status);
+    return;
+  }
+  std::optional<absl::Status> end;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (no_more_) return;
+    if (ok) {
+      // After the start, the session's thread goes on reading when it knows the step.
+      if (session_ != nullptr) StartRead(&incoming_);
+      return;
+    }
+    no_more_ = true;
+    end_place_ = next_place_;
+    if (session_ != nullptr) session_->EndRequests();
+    end = WriteDue();
+  }
+  if (end.has_value()) End(*end);
+}
+
+void TrainStream::Stop(const absl::Status& status) {
+  std::optional<absl::Status> end;
+  bool starting = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (no_more_) return;
+    no_more_ = true;
+    starting = session_ == nullptr;
+    if (!starting) session_->Fail(status);
+    answers_.emplace(starting ? 0 : next_place_, status);
+    end = WriteDue();
+  }
+  if (starting) context_.Cancel();
+  if (end.has_value()) End(*end);
+}
+
+absl::Status TrainStream::Take(const grpc::ByteBuffer& message) {
+  v1::TrainRequest request;
+  if (absl::Status status = rpc::DecodeMessage(message, &request); !status.ok()) return status;
+  const auto bytes = static_cast<int64_t>(message.Length());
+  timer_.AddRequestBytes(bytes);
+  if (!std::exchange(begun_, true)) {
+    if (!request.has_start()) {
+      return absl::InvalidArgumentError("start: it is not set in the first message");
+    }
+    return TakeStart(std::move(*request.mutable_start()));
+  }
+  if (absl::Status status = environment_.in_flight->Acquire(bytes); !status.ok()) return status;
+  {
+    absl::MutexLock lock(&mutex_);
+    held_bytes_ += bytes;
+  }
+  auto whole = assembler_.Add(&request, bytes);
+  if (!whole.ok() || !whole->has_value()) return whole.status();
+  return TakeRequest(**std::move(whole));
+}
+
+absl::Status TrainStream::TakeStart(v1::TrainStart start) {
+  absl::MutexLock lock(&mutex_);
+  if (no_more_) return absl::OkStatus();
+  const bool submitted = streams_->pool_.SubmitPair(
+      [this, start = std::move(start)] { RunLookups(start); }, [this] { RunUpdates(); });
+  if (!submitted) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(TrainStreams::kMaxStreams, " training streams are open, and no more can be"));
+  }
+  workers_ = 2;
+  references_ += 2;
+  return absl::OkStatus();
+}
+
+absl::Status TrainStream::TakeRequest(TrainStepRequest request) {
+  absl::MutexLock lock(&mutex_);
+  if (no_more_) return absl::OkStatus();
+  const bool is_lookup = request.lookup.has_value();
+  absl::Status status =
+      is_lookup ? session_->AdmitLookup(request.step) : session_->AdmitUpdate(request.step);
+  if (!status.ok()) return status;
+  (is_lookup ? lookups_ : updates_).push_back({next_place_++, std::move(request)});
+  return absl::OkStatus();
+}
+
+std::optional<TrainStream::Work> TrainStream::Next(std::deque<Work>* queue) {
+  const auto ready = [&]()
+                         ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !queue->empty() || no_more_; };
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&ready));
+  if (queue->empty()) return std::nullopt;
+  Work work = std::move(queue->front());
+  queue->pop_front();
+  return work;
+}
+
+void TrainStream::RunLookups(const v1::TrainStart& start) {
+  auto started = TrainSession::Start(*resources_, start, &context_);
+  if (!started.ok()) {
+    Deliver(0, started.status());
+    WorkerDone();
+    return;
+  }
+  TrainSession* const session = started->get();
+  v1::TrainResponse response;
+  *response.mutable_started() = session->started();
+  Deliver(0, OneMessage(response));
+  {
+    absl::MutexLock lock(&mutex_);
+    session_ = *std::move(started);
+    if (!no_more_) StartRead(&incoming_);
+  }
+  while (std::optional<Work> work = Next(&lookups_)) {
+    const TrainStepRequest& request = work->request;
+    auto output = session->Lookup(request.step, *request.lookup);
+    if (output.ok()) {
+      ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
+      Deliver(work->place, EncodeTrainLookup(request.step, *output));
+    } else {
+      Deliver(work->place, output.status());
+    }
+    absl::MutexLock lock(&mutex_);
+    ReleaseBytes(request.bytes);
+  }
+  WorkerDone();
+}
+
+void TrainStream::RunUpdates() {
+  while (std::optional<Work> work = Next(&updates_)) {
+    TrainSession* session = nullptr;
+    {
+      absl::MutexLock lock(&mutex_);
+      session = session_.get();
+    }
+    const TrainStepRequest& request = work->request;
+    auto result = session->Update(request.step, *request.update);
+    if (result.ok()) {
+      v1::TrainResponse response;
+      *response.mutable_update() = *std::move(result);
+      Deliver(work->place, OneMessage(response));
+    } else {
+      Deliver(work->place, result.status());
+    }
+    absl::MutexLock lock(&mutex_);
+    ReleaseBytes(request.bytes);
+  }
+  WorkerDone();
+}
+
+void TrainStream::ReleaseBytes(int64_t bytes) {
+  held_bytes_ -= bytes;
+  environment_.in_flight->Release(bytes);
+}
+
+void TrainStream::WorkerDone() {
+  std::unique_ptr<TrainSession> session;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (--workers_ == 0) session = std::move(session_);
+  }
+  if (session != nullptr) session->Finish();
+  session.reset();
+  Unref();
+}
+
+void TrainStream::Deliver(int64_t place, absl::StatusOr<Messages> answer) {
+  std::optional<absl::Status> end;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (answer.ok()) {
+      for (const grpc::ByteBuffer& message : *answer) {
+        timer_.AddResponseBytes(static_cast<int64_t>(message.Length()));
+      }
+    } else {
+      no_more_ = true;
+    }
+    answers_.emplace(place, std::move(answer));  // what stands there already came first
+    end = WriteDue();
+  }
+  if (end.has_value()) End(*end);
+}
+
+std::optional<absl::Status> TrainStream::WriteDue() {
+  while (!writing_ && !finished_) {
+    if (end_place_ == write_place_) {
+      finished_ = true;
+      return absl::OkStatus();
+    }
+    const auto due = answers_.find(write_place_);
+    if (due == answers_.end()) return std::nullopt;
+    if (!due->second.ok()) {
+      finished_ = true;
+      return due->second.status();
+    }
+    if (due->second->empty()) {
+      answers_.erase(due);
+      ++write_place_;
+      continue;
+    }
+    outgoing_ = std::move(due->second->front());
+    due->second->pop_front();
+    writing_ = true;
+    StartWrite(&outgoing_);
+  }
+  return std::nullopt;
+}
+
+void TrainStream::OnWriteDone(bool ok) {
+  std::optional<absl::Status> end;
+  {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (ok) {
+      end = WriteDue();
+    } else if (!std::exchange(finished_, true)) {
+      end = absl::CancelledError("the trainer is gone");
+    }
+  }
+  if (end.has_value()) End(*end);
+}
+
+void TrainStream::OnCancel() {
+  context_.Cancel();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(finished_, true)) return;
+  }
+  End(absl::CancelledError("the trainer is gone"));
+}
+
+void TrainStream::End(const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    no_more_ = true;
+  }
+  if (!status.ok()) context_.Cancel();
+  timer_.Finish(status.code());
+  Finish(rpc::ToGrpcStatus(status));
+}
+
+void TrainStream::Unref() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (--references_ > 0) return;
+    ReleaseBytes(held_bytes_);
+  }
+  streams_->Remove(this);
+  delete this;
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,129 @@
+// EmbeddingService.Train: the transport of a TrainSession. Requests are read as they come, lookups
+// and updates run on a thread each, answers go out in the order of the requests.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/base/elastic_pool.h"
+#include "server/coordinator/pooled_call.h"
+#include "server/coordinator/resources.h"
+#include "server/coordinator/train/train_assembler.h"
+#include "server/coordinator/train/train_session.h"
+#include "server/rpc/call_context.h"
+
+namespace emberd::server {
+
+class TrainStream;
+
+// The training streams of a coordinator. Thread-safe; must outlive them, that is, the server.
+class TrainStreams {
+ public:
+  // Two threads for each stream.
+  static constexpr int kMaxStreams = 512;
+
+  // `resources` and what `environment` points to must outlive it.
+  TrainStreams(const CoordinatorResources* resources, const CallEnvironment& environment);
+
+  // Makes the stream of a new call. It deletes itself when the call is over.
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start();
+  // Ends all streams after the requests that they have taken, and all that come later at once.
+  void Stop();
+
+ private:
+  friend class TrainStream;
+  void Remove(TrainStream* stream);
+
+  const CoordinatorResources* const resources_;
+  const CallEnvironment environment_;
+  absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::set<TrainStream*> streams_ ABSL_GUARDED_BY(mutex_);
+  ElasticPool pool_;  // last: its destructor waits for work that uses the rest
+};
+
+class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
+              const CallEnvironment& environment);
+  // Begins to read.
+  void Begin() { StartRead(&incoming_); }
+  // Takes no more requests; what is not answered fails with `status`, and the stream ends with it.
+  void Stop(const absl::Status& status);
+
+ private:
+  // A request in its place in the order of answers.
+  struct Work {
+    int64_t place = 0;
+    TrainStepRequest request;
+  };
+  using Messages = std::deque<grpc::ByteBuffer>;
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override { Unref(); }
+
+  // Of one message; an error ends the stream.
+  absl::Status Take(const grpc::ByteBuffer& message);
+  absl::Status TakeStart(v1::TrainStart start);
+  absl::Status TakeRequest(TrainStepRequest request);
+
+  // The two threads.
+  void RunLookups(const v1::TrainStart& start);
+  void RunUpdates();
+  // The next of `queue`, or nothing when no more will come.
+  std::optional<Work> Next(std::deque<Work>* queue);
+  void WorkerDone();
+  void ReleaseBytes(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The answer of a place: messages, or the status that ends the stream there.
+  void Deliver(int64_t place, absl::StatusOr<Messages> answer);
+  // Writes what is due. A status: it is the stream's turn to end with it.
+  std::optional<absl::Status> WriteDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the call; only with what WriteDue returned, or after setting finished_.
+  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // One of the reactor and the two threads is done with this object; the last deletes it.
+  void Unref();
+
+  TrainStreams* const streams_;
+  const CoordinatorResources* const resources_;
+  const CallEnvironment environment_;
+  ops::RpcTimer timer_;
+  rpc::CallContext context_;
+
+  grpc::ByteBuffer incoming_;  // belongs to the read in progress
+  TrainAssembler assembler_;   // touched by reads alone
+  bool begun_ = false;         // the same
+
+  absl::Mutex mutex_;
+  std::unique_ptr<TrainSession> session_ ABSL_GUARDED_BY(mutex_);
+  bool no_more_ ABSL_GUARDED_BY(mutex_) = false;    // requests are taken
+  int64_t next_place_ ABSL_GUARDED_BY(mutex_) = 1;  // 0 is that of the start
+  std::deque<Work> lookups_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Work> updates_ ABSL_GUARDED_BY(mutex_);
+  int64_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of requests, against the in-flight budget
+  int workers_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  std::map<int64_t, absl::StatusOr<Messages>> answers_ ABSL_GUARDED_BY(mutex_);
+  std::optional<int64_t> end_place_ ABSL_GUARDED_BY(mutex_);  // where the trainer half-closed
+  int64_t write_place_ ABSL_GUARDED_BY(mutex_) = 0;
+  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  int references_ ABSL_GUARDED_BY(mutex_) = 1;
+};
+
+}  // namespace emberd::server

@@ -1,0 +1,190 @@
+// Synchronous groups: whatever the number of trainers, coordinators and shards, a step of the group
+// is one update from one global batch, and leaves the bits that a single trainer leaves who is fed
+// the concatenated batch. Pipelined groups follow the rule of staleness to the bit.
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/group_training.h"
+#include "tests/testing/training.h"
+
+namespace emberd::testing {
+namespace {
+
+constexpr int kPartitions = 8;
+constexpr int64_t kSteps = 200;
+constexpr int kTightLimit = 4;
+
+// One process, unary calls, whole batches: step k's lookup sees the updates of all steps before k,
+// or, `pipelined`, of those before k - 1.
+std::string DigestOfOneTrainer(int64_t steps, bool pipelined) {
+  auto cluster = Cluster::Start({.shards = 1, .sparsecores_per_shard = 8, .embedded = true});
+  if (!cluster.ok()) return cluster.status().ToString();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  if (client == nullptr) return "no client";
+  auto model = client->DeclareModel(GroupModel("reference", /*limit=*/0));
+  if (!model.ok()) return model.status().ToString();
+  std::map<int64_t, client::LookupResult> found;
+  const auto lookup = [&](int64_t step) {
+    auto result = client->Lookup(*model, MakeShare(step, 0, 1).Features());
+    if (result.ok()) found[step] = *std::move(result);
+    return result.status();
+  };
+  const auto update = [&](int64_t step) {
+    const Share share = MakeShare(step, 0, 1);
+    const auto gradients = ShareGradients(step, share, found[step].activations);
+    std::vector<client::FeatureGradient> request;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      request.push_back({share.features[i], gradients[i], found[step].activations[i].samples});
+    }
+    client::ApplyOptions options;
+    options.step = step;
+    const absl::Status status =
+        client->ApplyGradients(*model, found[step].batch, request, options).status();
+    found.erase(step);
+    return status;
+  };
+  // Lookup(0); then for every k: [pipelined: Lookup(k + 1)], Update(k), [otherwise: Lookup(k + 1)].
+  absl::Status status = lookup(0);
+  for (int64_t step = 0; status.ok() && step < steps; ++step) {
+    const bool more = step + 1 < steps;
+    if (more && pipelined) status = lookup(step + 1);
+    if (status.ok()) status = update(step);
+    if (status.ok() && more && !pipelined) status = lookup(step + 1);
+  }
+  if (!status.ok()) return status.ToString();
+  return Digest(*client, *model).value_or("no digest");
+}
+
+class GroupTest : public ::testing::TestWithParam<std::pair<int, int>> {};
+
+TEST_P(GroupTest, TablesAreThoseOfOneTrainerFedTheConcatenatedBatch) {
+  static const std::string reference = DigestOfOneTrainer(kSteps, /*pipelined=*/false);
+  ASSERT_EQ(reference.size(), 64u) << reference;
+  const auto [coordinators, shards] = GetParam();
+  auto cluster = Cluster::Start({.shards = shards,
+                                 .sparsecores_per_shard = kPartitions / shards,
+                                 .coordinators = coordinators});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  for (const int ranks : {1, 2, 4}) {
+    SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
+    auto model = client->DeclareModel(GroupModel(absl::StrCat("m", ranks), kTightLimit));
+    ASSERT_TRUE(model.ok()) << model.status();
+    // By step: every rank must have cut its batch alike.
+    std::map<int64_t, int32_t> minibatches;
+    int32_t most = 0;
+    const absl::Status status =
+        TrainGroup(**cluster, *model, {.group = "run", .size = ranks}, coordinators, kSteps,
+                   [&](const client::TrainLookupResult& found) {
+                     const int32_t count = found.statistics.num_minibatches;
+                     EXPECT_EQ(minibatches.try_emplace(found.step, count).first->second, count);
+                     most = std::max(most, count);
+                   });
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_GT(most, 1);
+    EXPECT_EQ(Digest(*client, *model).value_or("none"), reference);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, GroupTest,
+                         ::testing::Values(std::pair(1, 1), std::pair(1, 2), std::pair(1, 4),
+                                           std::pair(2, 1), std::pair(2, 2), std::pair(2, 4)),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.first, "Coordinators", info.param.second,
+                                               "Shards");
+                         });
+
+TEST(PipelinedGroupTest, LookupsSeeExactlyTheStepsBeforeTheLast) {
+  const std::string reference = DigestOfOneTrainer(60, /*pipelined=*/true);
+  ASSERT_EQ(reference.size(), 64u) << reference;
+  EXPECT_NE(DigestOfOneTrainer(60, /*pipelined=*/false), reference);
+  auto cluster = Cluster::Start({.shards = 2, .sparsecores_per_shard = 4, .coordinators = 2});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  for (const int ranks : {1, 2, 4}) {
+    SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
+    auto model = client->DeclareModel(GroupModel(absl::StrCat("m", ranks), kTightLimit));
+    ASSERT_TRUE(model.ok()) << model.status();
+    const absl::Status status =
+        TrainGroup(**cluster, *model, {.group = "run", .size = ranks, .pipelined = true}, 2, 60);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(Digest(*client, *model).value_or("none"), reference);
+  }
+}
+
+TEST(GroupResumeTest, AGroupThatJoinsAgainGoesOnWhereItWas) {
+  const std::string reference = DigestOfOneTrainer(30, /*pipelined=*/false);
+  auto cluster = Cluster::Start({.shards = 2, .sparsecores_per_shard = 4, .coordinators = 2});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  auto model = client->DeclareModel(GroupModel("m", 0));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const client::TrainOptions options{.group = "run", .size = 2};
+  for (int i = 0; i < 3; ++i) {
+    const absl::Status status = TrainGroup(**cluster, *model, options, 2, 10);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(Digest(*client, *model).value_or("none"), reference);
+}
+
+// ASYNC and BOUNDED promise no order between ranks. What they promise is that each rank's updates
+// are all made, once, in its order; with one rank that is the synchronous result.
+TEST(LooseGroupTest, OneRankIsDeterministicWhateverTheConsistency) {
+  const std::string reference = DigestOfOneTrainer(30, /*pipelined=*/false);
+  auto cluster = Cluster::Start({.shards = 2, .sparsecores_per_shard = 4});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  for (const auto consistency : {client::Consistency::kAsync, client::Consistency::kBounded}) {
+    auto model = client->DeclareModel(
+        GroupModel(absl::StrCat("m", static_cast<int>(consistency)), kTightLimit));
+    ASSERT_TRUE(model.ok()) << model.status();
+    const absl::Status status = TrainGroup(
+        **cluster, *model, {.group = "run", .size = 1, .consistency = consistency}, 1, 30);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(Digest(*client, *model).value_or("none"), reference);
+  }
+}
+
+TEST(LooseGroupTest, NoRankRunsFurtherAheadThanTheBound) {
+  auto cluster = Cluster::Start({.shards = 2, .sparsecores_per_shard = 4, .coordinators = 2});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  auto model = client->DeclareModel(GroupModel("m", 0));
+  ASSERT_TRUE(model.ok()) << model.status();
+  client::TrainOptions options{.group = "run",
+                               .size = 2,
+                               .consistency = client::Consistency::kBounded,
+                               .staleness_bound = 2};
+  options.step_timeout = absl::Milliseconds(600);
+  auto first = client->Train(*model, options);
+  ASSERT_TRUE(first.ok()) << first.status();
+  options.rank = 1;
+  auto second = client->Train(*model, options);
+  ASSERT_TRUE(second.ok()) << second.status();
+  // Rank 1 does nothing: rank 0 may do steps 0, 1 and 2, and waits at step 3.
+  ASSERT_TRUE(RunSteps(**first, 0, 2, 0, 3, false).ok());
+  ASSERT_TRUE((*first)->SendLookup(3, MakeShare(3, 0, 2).Features()).ok());
+  // Once rank 1 has done step 0, the wait is over.
+  ASSERT_TRUE(RunSteps(**second, 1, 2, 0, 1, false).ok());
+  EXPECT_TRUE((*first)->ReceiveLookup().ok());
+  ASSERT_TRUE((*first)->SendUpdate(3, {}).ok());
+  EXPECT_TRUE((*first)->ReceiveUpdate().ok());
+  // And where rank 1 stays away, the deadline names it.
+  ASSERT_TRUE((*first)->SendLookup(4, MakeShare(4, 0, 2).Features()).ok());
+  const absl::Status status = (*first)->ReceiveLookup().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_NE(std::string(status.message()).find("rank 1"), std::string::npos) << status;
+}
+
+}  // namespace
+}  // namespace emberd::testing
