@@ -63,7 +63,7 @@ absl::Status CollectiveRouter::Advance(const GroupId& id, uint64_t generation, i
 
 void CollectiveRouter::Leave(const GroupId& id, uint64_t generation, int rank,
                              const std::string& reason, bool finished) {
-  local_.Leave(id, generation, rank, reason, finished);
+  local_.Leave(id, generation, rank, reason, finished).IgnoreError();
   HostFor(id).Leave(id, generation, rank, reason, finished);
 }
 

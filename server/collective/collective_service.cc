@@ -116,14 +116,14 @@ class CollectiveServiceImpl final : public ServiceBase {
   }
 
   Reactor* Leave(Context*, const Bytes* bytes, Bytes* response) override {
-    return Start<pb::LeaveRequest>(ops::Rpc::kCollectiveLeave, *bytes, response,
-                                   [this](const pb::LeaveRequest& request, CollectiveCall* call) {
-                                     rendezvous_->Leave(IdOf(request.name()), request.generation(),
-                                                        request.rank(), request.reason(),
-                                                        request.finished());
-                                     call->Answer(absl::OkStatus(), pb::LeaveResponse());
-                                     return Rendezvous::Call();
-                                   });
+    return Start<pb::LeaveRequest>(
+        ops::Rpc::kCollectiveLeave, *bytes, response,
+        [this](const pb::LeaveRequest& request, CollectiveCall* call) {
+          call->Answer(rendezvous_->Leave(IdOf(request.name()), request.generation(),
+                                          request.rank(), request.reason(), request.finished()),
+                       pb::LeaveResponse());
+          return Rendezvous::Call();
+        });
   }
 
   // Not counted: it takes as long as its generation lives.

@@ -64,7 +64,7 @@ class LocalCollective final : public Collective {
   }
   void Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
              bool finished) override {
-    rendezvous_->Leave(id, generation, rank, reason, finished);
+    rendezvous_->Leave(id, generation, rank, reason, finished).IgnoreError();
   }
   std::unique_ptr<GenerationWatch> Watch(const GroupId& id, uint64_t generation,
                                          std::function<void(absl::Status)> ended) override {

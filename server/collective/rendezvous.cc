@@ -156,13 +156,15 @@ void Rendezvous::OnGroup(const GroupId& id, const std::function<void(Group&, Tur
   Carry(turn);
 }
 
-void Rendezvous::Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
-                       bool finished) {
+absl::Status Rendezvous::Leave(const GroupId& id, uint64_t generation, int rank,
+                               const std::string& reason, bool finished) {
+  if (absl::Status status = CheckGroupName(id); !status.ok()) return status;
   OnGroup(id, [&](Group& group, Turn* turn) {
     if (!CheckRank(id, rank, group.options().size()).ok()) return;
     group.Touch(turn->now);
     group.Leave(generation, rank, reason, finished, turn);
   });
+  return absl::OkStatus();
 }
 
 void Rendezvous::Withdraw(const Call& call, const absl::Status& status) {

@@ -28,7 +28,7 @@ struct RendezvousOptions {
   int64_t max_value_bytes = int64_t{256} << 20;  // of all values held, over all groups
   // Never goes back. Empty: the wall clock at the start and the steady clock from there. With a
   // clock of its own a Rendezvous has no thread: its owner calls ExpireNow.
-  std::function<absl::Time()> clock;
+  std::function<absl::Time()> clock = nullptr;
 };
 
 // Thread-safe. What each call means and its errors: emberd/internal/v1/collective_service.proto.
@@ -58,8 +58,9 @@ class Rendezvous {
   // SYNC: waits for the end of the generation, and tells why it ended. The group takes no other
   // notice of who watches.
   Call Watch(const GroupId& id, uint64_t generation, StatusCallback done);
-  void Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
-             bool finished);
+  // INVALID_ARGUMENT if the group's name cannot be one.
+  absl::Status Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
+                     bool finished);
 
   // Answers a call that still waits with `status`, as if it had never come; but a value that it
   // brought to an exchange stays there. When this returns, the callback has run or runs elsewhere.

@@ -135,22 +135,22 @@ TEST_F(SyncGroupTest, ARankThatLeavesEndsTheGeneration) {
   Begin(2);
   const AskedGather waiting = Gather(0, 3, "a");
   const AskedStatus watch = host_.Watch(kGroup, generation_);
-  host_->Leave(kGroup, generation_ - 1, 1, "an old life", false);
-  host_->Leave(kGroup, generation_, 9, "no such rank", false);
-  host_->Leave({7, "unknown"}, generation_, 1, "no such group", false);
+  (void)host_->Leave(kGroup, generation_ - 1, 1, "an old life", false);
+  (void)host_->Leave(kGroup, generation_, 9, "no such rank", false);
+  (void)host_->Leave({7, "unknown"}, generation_, 1, "no such group", false);
   EXPECT_TRUE(waiting.waits() && watch.waits());
-  host_->Leave(kGroup, generation_, 1, "its stream ended", false);
+  (void)host_->Leave(kGroup, generation_, 1, "its stream ended", false);
   const absl::Status expected =
       absl::AbortedError("group 'g': rank 1 left in step 3 (its stream ended); join again");
   EXPECT_EQ(waiting.status(), expected);
   EXPECT_EQ(watch.status(), expected);
   EXPECT_EQ(Gather(1, 3, "b").status(), expected);
   EXPECT_EQ(host_.Watch(kGroup, generation_).status(), expected);
-  host_->Leave(kGroup, generation_, 0, "too", false);
+  (void)host_->Leave(kGroup, generation_, 0, "too", false);
   EXPECT_EQ(Gather(0, 3, "a").status(), expected) << "the first reason stays";
 
   Begin(2);
-  host_->Leave(kGroup, generation_, 0, "", /*finished=*/true);
+  (void)host_->Leave(kGroup, generation_, 0, "", /*finished=*/true);
   EXPECT_EQ(Gather(1, 4, "b").status(),
             absl::AbortedError("group 'g': rank 0 left (it has done all its steps); join again"));
 }
@@ -160,7 +160,7 @@ TEST_F(SyncGroupTest, WhatWasCompleteStaysAnswered) {
   Gather(0, 5, "a");
   const AskedGather complete = Gather(1, 5, "b");
   Gather(0, 6, "a");
-  host_->Leave(kGroup, generation_, 0, "gone", false);
+  (void)host_->Leave(kGroup, generation_, 0, "gone", false);
   const AskedGather retried = Gather(1, 5, "b");
   ASSERT_TRUE(retried.ok()) << retried.status();
   EXPECT_EQ(*retried, *complete);

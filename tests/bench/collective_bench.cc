@@ -1,0 +1,89 @@
+// What agreeing costs a synchronous group: one all-gather of 8-byte values among 1, 2 and 4 members
+// that call at the same moment, inside one process and through a host over loopback gRPC.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include "absl/time/clock.h"
+#include "server/base/grpc_server.h"
+#include "server/collective/collective_service.h"
+#include "server/collective/local_collective.h"
+#include "server/collective/remote_collective.h"
+#include "tests/bench/bench_report.h"
+
+namespace emberd::bench {
+namespace {
+
+constexpr int kRepeats = 11, kSteps = 500;
+const server::GroupId kGroup{1, "bench"};
+
+// One thread per member runs `work(rank)`.
+template <typename Work>
+void OnAllRanks(int members, const Work& work) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < members; ++rank) threads.emplace_back([&work, rank] { work(rank); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// False: a call has failed.
+bool Run(Report& report, const std::string& place, server::Collective& collective, int members) {
+  const std::string name = "collective/" + place + "/members" + std::to_string(members);
+  if (!report.Wants(name)) return true;
+  v1::GroupOptions options;
+  options.set_size(members);
+  options.set_consistency(v1::SYNC);
+  options.set_step_timeout_ms(60'000);
+  rpc::CallContext context(absl::Now() + absl::Minutes(10));
+  std::vector<uint64_t> generations(members);
+  OnAllRanks(members, [&](int rank) {
+    const auto joined = collective.Join(kGroup, rank, options, "bench", &context);
+    if (joined.ok()) generations[rank] = joined->generation;
+  });
+  int64_t begin = 0;
+  std::atomic<bool> good = true;
+  const double seconds = MedianSeconds(kRepeats, [&] {
+    OnAllRanks(members, [&](int rank) {
+      for (int64_t step = begin; step < begin + kSteps; ++step) {
+        const auto gathered = collective.AllGather(kGroup, generations[rank], rank, 0, step,
+                                                   std::string(8, 'v'), &context);
+        if (!gathered.ok()) good = false;
+      }
+    });
+    begin += kSteps;
+  });
+  collective.Leave(kGroup, generations[0], 0, "done", true);
+  report.Add({name, seconds / kSteps * 1e6, "us", members, 0, 0});
+  return good;
+}
+
+int Main(int argc, char** argv) {
+  Report report(argc, argv);
+  ops::Metrics metrics("shard");
+  server::Rendezvous rendezvous;
+  const auto service = server::MakeCollectiveService(&rendezvous, metrics.Server("shard", 0));
+  auto server =
+      server::GrpcServer::Start({.field = "address",
+                                 .address = "127.0.0.1:0",
+                                 .max_message_bytes = 1 << 20,
+                                 .services = {service.get()},
+                                 .service_names = {"emberd.internal.v1.CollectiveService"}});
+  if (!server.ok()) return 1;
+  const auto local = server::MakeLocalCollective(&rendezvous);
+  const auto remote = server::MakeRemoteCollective(
+      grpc::CreateChannel((*server)->address(), grpc::InsecureChannelCredentials()), "host");
+  bool good = true;
+  for (const int members : {1, 2, 4}) good = Run(report, "local", *local, members) && good;
+  for (const int members : {1, 2, 4}) good = Run(report, "grpc", *remote, members) && good;
+  rendezvous.Close(absl::UnavailableError("done"));
+  return good ? report.Finish() : 1;
+}
+
+}  // namespace
+}  // namespace emberd::bench
+
+int main(int argc, char** argv) { return emberd::bench::Main(argc, argv); }
