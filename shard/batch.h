@@ -26,7 +26,7 @@ struct Entry {
 };
 
 // Kernels may prefetch this many entries beyond the last one; these name row 0.
-inline constexpr int kEntryPadding = 64;
+inline constexpr int kEntryPadding = 128;
 
 // The entries of one stack, grouped by sample, samples ascending in canonical order, rows ascending
 // inside a sample. So a sample's partitions follow one another in order, and so do the entries of

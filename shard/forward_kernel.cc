@@ -17,8 +17,9 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Rows ahead for which memory is asked.
-constexpr int kPrefetch = 40;
-static_assert(kPrefetch <= kEntryPadding);
+// Narrow rows pass faster than memory answers.
+constexpr int RowsAhead(size_t row_bytes) { return row_bytes <= 128 ? 96 : 40; }
+static_assert(RowsAhead(1) <= kEntryPadding);
 
 // x -> floor((clamp(x) - lower) / q + 0.5) * q + lower, where 1 / q is rounded on its own: with 256
 // buckets over [-1, 1] it is exact, and q is not.
@@ -37,13 +38,13 @@ struct Quantizer {
   }
 };
 
-template <class D, v1::DataType kDtype, bool kQuantized>
+// kWidth: the width of the rows, or 0 for any.
+template <class D, v1::DataType kDtype, bool kQuantized, int kWidth>
 class Forward {
  public:
   explicit Forward(const ForwardArgs& args)
       : args_(args),
         quantizer_(args),
-        row_bytes_(args.width * config::WeightBytes(kDtype)),
         partials_(args.partitions > 1
                       ? hwy::AllocateAligned<float>(int64_t{args.partitions} * args.width)
                       : nullptr) {}
@@ -52,7 +53,7 @@ class Forward {
     for (int64_t i = args_.begin; i < args_.end; ++i) {
       const Entry* begin = args_.entries + args_.offsets[i];
       const Entry* end = args_.entries + args_.offsets[i + 1];
-      float* out = args_.sums + i * args_.width;
+      float* out = args_.sums + i * width();
       // Rows ascend: the sample lies in one partition if its first and last entries do.
       if (args_.partitions == 1 || end - begin == 1 ||
           end[-1].row < args_.partition_ends[PartitionOf(begin->row, 0)]) {
@@ -66,10 +67,41 @@ class Forward {
  private:
   static constexpr size_t kLanes = hn::MaxLanes(D());
 
+  HWY_INLINE size_t width() const { return kWidth > 0 ? kWidth : args_.width; }
+  HWY_INLINE size_t row_bytes() const { return width() * config::WeightBytes(kDtype); }
+
   // The partition of `row`, which is in partition `from` or a later one.
   HWY_INLINE int PartitionOf(uint32_t row, int from) const {
     while (row >= args_.partition_ends[from]) ++from;
     return from;
+  }
+
+  // A block of a row. Blocks of bfloat16 rows are loaded, and summed, with even and odd columns
+  // apart; StoreBlock puts them in order.
+  template <int kVectors>
+  HWY_INLINE void LoadBlock(const char* row, size_t column, hn::Vec<D>* x) const {
+    const D d;
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (kDtype == v1::BFLOAT16 && kVectors % 2 == 0) {
+      for (int v = 0; v < kVectors; v += 2) LoadPair(d, row, column + v * kLanes, x[v], x[v + 1]);
+      return;
+    }
+#endif
+    for (int v = 0; v < kVectors; ++v) x[v] = LoadRow<kDtype>(d, row, column + v * kLanes);
+  }
+
+  template <int kVectors>
+  HWY_INLINE void StoreBlock(const hn::Vec<D>* sum, float* out) const {
+    const D d;
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (kDtype == v1::BFLOAT16 && kVectors % 2 == 0) {
+      for (int v = 0; v < kVectors; v += 2) {
+        hn::StoreInterleaved2(sum[v], sum[v + 1], d, out + v * kLanes);
+      }
+      return;
+    }
+#endif
+    for (int v = 0; v < kVectors; ++v) hn::Store(sum[v], d, out + v * kLanes);
   }
 
   // One block of kVectors vectors of every row of a run, in registers.
@@ -80,23 +112,24 @@ class Forward {
     hn::Vec<D> sum[kVectors];
     for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
     for (const Entry* entry = begin; entry != end; ++entry) {
-      if (kFirst) PrefetchRow(args_.weights + entry[kPrefetch].row * row_bytes_, row_bytes_);
-      const char* row = args_.weights + entry->row * row_bytes_;
+      if (kFirst)
+        PrefetchRow(args_.weights + entry[RowsAhead(row_bytes())].row * row_bytes(), row_bytes());
+      const char* row = args_.weights + entry->row * row_bytes();
       const auto gain = hn::Set(d, entry->gain);
+      hn::Vec<D> x[kVectors];
+      LoadBlock<kVectors>(row, column, x);
       for (int v = 0; v < kVectors; ++v) {
-        auto x = LoadRow<kDtype>(d, row, column + v * kLanes);
-        if (kQuantized) x = quantizer_(x);
-        sum[v] = hn::Add(sum[v], hn::Mul(gain, x));
+        if (kQuantized) x[v] = quantizer_(x[v]);
+        sum[v] = hn::Add(sum[v], hn::Mul(gain, x[v]));
       }
     }
-    for (int v = 0; v < kVectors; ++v) hn::Store(sum[v], d, out + column + v * kLanes);
+    StoreBlock<kVectors>(sum, out + column);
   }
 
   template <int kVectors>
   HWY_INLINE size_t SumBlocks(const Entry* begin, const Entry* end, size_t column,
                               float* out) const {
-    for (; column + kVectors * kLanes <= static_cast<size_t>(args_.width);
-         column += kVectors * kLanes) {
+    for (; column + kVectors * kLanes <= width(); column += kVectors * kLanes) {
       if (column == 0) {
         SumBlock<kVectors, true>(begin, end, column, out);
       } else {
@@ -126,7 +159,7 @@ class Forward {
       while (run_end != end && run_end->row < limit) ++run_end;
       SumRun(begin, run_end, next);
       present[partition] = next;
-      next += args_.width;
+      next += width();
       begin = run_end;
     }
     for (int distance = 1; distance < args_.partitions; distance *= 2) {
@@ -143,41 +176,55 @@ class Forward {
 
   void AddTo(float* HWY_RESTRICT sum, const float* HWY_RESTRICT other) const {
     const D d;
-    for (size_t c = 0; c < static_cast<size_t>(args_.width); c += kLanes) {
+    for (size_t c = 0; c < width(); c += kLanes) {
       hn::Store(hn::Add(hn::Load(d, sum + c), hn::Load(d, other + c)), d, sum + c);
     }
   }
 
   const ForwardArgs args_;
   const Quantizer<D> quantizer_;
-  const size_t row_bytes_;
   hwy::AlignedFreeUniquePtr<float[]> partials_;
 };
 
-template <class D, v1::DataType kDtype>
+template <class D, v1::DataType kDtype, int kWidth>
 void SumRowsOfType(const ForwardArgs& args) {
-  args.quantized ? Forward<D, kDtype, true>(args).Run() : Forward<D, kDtype, false>(args).Run();
+  if (args.quantized) {
+    Forward<D, kDtype, true, 0>(args).Run();
+  } else {
+    Forward<D, kDtype, false, kWidth>(args).Run();
+  }
 }
 
-template <class D>
+template <class D, int kWidth>
 void SumRowsOf(const ForwardArgs& args) {
   switch (args.dtype) {
     case v1::BFLOAT16:
-      return SumRowsOfType<D, v1::BFLOAT16>(args);
+      return SumRowsOfType<D, v1::BFLOAT16, kWidth>(args);
     case v1::FLOAT16:
-      return SumRowsOfType<D, v1::FLOAT16>(args);
+      return SumRowsOfType<D, v1::FLOAT16, kWidth>(args);
     default:
-      return SumRowsOfType<D, v1::FLOAT32>(args);
+      return SumRowsOfType<D, v1::FLOAT32, kWidth>(args);
   }
 }
 
 }  // namespace
 
 void SumRowsTarget(const ForwardArgs& args) {
+  using Wide = hn::CappedTag<float, 16>;
+  switch (args.width) {
+    case 16:
+      return SumRowsOf<Wide, 16>(args);
+    case 32:
+      return SumRowsOf<Wide, 32>(args);
+    case 64:
+      return SumRowsOf<Wide, 64>(args);
+    case 128:
+      return SumRowsOf<Wide, 128>(args);
+  }
   if (args.width % 16 == 0) {
-    SumRowsOf<hn::CappedTag<float, 16>>(args);
+    SumRowsOf<Wide, 0>(args);
   } else {
-    SumRowsOf<hn::CappedTag<float, 8>>(args);
+    SumRowsOf<hn::CappedTag<float, 8>, 0>(args);
   }
 }
 

@@ -53,15 +53,14 @@ HWY_INLINE Bits<D> NarrowToFloat16(D d, hn::Vec<D> value) {
   return hn::Or(half, sign);
 }
 
-// ToBfloat16, into the lower half of each word.
+// ToBfloat16, into the upper half of each word; the lower half is noise.
 template <class D>
-HWY_INLINE Bits<D> NarrowToBfloat16(D, hn::Vec<D> value) {
+HWY_INLINE Bits<D> RoundToBfloat16(D, hn::Vec<D> value) {
   const hn::Repartition<uint32_t, D> d32;
   const auto bits = hn::BitCast(d32, value);
-  const auto high = hn::ShiftRight<16>(bits);
-  const auto odd = hn::And(high, hn::Set(d32, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d32, 0x7fff)), odd));
-  const auto quiet = hn::Or(high, hn::Set(d32, 0x40));
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(d32, 0x7fff)), odd);
+  const auto quiet = hn::Or(bits, hn::Set(d32, 0x400000));
   const auto nan = hn::RebindMask(d32, hn::Ne(value, value));
   return hn::IfThenElse(nan, quiet, rounded);
 }
@@ -96,11 +95,34 @@ HWY_INLINE void StoreRow(D d, hn::Vec<D> value, char* row, size_t column) {
   if constexpr (kDtype == v1::FLOAT32) {
     hn::StoreU(value, d, reinterpret_cast<float*>(row) + column);
   } else if constexpr (kDtype == v1::BFLOAT16) {
-    StoreHalves(d, NarrowToBfloat16(d, value), row, column);
+    StoreHalves(d, hn::ShiftRight<16>(RoundToBfloat16(d, value)), row, column);
   } else {
     StoreHalves(d, NarrowToFloat16(d, value), row, column);
   }
 }
+
+// Two neighbouring vectors of a bfloat16 row at once: one load or store, and no lane crosses over.
+#if HWY_TARGET != HWY_SCALAR
+// The even and the odd ones of columns [column, column + 2 * lanes).
+template <class D>
+HWY_INLINE void LoadPair(D d, const char* row, size_t column, hn::Vec<D>& even, hn::Vec<D>& odd) {
+  const hn::Repartition<uint16_t, D> d16;
+  const hn::Repartition<uint32_t, D> d32;
+  const auto pairs =
+      hn::BitCast(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(row) + column));
+  even = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
+  odd = hn::BitCast(d, hn::And(pairs, hn::Set(d32, 0xffff0000)));
+}
+
+// StoreRow of the columns in their order.
+template <class D>
+HWY_INLINE void StorePair(D d, hn::Vec<D> first, hn::Vec<D> second, char* row, size_t column) {
+  const hn::Repartition<uint16_t, D> d16;
+  hn::StoreU(hn::ConcatOdd(d16, hn::BitCast(d16, RoundToBfloat16(d, second)),
+                           hn::BitCast(d16, RoundToBfloat16(d, first))),
+             d16, reinterpret_cast<uint16_t*>(row) + column);
+}
+#endif
 
 HWY_INLINE void PrefetchRow(const char* row, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) hwy::Prefetch(row + i);

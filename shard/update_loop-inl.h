@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "hwy/aligned_allocator.h"
 #include "hwy/cache_control.h"
@@ -23,26 +24,34 @@ namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Touches ahead for which memory is asked: narrow rows pass faster than memory answers.
-constexpr int TouchesAhead(int width) { return width <= 32 ? 32 : 16; }
-static_assert(TouchesAhead(8) < kTouchPadding);
+// Touches ahead for which memory is asked, by the cache lines that one takes: few of them pass
+// faster than memory answers, many would push each other out.
+constexpr int TouchesAhead(size_t lines) { return lines <= 6 ? 60 : 16; }
+static_assert(TouchesAhead(1) < kTouchPadding);
 
 // Specialised for each rule:
 //   static constexpr int kSlots;  // state vectors, one value per column
 //   static void Step(D d, const Rule& rule, Vec g, Vec& w, Vec* slots);
 // and, if it keeps one value per row (stored after the others),
 //   static constexpr int kRowSlots = 1;
-//   static Rule BeginRow(D d, Rule rule, const float* g, int width, int columns, float* row_slot);
+//   static float RowSum(const float* g, size_t width);  // what the value needs of the gradient
+//   static void BeginRows(const Rule& rule, RowValues& rows);
+//   static Rule OfRow(Rule rule, float factor);  // the rule for one row
 template <class Rule>
 struct Formula;
 
 // For formulas without a value per row.
 struct ColumnFormula {
   static constexpr int kRowSlots = 0;
-  template <class D, class Rule>
-  static HWY_INLINE Rule BeginRow(D, const Rule& rule, const float*, int, int, float*) {
-    return rule;
-  }
+};
+
+// Rows whose values are updated together, so that roots and quotients of several are under way.
+constexpr int kRowsAtOnce = 8;
+struct RowValues {
+  HWY_ALIGN float sums[kRowsAtOnce];     // RowSum
+  HWY_ALIGN float columns[kRowsAtOnce];  // live columns, at least 1
+  HWY_ALIGN float values[kRowsAtOnce];   // of the slot
+  HWY_ALIGN float factors[kRowsAtOnce];  // for OfRow
 };
 
 // n / d, and 0 where d is 0.
@@ -73,7 +82,7 @@ struct GradientRows {
 };
 
 // Gradients: one of the two above.
-template <class D, v1::DataType kDtype, class Gradients, class Rule>
+template <class D, v1::DataType kDtype, int kWidth, class Gradients, class Rule>
 class UpdateLoop {
  public:
   UpdateLoop(const UpdateArgs& args, const Gradients& gradients, const CommonRule& common,
@@ -83,23 +92,21 @@ class UpdateLoop {
         zero_(args.gradients == nullptr && args.gradient_rows == nullptr),
         common_(common),
         rule_(rule),
-        row_bytes_(args.width * config::WeightBytes(kDtype)),
-        gradient_(hwy::AllocateAligned<float>(args.width)) {}
+        batch_(kRowSlots > 0 ? hwy::AllocateAligned<float>(kRowsAtOnce * args.width) : nullptr) {}
 
   int64_t Run() {
     const Touch* touch = args_.touches;
     const Touch* const end = touch + args_.touch_count;
     int64_t rows = 0;
-    for (; touch != end; ++rows) {
-      const uint32_t row = touch->row;
-      const Touch* row_end = touch;
-      do {
-        PrefetchTouch(row_end + TouchesAhead(args_.width));
-        ++row_end;
-      } while (row_end != end && row_end->row == row);
-      while (row >= static_cast<uint64_t>(range_->end)) ++range_;
-      UpdateRow(row, touch, row_end);
-      touch = row_end;
+    while (touch != end) {
+      if constexpr (kRowSlots == 0) {
+        const Touch* row_end = EndOfRow(touch, end);
+        UpdateRow(touch, row_end);
+        touch = row_end;
+        ++rows;
+      } else {
+        rows += UpdateSomeRows(touch, end);
+      }
     }
     return rows;
   }
@@ -109,28 +116,47 @@ class UpdateLoop {
   static constexpr int kSlots = Formula<Rule>::kSlots;
   static constexpr int kRowSlots = Formula<Rule>::kRowSlots;
 
-  HWY_INLINE void PrefetchTouch(const Touch* touch) const {
-    if (!zero_) {
-      PrefetchRow(reinterpret_cast<const char*>(gradients_(touch->sample)),
-                  args_.width * sizeof(float));
-    }
+  HWY_INLINE size_t width() const { return kWidth > 0 ? kWidth : args_.width; }
+  HWY_INLINE size_t row_bytes() const { return width() * config::WeightBytes(kDtype); }
+
+  HWY_INLINE int Ahead() const {
+    return TouchesAhead(((1 + kSlots) * width() * sizeof(float) + row_bytes()) / 64);
+  }
+
+  // Asks for the memory of later touches on the way. Finds the range of the row, too.
+  HWY_INLINE const Touch* EndOfRow(const Touch* touch, const Touch* end) {
+    const uint32_t row = touch->row;
+    do {
+      const Touch* later = touch + Ahead();
+      PrefetchGradient(later);
+      if (kRowSlots == 0) PrefetchState(later);
+      if (kRowSlots > 0) hwy::Prefetch(args_.slots[kSlots] + later->row);
+      ++touch;
+    } while (touch != end && touch->row == row);
+    while (row >= static_cast<uint64_t>(range_->end)) ++range_;
+    return touch;
+  }
+
+  HWY_INLINE void PrefetchGradient(const Touch* touch) const {
+    if (zero_) return;
+    PrefetchRow(reinterpret_cast<const char*>(gradients_(touch->sample)), width() * sizeof(float));
+  }
+
+  HWY_INLINE void PrefetchState(const Touch* touch) const {
     if (touch->row == touch[-1].row) return;
-    PrefetchRow(args_.weights + touch->row * row_bytes_, row_bytes_);
-    if (kRowSlots > 0) hwy::Prefetch(args_.slots[kSlots] + touch->row);
+    PrefetchRow(args_.weights + touch->row * row_bytes(), row_bytes());
     for (int s = 0; s < kSlots; ++s) {
-      PrefetchRow(
-          reinterpret_cast<const char*>(args_.slots[s] + uint64_t{touch->row} * args_.width),
-          args_.width * sizeof(float));
+      PrefetchRow(reinterpret_cast<const char*>(args_.slots[s] + uint64_t{touch->row} * width()),
+                  width() * sizeof(float));
     }
   }
 
-  // Calls use(column, sum) for each vector of columns from `column` on that fills a block of
-  // kVectors; the sums of a block are made in registers. Returns the first column not done.
+  // Calls use(column, sums) for each block of kVectors vectors of columns from `column` on; the
+  // sums of a block are made in registers. Returns the first column not done.
   template <int kVectors, class Use>
   HWY_INLINE size_t SumBlocks(const Touch* begin, const Touch* end, size_t column, const Use& use) {
     const D d;
-    for (; column + kVectors * kLanes <= static_cast<size_t>(args_.width);
-         column += kVectors * kLanes) {
+    for (; column + kVectors * kLanes <= width(); column += kVectors * kLanes) {
       hn::Vec<D> sum[kVectors];
       for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
       for (const Touch* touch = begin; touch != end; ++touch) {
@@ -144,8 +170,8 @@ class UpdateLoop {
         if (common_.clip_gradient) {
           sum[v] = Clamp(d, sum[v], common_.gradient_min, common_.gradient_max);
         }
-        use(column + v * kLanes, sum[v]);
       }
+      use(column, sum);
     }
     return column;
   }
@@ -159,47 +185,107 @@ class UpdateLoop {
     SumBlocks<1>(begin, end, column, use);
   }
 
-  HWY_INLINE void UpdateRow(uint32_t row, const Touch* begin, const Touch* end) {
-    const D d;
-    char* weights = args_.weights + row * row_bytes_;
+  HWY_INLINE void UpdateRow(const Touch* begin, const Touch* end) {
+    char* weights = args_.weights + begin->row * row_bytes();
     float* slots[kSlots + 1];
-    for (int s = 0; s < kSlots; ++s) slots[s] = args_.slots[s] + uint64_t{row} * args_.width;
-    if constexpr (kRowSlots == 0) {
-      SumGradient(begin, end, [&](size_t c, hn::Vec<D> g) HWY_ATTR {
-        UpdateVector(rule_, c, g, weights, slots);
-      });
-    } else {  // the whole gradient comes first
-      float* gradient = gradient_.get();
-      SumGradient(begin, end,
-                  [&](size_t c, hn::Vec<D> g) HWY_ATTR { hn::Store(g, d, gradient + c); });
-      const Rule rule = Formula<Rule>::BeginRow(d, rule_, gradient, args_.width, range_->columns,
-                                                args_.slots[kSlots] + row);
-      for (size_t c = 0; c < static_cast<size_t>(args_.width); c += kLanes) {
-        UpdateVector(rule, c, hn::Load(d, gradient + c), weights, slots);
-      }
-    }
-    if (range_->columns < args_.width) ClearPadding(weights, slots);
+    FindSlots(begin->row, slots);
+    SumGradient(begin, end, [&](size_t c, const auto& g) HWY_ATTR {
+      UpdateBlock<std::extent_v<std::remove_reference_t<decltype(g)>>>(rule_, c, g, weights, slots);
+    });
+    if (range_->columns < static_cast<int>(width())) ClearPadding(range_->columns, weights, slots);
   }
 
-  HWY_INLINE void UpdateVector(const Rule& rule, size_t c, hn::Vec<D> g, char* weights,
-                               float* const* slots) const {
+  // First the gradients of up to kRowsAtOnce rows, then their values, then their columns. Moves
+  // `touch` beyond them and returns how many they are.
+  HWY_INLINE int UpdateSomeRows(const Touch*& touch, const Touch* end) {
     const D d;
-    auto w = LoadRow<kDtype>(d, weights, c);
-    hn::Vec<D> state[kSlots + 1];
-    for (int s = 0; s < kSlots; ++s) state[s] = hn::LoadU(d, slots[s] + c);
-    if (common_.decay) w = hn::Mul(w, hn::Set(d, common_.keep));
-    Formula<Rule>::Step(d, rule, g, w, state);
-    if (common_.clip_weight) w = Clamp(d, w, common_.weight_min, common_.weight_max);
-    StoreRow<kDtype>(d, w, weights, c);
-    for (int s = 0; s < kSlots; ++s) hn::StoreU(state[s], d, slots[s] + c);
+    RowValues values{};  // the last batch may not fill it
+    const Touch* begins[kRowsAtOnce + 1];
+    float* const row_slots = args_.slots[kSlots];
+    int count = 0;
+    for (; count < kRowsAtOnce && touch != end; ++count) {
+      begins[count] = touch;
+      const Touch* row_end = EndOfRow(touch, end);
+      float* gradient = batch_.get() + count * width();
+      SumGradient(touch, row_end, [&](size_t c, const auto& g) HWY_ATTR {
+        for (const auto& v : g) hn::Store(v, d, gradient + c), c += kLanes;
+      });
+      touch = row_end;
+      values.sums[count] = Formula<Rule>::RowSum(gradient, width());
+      values.columns[count] = static_cast<float>(std::max(range_->columns, 1));
+      values.values[count] = row_slots[begins[count]->row];
+      columns_[count] = range_->columns;
+    }
+    begins[count] = touch;
+    Formula<Rule>::BeginRows(rule_, values);
+    for (int i = 0; i < count; ++i) {
+      // Asked for here and not on the way to the row's end, to spread what memory is asked for.
+      for (const Touch* t = begins[i]; t != begins[i + 1]; ++t) {
+        PrefetchState(t + Ahead());
+      }
+      const uint32_t row = begins[i]->row;
+      row_slots[row] = values.values[i];
+      const Rule rule = Formula<Rule>::OfRow(rule_, values.factors[i]);
+      char* weights = args_.weights + row * row_bytes();
+      float* slots[kSlots + 1];
+      FindSlots(row, slots);
+      const float* gradient = batch_.get() + i * width();
+      size_t c = 0;
+      for (; c + 2 * kLanes <= width(); c += 2 * kLanes) {
+        const hn::Vec<D> g[2] = {hn::Load(d, gradient + c), hn::Load(d, gradient + c + kLanes)};
+        UpdateBlock<2>(rule, c, g, weights, slots);
+      }
+      if (c < width()) {
+        const hn::Vec<D> g[1] = {hn::Load(d, gradient + c)};
+        UpdateBlock<1>(rule, c, g, weights, slots);
+      }
+      if (columns_[i] < static_cast<int>(width())) ClearPadding(columns_[i], weights, slots);
+    }
+    return count;
+  }
+
+  HWY_INLINE void FindSlots(uint32_t row, float** slots) const {
+    for (int s = 0; s < kSlots; ++s) slots[s] = args_.slots[s] + uint64_t{row} * width();
+  }
+
+  template <int kVectors>
+  HWY_INLINE void UpdateBlock(const Rule& rule, size_t column, const hn::Vec<D>* g, char* weights,
+                              float* const* slots) const {
+    const D d;
+    hn::Vec<D> w[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      const size_t c = column + v * kLanes;
+      w[v] = LoadRow<kDtype>(d, weights, c);
+      hn::Vec<D> state[kSlots + 1];
+      for (int s = 0; s < kSlots; ++s) state[s] = hn::LoadU(d, slots[s] + c);
+      if (common_.decay) w[v] = hn::Mul(w[v], hn::Set(d, common_.keep));
+      Formula<Rule>::Step(d, rule, g[v], w[v], state);
+      if (common_.clip_weight) w[v] = Clamp(d, w[v], common_.weight_min, common_.weight_max);
+      for (int s = 0; s < kSlots; ++s) hn::StoreU(state[s], d, slots[s] + c);
+    }
+    StoreBlock<kVectors>(w, weights, column);
+  }
+
+  template <int kVectors>
+  HWY_INLINE void StoreBlock(const hn::Vec<D>* w, char* weights, size_t column) const {
+    const D d;
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (kDtype == v1::BFLOAT16 && kVectors % 2 == 0) {
+      for (int v = 0; v < kVectors; v += 2) {
+        StorePair(d, w[v], w[v + 1], weights, column + v * kLanes);
+      }
+      return;
+    }
+#endif
+    for (int v = 0; v < kVectors; ++v) StoreRow<kDtype>(d, w[v], weights, column + v * kLanes);
   }
 
   // A formula may leave padding with anything (0 / 0, a clip bound).
-  void ClearPadding(char* weights, float* const* slots) const {
+  void ClearPadding(int columns, char* weights, float* const* slots) const {
     const size_t element = config::WeightBytes(kDtype);
-    const size_t padding = args_.width - range_->columns;
-    std::memset(weights + range_->columns * element, 0, padding * element);
-    for (int s = 0; s < kSlots; ++s) std::fill_n(slots[s] + range_->columns, padding, 0.0f);
+    const size_t padding = width() - columns;
+    std::memset(weights + columns * element, 0, padding * element);
+    for (int s = 0; s < kSlots; ++s) std::fill_n(slots[s] + columns, padding, 0.0f);
   }
 
   const UpdateArgs args_;
@@ -207,21 +293,24 @@ class UpdateLoop {
   const bool zero_;  // all gradients are
   const CommonRule common_;
   const Rule rule_;
-  const size_t row_bytes_;
   const RowRange* range_ = args_.ranges.data();
-  hwy::AlignedFreeUniquePtr<float[]> gradient_;
+  hwy::AlignedFreeUniquePtr<float[]> batch_;  // gradients of kRowsAtOnce rows
+  int columns_[kRowsAtOnce];
 };
 
-template <class D, class Gradients, class Rule>
+template <class D, int kWidth, class Gradients, class Rule>
 int64_t RunUpdateLoopOn(const Gradients& gradients, const UpdateArgs& args,
                         const CommonRule& common, const Rule& rule) {
   switch (args.dtype) {
     case v1::BFLOAT16:
-      return UpdateLoop<D, v1::BFLOAT16, Gradients, Rule>(args, gradients, common, rule).Run();
+      return UpdateLoop<D, v1::BFLOAT16, kWidth, Gradients, Rule>(args, gradients, common, rule)
+          .Run();
     case v1::FLOAT16:
-      return UpdateLoop<D, v1::FLOAT16, Gradients, Rule>(args, gradients, common, rule).Run();
+      return UpdateLoop<D, v1::FLOAT16, kWidth, Gradients, Rule>(args, gradients, common, rule)
+          .Run();
     default:
-      return UpdateLoop<D, v1::FLOAT32, Gradients, Rule>(args, gradients, common, rule).Run();
+      return UpdateLoop<D, v1::FLOAT32, kWidth, Gradients, Rule>(args, gradients, common, rule)
+          .Run();
   }
 }
 
@@ -230,11 +319,23 @@ int64_t RunUpdateLoop(const UpdateArgs& args, const CommonRule& common, const Ru
   using Wide = hn::CappedTag<float, 16>;
   using Narrow = hn::CappedTag<float, 8>;
   if (args.gradient_rows != nullptr) {
-    return RunUpdateLoopOn<Narrow>(GradientRows{args.gradient_rows}, args, common, rule);
+    return RunUpdateLoopOn<Narrow, 0>(GradientRows{args.gradient_rows}, args, common, rule);
   }
   const GradientArray gradients{args.gradients, static_cast<size_t>(args.width)};
-  return args.width % 16 == 0 ? RunUpdateLoopOn<Wide>(gradients, args, common, rule)
-                              : RunUpdateLoopOn<Narrow>(gradients, args, common, rule);
+  if constexpr (std::is_same_v<Rule, AdagradRule> || std::is_same_v<Rule, RowwiseAdagradRule>) {
+    switch (args.width) {
+      case 16:
+        return RunUpdateLoopOn<Wide, 16>(gradients, args, common, rule);
+      case 32:
+        return RunUpdateLoopOn<Wide, 32>(gradients, args, common, rule);
+      case 64:
+        return RunUpdateLoopOn<Wide, 64>(gradients, args, common, rule);
+      case 128:
+        return RunUpdateLoopOn<Wide, 128>(gradients, args, common, rule);
+    }
+  }
+  return args.width % 16 == 0 ? RunUpdateLoopOn<Wide, 0>(gradients, args, common, rule)
+                              : RunUpdateLoopOn<Narrow, 0>(gradients, args, common, rule);
 }
 
 }  // namespace

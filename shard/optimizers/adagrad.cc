@@ -27,34 +27,51 @@ struct Formula<AdagradRule> : ColumnFormula {
   }
 };
 
-// After BeginRow, `learning_rate` holds lr / (sqrt(a) + epsilon) of the row.
+// For a row, `learning_rate` holds lr / (sqrt(a) + epsilon).
 template <>
 struct Formula<RowwiseAdagradRule> {
   static constexpr int kSlots = 0;
   static constexpr int kRowSlots = 1;
+  using D8 = hn::CappedTag<float, 8>;
+  static constexpr size_t kVectors = 8 / hn::MaxLanes(D8());
 
   // Squares are summed in eight columns-modulo-8 sums, then by a tree: one order for all vector
   // lengths. Padding columns add 0.
-  template <class D>
-  static HWY_INLINE RowwiseAdagradRule BeginRow(D, RowwiseAdagradRule rule, const float* g,
-                                                int width, int columns, float* row_slot) {
-    const hn::CappedTag<float, 8> d8;
-    constexpr size_t kLanes = hn::MaxLanes(d8);
-    constexpr size_t kVectors = 8 / kLanes;
-    hn::Vec<decltype(d8)> sums[kVectors];
+  static HWY_INLINE float RowSum(const float* g, size_t width) {
+    const D8 d8;
+    hn::Vec<D8> sums[kVectors];
     for (size_t v = 0; v < kVectors; ++v) sums[v] = hn::Zero(d8);
-    for (size_t c = 0; c < static_cast<size_t>(width); c += 8) {
+    for (size_t c = 0; c < width; c += 8) {
       for (size_t v = 0; v < kVectors; ++v) {
-        const auto x = hn::Load(d8, g + c + v * kLanes);
+        const auto x = hn::Load(d8, g + c + v * hn::MaxLanes(d8));
         sums[v] = hn::Add(sums[v], hn::Mul(x, x));
       }
     }
-    HWY_ALIGN float s[8];
-    for (size_t v = 0; v < kVectors; ++v) hn::Store(sums[v], d8, s + v * kLanes);
-    const float sum = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-    *row_slot += sum / static_cast<float>(std::max(columns, 1));
-    const float denominator = std::sqrt(*row_slot) + rule.epsilon;
-    rule.learning_rate = denominator == 0 ? 0 : rule.learning_rate / denominator;
+#if HWY_TARGET == HWY_SCALAR
+    const auto s = [&sums](int v) { return sums[v].raw; };
+    return ((s(0) + s(1)) + (s(2) + s(3))) + ((s(4) + s(5)) + (s(6) + s(7)));
+#else
+    static_assert(kVectors == 1, "targets of less than 8 lanes are not compiled");
+    const auto pairs = hn::Add(sums[0], hn::Shuffle2301(sums[0]));
+    const auto fours = hn::Add(pairs, hn::Shuffle1032(pairs));
+    const hn::Half<D8> d4;
+    return hn::GetLane(hn::Add(hn::LowerHalf(d4, fours), hn::UpperHalf(d4, fours)));
+#endif
+  }
+
+  static HWY_INLINE void BeginRows(const RowwiseAdagradRule& rule, RowValues& rows) {
+    const D8 d8;
+    for (int i = 0; i < kRowsAtOnce; i += hn::MaxLanes(d8)) {
+      const auto mean = hn::Div(hn::Load(d8, rows.sums + i), hn::Load(d8, rows.columns + i));
+      const auto a = hn::Add(hn::Load(d8, rows.values + i), mean);
+      hn::Store(a, d8, rows.values + i);
+      const auto denominator = hn::Add(hn::Sqrt(a), hn::Set(d8, rule.epsilon));
+      hn::Store(DivOrZero(d8, hn::Set(d8, rule.learning_rate), denominator), d8, rows.factors + i);
+    }
+  }
+
+  static HWY_INLINE RowwiseAdagradRule OfRow(RowwiseAdagradRule rule, float factor) {
+    rule.learning_rate = factor;
     return rule;
   }
 
@@ -85,18 +102,25 @@ struct Formula<AdagradMomentumRule> : ColumnFormula {
   }
 };
 
-// After BeginRow, `max_lr_multiplier` holds the factor f of the row.
+// For a row, `max_lr_multiplier` holds its factor f.
 template <>
 struct Formula<F2aRule> {
   static constexpr int kSlots = 1;
   static constexpr int kRowSlots = 1;
 
-  template <class D>
-  static HWY_INLINE F2aRule BeginRow(D, F2aRule rule, const float*, int, int, float* row_slot) {
-    *row_slot += 1;
-    const float frequency = rule.step / *row_slot;
-    const float f = static_cast<float>(PortablePow(frequency, rule.rho));
-    if (f < rule.max_lr_multiplier) rule.max_lr_multiplier = f;
+  static HWY_INLINE float RowSum(const float*, size_t) { return 0; }
+
+  static HWY_INLINE void BeginRows(const F2aRule& rule, RowValues& rows) {
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      rows.values[i] += 1;
+      const float frequency = rule.step / rows.values[i];
+      const float f = static_cast<float>(PortablePow(frequency, rule.rho));
+      rows.factors[i] = f < rule.max_lr_multiplier ? f : rule.max_lr_multiplier;
+    }
+  }
+
+  static HWY_INLINE F2aRule OfRow(F2aRule rule, float factor) {
+    rule.max_lr_multiplier = factor;
     return rule;
   }
 
