@@ -67,16 +67,26 @@ void AddUp(CLI::App* app, Flags* flags) {
       up->add_option("--sparsecores", flags->local.sparsecores_per_shard,
                      "SparseCores of each shard, a power of two")
           ->capture_default_str();
+  CLI::Option* const coordinators =
+      up->add_option(
+            "--coordinators", flags->local.coordinators,
+            "Number of coordinators, each of which serves any trainer; more than one needs "
+            "--processes")
+          ->check(CLI::Range(1, 64))
+          ->capture_default_str();
   up->add_option("--config", flags->config,
-                 "Cluster description, text proto or JSON; instead of --shards and --sparsecores")
+                 "Cluster description, text proto or JSON; instead of the numbers above")
       ->type_name("FILE")
       ->excludes(shards)
-      ->excludes(sparsecores);
-  up->add_option("--listen", flags->overrides.address,
-                 "Address of the public API; port 0: the system picks one [127.0.0.1:7400]")
+      ->excludes(sparsecores)
+      ->excludes(coordinators);
+  up->add_option(
+        "--listen", flags->overrides.address,
+        "Address of the public API, of the first coordinator; port 0: the system picks one "
+        "[127.0.0.1:7400]")
       ->type_name("HOST:PORT");
   up->add_option("--http", flags->overrides.http_address,
-                 "Address of the coordinator's /metrics; '' for none [127.0.0.1:7401]")
+                 "Address of its /metrics; '' for none [127.0.0.1:7401]")
       ->type_name("HOST:PORT");
   up->add_flag("--processes", flags->processes,
                "A process for each shard and coordinator; default: all in this one");
@@ -88,6 +98,7 @@ void AddUp(CLI::App* app, Flags* flags) {
       "everything serves.\nStops in order on SIGTERM or Ctrl-C, at once on the second.\n\n"
       "Examples:\n"
       "  emberd up --shards 4\n"
+      "  emberd up --shards 4 --coordinators 2 --processes\n"
       "  emberd up --shards 4 --processes --listen 127.0.0.1:0 --http 127.0.0.1:0\n"
       "  emberd up --config cluster.textproto --processes --log-format json");
 }

@@ -75,6 +75,8 @@ void Child::Stop(absl::Duration patience) {
   ended_ = true;
 }
 
+bool Child::Killed() const { return ended_ && WIFSIGNALED(wait_status_); }
+
 std::string Child::End() const {
   if (WIFSIGNALED(wait_status_)) {
     return absl::StrCat("was killed by signal ", WTERMSIG(wait_status_));

@@ -38,6 +38,8 @@ class Child {
   void Stop(absl::Duration patience);
   // After its end: true for status 0.
   bool Succeeded() const { return ended_ && wait_status_ == 0; }
+  // After its end: true if a signal was its cause.
+  bool Killed() const;
   // After its end: "exited with status 2" or "was killed by signal 9".
   std::string End() const;
 

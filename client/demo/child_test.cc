@@ -85,11 +85,11 @@ TEST(ClusterTest, FieldsOfTheReadyLine) {
 TEST(ClusterTest, ServerThatIsNotThereOrDoesNotStart) {
   const auto never = [] { return false; };
   const std::string log = testing::TempDir() + "cluster.log";
-  EXPECT_EQ(Cluster::Start({"/no/such/emberd", 1, 2, log}, never).status().code(),
+  EXPECT_EQ(Cluster::Start({"/no/such/emberd", 1, 1, 2, log}, never).status().code(),
             absl::StatusCode::kNotFound);
-  EXPECT_EQ(Cluster::Start({"/bin/false", 1, 2, log}, never).status().code(),
+  EXPECT_EQ(Cluster::Start({"/bin/false", 1, 1, 2, log}, never).status().code(),
             absl::StatusCode::kUnavailable);
-  EXPECT_EQ(Cluster::Start({"/usr/bin/yes", 1, 2, log}, [] { return true; }).status().code(),
+  EXPECT_EQ(Cluster::Start({"/usr/bin/yes", 1, 1, 2, log}, [] { return true; }).status().code(),
             absl::StatusCode::kCancelled);
 }
 

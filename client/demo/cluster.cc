@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/demo/descriptor.h"
@@ -64,11 +65,11 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
   if (log.get() < 0) {
     return absl::FailedPreconditionError(absl::StrCat(options.log_file, ": cannot be written"));
   }
-  absl::StatusOr<std::unique_ptr<Child>> child =
-      Child::Start({options.program, "up", "--processes", "--shards", absl::StrCat(options.shards),
-                    "--sparsecores", absl::StrCat(options.sparsecores), "--listen", "127.0.0.1:0",
-                    "--http", "127.0.0.1:0"},
-                   {.output = writer.get(), .error = log.get()});
+  absl::StatusOr<std::unique_ptr<Child>> child = Child::Start(
+      {options.program, "up", "--processes", "--shards", absl::StrCat(options.shards),
+       "--sparsecores", absl::StrCat(options.sparsecores), "--coordinators",
+       absl::StrCat(options.coordinators), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"},
+      {.output = writer.get(), .error = log.get()});
   if (!child.ok()) return child.status();
   std::unique_ptr<Cluster> cluster(new Cluster);
   cluster->child_ = *std::move(child);
@@ -86,6 +87,10 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
 void Cluster::Stop() { child_->Stop(kStopTimeout); }
 
 std::string Cluster::Field(const std::string& name) const { return FieldOf(ready_line_, name); }
+
+std::vector<std::string> Cluster::Coordinators() const {
+  return absl::StrSplit(Field("coordinator"), ',');
+}
 
 std::string FieldOf(const std::string& line, const std::string& name) {
   const std::string key = absl::StrCat(" ", name, "=");

@@ -1,4 +1,4 @@
-// The cluster under the demo: `emberd up --processes`, which starts the coordinator and the shards
+// The cluster under the demo: `emberd up --processes`, which starts the coordinators and the shards
 // on free ports of this machine, watches over them, and starts them again when they die.
 #pragma once
 
@@ -15,6 +15,7 @@ namespace emberd::demo {
 
 struct ClusterOptions {
   std::string program;  // path of emberd
+  int coordinators = 1;
   int shards = 4;
   int sparsecores = 2;   // per shard
   std::string log_file;  // of all its processes
@@ -28,6 +29,7 @@ class Cluster {
   static absl::StatusOr<std::unique_ptr<Cluster>> Start(const ClusterOptions& options,
                                                         const std::function<bool()>& cancelled);
 
+  std::vector<std::string> Coordinators() const;
   // The line by which emberd says that it is ready, and fields of it: "coordinator", "http",
   // "pids", ...
   const std::string& ready_line() const { return ready_line_; }
@@ -45,7 +47,7 @@ class Cluster {
   std::string ready_line_;
 };
 
-// The value of " name=value" in a line, or empty.
+// The value of " name=value" in a line, or empty; values of several processes stand between commas.
 std::string FieldOf(const std::string& line, const std::string& name);
 
 }  // namespace emberd::demo

@@ -73,8 +73,8 @@ absl::StatusOr<bool> Demo::Run() {
   if (status.ok()) status = Judge();
   bool good = false;
   if (status.ok()) {
-    display_.Print(SummaryTable(experiment_, embeddings_->model(), training_->result(),
-                                monitor_->Traffic(), outcome_));
+    display_.Print(SummaryTable(experiment_, embeddings_->model(), options_.coordinators,
+                                training_->result(), monitor_->Traffic(), outcome_));
     status = WriteFiles();
   }
   if (status.ok()) {
@@ -107,14 +107,14 @@ absl::Status Demo::Prepare() {
   outcome_.planted = *planted >= 0;
   outcome_.best_auc = *planted;
 
-  auto cluster =
-      Cluster::Start({options_.emberd, options_.shards, options_.sparsecores, Path("emberd.log")},
-                     [this] { return signals_->Requested(); });
+  auto cluster = Cluster::Start({options_.emberd, options_.coordinators, options_.shards,
+                                 options_.sparsecores, Path("emberd.log")},
+                                [this] { return signals_->Requested(); });
   if (!cluster.ok()) return cluster.status();
   cluster_ = *std::move(cluster);
   display_.Print(cluster_->ready_line());
   auto embeddings = Embeddings::Connect(
-      cluster_->Field("coordinator"),
+      cluster_->Coordinators(),
       DescribeModel(dataset.info(), experiment_.parameters, experiment_.schedule.batch_size));
   if (!embeddings.ok()) return embeddings.status();
   embeddings_ = *std::move(embeddings);
@@ -126,9 +126,11 @@ absl::Status Demo::Prepare() {
 }
 
 std::vector<std::string> Demo::TrainerCommand(int rank) const {
-  std::vector<std::string> command = {
-      options_.self, "trainer",          "--coordinator", cluster_->Field("coordinator"),
-      "--rank",      absl::StrCat(rank), "--group",       absl::StrCat(kExtraDescriptor)};
+  std::vector<std::string> command = {options_.self,   "trainer",
+                                      "--coordinator", cluster_->Field("coordinator"),
+                                      "--rank",        absl::StrCat(rank),
+                                      "--group",       "demo",
+                                      "--hub",         absl::StrCat(kExtraDescriptor)};
   for (std::string& argument : options_.experiment.Arguments())
     command.push_back(std::move(argument));
   return command;
@@ -172,6 +174,7 @@ absl::StatusOr<double> Demo::PlainAuc() {
     if (signals_->Requested()) return absl::CancelledError("stopped");
     if (auto s = plain.Round(round, nullptr, nullptr); !s.ok()) return s;
   }
+  plain.Finish();
   return plain.Evaluate(experiment_.held_out);
 }
 
@@ -189,7 +192,7 @@ absl::Status Demo::WriteFiles() {
 }
 
 bool Demo::GoodEnough() {
-  if (outcome_.restarts > 0 || training_->result().lost_trainers > 0) {
+  if (outcome_.restarts > 0 || training_->result().replaced_trainers > 0) {
     display_.Print("rows or examples were lost on the way: the AUC is not judged");
     return true;
   }

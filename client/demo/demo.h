@@ -12,6 +12,7 @@ namespace emberd::demo {
 
 struct DemoOptions {
   ExperimentOptions experiment;
+  int coordinators = 2;
   int shards = 4;
   int sparsecores = 2;             // per shard; results depend on their total alone
   std::string out = "build/demo";  // directory for curve.csv, curve.svg, emberd.log

@@ -121,6 +121,31 @@ TEST_F(DemoTest, TablesDoNotDependOnMinibatches) {
   EXPECT_EQ(checksums[0], checksums[1]);
 }
 
+// A synchronous group is one trainer that has all of its batch, on however many coordinators.
+TEST_F(DemoTest, TablesDoNotDependOnTheNumberOfTrainers) {
+  using Arguments = std::vector<std::string>;
+  for (const Arguments& more : {Arguments{}, Arguments{"--pipelined"}}) {
+    std::vector<std::string> checksums;
+    for (const Arguments& trainers :
+         {Arguments{"--trainers", "1", "--coordinators", "1", "--batch", "1024"},
+          Arguments{"--trainers", "4", "--coordinators", "2", "--batch", "256"}}) {
+      Arguments arguments = {"--quick", "--examples", "12000"};
+      arguments.insert(arguments.end(), trainers.begin(), trainers.end());
+      arguments.insert(arguments.end(), more.begin(), more.end());
+      Start(absl::StrCat("trainers", trainers[1], more.size()), arguments);
+      checksums.push_back(FieldOf(Finish(), "table_sha256"));
+    }
+    EXPECT_EQ(checksums[0], checksums[1]);
+  }
+}
+
+TEST_F(DemoTest, GroupsMayBeAsynchronous) {
+  for (const char* consistency : {"async", "bounded:2"}) {
+    Start(consistency, {"--quick", "--examples", "12000", "--consistency", consistency});
+    EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
+  }
+}
+
 TEST_F(DemoTest, MeetsThePlainRunOnFiles) {
   Start("movielens",
         {"--data", EMBERD_SOURCE_DIR "/tests/data/movielens", "--examples", "500", "--batch", "4"});
@@ -134,15 +159,24 @@ TEST_F(DemoTest, GoesOnAfterAShardIsKilled) {
   Start("kill", {"--quick", "--examples", "150000"});
   AwaitOutput(" examples  ");  // it trains
   const std::vector<pid_t> pids = ServerPids();
-  ASSERT_EQ(pids.size(), 5u);
-  ASSERT_EQ(kill(pids[2], SIGKILL), 0);
+  ASSERT_EQ(pids.size(), 6u);
+  ASSERT_EQ(kill(pids[3], SIGKILL), 0);
   EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
   EXPECT_THAT(Output(), HasSubstr("UNAVAILABLE: shard 1 at "));
   EXPECT_THAT(Output(), HasSubstr("goes on after "));
   EXPECT_THAT(Output(), HasSubstr("[####################] 100%"));
 }
 
-TEST_F(DemoTest, GoesOnWithoutATrainerThatIsKilled) {
+TEST_F(DemoTest, GoesOnAfterACoordinatorIsKilled) {
+  Start("coordinator", {"--quick", "--examples", "150000"});
+  AwaitOutput(" examples  ");
+  ASSERT_EQ(kill(ServerPids()[1], SIGKILL), 0);
+  EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
+  EXPECT_THAT(Output(), HasSubstr("trainer 1 waits: "));
+  EXPECT_THAT(Output(), HasSubstr("goes on after "));
+}
+
+TEST_F(DemoTest, ReplacesATrainerThatIsKilled) {
   Start("trainer", {"--quick", "--examples", "150000"});
   AwaitOutput(" examples  ");
   pid_t trainer = 0;
@@ -160,7 +194,9 @@ TEST_F(DemoTest, GoesOnWithoutATrainerThatIsKilled) {
   ASSERT_NE(trainer, 0);
   ASSERT_EQ(kill(trainer, SIGKILL), 0);
   EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
-  EXPECT_THAT(Output(), HasSubstr("trainer 1 was killed by signal 9"));
+  EXPECT_THAT(Output(), HasSubstr("trainer 1 was killed by signal 9; it is started again"));
+  EXPECT_THAT(Output(), HasSubstr("trainer 0 goes on after "));
+  EXPECT_THAT(Output(), HasSubstr("[####################] 100%"));
 }
 
 TEST_F(DemoTest, StopsEverythingOnSigint) {

@@ -16,9 +16,14 @@ namespace emberd::demo {
 struct DenseStep {
   Vector logits;
   std::vector<std::vector<float>>
-      embedding_gradients;  // per feature, row-major [batch, embedding_dim]
-  Vector parameter_gradients;
+      embedding_gradients;     // per feature, row-major [batch, embedding_dim]
+  Vector parameter_gradients;  // empty for an empty batch
 };
+
+// A step works on slices of so many examples, whose gradients SumByTree adds: so trainers that
+// divide a batch among them get the bits that one trainer gets for all of it, if their batches are
+// a power of two of slices.
+inline constexpr int64_t kSliceExamples = 128;
 
 // The MLP over the activations of all features, in their order, and the numbers of an example, with
 // its optimizer. Equal calls in equal order give equal bits, so trainers that apply the same sums
@@ -36,8 +41,16 @@ class DenseModel {
 
   int64_t parameter_count() const { return mlp_.parameter_count(); }
 
+  // Parameters and optimizer state, to go on from in another process.
+  std::vector<float> State() const;
+  // False if the state is not of a model like this.
+  bool SetState(const std::vector<float>& state);
+
  private:
-  Matrix Input(const Batch& batch, ActivationSpans activations) const;
+  // Of examples [first, first + count).
+  Matrix Input(const Batch& batch, ActivationSpans activations, int64_t first, int64_t count) const;
+  Vector StepSlice(const Batch& batch, ActivationSpans activations, int64_t first, int64_t count,
+                   DenseStep* step) const;
 
   int features_, numeric_count_, embedding_dim_;
   Mlp mlp_;

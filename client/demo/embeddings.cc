@@ -30,9 +30,9 @@ client::ModelDescription DescribeModel(const DatasetInfo& info, const Hyperparam
 }
 
 absl::StatusOr<std::unique_ptr<Embeddings>> Embeddings::Connect(
-    const std::string& coordinator, const client::ModelDescription& model) {
+    const std::vector<std::string>& coordinators, const client::ModelDescription& model) {
   client::ClientOptions options;
-  options.addresses = {coordinator};
+  options.addresses = coordinators;
   options.max_attempts = 1;
   absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Connect(options);
   if (!client.ok()) return client.status();
@@ -50,7 +50,7 @@ absl::Status Embeddings::Declare() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<client::LookupResult> Embeddings::Lookup(const Batch& batch, bool inference) {
+std::vector<client::FeatureIds> Embeddings::Ids(const Batch& batch) const {
   std::vector<client::FeatureIds> request;
   for (size_t f = 0; f < batch.features.size(); ++f) {
     const FeatureColumn& column = batch.features[f];
@@ -63,19 +63,24 @@ absl::StatusOr<client::LookupResult> Embeddings::Lookup(const Batch& batch, bool
                                       absl::MakeConstSpan(column.ids)};
     }
   }
-  return client_->Lookup(model_, request, {.inference = inference});
+  return request;
 }
 
-absl::StatusOr<int64_t> Embeddings::Apply(const client::LookupResult& lookup, int64_t samples,
-                                          absl::Span<const std::vector<float>> gradients) {
+absl::StatusOr<client::LookupResult> Embeddings::Lookup(const Batch& batch) {
+  return client_->Lookup(model_, Ids(batch), {.inference = true});
+}
+
+absl::Status Embeddings::SendLookup(client::TrainStream* stream, int64_t step, const Batch& batch) {
+  return stream->SendLookup(step, Ids(batch));
+}
+
+absl::Status Embeddings::SendUpdate(client::TrainStream* stream, int64_t step, int64_t samples,
+                                    const std::shared_ptr<const DenseStep>& gradients) {
   std::vector<client::FeatureGradient> request;
-  for (size_t f = 0; f < gradients.size(); ++f) {
-    request.push_back({model_.features[f].name, gradients[f], samples});
+  for (size_t f = 0; gradients != nullptr && f < gradients->embedding_gradients.size(); ++f) {
+    request.push_back({model_.features[f].name, gradients->embedding_gradients[f], samples});
   }
-  const absl::StatusOr<client::ApplyResult> applied =
-      client_->ApplyGradients(model_, lookup.batch, request);
-  if (!applied.ok()) return applied.status();
-  return applied->rows_updated;
+  return stream->SendUpdate(step, request, {.memory = gradients});
 }
 
 absl::Status Embeddings::Export(const std::string& table, const client::Client::RowSink& sink) {

@@ -21,8 +21,7 @@ absl::StatusOr<Evaluation> EvaluateHeldOut(const Dataset& dataset, const DenseMo
     if (cancelled()) return absl::CancelledError("the evaluation was cancelled");
     if (auto s = dataset.ReadTest(first, std::min(kBatch, examples - first), &batch); !s.ok())
       return s;
-    const absl::StatusOr<client::LookupResult> lookup =
-        embeddings->Lookup(batch, /*inference=*/true);
+    const absl::StatusOr<client::LookupResult> lookup = embeddings->Lookup(batch);
     if (!lookup.ok()) return lookup.status();
     std::vector<absl::Span<const float>> activations;
     for (const client::Activation& activation : lookup->activations) {

@@ -1,6 +1,7 @@
 #include "client/demo/experiment.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -8,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "client/demo/click_log.h"
 #include "client/demo/criteo.h"
 #include "client/demo/movielens.h"
@@ -84,7 +86,39 @@ absl::Status SetLimits(const std::string& limits, Experiment* experiment) {
       absl::StrCat("--limits is ", limits, "; allowed are none, tight and numbers from 1"));
 }
 
+absl::Status SetConsistency(const ExperimentOptions& options, Experiment* experiment) {
+  client::TrainOptions* group = &experiment->group;
+  absl::string_view consistency = options.consistency;
+  if (consistency == "async") {
+    group->consistency = client::Consistency::kAsync;
+  } else if (absl::ConsumePrefix(&consistency, "bounded:") &&
+             absl::SimpleAtoi(consistency, &group->staleness_bound) &&
+             group->staleness_bound >= 0) {
+    group->consistency = client::Consistency::kBounded;
+  } else if (consistency != "sync") {
+    return absl::InvalidArgumentError(absl::StrCat("--consistency is ", options.consistency,
+                                                   "; allowed are sync, async and bounded:K"));
+  }
+  const bool sync = group->consistency == client::Consistency::kSync;
+  if (options.pipelined && !sync) {
+    return absl::InvalidArgumentError("--pipelined needs --consistency sync");
+  }
+  group->size = options.trainers;
+  group->pipelined = experiment->schedule.pipelined = options.pipelined;
+  return absl::OkStatus();
+}
+
+int64_t CurvePointAfter(const Experiment& experiment, int64_t round) {
+  const double done =
+      static_cast<double>(round + 1) / static_cast<double>(experiment.schedule.Rounds());
+  return static_cast<int64_t>(std::sqrt(done) * experiment.curve_points);
+}
+
 }  // namespace
+
+bool Experiment::EvaluatesAfter(int64_t round) const {
+  return CurvePointAfter(*this, round) != CurvePointAfter(*this, round - 1);
+}
 
 void ExperimentOptions::AddTo(CLI::App* app) {
   app->add_option(
@@ -99,6 +133,12 @@ void ExperimentOptions::AddTo(CLI::App* app) {
   app->add_option("--batch", batch, "Examples of a trainer's batch (0: as the data suggest)")
       ->capture_default_str();
   app->add_option("--trainers", trainers, "Trainer processes")->capture_default_str();
+  app->add_option("--consistency", consistency,
+                  "Of the trainers' group: 'sync' (one batch of all of them, one update a step), "
+                  "'async' (each one's update as it comes), or 'bounded:K'")
+      ->capture_default_str();
+  app->add_flag("--pipelined", pipelined,
+                "With sync: a lookup does not wait for the update of the step before");
   app->add_flag("--quick", quick, "A short run, for a first look and for continuous integration");
   app->add_option(
          "--limits", limits,
@@ -108,12 +148,14 @@ void ExperimentOptions::AddTo(CLI::App* app) {
 }
 
 std::vector<std::string> ExperimentOptions::Arguments() const {
-  std::vector<std::string> arguments = {"--seed",     absl::StrCat(seed),
-                                        "--examples", absl::StrCat(examples),
-                                        "--batch",    absl::StrCat(batch),
-                                        "--trainers", absl::StrCat(trainers),
-                                        "--limits",   limits};
+  std::vector<std::string> arguments = {"--seed",        absl::StrCat(seed),
+                                        "--examples",    absl::StrCat(examples),
+                                        "--batch",       absl::StrCat(batch),
+                                        "--trainers",    absl::StrCat(trainers),
+                                        "--limits",      limits,
+                                        "--consistency", consistency};
   if (!data.empty()) arguments.insert(arguments.end(), {"--data", data});
+  if (pipelined) arguments.push_back("--pipelined");
   if (quick) arguments.push_back("--quick");
   return arguments;
 }
@@ -139,6 +181,7 @@ absl::StatusOr<Experiment> MakeExperiment(const ExperimentOptions& options) {
   experiment.schedule.trainers = options.trainers;
   if (options.batch > 0) experiment.schedule.batch_size = options.batch;
   status = SetLimits(options.limits, &experiment);
+  if (status.ok()) status = SetConsistency(options, &experiment);
   if (!status.ok()) return status;
   const int64_t held_out = options.quick ? kQuickHeldOut : kHeldOut;
   experiment.held_out = std::min(held_out, experiment.dataset->test_size());

@@ -14,7 +14,7 @@ void AddAll(const std::vector<float>& values, Packer* packer) {
 
 std::string Encode(const Contribution& contribution) {
   Packer packer;
-  packer.Add(contribution.round).Add(contribution.examples);
+  packer.Add(contribution.round).Add(contribution.generation).Add(contribution.examples);
   AddAll(contribution.gradient, &packer);
   AddAll(contribution.logits, &packer);
   AddAll(contribution.labels, &packer);
@@ -24,6 +24,7 @@ std::string Encode(const Contribution& contribution) {
 bool Decode(std::string_view bytes, Contribution* contribution) {
   return Unpacker(bytes)
       .Take(&contribution->round)
+      .Take(&contribution->generation)
       .Take(&contribution->examples)
       .Take(&contribution->gradient)
       .Take(&contribution->logits)
@@ -44,21 +45,44 @@ bool Decode(std::string_view bytes, GradientSum* sum) {
 
 std::string Encode(const RoundReport& report) {
   return Packer()
+      .Add(report.generation)
       .Add(report.rows_updated)
       .Add(report.minibatches)
-      .Add(report.lookup_seconds)
       .Add(report.dense_seconds)
-      .Add(report.apply_seconds)
+      .Add(report.wait_seconds)
+      .Add(report.preprocess_seconds)
+      .Add(report.shard_seconds)
+      .Add(report.combine_seconds)
+      .Add(report.rank_seconds)
       .bytes();
 }
 
 bool Decode(std::string_view bytes, RoundReport* report) {
   return Unpacker(bytes)
+      .Take(&report->generation)
       .Take(&report->rows_updated)
       .Take(&report->minibatches)
-      .Take(&report->lookup_seconds)
       .Take(&report->dense_seconds)
-      .Take(&report->apply_seconds)
+      .Take(&report->wait_seconds)
+      .Take(&report->preprocess_seconds)
+      .Take(&report->shard_seconds)
+      .Take(&report->combine_seconds)
+      .Take(&report->rank_seconds)
+      .Done();
+}
+
+std::string Encode(const Position& position) {
+  Packer packer;
+  packer.Add(position.round).Add(position.summed);
+  AddAll(position.dense_state, &packer);
+  return packer.bytes();
+}
+
+bool Decode(std::string_view bytes, Position* position) {
+  return Unpacker(bytes)
+      .Take(&position->round)
+      .Take(&position->summed)
+      .Take(&position->dense_state)
       .Done();
 }
 
@@ -66,7 +90,16 @@ absl::StatusOr<std::string> SocketGroup::Expect(uint32_t kind) {
   absl::StatusOr<Frame> frame = reader_.Receive();
   if (!frame.ok()) return frame.status();
   if (frame->kind == kind) return std::move(frame->payload);
+  if (frame->kind == kJoinAnew) return absl::AbortedError("another trainer joins anew");
   return absl::InternalError(absl::StrCat("frame of kind ", frame->kind, " instead of ", kind));
+}
+
+absl::StatusOr<Position> SocketGroup::Begin() {
+  const absl::StatusOr<std::string> answer = Expect(kPosition);
+  if (!answer.ok()) return answer.status();
+  Position position;
+  if (!Decode(*answer, &position)) return absl::InternalError("malformed position");
+  return position;
 }
 
 absl::StatusOr<GradientSum> SocketGroup::Reduce(const Contribution& contribution) {
@@ -78,15 +111,17 @@ absl::StatusOr<GradientSum> SocketGroup::Reduce(const Contribution& contribution
   return sum;
 }
 
-absl::Status SocketGroup::AwaitTurn() { return Expect(kTurn).status(); }
-
 absl::Status SocketGroup::Finish(const RoundReport& report) {
   if (auto s = SendFrame(socket_, kApplied, Encode(report)); !s.ok()) return s;
   return Expect(kNextRound).status();
 }
 
+// If nobody listens any more, the next call of the round says so.
+void SocketGroup::Leave(uint64_t generation) {
+  SendFrame(socket_, kLeave, Packer().Add(generation).bytes()).IgnoreError();
+}
+
 void SocketGroup::Report(const std::string& message) {
-  // If nobody listens any more, the next call of the round says so.
   SendFrame(socket_, kReport, message).IgnoreError();
 }
 

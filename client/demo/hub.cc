@@ -3,10 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/demo/tree_sum.h"
+
 namespace emberd::demo {
 
 Hub::Hub(std::vector<int> sockets, Events events) : events_(std::move(events)) {
-  for (int socket : sockets) members_.emplace_back(socket);
+  for (int socket : sockets) {
+    members_.emplace_back(socket);
+    Send(size() - 1, kPosition, Encode(Position()));
+  }
 }
 
 int Hub::live() const {
@@ -14,16 +19,22 @@ int Hub::live() const {
       std::count_if(members_.begin(), members_.end(), [](const Member& m) { return !m.gone; }));
 }
 
+void Hub::Replace(int rank, int socket) {
+  members_[rank] = Member(socket);
+  Send(rank, kPosition, Encode(Position{round_, summed_, events_.dense_state()}));
+}
+
 void Hub::OnReadable(int rank) {
-  Member& member = members_[rank];
-  if (member.gone) return;
-  const bool open = member.reader.Poll().ok();
-  while (!member.gone) {
-    const std::optional<Frame> frame = member.reader.Next();
+  const int socket = members_[rank].socket;
+  if (members_[rank].gone) return;
+  const bool open = members_[rank].reader.Poll().ok();
+  // A trainer may be replaced meanwhile: what the old one has said does not count any more.
+  while (!members_[rank].gone && members_[rank].socket == socket) {
+    const std::optional<Frame> frame = members_[rank].reader.Next();
     if (!frame) break;
     Handle(rank, *frame);
   }
-  if (!open) Drop(rank);
+  if (!open && members_[rank].socket == socket) Drop(rank);
   Advance();
 }
 
@@ -31,22 +42,48 @@ void Hub::Handle(int rank, const Frame& frame) {
   Member& member = members_[rank];
   if (frame.kind == kReport) {
     events_.on_report(rank, frame.payload);
-  } else if (frame.kind == kContribution && !summed_ &&
-             Decode(frame.payload, &member.contribution)) {
-    member.contributed = true;
-  } else if (frame.kind == kApplied && turn_ == rank && Decode(frame.payload, &member.report)) {
-    member.applied = true;
-    turn_ = -1;
+  } else if (uint64_t generation = 0;
+             frame.kind == kLeave && Unpacker(frame.payload).Take(&generation).Done()) {
+    member.waiting = false;
+    Leave(generation);
+  } else if (frame.kind == kContribution && !member.waiting && !summed_ &&
+             Decode(frame.payload, &member.contribution) && member.contribution.round == round_) {
+    Wait(rank, member.contribution.generation);
+  } else if (frame.kind == kApplied && !member.waiting && summed_ &&
+             Decode(frame.payload, &member.report)) {
+    Wait(rank, member.report.generation);
   } else {
     events_.on_report(rank, "sent a message out of turn");
     Drop(rank);
   }
 }
 
+void Hub::Wait(int rank, uint64_t generation) {
+  members_[rank].waiting = true;
+  members_[rank].generation = generation;
+  latest_ = std::max(latest_, generation);
+  if (generation != 0 && generation <= broken_) TellToJoin(rank);
+}
+
+void Hub::Leave(uint64_t generation) {
+  // The other members' messages of a later generation may have come before this one.
+  broken_ = std::max(broken_, generation != 0 ? generation : latest_);
+  for (int rank = 0; rank < size(); ++rank) {
+    const Member& member = members_[rank];
+    const bool over = member.generation != 0 && member.generation <= broken_;
+    if (!member.gone && member.waiting && over) TellToJoin(rank);
+  }
+}
+
+void Hub::TellToJoin(int rank) {
+  members_[rank].waiting = false;
+  Send(rank, kJoinAnew, "");
+}
+
 void Hub::Drop(int rank) {
   if (members_[rank].gone) return;
   members_[rank].gone = true;
-  if (turn_ == rank) turn_ = -1;
+  Leave(0);
   events_.on_gone(rank);
 }
 
@@ -54,58 +91,41 @@ void Hub::Send(int rank, uint32_t kind, const std::string& payload) {
   if (!members_[rank].gone && !SendFrame(members_[rank].socket, kind, payload).ok()) Drop(rank);
 }
 
-// Goes on as far as it can without another message.
+// Goes on if nobody is missing.
 void Hub::Advance() {
-  if (live() == 0) return;
-  if (!summed_) {
-    if (!std::all_of(members_.begin(), members_.end(),
-                     [](const Member& m) { return m.gone || m.contributed; })) {
-      return;
-    }
+  for (const Member& member : members_) {
+    if (member.gone || !member.waiting) return;
+  }
+  for (Member& member : members_) member.waiting = false;
+  if (summed_) {
+    EndRound();
+  } else {
     Sum();
   }
-  if (turn_ < 0 && !GiveTurn() && live() > 0) EndRound();
 }
 
 void Hub::Sum() {
   std::vector<Contribution> contributions;
+  std::vector<std::vector<float>> gradients;
   GradientSum sum;
   for (Member& member : members_) {
-    if (member.gone) continue;
-    const Contribution& contribution = member.contribution;
-    sum.examples += contribution.examples;
-    sum.gradient.resize(std::max(sum.gradient.size(), contribution.gradient.size()));
-    for (size_t i = 0; i < contribution.gradient.size(); ++i) {
-      sum.gradient[i] += contribution.gradient[i];
-    }
-    round_ = contribution.round;
+    sum.examples += member.contribution.examples;
+    gradients.push_back(std::move(member.contribution.gradient));
     contributions.push_back(std::move(member.contribution));
   }
+  sum.gradient = SumByTree(std::move(gradients));
   summed_ = true;
   events_.on_sum(contributions, sum);
   const std::string payload = Encode(sum);
   for (int rank = 0; rank < size(); ++rank) Send(rank, kSum, payload);
 }
 
-// False if all have had their turn.
-bool Hub::GiveTurn() {
-  for (int rank = 0; rank < size(); ++rank) {
-    if (members_[rank].gone || members_[rank].applied) continue;
-    turn_ = rank;
-    Send(rank, kTurn, "");
-    if (turn_ == rank) return true;
-  }
-  return false;
-}
-
 void Hub::EndRound() {
   std::vector<RoundReport> reports;
-  for (const Member& member : members_) {
-    if (member.applied) reports.push_back(member.report);
-  }
+  for (const Member& member : members_) reports.push_back(member.report);
   events_.on_round(round_, reports);
   summed_ = false;
-  for (Member& member : members_) member.contributed = member.applied = false;
+  ++round_;
   for (int rank = 0; rank < size(); ++rank) Send(rank, kNextRound, "");
 }
 

@@ -32,6 +32,8 @@ struct Schedule {
   int64_t examples = 0;
   int64_t batch_size = 1024;
   int trainers = 1;
+  // Lookups do not see the update of the round before theirs.
+  bool pipelined = false;
 
   int64_t Rounds() const {
     const int64_t per_round = batch_size * trainers;

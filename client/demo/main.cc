@@ -20,14 +20,16 @@ namespace emberd::demo {
 namespace {
 
 constexpr char kDescription[] =
-    "Trains a model whose embeddings live in a cluster of emberd processes: 1 coordinator and 4 "
+    "Trains a model whose embeddings live in a cluster of emberd processes: 2 coordinators and 4 "
     "shards on\n"
-    "this machine, with 2 trainer processes beside them. The trainers hold the dense part, a small "
-    "MLP, as\n"
-    "equal replicas: each round their dense gradients are summed (all-reduce) and every replica "
-    "applies the\n"
-    "same sum. Rounds are in lockstep, so a run repeats bit by bit: equal options give an equal "
-    "table_sha256.";
+    "this machine, with 2 trainer processes beside them. To emberd the trainers are the ranks of "
+    "one "
+    "synchronous\n"
+    "group: their batches make one global batch, and every row gets one update a step. Their dense "
+    "part, a small\n"
+    "MLP, are equal replicas, whose gradients are summed (all-reduce). A run repeats bit by bit: "
+    "equal options\n"
+    "give an equal table_sha256, and so does one trainer with twice the batch.";
 
 constexpr char kExamples[] =
     "Examples:\n"
@@ -58,13 +60,16 @@ struct GenerateOptions {
 
 struct TrainerOptions {
   ExperimentOptions experiment;
-  std::string coordinator;
-  int rank = 0;
-  int group = -1;
+  TrainerSetup setup;
+  int hub = -1;
 };
 
 void AddDemo(CLI::App* app, DemoOptions* options) {
   options->experiment.AddTo(app);
+  app->add_option("--coordinators", options->coordinators,
+                  "Coordinator processes; trainer r uses the r-th, as far as there are so many")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   app->add_option("--shards", options->shards, "Shard processes, a power of two")
       ->capture_default_str();
   app->add_option(
@@ -96,13 +101,19 @@ CLI::App* AddGenerate(CLI::App* app, GenerateOptions* options) {
 CLI::App* AddTrainer(CLI::App* app, TrainerOptions* options) {
   CLI::App* command =
       app->add_subcommand("trainer", "One trainer process against a running cluster");
-  command->add_option("--coordinator", options->coordinator, "host:port")->required();
-  command->add_option("--rank", options->rank, "Which trainer of the group this is")
+  command
+      ->add_option("--coordinator", options->setup.coordinators,
+                   "host:port, or several, divided by commas")
+      ->delimiter(',')
+      ->required();
+  command->add_option("--rank", options->setup.rank, "Which trainer of the group this is")
       ->capture_default_str();
+  command->add_option("--group", options->setup.group_name,
+                      "Name of the group in emberd (default: one that nobody else has)");
   command->add_option(
-      "--group", options->group,
-      "File descriptor to the process that leads the group (default: no group, a trainer "
-      "by itself)");
+      "--hub", options->hub,
+      "File descriptor to the process that sums the trainers' dense gradients (default: none, a "
+      "trainer by itself)");
   options->experiment.AddTo(command);
   return command;
 }
@@ -113,18 +124,17 @@ absl::Status Generate(const GenerateOptions& options) {
 }
 
 absl::Status Train(TrainerOptions options) {
-  const bool alone = options.group < 0;
+  const bool alone = options.hub < 0;
   if (alone) options.experiment.trainers = 1;
   const absl::StatusOr<Experiment> experiment = MakeExperiment(options.experiment);
   std::unique_ptr<Group> group;
   if (alone) {
     group = std::make_unique<SoloGroup>();
   } else {
-    group = std::make_unique<SocketGroup>(options.group);
+    group = std::make_unique<SocketGroup>(options.hub);
   }
   const absl::Status status =
-      experiment.ok() ? RunTrainer(*experiment, options.coordinator, options.rank, group.get())
-                      : experiment.status();
+      experiment.ok() ? RunTrainer(*experiment, options.setup, group.get()) : experiment.status();
   if (!status.ok()) group->Report("gives up: " + status.ToString());
   if (alone) static_cast<SoloGroup&>(*group).Print();
   return status;
@@ -152,7 +162,7 @@ int Main(int argc, char** argv) {
     status = Generate(generate);
   } else if (trainer_command->parsed()) {
     status = Train(trainer);
-    if (!status.ok() && trainer.group >= 0) return 1;  // the group has been told
+    if (!status.ok() && trainer.hub >= 0) return 1;  // the group has been told
   } else {
     StopSignals signals;
     const absl::StatusOr<bool> good = RunDemo(demo, &signals);

@@ -55,6 +55,9 @@ class DenseAdagrad {
   DenseAdagrad(int64_t parameter_count, float learning_rate, float initial_accumulator);
   void Apply(const Vector& gradients, Vector* parameters);
 
+  const Vector& accumulator() const { return accumulator_; }
+  Vector& accumulator() { return accumulator_; }
+
  private:
   float learning_rate_;
   Vector accumulator_;

@@ -5,6 +5,7 @@
 
 #include "client/demo/metrics.h"
 #include "client/demo/random.h"
+#include "client/demo/tree_sum.h"
 
 namespace emberd::demo {
 
@@ -46,8 +47,8 @@ std::vector<float> PlainTable::Lookup(const FeatureColumn& column, int64_t sampl
   return activations;
 }
 
-void PlainTable::Apply(const FeatureColumn& column, int64_t samples,
-                       absl::Span<const float> gradients, float learning_rate) {
+void PlainTable::Add(const FeatureColumn& column, int64_t samples,
+                     absl::Span<const float> gradients) {
   for (int64_t i = 0; i < samples; ++i) {
     const absl::Span<const int32_t> ids = column.IdsOf(i);
     for (int64_t id : ids) {
@@ -56,8 +57,12 @@ void PlainTable::Apply(const FeatureColumn& column, int64_t samples,
       }
     }
   }
+  touched_.insert(touched_.end(), column.ids.begin(), column.ids.end());
+}
+
+void PlainTable::Update(float learning_rate) {
   // A row that comes again is updated with a zero gradient, which changes nothing.
-  for (int64_t id : column.ids) {
+  for (int64_t id : touched_) {
     for (int64_t k = id * dim_; k < (id + 1) * dim_; ++k) {
       const float gradient = row_gradient_[k];
       row_gradient_[k] = 0;
@@ -65,6 +70,7 @@ void PlainTable::Apply(const FeatureColumn& column, int64_t samples,
       weights_[k] -= learning_rate * gradient / std::sqrt(accumulator_[k]);
     }
   }
+  touched_.clear();
 }
 
 PlainTrainer::PlainTrainer(const Dataset* dataset, const Hyperparameters& parameters,
@@ -96,7 +102,7 @@ absl::Status PlainTrainer::Round(int64_t round, std::vector<float>* logits,
                                  std::vector<float>* labels) {
   std::vector<Batch> batches(schedule_.trainers);
   std::vector<DenseStep> steps;
-  Vector gradient_sum = Vector::Zero(dense_.parameter_count());
+  std::vector<Vector> gradients;
   int64_t examples = 0;
   for (int rank = 0; rank < schedule_.trainers; ++rank) {
     const ExampleRange range = schedule_.Range(round, rank);
@@ -105,20 +111,28 @@ absl::Status PlainTrainer::Round(int64_t round, std::vector<float>* logits,
     const std::vector<std::vector<float>> activations = Lookup(batch);
     steps.push_back(dense_.Step(batch, Spans(activations)));
     const DenseStep& step = steps.back();
-    gradient_sum += step.parameter_gradients;
+    gradients.push_back(step.parameter_gradients);
     examples += batch.size;
     if (logits != nullptr) logits->insert(logits->end(), step.logits.begin(), step.logits.end());
     if (labels != nullptr) labels->insert(labels->end(), batch.labels.begin(), batch.labels.end());
   }
-  dense_.Update(gradient_sum, examples);
+  dense_.Update(SumByTree(std::move(gradients)), examples);
+  if (schedule_.pipelined) UpdateTables();
   for (int rank = 0; rank < schedule_.trainers; ++rank) {
     for (size_t f = 0; f < tables_.size(); ++f) {
-      tables_[f].Apply(batches[rank].features[f], batches[rank].size,
-                       steps[rank].embedding_gradients[f], parameters_.embedding_learning_rate);
+      tables_[f].Add(batches[rank].features[f], batches[rank].size,
+                     steps[rank].embedding_gradients[f]);
     }
   }
+  if (!schedule_.pipelined) UpdateTables();
   return absl::OkStatus();
 }
+
+void PlainTrainer::UpdateTables() {
+  for (PlainTable& table : tables_) table.Update(parameters_.embedding_learning_rate);
+}
+
+void PlainTrainer::Finish() { UpdateTables(); }
 
 absl::StatusOr<double> PlainTrainer::Evaluate(int64_t examples) const {
   std::vector<float> scores, labels;

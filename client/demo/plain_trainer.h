@@ -24,9 +24,10 @@ class PlainTable {
 
   // Row-major [samples, dim]: each sample's rows, pooled.
   std::vector<float> Lookup(const FeatureColumn& column, int64_t samples) const;
-  // Sums the gradients of each row of the batch and updates it once.
-  void Apply(const FeatureColumn& column, int64_t samples, absl::Span<const float> gradients,
-             float learning_rate);
+  // Adds the gradients of a batch to those of its rows.
+  void Add(const FeatureColumn& column, int64_t samples, absl::Span<const float> gradients);
+  // Updates every row of the batches since the last Update once, with the sum of its gradients.
+  void Update(float learning_rate);
 
  private:
   float Gain(size_t ids) const;
@@ -34,7 +35,8 @@ class PlainTable {
   int dim_;
   client::Combiner combiner_;
   std::vector<float> weights_, accumulator_;
-  std::vector<float> row_gradient_;  // zero outside of Apply
+  std::vector<float> row_gradient_;  // of touched rows; zero elsewhere
+  std::vector<int32_t> touched_;     // rows may repeat
 };
 
 class PlainTrainer {
@@ -44,14 +46,18 @@ class PlainTrainer {
 
   std::vector<PlainTable>& tables() { return tables_; }  // per feature
 
-  // Runs one round: all trainers' batches look up the same state, then each is applied in turn, as
-  // the processes do. If `logits` is given, the predictions made before the update and the labels
+  // Runs one round: all trainers' batches look up the same state, then their gradients make one
+  // update, as in a group of trainers. In a pipelined schedule the update comes after the next
+  // round's lookups. If `logits` is given, the predictions made before the update and the labels
   // are appended.
   absl::Status Round(int64_t round, std::vector<float>* logits, std::vector<float>* labels);
+  // Makes the update that a pipelined schedule has left.
+  void Finish();
   // AUC over the first `examples` held-out ones.
   absl::StatusOr<double> Evaluate(int64_t examples) const;
 
  private:
+  void UpdateTables();
   std::vector<std::vector<float>> Lookup(const Batch& batch) const;
 
   const Dataset* dataset_;

@@ -36,7 +36,11 @@ TEST(PlainTableTest, Combines) {
 TEST(PlainTableTest, UpdatesEachRowOnceWithTheSumOfItsGradients) {
   PlainTable table = Table(client::Combiner::kSum);
   const std::vector<float> gradients = {1, 0, 5, 5, 3, 0};
-  table.Apply(Ragged(), 3, gradients, 0.5f);
+  // In two batches, as of two trainers.
+  table.Add({.ids = {0, 2, 2}, .row_splits = {0, 3, 3}}, 2,
+            absl::MakeConstSpan(gradients).subspan(0, 4));
+  table.Add({.ids = {1}, .row_splits = {}}, 1, absl::MakeConstSpan(gradients).subspan(4));
+  table.Update(0.5f);
   EXPECT_THAT(table.weights(), ElementsAre(testing::FloatEq(1 - 0.5f * 1 / std::sqrt(1.1f)), 10,
                                            testing::FloatEq(2 - 0.5f * 3 / std::sqrt(9.1f)), 20,
                                            testing::FloatEq(4 - 0.5f * 2 / std::sqrt(4.1f)), 40));
@@ -52,6 +56,26 @@ TEST(ScheduleTest, CoversEveryExampleOnce) {
     }
   }
   EXPECT_THAT(seen, testing::Each(1));
+}
+
+// Round 1 of a pipelined schedule must see the tables as round 0 found them.
+TEST(PlainTrainerTest, PipelinedRoundsSeeTheUpdatesUpToTheLastButOne) {
+  const ClickLog log(1, 1000, 100);
+  const auto logits_of = [&](bool pipelined, int64_t round) {
+    PlainTrainer trainer(
+        &log, Hyperparameters{.dense_learning_rate = 0},
+        {.examples = 1000, .batch_size = 50, .trainers = 2, .pipelined = pipelined});
+    std::vector<float> logits;
+    // The same batch in every round, so that logits change by updates alone.
+    for (int64_t i = 0; i <= round; ++i) {
+      logits.clear();
+      EXPECT_TRUE(trainer.Round(0, &logits, nullptr).ok());
+    }
+    return logits;
+  };
+  EXPECT_EQ(logits_of(true, 1), logits_of(true, 0));
+  EXPECT_NE(logits_of(false, 1), logits_of(false, 0));
+  EXPECT_EQ(logits_of(true, 2), logits_of(false, 1));
 }
 
 // The whole model at work: an optimizer with the wrong sign, labels that do not belong to their

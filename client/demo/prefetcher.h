@@ -13,12 +13,12 @@ namespace emberd::demo {
 // Not thread-safe; the dataset must outlive it.
 class Prefetcher {
  public:
-  Prefetcher(const Dataset* dataset, const Schedule& schedule, int rank)
-      : dataset_(dataset), schedule_(schedule), rank_(rank) {
+  Prefetcher(const Dataset* dataset, const Schedule& schedule, int rank, int64_t first_round = 0)
+      : dataset_(dataset), schedule_(schedule), rank_(rank), round_(first_round) {
     Begin();
   }
 
-  // The batches of rounds 0, 1, ... Empty ones beyond the end.
+  // The batches of the rounds from first_round on. Empty ones beyond the end.
   absl::Status Next(Batch* batch) {
     absl::Status status = reading_.get();
     std::swap(*batch, next_);
@@ -37,7 +37,7 @@ class Prefetcher {
   const Dataset* dataset_;
   Schedule schedule_;
   int rank_;
-  int64_t round_ = 0;
+  int64_t round_;
   Batch next_;
   std::future<absl::Status> reading_;  // its end is awaited by the destructor
 };

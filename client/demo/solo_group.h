@@ -12,9 +12,10 @@ class SoloGroup : public Group {
  public:
   SoloGroup();
 
+  absl::StatusOr<Position> Begin() override { return Position(); }
   absl::StatusOr<GradientSum> Reduce(const Contribution& contribution) override;
-  absl::Status AwaitTurn() override { return absl::OkStatus(); }
   absl::Status Finish(const RoundReport& report) override;
+  void Leave(uint64_t) override {}
   void Report(const std::string& message) override;
 
   // The state so far, as a line.

@@ -1,9 +1,11 @@
 #include "client/demo/summary.h"
 
-#include <cmath>
+#include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 namespace emberd::demo {
 
@@ -17,18 +19,32 @@ double Rate(const TrainingResult& training) {
   return training.seconds > 0 ? static_cast<double>(training.examples) / training.seconds : 0;
 }
 
-std::string MillisecondsPerBatch(const TrainingResult& training) {
-  const double batches = static_cast<double>(std::max<int64_t>(1, training.batches));
-  const auto milliseconds = [&](double seconds) { return 1e3 * seconds / batches; };
-  return absl::StrFormat("lookup %.1f ms, dense part %.1f ms, apply %.1f ms",
-                         milliseconds(training.total.lookup_seconds),
-                         milliseconds(training.total.dense_seconds),
-                         milliseconds(training.total.apply_seconds));
+std::string Milliseconds(const std::vector<std::pair<const char*, double>>& parts,
+                         int64_t batches) {
+  std::vector<std::string> texts;
+  for (const auto& [name, seconds] : parts) {
+    texts.push_back(absl::StrFormat(
+        "%s %.1f ms", name, 1e3 * seconds / static_cast<double>(std::max<int64_t>(1, batches))));
+  }
+  return absl::StrJoin(texts, ", ");
+}
+
+std::string GroupText(const Experiment& experiment) {
+  const client::TrainOptions& group = experiment.group;
+  switch (group.consistency) {
+    case client::Consistency::kSync:
+      return group.pipelined ? "in one synchronous group, pipelined" : "in one synchronous group";
+    case client::Consistency::kAsync:
+      return "in one asynchronous group";
+    case client::Consistency::kBounded:
+      return absl::StrCat("in one group, at most ", group.staleness_bound, " steps apart");
+  }
+  return "";
 }
 
 }  // namespace
 
-std::string SummaryTable(const Experiment& experiment, const client::Model& model,
+std::string SummaryTable(const Experiment& experiment, const client::Model& model, int coordinators,
                          const TrainingResult& training, const std::vector<ShardTraffic>& shards,
                          const Outcome& outcome) {
   int64_t rows = 0;
@@ -39,10 +55,11 @@ std::string SummaryTable(const Experiment& experiment, const client::Model& mode
                                         model.tables.size(), Short(static_cast<double>(rows)),
                                         experiment.parameters.embedding_dim,
                                         static_cast<double>(model.table_bytes) / 1e6));
-  text += Row("cluster", absl::StrFormat("1 coordinator, %d shards with %d SparseCores each",
-                                         model.shards, model.sparsecores_per_shard));
-  text += Row("trainers", absl::StrFormat("%d, batches of %d", experiment.schedule.trainers,
-                                          experiment.schedule.batch_size));
+  text += Row("cluster", absl::StrFormat("%d coordinator%s, %d shards with %d SparseCores each",
+                                         coordinators, coordinators == 1 ? "" : "s", model.shards,
+                                         model.sparsecores_per_shard));
+  text += Row("trainers", absl::StrFormat("%d %s, batches of %d", experiment.schedule.trainers,
+                                          GroupText(experiment), experiment.schedule.batch_size));
   text += Row("trained on", absl::StrFormat("%s examples in %.1f s: %.0f examples/s",
                                             Short(static_cast<double>(training.examples)),
                                             training.seconds, Rate(training)));
@@ -51,7 +68,15 @@ std::string SummaryTable(const Experiment& experiment, const client::Model& mode
                                           ? 0.0
                                           : static_cast<double>(training.total.minibatches) /
                                                 static_cast<double>(training.batches)));
-  text += Row("a batch takes", MillisecondsPerBatch(training));
+  const RoundReport& total = training.total;
+  text += Row("a trainer's batch takes", Milliseconds({{"dense part", total.dense_seconds},
+                                                       {"waiting for emberd", total.wait_seconds}},
+                                                      training.batches));
+  text += Row("and on its coordinator", Milliseconds({{"preprocess", total.preprocess_seconds},
+                                                      {"shards", total.shard_seconds},
+                                                      {"combine", total.combine_seconds},
+                                                      {"waiting for ranks", total.rank_seconds}},
+                                                     training.batches));
   for (size_t i = 0; i < shards.size(); ++i) {
     text += Row(
         absl::StrCat("shard ", i),
@@ -59,8 +84,8 @@ std::string SummaryTable(const Experiment& experiment, const client::Model& mode
                         Short(static_cast<double>(shards[i].rows_gathered)),
                         Short(static_cast<double>(shards[i].rows_updated)), shards[i].restarts));
   }
-  if (training.lost_trainers > 0)
-    text += Row("lost trainers", absl::StrCat(training.lost_trainers));
+  if (training.replaced_trainers > 0)
+    text += Row("replaced trainers", absl::StrCat(training.replaced_trainers));
   text += Row("held-out log loss", absl::StrFormat("%.4f", outcome.held_out.log_loss));
   text += Row("held-out AUC",
               absl::StrFormat("%.4f over %d examples", outcome.held_out.auc, experiment.held_out));

@@ -21,7 +21,7 @@ struct Outcome {
 };
 
 // A table of several lines.
-std::string SummaryTable(const Experiment& experiment, const client::Model& model,
+std::string SummaryTable(const Experiment& experiment, const client::Model& model, int coordinators,
                          const TrainingResult& training, const std::vector<ShardTraffic>& shards,
                          const Outcome& outcome);
 // What best_auc means in this run: one line.

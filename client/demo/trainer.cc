@@ -1,5 +1,6 @@
 #include "client/demo/trainer.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "client/demo/dense_model.h"
 #include "client/demo/embeddings.h"
 #include "client/demo/prefetcher.h"
+#include "client/demo/steps.h"
 
 namespace emberd::demo {
 
@@ -19,7 +21,7 @@ constexpr absl::Duration kPatience = absl::Minutes(2);
 constexpr absl::Duration kPause = absl::Milliseconds(300);
 constexpr absl::Duration kReportEvery = absl::Seconds(5);
 
-// Errors that pass when a shard or a coordinator returns.
+// Errors that pass when a shard, a coordinator or another trainer returns.
 bool MayPass(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
@@ -36,121 +38,212 @@ bool MayPass(const absl::Status& status) {
 
 double SecondsSince(absl::Time start) { return absl::ToDoubleSeconds(absl::Now() - start); }
 
+void AddTimes(const client::StepTimes& times, RoundReport* report) {
+  report->preprocess_seconds += absl::ToDoubleSeconds(times.preprocess);
+  report->shard_seconds += absl::ToDoubleSeconds(times.shards);
+  report->combine_seconds += absl::ToDoubleSeconds(times.combine);
+  report->rank_seconds += absl::ToDoubleSeconds(times.wait_for_ranks);
+}
+
 class Trainer {
  public:
-  Trainer(const Experiment& experiment, int rank, Embeddings* embeddings, Group* group)
-      : embeddings_(embeddings),
+  Trainer(const Experiment& experiment, int rank, Embeddings* embeddings,
+          client::TrainOptions options, Group* group)
+      : experiment_(experiment),
+        rank_(rank),
+        embeddings_(embeddings),
         group_(group),
         dense_(experiment.dataset->info(), experiment.parameters),
-        batches_(experiment.dataset.get(), experiment.schedule, rank) {}
+        steps_(embeddings, std::move(options)) {}
 
-  absl::Status Round(int64_t round);
+  absl::Status Run();
 
  private:
-  absl::StatusOr<client::LookupResult> LookUp();
-  absl::Status Reduce(int64_t round, const DenseStep& step);
-  void Apply(const client::LookupResult& lookup, const DenseStep& step, RoundReport* report);
+  // Takes over the state of a run that has begun.
+  absl::Status Begin();
+  absl::Status Read(std::shared_ptr<const Batch>* batch);
+  // As far as it can without an error; goes on where the last call has stopped.
+  absl::Status TryRound();
+  absl::Status Learn();
+  absl::Status Apply();
+  // Joins emberd's group again after `why`, as soon as the cluster serves.
+  absl::Status JoinAnew(absl::Status why);
+  absl::Status Join() { return steps_.Join(round_ + (summed_ ? 1 : 0)); }
 
+  const Experiment& experiment_;
+  const int rank_;
   Embeddings* embeddings_;
   Group* group_;
   DenseModel dense_;
-  Prefetcher batches_;
-  Batch batch_;
+  Steps steps_;
+  std::unique_ptr<Prefetcher> batches_;
+  int64_t round_ = 0;
+  bool summed_ = false;                         // the dense part has learned from this round
+  std::shared_ptr<const Batch> batch_, ahead_;  // of this round and of the next, once they are read
+  RoundReport report_;
 };
 
-absl::Status Trainer::Round(int64_t round) {
-  if (auto s = batches_.Next(&batch_); !s.ok()) return s;
-  RoundReport report;
-  client::LookupResult lookup;
-  DenseStep step;
-  if (batch_.size > 0) {
-    const absl::Time start = absl::Now();
-    absl::StatusOr<client::LookupResult> found = LookUp();
-    if (!found.ok()) return found.status();
-    lookup = *std::move(found);
-    report.lookup_seconds = SecondsSince(start);
-    report.minibatches = lookup.statistics.num_minibatches;
-
-    const absl::Time looked_up = absl::Now();
-    std::vector<absl::Span<const float>> activations;
-    for (const client::Activation& activation : lookup.activations) {
-      activations.push_back(activation.values);
-    }
-    step = dense_.Step(batch_, activations);
-    report.dense_seconds = SecondsSince(looked_up);
+absl::Status Trainer::Run() {
+  if (auto s = Begin(); !s.ok()) return s;
+  while (round_ < experiment_.schedule.Rounds()) {
+    absl::Status status = TryRound();
+    if (!status.ok() && MayPass(status)) status = JoinAnew(std::move(status));
+    if (!status.ok()) return status;
   }
-  if (auto s = Reduce(round, step); !s.ok()) return s;
-  if (auto s = group_->AwaitTurn(); !s.ok()) return s;
-  if (batch_.size > 0) Apply(lookup, step, &report);
-  return group_->Finish(report);
-}
-
-absl::StatusOr<client::LookupResult> Trainer::LookUp() {
-  const absl::Time start = absl::Now();
-  absl::Time last_report = absl::InfinitePast();
-  while (true) {
-    absl::StatusOr<client::LookupResult> lookup = embeddings_->Lookup(batch_, /*inference=*/false);
-    if (lookup.ok()) {
-      if (last_report != absl::InfinitePast()) {
-        group_->Report(absl::StrCat(
-            "goes on after ",
-            absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(1)))));
-      }
-      return lookup;
-    }
-    const absl::Status status = lookup.status();
-    if (!MayPass(status) || absl::Now() - start > kPatience) return status;
-    if (absl::Now() - last_report >= kReportEvery) {
-      last_report = absl::Now();
-      group_->Report(absl::StrCat("waits: ", status.ToString()));
-    }
-    absl::SleepFor(kPause);
-    // A shard that came back empty must be told of the model. If it is still away, the next lookup
-    // says so again.
-    if (!absl::IsUnavailable(status)) embeddings_->Declare().IgnoreError();
-  }
-}
-
-absl::Status Trainer::Reduce(int64_t round, const DenseStep& step) {
-  Contribution contribution;
-  contribution.round = round;
-  contribution.examples = batch_.size;
-  contribution.gradient.assign(step.parameter_gradients.begin(), step.parameter_gradients.end());
-  contribution.logits.assign(step.logits.begin(), step.logits.end());
-  contribution.labels = batch_.labels;
-  const absl::StatusOr<GradientSum> sum = group_->Reduce(contribution);
-  if (!sum.ok()) return sum.status();
-  dense_.Update(Eigen::Map<const Vector>(sum->gradient.data(), sum->gradient.size()),
-                sum->examples);
   return absl::OkStatus();
 }
 
-void Trainer::Apply(const client::LookupResult& lookup, const DenseStep& step,
-                    RoundReport* report) {
+absl::Status Trainer::Begin() {
+  absl::StatusOr<Position> position = group_->Begin();
+  if (!position.ok()) return position.status();
+  round_ = position->round;
+  summed_ = position->summed;
+  if (!position->dense_state.empty() && !dense_.SetState(position->dense_state)) {
+    return absl::InternalError("the dense state is not that of this model");
+  }
+  // Steps whose update the trainer before may have left open. Its gradients are gone with it.
+  const int64_t first = std::max<int64_t>(0, round_ - (experiment_.schedule.pipelined ? 1 : 0));
+  batches_ =
+      std::make_unique<Prefetcher>(experiment_.dataset.get(), experiment_.schedule, rank_, first);
+  for (int64_t step = first; step < round_ + (summed_ ? 1 : 0); ++step) {
+    if (auto s = Read(&batch_); !s.ok()) return s;
+    steps_.Add(step, batch_, nullptr);
+    if (step < round_) batch_ = nullptr;
+    group_->Report(absl::StrCat("begins after step ", step,
+                                "; if its part of that update is missing still, it is left out"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Read(std::shared_ptr<const Batch>* batch) {
+  auto read = std::make_shared<Batch>();
+  if (auto s = batches_->Next(read.get()); !s.ok()) return s;
+  *batch = std::move(read);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::TryRound() {
+  if (!steps_.joined()) {
+    if (auto s = Join(); !s.ok()) return s;
+  }
+  if (!summed_) {
+    if (auto s = Learn(); !s.ok()) return s;
+  }
+  if (auto s = Apply(); !s.ok()) return s;
+  report_.generation = steps_.generation();
+  if (auto s = group_->Finish(report_); !s.ok()) return s;
+  ++round_;
+  summed_ = false;
+  batch_ = std::move(ahead_);
+  ahead_ = nullptr;
+  report_ = {};
+  return absl::OkStatus();
+}
+
+// Looks the batch up, and lets the dense part learn from it.
+absl::Status Trainer::Learn() {
+  if (batch_ == nullptr) {
+    if (auto s = Read(&batch_); !s.ok()) return s;
+  }
+  if (auto s = steps_.SendLookup(round_, *batch_); !s.ok()) return s;
   const absl::Time start = absl::Now();
-  const absl::StatusOr<int64_t> rows =
-      embeddings_->Apply(lookup, batch_.size, step.embedding_gradients);
-  report->apply_seconds = SecondsSince(start);
-  if (rows.ok()) {
-    report->rows_updated = *rows;
-  } else {
-    group_->Report(absl::StrCat("leaves out an update: ", rows.status().ToString()));
+  const absl::StatusOr<client::TrainLookupResult> found = steps_.ReceiveLookup();
+  if (!found.ok()) return found.status();
+  report_.wait_seconds += SecondsSince(start);
+  report_.minibatches = found->statistics.num_minibatches;
+  AddTimes(found->times, &report_);
+
+  // emberd preprocesses the next step's ids while this step computes.
+  if (round_ + 1 < experiment_.schedule.Rounds()) {
+    if (ahead_ == nullptr) {
+      if (auto s = Read(&ahead_); !s.ok()) return s;
+    }
+    if (auto s = steps_.SendLookup(round_ + 1, *ahead_); !s.ok()) return s;
+  }
+
+  const absl::Time looked_up = absl::Now();
+  std::vector<absl::Span<const float>> activations;
+  for (const client::Activation& activation : found->activations) {
+    activations.push_back(activation.values);
+  }
+  auto step = std::make_shared<const DenseStep>(dense_.Step(*batch_, activations));
+  report_.dense_seconds = SecondsSince(looked_up);
+  const absl::StatusOr<GradientSum> sum = group_->Reduce(
+      {.round = round_,
+       .generation = steps_.generation(),
+       .examples = batch_->size,
+       .gradient = {step->parameter_gradients.begin(), step->parameter_gradients.end()},
+       .logits = {step->logits.begin(), step->logits.end()},
+       .labels = batch_->labels});
+  if (!sum.ok()) return sum.status();
+  dense_.Update(Eigen::Map<const Vector>(sum->gradient.data(), sum->gradient.size()),
+                sum->examples);
+  steps_.Add(round_, batch_, std::move(step));
+  summed_ = true;
+  return absl::OkStatus();
+}
+
+// Sends the embeddings' gradients, and waits until they have been applied: those of this step, or
+// where steps are pipelined only of the one before, unless somebody is about to look at the tables.
+absl::Status Trainer::Apply() {
+  if (auto s = steps_.SendUpdates(); !s.ok()) return s;
+  const bool last = round_ + 1 == experiment_.schedule.Rounds();
+  const bool pipelined = experiment_.schedule.pipelined;
+  const absl::Time start = absl::Now();
+  if (last) {
+    if (auto s = steps_.Finish(); !s.ok()) return s;
+  }
+  const auto results =
+      steps_.AwaitUpdates(pipelined && !last && !experiment_.EvaluatesAfter(round_) ? 1 : 0);
+  if (!results.ok()) return results.status();
+  report_.wait_seconds += SecondsSince(start);
+  for (const client::TrainUpdateResult& result : *results) {
+    report_.rows_updated += result.rows_updated;
+    AddTimes(result.times, &report_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::JoinAnew(absl::Status why) {
+  group_->Leave(steps_.generation());
+  steps_.Leave();
+  const absl::Time start = absl::Now();
+  absl::Time last_report = absl::InfinitePast();
+  while (true) {
+    if (absl::Now() - last_report >= kReportEvery) {
+      last_report = absl::Now();
+      group_->Report(absl::StrCat("waits: ", why.ToString()));
+    }
+    // A shard that came back empty must be told of the model. If it is still away, joining says so.
+    if (!absl::IsUnavailable(why)) embeddings_->Declare().IgnoreError();
+    why = Join();
+    if (why.ok()) {
+      group_->Report(absl::StrCat(
+          "goes on after ",
+          absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(1)))));
+      return absl::OkStatus();
+    }
+    group_->Leave(0);
+    if (!MayPass(why) || absl::Now() - start > kPatience) return why;
+    absl::SleepFor(kPause);
   }
 }
 
 }  // namespace
 
-absl::Status RunTrainer(const Experiment& experiment, const std::string& coordinator, int rank,
-                        Group* group) {
+absl::Status RunTrainer(const Experiment& experiment, const TrainerSetup& setup, Group* group) {
+  std::vector<std::string> coordinators = setup.coordinators;
+  const size_t preferred = setup.rank % coordinators.size();
+  std::rotate(coordinators.begin(), coordinators.begin() + static_cast<ptrdiff_t>(preferred),
+              coordinators.end());
   const auto embeddings = Embeddings::Connect(
-      coordinator, DescribeModel(experiment.dataset->info(), experiment.parameters,
-                                 experiment.schedule.batch_size));
+      coordinators, DescribeModel(experiment.dataset->info(), experiment.parameters,
+                                  experiment.schedule.batch_size));
   if (!embeddings.ok()) return embeddings.status();
-  Trainer trainer(experiment, rank, embeddings->get(), group);
-  for (int64_t round = 0; round < experiment.schedule.Rounds(); ++round) {
-    if (auto s = trainer.Round(round); !s.ok()) return s;
-  }
-  return absl::OkStatus();
+  client::TrainOptions options = experiment.group;
+  options.group = setup.group_name.empty() ? (*embeddings)->client_id() : setup.group_name;
+  options.rank = setup.rank;
+  return Trainer(experiment, setup.rank, embeddings->get(), options, group).Run();
 }
 
 }  // namespace emberd::demo

@@ -1,8 +1,9 @@
 // The example trainer: a process that holds the dense part of a model and trains it together with
-// embeddings in emberd.
+// embeddings in emberd, as one rank of a group of trainers.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "client/demo/experiment.h"
@@ -10,13 +11,17 @@
 
 namespace emberd::demo {
 
-// Trains rank `rank`'s share of the experiment's schedule against the cluster behind `coordinator`
-// ("host:port").
+struct TrainerSetup {
+  std::vector<std::string> coordinators;  // "host:port"; rank r prefers the r-th
+  int rank = 0;
+  std::string group_name;  // in emberd; empty: one that nobody else has
+};
+
+// Trains a rank's share of the experiment's schedule.
 //
 // While the cluster cannot serve, the trainer reports it, declares the model anew where that is
-// needed, and tries again; an update that fails is reported and left out. Gives up when nothing has
-// worked for two minutes.
-absl::Status RunTrainer(const Experiment& experiment, const std::string& coordinator, int rank,
-                        Group* group);
+// needed, and tries to join its group again; then it goes on with the step at which the group
+// stands. Gives up when nothing has worked for two minutes.
+absl::Status RunTrainer(const Experiment& experiment, const TrainerSetup& setup, Group* group);
 
 }  // namespace emberd::demo

@@ -1,7 +1,6 @@
 #include "client/demo/training.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <poll.h>
@@ -17,6 +16,7 @@ namespace {
 constexpr int64_t kWindow = 32'768;  // examples of the running loss and AUC
 constexpr int kPollMilliseconds = 100;
 constexpr absl::Duration kTrainerPatience = absl::Seconds(5);
+constexpr int kMostReplacements = 10;
 }  // namespace
 
 Training::Training(Setup setup)
@@ -26,17 +26,8 @@ Training::Training(Setup setup)
 
 absl::Status Training::Run() {
   start_ = absl::Now();
-  absl::Status status = StartTrainers();
-  std::vector<int> sockets;
-  for (const Descriptor& socket : sockets_) sockets.push_back(socket.get());
-  Hub hub(sockets, {.on_sum = [this](const auto& c, const auto& sum) { OnSum(c, sum); },
-                    .on_round = [this](int64_t round, const auto& r) { OnRound(round, r); },
-                    .on_report =
-                        [this](int rank, const std::string& message) {
-                          setup_.display->Print(absl::StrCat("trainer ", rank, " ", message));
-                        },
-                    .on_gone = [this](int rank) { OnGone(rank); }});
-  if (status.ok()) status = Loop(&hub);
+  absl::Status status = Start();
+  if (status.ok()) status = Loop();
   result_.seconds = Seconds();
   for (auto& trainer : trainers_) trainer->Stop(kTrainerPatience);
 
@@ -44,29 +35,50 @@ absl::Status Training::Run() {
   return status;
 }
 
-absl::Status Training::StartTrainers() {
-  for (int rank = 0; rank < setup_.experiment->schedule.trainers; ++rank) {
-    int ends[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-      return absl::ResourceExhaustedError("no socket pair");
-    }
-    sockets_.emplace_back(ends[0]);
-    const Descriptor theirs(ends[1]);
-    auto trainer = Child::Start(setup_.trainer_command(rank), {.extra = theirs.get()});
-    if (!trainer.ok()) return trainer.status();
-    trainers_.push_back(*std::move(trainer));
+absl::Status Training::Start() {
+  const int trainers = setup_.experiment->schedule.trainers;
+  sockets_.resize(trainers);
+  trainers_.resize(trainers);
+  std::vector<int> sockets;
+  for (int rank = 0; rank < trainers; ++rank) {
+    const absl::StatusOr<int> socket = StartTrainer(rank);
+    if (!socket.ok()) return socket.status();
+    sockets.push_back(*socket);
   }
+  hub_ = std::make_unique<Hub>(
+      sockets,
+      Hub::Events{.on_sum = [this](const auto& c, const auto& sum) { OnSum(c, sum); },
+                  .on_round = [this](int64_t round, const auto& r) { OnRound(round, r); },
+                  .on_report =
+                      [this](int rank, const std::string& message) {
+                        setup_.display->Print(absl::StrCat("trainer ", rank, " ", message));
+                      },
+                  .on_gone = [this](int rank) { OnGone(rank); },
+                  .dense_state = [this] { return dense_.State(); }});
   return absl::OkStatus();
 }
 
-absl::Status Training::Loop(Hub* hub) {
-  while (hub->live() > 0) {
+absl::StatusOr<int> Training::StartTrainer(int rank) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    return absl::ResourceExhaustedError("no socket pair");
+  }
+  sockets_[rank] = Descriptor(ends[0]);
+  const Descriptor theirs(ends[1]);
+  auto trainer = Child::Start(setup_.trainer_command(rank), {.extra = theirs.get()});
+  if (!trainer.ok()) return trainer.status();
+  trainers_[rank] = *std::move(trainer);
+  return ends[0];
+}
+
+absl::Status Training::Loop() {
+  while (hub_->live() > 0 && trainer_status_.ok()) {
     std::vector<pollfd> waiting;
-    for (int rank = 0; rank < hub->size(); ++rank)
-      waiting.push_back({hub->socket(rank), POLLIN, 0});
+    for (int rank = 0; rank < hub_->size(); ++rank)
+      waiting.push_back({hub_->socket(rank), POLLIN, 0});
     poll(waiting.data(), waiting.size(), kPollMilliseconds);
-    for (int rank = 0; rank < hub->size(); ++rank) {
-      if (waiting[rank].revents != 0) hub->OnReadable(rank);
+    for (int rank = 0; rank < hub_->size(); ++rank) {
+      if (waiting[rank].revents != 0) hub_->OnReadable(rank);
     }
     if (setup_.stop_requested()) return absl::CancelledError("stopped");
     if (!setup_.cluster_runs()) return absl::UnavailableError("the cluster is gone");
@@ -76,8 +88,7 @@ absl::Status Training::Loop(Hub* hub) {
     if (busy && setup_.display->Due(now)) setup_.display->Show(CurrentProgress(), now);
   }
   setup_.display->ShowLast(CurrentProgress());
-  if (rounds_done_ == setup_.experiment->schedule.Rounds()) return absl::OkStatus();
-  return absl::UnavailableError("all trainers are gone");
+  return trainer_status_;
 }
 
 void Training::OnSum(const std::vector<Contribution>& contributions, const GradientSum& sum) {
@@ -90,32 +101,42 @@ void Training::OnSum(const std::vector<Contribution>& contributions, const Gradi
 }
 
 void Training::OnRound(int64_t round, const std::vector<RoundReport>& reports) {
-  for (const RoundReport& report : reports) {
-    result_.total.rows_updated += report.rows_updated;
+  const bool one_update = setup_.experiment->group.consistency == client::Consistency::kSync;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const RoundReport& report = reports[rank];
+    // The rows of one update are the same for every rank.
+    if (!one_update || rank == 0) result_.total.rows_updated += report.rows_updated;
     result_.total.minibatches += report.minibatches;
-    result_.total.lookup_seconds += report.lookup_seconds;
     result_.total.dense_seconds += report.dense_seconds;
-    result_.total.apply_seconds += report.apply_seconds;
+    result_.total.wait_seconds += report.wait_seconds;
+    result_.total.preprocess_seconds += report.preprocess_seconds;
+    result_.total.shard_seconds += report.shard_seconds;
+    result_.total.combine_seconds += report.combine_seconds;
+    result_.total.rank_seconds += report.rank_seconds;
   }
   rounds_done_ = round + 1;
-  if (CurvePointAfter(round) != CurvePointAfter(round - 1)) Evaluate();
-}
-
-// Points stand at equal distances of the square root of the round: a model learns most at first.
-// The last round has one.
-int64_t Training::CurvePointAfter(int64_t round) const {
-  const double done =
-      static_cast<double>(round + 1) / static_cast<double>(setup_.experiment->schedule.Rounds());
-  return static_cast<int64_t>(std::sqrt(done) * setup_.experiment->curve_points);
+  if (setup_.experiment->EvaluatesAfter(round)) Evaluate();
 }
 
 void Training::OnGone(int rank) {
   if (rounds_done_ == setup_.experiment->schedule.Rounds()) return;  // it is done
-  ++result_.lost_trainers;
-  trainers_[rank]->WaitFor(kTrainerPatience);
-  trainers_[rank]->Stop(absl::ZeroDuration());
-  setup_.display->Print(absl::StrCat("trainer ", rank, " ", trainers_[rank]->End(),
-                                     "; its share of the examples is left out"));
+  Child& trainer = *trainers_[rank];
+  const bool ended = trainer.WaitFor(kTrainerPatience);
+  trainer.Stop(absl::ZeroDuration());
+  const std::string end = absl::StrCat("trainer ", rank, " ", trainer.End());
+  // One that ends by itself has said why, and would do so again.
+  if (!ended || !trainer.Killed() || result_.replaced_trainers == kMostReplacements) {
+    trainer_status_ = absl::UnavailableError(end);
+    return;
+  }
+  setup_.display->Print(absl::StrCat(end, "; it is started again"));
+  ++result_.replaced_trainers;
+  const absl::StatusOr<int> socket = StartTrainer(rank);
+  if (socket.ok()) {
+    hub_->Replace(rank, *socket);
+  } else {
+    trainer_status_ = socket.status();
+  }
 }
 
 // The trainers wait meanwhile: the point belongs to one state of the tables.

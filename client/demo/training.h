@@ -28,7 +28,7 @@ struct TrainingResult {
   double seconds = 0;  // of training, without evaluations
   int64_t batches = 0;
   RoundReport total;  // over all batches
-  int lost_trainers = 0;
+  int replaced_trainers = 0;
 };
 
 // Not thread-safe; belongs to the main thread. What it is given must outlive it.
@@ -46,9 +46,9 @@ class Training {
   };
   explicit Training(Setup setup);
 
-  // Starts the trainers and blocks until they are done. CANCELLED when a stop is asked for,
-  // UNAVAILABLE when all trainers or the cluster's supervisor are gone. No trainer is left either
-  // way.
+  // Starts the trainers and blocks until they are done. A trainer that is killed is started again.
+  // CANCELLED when a stop is asked for, UNAVAILABLE when a trainer gives up or the cluster's
+  // supervisor is gone. No trainer is left either way.
   absl::Status Run();
 
   const TrainingResult& result() const { return result_; }
@@ -56,12 +56,13 @@ class Training {
   const DenseModel& dense() const { return dense_; }
 
  private:
-  absl::Status StartTrainers();
-  absl::Status Loop(Hub* hub);
+  absl::Status Start();
+  // Starts the trainer of a rank and gives the other end of its socket.
+  absl::StatusOr<int> StartTrainer(int rank);
+  absl::Status Loop();
   void OnSum(const std::vector<Contribution>& contributions, const GradientSum& sum);
   void OnRound(int64_t round, const std::vector<RoundReport>& reports);
   void OnGone(int rank);
-  int64_t CurvePointAfter(int64_t round) const;
   void Evaluate();
   // Of training so far, without evaluations.
   double Seconds() const;
@@ -76,7 +77,9 @@ class Training {
   absl::Duration paused_;  // in evaluations
   int64_t shown_examples_ = 0;
   double shown_seconds_ = 0;
-  std::vector<Descriptor> sockets_;
+  std::vector<Descriptor> sockets_;  // by rank
+  std::unique_ptr<Hub> hub_;
+  absl::Status trainer_status_;  // of one that cannot be replaced
   std::vector<std::unique_ptr<Child>> trainers_;
 };
 

@@ -63,10 +63,16 @@ absl::StatusOr<v1::ClusterConfig> MakeLocalCluster(const LocalCluster& local,
   coordinator->set_address(local.address);
   coordinator->set_http_address(local.http_address);
   OverrideProcess(overrides, coordinator);
+  const bool http = !coordinator->http_address().empty();
+  for (int i = 1; i < local.coordinators; ++i) {
+    v1::CoordinatorConfig* const other = cluster.add_coordinators();
+    other->set_address("127.0.0.1:0");
+    if (http) other->set_http_address("127.0.0.1:0");
+  }
   for (int i = 0; i < local.shards; ++i) {
     v1::ShardConfig* const shard = cluster.add_shards();
     shard->set_address("127.0.0.1:0");
-    if (!coordinator->http_address().empty()) shard->set_http_address("127.0.0.1:0");
+    if (http) shard->set_http_address("127.0.0.1:0");
   }
   const int cpus = static_cast<int>(std::thread::hardware_concurrency());
   cluster.set_shard_threads(std::max(1, cpus / std::max(1, local.shards)));

@@ -27,12 +27,15 @@ enum class Role { kShard, kCoordinator };
 absl::StatusOr<v1::ClusterConfig> LoadClusterFor(const std::string& path, Role role, int index,
                                                  const Overrides& overrides);
 
-// For `emberd up` without a file: shards on ports that the system picks.
+// For `emberd up` without a file: shards, and coordinators but the first, on ports that the system
+// picks.
 struct LocalCluster {
   int shards = 1;
   int sparsecores_per_shard = 2;
-  std::string address = "127.0.0.1:7400";       // of the coordinator
-  std::string http_address = "127.0.0.1:7401";  // of the coordinator; empty: no /metrics anywhere
+  int coordinators = 1;
+  std::string address = "127.0.0.1:7400";  // of the first coordinator
+  std::string http_address =
+      "127.0.0.1:7401";  // of the first coordinator; empty: no /metrics anywhere
 };
 // Complete. Without a number of threads, the shards share this machine's CPUs.
 absl::StatusOr<v1::ClusterConfig> MakeLocalCluster(const LocalCluster& local,

@@ -48,12 +48,25 @@ TEST(MakeLocalClusterTest, TakesFlags) {
   EXPECT_EQ(cluster->logging().file(), "log");
 }
 
+// The flags are for the first; two processes cannot have one port.
+TEST(MakeLocalClusterTest, FurtherCoordinatorsTakeFreePorts) {
+  const auto cluster = MakeLocalCluster({.shards = 2, .coordinators = 3}, {});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  ASSERT_EQ(cluster->coordinators_size(), 3);
+  EXPECT_EQ(cluster->coordinators(0).address(), "127.0.0.1:7400");
+  for (int i = 1; i < 3; ++i) {
+    EXPECT_EQ(cluster->coordinators(i).address(), "127.0.0.1:0");
+    EXPECT_EQ(cluster->coordinators(i).http_address(), "127.0.0.1:0");
+  }
+}
+
 TEST(MakeLocalClusterTest, WithoutHttpNoProcessHasIt) {
   Overrides overrides;
   overrides.http_address = "";
-  const auto cluster = MakeLocalCluster({.shards = 2}, overrides);
+  const auto cluster = MakeLocalCluster({.shards = 2, .coordinators = 2}, overrides);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   EXPECT_EQ(cluster->coordinators(0).http_address(), "");
+  EXPECT_EQ(cluster->coordinators(1).http_address(), "");
   EXPECT_EQ(cluster->shards(0).http_address(), "");
 }
 
