@@ -1,7 +1,7 @@
 // Training on a stream: lookups and updates of many steps, several under way at once, alone or as a
 // rank of a group of trainers (see train.proto).
 //
-//   auto stream = client->Train(model, {.group = "run 7", .rank = rank, .size = 2});
+//   auto stream = client->Train(model, {.group = "run-7", .rank = rank, .size = 2});
 //   for (int64_t step = (*stream)->next_step(); step < steps; ++step) {
 //     (*stream)->SendLookup(step, ids of the step);
 //     absl::StatusOr<TrainLookupResult> found = (*stream)->ReceiveLookup();
@@ -42,7 +42,8 @@ enum class Consistency {
 // Which rank of which group this trainer is. Every rank gives the same, but for `rank` and
 // `coordinator`.
 struct TrainOptions {
-  std::string group;  // 1 to 128 bytes; who joins under the same name again goes on in it
+  // 1 to 128 letters, digits and _-.:/ ; who joins under the same name again goes on in it.
+  std::string group;
   int rank = 0;
   int size = 1;
   Consistency consistency = Consistency::kSync;

@@ -11,6 +11,7 @@ Usage: python_client_test.py PATH_OF_EMBERD PATH_OF_PROTO_FOLDER
 import ctypes
 import importlib
 import os
+import queue
 import re
 import shutil
 import signal
@@ -146,6 +147,7 @@ class PythonClientTest(unittest.TestCase):
         cls.addClassCleanup(cls.folder.cleanup)
         generate_stubs(cls.folder.name)
         cls.api = importlib.import_module("emberd.v1.embedding_service_pb2")
+        cls.train = importlib.import_module("emberd.v1.train_pb2")
         cls.batch = importlib.import_module("emberd.v1.batch_pb2")
         cls.types = importlib.import_module("emberd.v1.types_pb2")
         log = open(os.path.join(cls.folder.name, "log"), "w+")
@@ -183,22 +185,28 @@ class PythonClientTest(unittest.TestCase):
         return np.frombuffer(values.data, "<f4").reshape(values.shape).copy()
 
     def lookup(self, model_id, batch, dtype):
+        response = self.stub.Lookup(self.api.LookupRequest(
+            model_id=model_id, activation_dtype=dtype, features=[self.feature(batch)]), timeout=30)
+        return response.batch_handle, self.activations(response.activations, batch, dtype)
+
+    def feature(self, batch):
         ragged = self.batch.RaggedIds(
             row_splits=self.tensor(self.types.INT64, batch.splits),
             values=self.tensor(self.types.INT32, batch.ids),
             weights=self.tensor(self.types.FLOAT32, batch.weights))
-        response = self.stub.Lookup(self.api.LookupRequest(
-            model_id=model_id, activation_dtype=dtype,
-            features=[self.batch.FeatureIds(feature="title", ragged=ragged)]), timeout=30)
-        self.assertEqual([a.feature for a in response.activations], ["title"])
-        activation = response.activations[0].activation
+        return self.batch.FeatureIds(feature="title", ragged=ragged)
+
+    def activations(self, activations, batch, dtype):
+        """Those of the one feature, [samples, DIM]."""
+        self.assertEqual([a.feature for a in activations], ["title"])
+        activation = activations[0].activation
         self.assertEqual(activation.dtype, dtype)
         self.assertEqual(list(activation.shape), [batch.samples, DIM])
         if dtype == self.types.BFLOAT16:
             values = from_bfloat16(np.frombuffer(activation.data, "<u2"))
         else:
             values = np.frombuffer(activation.data, "<f4")
-        return response.batch_handle, values.reshape(batch.samples, DIM)
+        return values.reshape(batch.samples, DIM)
 
     def apply(self, model_id, handle, gradient, dtype):
         PythonClientTest.sequence += 1
@@ -233,9 +241,11 @@ class PythonClientTest(unittest.TestCase):
         touched = np.unique(batch.ids)
         self.assertEqual(applied.rows_updated, len(touched))
         self.assertFalse(applied.replayed)
-
-        # Adagrad, as model.proto says: a += g^2; w -= lr*g/sqrt(a), for rows of the batch only.
         row_gradient = gains.T @ gradient.astype(np.float64)
+        self.check_update(model_id, table, accumulator, touched, row_gradient)
+
+    def check_update(self, model_id, table, accumulator, touched, row_gradient):
+        """Adagrad, as model.proto says: a += g^2; w -= lr*g/sqrt(a), for rows of the batch only."""
         new_accumulator = accumulator.astype(np.float64)
         new_table = table.astype(np.float64)
         new_accumulator[touched] += row_gradient[touched]**2
@@ -247,6 +257,51 @@ class PythonClientTest(unittest.TestCase):
         untouched = np.setdiff1d(np.arange(VOCABULARY), touched)
         np.testing.assert_array_equal(after_table[untouched], table[untouched])
         self.assertFalse(np.array_equal(after_table[touched], table[touched]))
+
+    def join(self, model_id, rank, size):
+        """Opens a Train stream; gives the queue of its requests (None ends them) and the answers."""
+        requests = queue.Queue()
+        options = self.train.GroupOptions(size=size, step_timeout_ms=30_000)
+        requests.put(self.train.TrainRequest(start=self.train.TrainStart(
+            model_id=model_id, group="from-python", rank=rank, options=options)))
+        return requests, self.stub.Train(iter(requests.get, None), timeout=60)
+
+    def test_two_ranks_of_a_group_make_one_update(self):
+        """Both ranks see the tables as they are before the step; one update has all gradients."""
+        rng = np.random.default_rng(9)
+        model_id = self.declare()
+        streams = [self.join(model_id, rank, size=2) for rank in range(2)]
+        for _, answers in streams:
+            self.assertEqual(next(answers).started.next_step, 0)
+        for step in range(3):
+            table, accumulator = self.read(model_id), self.read(model_id, "accumulator")
+            batches = [Batch(rng, 9), Batch(rng, 14)]
+            for (requests, _), batch in zip(streams, batches):
+                requests.put(self.train.TrainRequest(lookup=self.train.TrainLookup(
+                    step=step, features=[self.feature(batch)])))
+            row_gradient = np.zeros((VOCABULARY, DIM))
+            for (requests, answers), batch in zip(streams, batches):
+                found = next(answers).lookup
+                self.assertEqual((found.step, found.continues), (step, False))
+                self.assertEqual(found.statistics.num_minibatches, 1)
+                np.testing.assert_allclose(
+                    self.activations(found.activations, batch, self.types.FLOAT32),
+                    batch.gains() @ table.astype(np.float64), rtol=1e-5, atol=1e-6)
+                gradient = rng.normal(size=(batch.samples, DIM)).astype("<f4")
+                row_gradient += batch.gains().T @ gradient.astype(np.float64)
+                requests.put(self.train.TrainRequest(update=self.train.TrainUpdate(
+                    step=step, gradients=[self.batch.FeatureGradient(
+                        feature="title", gradient=self.tensor(self.types.FLOAT32, gradient))])))
+            touched = np.unique(np.concatenate([batch.ids for batch in batches]))
+            for _, answers in streams:
+                updated = next(answers).update
+                self.assertEqual((updated.step, updated.rows_updated), (step, len(touched)))
+            self.check_update(model_id, table, accumulator, touched, row_gradient)
+        for requests, _ in streams:
+            requests.put(None)
+        for _, answers in streams:
+            self.assertEqual(list(answers), [])
+            self.assertEqual(answers.code(), grpc.StatusCode.OK)
 
     def test_float32(self):
         for seed in range(3):
