@@ -156,6 +156,10 @@ std::vector<Method> AllMethods() {
        {"CreateModel", "Gather", "Apply", "ReleaseBatch", "ReadRows", "AssignRows", "GetStatus"}) {
     methods.push_back({absl::StrCat("/emberd.internal.v1.ShardService/", method), false, true});
   }
+  for (const char* method : {"Join", "AllGather", "Advance", "Leave", "Watch"}) {
+    methods.push_back(
+        {absl::StrCat("/emberd.internal.v1.CollectiveService/", method), false, true});
+  }
   return methods;
 }
 
