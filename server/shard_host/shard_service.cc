@@ -36,7 +36,14 @@ class GatherStream final : public rpc::ServerMessageStream {
       return;
     }
     host_->Gather(*std::move(command),
-                  [this](absl::StatusOr<GatherResult> result) { Answer(std::move(result)); });
+                  [this, model_id = command->model_id,
+                   handle = command->batch_handle](absl::StatusOr<GatherResult> result) {
+                    // Nobody will use, or release, the batch of a caller that is gone.
+                    if (result.ok() && handle != 0 && peer_cancelled()) {
+                      host_->ReleaseBatch(model_id, handle).IgnoreError();
+                    }
+                    Answer(std::move(result));
+                  });
   }
 
   void Answer(absl::StatusOr<GatherResult> result) {

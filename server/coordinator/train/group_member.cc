@@ -187,8 +187,10 @@ absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, in
   wait->waited += absl::Now() - began;
   if (!gathered.ok()) return gathered.status();
   const auto last = std::max_element(gathered->arrival_us.begin(), gathered->arrival_us.end());
-  wait->slowest_rank = static_cast<int>(last - gathered->arrival_us.begin());
-  wait->slowest_by = absl::Microseconds(*last);
+  if (wait->slowest_rank < 0 || absl::Microseconds(*last) > wait->slowest_by) {
+    wait->slowest_rank = static_cast<int>(last - gathered->arrival_us.begin());
+    wait->slowest_by = absl::Microseconds(*last);
+  }
   return std::move(gathered->values);
 }
 

@@ -27,7 +27,8 @@ absl::Status CompleteTrainStart(v1::TrainStart* start);
 // Where the ranks of a SYNC group waited for each other. Adds up over the exchanges of a request.
 struct RankWait {
   absl::Duration waited;
-  int slowest_rank = -1;      // the last to come to the latest exchange; -1: there was none
+  // The last to come to the exchange where that made most of a difference; -1: there was none.
+  int slowest_rank = -1;
   absl::Duration slowest_by;  // how long after the first
 };
 

@@ -140,8 +140,8 @@ absl::Status TrainSession::Await(const std::function<bool()>& ready, const std::
 
 void TrainSession::Record(const RankWait& wait, v1::StepTimes* times) {
   times->set_wait_for_ranks_us(times->wait_for_ranks_us() + absl::ToInt64Microseconds(wait.waited));
-  times->set_slowest_rank(wait.slowest_rank);
   if (wait.slowest_rank >= 0) {
+    times->set_slowest_rank(wait.slowest_rank);
     resources_.metrics->ObserveStage(ops::Stage::kWaitForRanks, absl::ToDoubleSeconds(wait.waited));
   }
 }

@@ -59,6 +59,7 @@ TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* reso
 
 void TrainStream::OnReadDone(bool ok) {
   absl::Status status;
+  const bool is_start = !begun_;
   if (ok) {
     status = Take(incoming_);
     incoming_.Clear();
@@ -76,8 +77,8 @@ void TrainStream::OnReadDone(bool ok) {
     absl::MutexLock lock(&mutex_);
     if (no_more_) return;
     if (ok) {
-      // After the start, the session's thread goes on reading when it knows the step.
-      if (session_ != nullptr) StartRead(&incoming_);
+      // After the start, RunLookups goes on reading when it knows the step.
+      if (!is_start) StartRead(&incoming_);
       return;
     }
     no_more_ = true;
