@@ -1,5 +1,7 @@
 #include "tests/bench/memory_limits.h"
 
+#include <cstdlib>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tests/bench/memory_limits.cc"
 #include "hwy/foreach_target.h"
@@ -11,97 +13,154 @@ HWY_BEFORE_NAMESPACE();
 namespace emberd::bench::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
-using D = hn::CappedTag<uint8_t, 64>;
-using Half = hn::CappedTag<uint8_t, 16>;
 
-HWY_INLINE void PrefetchBytes(const char* p, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) hwy::Prefetch(p + i);
+// A row of kBytes bytes. Its size is a constant so that the loops below are unrolled: a load
+// instruction that walks along a row teaches the hardware prefetcher to run beyond its end.
+template <size_t kBytes>
+struct Row {
+  using D = hn::CappedTag<uint8_t, (kBytes < 64 ? kBytes : 64)>;
+  using V = hn::Vec<D>;
+  static constexpr size_t kStep = hn::MaxLanes(D());
+
+  static HWY_INLINE void Prefetch(const char* row) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kBytes; i += 64) hwy::Prefetch(row + i);
+  }
+  static HWY_INLINE V Load(const char* row, size_t i) {
+    return hn::LoadU(D(), reinterpret_cast<const uint8_t*>(row) + i);
+  }
+  static HWY_INLINE void Store(V v, char* row, size_t i) {
+    hn::StoreU(v, D(), reinterpret_cast<uint8_t*>(row) + i);
+  }
+  static HWY_INLINE void Read(const char* row, V& sum) {
+#pragma GCC unroll 32
+    for (size_t i = 0; i < kBytes; i += kStep) sum = hn::Xor(sum, Load(row, i));
+  }
+  static HWY_INLINE void Copy(const char* row, char* to) {
+#pragma GCC unroll 32
+    for (size_t i = 0; i < kBytes; i += kStep) Store(Load(row, i), to, i);
+  }
+  static HWY_INLINE void Rewrite(char* row, V zero) {
+#pragma GCC unroll 32
+    for (size_t i = 0; i < kBytes; i += kStep) Store(hn::Xor(Load(row, i), zero), row, i);
+  }
+};
+
+template <size_t kBytes>
+struct Gather {
+  static uint8_t Run(const char* table, const shard::Entry* entries, int64_t count, int ahead) {
+    using R = Row<kBytes>;
+    auto sum = hn::Zero(typename R::D());
+    for (int64_t i = 0; i < count; ++i) {
+      R::Prefetch(table + entries[i + ahead].row * kBytes);
+      R::Read(table + entries[i].row * kBytes, sum);
+    }
+    return hn::GetLane(sum);
+  }
+};
+
+template <size_t kBytes, size_t kOutBytes>
+void CopyRows(const char* table, const shard::Entry* entries, int64_t count, int ahead, char* out) {
+  using R = Row<kBytes>;
+  for (int64_t i = 0; i < count; ++i) {
+    R::Prefetch(table + entries[i + ahead].row * kBytes);
+    for (size_t j = 0; j < kOutBytes; j += kBytes) {
+      R::Copy(table + entries[i].row * kBytes, out + i * kOutBytes + j);
+    }
+  }
 }
 
-const uint8_t* Bytes(const char* p) { return reinterpret_cast<const uint8_t*>(p); }
+template <size_t kBytes, size_t kSlotBytes, size_t kGradientBytes>
+uint8_t UpdateAll(const UpdateTraffic& traffic, int ahead) {
+  using R = Row<kBytes>;
+  using G = Row<kGradientBytes>;
+  using S = Row<(kSlotBytes < 16 ? 16 : kSlotBytes)>;
+  auto sum = hn::Zero(typename G::D());
+  // 0, which the compiler must not know: rows keep their values.
+  static volatile uint8_t hidden_zero = 0;
+  const uint8_t zero = hidden_zero;
+  const auto row_zero = hn::Set(typename R::D(), zero);
+  const auto slot_zero = hn::Set(typename S::D(), zero);
+  const shard::Touch* touch = traffic.touches;
+  const shard::Touch* const end = touch + traffic.count;
+  for (; touch != end; ++touch) {
+    const shard::Touch& next = touch[ahead];
+    G::Prefetch(traffic.gradients + next.sample * kGradientBytes);
+    if (next.row != touch[ahead - 1].row) {
+      R::Prefetch(traffic.table + next.row * kBytes);
+      Row<kSlotBytes>::Prefetch(traffic.slot + next.row * kSlotBytes);
+    }
+    G::Read(traffic.gradients + touch->sample * kGradientBytes, sum);
+    if (touch + 1 != end && touch[1].row == touch->row) continue;
+    R::Rewrite(traffic.table + touch->row * kBytes, row_zero);
+    if (kSlotBytes == 4) {
+      *(reinterpret_cast<float*>(traffic.slot) + touch->row) += 1;
+    } else {
+      S::Rewrite(traffic.slot + touch->row * kSlotBytes, slot_zero);
+    }
+  }
+  return hn::GetLane(sum);
+}
 
-// f(offset, tag) for each vector of a row.
-template <class F>
-HWY_INLINE void ForEachVector(size_t bytes, const F& f) {
-  constexpr size_t kLanes = hn::MaxLanes(D());
-  size_t i = 0;
-  for (; i + kLanes <= bytes; i += kLanes) f(i, D());
-  for (; i < bytes; i += 16) f(i, Half());
+template <size_t kWidth>
+uint8_t UpdateWidth(const UpdateTraffic& traffic, int ahead) {
+  constexpr size_t kFloats = kWidth * 4;
+  const bool half = traffic.row_bytes < kFloats;
+  if (traffic.slot_bytes == 4) {
+    return half ? UpdateAll<kFloats / 2, 4, kFloats>(traffic, ahead)
+                : UpdateAll<kFloats, 4, kFloats>(traffic, ahead);
+  }
+  return half ? UpdateAll<kFloats / 2, kFloats, kFloats>(traffic, ahead)
+              : UpdateAll<kFloats, kFloats, kFloats>(traffic, ahead);
 }
 
 }  // namespace
 
-float GatherTarget(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
-                   int ahead) {
-  auto sum = hn::Zero(D());
-  auto rest = hn::Zero(Half());
-  for (int64_t i = 0; i < count; ++i) {
-    if (ahead > 0) PrefetchBytes(table + entries[i + ahead].row * row_bytes, row_bytes);
-    const char* row = table + entries[i].row * row_bytes;
-    ForEachVector(row_bytes, [&](size_t offset, auto d) HWY_ATTR {
-      const auto v = hn::LoadU(d, Bytes(row) + offset);
-      if constexpr (std::is_same_v<decltype(d), D>) {
-        sum = hn::Xor(sum, v);
-      } else {
-        rest = hn::Xor(rest, v);
-      }
-    });
+int GatherTarget(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
+                 int ahead) {
+  switch (row_bytes) {
+    case 32:
+      return Gather<32>::Run(table, entries, count, ahead);
+    case 64:
+      return Gather<64>::Run(table, entries, count, ahead);
+    case 128:
+      return Gather<128>::Run(table, entries, count, ahead);
+    case 256:
+      return Gather<256>::Run(table, entries, count, ahead);
+    case 512:
+      return Gather<512>::Run(table, entries, count, ahead);
   }
-  return static_cast<float>(hn::GetLane(sum) + hn::GetLane(rest));
+  std::abort();
 }
 
 void CopyTarget(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
                 int ahead, size_t out_bytes, char* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (ahead > 0) PrefetchBytes(table + entries[i + ahead].row * row_bytes, row_bytes);
-    const char* row = table + entries[i].row * row_bytes;
-    uint8_t* to = reinterpret_cast<uint8_t*>(out) + i * out_bytes;
-    ForEachVector(row_bytes, [&](size_t offset, auto d) HWY_ATTR {
-      const auto v = hn::LoadU(d, Bytes(row) + offset);
-      hn::StoreU(v, d, to + offset);
-      if (out_bytes > row_bytes) hn::StoreU(v, d, to + row_bytes + offset);
-    });
+  const bool half = row_bytes < out_bytes;
+  switch (out_bytes) {
+    case 64:
+      return (half ? CopyRows<32, 64> : CopyRows<64, 64>)(table, entries, count, ahead, out);
+    case 128:
+      return (half ? CopyRows<64, 128> : CopyRows<128, 128>)(table, entries, count, ahead, out);
+    case 256:
+      return (half ? CopyRows<128, 256> : CopyRows<256, 256>)(table, entries, count, ahead, out);
+    case 512:
+      return (half ? CopyRows<256, 512> : CopyRows<512, 512>)(table, entries, count, ahead, out);
   }
+  std::abort();
 }
 
-float UpdateTarget(char* table, size_t row_bytes, char* slot, size_t slot_bytes,
-                   const float* gradients, size_t gradient_bytes, const shard::Touch* touches,
-                   int64_t count, int ahead) {
-  const char* gradient_rows = reinterpret_cast<const char*>(gradients);
-  auto sum = hn::Zero(D());
-  auto rest = hn::Zero(Half());
-  // 0, which the compiler must not know: rows keep their values.
-  static volatile uint8_t hidden_zero = 0;
-  const uint8_t zero = hidden_zero;
-  const auto rewrite = [&](char* row, size_t bytes) HWY_ATTR {
-    ForEachVector(bytes, [&](size_t offset, auto d) HWY_ATTR {
-      uint8_t* p = reinterpret_cast<uint8_t*>(row) + offset;
-      hn::StoreU(hn::Xor(hn::LoadU(d, p), hn::Set(d, zero)), d, p);
-    });
-  };
-  for (int64_t i = 0; i < count; ++i) {
-    const shard::Touch next = touches[i + ahead];
-    PrefetchBytes(gradient_rows + next.sample * gradient_bytes, gradient_bytes);
-    PrefetchBytes(table + next.row * row_bytes, row_bytes);
-    PrefetchBytes(slot + next.row * slot_bytes, slot_bytes);
-    const char* gradient = gradient_rows + touches[i].sample * gradient_bytes;
-    ForEachVector(gradient_bytes, [&](size_t offset, auto d) HWY_ATTR {
-      const auto v = hn::LoadU(d, Bytes(gradient) + offset);
-      if constexpr (std::is_same_v<decltype(d), D>) {
-        sum = hn::Xor(sum, v);
-      } else {
-        rest = hn::Xor(rest, v);
-      }
-    });
-    if (i + 1 < count && touches[i + 1].row == touches[i].row) continue;
-    rewrite(table + touches[i].row * row_bytes, row_bytes);
-    if (slot_bytes == 4) {
-      ++*(reinterpret_cast<float*>(slot) + touches[i].row);
-    } else {
-      rewrite(slot + touches[i].row * slot_bytes, slot_bytes);
-    }
+int UpdateTarget(const UpdateTraffic& traffic, int ahead) {
+  switch (traffic.gradient_bytes) {
+    case 64:
+      return UpdateWidth<16>(traffic, ahead);
+    case 128:
+      return UpdateWidth<32>(traffic, ahead);
+    case 256:
+      return UpdateWidth<64>(traffic, ahead);
+    case 512:
+      return UpdateWidth<128>(traffic, ahead);
   }
-  return static_cast<float>(hn::GetLane(sum) + hn::GetLane(rest));
+  std::abort();
 }
 
 }  // namespace emberd::bench::HWY_NAMESPACE
@@ -113,19 +172,16 @@ HWY_EXPORT(GatherTarget);
 HWY_EXPORT(CopyTarget);
 HWY_EXPORT(UpdateTarget);
 
-float GatherLimit(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
-                  int ahead) {
+int GatherLimit(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
+                int ahead) {
   return HWY_DYNAMIC_DISPATCH(GatherTarget)(table, row_bytes, entries, count, ahead);
 }
 void CopyLimit(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
                int ahead, size_t out_bytes, char* out) {
   HWY_DYNAMIC_DISPATCH(CopyTarget)(table, row_bytes, entries, count, ahead, out_bytes, out);
 }
-float UpdateLimit(char* table, size_t row_bytes, char* slot, size_t slot_bytes,
-                  const float* gradients, size_t gradient_bytes, const shard::Touch* touches,
-                  int64_t count, int ahead) {
-  return HWY_DYNAMIC_DISPATCH(UpdateTarget)(table, row_bytes, slot, slot_bytes, gradients,
-                                            gradient_bytes, touches, count, ahead);
+int UpdateLimit(const UpdateTraffic& traffic, int ahead) {
+  return HWY_DYNAMIC_DISPATCH(UpdateTarget)(traffic, ahead);
 }
 }  // namespace emberd::bench
 #endif

@@ -1,6 +1,6 @@
 // What this machine's memory allows at best for the access patterns of the engine: the same rows in
-// the same order, with next to no arithmetic. Rows are float32 or anything else of `row_bytes`
-// bytes, a multiple of 16; tables lie in huge pages.
+// the same order, with next to no arithmetic. Rows are 32, 64, 128, 256 or 512 bytes and lie in
+// huge pages; every line of a row is asked for `ahead` (at least 1) rows in advance.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,30 @@
 
 namespace emberd::bench {
 
-// Reads every row of `entries`, asking for memory `ahead` rows in advance. Returns a checksum.
-float GatherLimit(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
-                  int ahead);
+// Reads every row of `entries`. Returns a checksum.
+int GatherLimit(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
+                int ahead);
 
-// The same, and writes each row to the next place of `out` as float32 (twice the bytes where the
-// table is bfloat16).
+// The same, and writes each row to the next place of `out`, `out_bytes` each: as many as the row
+// has, or twice that (bfloat16 to float32).
 void CopyLimit(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
                int ahead, size_t out_bytes, char* out);
 
-// For every touch reads its gradient row; for every distinct row reads and writes `row_bytes` at
-// the row's place in the table and `slot_bytes` (4: one float) in the slot, changing nothing but
-// single floats. Returns a checksum.
-float UpdateLimit(char* table, size_t row_bytes, char* slot, size_t slot_bytes,
-                  const float* gradients, size_t gradient_bytes, const shard::Touch* touches,
-                  int64_t count, int ahead);
+// What an update must move. `row_bytes` is gradient_bytes, or half of it; `slot_bytes` is
+// gradient_bytes, or 4 for one float per row.
+struct UpdateTraffic {
+  const shard::Touch* touches;
+  int64_t count;
+  const char* gradients;
+  size_t gradient_bytes;
+  char* table;
+  size_t row_bytes;
+  char* slot;
+  size_t slot_bytes;
+};
+
+// For every touch reads its gradient row; for every distinct row reads and writes its places in the
+// table and the slot, changing nothing but single floats. Returns a checksum.
+int UpdateLimit(const UpdateTraffic& traffic, int ahead);
 
 }  // namespace emberd::bench

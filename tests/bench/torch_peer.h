@@ -1,0 +1,26 @@
+// Runs the same batches through PyTorch, in a process of its own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace emberd::bench {
+
+struct TorchBatch {
+  std::string name;  // a word
+  int bag = 1;
+  std::vector<uint32_t> ids;  // bag after bag
+};
+
+struct TorchSeconds {
+  double forward = 0;
+  double step = 0;  // forward, backward and Adagrad
+};
+
+// Median CPU seconds of each batch, one thread, float32; `huge_pages` asks malloc for them. Empty
+// where PyTorch is not installed or fails.
+std::vector<TorchSeconds> RunTorch(int64_t rows, int width, const std::vector<TorchBatch>& batches,
+                                   bool huge_pages);
+
+}  // namespace emberd::bench
