@@ -1,76 +1,47 @@
-// A step end to end: Lookup and ApplyGradients of one trainer over loopback gRPC against a
-// coordinator and two shard processes. It stands for a recommender's sparse part (26 features of
-// width 64, batch 4096, Zipf-skewed ids) without the trainer's dense part, with all processes on
-// one machine: a real cluster would not share its CPUs.
+// A step end to end: trainers on Train streams over loopback gRPC against a coordinator and two
+// shard processes. It stands for a recommender's sparse part (26 features of width 64, batch 4096,
+// Zipf-skewed ids) without the trainer's dense part, with all processes on one machine: a real
+// cluster would not share its CPUs.
 //
-// Limit of the payload rates: the raw-RPC rate for the same bytes (raw_rpc.h), measured in the same
-// run.
-#include <cstdio>
-#include <iostream>
+// Limits of the payload rates, measured in the same run (raw_rpc.h): of the rows .../lookup_payload
+// and .../update_payload a bare stream between two ends; of .../lookup_relay and .../update_relay
+// the same bytes through a bare relay, as they go from shard to coordinator to trainer and back.
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "client/cpp/client.h"
 #include "server/ops/rpc_names.h"
 #include "tests/bench/bench_report.h"
 #include "tests/bench/raw_rpc.h"
+#include "tests/bench/step_trainer.h"
+#include "tests/bench/torch_peer.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/metrics.h"
 
 namespace emberd::bench {
 namespace {
 
-constexpr int kFeatures = 26;
-constexpr int kBatch = 4096;
-constexpr int kWidth = 64;
-constexpr int kRows = 200'000;
 constexpr int kRepeats = 9;
 
-std::string ModelText(const std::string& name) {
-  std::string text =
-      absl::StrCat("name: '", name, "' optimizer { adagrad {} learning_rate: 0.01 }\n");
-  for (int i = 0; i < kFeatures; ++i) {
-    absl::StrAppend(&text, "tables { name: 't", i, "' vocabulary_size: ", kRows,
-                    " embedding_dim: ", kWidth,
-                    " combiner: SUM initializer { uniform { lower: -0.1 upper: 0.1 } } }\n");
-    absl::StrAppend(&text, "features { name: 'f", i, "' table: 't", i, "' batch_size: ", kBatch,
-                    " }\n");
-  }
-  return text;
-}
-
-struct Batch {
-  std::vector<std::vector<int32_t>> ids;  // by feature
-  std::vector<std::string> names;
-  std::vector<client::FeatureIds> features;
+// Bytes per second of the bare streams.
+struct RawRates {
+  double receive = 0, send = 0, relay_receive = 0, relay_send = 0;
 };
 
-Batch MakeBatch(int bag) {
-  std::mt19937 random(7);
-  // Zipf with exponent near 1, by inversion of its continuous form.
-  std::uniform_real_distribution<double> uniform(0, 1);
-  Batch batch;
-  batch.ids.resize(kFeatures);
-  for (int i = 0; i < kFeatures; ++i) batch.names.push_back(absl::StrCat("f", i));
-  for (int i = 0; i < kFeatures; ++i) {
-    for (int k = 0; k < kBatch * bag; ++k) {
-      batch.ids[i].push_back(static_cast<int32_t>(std::pow(kRows, uniform(random))) - 1);
-    }
-    batch.features.push_back(
-        {batch.names[i], client::DenseIds{absl::MakeConstSpan(batch.ids[i]), bag}, {}});
+RawRates MeasureRaw(int64_t bytes) {
+  RawRates rates;
+  for (const bool relay : {false, true}) {
+    auto raw = RawRpc::Start(relay);
+    DieUnless(raw.status());
+    const auto rate = [&](auto call) {
+      return static_cast<double>(bytes) /
+             MedianSeconds(kRepeats, [&] { DieUnless(((**raw).*call)(bytes)); });
+    };
+    (relay ? rates.relay_receive : rates.receive) = rate(&RawRpc::Receive);
+    (relay ? rates.relay_send : rates.send) = rate(&RawRpc::Send);
   }
-  return batch;
-}
-
-void Die(const absl::Status& status) {
-  if (status.ok()) return;
-  std::cerr << "step_bench: " << status << "\n";
-  std::exit(1);
+  return rates;
 }
 
 // Seconds that the coordinator has spent in each stage so far.
@@ -85,67 +56,106 @@ std::map<std::string, double> StageSeconds(const testing::Cluster& cluster) {
   return seconds;
 }
 
-void Measure(const testing::Cluster& cluster, int bag, client::WireType wire, Report* report) {
-  const std::string wire_name = wire == client::WireType::kFloat32 ? "float32" : "bfloat16";
-  const std::string name = absl::StrCat("step/bag", bag, "/", wire_name);
-  if (!report->Wants(name)) return;
-  client::ClientOptions options = cluster.client_options();
-  options.activation_type = wire;
-  options.gradient_type = wire;
-  auto client = client::Client::Connect(options);
-  Die(client.status());
-  auto model = (*client)->DeclareModel(ModelText("step"));
-  Die(model.status());
+class StepBench {
+ public:
+  StepBench(const testing::Cluster& cluster, Report* report)
+      : cluster_(cluster), client_options_(cluster.client_options()), report_(report) {}
 
-  const Batch batch = MakeBatch(bag);
-  const std::vector<float> gradient(kBatch * kWidth, 1e-3f);
-  std::vector<client::FeatureGradient> gradients;
-  for (const std::string& feature : batch.names) gradients.push_back({feature, gradient, kBatch});
-  double lookup_seconds = 0;
-  double apply_seconds = 0;
-  std::map<std::string, double> before;
-  double all_seconds = 0;
-  int calls = 0;
-  const double step = MedianSeconds(kRepeats, [&] {
-    if (calls++ == 1) before = StageSeconds(cluster);  // the first call warms up
-    const absl::Time start = absl::Now();
-    auto found = (*client)->Lookup(*model, batch.features);
-    Die(found.status());
-    const absl::Time looked_up = absl::Now();
-    Die((*client)->ApplyGradients(*model, found->batch, gradients).status());
-    if (calls > 1) {
-      lookup_seconds += absl::ToDoubleSeconds(looked_up - start) / kRepeats;
-      apply_seconds += absl::ToDoubleSeconds(absl::Now() - looked_up) / kRepeats;
-      all_seconds += absl::ToDoubleSeconds(absl::Now() - start);
+  // One trainer, one step after the other.
+  void Plain(const std::string& name, const StepOptions& options) {
+    const StepShape& shape = options.shape;
+    const double element = options.wire == client::WireType::kFloat32 ? 4 : 2;
+    const double payload = shape.elements() * element;
+    const RawRates raw = MeasureRaw(static_cast<int64_t>(payload));
+    std::map<std::string, double> before;
+    const StepSeconds seconds =
+        RunSteps(client_options_, options, [&] { before = StageSeconds(cluster_); });
+    Add(name + "/examples", shape.batch / seconds.step, "examples/s");
+    Add(name + "/rows", shape.ids() / seconds.step, "rows/s");
+    Add(name + "/wire", (2 * payload + 4 * shape.ids()) / seconds.step, "B/s");
+    Add(name + "/lookup_payload", payload / seconds.lookup, "B/s", raw.receive);
+    Add(name + "/lookup_relay", payload / seconds.lookup, "B/s", raw.relay_receive);
+    Add(name + "/update_payload", payload / seconds.update, "B/s", raw.send);
+    Add(name + "/update_relay", payload / seconds.update, "B/s", raw.relay_send);
+    Add(name + "/share/preprocess", seconds.preprocess / seconds.step, "share of step");
+    Add(name + "/share/shards", seconds.shards / seconds.step, "share of step");
+    Add(name + "/share/combine", seconds.combine / seconds.step, "share of step");
+    for (const auto& [stage, sum] : StageSeconds(cluster_)) {
+      Add(absl::StrCat(name, "/stage/", stage), (sum - before[stage]) / seconds.total,
+          "share of step");
     }
-  });
-
-  const double payload = static_cast<double>(kBatch) * kFeatures * kWidth *
-                         (wire == client::WireType::kFloat32 ? 4 : 2);
-  auto raw = RawRpc::Start(static_cast<int64_t>(payload));
-  Die(raw.status());
-  const double raw_lookup =
-      MedianSeconds(kRepeats, [&] { Die((*raw)->Call(int64_t{4} * kBatch * kFeatures * bag)); });
-  const double rows = static_cast<double>(kBatch) * kFeatures * bag;
-  report->Add({absl::StrCat(name, "/examples"), kBatch / step, "examples/s", 1, kWidth, 0});
-  report->Add({absl::StrCat(name, "/rows"), rows / step, "rows/s", 1, kWidth, 0});
-  report->Add({absl::StrCat(name, "/lookup_payload"), payload / lookup_seconds, "B/s", 1, kWidth,
-               payload / raw_lookup});
-  report->Add({absl::StrCat(name, "/apply_payload"), payload / apply_seconds, "B/s", 1, kWidth,
-               payload / raw_lookup});
-  for (const auto& [stage, seconds] : StageSeconds(cluster)) {
-    report->Add({absl::StrCat(name, "/stage/", stage), (seconds - before[stage]) / all_seconds,
-                 "share of step", 1, kWidth, 0});
+    server_seconds_ = seconds.lookup + seconds.update;
+    step_seconds_ = seconds.step;
   }
-}
+
+  // The same step in one process: PyTorch's EmbeddingBag and sparse Adagrad, on one thread, with
+  // huge pages, over one table with all rows.
+  void PyTorch(const std::string& name, const StepShape& shape) {
+    TorchBatch batch = {.name = "step", .bag = shape.bag, .ids = {}};
+    for (int f = 0; f < shape.features; ++f) {
+      for (const int32_t id : MakeIds(shape, f)) {
+        batch.ids.push_back(static_cast<uint32_t>(id + f * shape.rows));
+      }
+    }
+    const auto torch = RunTorch(int64_t{shape.features} * shape.rows, shape.width, {batch},
+                                /*huge_pages=*/true);
+    if (torch.empty()) return;  // it is not installed
+    Add(name + "/pytorch/examples", shape.batch / torch[0].step, "examples/s");
+    Add(name + "/pytorch/gain", torch[0].step / step_seconds_, "times");
+  }
+
+  // The same batch divided between two ranks, who agree on mini-batches and on the update.
+  void TwoRanks(const std::string& name, StepOptions options) {
+    options.ranks = 2;
+    const StepSeconds seconds = RunSteps(client_options_, options);
+    Add(name + "/ranks2/examples", options.shape.batch / seconds.step, "examples/s");
+    Add(name + "/ranks2/wait_for_ranks", seconds.ranks / seconds.step, "share of step");
+  }
+
+  // A trainer that computes as long as the server has taken for its lookup and update.
+  void Pipelined(const std::string& name, StepOptions options) {
+    options.compute_seconds = server_seconds_;
+    options.ids_ahead = true;
+    for (const auto& [word, compute] :
+         {std::pair("spin", Compute::kSpin), std::pair("sleep", Compute::kSleep)}) {
+      options.compute = compute;
+      options.pipelined = false;
+      const double plain = RunSteps(client_options_, options).step;
+      options.pipelined = true;
+      const double pipelined = RunSteps(client_options_, options).step;
+      Add(absl::StrCat(name, "/", word, "/plain"), options.shape.batch / plain, "examples/s");
+      Add(absl::StrCat(name, "/", word, "/pipelined"), options.shape.batch / pipelined,
+          "examples/s");
+      Add(absl::StrCat(name, "/", word, "/gain"), plain / pipelined, "times");
+    }
+  }
+
+ private:
+  void Add(const std::string& name, double value, const std::string& unit, double limit = 0) {
+    report_->Add({name, value, unit, 1, StepShape().width, limit});
+  }
+
+  const testing::Cluster& cluster_;
+  const client::ClientOptions client_options_;
+  Report* report_;
+  double server_seconds_ = 0, step_seconds_ = 0;  // of the last Plain
+};
 
 int Main(int argc, char** argv) {
   Report report(argc, argv);
   auto cluster = testing::Cluster::Start({.shards = 2, .sparsecores_per_shard = 2});
-  Die(cluster.status());
+  DieUnless(cluster.status());
+  StepBench bench(**cluster, &report);
   for (const int bag : {1, 20}) {
     for (const auto wire : {client::WireType::kFloat32, client::WireType::kBfloat16}) {
-      Measure(**cluster, bag, wire, &report);
+      const bool full = wire == client::WireType::kFloat32;
+      const std::string name = absl::StrCat("step/bag", bag, full ? "/float32" : "/bfloat16");
+      if (!report.Wants(name)) continue;
+      const StepOptions options = {.shape = {.bag = bag}, .wire = wire};
+      bench.Plain(name, options);
+      if (full) bench.PyTorch(name, options.shape);
+      bench.TwoRanks(name, options);
+      bench.Pipelined(name, options);
     }
   }
   return report.Finish();
