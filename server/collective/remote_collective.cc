@@ -10,6 +10,7 @@
 #include "emberd/internal/v1/collective_service.grpc.pb.h"
 #include "server/collective/watch_callback.h"
 #include "server/rpc/status_codes.h"
+#include "server/rpc/trace.h"
 
 namespace emberd::server {
 namespace {
@@ -138,6 +139,7 @@ class RemoteCollective final : public Collective {
                      rpc::CallContext* context) {
     grpc::ClientContext client_context;
     client_context.set_deadline(absl::ToChronoTime(context->deadline()));
+    rpc::SendTrace(context->trace(), &client_context);
     rpc::CancelWatch watch(context, [&client_context] { client_context.TryCancel(); });
     return Status((stub_.get()->*method)(&client_context, request, response), host_);
   }

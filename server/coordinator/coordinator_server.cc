@@ -35,7 +35,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         in_flight_(options.cluster.budgets().in_flight_bytes()),
         pool_(kRequestThreads, kMaxWaiting),
         environment_{&pool_, &in_flight_, coordinator_.server_metrics(),
-                     coordinator_.default_deadline()},
+                     coordinator_.default_deadline(), coordinator_.resources().slow_step},
         train_streams_(&coordinator_.resources(), environment_),
         embedding_service_(MakeEmbeddingService(&coordinator_, &train_streams_, environment_)),
         admin_service_(MakeAdminService(&coordinator_, environment_)) {}

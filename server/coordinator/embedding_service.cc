@@ -58,7 +58,9 @@ class EmbeddingServiceImpl final : public ServiceBase {
   grpc::ServerWriteReactor<Bytes>* ExportTable(Context* context, const Bytes* request) override {
     return ExportStream::Start(coordinator_, environment_, *context, *request);
   }
-  grpc::ServerBidiReactor<Bytes, Bytes>* Train(Context*) override { return streams_->Start(); }
+  grpc::ServerBidiReactor<Bytes, Bytes>* Train(Context* context) override {
+    return streams_->Start(*context);
+  }
 
  private:
   template <typename Request, typename Result>

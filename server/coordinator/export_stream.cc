@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/rpc/message_bytes.h"
 #include "server/rpc/status_codes.h"
+#include "server/rpc/trace.h"
 
 namespace emberd::server {
 
@@ -14,7 +15,8 @@ ExportStream::ExportStream(Coordinator* coordinator, const CallEnvironment& envi
     : coordinator_(coordinator),
       environment_(environment),
       request_(request),
-      context_(DeadlineOf(server_context, environment.default_deadline)),
+      context_(DeadlineOf(server_context, environment.default_deadline),
+               rpc::TraceOf(server_context)),
       timer_(environment.metrics, ops::Rpc::kExportTable) {}
 
 ExportStream* ExportStream::Start(Coordinator* coordinator, const CallEnvironment& environment,

@@ -77,8 +77,8 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
 
 class Fanout::StagedOnShards final : public StagedUpdate {
  public:
-  explicit StagedOnShards(Fanout* fanout)
-      : fanout_(fanout), context_(absl::Now() + fanout->options_.shard_call) {}
+  StagedOnShards(Fanout* fanout, const std::string& trace)
+      : fanout_(fanout), context_(absl::Now() + fanout->options_.shard_call, trace) {}
 
   absl::Status Stage(const GradientInput& input, const KeptBatch& batch, const UpdateName& name,
                      rpc::CallContext* context) {
@@ -145,7 +145,7 @@ class Fanout::StagedOnShards final : public StagedUpdate {
     request.set_generation(part_->generation);
     request.set_step(part_->step);
     request.set_commit(true);
-    rpc::CallContext context(absl::Now() + fanout_->options_.shard_call);
+    rpc::CallContext context(absl::Now() + fanout_->options_.shard_call, context_.trace());
     while (true) {
       auto rows = fanout_->shards_[shard]->DecideStep(request, &context);
       if (!MayHaveMissed(rows.status()) || absl::Now() + kRetryPause > context.deadline()) {
@@ -168,7 +168,7 @@ absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput&
                                                             const KeptBatch& batch,
                                                             const UpdateName& name,
                                                             rpc::CallContext* context) {
-  auto staged = std::make_unique<StagedOnShards>(this);
+  auto staged = std::make_unique<StagedOnShards>(this, context->trace());
   absl::Status status = staged->Stage(input, batch, name, context);
   if (!status.ok()) return status;
   return staged;

@@ -4,7 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/ops/logging.h"
 #include "server/rpc/status_codes.h"
+#include "server/rpc/trace.h"
 
 namespace emberd::server {
 
@@ -28,8 +30,10 @@ PooledCall::PooledCall(const CallEnvironment& environment,
                        const grpc::CallbackServerContext& server_context, ops::Rpc rpc,
                        int64_t request_bytes)
     : environment_(environment),
+      rpc_(rpc),
       request_bytes_(request_bytes),
-      context_(DeadlineOf(server_context, environment.default_deadline)),
+      context_(DeadlineOf(server_context, environment.default_deadline),
+               rpc::TraceOf(server_context)),
       timer_(environment.metrics, rpc, request_bytes) {}
 
 grpc::ServerUnaryReactor* PooledCall::Start(const CallEnvironment& environment,
@@ -61,6 +65,14 @@ void PooledCall::Run(const Work& work) {
 }
 
 void PooledCall::End(const absl::Status& status) {
+  const absl::Duration took = absl::Now() - began_;
+  if (took > environment_.slow_call) {
+    ops::Log(ops::LogLevel::kWarning, "slow call",
+             {{"rpc", ops::RpcName(rpc_)},
+              {"code", ops::CodeName(status.code())},
+              {"ms", absl::ToInt64Milliseconds(took)},
+              {"trace", rpc::TraceId(context_.trace())}});
+  }
   environment_.in_flight->Release(request_bytes_);
   timer_.Finish(status.code());
   Finish(rpc::ToGrpcStatus(status));

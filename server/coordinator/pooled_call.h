@@ -11,6 +11,8 @@
 #include <grpcpp/support/server_callback.h>
 
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "server/base/worker_pool.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
@@ -37,6 +39,7 @@ struct CallEnvironment {
   InFlightBytes* in_flight = nullptr;
   ops::ServerMetrics* metrics = nullptr;
   absl::Duration default_deadline;  // for callers that send none
+  absl::Duration slow_call;         // calls that take longer are logged
 };
 
 // The deadline of a call: the caller's, or the environment's default.
@@ -62,7 +65,9 @@ class PooledCall final : public grpc::ServerUnaryReactor {
   void OnDone() override { delete this; }
 
   const CallEnvironment environment_;
+  const ops::Rpc rpc_;
   const int64_t request_bytes_;
+  const absl::Time began_ = absl::Now();
   rpc::CallContext context_;
   ops::RpcTimer timer_;
 };

@@ -151,6 +151,33 @@ constexpr MetricInfo kCatalogue[] = {
      "1",
      "Ids dropped where the configuration allows it."},
 
+    // Training groups. `rank` and `group` are "other" beyond a fixed number.
+    {kGroupSteps,
+     "emberd_group_steps_total",
+     kCounter,
+     {"model", "group"},
+     "1",
+     "Updates made by ranks of a training group."},
+    {kGroupStageSeconds,
+     "emberd_group_stage_duration_seconds",
+     kHistogram,
+     {"model", "group", "stage"},
+     "seconds",
+     "Time of a rank's lookup or update in one stage: preprocess, wait_for_ranks, wait_for_update, "
+     "gather, combine, apply."},
+    {kGroupLastArrivals,
+     "emberd_group_last_arrivals_total",
+     kCounter,
+     {"model", "group", "rank"},
+     "1",
+     "Requests in which this rank came last where the ranks waited for each other."},
+    {kGroupFailures,
+     "emberd_group_failures_total",
+     kCounter,
+     {"model", "group", "code"},
+     "1",
+     "Streams of a training group that ended with an error, by status code."},
+
     // What a shard does.
     {kRowsGathered,
      "emberd_rows_gathered_total",

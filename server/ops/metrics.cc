@@ -163,6 +163,17 @@ ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
   return shard_models_.emplace_back(std::move(metrics)).get();
 }
 
+GroupMetrics* Metrics::Group(const std::string& model, const std::string& group) {
+  absl::MutexLock lock(&mutex_);
+  std::pair<std::string, std::string> labels(model, group);
+  if (groups_.count(labels) == 0 && groups_.size() >= kMaxGroupLabels) labels = {"other", "other"};
+  std::unique_ptr<GroupMetrics>& metrics = groups_[labels];
+  if (metrics == nullptr) {
+    metrics = std::make_unique<GroupMetrics>(registry_, labels.first, labels.second);
+  }
+  return metrics.get();
+}
+
 std::vector<std::string> Metrics::StackLabels(const std::string& model, const std::string& stack) {
   std::vector<std::string> labels = {model, stack};
   if (stack_labels_.count(labels) == 0) {

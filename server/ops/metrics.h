@@ -14,6 +14,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <prometheus/collectable.h>
@@ -22,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "emberd/v1/statistics.pb.h"
+#include "server/ops/group_metrics.h"
 #include "server/ops/metric_registry.h"
 #include "server/ops/rpc_names.h"
 
@@ -151,6 +153,8 @@ class Metrics {
   // Different (model, stack) labels that are given out; what comes later is labelled "other", so
   // that the number of time series stays bounded whatever trainers declare.
   static constexpr size_t kMaxStackLabels = 256;
+  // The same for (model, group).
+  static constexpr size_t kMaxGroupLabels = 64;
 
   // `role` as emberd_build_info shows it: "up", "coordinator" or "shard".
   explicit Metrics(const std::string& role);
@@ -160,6 +164,9 @@ class Metrics {
   ShardModelMetrics* ShardModel(int shard, const std::string& model,
                                 const std::vector<std::string>& stacks);
   ShardLinkMetrics* ShardLink(int shard);
+
+  // The same for the same names; "other" for all groups beyond kMaxGroupLabels.
+  GroupMetrics* Group(const std::string& model, const std::string& group);
 
   // RpcTimer is the usual way.
   void ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds, int64_t request_bytes,
@@ -192,6 +199,8 @@ class Metrics {
   std::vector<std::unique_ptr<ModelMetrics>> models_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<ShardModelMetrics>> shard_models_ ABSL_GUARDED_BY(mutex_);
   std::set<std::vector<std::string>> stack_labels_ ABSL_GUARDED_BY(mutex_);  // given out so far
+  std::map<std::pair<std::string, std::string>, std::unique_ptr<GroupMetrics>> groups_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 // Times one stage of a request, from construction to destruction.

@@ -69,6 +69,13 @@ void UseEverything(Metrics* metrics) {
   shard->AddGathered(1, 5, 640);
   shard->AddUpdated(4);
   metrics->ShardLink(1)->Observe(Rpc::kShardGather, absl::StatusCode::kOk, 0.01);
+  GroupMetrics* group = metrics->Group("ctr", "run");
+  v1::StepTimes times;
+  times.set_wait_for_ranks_us(2000);
+  times.set_slowest_rank(3);
+  group->ObserveLookup(times);
+  group->ObserveUpdate(times);
+  group->AddFailure(absl::StatusCode::kAborted);
 }
 
 TEST(MetricsTest, EveryCatalogueEntryIsExposedWithItsTypeAndLabelsAndNothingElseIs) {
@@ -93,6 +100,26 @@ TEST(MetricsTest, EveryCatalogueEntryIsExposedWithItsTypeAndLabelsAndNothingElse
     exposed.erase(name);
   }
   for (const auto& [name, family] : exposed) ADD_FAILURE() << name << " is not in the catalogue";
+}
+
+TEST(MetricsTest, GroupsAndRanksShareALabelBeyondAFixedNumber) {
+  Metrics metrics("up");
+  EXPECT_EQ(metrics.Group("m", "g"), metrics.Group("m", "g"));
+  for (int i = 0; i < 1000; ++i) metrics.Group("m", std::to_string(i));
+  EXPECT_EQ(metrics.Group("m", "998"), metrics.Group("m", "999"));
+  v1::StepTimes times;
+  for (int rank = 0; rank < 1000; ++rank) {
+    times.set_slowest_rank(rank);
+    metrics.Group("m", "g")->ObserveUpdate(times);
+  }
+  for (const prometheus::MetricFamily& family : Collect(metrics)) {
+    if (family.name == "emberd_group_steps_total") {
+      EXPECT_LE(family.metric.size(), Metrics::kMaxGroupLabels + 1);
+    }
+    if (family.name == "emberd_group_last_arrivals_total") {
+      EXPECT_EQ(family.metric.size(), size_t{GroupMetrics::kMaxRankLabels} + 1);
+    }
+  }
 }
 
 TEST(MetricsTest, NamesAndLabelsFollowTheConventions) {

@@ -1,9 +1,11 @@
-// What a request hands down to the calls that it makes: a deadline, and word of its cancellation.
+// What a request hands down to the calls that it makes: a deadline, its trace, and word of its
+// cancellation.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -15,11 +17,14 @@ namespace emberd::rpc {
 // Thread-safe. Lives as long as its request.
 class CallContext {
  public:
-  explicit CallContext(absl::Time deadline) : deadline_(deadline) {}
+  // `trace`: see trace.h; sent along with every call, if not empty.
+  explicit CallContext(absl::Time deadline, std::string trace = "")
+      : deadline_(deadline), trace_(std::move(trace)) {}
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 
   absl::Time deadline() const { return deadline_; }
+  const std::string& trace() const { return trace_; }
 
   bool cancelled() const {
     absl::MutexLock lock(&mutex_);
@@ -38,6 +43,7 @@ class CallContext {
   friend class CancelWatch;
 
   const absl::Time deadline_;
+  const std::string trace_;
   mutable absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;

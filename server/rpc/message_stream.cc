@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "server/rpc/status_codes.h"
+#include "server/rpc/trace.h"
 
 namespace emberd::rpc {
 
@@ -57,6 +58,7 @@ ClientMessageStream::ClientMessageStream(grpc::GenericStub* stub, const std::str
                                          CallContext* context, int64_t max_message_bytes)
     : watch_(context, [this] { client_context_.TryCancel(); }), assembler_(max_message_bytes) {
   client_context_.set_deadline(absl::ToChronoTime(context->deadline()));
+  SendTrace(context->trace(), &client_context_);
   stub->PrepareBidiStreamingCall(&client_context_, method, grpc::StubOptions(), this);
   // Send runs outside of reactions: the hold keeps OnDone away until no more of that can happen.
   AddHold();

@@ -12,6 +12,7 @@
 #include "server/collective/remote_collective.h"
 #include "server/rpc/message_stream.h"
 #include "server/rpc/status_codes.h"
+#include "server/rpc/trace.h"
 #include "server/shard_host/shard_codec.h"
 
 namespace emberd::server {
@@ -205,6 +206,7 @@ class RemoteShard final : public ShardBackend {
   absl::StatusOr<Response> Unary(Method method, const Request& request, rpc::CallContext* context) {
     grpc::ClientContext client_context;
     client_context.set_deadline(absl::ToChronoTime(context->deadline()));
+    rpc::SendTrace(context->trace(), &client_context);
     rpc::CancelWatch watch(context, [&client_context] { client_context.TryCancel(); });
     Response response;
     const grpc::Status status = (stub_.get()->*method)(&client_context, request, &response);

@@ -71,6 +71,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       shard_index_(shard_index),
       incarnation_(NewIncarnation()),
       start_(absl::Now()),
+      slow_call_(absl::Milliseconds(cluster.logging().slow_step_ms())),
       metrics_(metrics),
       server_metrics_(metrics->Server("shard", shard_index)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),

@@ -39,6 +39,8 @@ class ShardHost {
   uint64_t incarnation() const { return incarnation_; }
   int sparsecores_per_shard() const { return sparsecores_per_shard_; }
   ops::ServerMetrics* metrics() { return server_metrics_; }
+  // Calls that take longer are logged.
+  absl::Duration slow_call() const { return slow_call_; }
 
   absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
       const internal::v1::CreateModelRequest& request);
@@ -115,6 +117,7 @@ class ShardHost {
   const int shard_index_;
   const uint64_t incarnation_;
   const absl::Time start_;
+  const absl::Duration slow_call_;
   ops::Metrics* const metrics_;
   ops::ServerMetrics* const server_metrics_;
 

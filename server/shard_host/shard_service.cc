@@ -7,9 +7,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/message_stream.h"
 #include "server/rpc/status_codes.h"
+#include "server/rpc/trace.h"
 #include "server/shard_host/shard_codec.h"
 
 namespace emberd::server {
@@ -17,12 +21,37 @@ namespace {
 
 namespace pb = internal::v1;
 
+// Logs a call of a step that took long, with the trace that its coordinator sent.
+class SlowCallLog {
+ public:
+  SlowCallLog(const ShardHost& host, ops::Rpc rpc, const grpc::ServerContextBase& context)
+      : slow_(host.slow_call()), rpc_(rpc), trace_(rpc::TraceOf(context)) {}
+
+  // Times one piece of the shard's own work.
+  void Begin() { began_ = absl::Now(); }
+  void End() const {
+    const absl::Duration took = absl::Now() - began_;
+    if (took <= slow_) return;
+    ops::Log(ops::LogLevel::kWarning, "slow call",
+             {{"rpc", ops::RpcName(rpc_)},
+              {"ms", absl::ToInt64Milliseconds(took)},
+              {"trace", rpc::TraceId(trace_)}});
+  }
+
+ private:
+  const absl::Duration slow_;
+  const ops::Rpc rpc_;
+  const std::string trace_;
+  absl::Time began_ = absl::Now();
+};
+
 // One Gather: a command comes, partial sums go.
 class GatherStream final : public rpc::ServerMessageStream {
  public:
-  GatherStream(ShardHost* host, int64_t max_message_bytes)
+  GatherStream(ShardHost* host, const grpc::ServerContextBase& context, int64_t max_message_bytes)
       : ServerMessageStream(max_message_bytes),
         host_(host),
+        slow_log_(*host, ops::Rpc::kShardGather, context),
         timer_(host->metrics(), ops::Rpc::kShardGather) {
     Begin();
   }
@@ -30,6 +59,7 @@ class GatherStream final : public rpc::ServerMessageStream {
  private:
   void OnMessage(rpc::IncomingMessage message) override {
     timer_.AddRequestBytes(static_cast<int64_t>(message.payload().size()));
+    slow_log_.Begin();
     absl::StatusOr<GatherCommand> command = DecodeGather(message, host_->sparsecores_per_shard());
     if (!command.ok()) {
       End(command.status());
@@ -42,6 +72,7 @@ class GatherStream final : public rpc::ServerMessageStream {
                     if (result.ok() && handle != 0 && peer_cancelled()) {
                       host_->ReleaseBatch(model_id, handle).IgnoreError();
                     }
+                    slow_log_.End();
                     Answer(std::move(result));
                   });
   }
@@ -65,15 +96,17 @@ class GatherStream final : public rpc::ServerMessageStream {
   }
 
   ShardHost* const host_;
+  SlowCallLog slow_log_;
   ops::RpcTimer timer_;
 };
 
 // One Apply: gradients come, STAGED goes, the decision comes, the outcome goes.
 class ApplyStream final : public rpc::ServerMessageStream {
  public:
-  ApplyStream(ShardHost* host, int64_t max_message_bytes)
+  ApplyStream(ShardHost* host, const grpc::ServerContextBase& context, int64_t max_message_bytes)
       : ServerMessageStream(max_message_bytes),
         host_(host),
+        slow_log_(*host, ops::Rpc::kShardApply, context),
         timer_(host->metrics(), ops::Rpc::kShardApply) {
     Begin();
   }
@@ -89,12 +122,14 @@ class ApplyStream final : public rpc::ServerMessageStream {
   }
 
   void Stage(const rpc::IncomingMessage& message) {
+    slow_log_.Begin();
     absl::StatusOr<ApplyCommand> command = DecodeApply(message);
     if (!command.ok()) {
       End(command.status());
       return;
     }
     host_->Stage(*std::move(command), [this](absl::StatusOr<ShardHost::StagedApply> staged) {
+      slow_log_.End();
       if (!staged.ok()) {
         End(staged.status());
       } else if (staged->outcome().replayed) {
@@ -115,7 +150,9 @@ class ApplyStream final : public rpc::ServerMessageStream {
       Discard();
       Conclude(pb::ApplyReply::DISCARDED, 0);
     } else {
+      slow_log_.Begin();
       host_->Commit(*std::exchange(staged_, std::nullopt), [this](absl::StatusOr<int64_t> rows) {
+        slow_log_.End();
         if (rows.ok()) {
           Conclude(pb::ApplyReply::COMMITTED, *rows);
         } else {
@@ -150,6 +187,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
   }
 
   ShardHost* const host_;
+  SlowCallLog slow_log_;
   ops::RpcTimer timer_;
   std::optional<ShardHost::StagedApply> staged_;
 };
@@ -212,12 +250,12 @@ class ShardServiceImpl final : public ServiceBase {
       : host_(host), max_message_bytes_(max_message_bytes), slow_calls_(1, 64) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Gather(
-      grpc::CallbackServerContext*) override {
-    return new GatherStream(host_, max_message_bytes_);
+      grpc::CallbackServerContext* context) override {
+    return new GatherStream(host_, *context, max_message_bytes_);
   }
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Apply(
-      grpc::CallbackServerContext*) override {
-    return new ApplyStream(host_, max_message_bytes_);
+      grpc::CallbackServerContext* context) override {
+    return new ApplyStream(host_, *context, max_message_bytes_);
   }
 
   // Filling tables takes a while: not on a gRPC thread.

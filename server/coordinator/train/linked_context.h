@@ -1,5 +1,5 @@
 // A CallContext for one piece of work of a longer call: its own deadline, the longer call's
-// cancellation.
+// trace and cancellation.
 #pragma once
 
 #include "absl/time/clock.h"
@@ -12,7 +12,8 @@ namespace emberd::server {
 class LinkedContext {
  public:
   LinkedContext(rpc::CallContext* parent, absl::Duration limit)
-      : context_(absl::Now() + limit), watch_(parent, [this] { context_.Cancel(); }) {}
+      : context_(absl::Now() + limit, parent->trace()),
+        watch_(parent, [this] { context_.Cancel(); }) {}
 
   rpc::CallContext* get() { return &context_; }
 

@@ -10,6 +10,7 @@
 #include "server/coordinator/lookup_request.h"
 #include "server/coordinator/train/linked_context.h"
 #include "server/ops/logging.h"
+#include "server/rpc/trace.h"
 
 namespace emberd::server {
 namespace {
@@ -54,6 +55,7 @@ TrainSession::TrainSession(const CoordinatorResources& resources,
       model_(std::move(model)),
       member_(std::move(member)),
       context_(context),
+      metrics_(resources.metrics->Group(model_->config.name(), member_->group())),
       next_lookup_(member_->next_step()),
       next_update_(next_lookup_),
       next_gather_(next_lookup_),
@@ -114,8 +116,12 @@ void TrainSession::EndRequests() {
 }
 
 void TrainSession::Fail(const absl::Status& status) {
-  absl::MutexLock lock(&mutex_);
-  if (failure_.ok()) failure_ = status;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return;
+    failure_ = status;
+  }
+  metrics_->AddFailure(status.code());
 }
 
 void TrainSession::Finish() { member_->Leave("it has finished", /*finished=*/true); }
@@ -149,7 +155,10 @@ void TrainSession::Record(const RankWait& wait, v1::StepTimes* times) {
 absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(int64_t step,
                                                        const v1::LookupRequest& request) {
   auto output = TryLookup(step, request);
-  if (output.ok()) return output;
+  if (output.ok()) {
+    metrics_->ObserveLookup(output->times);
+    return output;
+  }
   Fail(output.status());
   member_->Leave(absl::StrCat("lookup of step ", step, ": ", output.status().message()),
                  /*finished=*/false);
@@ -159,7 +168,10 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(int64_t step,
 absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(
     int64_t step, const v1::ApplyGradientsRequest& request) {
   auto result = TryUpdate(step, request);
-  if (result.ok()) return result;
+  if (result.ok()) {
+    metrics_->ObserveUpdate(result->times());
+    return result;
+  }
   Fail(result.status());
   member_->Leave(absl::StrCat("update of step ", step, ": ", result.status().message()),
                  /*finished=*/false);
@@ -338,7 +350,8 @@ void TrainSession::LogIfSlow(int64_t step, absl::Duration time, const v1::StepTi
             {"wait_for_ranks_us", times.wait_for_ranks_us()},
             {"slowest_rank", times.slowest_rank()},
             {"wait_for_lookup_us", times.wait_for_update_us()},
-            {"shards_us", times.shards_us()}});
+            {"shards_us", times.shards_us()},
+            {"trace", rpc::TraceId(context_->trace())}});
 }
 
 }  // namespace emberd::server

@@ -88,6 +88,7 @@ class TrainSession {
   const std::shared_ptr<const ServedModel> model_;
   const std::unique_ptr<GroupMember> member_;
   rpc::CallContext* const context_;
+  ops::GroupMetrics* const metrics_;
 
   absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

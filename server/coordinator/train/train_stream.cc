@@ -6,6 +6,7 @@
 #include "server/coordinator/train/train_response.h"
 #include "server/rpc/message_bytes.h"
 #include "server/rpc/status_codes.h"
+#include "server/rpc/trace.h"
 
 namespace emberd::server {
 namespace {
@@ -26,8 +27,9 @@ TrainStreams::TrainStreams(const CoordinatorResources* resources,
                            const CallEnvironment& environment)
     : resources_(resources), environment_(environment), pool_(2 * kMaxStreams) {}
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start() {
-  auto* stream = new TrainStream(this, resources_, environment_);
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start(
+    const grpc::CallbackServerContext& server_context) {
+  auto* stream = new TrainStream(this, resources_, environment_, rpc::TraceOf(server_context));
   absl::MutexLock lock(&mutex_);
   streams_.insert(stream);
   if (stopping_) {
@@ -50,12 +52,12 @@ void TrainStreams::Remove(TrainStream* stream) {
 }
 
 TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
-                         const CallEnvironment& environment)
+                         const CallEnvironment& environment, const std::string& trace)
     : streams_(streams),
       resources_(resources),
       environment_(environment),
       timer_(environment.metrics, ops::Rpc::kTrain),
-      context_(absl::InfiniteFuture()) {}
+      context_(absl::InfiniteFuture(), trace) {}
 
 void TrainStream::OnReadDone(bool ok) {
   absl::Status status;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
@@ -38,7 +39,8 @@ class TrainStreams {
   TrainStreams(const CoordinatorResources* resources, const CallEnvironment& environment);
 
   // Makes the stream of a new call. It deletes itself when the call is over.
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start();
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(
+      const grpc::CallbackServerContext& server_context);
   // Ends all streams after the requests that they have taken, and all that come later at once.
   void Stop();
 
@@ -57,7 +59,7 @@ class TrainStreams {
 class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
-              const CallEnvironment& environment);
+              const CallEnvironment& environment, const std::string& trace);
   // Begins to read.
   void Begin() { StartRead(&incoming_); }
   // Takes no more requests; what is not answered fails with `status`, and the stream ends with it.

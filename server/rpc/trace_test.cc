@@ -1,0 +1,30 @@
+#include "server/rpc/trace.h"
+
+#include <gtest/gtest.h>
+
+namespace emberd::rpc {
+namespace {
+
+constexpr char kTrace[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+TEST(TraceTest, KnowsATraceContext) {
+  EXPECT_TRUE(IsTrace(kTrace));
+  EXPECT_EQ(TraceId(kTrace), "4bf92f3577b34da6a3ce929d0e0e4736");
+  for (const char* wrong : {
+           "",
+           "00",
+           "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+           "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+           "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+           "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+           "00-4bf92f3577b34da6a3ce929d0e0e473-600f067aa0ba902b7-01",
+           "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0g",
+           "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-011",
+       }) {
+    EXPECT_FALSE(IsTrace(wrong)) << wrong;
+  }
+  EXPECT_EQ(TraceId("short"), "");
+}
+
+}  // namespace
+}  // namespace emberd::rpc

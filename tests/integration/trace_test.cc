@@ -1,0 +1,88 @@
+// One request can be followed through all processes: the trace id that a trainer sends stands in
+// the log lines of the coordinator and of the shards, and a slow step says what it waited for.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/api.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/group_training.h"
+#include "tests/testing/metrics.h"
+
+namespace emberd::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kTraceId[] = "4bf92f3577b34da6a3ce929d0e0e4736";
+// Large enough that every process works on it for more than a millisecond.
+constexpr char kModel[] = R"(
+  name: "wide" tables { name: "t" vocabulary_size: 50000 embedding_dim: 64 }
+  features { name: "f" table: "t" batch_size: 1024 })";
+constexpr int64_t kSamples = 200'000;
+
+TEST(TraceTest, ATraceIdReachesTheLogsOfAllProcesses) {
+  auto cluster = Cluster::Start({.config = "logging { slow_step_ms: 1 }"});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  auto model = client->DeclareModel(kModel);
+  ASSERT_TRUE(model.ok()) << model.status();
+
+  std::vector<int32_t> ids(kSamples);
+  for (int64_t i = 0; i < kSamples; ++i) ids[i] = static_cast<int32_t>(i * 7919 % 50000);
+  v1::LookupRequest request;
+  request.set_model_id(model->id);
+  request.set_inference(true);
+  request.add_features()->set_feature("f");
+  *request.mutable_features(0)->mutable_dense()->mutable_ids() = MakeVector(ids);
+  const Api api((*cluster)->address());
+  grpc::ClientContext context;
+  context.AddMetadata("traceparent", std::string("00-") + kTraceId + "-00f067aa0ba902b7-01");
+  v1::LookupResponse response;
+  const grpc::Status status = api.embedding->Lookup(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+
+  EXPECT_THAT(
+      (*cluster)->CoordinatorLog(),
+      AllOf(HasSubstr("slow call"), HasSubstr("EmbeddingService/Lookup"), HasSubstr(kTraceId)));
+  for (int shard = 0; shard < 2; ++shard) {
+    EXPECT_THAT(
+        (*cluster)->ShardLog(shard),
+        AllOf(HasSubstr("slow call"), HasSubstr("ShardService/Gather"), HasSubstr(kTraceId)));
+  }
+}
+
+TEST(TraceTest, ASlowStepSaysWhomItWaitedForAndMetricsKnowTheGroup) {
+  auto cluster = Cluster::Start({.config = "logging { slow_step_ms: 1 }"});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  auto model = client->DeclareModel(GroupModel("m", 0));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const absl::Status status =
+      TrainGroup(**cluster, *model, {.group = "night run", .size = 2}, 1, 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;  // no blanks in a name
+  const absl::Status trained =
+      TrainGroup(**cluster, *model, {.group = "night-run", .size = 2}, 1, 20);
+  ASSERT_TRUE(trained.ok()) << trained;
+  EXPECT_THAT((*cluster)->CoordinatorLog(),
+              AllOf(HasSubstr("slow step"), HasSubstr("group=night-run"), HasSubstr("step="),
+                    HasSubstr("slowest_rank="), HasSubstr("trace=")));
+  const std::string page = FetchMetrics((*cluster)->http_address());
+  const std::string group = "group=\"night-run\"";
+  EXPECT_EQ(MetricSum(page, "emberd_group_steps_total", group), 40);
+  EXPECT_GT(MetricSum(page, "emberd_group_last_arrivals_total", group), 0);
+  for (const char* stage : {"preprocess", "wait_for_ranks", "gather", "combine", "apply"}) {
+    EXPECT_GT(MetricSum(page, "emberd_group_stage_duration_seconds_count",
+                        group + ",model=\"m\",stage=\"" + stage + "\""),
+              0)
+        << stage;
+  }
+}
+
+}  // namespace
+}  // namespace emberd::testing
