@@ -21,10 +21,21 @@ namespace {
 // -1 if all are finite.
 template <typename T>
 int64_t FirstNotFinite(const char* data, int64_t size, T mask) {
-  for (int64_t i = 0; i < size; ++i) {
+  const auto is_bad = [data, mask](int64_t i) {
     T bits;
     std::memcpy(&bits, data + i * sizeof(T), sizeof(T));
-    if ((bits & mask) == mask) return i;
+    return (bits & mask) == mask;
+  };
+  // Block by block without a way out of the loop: the compiler makes SIMD of that.
+  constexpr int64_t kBlock = 512;
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, size);
+    T any = 0;
+    for (int64_t i = begin; i < end; ++i) any = static_cast<T>(any | (is_bad(i) ? 1 : 0));
+    if (any == 0) continue;
+    for (int64_t i = begin; i < end; ++i) {
+      if (is_bad(i)) return i;
+    }
   }
   return -1;
 }
@@ -142,7 +153,6 @@ void WriteStackRows(const GradientInput& input, const KeptBatch& batch,
                     const preprocess::StackPlan& stack, absl::Span<const int32_t> samples,
                     float* to) {
   const int width = stack.embedding_dim;
-  std::memset(to, 0, samples.size() * width * sizeof(float));
   size_t next = 0;
   for (const preprocess::FeaturePlan& plan :
        stack.features) {  // in canonical order, as the samples are
@@ -151,9 +161,13 @@ void WriteStackRows(const GradientInput& input, const KeptBatch& batch,
     const int64_t end = first + batch.feature_samples[plan.feature];
     const int64_t dim = stack.tables[plan.table_in_stack].embedding_dim;
     for (; next < samples.size() && samples[next] < end; ++next) {
-      if (view.data != nullptr) CopyRow(view, samples[next] - first, dim, to + next * width);
+      float* row = to + next * width;
+      const int64_t given = view.data != nullptr ? dim : 0;
+      if (given > 0) CopyRow(view, samples[next] - first, dim, row);
+      std::fill(row + given, row + width, 0.0f);
     }
   }
+  std::fill(to + next * width, to + samples.size() * width, 0.0f);
 }
 
 }  // namespace
