@@ -94,6 +94,13 @@ const BadModel kTables[] = {
      "FLOAT16"},
     {"LongIntegerStorage", "@b", "storage_dtype: INT64",
      "tables[1].storage_dtype: INT64 is not allowed"},
+    {"UnknownRounding", "@a", "update_rounding: 3",
+     "tables[0].update_rounding: 3 is not allowed; it must be one of NEAREST, STOCHASTIC"},
+    {"StochasticRoundingOfFloat32", "@a", "update_rounding: STOCHASTIC",
+     "tables[0].update_rounding: STOCHASTIC is not allowed; it must be NEAREST for a storage_dtype "
+     "of FLOAT32"},
+    {"UnknownNonfinitePolicy", "@a", "on_nonfinite_gradient: -1",
+     "tables[0].on_nonfinite_gradient: -1 is not allowed; it must be one of REJECT, SKIP_ROW"},
     {"NoBatch", "@fa", "batch_size: -1", "features[0].batch_size: -1 is not allowed; it must be"},
     {"HugeBatch", "@fa", "batch_size: 2147483648", "features[0].batch_size: 2147483648 is not"},
 };
@@ -263,6 +270,10 @@ const BadModel kGroups[] = {
      "storage_dtype: BFLOAT16 } plan { groups { tables: [\"a\", \"b\"] }",
      "plan.groups[0].tables[1]: \"b\" is not allowed; it must be a table with the same "
      "storage_dtype as \"a\""},
+    {"GroupOfTwoPolicies", "@b",
+     "on_nonfinite_gradient: SKIP_ROW } plan { groups { tables: [\"a\", \"b\"] }",
+     "plan.groups[0].tables[1]: \"b\" is not allowed; it must be a table with the same "
+     "on_nonfinite_gradient as \"a\""},
 };
 
 std::string NameOf(const testing::TestParamInfo<BadModel>& info) { return info.param.name; }

@@ -38,6 +38,8 @@ constexpr FieldRule kRules[] = {
     {"TableConfig.max_ids_per_partition", AtLeast(0)},
     {"TableConfig.max_unique_ids_per_partition", AtLeast(0)},
     {"TableConfig.storage_dtype", kFinite, v1::FLOAT32, kIntegers},
+    {"TableConfig.update_rounding", kFinite, v1::NEAREST},
+    {"TableConfig.on_nonfinite_gradient", kFinite, v1::REJECT},
 
     // Samples are numbered by int32 everywhere.
     {"FeatureConfig.batch_size", Between(1, kMaxInt32), 1},

@@ -50,6 +50,11 @@ absl::Status CheckTable(const v1::TableConfig& table, const std::string& path) {
   if (status.ok() && table.has_quantization()) {
     status = CheckBounds(table.quantization(), FieldPath(path, "quantization"), false);
   }
+  if (status.ok() && table.update_rounding() == v1::STOCHASTIC &&
+      table.storage_dtype() != v1::BFLOAT16 && table.storage_dtype() != v1::FLOAT16) {
+    status = NotAllowed(FieldPath(path, "update_rounding"), "STOCHASTIC",
+                        "NEAREST for a storage_dtype of FLOAT32");
+  }
   if (status.ok() && table.initializer().has_uniform()) {
     status =
         CheckBounds(table.initializer().uniform(), FieldPath(path, "initializer.uniform"), true);

@@ -30,8 +30,10 @@ absl::Status CheckStackable(const v1::TableConfig& first, const v1::TableConfig&
       : first.has_quantization() != table.has_quantization() ||
               !MessageDifferencer::Equals(first.quantization(), table.quantization())
           ? "quantization"
-      : first.storage_dtype() != table.storage_dtype() ? "storage_dtype"
-                                                       : nullptr;
+      : first.storage_dtype() != table.storage_dtype()                 ? "storage_dtype"
+      : first.update_rounding() != table.update_rounding()             ? "update_rounding"
+      : first.on_nonfinite_gradient() != table.on_nonfinite_gradient() ? "on_nonfinite_gradient"
+                                                                       : nullptr;
   if (unequal == nullptr) return absl::OkStatus();
   return NotAllowed(path, QuotedText(table.name()),
                     absl::StrCat("a table with the same ", unequal, " as ",

@@ -82,7 +82,8 @@ class Planner {
   static std::string KernelKey(const v1::TableConfig& table) {
     return absl::StrCat(table.optimizer().SerializeAsString(), "|",
                         table.quantization().SerializeAsString(), "|", table.has_quantization(),
-                        "|", table.storage_dtype());
+                        "|", table.storage_dtype(), "|", table.update_rounding(), "|",
+                        table.on_nonfinite_gradient());
   }
 
   std::vector<std::string> NamesOf(const std::vector<int>& tables) const {
@@ -113,7 +114,8 @@ class Planner {
           if (KernelKey(first) != KernelKey(model_.tables(t))) {
             return absl::InvalidArgumentError(absl::StrCat(
                 path, ".tables: '", first.name(), "' and '", name,
-                "' differ in optimizer, quantization or storage_dtype; a stack needs them equal"));
+                "' differ in optimizer, quantization, storage_dtype, update_rounding or "
+                "on_nonfinite_gradient; a stack needs them equal"));
           }
         }
         draft.tables.push_back(t);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shard/apply_check.h"
+#include "shard/counter_random.h"
 #include "shard/row_order.h"
 
 namespace emberd::shard {
@@ -61,16 +62,22 @@ absl::Status ApplyWork::AddStack(int index, BufferPool& pool) {
   StackUpdate update;
   update.store = &model_->stack(index);
   const StackGradients* first = nullptr;  // whose hyper-parameters are those of all
+  bool in_batch = false;
   std::vector<const float*> arrays;
   for (const ApplyPart& part : parts_) {
     const StackGradients* gradients = FindGradients(part.input, index);
     if (first == nullptr) first = gradients;
     const StackEntries* entries = FindEntries(*part.batch, index);
+    in_batch |= entries != nullptr;
     if (entries == nullptr || entries->entry_count == 0) continue;
+    if (!update.parts.empty() &&
+        update.parts[0]->feature_offsets.size() != entries->feature_offsets.size()) {
+      return absl::InvalidArgumentError("the parts of a step differ in their features");
+    }
     update.parts.push_back(entries);
     arrays.push_back(DataOf(gradients));
   }
-  if (update.parts.empty()) return absl::OkStatus();
+  if (!in_batch) return absl::OkStatus();
   absl::StatusOr<StepRule> rule = ResolveRule(update.store->spec(), first, parts_[0].input.step);
   if (!rule.ok()) return rule.status();
   update.rule = *rule;
@@ -83,7 +90,14 @@ absl::Status ApplyWork::AddStack(int index, BufferPool& pool) {
   return absl::OkStatus();
 }
 
-int64_t ApplyWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) const {
+void ApplyWork::TakeTurn() {
+  for (StackUpdate& stack : stacks_) {
+    if (stack.store->spec().stochastic_rounding)
+      stack.rounding_key = stack.store->NextRoundingKey(parts_[0].input.step);
+  }
+}
+
+UpdateCounts ApplyWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) const {
   StackStore& store = *stack.store;
   const int64_t first_row = k * store.rows_per_partition();
   const PooledArray<Touch> touches = OrderByRow(stack.parts, k, store.rows_per_partition(), pool);
@@ -95,7 +109,10 @@ int64_t ApplyWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& 
   args.width = store.width();
   args.ranges = store.ranges();
   args.weights = store.weights() + first_row * store.row_bytes();
-  args.dtype = store.spec().storage_dtype;
+  args.dtype = store.dtype();
+  args.stochastic_rounding = store.spec().stochastic_rounding;
+  args.rounding_key = SubKey(stack.rounding_key, store.first_partition() + k);
+  args.skip_nonfinite = store.spec().skip_nonfinite;
   for (size_t s = 0; s < store.slots().size(); ++s) {
     args.slots[s] = store.slots()[s].data() + first_row * store.slots()[s].columns;
   }

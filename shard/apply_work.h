@@ -20,7 +20,8 @@ namespace emberd::shard {
 struct StackUpdate {
   StackStore* store = nullptr;
   StepRule rule;
-  std::vector<const StackEntries*> parts;  // those with entries, in rank order
+  std::vector<const StackEntries*> parts;  // those with entries, in rank order; there may be none
+  uint64_t rounding_key = 0;               // of the step
   // Where the gradients are, as UpdateArgs has it: an array if there is one part, a pointer per
   // sample if there are more. Null: all zero.
   const float* gradients = nullptr;
@@ -30,7 +31,8 @@ struct StackUpdate {
   int64_t partition_entries(int k) const;
 };
 
-// Immutable once made, apart from the counters; shared by the jobs of its (stack, partition) pairs.
+// Immutable once it took its turn, apart from the counters; shared by the jobs of its (stack,
+// partition) pairs.
 class ApplyWork {
  public:
   // `parts` have passed CheckApplyParts; there is at least one. NOT_FOUND if the model was dropped
@@ -38,13 +40,17 @@ class ApplyWork {
   static absl::StatusOr<std::shared_ptr<ApplyWork>> Make(std::vector<ApplyPart> parts,
                                                          BufferPool& pool);
 
-  // Those that have entries here.
+  // Those of the batches.
   const std::vector<StackUpdate>& stacks() const { return stacks_; }
-  // Updates the rows of the k-th partition; the caller holds its strand. Returns how many.
-  int64_t UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) const;
+  // Gives the step its place among the updates of its stacks. To be called once, before any
+  // partition is updated, and in the order in which updates take their strands.
+  void TakeTurn();
+  // Updates the rows of the k-th partition; the caller holds its strand.
+  UpdateCounts UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) const;
 
   Engine::ApplyCallback done;
   std::atomic<int64_t> rows_updated{0};
+  std::atomic<int64_t> rows_skipped{0};
   std::atomic<int> jobs_left{0};
 
  private:

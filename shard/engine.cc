@@ -105,6 +105,9 @@ class EngineImpl final : public Engine {
   mutable std::mutex mutex_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Model>> models_ ABSL_GUARDED_BY(mutex_);
 
+  // Held while an update takes its turn and its strands, so that both have one order.
+  std::mutex turn_mutex_;
+
   std::atomic<int64_t> rows_gathered_{0};
   std::atomic<int64_t> rows_updated_{0};
   std::atomic<int64_t> partition_rows_gathered_[kMaxPartitions] = {};
@@ -261,9 +264,14 @@ void EngineImpl::ApplyParts(std::vector<ApplyPart> parts, ApplyCallback done) {
       if (stack.partition_entries(k) > 0) jobs.push_back(ApplyJob(*work, stack, k));
     }
   }
-  if (jobs.empty()) return (*work)->done(ApplyResult());
   (*work)->jobs_left = static_cast<int>(jobs.size());
-  executor_.Submit(std::move(jobs));
+  const bool nothing_to_do = jobs.empty();
+  {
+    std::lock_guard<std::mutex> lock(turn_mutex_);
+    (*work)->TakeTurn();
+    executor_.Submit(std::move(jobs));
+  }
+  if (nothing_to_do) (*work)->done(ApplyResult());
 }
 
 Job EngineImpl::ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& stack, int k) {
@@ -271,12 +279,14 @@ Job EngineImpl::ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& sta
   job.strands = {&stack.store->strand(k)};
   job.mode = Job::Mode::kWrite;
   job.run = [this, work, &stack, k](int) {
-    work->rows_updated += work->UpdatePartition(stack, k, pool_);
+    const UpdateCounts counts = work->UpdatePartition(stack, k, pool_);
+    work->rows_updated += counts.updated;
+    work->rows_skipped += counts.skipped;
   };
   job.done = [this, work] {
     if (--work->jobs_left > 0) return;
     rows_updated_ += work->rows_updated;
-    work->done(ApplyResult{work->rows_updated});
+    work->done(ApplyResult{work->rows_updated, work->rows_skipped});
   };
   return job;
 }

@@ -83,6 +83,7 @@ struct ApplyPart {
 
 struct ApplyResult {
   int64_t rows_updated = 0;  // distinct rows of all stacks
+  int64_t rows_skipped = 0;  // left as they were: StackSpec::skip_nonfinite
 };
 
 struct EngineStatistics {
@@ -118,8 +119,8 @@ class Engine {
   using GatherCallback = std::function<void(absl::StatusOr<std::vector<StackSums>>)>;
   virtual void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) = 0;
 
-  // Checks an ApplyInput against its batch without changing anything: shapes, finite values,
-  // hyper-parameter names and ranges, step where the optimizer needs it.
+  // Checks an ApplyInput against its batch without changing anything: shapes, finite values unless
+  // the stack skips them, hyper-parameter names and ranges, step where the optimizer needs it.
   virtual absl::Status CheckApply(const Batch& batch, const ApplyInput& input) const = 0;
   // For every row of the batch, once: g = sum of gain * gradient[sample] in canonical sample order,
   // then the optimizer's update. `input` has passed CheckApply.

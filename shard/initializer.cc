@@ -3,27 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "shard/counter_random.h"
 #include "shard/portable_math.h"
 
 namespace emberd::shard {
 namespace {
 
-constexpr uint64_t kGamma = 0x9e3779b97f4a7c15;
 // P(Z <= -2) of a standard normal Z.
 constexpr double kBelowMinusTwo = 0.022750131948179207;
-
-uint64_t Mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-// FNV-1a.
-uint64_t HashName(absl::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
 
 // In (0, 1): never an end, so that quantiles are finite.
 double UnitInterval(uint64_t word) { return (static_cast<double>(word >> 12) + 0.5) * 0x1p-52; }
@@ -32,7 +19,7 @@ double UnitInterval(uint64_t word) { return (static_cast<double>(word >> 12) + 0
 
 Initializer::Initializer(uint64_t seed, absl::string_view table,
                          const v1::InitializerConfig& config)
-    : key_(Mix(Mix(seed + kGamma) ^ HashName(table))) {
+    : key_(NamedKey(seed, table)) {
   switch (config.kind_case()) {
     case v1::InitializerConfig::kConstant:
       a_ = config.constant().value();
@@ -92,7 +79,7 @@ void Initializer::Fill(int64_t row, absl::Span<float> values) const {
     std::fill(values.begin(), values.end(), value);
     return;
   }
-  uint64_t word = Mix(key_ ^ Mix(static_cast<uint64_t>(row) + kGamma));
+  uint64_t word = SubKey(key_, static_cast<uint64_t>(row));
   for (float& value : values) value = Value(Mix(word += kGamma));
 }
 

@@ -1,9 +1,7 @@
 // Initial values of a table, one row at a time, from (seed, table name, row, column) alone.
 //
-// Counter-based: no stream, no state, so any thread may make any row at any time and the bits are
-// the same on every machine. Column c of row r uses the 64-bit word Mix(RowKey(r) + (c + 1) *
-// gamma), Mix being the finaliser of SplitMix64; a normal value is the quantile of that word, so
-// that each column costs one word.
+// Column c of row r uses the 64-bit word c + 1 of the row's key (counter_random.h); a normal value
+// is the quantile of that word, so that each column costs one word.
 #pragma once
 
 #include <cstdint>

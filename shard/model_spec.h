@@ -29,6 +29,8 @@ struct StackSpec {
   std::vector<TableSpec> tables;
   v1::OptimizerConfig optimizer;  // complete: every field present
   v1::DataType storage_dtype = v1::FLOAT32;
+  bool stochastic_rounding = false;  // of 16-bit weights, in updates
+  bool skip_nonfinite = false;       // a row whose summed gradient is not finite; else refused
   bool quantized = false;
   v1::QuantizationConfig quantization;
 };

@@ -124,6 +124,45 @@ HWY_INLINE void StorePair(D d, hn::Vec<D> first, hn::Vec<D> second, char* row, s
 }
 #endif
 
+// Writes a row of 16-bit weights as ToBfloat16Randomly and ToFloat16Randomly do, with the random
+// bits of the same columns.
+template <v1::DataType kDtype, class D>
+HWY_INLINE void StoreRowRandomly(D d, hn::Vec<D> value, const uint16_t* random_bits, char* row,
+                                 size_t column) {
+  const hn::Repartition<uint32_t, D> d32;
+  const hn::Repartition<int32_t, D> i32;
+  const hn::Rebind<uint16_t, D> d16;
+  const auto random = hn::PromoteTo(d32, hn::LoadU(d16, random_bits));
+  const auto bits = hn::BitCast(d32, value);
+  const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 0x8000));
+  const auto magnitude = hn::And(bits, hn::Set(d32, 0x7fffffff));
+  Bits<D> rounded, special;
+  uint32_t special_from;
+  if constexpr (kDtype == v1::BFLOAT16) {
+    rounded =
+        hn::Min(hn::ShiftRight<16>(hn::Add(magnitude, random)), hn::Set(d32, uint32_t{0x7f7f}));
+    special = hn::ShiftRight<16>(RoundToBfloat16(d, value));
+    special_from = 0x7f800000;
+  } else {
+    const auto normal = hn::ShiftRight<13>(
+        hn::Add(hn::Sub(magnitude, hn::Set(d32, 112u << 23)), hn::ShiftRight<3>(random)));
+    const auto multiple = hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, 0x1p24f));
+    const auto down = hn::Floor(multiple);
+    const auto threshold =
+        hn::Mul(hn::Add(hn::ConvertTo(d, hn::BitCast(i32, random)), hn::Set(d, 0.5f)),
+                hn::Set(d, 0x1p-16f));
+    const auto up =
+        hn::IfThenElseZero(hn::Gt(hn::Sub(multiple, down), threshold), hn::Set(d, 1.0f));
+    const auto small = hn::BitCast(d32, hn::ConvertTo(i32, hn::Add(down, up)));
+    rounded = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 0x38800000)), small,
+                             hn::Min(normal, hn::Set(d32, uint32_t{kMaxFloat16})));
+    special = NarrowToFloat16(d, value);
+    special_from = 0x47800000;
+  }
+  const auto is_special = hn::Not(hn::Lt(magnitude, hn::Set(d32, special_from)));
+  StoreHalves(d, hn::IfThenElse(is_special, special, hn::Or(rounded, sign)), row, column);
+}
+
 HWY_INLINE void PrefetchRow(const char* row, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) hwy::Prefetch(row + i);
 }

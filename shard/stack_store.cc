@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "shard/counter_random.h"
 #include "shard/stored_row.h"
 
 namespace emberd::shard {
@@ -48,6 +49,7 @@ StackStore::StackStore(const ModelSpec& model, const StackSpec& spec)
       partitions_(model.partition_count),
       all_partitions_(model.partitions),
       first_partition_(model.first_partition),
+      seed_(model.seed),
       strands_(std::make_unique<Strand[]>(model.partition_count)) {
   for (const TableSpec& table : spec.tables) {
     initializers_.emplace_back(model.seed, table.name, table.initializer);
@@ -137,6 +139,12 @@ std::vector<Strand*> StackStore::AllStrands() {
   std::vector<Strand*> strands;
   for (int k = 0; k < partitions_; ++k) strands.push_back(&strands_[k]);
   return strands;
+}
+
+uint64_t StackStore::NextRoundingKey(int64_t step) {
+  constexpr uint64_t kUnnumbered = uint64_t{1} << 63;
+  return SubKey(NamedKey(seed_, absl::StrCat("rounding of ", spec_.name)),
+                step >= 0 ? static_cast<uint64_t>(step) : kUnnumbered | unnumbered_updates_++);
 }
 
 void StackStore::InitializeChunk(int64_t chunk) {

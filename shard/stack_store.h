@@ -65,6 +65,7 @@ class StackStore {
   const StackSpec& spec() const { return spec_; }
   int width() const { return spec_.embedding_dim; }
   int partitions() const { return partitions_; }
+  int first_partition() const { return first_partition_; }
   int64_t rows_per_partition() const { return spec_.rows_per_partition; }
   int64_t rows() const { return partitions_ * spec_.rows_per_partition; }
   v1::DataType dtype() const { return spec_.storage_dtype; }
@@ -75,6 +76,12 @@ class StackStore {
   const std::vector<RowRange>& ranges() const { return ranges_; }
   Strand& strand(int k) { return strands_[k]; }
   std::vector<Strand*> AllStrands();
+
+  // The key of this step's random roundings, from the model's seed, the stack's name and the step:
+  // the trainer's step number where it gives one, else the number of this update among those of the
+  // stack that gave none. Either is the same for any number of shards, threads and restarts that
+  // replay the updates in their order. To be called once per update, in that order.
+  uint64_t NextRoundingKey(int64_t step);
 
   // True once every row has its initial value; EnsureRow is then not needed.
   bool Complete() const { return missing_chunks_.load(std::memory_order_acquire) == 0; }
@@ -99,7 +106,9 @@ class StackStore {
   const int partitions_;
   const int all_partitions_;
   const int first_partition_;
+  const uint64_t seed_;
   std::vector<Initializer> initializers_;  // one per table
+  uint64_t unnumbered_updates_ = 0;
   std::vector<RowRange> ranges_;
   MappedMemory weights_;
   std::vector<Slot> slots_;

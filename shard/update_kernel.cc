@@ -7,7 +7,7 @@
 namespace emberd::shard {
 namespace {
 
-using Update = int64_t (*)(const UpdateArgs&, const StepRule&);
+using Update = UpdateCounts (*)(const UpdateArgs&, const StepRule&);
 
 struct FamilyOf {
   Update operator()(const SgdRule&) const { return UpdateByDescent; }
@@ -24,7 +24,7 @@ struct FamilyOf {
 
 }  // namespace
 
-int64_t UpdateRows(const UpdateArgs& args, const StepRule& rule) {
+UpdateCounts UpdateRows(const UpdateArgs& args, const StepRule& rule) {
   return std::visit(FamilyOf(), rule.rule)(args, rule);
 }
 

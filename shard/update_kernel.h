@@ -24,12 +24,23 @@ struct UpdateArgs {
   absl::Span<const RowRange> ranges;
   char* weights = nullptr;  // of the partition
   v1::DataType dtype = v1::FLOAT32;
+  // Weights of 16 bits are rounded at random, column c of a row by the 16-bit number c of the key
+  // SubKey(rounding_key, row) (counter_random.h).
+  bool stochastic_rounding = false;
+  uint64_t rounding_key = 0;
+  // Rows with a sum that is not finite, before it is clipped, are left as they are.
+  bool skip_nonfinite = false;
   float* slots[kMaxSlots + 1] = {};  // of the partition, in storage order
 };
 
+struct UpdateCounts {
+  int64_t updated = 0;  // rows
+  int64_t skipped = 0;
+};
+
 // For each row once: g = +0 + gain * gradient[sample] + ... in touch order, multiply and add
-// rounded separately; clip g; decay w; the rule; clip w; padding columns back to 0. Returns the
-// number of rows. Same bits on every CPU.
-int64_t UpdateRows(const UpdateArgs& args, const StepRule& rule);
+// rounded separately; clip g; decay w; the rule; clip w; padding columns back to 0. Same bits on
+// every CPU.
+UpdateCounts UpdateRows(const UpdateArgs& args, const StepRule& rule);
 
 }  // namespace emberd::shard

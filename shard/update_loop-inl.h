@@ -16,6 +16,7 @@
 #include "hwy/aligned_allocator.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "shard/counter_random.h"
 #include "shard/rows-inl.h"
 #include "shard/update_kernel.h"
 
@@ -76,12 +77,17 @@ struct GradientArray {
     return first + uint64_t{sample} * width;
   }
 };
-struct GradientRows {
-  const float* const* rows;
-  HWY_INLINE const float* operator()(uint32_t sample) const { return rows[sample]; }
+struct AnyGradients {
+  const float* const* rows;  // null: they lie in the array
+  GradientArray array;
+  HWY_INLINE const float* operator()(uint32_t sample) const {
+    return rows != nullptr ? rows[sample] : array(sample);
+  }
 };
 
-// Gradients: one of the two above.
+// Gradients: one of the two above. An array stands for a plain pass, which updates every row,
+// rounds to nearest, and updates columns while their sums are in registers. Any other pass sums a
+// whole row first.
 template <class D, v1::DataType kDtype, int kWidth, class Gradients, class Rule>
 class UpdateLoop {
  public:
@@ -92,29 +98,31 @@ class UpdateLoop {
         zero_(args.gradients == nullptr && args.gradient_rows == nullptr),
         common_(common),
         rule_(rule),
-        batch_(kRowSlots > 0 ? hwy::AllocateAligned<float>(kRowsAtOnce * args.width) : nullptr) {}
+        batch_(kPlain && kRowSlots == 0 ? nullptr
+                                        : hwy::AllocateAligned<float>(kRowsAtOnce * args.width)),
+        random_(kPlain ? nullptr : hwy::AllocateAligned<uint16_t>(args.width)) {}
 
-  int64_t Run() {
+  UpdateCounts Run() {
     const Touch* touch = args_.touches;
     const Touch* const end = touch + args_.touch_count;
-    int64_t rows = 0;
     while (touch != end) {
       if constexpr (kRowSlots == 0) {
         const Touch* row_end = EndOfRow(touch, end);
         UpdateRow(touch, row_end);
         touch = row_end;
-        ++rows;
       } else {
-        rows += UpdateSomeRows(touch, end);
+        UpdateSomeRows(touch, end);
       }
     }
-    return rows;
+    return counts_;
   }
 
  private:
   static constexpr size_t kLanes = hn::MaxLanes(D());
   static constexpr int kSlots = Formula<Rule>::kSlots;
   static constexpr int kRowSlots = Formula<Rule>::kRowSlots;
+  static constexpr bool kPlain = std::is_same_v<Gradients, GradientArray>;
+  static constexpr bool kMayRoundRandomly = !kPlain && kDtype != v1::FLOAT32;
 
   HWY_INLINE size_t width() const { return kWidth > 0 ? kWidth : args_.width; }
   HWY_INLINE size_t row_bytes() const { return width() * config::WeightBytes(kDtype); }
@@ -167,6 +175,7 @@ class UpdateLoop {
         }
       }
       for (int v = 0; v < kVectors; ++v) {
+        if constexpr (!kPlain) finite_ &= AllFinite(sum[v]);
         if (common_.clip_gradient) {
           sum[v] = Clamp(d, sum[v], common_.gradient_min, common_.gradient_max);
         }
@@ -185,20 +194,44 @@ class UpdateLoop {
     SumBlocks<1>(begin, end, column, use);
   }
 
-  HWY_INLINE void UpdateRow(const Touch* begin, const Touch* end) {
-    char* weights = args_.weights + begin->row * row_bytes();
-    float* slots[kSlots + 1];
-    FindSlots(begin->row, slots);
+  static HWY_INLINE bool AllFinite(hn::Vec<D> x) {
+    const hn::Repartition<uint32_t, D> d32;
+    const auto exponent = hn::Set(d32, 0x7f800000);
+    return hn::AllTrue(d32, hn::Ne(hn::And(hn::BitCast(d32, x), exponent), exponent));
+  }
+
+  // Sums the gradient of a row. False if the row is to be left as it is, which is then counted.
+  HWY_INLINE bool SumWholeGradient(const Touch* begin, const Touch* end, float* gradient) {
+    const D d;
+    finite_ = true;
     SumGradient(begin, end, [&](size_t c, const auto& g) HWY_ATTR {
-      UpdateBlock<std::extent_v<std::remove_reference_t<decltype(g)>>>(rule_, c, g, weights, slots);
+      for (const auto& v : g) hn::Store(v, d, gradient + c), c += kLanes;
     });
-    if (range_->columns < static_cast<int>(width())) ClearPadding(range_->columns, weights, slots);
+    const bool update = kPlain || finite_ || !args_.skip_nonfinite;
+    ++(update ? counts_.updated : counts_.skipped);
+    return update;
+  }
+
+  HWY_INLINE void UpdateRow(const Touch* begin, const Touch* end) {
+    if constexpr (kPlain) {
+      char* weights = args_.weights + begin->row * row_bytes();
+      float* slots[kSlots + 1];
+      FindSlots(begin->row, slots);
+      SumGradient(begin, end, [&](size_t c, const auto& g) HWY_ATTR {
+        UpdateBlock<std::extent_v<std::remove_reference_t<decltype(g)>>>(rule_, c, g, weights,
+                                                                         slots);
+      });
+      if (range_->columns < static_cast<int>(width()))
+        ClearPadding(range_->columns, weights, slots);
+      ++counts_.updated;
+    } else if (SumWholeGradient(begin, end, batch_.get())) {
+      UpdateColumns(rule_, begin->row, batch_.get(), range_->columns);
+    }
   }
 
   // First the gradients of up to kRowsAtOnce rows, then their values, then their columns. Moves
-  // `touch` beyond them and returns how many they are.
-  HWY_INLINE int UpdateSomeRows(const Touch*& touch, const Touch* end) {
-    const D d;
+  // `touch` beyond them.
+  HWY_INLINE void UpdateSomeRows(const Touch*& touch, const Touch* end) {
     RowValues values{};  // the last batch may not fill it
     const Touch* begins[kRowsAtOnce + 1];
     float* const row_slots = args_.slots[kSlots];
@@ -207,9 +240,7 @@ class UpdateLoop {
       begins[count] = touch;
       const Touch* row_end = EndOfRow(touch, end);
       float* gradient = batch_.get() + count * width();
-      SumGradient(touch, row_end, [&](size_t c, const auto& g) HWY_ATTR {
-        for (const auto& v : g) hn::Store(v, d, gradient + c), c += kLanes;
-      });
+      update_[count] = SumWholeGradient(touch, row_end, gradient);
       touch = row_end;
       values.sums[count] = Formula<Rule>::RowSum(gradient, width());
       values.columns[count] = static_cast<float>(std::max(range_->columns, 1));
@@ -223,25 +254,34 @@ class UpdateLoop {
       for (const Touch* t = begins[i]; t != begins[i + 1]; ++t) {
         PrefetchState(t + Ahead());
       }
+      if (!kPlain && !update_[i]) continue;
       const uint32_t row = begins[i]->row;
       row_slots[row] = values.values[i];
-      const Rule rule = Formula<Rule>::OfRow(rule_, values.factors[i]);
-      char* weights = args_.weights + row * row_bytes();
-      float* slots[kSlots + 1];
-      FindSlots(row, slots);
-      const float* gradient = batch_.get() + i * width();
-      size_t c = 0;
-      for (; c + 2 * kLanes <= width(); c += 2 * kLanes) {
-        const hn::Vec<D> g[2] = {hn::Load(d, gradient + c), hn::Load(d, gradient + c + kLanes)};
-        UpdateBlock<2>(rule, c, g, weights, slots);
-      }
-      if (c < width()) {
-        const hn::Vec<D> g[1] = {hn::Load(d, gradient + c)};
-        UpdateBlock<1>(rule, c, g, weights, slots);
-      }
-      if (columns_[i] < static_cast<int>(width())) ClearPadding(columns_[i], weights, slots);
+      UpdateColumns(Formula<Rule>::OfRow(rule_, values.factors[i]), row, batch_.get() + i * width(),
+                    columns_[i]);
     }
-    return count;
+  }
+
+  // Updates a row, of which `columns` are live, from its whole gradient.
+  HWY_INLINE void UpdateColumns(const Rule& rule, uint32_t row, const float* gradient,
+                                int columns) {
+    const D d;
+    char* weights = args_.weights + row * row_bytes();
+    float* slots[kSlots + 1];
+    FindSlots(row, slots);
+    if (kMayRoundRandomly && args_.stochastic_rounding) {
+      RandomHalves(SubKey(args_.rounding_key, row), static_cast<int>(width()), random_.get());
+    }
+    size_t c = 0;
+    for (; c + 2 * kLanes <= width(); c += 2 * kLanes) {
+      const hn::Vec<D> g[2] = {hn::Load(d, gradient + c), hn::Load(d, gradient + c + kLanes)};
+      UpdateBlock<2>(rule, c, g, weights, slots);
+    }
+    if (c < width()) {
+      const hn::Vec<D> g[1] = {hn::Load(d, gradient + c)};
+      UpdateBlock<1>(rule, c, g, weights, slots);
+    }
+    if (columns < static_cast<int>(width())) ClearPadding(columns, weights, slots);
   }
 
   HWY_INLINE void FindSlots(uint32_t row, float** slots) const {
@@ -269,6 +309,15 @@ class UpdateLoop {
   template <int kVectors>
   HWY_INLINE void StoreBlock(const hn::Vec<D>* w, char* weights, size_t column) const {
     const D d;
+    if constexpr (kMayRoundRandomly) {
+      if (args_.stochastic_rounding) {
+        for (int v = 0; v < kVectors; ++v) {
+          const size_t c = column + v * kLanes;
+          StoreRowRandomly<kDtype>(d, w[v], random_.get() + c, weights, c);
+        }
+        return;
+      }
+    }
 #if HWY_TARGET != HWY_SCALAR
     if constexpr (kDtype == v1::BFLOAT16 && kVectors % 2 == 0) {
       for (int v = 0; v < kVectors; v += 2) {
@@ -294,13 +343,17 @@ class UpdateLoop {
   const CommonRule common_;
   const Rule rule_;
   const RowRange* range_ = args_.ranges.data();
+  UpdateCounts counts_;
+  bool finite_ = true;                        // the sums of the row so far
   hwy::AlignedFreeUniquePtr<float[]> batch_;  // gradients of kRowsAtOnce rows
   int columns_[kRowsAtOnce];
+  bool update_[kRowsAtOnce];
+  hwy::AlignedFreeUniquePtr<uint16_t[]> random_;  // of the row's columns
 };
 
 template <class D, int kWidth, class Gradients, class Rule>
-int64_t RunUpdateLoopOn(const Gradients& gradients, const UpdateArgs& args,
-                        const CommonRule& common, const Rule& rule) {
+UpdateCounts RunUpdateLoopOn(const Gradients& gradients, const UpdateArgs& args,
+                             const CommonRule& common, const Rule& rule) {
   switch (args.dtype) {
     case v1::BFLOAT16:
       return UpdateLoop<D, v1::BFLOAT16, kWidth, Gradients, Rule>(args, gradients, common, rule)
@@ -315,13 +368,14 @@ int64_t RunUpdateLoopOn(const Gradients& gradients, const UpdateArgs& args,
 }
 
 template <class Rule>
-int64_t RunUpdateLoop(const UpdateArgs& args, const CommonRule& common, const Rule& rule) {
+UpdateCounts RunUpdateLoop(const UpdateArgs& args, const CommonRule& common, const Rule& rule) {
   using Wide = hn::CappedTag<float, 16>;
   using Narrow = hn::CappedTag<float, 8>;
-  if (args.gradient_rows != nullptr) {
-    return RunUpdateLoopOn<Narrow, 0>(GradientRows{args.gradient_rows}, args, common, rule);
-  }
   const GradientArray gradients{args.gradients, static_cast<size_t>(args.width)};
+  if (args.gradient_rows != nullptr || args.skip_nonfinite || args.stochastic_rounding) {
+    const AnyGradients any{args.gradient_rows, gradients};
+    return RunUpdateLoopOn<Narrow, 0>(any, args, common, rule);
+  }
   if constexpr (std::is_same_v<Rule, AdagradRule> || std::is_same_v<Rule, RowwiseAdagradRule>) {
     switch (args.width) {
       case 16:

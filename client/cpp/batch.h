@@ -118,7 +118,8 @@ struct ApplyOptions {
 };
 struct ApplyResult {
   int64_t rows_updated = 0;
-  bool replayed = false;  // true: this update had been applied before; nothing was done now
+  bool replayed = false;     // true: this update had been applied before; nothing was done now
+  int64_t rows_skipped = 0;  // left as they were: their gradient was not finite
 };
 
 // Rows of a table or of one of its slots, row-major [ids, dim].

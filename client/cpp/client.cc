@@ -128,7 +128,7 @@ absl::StatusOr<ApplyResult> Client::ApplyGradients(const Model& model, const Bat
         return coordinator.embedding->ApplyGradients(context, *request, &response);
       });
   if (!status.ok()) return status;
-  return ApplyResult{response.rows_updated(), response.replayed()};
+  return ApplyResult{response.rows_updated(), response.replayed(), response.rows_skipped()};
 }
 
 absl::Status Client::ReleaseBatch(const Model& model, const BatchHandle& batch) {

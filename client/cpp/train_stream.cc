@@ -222,7 +222,8 @@ absl::Status TrainStream::Impl::OnUpdate(google::protobuf::io::CodedInputStream*
                                             message.step(), ", which is not the next"));
   }
   updates_.pop_front();
-  update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times())});
+  update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),
+                             message.rows_skipped()});
   return absl::OkStatus();
 }
 

@@ -81,6 +81,7 @@ struct TrainUpdateResult {
   int64_t step = 0;
   int64_t rows_updated = 0;  // distinct rows, over all ranks
   StepTimes times;
+  int64_t rows_skipped = 0;  // left as they were: their gradient was not finite
 };
 
 struct UpdateOptions {

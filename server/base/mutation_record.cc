@@ -39,7 +39,7 @@ MutationRecord::Client& MutationRecord::Touch(const std::string& client_id) {
   return clients_.at(client_id);
 }
 
-absl::StatusOr<std::optional<int64_t>> MutationRecord::Begin(const Mutation& mutation) {
+absl::StatusOr<std::optional<RowCounts>> MutationRecord::Begin(const Mutation& mutation) {
   absl::MutexLock lock(&mutex_);
   Client& client = Touch(mutation.client_id);
   const auto found = client.entries.find(mutation.sequence);
@@ -63,12 +63,12 @@ absl::StatusOr<std::optional<int64_t>> MutationRecord::Begin(const Mutation& mut
                      "' is older than the record reaches: the newest forgotten number is ",
                      client.forgotten_up_to));
   }
-  client.entries[mutation.sequence] = Entry{mutation.tag, false, 0};
+  client.entries[mutation.sequence] = Entry{mutation.tag, false, {}};
   ++client.in_progress;
-  return std::optional<int64_t>();
+  return std::optional<RowCounts>();
 }
 
-void MutationRecord::Finish(const Mutation& mutation, int64_t result) {
+void MutationRecord::Finish(const Mutation& mutation, const RowCounts& result) {
   absl::MutexLock lock(&mutex_);
   Client& client = clients_.at(mutation.client_id);
   Entry& entry = client.entries.at(mutation.sequence);

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/base/row_counts.h"
 
 namespace emberd::server {
 
@@ -43,15 +44,15 @@ class MutationRecord {
   // Nothing: the request is new, and in progress until Finish or Abort. A value: it was carried out
   // before, with this result. UNAVAILABLE: it is in progress. INVALID_ARGUMENT: the number belongs
   // to another request. FAILED_PRECONDITION: the number is older than the record reaches.
-  absl::StatusOr<std::optional<int64_t>> Begin(const Mutation& mutation);
-  void Finish(const Mutation& mutation, int64_t result);
+  absl::StatusOr<std::optional<RowCounts>> Begin(const Mutation& mutation);
+  void Finish(const Mutation& mutation, const RowCounts& result);
   void Abort(const Mutation& mutation);
 
  private:
   struct Entry {
     uint64_t tag = 0;
     bool done = false;
-    int64_t result = 0;
+    RowCounts result;
   };
   struct Client {
     absl::flat_hash_map<uint64_t, Entry> entries;

@@ -9,8 +9,8 @@ TEST(MutationRecordTest, AnswersARepeatFromTheRecord) {
   MutationRecord record;
   const Mutation mutation{"a", 1, 77};
   ASSERT_FALSE(record.Begin(mutation)->has_value());
-  record.Finish(mutation, 5);
-  EXPECT_EQ(record.Begin(mutation)->value(), 5);
+  record.Finish(mutation, {5, 2});
+  EXPECT_EQ(record.Begin(mutation)->value(), (RowCounts{5, 2}));
   EXPECT_FALSE(record.Begin({"b", 1, 77})->has_value()) << "another client counts for itself";
 }
 
@@ -32,7 +32,7 @@ TEST(MutationRecordTest, AnAbortedRequestMayComeAgain) {
 TEST(MutationRecordTest, ANumberBelongsToOneRequest) {
   MutationRecord record;
   ASSERT_TRUE(record.Begin({"a", 1, 77}).ok());
-  record.Finish({"a", 1, 77}, 0);
+  record.Finish({"a", 1, 77}, {});
   EXPECT_EQ(record.Begin({"a", 1, 78}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
@@ -41,17 +41,17 @@ TEST(MutationRecordTest, NumbersOlderThanTheRecordAreRefused) {
   MutationRecord record({.per_client = 2, .clients = 10});
   for (uint64_t sequence = 1; sequence <= 3; ++sequence) {
     ASSERT_TRUE(record.Begin({"a", sequence, 0}).ok());
-    record.Finish({"a", sequence, 0}, sequence);
+    record.Finish({"a", sequence, 0}, {static_cast<int64_t>(sequence), 0});
   }
   EXPECT_EQ(record.Begin({"a", 1, 0}).status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(record.Begin({"a", 2, 0})->value(), 2);
+  EXPECT_EQ(record.Begin({"a", 2, 0})->value().updated, 2);
 }
 
 TEST(MutationRecordTest, ForgetsTheLeastRecentClientFirst) {
   MutationRecord record({.per_client = 2, .clients = 2});
   for (const char* client : {"a", "b"}) {
     ASSERT_TRUE(record.Begin({client, 1, 0}).ok());
-    record.Finish({client, 1, 0}, 9);
+    record.Finish({client, 1, 0}, {9, 0});
   }
   ASSERT_TRUE(record.Begin({"a", 1, 0})->has_value());
   ASSERT_FALSE(record.Begin({"c", 1, 0})->has_value());

@@ -23,12 +23,12 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   v1::ApplyGradientsResponse response;
   if (before->has_value()) {
     server_metrics_->AddReplay();
-    response.set_rows_updated(**before);
+    SetRowCounts(**before, &response);
     response.set_replayed(true);
     return response;
   }
 
-  const absl::StatusOr<int64_t> rows = ClaimAndApply(request, mutation, context);
+  const absl::StatusOr<RowCounts> rows = ClaimAndApply(request, mutation, context);
   if (!rows.ok()) {
     record_.Abort(mutation);
     if (absl::IsFailedPrecondition(rows.status())) {
@@ -40,13 +40,13 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   }
   record_.Finish(mutation, *rows);
   batches_.Erase(handle);
-  response.set_rows_updated(*rows);
+  SetRowCounts(*rows, &response);
   return response;
 }
 
-absl::StatusOr<int64_t> Coordinator::ClaimAndApply(const v1::ApplyGradientsRequest& request,
-                                                   const Mutation& mutation,
-                                                   rpc::CallContext* context) {
+absl::StatusOr<RowCounts> Coordinator::ClaimAndApply(const v1::ApplyGradientsRequest& request,
+                                                     const Mutation& mutation,
+                                                     rpc::CallContext* context) {
   auto batch = batches_.Claim(request.batch_handle());
   if (!batch.ok()) return batch.status();
   absl::Cleanup unclaim = [&] { batches_.Unclaim(request.batch_handle()); };
@@ -58,9 +58,10 @@ absl::StatusOr<int64_t> Coordinator::ClaimAndApply(const v1::ApplyGradientsReque
   return ApplyOnShards(request, **batch, mutation, context);
 }
 
-absl::StatusOr<int64_t> Coordinator::ApplyOnShards(const v1::ApplyGradientsRequest& request,
-                                                   const KeptBatch& batch, const Mutation& mutation,
-                                                   rpc::CallContext* context) {
+absl::StatusOr<RowCounts> Coordinator::ApplyOnShards(const v1::ApplyGradientsRequest& request,
+                                                     const KeptBatch& batch,
+                                                     const Mutation& mutation,
+                                                     rpc::CallContext* context) {
   absl::StatusOr<GradientInput> input = [&] {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
     return DecodeGradients(request, batch);

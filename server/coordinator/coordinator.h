@@ -77,12 +77,12 @@ class Coordinator {
  private:
   void Sweep();
 
-  absl::StatusOr<int64_t> ClaimAndApply(const v1::ApplyGradientsRequest& request,
-                                        const Mutation& mutation, rpc::CallContext* context);
+  absl::StatusOr<RowCounts> ClaimAndApply(const v1::ApplyGradientsRequest& request,
+                                          const Mutation& mutation, rpc::CallContext* context);
   // Stages on all shards, then commits on all. Rows updated.
-  absl::StatusOr<int64_t> ApplyOnShards(const v1::ApplyGradientsRequest& request,
-                                        const KeptBatch& batch, const Mutation& mutation,
-                                        rpc::CallContext* context);
+  absl::StatusOr<RowCounts> ApplyOnShards(const v1::ApplyGradientsRequest& request,
+                                          const KeptBatch& batch, const Mutation& mutation,
+                                          rpc::CallContext* context);
 
   absl::StatusOr<v1::Tensor> ReadTableRows(const ServedModel& model, const struct RowTarget& target,
                                            absl::Span<const int64_t> ids,

@@ -102,7 +102,7 @@ class Fanout::StagedOnShards final : public StagedUpdate {
       auto outcome = calls_[i]->WaitStaged();
       if (outcome.ok()) {
         staged_[i] = !outcome->replayed;
-        rows_ += outcome->rows_updated;
+        rows_ += outcome->rows;
       } else if (error.ok()) {
         error = outcome.status();
       }
@@ -110,7 +110,7 @@ class Fanout::StagedOnShards final : public StagedUpdate {
     return error;
   }
 
-  absl::StatusOr<int64_t> Commit() override {
+  absl::StatusOr<RowCounts> Commit() override {
     ops::StageTimer timer(fanout_->metrics_, ops::Stage::kCommit);
     const absl::Time began = absl::Now();
     for (size_t i = 0; i < calls_.size(); ++i) {
@@ -138,7 +138,7 @@ class Fanout::StagedOnShards final : public StagedUpdate {
     return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsUnknown(status);
   }
 
-  absl::StatusOr<int64_t> DecideAgain(size_t shard) {
+  absl::StatusOr<RowCounts> DecideAgain(size_t shard) {
     internal::v1::DecideStepRequest request;
     request.set_model_id(model_id_);
     request.set_group(part_->group);
@@ -161,7 +161,7 @@ class Fanout::StagedOnShards final : public StagedUpdate {
   std::optional<GroupPart> part_;
   std::vector<std::unique_ptr<ApplyCall>> calls_;
   std::vector<bool> staged_;  // false: it had been applied there before
-  int64_t rows_ = 0;
+  RowCounts rows_;
 };
 
 absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,

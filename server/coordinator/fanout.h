@@ -30,10 +30,10 @@ struct FanoutOptions {
 class StagedUpdate {
  public:
   virtual ~StagedUpdate() = default;
-  // Makes the update on every shard; rows updated. An error names a shard whose answer did not
+  // Makes the update on every shard. An error names a shard whose answer did not
   // come; the others have made the update. A group's part whose stream broke is decided by calls
   // of their own until the shard answers or time is over.
-  virtual absl::StatusOr<int64_t> Commit() = 0;
+  virtual absl::StatusOr<RowCounts> Commit() = 0;
 };
 
 // Thread-safe. What the constructor is given must outlive it.
@@ -70,8 +70,8 @@ class Fanout {
   absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> OpenGroup(
       const ServedModel& model, const internal::v1::OpenGroupRequest& request,
       rpc::CallContext* context);
-  absl::StatusOr<int64_t> DecideStep(int shard, const internal::v1::DecideStepRequest& request,
-                                     rpc::CallContext* context) {
+  absl::StatusOr<RowCounts> DecideStep(int shard, const internal::v1::DecideStepRequest& request,
+                                       rpc::CallContext* context) {
     return shards_[shard]->DecideStep(request, context);
   }
 

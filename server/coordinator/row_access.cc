@@ -237,7 +237,7 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
     record_.Abort(mutation);
     return status;
   }
-  record_.Finish(mutation, 0);
+  record_.Finish(mutation, {});
   response.set_replayed(all_replayed);
   return response;
 }

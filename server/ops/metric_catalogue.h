@@ -42,6 +42,7 @@ enum class MetricId {
   kGroupFailures,
   kRowsGathered,
   kRowsUpdated,
+  kRowsSkipped,
   kShardSentBytes,
   kShardReceivedBytes,
   kShardReachable,

@@ -153,6 +153,8 @@ ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
   auto metrics = std::make_unique<ShardModelMetrics>();
   metrics->updated_ =
       &registry_.counter(MetricId::kRowsUpdated, {index, StackLabels(model, "")[0]});
+  metrics->skipped_ =
+      &registry_.counter(MetricId::kRowsSkipped, {index, StackLabels(model, "")[0]});
   for (const std::string& stack : stacks) {
     std::vector<std::string> labels = StackLabels(model, stack);
     labels.insert(labels.begin(), index);

@@ -116,6 +116,7 @@ class ShardModelMetrics {
     stacks_[stack].sent->Increment(sent_bytes);
   }
   void AddUpdated(int64_t rows) { updated_->Increment(rows); }
+  void AddSkipped(int64_t rows) { skipped_->Increment(rows); }
 
  private:
   friend class Metrics;
@@ -125,6 +126,7 @@ class ShardModelMetrics {
     prometheus::Counter* received;
   };
   prometheus::Counter* updated_ = nullptr;
+  prometheus::Counter* skipped_ = nullptr;
   std::vector<Stack> stacks_;
 };
 

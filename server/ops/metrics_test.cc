@@ -68,6 +68,7 @@ void UseEverything(Metrics* metrics) {
   shard->AddReceivedBytes(0, 12);
   shard->AddGathered(1, 5, 640);
   shard->AddUpdated(4);
+  shard->AddSkipped(3);
   metrics->ShardLink(1)->Observe(Rpc::kShardGather, absl::StatusCode::kOk, 0.01);
   GroupMetrics* group = metrics->Group("ctr", "run");
   v1::StepTimes times;

@@ -200,7 +200,7 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
   const Key key(request.model_id(), request.group());
   std::vector<Part> parts;
   std::vector<uint64_t> released;
-  absl::StatusOr<int64_t> answer = 0;
+  absl::StatusOr<RowCounts> answer = RowCounts();
   {
     absl::MutexLock lock(&mutex_);
     const auto found = groups_.find(key);
@@ -237,12 +237,14 @@ void GroupSteps::Apply(const Key& key, std::vector<Part> parts) {
   engine_->ApplyParts(std::move(engine_parts), [this, key, handles = std::move(handles)](
                                                    absl::StatusOr<shard::ApplyResult> result) {
     Applied(key, handles,
-            result.ok() ? absl::StatusOr<int64_t>(result->rows_updated) : result.status());
+            result.ok()
+                ? absl::StatusOr<RowCounts>(RowCounts{result->rows_updated, result->rows_skipped})
+                : result.status());
   });
 }
 
 void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
-                         absl::StatusOr<int64_t> rows) {
+                         absl::StatusOr<RowCounts> rows) {
   Release(handles);
   if (rows.ok()) hooks_.step_applied(key.first, *rows);
   std::vector<RowsCallback> waiting;

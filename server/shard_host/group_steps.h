@@ -34,9 +34,9 @@ class GroupSteps {
   struct Hooks {
     // Gives up the batch of a part that made its update, or never will.
     std::function<void(uint64_t batch_handle)> release_batch;
-    std::function<void(uint64_t model_id, int64_t rows)> step_applied;
+    std::function<void(uint64_t model_id, const RowCounts& rows)> step_applied;
   };
-  using RowsCallback = std::function<void(absl::StatusOr<int64_t>)>;
+  using RowsCallback = std::function<void(absl::StatusOr<RowCounts>)>;
 
   // `engine` must outlive this; hooks run on any thread, never under the lock.
   GroupSteps(Options options, shard::Engine* engine, Hooks hooks);
@@ -80,12 +80,12 @@ class GroupSteps {
   struct Group {
     uint64_t generation = 0;
     int size = 1;
-    bool known = false;                      // some step was applied
-    int64_t next_step = 0;                   // if known
-    Step waiting;                            // the step whose parts come
-    bool applying = false;                   // step next_step - 1 is on its way
-    absl::StatusOr<int64_t> last_rows = 0;   // of step next_step - 1
-    std::vector<RowsCallback> waiting_rows;  // for last_rows
+    bool known = false;                                 // some step was applied
+    int64_t next_step = 0;                              // if known
+    Step waiting;                                       // the step whose parts come
+    bool applying = false;                              // step next_step - 1 is on its way
+    absl::StatusOr<RowCounts> last_rows = RowCounts();  // of step next_step - 1
+    std::vector<RowsCallback> waiting_rows;             // for last_rows
     absl::Time touched;
   };
   using Key = std::pair<uint64_t, std::string>;
@@ -102,7 +102,7 @@ class GroupSteps {
   // Takes the group to the next step; the parts are the caller's to apply, without the lock.
   std::vector<Part> TakeStep(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Apply(const Key& key, std::vector<Part> parts) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Applied(const Key& key, const std::vector<uint64_t>& handles, absl::StatusOr<int64_t> rows)
+  void Applied(const Key& key, const std::vector<uint64_t>& handles, absl::StatusOr<RowCounts> rows)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Empties the waiting step; its batches go to `released`.
   void Drop(Group* group, std::vector<uint64_t>* released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

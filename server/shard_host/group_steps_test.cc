@@ -39,14 +39,14 @@ class GroupStepsTest : public TestHost {
     return staged;
   }
 
-  absl::StatusOr<int64_t> Decide(uint64_t generation, int64_t step, bool commit) {
+  absl::StatusOr<RowCounts> Decide(uint64_t generation, int64_t step, bool commit) {
     internal::v1::DecideStepRequest request;
     request.set_model_id(5);
     request.set_group("g");
     request.set_generation(generation);
     request.set_step(step);
     request.set_commit(commit);
-    absl::StatusOr<int64_t> result = absl::UnknownError("");
+    absl::StatusOr<RowCounts> result = absl::UnknownError("");
     absl::Notification done;
     host_->DecideStep(request, [&](auto rows) {
       result = std::move(rows);
@@ -66,10 +66,11 @@ TEST_F(GroupStepsTest, AllPartsMakeOneUpdateOnTheFirstWord) {
   auto second = StagePart({"g", 1, 1, 2, 0});
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(FirstColumnOf(3), 3);  // nothing changes before the word
-  EXPECT_EQ(*Commit(*std::move(second)), 2);
+  EXPECT_EQ(Commit(*std::move(second))->updated, 2);
   EXPECT_EQ(FirstColumnOf(3), 3 - 4);  // two ranks, two samples each
   EXPECT_EQ(FirstColumnOf(4), 4 - 2);
-  EXPECT_EQ(*Commit(*std::move(first)), 2);  // the other rank's word: answered, not applied again
+  EXPECT_EQ(Commit(*std::move(first))->updated,
+            2);  // the other rank's word: answered, not applied again
   EXPECT_EQ(FirstColumnOf(3), 3 - 4);
   EXPECT_EQ(host_->GetStatus().batches(), 0);
 }
@@ -133,8 +134,8 @@ TEST_F(GroupStepsTest, AWholeStepOfTheLastGenerationCanBeFinished) {
   EXPECT_EQ(opened->staged_step(), 1);
   EXPECT_EQ(Commit(*std::move(lost)).status().code(), absl::StatusCode::kAborted);  // fenced off
   EXPECT_EQ(FirstColumnOf(3), 1);
-  EXPECT_EQ(*Decide(2, 1, true), 2);
-  EXPECT_EQ(*Decide(2, 1, true), 2);  // idempotent
+  EXPECT_EQ(Decide(2, 1, true)->updated, 2);
+  EXPECT_EQ(Decide(2, 1, true)->updated, 2);  // idempotent
   EXPECT_EQ(FirstColumnOf(3), -1);
   EXPECT_EQ(Open(2, 1)->next_step(), 2);
 }
@@ -160,8 +161,9 @@ TEST_F(GroupStepsTest, AnUnknownModelIsRefusedAndADroppedOneForgotten) {
 }
 
 TEST_F(GroupStepsTest, WaitingPartsHaveABudget) {
-  GroupSteps steps({.max_held_bytes = 95, .part_ttl = absl::Seconds(1)}, nullptr,
-                   {.release_batch = [](uint64_t) {}, .step_applied = [](uint64_t, int64_t) {}});
+  GroupSteps steps(
+      {.max_held_bytes = 95, .part_ttl = absl::Seconds(1)}, nullptr,
+      {.release_batch = [](uint64_t) {}, .step_applied = [](uint64_t, const RowCounts&) {}});
   internal::v1::OpenGroupRequest open;
   open.set_model_id(5);
   open.set_group("g");

@@ -75,11 +75,11 @@ class LocalApply final : public ApplyCall {
                     [promise = done_](auto rows) { promise->Set(std::move(rows)); });
     } else {
       host_->Discard(std::move(staged));
-      done_->Set(0);
+      done_->Set(RowCounts());
     }
   }
-  absl::StatusOr<int64_t> WaitDone() override {
-    absl::StatusOr<int64_t>& rows = done_->Wait();
+  absl::StatusOr<RowCounts> WaitDone() override {
+    absl::StatusOr<RowCounts>& rows = done_->Wait();
     return rows.ok() ? rows : rpc::Annotate(rows.status(), name_);
   }
 
@@ -89,8 +89,8 @@ class LocalApply final : public ApplyCall {
   bool decided_ = false;
   std::shared_ptr<Promise<absl::StatusOr<ShardHost::StagedApply>>> staged_ =
       std::make_shared<Promise<absl::StatusOr<ShardHost::StagedApply>>>();
-  std::shared_ptr<Promise<absl::StatusOr<int64_t>>> done_ =
-      std::make_shared<Promise<absl::StatusOr<int64_t>>>();
+  std::shared_ptr<Promise<absl::StatusOr<RowCounts>>> done_ =
+      std::make_shared<Promise<absl::StatusOr<RowCounts>>>();
 };
 
 class LocalShard final : public ShardBackend {
@@ -122,9 +122,9 @@ class LocalShard final : public ShardBackend {
       const internal::v1::OpenGroupRequest& request, rpc::CallContext*) override {
     return Named(host_->OpenGroup(request));
   }
-  absl::StatusOr<int64_t> DecideStep(const internal::v1::DecideStepRequest& request,
-                                     rpc::CallContext*) override {
-    Promise<absl::StatusOr<int64_t>> promise;
+  absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
+                                       rpc::CallContext*) override {
+    Promise<absl::StatusOr<RowCounts>> promise;
     host_->DecideStep(request, [&](auto rows) { promise.Set(std::move(rows)); });
     return Named(std::move(promise.Wait()));
   }

@@ -74,18 +74,17 @@ class RemoteApply final : public ApplyCall {
   absl::StatusOr<StageOutcome> WaitStaged() override {
     absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
     if (!reply.ok()) return rpc::Annotate(reply.status(), name_);
-    return StageOutcome{reply->state() == internal::v1::ApplyReply::REPLAYED,
-                        reply->rows_updated()};
+    return StageOutcome{reply->state() == internal::v1::ApplyReply::REPLAYED, RowCountsOf(*reply)};
   }
   void Decide(bool commit) override {
     internal::v1::ApplyDecision decision;
     decision.set_commit(commit);
     stream_->Send(rpc::OutgoingMessage::WithHeader(decision));
   }
-  absl::StatusOr<int64_t> WaitDone() override {
+  absl::StatusOr<RowCounts> WaitDone() override {
     absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
     if (!reply.ok()) return rpc::Annotate(reply.status(), name_);
-    return reply->rows_updated();
+    return RowCountsOf(*reply);
   }
 
  private:
@@ -145,12 +144,12 @@ class RemoteShard final : public ShardBackend {
       const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) override {
     return Unary<internal::v1::OpenGroupResponse>(&ShardService::Stub::OpenGroup, request, context);
   }
-  absl::StatusOr<int64_t> DecideStep(const internal::v1::DecideStepRequest& request,
-                                     rpc::CallContext* context) override {
+  absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
+                                       rpc::CallContext* context) override {
     auto response =
         Unary<internal::v1::DecideStepResponse>(&ShardService::Stub::DecideStep, request, context);
     if (!response.ok()) return response.status();
-    return response->rows_updated();
+    return RowCountsOf(*response);
   }
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
                             rpc::CallContext* context) override {

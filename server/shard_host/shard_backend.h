@@ -64,7 +64,7 @@ struct ApplyCommand {
 // The answer to an ApplyCommand that nothing was found wrong with.
 struct StageOutcome {
   bool replayed = false;  // applied before: there is nothing to decide
-  int64_t rows_updated = 0;
+  RowCounts rows;
 };
 
 // A Gather under way. The destructor cancels it.
@@ -82,8 +82,8 @@ class ApplyCall {
   virtual absl::StatusOr<StageOutcome> WaitStaged() = 0;
   // Only after WaitStaged returned OK and not replayed.
   virtual void Decide(bool commit) = 0;
-  // Rows updated. Only after Decide.
-  virtual absl::StatusOr<int64_t> WaitDone() = 0;
+  // Only after Decide.
+  virtual absl::StatusOr<RowCounts> WaitDone() = 0;
 };
 
 // Thread-safe. Every error's message begins with the shard's name.
@@ -106,8 +106,8 @@ class ShardBackend {
   virtual absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
       const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) = 0;
   // Rows updated.
-  virtual absl::StatusOr<int64_t> DecideStep(const internal::v1::DecideStepRequest& request,
-                                             rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
+                                               rpc::CallContext* context) = 0;
   virtual absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
                                     rpc::CallContext* context) = 0;
 

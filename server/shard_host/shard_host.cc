@@ -80,9 +80,11 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                    engine.get(),
                    {.release_batch = [this](uint64_t handle) { batches_.Erase(handle); },
                     .step_applied =
-                        [this](uint64_t model_id, int64_t rows) {
+                        [this](uint64_t model_id, const RowCounts& rows) {
                           ops::ShardModelMetrics* metrics = ModelMetrics(model_id);
-                          if (metrics != nullptr) metrics->AddUpdated(rows);
+                          if (metrics == nullptr) return;
+                          metrics->AddUpdated(rows.updated);
+                          metrics->AddSkipped(rows.skipped);
                         }}),
       engine_(std::move(engine)),
       workers_(ThreadCount(cluster.shard_threads()), kMaxQueued),
@@ -247,10 +249,10 @@ void ShardHost::Stage(ApplyCommand command, StageCallback done) {
 absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
   if (command.group_part.has_value()) return StagePart(std::move(command));
   StagedApply staged;
-  absl::StatusOr<std::optional<int64_t>> before = record_.Begin(command.mutation);
+  absl::StatusOr<std::optional<RowCounts>> before = record_.Begin(command.mutation);
   if (!before.ok()) return before.status();
   if (before->has_value()) {
-    staged.outcome_ = {.replayed = true, .rows_updated = **before};
+    staged.outcome_ = {.replayed = true, .rows = **before};
     server_metrics_->AddReplay();
     return staged;
   }
@@ -323,10 +325,12 @@ void ShardHost::Commit(StagedApply staged, RowsCallback done) {
           batches_.Unclaim(handle);
           return done(result.status());
         }
-        metrics->AddUpdated(result->rows_updated);
-        record_.Finish(mutation, result->rows_updated);
+        const RowCounts rows{result->rows_updated, result->rows_skipped};
+        metrics->AddUpdated(rows.updated);
+        metrics->AddSkipped(rows.skipped);
+        record_.Finish(mutation, rows);
         batches_.Erase(handle);
-        done(result->rows_updated);
+        done(rows);
       });
 }
 
@@ -355,14 +359,14 @@ void ShardHost::ReadRows(const shard::Engine::RowSelection& selection, absl::Spa
 
 void ShardHost::AssignRows(const shard::Engine::RowSelection& selection,
                            absl::Span<const float> values, Mutation mutation, AssignCallback done) {
-  absl::StatusOr<std::optional<int64_t>> before = record_.Begin(mutation);
+  absl::StatusOr<std::optional<RowCounts>> before = record_.Begin(mutation);
   if (!before.ok() || before->has_value()) {
     done(before.ok() ? absl::StatusOr<bool>(true) : before.status());
     return;
   }
   engine_->AssignRows(selection, values, [this, mutation, done](absl::Status status) {
     if (status.ok()) {
-      record_.Finish(mutation, 0);
+      record_.Finish(mutation, {});
       done(false);
     } else {
       record_.Abort(mutation);

@@ -53,7 +53,7 @@ class ShardHost {
 
   absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
       const internal::v1::OpenGroupRequest& request);
-  using RowsCallback = std::function<void(absl::StatusOr<int64_t>)>;
+  using RowsCallback = std::function<void(absl::StatusOr<RowCounts>)>;
   void DecideStep(const internal::v1::DecideStepRequest& request, RowsCallback done);
 
   // An Apply that was checked and waits for its decision. It holds its batch and its mutation; a

@@ -16,7 +16,7 @@ TEST_F(ShardHostTest, NothingChangesBeforeTheDecision) {
   EXPECT_EQ(FirstColumnOf(3), 3.0f);
   auto rows = Commit(*std::move(staged));
   ASSERT_TRUE(rows.ok()) << rows.status();
-  EXPECT_EQ(*rows, 2);
+  EXPECT_EQ(rows->updated, 2);
   EXPECT_EQ(FirstColumnOf(3), 1.0f) << "two samples with gradient 1";
   EXPECT_EQ(FirstColumnOf(4), 3.0f);
   EXPECT_EQ(host_->GetStatus().batches(), 0);
@@ -39,7 +39,7 @@ TEST_F(ShardHostTest, ACommittedUpdateIsReplayedNotRepeated) {
   auto again = Stage(1, 1);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(again->outcome().replayed);
-  EXPECT_EQ(again->outcome().rows_updated, 2);
+  EXPECT_EQ(again->outcome().rows.updated, 2);
   EXPECT_EQ(FirstColumnOf(3), 1.0f);
 }
 

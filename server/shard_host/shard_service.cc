@@ -133,10 +133,10 @@ class ApplyStream final : public rpc::ServerMessageStream {
       if (!staged.ok()) {
         End(staged.status());
       } else if (staged->outcome().replayed) {
-        Conclude(pb::ApplyReply::REPLAYED, staged->outcome().rows_updated);
+        Conclude(pb::ApplyReply::REPLAYED, staged->outcome().rows);
       } else {
         staged_ = *std::move(staged);
-        Send(Reply(pb::ApplyReply::STAGED, 0));
+        Send(Reply(pb::ApplyReply::STAGED, {}));
       }
     });
   }
@@ -148,10 +148,10 @@ class ApplyStream final : public rpc::ServerMessageStream {
       End(absl::InvalidArgumentError("malformed message: its header is no ApplyDecision"));
     } else if (!decision.commit()) {
       Discard();
-      Conclude(pb::ApplyReply::DISCARDED, 0);
+      Conclude(pb::ApplyReply::DISCARDED, {});
     } else {
       slow_log_.Begin();
-      host_->Commit(*std::exchange(staged_, std::nullopt), [this](absl::StatusOr<int64_t> rows) {
+      host_->Commit(*std::exchange(staged_, std::nullopt), [this](absl::StatusOr<RowCounts> rows) {
         slow_log_.End();
         if (rows.ok()) {
           Conclude(pb::ApplyReply::COMMITTED, *rows);
@@ -171,13 +171,13 @@ class ApplyStream final : public rpc::ServerMessageStream {
     if (staged_.has_value()) host_->Discard(*std::exchange(staged_, std::nullopt));
   }
 
-  static rpc::OutgoingMessage Reply(pb::ApplyReply::State state, int64_t rows) {
+  static rpc::OutgoingMessage Reply(pb::ApplyReply::State state, const RowCounts& rows) {
     pb::ApplyReply reply;
     reply.set_state(state);
-    reply.set_rows_updated(rows);
+    SetRowCounts(rows, &reply);
     return rpc::OutgoingMessage::WithHeader(reply);
   }
-  void Conclude(pb::ApplyReply::State state, int64_t rows) {
+  void Conclude(pb::ApplyReply::State state, const RowCounts& rows) {
     timer_.Finish(absl::StatusCode::kOk);
     SendLast(Reply(state, rows));
   }
@@ -303,8 +303,8 @@ class ShardServiceImpl final : public ServiceBase {
                                        pb::DecideStepResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     auto timer = std::make_shared<ops::RpcTimer>(host_->metrics(), ops::Rpc::kShardDecideStep);
-    host_->DecideStep(*request, [timer, response, reactor](absl::StatusOr<int64_t> rows) {
-      if (rows.ok()) response->set_rows_updated(*rows);
+    host_->DecideStep(*request, [timer, response, reactor](absl::StatusOr<RowCounts> rows) {
+      if (rows.ok()) SetRowCounts(*rows, response);
       timer->Finish(rows.status().code());
       reactor->Finish(rpc::ToGrpcStatus(rows.status()));
     });

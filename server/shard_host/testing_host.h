@@ -88,8 +88,8 @@ class TestHost : public testing::Test {
     return result;
   }
 
-  absl::StatusOr<int64_t> Commit(ShardHost::StagedApply staged) {
-    absl::StatusOr<int64_t> result = absl::UnknownError("");
+  absl::StatusOr<RowCounts> Commit(ShardHost::StagedApply staged) {
+    absl::StatusOr<RowCounts> result = absl::UnknownError("");
     absl::Notification done;
     host_->Commit(std::move(staged), [&](auto rows) {
       result = std::move(rows);

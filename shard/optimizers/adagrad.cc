@@ -139,7 +139,7 @@ struct Formula<F2aRule> {
 
 }  // namespace
 
-int64_t UpdateByAdagradTarget(const UpdateArgs& args, const StepRule& step) {
+UpdateCounts UpdateByAdagradTarget(const UpdateArgs& args, const StepRule& step) {
   if (const auto* rule = std::get_if<AdagradRule>(&step.rule))
     return RunUpdateLoop(args, step.common, *rule);
   if (const auto* rule = std::get_if<RowwiseAdagradRule>(&step.rule))
@@ -155,7 +155,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace emberd::shard {
 HWY_EXPORT(UpdateByAdagradTarget);
-int64_t UpdateByAdagrad(const UpdateArgs& args, const StepRule& rule) {
+UpdateCounts UpdateByAdagrad(const UpdateArgs& args, const StepRule& rule) {
   return HWY_DYNAMIC_DISPATCH(UpdateByAdagradTarget)(args, rule);
 }
 }  // namespace emberd::shard

@@ -64,7 +64,7 @@ struct Formula<RmsPropRule> : ColumnFormula {
 
 }  // namespace
 
-int64_t UpdateByAdamTarget(const UpdateArgs& args, const StepRule& step) {
+UpdateCounts UpdateByAdamTarget(const UpdateArgs& args, const StepRule& step) {
   if (const auto* rule = std::get_if<AdamRule>(&step.rule))
     return RunUpdateLoop(args, step.common, *rule);
   if (const auto* rule = std::get_if<LaPropRule>(&step.rule))
@@ -78,7 +78,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace emberd::shard {
 HWY_EXPORT(UpdateByAdamTarget);
-int64_t UpdateByAdam(const UpdateArgs& args, const StepRule& rule) {
+UpdateCounts UpdateByAdam(const UpdateArgs& args, const StepRule& rule) {
   return HWY_DYNAMIC_DISPATCH(UpdateByAdamTarget)(args, rule);
 }
 }  // namespace emberd::shard

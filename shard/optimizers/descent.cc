@@ -38,7 +38,7 @@ struct Formula<MomentumRule> : ColumnFormula {
 
 }  // namespace
 
-int64_t UpdateByDescentTarget(const UpdateArgs& args, const StepRule& step) {
+UpdateCounts UpdateByDescentTarget(const UpdateArgs& args, const StepRule& step) {
   if (const auto* rule = std::get_if<MomentumRule>(&step.rule))
     return RunUpdateLoop(args, step.common, *rule);
   return RunUpdateLoop(args, step.common, std::get<SgdRule>(step.rule));
@@ -50,7 +50,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace emberd::shard {
 HWY_EXPORT(UpdateByDescentTarget);
-int64_t UpdateByDescent(const UpdateArgs& args, const StepRule& rule) {
+UpdateCounts UpdateByDescent(const UpdateArgs& args, const StepRule& rule) {
   return HWY_DYNAMIC_DISPATCH(UpdateByDescentTarget)(args, rule);
 }
 }  // namespace emberd::shard

@@ -8,9 +8,9 @@
 
 namespace emberd::shard {
 
-int64_t UpdateByDescent(const UpdateArgs& args, const StepRule& rule);  // SGD, Momentum
-int64_t UpdateByAdagrad(const UpdateArgs& args, const StepRule& rule);  // Adagrad and its kin
-int64_t UpdateByAdam(const UpdateArgs& args, const StepRule& rule);     // Adam, LaProp, RMSProp
-int64_t UpdateByFtrl(const UpdateArgs& args, const StepRule& rule);
+UpdateCounts UpdateByDescent(const UpdateArgs& args, const StepRule& rule);  // SGD, Momentum
+UpdateCounts UpdateByAdagrad(const UpdateArgs& args, const StepRule& rule);  // Adagrad and its kin
+UpdateCounts UpdateByAdam(const UpdateArgs& args, const StepRule& rule);  // Adam, LaProp, RMSProp
+UpdateCounts UpdateByFtrl(const UpdateArgs& args, const StepRule& rule);
 
 }  // namespace emberd::shard

@@ -45,7 +45,7 @@ struct Formula<FtrlRule> : ColumnFormula {
 
 }  // namespace
 
-int64_t UpdateByFtrlTarget(const UpdateArgs& args, const StepRule& step) {
+UpdateCounts UpdateByFtrlTarget(const UpdateArgs& args, const StepRule& step) {
   return RunUpdateLoop(args, step.common, std::get<FtrlRule>(step.rule));
 }
 
@@ -55,7 +55,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace emberd::shard {
 HWY_EXPORT(UpdateByFtrlTarget);
-int64_t UpdateByFtrl(const UpdateArgs& args, const StepRule& rule) {
+UpdateCounts UpdateByFtrl(const UpdateArgs& args, const StepRule& rule) {
   return HWY_DYNAMIC_DISPATCH(UpdateByFtrlTarget)(args, rule);
 }
 }  // namespace emberd::shard

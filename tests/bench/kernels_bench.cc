@@ -275,7 +275,8 @@ class KernelBench {
     traffic.slot = slots_.data();
     traffic.slot_bytes = rowwise ? sizeof(float) : width * sizeof(float);
     int64_t rows = 0;
-    std::vector<std::function<void()>> works = {[&] { rows = shard::UpdateRows(args, rule); }};
+    std::vector<std::function<void()>> works = {
+        [&] { rows = shard::UpdateRows(args, rule).updated; }};
     for (const int ahead : kUpdateAhead) {
       works.push_back([&, ahead] { sink_ = UpdateLimit(traffic, ahead); });
     }

@@ -293,7 +293,7 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
   if (!status.ok()) return status;
   auto rows = Apply(step, request, times);
   if (!rows.ok()) return rows.status();
-  result.set_rows_updated(*rows);
+  SetRowCounts(*rows, &result);
 
   absl::Duration lookup_time;
   {
@@ -308,8 +308,9 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
   return result;
 }
 
-absl::StatusOr<int64_t> TrainSession::Apply(int64_t step, const v1::ApplyGradientsRequest& request,
-                                            v1::StepTimes* times) {
+absl::StatusOr<RowCounts> TrainSession::Apply(int64_t step,
+                                              const v1::ApplyGradientsRequest& request,
+                                              v1::StepTimes* times) {
   uint64_t handle = 0;
   {
     absl::MutexLock lock(&mutex_);

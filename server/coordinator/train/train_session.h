@@ -75,8 +75,8 @@ class TrainSession {
   absl::StatusOr<Batch> Preprocess(int64_t step, const v1::LookupRequest& request,
                                    v1::StepTimes* times);
   absl::StatusOr<TrainLookupOutput> GatherAndKeep(int64_t step, Batch batch, v1::StepTimes* times);
-  absl::StatusOr<int64_t> Apply(int64_t step, const v1::ApplyGradientsRequest& request,
-                                v1::StepTimes* times);
+  absl::StatusOr<RowCounts> Apply(int64_t step, const v1::ApplyGradientsRequest& request,
+                                  v1::StepTimes* times);
   absl::Status Failure();
   // Waits until `ready`, a condition on what the mutex guards, or the session fails.
   absl::Status Await(const std::function<bool()>& ready, const std::string& what,
