@@ -42,6 +42,28 @@ class ConcurrencyTest : public ::testing::TestWithParam<bool> {
     return entries;
   }
 
+  // Steps of a group of two ranks.
+  void TrainAsGroup(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (int round = 0; round < kRounds; ++round) {
+      std::vector<ApplyPart> parts;
+      std::vector<std::vector<float>> gradients(2);
+      for (int rank = 0; rank < 2; ++rank) {
+        TestBatch test_batch(Entries(random), kShape, 0, 4, 2, 1, 2, round % 2);
+        const auto batch = *engine_->Prepare(test_batch.view());
+        const StackSums sums = engine_->Gather(batch)[0];
+        for (size_t i = 0; i < sums.samples.size(); ++i) {
+          ASSERT_TRUE(Whole(sums.sums->data() + i * kWidth));
+          gradients[rank].insert(gradients[rank].end(), kWidth,
+                                 static_cast<float>(random() % 100) - 50);
+        }
+        parts.push_back({batch, {}});
+        parts.back().input.stacks.push_back({round % 2, gradients[rank], {}});
+      }
+      engine_->ApplyParts(parts);
+    }
+  }
+
   void Train(uint64_t seed) {
     std::mt19937_64 random(seed);
     for (int round = 0; round < kRounds; ++round) {
@@ -93,6 +115,7 @@ TEST_P(ConcurrencyTest, RowsAreNeverSeenHalfUpdated) {
   const uint64_t seed = testing::TestSeed();
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) threads.emplace_back([&, i] { Train(seed + i); });
+  for (int i = 0; i < 2; ++i) threads.emplace_back([&, i] { TrainAsGroup(seed + 20 + i); });
   for (int i = 0; i < 2; ++i) threads.emplace_back([&, i] { ReadAndAssign(seed + 10 + i); });
   for (std::thread& thread : threads) thread.join();
 }

@@ -139,11 +139,14 @@ TEST(StackStore, DenseTableTakesItsRowsAndLittleMore) {
   if (kSanitized) GTEST_SKIP() << "measures memory";
   constexpr int64_t kRows = 400'000;
   const TestShape shape{2, kRows / 2, 1};
-  const int64_t before = ResidentBytes();
-  TestEngine engine({OneTableStack(shape, 32, 32, testing::CompleteOptimizer("adagrad {}"))}, shape,
-                    0, 2, {.threads = 1, .eager_bytes = int64_t{1} << 30});
-  EXPECT_LT(ResidentBytes() - before, kRows * 32 * 8 * 1.10);
-  EXPECT_GE(ResidentBytes() - before, kRows * 32 * 8 * 0.99);
+  for (const auto& [dtype, row_bytes] : {std::pair(v1::FLOAT32, 32 * 8), {v1::FLOAT16, 32 * 6}}) {
+    StackSpec stack = OneTableStack(shape, 32, 32, testing::CompleteOptimizer("adagrad {}"));
+    stack.storage_dtype = dtype;
+    const int64_t before = ResidentBytes();
+    TestEngine engine({stack}, shape, 0, 2, {.threads = 1, .eager_bytes = int64_t{1} << 30});
+    EXPECT_LT(ResidentBytes() - before, kRows * row_bytes * 1.10);
+    EXPECT_GE(ResidentBytes() - before, kRows * row_bytes * 0.99);
+  }
 }
 
 }  // namespace
