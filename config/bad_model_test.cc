@@ -101,6 +101,8 @@ const BadModel kTables[] = {
      "of FLOAT32"},
     {"UnknownNonfinitePolicy", "@a", "on_nonfinite_gradient: -1",
      "tables[0].on_nonfinite_gradient: -1 is not allowed; it must be one of REJECT, SKIP_ROW"},
+    {"UnknownResultMode", "@a", "result_mode: 4",
+     "tables[0].result_mode: 4 is not allowed; it must be one of AUTO, PARTIAL_SUMS, UNIQUE_ROWS"},
     {"NoBatch", "@fa", "batch_size: -1", "features[0].batch_size: -1 is not allowed; it must be"},
     {"HugeBatch", "@fa", "batch_size: 2147483648", "features[0].batch_size: 2147483648 is not"},
 };
@@ -274,6 +276,10 @@ const BadModel kGroups[] = {
      "on_nonfinite_gradient: SKIP_ROW } plan { groups { tables: [\"a\", \"b\"] }",
      "plan.groups[0].tables[1]: \"b\" is not allowed; it must be a table with the same "
      "on_nonfinite_gradient as \"a\""},
+    {"GroupOfTwoResultModes", "@b",
+     "result_mode: UNIQUE_ROWS } plan { groups { tables: [\"a\", \"b\"] }",
+     "plan.groups[0].tables[1]: \"b\" is not allowed; it must be a table with the same "
+     "result_mode as \"a\""},
 };
 
 std::string NameOf(const testing::TestParamInfo<BadModel>& info) { return info.param.name; }

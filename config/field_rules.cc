@@ -40,6 +40,7 @@ constexpr FieldRule kRules[] = {
     {"TableConfig.storage_dtype", kFinite, v1::FLOAT32, kIntegers},
     {"TableConfig.update_rounding", kFinite, v1::NEAREST},
     {"TableConfig.on_nonfinite_gradient", kFinite, v1::REJECT},
+    {"TableConfig.result_mode", kFinite, v1::AUTO},
 
     // Samples are numbered by int32 everywhere.
     {"FeatureConfig.batch_size", Between(1, kMaxInt32), 1},

@@ -39,6 +39,7 @@ TEST(CompleteModel, WritesTheDefaultsOfTheProtoFile) {
   EXPECT_EQ(table.storage_dtype(), v1::FLOAT32);
   EXPECT_EQ(table.update_rounding(), v1::NEAREST);
   EXPECT_EQ(table.on_nonfinite_gradient(), v1::REJECT);
+  EXPECT_EQ(table.result_mode(), v1::AUTO);
   EXPECT_EQ(table.initializer().truncated_normal().mean(), 0);
   EXPECT_EQ(table.initializer().truncated_normal().stddev(), 0.125f);
   EXPECT_EQ(model.tables(1).initializer().truncated_normal().stddev(), 0.5f);

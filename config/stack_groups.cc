@@ -33,6 +33,7 @@ absl::Status CheckStackable(const v1::TableConfig& first, const v1::TableConfig&
       : first.storage_dtype() != table.storage_dtype()                 ? "storage_dtype"
       : first.update_rounding() != table.update_rounding()             ? "update_rounding"
       : first.on_nonfinite_gradient() != table.on_nonfinite_gradient() ? "on_nonfinite_gradient"
+      : first.result_mode() != table.result_mode()                     ? "result_mode"
                                                                        : nullptr;
   if (unequal == nullptr) return absl::OkStatus();
   return NotAllowed(path, QuotedText(table.name()),

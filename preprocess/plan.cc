@@ -83,7 +83,7 @@ class Planner {
     return absl::StrCat(table.optimizer().SerializeAsString(), "|",
                         table.quantization().SerializeAsString(), "|", table.has_quantization(),
                         "|", table.storage_dtype(), "|", table.update_rounding(), "|",
-                        table.on_nonfinite_gradient());
+                        table.on_nonfinite_gradient(), "|", table.result_mode());
   }
 
   std::vector<std::string> NamesOf(const std::vector<int>& tables) const {
@@ -112,10 +112,10 @@ class Planner {
         if (!draft.tables.empty()) {
           const v1::TableConfig& first = model_.tables(draft.tables.front());
           if (KernelKey(first) != KernelKey(model_.tables(t))) {
-            return absl::InvalidArgumentError(absl::StrCat(
-                path, ".tables: '", first.name(), "' and '", name,
-                "' differ in optimizer, quantization, storage_dtype, update_rounding or "
-                "on_nonfinite_gradient; a stack needs them equal"));
+            return absl::InvalidArgumentError(
+                absl::StrCat(path, ".tables: '", first.name(), "' and '", name,
+                             "' differ in optimizer, quantization, storage_dtype, update_rounding, "
+                             "on_nonfinite_gradient or result_mode; a stack needs them equal"));
           }
         }
         draft.tables.push_back(t);

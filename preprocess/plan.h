@@ -42,7 +42,8 @@ struct FeaturePlan {
   int col_shift = 0;       // shard_rotation of the table
 };
 
-// Tables of equal padded width, optimizer, quantization and storage type, concatenated row-wise.
+// Tables of equal padded width, optimizer, quantization, storage type and result mode, concatenated
+// row-wise.
 struct StackPlan {
   std::string name;
   int embedding_dim = 0;              // padded width, multiple of 8

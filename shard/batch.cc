@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "shard/distinct_rows.h"
 #include "shard/run_table.h"
 
 namespace emberd::shard {
@@ -136,10 +137,11 @@ struct SlotCheck {
   bool ascending = true;  // rows never fall inside a partition, over all mini-batches
 };
 
-// First pass over a slot: checks the entries, counts them per canonical sample.
+// First pass over a slot: checks the entries, counts them per canonical sample, and the groups of
+// each run (distinct_rows.h).
 SlotCheck CountSlot(const StackBatchView& view, const RunTable& runs,
                     absl::Span<const int32_t> canonical, const StackShape& shape, int slot,
-                    uint32_t* counts) {
+                    uint32_t* counts, int64_t* groups) {
   SlotCheck check;
   const uint32_t rows =
       static_cast<uint32_t>(std::min<int64_t>(shape.rows_per_partition, INT32_MAX));
@@ -165,22 +167,31 @@ SlotCheck CountSlot(const StackBatchView& view, const RunTable& runs,
         return check;
       }
       check.ascending &= !falls;
+      groups[runs.index(slot, k, m)] = CountGroups(run);
     }
   }
   return check;
 }
 
 // Second pass: puts every entry of a slot into its sample's place. `next[sample]` is the next free
-// place.
+// place. Entries name rows by rank if there are ranks.
 void PlaceSlot(const RunTable& runs, absl::Span<const int32_t> canonical, const StackShape& shape,
-               int slot, int minibatches, uint32_t* next, Entry* entries) {
+               int slot, const DistinctRows* ranked, uint32_t* next, Entry* entries) {
   for (int k = 0; k < shape.partitions; ++k) {
     const uint32_t base = static_cast<uint32_t>(k * shape.rows_per_partition);
-    for (int m = 0; m < minibatches; ++m) {
+    for (int m = 0; m < runs.minibatches(); ++m) {
       const Run& run = runs.at(slot, k, m);
+      if (ranked == nullptr) {
+        for (int64_t i = 0; i < run.size; ++i) {
+          entries[next[canonical[run.samples[i]]]++] = {base + static_cast<uint32_t>(run.rows[i]),
+                                                        run.gains[i]};
+        }
+        continue;
+      }
+      const uint32_t* rank = ranked->ranks.data() + ranked->first_group[runs.index(slot, k, m)];
       for (int64_t i = 0; i < run.size; ++i) {
-        entries[next[canonical[run.samples[i]]]++] = {base + static_cast<uint32_t>(run.rows[i]),
-                                                      run.gains[i]};
+        rank += i > 0 && run.rows[i] != run.rows[i - 1];
+        entries[next[canonical[run.samples[i]]]++] = {*rank, run.gains[i]};
       }
     }
   }
@@ -230,10 +241,17 @@ void SortRowsOfSamples(StackEntries& stack) {
   }
 }
 
-}  // namespace
+// A batch whose numbers have been checked and counted.
+struct CountedBatch {
+  RunTable runs;
+  SampleMap map;
+  std::vector<int64_t> groups;   // of each run
+  PooledArray<uint32_t> counts;  // of each canonical sample
+  bool ascending = true;         // as in SlotCheck
+};
 
-absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const StackShape& shape,
-                                            BufferPool& pool, Executor& executor) {
+absl::StatusOr<CountedBatch> CheckAndCount(const StackBatchView& view, const StackShape& shape,
+                                           BufferPool& pool, Executor& executor) {
   absl::StatusOr<RunTable> runs = RunTable::Make(view, shape.partitions);
   if (!runs.ok()) return runs.status();
   if (runs->entries() > std::numeric_limits<int32_t>::max()) {
@@ -242,35 +260,84 @@ absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const St
   absl::StatusOr<SampleMap> map = SampleMap::Make(view);
   if (!map.ok()) return map.status();
   if (absl::Status status = CheckFeatureSamples(view); !status.ok()) return status;
-
-  StackEntries result;
-  result.stack = view.stack;
-  result.entry_count = runs->entries();
-  result.partition_entries = runs->partition_entries();
-  for (int k = 1; k <= shape.partitions; ++k) {
-    result.partition_ends.push_back(static_cast<uint64_t>(k) * shape.rows_per_partition);
-  }
+  CountedBatch batch{
+      *std::move(runs), *std::move(map), {}, PooledArray<uint32_t>(pool, view.sample_count)};
+  batch.groups.resize(batch.runs.size());
+  std::fill_n(batch.counts.data(), batch.counts.size(), 0u);
   // A sample lies in one slot, so slots can be worked on in parallel.
-  PooledArray<uint32_t> counts(pool, view.sample_count);
-  std::fill_n(counts.data(), counts.size(), 0u);
   std::vector<SlotCheck> checks(view.slots);
   executor.ParallelFor(view.slots, [&](int slot) {
-    checks[slot] = CountSlot(view, *runs, map->slot(slot), shape, slot, counts.data());
+    checks[slot] = CountSlot(view, batch.runs, batch.map.slot(slot), shape, slot,
+                             batch.counts.data(), batch.groups.data());
   });
-  bool ascending = true;
   for (const SlotCheck& check : checks) {
     if (!check.status.ok()) return check.status;
-    ascending &= check.ascending;
+    batch.ascending &= check.ascending;
   }
-  MakeOffsets(counts, pool, result);
+  return batch;
+}
+
+// The entries by sample. Uses up the counts.
+StackEntries PlaceEntries(const StackBatchView& view, const StackShape& shape,
+                          const DistinctRows* ranked, CountedBatch& batch, BufferPool& pool,
+                          Executor& executor) {
+  StackEntries result;
+  result.stack = view.stack;
+  result.entry_count = batch.runs.entries();
+  result.partition_entries = batch.runs.partition_entries();
+  MakeOffsets(batch.counts, pool, result);
   MakeFeatureOffsets(view.feature_samples, result);
   result.entries = PooledArray<Entry>(pool, result.entry_count + kEntryPadding);
   std::fill_n(result.entries.data() + result.entry_count, kEntryPadding, Entry{0, 0});
   executor.ParallelFor(view.slots, [&](int slot) {
-    PlaceSlot(*runs, map->slot(slot), shape, slot, view.minibatches, counts.data(),
+    PlaceSlot(batch.runs, batch.map.slot(slot), shape, slot, ranked, batch.counts.data(),
               result.entries.data());
   });
-  if (!ascending) SortRowsOfSamples(result);
+  if (!batch.ascending) SortRowsOfSamples(result);
+  return result;
+}
+
+// Chooses what a gather of `entries` returns, and lists the distinct rows if it is those.
+void ChooseResult(const StackShape& shape, const CountedBatch& batch, BufferPool& pool,
+                  Executor& executor, StackEntries& entries) {
+  if (shape.result_mode == v1::PARTIAL_SUMS) return;
+  const bool forced = shape.result_mode == v1::UNIQUE_ROWS;
+  const int64_t sums_bytes = static_cast<int64_t>(entries.samples.size()) * shape.sum_bytes;
+  const auto too_many = [&](int64_t rows) {
+    return !forced && rows * shape.row_bytes >= sums_bytes;
+  };
+  // Counting exactly takes a merge over the slots.
+  if (too_many(LeastDistinctRows(batch.runs, batch.groups))) return;
+  DistinctRows distinct =
+      FindDistinctRows(batch.runs, batch.groups, shape.rows_per_partition, pool, executor);
+  if (too_many(static_cast<int64_t>(distinct.rows.size()))) return;
+  entries.unique_rows = true;
+  entries.distinct_rows = std::move(distinct.rows);
+}
+
+}  // namespace
+
+absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const StackShape& shape,
+                                            BufferPool& pool, Executor& executor) {
+  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, executor);
+  if (!batch.ok()) return batch.status();
+  StackEntries result = PlaceEntries(view, shape, nullptr, *batch, pool, executor);
+  for (int k = 1; k <= shape.partitions; ++k) {
+    result.partition_ends.push_back(static_cast<uint64_t>(k) * shape.rows_per_partition);
+  }
+  ChooseResult(shape, *batch, pool, executor, result);
+  return result;
+}
+
+absl::StatusOr<StackEntries> ArrangeForUniqueRows(const StackBatchView& view,
+                                                  const StackShape& shape, BufferPool& pool,
+                                                  Executor& executor) {
+  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, executor);
+  if (!batch.ok()) return batch.status();
+  DistinctRows distinct =
+      FindDistinctRows(batch->runs, batch->groups, shape.rows_per_partition, pool, executor);
+  StackEntries result = PlaceEntries(view, shape, &distinct, *batch, pool, executor);
+  result.partition_ends = std::move(distinct.partition_ends);
   return result;
 }
 

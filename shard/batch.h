@@ -42,9 +42,13 @@ struct StackEntries {
   // Feature f of the stack has the samples [feature_offsets[f], feature_offsets[f + 1]) of
   // `samples`.
   std::vector<uint32_t> feature_offsets;
+  // Whether a gather returns unique rows, and which: ascending.
+  bool unique_rows = false;
+  PooledArray<uint32_t> distinct_rows;
   int64_t bytes() const {
     return samples.size() * sizeof(int32_t) + offsets.size() * sizeof(uint32_t) +
-           entries.size() * sizeof(Entry) + feature_offsets.size() * sizeof(uint32_t);
+           entries.size() * sizeof(Entry) + feature_offsets.size() * sizeof(uint32_t) +
+           distinct_rows.size() * sizeof(uint32_t);
   }
 };
 
@@ -52,6 +56,11 @@ struct StackEntries {
 struct StackShape {
   int partitions = 1;  // of this shard
   int64_t rows_per_partition = 0;
+  // What a gather returns, and the bytes of one sample's partial sum and of one unique row, from
+  // which AUTO chooses.
+  v1::ResultMode result_mode = v1::PARTIAL_SUMS;
+  int64_t sum_bytes = 0;
+  int64_t row_bytes = 0;
 };
 
 // Checks every number of `view` and arranges its entries: two passes over the entries, a counting
@@ -59,6 +68,11 @@ struct StackShape {
 absl::StatusOr<StackEntries> ArrangeEntries(const preprocess::StackBatchView& view,
                                             const StackShape& shape, BufferPool& pool,
                                             Executor& executor);
+// The same for one who has not the stack but the unique rows of this batch: entries name a row by
+// its place among these, and so do partition_ends. `shape` needs no result_mode.
+absl::StatusOr<StackEntries> ArrangeForUniqueRows(const preprocess::StackBatchView& view,
+                                                  const StackShape& shape, BufferPool& pool,
+                                                  Executor& executor);
 
 // Immutable, thread-safe.
 class Batch {

@@ -11,62 +11,30 @@
 #include "shard/apply_work.h"
 #include "shard/batch.h"
 #include "shard/buffer_pool.h"
+#include "shard/copy_rows.h"
 #include "shard/executor.h"
 #include "shard/forward_kernel.h"
 #include "shard/model.h"
+#include "shard/pooled_buffer.h"
+#include "shard/pooling.h"
 #include "shard/row_access.h"
 
 namespace emberd::shard {
 namespace {
 
-// A gather is cut into chunks of about this many floats read, so that threads share it evenly.
-constexpr int64_t kChunkFloats = int64_t{1} << 20;
+// Copying rows is cut into chunks of about this many bytes, so that threads share it evenly.
+constexpr int64_t kCopyChunkBytes = int64_t{1} << 20;
 constexpr int64_t kRowsPerReadChunk = 4096;
 constexpr int kMaxPartitions = 64;
 
-class PooledFloats final : public FloatBuffer {
- public:
-  PooledFloats(BufferPool& pool, int64_t size) : values_(pool, size) {}
-  float* data() override { return values_.data(); }
-  const float* data() const override { return values_.data(); }
-  int64_t size() const override { return static_cast<int64_t>(values_.size()); }
-
- private:
-  PooledArray<float> values_;
-};
-
-ForwardArgs MakeForwardArgs(const StackStore& store, const StackEntries& entries, float* sums) {
-  const StackSpec& spec = store.spec();
-  ForwardArgs args;
-  args.weights = store.weights();
-  args.dtype = spec.storage_dtype;
-  args.width = store.width();
-  args.partitions = store.partitions();
-  args.partition_ends = entries.partition_ends.data();
-  args.entries = entries.entries.data();
-  args.offsets = entries.offsets.data();
-  args.sums = sums;
-  args.quantized = spec.quantized;
-  args.lower = spec.quantization.lower();
-  args.upper = spec.quantization.upper();
-  args.num_buckets = spec.quantization.num_buckets();
-  return args;
-}
-
-// Samples [begins[c], begins[c + 1]) make chunk c; chunks have about the same number of entries.
-std::vector<int64_t> CutSamples(const StackEntries& entries, int width) {
-  const int64_t per_chunk = std::max<int64_t>(1, kChunkFloats / width);
-  const int64_t samples = entries.samples.size();
-  std::vector<int64_t> begins = {0};
-  const uint32_t* offsets = entries.offsets.data();
-  while (begins.back() < samples) {
-    const uint64_t target = uint64_t{offsets[begins.back()]} + per_chunk;
-    const uint32_t* next =
-        std::lower_bound(offsets + begins.back() + 1, offsets + samples + 1, target);
-    begins.push_back(std::min<int64_t>(samples, next - offsets));
-  }
-  if (samples == 0) begins.push_back(0);
-  return begins;
+StackShape ShapeOf(const StackStore& store) {
+  StackShape shape;
+  shape.partitions = store.partitions();
+  shape.rows_per_partition = store.rows_per_partition();
+  shape.result_mode = store.spec().result_mode;
+  shape.sum_bytes = sizeof(int32_t) + store.width() * sizeof(float);
+  shape.row_bytes = static_cast<int64_t>(store.row_bytes());
+  return shape;
 }
 
 class EngineImpl final : public Engine {
@@ -95,7 +63,9 @@ class EngineImpl final : public Engine {
  private:
   struct GatherWork;
   absl::StatusOr<std::shared_ptr<Model>> FindModel(uint64_t model_id) const;
-  Job GatherJob(std::shared_ptr<GatherWork> work, size_t i);
+  // Add a stack's result to the work's output, to be filled by the job.
+  Job SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries);
+  Job CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries);
   Job ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& stack, int k);
 
   const StoreOptions store_options_;
@@ -161,8 +131,7 @@ absl::StatusOr<std::shared_ptr<const Batch>> EngineImpl::PrepareBatch(
     }
     seen[view.stack] = true;
     const StackStore& store = (*model)->stack(view.stack);
-    absl::StatusOr<StackEntries> entries =
-        ArrangeEntries(view, {store.partitions(), store.rows_per_partition()}, pool_, executor_);
+    absl::StatusOr<StackEntries> entries = ArrangeEntries(view, ShapeOf(store), pool_, executor_);
     if (!entries.ok()) return entries.status();
     arranged.push_back(*std::move(entries));
   }
@@ -180,8 +149,7 @@ struct EngineImpl::GatherWork {
   std::shared_ptr<Model> model;
   std::shared_ptr<const Batch> batch;
   GatherCallback done;
-  std::vector<StackSums> sums;
-  std::vector<float*> data;  // of sums
+  GatherOutput output;
   std::atomic<int> jobs_left;
 };
 
@@ -191,34 +159,40 @@ void EngineImpl::Gather(std::shared_ptr<const Batch> batch, GatherCallback done)
   if (work->model == nullptr) return done(ModelDropped());
   work->batch = std::move(batch);
   work->done = std::move(done);
-  for (const StackEntries& entries : work->batch->stacks()) {
-    StackSums& sums = work->sums.emplace_back();
-    sums.stack = entries.stack;
-    sums.width = work->model->stack(entries.stack).width();
-    sums.samples.assign(entries.samples.data(), entries.samples.data() + entries.samples.size());
-    auto buffer = std::make_shared<PooledFloats>(
-        pool_, static_cast<int64_t>(entries.samples.size()) * sums.width);
-    work->data.push_back(buffer->data());
-    sums.sums = std::move(buffer);
-    sums.rows_gathered = entries.entry_count;
-  }
-  if (work->sums.empty()) return work->done(std::move(work->sums));
-  work->jobs_left = static_cast<int>(work->sums.size());
+  if (work->batch->stacks().empty()) return work->done(GatherOutput());
+  work->jobs_left = static_cast<int>(work->batch->stacks().size());
   std::vector<Job> jobs;
-  for (size_t i = 0; i < work->sums.size(); ++i) jobs.push_back(GatherJob(work, i));
+  for (const StackEntries& entries : work->batch->stacks()) {
+    jobs.push_back(entries.unique_rows ? CopyJob(work, entries) : SumJob(work, entries));
+    jobs.back().strands = work->model->stack(entries.stack).AllStrands();
+    jobs.back().mode = Job::Mode::kRead;
+    jobs.back().done = [this, work, &entries] {
+      rows_gathered_ += entries.entry_count;
+      for (size_t k = 0; k < entries.partition_entries.size(); ++k) {
+        partition_rows_gathered_[k] += entries.partition_entries[k];
+      }
+      if (--work->jobs_left == 0) work->done(std::move(work->output));
+    };
+  }
   executor_.Submit(std::move(jobs));
 }
 
-Job EngineImpl::GatherJob(std::shared_ptr<GatherWork> work, size_t i) {
-  const StackEntries& entries = work->batch->stacks()[i];
+Job EngineImpl::SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries) {
   StackStore& store = work->model->stack(entries.stack);
+  StackSums& sums = work->output.sums.emplace_back();
+  sums.stack = entries.stack;
+  sums.width = store.width();
+  sums.samples.assign(entries.samples.data(), entries.samples.data() + entries.samples.size());
+  sums.rows_gathered = entries.entry_count;
+  auto buffer =
+      std::make_shared<PooledBuffer<float>>(pool_, int64_t{sums.width} * sums.samples.size());
+  const ForwardArgs all = MakeForwardArgs(store.spec(), store.weights(), entries, buffer->data());
+  sums.sums = std::move(buffer);
   std::vector<int64_t> begins = CutSamples(entries, store.width());
   Job job;
-  job.strands = store.AllStrands();
-  job.mode = Job::Mode::kRead;
   job.chunks = static_cast<int>(begins.size()) - 1;
-  job.run = [work, i, &entries, &store, begins = std::move(begins)](int chunk) {
-    ForwardArgs args = MakeForwardArgs(store, entries, work->data[i]);
+  job.run = [&store, all, begins = std::move(begins)](int chunk) {
+    ForwardArgs args = all;
     args.begin = begins[chunk];
     args.end = begins[chunk + 1];
     if (!store.Complete()) {
@@ -228,12 +202,33 @@ Job EngineImpl::GatherJob(std::shared_ptr<GatherWork> work, size_t i) {
     }
     SumRows(args);
   };
-  job.done = [this, work, &entries] {
-    rows_gathered_ += entries.entry_count;
-    for (size_t k = 0; k < entries.partition_entries.size(); ++k) {
-      partition_rows_gathered_[k] += entries.partition_entries[k];
+  return job;
+}
+
+Job EngineImpl::CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries) {
+  StackStore& store = work->model->stack(entries.stack);
+  StackRows& rows = work->output.rows.emplace_back();
+  rows.stack = entries.stack;
+  rows.row_bytes = static_cast<int64_t>(store.row_bytes());
+  rows.count = static_cast<int64_t>(entries.distinct_rows.size());
+  rows.rows_gathered = entries.entry_count;
+  auto buffer = std::make_shared<PooledBuffer<char>>(pool_, rows.count * rows.row_bytes);
+  const CopyRowsArgs all = {store.weights(), rows.row_bytes, entries.distinct_rows.data(),
+                            rows.count, buffer->data()};
+  rows.rows = std::move(buffer);
+  const int64_t per_chunk = std::max<int64_t>(1, kCopyChunkBytes / all.row_bytes);
+  Job job;
+  job.chunks = static_cast<int>(std::max<int64_t>(1, (all.count + per_chunk - 1) / per_chunk));
+  job.run = [&store, all, per_chunk](int chunk) {
+    CopyRowsArgs args = all;
+    const int64_t begin = chunk * per_chunk;
+    args.rows += begin;
+    args.count = std::min(per_chunk, all.count - begin);
+    args.out += begin * args.row_bytes;
+    if (!store.Complete()) {
+      for (int64_t i = 0; i < args.count; ++i) store.EnsureRow(args.rows[i]);
     }
-    if (--work->jobs_left == 0) work->done(std::move(work->sums));
+    CopyRows(args);
   };
   return job;
 }

@@ -34,15 +34,18 @@ struct EngineOptions {
   int64_t huge_page_bytes = int64_t{8} << 30;
 };
 
-// A float32 buffer, 64-byte aligned, that returns to the engine's pool when the last reference
-// goes.
-class FloatBuffer {
+// A buffer, 64-byte aligned, that returns to the engine's pool when the last reference goes. Sizes
+// count elements.
+template <typename T>
+class ResultBuffer {
  public:
-  virtual ~FloatBuffer() = default;
-  virtual float* data() = 0;
-  virtual const float* data() const = 0;
+  virtual ~ResultBuffer() = default;
+  virtual T* data() = 0;
+  virtual const T* data() const = 0;
   virtual int64_t size() const = 0;
 };
+using FloatBuffer = ResultBuffer<float>;
+using ByteBuffer = ResultBuffer<char>;
 
 // A batch that has been checked against the model and arranged for gather and apply. Immutable,
 // thread-safe.
@@ -57,8 +60,25 @@ struct StackSums {
   int64_t rows_gathered = 0;                // entries of the batch
 };
 
-// Gradients of one stack: one row for each sample that Gather returned for this batch, in that
-// order.
+// The distinct rows of one stack that a batch names on this shard, as they are stored: partition by
+// partition, local rows ascending. Whoever has the batch makes the same partial sums of them
+// (row_pooler.h).
+struct StackRows {
+  int stack = 0;
+  int64_t row_bytes = 0;
+  int64_t count = 0;
+  std::shared_ptr<const ByteBuffer> rows;  // [count, row_bytes]
+  int64_t rows_gathered = 0;               // entries of the batch
+};
+
+// Every stack of the batch stands in one of the two, each in the order of the batch.
+struct GatherOutput {
+  std::vector<StackSums> sums;
+  std::vector<StackRows> rows;
+};
+
+// Gradients of one stack: one row for each sample that has an entry here, ascending (those that
+// StackSums names).
 struct StackGradients {
   int stack = 0;
   // [samples, width]; empty: every gradient is zero (rows are updated all the same). Padding
@@ -115,8 +135,8 @@ class Engine {
 
   // For every sample s and partition p: the sum over the entries of (s, p), in ascending local row,
   // of gain * row, starting from +0; then over the shard's partitions by a balanced binary tree in
-  // partition order.
-  using GatherCallback = std::function<void(absl::StatusOr<std::vector<StackSums>>)>;
+  // partition order. Or the rows themselves: StackSpec.result_mode chooses.
+  using GatherCallback = std::function<void(absl::StatusOr<GatherOutput>)>;
   virtual void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) = 0;
 
   // Checks an ApplyInput against its batch without changing anything: shapes, finite values unless

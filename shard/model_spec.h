@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/storage.h"
 #include "emberd/v1/model.pb.h"
 
 namespace emberd::shard {
@@ -31,9 +32,15 @@ struct StackSpec {
   v1::DataType storage_dtype = v1::FLOAT32;
   bool stochastic_rounding = false;  // of 16-bit weights, in updates
   bool skip_nonfinite = false;       // a row whose summed gradient is not finite; else refused
+  v1::ResultMode result_mode = v1::PARTIAL_SUMS;
   bool quantized = false;
   v1::QuantizationConfig quantization;
 };
+
+// Bytes of the weights of one row.
+inline int64_t RowBytes(const StackSpec& stack) {
+  return stack.embedding_dim * config::WeightBytes(stack.storage_dtype);
+}
 
 struct ModelSpec {
   uint64_t model_id = 0;

@@ -37,7 +37,7 @@ absl::Status StackStore::CheckShape(const StackSpec& spec, int partitions) {
 }
 
 int64_t StackStore::BytesPerPartition(const StackSpec& spec) {
-  int64_t row = spec.embedding_dim * config::WeightBytes(spec.storage_dtype);
+  int64_t row = RowBytes(spec);
   for (const config::SlotInfo& slot : config::OptimizerSlots(spec.optimizer)) {
     row += slot.one_per_row ? 4 : spec.embedding_dim * 4;
   }

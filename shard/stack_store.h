@@ -69,7 +69,7 @@ class StackStore {
   int64_t rows_per_partition() const { return spec_.rows_per_partition; }
   int64_t rows() const { return partitions_ * spec_.rows_per_partition; }
   v1::DataType dtype() const { return spec_.storage_dtype; }
-  size_t row_bytes() const { return width() * config::WeightBytes(dtype()); }
+  size_t row_bytes() const { return RowBytes(spec_); }
   char* weights() const { return weights_.data(); }
   const std::vector<Slot>& slots() const { return slots_; }
   // Ascending, without gaps, over all local rows of a partition.

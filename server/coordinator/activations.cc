@@ -79,28 +79,39 @@ void WriteRow(const float* row, int64_t dim, v1::DataType dtype, char* to) {
   }
 }
 
+bool SumsFit(const StackSumsView& sums, int width, int64_t stack_samples) {
+  if (sums.sums.size() != sums.samples.size() * width) return false;
+  int64_t last = -1;
+  for (const int32_t sample : sums.samples) {
+    if (sample <= last) return false;
+    last = sample;
+  }
+  return last < stack_samples;
+}
+
 }  // namespace
 
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch) {
   const auto& stacks = model.plan.stacks;
-  if (result.stacks.size() != stacks.size()) {
-    return absl::InternalError(
-        absl::StrCat("sums of ", result.stacks.size(), " stacks instead of ", stacks.size()));
+  if (result.stacks.size() + result.rows.size() != stacks.size()) {
+    return absl::InternalError(absl::StrCat("results of ",
+                                            result.stacks.size() + result.rows.size(),
+                                            " stacks instead of ", stacks.size()));
   }
-  for (size_t i = 0; i < stacks.size(); ++i) {
-    const StackSumsView& sums = result.stacks[i];
-    int64_t last = -1;
-    bool ascending = sums.stack == static_cast<int>(i) &&
-                     sums.sums.size() == sums.samples.size() * stacks[i].embedding_dim;
-    for (const int32_t sample : sums.samples) {
-      ascending = ascending && sample > last;
-      last = sample;
+  auto sums = result.stacks.begin();
+  auto rows = result.rows.begin();
+  for (int i = 0; i < static_cast<int>(stacks.size()); ++i) {
+    if (sums != result.stacks.end() && sums->stack == i &&
+        SumsFit(*sums++, stacks[i].embedding_dim, batch.stack_samples(i))) {
+      continue;
     }
-    if (!ascending || last >= batch.stack_samples(static_cast<int>(i))) {
-      return absl::InternalError(
-          absl::StrCat("sums of stack '", stacks[i].name, "' do not fit the batch"));
+    if (rows != result.rows.end() && rows->stack == i &&
+        rows++->row_bytes == shard::RowBytes(model.shard_stacks[i])) {
+      continue;
     }
+    return absl::InternalError(
+        absl::StrCat("the result of stack '", stacks[i].name, "' does not fit the batch"));
   }
   return absl::OkStatus();
 }

@@ -28,15 +28,16 @@ struct Activations {
   std::shared_ptr<const void> owner;
 };
 
-// Checks a shard's answer against the batch it was asked for: stacks in plan order, samples
-// ascending and inside the stack, sums of the padded width. INTERNAL otherwise.
+// Checks a shard's answer against the batch it was asked for: every stack once, in plan order;
+// samples ascending and inside the stack, sums of the padded width; unique rows of the size that
+// the model stores. INTERNAL otherwise.
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch);
 
 // Adds the partial sums of all shards, `results[i]` being shard i's, by the balanced binary tree
 // over shards in order (each has folded its own partitions already, so this completes the tree over
 // all partitions), cuts padding columns, and rounds to `dtype` once. A sample without entries is
-// zero. The results have passed CheckGatherResult.
+// zero. The results have passed CheckGatherResult, and PoolUniqueRows if there were any.
 Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
 

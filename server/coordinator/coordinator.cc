@@ -16,12 +16,15 @@ namespace {
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 constexpr absl::Duration kStatusDeadline = absl::Seconds(1);
 
+int ThreadCount(const v1::ClusterConfig& cluster) {
+  return cluster.coordinator_threads() > 0 ? cluster.coordinator_threads()
+                                           : static_cast<int>(std::thread::hardware_concurrency());
+}
+
 ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metrics* metrics) {
   ModelRegistryOptions options;
   options.topology = {cluster.shards_size(), cluster.sparsecores_per_shard()};
-  options.preprocess_threads = cluster.coordinator_threads() > 0
-                                   ? cluster.coordinator_threads()
-                                   : static_cast<int>(std::thread::hardware_concurrency());
+  options.preprocess_threads = ThreadCount(cluster);
   options.metrics = metrics;
   return options;
 }
@@ -52,7 +55,9 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       metrics_(metrics),
       server_metrics_(metrics->Server("coordinator", index)),
       registry_(shards_, RegistryOptions(cluster, metrics)),
-      fanout_(shards_, {.batch_ttl = batch_ttl_, .shard_call = shard_call_}, &registry_, metrics),
+      fanout_(shards_,
+              {.batch_ttl = batch_ttl_, .shard_call = shard_call_, .threads = ThreadCount(cluster)},
+              &registry_, metrics),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       resources_{.coordinator = NewIdentity(index),
                  .registry = &registry_,

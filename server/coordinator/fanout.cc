@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/for_each_shard.h"
+#include "server/coordinator/unique_rows.h"
 #include "server/rpc/status_codes.h"
 
 namespace emberd::server {
@@ -25,7 +26,11 @@ struct BatchOwner {
 
 Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
                ModelRegistry* registry, ops::Metrics* metrics)
-    : shards_(std::move(shards)), options_(options), registry_(registry), metrics_(metrics) {}
+    : shards_(std::move(shards)),
+      options_(options),
+      registry_(registry),
+      metrics_(metrics),
+      pooler_(shard::RowPooler::Create(options.threads)) {}
 
 absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     const std::shared_ptr<const ServedModel>& model,
@@ -63,6 +68,12 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     if (status.ok())
       status = rpc::Annotate(CheckGatherResult(*result, *model, *batch), shards_[i]->name());
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
+    // Here, and not when all answers are there: the other shards are still at work.
+    if (status.ok()) {
+      status = rpc::Annotate(
+          PoolUniqueRows(*model, *batch, static_cast<int>(i), pooler_.get(), &*result),
+          shards_[i]->name());
+    }
     if (status.ok()) {
       results[i] = *std::move(result);
     } else if (error.ok()) {

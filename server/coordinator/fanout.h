@@ -17,12 +17,14 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/shard_host/shard_backend.h"
+#include "shard/row_pooler.h"
 
 namespace emberd::server {
 
 struct FanoutOptions {
   absl::Duration batch_ttl;   // how long shards keep an unused batch
   absl::Duration shard_call;  // how long an update may take, whatever the caller's deadline
+  int threads = 1;            // that pool unique rows, besides the callers'
 };
 
 // An update that every shard has checked and holds. If it goes away undecided, shards discard it
@@ -42,9 +44,9 @@ class Fanout {
   Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
          ModelRegistry* registry, ops::Metrics* metrics);
 
-  // Result i is shard i's, checked against the batch. A shard that lost the model by restarting is
-  // given it again. The shards keep the batch under `handle`, unless that is 0; after an error they
-  // do not.
+  // Result i is shard i's, checked against the batch, all of it partial sums. A shard that lost the
+  // model by restarting is given it again. The shards keep the batch under `handle`, unless that is
+  // 0; after an error they do not.
   absl::StatusOr<std::vector<GatherResult>> Gather(
       const std::shared_ptr<const ServedModel>& model,
       const std::shared_ptr<const preprocess::PreprocessedBatch>& batch, uint64_t handle,
@@ -89,6 +91,7 @@ class Fanout {
   const FanoutOptions options_;
   ModelRegistry* const registry_;
   ops::Metrics* const metrics_;
+  const std::unique_ptr<shard::RowPooler> pooler_;
 };
 
 }  // namespace emberd::server

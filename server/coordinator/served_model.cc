@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "server/shard_host/model_spec_from_plan.h"
 
 namespace emberd::server {
 
@@ -16,6 +17,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
   absl::StatusOr<preprocess::Plan> plan = preprocess::MakePlan(model->config, topology);
   if (!plan.ok()) return plan.status();
   model->plan = *std::move(plan);
+  model->shard_stacks = ModelSpecFromPlan(model->id, model->config, model->plan, 0).stacks;
   auto preprocessor =
       preprocess::Preprocessor::Create(&model->config, &model->plan, {.threads = threads});
   if (!preprocessor.ok()) return preprocessor.status();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
@@ -12,6 +13,7 @@
 #include "preprocess/preprocessor.h"
 #include "server/coordinator/observed_counts.h"
 #include "server/ops/metrics.h"
+#include "shard/model_spec.h"
 
 namespace emberd::server {
 
@@ -19,6 +21,7 @@ struct ServedModel {
   uint64_t id = 0;
   v1::ModelConfig config;  // complete
   preprocess::Plan plan;
+  std::vector<shard::StackSpec> shard_stacks;  // the stacks of the plan, as shards keep them
   std::unique_ptr<preprocess::Preprocessor> preprocessor;  // refers to config and plan
   absl::flat_hash_map<std::string, int> features;          // name to index in config.features
   absl::flat_hash_map<std::string, int> tables;            // name to index in config.tables

@@ -61,7 +61,7 @@ struct MetricInfo {
   MetricId id;
   std::string_view name;
   MetricType type;
-  std::array<std::string_view, 3> labels;  // unused places are empty
+  std::array<std::string_view, 4> labels;  // unused places are empty
   std::string_view unit;                   // "seconds", "bytes", "1" for plain counts
   std::string_view help;
 

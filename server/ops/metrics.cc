@@ -158,8 +158,13 @@ ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
   for (const std::string& stack : stacks) {
     std::vector<std::string> labels = StackLabels(model, stack);
     labels.insert(labels.begin(), index);
+    const auto sent = [&](const char* mode) -> prometheus::Counter* {
+      std::vector<std::string> with_mode = labels;
+      with_mode.push_back(mode);
+      return &registry_.counter(MetricId::kShardSentBytes, with_mode);
+    };
     metrics->stacks_.push_back({&registry_.counter(MetricId::kRowsGathered, labels),
-                                &registry_.counter(MetricId::kShardSentBytes, labels),
+                                sent("partial_sums"), sent("unique_rows"),
                                 &registry_.counter(MetricId::kShardReceivedBytes, labels)});
   }
   return shard_models_.emplace_back(std::move(metrics)).get();

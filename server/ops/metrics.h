@@ -111,9 +111,14 @@ class ModelMetrics {
 class ShardModelMetrics {
  public:
   void AddReceivedBytes(int stack, int64_t bytes) { stacks_[stack].received->Increment(bytes); }
-  void AddGathered(int stack, int64_t rows, int64_t sent_bytes) {
+  // What a lookup gathered and sent of a stack, either as partial sums or as unique rows.
+  void AddSums(int stack, int64_t rows, int64_t sent_bytes) {
     stacks_[stack].gathered->Increment(rows);
-    stacks_[stack].sent->Increment(sent_bytes);
+    stacks_[stack].sent_sums->Increment(sent_bytes);
+  }
+  void AddRows(int stack, int64_t rows, int64_t sent_bytes) {
+    stacks_[stack].gathered->Increment(rows);
+    stacks_[stack].sent_rows->Increment(sent_bytes);
   }
   void AddUpdated(int64_t rows) { updated_->Increment(rows); }
   void AddSkipped(int64_t rows) { skipped_->Increment(rows); }
@@ -122,7 +127,8 @@ class ShardModelMetrics {
   friend class Metrics;
   struct Stack {
     prometheus::Counter* gathered;
-    prometheus::Counter* sent;
+    prometheus::Counter* sent_sums;
+    prometheus::Counter* sent_rows;
     prometheus::Counter* received;
   };
   prometheus::Counter* updated_ = nullptr;

@@ -66,7 +66,8 @@ void UseEverything(Metrics* metrics) {
   metrics->Model("ctr", {"a", "b"})->ObserveBatch(TwoStacks());
   ShardModelMetrics* shard = metrics->ShardModel(1, "ctr", {"a", "b"});
   shard->AddReceivedBytes(0, 12);
-  shard->AddGathered(1, 5, 640);
+  shard->AddSums(1, 5, 640);
+  shard->AddRows(1, 5, 64);
   shard->AddUpdated(4);
   shard->AddSkipped(3);
   metrics->ShardLink(1)->Observe(Rpc::kShardGather, absl::StatusCode::kOk, 0.01);

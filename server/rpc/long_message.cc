@@ -144,6 +144,15 @@ absl::StatusOr<absl::Span<const float>> PayloadReader::Floats(int64_t count,
   return absl::Span<const float>(reinterpret_cast<const float*>(*data), count);
 }
 
+absl::StatusOr<absl::Span<const char>> PayloadReader::Bytes(int64_t count, absl::string_view what) {
+  if (count % 4 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": ", count, " bytes; a multiple of 4"));
+  }
+  absl::StatusOr<const char*> data = Take(count / 4, what);
+  if (!data.ok()) return data.status();
+  return absl::MakeConstSpan(*data, count);
+}
+
 absl::Status PayloadReader::Finish() const {
   if (rest_.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(

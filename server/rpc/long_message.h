@@ -89,6 +89,8 @@ class PayloadReader {
   // array.
   absl::StatusOr<absl::Span<const int32_t>> Int32s(int64_t count, absl::string_view what);
   absl::StatusOr<absl::Span<const float>> Floats(int64_t count, absl::string_view what);
+  // The next `count` bytes, a multiple of 4.
+  absl::StatusOr<absl::Span<const char>> Bytes(int64_t count, absl::string_view what);
   // INVALID_ARGUMENT if anything is left.
   absl::Status Finish() const;
 

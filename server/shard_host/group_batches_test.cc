@@ -95,6 +95,7 @@ class Step {
       table.mutable_optimizer()->set_learning_rate(0.1f);
       table.mutable_optimizer()->mutable_adagrad()->set_initial_accumulator(0.1f);
       table.mutable_initializer()->mutable_uniform()->set_upper(1);
+      table.set_result_mode(v1::PARTIAL_SUMS);
     }
     plan_ = *preprocess::MakePlan(global_.model, global_.topology);
     preprocessor_ = *Preprocessor::Create(&global_.model, &plan_, {});

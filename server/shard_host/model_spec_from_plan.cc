@@ -33,6 +33,7 @@ shard::ModelSpec ModelSpecFromPlan(uint64_t model_id, const v1::ModelConfig& con
     stack.storage_dtype = first.storage_dtype();
     stack.stochastic_rounding = first.update_rounding() == v1::STOCHASTIC;
     stack.skip_nonfinite = first.on_nonfinite_gradient() == v1::SKIP_ROW;
+    stack.result_mode = first.result_mode();
     stack.quantized = first.has_quantization();
     stack.quantization = first.quantization();
     spec.stacks.push_back(std::move(stack));

@@ -39,9 +39,31 @@ struct StackSumsView {
   absl::Span<const float> sums;  // [samples, padded width]
   int64_t rows_gathered = 0;
 };
+// `sums` must outlive the view.
+inline StackSumsView ViewOf(const shard::StackSums& sums) {
+  return {sums.stack, sums.samples,
+          absl::MakeConstSpan(sums.sums->data(), sums.samples.size() * sums.width),
+          sums.rows_gathered};
+}
+// Of the samples and their sums.
+inline int64_t PayloadBytes(const StackSumsView& view) {
+  return static_cast<int64_t>(view.samples.size() * sizeof(int32_t) +
+                              view.sums.size() * sizeof(float));
+}
+
+// The distinct rows of one stack that a batch names on the shard, as they are stored
+// (shard/row_pooler.h).
+struct StackRowsView {
+  int stack = 0;
+  int64_t row_bytes = 0;
+  absl::Span<const char> rows;
+  int64_t rows_gathered = 0;
+};
+// A stack stands in one of the two, by ascending index.
 struct GatherResult {
   uint64_t incarnation = 0;
   std::vector<StackSumsView> stacks;
+  std::vector<StackRowsView> rows;
   std::shared_ptr<const void> owner;  // keeps the views alive
 };
 

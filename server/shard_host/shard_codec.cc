@@ -171,11 +171,19 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result) {
         stack.samples.empty() ? 0 : static_cast<int32_t>(stack.sums.size() / stack.samples.size()));
     to->set_rows_gathered(stack.rows_gathered);
   }
+  for (const StackRowsView& stack : result.rows) {
+    internal::v1::StackRows* to = header.add_rows();
+    to->set_stack(stack.stack);
+    to->set_rows(static_cast<int32_t>(static_cast<int64_t>(stack.rows.size()) / stack.row_bytes));
+    to->set_row_bytes(static_cast<int32_t>(stack.row_bytes));
+    to->set_rows_gathered(stack.rows_gathered);
+  }
   rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
   for (const StackSumsView& stack : result.stacks) {
     message.Append(stack.samples, result.owner);
     message.Append(stack.sums, result.owner);
   }
+  for (const StackRowsView& stack : result.rows) message.Append(stack.rows, result.owner);
   return message;
 }
 
@@ -192,6 +200,12 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
     auto sums = payload.Floats(int64_t{from.samples()} * from.width(), "sums");
     if (!sums.ok()) return sums.status();
     result.stacks.push_back({from.stack(), *samples, *sums, from.rows_gathered()});
+  }
+  for (const internal::v1::StackRows& from : header.rows()) {
+    if (from.rows() < 0 || from.row_bytes() <= 0) return Malformed("a negative size in StackRows");
+    auto rows = payload.Bytes(int64_t{from.rows()} * from.row_bytes(), "rows");
+    if (!rows.ok()) return rows.status();
+    result.rows.push_back({from.stack(), from.row_bytes(), *rows, from.rows_gathered()});
   }
   if (absl::Status status = payload.Finish(); !status.ok()) return status;
   result.owner = message.owner();

@@ -115,6 +115,54 @@ TEST(ShardCodecTest, SumsArriveWhole) {
   EXPECT_TRUE(got->stacks[1].samples.empty());
 }
 
+TEST(ShardCodecTest, UniqueRowsArriveWhole) {
+  const std::vector<int32_t> samples = {3};
+  const std::vector<float> sums(8, 1.5f);
+  const std::vector<char> rows(3 * 16, 'r');
+  GatherResult sent;
+  sent.incarnation = 78;
+  sent.stacks.push_back({1, samples, sums, 2});
+  sent.rows.push_back({0, 16, rows, 9});
+  sent.rows.push_back({2, 32, {}, 0});
+  auto got = DecodeGatherResult(Transport(EncodeGatherResult(sent)));
+  ASSERT_TRUE(got.ok()) << got.status();
+  ASSERT_EQ(got->stacks.size(), 1u);
+  EXPECT_EQ(got->stacks[0].sums, absl::MakeConstSpan(sums));
+  ASSERT_EQ(got->rows.size(), 2u);
+  EXPECT_EQ(got->rows[0].stack, 0);
+  EXPECT_EQ(got->rows[0].row_bytes, 16);
+  EXPECT_EQ(got->rows[0].rows, absl::MakeConstSpan(rows));
+  EXPECT_EQ(got->rows[0].rows_gathered, 9);
+  EXPECT_EQ(got->rows[1].stack, 2);
+  EXPECT_TRUE(got->rows[1].rows.empty());
+}
+
+TEST(ShardCodecTest, RefusesRowsOfOtherSizesThanThePayload) {
+  const std::vector<char> rows(48);
+  const auto decode = [&](int32_t count, int32_t row_bytes) {
+    internal::v1::GatherReply header;
+    internal::v1::StackRows* stack = header.add_rows();
+    stack->set_rows(count);
+    stack->set_row_bytes(row_bytes);
+    rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
+    message.Append(absl::MakeConstSpan(rows), nullptr);
+    return DecodeGatherResult(Transport(message)).status();
+  };
+  EXPECT_TRUE(decode(3, 16).ok());
+  for (const auto& [count, row_bytes] :
+       std::vector<std::pair<int32_t, int32_t>>{{2, 16},
+                                                {4, 16},
+                                                {-3, -16},
+                                                {-1, 16},
+                                                {48, 1 << 30},
+                                                {0, 0},
+                                                {1, 46},
+                                                {2147483647, 2147483644}}) {
+    EXPECT_EQ(decode(count, row_bytes).code(), absl::StatusCode::kInvalidArgument)
+        << count << " x " << row_bytes;
+  }
+}
+
 TEST(ShardCodecTest, AnApplyArrivesWhole) {
   const std::vector<float> gradients = {1, 2, 3};
   ApplyCommand sent;
@@ -147,7 +195,12 @@ TEST(ShardCodecTest, DamagedMessagesAreRefusedOrHarmless) {
   std::mt19937 random(seed);
   google::protobuf::LogSilencer no_log_of_every_damage;
   const rpc::OutgoingMessage good = EncodeGather(MakeGather(std::make_shared<GatherMemory>()));
-  int refused = 0;
+  const std::vector<int32_t> samples = {0, 4};
+  const std::vector<float> sums(16);
+  const std::vector<char> rows(48);
+  const rpc::OutgoingMessage good_reply =
+      EncodeGatherResult({5, {{0, samples, sums, 2}}, {{1, 16, rows, 3}}, nullptr});
+  int refused = 0, refused_replies = 0;
   for (int i = 0; i < 5'000; ++i) {
     rpc::OutgoingMessage message = good;
     message.header[random() % message.header.size()] = static_cast<char>(random());
@@ -156,8 +209,13 @@ TEST(ShardCodecTest, DamagedMessagesAreRefusedOrHarmless) {
     refused += !DecodeGather(arrived, kPartitions).ok();
     DecodeApply(arrived).IgnoreError();
     DecodeGatherResult(arrived).IgnoreError();
+
+    message = good_reply;
+    message.header[random() % message.header.size()] = static_cast<char>(random());
+    refused_replies += !DecodeGatherResult(Transport(message)).ok();
   }
   EXPECT_GT(refused, 100);
+  EXPECT_GT(refused_replies, 100);
 }
 
 }  // namespace

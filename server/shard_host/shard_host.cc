@@ -22,25 +22,16 @@ int ThreadCount(int configured) {
 
 uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
 
-// The engine's vectors, kept together as long as the views of a result are in use.
-struct SumsOwner {
-  std::vector<shard::StackSums> sums;
-};
-
-GatherResult ToResult(uint64_t incarnation, std::vector<shard::StackSums> sums) {
-  auto owner = std::make_shared<SumsOwner>();
-  owner->sums = std::move(sums);
+GatherResult ToResult(uint64_t incarnation, shard::GatherOutput output) {
+  // Keeps the engine's vectors together as long as the views of the result are in use.
+  auto owner = std::make_shared<const shard::GatherOutput>(std::move(output));
   GatherResult result;
   result.incarnation = incarnation;
-  for (const shard::StackSums& stack : owner->sums) {
-    StackSumsView view;
-    view.stack = stack.stack;
-    view.samples = stack.samples;
-    if (!stack.samples.empty()) {
-      view.sums = absl::MakeConstSpan(stack.sums->data(), stack.samples.size() * stack.width);
-    }
-    view.rows_gathered = stack.rows_gathered;
-    result.stacks.push_back(view);
+  for (const shard::StackSums& stack : owner->sums) result.stacks.push_back(ViewOf(stack));
+  for (const shard::StackRows& stack : owner->rows) {
+    result.rows.push_back({stack.stack, stack.row_bytes,
+                           absl::MakeConstSpan(stack.rows->data(), stack.count * stack.row_bytes),
+                           stack.rows_gathered});
   }
   result.owner = std::move(owner);
   return result;
@@ -211,18 +202,19 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
     }
   }
   ops::ShardModelMetrics* metrics = ModelMetrics(command.model_id);
-  engine_->Gather(*batch, [this, done, metrics, handle = command.batch_handle](auto sums) {
-    if (sums.ok()) {
-      for (const shard::StackSums& stack : *sums) {
-        metrics->AddGathered(
-            stack.stack, stack.rows_gathered,
-            static_cast<int64_t>(stack.samples.size()) * stack.width * sizeof(float));
-      }
-      done(ToResult(incarnation_, *std::move(sums)));
-    } else {
+  engine_->Gather(*batch, [this, done, metrics, handle = command.batch_handle](auto output) {
+    if (!output.ok()) {
       batches_.Erase(handle);
-      done(sums.status());
+      return done(output.status());
     }
+    GatherResult result = ToResult(incarnation_, *std::move(output));
+    for (const StackSumsView& stack : result.stacks) {
+      metrics->AddSums(stack.stack, stack.rows_gathered, PayloadBytes(stack));
+    }
+    for (const StackRowsView& stack : result.rows) {
+      metrics->AddRows(stack.stack, stack.rows_gathered, static_cast<int64_t>(stack.rows.size()));
+    }
+    done(std::move(result));
   });
 }
 

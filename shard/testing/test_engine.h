@@ -63,16 +63,22 @@ class TestEngine {
     return engine_->PrepareBatch(spec_.model_id, {view}, nullptr);
   }
 
-  std::vector<StackSums> Gather(std::shared_ptr<const Batch> batch) {
-    std::vector<StackSums> result;
+  GatherOutput GatherEither(std::shared_ptr<const Batch> batch) {
+    GatherOutput result;
     std::promise<void> done;
-    engine_->Gather(std::move(batch), [&](absl::StatusOr<std::vector<StackSums>> sums) {
-      EXPECT_TRUE(sums.ok()) << sums.status();
-      if (sums.ok()) result = *std::move(sums);
+    engine_->Gather(std::move(batch), [&](absl::StatusOr<GatherOutput> output) {
+      EXPECT_TRUE(output.ok()) << output.status();
+      if (output.ok()) result = *std::move(output);
       done.set_value();
     });
     done.get_future().wait();
     return result;
+  }
+  // For models whose stacks all return partial sums.
+  std::vector<StackSums> Gather(std::shared_ptr<const Batch> batch) {
+    GatherOutput output = GatherEither(std::move(batch));
+    EXPECT_TRUE(output.rows.empty());
+    return std::move(output.sums);
   }
 
   // Rows updated.

@@ -77,8 +77,8 @@ void Run(Report& report, shard::Engine& engine, int threads, bool zipf, int bag)
   std::vector<StackSums> sums;
   const double gather = MedianSeconds(kRepeats, [&] {
     std::promise<void> done;
-    engine.Gather(batch, [&](absl::StatusOr<std::vector<StackSums>> result) {
-      sums = *std::move(result);
+    engine.Gather(batch, [&](absl::StatusOr<shard::GatherOutput> result) {
+      sums = std::move(result->sums);
       done.set_value();
     });
     done.get_future().wait();

@@ -20,6 +20,7 @@
 #include "server/rpc/long_message.h"
 #include "server/shard_host/model_spec_from_plan.h"
 #include "server/shard_host/shard_codec.h"
+#include "shard/row_pooler.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
@@ -39,7 +40,7 @@ constexpr int64_t kMaxMessageBytes = 1 << 16;
 constexpr char kModel[] = R"(
   name: "fuzzed"
   tables { name: "a" vocabulary_size: 64 embedding_dim: 4 combiner: SUM }
-  tables { name: "b" vocabulary_size: 100 embedding_dim: 12 storage_dtype: BFLOAT16
+  tables { name: "b" vocabulary_size: 100 embedding_dim: 12 storage_dtype: BFLOAT16 result_mode: UNIQUE_ROWS
            optimizer { adam { bias_correction: true } } }
   features { name: "x" table: "a" }
   features { name: "y" table: "b" }
@@ -52,20 +53,23 @@ class Shard {
   Shard() {
     auto model = config::ParseModel(kModel);
     Require(model.ok(), "the model is valid");
-    auto plan = preprocess::MakePlan(*model, {2, kSparseCores});
+    model_ = *std::move(model);
+    auto plan = preprocess::MakePlan(model_, {2, kSparseCores});
     Require(plan.ok(), "the model can be planned");
+    plan_ = *std::move(plan);
+    spec_ = server::ModelSpecFromPlan(kModelId, model_, plan_, 0);
     auto engine = shard::Engine::Create({.threads = 1});
     Require(engine.ok(), "there is an engine");
     engine_ = *std::move(engine);
-    Require(engine_->CreateModel(server::ModelSpecFromPlan(kModelId, *model, *plan, 0)).ok(),
-            "the model can be created");
-    auto preprocessor = preprocess::Preprocessor::Create(&*model, &*plan, {});
+    Require(engine_->CreateModel(spec_).ok(), "the model can be created");
+    preprocessor_ = *preprocess::Preprocessor::Create(&model_, &plan_, {});
     const std::vector<int32_t> ids = {0, 4, 8, 3};
     const preprocess::FeatureInput input = {
         preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 4}, false, {}};
-    const auto preprocessed = (*preprocessor)->Run({input, input});
+    const auto preprocessed = preprocessor_->Run({input, input});
     Require(preprocessed.ok(), "the batch is valid");
-    auto batch = engine_->PrepareBatch(kModelId, (*preprocessed)->ShardView(0), nullptr);
+    preprocessed_ = *preprocessed;
+    auto batch = engine_->PrepareBatch(kModelId, preprocessed_->ShardView(0), nullptr);
     Require(batch.ok(), "the batch is valid on the shard");
     batch_ = *std::move(batch);
     // The batch is arranged for good by its first use.
@@ -93,29 +97,50 @@ class Shard {
     done.WaitForNotification();
   }
 
+  void TryGatherResult(const rpc::IncomingMessage& message) {
+    auto result = server::DecodeGatherResult(message);
+    if (!result.ok()) return;
+    const auto views = preprocessed_->ShardView(0);
+    for (const server::StackRowsView& rows : result->rows) {
+      if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) continue;
+      const auto sums =
+          pooler_->Pool(views[rows.stack], spec_.stacks[rows.stack], kSparseCores, rows.rows);
+      Require(sums.ok() || absl::IsInvalidArgument(sums.status()), "other rows are refused");
+    }
+  }
+
  private:
   void Gather(std::shared_ptr<const shard::Batch> batch) {
     absl::Notification done;
-    engine_->Gather(std::move(batch), [&done](auto sums) {
-      Require(sums.ok(), "a batch that was checked can be gathered");
-      for (const shard::StackSums& stack : *sums) {
+    engine_->Gather(std::move(batch), [&done](auto output) {
+      Require(output.ok(), "a batch that was checked can be gathered");
+      for (const shard::StackSums& stack : output->sums) {
         Require(stack.sums->size() >= static_cast<int64_t>(stack.samples.size()) * stack.width,
-                "there is a row for every sample");
+                "there is a sum for every sample");
+      }
+      for (const shard::StackRows& stack : output->rows) {
+        Require(stack.rows->size() >= stack.count * stack.row_bytes, "there is every row");
       }
       done.Notify();
     });
     done.WaitForNotification();
   }
 
+  v1::ModelConfig model_;
+  preprocess::Plan plan_;
+  shard::ModelSpec spec_;
+  std::unique_ptr<preprocess::Preprocessor> preprocessor_;
+  std::shared_ptr<const preprocess::PreprocessedBatch> preprocessed_;
   std::unique_ptr<shard::Engine> engine_;
   std::shared_ptr<const shard::Batch> batch_;
+  const std::unique_ptr<shard::RowPooler> pooler_ = shard::RowPooler::Create(1);
 };
 
 void Try(int kind, const rpc::IncomingMessage& message) {
   static auto* const shard = new Shard;
   if (kind == kGather) shard->TryGather(message);
   if (kind == kApply) shard->TryApply(message);
-  if (kind == kGatherResult) (void)server::DecodeGatherResult(message).ok();
+  if (kind == kGatherResult) shard->TryGatherResult(message);
 }
 
 // The next two bytes as a length, and as many bytes, or what is left.

@@ -1,0 +1,243 @@
+// What travels from the shards must never show in a result. Catches: rows of one stack pooled as
+// another's, sums out of plan order, samples lost between Lookup and ApplyGradients, an order of
+// additions that depends on the mode or on the number of shards, and answers that do not fit.
+#include "server/coordinator/unique_rows.h"
+
+#include <cstdlib>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "config/config.h"
+#include "server/coordinator/coordinator.h"
+#include "server/shard_host/local_shard.h"
+
+namespace emberd::server {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kPartitions = 8;
+
+template <typename T>
+v1::Tensor MakeTensor(v1::DataType dtype, const std::vector<int64_t>& shape,
+                      const std::vector<T>& values) {
+  v1::Tensor tensor;
+  tensor.set_dtype(dtype);
+  for (const int64_t extent : shape) tensor.add_shape(extent);
+  tensor.set_data(values.data(), values.size() * sizeof(T));
+  return tensor;
+}
+
+class Cluster {
+ public:
+  explicit Cluster(int shards) {
+    std::string text = absl::StrCat("sparsecores_per_shard: ", kPartitions / shards,
+                                    " shard_threads: 2 coordinators { address: '127.0.0.1:0' }");
+    for (int i = 0; i < shards; ++i) absl::StrAppend(&text, " shards { address: '127.0.0.1:0' }");
+    const v1::ClusterConfig cluster = *config::ParseCluster(text);
+    std::vector<std::shared_ptr<ShardBackend>> backends;
+    for (int i = 0; i < shards; ++i) backends.push_back(*MakeLocalShard(cluster, i, &metrics_));
+    coordinator_ = std::make_unique<Coordinator>(cluster, 0, backends, &metrics_);
+  }
+
+  void Declare(const std::string& config) {
+    v1::DeclareModelRequest request;
+    auto model = config::ParseModel(config);
+    ASSERT_TRUE(model.ok()) << model.status();
+    *request.mutable_config() = *model;
+    auto response = coordinator_->DeclareModel(request, &context_);
+    ASSERT_TRUE(response.ok()) << response.status();
+    model_ = response->model_id();
+  }
+
+  // The bytes of all activations; then an update that depends on them.
+  std::string Step(v1::LookupRequest request) {
+    request.set_model_id(model_);
+    auto output = coordinator_->Lookup(request, &context_);
+    EXPECT_TRUE(output.ok()) << output.status();
+    if (!output.ok()) return "";
+    v1::ApplyGradientsRequest apply;
+    apply.set_model_id(model_);
+    apply.set_batch_handle(output->batch_handle);
+    apply.mutable_mutation()->set_client_id("test");
+    apply.mutable_mutation()->set_sequence(++sequence_);
+    std::string all;
+    for (const int feature : output->order) {
+      const FeatureActivationView& view = output->activations.features[feature];
+      all.append(view.bytes.data(), view.bytes.size());
+      v1::FeatureGradient* gradient = apply.add_gradients();
+      gradient->set_feature(output->model->config.features(feature).name());
+      gradient->mutable_gradient()->set_dtype(v1::FLOAT32);
+      gradient->mutable_gradient()->add_shape(view.samples);
+      gradient->mutable_gradient()->add_shape(view.dim);
+      gradient->mutable_gradient()->set_data(view.bytes.data(), view.bytes.size());
+    }
+    const auto applied = coordinator_->ApplyGradients(apply, &context_);
+    EXPECT_TRUE(applied.ok()) << applied.status();
+    return all;
+  }
+
+ private:
+  ops::Metrics metrics_{"test"};
+  std::unique_ptr<Coordinator> coordinator_;
+  rpc::CallContext context_{absl::Now() + absl::Seconds(100)};
+  uint64_t model_ = 0;
+  uint64_t sequence_ = 0;
+};
+
+// Tables of every storage type and combiner, some quantized, some with limits that cut batches;
+// MODE stands for the result mode.
+std::string RandomModel(std::mt19937& random) {
+  const char* storage[] = {"FLOAT32", "BFLOAT16", "FLOAT16"};
+  const char* combiners[] = {"SUM", "MEAN", "SQRTN"};
+  std::string model = "name: 'm' seed: 3 ";
+  const int tables = 1 + random() % 4;
+  for (int t = 0; t < tables; ++t) {
+    absl::StrAppend(&model, "tables { name: 't", t, "' vocabulary_size: ", 1 + random() % 300,
+                    " embedding_dim: ", 1 + random() % 40, " combiner: ", combiners[random() % 3],
+                    " storage_dtype: ", storage[random() % 3], " result_mode: MODE ");
+    if (random() % 3 == 0) {
+      absl::StrAppend(&model, "quantization { lower: -0.2 upper: 0.3 num_buckets: 64 } ");
+    }
+    if (random() % 3 == 0) {
+      absl::StrAppend(&model, "max_unique_ids_per_partition: 6 ");
+    }
+    absl::StrAppend(&model, "optimizer { adagrad {} learning_rate: 0.1 } } ");
+    const int features = 1 + random() % 2;
+    for (int f = 0; f < features; ++f) {
+      absl::StrAppend(&model, "features { name: 'f", t, "_", f, "' table: 't", t, "' } ");
+    }
+  }
+  return model;
+}
+
+v1::LookupRequest RandomLookup(const v1::ModelConfig& model, std::mt19937& random) {
+  v1::LookupRequest request;
+  for (int i = 0; i < model.features_size(); ++i) {
+    int64_t vocabulary = 0;
+    for (const v1::TableConfig& table : model.tables()) {
+      if (table.name() == model.features(i).table()) vocabulary = table.vocabulary_size();
+    }
+    const int64_t samples = random() % 60, bag = 1 + random() % 3;
+    std::vector<int64_t> ids(samples * bag);
+    // Half of the lookups repeat a few rows.
+    const int64_t range = random() % 2 == 0 ? vocabulary : std::min<int64_t>(vocabulary, 5);
+    for (int64_t& id : ids) id = random() % range;
+    v1::FeatureIds* feature = request.add_features();
+    feature->set_feature(model.features(i).name());
+    *feature->mutable_dense()->mutable_ids() = MakeTensor(v1::INT64, {samples, bag}, ids);
+  }
+  return request;
+}
+
+std::string WithMode(std::string model, const std::string& mode) {
+  for (size_t at; (at = model.find("MODE")) != std::string::npos;) model.replace(at, 4, mode);
+  return model;
+}
+
+TEST(UniqueRowsTest, NoModeAndNoNumberOfShardsChangesABit) {
+  const char* given = std::getenv("EMBERD_TEST_SEED");
+  const unsigned seed =
+      given != nullptr ? std::strtoul(given, nullptr, 10) : std::random_device()();
+  SCOPED_TRACE(absl::StrCat("EMBERD_TEST_SEED=", seed));
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < 8; ++trial) {
+    const std::string model = RandomModel(random);
+    SCOPED_TRACE(model);
+    const v1::ModelConfig config = *config::ParseModel(WithMode(model, "AUTO"));
+    std::vector<v1::LookupRequest> requests;
+    for (int step = 0; step < 3; ++step) requests.push_back(RandomLookup(config, random));
+    std::vector<std::string> expected;
+    for (const char* mode : {"PARTIAL_SUMS", "UNIQUE_ROWS", "AUTO"}) {
+      for (const int shards : {1, 2, 8}) {
+        Cluster cluster(shards);
+        cluster.Declare(WithMode(model, mode));
+        std::vector<std::string> activations;
+        for (const v1::LookupRequest& request : requests) {
+          activations.push_back(cluster.Step(request));
+        }
+        if (expected.empty()) expected = activations;
+        ASSERT_TRUE(activations == expected) << mode << ", " << shards << " shards";
+      }
+    }
+  }
+}
+
+class WrongRowsTest : public testing::Test {
+ protected:
+  // Two stacks of one table each, of 8 and 16 columns; ids 0 and 1 in each.
+  WrongRowsTest()
+      : model_(*MakeServedModel(
+            *config::ParseModel(
+                "name: 'm' tables { name: 'a' vocabulary_size: 40 embedding_dim: 8 }"
+                "tables { name: 'b' vocabulary_size: 40 embedding_dim: 16 storage_dtype: BFLOAT16 }"
+                "features { name: 'fa' table: 'a' } features { name: 'fb' table: 'b' }"),
+            {.shards = 1, .sparsecores_per_shard = 1}, 1, &metrics_)) {
+    std::vector<preprocess::FeatureInput> inputs(2);
+    for (auto& input : inputs) input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids_), 1, 2};
+    batch_ = *model_->preprocessor->Run(inputs);
+  }
+
+  StackRowsView Rows(int stack, int64_t row_bytes, int64_t count) {
+    return {stack, row_bytes, absl::MakeConstSpan(bytes_).first(count * row_bytes), 2};
+  }
+  absl::Status Check(std::vector<StackSumsView> sums, std::vector<StackRowsView> rows) {
+    return CheckGatherResult({1, std::move(sums), std::move(rows), nullptr}, *model_, *batch_);
+  }
+
+  ops::Metrics metrics_{"test"};
+  const std::vector<int64_t> ids_ = {0, 1};
+  const std::vector<char> bytes_ = std::vector<char>(1000);
+  const std::shared_ptr<const ServedModel> model_;
+  std::shared_ptr<const preprocess::PreprocessedBatch> batch_;
+  const std::unique_ptr<shard::RowPooler> pooler_ = shard::RowPooler::Create(1);
+};
+
+TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
+  const std::vector<int32_t> samples = {0, 1};
+  const std::vector<float> zeros(32);
+  const StackSumsView sums = {0, samples, absl::MakeConstSpan(zeros).first(16), 2};
+  EXPECT_TRUE(Check({sums}, {Rows(1, 32, 2)}).ok());
+  EXPECT_TRUE(Check({}, {Rows(0, 32, 2), Rows(1, 32, 2)}).ok());
+  const auto expect_internal = [](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  };
+  expect_internal(Check({}, {Rows(1, 32, 2), Rows(0, 32, 2)}));
+  expect_internal(Check({}, {Rows(0, 32, 2), Rows(0, 32, 2)}));
+  expect_internal(Check({sums}, {Rows(0, 32, 2)}));
+  expect_internal(Check({sums}, {Rows(2, 32, 2)}));
+  expect_internal(Check({sums}, {Rows(-1, 32, 2)}));
+  expect_internal(Check({sums}, {Rows(1, 64, 2)}));
+  expect_internal(Check({sums}, {}));
+  expect_internal(Check({sums}, {Rows(0, 32, 2), Rows(1, 32, 2)}));
+}
+
+TEST_F(WrongRowsTest, RowsMustBeAsManyAsTheBatchHas) {
+  for (const int64_t count : {0, 1, 3}) {
+    GatherResult result{1, {}, {Rows(0, 32, 2), Rows(1, 32, count)}, nullptr};
+    const absl::Status status = PoolUniqueRows(*model_, *batch_, 0, pooler_.get(), &result);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("the batch has 2 of 32 bytes"));
+  }
+}
+
+TEST_F(WrongRowsTest, SumsAndPooledRowsStandInPlanOrder) {
+  const std::vector<int32_t> samples = {0, 1};
+  const std::vector<float> ones(32, 1);
+  GatherResult result{1, {{1, samples, ones, 2}}, {Rows(0, 32, 2)}, nullptr};
+  ASSERT_TRUE(CheckGatherResult(result, *model_, *batch_).ok());
+  ASSERT_TRUE(PoolUniqueRows(*model_, *batch_, 0, pooler_.get(), &result).ok());
+  EXPECT_TRUE(result.rows.empty());
+  EXPECT_TRUE(CheckGatherResult(result, *model_, *batch_).ok());
+  ASSERT_EQ(result.stacks.size(), 2u);
+  EXPECT_EQ(result.stacks[0].sums.size(), 16u);
+  EXPECT_EQ(result.stacks[0].sums[0], 0.0f);
+  EXPECT_EQ(result.stacks[1].sums[0], 1.0f);
+}
+
+}  // namespace
+}  // namespace emberd::server
