@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
-#include "config/storage.h"
 
 namespace emberd::preprocess {
 namespace {
@@ -18,9 +17,6 @@ void CountPairs(const PreprocessedBatch& batch, int stack, const Topology& topol
       cost->partition_ids[p] += counts.ids[p];
     }
   }
-  const int64_t fullest = *std::max_element(cost->partition_ids.begin(), cost->partition_ids.end());
-  if (cost->ids == 0) return;
-  cost->imbalance = static_cast<double>(fullest) * topology.partitions() / cost->ids;
 }
 
 // The entries of a pair in one segment, which are ordered by (bucket, row, sample).
@@ -59,23 +55,11 @@ void CountSegments(const PreprocessedBatch& batch, int stack, const Topology& to
   cost->rows_touched = static_cast<int64_t>(touched.size());
 }
 
-int64_t SamplesOfFullestSlot(const StackBatchView& view) {
-  int64_t samples = 0;
-  for (const absl::Span<const SampleSpan> spans : view.spans) {
-    for (const SampleSpan& span : spans) {
-      samples = std::max<int64_t>(samples, int64_t{span.slot_begin} + span.count);
-    }
-  }
-  return samples;
-}
-
 }  // namespace
 
-std::vector<StackCost> BatchCost(const v1::ModelConfig& model, const Plan& plan,
-                                 const PreprocessedBatch& batch) {
+std::vector<StackCost> BatchCost(const Plan& plan, const PreprocessedBatch& batch) {
   std::vector<StackCost> costs(plan.stacks.size());
   for (int k = 0; k < static_cast<int>(costs.size()); ++k) {
-    const StackPlan& stack = plan.stacks[k];
     const v1::StackStatistics& statistics = batch.statistics().stacks(k);
     StackCost& cost = costs[k];
     cost.samples = batch.stack_samples(k);
@@ -83,15 +67,12 @@ std::vector<StackCost> BatchCost(const v1::ModelConfig& model, const Plan& plan,
     cost.duplicate_ids = statistics.duplicate_ids();
     cost.dropped_ids = statistics.dropped_ids();
     cost.buffer_cells = statistics.required_buffer_size();
+    cost.pad_cells = statistics.pad_cells();
+    cost.activation_bytes_per_sparsecore = statistics.activation_bytes_per_sparsecore();
+    cost.bytes_gathered = statistics.bytes_gathered();
+    cost.imbalance = statistics.imbalance();
     CountPairs(batch, k, plan.topology, &cost);
     CountSegments(batch, k, plan.topology, &cost);
-    int64_t entries = 0;
-    for (const MinibatchCost& minibatch : cost.minibatches) entries += minibatch.ids;
-    cost.pad_cells = cost.buffer_cells - entries;
-    cost.activation_bytes_per_sparsecore =
-        SamplesOfFullestSlot(batch.ShardView(0)[k]) * stack.embedding_dim * 4;
-    const v1::DataType dtype = model.tables(stack.tables.front().table).storage_dtype();
-    cost.bytes_gathered = entries * stack.embedding_dim * config::WeightBytes(dtype);
   }
   return costs;
 }

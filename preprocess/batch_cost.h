@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "emberd/v1/model.pb.h"
 #include "preprocess/plan.h"
 #include "preprocess/preprocessor.h"
 
@@ -46,8 +45,8 @@ struct StackCost {
   double imbalance = 0;
 };
 
-// One element per stack of the plan. Reads every entry: for reports, not for each step.
-std::vector<StackCost> BatchCost(const v1::ModelConfig& model, const Plan& plan,
-                                 const PreprocessedBatch& batch);
+// One element per stack of the plan. What the batch's statistics have comes from there, and so is
+// what every Lookup answers; the rest reads every entry: for reports, not for each step.
+std::vector<StackCost> BatchCost(const Plan& plan, const PreprocessedBatch& batch);
 
 }  // namespace emberd::preprocess

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "config/config.h"
 #include "preprocess/random_case.h"
 
 namespace emberd::preprocess {
@@ -60,7 +61,7 @@ TEST(BatchCostTest, FollowsFromTheEntries) {
       ++naive[stack].ids_of_partition[partition];
       naive[stack].rows.insert({partition, row});
     }
-    const std::vector<StackCost> costs = BatchCost(c.model, *plan, **batch);
+    const std::vector<StackCost> costs = BatchCost(*plan, **batch);
     ASSERT_EQ(costs.size(), naive.size());
     for (size_t k = 0; k < costs.size(); ++k) {
       ExpectCostOf(naive[k], costs[k]);
@@ -71,6 +72,66 @@ TEST(BatchCostTest, FollowsFromTheEntries) {
     }
   }
   EXPECT_GT(ran, 0);
+}
+
+// The statistics count without reading entries; reading them must agree, also where ids were
+// dropped or the batch was cut.
+TEST(BatchCostTest, StatisticsAgreeWithTheEntries) {
+  Random random(TestSeed());
+  int dropped = 0, cut = 0;
+  for (int n = 0; n < TestCases(300); ++n) {
+    SCOPED_TRACE(testing::Message() << "case " << n);
+    const RandomCase c = MakeRandomCase(random, /*limits=*/true);
+    const Plan plan = *MakePlan(c.model, c.topology);
+    const auto preprocessor = *Preprocessor::Create(&c.model, &plan, {});
+    const auto batch = preprocessor->Run(c.inputs());
+    if (!batch.ok()) continue;
+    const std::vector<StackCost> costs = BatchCost(plan, **batch);
+    for (size_t k = 0; k < costs.size(); ++k) {
+      const v1::StackStatistics& statistics = (*batch)->statistics().stacks(static_cast<int>(k));
+      int64_t entries = 0;
+      for (const MinibatchCost& minibatch : costs[k].minibatches) entries += minibatch.ids;
+      EXPECT_EQ(statistics.pad_cells(), statistics.required_buffer_size() - entries);
+      EXPECT_EQ(statistics.bytes_gathered(), entries * plan.stacks[k].embedding_dim * 4);
+      EXPECT_EQ(statistics.limit_ids_per_partition(), plan.stacks[k].max_ids_per_partition);
+      EXPECT_EQ(statistics.limit_unique_ids_per_partition(),
+                plan.stacks[k].max_unique_ids_per_partition);
+      dropped += statistics.dropped_ids() > 0;
+      cut += costs[k].minibatches.size() > 1;
+    }
+  }
+  EXPECT_GT(dropped, 0);
+  EXPECT_GT(cut, 0);
+}
+
+// By hand: two SparseCores, one shard, a table of 6 columns (padded to 8) as bfloat16. Samples 0 to
+// 3 go to slot 0, 4 to 6 to slot 1. Even ids lie in one partition, odd ones in the other.
+TEST(BatchCostTest, OfASmallBatchByHand) {
+  const v1::ModelConfig model = *config::ParseModel(R"(
+    name: "m" features { name: "f" table: "t" }
+    tables { name: "t" vocabulary_size: 100 embedding_dim: 6 storage_dtype: BFLOAT16
+             max_ids_per_partition: 50 max_unique_ids_per_partition: 40 })");
+  const Plan plan = *MakePlan(model, {.shards = 1, .sparsecores_per_shard = 2});
+  const auto preprocessor = *Preprocessor::Create(&model, &plan, {});
+  // Two ids per sample; sample 1 repeats its id, which merges.
+  const std::vector<int64_t> ids = {0, 2, 4, 4, 6, 8, 10, 12, 14, 16, 18, 20, 0, 1};
+  FeatureInput input;
+  input.ids = DenseInput{absl::MakeConstSpan(ids), 2, 7};
+  const auto batch = preprocessor->Run({input});
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  const v1::StackStatistics& statistics = (*batch)->statistics().stacks(0);
+  EXPECT_EQ(statistics.ids(), 13);
+  EXPECT_EQ(statistics.duplicate_ids(), 1);
+  EXPECT_EQ(statistics.max_ids_per_partition(), 7);         // the even ids of slot 0
+  EXPECT_EQ(statistics.max_unique_ids_per_partition(), 7);  // all of them distinct
+  EXPECT_EQ(statistics.limit_ids_per_partition(), 50);
+  EXPECT_EQ(statistics.limit_unique_ids_per_partition(), 40);
+  // Slot 0: 7 ids in 8 cells; slot 1: 5 in 8 and 1 in 8.
+  EXPECT_EQ(statistics.required_buffer_size(), 24);
+  EXPECT_EQ(statistics.pad_cells(), 11);
+  EXPECT_EQ(statistics.bytes_gathered(), 13 * 8 * 2);
+  EXPECT_EQ(statistics.activation_bytes_per_sparsecore(), 4 * 8 * 4);
+  EXPECT_DOUBLE_EQ(statistics.imbalance(), 12 / 6.5);
 }
 
 }  // namespace

@@ -183,7 +183,7 @@ void BatchSteps::Finish(CutSet cuts, BatchStorage* batch) {
       std::swap(stack->slots[slot], scratch->csr);
     });
   }
-  WriteStatistics(plan_, batch->stacks(), batch->mutable_statistics());
+  WriteStatistics(model_, plan_, batch->stacks(), batch->mutable_statistics());
 }
 
 void BatchSteps::ForEachSlot(BatchStorage* batch, SlotWork work) {

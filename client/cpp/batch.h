@@ -74,6 +74,13 @@ struct StackStatistics {
   int64_t max_unique_ids_per_partition = 0;
   int64_t required_buffer_size = 0;
   int64_t dropped_ids = 0;
+  // What the step would cost on a real chip.
+  int64_t pad_cells = 0;
+  int64_t bytes_gathered = 0;
+  int64_t activation_bytes_per_sparsecore = 0;
+  double imbalance = 0;                        // fullest partition over the mean; 0: no ids
+  int32_t limit_ids_per_partition = 0;         // 0: no limit
+  int32_t limit_unique_ids_per_partition = 0;  // 0: no limit
 };
 struct BatchStatistics {
   std::vector<StackStatistics> stacks;

@@ -119,10 +119,21 @@ BatchStatistics DecodeStatistics(const v1::BatchStatistics& message) {
   BatchStatistics statistics;
   statistics.num_minibatches = message.num_minibatches();
   for (const v1::StackStatistics& stack : message.stacks()) {
-    statistics.stacks.push_back({stack.stack(), stack.ids(), stack.unique_ids(),
-                                 stack.duplicate_ids(), stack.max_ids_per_partition(),
-                                 stack.max_unique_ids_per_partition(), stack.required_buffer_size(),
-                                 stack.dropped_ids()});
+    statistics.stacks.push_back(
+        {.stack = stack.stack(),
+         .ids = stack.ids(),
+         .unique_ids = stack.unique_ids(),
+         .duplicate_ids = stack.duplicate_ids(),
+         .max_ids_per_partition = stack.max_ids_per_partition(),
+         .max_unique_ids_per_partition = stack.max_unique_ids_per_partition(),
+         .required_buffer_size = stack.required_buffer_size(),
+         .dropped_ids = stack.dropped_ids(),
+         .pad_cells = stack.pad_cells(),
+         .bytes_gathered = stack.bytes_gathered(),
+         .activation_bytes_per_sparsecore = stack.activation_bytes_per_sparsecore(),
+         .imbalance = stack.imbalance(),
+         .limit_ids_per_partition = stack.limit_ids_per_partition(),
+         .limit_unique_ids_per_partition = stack.limit_unique_ids_per_partition()});
   }
   return statistics;
 }

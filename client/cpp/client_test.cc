@@ -64,6 +64,12 @@ TEST_F(ClientTest, AStep) {
   EXPECT_EQ(found->statistics.num_minibatches, 1);
   ASSERT_THAT(found->statistics.stacks, SizeIs(1));
   EXPECT_EQ(found->statistics.stacks[0].ids, 17);
+  EXPECT_EQ(found->statistics.stacks[0].pad_cells, 7);
+  EXPECT_EQ(found->statistics.stacks[0].bytes_gathered, 544);
+  EXPECT_EQ(found->statistics.stacks[0].activation_bytes_per_sparsecore, 96);
+  EXPECT_EQ(found->statistics.stacks[0].imbalance, 1.5);
+  EXPECT_EQ(found->statistics.stacks[0].limit_ids_per_partition, 20);
+  EXPECT_EQ(found->statistics.stacks[0].limit_unique_ids_per_partition, 10);
   absl::StatusOr<ApplyResult> applied = Apply(found->batch);
   ASSERT_TRUE(applied.ok()) << applied.status();
   EXPECT_EQ(applied->rows_updated, 1);

@@ -92,7 +92,7 @@ absl::Status ExplainBatch(Session& session, const ExplainOptions& options) {
   const auto batch = (*preprocessor)->Finish(*std::move(sorted), *cuts);
   if (!batch.ok()) return batch.status();
   const Explanation explanation = {*model, *plan, **batch, *cuts,
-                                   preprocess::BatchCost(*model, *plan, **batch)};
+                                   preprocess::BatchCost(*plan, **batch)};
   if (session.json) {
     PrintExplanationJson(explanation, session.out);
   } else {

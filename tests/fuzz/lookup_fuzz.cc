@@ -92,7 +92,7 @@ BatchOr Preprocess(const v1::LookupRequest& request, const ServedModel& model) {
 }
 
 void CheckLimits(const ServedModel& model, const preprocess::PreprocessedBatch& batch) {
-  const auto costs = preprocess::BatchCost(model.config, model.plan, batch);
+  const auto costs = preprocess::BatchCost(model.plan, batch);
   for (size_t k = 0; k < costs.size(); ++k) {
     const preprocess::StackPlan& stack = model.plan.stacks[k];
     const preprocess::PartitionLimits limits = {stack.max_ids_per_partition,

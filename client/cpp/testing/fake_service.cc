@@ -165,7 +165,14 @@ grpc::Status FakeService::Lookup(grpc::ServerContext* context, const v1::LookupR
                                               100.0f * static_cast<float>(i));
     }
     response->mutable_statistics()->set_num_minibatches(1);
-    response->mutable_statistics()->add_stacks()->set_ids(17);
+    v1::StackStatistics* stack = response->mutable_statistics()->add_stacks();
+    stack->set_ids(17);
+    stack->set_pad_cells(7);
+    stack->set_bytes_gathered(544);
+    stack->set_activation_bytes_per_sparsecore(96);
+    stack->set_imbalance(1.5);
+    stack->set_limit_ids_per_partition(20);
+    stack->set_limit_unique_ids_per_partition(10);
     if (damage_lookup) damage_lookup(response);
     return grpc::Status::OK;
   });
