@@ -14,8 +14,7 @@ namespace emberd::bench::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A row of kBytes bytes. Its size is a constant so that the loops below are unrolled: a load
-// instruction that walks along a row teaches the hardware prefetcher to run beyond its end.
+// A row of kBytes bytes. Its size is a constant, so that the loops below are unrolled.
 template <size_t kBytes>
 struct Row {
   using D = hn::CappedTag<uint8_t, (kBytes < 64 ? kBytes : 64)>;
