@@ -162,6 +162,7 @@ TEST(PlanTest, ProtoShowsThePlan) {
   v1::ModelConfig model;
   AddTable(&model, "a", 100, 6, 32);
   AddTable(&model, "b", 50, 5, 16);
+  for (v1::TableConfig& table : *model.mutable_tables()) table.set_storage_dtype(v1::FLOAT32);
   const auto plan = MakePlan(model, {2, 4});
   ASSERT_TRUE(plan.ok());
   const v1::ModelPlan proto = PlanToProto(model, *plan);

@@ -23,8 +23,8 @@ constexpr char kMethod[] = "/emberd.internal.v1.ShardService/Gather";
 // waits for the next, "last" answers and ends, "fail" ends with an error, "hang" answers never.
 class ScriptedStream final : public ServerMessageStream {
  public:
-  ScriptedStream(int* alive, absl::Notification* gone)
-      : ServerMessageStream(kMaxBytes), alive_(alive), gone_(gone) {
+  ScriptedStream(int* alive, absl::Notification* hangs, absl::Notification* gone)
+      : ServerMessageStream(kMaxBytes), alive_(alive), hangs_(hangs), gone_(gone) {
     ++*alive_;
     Begin();
   }
@@ -43,6 +43,7 @@ class ScriptedStream final : public ServerMessageStream {
     } else if (message.header() == "last") {
       SendLast(std::move(answer));
     } else if (message.header() == "hang") {
+      hangs_->Notify();
       std::thread([this] {
         while (!peer_cancelled()) absl::SleepFor(absl::Milliseconds(1));
         Close(absl::CancelledError("at last"));
@@ -53,6 +54,7 @@ class ScriptedStream final : public ServerMessageStream {
   }
 
   int* const alive_;
+  absl::Notification* const hangs_;
   absl::Notification* const gone_;
 };
 
@@ -61,8 +63,9 @@ class ScriptedService final : public internal::v1::ShardService::WithRawCallback
  public:
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Gather(
       grpc::CallbackServerContext*) override {
-    return new ScriptedStream(&alive_, &gone);
+    return new ScriptedStream(&alive_, &hangs, &gone);
   }
+  absl::Notification hangs;
   absl::Notification gone;
 
  private:
@@ -139,7 +142,7 @@ TEST_F(MessageStreamTest, CancellationEndsAReceiveAndReachesTheServer) {
   auto stream = Open(&context_);
   stream->Send(Message("hang", 1));
   std::thread canceller([this] {
-    absl::SleepFor(absl::Milliseconds(20));
+    service_.hangs.WaitForNotification();
     context_.Cancel();
   });
   EXPECT_EQ(stream->Receive().status().code(), absl::StatusCode::kCancelled);
@@ -158,7 +161,7 @@ TEST_F(MessageStreamTest, AStreamThatGoesAwayIsCancelled) {
   {
     auto stream = Open(&context_);
     stream->Send(Message("hang", 1));
-    absl::SleepFor(absl::Milliseconds(20));
+    service_.hangs.WaitForNotification();
   }
   service_.gone.WaitForNotification();
 }
