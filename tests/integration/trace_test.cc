@@ -72,10 +72,18 @@ TEST(TraceTest, ASlowStepSaysWhomItWaitedForAndMetricsKnowTheGroup) {
   EXPECT_THAT((*cluster)->CoordinatorLog(),
               AllOf(HasSubstr("slow step"), HasSubstr("group=night-run"), HasSubstr("step="),
                     HasSubstr("slowest_rank="), HasSubstr("trace=")));
+  auto stream = client->Train(*model, {.group = "night-run", .size = 1});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  Share share = MakeShare((*stream)->next_step(), 0, 1);
+  share.ids[0][0] = -1;
+  ASSERT_TRUE((*stream)->SendLookup((*stream)->next_step(), share.Features()).ok());
+  EXPECT_EQ((*stream)->ReceiveLookup().status().code(), absl::StatusCode::kOutOfRange);
+
   const std::string page = FetchMetrics((*cluster)->http_address());
   const std::string group = "group=\"night-run\"";
   EXPECT_EQ(MetricSum(page, "emberd_group_steps_total", group), 40);
   EXPECT_GT(MetricSum(page, "emberd_group_last_arrivals_total", group), 0);
+  EXPECT_EQ(MetricSum(page, "emberd_group_failures_total", "code=\"OUT_OF_RANGE\"," + group), 1);
   for (const char* stage : {"preprocess", "wait_for_ranks", "gather", "combine", "apply"}) {
     EXPECT_GT(MetricSum(page, "emberd_group_stage_duration_seconds_count",
                         group + ",model=\"m\",stage=\"" + stage + "\""),
