@@ -144,9 +144,11 @@ class Fanout::StagedOnShards final : public StagedUpdate {
   }
 
  private:
-  // Whether the word to commit may not have reached the shard.
+  // Whether the word to commit may not have reached the shard. The stream also runs out of time
+  // where another rank was waited for; the shard holds the part all the same.
   static bool MayHaveMissed(const absl::Status& status) {
-    return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsUnknown(status);
+    return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsUnknown(status) ||
+           absl::IsDeadlineExceeded(status);
   }
 
   absl::StatusOr<RowCounts> DecideAgain(size_t shard) {

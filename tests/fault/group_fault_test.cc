@@ -33,11 +33,13 @@ struct Rank {
 
 class GroupFaultTest : public ::testing::Test {
  protected:
+  explicit GroupFaultTest(absl::Duration step_timeout = kStepTimeout,
+                          std::string config = "timeouts { batch_ttl_ms: 8000 }")
+      : step_timeout_(step_timeout), config_(std::move(config)) {}
+
   void SetUp() override {
-    auto cluster = Cluster::Start({.shards = 2,
-                                   .sparsecores_per_shard = 4,
-                                   .coordinators = 2,
-                                   .config = "timeouts { batch_ttl_ms: 8000 }"});
+    auto cluster = Cluster::Start(
+        {.shards = 2, .sparsecores_per_shard = 4, .coordinators = 2, .config = config_});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
     client_ = cluster_->Connect();
@@ -55,7 +57,7 @@ class GroupFaultTest : public ::testing::Test {
     if (!client.ok()) return client.status();
     ranks_[rank].client = *std::move(client);
     auto stream = ranks_[rank].client->Train(
-        model_, {.group = "run", .rank = rank, .size = kRanks, .step_timeout = kStepTimeout});
+        model_, {.group = "run", .rank = rank, .size = kRanks, .step_timeout = step_timeout_});
     if (!stream.ok()) return stream.status();
     ranks_[rank].stream = *std::move(stream);
     return absl::OkStatus();
@@ -126,6 +128,8 @@ class GroupFaultTest : public ::testing::Test {
     return status.ok() ? Digest(*client_, *model).value_or("no digest") : status.ToString();
   }
 
+  const absl::Duration step_timeout_;
+  const std::string config_;
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<client::Client> client_;
   client::Model model_;
@@ -294,6 +298,34 @@ TEST_F(GroupFaultTest, AShardThatDiesIsNamedAndTheGroupGoesOnWhenItIsBack) {
   ASSERT_TRUE(EventuallyServes());
   ASSERT_EQ(JoinAll(), 3);  // shard 0 knows; shard 1's rows are back at their initial values
   RunAll(3, 5);
+}
+
+class GroupPatienceTest : public GroupFaultTest {
+ protected:
+  GroupPatienceTest()
+      : GroupFaultTest(/*step_timeout=*/absl::Seconds(30), "timeouts { shard_call_ms: 2000 }") {}
+};
+
+// The streams on which the others staged their parts run out of time meanwhile.
+TEST_F(GroupPatienceTest, ARankMayBeSlowerThanACallToAShard) {
+  ASSERT_EQ(JoinAll(), 0);
+  const std::vector<absl::Status> statuses = OnAll([&](int rank) -> absl::Status {
+    if (rank != 2) return Run(rank, 0, 1);
+    const Share share = MakeShare(0, rank, kRanks);
+    absl::Status status = SendLookup(rank, 0);
+    auto found = ranks_[rank].stream->ReceiveLookup();
+    if (!found.ok()) return found.status();
+    absl::SleepFor(absl::Seconds(3));
+    const auto gradients = ShareGradients(0, share, found->activations);
+    std::vector<client::FeatureGradient> update;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      update.push_back({share.features[i], gradients[i], found->activations[i].samples});
+    }
+    status = ranks_[rank].stream->SendUpdate(0, update);
+    return status.ok() ? ranks_[rank].stream->ReceiveUpdate().status() : status;
+  });
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(TablesNow(), TablesAfter(1));
 }
 
 TEST_F(GroupFaultTest, AThousandFailedStepsLeaveNothingBehind) {
