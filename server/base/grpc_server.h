@@ -21,6 +21,7 @@ class GrpcServer {
     std::string field;    // names the address in errors, e.g. "shards[2].address"
     std::string address;  // "host:port"; port 0: the system picks one
     int64_t max_message_bytes = 0;
+    int max_calls_per_connection = 0;        // at once; 0: any number
     std::vector<grpc::Service*> services;    // must outlive the server
     std::vector<std::string> service_names;  // full names, for the health service
   };

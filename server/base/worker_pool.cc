@@ -24,6 +24,23 @@ bool WorkerPool::Submit(std::function<void()> task) {
   return true;
 }
 
+int WorkerPool::queued() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(queue_.size());
+}
+
+absl::Duration WorkerPool::ExpectedWait() const {
+  absl::MutexLock lock(&mutex_);
+  return mean_duration_ * static_cast<int64_t>(queue_.size()) /
+         static_cast<int64_t>(threads_.size());
+}
+
+void WorkerPool::RecordDuration(absl::Duration took) {
+  constexpr double kWeight = 1.0 / 16;
+  absl::MutexLock lock(&mutex_);
+  mean_duration_ += (took - mean_duration_) * kWeight;
+}
+
 void WorkerPool::Work() {
   const auto work_or_stop = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return !queue_.empty() || stopping_;

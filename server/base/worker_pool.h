@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 namespace emberd::server {
 
@@ -24,14 +25,22 @@ class WorkerPool {
   // False, and nothing is done, if max_queued tasks are waiting already.
   [[nodiscard]] bool Submit(std::function<void()> task);
   int max_queued() const { return max_queued_; }
+  // Tasks that wait for a thread.
+  int queued() const;
+  // How long a task submitted now would wait for a thread, by what tasks of late have taken.
+  absl::Duration ExpectedWait() const;
+  // Of a task that is over. Those that were given up at once are not told: they would make the
+  // others look short.
+  void RecordDuration(absl::Duration took);
 
  private:
   void Work();
 
   const int max_queued_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Duration mean_duration_ ABSL_GUARDED_BY(mutex_);  // of the last tasks, weighted
   std::vector<std::thread> threads_;
 };
 

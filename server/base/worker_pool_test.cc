@@ -34,6 +34,25 @@ TEST(WorkerPoolTest, RefusesWhatItsQueueCannotHold) {
   release.Notify();
 }
 
+TEST(WorkerPoolTest, ForetellsTheWaitFromTheQueueAndWhatTasksTook) {
+  absl::Notification started, release;
+  WorkerPool pool(2, 100);
+  EXPECT_EQ(pool.ExpectedWait(), absl::ZeroDuration());
+  for (int i = 0; i < 1000; ++i) pool.RecordDuration(absl::Seconds(1));
+  // Nobody waits where nothing is queued.
+  EXPECT_EQ(pool.ExpectedWait(), absl::ZeroDuration());
+  ASSERT_TRUE(pool.Submit([&] {
+    started.Notify();
+    release.WaitForNotification();
+  }));
+  ASSERT_TRUE(pool.Submit([&] { release.WaitForNotification(); }));
+  started.WaitForNotification();
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(pool.Submit([] {}));
+  while (pool.queued() > 20) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_NEAR(absl::ToDoubleSeconds(pool.ExpectedWait()), 10, 0.1);
+  release.Notify();
+}
+
 TEST(PeriodicTaskTest, RunsAgainAndAgainAndStopsAtOnce) {
   std::atomic<int> runs = 0;
   absl::Notification three;

@@ -14,7 +14,6 @@ namespace {
 
 // Requests spend most of their time waiting for shards, so there are more threads than CPUs.
 constexpr int kRequestThreads = 32;
-constexpr int kMaxWaiting = 1024;
 
 std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const v1::ClusterConfig& cluster) {
   std::vector<std::shared_ptr<ShardBackend>> shards;
@@ -32,11 +31,12 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                         std::vector<std::shared_ptr<ShardBackend>> shards)
       : coordinator_(options.cluster, options.coordinator_index, std::move(shards),
                      options.metrics),
-        in_flight_(options.cluster.budgets().in_flight_bytes()),
-        pool_(kRequestThreads, kMaxWaiting),
-        environment_{&pool_, &in_flight_, coordinator_.server_metrics(),
+        admission_(options.cluster.budgets()),
+        pool_(kRequestThreads, options.cluster.budgets().max_waiting_requests()),
+        environment_{&pool_, &admission_, coordinator_.server_metrics(),
                      coordinator_.default_deadline(), coordinator_.resources().slow_step},
-        train_streams_(&coordinator_.resources(), environment_),
+        train_streams_(&coordinator_.resources(), environment_,
+                       options.cluster.budgets().max_train_streams()),
         embedding_service_(MakeEmbeddingService(&coordinator_, &train_streams_, environment_)),
         admin_service_(MakeAdminService(&coordinator_, environment_)) {}
 
@@ -45,6 +45,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     server_options.field = absl::StrCat("coordinators[", options.coordinator_index, "].address");
     server_options.address = options.cluster.coordinators(options.coordinator_index).address();
     server_options.max_message_bytes = options.cluster.budgets().max_message_bytes();
+    server_options.max_calls_per_connection = options.cluster.budgets().connection_calls();
     server_options.services = {embedding_service_.get(), admin_service_.get()};
     server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService"};
     auto server = GrpcServer::Start(server_options);
@@ -62,7 +63,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
  private:
   // In this order: the server goes first, then the workers, then what they work on.
   Coordinator coordinator_;
-  InFlightBytes in_flight_;
+  Admission admission_;
   WorkerPool pool_;
   const CallEnvironment environment_;
   TrainStreams train_streams_;

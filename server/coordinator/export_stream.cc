@@ -6,6 +6,7 @@
 #include "server/rpc/message_bytes.h"
 #include "server/rpc/status_codes.h"
 #include "server/rpc/trace.h"
+#include "server/security/client_name.h"
 
 namespace emberd::server {
 
@@ -23,14 +24,27 @@ ExportStream* ExportStream::Start(Coordinator* coordinator, const CallEnvironmen
                                   const grpc::CallbackServerContext& server_context,
                                   const grpc::ByteBuffer& request) {
   auto* stream = new ExportStream(coordinator, environment, server_context, request);
-  stream->SubmitNext();
+  absl::Status status = stream->Admit(security::ClientName(server_context));
+  if (status.ok()) {
+    stream->SubmitNext();
+  } else {
+    stream->End(status);
+  }
   return stream;
+}
+
+absl::Status ExportStream::Admit(const std::string& client) {
+  auto grant = environment_.admission->Admit(client, 0);
+  if (grant.ok()) grant_ = *std::move(grant);
+  return grant.status();
 }
 
 void ExportStream::SubmitNext() {
   if (environment_.pool->Submit([this] { MakeNext(); })) return;
   End(absl::ResourceExhaustedError(
-      absl::StrCat(environment_.pool->max_queued(), " requests are waiting already; retry later")));
+      absl::StrCat(environment_.pool->max_queued(),
+                   " requests wait already, and budgets.max_waiting_requests is no more; retry "
+                   "later")));
 }
 
 void ExportStream::MakeNext() {
@@ -67,6 +81,7 @@ void ExportStream::OnWriteDone(bool ok) {
 
 void ExportStream::End(const absl::Status& status) {
   timer_.Finish(status.code());
+  grant_ = Admission::Grant();
   Finish(rpc::ToGrpcStatus(status));
 }
 

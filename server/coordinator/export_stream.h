@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
@@ -25,6 +26,7 @@ class ExportStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   ExportStream(Coordinator* coordinator, const CallEnvironment& environment,
                const grpc::CallbackServerContext& server_context, const grpc::ByteBuffer& request);
 
+  absl::Status Admit(const std::string& client);
   void SubmitNext();
   void MakeNext();
   void End(const absl::Status& status);
@@ -37,6 +39,7 @@ class ExportStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   const grpc::ByteBuffer request_;
   rpc::CallContext context_;
   ops::RpcTimer timer_;
+  Admission::Grant grant_;
   // Making and writing take turns, so these are touched by one thread at a time.
   std::unique_ptr<Coordinator::Export> export_;
   grpc::ByteBuffer part_;

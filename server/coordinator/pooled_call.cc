@@ -7,17 +7,9 @@
 #include "server/ops/logging.h"
 #include "server/rpc/status_codes.h"
 #include "server/rpc/trace.h"
+#include "server/security/client_name.h"
 
 namespace emberd::server {
-
-absl::Status InFlightBytes::Acquire(int64_t bytes) {
-  const int64_t before = bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  if (before + bytes <= limit_) return absl::OkStatus();
-  Release(bytes);
-  return absl::ResourceExhaustedError(absl::StrCat("a request of ", bytes, " bytes beside the ",
-                                                   before, " in work; budgets.in_flight_bytes is ",
-                                                   limit_));
-}
 
 absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration default_deadline) {
   const std::chrono::system_clock::time_point deadline = context.deadline();
@@ -40,26 +32,41 @@ grpc::ServerUnaryReactor* PooledCall::Start(const CallEnvironment& environment,
                                             const grpc::CallbackServerContext& server_context,
                                             ops::Rpc rpc, int64_t request_bytes, Work work) {
   auto* call = new PooledCall(environment, server_context, rpc, request_bytes);
-  absl::Status status = environment.in_flight->Acquire(request_bytes);
-  if (!status.ok()) {
-    call->timer_.Finish(status.code());
-    call->Finish(rpc::ToGrpcStatus(status));
-    return call;
-  }
-  if (!environment.pool->Submit([call, work = std::move(work)] { call->Run(work); })) {
-    call->End(absl::ResourceExhaustedError(absl::StrCat(
-        environment.pool->max_queued(), " requests are waiting already; retry later")));
-  }
+  absl::Status status = call->Enqueue(security::ClientName(server_context), std::move(work));
+  if (!status.ok()) call->End(status);
   return call;
 }
 
+absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
+  absl::StatusOr<Admission::Grant> grant = environment_.admission->Admit(client, request_bytes_);
+  if (!grant.ok()) return grant.status();
+  grant_ = *std::move(grant);
+  WorkerPool& pool = *environment_.pool;
+  // What could not be answered in time is refused at once: it would only delay what can be.
+  const absl::Duration patience = context_.deadline() - began_;
+  const absl::Duration wait = pool.ExpectedWait();
+  if (wait > patience / 2) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(pool.queued(), " requests wait already, which takes about ",
+                     absl::ToInt64Milliseconds(wait), " ms, and the deadline is in ",
+                     absl::ToInt64Milliseconds(patience), " ms; retry later"));
+  }
+  if (pool.Submit([this, work = std::move(work)] { Run(work); })) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(pool.max_queued(),
+                                                   " requests wait already, and "
+                                                   "budgets.max_waiting_requests is no more; "
+                                                   "retry later"));
+}
+
 void PooledCall::Run(const Work& work) {
-  if (context_.cancelled()) {
+  if (context_.cancelled() || absl::Now() > context_.deadline()) {
     End(absl::CancelledError("the caller gave up while the request was waiting"));
     return;
   }
+  const absl::Time start = absl::Now();
   int64_t response_bytes = 0;
   const absl::Status status = work(&context_, &response_bytes);
+  environment_.pool->RecordDuration(absl::Now() - start);
   timer_.AddResponseBytes(response_bytes);
   End(status);
 }
@@ -73,7 +80,7 @@ void PooledCall::End(const absl::Status& status) {
               {"ms", absl::ToInt64Milliseconds(took)},
               {"trace", rpc::TraceId(context_.trace())}});
   }
-  environment_.in_flight->Release(request_bytes_);
+  grant_ = Admission::Grant();
   timer_.Finish(status.code());
   Finish(rpc::ToGrpcStatus(status));
 }

@@ -2,10 +2,10 @@
 // deadline and cancellation.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
@@ -13,30 +13,17 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/base/admission.h"
 #include "server/base/worker_pool.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
 
-// Bytes of the requests that a process works on, against budgets.in_flight_bytes. Thread-safe.
-class InFlightBytes {
- public:
-  explicit InFlightBytes(int64_t limit) : limit_(limit) {}
-  // RESOURCE_EXHAUSTED with the figures if the budget does not allow it; otherwise give it back
-  // with Release.
-  absl::Status Acquire(int64_t bytes);
-  void Release(int64_t bytes) { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
-
- private:
-  const int64_t limit_;
-  std::atomic<int64_t> bytes_ = 0;
-};
-
 // What the calls of one service share.
 struct CallEnvironment {
   WorkerPool* pool = nullptr;
-  InFlightBytes* in_flight = nullptr;
+  Admission* admission = nullptr;
   ops::ServerMetrics* metrics = nullptr;
   absl::Duration default_deadline;  // for callers that send none
   absl::Duration slow_call;         // calls that take longer are logged
@@ -59,6 +46,9 @@ class PooledCall final : public grpc::ServerUnaryReactor {
   PooledCall(const CallEnvironment& environment, const grpc::CallbackServerContext& server_context,
              ops::Rpc rpc, int64_t request_bytes);
 
+  // Takes a place in the queue. RESOURCE_EXHAUSTED: a budget does not allow it, or the queue is so
+  // long that the caller would have given up before the answer.
+  absl::Status Enqueue(const std::string& client, Work work);
   void Run(const Work& work);
   void End(const absl::Status& status);
   void OnCancel() override { context_.Cancel(); }
@@ -70,6 +60,7 @@ class PooledCall final : public grpc::ServerUnaryReactor {
   const absl::Time began_ = absl::Now();
   rpc::CallContext context_;
   ops::RpcTimer timer_;
+  Admission::Grant grant_;
 };
 
 }  // namespace emberd::server

@@ -7,6 +7,7 @@
 #include "server/rpc/message_bytes.h"
 #include "server/rpc/status_codes.h"
 #include "server/rpc/trace.h"
+#include "server/security/client_name.h"
 
 namespace emberd::server {
 namespace {
@@ -24,16 +25,24 @@ absl::Status Stopping() {
 }  // namespace
 
 TrainStreams::TrainStreams(const CoordinatorResources* resources,
-                           const CallEnvironment& environment)
-    : resources_(resources), environment_(environment), pool_(2 * kMaxStreams) {}
+                           const CallEnvironment& environment, int max_streams)
+    : resources_(resources),
+      environment_(environment),
+      max_streams_(max_streams),
+      pool_(2 * max_streams) {}
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start(
     const grpc::CallbackServerContext& server_context) {
-  auto* stream = new TrainStream(this, resources_, environment_, rpc::TraceOf(server_context));
+  auto grant = environment_.admission->Admit(security::ClientName(server_context), 0);
+  const absl::Status refusal = grant.status();
+  auto* stream = new TrainStream(this, resources_, environment_, rpc::TraceOf(server_context),
+                                 grant.ok() ? *std::move(grant) : Admission::Grant());
   absl::MutexLock lock(&mutex_);
   streams_.insert(stream);
   if (stopping_) {
     stream->Stop(Stopping());
+  } else if (!refusal.ok()) {
+    stream->Stop(refusal);
   } else {
     stream->Begin();
   }
@@ -52,12 +61,14 @@ void TrainStreams::Remove(TrainStream* stream) {
 }
 
 TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
-                         const CallEnvironment& environment, const std::string& trace)
+                         const CallEnvironment& environment, const std::string& trace,
+                         Admission::Grant grant)
     : streams_(streams),
       resources_(resources),
       environment_(environment),
       timer_(environment.metrics, ops::Rpc::kTrain),
-      context_(absl::InfiniteFuture(), trace) {}
+      context_(absl::InfiniteFuture(), trace),
+      grant_(std::move(grant)) {}
 
 void TrainStream::OnReadDone(bool ok) {
   absl::Status status;
@@ -118,10 +129,9 @@ absl::Status TrainStream::Take(const grpc::ByteBuffer& message) {
     }
     return TakeStart(std::move(*request.mutable_start()));
   }
-  if (absl::Status status = environment_.in_flight->Acquire(bytes); !status.ok()) return status;
   {
     absl::MutexLock lock(&mutex_);
-    held_bytes_ += bytes;
+    if (absl::Status status = grant_.AddBytes(bytes); !status.ok()) return status;
   }
   auto whole = assembler_.Add(&request, bytes);
   if (!whole.ok() || !whole->has_value()) return whole.status();
@@ -135,7 +145,8 @@ absl::Status TrainStream::TakeStart(v1::TrainStart start) {
       [this, start = std::move(start)] { RunLookups(start); }, [this] { RunUpdates(); });
   if (!submitted) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(TrainStreams::kMaxStreams, " training streams are open, and no more can be"));
+        absl::StrCat(streams_->max_streams_,
+                     " training streams are open already; budgets.max_train_streams is no more"));
   }
   workers_ = 2;
   references_ += 2;
@@ -190,7 +201,7 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
       Deliver(work->place, output.status());
     }
     absl::MutexLock lock(&mutex_);
-    ReleaseBytes(request.bytes);
+    grant_.ReleaseBytes(request.bytes);
   }
   WorkerDone();
 }
@@ -212,14 +223,9 @@ void TrainStream::RunUpdates() {
       Deliver(work->place, result.status());
     }
     absl::MutexLock lock(&mutex_);
-    ReleaseBytes(request.bytes);
+    grant_.ReleaseBytes(request.bytes);
   }
   WorkerDone();
-}
-
-void TrainStream::ReleaseBytes(int64_t bytes) {
-  held_bytes_ -= bytes;
-  environment_.in_flight->Release(bytes);
 }
 
 void TrainStream::WorkerDone() {
@@ -312,7 +318,6 @@ void TrainStream::Unref() {
   {
     absl::MutexLock lock(&mutex_);
     if (--references_ > 0) return;
-    ReleaseBytes(held_bytes_);
   }
   streams_->Remove(this);
   delete this;

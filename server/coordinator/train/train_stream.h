@@ -32,11 +32,10 @@ class TrainStream;
 // The training streams of a coordinator. Thread-safe; must outlive them, that is, the server.
 class TrainStreams {
  public:
-  // Two threads for each stream.
-  static constexpr int kMaxStreams = 512;
-
-  // `resources` and what `environment` points to must outlive it.
-  TrainStreams(const CoordinatorResources* resources, const CallEnvironment& environment);
+  // `resources` and what `environment` points to must outlive it. At most `max_streams` at once;
+  // each has two threads.
+  TrainStreams(const CoordinatorResources* resources, const CallEnvironment& environment,
+               int max_streams);
 
   // Makes the stream of a new call. It deletes itself when the call is over.
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(
@@ -50,6 +49,7 @@ class TrainStreams {
 
   const CoordinatorResources* const resources_;
   const CallEnvironment environment_;
+  const int max_streams_;
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<TrainStream*> streams_ ABSL_GUARDED_BY(mutex_);
@@ -59,7 +59,7 @@ class TrainStreams {
 class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
-              const CallEnvironment& environment, const std::string& trace);
+              const CallEnvironment& environment, const std::string& trace, Admission::Grant grant);
   // Begins to read.
   void Begin() { StartRead(&incoming_); }
   // Takes no more requests; what is not answered fails with `status`, and the stream ends with it.
@@ -89,7 +89,6 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   // The next of `queue`, or nothing when no more will come.
   std::optional<Work> Next(std::deque<Work>* queue);
   void WorkerDone();
-  void ReleaseBytes(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The answer of a place: messages, or the status that ends the stream there.
   void Deliver(int64_t place, absl::StatusOr<Messages> answer);
@@ -116,7 +115,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   int64_t next_place_ ABSL_GUARDED_BY(mutex_) = 1;  // 0 is that of the start
   std::deque<Work> lookups_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> updates_ ABSL_GUARDED_BY(mutex_);
-  int64_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of requests, against the in-flight budget
+  Admission::Grant grant_ ABSL_GUARDED_BY(mutex_);  // with the bytes of requests in work
   int workers_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::map<int64_t, absl::StatusOr<Messages>> answers_ ABSL_GUARDED_BY(mutex_);
