@@ -82,10 +82,6 @@ absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
   complete.mutable_timeouts();
   complete.mutable_logging();
   FillFields(&complete);
-  v1::BudgetConfig& budgets = *complete.mutable_budgets();
-  if (budgets.client_in_flight_bytes() == 0) {
-    budgets.set_client_in_flight_bytes(budgets.in_flight_bytes());
-  }
   if (complete.shard_threads() == 0) complete.set_shard_threads(CpuCount());
   if (complete.coordinator_threads() == 0) complete.set_coordinator_threads(CpuCount());
 

@@ -118,7 +118,7 @@ constexpr FieldRule kRules[] = {
     {"BudgetConfig.in_flight_bytes", kBytes, 4 * kGiB},
     {"BudgetConfig.max_train_streams", Between(1, 16384), 512},
     {"BudgetConfig.client_requests", AtLeast(1), 256},
-    {"BudgetConfig.client_in_flight_bytes", kBytes},
+    {"BudgetConfig.client_in_flight_bytes", kBytes, 4 * kGiB},
     {"BudgetConfig.connection_calls", AtLeast(1), 1024},
     {"BudgetConfig.max_waiting_requests", AtLeast(1), 1024},
     {"TimeoutConfig.batch_ttl_ms", kMilliseconds, 120000},
