@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "server/coordinator/coordinator_server.h"
 #include "server/ops/bind_rule.h"
+#include "server/ops/http_routes.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
 #include "server/shard_host/shard_server.h"
@@ -47,10 +48,11 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   Log(LogLevel::kInfo, "starting", {{"version", EMBERD_VERSION}, {"pid", getpid()}});
 
   ops::Metrics metrics(role);
-  auto http = StartHttp(process.http_address(), metrics);
-  if (!http.ok()) return http.status();
+  std::atomic<bool> ending = false;
   auto server = start(&metrics);
   if (!server.ok()) return server.status();
+  auto http = StartHttp(process.http_address(), ProcessRoutes(name, metrics, ending));
+  if (!http.ok()) return http.status();
   status = Announce(name,
                     {.grpc = (*server)->address(),
                      .http = *http == nullptr ? "" : (*http)->address(),
@@ -59,9 +61,11 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   if (!status.ok()) return status;
 
   (*shutdown)->Wait();
+  ending = true;
   const absl::Duration drain = absl::Milliseconds(options.cluster.timeouts().drain_ms());
   ops::ExitDeadline deadline(drain + absl::Seconds(kDrainMarginSeconds));
   (*server)->Drain(drain);
+  http->reset();
   server->reset();
   Log(LogLevel::kInfo, "stopped");
   return absl::OkStatus();
@@ -105,9 +109,16 @@ absl::Status CheckAddresses(const std::string& path, const std::string& address,
 }
 
 absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& address,
-                                                           const ops::Metrics& metrics) {
+                                                           std::vector<ops::HttpRoute> routes) {
   if (address.empty()) return nullptr;
-  return ops::HttpServer::Start(address, metrics);
+  return ops::HttpServer::Start({.address = address, .routes = std::move(routes)});
+}
+
+std::vector<ops::HttpRoute> ProcessRoutes(const std::string& name, const ops::Metrics& metrics,
+                                          const std::atomic<bool>& ending) {
+  return {ops::MetricsRoute(metrics),
+          ops::HealthRoute([&ending] { return !ending.load(std::memory_order_relaxed); }),
+          ops::IndexRoute(name, {"/metrics", "/healthz"})};
 }
 
 }  // namespace emberd::launcher

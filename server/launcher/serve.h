@@ -1,8 +1,10 @@
 // The life of one server process: bind, serve, say so, drain on SIGTERM.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,9 +31,13 @@ absl::Status ServeCoordinator(const ServeOptions& options);
 // in the cluster, e.g. "shards[2]". Warns in the log if they reach beyond this machine.
 absl::Status CheckAddresses(const std::string& path, const std::string& address,
                             const std::string& http_address, bool insecure);
-// /metrics on `address`, or null if that is empty.
+// `routes` on `address`, or null if that is empty.
 absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& address,
-                                                           const ops::Metrics& metrics);
+                                                           std::vector<ops::HttpRoute> routes);
+// The pages of the process `name`. Until `ending` is set it is healthy. All must outlive the
+// server.
+std::vector<ops::HttpRoute> ProcessRoutes(const std::string& name, const ops::Metrics& metrics,
+                                          const std::atomic<bool>& ending);
 // An orderly end may take `drain`, and this long on top before it is cut off.
 inline constexpr int kDrainMarginSeconds = 5;
 

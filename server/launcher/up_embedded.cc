@@ -1,3 +1,4 @@
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -32,8 +33,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
   if (!status.ok()) return status;
 
   ops::Metrics metrics("up");
-  auto http = StartHttp(coordinator.http_address(), metrics);
-  if (!http.ok()) return http.status();
+  std::atomic<bool> ending = false;
   std::vector<std::shared_ptr<server::ShardBackend>> shards;
   for (int i = 0; i < cluster.shards_size(); ++i) {
     auto shard = server::MakeLocalShard(cluster, i, &metrics);
@@ -45,6 +45,8 @@ absl::Status UpEmbedded(const UpOptions& options) {
                                                   .shards = std::move(shards),
                                                   .metrics = &metrics});
   if (!server.ok()) return server.status();
+  auto http = StartHttp(coordinator.http_address(), ProcessRoutes("up", metrics, ending));
+  if (!http.ok()) return http.status();
   ClusterInfo info;
   info.shard_count = cluster.shards_size();
   info.sparsecores_per_shard = cluster.sparsecores_per_shard();
@@ -56,9 +58,11 @@ absl::Status UpEmbedded(const UpOptions& options) {
   PrintReady(info, cluster.logging());
 
   (*shutdown)->Wait();
+  ending = true;
   const absl::Duration drain = absl::Milliseconds(cluster.timeouts().drain_ms());
   ops::ExitDeadline deadline(drain + absl::Seconds(kDrainMarginSeconds));
   (*server)->Drain(drain);
+  http->reset();
   server->reset();
   ops::Log(ops::LogLevel::kInfo, "stopped");
   return absl::OkStatus();

@@ -1,85 +1,248 @@
 #include "server/ops/http.h"
 
-#include <atomic>
-#include <chrono>
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
-#include <thread>
 #include <utility>
-#include <vector>
 
-#include <CivetServer.h>
+#include <microhttpd.h>
 #include <netdb.h>
-#include <prometheus/exposer.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "config/address.h"
+#include "server/ops/logging.h"
 
 namespace emberd::ops {
 namespace {
 
-// Connects and hangs up. `host` is numeric, IPv6 in brackets.
-void Knock(const std::string& host, int port) {
-  const bool brackets = host.front() == '[';
-  const std::string numeric = brackets ? host.substr(1, host.size() - 2) : host;
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* address = nullptr;
-  if (getaddrinfo(numeric.c_str(), std::to_string(port).c_str(), &hints, &address) != 0) return;
-  const int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd >= 0) {
-    (void)connect(fd, address->ai_addr, address->ai_addrlen);
+constexpr int kBacklog = 64;
+constexpr char kPlainText[] = "text/plain; charset=utf-8";
+
+// On every answer. What is served comes from here alone, is not framed, and is always fresh.
+constexpr std::pair<const char*, const char*> kHeaders[] = {
+    {"Content-Security-Policy",
+     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+    {"X-Content-Type-Options", "nosniff"},
+    {"Referrer-Policy", "no-referrer"},
+    {"Cross-Origin-Resource-Policy", "same-origin"},
+    {"Cache-Control", "no-store"},
+};
+
+std::string NumericHost(const sockaddr* address, socklen_t size) {
+  char host[NI_MAXHOST] = "";
+  getnameinfo(address, size, host, sizeof(host), nullptr, 0, NI_NUMERICHOST);
+  return host;
+}
+
+int PortOf(int fd) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof(bound);
+  char port[NI_MAXSERV] = "0";
+  getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size);
+  getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, nullptr, 0, port, sizeof(port),
+              NI_NUMERICSERV);
+  return std::atoi(port);
+}
+
+// A listening socket; an error text instead where there is none.
+struct Listening {
+  int fd = -1;
+  std::string error;
+};
+
+Listening ListenOn(const addrinfo& address) {
+  const int fd = socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol);
+  if (fd < 0) return {-1, std::strerror(errno)};
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, kBacklog) != 0) {
+    const std::string error = std::strerror(errno);
     close(fd);
+    return {-1, error};
   }
-  freeaddrinfo(address);
+  return {fd, ""};
+}
+
+Listening Listen(const config::Address& address) {
+  const bool brackets = absl::StartsWith(address.host, "[");
+  const std::string host =
+      brackets ? address.host.substr(1, address.host.size() - 2) : address.host;
+  addrinfo hints{};
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int failure =
+      getaddrinfo(host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  if (failure != 0) return {-1, gai_strerror(failure)};
+  const absl::Cleanup free = [found] { freeaddrinfo(found); };
+  return ListenOn(*found);
+}
+
+int StatusOf(const absl::Status& refusal) {
+  switch (refusal.code()) {
+    case absl::StatusCode::kUnauthenticated:
+      return MHD_HTTP_UNAUTHORIZED;
+    case absl::StatusCode::kPermissionDenied:
+      return MHD_HTTP_FORBIDDEN;
+    case absl::StatusCode::kResourceExhausted:
+      return MHD_HTTP_TOO_MANY_REQUESTS;
+    default:
+      return MHD_HTTP_INTERNAL_SERVER_ERROR;
+  }
+}
+
+HttpRequest RequestOf(MHD_Connection* connection, const std::string& path) {
+  HttpRequest request{.path = path, .peer = "", .authorization = ""};
+  const MHD_ConnectionInfo* const info =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+  if (info != nullptr && info->client_addr != nullptr) {
+    request.peer = NumericHost(info->client_addr, info->client_addr->sa_family == AF_INET6
+                                                      ? sizeof(sockaddr_in6)
+                                                      : sizeof(sockaddr_in));
+  }
+  const char* const authorization =
+      MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION);
+  if (authorization != nullptr) request.authorization = authorization;
+  return request;
+}
+
+bool HasBody(MHD_Connection* connection) {
+  for (const char* header : {MHD_HTTP_HEADER_CONTENT_LENGTH, MHD_HTTP_HEADER_TRANSFER_ENCODING}) {
+    if (MHD_lookup_connection_value(connection, MHD_HEADER_KIND, header) != nullptr) return true;
+  }
+  return false;
+}
+
+// False if there is no memory for it.
+bool Send(MHD_Connection* connection, const HttpAnswer& answer, const std::string& content_type) {
+  MHD_Response* const response = MHD_create_response_from_buffer(
+      answer.body.size(), const_cast<char*>(answer.body.data()), MHD_RESPMEM_MUST_COPY);
+  if (response == nullptr) return false;
+  const absl::Cleanup release = [response] { MHD_destroy_response(response); };
+  for (const auto& [name, value] : kHeaders) MHD_add_response_header(response, name, value);
+  MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type.c_str());
+  if (answer.status == MHD_HTTP_METHOD_NOT_ALLOWED) {
+    MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+  }
+  if (answer.status == MHD_HTTP_UNAUTHORIZED) {
+    MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+  }
+  // A body that came with the request is not read, so no other request can follow it.
+  if (HasBody(connection)) MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+  return MHD_queue_response(connection, answer.status, response) == MHD_YES;
+}
+
+// Paths are compared as they come: an escaped one is no page.
+size_t KeepEscapes(void*, MHD_Connection*, char* text) { return std::strlen(text); }
+
+void LogLibrary(void*, const char* format, va_list arguments) {
+  char text[512];
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  Log(LogLevel::kDebug, "http", {{"error", absl::StripSuffix(text, "\n")}});
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
-                                                              const Metrics& metrics) {
-  absl::StatusOr<config::Address> parsed = config::ParseAddress(address);
+struct HttpServer::Callbacks {
+  // Called once the headers of a request are there, and never again after an answer.
+  static MHD_Result Serve(void* server, MHD_Connection* connection, const char* path,
+                          const char* method, const char*, const char*, size_t*, void**) {
+    try {
+      return static_cast<HttpServer*>(server)->Serve(connection, path, method) ? MHD_YES : MHD_NO;
+    } catch (...) {
+      return MHD_NO;  // hangs up
+    }
+  }
+};
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions options) {
+  const std::string address = options.address;
+  const absl::StatusOr<config::Address> parsed = config::ParseAddress(address);
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("\"", address, "\" is not allowed; ", parsed.status().message()));
   }
-  // The web server takes numbers only.
-  if (parsed->host == "localhost") parsed->host = "127.0.0.1";
-  try {
-    auto exposer = std::make_unique<prometheus::Exposer>(parsed->ToString());
-    for (const auto& collectable : metrics.collectables()) {
-      exposer->RegisterCollectable(collectable);
-    }
-    const std::vector<int> ports = exposer->GetListeningPorts();
-    if (ports.empty()) return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
-    return std::unique_ptr<HttpServer>(
-        new HttpServer(std::move(exposer), parsed->host, ports.front()));
-  } catch (const std::exception& error) {
+  const Listening listening = Listen(*parsed);
+  if (listening.fd < 0) {
     return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", address, " for HTTP: ", error.what()));
+        absl::StrCat("cannot listen on ", address, " for HTTP: ", listening.error));
   }
+  std::unique_ptr<HttpServer> server(
+      new HttpServer(std::move(options), parsed->host, PortOf(listening.fd)));
+  server->daemon_ =
+      MHD_start_daemon(MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_ITC |
+                           MHD_USE_ERROR_LOG,
+                       0, nullptr, nullptr, &Callbacks::Serve, server.get(),  //
+                       MHD_OPTION_EXTERNAL_LOGGER, &LogLibrary, nullptr,      //
+                       MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr,   //
+                       MHD_OPTION_LISTEN_SOCKET, listening.fd,                //
+                       MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(kMaxConnections),
+                       MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(kMaxHeaderBytes),
+                       MHD_OPTION_CONNECTION_TIMEOUT, static_cast<unsigned>(kIdleSeconds),
+                       MHD_OPTION_STRICT_FOR_CLIENT, 1,  //
+                       MHD_OPTION_END);
+  if (server->daemon_ == nullptr) {
+    close(listening.fd);
+    return absl::UnavailableError(absl::StrCat("cannot serve HTTP on ", address));
+  }
+  return server;
 }
 
-HttpServer::HttpServer(std::unique_ptr<prometheus::Exposer> exposer, std::string host, int port)
-    : exposer_(std::move(exposer)), host_(std::move(host)), port_(port) {}
+HttpServer::HttpServer(HttpOptions options, std::string host, int port)
+    : options_(std::move(options)), host_(std::move(host)), port_(port) {}
 
-// The web server waits for connections and notices only every two seconds that it shall stop; a
-// connection wakes it.
 HttpServer::~HttpServer() {
-  std::atomic<bool> stopped = false;
-  std::thread waker([this, &stopped] {
-    while (!stopped) {
-      Knock(host_, port_);
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  });
-  exposer_.reset();
-  stopped = true;
-  waker.join();
+  if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
 }
 
 std::string HttpServer::address() const { return absl::StrCat(host_, ":", port_); }
+
+const HttpRoute* HttpServer::Find(const std::string& path) const {
+  for (const HttpRoute& route : options_.routes) {
+    if (route.path == path) return &route;
+  }
+  return nullptr;
+}
+
+HttpAnswer HttpServer::Answer(const HttpRoute& route, const HttpRequest& request) const {
+  try {
+    return route.answer();
+  } catch (const std::exception& error) {
+    Log(LogLevel::kError, "http: a page failed", {{"path", request.path}, {"error", error.what()}});
+    return {MHD_HTTP_INTERNAL_SERVER_ERROR, "500 this page failed; the log says why\n"};
+  }
+}
+
+bool HttpServer::Serve(MHD_Connection* connection, const std::string& path,
+                       const std::string& method) {
+  const HttpRoute* const route = Find(path);
+  if (route == nullptr) {
+    return Send(connection, {MHD_HTTP_NOT_FOUND, "404 there is no such page\n"}, kPlainText);
+  }
+  if (method != MHD_HTTP_METHOD_GET && method != MHD_HTTP_METHOD_HEAD) {
+    return Send(connection, {MHD_HTTP_METHOD_NOT_ALLOWED, "405 only GET and HEAD are allowed\n"},
+                kPlainText);
+  }
+  const HttpRequest request = RequestOf(connection, path);
+  if (!route->open && options_.admit) {
+    const absl::Status admitted = options_.admit(request);
+    if (!admitted.ok()) {
+      const int status = StatusOf(admitted);
+      return Send(connection, {status, absl::StrCat(status, " ", admitted.message(), "\n")},
+                  kPlainText);
+    }
+  }
+  const HttpAnswer answer = Answer(*route, request);
+  return Send(connection, answer, answer.status == MHD_HTTP_OK ? route->content_type : kPlainText);
+}
 
 }  // namespace emberd::ops

@@ -1,36 +1,78 @@
-// Serves /metrics for Prometheus.
+// A small web server for operators and their tools: metrics, health, the status page.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/ops/metrics.h"
 
-namespace prometheus {
-class Exposer;
-}
+struct MHD_Connection;
+struct MHD_Daemon;
 
 namespace emberd::ops {
 
-// Serves from its own two threads from Start until it is destroyed.
+struct HttpAnswer {
+  int status = 200;
+  std::string body;
+};
+
+// A page. Whatever follows a '?' in a request does not matter.
+struct HttpRoute {
+  std::string path;  // begins with '/'; exactly this
+  std::string content_type;
+  std::function<HttpAnswer()> answer;  // called from many threads at once
+  // Says nothing about the cluster, so that everybody may see it: HttpOptions.admit is not asked.
+  bool open = false;
+};
+
+// What is known of a request before its route is called.
+struct HttpRequest {
+  std::string path;
+  std::string peer;           // address of the client, without port
+  std::string authorization;  // the header of this name; empty: none
+};
+
+struct HttpOptions {
+  std::string address;  // "host:port"; port 0: the system picks one
+  std::vector<HttpRoute> routes = {};
+  // Every request for a route that is not open passes here first. Not OK: it is refused with the
+  // message; UNAUTHENTICATED is 401, PERMISSION_DENIED 403, RESOURCE_EXHAUSTED 429, others 500.
+  // Called from many threads at once. Empty: all are admitted.
+  std::function<absl::Status(const HttpRequest&)> admit = nullptr;
+};
+
+// Answers GET and HEAD, from one thread per connection, of which there are at most
+// kMaxConnections; a client that is slow keeps only its own thread waiting. Nothing is to be
+// cached, and browsers load nothing from elsewhere. An exception in a route is status 500.
 class HttpServer {
  public:
-  // Listens on `address` ("host:port"; port 0: the system picks one). `metrics` must outlive the
-  // server. INVALID_ARGUMENT: not an address. UNAVAILABLE: the address cannot be bound.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
-                                                           const Metrics& metrics);
-  ~HttpServer();
+  static constexpr int kMaxConnections = 64;
+  static constexpr int kMaxHeaderBytes = 32 << 10;  // of one request
+  static constexpr int kIdleSeconds = 10;           // then the connection is closed
+
+  // Serves until it is destroyed. INVALID_ARGUMENT: not an address. UNAVAILABLE: it cannot be
+  // bound.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpOptions options);
+  ~HttpServer();  // at once, but for routes in progress
 
   int port() const { return port_; }
   std::string address() const;  // "host:port" with the real port
 
  private:
-  HttpServer(std::unique_ptr<prometheus::Exposer> exposer, std::string host, int port);
+  struct Callbacks;
 
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  HttpServer(HttpOptions options, std::string host, int port);
+  HttpAnswer Answer(const HttpRoute& route, const HttpRequest& request) const;
+  const HttpRoute* Find(const std::string& path) const;
+  bool Serve(MHD_Connection* connection, const std::string& path, const std::string& method);
+
+  const HttpOptions options_;
   const std::string host_;
   const int port_;
+  MHD_Daemon* daemon_ = nullptr;
 };
 
 }  // namespace emberd::ops

@@ -1,58 +1,258 @@
+// Covers: http_routes.cc
 #include "server/ops/http.h"
 
+#include <atomic>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/synchronization/notification.h"
 #include "server/ops/http_get.h"
+#include "server/ops/http_routes.h"
 
 namespace emberd::ops {
 namespace {
 
+using ::testing::AnyOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
+
+HttpRoute Page(const std::string& path, const std::string& body) {
+  return {path, "text/plain", [body]() -> HttpAnswer { return {200, body}; }};
+}
+
+std::unique_ptr<HttpServer> Start(std::vector<HttpRoute> routes) {
+  auto server = HttpServer::Start({.address = "127.0.0.1:0", .routes = std::move(routes)});
+  EXPECT_TRUE(server.ok()) << server.status();
+  return server.ok() ? *std::move(server) : nullptr;
+}
 
 TEST(HttpServerTest, ServesMetricsOnAPortThatTheSystemPicked) {
   Metrics metrics("shard");
-  auto server = HttpServer::Start("127.0.0.1:0", metrics);
-  ASSERT_TRUE(server.ok()) << server.status();
-  EXPECT_GT((*server)->port(), 0);
-  EXPECT_EQ((*server)->address(), "127.0.0.1:" + std::to_string((*server)->port()));
+  const auto server = Start({MetricsRoute(metrics)});
+  ASSERT_NE(server, nullptr);
+  EXPECT_GT(server->port(), 0);
+  EXPECT_EQ(server->address(), "127.0.0.1:" + std::to_string(server->port()));
   metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.1, 5, 6);
-  const std::string answer = HttpGet((*server)->port(), "/metrics");
+  const std::string answer = HttpGet(server->port(), "/metrics");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(answer, HasSubstr("Content-Type: text/plain; version=0.0.4"));
   EXPECT_THAT(answer,
               HasSubstr("emberd_build_info{role=\"shard\",version=\"" EMBERD_VERSION "\"}"));
   EXPECT_THAT(answer, HasSubstr("emberd_rpcs_total{code=\"OK\","));
   EXPECT_THAT(answer, HasSubstr("process_resident_memory_bytes "));
-  EXPECT_THAT(HttpGet((*server)->port(), "/other"), StartsWith("HTTP/1.1 404"));
 }
 
-TEST(HttpServerTest, StopsListeningWhenDestroyed) {
-  Metrics metrics("shard");
-  auto server = HttpServer::Start("localhost:0", metrics);
+TEST(HttpServerTest, HealthFollowsTheProcess) {
+  std::atomic<bool> serving = true;
+  const auto server = Start({HealthRoute([&serving] { return serving.load(); })});
+  ASSERT_NE(server, nullptr);
+  EXPECT_THAT(HttpGet(server->port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  serving = false;
+  EXPECT_THAT(HttpGet(server->port(), "/healthz"), StartsWith("HTTP/1.1 503"));
+}
+
+TEST(HttpServerTest, TheIndexNamesTheProcessAndLinks) {
+  const auto server = Start({IndexRoute("shard-3", {"/metrics"})});
+  ASSERT_NE(server, nullptr);
+  const std::string answer = HttpGet(server->port(), "/");
+  EXPECT_THAT(answer, HasSubstr("shard-3"));
+  EXPECT_THAT(answer, HasSubstr("href=\"/metrics\""));
+}
+
+TEST(HttpServerTest, FindsARouteByItsWholePath) {
+  const auto server = Start({Page("/", "the index"), Page("/a", "page a"), Page("/b", "page b")});
+  ASSERT_NE(server, nullptr);
+  EXPECT_THAT(HttpGet(server->port(), "/"), EndsWith("\r\n\r\nthe index"));
+  EXPECT_THAT(HttpGet(server->port(), "/a"), EndsWith("\r\n\r\npage a"));
+  EXPECT_THAT(HttpGet(server->port(), "/b?a=1&b"), EndsWith("\r\n\r\npage b"));
+  for (const char* path : {"/c", "/a/", "/A", "//", "/a/b", "/../a", "/%00", "/a%00", "a", "*"}) {
+    EXPECT_THAT(HttpGet(server->port(), path),
+                AnyOf(StartsWith("HTTP/1.1 404"), StartsWith("HTTP/1.1 400")))
+        << path;
+  }
+}
+
+TEST(HttpServerTest, AnswersAreNeitherCachedNorGuessedNorLoadOthers) {
+  const auto server = Start({Page("/a", "page a")});
+  ASSERT_NE(server, nullptr);
+  for (const char* path : {"/a", "/other"}) {
+    const std::string answer = HttpGet(server->port(), path);
+    EXPECT_THAT(answer, HasSubstr("Content-Security-Policy: default-src 'none';"));
+    EXPECT_THAT(answer, Not(HasSubstr("http://")));
+    EXPECT_THAT(answer, HasSubstr("X-Content-Type-Options: nosniff"));
+    EXPECT_THAT(answer, HasSubstr("Cache-Control: no-store"));
+  }
+}
+
+TEST(HttpServerTest, HeadHasTheHeadersAlone) {
+  const auto server = Start({Page("/a", "page a")});
+  ASSERT_NE(server, nullptr);
+  const std::string answer = HttpCall(server->port(), "HEAD", "/a");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(answer, HasSubstr("Content-Length: 6"));
+  EXPECT_THAT(answer, EndsWith("\r\n\r\n"));
+}
+
+TEST(HttpServerTest, OtherMethodsAreNotAllowed) {
+  std::atomic<int> calls = 0;
+  const auto server = Start({{"/a", "text/plain", [&calls]() -> HttpAnswer {
+                                ++calls;
+                                return {};
+                              }}});
+  ASSERT_NE(server, nullptr);
+  for (const char* method : {"POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "get", "X"}) {
+    const std::string answer = HttpCall(server->port(), method, "/a");
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 405")) << method;
+    EXPECT_THAT(answer, HasSubstr("Allow: GET, HEAD")) << method;
+  }
+  EXPECT_EQ(calls, 0);
+}
+
+// A body that is taken for the next request would let a client hide requests in others.
+TEST(HttpServerTest, ABodyIsNeitherReadNorTakenForARequest) {
+  const auto server = Start({Page("/a", "page a"), Page("/b", "page b")});
+  ASSERT_NE(server, nullptr);
+  for (const char* method : {"GET", "POST"}) {
+    HttpConnection connection(server->port());
+    const std::string hidden = "GET /b HTTP/1.1\r\nHost: x\r\n\r\n";
+    connection.Send(std::string(method) + " /a HTTP/1.1\r\nHost: x\r\nContent-Length: " +
+                    std::to_string(hidden.size()) + "\r\n\r\n" + hidden);
+    EXPECT_THAT(connection.ReadAll(), Not(HasSubstr("page b"))) << method;
+    const std::string endless =
+        HttpCall(server->port(), method, "/a", "Content-Length: 99999999999\r\n");
+    EXPECT_THAT(endless, StartsWith("HTTP/1.1 ")) << method;
+  }
+}
+
+TEST(HttpServerTest, OversizeHeadersAreRefused) {
+  const auto server = Start({Page("/a", "page a")});
+  ASSERT_NE(server, nullptr);
+  const std::string large(2 * HttpServer::kMaxHeaderBytes, 'x');
+  std::string many;
+  while (many.size() < large.size()) many += "X-A: b\r\n";
+  EXPECT_THAT(HttpCall(server->port(), "GET", "/a", "X-Large: " + large + "\r\n"),
+              Not(HasSubstr("page a")));
+  EXPECT_THAT(HttpCall(server->port(), "GET", "/a", many), Not(HasSubstr("page a")));
+  EXPECT_THAT(HttpCall(server->port(), "GET", "/a?" + large), Not(HasSubstr("page a")));
+  EXPECT_THAT(HttpGet(server->port(), "/a"), EndsWith("page a"));
+}
+
+TEST(HttpServerTest, WhatIsNoHttpIsRefused) {
+  const auto server = Start({Page("/a", "page a")});
+  ASSERT_NE(server, nullptr);
+  for (const char* text : {"\r\n\r\n", "GET\r\n\r\n", "GET /a HTTP/9.9\r\n\r\n", "\x16\x03\x01",
+                           "GET /a HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}) {
+    HttpConnection connection(server->port());
+    connection.Send(text);
+  }
+  EXPECT_THAT(HttpGet(server->port(), "/a"), EndsWith("page a"));
+}
+
+TEST(HttpServerTest, SlowClientsAndPagesKeepNobodyElseWaiting) {
+  absl::Notification enter, leave;
+  const auto server = Start({Page("/fast", "fast"), {"/slow", "text/plain", [&]() -> HttpAnswer {
+                                                       enter.Notify();
+                                                       leave.WaitForNotification();
+                                                       return {200, "slow"};
+                                                     }}});
+  ASSERT_NE(server, nullptr);
+  std::vector<std::unique_ptr<HttpConnection>> silent;
+  for (int i = 0; i < HttpServer::kMaxConnections / 2; ++i) {
+    silent.push_back(std::make_unique<HttpConnection>(server->port()));
+    silent.back()->Send("GET /fast HTTP/1.1\r\n");
+  }
+  std::string slow;
+  std::thread waiter([&] { slow = HttpGet(server->port(), "/slow"); });
+  enter.WaitForNotification();
+  EXPECT_THAT(HttpGet(server->port(), "/fast"), EndsWith("fast"));
+  leave.Notify();
+  waiter.join();
+  EXPECT_THAT(slow, EndsWith("slow"));
+}
+
+TEST(HttpServerTest, GoesOnAfterTooManyConnections) {
+  const auto server = Start({Page("/a", "page a")});
+  ASSERT_NE(server, nullptr);
+  {
+    std::vector<std::unique_ptr<HttpConnection>> many;
+    for (int i = 0; i < 2 * HttpServer::kMaxConnections; ++i) {
+      many.push_back(std::make_unique<HttpConnection>(server->port()));
+    }
+  }
+  // Connections that were closed are noticed in their own time.
+  std::string answer;
+  for (int i = 0; i < 500 && answer.empty(); ++i) answer = HttpGet(server->port(), "/a");
+  EXPECT_THAT(answer, EndsWith("page a"));
+}
+
+TEST(HttpServerTest, APageThatThrowsIsAnErrorOfThatPageAlone) {
+  const auto server =
+      Start({Page("/a", "page a"),
+             {"/bad", "text/plain", []() -> HttpAnswer { throw std::runtime_error("a secret"); }}});
+  ASSERT_NE(server, nullptr);
+  const std::string answer = HttpGet(server->port(), "/bad");
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 500"));
+  EXPECT_THAT(answer, Not(HasSubstr("a secret")));
+  EXPECT_THAT(HttpGet(server->port(), "/a"), EndsWith("page a"));
+}
+
+TEST(HttpServerTest, AsksBeforeEveryRouteThatIsNotOpen) {
+  HttpRoute open = Page("/open", "for all");
+  open.open = true;
+  const auto admit = [](const HttpRequest& request) {
+    EXPECT_EQ(request.peer, "127.0.0.1");
+    EXPECT_EQ(request.path, "/closed");
+    if (request.authorization == "Bearer good") return absl::OkStatus();
+    if (request.authorization.empty()) return absl::UnauthenticatedError("no token");
+    return absl::PermissionDeniedError("not you");
+  };
+  const auto server = HttpServer::Start(
+      {.address = "127.0.0.1:0", .routes = {open, Page("/closed", "secret")}, .admit = admit});
   ASSERT_TRUE(server.ok()) << server.status();
   const int port = (*server)->port();
+  EXPECT_THAT(HttpGet(port, "/open"), EndsWith("for all"));
+  const std::string unknown = HttpGet(port, "/closed");
+  EXPECT_THAT(unknown, StartsWith("HTTP/1.1 401"));
+  EXPECT_THAT(unknown, HasSubstr("WWW-Authenticate: Bearer"));
+  EXPECT_THAT(unknown, EndsWith("401 no token\n"));
+  EXPECT_THAT(HttpCall(port, "GET", "/closed", "Authorization: Bearer bad\r\n"),
+              StartsWith("HTTP/1.1 403"));
+  EXPECT_THAT(HttpCall(port, "GET", "/closed", "Authorization: Bearer good\r\n"),
+              EndsWith("secret"));
+}
+
+TEST(HttpServerTest, StopsListeningWhenDestroyedAndHangsUpOnIdleClients) {
+  auto server = HttpServer::Start({.address = "localhost:0", .routes = {Page("/a", "page a")}});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const int port = (*server)->port();
+  HttpConnection idle(port);
+  idle.Send("GET /a HTTP/1.1\r\n");
   server->reset();
-  EXPECT_EQ(HttpGet(port, "/metrics"), "");
+  EXPECT_EQ(idle.ReadAll(), "");
+  EXPECT_EQ(HttpGet(port, "/a"), "");
 }
 
 TEST(HttpServerTest, AnAddressInUseIsAnErrorThatNamesIt) {
-  Metrics metrics("shard");
-  auto first = HttpServer::Start("127.0.0.1:0", metrics);
-  ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = HttpServer::Start((*first)->address(), metrics);
+  const auto first = Start({});
+  ASSERT_NE(first, nullptr);
+  const auto second = HttpServer::Start({.address = first->address()});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(second.status().message()), HasSubstr((*first)->address()));
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(first->address()));
 }
 
 TEST(HttpServerTest, WhatIsNoAddressIsRefused) {
-  Metrics metrics("shard");
   for (const char* address : {"", "8080", ":8080", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536",
                               "127.0.0.1:80s", "127.0.0.1:0,127.0.0.1:0"}) {
-    EXPECT_EQ(HttpServer::Start(address, metrics).status().code(),
+    EXPECT_EQ(HttpServer::Start({.address = address}).status().code(),
               absl::StatusCode::kInvalidArgument)
         << address;
   }
