@@ -1,5 +1,7 @@
 #include "config/address.h"
 
+#include <arpa/inet.h>
+
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -28,6 +30,12 @@ bool ParsePort(absl::string_view text, int* port) {
 }  // namespace
 
 std::string Address::ToString() const { return absl::StrCat(host, ":", port); }
+
+bool Address::is_loopback() const {
+  in_addr v4{};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  return host == "[::1]" || host == "localhost";
+}
 
 absl::StatusOr<Address> ParseAddress(absl::string_view text) {
   const size_t colon = text.rfind(':');

@@ -17,6 +17,8 @@ struct Address {
   std::string ToString() const;
   // 0.0.0.0 and [::]: all interfaces of whatever machine the process runs on.
   bool is_wildcard() const { return host == "0.0.0.0" || host == "[::]"; }
+  // 127.0.0.0/8, [::1] and localhost: nobody on another machine can reach it.
+  bool is_loopback() const;
 };
 
 // INVALID_ARGUMENT says in what form the address must be.

@@ -47,5 +47,14 @@ TEST(ParseAddress, KnowsTheWildcardHosts) {
   EXPECT_FALSE(ParseAddress("10.0.0.0:1")->is_wildcard());
 }
 
+TEST(ParseAddress, KnowsWhatOtherMachinesCannotReach) {
+  for (const char* text : {"127.0.0.1:1", "127.8.8.8:1", "localhost:1", "LocalHost:1", "[::1]:1"}) {
+    EXPECT_TRUE(ParseAddress(text)->is_loopback()) << text;
+  }
+  for (const char* text : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "128.0.0.1:1", "example:1"}) {
+    EXPECT_FALSE(ParseAddress(text)->is_loopback()) << text;
+  }
+}
+
 }  // namespace
 }  // namespace emberd::config

@@ -9,6 +9,7 @@
 #include "config/address.h"
 #include "config/config.h"
 #include "config/fields.h"
+#include "config/security.h"
 
 namespace emberd::config {
 namespace {
@@ -89,6 +90,7 @@ absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
   AddressChecker addresses;
   if (status.ok()) status = addresses.CheckAll(complete.shards(), "shards");
   if (status.ok()) status = addresses.CheckAll(complete.coordinators(), "coordinators");
+  if (status.ok()) status = CheckSecurity(complete);
   if (status.ok()) *cluster = std::move(complete);
   return status;
 }

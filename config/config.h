@@ -21,9 +21,11 @@ namespace emberd::config {
 // wrong types and repeats of a singular field are errors that give line and column, or the field.
 absl::StatusOr<v1::ModelConfig> ParseModel(absl::string_view text);
 absl::StatusOr<v1::ClusterConfig> ParseCluster(absl::string_view text);
+absl::StatusOr<v1::TokenFile> ParseTokenFile(absl::string_view text);
 // The same from a file; errors begin with the file's path.
 absl::StatusOr<v1::ModelConfig> LoadModel(const std::string& path);
 absl::StatusOr<v1::ClusterConfig> LoadCluster(const std::string& path);
+absl::StatusOr<v1::TokenFile> LoadTokenFile(const std::string& path);
 
 // Checks every value and reference, then writes every default into the message: afterwards each
 // optional field is present, each table has its own optimizer, initializer, combiner and storage
@@ -32,6 +34,8 @@ absl::StatusOr<v1::ClusterConfig> LoadCluster(const std::string& path);
 // default depends on the cluster) and the 0 of unlimited limits. Idempotent.
 absl::Status CompleteModel(v1::ModelConfig* model);
 absl::Status CompleteCluster(v1::ClusterConfig* cluster);
+// The same for a token file, whose digests become lower case.
+absl::Status CompleteTokenFile(v1::TokenFile* file);
 
 // Hash of a complete model config: equal on every process and machine, never 0. It is the model_id.
 uint64_t ModelFingerprint(const v1::ModelConfig& model);

@@ -127,6 +127,8 @@ constexpr FieldRule kRules[] = {
     {"LoggingConfig.format", kFinite, v1::LoggingConfig::TEXT},
     {"LoggingConfig.level", kFinite, v1::LoggingConfig::INFO},
     {"LoggingConfig.slow_step_ms", kMilliseconds, 1000},
+
+    {"Token.role", kFinite},
 };
 
 std::string KeyOf(const google::protobuf::FieldDescriptor& field) {
@@ -173,7 +175,7 @@ const FieldRule* FindFieldRule(const google::protobuf::FieldDescriptor& field) {
 
 bool IsNameField(const google::protobuf::FieldDescriptor& field) {
   static constexpr absl::string_view kNameFields[] = {"ModelConfig.name", "TableConfig.name",
-                                                      "FeatureConfig.name"};
+                                                      "FeatureConfig.name", "Token.name"};
   return absl::c_linear_search(kNameFields, KeyOf(field));
 }
 

@@ -39,7 +39,7 @@ absl::Span<const FieldRule> FieldRules();
 // The row of a field; null if it has none (strings, messages, plain flags).
 const FieldRule* FindFieldRule(const google::protobuf::FieldDescriptor& field);
 
-// True for fields that hold the name of a model, table or feature.
+// True for fields that hold the name of a model, table, feature or token.
 bool IsNameField(const google::protobuf::FieldDescriptor& field);
 // True for 1 or more characters of [A-Za-z0-9_.-].
 bool HasNameCharacters(absl::string_view name);

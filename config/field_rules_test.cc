@@ -29,6 +29,7 @@ std::set<const Descriptor*> ConfigTypes() {
   std::set<const Descriptor*> types;
   CollectTypes(v1::ModelConfig::descriptor(), &types);
   CollectTypes(v1::ClusterConfig::descriptor(), &types);
+  CollectTypes(v1::TokenFile::descriptor(), &types);
   return types;
 }
 

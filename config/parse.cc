@@ -116,11 +116,22 @@ absl::StatusOr<v1::ClusterConfig> ParseCluster(absl::string_view text) {
   return cluster;
 }
 
+absl::StatusOr<v1::TokenFile> ParseTokenFile(absl::string_view text) {
+  v1::TokenFile file;
+  absl::Status status = Parse(text, &file);
+  if (status.ok()) status = CompleteTokenFile(&file);
+  if (!status.ok()) return status;
+  return file;
+}
+
 absl::StatusOr<v1::ModelConfig> LoadModel(const std::string& path) {
   return Load(path, &ParseModel);
 }
 absl::StatusOr<v1::ClusterConfig> LoadCluster(const std::string& path) {
   return Load(path, &ParseCluster);
+}
+absl::StatusOr<v1::TokenFile> LoadTokenFile(const std::string& path) {
+  return Load(path, &ParseTokenFile);
 }
 
 }  // namespace emberd::config
