@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "server/launcher/cluster_options.h"
+#include "server/launcher/health.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/up.h"
 #include "server/ops/logging.h"
@@ -31,6 +32,8 @@ struct Flags {
   bool no_restart = false;
   launcher::LocalCluster local;
   launcher::Overrides overrides;
+  launcher::HealthOptions health;
+  double health_timeout = absl::ToDoubleSeconds(launcher::HealthOptions().timeout);
 };
 
 // Flags that every process has. Their values go over those of the configuration.
@@ -135,6 +138,20 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
       " --config cluster.textproto --index 0 --address 127.0.0.1:0 --ready-file ready");
 }
 
+void AddHealth(CLI::App* app, Flags* flags) {
+  CLI::App* const command =
+      app->add_subcommand("health", "Ask a coordinator or a shard whether it serves");
+  command->add_option("--address", flags->health.address, "Its gRPC address")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+  command->add_option("--timeout", flags->health_timeout, "Seconds to wait for the answer")
+      ->check(CLI::Range(0.001, 3600.0))
+      ->capture_default_str();
+  command->footer(
+      "Exit status: 0 it serves, 1 it does not or cannot be reached, 2 wrong flags.\n\n"
+      "Example:\n  emberd health --address 127.0.0.1:7400");
+}
+
 // The path of this binary, so that children show up under its name.
 std::string OwnPath() {
   std::string path(4096, '\0');
@@ -169,6 +186,13 @@ absl::Status RunServer(const Flags& flags, launcher::Role role) {
                                         : launcher::ServeCoordinator(options);
 }
 
+absl::Status RunHealth(Flags* flags) {
+  flags->health.timeout = absl::Seconds(flags->health_timeout);
+  absl::Status status = launcher::CheckHealth(flags->health);
+  if (status.ok()) std::printf("emberd: %s serves\n", flags->health.address.c_str());
+  return status;
+}
+
 int ExitStatus(const absl::Status& status) {
   if (status.ok()) return 0;
   const std::string message(status.message());
@@ -189,6 +213,7 @@ int Main(int argc, char** argv) {
   AddServer(&app, "coordinator", "Serve the public API in front of the shards of a cluster",
             &flags);
   AddServer(&app, "shard", "Hold one shard's rows", &flags);
+  AddHealth(&app, &flags);
   app.add_subcommand("metrics", "Print every metric of /metrics as a Markdown table");
   app.footer(
       "'emberd COMMAND --help' explains a command.\n"
@@ -204,6 +229,7 @@ int Main(int argc, char** argv) {
   if (app.got_subcommand("coordinator")) {
     return ExitStatus(RunServer(flags, launcher::Role::kCoordinator));
   }
+  if (app.got_subcommand("health")) return ExitStatus(RunHealth(&flags));
   std::fputs(ops::MetricCatalogueMarkdown().c_str(), stdout);
   return 0;
 }

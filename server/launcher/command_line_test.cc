@@ -1,5 +1,6 @@
 // What a script or a service manager relies on: exit statuses, help, and messages that name the
 // flag or the field that was wrong. Runs the real binary.
+#include <csignal>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -47,6 +48,21 @@ TEST(CommandLineTest, VersionHelpAndMetrics) {
     }
   }
   EXPECT_EQ(RunEmberd({"metrics"}).out, ops::MetricCatalogueMarkdown());
+}
+
+TEST(CommandLineTest, HealthSaysByItsExitStatusWhetherAProcessServes) {
+  TestingProgram cluster({kEmberd, "up", "--listen", "127.0.0.1:0", "--http", ""});
+  const std::string ready = cluster.WaitForLine("emberd: ready coordinator=");
+  const size_t begin = ready.find('=') + 1;
+  const std::string address = ready.substr(begin, ready.find(' ', begin) - begin);
+  const Outcome serving = RunEmberd({"health", "--address", address, "--timeout", "30"});
+  EXPECT_EQ(serving.status, 0) << serving.err;
+  EXPECT_EQ(serving.out, absl::StrCat("emberd: ", address, " serves\n"));
+  cluster.Signal(SIGTERM);
+  EXPECT_EQ(cluster.Wait(), 0);
+  const Outcome gone = RunEmberd({"health", "--address", address});
+  EXPECT_EQ(gone.status, 1);
+  EXPECT_THAT(gone.err, HasSubstr(address));
 }
 
 struct BadCase {
@@ -103,6 +119,8 @@ INSTANTIATE_TEST_SUITE_P(
         {"NoConfig", {"shard"}, "--config"},
         {"ConfigNotThere", {"shard", "--config", "/no/such"}, "/no/such"},
         {"ConfigBroken", {"shard", "--config", "BROKEN"}, "addres"},
+        {"HealthAddress", {"health", "--address", "7400"}, "--address: \"7400\""},
+        {"HealthTimeout", {"health", "--timeout", "0"}, "--timeout"},
         {"ShardIndex", {"shard", "--config", "CONFIG", "--index", "1"}, "--index: 1"},
         {"CoordinatorIndex", {"coordinator", "--config", "CONFIG", "--index", "-1"}, "--index: -1"},
         {"OpenCoordinator",

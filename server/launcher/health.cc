@@ -1,0 +1,59 @@
+#include "server/launcher/health.h"
+
+#include <google/protobuf/empty.pb.h>
+#include <google/protobuf/wrappers.pb.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "config/address.h"
+#include "server/rpc/status_codes.h"
+
+namespace emberd::launcher {
+namespace {
+
+// On the wire, a HealthCheckRequest about the server as a whole is empty, and a HealthCheckResponse
+// is one number in field 1.
+using HealthStub =
+    grpc::TemplatedGenericStub<google::protobuf::Empty, google::protobuf::Int32Value>;
+constexpr int kServing = 1;
+
+std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace
+
+absl::Status CheckHealth(const HealthOptions& options) {
+  const auto address = config::ParseAddress(options.address);
+  if (!address.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--address: \"", options.address, "\": ", address.status().message()));
+  }
+  HealthStub stub(Connect(options.address));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
+  const google::protobuf::Empty request;
+  google::protobuf::Int32Value response;
+  grpc::Status status;
+  absl::Notification done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
+                 [&](grpc::Status answered) {
+                   status = std::move(answered);
+                   done.Notify();
+                 });
+  done.WaitForNotification();
+  if (!status.ok()) return rpc::Annotate(rpc::FromGrpcStatus(status), options.address);
+  if (response.value() != kServing) {
+    return absl::UnavailableError(absl::StrCat(options.address, ": it does not serve (status ",
+                                               response.value(), "); is it draining?"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace emberd::launcher
