@@ -8,14 +8,14 @@ namespace {
 
 class AdminServiceImpl final : public v1::AdminService::CallbackService {
  public:
-  AdminServiceImpl(Coordinator* coordinator, const CallEnvironment& environment)
-      : coordinator_(coordinator), environment_(environment) {}
+  AdminServiceImpl(Administration* administration, const CallEnvironment& environment)
+      : administration_(administration), environment_(environment) {}
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::GetStatusResponse* response) override {
     auto work = [this, response](rpc::CallContext* call, int64_t*) {
-      *response = coordinator_->GetStatus(call);
+      *response = administration_->GetStatus(call);
       return absl::OkStatus();
     };
     return PooledCall::Start(environment_, *context, ops::Rpc::kGetStatus, 0, work);
@@ -25,23 +25,34 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
                                       const v1::GetLimitsRequest* request,
                                       v1::GetLimitsResponse* response) override {
     auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
-      auto limits = coordinator_->GetLimits(*request, call);
+      auto limits = administration_->GetLimits(*request, call);
       if (limits.ok()) *response = *std::move(limits);
       return limits.status();
     };
     return PooledCall::Start(environment_, *context, ops::Rpc::kGetLimits, 0, work);
   }
 
+  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
+                                     const v1::GetStatsRequest* request,
+                                     v1::GetStatsResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
+      auto stats = administration_->GetStats(*request, call);
+      if (stats.ok()) *response = *std::move(stats);
+      return stats.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kGetStats, 0, work);
+  }
+
  private:
-  Coordinator* const coordinator_;
+  Administration* const administration_;
   const CallEnvironment environment_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeAdminService(Coordinator* coordinator,
+std::unique_ptr<grpc::Service> MakeAdminService(Administration* administration,
                                                 const CallEnvironment& environment) {
-  return std::make_unique<AdminServiceImpl>(coordinator, environment);
+  return std::make_unique<AdminServiceImpl>(administration, environment);
 }
 
 }  // namespace emberd::server

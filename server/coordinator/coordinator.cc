@@ -35,6 +35,12 @@ std::string NewIdentity(int index) {
                       absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
 }
 
+std::vector<std::string> HttpAddresses(const v1::ClusterConfig& cluster) {
+  std::vector<std::string> addresses;
+  for (const v1::ShardConfig& shard : cluster.shards()) addresses.push_back(shard.http_address());
+  return addresses;
+}
+
 std::vector<Collective*> CollectivesOf(const std::vector<std::shared_ptr<ShardBackend>>& shards) {
   std::vector<Collective*> collectives;
   for (const auto& shard : shards) collectives.push_back(shard->collective());
@@ -47,6 +53,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                          std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics)
     : shards_(std::move(shards)),
       collective_(CollectivesOf(shards_)),
+      shard_http_addresses_(HttpAddresses(cluster)),
       sparsecores_per_shard_(cluster.sparsecores_per_shard()),
       max_message_bytes_(cluster.budgets().max_message_bytes()),
       batch_ttl_(absl::Milliseconds(cluster.timeouts().batch_ttl_ms())),
@@ -130,11 +137,10 @@ absl::StatusOr<v1::GetLimitsResponse> Coordinator::GetLimits(const v1::GetLimits
   return (*model)->observed->Limits((*model)->plan);
 }
 
-v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext*) {
-  rpc::CallContext context(absl::Now() + kStatusDeadline);
+v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
   v1::GetStatusResponse response;
   response.set_version(EMBERD_VERSION);
-  response.set_uptime_ms(absl::ToInt64Milliseconds(absl::Now() - start_));
+  response.set_uptime_ms(absl::ToInt64Milliseconds(uptime()));
   response.set_batches(static_cast<int>(batches_.count()));
   response.set_batch_bytes(batches_.bytes());
   for (const auto& model : registry_.models()) {
@@ -145,23 +151,39 @@ v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext*) {
     status->set_stacks(static_cast<int>(model->plan.stacks.size()));
     status->set_table_bytes(preprocess::PlanToProto(model->config, model->plan).table_bytes());
   }
+  AddShards(/*hot_rows=*/0, context, response.mutable_shards());
+  return response;
+}
+
+void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
+                            google::protobuf::RepeatedPtrField<v1::ShardStatus>* shards) {
+  rpc::CallContext context(absl::Now() + kStatusDeadline, caller->trace());
   std::vector<int> all;
   for (size_t i = 0; i < shards_.size(); ++i) {
     all.push_back(static_cast<int>(i));
-    response.add_shards();
+    shards->Add();
   }
   ForEachShard(all, [&](int shard) {
-    auto status = shards_[shard]->GetStatus(&context);
-    v1::ShardStatus* to = response.mutable_shards(shard);
-    if (status.ok()) *to = *std::move(status);
-    to->set_index(shard);
-    to->set_address(shards_[shard]->address());
-    to->set_reachable(status.ok());
-    if (!status.ok()) to->set_error(std::string(status.status().message()));
+    auto status = shards_[shard]->GetStatus(hot_rows, &context);
+    v1::ShardStatus& to = *shards->Mutable(shard);
+    if (status.ok()) to = *std::move(status);
+    to.set_index(shard);
+    to.set_address(shards_[shard]->address());
+    to.set_http_address(shard_http_addresses_[shard]);
+    to.set_reachable(status.ok());
+    if (!status.ok()) to.set_error(std::string(status.status().message()));
     metrics_->ShardLink(shard)->SetReachable(status.ok());
     return status.status();
   });
-  return response;
+}
+
+void Coordinator::AddStacks(v1::GetStatsResponse* stats) const {
+  for (const auto& model : registry_.models()) {
+    for (v1::StackStats& stack : model->observed->Stats(model->plan)) {
+      stack.set_model(model->config.name());
+      *stats->add_stacks() = std::move(stack);
+    }
+  }
 }
 
 }  // namespace emberd::server

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
@@ -66,11 +67,18 @@ class Coordinator {
                                                       rpc::CallContext* context);
 
   v1::GetStatusResponse GetStatus(rpc::CallContext* context);
+  // Adds the state of every shard, as far as it answers within a second, with `hot_rows` rows of
+  // each table.
+  void AddShards(int hot_rows, rpc::CallContext* context,
+                 google::protobuf::RepeatedPtrField<v1::ShardStatus>* shards);
+  // Adds what the batches of every model needed.
+  void AddStacks(v1::GetStatsResponse* stats) const;
   absl::StatusOr<v1::GetLimitsResponse> GetLimits(const v1::GetLimitsRequest& request,
                                                   rpc::CallContext* context);
 
   ops::ServerMetrics* server_metrics() { return server_metrics_; }
   ops::Metrics* metrics() { return metrics_; }
+  absl::Duration uptime() const { return absl::Now() - start_; }
   absl::Duration default_deadline() const { return shard_call_; }
   const CoordinatorResources& resources() const { return resources_; }
 
@@ -90,6 +98,7 @@ class Coordinator {
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   CollectiveRouter collective_;
+  const std::vector<std::string> shard_http_addresses_;
   const int sparsecores_per_shard_;
   const int64_t max_message_bytes_;
   const absl::Duration batch_ttl_;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/grpc_server.h"
+#include "server/coordinator/administration.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/embedding_service.h"
 #include "server/coordinator/pooled_call.h"
@@ -14,6 +15,9 @@ namespace {
 
 // Requests spend most of their time waiting for shards, so there are more threads than CPUs.
 constexpr int kRequestThreads = 32;
+// Apart from them, so that operators get answers from a coordinator that has too much to do.
+constexpr int kAdminThreads = 2;
+constexpr int kAdminWaiting = 64;
 
 std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const v1::ClusterConfig& cluster) {
   std::vector<std::shared_ptr<ShardBackend>> shards;
@@ -38,7 +42,15 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         train_streams_(&coordinator_.resources(), environment_,
                        options.cluster.budgets().max_train_streams()),
         embedding_service_(MakeEmbeddingService(&coordinator_, &train_streams_, environment_)),
-        admin_service_(MakeAdminService(&coordinator_, environment_)) {}
+        administration_({.coordinator = &coordinator_,
+                         .pool = &pool_,
+                         .admission = &admission_,
+                         .train_streams = &train_streams_,
+                         .in_flight_budget_bytes = options.cluster.budgets().in_flight_bytes(),
+                         .batch_budget_bytes = options.cluster.budgets().batch_bytes()}),
+        admin_admission_(options.cluster.budgets()),
+        admin_pool_(kAdminThreads, kAdminWaiting),
+        admin_service_(MakeAdminService(&administration_, AdminEnvironment())) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
     GrpcServer::Options server_options;
@@ -55,12 +67,21 @@ class CoordinatorServerImpl final : public CoordinatorServer {
 
   int port() const override { return server_->port(); }
   std::string address() const override { return server_->address(); }
+  Coordinator* coordinator() override { return &coordinator_; }
+  Administration* administration() override { return &administration_; }
   void Drain(absl::Duration grace) override {
     train_streams_.Stop();
     server_->Drain(grace);
   }
 
  private:
+  CallEnvironment AdminEnvironment() {
+    CallEnvironment environment = environment_;
+    environment.pool = &admin_pool_;
+    environment.admission = &admin_admission_;
+    return environment;
+  }
+
   // In this order: the server goes first, then the workers, then what they work on.
   Coordinator coordinator_;
   Admission admission_;
@@ -68,6 +89,9 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   const CallEnvironment environment_;
   TrainStreams train_streams_;
   std::unique_ptr<grpc::Service> embedding_service_;
+  Administration administration_;
+  Admission admin_admission_;
+  WorkerPool admin_pool_;
   std::unique_ptr<grpc::Service> admin_service_;
   std::unique_ptr<GrpcServer> server_;
 };

@@ -13,6 +13,9 @@
 
 namespace emberd::server {
 
+class Administration;
+class Coordinator;
+
 struct CoordinatorServerOptions {
   v1::ClusterConfig cluster;  // complete (config::CompleteCluster)
   int coordinator_index = 0;  // serves cluster.coordinators(coordinator_index)
@@ -30,6 +33,10 @@ class CoordinatorServer {
 
   virtual int port() const = 0;
   virtual std::string address() const = 0;  // "host:port" with the real port
+
+  // What it serves, for use in the process itself; they live as long as the server.
+  virtual Coordinator* coordinator() = 0;
+  virtual Administration* administration() = 0;
 
   // Takes no new calls, lets those in progress end for at most `grace`, then cancels them. Blocks
   // until all is over.

@@ -1,5 +1,6 @@
 #include "server/coordinator/model_registry.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -162,6 +163,8 @@ std::vector<std::shared_ptr<const ServedModel>> ModelRegistry::models() const {
   absl::MutexLock lock(&mutex_);
   std::vector<std::shared_ptr<const ServedModel>> models;
   for (const auto& [id, model] : models_) models.push_back(model);
+  std::sort(models.begin(), models.end(),
+            [](const auto& a, const auto& b) { return a->config.name() < b->config.name(); });
   return models;
 }
 

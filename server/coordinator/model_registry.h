@@ -46,6 +46,7 @@ class ModelRegistry {
   // Makes a known model on a shard that lost it by restarting.
   absl::Status Restore(const ServedModel& model, int shard, rpc::CallContext* context);
 
+  // By name.
   std::vector<std::shared_ptr<const ServedModel>> models() const;
 
  private:

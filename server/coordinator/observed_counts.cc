@@ -36,7 +36,26 @@ void ObservedCounts::Observe(const v1::BatchStatistics& statistics) {
     const v1::StackStatistics& batch = statistics.stacks(static_cast<int>(k));
     stacks_[k].ids.Add(batch.max_ids_per_partition());
     stacks_[k].unique_ids.Add(batch.max_unique_ids_per_partition());
+    v1::StackStats& totals = stacks_[k].totals;
+    totals.set_batches(totals.batches() + 1);
+    totals.set_ids(totals.ids() + batch.ids());
+    totals.set_unique_ids(totals.unique_ids() + batch.unique_ids());
+    totals.set_dropped_ids(totals.dropped_ids() + batch.dropped_ids());
   }
+}
+
+std::vector<v1::StackStats> ObservedCounts::Stats(const preprocess::Plan& plan) const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<v1::StackStats> stats;
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    v1::StackStats& stack = stats.emplace_back(stacks_[k].totals);
+    stack.set_stack(plan.stacks[k].name);
+    stack.set_max_ids_per_partition(plan.stacks[k].max_ids_per_partition);
+    stack.set_largest_ids_per_partition(stacks_[k].ids.max());
+    stack.set_max_unique_ids_per_partition(plan.stacks[k].max_unique_ids_per_partition);
+    stack.set_largest_unique_ids_per_partition(stacks_[k].unique_ids.max());
+  }
+  return stats;
 }
 
 v1::GetLimitsResponse ObservedCounts::Limits(const preprocess::Plan& plan) const {

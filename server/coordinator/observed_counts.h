@@ -18,6 +18,7 @@ class CountSketch {
  public:
   void Add(int64_t count);
   v1::CountSketch ToProto() const;
+  int64_t max() const { return max_; }
   // Largest count of the bucket of `count` >= 0: itself up to 16, then at most 1/8 more.
   static int64_t Upper(int64_t count);
 
@@ -35,11 +36,14 @@ class ObservedCounts {
   void Observe(const v1::BatchStatistics& statistics);
   // With the limits of `plan` as those of now.
   v1::GetLimitsResponse Limits(const preprocess::Plan& plan) const;
+  // Totals, by stack, with the limits of `plan`; `model` is not set.
+  std::vector<v1::StackStats> Stats(const preprocess::Plan& plan) const;
 
  private:
   struct Stack {
     CountSketch ids;
     CountSketch unique_ids;
+    v1::StackStats totals;  // of batches and ids
   };
   mutable absl::Mutex mutex_;
   std::vector<Stack> stacks_ ABSL_GUARDED_BY(mutex_);

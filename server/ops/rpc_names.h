@@ -20,6 +20,8 @@ enum class Rpc {
   kExportTable,
   kGetStatus,
   kGetLimits,
+  kGetStats,
+  kDrain,
   kShardCreateModel,
   kShardFindModel,
   kShardDropModel,

@@ -146,8 +146,8 @@ class LocalShard final : public ShardBackend {
                       [&](auto replayed) { promise.Set(std::move(replayed)); });
     return Named(std::move(promise.Wait()));
   }
-  absl::StatusOr<v1::ShardStatus> GetStatus(rpc::CallContext*) override {
-    v1::ShardStatus status = host_->GetStatus();
+  absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext*) override {
+    v1::ShardStatus status = host_->GetStatus(hot_rows);
     status.set_address(address_);
     return status;
   }

@@ -191,9 +191,10 @@ class RemoteShard final : public ShardBackend {
     return response->replayed();
   }
 
-  absl::StatusOr<v1::ShardStatus> GetStatus(rpc::CallContext* context) override {
-    auto status = Unary<v1::ShardStatus>(&ShardService::Stub::GetStatus,
-                                         internal::v1::GetShardStatusRequest(), context);
+  absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) override {
+    internal::v1::GetShardStatusRequest request;
+    request.set_hot_rows(hot_rows);
+    auto status = Unary<v1::ShardStatus>(&ShardService::Stub::GetStatus, request, context);
     if (status.ok()) status->set_address(options_.address);
     return status;
   }

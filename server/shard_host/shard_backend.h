@@ -141,7 +141,8 @@ class ShardBackend {
                                           absl::Span<const float> values, const Mutation& mutation,
                                           rpc::CallContext* context) = 0;
 
-  virtual absl::StatusOr<v1::ShardStatus> GetStatus(rpc::CallContext* context) = 0;
+  // With `hot_rows` rows of each table, 0 to 100.
+  virtual absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) = 0;
 
   // The training groups that the shard hosts.
   virtual Collective* collective() = 0;

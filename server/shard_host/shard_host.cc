@@ -367,7 +367,7 @@ void ShardHost::AssignRows(const shard::Engine::RowSelection& selection,
   });
 }
 
-v1::ShardStatus ShardHost::GetStatus() const {
+v1::ShardStatus ShardHost::GetStatus(int /*hot_rows*/) const {
   const shard::EngineStatistics statistics = engine_->Statistics();
   v1::ShardStatus status;
   status.set_index(shard_index_);

@@ -84,7 +84,8 @@ class ShardHost {
   void AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values,
                   Mutation mutation, AssignCallback done);
 
-  v1::ShardStatus GetStatus() const;
+  // `hot_rows` of each table, 0 to 100.
+  v1::ShardStatus GetStatus(int hot_rows = 0) const;
 
  private:
   struct KeptBatch {

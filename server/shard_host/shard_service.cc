@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/base/hot_rows_rule.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/message_stream.h"
@@ -388,11 +389,12 @@ class ShardServiceImpl final : public ServiceBase {
   }
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
-                                      const pb::GetShardStatusRequest*,
+                                      const pb::GetShardStatusRequest* request,
                                       v1::ShardStatus* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    *response = host_->GetStatus();
-    reactor->Finish(grpc::Status::OK);
+    absl::Status status = CheckHotRows(request->hot_rows());
+    if (status.ok()) *response = host_->GetStatus(request->hot_rows());
+    reactor->Finish(rpc::ToGrpcStatus(status));
     return reactor;
   }
 

@@ -55,6 +55,11 @@ void TrainStreams::Stop() {
   for (TrainStream* stream : streams_) stream->Stop(Stopping());
 }
 
+int TrainStreams::count() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(streams_.size());
+}
+
 void TrainStreams::Remove(TrainStream* stream) {
   absl::MutexLock lock(&mutex_);
   streams_.erase(stream);

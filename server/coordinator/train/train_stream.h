@@ -42,6 +42,8 @@ class TrainStreams {
       const grpc::CallbackServerContext& server_context);
   // Ends all streams after the requests that they have taken, and all that come later at once.
   void Stop();
+  // Those that have begun and are not over.
+  int count() const;
 
  private:
   friend class TrainStream;
@@ -50,7 +52,7 @@ class TrainStreams {
   const CoordinatorResources* const resources_;
   const CallEnvironment environment_;
   const int max_streams_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<TrainStream*> streams_ ABSL_GUARDED_BY(mutex_);
   ElasticPool pool_;  // last: its destructor waits for work that uses the rest

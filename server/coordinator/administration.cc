@@ -1,0 +1,48 @@
+#include "server/coordinator/administration.h"
+
+#include <algorithm>
+
+#include "absl/time/clock.h"
+#include "server/base/hot_rows_rule.h"
+#include "server/coordinator/statistics.h"
+#include "server/ops/metric_snapshot.h"
+
+namespace emberd::server {
+
+v1::GetStatusResponse Administration::GetStatus(rpc::CallContext* context) {
+  return parts_.coordinator->GetStatus(context);
+}
+
+absl::StatusOr<v1::GetLimitsResponse> Administration::GetLimits(const v1::GetLimitsRequest& request,
+                                                                rpc::CallContext* context) {
+  return parts_.coordinator->GetLimits(request, context);
+}
+
+absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStatsRequest& request,
+                                                              rpc::CallContext* context) {
+  if (absl::Status status = CheckHotRows(request.hot_rows()); !status.ok()) return status;
+  Coordinator& coordinator = *parts_.coordinator;
+  v1::GetStatsResponse response;
+  // Shards first: what takes time must not make the rest old.
+  coordinator.AddShards(request.hot_rows(), context, response.mutable_shards());
+  const ops::MetricSnapshot metrics(*coordinator.metrics());
+  response.set_time_ms(absl::ToUnixMillis(absl::Now()));
+  response.set_uptime_ms(absl::ToInt64Milliseconds(coordinator.uptime()));
+
+  const int streams = parts_.train_streams->count();
+  response.set_in_flight_requests(std::max(parts_.admission->requests() - streams, 0));
+  response.set_in_flight_bytes(parts_.admission->bytes());
+  response.set_in_flight_budget_bytes(parts_.in_flight_budget_bytes);
+  response.set_queued_requests(parts_.pool->queued());
+  response.set_train_streams(streams);
+  response.set_batches(static_cast<int>(coordinator.resources().batches->count()));
+  response.set_batch_bytes(coordinator.resources().batches->bytes());
+  response.set_batch_budget_bytes(parts_.batch_budget_bytes);
+  AddMethodStats(metrics, &response);
+  AddStageStats(metrics, &response);
+  coordinator.AddStacks(&response);
+  AddGroupStats(metrics, &response);
+  return response;
+}
+
+}  // namespace emberd::server
