@@ -42,9 +42,18 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
 
 GrpcServer::~GrpcServer() { Drain(absl::ZeroDuration()); }
 
+void GrpcServer::SetServing(bool serving) {
+  absl::MutexLock lock(&health_mutex_);
+  if (!stopping_) ops::SetServing(server_.get(), service_names_, serving);
+}
+
 void GrpcServer::Drain(absl::Duration grace) {
   if (server_ == nullptr) return;  // it could not be started
-  ops::SetServing(server_.get(), service_names_, false);
+  SetServing(false);
+  {
+    absl::MutexLock lock(&health_mutex_);
+    stopping_ = true;
+  }
   server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   server_->Wait();
 }

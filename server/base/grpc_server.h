@@ -9,7 +9,9 @@
 #include <grpcpp/server.h>
 #include <grpcpp/support/server_callback.h>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 namespace emberd::server {
@@ -34,6 +36,9 @@ class GrpcServer {
   // "host:port" with the real port.
   const std::string& address() const { return address_; }
 
+  // What health checks are answered, until Drain.
+  void SetServing(bool serving);
+
   // Answers health checks with NOT_SERVING, takes no new calls, lets those in progress end for at
   // most `grace`, then cancels them. Blocks until all is over. Later calls return at once.
   void Drain(absl::Duration grace);
@@ -45,6 +50,8 @@ class GrpcServer {
   std::vector<std::string> service_names_;
   std::string address_;
   int port_ = 0;
+  absl::Mutex health_mutex_;
+  bool stopping_ ABSL_GUARDED_BY(health_mutex_) = false;
 };
 
 }  // namespace emberd::server

@@ -43,6 +43,16 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
     return PooledCall::Start(environment_, *context, ops::Rpc::kGetStats, 0, work);
   }
 
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
+                                  const v1::DrainRequest* request,
+                                  v1::DrainResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext*, int64_t*) {
+      *response = administration_->Drain(*request);
+      return absl::OkStatus();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kDrain, 0, work);
+  }
+
  private:
   Administration* const administration_;
   const CallEnvironment environment_;

@@ -5,6 +5,7 @@
 #include "absl/time/clock.h"
 #include "server/base/hot_rows_rule.h"
 #include "server/coordinator/statistics.h"
+#include "server/ops/logging.h"
 #include "server/ops/metric_snapshot.h"
 
 namespace emberd::server {
@@ -29,12 +30,12 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   response.set_time_ms(absl::ToUnixMillis(absl::Now()));
   response.set_uptime_ms(absl::ToInt64Milliseconds(coordinator.uptime()));
 
-  const int streams = parts_.train_streams->count();
-  response.set_in_flight_requests(std::max(parts_.admission->requests() - streams, 0));
+  response.set_draining(parts_.drain->draining());
+  response.set_in_flight_requests(InFlightRequests());
   response.set_in_flight_bytes(parts_.admission->bytes());
   response.set_in_flight_budget_bytes(parts_.in_flight_budget_bytes);
   response.set_queued_requests(parts_.pool->queued());
-  response.set_train_streams(streams);
+  response.set_train_streams(parts_.train_streams->count());
   response.set_batches(static_cast<int>(coordinator.resources().batches->count()));
   response.set_batch_bytes(coordinator.resources().batches->bytes());
   response.set_batch_budget_bytes(parts_.batch_budget_bytes);
@@ -42,6 +43,30 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   AddStageStats(metrics, &response);
   coordinator.AddStacks(&response);
   AddGroupStats(metrics, &response);
+  return response;
+}
+
+int Administration::InFlightRequests() const {
+  // A stream is counted a little before it is admitted and a little longer.
+  return std::max(parts_.admission->requests() - parts_.train_streams->count(), 0);
+}
+
+v1::DrainResponse Administration::Drain(const v1::DrainRequest& request) {
+  const bool drain = !request.undo();
+  {
+    absl::MutexLock lock(&drain_mutex_);
+    if (parts_.drain->draining() != drain) {
+      ops::Log(ops::LogLevel::kInfo, drain ? "draining" : "in service again");
+    }
+    parts_.drain->Set(drain);
+    parts_.set_serving(!drain);
+    parts_.train_streams->SetDraining(drain);
+  }
+  v1::DrainResponse response;
+  response.set_draining(parts_.drain->draining());
+  response.set_in_flight_requests(InFlightRequests());
+  response.set_train_streams(parts_.train_streams->count());
+  response.set_batches(static_cast<int>(parts_.coordinator->resources().batches->count()));
   return response;
 }
 

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "server/base/admission.h"
 #include "server/base/worker_pool.h"
 #include "server/coordinator/coordinator.h"
+#include "server/coordinator/drain_switch.h"
 #include "server/coordinator/train/train_stream.h"
 #include "server/rpc/call_context.h"
 
@@ -20,7 +23,9 @@ class Administration {
     Coordinator* coordinator = nullptr;
     const WorkerPool* pool = nullptr;      // where its requests run
     const Admission* admission = nullptr;  // of its requests
-    const TrainStreams* train_streams = nullptr;
+    TrainStreams* train_streams = nullptr;
+    DrainSwitch* drain = nullptr;
+    std::function<void(bool)> set_serving;  // of the health service
     int64_t in_flight_budget_bytes = 0;
     int64_t batch_budget_bytes = 0;
   };
@@ -32,9 +37,15 @@ class Administration {
                                                   rpc::CallContext* context);
   absl::StatusOr<v1::GetStatsResponse> GetStats(const v1::GetStatsRequest& request,
                                                 rpc::CallContext* context);
+  // Takes the coordinator out of service or back into it, and tells what is left to do.
+  v1::DrainResponse Drain(const v1::DrainRequest& request);
 
  private:
+  // Requests in work, besides training streams.
+  int InFlightRequests() const;
+
   const Parts parts_;
+  absl::Mutex drain_mutex_;  // one change of service at a time
 };
 
 }  // namespace emberd::server

@@ -6,10 +6,15 @@
 #include <cmath>
 
 #include <gmock/gmock.h>
+#include <google/protobuf/empty.pb.h>
+#include <google/protobuf/wrappers.pb.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "config/config.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
@@ -52,10 +57,9 @@ class AdministrationTest : public testing::Test {
                                          .coordinator_index = 0,
                                          .shards = std::move(shards),
                                          .metrics = &metrics_});
-    const auto channel =
-        grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
-    embedding_ = v1::EmbeddingService::NewStub(channel);
-    admin_ = v1::AdminService::NewStub(channel);
+    channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
+    embedding_ = v1::EmbeddingService::NewStub(channel_);
+    admin_ = v1::AdminService::NewStub(channel_);
   }
 
   uint64_t Declare() {
@@ -94,7 +98,37 @@ class AdministrationTest : public testing::Test {
     return response;
   }
 
+  v1::DrainResponse Drain(bool undo) {
+    v1::DrainRequest request;
+    request.set_undo(undo);
+    v1::DrainResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = admin_->Drain(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+
+  // What grpc.health.v1 says of the server: its request is empty and its answer one number.
+  static constexpr int kServing = 1;
+  static constexpr int kNotServing = 2;
+  int Health() {
+    grpc::TemplatedGenericStub<google::protobuf::Empty, google::protobuf::Int32Value> stub(
+        channel_);
+    const google::protobuf::Empty request;
+    google::protobuf::Int32Value response;
+    grpc::ClientContext context;
+    absl::Notification done;
+    stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request,
+                   &response, [&](const grpc::Status& status) {
+                     EXPECT_TRUE(status.ok()) << status.error_message();
+                     done.Notify();
+                   });
+    done.WaitForNotification();
+    return response.value();
+  }
+
   v1::ClusterConfig cluster_;
+  std::shared_ptr<grpc::Channel> channel_;
   ops::Metrics metrics_{"up"};
   std::unique_ptr<CoordinatorServer> server_;
   std::unique_ptr<v1::EmbeddingService::Stub> embedding_;
@@ -164,6 +198,38 @@ TEST_F(AdministrationTest, CountsWhatLookupsDid) {
   int64_t gathered = 0;
   for (const v1::ShardStatus& shard : stats.shards()) gathered += shard.rows_gathered();
   EXPECT_EQ(gathered, 2 * 2 * 4);
+}
+
+TEST_F(AdministrationTest, DrainRefusesWhatIsNewUntilItIsUndone) {
+  const uint64_t model = Declare();
+  v1::LookupResponse kept;
+  ASSERT_TRUE(Lookup(model, &kept).ok());
+  EXPECT_EQ(Health(), kServing);
+
+  EXPECT_TRUE(Drain(/*undo=*/false).draining());
+  const v1::DrainResponse again = Drain(/*undo=*/false);
+  EXPECT_TRUE(again.draining());
+  EXPECT_EQ(again.batches(), 1);
+  EXPECT_EQ(again.in_flight_requests(), 0);
+  EXPECT_EQ(Health(), kNotServing);
+  EXPECT_TRUE(Stats().draining());
+  v1::LookupResponse response;
+  const grpc::Status refused = Lookup(model, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(refused.error_message(), "the coordinator is draining; turn to another one");
+  v1::ReleaseBatchRequest release;
+  release.set_model_id(model);
+  release.set_batch_handle(kept.batch_handle());
+  v1::ReleaseBatchResponse released;
+  grpc::ClientContext context;
+  EXPECT_TRUE(embedding_->ReleaseBatch(&context, release, &released).ok());
+
+  const v1::DrainResponse undone = Drain(/*undo=*/true);
+  EXPECT_FALSE(undone.draining());
+  EXPECT_EQ(undone.batches(), 0);
+  EXPECT_EQ(Health(), kServing);
+  EXPECT_TRUE(Lookup(model, &response).ok());
+  EXPECT_FALSE(Drain(/*undo=*/true).draining());
 }
 
 TEST_F(AdministrationTest, HotRowsHaveARange) {

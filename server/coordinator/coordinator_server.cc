@@ -1,5 +1,6 @@
 #include "server/coordinator/coordinator_server.h"
 
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -37,8 +38,12 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                      options.metrics),
         admission_(options.cluster.budgets()),
         pool_(kRequestThreads, options.cluster.budgets().max_waiting_requests()),
-        environment_{&pool_, &admission_, coordinator_.server_metrics(),
-                     coordinator_.default_deadline(), coordinator_.resources().slow_step},
+        environment_{&pool_,
+                     &admission_,
+                     &drain_,
+                     coordinator_.server_metrics(),
+                     coordinator_.default_deadline(),
+                     coordinator_.resources().slow_step},
         train_streams_(&coordinator_.resources(), environment_,
                        options.cluster.budgets().max_train_streams()),
         embedding_service_(MakeEmbeddingService(&coordinator_, &train_streams_, environment_)),
@@ -46,6 +51,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                          .pool = &pool_,
                          .admission = &admission_,
                          .train_streams = &train_streams_,
+                         .drain = &drain_,
+                         .set_serving = [this](bool serving) { SetServing(serving); },
                          .in_flight_budget_bytes = options.cluster.budgets().in_flight_bytes(),
                          .batch_budget_bytes = options.cluster.budgets().batch_bytes()}),
         admin_admission_(options.cluster.budgets()),
@@ -61,8 +68,12 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     server_options.services = {embedding_service_.get(), admin_service_.get()};
     server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService"};
     auto server = GrpcServer::Start(server_options);
-    if (server.ok()) server_ = *std::move(server);
-    return server.status();
+    if (!server.ok()) return server.status();
+    server_ = *std::move(server);
+    // Somebody may have called Drain already.
+    health_ = server_.get();
+    SetServing(!drain_.draining());
+    return absl::OkStatus();
   }
 
   int port() const override { return server_->port(); }
@@ -75,16 +86,22 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   }
 
  private:
+  void SetServing(bool serving) {
+    GrpcServer* const server = health_;
+    if (server != nullptr) server->SetServing(serving);
+  }
   CallEnvironment AdminEnvironment() {
     CallEnvironment environment = environment_;
     environment.pool = &admin_pool_;
     environment.admission = &admin_admission_;
+    environment.drain = nullptr;
     return environment;
   }
 
   // In this order: the server goes first, then the workers, then what they work on.
   Coordinator coordinator_;
   Admission admission_;
+  DrainSwitch drain_;
   WorkerPool pool_;
   const CallEnvironment environment_;
   TrainStreams train_streams_;
@@ -93,6 +110,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Admission admin_admission_;
   WorkerPool admin_pool_;
   std::unique_ptr<grpc::Service> admin_service_;
+  std::atomic<GrpcServer*> health_ = nullptr;  // once there is a server
   std::unique_ptr<GrpcServer> server_;
 };
 

@@ -35,8 +35,9 @@ ExportStream* ExportStream::Start(Coordinator* coordinator, const CallEnvironmen
 
 absl::Status ExportStream::Admit(const std::string& client) {
   auto grant = environment_.admission->Admit(client, 0);
-  if (grant.ok()) grant_ = *std::move(grant);
-  return grant.status();
+  if (!grant.ok()) return grant.status();
+  grant_ = *std::move(grant);
+  return environment_.drain->draining() ? DrainingError() : absl::OkStatus();
 }
 
 void ExportStream::SubmitNext() {

@@ -10,6 +10,14 @@
 #include "server/security/client_name.h"
 
 namespace emberd::server {
+namespace {
+
+// What ends a step that a Lookup began.
+bool FinishesABatch(ops::Rpc rpc) {
+  return rpc == ops::Rpc::kApplyGradients || rpc == ops::Rpc::kReleaseBatch;
+}
+
+}  // namespace
 
 absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration default_deadline) {
   const std::chrono::system_clock::time_point deadline = context.deadline();
@@ -41,6 +49,10 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
   absl::StatusOr<Admission::Grant> grant = environment_.admission->Admit(client, request_bytes_);
   if (!grant.ok()) return grant.status();
   grant_ = *std::move(grant);
+  // After it has been counted, so that who drains sees either no request or a refused one.
+  if (environment_.drain != nullptr && environment_.drain->draining() && !FinishesABatch(rpc_)) {
+    return DrainingError();
+  }
   WorkerPool& pool = *environment_.pool;
   // What could not be answered in time is refused at once: it would only delay what can be.
   const absl::Duration patience = context_.deadline() - began_;

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "server/base/admission.h"
 #include "server/base/worker_pool.h"
+#include "server/coordinator/drain_switch.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 
@@ -24,6 +25,7 @@ namespace emberd::server {
 struct CallEnvironment {
   WorkerPool* pool = nullptr;
   Admission* admission = nullptr;
+  const DrainSwitch* drain = nullptr;  // null: everything is always taken
   ops::ServerMetrics* metrics = nullptr;
   absl::Duration default_deadline;  // for callers that send none
   absl::Duration slow_call;         // calls that take longer are logged
@@ -46,8 +48,9 @@ class PooledCall final : public grpc::ServerUnaryReactor {
   PooledCall(const CallEnvironment& environment, const grpc::CallbackServerContext& server_context,
              ops::Rpc rpc, int64_t request_bytes);
 
-  // Takes a place in the queue. RESOURCE_EXHAUSTED: a budget does not allow it, or the queue is so
-  // long that the caller would have given up before the answer.
+  // Takes a place in the queue. UNAVAILABLE: the coordinator is draining. RESOURCE_EXHAUSTED: a
+  // budget does not allow it, or the queue is so long that the caller would have given up before
+  // the answer.
   absl::Status Enqueue(const std::string& client, Work work);
   void Run(const Work& work);
   void End(const absl::Status& status);

@@ -124,7 +124,11 @@ void TrainSession::Fail(const absl::Status& status) {
   metrics_->AddFailure(status.code());
 }
 
-void TrainSession::Finish() { member_->Leave("it has finished", /*finished=*/true); }
+void TrainSession::Finish() {
+  const absl::Status failure = Failure();
+  member_->Leave(failure.ok() ? "it has finished" : std::string(failure.message()),
+                 /*finished=*/failure.ok());
+}
 
 absl::Status TrainSession::Failure() {
   absl::MutexLock lock(&mutex_);

@@ -42,6 +42,7 @@ class TrainSession {
   ~TrainSession();
 
   v1::TrainStarted started() const;
+  bool pipelined() const { return member_->options().pipelined(); }
 
   // Checks the order of requests: each step has one lookup and then one update, steps follow one
   // another. INVALID_ARGUMENT says which step was expected.
@@ -55,7 +56,7 @@ class TrainSession {
   absl::StatusOr<v1::TrainUpdateResult> Update(int64_t step,
                                                const v1::ApplyGradientsRequest& request);
 
-  // All requests have been answered.
+  // No request is under way, and no more will come.
   void Finish();
   void Fail(const absl::Status& status);
 

@@ -1,5 +1,6 @@
 #include "server/coordinator/train/train_stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -41,6 +42,8 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start
   streams_.insert(stream);
   if (stopping_) {
     stream->Stop(Stopping());
+  } else if (draining_) {
+    stream->Stop(DrainingError());
   } else if (!refusal.ok()) {
     stream->Stop(refusal);
   } else {
@@ -53,6 +56,12 @@ void TrainStreams::Stop() {
   absl::MutexLock lock(&mutex_);
   stopping_ = true;
   for (TrainStream* stream : streams_) stream->Stop(Stopping());
+}
+
+void TrainStreams::SetDraining(bool draining) {
+  absl::MutexLock lock(&mutex_);
+  draining_ = draining;
+  for (TrainStream* stream : streams_) stream->SetDraining(draining);
 }
 
 int TrainStreams::count() const {
@@ -103,6 +112,7 @@ void TrainStream::OnReadDone(bool ok) {
     end_place_ = next_place_;
     if (session_ != nullptr) session_->EndRequests();
     end = WriteDue();
+    if (!end.has_value()) end = EndIfDrained();
   }
   if (end.has_value()) End(*end);
 }
@@ -116,11 +126,40 @@ void TrainStream::Stop(const absl::Status& status) {
     no_more_ = true;
     starting = session_ == nullptr;
     if (!starting) session_->Fail(status);
-    answers_.emplace(starting ? 0 : next_place_, status);
+    const bool started = write_place_ > 0 || answers_.count(0) > 0;
+    answers_.emplace(started ? PlaceOfError(next_place_) : 0, status);
     end = WriteDue();
   }
   if (starting) context_.Cancel();
   if (end.has_value()) End(*end);
+}
+
+void TrainStream::SetDraining(bool draining) {
+  std::optional<absl::Status> end;
+  bool starting = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    draining_ = draining;
+    starting = draining && session_ == nullptr;
+    if (!starting) end = EndIfDrained();
+  }
+  if (starting) Stop(DrainingError());
+  if (end.has_value()) End(*end);
+}
+
+std::optional<absl::Status> TrainStream::EndIfDrained() {
+  if (!refused_place_.has_value() && (!draining_ || no_more_)) return std::nullopt;
+  // After the last request, a step without an update will not get one.
+  const int64_t under_way = end_place_.has_value() ? pending_updates_ : open_steps_;
+  if (under_way > 0 || session_ == nullptr) return std::nullopt;
+  no_more_ = true;
+  session_->Fail(DrainingError());
+  answers_.emplace(PlaceOfError(next_place_), DrainingError());
+  return WriteDue();
+}
+
+int64_t TrainStream::PlaceOfError(int64_t place) const {
+  return std::min(place, refused_place_.value_or(place));
 }
 
 absl::Status TrainStream::Take(const grpc::ByteBuffer& message) {
@@ -162,10 +201,21 @@ absl::Status TrainStream::TakeRequest(TrainStepRequest request) {
   absl::MutexLock lock(&mutex_);
   if (no_more_) return absl::OkStatus();
   const bool is_lookup = request.lookup.has_value();
+  if (is_lookup && (draining_ || refused_place_.has_value())) return RefuseLookup();
   absl::Status status =
       is_lookup ? session_->AdmitLookup(request.step) : session_->AdmitUpdate(request.step);
   if (!status.ok()) return status;
+  ++(is_lookup ? open_steps_ : pending_updates_);
   (is_lookup ? lookups_ : updates_).push_back({next_place_++, std::move(request)});
+  return absl::OkStatus();
+}
+
+absl::Status TrainStream::RefuseLookup() {
+  // A pipelined group's updates wait for the next lookups of all ranks, so no step can be finished
+  // without beginning another.
+  if (open_steps_ == 0 || session_->pipelined()) return DrainingError();
+  if (!refused_place_.has_value()) refused_place_ = next_place_;
+  ++next_place_;
   return absl::OkStatus();
 }
 
@@ -227,10 +277,21 @@ void TrainStream::RunUpdates() {
     } else {
       Deliver(work->place, result.status());
     }
-    absl::MutexLock lock(&mutex_);
-    grant_.ReleaseBytes(request.bytes);
+    UpdateDone(request);
   }
   WorkerDone();
+}
+
+void TrainStream::UpdateDone(const TrainStepRequest& request) {
+  std::optional<absl::Status> end;
+  {
+    absl::MutexLock lock(&mutex_);
+    grant_.ReleaseBytes(request.bytes);
+    --open_steps_;
+    --pending_updates_;
+    end = EndIfDrained();
+  }
+  if (end.has_value()) End(*end);
 }
 
 void TrainStream::WorkerDone() {
@@ -255,6 +316,7 @@ void TrainStream::Deliver(int64_t place, absl::StatusOr<Messages> answer) {
     } else {
       no_more_ = true;
     }
+    if (!answer.ok()) place = PlaceOfError(place);
     answers_.emplace(place, std::move(answer));  // what stands there already came first
     end = WriteDue();
   }

@@ -42,6 +42,8 @@ class TrainStreams {
       const grpc::CallbackServerContext& server_context);
   // Ends all streams after the requests that they have taken, and all that come later at once.
   void Stop();
+  // While draining, streams end with UNAVAILABLE between two steps, and new ones at once.
+  void SetDraining(bool draining);
   // Those that have begun and are not over.
   int count() const;
 
@@ -54,6 +56,7 @@ class TrainStreams {
   const int max_streams_;
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<TrainStream*> streams_ ABSL_GUARDED_BY(mutex_);
   ElasticPool pool_;  // last: its destructor waits for work that uses the rest
 };
@@ -66,6 +69,9 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void Begin() { StartRead(&incoming_); }
   // Takes no more requests; what is not answered fails with `status`, and the stream ends with it.
   void Stop(const absl::Status& status);
+  // While draining, no step begins, and the stream ends once those that have begun are done: whose
+  // lookup was taken, and whose update has not been answered.
+  void SetDraining(bool draining);
 
  private:
   // A request in its place in the order of answers.
@@ -85,11 +91,19 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   absl::Status TakeStart(v1::TrainStart start);
   absl::Status TakeRequest(TrainStepRequest request);
 
+  // A lookup that comes while draining.
+  absl::Status RefuseLookup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the stream if it is drained, as WriteDue does.
+  std::optional<absl::Status> EndIfDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Where an error goes that belongs to `place`.
+  int64_t PlaceOfError(int64_t place) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // The two threads.
   void RunLookups(const v1::TrainStart& start);
   void RunUpdates();
   // The next of `queue`, or nothing when no more will come.
   std::optional<Work> Next(std::deque<Work>* queue);
+  void UpdateDone(const TrainStepRequest& request);
   void WorkerDone();
 
   // The answer of a place: messages, or the status that ends the stream there.
@@ -115,6 +129,12 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   std::unique_ptr<TrainSession> session_ ABSL_GUARDED_BY(mutex_);
   bool no_more_ ABSL_GUARDED_BY(mutex_) = false;    // requests are taken
   int64_t next_place_ ABSL_GUARDED_BY(mutex_) = 1;  // 0 is that of the start
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t open_steps_ ABSL_GUARDED_BY(mutex_) = 0;       // begun and not done
+  int64_t pending_updates_ ABSL_GUARDED_BY(mutex_) = 0;  // taken and not answered
+  // Of the first lookup that was refused while earlier steps went on: its answer is the end, and
+  // waits for them.
+  std::optional<int64_t> refused_place_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> lookups_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> updates_ ABSL_GUARDED_BY(mutex_);
   Admission::Grant grant_ ABSL_GUARDED_BY(mutex_);  // with the bytes of requests in work
