@@ -8,6 +8,13 @@
 #include "server/ops/lifecycle.h"
 
 namespace emberd::server {
+namespace {
+
+// Peers may ask this often whether the connection lives, also while no call is in progress
+// (server/shard_host/remote_shard.cc does). By default gRPC takes that for an attack.
+constexpr int kMinPingMs = 5000;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options) {
   absl::StatusOr<config::Address> bind = config::ParseAddress(options.address);
@@ -21,6 +28,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   }
   // A second process on the same port must fail, not take half of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   int port = 0;
   builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port);
   for (grpc::Service* service : options.services) builder.RegisterService(service);

@@ -1,13 +1,17 @@
 #include "server/shard_host/remote_shard.h"
 
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include <grpcpp/channel.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/collective/remote_collective.h"
 #include "server/rpc/message_stream.h"
@@ -24,6 +28,13 @@ using internal::v1::ShardService;
 constexpr int kFirstReconnectMs = 50;
 constexpr int kConnectTimeoutMs = 5000;
 constexpr int kMaxReconnectMs = 500;
+// So is one that comes back under another address. gRPC would ask for it every 30 seconds.
+constexpr int kMinResolveMs = 1000;
+// A connection that fell silent, because the network was cut or the shard's machine is gone, is
+// given up this long after its last sign of life. The kernel alone would try for a quarter of an
+// hour. On a starved machine an answer may take seconds.
+constexpr int kKeepaliveMs = 10'000;
+constexpr int kKeepaliveTimeoutMs = 15'000;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
   grpc::ChannelArguments arguments;
@@ -33,10 +44,43 @@ std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
   // Also the least time that one attempt to connect gets: a busy machine needs more than the pause.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kMinResolveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
   // Several clusters may live in one process: connections are not shared.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
 }
+
+// Says which shard an error came from, and sees that a shard out of reach is looked for without
+// pause: gRPC asks for the address of a name that is gone, as a stopped container's is, only every
+// two minutes in the end. Thread-safe.
+class Reconnector {
+ public:
+  Reconnector(std::shared_ptr<grpc::Channel> channel, std::string context)
+      : channel_(std::move(channel)), context_(std::move(context)) {}
+
+  const std::string& context() const { return context_; }
+  absl::Status Explain(const absl::Status& status) {
+    if (absl::IsUnavailable(status)) LookAgain();
+    return rpc::Annotate(status, context_);
+  }
+
+ private:
+  void LookAgain() {
+    const int64_t now = absl::ToUnixMillis(absl::Now());
+    int64_t last = last_ms_.load();
+    if (std::abs(now - last) < kMinResolveMs || !last_ms_.compare_exchange_strong(last, now))
+      return;
+    grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+  }
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::string context_;
+  std::atomic<int64_t> last_ms_{0};
+};
 
 template <typename T>
 std::string BytesOf(absl::Span<const T> values) {
@@ -46,8 +90,8 @@ std::string BytesOf(absl::Span<const T> values) {
 class RemoteGather final : public GatherCall {
  public:
   RemoteGather(std::unique_ptr<rpc::ClientMessageStream> stream, const GatherCommand& command,
-               std::string name)
-      : stream_(std::move(stream)), name_(std::move(name)) {
+               Reconnector* reconnector)
+      : stream_(std::move(stream)), reconnector_(reconnector) {
     stream_->Send(EncodeGather(command));
   }
   absl::StatusOr<GatherResult> Wait() override {
@@ -55,25 +99,25 @@ class RemoteGather final : public GatherCall {
     absl::StatusOr<GatherResult> result = message.ok()
                                               ? DecodeGatherResult(*message)
                                               : absl::StatusOr<GatherResult>(message.status());
-    if (!result.ok()) return rpc::Annotate(result.status(), name_);
+    if (!result.ok()) return reconnector_->Explain(result.status());
     return result;
   }
 
  private:
   std::unique_ptr<rpc::ClientMessageStream> stream_;
-  const std::string name_;
+  Reconnector* const reconnector_;
 };
 
 class RemoteApply final : public ApplyCall {
  public:
   RemoteApply(std::unique_ptr<rpc::ClientMessageStream> stream, const ApplyCommand& command,
-              std::string name)
-      : stream_(std::move(stream)), name_(std::move(name)) {
+              Reconnector* reconnector)
+      : stream_(std::move(stream)), reconnector_(reconnector) {
     stream_->Send(EncodeApply(command));
   }
   absl::StatusOr<StageOutcome> WaitStaged() override {
     absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
-    if (!reply.ok()) return rpc::Annotate(reply.status(), name_);
+    if (!reply.ok()) return reconnector_->Explain(reply.status());
     return StageOutcome{reply->state() == internal::v1::ApplyReply::REPLAYED, RowCountsOf(*reply)};
   }
   void Decide(bool commit) override {
@@ -83,7 +127,7 @@ class RemoteApply final : public ApplyCall {
   }
   absl::StatusOr<RowCounts> WaitDone() override {
     absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
-    if (!reply.ok()) return rpc::Annotate(reply.status(), name_);
+    if (!reply.ok()) return reconnector_->Explain(reply.status());
     return RowCountsOf(*reply);
   }
 
@@ -98,7 +142,7 @@ class RemoteApply final : public ApplyCall {
   }
 
   std::unique_ptr<rpc::ClientMessageStream> stream_;
-  const std::string name_;
+  Reconnector* const reconnector_;
 };
 
 class RemoteShard final : public ShardBackend {
@@ -106,11 +150,11 @@ class RemoteShard final : public ShardBackend {
   explicit RemoteShard(RemoteShardOptions options)
       : options_(std::move(options)),
         name_(absl::StrCat("shard ", options_.index)),
-        error_context_(absl::StrCat(name_, " at ", options_.address)),
         channel_(MakeChannel(options_)),
+        reconnector_(channel_, absl::StrCat(name_, " at ", options_.address)),
         stub_(ShardService::NewStub(channel_)),
         generic_stub_(channel_),
-        collective_(MakeRemoteCollective(channel_, error_context_)) {}
+        collective_(MakeRemoteCollective(channel_, reconnector_.context())) {}
 
   const std::string& name() const override { return name_; }
   const std::string& address() const override { return options_.address; }
@@ -133,11 +177,11 @@ class RemoteShard final : public ShardBackend {
 
   std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) override {
     return std::make_unique<RemoteGather>(Open("/emberd.internal.v1.ShardService/Gather", context),
-                                          command, error_context_);
+                                          command, &reconnector_);
   }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
     return std::make_unique<RemoteApply>(Open("/emberd.internal.v1.ShardService/Apply", context),
-                                         command, error_context_);
+                                         command, &reconnector_);
   }
 
   absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
@@ -168,9 +212,9 @@ class RemoteShard final : public ShardBackend {
         context);
     if (!response.ok()) return response.status();
     if (response->values().size() != values.size() * sizeof(float)) {
-      return absl::InternalError(absl::StrCat(error_context_, ": ", response->values().size(),
-                                              " bytes of rows instead of ",
-                                              values.size() * sizeof(float)));
+      return absl::InternalError(
+          absl::StrCat(reconnector_.context(), ": ", response->values().size(),
+                       " bytes of rows instead of ", values.size() * sizeof(float)));
     }
     if (!values.empty())
       std::memcpy(values.data(), response->values().data(), response->values().size());
@@ -210,7 +254,7 @@ class RemoteShard final : public ShardBackend {
     rpc::CancelWatch watch(context, [&client_context] { client_context.TryCancel(); });
     Response response;
     const grpc::Status status = (stub_.get()->*method)(&client_context, request, &response);
-    if (!status.ok()) return rpc::Annotate(rpc::FromGrpcStatus(status), error_context_);
+    if (!status.ok()) return reconnector_.Explain(rpc::FromGrpcStatus(status));
     return response;
   }
 
@@ -234,8 +278,8 @@ class RemoteShard final : public ShardBackend {
 
   const RemoteShardOptions options_;
   const std::string name_;
-  const std::string error_context_;
   const std::shared_ptr<grpc::Channel> channel_;
+  Reconnector reconnector_;
   const std::unique_ptr<ShardService::Stub> stub_;
   grpc::GenericStub generic_stub_;
   const std::unique_ptr<Collective> collective_;

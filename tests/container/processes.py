@@ -1,0 +1,135 @@
+"""Programs on loopback for tests: started, waited for and ended by their ids."""
+
+import ctypes
+import random
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_ports(count):
+    """Ports of 127.0.0.1 that nobody listens on, below those that the system gives to connections."""
+    held = []
+    while len(held) < count:
+        listener = socket.socket()
+        try:
+            listener.bind(("127.0.0.1", random.randrange(20000, 32000)))
+            held.append(listener)
+        except OSError:
+            listener.close()
+    ports = [listener.getsockname()[1] for listener in held]
+    for listener in held:
+        listener.close()
+    return ports
+
+
+def wait_until(what, condition, seconds):
+    """The first true value of condition()."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.2)
+
+
+class Program:
+    """A running program; its output goes to the file `log`."""
+
+    def __init__(self, argv, log):
+        self.argv, self.log = argv, log
+        with open(log, "a") as output:
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                            preexec_fn=die_with_parent)
+
+    def output(self):
+        with open(self.log, errors="replace") as file:
+            return file.read()
+
+    def wait_for_line(self, pattern, seconds=60):
+        def found():
+            match = re.search(pattern, self.output(), re.MULTILINE)
+            if not match and self.process.poll() is not None:
+                raise AssertionError(f"{self.argv} ended with status {self.process.returncode}:\n{self.output()}")
+            return match
+        return wait_until(f"{pattern} from {self.argv}", found, seconds)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, seconds=30):
+        """By SIGTERM; gives the exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+
+class Relay:
+    """Passes connections to port `to` of 127.0.0.1 on. `cut` is what a network does to those behind a broken link: nothing
+    passes any more, and nobody is told. After `rejoin`, new connections pass; the old ones stay silent for ever."""
+
+    def __init__(self, to):
+        self.to = to
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.epoch = 0
+        self.is_cut = False
+        self.sockets = []
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            self.sockets.append(client)
+            if self.is_cut:
+                continue  # connected, as far as the kernel knows; no byte passes
+            try:
+                server = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:
+                client.close()
+                continue
+            self.sockets.append(server)
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self.pump, args=(*pair, self.epoch), daemon=True).start()
+
+    def pump(self, source, target, epoch):
+        try:
+            while data := source.recv(1 << 16):
+                if epoch != self.epoch:
+                    return
+                target.sendall(data)
+            if epoch == self.epoch:
+                target.shutdown(socket.SHUT_WR)
+        except OSError:
+            if epoch == self.epoch:
+                target.close()
+
+    def cut(self):
+        self.epoch += 1
+        self.is_cut = True
+
+    def rejoin(self):
+        self.is_cut = False
+
+    def close(self):
+        self.listener.close()
+        for one in self.sockets:
+            one.close()
