@@ -9,8 +9,10 @@
 #include <unistd.h>
 
 #include "absl/status/status.h"
+#include "config/config.h"
 #include "server/launcher/cluster_options.h"
 #include "server/launcher/health.h"
+#include "server/launcher/make_token.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/up.h"
 #include "server/ops/logging.h"
@@ -34,6 +36,7 @@ struct Flags {
   launcher::Overrides overrides;
   launcher::HealthOptions health;
   double health_timeout = absl::ToDoubleSeconds(launcher::HealthOptions().timeout);
+  launcher::NewToken token;
 };
 
 // Flags that every process has. Their values go over those of the configuration.
@@ -57,8 +60,9 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
       ->transform(CLI::CheckedTransformer(kFormats, CLI::ignore_case).description(""));
   command->add_option("--log-file", overrides.log_file, "Append the log to FILE, not to stderr")
       ->type_name("FILE");
-  command->add_flag("--insecure", flags->insecure,
-                    "Allow addresses beyond the loopback interface, although nothing is encrypted");
+  command->add_flag(
+      "--insecure", flags->insecure,
+      "Allow addresses beyond the loopback interface, although anybody there may call");
 }
 
 void AddUp(CLI::App* app, Flags* flags) {
@@ -147,9 +151,40 @@ void AddHealth(CLI::App* app, Flags* flags) {
   command->add_option("--timeout", flags->health_timeout, "Seconds to wait for the answer")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
+  command
+      ->add_option("--config", flags->config,
+                   "Cluster description, where its `security` asks for TLS")
+      ->type_name("FILE");
   command->footer(
       "Exit status: 0 it serves, 1 it does not or cannot be reached, 2 wrong flags.\n\n"
       "Example:\n  emberd health --address 127.0.0.1:7400");
+}
+
+void AddToken(CLI::App* app, Flags* flags) {
+  static const std::map<std::string, v1::Token::Role> kRoles = {{"reader", v1::Token::READER},
+                                                                {"trainer", v1::Token::TRAINER},
+                                                                {"admin", v1::Token::ADMIN},
+                                                                {"cluster", v1::Token::CLUSTER}};
+  CLI::App* const command =
+      app->add_subcommand("token", "Make a token, add its digest to a token file, and print it");
+  command->add_option("NAME", flags->token.name, "Who it is for, in logs and for quotas")
+      ->required();
+  command->add_option("ROLE", flags->token.role, "reader, trainer, admin or cluster")
+      ->type_name("ROLE")
+      ->required()
+      ->transform(CLI::CheckedTransformer(kRoles, CLI::ignore_case).description(""));
+  command
+      ->add_option("--file", flags->token.file,
+                   "TokenFile as text proto, security.tokens_file of the cluster; made if it is "
+                   "not there")
+      ->type_name("FILE")
+      ->required();
+  command->footer(
+      "The token stands nowhere else: keep what is printed. Running processes know it once they "
+      "start again.\n\n"
+      "Examples:\n"
+      "  emberd token cluster cluster --file tokens.textproto > cluster.token\n"
+      "  emberd token alice trainer --file tokens.textproto > alice.token");
 }
 
 // The path of this binary, so that children show up under its name.
@@ -186,8 +221,21 @@ absl::Status RunServer(const Flags& flags, launcher::Role role) {
                                         : launcher::ServeCoordinator(options);
 }
 
+absl::Status RunToken(const Flags& flags) {
+  const absl::StatusOr<std::string> token = launcher::MakeToken(flags.token);
+  if (token.ok()) std::printf("%s\n", token->c_str());
+  return token.status();
+}
+
 absl::Status RunHealth(Flags* flags) {
   flags->health.timeout = absl::Seconds(flags->health_timeout);
+  if (!flags->config.empty()) {
+    const absl::StatusOr<v1::ClusterConfig> cluster = config::LoadCluster(flags->config);
+    if (!cluster.ok()) return cluster.status();
+    auto security = security::Security::Create(cluster->security());
+    if (!security.ok()) return security.status();
+    flags->health.security = *std::move(security);
+  }
   absl::Status status = launcher::CheckHealth(flags->health);
   if (status.ok()) std::printf("emberd: %s serves\n", flags->health.address.c_str());
   return status;
@@ -214,6 +262,7 @@ int Main(int argc, char** argv) {
             &flags);
   AddServer(&app, "shard", "Hold one shard's rows", &flags);
   AddHealth(&app, &flags);
+  AddToken(&app, &flags);
   app.add_subcommand("metrics", "Print every metric of /metrics as a Markdown table");
   app.footer(
       "'emberd COMMAND --help' explains a command.\n"
@@ -229,6 +278,7 @@ int Main(int argc, char** argv) {
   if (app.got_subcommand("coordinator")) {
     return ExitStatus(RunServer(flags, launcher::Role::kCoordinator));
   }
+  if (app.got_subcommand("token")) return ExitStatus(RunToken(flags));
   if (app.got_subcommand("health")) return ExitStatus(RunHealth(&flags));
   std::fputs(ops::MetricCatalogueMarkdown().c_str(), stdout);
   return 0;

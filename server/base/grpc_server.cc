@@ -31,7 +31,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   int port = 0;
-  builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(options.address,
+                           options.security == nullptr ? grpc::InsecureServerCredentials()
+                                                       : options.security->ServerCredentials(),
+                           &port);
   for (grpc::Service* service : options.services) builder.RegisterService(service);
   ops::EnableStandardServices(&builder);
 

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "server/security/security.h"
 
 namespace emberd::server {
 
@@ -23,7 +24,9 @@ class GrpcServer {
     std::string field;    // names the address in errors, e.g. "shards[2].address"
     std::string address;  // "host:port"; port 0: the system picks one
     int64_t max_message_bytes = 0;
-    int max_calls_per_connection = 0;        // at once; 0: any number
+    int max_calls_per_connection = 0;  // at once; 0: any number
+    // Who may connect; null: anybody, in plain text.
+    std::shared_ptr<const security::Security> security = nullptr;
     std::vector<grpc::Service*> services;    // must outlive the server
     std::vector<std::string> service_names;  // full names, for the health service
   };

@@ -20,12 +20,14 @@ constexpr int kRequestThreads = 32;
 constexpr int kAdminThreads = 2;
 constexpr int kAdminWaiting = 64;
 
-std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const v1::ClusterConfig& cluster) {
+std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServerOptions& options) {
+  const v1::ClusterConfig& cluster = options.cluster;
   std::vector<std::shared_ptr<ShardBackend>> shards;
   for (int i = 0; i < cluster.shards_size(); ++i) {
     shards.push_back(MakeRemoteShard({.index = i,
                                       .address = cluster.shards(i).address(),
-                                      .max_message_bytes = cluster.budgets().max_message_bytes()}));
+                                      .max_message_bytes = cluster.budgets().max_message_bytes(),
+                                      .security = options.security}));
   }
   return shards;
 }
@@ -65,6 +67,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     server_options.address = options.cluster.coordinators(options.coordinator_index).address();
     server_options.max_message_bytes = options.cluster.budgets().max_message_bytes();
     server_options.max_calls_per_connection = options.cluster.budgets().connection_calls();
+    server_options.security = options.security;
     server_options.services = {embedding_service_.get(), admin_service_.get()};
     server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService"};
     auto server = GrpcServer::Start(server_options);
@@ -124,8 +127,13 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
                                                    " is not in 0 .. ",
                                                    options.cluster.coordinators_size() - 1));
   }
+  if (options.security == nullptr) {
+    auto security = security::Security::Create(options.cluster.security());
+    if (!security.ok()) return security.status();
+    options.security = *std::move(security);
+  }
   std::vector<std::shared_ptr<ShardBackend>> shards =
-      options.shards.empty() ? ConnectShards(options.cluster) : options.shards;
+      options.shards.empty() ? ConnectShards(options) : options.shards;
   auto server = std::make_unique<CoordinatorServerImpl>(options, std::move(shards));
   if (absl::Status status = server->Serve(options); !status.ok()) return status;
   return server;

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
+#include "server/security/security.h"
 #include "server/shard_host/shard_backend.h"
 
 namespace emberd::server {
@@ -22,6 +23,8 @@ struct CoordinatorServerOptions {
   // Shard by shard; empty: the shards at the addresses of `cluster`.
   std::vector<std::shared_ptr<ShardBackend>> shards;
   ops::Metrics* metrics = nullptr;  // required; must outlive the server
+  // Null: as `cluster` says, for this server alone.
+  std::shared_ptr<const security::Security> security = nullptr;
 };
 
 // Serves from Start until Drain or destruction. Thread-safe.

@@ -21,10 +21,11 @@ using HealthStub =
     grpc::TemplatedGenericStub<google::protobuf::Empty, google::protobuf::Int32Value>;
 constexpr int kServing = 1;
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+std::shared_ptr<grpc::Channel> Connect(const HealthOptions& options) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  if (options.security != nullptr) return options.security->Connect(options.address, arguments);
+  return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
 }
 
 }  // namespace
@@ -35,7 +36,7 @@ absl::Status CheckHealth(const HealthOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("--address: \"", options.address, "\": ", address.status().message()));
   }
-  HealthStub stub(Connect(options.address));
+  HealthStub stub(Connect(options));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
   const google::protobuf::Empty request;

@@ -43,15 +43,17 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   absl::Status status = ops::SetUpLogging(options.cluster.logging(), name);
   if (!status.ok()) return status;
   status = CheckAddresses(absl::StrCat(role, "s[", options.index, "]"), process.address(),
-                          process.http_address(), options.insecure);
+                          process.http_address(), options.cluster.security(), options.insecure);
   if (!status.ok()) return status;
+  const auto security = security::Security::Create(options.cluster.security());
+  if (!security.ok()) return security.status();
   Log(LogLevel::kInfo, "starting", {{"version", EMBERD_VERSION}, {"pid", getpid()}});
 
   ops::Metrics metrics(role);
   std::atomic<bool> ending = false;
-  auto server = start(&metrics);
+  auto server = start(&metrics, *security);
   if (!server.ok()) return server.status();
-  auto http = StartHttp(process.http_address(), ProcessRoutes(name, metrics, ending));
+  auto http = StartHttp(process.http_address(), ProcessRoutes(name, metrics, ending), **security);
   if (!http.ok()) return http.status();
   status = Announce(name,
                     {.grpc = (*server)->address(),
@@ -74,44 +76,55 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
 }  // namespace
 
 absl::Status ServeShard(const ServeOptions& options) {
-  return Serve(options, "shard", options.cluster.shards(options.index), [&](ops::Metrics* metrics) {
-    return server::ShardServer::Start(
-        {.cluster = options.cluster, .shard_index = options.index, .metrics = metrics});
-  });
+  return Serve(options, "shard", options.cluster.shards(options.index),
+               [&](ops::Metrics* metrics, auto security) {
+                 return server::ShardServer::Start({.cluster = options.cluster,
+                                                    .shard_index = options.index,
+                                                    .metrics = metrics,
+                                                    .security = std::move(security)});
+               });
 }
 
 absl::Status ServeCoordinator(const ServeOptions& options) {
   return Serve(options, "coordinator", options.cluster.coordinators(options.index),
-               [&](ops::Metrics* metrics) {
+               [&](ops::Metrics* metrics, auto security) {
                  return server::CoordinatorServer::Start({.cluster = options.cluster,
                                                           .coordinator_index = options.index,
                                                           .shards = {},
-                                                          .metrics = metrics});
+                                                          .metrics = metrics,
+                                                          .security = std::move(security)});
                });
 }
 
 absl::Status CheckAddresses(const std::string& path, const std::string& address,
-                            const std::string& http_address, bool insecure) {
+                            const std::string& http_address, const v1::SecurityConfig& security,
+                            bool insecure) {
+  const ops::Protection protection = ops::ProtectionOf(security);
   bool exposed = false;
   for (const bool http : {false, true}) {
     const std::string& checked = http ? http_address : address;
     if (checked.empty()) continue;
     const std::string field = path + (http ? ".http_address" : ".address");
-    const absl::Status status = ops::CheckBindAllowed(field, checked, insecure);
+    const absl::Status status = ops::CheckBindAllowed(field, checked, protection, insecure);
     if (!status.ok()) return status;
-    exposed |= !ops::CheckBindAllowed(field, checked, /*insecure=*/false).ok();
+    exposed |= !ops::CheckBindAllowed(field, checked, protection, /*insecure=*/false).ok();
   }
   if (exposed) {
-    Log(LogLevel::kWarning, "insecure: plain text, open to the network",
+    Log(LogLevel::kWarning,
+        protection == ops::Protection::kNone ? "insecure: plain text, open to the network"
+                                             : "insecure: encrypted, but open to the network",
         {{"grpc", address}, {"http", http_address}});
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& address,
-                                                           std::vector<ops::HttpRoute> routes) {
+                                                           std::vector<ops::HttpRoute> routes,
+                                                           const security::Security& security) {
   if (address.empty()) return nullptr;
-  return ops::HttpServer::Start({.address = address, .routes = std::move(routes)});
+  ops::HttpOptions options = {.address = address, .routes = std::move(routes)};
+  security.Protect(&options);
+  return ops::HttpServer::Start(std::move(options));
 }
 
 std::vector<ops::HttpRoute> ProcessRoutes(const std::string& name, const ops::Metrics& metrics,

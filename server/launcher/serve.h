@@ -12,13 +12,14 @@
 #include "server/launcher/files.h"
 #include "server/ops/http.h"
 #include "server/ops/metrics.h"
+#include "server/security/security.h"
 
 namespace emberd::launcher {
 
 struct ServeOptions {
   v1::ClusterConfig cluster;  // complete (config::CompleteCluster)
   int index = 0;              // of cluster.shards or cluster.coordinators; in range
-  bool insecure = false;      // listen beyond the loopback interface, although nothing is encrypted
+  bool insecure = false;      // listen beyond the loopback interface, although strangers may call
   std::string ready_file;     // empty: none
 };
 
@@ -28,12 +29,14 @@ absl::Status ServeShard(const ServeOptions& options);
 absl::Status ServeCoordinator(const ServeOptions& options);
 
 // CheckBindAllowed for both addresses of a process (the second may be empty); `path` is its place
-// in the cluster, e.g. "shards[2]". Warns in the log if they reach beyond this machine.
+// in the cluster, e.g. "shards[2]". Warns in the log if strangers on the network reach them.
 absl::Status CheckAddresses(const std::string& path, const std::string& address,
-                            const std::string& http_address, bool insecure);
-// `routes` on `address`, or null if that is empty.
+                            const std::string& http_address, const v1::SecurityConfig& security,
+                            bool insecure);
+// `routes` on `address`, protected as `security` says, or null if `address` is empty.
 absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& address,
-                                                           std::vector<ops::HttpRoute> routes);
+                                                           std::vector<ops::HttpRoute> routes,
+                                                           const security::Security& security);
 // The pages of the process `name`. Until `ending` is set it is healthy. All must outlive the
 // server.
 std::vector<ops::HttpRoute> ProcessRoutes(const std::string& name, const ops::Metrics& metrics,

@@ -12,7 +12,7 @@ namespace emberd::launcher {
 
 struct UpOptions {
   v1::ClusterConfig cluster;  // complete; at least one coordinator
-  bool insecure = false;      // listen beyond the loopback interface, although nothing is encrypted
+  bool insecure = false;      // listen beyond the loopback interface, although strangers may call
   bool restart = true;        // with processes: start again what dies
   std::string program;        // with processes: path of the emberd to run
 };

@@ -29,8 +29,10 @@ absl::Status UpEmbedded(const UpOptions& options) {
   }
   const v1::CoordinatorConfig& coordinator = cluster.coordinators(0);
   status = CheckAddresses("coordinators[0]", coordinator.address(), coordinator.http_address(),
-                          options.insecure);
+                          cluster.security(), options.insecure);
   if (!status.ok()) return status;
+  const auto security = security::Security::Create(cluster.security());
+  if (!security.ok()) return security.status();
 
   ops::Metrics metrics("up");
   std::atomic<bool> ending = false;
@@ -43,9 +45,11 @@ absl::Status UpEmbedded(const UpOptions& options) {
   auto server = server::CoordinatorServer::Start({.cluster = cluster,
                                                   .coordinator_index = 0,
                                                   .shards = std::move(shards),
-                                                  .metrics = &metrics});
+                                                  .metrics = &metrics,
+                                                  .security = *security});
   if (!server.ok()) return server.status();
-  auto http = StartHttp(coordinator.http_address(), ProcessRoutes("up", metrics, ending));
+  auto http =
+      StartHttp(coordinator.http_address(), ProcessRoutes("up", metrics, ending), **security);
   if (!http.ok()) return http.status();
   ClusterInfo info;
   info.shard_count = cluster.shards_size();

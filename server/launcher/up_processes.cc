@@ -114,12 +114,12 @@ absl::Status CheckAllAddresses(const UpOptions& options) {
   absl::Status status;
   for (int i = 0; status.ok() && i < cluster.shards_size(); ++i) {
     status = CheckAddresses(absl::StrCat("shards[", i, "]"), cluster.shards(i).address(),
-                            cluster.shards(i).http_address(), options.insecure);
+                            cluster.shards(i).http_address(), cluster.security(), options.insecure);
   }
   for (int i = 0; status.ok() && i < cluster.coordinators_size(); ++i) {
-    status =
-        CheckAddresses(absl::StrCat("coordinators[", i, "]"), cluster.coordinators(i).address(),
-                       cluster.coordinators(i).http_address(), options.insecure);
+    status = CheckAddresses(
+        absl::StrCat("coordinators[", i, "]"), cluster.coordinators(i).address(),
+        cluster.coordinators(i).http_address(), cluster.security(), options.insecure);
   }
   return status;
 }

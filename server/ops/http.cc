@@ -18,12 +18,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "config/address.h"
+#include "server/ops/http_tls.h"
 #include "server/ops/logging.h"
 
 namespace emberd::ops {
 namespace {
 
 constexpr int kBacklog = 64;
+constexpr size_t kMaxLoggedPath = 100;
 constexpr char kPlainText[] = "text/plain; charset=utf-8";
 
 // On every answer. What is served comes from here alone, is not framed, and is always fresh.
@@ -135,6 +137,9 @@ bool Send(MHD_Connection* connection, const HttpAnswer& answer, const std::strin
   }
   if (answer.status == MHD_HTTP_UNAUTHORIZED) {
     MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    // What makes a browser ask.
+    MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE,
+                            "Basic realm=\"emberd\", charset=\"UTF-8\"");
   }
   // A body that came with the request is not read, so no other request can follow it.
   if (HasBody(connection)) MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
@@ -178,9 +183,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
   }
   std::unique_ptr<HttpServer> server(
       new HttpServer(std::move(options), parsed->host, PortOf(listening.fd)));
+  const std::optional<HttpTls>& tls = server->options_.tls;
+  std::vector<MHD_OptionItem> tls_options = {{MHD_OPTION_END, 0, nullptr}};
+  if (tls.has_value()) tls_options = TlsOptions(*tls);
   server->daemon_ =
       MHD_start_daemon(MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_ITC |
-                           MHD_USE_ERROR_LOG,
+                           MHD_USE_ERROR_LOG | (tls.has_value() ? MHD_USE_TLS : MHD_NO_FLAG),
                        0, nullptr, nullptr, &Callbacks::Serve, server.get(),  //
                        MHD_OPTION_EXTERNAL_LOGGER, &LogLibrary, nullptr,      //
                        MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr,   //
@@ -188,7 +196,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
                        MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(kMaxConnections),
                        MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(kMaxHeaderBytes),
                        MHD_OPTION_CONNECTION_TIMEOUT, static_cast<unsigned>(kIdleSeconds),
-                       MHD_OPTION_STRICT_FOR_CLIENT, 1,  //
+                       MHD_OPTION_STRICT_FOR_CLIENT, 1,       //
+                       MHD_OPTION_ARRAY, tls_options.data(),  //
                        MHD_OPTION_END);
   if (server->daemon_ == nullptr) {
     close(listening.fd);
@@ -224,6 +233,15 @@ HttpAnswer HttpServer::Answer(const HttpRoute& route, const HttpRequest& request
 
 bool HttpServer::Serve(MHD_Connection* connection, const std::string& path,
                        const std::string& method) {
+  if (options_.tls.has_value() && !options_.tls->client_ca.empty() &&
+      !HasClientCertificate(connection)) {
+    uncertified_.Log(LogLevel::kWarning, "refused",
+                     {{"method", path.substr(0, kMaxLoggedPath)},
+                      {"reason", "no valid client certificate"},
+                      {"client", RequestOf(connection, path).peer}});
+    return Send(connection, {MHD_HTTP_FORBIDDEN, "403 a valid client certificate is needed\n"},
+                kPlainText);
+  }
   const HttpRoute* const route = Find(path);
   if (route == nullptr) {
     return Send(connection, {MHD_HTTP_NOT_FOUND, "404 there is no such page\n"}, kPlainText);

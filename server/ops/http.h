@@ -3,11 +3,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/ops/logging.h"
 
 struct MHD_Connection;
 struct MHD_Daemon;
@@ -35,6 +38,15 @@ struct HttpRequest {
   std::string authorization;  // the header of this name; empty: none
 };
 
+// TLS 1.2 and above. All in PEM.
+struct HttpTls {
+  std::string certificate;  // with the chain above it
+  std::string key;
+  // Who must have signed the certificate of each client; without one, every page is status 403.
+  // Empty: clients need none.
+  std::string client_ca;
+};
+
 struct HttpOptions {
   std::string address;  // "host:port"; port 0: the system picks one
   std::vector<HttpRoute> routes = {};
@@ -42,6 +54,7 @@ struct HttpOptions {
   // message; UNAUTHENTICATED is 401, PERMISSION_DENIED 403, RESOURCE_EXHAUSTED 429, others 500.
   // Called from many threads at once. Empty: all are admitted.
   std::function<absl::Status(const HttpRequest&)> admit = nullptr;
+  std::optional<HttpTls> tls = std::nullopt;  // none: plain text
 };
 
 // Answers GET and HEAD, from one thread per connection, of which there are at most
@@ -72,6 +85,7 @@ class HttpServer {
   const HttpOptions options_;
   const std::string host_;
   const int port_;
+  RateLimitedLog uncertified_{absl::Minutes(1)};
   MHD_Daemon* daemon_ = nullptr;
 };
 

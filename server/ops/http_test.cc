@@ -1,7 +1,9 @@
-// Covers: http_routes.cc
+// Covers: http_routes.cc, http_tls.cc
 #include "server/ops/http.h"
 
 #include <atomic>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -13,6 +15,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/synchronization/notification.h"
+#include "config/credentials.h"
+#include "config/testing/test_ca.h"
 #include "server/ops/http_get.h"
 #include "server/ops/http_routes.h"
 
@@ -228,6 +232,58 @@ TEST(HttpServerTest, AsksBeforeEveryRouteThatIsNotOpen) {
               StartsWith("HTTP/1.1 403"));
   EXPECT_THAT(HttpCall(port, "GET", "/closed", "Authorization: Bearer good\r\n"),
               EndsWith("secret"));
+}
+
+// What curl says to https://localhost:port/a, trusting `ca`: the status code, or "000" if there was
+// no answer.
+std::string Curl(const config::TestCa& ca, int port, const std::string& options) {
+  const std::string out = ca.Path("out");
+  const std::string command = "curl --silent --max-time 20 --noproxy '*' -o /dev/null " +
+                              std::string("-w '%{http_code}' --cacert ") + ca.Path("ca.pem") + " " +
+                              options + " https://localhost:" + std::to_string(port) + "/a >" + out;
+  (void)std::system(command.c_str());
+  std::ifstream file(out);
+  std::string code;
+  file >> code;
+  return code;
+}
+
+HttpTls TlsOf(const config::TestCa& ca, const std::string& client_ca) {
+  const auto files = config::LoadPemFiles({.certificate_file = ca.Path("server.pem"),
+                                           .key_file = ca.Path("server-key.pem"),
+                                           .ca_file = client_ca});
+  EXPECT_TRUE(files.ok()) << files.status();
+  return {.certificate = files->certificate, .key = files->key, .client_ca = files->ca};
+}
+
+TEST(HttpServerTest, SpeaksTlsAlone) {
+  const config::TestCa ca;
+  const auto server = HttpServer::Start(
+      {.address = "127.0.0.1:0", .routes = {Page("/a", "page a")}, .tls = TlsOf(ca, "")});
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ(Curl(ca, (*server)->port(), ""), "200");
+  EXPECT_EQ(Curl(ca, (*server)->port(), "--tls-max 1.2"), "200");
+  EXPECT_EQ(Curl(ca, (*server)->port(), "--tls-max 1.1 --ciphers DEFAULT@SECLEVEL=0"), "000");
+  EXPECT_THAT(HttpGet((*server)->port(), "/a"), Not(HasSubstr("page a")));
+  const config::TestCa other;
+  EXPECT_EQ(Curl(other, (*server)->port(), ""), "000");
+}
+
+TEST(HttpServerTest, AsksForACertificateOfItsAuthority) {
+  const config::TestCa ca;
+  const config::TestCa other;
+  const auto server = HttpServer::Start({.address = "127.0.0.1:0",
+                                         .routes = {Page("/a", "page a")},
+                                         .tls = TlsOf(ca, ca.Path("ca.pem"))});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto with = [&](const config::TestCa& from, const std::string& name) {
+    return Curl(ca, (*server)->port(),
+                "--cert " + from.Path(name + ".pem") + " --key " + from.Path(name + "-key.pem"));
+  };
+  EXPECT_EQ(with(ca, "client"), "200");
+  EXPECT_EQ(Curl(ca, (*server)->port(), ""), "403");
+  EXPECT_EQ(with(ca, "expired"), "403");
+  EXPECT_EQ(with(other, "client"), "403");
 }
 
 TEST(HttpServerTest, StopsListeningWhenDestroyedAndHangsUpOnIdleClients) {

@@ -1,22 +1,50 @@
 #include "server/security/client_name.h"
 
-#include <memory>
-#include <vector>
+#include <utility>
 
-#include <grpcpp/security/auth_context.h>
-
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 
 namespace emberd::security {
+namespace {
+
+// The tokens of the process. Never destroyed: calls may be answered until the very end.
+class ProcessTokens {
+ public:
+  static ProcessTokens& Get() {
+    static auto* const tokens = new ProcessTokens;
+    return *tokens;
+  }
+  std::shared_ptr<const TokenTable> table() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::ReaderMutexLock lock(&mutex_);
+    return table_;
+  }
+  void Set(std::shared_ptr<const TokenTable> table) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    table_ = std::move(table);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::shared_ptr<const TokenTable> table_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
 
 std::string ClientName(const grpc::ServerContextBase& context) {
-  const std::shared_ptr<const grpc::AuthContext> caller = context.auth_context();
-  if (caller != nullptr) {
-    const std::vector<grpc::string_ref> names = caller->FindPropertyValues(kClientNameProperty);
-    if (!names.empty()) return std::string(names.front().data(), names.front().size());
+  const std::shared_ptr<const TokenTable> tokens = ProcessTokens::Get().table();
+  const auto sent = context.client_metadata().find("authorization");
+  if (tokens != nullptr && sent != context.client_metadata().end()) {
+    const absl::string_view token = BearerToken({sent->second.data(), sent->second.size()});
+    if (const Caller* const caller = tokens->Find(token); caller != nullptr) return caller->name;
   }
   return PeerAddress(context.peer());
+}
+
+void NameClientsBy(std::shared_ptr<const TokenTable> tokens) {
+  ProcessTokens::Get().Set(std::move(tokens));
 }
 
 std::string PeerAddress(absl::string_view peer) {

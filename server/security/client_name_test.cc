@@ -4,15 +4,12 @@
 #include <string>
 
 #include <grpcpp/create_channel.h>
-#include <grpcpp/generic/async_generic_service.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/security/auth_metadata_processor.h>
 #include <grpcpp/security/credentials.h>
-#include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server_builder.h>
 #include <gtest/gtest.h>
 
-#include "absl/strings/str_cat.h"
+#include "config/config.h"
+#include "server/security/testing/echo_server.h"
+#include "server/security/testing/tokens.h"
 
 namespace emberd::security {
 namespace {
@@ -33,64 +30,24 @@ TEST(ClientNameTest, WhatIsNoAddressIsStillAName) {
   }
 }
 
-// Answers every call with the name of its client.
-class NamingService final : public grpc::CallbackGenericService {
- public:
-  grpc::ServerGenericBidiReactor* CreateReactor(
-      grpc::GenericCallbackServerContext* context) override {
-    class Reactor final : public grpc::ServerGenericBidiReactor {
-     public:
-      explicit Reactor(const std::string& name) { Finish({grpc::StatusCode::ABORTED, name}); }
-      void OnDone() override { delete this; }
-    };
-    return new Reactor(ClientName(*context));
+// Two tokens on one connection: gRPC shares an AuthContext between them, so that a name in it would
+// be that of whoever called first.
+TEST(ClientNameTest, ACallIsNamedByItsOwnTokenElseByItsAddress) {
+  NameClientsBy(std::make_shared<const TokenTable>(TestTokens()));
+  const EchoServer server(grpc::InsecureServerCredentials());
+  const auto channel = grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials());
+  const auto name = [&](const std::string& header) {
+    return CallMethod(channel, "/any.Service/Any", {header.empty() ? "" : "authorization", header})
+        .error_message();
+  };
+  EXPECT_EQ(name(""), "127.0.0.1");
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(name(Bearer(v1::Token::READER)), "reader");
+    EXPECT_EQ(name(Bearer(v1::Token::TRAINER)), "trainer");
   }
-};
-
-class NameEveryone final : public grpc::AuthMetadataProcessor {
- public:
-  bool IsBlocking() const override { return false; }
-  grpc::Status Process(const InputMetadata&, grpc::AuthContext* caller, OutputMetadata*,
-                       OutputMetadata*) override {
-    caller->AddProperty(kClientNameProperty, "trainers");
-    return grpc::Status::OK;
-  }
-};
-
-std::string NameSeenBy(const std::shared_ptr<grpc::ServerCredentials>& credentials) {
-  NamingService service;
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", credentials, &port);
-  builder.RegisterCallbackGenericService(&service);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr) return "no server";
-  const auto channel =
-      grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
-  grpc::GenericStub stub(channel);
-  grpc::ClientContext context;
-  context.set_wait_for_ready(true);
-  grpc::CompletionQueue queue;
-  grpc::ByteBuffer request;
-  grpc::ByteBuffer response;
-  grpc::Status status;
-  auto call = stub.PrepareUnaryCall(&context, "/any.Service/Any", request, &queue);
-  call->StartCall();
-  call->Finish(&response, &status, nullptr);
-  void* tag = nullptr;
-  bool ok = false;
-  queue.Next(&tag, &ok);
-  return status.error_message();
-}
-
-TEST(ClientNameTest, ACallWithoutATokenIsNamedByItsAddress) {
-  EXPECT_EQ(NameSeenBy(grpc::InsecureServerCredentials()), "127.0.0.1");
-}
-
-TEST(ClientNameTest, ACallWithATokenIsNamedByIt) {
-  const auto credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
-  credentials->SetAuthMetadataProcessor(std::make_shared<NameEveryone>());
-  EXPECT_EQ(NameSeenBy(credentials), "trainers");
+  EXPECT_EQ(name("Bearer unknown"), "127.0.0.1");
+  NameClientsBy(nullptr);
+  EXPECT_EQ(name(Bearer(v1::Token::READER)), "127.0.0.1");
 }
 
 }  // namespace

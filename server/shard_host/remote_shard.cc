@@ -51,6 +51,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
   // Several clusters may live in one process: connections are not shared.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  if (options.security != nullptr) return options.security->Connect(options.address, arguments);
   return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
 }
 

@@ -24,6 +24,7 @@ class ShardServerImpl final : public ShardServer {
     server_options.field = absl::StrCat("shards[", options.shard_index, "].address");
     server_options.address = options.cluster.shards(options.shard_index).address();
     server_options.max_message_bytes = options.cluster.budgets().max_message_bytes();
+    server_options.security = options.security;
     server_options.services = {shard_service_.get(), collective_service_.get()};
     server_options.service_names = {"emberd.internal.v1.ShardService",
                                     "emberd.internal.v1.CollectiveService"};
@@ -52,6 +53,11 @@ class ShardServerImpl final : public ShardServer {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptions options) {
+  if (options.security == nullptr) {
+    auto security = security::Security::Create(options.cluster.security());
+    if (!security.ok()) return security.status();
+    options.security = *std::move(security);
+  }
   absl::StatusOr<std::unique_ptr<ShardHost>> host =
       ShardHost::Create(options.cluster, options.shard_index, options.metrics);
   if (!host.ok()) return host.status();

@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
+#include "server/security/security.h"
 
 namespace emberd::server {
 
@@ -15,6 +16,8 @@ struct ShardServerOptions {
   v1::ClusterConfig cluster;        // complete (config::CompleteCluster)
   int shard_index = 0;              // serves cluster.shards(shard_index)
   ops::Metrics* metrics = nullptr;  // required; must outlive the server
+  // Null: as `cluster` says, for this server alone.
+  std::shared_ptr<const security::Security> security = nullptr;
 };
 
 // Serves from Start until Drain or destruction. Thread-safe.

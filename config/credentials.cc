@@ -1,0 +1,147 @@
+#include "config/credentials.h"
+
+#include <cerrno>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <system_error>
+
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+namespace emberd::config {
+namespace {
+
+constexpr size_t kMinTokenBytes = 16;
+constexpr size_t kMaxTokenBytes = 4096;
+
+template <auto Free>
+struct Deleter {
+  template <typename T>
+  void operator()(T* object) const {
+    Free(object);
+  }
+};
+using Bio = std::unique_ptr<BIO, Deleter<BIO_free>>;
+using Certificate = std::unique_ptr<X509, Deleter<X509_free>>;
+using Key = std::unique_ptr<EVP_PKEY, Deleter<EVP_PKEY_free>>;
+
+Bio MakeBio(const std::string& text) {
+  return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+Certificate FirstCertificate(const std::string& pem) {
+  Certificate certificate(PEM_read_bio_X509(MakeBio(pem).get(), nullptr, nullptr, nullptr));
+  ERR_clear_error();
+  return certificate;
+}
+
+Key PrivateKey(const std::string& pem) {
+  // Nobody is there to type a password.
+  const auto no_password = [](char*, int, int, void*) { return 0; };
+  Key key(PEM_read_bio_PrivateKey(MakeBio(pem).get(), nullptr, +no_password, nullptr));
+  ERR_clear_error();
+  return key;
+}
+
+absl::Status Bad(absl::string_view field, const std::string& path, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", path, ": ", what));
+}
+
+absl::StatusOr<std::string> Read(absl::string_view field, const std::string& path) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  // A directory opens but cannot be read.
+  if (file && file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
+  if (!file.is_open() || file.bad() || text.bad()) {
+    return Bad(field, path, errno != 0 ? std::generic_category().message(errno) : "cannot be read");
+  }
+  return text.str();
+}
+
+int DaysLeft(const X509& certificate) {
+  int days = 0;
+  int seconds = 0;
+  ASN1_TIME_diff(&days, &seconds, nullptr, X509_get0_notAfter(&certificate));
+  return seconds < 0 ? days - 1 : days;
+}
+
+absl::Status LoadCertificate(const PemPaths& paths, PemFiles* files) {
+  if (paths.key_file.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(paths.key_field, ": empty; ", paths.certificate_field, " needs its key"));
+  }
+  if (paths.certificate_file.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(paths.certificate_field, ": empty; ",
+                                                   paths.key_field, " needs its certificate"));
+  }
+  absl::StatusOr<std::string> pem = Read(paths.certificate_field, paths.certificate_file);
+  if (!pem.ok()) return pem.status();
+  const Certificate certificate = FirstCertificate(*pem);
+  if (certificate == nullptr) {
+    return Bad(paths.certificate_field, paths.certificate_file, "holds no certificate in PEM");
+  }
+  files->certificate = *std::move(pem);
+  files->days_left = DaysLeft(*certificate);
+  pem = Read(paths.key_field, paths.key_file);
+  if (!pem.ok()) return pem.status();
+  const Key key = PrivateKey(*pem);
+  if (key == nullptr) {
+    return Bad(paths.key_field, paths.key_file, "holds no private key in PEM without a password");
+  }
+  if (X509_check_private_key(certificate.get(), key.get()) != 1) {
+    ERR_clear_error();
+    return Bad(paths.key_field, paths.key_file,
+               absl::StrCat("is not the key of the certificate in ", paths.certificate_field));
+  }
+  files->key = *std::move(pem);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<PemFiles> LoadPemFiles(const PemPaths& paths) {
+  PemFiles files;
+  if (!paths.certificate_file.empty() || !paths.key_file.empty()) {
+    if (absl::Status status = LoadCertificate(paths, &files); !status.ok()) return status;
+  }
+  if (!paths.ca_file.empty()) {
+    absl::StatusOr<std::string> pem = Read(paths.ca_field, paths.ca_file);
+    if (!pem.ok()) return pem.status();
+    if (FirstCertificate(*pem) == nullptr) {
+      return Bad(paths.ca_field, paths.ca_file, "holds no certificate in PEM");
+    }
+    files.ca = *std::move(pem);
+  }
+  return files;
+}
+
+absl::StatusOr<std::string> LoadToken(absl::string_view field, const std::string& path) {
+  const absl::StatusOr<std::string> text = Read(field, path);
+  if (!text.ok()) return text.status();
+  std::string token(absl::StripAsciiWhitespace(*text));
+  const absl::Status status = CheckToken(absl::StrCat(field, ": ", path), token);
+  if (!status.ok()) return status;
+  return token;
+}
+
+absl::Status CheckToken(absl::string_view field, absl::string_view token) {
+  const bool printable = absl::c_all_of(
+      token, [](char c) { return absl::ascii_isgraph(static_cast<unsigned char>(c)); });
+  if (printable && token.size() >= kMinTokenBytes && token.size() <= kMaxTokenBytes) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, ": a token of ", token.size(), " bytes",
+      printable ? "" : ", not all of them printable,", " is not allowed; it must have ",
+      kMinTokenBytes, " to ", kMaxTokenBytes, " printable ASCII characters without blanks"));
+}
+
+}  // namespace emberd::config

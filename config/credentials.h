@@ -1,0 +1,40 @@
+// Certificates, keys and tokens in files. What they hold never stands in an error.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace emberd::config {
+
+// Paths and, in front of them in errors, the fields that they come from.
+struct PemPaths {
+  std::string certificate_field = {};
+  std::string certificate_file = {};  // with its key; empty: no certificate
+  std::string key_field = {};
+  std::string key_file = {};
+  std::string ca_field = {};
+  std::string ca_file = {};  // empty: no authorities
+};
+
+// The contents, as they stand in the files; empty where there is no path.
+struct PemFiles {
+  std::string certificate;  // with the chain above it
+  std::string key;
+  std::string ca;
+  // Days until the certificate ends, negative afterwards.
+  int days_left = 0;
+};
+
+// INVALID_ARGUMENT: a file cannot be read or holds something else, or the key is not that of the
+// certificate. Certificates may be expired.
+absl::StatusOr<PemFiles> LoadPemFiles(const PemPaths& paths);
+
+// The token in a file of one line; white space around it does not count. INVALID_ARGUMENT begins
+// with `field`.
+absl::StatusOr<std::string> LoadToken(absl::string_view field, const std::string& path);
+// INVALID_ARGUMENT unless `token` has 16 to 4096 characters of printable ASCII, without blanks.
+absl::Status CheckToken(absl::string_view field, absl::string_view token);
+
+}  // namespace emberd::config

@@ -1,0 +1,88 @@
+#include "server/launcher/make_token.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/config.h"
+#include "config/credentials.h"
+#include "server/launcher/files.h"
+#include "server/security/token_table.h"
+
+namespace emberd::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class MakeTokenTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto directory = ScratchDirectory::Create();
+    ASSERT_TRUE(directory.ok()) << directory.status();
+    directory_ = *std::move(directory);
+    file_ = directory_->path() + "/tokens";
+  }
+  void Write(const std::string& text) const { std::ofstream(file_) << text; }
+  std::string Read() const {
+    std::ostringstream text;
+    text << std::ifstream(file_).rdbuf();
+    return text.str();
+  }
+
+  std::unique_ptr<ScratchDirectory> directory_;
+  std::string file_;
+};
+
+TEST_F(MakeTokenTest, ProcessesKnowTheTokensThatItMakes) {
+  const auto alice = MakeToken({file_, "alice", v1::Token::TRAINER});
+  const auto cluster = MakeToken({file_, "cluster", v1::Token::CLUSTER});
+  ASSERT_TRUE(alice.ok() && cluster.ok()) << alice.status() << cluster.status();
+  EXPECT_NE(*alice, *cluster);
+  EXPECT_TRUE(config::CheckToken("token", *alice).ok());
+  EXPECT_THAT(Read(), Not(HasSubstr(*alice)));
+  const auto file = config::LoadTokenFile(file_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const security::TokenTable table(*file);
+  ASSERT_NE(table.Find(*alice), nullptr);
+  EXPECT_EQ(table.Find(*alice)->name, "alice");
+  EXPECT_EQ(table.Find(*cluster)->role, v1::Token::CLUSTER);
+}
+
+TEST_F(MakeTokenTest, KeepsWhatStandsInTheFile) {
+  Write("# who trains at night\ntokens { name: 'bob' role: READER sha256: '" +
+        std::string(64, '0') + "' }");
+  ASSERT_TRUE(MakeToken({file_, "alice", v1::Token::TRAINER}).ok());
+  EXPECT_THAT(Read(), HasSubstr("# who trains at night\n"));
+  EXPECT_EQ(config::LoadTokenFile(file_)->tokens_size(), 2);
+}
+
+TEST_F(MakeTokenTest, ABadRequestLeavesTheFileAsItWas) {
+  ASSERT_TRUE(MakeToken({file_, "alice", v1::Token::TRAINER}).ok());
+  const std::string before = Read();
+  for (const NewToken& bad :
+       {NewToken{file_, "alice", v1::Token::READER}, NewToken{file_, "", v1::Token::READER},
+        NewToken{file_, "a\" b", v1::Token::READER}, NewToken{file_, "bob"}}) {
+    const absl::Status status = MakeToken(bad).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad.name << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(file_));
+  }
+  EXPECT_EQ(Read(), before);
+}
+
+TEST_F(MakeTokenTest, DoesNotTouchWhatIsNoTextProto) {
+  for (const std::string& text :
+       {std::string("nonsense"), R"({"tokens": [{"name": "a", "role": "ADMIN", "sha256": ")" +
+                                     std::string(64, '1') + "\"}]}"}) {
+    Write(text);
+    EXPECT_FALSE(MakeToken({file_, "alice", v1::Token::TRAINER}).ok()) << text;
+    EXPECT_EQ(Read(), text);
+  }
+}
+
+}  // namespace
+}  // namespace emberd::launcher

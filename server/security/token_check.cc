@@ -1,0 +1,102 @@
+#include "server/security/token_check.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "server/security/method_roles.h"
+
+namespace emberd::security {
+namespace {
+
+constexpr char kNoToken[] = "no token; send \"authorization: Bearer TOKEN\" once";
+constexpr char kUnknownToken[] = "the token is unknown";
+
+// "EmbeddingService/Lookup" of "/emberd.v1.EmbeddingService/Lookup".
+absl::string_view ShortName(absl::string_view method) {
+  const size_t slash = method.rfind('/');
+  const size_t dot = method.rfind('.', slash);
+  return dot == absl::string_view::npos ? absl::StripPrefix(method, "/") : method.substr(dot + 1);
+}
+
+std::string LowRole(const Caller& caller, v1::Token::Role least) {
+  return absl::StrCat("the role ", RoleName(least), " is needed, and the token's is ",
+                      RoleName(caller.role));
+}
+
+absl::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+class CallGuard final : public grpc::AuthMetadataProcessor {
+ public:
+  explicit CallGuard(std::shared_ptr<const TokenCheck> check) : check_(std::move(check)) {}
+
+  bool IsBlocking() const override { return false; }
+
+  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext*, OutputMetadata*,
+                       OutputMetadata*) override {
+    std::vector<absl::string_view> authorization;
+    const auto [begin, end] = metadata.equal_range("authorization");
+    for (auto header = begin; header != end; ++header) {
+      authorization.push_back(View(header->second));
+    }
+    const absl::Status status =
+        check_->CheckCall(First(metadata, ":path"), authorization, First(metadata, "user-agent"));
+    return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
+  }
+
+ private:
+  static absl::string_view First(const InputMetadata& metadata, const char* key) {
+    const auto found = metadata.find(key);
+    return found == metadata.end() ? absl::string_view() : View(found->second);
+  }
+
+  const std::shared_ptr<const TokenCheck> check_;
+};
+
+}  // namespace
+
+absl::Status TokenCheck::CheckCall(absl::string_view method,
+                                   absl::Span<const absl::string_view> authorization,
+                                   absl::string_view agent) const {
+  if (IsOpen(method)) return absl::OkStatus();
+  const absl::string_view name = ShortName(method);
+  const absl::string_view token =
+      authorization.size() == 1 ? BearerToken(authorization.front()) : absl::string_view();
+  const Caller* const caller = token.empty() ? nullptr : tokens_->Find(token);
+  if (caller == nullptr) {
+    const absl::string_view reason = token.empty() ? kNoToken : kUnknownToken;
+    refusals_->Add({.method = name, .reason = reason, .client = "", .agent = agent});
+    return absl::UnauthenticatedError(absl::StrCat(name, ": ", reason));
+  }
+  const v1::Token::Role least = LeastRole(method);
+  if (Suffices(caller->role, least)) return absl::OkStatus();
+  const std::string reason = LowRole(*caller, least);
+  refusals_->Add({.method = name, .reason = reason, .client = caller->name, .agent = agent});
+  return absl::PermissionDeniedError(absl::StrCat(name, ": ", reason));
+}
+
+absl::Status TokenCheck::CheckPage(absl::string_view path, absl::string_view authorization,
+                                   absl::string_view peer) const {
+  absl::string_view token = BearerToken(authorization);
+  const std::string password = token.empty() ? BasicPassword(authorization) : "";
+  if (token.empty()) token = password;
+  const Caller* const caller = token.empty() ? nullptr : tokens_->Find(token);
+  if (caller == nullptr) {
+    const absl::string_view reason =
+        token.empty() ? "no token; send it as a bearer token, or as the password of any user"
+                      : kUnknownToken;
+    refusals_->Add({.method = path, .reason = reason, .client = peer, .agent = ""});
+    return absl::UnauthenticatedError(reason);
+  }
+  if (Suffices(caller->role, v1::Token::READER)) return absl::OkStatus();
+  const std::string reason = LowRole(*caller, v1::Token::READER);
+  refusals_->Add({.method = path, .reason = reason, .client = caller->name, .agent = ""});
+  return absl::PermissionDeniedError(reason);
+}
+
+std::shared_ptr<grpc::AuthMetadataProcessor> MakeCallGuard(
+    std::shared_ptr<const TokenCheck> check) {
+  return std::make_shared<CallGuard>(std::move(check));
+}
+
+}  // namespace emberd::security

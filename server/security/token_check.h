@@ -1,0 +1,46 @@
+// Holds the token of every call and page against the role that it needs.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <grpcpp/security/auth_metadata_processor.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "server/security/refusal_log.h"
+#include "server/security/token_table.h"
+
+namespace emberd::security {
+
+// Thread-safe. Logs what it refuses.
+class TokenCheck {
+ public:
+  explicit TokenCheck(std::shared_ptr<const TokenTable> tokens) : tokens_(std::move(tokens)) {}
+
+  // `method`: "/package.Service/Method". `authorization`: every header of this name. `agent`: for
+  // the log. UNAUTHENTICATED without a token that is known, PERMISSION_DENIED with one whose role
+  // does not suffice; the message names what is needed.
+  absl::Status CheckCall(absl::string_view method,
+                         absl::Span<const absl::string_view> authorization,
+                         absl::string_view agent) const;
+  // The same for a page of the web server, which READER and above may see; the token may also be
+  // the password of HTTP's Basic scheme. `peer`: for the log.
+  absl::Status CheckPage(absl::string_view path, absl::string_view authorization,
+                         absl::string_view peer) const;
+
+ private:
+  const std::shared_ptr<const TokenTable> tokens_;
+  const std::unique_ptr<RefusalLog> refusals_ = std::make_unique<RefusalLog>();
+};
+
+// Makes gRPC call `check` when the headers of a call are there: what it refuses reaches no handler,
+// and its message is not read. It leaves the metadata as it is.
+//
+// The name of the caller is not put into the AuthContext: gRPC has one per connection, which the
+// calls on it share without a lock.
+std::shared_ptr<grpc::AuthMetadataProcessor> MakeCallGuard(std::shared_ptr<const TokenCheck> check);
+
+}  // namespace emberd::security

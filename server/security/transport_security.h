@@ -1,0 +1,38 @@
+// How bytes travel between processes: the strategies.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include <grpcpp/security/auth_metadata_processor.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
+
+#include "absl/status/statusor.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/ops/http.h"
+
+namespace emberd::security {
+
+// One per process, for all of its ports and connections. Thread-safe.
+class TransportSecurity {
+ public:
+  virtual ~TransportSecurity() = default;
+
+  // For a gRPC port. `guard` sees the headers of each call; null: none.
+  virtual std::shared_ptr<grpc::ServerCredentials> ServerCredentials(
+      std::shared_ptr<grpc::AuthMetadataProcessor> guard) const = 0;
+  // For connections to other processes of the cluster.
+  virtual std::shared_ptr<grpc::ChannelCredentials> ChannelCredentials() const = 0;
+  // For the port of the web server; none: plain text.
+  virtual std::optional<ops::HttpTls> Http() const = 0;
+};
+
+// Plain text. With a guard, gRPC ports take connections over the loopback interface alone.
+std::unique_ptr<TransportSecurity> MakePlainTransport();
+
+// TLS 1.2 and above; with `require_client_certificate`, mutual. INVALID_ARGUMENT names the field
+// and the file that is wrong. Warns in the log of a certificate that has ended or will soon.
+absl::StatusOr<std::unique_ptr<TransportSecurity>> MakeTlsTransport(const v1::TlsConfig& config);
+
+}  // namespace emberd::security
