@@ -1,0 +1,136 @@
+"""Runs what README.md tells a user to type in "Run a cluster", line by line, as it stands there.
+
+What this would catch: a README whose commands no longer work, or no longer do what is said beside them.
+
+Blocks marked ```sh are run; others (```text) are not. A line that starts `emberd up`, `shard` or `coordinator` is a server
+and keeps running; PID stands for the last one. Ports are the defaults, so the test runs in a network namespace of its own
+where the system allows it; else on this machine's loopback interface, if nobody listens there.
+
+Usage: readme_test.py ROOT_OF_REPOSITORY FOLDER_OF_EMBERD
+"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT, BINARIES = sys.argv[1:3]
+sys.path.insert(0, os.path.join(ROOT, "tests", "testing"))
+
+from processes import Program  # noqa: E402
+
+SKIPPED = 77  # CMakeLists.txt
+SECTION = "Run a cluster"
+PORTS = (7400, 7401)
+INSIDE = "EMBERD_README_TEST_INSIDE"  # set in the namespace
+SERVER = re.compile(r"^\S*\bemberd (up|shard|coordinator)\b")
+
+
+def section(text, title):
+    """From its heading to the next of the same rank."""
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
+
+
+def commands(text):
+    """Each command of the sh blocks: a line, or several that belong together."""
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        pending = ""
+        for line in block.splitlines():
+            pending += line + "\n"
+            whole = subprocess.run(["bash", "-n", "-c", pending], capture_output=True).returncode == 0
+            if whole and not line.endswith("\\"):
+                if re.sub(r"#.*", "", pending).strip():
+                    yield pending.strip()
+                pending = ""
+        if pending:
+            raise AssertionError(f"not a whole command: {pending}")
+
+
+class ReadmeTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.servers = []  # (command, program), the last one last
+        self.addCleanup(lambda: [program.kill() for _, program in self.servers])
+        with open(os.path.join(ROOT, "README.md")) as file:
+            self.text = section(file.read(), SECTION)
+
+    def start(self, command):
+        command = re.sub(r"&\s*(#.*)?$", "", command)
+        log = os.path.join(self.folder, f"server-{len(self.servers)}.log")
+        program = Program(["bash", "-c", f"cd {ROOT} && exec {command}"], log)
+        self.servers.append((command, program))
+        program.wait_for_line("^emberd: ready ")
+
+    def run_to_end(self, command):
+        pid = self.servers[-1][1].process.pid if self.servers else "PID"
+        done = subprocess.run(["bash", "-c", re.sub(r"\bPID\b", str(pid), command)], cwd=ROOT, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}")
+        self.check(command, done.stdout)
+
+    def check(self, command, output):
+        """What the README says that the command does."""
+        if "kill -TERM" in command:
+            server = self.servers.pop()[1]
+            self.assertEqual(server.process.wait(60), 0, server.output())
+        elif "emberctl status" in command:
+            shards = int(re.search(r"--shards (\d+)", self.servers[-1][0])[1])
+            self.assertEqual(len(re.findall(r"^\d+ +\S+ +ok ", output, re.MULTILINE)), shards, output)
+        elif command.startswith("curl"):
+            self.assertRegex(output, r"(?m)^# (HELP|TYPE) \w+")
+        else:
+            self.assertNotEqual(output, "", command)
+
+    def test_every_command_works(self):
+        ran = 0
+        for command in commands(self.text):
+            command = command.replace("build/bin/", BINARIES + "/")
+            with self.subTest(command):
+                if SERVER.search(command):
+                    self.start(command)
+                else:
+                    self.run_to_end(command)
+                ran += 1
+        self.assertGreaterEqual(ran, 4)
+        self.assertEqual(self.servers, [], "the section leaves a server running")
+
+    def test_what_the_section_links_to_is_there(self):
+        for target in re.findall(r"\]\(([^)#:]+)\)", self.text):
+            self.assertTrue(os.path.exists(os.path.join(ROOT, target)), target)
+
+
+def own_network():
+    """Starts this test again where no other process has ports; returns if the system does not allow that."""
+    for unshare in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
+        script = [*unshare, "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+        if subprocess.run([*script, "true"], stdin=subprocess.DEVNULL, capture_output=True).returncode == 0:
+            os.environ[INSIDE] = "1"
+            os.execvp(script[0], [*script, sys.executable, "-B", *sys.argv])
+
+
+def taken_ports():
+    taken = []
+    for port in PORTS:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                taken.append(port)
+    return taken
+
+
+if __name__ == "__main__":
+    if INSIDE not in os.environ:
+        try:
+            own_network()
+        except FileNotFoundError:
+            pass
+        if taken_ports():
+            print(f"SKIP: no network namespace may be made, and ports {taken_ports()} are in use")
+            sys.exit(SKIPPED)
+    del sys.argv[1:3]
+    unittest.main(verbosity=2)
