@@ -55,11 +55,13 @@ absl::StatusOr<std::shared_ptr<ApplyWork>> ApplyWork::Make(std::vector<ApplyPart
   for (int i = 0; i < work->model_->stack_count(); ++i) {
     if (absl::Status status = work->AddStack(i, pool); !status.ok()) return status;
   }
+  work->counts_ = std::vector<Counts>(work->stacks_.size());
   return work;
 }
 
 absl::Status ApplyWork::AddStack(int index, BufferPool& pool) {
   StackUpdate update;
+  update.stack = index;
   update.store = &model_->stack(index);
   const StackGradients* first = nullptr;  // whose hyper-parameters are those of all
   bool in_batch = false;
@@ -97,7 +99,7 @@ void ApplyWork::TakeTurn() {
   }
 }
 
-UpdateCounts ApplyWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) const {
+int64_t ApplyWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) {
   StackStore& store = *stack.store;
   const int64_t first_row = k * store.rows_per_partition();
   const PooledArray<Touch> touches = OrderByRow(stack.parts, k, store.rows_per_partition(), pool);
@@ -119,7 +121,21 @@ UpdateCounts ApplyWork::UpdatePartition(const StackUpdate& stack, int k, BufferP
   if (!store.Complete()) {
     for (int64_t t = 0; t < args.touch_count; ++t) store.EnsureRow(first_row + touches[t].row);
   }
-  return UpdateRows(args, stack.rule);
+  const UpdateCounts updated = UpdateRows(args, stack.rule);
+  Counts& counts = counts_[&stack - stacks_.data()];
+  counts.updated += updated.updated;
+  counts.skipped += updated.skipped;
+  return updated.updated;
+}
+
+ApplyResult ApplyWork::Result() const {
+  ApplyResult result;
+  for (size_t i = 0; i < stacks_.size(); ++i) {
+    result.stacks.push_back({stacks_[i].stack, counts_[i].updated, counts_[i].skipped});
+    result.rows_updated += result.stacks.back().rows_updated;
+    result.rows_skipped += result.stacks.back().rows_skipped;
+  }
+  return result;
 }
 
 }  // namespace emberd::shard

@@ -18,6 +18,7 @@ namespace emberd::shard {
 
 // What a step does to one stack.
 struct StackUpdate {
+  int stack = 0;
   StackStore* store = nullptr;
   StepRule rule;
   std::vector<const StackEntries*> parts;  // those with entries, in rank order; there may be none
@@ -46,19 +47,26 @@ class ApplyWork {
   // partition is updated, and in the order in which updates take their strands.
   void TakeTurn();
   // Updates the rows of the k-th partition; the caller holds its strand.
-  UpdateCounts UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) const;
+  // Rows updated.
+  int64_t UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool);
+  // Of the partitions updated so far.
+  ApplyResult Result() const;
 
   Engine::ApplyCallback done;
-  std::atomic<int64_t> rows_updated{0};
-  std::atomic<int64_t> rows_skipped{0};
   std::atomic<int> jobs_left{0};
 
  private:
+  struct Counts {
+    std::atomic<int64_t> updated{0};
+    std::atomic<int64_t> skipped{0};
+  };
+
   absl::Status AddStack(int index, BufferPool& pool);
 
   std::shared_ptr<Model> model_;
   std::vector<ApplyPart> parts_;
   std::vector<StackUpdate> stacks_;
+  std::vector<Counts> counts_;  // of stacks_
 };
 
 }  // namespace emberd::shard

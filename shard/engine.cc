@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,6 +60,7 @@ class EngineImpl final : public Engine {
   void AssignRows(const RowSelection& rows, absl::Span<const float> values,
                   DoneCallback done) override;
   EngineStatistics Statistics() const override;
+  std::vector<HotTable> HotRows(int count) const override;
 
  private:
   struct GatherWork;
@@ -78,9 +80,11 @@ class EngineImpl final : public Engine {
   // Held while an update takes its turn and its strands, so that both have one order.
   std::mutex turn_mutex_;
 
-  std::atomic<int64_t> rows_gathered_{0};
-  std::atomic<int64_t> rows_updated_{0};
-  std::atomic<int64_t> partition_rows_gathered_[kMaxPartitions] = {};
+  struct PartitionCounts {
+    std::atomic<int64_t> rows_gathered{0};
+    std::atomic<int64_t> rows_updated{0};
+  };
+  PartitionCounts partitions_[kMaxPartitions];
 
   Executor executor_;  // last: its destructor waits for work that uses the rest
 };
@@ -167,10 +171,10 @@ void EngineImpl::Gather(std::shared_ptr<const Batch> batch, GatherCallback done)
     jobs.back().strands = work->model->stack(entries.stack).AllStrands();
     jobs.back().mode = Job::Mode::kRead;
     jobs.back().done = [this, work, &entries] {
-      rows_gathered_ += entries.entry_count;
       for (size_t k = 0; k < entries.partition_entries.size(); ++k) {
-        partition_rows_gathered_[k] += entries.partition_entries[k];
+        partitions_[k].rows_gathered += entries.partition_entries[k];
       }
+      work->model->hot_rows(entries.stack).Sample(entries);
       if (--work->jobs_left == 0) work->done(std::move(work->output));
     };
   }
@@ -266,7 +270,7 @@ void EngineImpl::ApplyParts(std::vector<ApplyPart> parts, ApplyCallback done) {
     (*work)->TakeTurn();
     executor_.Submit(std::move(jobs));
   }
-  if (nothing_to_do) (*work)->done(ApplyResult());
+  if (nothing_to_do) (*work)->done((*work)->Result());
 }
 
 Job EngineImpl::ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& stack, int k) {
@@ -274,14 +278,10 @@ Job EngineImpl::ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& sta
   job.strands = {&stack.store->strand(k)};
   job.mode = Job::Mode::kWrite;
   job.run = [this, work, &stack, k](int) {
-    const UpdateCounts counts = work->UpdatePartition(stack, k, pool_);
-    work->rows_updated += counts.updated;
-    work->rows_skipped += counts.skipped;
+    partitions_[k].rows_updated += work->UpdatePartition(stack, k, pool_);
   };
-  job.done = [this, work] {
-    if (--work->jobs_left > 0) return;
-    rows_updated_ += work->rows_updated;
-    work->done(ApplyResult{work->rows_updated, work->rows_skipped});
+  job.done = [work] {
+    if (--work->jobs_left == 0) work->done(work->Result());
   };
   return job;
 }
@@ -329,20 +329,49 @@ void EngineImpl::AssignRows(const RowSelection& rows, absl::Span<const float> va
 
 EngineStatistics EngineImpl::Statistics() const {
   EngineStatistics statistics;
-  int partitions = 0;
+  statistics.queued = executor_.queued();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     statistics.models = static_cast<int>(models_.size());
     for (const auto& [id, model] : models_) {
       statistics.table_bytes += model->bytes();
-      partitions = std::max(partitions, model->spec().partition_count);
+      const size_t partitions = model->spec().partition_count;
+      if (statistics.partitions.size() < partitions) statistics.partitions.resize(partitions);
+      for (size_t k = 0; k < partitions; ++k) {
+        statistics.partitions[k].table_bytes += model->bytes_per_partition();
+      }
     }
   }
-  statistics.rows_gathered = rows_gathered_;
-  statistics.rows_updated = rows_updated_;
-  statistics.partition_rows_gathered.assign(partition_rows_gathered_,
-                                            partition_rows_gathered_ + partitions);
+  for (int k = 0; k < kMaxPartitions; ++k) {
+    const int64_t gathered = partitions_[k].rows_gathered, updated = partitions_[k].rows_updated;
+    statistics.rows_gathered += gathered;
+    statistics.rows_updated += updated;
+    if (static_cast<size_t>(k) >= statistics.partitions.size()) continue;
+    statistics.partitions[k].rows_gathered = gathered;
+    statistics.partitions[k].rows_updated = updated;
+  }
   return statistics;
+}
+
+std::vector<HotTable> EngineImpl::HotRows(int count) const {
+  std::vector<std::shared_ptr<Model>> models;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [id, model] : models_) models.push_back(model);
+  }
+  std::vector<HotTable> tables;
+  for (const std::shared_ptr<Model>& model : models) {
+    for (int stack = 0; stack < model->stack_count(); ++stack) {
+      for (HotTable& table : model->hot_rows(stack).Top(count)) {
+        table.model = model->spec().name;
+        tables.push_back(std::move(table));
+      }
+    }
+  }
+  std::sort(tables.begin(), tables.end(), [](const HotTable& a, const HotTable& b) {
+    return std::tie(a.model, a.table) < std::tie(b.model, b.table);
+  });
+  return tables;
 }
 
 }  // namespace

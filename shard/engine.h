@@ -104,14 +104,43 @@ struct ApplyPart {
 struct ApplyResult {
   int64_t rows_updated = 0;  // distinct rows of all stacks
   int64_t rows_skipped = 0;  // left as they were: StackSpec::skip_nonfinite
+  // The same of each stack that the batches have.
+  struct Stack {
+    int stack = 0;
+    int64_t rows_updated = 0;
+    int64_t rows_skipped = 0;
+  };
+  std::vector<Stack> stacks;
 };
 
+// What one partition holds, and has done since the start.
+struct PartitionStatistics {
+  int64_t table_bytes = 0;
+  int64_t rows_gathered = 0;
+  int64_t rows_updated = 0;
+};
 struct EngineStatistics {
   int models = 0;
   int64_t table_bytes = 0;  // reserved for weights and slots
   int64_t rows_gathered = 0;
   int64_t rows_updated = 0;
-  std::vector<int64_t> partition_rows_gathered;  // per partition of this shard
+  int queued = 0;  // pieces of work that could run but wait for a thread
+  // As many as the models have on this shard; none without a model.
+  std::vector<PartitionStatistics> partitions;
+};
+
+// The rows of a table that gathers read most, as estimated from a sample (hot_rows.h): `lookups` is
+// too high by at most `error`, but for the sampling.
+struct HotRow {
+  int64_t id = 0;  // the table's own
+  int64_t lookups = 0;
+  int64_t error = 0;
+};
+struct HotTable {
+  std::string model;
+  std::string table;
+  int64_t lookups = 0;       // of all rows on this shard
+  std::vector<HotRow> rows;  // most look-ups first
 };
 
 class Engine {
@@ -176,6 +205,8 @@ class Engine {
                           DoneCallback done) = 0;
 
   virtual EngineStatistics Statistics() const = 0;
+  // At most `count` rows of every table, by model and table.
+  virtual std::vector<HotTable> HotRows(int count) const = 0;
 };
 
 }  // namespace emberd::shard

@@ -79,6 +79,13 @@ void Executor::MakeReady(Work* work) {
   }
 }
 
+int Executor::queued() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int chunks = 0;
+  for (const Work* work : ready_) chunks += work->job.chunks - work->next_chunk;
+  return chunks;
+}
+
 void Executor::Loop() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {

@@ -47,6 +47,8 @@ class Executor {
   explicit Executor(int threads);
   ~Executor();
   int threads() const { return static_cast<int>(threads_.size()); }
+  // Chunks of jobs that hold their strands and wait for a thread.
+  int queued() const;
 
   // Takes places in all lines at one moment: of two calls, one is first everywhere.
   void Submit(std::vector<Job> jobs);
@@ -64,7 +66,7 @@ class Executor {
 
   // Standard mutexes throughout the module: ThreadSanitizer follows them, which it cannot do into a
   // packaged library that was built without it.
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable work_or_stop_;
   std::condition_variable all_finished_;
   // Jobs that hold their strands and have chunks nobody took yet.

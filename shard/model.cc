@@ -56,11 +56,15 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
     return absl::Status(status.code(), absl::StrCat("model ", spec.name, ": ", status.message()));
   }
   std::shared_ptr<Model> model(new Model(spec, std::move(budget), bytes));
+  int tables = 0;
+  for (const StackSpec& stack : spec.stacks) tables += static_cast<int>(stack.tables.size());
   for (const StackSpec& stack : spec.stacks) {
     absl::StatusOr<std::unique_ptr<StackStore>> store =
         StackStore::Create(spec, stack, options, executor);
     if (!store.ok()) return store.status();
     model->stacks_.push_back(*std::move(store));
+    model->hot_rows_.push_back(
+        std::make_unique<HotRowSketches>(*model->stacks_.back(), HotRowCounters(tables)));
   }
   return model;
 }

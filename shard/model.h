@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "shard/executor.h"
+#include "shard/hot_rows.h"
 #include "shard/model_spec.h"
 #include "shard/stack_store.h"
 
@@ -40,6 +41,8 @@ class Model {
   const ModelSpec& spec() const { return spec_; }
   int stack_count() const { return static_cast<int>(stacks_.size()); }
   StackStore& stack(int i) const { return *stacks_[i]; }
+  HotRowSketches& hot_rows(int i) const { return *hot_rows_[i]; }
+  int64_t bytes_per_partition() const { return bytes_per_partition_; }
   int64_t bytes() const { return bytes_per_partition_ * spec_.partition_count; }
 
  private:
@@ -50,6 +53,7 @@ class Model {
   const std::shared_ptr<Budget> budget_;
   const int64_t bytes_per_partition_;
   std::vector<std::unique_ptr<StackStore>> stacks_;
+  std::vector<std::unique_ptr<HotRowSketches>> hot_rows_;  // of stacks_
 };
 
 }  // namespace emberd::shard

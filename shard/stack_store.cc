@@ -141,6 +141,22 @@ std::vector<Strand*> StackStore::AllStrands() {
   return strands;
 }
 
+const RowRange& StackStore::RangeOf(int64_t row) const {
+  const int64_t local = row % rows_per_partition();
+  return *std::upper_bound(ranges_.begin(), ranges_.end(), local,
+                           [](int64_t value, const RowRange& r) { return value < r.end; });
+}
+
+int64_t StackStore::IdOf(int64_t row) const {
+  const RowRange& range = RangeOf(row);
+  const int64_t k = row / rows_per_partition();
+  const int64_t local = row % rows_per_partition() - range.begin;
+  const int64_t partition =
+      (first_partition_ + k - spec_.tables[range.table].shard_rotation + all_partitions_) %
+      all_partitions_;
+  return local * all_partitions_ + partition;
+}
+
 uint64_t StackStore::NextRoundingKey(int64_t step) {
   constexpr uint64_t kUnnumbered = uint64_t{1} << 63;
   return SubKey(NamedKey(seed_, absl::StrCat("rounding of ", spec_.name)),
@@ -153,13 +169,10 @@ void StackStore::InitializeChunk(int64_t chunk) {
   if (Word(chunk).load(std::memory_order_relaxed) & bit) return;
   std::vector<float> values(width());
   const int64_t end = std::min(rows(), (chunk + 1) << chunk_shift_);
-  auto range = ranges_.end();
+  const RowRange* range = nullptr;
   for (int64_t row = chunk << chunk_shift_; row < end; ++row) {
     const int64_t local = row % rows_per_partition();
-    if (range == ranges_.end() || local < range->begin || local >= range->end) {
-      range = std::upper_bound(ranges_.begin(), ranges_.end(), local,
-                               [](int64_t value, const RowRange& r) { return value < r.end; });
-    }
+    if (range == nullptr || local < range->begin || local >= range->end) range = &RangeOf(row);
     if (range->table >= 0) InitializeRow(row, *range, values);
   }
   Word(chunk).fetch_or(bit, std::memory_order_release);
@@ -168,11 +181,7 @@ void StackStore::InitializeChunk(int64_t chunk) {
 
 void StackStore::InitializeRow(int64_t row, const RowRange& range, std::vector<float>& values) {
   const TableSpec& table = spec_.tables[range.table];
-  const int64_t k = row / rows_per_partition();
-  const int64_t local = row % rows_per_partition() - range.begin;
-  const int64_t partition =
-      (first_partition_ + k - table.shard_rotation + all_partitions_) % all_partitions_;
-  const int64_t id = local * all_partitions_ + partition;
+  const int64_t id = IdOf(row);
   // Rows that pad the vocabulary hold zeros.
   if (id < table.vocabulary_size && !initializers_[range.table].AllZero()) {
     initializers_[range.table].Fill(id, absl::MakeSpan(values.data(), range.columns));

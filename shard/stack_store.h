@@ -74,6 +74,10 @@ class StackStore {
   const std::vector<Slot>& slots() const { return slots_; }
   // Ascending, without gaps, over all local rows of a partition.
   const std::vector<RowRange>& ranges() const { return ranges_; }
+  // The range that `row` is in.
+  const RowRange& RangeOf(int64_t row) const;
+  // The table's own number of a row that is in the range of a table.
+  int64_t IdOf(int64_t row) const;
   Strand& strand(int k) { return strands_[k]; }
   std::vector<Strand*> AllStrands();
 
