@@ -16,7 +16,7 @@
 #include "server/launcher/serve.h"
 #include "server/launcher/up.h"
 #include "server/ops/logging.h"
-#include "server/ops/metric_catalogue.h"
+#include "server/ops/metric_reference.h"
 
 namespace emberd {
 namespace {
@@ -263,7 +263,7 @@ int Main(int argc, char** argv) {
   AddServer(&app, "shard", "Hold one shard's rows", &flags);
   AddHealth(&app, &flags);
   AddToken(&app, &flags);
-  app.add_subcommand("metrics", "Print every metric of /metrics as a Markdown table");
+  app.add_subcommand("metrics", "Print the reference of /metrics, in Markdown");
   app.footer(
       "'emberd COMMAND --help' explains a command.\n"
       "Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or "
@@ -280,7 +280,7 @@ int Main(int argc, char** argv) {
   }
   if (app.got_subcommand("token")) return ExitStatus(RunToken(flags));
   if (app.got_subcommand("health")) return ExitStatus(RunHealth(&flags));
-  std::fputs(ops::MetricCatalogueMarkdown().c_str(), stdout);
+  std::fputs(ops::MetricReference().c_str(), stdout);
   return 0;
 }
 

@@ -4,7 +4,8 @@
 
 namespace emberd::server {
 
-WorkerPool::WorkerPool(int threads, int max_queued) : max_queued_(max_queued) {
+WorkerPool::WorkerPool(int threads, int max_queued, std::function<void(int)> on_queued)
+    : max_queued_(max_queued), on_queued_(std::move(on_queued)) {
   threads_.reserve(threads);
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
 }
@@ -21,6 +22,7 @@ bool WorkerPool::Submit(std::function<void()> task) {
   absl::MutexLock lock(&mutex_);
   if (static_cast<int>(queue_.size()) >= max_queued_) return false;
   queue_.push_back(std::move(task));
+  TellQueued();
   return true;
 }
 
@@ -41,6 +43,10 @@ void WorkerPool::RecordDuration(absl::Duration took) {
   mean_duration_ += (took - mean_duration_) * kWeight;
 }
 
+void WorkerPool::TellQueued() {
+  if (on_queued_ != nullptr) on_queued_(static_cast<int>(queue_.size()));
+}
+
 void WorkerPool::Work() {
   const auto work_or_stop = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return !queue_.empty() || stopping_;
@@ -53,6 +59,7 @@ void WorkerPool::Work() {
       if (queue_.empty()) return;
       task = std::move(queue_.front());
       queue_.pop_front();
+      TellQueued();
     }
     task();
   }

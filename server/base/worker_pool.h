@@ -15,8 +15,9 @@ namespace emberd::server {
 // Thread-safe.
 class WorkerPool {
  public:
-  // `max_queued`: tasks that may wait for a thread.
-  WorkerPool(int threads, int max_queued);
+  // `max_queued`: tasks that may wait for a thread. `on_queued`, if given, hears how many do,
+  // whenever that changes; it must be quick.
+  WorkerPool(int threads, int max_queued, std::function<void(int queued)> on_queued = nullptr);
   // Runs what is queued, then stops.
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
@@ -35,8 +36,10 @@ class WorkerPool {
 
  private:
   void Work();
+  void TellQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int max_queued_;
+  const std::function<void(int)> on_queued_;
   mutable absl::Mutex mutex_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

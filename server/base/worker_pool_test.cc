@@ -53,6 +53,26 @@ TEST(WorkerPoolTest, ForetellsTheWaitFromTheQueueAndWhatTasksTook) {
   release.Notify();
 }
 
+TEST(WorkerPoolTest, TellsHowManyWait) {
+  absl::Notification started, release;
+  std::atomic<int> told = -1;
+  {
+    WorkerPool pool(1, 10, [&](int queued) { told = queued; });
+    ASSERT_TRUE(pool.Submit([&] {
+      started.Notify();
+      release.WaitForNotification();
+    }));
+    started.WaitForNotification();
+    EXPECT_EQ(pool.queued(), 0);
+    ASSERT_TRUE(pool.Submit([] {}));
+    ASSERT_TRUE(pool.Submit([] {}));
+    EXPECT_EQ(pool.queued(), 2);
+    EXPECT_EQ(told, 2);
+    release.Notify();
+  }
+  EXPECT_EQ(told, 0);
+}
+
 TEST(PeriodicTaskTest, RunsAgainAndAgainAndStopsAtOnce) {
   std::atomic<int> runs = 0;
   absl::Notification three;

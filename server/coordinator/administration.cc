@@ -61,6 +61,7 @@ v1::DrainResponse Administration::Drain(const v1::DrainRequest& request) {
     parts_.drain->Set(drain);
     parts_.set_serving(!drain);
     parts_.train_streams->SetDraining(drain);
+    parts_.coordinator->server_metrics()->SetDraining(drain);
   }
   v1::DrainResponse response;
   response.set_draining(parts_.drain->draining());

@@ -77,7 +77,8 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                  .shard_call = shard_call_,
                  .slow_step = absl::Milliseconds(cluster.logging().slow_step_ms())},
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
-  server_metrics_->SetBatchBudget(cluster.budgets().batch_bytes());
+  server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
+  server_metrics_->SetInFlightBudget(cluster.budgets().in_flight_bytes());
 }
 
 void Coordinator::Sweep() {

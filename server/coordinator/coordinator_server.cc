@@ -39,7 +39,9 @@ class CoordinatorServerImpl final : public CoordinatorServer {
       : coordinator_(options.cluster, options.coordinator_index, std::move(shards),
                      options.metrics),
         admission_(options.cluster.budgets()),
-        pool_(kRequestThreads, options.cluster.budgets().max_waiting_requests()),
+        pool_(
+            kRequestThreads, options.cluster.budgets().max_waiting_requests(),
+            [metrics = coordinator_.server_metrics()](int queued) { metrics->SetQueued(queued); }),
         environment_{&pool_,
                      &admission_,
                      &drain_,
@@ -84,6 +86,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Coordinator* coordinator() override { return &coordinator_; }
   Administration* administration() override { return &administration_; }
   void Drain(absl::Duration grace) override {
+    coordinator_.server_metrics()->SetDraining(true);
     train_streams_.Stop();
     server_->Drain(grace);
   }

@@ -18,7 +18,9 @@ absl::StatusOr<std::shared_ptr<const preprocess::PreprocessedBatch>> Preprocess(
     *input = *std::move(decoded);
   }
   ops::StageTimer timer(metrics, ops::Stage::kPreprocess);
-  return model.preprocessor->Run(input->features);
+  auto batch = model.preprocessor->Run(input->features);
+  if (absl::IsResourceExhausted(batch.status())) model.metrics->AddRefused();
+  return batch;
 }
 
 }  // namespace
@@ -30,8 +32,7 @@ absl::StatusOr<LookupOutput> Coordinator::Lookup(const v1::LookupRequest& reques
   LookupInput input;
   auto batch = Preprocess(request, **model, max_message_bytes_, metrics_, &input);
   if (!batch.ok()) return batch.status();
-  (*model)->metrics->ObserveBatch((*batch)->statistics());
-  (*model)->observed->Observe((*batch)->statistics());
+  (*model)->Observe(**batch);
 
   LookupOutput output;
   output.batch_handle = request.inference() ? 0 : NewBatchHandle();

@@ -1,5 +1,6 @@
 #include "server/coordinator/served_model.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -7,6 +8,13 @@
 #include "server/shard_host/model_spec_from_plan.h"
 
 namespace emberd::server {
+
+void ServedModel::Observe(const preprocess::PreprocessedBatch& batch) const {
+  const absl::Span<const int64_t> samples = batch.feature_samples();
+  if (!samples.empty()) metrics->AddExamples(*std::max_element(samples.begin(), samples.end()));
+  metrics->ObserveBatch(batch.statistics());
+  observed->Observe(batch.statistics());
+}
 
 absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
     v1::ModelConfig config, const preprocess::Topology& topology, int threads,
@@ -30,6 +38,11 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
   for (const preprocess::StackPlan& stack : model->plan.stacks) stacks.push_back(stack.name);
   model->observed = std::make_unique<ObservedCounts>(stacks.size());
   model->metrics = metrics->Model(model->config.name(), stacks);
+  for (size_t i = 0; i < model->plan.stacks.size(); ++i) {
+    const preprocess::StackPlan& stack = model->plan.stacks[i];
+    model->metrics->SetLimits(static_cast<int>(i), stack.max_ids_per_partition,
+                              stack.max_unique_ids_per_partition);
+  }
   return model;
 }
 

@@ -28,6 +28,8 @@ struct ServedModel {
   ops::ModelMetrics* metrics = nullptr;
   std::unique_ptr<ObservedCounts> observed;
 
+  // Counts a batch for metrics and limits.
+  void Observe(const preprocess::PreprocessedBatch& batch) const;
   const v1::TableConfig& TableOfFeature(int feature) const {
     return config.tables(tables.at(config.features(feature).table()));
   }

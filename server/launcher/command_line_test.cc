@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/launcher/testing_program.h"
-#include "server/ops/metric_catalogue.h"
+#include "server/ops/metric_reference.h"
 
 namespace emberd::launcher {
 namespace {
@@ -47,7 +47,7 @@ TEST(CommandLineTest, VersionHelpAndMetrics) {
       EXPECT_THAT(help.out, HasSubstr(flag)) << command;
     }
   }
-  EXPECT_EQ(RunEmberd({"metrics"}).out, ops::MetricCatalogueMarkdown());
+  EXPECT_EQ(RunEmberd({"metrics"}).out, ops::MetricReference());
 }
 
 TEST(CommandLineTest, HealthSaysByItsExitStatusWhetherAProcessServes) {

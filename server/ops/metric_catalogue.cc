@@ -2,9 +2,6 @@
 
 #include <cstddef>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-
 namespace emberd::ops {
 namespace {
 
@@ -57,6 +54,31 @@ constexpr MetricInfo kCatalogue[] = {
      {"server"},
      "bytes",
      "Bytes of the requests being worked on."},
+    {kInFlightBudgetBytes,
+     "emberd_in_flight_budget_bytes",
+     kGauge,
+     {"server"},
+     "bytes",
+     "Bytes of requests that a coordinator works on at once; 0 for a shard, which has no such "
+     "limit."},
+    {kQueuedRequests,
+     "emberd_queued_requests",
+     kGauge,
+     {"server"},
+     "1",
+     "Requests that wait for a thread."},
+    {kTrainStreams,
+     "emberd_train_streams",
+     kGauge,
+     {"server"},
+     "1",
+     "Train streams that are open."},
+    {kDraining,
+     "emberd_draining",
+     kGauge,
+     {"server"},
+     "1",
+     "1 while the server takes no new requests because it drains, else 0."},
     {kModels, "emberd_models", kGauge, {"server"}, "1", "Models declared."},
     {kTableBytes,
      "emberd_table_bytes",
@@ -88,6 +110,12 @@ constexpr MetricInfo kCatalogue[] = {
      {"server"},
      "bytes",
      "Bytes that kept batches may take."},
+    {kMaxBatches,
+     "emberd_max_batches",
+     kGauge,
+     {"server"},
+     "1",
+     "Batches that may be kept at once."},
     {kBatchesExpired,
      "emberd_batches_expired_total",
      kCounter,
@@ -108,6 +136,12 @@ constexpr MetricInfo kCatalogue[] = {
      {"model"},
      "1",
      "Mini-batches of a batch."},
+    {kExamples,
+     "emberd_examples_total",
+     kCounter,
+     {"model"},
+     "1",
+     "Examples looked up: of each batch, the samples of the feature that has most."},
     {kBatchIds,
      "emberd_batch_ids",
      kHistogram,
@@ -150,6 +184,31 @@ constexpr MetricInfo kCatalogue[] = {
      {"model", "stack"},
      "1",
      "Ids dropped where the configuration allows it."},
+    {kBatchImbalance,
+     "emberd_batch_imbalance_ratio",
+     kHistogram,
+     {"model", "stack"},
+     "ratio",
+     "Ids of a batch that go to its fullest partition, over the mean of the partitions: 1 is "
+     "even."},
+    {kBatchesRefused,
+     "emberd_batches_refused_total",
+     kCounter,
+     {"model"},
+     "1",
+     "Batches refused because no cut of the vocabulary keeps them within the limits."},
+    {kStackMaxIds,
+     "emberd_stack_max_ids_per_partition",
+     kGauge,
+     {"model", "stack"},
+     "1",
+     "Limit that emberd_batch_max_ids_per_partition stands against; 0: none."},
+    {kStackMaxUniqueIds,
+     "emberd_stack_max_unique_ids_per_partition",
+     kGauge,
+     {"model", "stack"},
+     "1",
+     "Limit that emberd_batch_max_unique_ids_per_partition stands against; 0: none."},
 
     // Training groups. `rank` and `group` are "other" beyond a fixed number.
     {kGroupSteps,
@@ -188,15 +247,34 @@ constexpr MetricInfo kCatalogue[] = {
     {kRowsUpdated,
      "emberd_rows_updated_total",
      kCounter,
-     {"shard", "model"},
+     {"shard", "model", "stack"},
      "1",
      "Rows written by optimizers."},
     {kRowsSkipped,
      "emberd_rows_skipped_total",
      kCounter,
-     {"shard", "model"},
+     {"shard", "model", "stack"},
      "1",
      "Rows left as they were because their summed gradient was not finite."},
+    {kPartitionRowsGathered,
+     "emberd_partition_rows_gathered_total",
+     kCounter,
+     {"shard", "partition"},
+     "1",
+     "Rows read for lookups in one partition; partitions are counted over the whole cluster."},
+    {kPartitionRowsUpdated,
+     "emberd_partition_rows_updated_total",
+     kCounter,
+     {"shard", "partition"},
+     "1",
+     "Rows written by optimizers in one partition."},
+    {kHotRowsShare,
+     "emberd_hot_rows_share",
+     kGauge,
+     {"shard", "model", "table", "top"},
+     "1",
+     "Share of the look-ups of a table on this shard, since its start, that go to its 1, 10 or "
+     "100 hottest rows at least; from a sample."},
     {kShardSentBytes,
      "emberd_shard_sent_bytes_total",
      kCounter,
@@ -255,6 +333,12 @@ constexpr MetricInfo kCatalogue[] = {
      {},
      "bytes",
      "Memory that the process has in RAM."},
+    {kProcessHugePageBytes,
+     "process_huge_page_bytes",
+     kGauge,
+     {},
+     "bytes",
+     "Of the memory in RAM, what is in huge pages."},
     {kProcessOpenFds, "process_open_fds", kGauge, {}, "1", "Open file descriptors."},
 };
 
@@ -265,20 +349,6 @@ constexpr bool InOrder() {
   return std::size(kCatalogue) == static_cast<size_t>(kProcessOpenFds) + 1;
 }
 static_assert(InOrder(), "the catalogue has one entry per MetricId, in the order of the enum");
-
-std::string_view TypeName(MetricType type) {
-  switch (type) {
-    case kCounter:
-      return "counter";
-    case kGauge:
-      return "gauge";
-    case kHistogram:
-      return "histogram";
-  }
-  return "";
-}
-
-std::string Text(std::string_view text) { return std::string(text); }
 
 }  // namespace
 
@@ -300,18 +370,10 @@ const std::vector<double>& BucketBounds(const MetricInfo& metric) {
                               0.1,  0.25, 0.5,    1,    2.5,  5,      10,   25,   50};
   static const auto* const kCounts = new std::vector<double>{
       1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216};
-  return metric.unit == "seconds" ? *kSeconds : *kCounts;
-}
-
-std::string MetricCatalogueMarkdown() {
-  std::string page =
-      "| metric | type | unit | labels | meaning |\n| --- | --- | --- | --- | --- |\n";
-  for (const MetricInfo& metric : kCatalogue) {
-    absl::StrAppend(&page, "| `", Text(metric.name), "` | ", Text(TypeName(metric.type)), " | ",
-                    Text(metric.unit), " | ", absl::StrJoin(metric.LabelNames(), ", "), " | ",
-                    Text(metric.help), " |\n");
-  }
-  return page;
+  static const auto* const kRatios = new std::vector<double>{
+      1, 1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8, 16, 64, 256, 1024};
+  if (metric.unit == "seconds") return *kSeconds;
+  return metric.unit == "ratio" ? *kRatios : *kCounts;
 }
 
 }  // namespace emberd::ops

@@ -20,15 +20,21 @@ enum class MetricId {
   kStageSeconds,
   kInFlightRequests,
   kInFlightBytes,
+  kInFlightBudgetBytes,
+  kQueuedRequests,
+  kTrainStreams,
+  kDraining,
   kModels,
   kTableBytes,
   kTableBudgetBytes,
   kBatches,
   kBatchBytes,
   kBatchBudgetBytes,
+  kMaxBatches,
   kBatchesExpired,
   kReplays,
   kBatchMinibatches,
+  kExamples,
   kBatchIds,
   kBatchUniqueIds,
   kBatchDuplicateIds,
@@ -36,6 +42,10 @@ enum class MetricId {
   kBatchMaxUniqueIds,
   kBatchBufferCells,
   kDroppedIds,
+  kBatchImbalance,
+  kBatchesRefused,
+  kStackMaxIds,
+  kStackMaxUniqueIds,
   kGroupSteps,
   kGroupStageSeconds,
   kGroupLastArrivals,
@@ -43,6 +53,9 @@ enum class MetricId {
   kRowsGathered,
   kRowsUpdated,
   kRowsSkipped,
+  kPartitionRowsGathered,
+  kPartitionRowsUpdated,
+  kHotRowsShare,
   kShardSentBytes,
   kShardReceivedBytes,
   kShardReachable,
@@ -52,6 +65,7 @@ enum class MetricId {
   kProcessStartSeconds,
   kProcessCpuSeconds,
   kProcessResidentBytes,
+  kProcessHugePageBytes,
   kProcessOpenFds,
 };
 
@@ -62,7 +76,7 @@ struct MetricInfo {
   std::string_view name;
   MetricType type;
   std::array<std::string_view, 4> labels;  // unused places are empty
-  std::string_view unit;                   // "seconds", "bytes", "1" for plain counts
+  std::string_view unit;  // "seconds", "bytes", "ratio" (to what is ideal), "1" for all else
   std::string_view help;
 
   std::vector<std::string> LabelNames() const;
@@ -71,10 +85,8 @@ struct MetricInfo {
 absl::Span<const MetricInfo> MetricCatalogue();
 const MetricInfo& Describe(MetricId id);
 
-// Upper bounds of a histogram's buckets, by unit: seconds 50 us to 50 s, counts 1 to 4^12.
+// Upper bounds of a histogram's buckets, by unit: seconds 50 us to 50 s, ratios 1 to 1024, counts 1
+// to 4^12.
 const std::vector<double>& BucketBounds(const MetricInfo& metric);
-
-// The catalogue as a Markdown table, for `emberd metrics` and the documentation.
-std::string MetricCatalogueMarkdown();
 
 }  // namespace emberd::ops

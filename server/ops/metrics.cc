@@ -39,8 +39,13 @@ ServerMetrics::ServerMetrics(Metrics* metrics, MetricRegistry& registry, const s
       batches_(registry.gauge(MetricId::kBatches, {server})),
       batch_bytes_(registry.gauge(MetricId::kBatchBytes, {server})),
       batch_budget_(registry.gauge(MetricId::kBatchBudgetBytes, {server})),
+      max_batches_(registry.gauge(MetricId::kMaxBatches, {server})),
       in_flight_requests_(registry.gauge(MetricId::kInFlightRequests, {server})),
       in_flight_bytes_(registry.gauge(MetricId::kInFlightBytes, {server})),
+      in_flight_budget_(registry.gauge(MetricId::kInFlightBudgetBytes, {server})),
+      queued_(registry.gauge(MetricId::kQueuedRequests, {server})),
+      train_streams_(registry.gauge(MetricId::kTrainStreams, {server})),
+      draining_(registry.gauge(MetricId::kDraining, {server})),
       expired_(registry.counter(MetricId::kBatchesExpired, {server})),
       replays_(registry.counter(MetricId::kReplays, {server})) {}
 
@@ -78,7 +83,14 @@ void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
     stacks_[i].max_unique_ids->Observe(batch.max_unique_ids_per_partition());
     stacks_[i].buffer_cells->Observe(batch.required_buffer_size());
     stacks_[i].dropped_ids->Increment(batch.dropped_ids());
+    if (batch.ids() > 0) stacks_[i].imbalance->Observe(batch.imbalance());
   }
+}
+
+void ModelMetrics::SetLimits(int stack, int64_t max_ids, int64_t max_unique_ids) {
+  if (stacks_[stack].limit_ids == nullptr) return;
+  stacks_[stack].limit_ids->Set(max_ids);
+  stacks_[stack].limit_unique_ids->Set(max_unique_ids);
 }
 
 ShardLinkMetrics::ShardLinkMetrics(MetricRegistry& registry, int shard)
@@ -133,6 +145,11 @@ ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::st
   auto metrics = std::make_unique<ModelMetrics>();
   metrics->minibatches_ =
       &registry_.histogram(MetricId::kBatchMinibatches, {StackLabels(model, "")[0]});
+  metrics->examples_ = &registry_.counter(MetricId::kExamples, {StackLabels(model, "")[0]});
+  metrics->refused_ = &registry_.counter(MetricId::kBatchesRefused, {StackLabels(model, "")[0]});
+  const auto limit = [&](MetricId id, const std::vector<std::string>& labels) {
+    return labels[0] == "other" ? nullptr : &registry_.gauge(id, labels);
+  };
   for (const std::string& stack : stacks) {
     const std::vector<std::string> labels = StackLabels(model, stack);
     metrics->stacks_.push_back({&registry_.histogram(MetricId::kBatchIds, labels),
@@ -141,7 +158,10 @@ ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::st
                                 &registry_.histogram(MetricId::kBatchMaxIds, labels),
                                 &registry_.histogram(MetricId::kBatchMaxUniqueIds, labels),
                                 &registry_.histogram(MetricId::kBatchBufferCells, labels),
-                                &registry_.counter(MetricId::kDroppedIds, labels)});
+                                &registry_.counter(MetricId::kDroppedIds, labels),
+                                &registry_.histogram(MetricId::kBatchImbalance, labels),
+                                limit(MetricId::kStackMaxIds, labels),
+                                limit(MetricId::kStackMaxUniqueIds, labels)});
   }
   return models_.emplace_back(std::move(metrics)).get();
 }
@@ -151,10 +171,6 @@ ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
   absl::MutexLock lock(&mutex_);
   const std::string index = std::to_string(shard);
   auto metrics = std::make_unique<ShardModelMetrics>();
-  metrics->updated_ =
-      &registry_.counter(MetricId::kRowsUpdated, {index, StackLabels(model, "")[0]});
-  metrics->skipped_ =
-      &registry_.counter(MetricId::kRowsSkipped, {index, StackLabels(model, "")[0]});
   for (const std::string& stack : stacks) {
     std::vector<std::string> labels = StackLabels(model, stack);
     labels.insert(labels.begin(), index);
@@ -165,9 +181,31 @@ ShardModelMetrics* Metrics::ShardModel(int shard, const std::string& model,
     };
     metrics->stacks_.push_back({&registry_.counter(MetricId::kRowsGathered, labels),
                                 sent("partial_sums"), sent("unique_rows"),
-                                &registry_.counter(MetricId::kShardReceivedBytes, labels)});
+                                &registry_.counter(MetricId::kShardReceivedBytes, labels),
+                                &registry_.counter(MetricId::kRowsUpdated, labels),
+                                &registry_.counter(MetricId::kRowsSkipped, labels)});
   }
   return shard_models_.emplace_back(std::move(metrics)).get();
+}
+
+PartitionMetrics Metrics::Partition(int shard, int partition) {
+  const std::vector<std::string> labels = {std::to_string(shard), std::to_string(partition)};
+  return {&registry_.counter(MetricId::kPartitionRowsGathered, labels),
+          &registry_.counter(MetricId::kPartitionRowsUpdated, labels)};
+}
+
+void Metrics::SetHotRowShares(int shard, const std::string& model, const std::string& table,
+                              const std::map<int, double>& shares) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (table_labels_.size() >= kMaxTableLabels && table_labels_.count({model, table}) == 0) return;
+    table_labels_.emplace(model, table);
+  }
+  for (const auto& [top, share] : shares) {
+    registry_
+        .gauge(MetricId::kHotRowsShare, {std::to_string(shard), model, table, std::to_string(top)})
+        .Set(share);
+  }
 }
 
 GroupMetrics* Metrics::Group(const std::string& model, const std::string& group) {

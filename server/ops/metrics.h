@@ -41,7 +41,14 @@ class ServerMetrics {
     batches_.Set(batches);
     batch_bytes_.Set(bytes);
   }
-  void SetBatchBudget(int64_t bytes) { batch_budget_.Set(bytes); }
+  void SetBatchBudget(int64_t batches, int64_t bytes) {
+    max_batches_.Set(batches);
+    batch_budget_.Set(bytes);
+  }
+  void SetInFlightBudget(int64_t bytes) { in_flight_budget_.Set(bytes); }
+  void SetQueued(int64_t requests) { queued_.Set(requests); }
+  void SetTrainStreams(int64_t streams) { train_streams_.Set(streams); }
+  void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
   void AddExpiredBatches(int64_t batches) { expired_.Increment(batches); }
   void AddReplay() { replays_.Increment(); }
 
@@ -57,8 +64,13 @@ class ServerMetrics {
   prometheus::Gauge& batches_;
   prometheus::Gauge& batch_bytes_;
   prometheus::Gauge& batch_budget_;
+  prometheus::Gauge& max_batches_;
   prometheus::Gauge& in_flight_requests_;
   prometheus::Gauge& in_flight_bytes_;
+  prometheus::Gauge& in_flight_budget_;
+  prometheus::Gauge& queued_;
+  prometheus::Gauge& train_streams_;
+  prometheus::Gauge& draining_;
   prometheus::Counter& expired_;
   prometheus::Counter& replays_;
 };
@@ -90,6 +102,11 @@ class ModelMetrics {
  public:
   // `statistics` has the stacks that Metrics::Model was given, in that order.
   void ObserveBatch(const v1::BatchStatistics& statistics);
+  void AddExamples(int64_t examples) { examples_->Increment(examples); }
+  // One that no cut of the vocabulary keeps within the limits.
+  void AddRefused() { refused_->Increment(); }
+  // Of a stack of that list; 0: none.
+  void SetLimits(int stack, int64_t max_ids, int64_t max_unique_ids);
 
  private:
   friend class Metrics;
@@ -101,8 +118,14 @@ class ModelMetrics {
     prometheus::Histogram* max_unique_ids;
     prometheus::Histogram* buffer_cells;
     prometheus::Counter* dropped_ids;
+    prometheus::Histogram* imbalance;
+    // Null beyond kMaxStackLabels: stacks that share a label have no limit in common.
+    prometheus::Gauge* limit_ids;
+    prometheus::Gauge* limit_unique_ids;
   };
   prometheus::Histogram* minibatches_ = nullptr;
+  prometheus::Counter* examples_ = nullptr;
+  prometheus::Counter* refused_ = nullptr;
   std::vector<Stack> stacks_;
 };
 
@@ -120,8 +143,8 @@ class ShardModelMetrics {
     stacks_[stack].gathered->Increment(rows);
     stacks_[stack].sent_rows->Increment(sent_bytes);
   }
-  void AddUpdated(int64_t rows) { updated_->Increment(rows); }
-  void AddSkipped(int64_t rows) { skipped_->Increment(rows); }
+  void AddUpdated(int stack, int64_t rows) { stacks_[stack].updated->Increment(rows); }
+  void AddSkipped(int stack, int64_t rows) { stacks_[stack].skipped->Increment(rows); }
 
  private:
   friend class Metrics;
@@ -130,10 +153,16 @@ class ShardModelMetrics {
     prometheus::Counter* sent_sums;
     prometheus::Counter* sent_rows;
     prometheus::Counter* received;
+    prometheus::Counter* updated;
+    prometheus::Counter* skipped;
   };
-  prometheus::Counter* updated_ = nullptr;
-  prometheus::Counter* skipped_ = nullptr;
   std::vector<Stack> stacks_;
+};
+
+// Work of one partition.
+struct PartitionMetrics {
+  prometheus::Counter* gathered;
+  prometheus::Counter* updated;
 };
 
 // A coordinator's calls to one shard.
@@ -163,6 +192,8 @@ class Metrics {
   static constexpr size_t kMaxStackLabels = 256;
   // The same for (model, group).
   static constexpr size_t kMaxGroupLabels = 64;
+  // The same for (model, table); tables beyond it are not shown.
+  static constexpr size_t kMaxTableLabels = 256;
 
   // `role` as emberd_build_info shows it: "up", "coordinator" or "shard".
   explicit Metrics(const std::string& role);
@@ -171,7 +202,12 @@ class Metrics {
   ModelMetrics* Model(const std::string& model, const std::vector<std::string>& stacks);
   ShardModelMetrics* ShardModel(int shard, const std::string& model,
                                 const std::vector<std::string>& stacks);
+  PartitionMetrics Partition(int shard, int partition);
   ShardLinkMetrics* ShardLink(int shard);
+
+  // Shares of the look-ups of a table on a shard that go to its `top` hottest rows, by `top`.
+  void SetHotRowShares(int shard, const std::string& model, const std::string& table,
+                       const std::map<int, double>& shares);
 
   // The same for the same names; "other" for all groups beyond kMaxGroupLabels.
   GroupMetrics* Group(const std::string& model, const std::string& group);
@@ -207,6 +243,7 @@ class Metrics {
   std::vector<std::unique_ptr<ModelMetrics>> models_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<ShardModelMetrics>> shard_models_ ABSL_GUARDED_BY(mutex_);
   std::set<std::vector<std::string>> stack_labels_ ABSL_GUARDED_BY(mutex_);  // given out so far
+  std::set<std::pair<std::string, std::string>> table_labels_ ABSL_GUARDED_BY(mutex_);  // the same
   std::map<std::pair<std::string, std::string>, std::unique_ptr<GroupMetrics>> groups_
       ABSL_GUARDED_BY(mutex_);
 };

@@ -4,8 +4,10 @@
 #include "server/ops/metrics.h"
 
 #include <cctype>
+#include <fstream>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +17,8 @@
 #include <prometheus/text_serializer.h>
 
 #include "server/ops/metric_catalogue.h"
+#include "server/ops/metric_reference.h"
+#include "server/ops/process_metrics.h"
 
 namespace emberd::ops {
 namespace {
@@ -48,6 +52,7 @@ v1::BatchStatistics TwoStacks() {
     stack->set_max_ids_per_partition(ids / 4);
     stack->set_max_unique_ids_per_partition(ids / 5);
     stack->set_required_buffer_size(ids + 8);
+    stack->set_imbalance(1.5);
   }
   return statistics;
 }
@@ -58,18 +63,28 @@ void UseEverything(Metrics* metrics) {
   server->SetTableBytes(1 << 20);
   server->SetTableBudget(1 << 30);
   server->SetBatches(2, 4096);
-  server->SetBatchBudget(1 << 30);
+  server->SetBatchBudget(1024, 1 << 30);
+  server->SetInFlightBudget(1 << 30);
+  server->SetQueued(7);
+  server->SetTrainStreams(2);
+  server->SetDraining(true);
   server->AddExpiredBatches(3);
   server->AddReplay();
   RpcTimer(server, Rpc::kLookup, 10).Finish(absl::StatusCode::kOk);
   StageTimer(metrics, Stage::kCombine);
-  metrics->Model("ctr", {"a", "b"})->ObserveBatch(TwoStacks());
+  ModelMetrics* model = metrics->Model("ctr", {"a", "b"});
+  model->ObserveBatch(TwoStacks());
+  model->AddExamples(16);
+  model->AddRefused();
+  model->SetLimits(1, 64, 32);
   ShardModelMetrics* shard = metrics->ShardModel(1, "ctr", {"a", "b"});
   shard->AddReceivedBytes(0, 12);
   shard->AddSums(1, 5, 640);
   shard->AddRows(1, 5, 64);
-  shard->AddUpdated(4);
-  shard->AddSkipped(3);
+  shard->AddUpdated(0, 4);
+  shard->AddSkipped(1, 3);
+  metrics->Partition(1, 5).gathered->Increment(5);
+  metrics->SetHotRowShares(1, "ctr", "clicks", {{1, 0.25}, {10, 0.5}});
   metrics->ShardLink(1)->Observe(Rpc::kShardGather, absl::StatusCode::kOk, 0.01);
   GroupMetrics* group = metrics->Group("ctr", "run");
   v1::StepTimes times;
@@ -130,7 +145,9 @@ TEST(MetricsTest, NamesAndLabelsFollowTheConventions) {
     EXPECT_TRUE(names.insert(info.name).second) << info.name << " appears twice";
     EXPECT_TRUE(info.name.starts_with("emberd_") || info.name.starts_with("process_")) << info.name;
     EXPECT_EQ(info.type == MetricType::kCounter, info.name.ends_with("_total")) << info.name;
-    EXPECT_TRUE(info.unit == "1" || info.unit == "seconds" || info.unit == "bytes") << info.name;
+    EXPECT_TRUE(info.unit == "1" || info.unit == "seconds" || info.unit == "bytes" ||
+                info.unit == "ratio")
+        << info.name;
     if (info.unit != "1") {
       EXPECT_THAT(std::string(info.name), HasSubstr(std::string(info.unit)));
     }
@@ -141,11 +158,23 @@ TEST(MetricsTest, NamesAndLabelsFollowTheConventions) {
   }
 }
 
-TEST(MetricsTest, MarkdownNamesEveryMetric) {
-  const std::string page = MetricCatalogueMarkdown();
+TEST(MetricsTest, TheReferenceNamesEveryMetricUnderAGroup) {
+  const std::string page = MetricReference();
   for (const MetricInfo& info : MetricCatalogue()) {
     EXPECT_THAT(page, HasSubstr("| `" + std::string(info.name) + "` |"));
   }
+  for (const char* group : {"Requests", "Batches", "Training groups", "Shards", "Processes"}) {
+    EXPECT_THAT(page, HasSubstr(std::string("\n## ") + group + "\n"));
+  }
+}
+
+// Catches a page that nobody made anew after the catalogue changed.
+TEST(MetricsTest, TheReferenceInDeployIsWhatTheBinaryPrints) {
+  std::ifstream file(EMBERD_SOURCE_DIR "/deploy/METRICS.md");
+  std::stringstream content;
+  content << file.rdbuf();
+  EXPECT_EQ(content.str(), MetricReference())
+      << "make it anew: ./run build && build/bin/emberd metrics > deploy/METRICS.md";
 }
 
 TEST(RpcTimerTest, CountsOnceWithCodeAndBytesAndIsInFlightMeanwhile) {
@@ -233,6 +262,42 @@ TEST(MetricsTest, LabelsStayBoundedWhateverIsDeclared) {
   // A name that was seen keeps its own series.
   metrics.Model("model0", {"a", "b"})->ObserveBatch(TwoStacks());
   EXPECT_THAT(Page(metrics), HasSubstr("emberd_batch_ids_count{model=\"model0\",stack=\"a\"} 1"));
+}
+
+TEST(MetricsTest, LimitsAreShownUnlessStacksShareALabel) {
+  Metrics metrics("coordinator");
+  metrics.Model("ctr", {"users", "items"})->SetLimits(1, 64, 32);
+  const std::string items = "{model=\"ctr\",stack=\"items\"} ";
+  EXPECT_THAT(Page(metrics), HasSubstr("emberd_stack_max_ids_per_partition" + items + "64"));
+  EXPECT_THAT(Page(metrics), HasSubstr("emberd_stack_max_unique_ids_per_partition" + items + "32"));
+  for (int i = 0; i < 300; ++i) {
+    metrics.Model("model" + std::to_string(i), {"a"})->SetLimits(0, 77, 77);
+  }
+  EXPECT_THAT(Page(metrics), Not(HasSubstr("emberd_stack_max_ids_per_partition{model=\"other\"")));
+}
+
+TEST(MetricsTest, HotRowsOfTablesStayBounded) {
+  Metrics metrics("shard");
+  for (int i = 0; i < 1000; ++i) {
+    metrics.SetHotRowShares(0, "m", "table" + std::to_string(i), {{1, 0.5}});
+  }
+  metrics.SetHotRowShares(0, "m", "table0", {{1, 0.75}});
+  for (const auto& family : Collect(metrics)) {
+    if (family.name == "emberd_hot_rows_share") {
+      EXPECT_EQ(family.metric.size(), Metrics::kMaxTableLabels);
+    }
+  }
+  EXPECT_THAT(Page(metrics), HasSubstr("emberd_hot_rows_share{model=\"m\",shard=\"0\",table="
+                                       "\"table0\",top=\"1\"} 0.75"));
+}
+
+TEST(ProcessMetricsTest, HugePagesAreAPartOfTheMemoryInRam) {
+  const std::optional<int64_t> resident = ResidentBytes();
+  const std::optional<int64_t> huge = HugePageBytes();
+  ASSERT_TRUE(resident.has_value() && huge.has_value());
+  EXPECT_GT(*resident, 0);
+  EXPECT_GE(*huge, 0);
+  EXPECT_EQ(*huge % (1 << 20), 0) << "not in whole pages";
 }
 
 TEST(MetricsTest, HostileLabelValuesAreEscaped) {

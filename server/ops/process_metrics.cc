@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <fstream>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,6 @@ double Seconds(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-std::optional<double> ResidentBytes() {
-  std::ifstream statm("/proc/self/statm");  // in pages: total, then resident
-  int64_t total = 0;
-  int64_t resident = 0;
-  if (!(statm >> total >> resident)) return std::nullopt;
-  return static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
 // Seconds since 1970. /proc gives the start in clock ticks after boot as field 22; the second one,
@@ -63,6 +56,7 @@ class ProcessMetrics : public prometheus::Collectable {
     Add(MetricId::kProcessStartSeconds, start_seconds_, &families);
     Add(MetricId::kProcessCpuSeconds, Seconds(CLOCK_PROCESS_CPUTIME_ID), &families);
     Add(MetricId::kProcessResidentBytes, ResidentBytes(), &families);
+    Add(MetricId::kProcessHugePageBytes, HugePageBytes(), &families);
     Add(MetricId::kProcessOpenFds, OpenFds(), &families);
     return families;
   }
@@ -86,6 +80,29 @@ class ProcessMetrics : public prometheus::Collectable {
 };
 
 }  // namespace
+
+std::optional<int64_t> ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");  // in pages: total, then resident
+  int64_t total = 0;
+  int64_t resident = 0;
+  if (!(statm >> total >> resident)) return std::nullopt;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+std::optional<int64_t> HugePageBytes() {
+  std::ifstream rollup("/proc/self/smaps_rollup");  // "AnonHugePages:   2048 kB"
+  std::optional<int64_t> bytes;
+  for (std::string line; std::getline(rollup, line);) {
+    std::istringstream fields(line);
+    std::string name;
+    int64_t kilobytes = 0;
+    if (!(fields >> name >> kilobytes)) continue;
+    if (name == "AnonHugePages:" || name == "ShmemPmdMapped:") {
+      bytes = bytes.value_or(0) + kilobytes * 1024;
+    }
+  }
+  return bytes;
+}
 
 std::shared_ptr<prometheus::Collectable> MakeProcessMetrics() {
   return std::make_shared<ProcessMetrics>();

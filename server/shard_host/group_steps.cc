@@ -236,17 +236,20 @@ void GroupSteps::Apply(const Key& key, std::vector<Part> parts) {
   }
   engine_->ApplyParts(std::move(engine_parts), [this, key, handles = std::move(handles)](
                                                    absl::StatusOr<shard::ApplyResult> result) {
-    Applied(key, handles,
-            result.ok()
-                ? absl::StatusOr<RowCounts>(RowCounts{result->rows_updated, result->rows_skipped})
-                : result.status());
+    Applied(key, handles, result);
   });
 }
 
 void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
-                         absl::StatusOr<RowCounts> rows) {
+                         const absl::StatusOr<shard::ApplyResult>& result) {
   Release(handles);
-  if (rows.ok()) hooks_.step_applied(key.first, *rows);
+  if (result.ok()) hooks_.step_applied(key.first, *result);
+  absl::StatusOr<RowCounts> rows = RowCounts();
+  if (result.ok()) {
+    *rows = {result->rows_updated, result->rows_skipped};
+  } else {
+    rows = result.status();
+  }
   std::vector<RowsCallback> waiting;
   {
     absl::MutexLock lock(&mutex_);

@@ -34,7 +34,7 @@ class GroupSteps {
   struct Hooks {
     // Gives up the batch of a part that made its update, or never will.
     std::function<void(uint64_t batch_handle)> release_batch;
-    std::function<void(uint64_t model_id, const RowCounts& rows)> step_applied;
+    std::function<void(uint64_t model_id, const shard::ApplyResult& result)> step_applied;
   };
   using RowsCallback = std::function<void(absl::StatusOr<RowCounts>)>;
 
@@ -102,8 +102,8 @@ class GroupSteps {
   // Takes the group to the next step; the parts are the caller's to apply, without the lock.
   std::vector<Part> TakeStep(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Apply(const Key& key, std::vector<Part> parts) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Applied(const Key& key, const std::vector<uint64_t>& handles, absl::StatusOr<RowCounts> rows)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  void Applied(const Key& key, const std::vector<uint64_t>& handles,
+               const absl::StatusOr<shard::ApplyResult>& result) ABSL_LOCKS_EXCLUDED(mutex_);
   // Empties the waiting step; its batches go to `released`.
   void Drop(Group* group, std::vector<uint64_t>* released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Release(const std::vector<uint64_t>& handles) ABSL_LOCKS_EXCLUDED(mutex_);

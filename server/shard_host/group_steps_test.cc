@@ -161,9 +161,9 @@ TEST_F(GroupStepsTest, AnUnknownModelIsRefusedAndADroppedOneForgotten) {
 }
 
 TEST_F(GroupStepsTest, WaitingPartsHaveABudget) {
-  GroupSteps steps(
-      {.max_held_bytes = 95, .part_ttl = absl::Seconds(1)}, nullptr,
-      {.release_batch = [](uint64_t) {}, .step_applied = [](uint64_t, const RowCounts&) {}});
+  GroupSteps steps({.max_held_bytes = 95, .part_ttl = absl::Seconds(1)}, nullptr,
+                   {.release_batch = [](uint64_t) {},
+                    .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
   internal::v1::OpenGroupRequest open;
   open.set_model_id(5);
   open.set_group("g");

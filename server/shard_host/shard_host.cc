@@ -1,5 +1,7 @@
 #include "server/shard_host/shard_host.h"
 
+#include <algorithm>
+#include <map>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -8,12 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "preprocess/plan.h"
+#include "server/ops/process_metrics.h"
 #include "server/shard_host/model_spec_from_plan.h"
 
 namespace emberd::server {
 namespace {
 
 constexpr int kMaxQueued = 4096;
+constexpr int kMaxHotRows = 100;
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 
 int ThreadCount(int configured) {
@@ -21,6 +25,29 @@ int ThreadCount(int configured) {
 }
 
 uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
+
+std::vector<ops::PartitionMetrics> MakePartitionMetrics(const v1::ClusterConfig& cluster,
+                                                        int shard_index, ops::Metrics* metrics) {
+  std::vector<ops::PartitionMetrics> partitions;
+  const int count = cluster.sparsecores_per_shard();
+  for (int k = 0; k < count; ++k) {
+    partitions.push_back(metrics->Partition(shard_index, shard_index * count + k));
+  }
+  return partitions;
+}
+
+// By number of rows, the share of a table's look-ups that they have at least: without what the
+// sketch may have counted for rows that it forgot.
+std::map<int, double> SharesOf(const shard::HotTable& table) {
+  std::map<int, double> shares = {{1, 0}, {10, 0}, {100, 0}};
+  for (auto& [top, share] : shares) {
+    for (size_t i = 0; i < table.rows.size() && i < static_cast<size_t>(top); ++i) {
+      const int64_t lookups = table.rows[i].lookups - table.rows[i].error;
+      share += static_cast<double>(lookups) / static_cast<double>(table.lookups);
+    }
+  }
+  return shares;
+}
 
 GatherResult ToResult(uint64_t incarnation, shard::GatherOutput output) {
   // Keeps the engine's vectors together as long as the views of the result are in use.
@@ -63,26 +90,26 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       incarnation_(NewIncarnation()),
       start_(absl::Now()),
       slow_call_(absl::Milliseconds(cluster.logging().slow_step_ms())),
+      table_budget_bytes_(cluster.budgets().bytes_per_sparsecore() * sparsecores_per_shard_),
       metrics_(metrics),
       server_metrics_(metrics->Server("shard", shard_index)),
+      partition_metrics_(MakePartitionMetrics(cluster, shard_index, metrics)),
+      counted_partitions_(partition_metrics_.size()),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
                     .part_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms())},
                    engine.get(),
                    {.release_batch = [this](uint64_t handle) { batches_.Erase(handle); },
                     .step_applied =
-                        [this](uint64_t model_id, const RowCounts& rows) {
-                          ops::ShardModelMetrics* metrics = ModelMetrics(model_id);
-                          if (metrics == nullptr) return;
-                          metrics->AddUpdated(rows.updated);
-                          metrics->AddSkipped(rows.skipped);
+                        [this](uint64_t model_id, const shard::ApplyResult& result) {
+                          AddUpdate(model_id, result);
                         }}),
       engine_(std::move(engine)),
-      workers_(ThreadCount(cluster.shard_threads()), kMaxQueued),
+      workers_(ThreadCount(cluster.shard_threads()), kMaxQueued,
+               [metrics = server_metrics_](int queued) { metrics->SetQueued(queued); }),
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
-  server_metrics_->SetTableBudget(cluster.budgets().bytes_per_sparsecore() *
-                                  sparsecores_per_shard_);
-  server_metrics_->SetBatchBudget(cluster.budgets().batch_bytes());
+  server_metrics_->SetTableBudget(table_budget_bytes_);
+  server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
 }
 
 ShardHost::~ShardHost() = default;
@@ -128,6 +155,7 @@ absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
   for (const preprocess::StackPlan& stack : plan->stacks) stacks.push_back(stack.name);
   models_[request.model_id()] = {
       request.config(), metrics_->ShardModel(shard_index_, request.config().name(), stacks)};
+  ShowHotRows();
   response.set_created(true);
   return response;
 }
@@ -162,6 +190,15 @@ ops::ShardModelMetrics* ShardHost::ModelMetrics(uint64_t model_id) const {
   return found == models_.end() ? nullptr : found->second.metrics;
 }
 
+void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
+  ops::ShardModelMetrics* metrics = ModelMetrics(model_id);
+  if (metrics == nullptr) return;
+  for (const shard::ApplyResult::Stack& stack : result.stacks) {
+    metrics->AddUpdated(stack.stack, stack.rows_updated);
+    metrics->AddSkipped(stack.stack, stack.rows_skipped);
+  }
+}
+
 void ShardHost::Sweep() {
   server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
   group_steps_.Sweep(absl::Now());
@@ -169,6 +206,26 @@ void ShardHost::Sweep() {
   server_metrics_->SetModels(statistics.models);
   server_metrics_->SetTableBytes(statistics.table_bytes);
   server_metrics_->SetBatches(batches_.count(), batches_.bytes());
+  CountPartitions(statistics);
+  ShowHotRows();
+}
+
+void ShardHost::ShowHotRows() {
+  for (const shard::HotTable& table : engine_->HotRows(kMaxHotRows)) {
+    metrics_->SetHotRowShares(shard_index_, table.model, table.table, SharesOf(table));
+  }
+}
+
+void ShardHost::CountPartitions(const shard::EngineStatistics& statistics) {
+  for (size_t k = 0; k < statistics.partitions.size(); ++k) {
+    const shard::PartitionStatistics& now = statistics.partitions[k];
+    shard::PartitionStatistics& before = counted_partitions_[k];
+    partition_metrics_[k].gathered->Increment(
+        static_cast<double>(now.rows_gathered - before.rows_gathered));
+    partition_metrics_[k].updated->Increment(
+        static_cast<double>(now.rows_updated - before.rows_updated));
+    before = now;
+  }
 }
 
 absl::Status ShardHost::Submit(std::function<void()> work) {
@@ -307,19 +364,18 @@ void ShardHost::Commit(StagedApply staged, RowsCallback done) {
   }
   const Mutation mutation = staged.command_.mutation;
   const uint64_t handle = staged.command_.batch_handle;
-  ops::ShardModelMetrics* metrics = ModelMetrics(staged.command_.model_id);
+  const uint64_t model_id = staged.command_.model_id;
   AddReceivedBytes(staged.command_);
   engine_->Apply(
       std::move(staged.batch_), std::move(staged.command_.input),
-      [this, mutation, handle, metrics, done](absl::StatusOr<shard::ApplyResult> result) {
+      [this, mutation, handle, model_id, done](absl::StatusOr<shard::ApplyResult> result) {
         if (!result.ok()) {
           record_.Abort(mutation);
           batches_.Unclaim(handle);
           return done(result.status());
         }
         const RowCounts rows{result->rows_updated, result->rows_skipped};
-        metrics->AddUpdated(rows.updated);
-        metrics->AddSkipped(rows.skipped);
+        AddUpdate(model_id, *result);
         record_.Finish(mutation, rows);
         batches_.Erase(handle);
         done(rows);
@@ -367,7 +423,7 @@ void ShardHost::AssignRows(const shard::Engine::RowSelection& selection,
   });
 }
 
-v1::ShardStatus ShardHost::GetStatus(int /*hot_rows*/) const {
+v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
   const shard::EngineStatistics statistics = engine_->Statistics();
   v1::ShardStatus status;
   status.set_index(shard_index_);
@@ -380,6 +436,30 @@ v1::ShardStatus ShardHost::GetStatus(int /*hot_rows*/) const {
   status.set_batch_bytes(batches_.bytes());
   status.set_rows_gathered(statistics.rows_gathered);
   status.set_rows_updated(statistics.rows_updated);
+  status.set_table_budget_bytes(table_budget_bytes_);
+  status.set_resident_bytes(ops::ResidentBytes().value_or(0));
+  status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
+  status.set_queued(workers_.queued() + statistics.queued);
+  for (int k = 0; k < sparsecores_per_shard_; ++k) {
+    v1::PartitionStatus* partition = status.add_partitions();
+    partition->set_index(shard_index_ * sparsecores_per_shard_ + k);
+    if (static_cast<size_t>(k) >= statistics.partitions.size()) continue;  // no model yet
+    partition->set_table_bytes(statistics.partitions[k].table_bytes);
+    partition->set_rows_gathered(statistics.partitions[k].rows_gathered);
+    partition->set_rows_updated(statistics.partitions[k].rows_updated);
+  }
+  if (hot_rows <= 0) return status;
+  for (const shard::HotTable& table : engine_->HotRows(std::min(hot_rows, kMaxHotRows))) {
+    for (const shard::HotRow& row : table.rows) {
+      v1::HotRow* to = status.add_hot_rows();
+      to->set_model(table.model);
+      to->set_table(table.table);
+      to->set_id(row.id);
+      to->set_lookups(row.lookups);
+      to->set_error(row.error);
+      to->set_table_lookups(table.lookups);
+    }
+  }
   return status;
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -84,7 +85,8 @@ class ShardHost {
   void AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values,
                   Mutation mutation, AssignCallback done);
 
-  // `hot_rows` of each table, 0 to 100.
+  // With `hot_rows` rows of each table, 0 to 100. Takes as long as HugePageBytes
+  // (process_metrics.h).
   v1::ShardStatus GetStatus(int hot_rows = 0) const;
 
  private:
@@ -102,8 +104,12 @@ class ShardHost {
 
   absl::Status CheckPlace(const internal::v1::CreateModelRequest& request) const;
   ops::ShardModelMetrics* ModelMetrics(uint64_t model_id) const;
-  // Drops expired batches and brings the gauges up to date.
+  // Counts the rows of an update.
+  void AddUpdate(uint64_t model_id, const shard::ApplyResult& result);
+  // Drops expired batches and brings up to date what is read from the engine.
   void Sweep();
+  void ShowHotRows();
+  void CountPartitions(const shard::EngineStatistics& statistics);
   // Runs on a worker, or answers RESOURCE_EXHAUSTED at once.
   absl::Status Submit(std::function<void()> work);
   void GatherOnWorker(GatherCommand command, const GatherCallback& done);
@@ -119,8 +125,11 @@ class ShardHost {
   const uint64_t incarnation_;
   const absl::Time start_;
   const absl::Duration slow_call_;
+  const int64_t table_budget_bytes_;
   ops::Metrics* const metrics_;
   ops::ServerMetrics* const server_metrics_;
+  const std::vector<ops::PartitionMetrics> partition_metrics_;  // of this shard
+  std::vector<shard::PartitionStatistics> counted_partitions_;  // what the sweeper has added
 
   HandleStore<KeptBatch> batches_;
   MutationRecord record_;

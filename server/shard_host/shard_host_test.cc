@@ -82,6 +82,41 @@ TEST_F(ShardHostTest, BatchesExpireAndStayWithinTheirBudget) {
   EXPECT_TRUE(Gather(3).ok());
 }
 
+TEST_F(ShardHostTest, StatusShowsPartitionsMemoryAndHotRows) {
+  ASSERT_TRUE(Gather(1).ok());
+  ASSERT_TRUE(Commit(*Stage(1, 1)).ok());
+  constexpr int kMore = 10000;  // one in 256 look-ups counts for the hot rows
+  for (int i = 0; i < kMore; ++i) ASSERT_TRUE(Gather(0).ok());
+  const v1::ShardStatus status = host_->GetStatus(1);
+  EXPECT_EQ(status.rows_gathered(), 3 * (kMore + 1));
+  EXPECT_EQ(status.rows_updated(), 2);
+  ASSERT_EQ(status.partitions_size(), 2);
+  int64_t bytes = 0, gathered = 0, updated = 0;
+  for (int k = 0; k < 2; ++k) {
+    EXPECT_EQ(status.partitions(k).index(), k);
+    bytes += status.partitions(k).table_bytes();
+    gathered += status.partitions(k).rows_gathered();
+    updated += status.partitions(k).rows_updated();
+  }
+  EXPECT_EQ(bytes, status.table_bytes());
+  EXPECT_EQ(gathered, status.rows_gathered());
+  EXPECT_EQ(updated, status.rows_updated());
+  EXPECT_GE(status.table_budget_bytes(), status.table_bytes());
+  EXPECT_GT(status.resident_bytes(), status.table_bytes());
+  EXPECT_EQ(status.queued(), 0);
+
+  ASSERT_EQ(status.hot_rows_size(), 1);
+  const v1::HotRow& hot = status.hot_rows(0);
+  EXPECT_EQ(hot.model(), "m");
+  EXPECT_EQ(hot.table(), "t");
+  EXPECT_EQ(hot.id(), 3) << "two of three look-ups";
+  EXPECT_EQ(hot.error(), 0);
+  EXPECT_GT(hot.lookups(), hot.table_lookups() / 3);
+  EXPECT_LT(hot.lookups(), hot.table_lookups());
+  EXPECT_EQ(host_->GetStatus(100).hot_rows_size(), 2);
+  EXPECT_EQ(host_->GetStatus().hot_rows_size(), 0);
+}
+
 TEST_F(ShardHostTest, RefusesAnotherPlaceOrPlan) {
   auto request = CreateRequest();
   EXPECT_FALSE(host_->CreateModel(request)->created()) << "it is there already";

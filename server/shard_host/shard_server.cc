@@ -36,6 +36,7 @@ class ShardServerImpl final : public ShardServer {
   int port() const override { return server_->port(); }
   std::string address() const override { return server_->address(); }
   void Drain(absl::Duration grace) override {
+    host_->metrics()->SetDraining(true);
     // What waits for other ranks would wait in vain: no call of theirs is taken any more.
     rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
     server_->Drain(grace);

@@ -226,9 +226,13 @@ absl::StatusOr<TrainSession::Batch> TrainSession::Preprocess(int64_t step,
   auto sorted = preprocessor.Sort(input->features);
   if (!sorted.ok()) return sorted.status();
   RankWait wait;
-  auto cuts = member_->AgreeOnCuts(
-      step, (*sorted)->needs_minibatches(), [&] { return preprocessor.FindCuts(sorted->get()); },
-      context_, &wait);
+  const auto find_cuts = [&] {
+    auto cuts = preprocessor.FindCuts(sorted->get());
+    if (absl::IsResourceExhausted(cuts.status())) model_->metrics->AddRefused();
+    return cuts;
+  };
+  auto cuts =
+      member_->AgreeOnCuts(step, (*sorted)->needs_minibatches(), find_cuts, context_, &wait);
   if (!cuts.ok()) return cuts.status();
   auto batch = preprocessor.Finish(*std::move(sorted), *cuts);
   if (!batch.ok()) return batch.status();
@@ -236,8 +240,7 @@ absl::StatusOr<TrainSession::Batch> TrainSession::Preprocess(int64_t step,
   Record(wait, times);
   times->set_preprocess_us(absl::ToInt64Microseconds(worked));
   resources_.metrics->ObserveStage(ops::Stage::kPreprocess, absl::ToDoubleSeconds(worked));
-  model_->metrics->ObserveBatch((*batch)->statistics());
-  model_->observed->Observe((*batch)->statistics());
+  model_->Observe(**batch);
   return Batch{*std::move(batch), std::move(input->order), input->activation_dtype};
 }
 

@@ -40,6 +40,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start
                                  grant.ok() ? *std::move(grant) : Admission::Grant());
   absl::MutexLock lock(&mutex_);
   streams_.insert(stream);
+  environment_.metrics->SetTrainStreams(static_cast<int64_t>(streams_.size()));
   if (stopping_) {
     stream->Stop(Stopping());
   } else if (draining_) {
@@ -72,6 +73,7 @@ int TrainStreams::count() const {
 void TrainStreams::Remove(TrainStream* stream) {
   absl::MutexLock lock(&mutex_);
   streams_.erase(stream);
+  environment_.metrics->SetTrainStreams(static_cast<int64_t>(streams_.size()));
 }
 
 TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
