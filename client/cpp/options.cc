@@ -25,6 +25,9 @@ absl::Status ClientOptions::Validate() const {
                  "\"host:port\"");
     }
   }
+  if (!token.empty() && !token_file.empty()) {
+    return Bad("token", "a token together with token_file", "only one of them");
+  }
   const struct {
     absl::string_view name;
     absl::Duration value;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,10 +17,28 @@ enum class WireType {
   kBfloat16,  // half the bytes; rounded to nearest even
 };
 
+// Connections are encrypted, and coordinators must show a certificate for the host of their
+// address. PEM files, read by Connect.
+struct TlsOptions {
+  std::string ca_file =
+      {};  // who signs coordinators' certificates; empty: this system's authorities
+  // Where coordinators ask for a certificate (mutual TLS): both, or none.
+  std::string certificate_file = {};
+  std::string key_file = {};
+  // The name that certificates must have instead of the host; empty: the host.
+  std::string server_name = {};
+};
+
 struct ClientOptions {
   // "host:port" of the coordinators. The first that answers is used; the others are turned to when
   // it is unreachable.
   std::vector<std::string> addresses;
+
+  std::optional<TlsOptions> tls = std::nullopt;  // none: plain text
+  // Sent with each call, or the file that holds it in one line; at most one of them. Addresses
+  // beyond the loopback interface need `tls` then.
+  std::string token = {};
+  std::string token_file = {};
 
   // How long Connect tries before it gives up.
   absl::Duration connect_timeout = absl::Seconds(10);

@@ -39,6 +39,8 @@ TEST(ClientOptionsTest, NamesTheFieldThatIsWrong) {
       {"jitter: 1.5", [](ClientOptions* o) { o->jitter = 1.5; }},
       {"jitter: nan",
        [](ClientOptions* o) { o->jitter = std::numeric_limits<double>::quiet_NaN(); }},
+      {"token: a token together with token_file",
+       [](ClientOptions* o) { o->token = o->token_file = "0123456789abcdef"; }},
       {"client_id: 65 bytes", [](ClientOptions* o) { o->client_id = std::string(65, 'x'); }},
   };
   for (const auto& [message, spoil] : cases) {

@@ -8,6 +8,7 @@ namespace emberd::client {
 RawStream::RawStream(Transport* transport, int coordinator, const std::string& method,
                      RawStreamListener* listener)
     : transport_(transport), listener_(listener), stub_(transport->channel(coordinator)) {
+  transport_->Authorize(&context_);
   stub_.PrepareBidiStreamingCall(&context_, method, grpc::StubOptions(), this);
   // Messages are written outside of reactions: the hold keeps OnDone away while that may happen.
   AddHold();

@@ -5,11 +5,13 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 
 namespace emberd::client {
 namespace {
+
+// How long a channel that cannot connect may take to say why.
+constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 
 grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
   grpc::ChannelArguments arguments;
@@ -24,6 +26,9 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // Coordinators stand in the trainer's own network.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  if (options.tls.has_value() && !options.tls->server_name.empty()) {
+    arguments.SetSslTargetNameOverride(options.tls->server_name);
+  }
   return arguments;
 }
 
@@ -40,15 +45,18 @@ absl::Duration BackoffPause(const ClientOptions& options, int attempt, double ra
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Connect(const ClientOptions& options) {
-  std::unique_ptr<Transport> transport(new Transport(options));
+  const absl::StatusOr<Credentials> credentials = LoadCredentials(options);
+  if (!credentials.ok()) return credentials.status();
+  std::unique_ptr<Transport> transport(new Transport(options, *credentials));
   if (absl::Status status = transport->WaitForConnection(); !status.ok()) return status;
   return transport;
 }
 
-Transport::Transport(const ClientOptions& options) : options_(options) {
+Transport::Transport(const ClientOptions& options, const Credentials& credentials)
+    : options_(options), authorization_(credentials.authorization) {
   for (const std::string& address : options_.addresses) {
-    std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
-        address, grpc::InsecureChannelCredentials(), MakeArguments(options_));
+    std::shared_ptr<grpc::Channel> channel =
+        grpc::CreateCustomChannel(address, credentials.channel, MakeArguments(options_));
     coordinators_.push_back(
         {channel, v1::EmbeddingService::NewStub(channel), v1::AdminService::NewStub(channel)});
   }
@@ -68,9 +76,30 @@ absl::Status Transport::WaitForConnection() {
       }
     }
   }
+  return ConnectionError();
+}
+
+absl::Status Transport::ConnectionError() {
+  std::string reasons;
+  for (size_t i = 0; i < coordinators_.size(); ++i) {
+    // A call on a broken connection ends with the reason, where a certificate may be the matter.
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kReasonPatience));
+    Authorize(&context);
+    v1::GetStatusResponse response;
+    const grpc::Status status = coordinators_[i].admin->GetStatus(&context, {}, &response);
+    absl::StrAppend(&reasons, i == 0 ? "" : "; ", options_.addresses[i]);
+    if (status.error_code() == grpc::UNAVAILABLE) {
+      absl::StrAppend(&reasons, " (", status.error_message(), ")");
+    }
+  }
   return absl::UnavailableError(absl::StrCat("no coordinator accepted a connection within ",
                                              absl::FormatDuration(options_.connect_timeout),
-                                             "; tried: ", absl::StrJoin(options_.addresses, ", ")));
+                                             "; tried: ", reasons));
+}
+
+void Transport::Authorize(grpc::ClientContext* context) const {
+  if (!authorization_.empty()) context->AddMetadata("authorization", authorization_);
 }
 
 absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int* answered) {
@@ -88,6 +117,7 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
     if (answered != nullptr) *answered = index;
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline));
+    Authorize(&context);
     if (!Register(&context, generation)) return absl::CancelledError("CancelCalls was called");
     const absl::Status status = ToAbslStatus(attempt(coordinators_[index], &context));
     RemoveCall(&context);

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/cpp/credentials.h"
 #include "client/cpp/options.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
@@ -37,7 +38,8 @@ struct Coordinator {
 // Thread-safe.
 class Transport {
  public:
-  // Valid options. Waits until a coordinator accepts a connection.
+  // Valid options. Waits until a coordinator accepts a connection. INVALID_ARGUMENT: a file that
+  // the options name is wrong.
   static absl::StatusOr<std::unique_ptr<Transport>> Connect(const ClientOptions& options);
 
   struct CallSettings {
@@ -53,6 +55,9 @@ class Transport {
 
   void CancelCalls();
 
+  // What every call sends; Call has done so before an attempt. To be called before a call begins.
+  void Authorize(grpc::ClientContext* context) const;
+
   // For calls that go on after the function that began them: CancelCalls cancels a call between
   // AddCall and RemoveCall too.
   void AddCall(grpc::ClientContext* context);
@@ -66,15 +71,18 @@ class Transport {
   }
 
  private:
-  explicit Transport(const ClientOptions& options);
+  Transport(const ClientOptions& options, const Credentials& credentials);
 
   absl::Status WaitForConnection();
+  // Why nobody can be reached.
+  absl::Status ConnectionError();
   // False if CancelCalls has been called since `generation`.
   bool Register(grpc::ClientContext* context, uint64_t generation);
   // Waits before the next try, less if a broken connection is there again. False as in Register.
   bool Pause(grpc::Channel& channel, absl::Duration pause, uint64_t generation);
 
   const ClientOptions options_;
+  const std::string authorization_;
   std::vector<Coordinator> coordinators_;
   std::atomic<int> current_ = 0;  // where calls without a coordinator of their own begin
 

@@ -46,6 +46,26 @@ struct CommandLine {
   std::function<absl::Status()> command;
 };
 
+void AddSecurityOptions(CLI::App& app, Session& session) {
+  app.add_option("--ca", session.ca_file,
+                 "Connect by TLS and trust certificates that the authorities in FILE (PEM) signed")
+      ->type_name("FILE")
+      ->envname("EMBERD_CA");
+  CLI::Option* certificate =
+      app.add_option("--cert", session.certificate_file,
+                     "Certificate (PEM) to show where coordinators ask for one")
+          ->type_name("FILE")
+          ->envname("EMBERD_CERT");
+  CLI::Option* key = app.add_option("--key", session.key_file, "Its key (PEM)")
+                         ->type_name("FILE")
+                         ->envname("EMBERD_KEY");
+  certificate->needs(key);
+  key->needs(certificate);
+  app.add_option("--token-file", session.token_file, "Holds the token to send, in one line")
+      ->type_name("FILE")
+      ->envname("EMBERD_TOKEN_FILE");
+}
+
 void AddCommonOptions(CLI::App& app, CommandLine& line) {
   line.session.addresses = {"127.0.0.1:7400"};
   app.add_option(
@@ -58,6 +78,7 @@ void AddCommonOptions(CLI::App& app, CommandLine& line) {
   app.add_option("--timeout", line.session.timeout_seconds, "Seconds to wait for each answer")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
+  AddSecurityOptions(app, line.session);
 }
 
 void AddModelCommands(CLI::App& app, CommandLine& line) {

@@ -23,9 +23,7 @@ using Lines = std::vector<std::vector<std::string>>;
 absl::StatusOr<v1::GetLimitsResponse> FetchLimits(const Session& session,
                                                   const std::string& address,
                                                   const std::string& model) {
-  Session one(session.out);
-  one.addresses = {address};
-  one.timeout_seconds = session.timeout_seconds;
+  Session one = session.At(address);
   v1::GetLimitsRequest request;
   request.set_model(model);
   v1::GetLimitsResponse response;

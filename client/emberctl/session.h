@@ -16,6 +16,9 @@ class Session {
  public:
   explicit Session(std::ostream& out) : out(out) {}
 
+  // The same options, but for this coordinator alone.
+  Session At(const std::string& address) const;
+
   // Connects if need be, then calls as client::Transport::Call does.
   absl::Status Call(client::Transport::Attempt attempt);
 
@@ -23,6 +26,11 @@ class Session {
   std::vector<std::string> addresses;
   bool json = false;
   double timeout_seconds = 10;
+  // PEM files; any of them makes connections TLS (client::TlsOptions). And a file with a token.
+  std::string ca_file;
+  std::string certificate_file;
+  std::string key_file;
+  std::string token_file;
 
   std::ostream& out;
 
