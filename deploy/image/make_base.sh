@@ -39,7 +39,7 @@ apt_settings() {
 make_tree() {
   local tree=$1 codename=$2 sources=$3 mirror
   mirror=$(awk -v suite="$codename" '$2 == suite && $3 == "main" {print $1; exit}' <<<"$sources")
-  [[ -n $mirror ]] || die "apt has no source for $codename main; are there sources in /etc/apt, and did apt-get update run?"
+  [[ -n $mirror ]] || die "apt has no source for $codename main; see /etc/apt, and run apt-get update"
   say "debootstrap $codename"
   debootstrap --variant=minbase --include=ca-certificates "$codename" "$tree" "$mirror" >"$tree.log" 2>&1 ||
     { tail -n 20 "$tree.log" >&2; die "debootstrap failed"; }

@@ -15,9 +15,15 @@ def bytes_of(text):
     return int(number) * UNITS[unit]
 
 
-def fill_in(text):
-    """Variables by their defaults: ${NAME:-default}."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+def fill_in(text, variables):
+    """${NAME:-default} by the variable, or its default."""
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: variables.get(found[1], found[2]), text)
+
+
+def merge(base, over):
+    """As Compose does it: volumes by where they are mounted, other fields replaced."""
+    volumes = {volume.split(":")[1]: volume for volume in base.get("volumes", []) + over.get("volumes", [])}
+    return {**base, **over, "volumes": list(volumes.values())}
 
 
 class Service:
@@ -41,7 +47,7 @@ class Service:
         mounted = {}
         for volume in self.fields.get("volumes", []):
             source, target = volume.split(":")[:2]
-            if source.startswith("."):
+            if source.startswith((".", "/")):
                 mounted[target] = os.path.normpath(os.path.join(self.folder, source))
         return mounted
 
@@ -50,11 +56,17 @@ class Service:
 
 
 class ComposeFile:
-    def __init__(self, path):
-        with open(path) as file:
-            self.fields = yaml.safe_load(fill_in(file.read()))
-        folder = os.path.dirname(os.path.abspath(path))
-        self.services = {name: Service(name, fields, folder) for name, fields in self.fields["services"].items()}
+    """Several files are laid over each other; paths in all of them begin at the folder of the first."""
+
+    def __init__(self, *paths, variables=None):
+        folder = os.path.dirname(os.path.abspath(paths[0]))
+        services = {}
+        for path in paths:
+            with open(path) as file:
+                fields = yaml.safe_load(fill_in(file.read(), variables or {}))
+            for name, own in fields["services"].items():
+                services[name] = merge(services.get(name, {}), own)
+        self.services = {name: Service(name, fields, folder) for name, fields in services.items()}
 
     def emberd(self):
         """The services that run emberd, those that others depend on first."""

@@ -1,8 +1,8 @@
 """Runs what deploy/docker-compose.yml runs, as processes on loopback, and trains on it. No container engine is needed.
 
-What this would catch: a flag that emberd no longer has, a host of the cluster description or a target of Prometheus that
-is no service, memory limits below what budgets allow, a library that the image lacks, a coordinator that does not find
-a shard again that was out of reach, and rows that depend on where they are.
+What this would catch: a flag that emberd no longer has, a host of the cluster description or a target of Prometheus
+that is no service, memory limits below what budgets allow, a library that the image lacks, a coordinator that does not
+find a shard again that was out of reach, and rows that depend on where they are.
 
 Usage: compose_process_test.py ROOT_OF_REPOSITORY FOLDER_OF_EMBERD
 """
@@ -22,13 +22,15 @@ del sys.argv[1:3]
 sys.path[:0] = [os.path.join(ROOT, "tests", "testing"), os.path.dirname(os.path.abspath(__file__))]
 
 import grpc  # noqa: E402
+from certificates import credentials_of, make_certificates  # noqa: E402
 from compose_file import ComposeFile  # noqa: E402
 from processes import Program, Relay, free_ports, wait_until  # noqa: E402
 from stubs import generate_stubs  # noqa: E402
 from trainer import Trainer  # noqa: E402
 
 EMBERD = os.path.join(BINARIES, "emberd")
-COMPOSE = ComposeFile(os.path.join(ROOT, "deploy", "docker-compose.yml"))
+FILES = [os.path.join(ROOT, "deploy", name) for name in ("docker-compose.yml", "docker-compose.tls.yml")]
+COMPOSE = ComposeFile(FILES[0])
 SHARDS = ["shard-0", "shard-1", "shard-2", "shard-3"]
 LOST = 2  # the shard that things happen to
 OUT_OF_REACH = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -37,11 +39,11 @@ OUT_OF_REACH = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 class LocalCompose:
     """The services as processes. Port p of a service's own network is another port of 127.0.0.1 here."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, compose):
+        self.folder, self.compose = folder, compose
         self.programs = {}
         self.local = {}
-        for service in COMPOSE.emberd():
+        for service in compose.emberd():
             for inner, outer in zip((7400, 7401), free_ports(2)):
                 self.local[service.name, inner] = outer
         self.local["prometheus", 9090], = free_ports(1)
@@ -81,20 +83,20 @@ class LocalCompose:
         return [here(argument) for argument in command]
 
     def start(self, name):
-        service = COMPOSE.services[name]
+        service = self.compose.services[name]
         program = "/usr/bin/prometheus" if name == "prometheus" else EMBERD
         self.programs[name] = Program([program] + self.argv(service, service.command()),
                                       os.path.join(self.folder, name + ".log"))
 
     def start_emberd(self):
-        for service in COMPOSE.emberd():
+        for service in self.compose.emberd():
             self.start(service.name)
-        for service in COMPOSE.emberd():
+        for service in self.compose.emberd():
             self.programs[service.name].wait_for_line("^emberd: ready ")
 
     def health(self, name):
         """The health check of the file; gives its exit status."""
-        service = COMPOSE.services[name]
+        service = self.compose.services[name]
         program, *arguments = service.health_command()
         argv = [os.path.join(BINARIES, program)] + self.argv(service, arguments)
         return subprocess.run(argv + ["--timeout", "30"], stdin=subprocess.DEVNULL, capture_output=True).returncode
@@ -111,10 +113,9 @@ class ComposeProcessTest(unittest.TestCase):
     def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
-        cls.folder = folder.name
-        generate_stubs(os.path.join(ROOT, "proto"), cls.folder)
-        embedded = Program([EMBERD, "up", "--shards", "4", "--sparsecores", "2", "--listen", "127.0.0.1:0", "--http", ""],
-                           os.path.join(cls.folder, "embedded.log"))
+        generate_stubs(os.path.join(ROOT, "proto"), folder.name)
+        embedded = Program([EMBERD, "up", "--shards", "4", "--sparsecores", "2", "--listen", "127.0.0.1:0",
+                            "--http", ""], os.path.join(folder.name, "embedded.log"))
         cls.addClassCleanup(embedded.kill)
         ready = embedded.wait_for_line(r"^emberd: ready coordinator=(\S+)")
         cls.undisturbed = Trainer(ready[1])
@@ -123,7 +124,11 @@ class ComposeProcessTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.cluster = LocalCompose(folder.name)
+        self.folder = folder.name
+        self.use(COMPOSE)
+
+    def use(self, compose):
+        self.cluster = LocalCompose(self.folder, compose)
         self.addCleanup(self.cluster.close)
 
     def train_undisturbed(self, steps):
@@ -131,8 +136,8 @@ class ComposeProcessTest(unittest.TestCase):
         self.undisturbed.train(steps - self.undisturbed.next_step)
         return self.undisturbed.sha256()
 
-    def connect(self):
-        trainer = Trainer(f"127.0.0.1:{self.cluster.reached['coordinator', 7400]}")
+    def connect(self, credentials=None, timeout=30):
+        trainer = Trainer(f"127.0.0.1:{self.cluster.reached['coordinator', 7400]}", timeout, credentials)
         self.addCleanup(trainer.close)
         return trainer
 
@@ -189,12 +194,15 @@ class ComposeProcessTest(unittest.TestCase):
     @unittest.skipUnless(os.path.exists("/usr/bin/prometheus"), "Prometheus is not installed")
     def test_2_prometheus_scrapes_all_processes(self):
         self.cluster.start_emberd()
+        self.assert_prometheus_scrapes_all()
+
+    def assert_prometheus_scrapes_all(self):
         self.cluster.start("prometheus")
+        prometheus = self.cluster.programs["prometheus"]
         url = f"http://127.0.0.1:{self.cluster.local['prometheus', 9090]}/api/v1/query?query=up"
 
         def all_up():
-            self.assertIsNone(self.cluster.programs["prometheus"].process.poll(),
-                              self.cluster.programs["prometheus"].output())
+            self.assertIsNone(prometheus.process.poll(), prometheus.output())
             try:
                 with urllib.request.urlopen(url, timeout=10) as response:
                     series = json.load(response)["data"]["result"]
@@ -203,7 +211,29 @@ class ComposeProcessTest(unittest.TestCase):
             return {one["metric"]["process"] for one in series if one["value"][1] == "1"} == {
                 "coordinator-0", "shard-0", "shard-1", "shard-2", "shard-3"}
         wait_until("five targets are up", all_up, 60)
-        self.assertEqual(self.cluster.programs["prometheus"].stop(), 0)
+        self.assertEqual(prometheus.stop(), 0)
+
+    def test_3_by_mutual_tls_only_those_with_a_certificate_are_served(self):
+        certificates = os.path.join(self.folder, "certificates")
+        make_certificates(ROOT, certificates, SHARDS)
+        self.use(ComposeFile(*FILES, variables={"EMBERD_CERTS": certificates}))
+        self.cluster.start_emberd()
+        for service in self.cluster.compose.emberd():
+            self.assertNotIn("insecure", self.cluster.programs[service.name].output())
+            self.assertEqual(self.cluster.health(service.name), 0, service.name)
+        trainer = self.connect(credentials_of(certificates))
+        trainer.train(3)
+        for stranger in (None, credentials_of(certificates, client=False)):
+            with self.assertRaises(grpc.RpcError):
+                self.connect(stranger, timeout=3)
+        status = subprocess.run(
+            [os.path.join(BINARIES, "emberctl"), "--address", f"127.0.0.1:{self.cluster.reached['coordinator', 7400]}",
+             *(part for option, name in (("--ca", "ca"), ("--cert", "client"), ("--key", "client-key"))
+               for part in (option, os.path.join(certificates, name + ".pem"))), "status"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        self.assertEqual((status.returncode, status.stdout.count(" ok ")), (0, len(SHARDS)), status.stderr)
+        if os.path.exists("/usr/bin/prometheus"):
+            self.assert_prometheus_scrapes_all()
 
 
 class ComposeFileTest(unittest.TestCase):
@@ -239,6 +269,14 @@ class ComposeFileTest(unittest.TestCase):
             for port in fields.get("ports", []):
                 self.assertTrue(port.startswith("127.0.0.1:"), f"{service.name}: {port}")
 
+    def test_both_descriptions_are_of_one_cluster(self):
+        def statements(name):
+            with open(os.path.join(ROOT, "deploy", "compose", name)) as file:
+                return re.sub(r"#.*", "", file.read()).split()
+        plain, closed = statements("cluster.textproto"), statements("cluster_tls.textproto")
+        self.assertEqual(closed[:len(plain)], plain)
+        self.assertEqual(closed[len(plain)], "security")
+
     def test_what_is_mounted_is_there(self):
         for service in COMPOSE.services.values():
             for path in service.files().values():
@@ -246,9 +284,10 @@ class ComposeFileTest(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("docker-compose"), "docker-compose is not installed")
     def test_compose_reads_the_file_with_every_profile(self):
-        for profile in ([], ["--profile", "grafana"]):
-            subprocess.run(["docker-compose", "-f", os.path.join(ROOT, "deploy", "docker-compose.yml"), *profile,
-                            "config", "-q"], check=True)
+        for files in (FILES[:1], FILES):
+            for profile in ([], ["--profile", "grafana"]):
+                named = [part for file in files for part in ("-f", file)]
+                subprocess.run(["docker-compose", *named, *profile, "config", "-q"], check=True)
 
 
 class ImageTest(unittest.TestCase):
@@ -266,7 +305,8 @@ class ImageTest(unittest.TestCase):
                 owners = subprocess.run(["dpkg", "-S", found, found.removeprefix("/usr")], capture_output=True,
                                         text=True).stdout
                 packages = {line.split(":")[0] for line in owners.splitlines()}
-                self.assertTrue(packages & (listed | {"libc6", "libgcc-s1"}), f"{program} needs {library} of {packages}")
+                self.assertTrue(packages & (listed | {"libc6", "libgcc-s1"}),
+                                f"{program} needs {library} of {packages}")
 
     def test_make_base_explains_itself(self):
         script = os.path.join(ROOT, "deploy", "image", "make_base.sh")

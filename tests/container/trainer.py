@@ -1,4 +1,4 @@
-"""A trainer whose every gradient follows from the rows it looked up: one bit off in one step, and all later rows differ."""
+"""A trainer whose gradients follow from the rows it looked up: one bit off in one step, and all later rows differ."""
 
 import hashlib
 import importlib

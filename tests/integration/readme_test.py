@@ -2,9 +2,9 @@
 
 What this would catch: a README whose commands no longer work, or no longer do what is said beside them.
 
-Blocks marked ```sh are run; others (```text) are not. A line that starts `emberd up`, `shard` or `coordinator` is a server
-and keeps running; PID stands for the last one. Ports are the defaults, so the test runs in a network namespace of its own
-where the system allows it; else on this machine's loopback interface, if nobody listens there.
+Blocks marked ```sh are run; others (```text) are not. A line that starts `emberd up`, `shard` or `coordinator` is a
+server and keeps running; PID stands for the last one. Ports are the defaults, so the test runs in a network namespace
+of its own where the system allows it; else on this machine's loopback interface, if nobody listens there.
 
 Usage: readme_test.py ROOT_OF_REPOSITORY FOLDER_OF_EMBERD
 """

@@ -80,8 +80,8 @@ class Program:
 
 
 class Relay:
-    """Passes connections to port `to` of 127.0.0.1 on. `cut` is what a network does to those behind a broken link: nothing
-    passes any more, and nobody is told. After `rejoin`, new connections pass; the old ones stay silent for ever."""
+    """Passes connections to port `to` of 127.0.0.1 on. `cut` is what a broken link does: nothing passes any more, and
+    nobody is told. After `rejoin`, new connections pass; the old ones stay silent for ever."""
 
     def __init__(self, to):
         self.to = to
