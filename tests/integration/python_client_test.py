@@ -13,7 +13,6 @@ import importlib
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,9 @@ import numpy as np
 
 EMBERD, PROTOS = sys.argv[1:3]
 del sys.argv[1:3]
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "testing"))
+
+from stubs import generate_stubs  # noqa: E402
 
 # The standard services, as far as they are used here. Their field numbers are public and frozen.
 HEALTH_PROTO = """
@@ -73,20 +75,6 @@ tables {{
 }}
 features {{ name: "title" table: "words" }}
 """
-
-
-def generate_stubs(folder):
-    """Compiles the .proto files of emberd and the two above into `folder`, and imports from there."""
-    own = ["types", "model", "plan", "statistics", "batch", "train", "embedding_service"]
-    for name, text in (("health", HEALTH_PROTO), ("reflection", REFLECTION_PROTO)):
-        with open(os.path.join(folder, name + ".proto"), "w") as file:
-            file.write(text)
-    files = [f"emberd/v1/{name}.proto" for name in own] + ["health.proto", "reflection.proto"]
-    # Not grpc_tools: the compiler in Debian's package is too old for `optional` fields.
-    plugin = f"--plugin=protoc-gen-grpc_python={shutil.which('grpc_python_plugin')}"
-    subprocess.run(["protoc", f"-I{PROTOS}", f"-I{folder}", f"--python_out={folder}",
-                    f"--grpc_python_out={folder}", plugin] + files, check=True)
-    sys.path.insert(0, folder)
 
 
 def start_cluster(log):
@@ -145,7 +133,8 @@ class PythonClientTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.folder.cleanup)
-        generate_stubs(cls.folder.name)
+        generate_stubs(PROTOS, cls.folder.name,
+                       {"health.proto": HEALTH_PROTO, "reflection.proto": REFLECTION_PROTO})
         cls.api = importlib.import_module("emberd.v1.embedding_service_pb2")
         cls.train = importlib.import_module("emberd.v1.train_pb2")
         cls.batch = importlib.import_module("emberd.v1.batch_pb2")
