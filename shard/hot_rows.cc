@@ -5,6 +5,11 @@
 #include "shard/counter_random.h"
 
 namespace emberd::shard {
+namespace {
+
+constexpr size_t kMaxNoted = 8192;
+
+}  // namespace
 
 int HotRowCounters(int tables) { return std::clamp(65536 / std::max(1, tables), 128, 1024); }
 
@@ -20,19 +25,41 @@ int64_t HotRowSketches::NextDistance() {
 }
 
 void HotRowSketches::Sample(const StackEntries& entries) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  int64_t at = to_next_;
-  for (; at < entries.entry_count; at += NextDistance()) {
-    const uint32_t row = entries.entries[at].row;
-    const int table = store_.RangeOf(row).table;
-    if (table >= 0) sketches_[table].Add(row, sampling_);
+  std::vector<uint32_t> full;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    int64_t at = to_next_;
+    for (; at < entries.entry_count; at += NextDistance()) {
+      noted_.push_back(entries.entries[at].row);
+    }
+    to_next_ = at - entries.entry_count;
+    if (noted_.size() >= kMaxNoted) full.swap(noted_);
   }
-  to_next_ = at - entries.entry_count;
+  if (full.empty()) return;
+  std::lock_guard<std::mutex> lock(sketches_mutex_);
+  Count(full);
 }
 
-std::vector<HotTable> HotRowSketches::Top(int count) const {
+void HotRowSketches::Count(const std::vector<uint32_t>& rows) {
+  std::vector<std::vector<uint32_t>> of_tables(sketches_.size());
+  for (const uint32_t row : rows) {
+    const int table = store_.RangeOf(row).table;
+    if (table >= 0) of_tables[table].push_back(row);
+  }
+  for (size_t t = 0; t < sketches_.size(); ++t) {
+    for (const uint32_t row : of_tables[t]) sketches_[t].Add(row, sampling_);
+  }
+}
+
+std::vector<HotTable> HotRowSketches::Top(int count) {
+  std::vector<uint32_t> noted;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    noted.swap(noted_);
+  }
   std::vector<HotTable> tables;
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(sketches_mutex_);
+  Count(noted);
   for (size_t t = 0; t < sketches_.size(); ++t) {
     HotTable& table = tables.emplace_back();
     table.table = store_.spec().tables[t].name;

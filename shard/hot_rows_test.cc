@@ -122,7 +122,7 @@ TEST_F(HotRowsTest, CountsEveryEntryOfEveryTableWhenEachCounts) {
 // Batches of 256 entries, the same number as the sampling, in which one place always names the same
 // row: a fixed distance would see it always or never.
 TEST_F(HotRowsTest, NoPeriodOfTheBatchesHidesARow) {
-  HotRowSketches sketches(*store_, 1024);
+  HotRowSketches sketches(*store_, 1024, /*sampling=*/256);
   const TableSpec& table = spec_.stacks[0].tables[0];
   constexpr int kBatches = 20'000;
   std::vector<TestEntry> entries;
@@ -170,21 +170,22 @@ TEST(EngineHotRows, NamesTheRowsThatGathersRead) {
   const ModelSpec spec = TwoTables();
   TestEngine engine(spec);
   const TestShape shape{kPartitions, 40, 4096};
-  const int64_t hot[2] = {12, 21};   // (12 + 0) % 8 = 4 and (21 + 3) % 8 = 0: not on this shard
-  const int64_t here[2] = {12, 25};  // (25 + 3) % 8 = 4
+  const int64_t here[2] = {12, 25};  // on partitions 12 % 8 = 4 and (25 + 3) % 8 = 4
+  const int64_t elsewhere = 21;      // on partition (21 + 3) % 8 = 0 of another shard
   std::vector<TestEntry> entries;
   for (int sample = 0; sample < shape.samples; ++sample) {
     for (int t = 0; t < 2; ++t) {
       const TableSpec& table = spec.stacks[0].tables[t];
       entries.push_back(EntryOf(table, here[t], sample));
-      if (t == 1) entries.push_back(EntryOf(table, hot[1], sample));
+      if (t == 1) entries.push_back(EntryOf(table, elsewhere, sample));
       const int64_t other = (here[t] + 1 + sample % 3) % table.vocabulary_size;
       entries.push_back(EntryOf(table, other, sample));
     }
   }
-  const TestBatch batch(entries, shape, kFirst, kCount, 2, 1);
-  for (int i = 0; i < 10; ++i) {
-    const auto prepared = engine.Prepare(const_cast<TestBatch&>(batch).view());
+  TestBatch batch(entries, shape, kFirst, kCount, 2, 1);
+  constexpr int kGathers = 50;
+  for (int i = 0; i < kGathers; ++i) {
+    const auto prepared = engine.Prepare(batch.view());
     ASSERT_TRUE(prepared.ok()) << prepared.status();
     engine.GatherEither(*prepared);
   }
@@ -195,8 +196,8 @@ TEST(EngineHotRows, NamesTheRowsThatGathersRead) {
     EXPECT_EQ(tables[t].table, spec.stacks[0].tables[t].name);
     ASSERT_EQ(tables[t].rows.size(), 1u);
     EXPECT_EQ(tables[t].rows[0].id, here[t]);
-    EXPECT_NEAR(static_cast<double>(tables[t].lookups), 2.0 * 10 * shape.samples,
-                0.5 * 10 * shape.samples);
+    EXPECT_NEAR(static_cast<double>(tables[t].lookups), 2.0 * kGathers * shape.samples,
+                0.5 * kGathers * shape.samples);
   }
 
   const EngineStatistics statistics = engine.engine().Statistics();
@@ -207,7 +208,7 @@ TEST(EngineHotRows, NamesTheRowsThatGathersRead) {
     gathered += partition.rows_gathered;
   }
   EXPECT_EQ(gathered, statistics.rows_gathered);
-  EXPECT_EQ(gathered, 10 * 4 * int64_t{shape.samples});
+  EXPECT_EQ(gathered, kGathers * 4 * int64_t{shape.samples});
   EXPECT_EQ(statistics.queued, 0);
 }
 
