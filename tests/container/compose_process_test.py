@@ -7,10 +7,10 @@ find a shard again that was out of reach, and rows that depend on where they are
 Usage: compose_process_test.py ROOT_OF_REPOSITORY FOLDER_OF_EMBERD
 """
 
+import glob
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,8 +22,10 @@ del sys.argv[1:3]
 sys.path[:0] = [os.path.join(ROOT, "tests", "testing"), os.path.dirname(os.path.abspath(__file__))]
 
 import grpc  # noqa: E402
+import yaml  # noqa: E402
 from certificates import credentials_of, make_certificates  # noqa: E402
 from compose_file import ComposeFile  # noqa: E402
+from engine import compose_commands  # noqa: E402
 from processes import Program, Relay, free_ports, wait_until  # noqa: E402
 from stubs import generate_stubs  # noqa: E402
 from trainer import Trainer  # noqa: E402
@@ -282,12 +284,26 @@ class ComposeFileTest(unittest.TestCase):
             for path in service.files().values():
                 self.assertTrue(os.path.exists(path), f"{service.name}: {path}")
 
-    @unittest.skipUnless(shutil.which("docker-compose"), "docker-compose is not installed")
-    def test_compose_reads_the_file_with_every_profile(self):
+    def test_grafana_finds_what_it_is_to_show(self):
+        grafana = COMPOSE.services["grafana"]
+        mounted = grafana.files()
+        for path in glob.glob(os.path.join(mounted["/etc/grafana/provisioning"], "dashboards", "*.yml")):
+            with open(path) as file:
+                for provider in yaml.safe_load(file)["providers"]:
+                    self.assertTrue(glob.glob(os.path.join(mounted[provider["options"]["path"]], "*.json")), path)
+        for path in glob.glob(os.path.join(mounted["/etc/grafana/provisioning"], "datasources", "*.yml")):
+            with open(path) as file:
+                for variable in re.findall(r"\$\{(\w+)\}", file.read()):
+                    self.assertIn(variable, grafana.fields["environment"], path)
+        self.assertEqual(grafana.fields["environment"]["PROMETHEUS_URL"], "http://prometheus:9090")
+
+    @unittest.skipUnless(compose_commands(), "Compose is not installed")
+    def test_compose_reads_the_files_with_every_profile(self):
         for files in (FILES[:1], FILES):
             for profile in ([], ["--profile", "grafana"]):
                 named = [part for file in files for part in ("-f", file)]
-                subprocess.run(["docker-compose", *named, *profile, "config", "-q"], check=True)
+                for command in compose_commands():
+                    subprocess.run([*command, *named, *profile, "config", "-q"], check=True)
 
 
 class ImageTest(unittest.TestCase):

@@ -17,18 +17,19 @@ def why_not():
     answered = subprocess.run(["docker", "info"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if answered.returncode != 0:
         return "no Docker Engine answers"
-    if not compose_command():
+    if not compose_commands():
         return "there is no Compose"
     if not (os.geteuid() == 0 or image_exists(BASE) or may_sudo()):
         return f"there is no image {BASE}, and making it needs root"
     return None
 
 
-def compose_command():
-    if shutil.which("docker-compose"):
-        return ["docker-compose"]
-    plugin = subprocess.run(["docker", "compose", "version"], stdin=subprocess.DEVNULL, capture_output=True)
-    return ["docker", "compose"] if plugin.returncode == 0 else None
+def compose_commands():
+    """Those that are installed: Compose 1 by itself, Compose 2 as a plugin or by itself."""
+    def works(command):
+        return shutil.which(command[0]) and subprocess.run([*command, "version"], stdin=subprocess.DEVNULL,
+                                                           capture_output=True).returncode == 0
+    return [command for command in (["docker-compose"], ["docker", "compose"]) if works(command)]
 
 
 def may_sudo():
@@ -105,7 +106,7 @@ class Project:
 
     def __init__(self, name, files, variables):
         self.name, self.variables = name, {**variables, "COMPOSE_PROJECT_NAME": name}
-        self.compose = compose_command() + [part for file in files for part in ("-f", file)]
+        self.compose = compose_commands()[0] + [part for file in files for part in ("-f", file)]
 
     def __call__(self, *arguments):
         return run([*self.compose, *arguments], self.variables)
