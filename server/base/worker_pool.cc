@@ -31,6 +31,11 @@ int WorkerPool::queued() const {
   return static_cast<int>(queue_.size());
 }
 
+absl::Duration WorkerPool::MeanDuration() const {
+  absl::MutexLock lock(&mutex_);
+  return mean_duration_;
+}
+
 absl::Duration WorkerPool::ExpectedWait() const {
   absl::MutexLock lock(&mutex_);
   return mean_duration_ * static_cast<int64_t>(queue_.size()) /

@@ -28,7 +28,9 @@ class WorkerPool {
   int max_queued() const { return max_queued_; }
   // Tasks that wait for a thread.
   int queued() const;
-  // How long a task submitted now would wait for a thread, by what tasks of late have taken.
+  // What tasks of late have taken.
+  absl::Duration MeanDuration() const;
+  // How long a task submitted now would wait for a thread, at that rate.
   absl::Duration ExpectedWait() const;
   // Of a task that is over. Those that were given up at once are not told: they would make the
   // others look short.

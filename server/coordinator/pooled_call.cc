@@ -57,7 +57,7 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
   // What could not be answered in time is refused at once: it would only delay what can be.
   const absl::Duration patience = context_.deadline() - began_;
   const absl::Duration wait = pool.ExpectedWait();
-  if (wait > patience / 2) {
+  if (wait > patience / 4 && wait + pool.MeanDuration() > patience * 3 / 4) {
     return absl::ResourceExhaustedError(
         absl::StrCat(pool.queued(), " requests wait already, which takes about ",
                      absl::ToInt64Milliseconds(wait), " ms, and the deadline is in ",
@@ -76,6 +76,15 @@ void PooledCall::Run(const Work& work) {
     return;
   }
   const absl::Time start = absl::Now();
+  // The queue has grown slower than was foreseen.
+  const absl::Duration waited = start - began_;
+  const absl::Duration left = context_.deadline() - start;
+  if (waited > left / 3 && left < environment_.pool->MeanDuration()) {
+    End(absl::ResourceExhaustedError(absl::StrCat(
+        "the request waited ", absl::ToInt64Milliseconds(waited), " ms, and the ",
+        absl::ToInt64Milliseconds(left), " ms that are left would not do; retry later")));
+    return;
+  }
   int64_t response_bytes = 0;
   const absl::Status status = work(&context_, &response_bytes);
   environment_.pool->RecordDuration(absl::Now() - start);

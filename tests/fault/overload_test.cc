@@ -1,0 +1,35 @@
+// Ten times as many lookups as the cluster can answer. A failure here means that requests pile up,
+// that what cannot be served in time is not refused with the reason, or that the cluster serves no
+// better when the flood is over. How well it does is for `./run bench overload`.
+#include "tests/testing/overload.h"
+
+#include <iostream>
+#include <memory>
+
+#include "gtest/gtest.h"
+
+namespace emberd::testing {
+namespace {
+
+TEST(OverloadTest, RefusesWhatItCannotServeAndGoesOn) {
+  absl::StatusOr<std::unique_ptr<Cluster>> cluster = Cluster::Start(
+      {.shards = 2, .config = "budgets { max_waiting_requests: 200 client_requests: 1000000 }"});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const absl::StatusOr<OverloadResult> result =
+      Overload(**cluster, absl::Seconds(4), absl::Seconds(2));
+  ASSERT_TRUE(result.ok()) << result.status();
+  const LoadResult& flood = result->flood;
+  std::cout << "peak " << result->peak << "/s; of " << flood.sent << " requests " << flood.good
+            << " answered, " << flood.refused << " refused, " << flood.late << " late; goodput "
+            << result->goodput << "/s; at most " << result->most_waiting
+            << " waiting; recovered after " << result->recovery << "; growth "
+            << result->resident_growth_kib << " KiB\n";
+  EXPECT_GT(flood.good_while_sending, 0);
+  EXPECT_GT(flood.refused, 0);
+  EXPECT_EQ(flood.other, 0) << flood.other_error;
+  EXPECT_LE(result->most_waiting, 200);
+  EXPECT_LT(result->recovery, absl::Minutes(1));
+}
+
+}  // namespace
+}  // namespace emberd::testing

@@ -1,0 +1,124 @@
+#include "tests/testing/overload.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/testing/api.h"
+#include "tests/testing/footprint.h"
+
+namespace emberd::testing {
+namespace {
+
+constexpr int kFactor = 10;
+constexpr int kVocabulary = 8192;
+constexpr int kWidth = 4096;
+constexpr int kSamples = 4;
+constexpr int kIdsPerSample = 2500;
+
+std::string Model() {
+  return absl::StrCat("name: 'overload' tables { name: 'wide' vocabulary_size: ", kVocabulary,
+                      " embedding_dim: ", kWidth,
+                      " combiner: SUM optimizer { sgd {} } } features { name: 'f' table: 'wide' }");
+}
+
+// 40 KB of ids that make the shards read 160 MB of rows.
+std::string HeavyLookup(uint64_t model_id) {
+  std::mt19937 random(1);
+  std::vector<int32_t> ids(kSamples * kIdsPerSample);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random() % kVocabulary);
+  v1::LookupRequest request;
+  request.set_model_id(model_id);
+  request.set_inference(true);
+  v1::FeatureIds* feature = request.add_features();
+  feature->set_feature("f");
+  *feature->mutable_dense()->mutable_ids() = MakeTensor({kSamples, kIdsPerSample}, ids);
+  return request.SerializeAsString();
+}
+
+int64_t ResidentKib(Cluster& cluster) {
+  int64_t sum = 0;
+  for (const pid_t pid : cluster.pids()) sum += FootprintOf(pid).resident_kib;
+  return sum;
+}
+
+// Asks the coordinator how many requests wait, again and again, until it goes.
+class QueueWatch {
+ public:
+  explicit QueueWatch(const std::string& address) : api_(address), thread_([this] { Run(); }) {}
+  ~QueueWatch() { Stop(); }
+  int64_t Stop() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return most_;
+  }
+
+ private:
+  void Run() {
+    for (; !stop_; absl::SleepFor(absl::Milliseconds(50))) {
+      v1::GetStatsResponse stats;
+      grpc::ClientContext context;
+      context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(2)));
+      if (api_.admin->GetStats(&context, {}, &stats).ok()) {
+        most_ = std::max<int64_t>(most_, stats.queued_requests());
+      }
+    }
+  }
+
+  const Api api_;
+  std::atomic<bool> stop_ = false;
+  int64_t most_ = 0;  // of the thread, until it is joined
+  std::thread thread_;
+};
+
+// From `start` until five lookups in a row were answered, none more than three times as slow as
+// before.
+absl::Duration TimeToRecover(RequestLoad& load, absl::Time start, absl::Duration usual) {
+  const absl::Time give_up = absl::Now() + absl::Minutes(1);
+  absl::Time first_good = start;
+  for (int in_a_row = 0; in_a_row < 5 && absl::Now() < give_up;) {
+    const absl::Time sent = absl::Now();
+    const bool good = load.SendOne().ok() && absl::Now() - sent < 3 * usual;
+    if (in_a_row == 0) first_good = absl::Now();
+    in_a_row = good ? in_a_row + 1 : 0;
+  }
+  return absl::Now() < give_up ? first_good - start : absl::InfiniteDuration();
+}
+
+}  // namespace
+
+absl::StatusOr<OverloadResult> Overload(Cluster& cluster, absl::Duration duration,
+                                        absl::Duration deadline) {
+  const std::unique_ptr<client::Client> client = cluster.Connect();
+  if (client == nullptr) return absl::UnavailableError("no client");
+  absl::StatusOr<client::Model> model = client->DeclareModel(Model());
+  if (!model.ok()) return model.status();
+  RequestLoad load(cluster.address(), 4, "/emberd.v1.EmbeddingService/Lookup",
+                   HeavyLookup(model->id), deadline);
+  load.RunClosed(4, absl::Seconds(1));  // tables and pools are touched once
+
+  OverloadResult result;
+  const LoadResult calm = load.RunClosed(1, duration / 4);
+  const LoadResult peak = load.RunClosed(8, duration);
+  if (calm.good == 0 || peak.good == 0) {
+    return absl::InternalError(absl::StrCat("no lookup is answered: ", peak.other_error));
+  }
+  result.peak = static_cast<double>(peak.good) / peak.seconds;
+  const int64_t before = ResidentKib(cluster);
+  QueueWatch watch(cluster.address());
+  result.flood = load.RunOpen(kFactor * result.peak, duration);
+  result.recovery = TimeToRecover(load, result.flood.sending_ended,
+                                  absl::Seconds(calm.seconds / static_cast<double>(calm.good)));
+  result.most_waiting = watch.Stop();
+  result.goodput = static_cast<double>(result.flood.good_while_sending) / result.flood.seconds;
+  result.resident_growth_kib = ResidentKib(cluster) - before;
+  return result;
+}
+
+}  // namespace emberd::testing
