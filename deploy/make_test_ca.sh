@@ -41,13 +41,12 @@ for host in "$@"; do
   names+="${names:+,}$kind:$host"
 done
 
-umask 077 # keys are nobody else's
 mkdir -p "$dir"
 cd "$dir"
 days=30
 
-# new_key NAME
-new_key() { openssl ecparam -name prime256v1 -genkey -noout -out "$1-key.pem"; }
+# new_key NAME: readable for nobody else
+new_key() { (umask 077 && openssl ecparam -name prime256v1 -genkey -noout -out "$1-key.pem"); }
 
 # sign NAME COMMON_NAME DAYS EXTENSIONS: a certificate for NAME-key.pem
 sign() {

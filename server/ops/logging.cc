@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "server/ops/keyed_log.h"
 
 namespace emberd::ops {
 namespace {
@@ -123,11 +124,13 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::err;
 }
 
+// gRPC says the same again for every connection that somebody tries, or that is tried in vain.
 void LogFromGrpc(gpr_log_func_args* args) {
+  static auto* const log = new KeyedLog(absl::Minutes(1));
   const LogLevel level = args->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
                          : args->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
                                                                    : LogLevel::kDebug;
-  Log(level, args->message, {{"source", "grpc"}});
+  log->Log(args->message, level, args->message, {{"source", "grpc"}});
 }
 
 // Protobuf complains about every damaged message. The caller is told by a status; a log line each

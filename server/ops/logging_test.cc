@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <gmock/gmock.h>
+#include <grpc/support/log.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
@@ -155,6 +156,17 @@ TEST_F(LoggingTest, LinesOfManyThreadsDoNotMix) {
   const std::vector<std::string> lines = Lines();
   ASSERT_THAT(lines, SizeIs(800));
   for (const std::string& line : lines) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
+}
+
+// A client without the right certificate tries ten times a second.
+TEST_F(LoggingTest, WhatGrpcRepeatsIsOneLine) {
+  Start(v1::LoggingConfig::TEXT);
+  for (int i = 0; i < 100; ++i) {
+    gpr_log(GPR_ERROR, "handshake of LoggingTest failed");
+    gpr_log(GPR_ERROR, "another fault of LoggingTest");
+  }
+  ASSERT_THAT(Lines(), SizeIs(2));
+  EXPECT_THAT(Lines()[0], HasSubstr("handshake of LoggingTest failed source=grpc"));
 }
 
 }  // namespace

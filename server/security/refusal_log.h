@@ -1,15 +1,11 @@
 // Says in the log who was turned away, without letting anyone fill the disk.
 #pragma once
 
-#include <memory>
-#include <string>
-#include <string_view>
+#include <cstddef>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
-#include "server/ops/logging.h"
+#include "absl/time/time.h"
+#include "server/ops/keyed_log.h"
 
 namespace emberd::security {
 
@@ -26,15 +22,10 @@ struct Refusal {
 // Thread-safe. One line per minute for the same refusal, with the number of those left out.
 class RefusalLog {
  public:
-  // Beyond so many different ones, the others share one line per minute.
-  static constexpr size_t kMaxKinds = 256;
-
   void Add(const Refusal& refusal);
 
  private:
-  absl::Mutex mutex_;
-  absl::flat_hash_map<std::string, std::unique_ptr<ops::RateLimitedLog>> logs_
-      ABSL_GUARDED_BY(mutex_);
+  ops::KeyedLog log_{absl::Minutes(1)};
 };
 
 }  // namespace emberd::security

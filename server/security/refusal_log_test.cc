@@ -37,7 +37,7 @@ TEST(RefusalLogTest, EndlesslyManyKindsAreBounded) {
     const std::string agent = absl::StrCat("agent-", i);
     log.Add({.method = "A/B", .reason = "no token", .client = "", .agent = agent});
   }
-  EXPECT_THAT(file.Lines(), SizeIs(RefusalLog::kMaxKinds + 1));
+  EXPECT_THAT(file.Lines(), SizeIs(ops::KeyedLog::kMaxKeys + 1));
 }
 
 TEST(RefusalLogTest, WhatTheCallerChoseIsCutAndEscaped) {

@@ -164,6 +164,8 @@ client::ClientOptions Cluster::client_options(bool all_coordinators) const {
       options.addresses.push_back(coordinator.address);
     }
   }
+  options.tls = options_.tls;
+  options.token = options_.token;
   options.connect_timeout = absl::Seconds(30);
   options.deadline = absl::Seconds(60);
   return options;

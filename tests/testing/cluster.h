@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct ClusterOptions {
   bool embedded = false;
   // More fields of the ClusterConfig, as text proto, e.g. "budgets { max_batches: 2 }".
   std::string config = {};
+  // How client_options() connects.
+  std::optional<client::TlsOptions> tls = std::nullopt;
+  std::string token = {};
 };
 
 // Not thread-safe, but for the const methods. Belongs to the main thread (see process.h).

@@ -156,6 +156,8 @@ absl::Status TrainGroup(const Cluster& cluster, const client::Model& model,
   };
   const auto train = [&](int rank) -> absl::Status {
     client::ClientOptions client_options;
+    client_options.tls = cluster.client_options().tls;
+    client_options.token = cluster.client_options().token;
     client_options.addresses = {cluster.address(rank % coordinators)};
     auto client = client::Client::Connect(client_options);
     if (!client.ok()) return client.status();
