@@ -13,6 +13,12 @@ namespace {
 // How long a channel that cannot connect may take to say why.
 constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 
+// A coordinator that fell silent, because the network was cut or its machine is gone, is given up
+// this long after its last sign of life, and calls turn to the next one. The kernel alone would try
+// for a quarter of an hour.
+constexpr int kKeepaliveMs = 10'000;
+constexpr int kKeepaliveTimeoutMs = 15'000;
+
 grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);  // unlimited here; the server has a limit of its own
@@ -22,6 +28,10 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
   const int pause = static_cast<int>(absl::ToInt64Milliseconds(options.initial_backoff));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, pause);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, pause);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
   // Clients in one process do not share a connection: its flow control would couple them.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // Coordinators stand in the trainer's own network.

@@ -11,7 +11,7 @@ namespace emberd::server {
 namespace {
 
 // Peers may ask this often whether the connection lives, also while no call is in progress
-// (server/shard_host/remote_shard.cc does). By default gRPC takes that for an attack.
+// (coordinators and clients do). By default gRPC takes that for an attack.
 constexpr int kMinPingMs = 5000;
 
 }  // namespace

@@ -46,6 +46,24 @@ TEST_F(CoordinatorKillTest, TheClientTurnsToAnother) {
   EXPECT_NE(*Digest(*client_, model_), *before);
 }
 
+// A coordinator whose machine is gone refuses nothing: nobody answers. The client must not take its
+// deadline to find out.
+TEST_F(CoordinatorKillTest, TheClientTurnsFromOneThatFellSilent) {
+  client::ClientOptions options = cluster_->client_options(/*all_coordinators=*/true);
+  options.deadline = absl::Minutes(3);
+  absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Connect(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  ASSERT_TRUE(TrainStep(**client, model_, 2, 20).ok());
+  absl::StatusOr<std::string> before = Digest(**client, model_);
+  ASSERT_TRUE(before.ok()) << before.status();
+  cluster_->SuspendCoordinator(0);
+  absl::StatusOr<std::string> after = Digest(**client, model_);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(*after, *before);
+  const absl::Status status = TrainStep(**client, model_, 3, 20);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // A batch lives in its coordinator. It is gone with it, and the client is told so instead of
 // waiting.
 TEST_F(CoordinatorKillTest, ABatchDiesWithItsCoordinator) {

@@ -199,6 +199,7 @@ void Cluster::Kill(Member* member) {
 }
 
 void Cluster::SuspendShard(int shard) { shards_[shard].process->Suspend(); }
+void Cluster::SuspendCoordinator(int coordinator) { coordinators_[coordinator].process->Suspend(); }
 void Cluster::ResumeShard(int shard) { shards_[shard].process->Signal(SIGCONT); }
 
 absl::Status Cluster::Stop(absl::Duration timeout) {

@@ -60,6 +60,7 @@ class Cluster {
   absl::Status RestartShard(int shard);
   // SIGSTOP and SIGCONT: between them the process is there but does nothing.
   void SuspendShard(int shard);
+  void SuspendCoordinator(int coordinator);
   void ResumeShard(int shard);
   // SIGTERM to everything, coordinators first; OK if all ended with exit status 0 within `timeout`.
   absl::Status Stop(absl::Duration timeout);
