@@ -2,6 +2,7 @@
 #include "shard/engine.h"
 
 #include <cstring>
+#include <future>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -158,6 +159,36 @@ TEST(Engine, MissingGradientIsZeroAndStillUpdates) {
   const Row after = engine.ReadRow(0, 0, 3, 8);
   for (int c = 0; c < 8; ++c) EXPECT_EQ(after[c], before[c] * 0.5f);
   EXPECT_EQ(engine.ReadRow(0, 0, 4, 8), other);
+}
+
+// Prevents: rows that are counted for another stack, or twice where ranks share them.
+TEST(Engine, UpdatesCountRowsByStack) {
+  const TestShape shape{2, 16, 4};
+  std::vector<StackSpec> stacks(2, OneTableStack(shape, 8, 8, Sgd(0.5f)));
+  stacks[1].name = "other";
+  stacks[1].tables[0].name = "another";
+  TestEngine engine(stacks, shape, 0, 2);
+  TestBatch first({{0, 0, 3, 1}, {1, 0, 3, 1}, {2, 1, 5, 1}}, shape, 0, 2, 1, 1);
+  TestBatch second({{0, 1, 7, 1}}, shape, 0, 2, 1, 1, 2, /*stack=*/1);
+  const auto batch =
+      engine.engine().PrepareBatch(engine.spec().model_id, {first.view(), second.view()}, nullptr);
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  std::promise<ApplyResult> done;
+  engine.engine().ApplyParts({{*batch, ApplyInput()}, {*batch, ApplyInput()}},
+                             [&](absl::StatusOr<ApplyResult> result) {
+                               EXPECT_TRUE(result.ok()) << result.status();
+                               done.set_value(result.value_or(ApplyResult()));
+                             });
+  const ApplyResult result = done.get_future().get();
+  EXPECT_EQ(result.rows_updated, 3);
+  ASSERT_EQ(result.stacks.size(), 2u);
+  EXPECT_EQ(result.stacks[0].stack, 0);
+  EXPECT_EQ(result.stacks[0].rows_updated, 2);
+  EXPECT_EQ(result.stacks[1].stack, 1);
+  EXPECT_EQ(result.stacks[1].rows_updated, 1);
+  const EngineStatistics statistics = engine.engine().Statistics();
+  EXPECT_EQ(statistics.partitions[0].rows_updated, 1);
+  EXPECT_EQ(statistics.partitions[1].rows_updated, 2);
 }
 
 TEST(Engine, HyperparametersHoldForOneStep) {

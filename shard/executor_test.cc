@@ -34,6 +34,27 @@ TEST(Executor, RunsEveryChunkOnceAndThenDone) {
   done.get_future().wait();
 }
 
+TEST(Executor, CountsWhatCouldRunButWaitsForAThread) {
+  std::promise<void> started, release;
+  const std::shared_future<void> released = release.get_future().share();
+  Strand strand;
+  Executor executor(1);
+  executor.Submit({MakeJob({&strand}, Job::Mode::kWrite, [&] {
+    started.set_value();
+    released.wait();
+  })});
+  started.get_future().wait();
+  EXPECT_EQ(executor.queued(), 0);
+  executor.Submit({MakeJob({&strand}, Job::Mode::kWrite, [] {})});
+  EXPECT_EQ(executor.queued(), 0) << "waits for its strand, not for a thread";
+  Job chunks;
+  chunks.chunks = 5;
+  chunks.run = [](int) {};
+  executor.Submit({chunks, MakeJob({}, Job::Mode::kRead, [] {})});
+  EXPECT_EQ(executor.queued(), 6);
+  release.set_value();
+}
+
 TEST(Executor, ParallelForCoversTheRangeWhileTheExecutorIsBusy) {
   std::promise<void> release;
   const std::shared_future<void> released = release.get_future().share();

@@ -213,6 +213,10 @@ TEST_F(AdministrationTest, DrainRefusesWhatIsNewUntilItIsUndone) {
   EXPECT_EQ(again.in_flight_requests(), 0);
   EXPECT_EQ(Health(), kNotServing);
   EXPECT_TRUE(Stats().draining());
+  const auto shown = [&] {
+    return ops::MetricSnapshot(metrics_).Value(ops::MetricId::kDraining, {"coordinator-0"});
+  };
+  EXPECT_EQ(shown(), 1);
   v1::LookupResponse response;
   const grpc::Status refused = Lookup(model, &response);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
@@ -226,6 +230,7 @@ TEST_F(AdministrationTest, DrainRefusesWhatIsNewUntilItIsUndone) {
 
   const v1::DrainResponse undone = Drain(/*undo=*/true);
   EXPECT_FALSE(undone.draining());
+  EXPECT_EQ(shown(), 0);
   EXPECT_EQ(undone.batches(), 0);
   EXPECT_EQ(Health(), kServing);
   EXPECT_TRUE(Lookup(model, &response).ok());

@@ -19,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/ops/metric_catalogue.h"
+#include "tests/testing/api.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/dashboards.h"
 #include "tests/testing/group_training.h"
@@ -186,6 +187,30 @@ class PrometheusTest : public ::testing::Test {
     ADD_FAILURE() << "there is no alert " << name;
     return "";
   }
+  // Ids lie on partition id mod P in a model of one table, and every shard has its K of these.
+  void ExpectHotRowsOnTheirShards() {
+    const Api api(cluster_->address());
+    v1::GetStatsRequest request;
+    request.set_hot_rows(100);
+    v1::GetStatsResponse stats;
+    grpc::ClientContext context;
+    const grpc::Status status = api.admin->GetStats(&context, request, &stats);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    int found = 0;
+    for (const v1::ShardStatus& shard : stats.shards()) {
+      EXPECT_THAT(shard.partitions(), SizeIs(2));
+      EXPECT_GT(shard.table_budget_bytes(), shard.table_bytes());
+      EXPECT_GT(shard.resident_bytes(), 0);
+      for (const v1::HotRow& row : shard.hot_rows()) {
+        EXPECT_GT(row.lookups(), 0);
+        EXPECT_LE(row.lookups(), row.table_lookups());
+        if (row.model() == "group") continue;
+        ++found;
+        EXPECT_EQ(row.id() % (2 * kShards) / 2, shard.index()) << row.model() << " " << row.id();
+      }
+    }
+    EXPECT_GT(found, 0);
+  }
   template <typename Condition>
   bool Eventually(Condition condition) {
     const absl::Time deadline = absl::Now() + kPatience;
@@ -274,6 +299,8 @@ TEST_F(PrometheusTest, EveryPanelShowsDataEveryMetricIsEmittedAndADeadShardIsSee
   }
   EXPECT_THAT(ProcessesWhere(AlertQuery("ShardDown")), IsEmpty());
   EXPECT_THAT(ProcessesWhere(AlertQuery("ShardUnreachable")), IsEmpty());
+
+  ExpectHotRowsOnTheirShards();
 
   cluster_->KillShard(2);
   const std::string down = AlertQuery("ShardDown");
