@@ -15,7 +15,7 @@ struct Refusal {
 
   absl::string_view method;  // or page
   absl::string_view reason;  // says nothing about the token
-  absl::string_view client;  // name of the token, or address; empty: unknown
+  absl::string_view client;  // name of the token or of the certificate, or address; empty: unknown
   absl::string_view agent;   // what the caller says that it is; empty: nothing
 };
 

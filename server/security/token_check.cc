@@ -1,6 +1,6 @@
 #include "server/security/token_check.h"
 
-#include <vector>
+#include <grpc/grpc_security_constants.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -32,15 +32,19 @@ class CallGuard final : public grpc::AuthMetadataProcessor {
 
   bool IsBlocking() const override { return false; }
 
-  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext*, OutputMetadata*,
-                       OutputMetadata*) override {
-    std::vector<absl::string_view> authorization;
+  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* connection,
+                       OutputMetadata*, OutputMetadata*) override {
+    CallHeaders call{.method = First(metadata, ":path"),
+                     .authorization = {},
+                     .agent = First(metadata, "user-agent"),
+                     .certificate = {}};
     const auto [begin, end] = metadata.equal_range("authorization");
     for (auto header = begin; header != end; ++header) {
-      authorization.push_back(View(header->second));
+      call.authorization.push_back(View(header->second));
     }
-    const absl::Status status =
-        check_->CheckCall(First(metadata, ":path"), authorization, First(metadata, "user-agent"));
+    const auto names = connection->FindPropertyValues(GRPC_X509_CN_PROPERTY_NAME);
+    if (!names.empty()) call.certificate = View(names.front());
+    const absl::Status status = check_->CheckCall(call);
     return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
   }
 
@@ -55,23 +59,22 @@ class CallGuard final : public grpc::AuthMetadataProcessor {
 
 }  // namespace
 
-absl::Status TokenCheck::CheckCall(absl::string_view method,
-                                   absl::Span<const absl::string_view> authorization,
-                                   absl::string_view agent) const {
-  if (IsOpen(method)) return absl::OkStatus();
-  const absl::string_view name = ShortName(method);
+absl::Status TokenCheck::CheckCall(const CallHeaders& call) const {
+  if (IsOpen(call.method)) return absl::OkStatus();
+  const absl::string_view name = ShortName(call.method);
   const absl::string_view token =
-      authorization.size() == 1 ? BearerToken(authorization.front()) : absl::string_view();
+      call.authorization.size() == 1 ? BearerToken(call.authorization.front()) : "";
   const Caller* const caller = token.empty() ? nullptr : tokens_->Find(token);
   if (caller == nullptr) {
     const absl::string_view reason = token.empty() ? kNoToken : kUnknownToken;
-    refusals_->Add({.method = name, .reason = reason, .client = "", .agent = agent});
+    refusals_->Add(
+        {.method = name, .reason = reason, .client = call.certificate, .agent = call.agent});
     return absl::UnauthenticatedError(absl::StrCat(name, ": ", reason));
   }
-  const v1::Token::Role least = LeastRole(method);
+  const v1::Token::Role least = LeastRole(call.method);
   if (Suffices(caller->role, least)) return absl::OkStatus();
   const std::string reason = LowRole(*caller, least);
-  refusals_->Add({.method = name, .reason = reason, .client = caller->name, .agent = agent});
+  refusals_->Add({.method = name, .reason = reason, .client = caller->name, .agent = call.agent});
   return absl::PermissionDeniedError(absl::StrCat(name, ": ", reason));
 }
 

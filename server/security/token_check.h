@@ -4,28 +4,34 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <grpcpp/security/auth_metadata_processor.h>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "server/security/refusal_log.h"
 #include "server/security/token_table.h"
 
 namespace emberd::security {
+
+// What is known of a call before its message is read. gRPC does not tell the address.
+struct CallHeaders {
+  absl::string_view method;                      // "/package.Service/Method"
+  std::vector<absl::string_view> authorization;  // every header of this name
+  // For the log: what the client says that it is, and the name in its certificate; may be empty.
+  absl::string_view agent = {};
+  absl::string_view certificate = {};
+};
 
 // Thread-safe. Logs what it refuses.
 class TokenCheck {
  public:
   explicit TokenCheck(std::shared_ptr<const TokenTable> tokens) : tokens_(std::move(tokens)) {}
 
-  // `method`: "/package.Service/Method". `authorization`: every header of this name. `agent`: for
-  // the log. UNAUTHENTICATED without a token that is known, PERMISSION_DENIED with one whose role
-  // does not suffice; the message names what is needed.
-  absl::Status CheckCall(absl::string_view method,
-                         absl::Span<const absl::string_view> authorization,
-                         absl::string_view agent) const;
+  // UNAUTHENTICATED without a token that is known, PERMISSION_DENIED with one whose role does not
+  // suffice; the message names what is needed.
+  absl::Status CheckCall(const CallHeaders& call) const;
   // The same for a page of the web server, which READER and above may see; the token may also be
   // the password of HTTP's Basic scheme. `peer`: for the log.
   absl::Status CheckPage(absl::string_view path, absl::string_view authorization,

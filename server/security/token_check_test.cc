@@ -29,7 +29,8 @@ constexpr char kApply[] = "/emberd.v1.EmbeddingService/ApplyGradients";
 class TokenCheckTest : public testing::Test {
  protected:
   absl::Status Call(absl::string_view method, const std::vector<absl::string_view>& headers) {
-    return check_.CheckCall(method, headers, "agent");
+    return check_.CheckCall(
+        {.method = method, .authorization = headers, .agent = "agent", .certificate = "cn"});
   }
 
   const LogFile log_;
@@ -60,7 +61,7 @@ TEST_F(TokenCheckTest, SaysWhatIsNeededAndLogsItOnce) {
   }
   EXPECT_THAT(log_.Lines(),
               ElementsAre(AllOf(HasSubstr("method=EmbeddingService/Lookup"), HasSubstr("no token"),
-                                HasSubstr("agent=agent")),
+                                HasSubstr("client=cn agent=agent")),
                           AllOf(HasSubstr("the token is unknown"), Not(HasSubstr("s3cret"))),
                           AllOf(HasSubstr("ApplyGradients"), HasSubstr("client=reader"),
                                 Not(HasSubstr(TokenOf(v1::Token::READER))))));
