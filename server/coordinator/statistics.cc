@@ -34,10 +34,14 @@ void AddMethodStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* st
   for (size_t i = 0; i < ops::kRpcCount; ++i) {
     const std::string method(ops::RpcName(static_cast<ops::Rpc>(i)));
     const Series* const seconds = metrics.Find(MetricId::kRpcSeconds, {method});
-    if (seconds == nullptr) continue;
+    // A stream that goes on has no duration yet, but bytes.
+    if (seconds == nullptr && metrics.Find(MetricId::kRpcRequestBytes, {method}) == nullptr) {
+      continue;
+    }
     v1::MethodStats* to = stats->add_methods();
     to->set_method(method);
-    FillDistribution(seconds->histogram, to->mutable_seconds());
+    v1::Distribution* duration = to->mutable_seconds();
+    if (seconds != nullptr) FillDistribution(seconds->histogram, duration);
     const auto value = [&](MetricId id) {
       return static_cast<int64_t>(metrics.Value(id, {method}));
     };

@@ -58,17 +58,30 @@ RpcTimer::RpcTimer(ServerMetrics* server, Rpc rpc, int64_t request_bytes)
 RpcTimer::~RpcTimer() { Finish(absl::StatusCode::kCancelled); }
 
 void RpcTimer::AddRequestBytes(int64_t bytes) {
-  request_bytes_ += bytes;
+  if (bytes == 0) return;
+  held_bytes_ += bytes;
   server_->in_flight_bytes_.Increment(bytes);
+  server_->metrics_->AddRpcBytes(rpc_, bytes, 0);
+}
+
+void RpcTimer::AddResponseBytes(int64_t bytes) { server_->metrics_->AddRpcBytes(rpc_, 0, bytes); }
+
+void RpcTimer::ReleaseRequestBytes(int64_t bytes) {
+  int64_t held = held_bytes_;
+  int64_t released = 0;
+  do {
+    released = std::min(bytes, held);  // Finish may have come first
+  } while (!held_bytes_.compare_exchange_weak(held, held - released));
+  server_->in_flight_bytes_.Decrement(released);
 }
 
 void RpcTimer::Finish(absl::StatusCode code) {
   if (finished_) return;
   finished_ = true;
   server_->in_flight_requests_.Decrement();
-  server_->in_flight_bytes_.Decrement(request_bytes_);
+  server_->in_flight_bytes_.Decrement(held_bytes_.exchange(0));
   const std::chrono::duration<double> elapsed = Clock::now() - start_;
-  server_->metrics_->ObserveRpc(rpc_, code, elapsed.count(), request_bytes_, response_bytes_);
+  server_->metrics_->ObserveRpc(rpc_, code, elapsed.count(), 0, 0);
 }
 
 void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
@@ -230,12 +243,24 @@ std::vector<std::string> Metrics::StackLabels(const std::string& model, const st
 
 void Metrics::ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds, int64_t request_bytes,
                          int64_t response_bytes) {
+  AddRpcBytes(rpc, request_bytes, response_bytes);
   RpcChildren& children = rpcs_[static_cast<size_t>(rpc)];
   const std::string_view name = RpcName(rpc);
   Cached(
       children.seconds,
       [&]() -> auto& { return registry_.histogram(MetricId::kRpcSeconds, {Name(name)}); })
       .Observe(seconds);
+  Cached(
+      children.by_code[CodeIndex(code)],
+      [&]() -> auto& {
+        return registry_.counter(MetricId::kRpcs, {Name(name), Name(CodeName(code))});
+      })
+      .Increment();
+}
+
+void Metrics::AddRpcBytes(Rpc rpc, int64_t request_bytes, int64_t response_bytes) {
+  RpcChildren& children = rpcs_[static_cast<size_t>(rpc)];
+  const std::string_view name = RpcName(rpc);
   Cached(
       children.request_bytes,
       [&]() -> auto& { return registry_.counter(MetricId::kRpcRequestBytes, {Name(name)}); })
@@ -244,12 +269,6 @@ void Metrics::ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds, int64_t
       children.response_bytes,
       [&]() -> auto& { return registry_.counter(MetricId::kRpcResponseBytes, {Name(name)}); })
       .Increment(response_bytes);
-  Cached(
-      children.by_code[CodeIndex(code)],
-      [&]() -> auto& {
-        return registry_.counter(MetricId::kRpcs, {Name(name), Name(CodeName(code))});
-      })
-      .Increment();
 }
 
 void Metrics::ObserveStage(Stage stage, double seconds) {

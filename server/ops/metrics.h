@@ -84,16 +84,17 @@ class RpcTimer {
   RpcTimer(const RpcTimer&) = delete;
   RpcTimer& operator=(const RpcTimer&) = delete;
 
-  void AddRequestBytes(int64_t bytes);  // as parts arrive
-  void AddResponseBytes(int64_t bytes) { response_bytes_ += bytes; }
+  void AddRequestBytes(int64_t bytes);   // as parts arrive; in flight from now on
+  void AddResponseBytes(int64_t bytes);  // as parts leave
+  // Of a stream whose parts are done with one by one: these are in flight no longer. Thread-safe.
+  void ReleaseRequestBytes(int64_t bytes);
   void Finish(absl::StatusCode code);  // later calls do nothing
 
  private:
   ServerMetrics* const server_;
   const Rpc rpc_;
   const std::chrono::steady_clock::time_point start_;
-  int64_t request_bytes_ = 0;
-  int64_t response_bytes_ = 0;
+  std::atomic<int64_t> held_bytes_ = 0;  // in flight
   bool finished_ = false;
 };
 
@@ -215,6 +216,8 @@ class Metrics {
   // RpcTimer is the usual way.
   void ObserveRpc(Rpc rpc, absl::StatusCode code, double seconds, int64_t request_bytes,
                   int64_t response_bytes);
+  // Of a request whose end will be observed later.
+  void AddRpcBytes(Rpc rpc, int64_t request_bytes, int64_t response_bytes);
   void ObserveStage(Stage stage, double seconds);
 
   // What to expose.

@@ -202,6 +202,28 @@ TEST(RpcTimerTest, CountsOnceWithCodeAndBytesAndIsInFlightMeanwhile) {
   EXPECT_THAT(page, HasSubstr("emberd_in_flight_bytes{server=\"coordinator-0\"} 0"));
 }
 
+// A training stream lasts for days: its bytes must show while it goes on, and what is done with
+// must not count as in flight.
+TEST(RpcTimerTest, AStreamCountsItsBytesAsTheyComeAndReleasesThem) {
+  Metrics metrics("coordinator");
+  ServerMetrics* server = metrics.Server("coordinator", 0);
+  const std::string method = "{method=\"EmbeddingService/Train\"}";
+  RpcTimer timer(server, Rpc::kTrain);
+  timer.AddRequestBytes(100);
+  timer.AddRequestBytes(30);
+  timer.AddResponseBytes(7);
+  timer.ReleaseRequestBytes(100);
+  std::string page = Page(metrics);
+  EXPECT_THAT(page, HasSubstr("emberd_rpc_request_bytes_total" + method + " 130"));
+  EXPECT_THAT(page, HasSubstr("emberd_rpc_response_bytes_total" + method + " 7"));
+  EXPECT_THAT(page, HasSubstr("emberd_in_flight_bytes{server=\"coordinator-0\"} 30"));
+  timer.Finish(absl::StatusCode::kOk);
+  timer.ReleaseRequestBytes(30);
+  page = Page(metrics);
+  EXPECT_THAT(page, HasSubstr("emberd_rpc_request_bytes_total" + method + " 130"));
+  EXPECT_THAT(page, HasSubstr("emberd_in_flight_bytes{server=\"coordinator-0\"} 0"));
+}
+
 TEST(MetricsTest, AnUnknownCodeCountsAsUnknown) {
   Metrics metrics("shard");
   metrics.ObserveRpc(Rpc::kShardGather, static_cast<absl::StatusCode>(99), 0.1, 0, 0);

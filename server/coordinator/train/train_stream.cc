@@ -259,6 +259,7 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
     }
     absl::MutexLock lock(&mutex_);
     grant_.ReleaseBytes(request.bytes);
+    timer_.ReleaseRequestBytes(request.bytes);
   }
   WorkerDone();
 }
@@ -289,6 +290,7 @@ void TrainStream::UpdateDone(const TrainStepRequest& request) {
   {
     absl::MutexLock lock(&mutex_);
     grant_.ReleaseBytes(request.bytes);
+    timer_.ReleaseRequestBytes(request.bytes);
     --open_steps_;
     --pending_updates_;
     end = EndIfDrained();
