@@ -93,7 +93,7 @@ void AddUp(CLI::App* app, Flags* flags) {
         "[127.0.0.1:7400]")
       ->type_name("HOST:PORT");
   up->add_option("--http", flags->overrides.http_address,
-                 "Address of its /metrics; '' for none [127.0.0.1:7401]")
+                 "Address of its status page and /metrics; '' for none [127.0.0.1:7401]")
       ->type_name("HOST:PORT");
   up->add_flag("--processes", flags->processes,
                "A process for each shard and coordinator; default: all in this one");
@@ -128,7 +128,7 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
       ->type_name("HOST:PORT");
   command
       ->add_option("--http-address", flags->overrides.http_address,
-                   "Serve /metrics here, not where the configuration says; '' for none")
+                   "Serve web pages here, not where the configuration says; '' for none")
       ->type_name("HOST:PORT");
   command
       ->add_option("--ready-file", flags->ready_file,

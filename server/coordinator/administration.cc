@@ -46,6 +46,8 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   return response;
 }
 
+bool Administration::draining() const { return parts_.drain->draining(); }
+
 int Administration::InFlightRequests() const {
   // A stream is counted a little before it is admitted and a little longer.
   return std::max(parts_.admission->requests() - parts_.train_streams->count(), 0);

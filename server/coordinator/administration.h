@@ -39,6 +39,8 @@ class Administration {
                                                 rpc::CallContext* context);
   // Takes the coordinator out of service or back into it, and tells what is left to do.
   v1::DrainResponse Drain(const v1::DrainRequest& request);
+  // Out of service by Drain.
+  bool draining() const;
 
  private:
   // Requests in work, besides training streams.

@@ -139,6 +139,7 @@ TEST(ReadyTextTest, LineIsForScripts) {
             "emberd: ready coordinator=h:1 http=h:2 shards=2 pids=3,5,8 shard_grpc=h:4,h:6 "
             "shard_http=,h:7");
   EXPECT_THAT(Banner(info), HasSubstr("one process each\n"));
+  EXPECT_THAT(Banner(info), HasSubstr("http://h:2/\n"));  // the status page
   EXPECT_THAT(Banner(info), HasSubstr("http://h:7/metrics\n"));
 }
 

@@ -11,9 +11,10 @@
 namespace emberd::launcher {
 namespace {
 
-std::string Row(const std::string& name, const ReadyInfo& process) {
+// `page`: what is to be looked at first.
+std::string Row(const std::string& name, const ReadyInfo& process, const char* page) {
   std::string row = absl::StrFormat("  %-14s %-22s pid %-8d", name, process.grpc, process.pid);
-  if (!process.http.empty()) absl::StrAppend(&row, "http://", process.http, "/metrics");
+  if (!process.http.empty()) absl::StrAppend(&row, "http://", process.http, page);
   return row + "\n";
 }
 
@@ -34,10 +35,10 @@ std::string Banner(const ClusterInfo& info) {
                    info.sparsecores_per_shard, " SparseCores each, ",
                    info.shards.empty() ? "all in this process" : "one process each", "\n");
   for (size_t i = 0; i < info.coordinators.size(); ++i) {
-    absl::StrAppend(&text, Row(absl::StrCat("coordinator ", i), info.coordinators[i]));
+    absl::StrAppend(&text, Row(absl::StrCat("coordinator ", i), info.coordinators[i], "/"));
   }
   for (size_t i = 0; i < info.shards.size(); ++i) {
-    absl::StrAppend(&text, Row(absl::StrCat("shard ", i), info.shards[i]));
+    absl::StrAppend(&text, Row(absl::StrCat("shard ", i), info.shards[i], "/metrics"));
   }
   return absl::StrCat(text, "Stop it with Ctrl-C or: kill ", getpid(), "\n");
 }

@@ -1,6 +1,8 @@
 #include "server/launcher/serve.h"
 
+#include <atomic>
 #include <cstdio>
+#include <functional>
 #include <utility>
 
 #include <unistd.h>
@@ -8,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/coordinator/coordinator_server.h"
+#include "server/launcher/pages.h"
 #include "server/ops/bind_rule.h"
-#include "server/ops/http_routes.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
 #include "server/shard_host/shard_server.h"
@@ -33,10 +35,10 @@ absl::Status Announce(const std::string& name, const ReadyInfo& info,
 }
 
 // `Server` is a ShardServer or a CoordinatorServer, `Process` the part of the cluster that is about
-// it, `start` makes the server.
-template <typename Process, typename Start>
+// it, `start` makes the server, and `pages` what its web server serves.
+template <typename Process, typename Start, typename Pages>
 absl::Status Serve(const ServeOptions& options, const std::string& role, const Process& process,
-                   Start start) {
+                   Start start, Pages pages) {
   auto shutdown = ops::ShutdownSignal::Create();
   if (!shutdown.ok()) return shutdown.status();
   const std::string name = absl::StrCat(role, "-", options.index);
@@ -53,7 +55,9 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   std::atomic<bool> ending = false;
   auto server = start(&metrics, *security);
   if (!server.ok()) return server.status();
-  auto http = StartHttp(process.http_address(), ProcessRoutes(name, metrics, ending), **security);
+  auto http =
+      StartHttp(process.http_address(),
+                pages(name, server->get(), metrics, [&ending] { return !ending; }), **security);
   if (!http.ok()) return http.status();
   status = Announce(name,
                     {.grpc = (*server)->address(),
@@ -76,24 +80,29 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
 }  // namespace
 
 absl::Status ServeShard(const ServeOptions& options) {
-  return Serve(options, "shard", options.cluster.shards(options.index),
-               [&](ops::Metrics* metrics, auto security) {
-                 return server::ShardServer::Start({.cluster = options.cluster,
-                                                    .shard_index = options.index,
-                                                    .metrics = metrics,
-                                                    .security = std::move(security)});
-               });
+  const auto start = [&](ops::Metrics* metrics, auto security) {
+    return server::ShardServer::Start({.cluster = options.cluster,
+                                       .shard_index = options.index,
+                                       .metrics = metrics,
+                                       .security = std::move(security)});
+  };
+  const auto pages = [](const std::string& name, server::ShardServer*, const ops::Metrics& metrics,
+                        std::function<bool()> serving) {
+    return ShardPages(name, metrics, std::move(serving));
+  };
+  return Serve(options, "shard", options.cluster.shards(options.index), start, pages);
 }
 
 absl::Status ServeCoordinator(const ServeOptions& options) {
-  return Serve(options, "coordinator", options.cluster.coordinators(options.index),
-               [&](ops::Metrics* metrics, auto security) {
-                 return server::CoordinatorServer::Start({.cluster = options.cluster,
-                                                          .coordinator_index = options.index,
-                                                          .shards = {},
-                                                          .metrics = metrics,
-                                                          .security = std::move(security)});
-               });
+  const auto start = [&](ops::Metrics* metrics, auto security) {
+    return server::CoordinatorServer::Start({.cluster = options.cluster,
+                                             .coordinator_index = options.index,
+                                             .shards = {},
+                                             .metrics = metrics,
+                                             .security = std::move(security)});
+  };
+  return Serve(options, "coordinator", options.cluster.coordinators(options.index), start,
+               &CoordinatorPages);
 }
 
 absl::Status CheckAddresses(const std::string& path, const std::string& address,
@@ -125,13 +134,6 @@ absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& ad
   ops::HttpOptions options = {.address = address, .routes = std::move(routes)};
   security.Protect(&options);
   return ops::HttpServer::Start(std::move(options));
-}
-
-std::vector<ops::HttpRoute> ProcessRoutes(const std::string& name, const ops::Metrics& metrics,
-                                          const std::atomic<bool>& ending) {
-  return {ops::MetricsRoute(metrics),
-          ops::HealthRoute([&ending] { return !ending.load(std::memory_order_relaxed); }),
-          ops::IndexRoute(name, {"/metrics", "/healthz"})};
 }
 
 }  // namespace emberd::launcher

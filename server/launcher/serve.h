@@ -1,7 +1,6 @@
 // The life of one server process: bind, serve, say so, drain on SIGTERM.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,10 +36,6 @@ absl::Status CheckAddresses(const std::string& path, const std::string& address,
 absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& address,
                                                            std::vector<ops::HttpRoute> routes,
                                                            const security::Security& security);
-// The pages of the process `name`. Until `ending` is set it is healthy. All must outlive the
-// server.
-std::vector<ops::HttpRoute> ProcessRoutes(const std::string& name, const ops::Metrics& metrics,
-                                          const std::atomic<bool>& ending);
 // An orderly end may take `drain`, and this long on top before it is cut off.
 inline constexpr int kDrainMarginSeconds = 5;
 

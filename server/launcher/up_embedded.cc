@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/coordinator/coordinator_server.h"
+#include "server/launcher/pages.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/up.h"
 #include "server/ops/lifecycle.h"
@@ -48,8 +49,9 @@ absl::Status UpEmbedded(const UpOptions& options) {
                                                   .metrics = &metrics,
                                                   .security = *security});
   if (!server.ok()) return server.status();
-  auto http =
-      StartHttp(coordinator.http_address(), ProcessRoutes("up", metrics, ending), **security);
+  auto http = StartHttp(
+      coordinator.http_address(),
+      CoordinatorPages("up", server->get(), metrics, [&ending] { return !ending; }), **security);
   if (!http.ok()) return http.status();
   ClusterInfo info;
   info.shard_count = cluster.shards_size();

@@ -2,6 +2,7 @@
 // not come up, a process without /metrics, a metric that is documented but never exposed by a
 // working cluster, a dead shard that does not come back to its address, and, above all, processes
 // or files left behind after an orderly stop or a kill -9 of the launcher.
+// Covers: pages.cc
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -63,12 +64,14 @@ std::vector<pid_t> Pids(const std::vector<std::string>& texts) {
   return pids;
 }
 
-std::string Scrape(const std::string& address) {
+std::string Get(const std::string& address, const std::string& path) {
   int port = 0;
   const std::vector<std::string> parts = absl::StrSplit(address, ':');
   EXPECT_TRUE(absl::SimpleAtoi(parts.back(), &port)) << address;
-  return ops::HttpGet(port, "/metrics");
+  return ops::HttpGet(port, path);
 }
+
+std::string Scrape(const std::string& address) { return Get(address, "/metrics"); }
 
 bool Exists(pid_t pid) { return kill(pid, 0) == 0; }
 
@@ -156,6 +159,9 @@ TEST(UpTest, EmbeddedClusterTrainsAndShowsItsMetrics) {
   const std::string page = Scrape(fields["http"][0]);
   EXPECT_THAT(page, StartsWith("HTTP/1.1 200"));
   ExpectAllMetrics(page, {});
+  EXPECT_THAT(Get(fields["http"][0], "/"), HasSubstr("Tables and stacks"));
+  EXPECT_THAT(Get(fields["http"][0], "/status.json"), HasSubstr("\"name\":\"up\""));
+  EXPECT_THAT(Get(fields["http"][0], "/models.json"), HasSubstr("\"name\":\"m\""));
   up.Signal(SIGTERM);
   EXPECT_EQ(up.Wait(), 0) << up.Err();
 }
@@ -194,8 +200,12 @@ TEST_F(ProcessesTest, TrainAndShowTheirMetricsAndLeaveNothingBehind) {
   std::string pages = Scrape(fields_["http"][0]);
   EXPECT_THAT(pages, HasSubstr("emberd_shard_reachable{shard=\"1\"} 1"));
   EXPECT_THAT(pages, HasSubstr("role=\"coordinator\""));
+  EXPECT_THAT(Get(fields_["http"][0], "/healthz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(Get(fields_["http"][0], "/status.json"), HasSubstr("\"name\":\"coordinator-0\""));
   for (const std::string& address : fields_["shard_http"]) {
     const std::string page = Scrape(address);
+    EXPECT_THAT(Get(address, "/"), HasSubstr(": shard-"));
+    EXPECT_THAT(Get(address, "/healthz"), StartsWith("HTTP/1.1 200"));
     EXPECT_THAT(page, HasSubstr("role=\"shard\""));
     EXPECT_THAT(page, HasSubstr("emberd_rpcs_total{code=\"OK\",method=\"ShardService/Gather\"}"));
     pages += page;

@@ -25,7 +25,7 @@ MODULES = {
 }
 
 MAX_LINES = 500
-SOURCE_SUFFIXES = {".h", ".cc", ".py", ".proto", ".cmake", ".sh"}
+SOURCE_SUFFIXES = {".h", ".cc", ".py", ".proto", ".cmake", ".sh", ".js", ".css", ".html"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
 LEFTOVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
 COVERS = re.compile(r"^// Covers: (.+)$", re.MULTILINE)

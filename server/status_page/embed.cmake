@@ -1,0 +1,12 @@
+# cmake -P embed.cmake OUTPUT FILE...: writes a C++ source with the contents of the files, by name; see page_files.h.
+set(OUTPUT ${CMAKE_ARGV3})
+set(TEXT "// Made by embed.cmake from the files of the page.\n#include \"server/status_page/page_files.h\"\n\n")
+string(APPEND TEXT "namespace emberd::status_page {\n\nstd::vector<PageFile> PageFiles() {\n  return {\n")
+math(EXPR LAST "${CMAKE_ARGC} - 1")
+foreach(i RANGE 4 ${LAST})
+  file(READ "${CMAKE_ARGV${i}}" CONTENT)
+  get_filename_component(NAME "${CMAKE_ARGV${i}}" NAME)
+  string(APPEND TEXT "      {\"${NAME}\", R\"embedded(${CONTENT})embedded\"},\n")
+endforeach()
+string(APPEND TEXT "  };\n}\n\n}  // namespace emberd::status_page\n")
+file(WRITE "${OUTPUT}" "${TEXT}")

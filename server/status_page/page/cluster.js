@@ -1,0 +1,152 @@
+// The figures of now, the coordinator, and a card for each shard.
+
+import {byId, element, keyed, makeMeter, makeTable, setAttribute, setText, updateMeter, updateTable} from './dom.js';
+import {bytes, bytesPerSecond, count, duration, exact, percent, perSecond, plural, seconds} from './format.js';
+import {number} from './history.js';
+
+function imbalance(rates) {
+  const partitions = rates.flatMap((shard) => shard ? shard.partitions.map((one) => one.gathered) : []);
+  const sum = partitions.reduce((a, b) => a + b, 0);
+  return sum > 0 ? Math.max(...partitions) / (sum / partitions.length) : null;
+}
+
+export function updateTiles(stats, history) {
+  const latest = (key) => history.latest(key);
+  const shards = stats.shards.filter((shard) => shard.reachable);
+  const used = shards.reduce((sum, shard) => sum + number(shard.table_bytes), 0);
+  const budget = shards.reduce((sum, shard) => sum + number(shard.table_budget_bytes), 0);
+  const down = stats.shards.length - shards.length;
+  const uneven = imbalance(history.shardRates);
+  const tiles = [
+    {label: 'Look-ups', value: perSecond(latest('lookups')), note: `${perSecond(latest('updates'))} updates`},
+    {label: 'Rows gathered', value: perSecond(latest('gathered')), note: `${perSecond(latest('updated'))} updated`},
+    {label: 'Look-up p99', value: seconds(latest('lookup99')), note: `p50 ${seconds(latest('lookup50'))}`},
+    {label: 'Bytes out', value: bytesPerSecond(latest('sent')), note: `${bytesPerSecond(latest('received'))} in`},
+    {label: 'Errors', value: perSecond(latest('errors')), note: 'all methods', bad: latest('errors') > 0},
+    {label: 'Shards', value: `${shards.length} of ${stats.shards.length}`,
+      note: down > 0 ? `${down} out of reach` : 'all answer', bad: down > 0},
+    {label: 'Table memory', value: bytes(used), note: budget > 0 ? `${percent(used / budget)} of ${bytes(budget)}` : 'no budget'},
+    {label: 'Imbalance', value: uneven === null ? '–' : `${uneven.toFixed(2)}×`, note: 'busiest partition / mean'},
+  ];
+  const create = () => element('div', {class: 'tile'}, element('dt'), element('dd', {class: 'big'}), element('dd', {class: 'note'}));
+  keyed(byId('tiles'), tiles, (tile) => tile.label, create, (node, tile) => {
+    node.classList.toggle('bad', Boolean(tile.bad));
+    setText(node.children[0], tile.label);
+    setText(node.children[1], tile.value);
+    setText(node.children[2], tile.note);
+  });
+}
+
+const COORDINATOR_METERS = [
+  ['Requests in flight', (stats) => [number(stats.in_flight_bytes), number(stats.in_flight_budget_bytes)]],
+  ['Kept batches', (stats) => [number(stats.batch_bytes), number(stats.batch_budget_bytes)]],
+];
+
+export function updateCoordinator(stats) {
+  const node = byId('coordinator');
+  if (!node.firstChild) {
+    node.meters = COORDINATOR_METERS.map(([label]) => makeMeter(label));
+    node.facts = element('p', {class: 'facts'});
+    node.append(element('h3', {text: 'This coordinator'}), ...node.meters, node.facts);
+  }
+  COORDINATOR_METERS.forEach(([, read], i) => {
+    const [value, budget] = read(stats);
+    updateMeter(node.meters[i], value, budget, `${bytes(value)} of ${bytes(budget)}`);
+  });
+  setText(node.facts, [`${plural(stats.in_flight_requests, 'request')}, ${exact(stats.queued_requests)} queued`,
+    plural(stats.train_streams, 'stream'), `${exact(stats.batches)} kept`].join(' · '));
+}
+
+function makeShard(shard) {
+  const body = `shard-${number(shard.index)}-details`;
+  const title = element('button', {type: 'button', class: 'opener', 'aria-expanded': 'false', 'aria-controls': body,
+    text: `Shard ${number(shard.index)}`});
+  const node = element('li', {class: 'shard'});
+  Object.assign(node, {
+    state: element('span', {class: 'state'}),
+    address: element('p', {class: 'address'}),
+    reason: element('p', {class: 'reason'}),
+    cells: element('ol', {class: 'cells'}),
+    memory: makeMeter('Tables'),
+    facts: element('dl', {class: 'facts'}),
+    more: element('div', {id: body, class: 'more', hidden: true}),
+    link: element('a', {rel: 'noreferrer'}),
+    partitions: makeTable(`Partitions of shard ${number(shard.index)}`,
+      [{title: 'Partition'}, {title: 'Gathered', numeric: true}, {title: 'Updated', numeric: true}, {title: 'Memory', numeric: true}]),
+  });
+  title.addEventListener('click', () => {
+    node.more.hidden = !node.more.hidden;
+    title.setAttribute('aria-expanded', String(!node.more.hidden));
+  });
+  node.more.append(node.partitions, node.link);
+  node.append(element('div', {class: 'shard-top'}, element('h3', {}, title), node.state), node.address, node.reason,
+    node.cells, node.memory, node.facts, node.more);
+  return node;
+}
+
+function updateFacts(list, facts) {
+  const create = () => element('div', {}, element('dt'), element('dd'));
+  keyed(list, facts, ([label]) => label, create, (node, [label, value]) => {
+    setText(node.children[0], label);
+    setText(node.children[1], value);
+  });
+}
+
+// A cell for each partition, the darker the busier.
+function updateCells(list, partitions, rates, busiest) {
+  const create = () => element('li', {}, element('i', {'aria-hidden': 'true'}), element('span'),
+    element('span', {class: 'hidden'}));
+  const items = partitions.map((partition, i) => ({partition, rate: rates?.partitions[i]?.gathered ?? null}));
+  keyed(list, items, (item) => number(item.partition.index), create, (node, {partition, rate}) => {
+    const share = busiest > 0 && rate !== null ? rate / busiest : 0;
+    node.style.setProperty('--heat', `${Math.round(share * 100)}%`);
+    setText(node.children[1], String(number(partition.index)));
+    setText(node.children[2], `: ${perSecond(rate)} rows gathered`);
+    setAttribute(node, 'title', `Partition ${number(partition.index)}: ${perSecond(rate)} rows gathered, ` +
+      `${bytes(number(partition.table_bytes))}`);
+  });
+}
+
+function updateShard(node, shard, rates, busiest) {
+  const up = shard.reachable;
+  node.classList.toggle('down', !up);
+  setText(node.state, up ? 'serving' : 'out of reach');
+  node.state.classList.toggle('bad', !up);
+  setText(node.address, shard.address || 'in this process');
+  node.reason.hidden = up;
+  setText(node.reason, up ? '' : shard.error || 'it does not answer');
+  for (const part of [node.cells, node.memory, node.facts]) part.hidden = !up;
+  node.link.hidden = !shard.http_address;
+  setAttribute(node.link, 'href', shard.http_address ? `${location.protocol}//${shard.http_address}/` : null);
+  setText(node.link, shard.http_address ? `Pages of this shard on ${shard.http_address}` : '');
+  const used = number(shard.table_bytes);
+  const budget = number(shard.table_budget_bytes);
+  updateCells(node.cells, shard.partitions, rates, busiest);
+  updateMeter(node.memory, used, budget, budget > 0 ? `${bytes(used)} of ${bytes(budget)}` : bytes(used));
+  updateFacts(node.facts, [
+    ['Gathered', perSecond(rates?.gathered)], ['Updated', perSecond(rates?.updated)],
+    ['Process', bytes(number(shard.resident_bytes))], ['Huge pages', bytes(number(shard.huge_page_bytes))],
+    ['Queued', exact(number(shard.queued))], ['Batches', `${exact(number(shard.batches))}, ${bytes(number(shard.batch_bytes))}`],
+    ['Up for', duration(number(shard.uptime_ms))], ['Models', exact(number(shard.models))],
+  ]);
+  updateTable(node.partitions, shard.partitions.map((partition, i) => ({
+    key: number(partition.index),
+    cells: [String(number(partition.index)), perSecond(rates?.partitions[i]?.gathered),
+      perSecond(rates?.partitions[i]?.updated), bytes(number(partition.table_bytes))],
+  })));
+}
+
+export function updateShards(stats, history) {
+  const rates = history.shardRates;
+  const busiest = Math.max(0, ...rates.flatMap((shard) => shard ? shard.partitions.map((one) => one.gathered) : []));
+  const down = stats.shards.filter((shard) => !shard.reachable);
+  const partitions = stats.shards.reduce((sum, shard) => sum + shard.partitions.length, 0);
+  setText(byId('cluster-note'), down.length === 0
+    ? `${plural(stats.shards.length, 'shard')}, ${plural(partitions, 'partition')}`
+    : `out of reach: shard ${down.map((shard) => number(shard.index)).join(', ')}`);
+  byId('scale').hidden = busiest === 0;
+  setText(byId('scale-max'), `${count(busiest)} rows/s`);
+  keyed(byId('shards'), stats.shards.map((shard, i) => ({shard, rates: rates[i] ?? null})),
+    (item) => number(item.shard.index), (item) => makeShard(item.shard),
+    (node, item) => updateShard(node, item.shard, item.rates, busiest));
+}

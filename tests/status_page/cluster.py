@@ -1,0 +1,81 @@
+"""A coordinator and its shards as processes, each of which can be killed and started again where it was."""
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+
+
+class Member:
+    """One process."""
+
+    def __init__(self, folder, name, command):
+        self.folder = folder
+        self.name = name
+        self.command = command
+        self.grpc = "127.0.0.1:0"
+        self.http = "127.0.0.1:0"
+        self.process = None
+
+    def start(self):
+        """Returns when it serves; the second time on the ports of the first."""
+        def die_with_parent():
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        with open(os.path.join(self.folder, f"{self.name}.log"), "a") as log:
+            self.process = subprocess.Popen(
+                [*self.command, "--address", self.grpc, "--http-address", self.http],
+                stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=die_with_parent)
+        for line in self.process.stdout:
+            found = re.match(r"emberd: ready \S+ grpc=(\S+) http=(\S+)", line)
+            if found:
+                self.grpc, self.http = found.groups()
+                return
+        with open(os.path.join(self.folder, f"{self.name}.log")) as log:
+            raise RuntimeError(f"{self.name} did not get ready:\n{log.read()}")
+
+    def end(self, signal_number):
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        if self.process:
+            self.process.wait(30)
+            self.process.stdout.close()
+            self.process = None
+
+    def kill(self):
+        self.end(signal.SIGKILL)
+
+
+class Cluster:
+    def __init__(self, emberd, folder, shards=4):
+        self.config = os.path.join(folder, "cluster.textproto")
+        self.shards = [Member(folder, f"shard-{i}", self.command(emberd, "shard", i)) for i in range(shards)]
+        self.coordinator = Member(folder, "coordinator-0", self.command(emberd, "coordinator", 0))
+        try:
+            self.write_config()
+            for shard in self.shards:
+                shard.start()
+            self.write_config()  # now with the ports that they got
+            self.coordinator.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def command(self, emberd, role, index):
+        return [emberd, role, "--config", self.config, "--index", str(index), "--threads", "2"]
+
+    def write_config(self):
+        lines = [f'shards {{ address: "{shard.grpc}" http_address: "{shard.http}" }}' for shard in self.shards]
+        lines += ['coordinators { address: "127.0.0.1:0" http_address: "127.0.0.1:0" }', "sparsecores_per_shard: 4",
+                  "budgets { bytes_per_sparsecore: 33554432 batch_bytes: 67108864 in_flight_bytes: 67108864 }",
+                  "timeouts { shard_call_ms: 5000 }"]
+        with open(self.config, "w") as file:
+            file.write("\n".join(lines) + "\n")
+
+    @property
+    def url(self):
+        return f"http://{self.coordinator.http}/"
+
+    def stop(self):
+        for member in (self.coordinator, *self.shards):
+            member.end(signal.SIGTERM)
