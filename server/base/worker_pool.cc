@@ -1,5 +1,6 @@
 #include "server/base/worker_pool.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace emberd::server {
@@ -31,21 +32,25 @@ int WorkerPool::queued() const {
   return static_cast<int>(queue_.size());
 }
 
-absl::Duration WorkerPool::MeanDuration() const {
+int WorkerPool::tasks() const {
   absl::MutexLock lock(&mutex_);
-  return mean_duration_;
+  return static_cast<int>(queue_.size()) + running_;
 }
 
-absl::Duration WorkerPool::ExpectedWait() const {
+absl::Duration WorkerPool::ExpectedTime() const {
   absl::MutexLock lock(&mutex_);
-  return mean_duration_ * static_cast<int64_t>(queue_.size()) /
-         static_cast<int64_t>(threads_.size());
+  return mean_share_ * (static_cast<int64_t>(queue_.size()) + running_ + 1);
+}
+
+absl::Duration WorkerPool::ExpectedRunTime() const {
+  absl::MutexLock lock(&mutex_);
+  return mean_share_ * static_cast<int64_t>(running_);
 }
 
 void WorkerPool::RecordDuration(absl::Duration took) {
   constexpr double kWeight = 1.0 / 16;
   absl::MutexLock lock(&mutex_);
-  mean_duration_ += (took - mean_duration_) * kWeight;
+  mean_share_ += (took / std::max(running_, 1) - mean_share_) * kWeight;
 }
 
 void WorkerPool::TellQueued() {
@@ -64,9 +69,12 @@ void WorkerPool::Work() {
       if (queue_.empty()) return;
       task = std::move(queue_.front());
       queue_.pop_front();
+      ++running_;
       TellQueued();
     }
     task();
+    absl::MutexLock lock(&mutex_);
+    --running_;
   }
 }
 

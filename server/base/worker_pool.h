@@ -28,12 +28,15 @@ class WorkerPool {
   int max_queued() const { return max_queued_; }
   // Tasks that wait for a thread.
   int queued() const;
-  // What tasks of late have taken.
-  absl::Duration MeanDuration() const;
-  // How long a task submitted now would wait for a thread, at that rate.
-  absl::Duration ExpectedWait() const;
-  // Of a task that is over. Those that were given up at once are not told: they would make the
-  // others look short.
+  // Tasks that wait or run.
+  int tasks() const;
+  // How long it would take until a task submitted now is done, at the rate at which tasks have
+  // ended of late.
+  absl::Duration ExpectedTime() const;
+  // The same for a task that begins to run now.
+  absl::Duration ExpectedRunTime() const;
+  // Of a task that is about to end. Those that are given up at once are not told: they would make
+  // the others look short.
   void RecordDuration(absl::Duration took);
 
  private:
@@ -45,7 +48,10 @@ class WorkerPool {
   mutable absl::Mutex mutex_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Duration mean_duration_ ABSL_GUARDED_BY(mutex_);  // of the last tasks, weighted
+  int running_ ABSL_GUARDED_BY(mutex_) = 0;
+  // What one task of late has kept the others waiting: its duration over the tasks that ran beside
+  // it.
+  absl::Duration mean_share_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;
 };
 

@@ -34,43 +34,27 @@ TEST(WorkerPoolTest, RefusesWhatItsQueueCannotHold) {
   release.Notify();
 }
 
-TEST(WorkerPoolTest, ForetellsTheWaitFromTheQueueAndWhatTasksTook) {
-  absl::Notification started, release;
+TEST(WorkerPoolTest, ForetellsTheTimeFromWhatIsThereAndWhatTasksTook) {
+  absl::Notification both, release;
+  std::atomic<int> started = 0;
   WorkerPool pool(2, 100);
-  EXPECT_EQ(pool.ExpectedWait(), absl::ZeroDuration());
-  for (int i = 0; i < 1000; ++i) pool.RecordDuration(absl::Seconds(1));
-  // Nobody waits where nothing is queued.
-  EXPECT_EQ(pool.ExpectedWait(), absl::ZeroDuration());
-  ASSERT_TRUE(pool.Submit([&] {
-    started.Notify();
-    release.WaitForNotification();
-  }));
-  ASSERT_TRUE(pool.Submit([&] { release.WaitForNotification(); }));
-  started.WaitForNotification();
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(pool.Submit([] {}));
-  while (pool.queued() > 20) absl::SleepFor(absl::Milliseconds(1));
-  EXPECT_NEAR(absl::ToDoubleSeconds(pool.ExpectedWait()), 10, 0.1);
-  release.Notify();
-}
-
-TEST(WorkerPoolTest, TellsHowManyWait) {
-  absl::Notification started, release;
-  std::atomic<int> told = -1;
-  {
-    WorkerPool pool(1, 10, [&](int queued) { told = queued; });
+  EXPECT_EQ(pool.ExpectedTime(), absl::ZeroDuration());
+  for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(pool.Submit([&] {
-      started.Notify();
+      if (++started == 2) both.Notify();
       release.WaitForNotification();
     }));
-    started.WaitForNotification();
-    EXPECT_EQ(pool.queued(), 0);
-    ASSERT_TRUE(pool.Submit([] {}));
-    ASSERT_TRUE(pool.Submit([] {}));
-    EXPECT_EQ(pool.queued(), 2);
-    EXPECT_EQ(told, 2);
-    release.Notify();
   }
-  EXPECT_EQ(told, 0);
+  both.WaitForNotification();
+  // Two seconds beside another one: a task a second.
+  for (int i = 0; i < 1000; ++i) pool.RecordDuration(absl::Seconds(2));
+  EXPECT_EQ(pool.tasks(), 2);
+  EXPECT_NEAR(absl::ToDoubleSeconds(pool.ExpectedTime()), 3, 0.01);
+  EXPECT_NEAR(absl::ToDoubleSeconds(pool.ExpectedRunTime()), 2, 0.01);
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(pool.Submit([] {}));
+  EXPECT_EQ(pool.queued(), 20);
+  EXPECT_NEAR(absl::ToDoubleSeconds(pool.ExpectedTime()), 23, 0.1);
+  release.Notify();
 }
 
 TEST(PeriodicTaskTest, RunsAgainAndAgainAndStopsAtOnce) {

@@ -17,6 +17,24 @@ bool FinishesABatch(ops::Rpc rpc) {
   return rpc == ops::Rpc::kApplyGradients || rpc == ops::Rpc::kReleaseBatch;
 }
 
+// Operators look in when there is too much to do, and what a Lookup has cost is lost if its step
+// does not end.
+bool MayBeShed(ops::Rpc rpc) {
+  switch (rpc) {
+    case ops::Rpc::kGetStatus:
+    case ops::Rpc::kGetLimits:
+    case ops::Rpc::kGetStats:
+    case ops::Rpc::kDrain:
+      return false;
+    default:
+      return !FinishesABatch(rpc);
+  }
+}
+
+// So few requests are taken whatever they are expected to need: one slow request must not make all
+// quick ones look slow.
+constexpr int kAlwaysTaken = 8;
+
 }  // namespace
 
 absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration default_deadline) {
@@ -56,11 +74,11 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
   WorkerPool& pool = *environment_.pool;
   // What could not be answered in time is refused at once: it would only delay what can be.
   const absl::Duration patience = context_.deadline() - began_;
-  const absl::Duration wait = pool.ExpectedWait();
-  if (wait > patience / 4 && wait + pool.MeanDuration() > patience * 3 / 4) {
+  const absl::Duration expected = pool.ExpectedTime();
+  if (MayBeShed(rpc_) && pool.tasks() >= kAlwaysTaken && expected > patience * 3 / 4) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(pool.queued(), " requests wait already, which takes about ",
-                     absl::ToInt64Milliseconds(wait), " ms, and the deadline is in ",
+        absl::StrCat(pool.tasks(), " requests are here already; with them this one would take ",
+                     absl::ToInt64Milliseconds(expected), " ms, and its deadline is in ",
                      absl::ToInt64Milliseconds(patience), " ms; retry later"));
   }
   if (pool.Submit([this, work = std::move(work)] { Run(work); })) return absl::OkStatus();
@@ -79,7 +97,7 @@ void PooledCall::Run(const Work& work) {
   // The queue has grown slower than was foreseen.
   const absl::Duration waited = start - began_;
   const absl::Duration left = context_.deadline() - start;
-  if (waited > left / 3 && left < environment_.pool->MeanDuration()) {
+  if (MayBeShed(rpc_) && waited > left / 3 && left < environment_.pool->ExpectedRunTime()) {
     End(absl::ResourceExhaustedError(absl::StrCat(
         "the request waited ", absl::ToInt64Milliseconds(waited), " ms, and the ",
         absl::ToInt64Milliseconds(left), " ms that are left would not do; retry later")));
