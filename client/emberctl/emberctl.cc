@@ -1,12 +1,16 @@
 #include "client/emberctl/emberctl.h"
 
-#include <functional>
+#include <algorithm>
+#include <iostream>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
 #include "absl/status/status.h"
+#include "client/emberctl/cluster_shape.h"
+#include "client/emberctl/command.h"
 #include "client/emberctl/commands.h"
 #include "client/emberctl/explain.h"
 #include "client/emberctl/limits.h"
@@ -18,17 +22,22 @@ namespace {
 
 constexpr char kFooter[] = R"(
 Example, against `emberd up --shards 2`:
+  emberctl plan --model model.textproto --shards 2
   emberctl declare model.textproto
   emberctl status
   emberctl rows get my_model users 7 8
-  emberctl rows set my_model users 7=0.5,1,-2,0.25
-  emberctl explain --model model.textproto --batch batch.json
+  emberctl bench --model my_model --seconds 10
+  emberctl top
+
+With --json, results go to standard output as JSON, and errors to standard error as
+{"error": {"code": ..., "message": ...}}.
 
 Exit codes:
   0  done
   1  refused, by the server or by the check of a file
   2  the command line makes no sense
-  3  no coordinator, or a shard, answers in time)";
+  3  no coordinator, or a shard, answers in time
+  4  what the command waited for has not happened in time (drain --wait))";
 
 // A command line on its way: the options that CLI11 fills in, and the command that was chosen.
 struct CommandLine {
@@ -43,7 +52,7 @@ struct CommandLine {
   LimitsOptions limits;
   std::vector<int64_t> ids;
   std::vector<std::string> row_texts;
-  std::function<absl::Status()> command;
+  Command command;
 };
 
 void AddSecurityOptions(CLI::App& app, Session& session) {
@@ -82,23 +91,27 @@ void AddCommonOptions(CLI::App& app, CommandLine& line) {
 }
 
 void AddModelCommands(CLI::App& app, CommandLine& line) {
-  app.add_subcommand("status",
-                     "State of the coordinator, the shards and the models; 3 if a shard is down")
-      ->callback([&line] { line.command = [&line] { return ShowStatus(line.session); }; });
+  CLI::App* status = app.add_subcommand(
+      "status", "State of the coordinator, the shards and the models; 3 if a shard is down");
+  status->callback([&line] { line.command = [&line] { return ShowStatus(line.session); }; });
+  SetExample(status, "emberctl status --json");
   CLI::App* tables = app.add_subcommand("tables", "List the tables of a model, or of all");
   tables->add_option("MODEL", line.model, "Name of the model");
   tables->callback(
       [&line] { line.command = [&line] { return ListTables(line.session, line.model); }; });
-  CLI::App* describe =
-      app.add_subcommand("describe", "How a model is stacked and placed over the cluster");
+  SetExample(tables, "emberctl tables my_model");
+  CLI::App* describe = app.add_subcommand(
+      "describe", "A declared model: its tables, stacks and features; for its memory see plan");
   describe->add_option("MODEL", line.model, "Name of the model")->required();
   describe->callback(
       [&line] { line.command = [&line] { return Describe(line.session, line.model); }; });
+  SetExample(describe, "emberctl describe my_model");
   CLI::App* declare = app.add_subcommand(
       "declare", "Make the tables of a model; nothing happens if they are there");
   declare->add_option("FILE", line.path, "ModelConfig as text proto or JSON")->required();
   declare->callback(
       [&line] { line.command = [&line] { return Declare(line.session, line.path); }; });
+  SetExample(declare, "emberctl declare model.textproto");
   CLI::App* validate =
       app.add_subcommand("validate", "Check a model or cluster config; needs no server");
   validate->add_option("FILE", line.path, "ModelConfig or ClusterConfig as text proto or JSON")
@@ -108,6 +121,7 @@ void AddModelCommands(CLI::App& app, CommandLine& line) {
       ->capture_default_str();
   validate->callback(
       [&line] { line.command = [&line] { return Validate(line.session, line.path, line.kind); }; });
+  SetExample(validate, "emberctl validate cluster.textproto --kind cluster");
 }
 
 void AddLimitsCommand(CLI::App& app, CommandLine& line) {
@@ -123,6 +137,7 @@ void AddLimitsCommand(CLI::App& app, CommandLine& line) {
                      "Write the model config, with the suggested limits, as text proto");
   limits->callback(
       [&line] { line.command = [&line] { return Limits(line.session, line.limits); }; });
+  SetExample(limits, "emberctl limits my_model --headroom 1.3 --out tighter.textproto");
 }
 
 absl::Status SetRowsFromTexts(CommandLine& line) {
@@ -134,6 +149,7 @@ absl::Status SetRowsFromTexts(CommandLine& line) {
 void AddRowCommands(CLI::App& app, CommandLine& line) {
   CLI::App* rows = app.add_subcommand("rows", "Read and write rows of a table by id");
   rows->require_subcommand(1);
+  SetExample(rows, "emberctl rows get my_model users 7 8");
   const auto add_target = [&line](CLI::App* command) {
     command->add_option("MODEL", line.target.model, "Name of the model")->required();
     command->add_option("TABLE", line.target.table, "Name of the table")->required();
@@ -145,6 +161,7 @@ void AddRowCommands(CLI::App& app, CommandLine& line) {
   get->add_option("ID", line.ids, "Ids of the rows")->required();
   get->callback(
       [&line] { line.command = [&line] { return GetRows(line.session, line.target, line.ids); }; });
+  SetExample(get, "emberctl rows get my_model users 7 8 --slot accumulator");
   CLI::App* set = rows->add_subcommand("set", "Overwrite rows, written as `rows get` prints them");
   add_target(set);
   set->add_option("ROW", line.row_texts, "ID=VALUE,VALUE,...")
@@ -152,12 +169,13 @@ void AddRowCommands(CLI::App& app, CommandLine& line) {
       ->check(
           [](const std::string& text) { return std::string(ParseRow(text).status().message()); });
   set->callback([&line] { line.command = [&line] { return SetRowsFromTexts(line); }; });
+  SetExample(set, "emberctl rows set my_model users 7=0.5,1,-2,0.25");
 }
 
-// As in a ClusterConfig.
-constexpr int kMaxPartitions = 1024;
-
 constexpr char kExplainFooter[] = R"(
+Example:
+  emberctl explain --model model.textproto --batch batch.json --shards 4 --sparsecores 2
+
 BATCH is one of
   a JSON file: {"FEATURE": {"ids": [[1, 2], [], 3], "weights": [[0.5, 1], [], 2]}, ...}, one element
     per sample, a list of ids or a single id; weights may be absent
@@ -188,19 +206,7 @@ void AddExplainCommand(CLI::App& app, CommandLine& line) {
       explain->add_option("--batch", line.explain.batches, "BATCH; may be given several times")
           ->needs(model);
   model->needs(batch);
-  CLI::Option* cluster =
-      explain
-          ->add_option("--cluster", line.explain.cluster, "ClusterConfig that gives both numbers")
-          ->needs(model);
-  explain->add_option("--shards", line.explain.shards, "Shards of the cluster")
-      ->check(CLI::Range(1, kMaxPartitions))
-      ->excludes(cluster)
-      ->capture_default_str();
-  explain
-      ->add_option("--sparsecores", line.explain.sparsecores_per_shard, "SparseCores of each shard")
-      ->check(CLI::Range(1, kMaxPartitions))
-      ->excludes(cluster)
-      ->capture_default_str();
+  AddClusterShapeOptions(explain, model, &line.explain.cluster);
   explain->callback([&line] {
     line.command = [&line] {
       if (line.explain.model.empty()) {
@@ -220,6 +226,7 @@ int Report(const absl::Status& status, bool json, std::ostream& err) {
   } else {
     err << "emberctl: " << code << ": " << message << "\n";
   }
+  if (IsUnfinished(status)) return kUnfinished;
   const bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   return unreachable ? kUnreachable : kRefused;
 }
@@ -228,6 +235,7 @@ int Report(const absl::Status& status, bool json, std::ostream& err) {
 
 int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
   Session session(out);
+  session.terminal = &out == &std::cout && isatty(STDOUT_FILENO) == 1;
   CommandLine line(session);
   CLI::App app("emberctl: looks into an emberd cluster and changes its tables", "emberctl");
   app.footer(kFooter);
@@ -238,10 +246,23 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   AddRowCommands(app, line);
   AddExplainCommand(app, line);
   AddLimitsCommand(app, line);
+  AddPlanCommand(app, session, line.command);
+  AddStatsCommand(app, session, line.command);
+  AddTopCommand(app, session, line.command);
+  AddDrainCommand(app, session, line.command);
+  AddBenchCommand(app, session, line.command);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return app.exit(help, out, err);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error, out, err) == 0 ? kOk : kUsage;
+    // Parsing may have ended before the flag.
+    if (std::find(argv, argv + argc, std::string("--json")) == argv + argc) {
+      app.exit(error, out, err);
+    } else {
+      Report(absl::InvalidArgumentError(error.what()), /*json=*/true, err);
+    }
+    return kUsage;
   }
   return Report(line.command(), session.json, err);
 }

@@ -44,21 +44,6 @@ absl::StatusOr<json> RunCase(const std::string& path, bool zero_gains) {
                       result->at("fatal").get<std::string>());
 }
 
-absl::StatusOr<preprocess::Topology> TopologyOf(const ExplainOptions& options) {
-  if (options.cluster.empty()) {
-    // Checked like a file's.
-    v1::ClusterConfig cluster;
-    cluster.set_sparsecores_per_shard(options.sparsecores_per_shard);
-    for (int i = 0; i < options.shards; ++i) cluster.add_shards()->set_address("localhost:0");
-    cluster.add_coordinators()->set_address("localhost:0");
-    if (absl::Status status = config::CompleteCluster(&cluster); !status.ok()) return status;
-    return preprocess::Topology{options.shards, options.sparsecores_per_shard};
-  }
-  const absl::StatusOr<v1::ClusterConfig> cluster = config::LoadCluster(options.cluster);
-  if (!cluster.ok()) return cluster.status();
-  return preprocess::Topology{cluster->shards_size(), cluster->sparsecores_per_shard()};
-}
-
 }  // namespace
 
 absl::Status ExplainCase(Session& session, const std::string& path, bool zero_gains) {
@@ -76,9 +61,10 @@ absl::Status ExplainCase(Session& session, const std::string& path, bool zero_ga
 absl::Status ExplainBatch(Session& session, const ExplainOptions& options) {
   const absl::StatusOr<v1::ModelConfig> model = config::LoadModel(options.model);
   if (!model.ok()) return model.status();
-  const absl::StatusOr<preprocess::Topology> topology = TopologyOf(options);
-  if (!topology.ok()) return topology.status();
-  const absl::StatusOr<preprocess::Plan> plan = preprocess::MakePlan(*model, *topology);
+  const absl::StatusOr<v1::ClusterConfig> cluster = ClusterOf(options.cluster);
+  if (!cluster.ok()) return cluster.status();
+  const preprocess::Topology topology = {cluster->shards_size(), cluster->sparsecores_per_shard()};
+  const absl::StatusOr<preprocess::Plan> plan = preprocess::MakePlan(*model, topology);
   if (!plan.ok()) return plan.status();
   const absl::StatusOr<BatchFile> file = BatchFile::Load(options.batches, *model);
   if (!file.ok()) return file.status();

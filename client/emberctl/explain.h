@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/emberctl/cluster_shape.h"
 #include "client/emberctl/session.h"
 
 namespace emberd::emberctl {
@@ -17,9 +18,7 @@ absl::Status ExplainCase(Session& session, const std::string& path, bool zero_ga
 struct ExplainOptions {
   std::string model;                 // a ModelConfig
   std::vector<std::string> batches;  // see batch_file.h
-  std::string cluster;               // a ClusterConfig; empty: the two numbers below
-  int shards = 1;
-  int sparsecores_per_shard = 2;
+  ClusterShape cluster;
 };
 // Stacks and places the model, cuts the batch into mini-batches, and prints a report or, with
 // session.json, everything down to the buffers.

@@ -10,6 +10,9 @@
 #include <google/protobuf/message.h>
 #include <nlohmann/json.hpp>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
 namespace emberd::emberctl {
 
 // Numbers are floats, so that they are written with as few digits as a float needs.
@@ -23,9 +26,19 @@ void PrintJson(const google::protobuf::Message& message, std::ostream& out);
 
 // "1.5 GiB"
 std::string Bytes(int64_t bytes);
+// "0", "1.5", "150", "12.3k", "4.0M": for what need not be exact. >= 0.
+std::string Quantity(double value);
+// "150 us", "2.5 ms", "1.20 s"
+std::string Seconds(double seconds);
+// "12%", "0.3%"; "-" of nothing.
+std::string Percent(double part, double whole);
 // "2h 3m", "3m 12s", "12s"
 std::string Uptime(int64_t milliseconds);
 // The shortest text that reads back as the same float.
 std::string Float(float value);
+
+// For a command that waited for something in vain: makes emberctl end with kUnfinished.
+absl::Status Unfinished(absl::string_view message);
+bool IsUnfinished(const absl::Status& status);
 
 }  // namespace emberd::emberctl

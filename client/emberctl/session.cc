@@ -18,16 +18,21 @@ Session Session::At(const std::string& address) const {
   return one;
 }
 
+client::ClientOptions Session::client_options() const {
+  client::ClientOptions options;
+  options.addresses = addresses;
+  if (!ca_file.empty() || !certificate_file.empty() || !key_file.empty()) {
+    options.tls = client::TlsOptions{
+        .ca_file = ca_file, .certificate_file = certificate_file, .key_file = key_file};
+  }
+  options.token_file = token_file;
+  options.connect_timeout = options.deadline = absl::Seconds(timeout_seconds);
+  return options;
+}
+
 absl::Status Session::Call(client::Transport::Attempt attempt) {
   if (transport_ == nullptr) {
-    client::ClientOptions options;
-    options.addresses = addresses;
-    if (!ca_file.empty() || !certificate_file.empty() || !key_file.empty()) {
-      options.tls = client::TlsOptions{
-          .ca_file = ca_file, .certificate_file = certificate_file, .key_file = key_file};
-    }
-    options.token_file = token_file;
-    options.connect_timeout = options.deadline = absl::Seconds(timeout_seconds);
+    const client::ClientOptions options = client_options();
     if (absl::Status status = options.Validate(); !status.ok()) return status;
     absl::StatusOr<std::unique_ptr<client::Transport>> transport =
         client::Transport::Connect(options);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/cpp/options.h"
 #include "client/cpp/transport.h"
 
 namespace emberd::emberctl {
@@ -22,6 +23,9 @@ class Session {
   // Connects if need be, then calls as client::Transport::Call does.
   absl::Status Call(client::Transport::Attempt attempt);
 
+  // For clients that a command makes itself: all `addresses`, and how to connect to them.
+  client::ClientOptions client_options() const;
+
   // Set by the command line.
   std::vector<std::string> addresses;
   bool json = false;
@@ -31,6 +35,7 @@ class Session {
   std::string certificate_file;
   std::string key_file;
   std::string token_file;
+  bool terminal = false;  // `out` is one
 
   std::ostream& out;
 

@@ -342,6 +342,41 @@ grpc::Status FakeService::GetStatus(grpc::ServerContext* context,
   });
 }
 
+namespace {
+
+// Answer number `call`, counted from 1; the last one for all that come later.
+template <typename Response>
+grpc::Status InTurn(const std::vector<Response>& answers, size_t call, Response* response) {
+  if (!answers.empty()) *response = answers[std::min(call, answers.size()) - 1];
+  return grpc::Status::OK;
+}
+
+}  // namespace
+
+grpc::Status FakeService::GetStats(grpc::ServerContext* context, const v1::GetStatsRequest* request,
+                                   v1::GetStatsResponse* response) {
+  return Meet(context, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    stats_requests_.push_back(*request);
+    return InTurn(stats, stats_requests_.size(), response);
+  });
+}
+
+grpc::Status FakeService::Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
+                                v1::DrainResponse* response) {
+  return Meet(context, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    drain_requests_.push_back(*request);
+    return InTurn(drains, drain_requests_.size(), response);
+  });
+}
+
+std::vector<v1::GetStatsRequest> FakeService::stats_requests() const {
+  absl::MutexLock lock(&mutex_);
+  return stats_requests_;
+}
+std::vector<v1::DrainRequest> FakeService::drain_requests() const {
+  absl::MutexLock lock(&mutex_);
+  return drain_requests_;
+}
 std::vector<v1::DeclareModelRequest> FakeService::declares() const {
   absl::MutexLock lock(&mutex_);
   return declares_;

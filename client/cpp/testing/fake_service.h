@@ -56,6 +56,9 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   int train_responses = -1;
   grpc::Status train_status;
   int64_t export_rows = 3;
+  // Answers to GetStats and to Drain, in turn; the last one stays.
+  std::vector<v1::GetStatsResponse> stats;
+  std::vector<v1::DrainResponse> drains;
   // An export breaks with UNAVAILABLE after its first part, this often.
   int broken_exports = 0;
 
@@ -67,6 +70,8 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   std::vector<v1::ExportTableRequest> exports() const;
   std::vector<v1::ReleaseBatchRequest> releases() const;
   std::vector<v1::TrainRequest> train_requests() const;
+  std::vector<v1::GetStatsRequest> stats_requests() const;
+  std::vector<v1::DrainRequest> drain_requests() const;
   // Updates that took effect, each once.
   int applied() const;
 
@@ -92,6 +97,10 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
                            grpc::ServerWriter<v1::ExportTableResponse>* writer) override;
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::GetStatusRequest* request,
                          v1::GetStatusResponse* response) override;
+  grpc::Status GetStats(grpc::ServerContext* context, const v1::GetStatsRequest* request,
+                        v1::GetStatsResponse* response) override;
+  grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
+                     v1::DrainResponse* response) override;
 
  private:
   // Runs `work` unless a fault comes before it.
@@ -122,6 +131,8 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   std::vector<v1::ExportTableRequest> exports_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::ReleaseBatchRequest> releases_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::TrainRequest> train_requests_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::GetStatsRequest> stats_requests_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::DrainRequest> drain_requests_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::client::testing

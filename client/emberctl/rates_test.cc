@@ -1,0 +1,78 @@
+// Rates are what people act on: these tests catch counts that are taken for rates, quantiles beside
+// their bucket, and the huge numbers that a restart makes of a difference.
+#include "client/emberctl/rates.h"
+
+#include "client/emberctl/testing_stats.h"
+#include "gtest/gtest.h"
+
+namespace emberd::emberctl {
+namespace {
+
+TEST(QuantileTest, LiesInsideItsBucket) {
+  v1::Distribution distribution;
+  EXPECT_EQ(Quantile(distribution, 0.5), 0);
+  FillDistribution(10, &distribution);
+  EXPECT_DOUBLE_EQ(Quantile(distribution, 0.25), 0.0005);
+  EXPECT_DOUBLE_EQ(Quantile(distribution, 0.5), 0.001);
+  EXPECT_DOUBLE_EQ(Quantile(distribution, 0.75), 0.001 + 0.009 / 2);
+  EXPECT_DOUBLE_EQ(Quantile(distribution, 1), 0.01);
+  distribution.mutable_buckets(2)->set_count(30);  // most are beyond all bounds
+  distribution.set_count(30);
+  EXPECT_DOUBLE_EQ(Quantile(distribution, 0.9), 0.01);
+}
+
+TEST(RatesTest, AreDifferencesOfTwoAnswers) {
+  const v1::GetStatsResponse before = StatsAfter(10);
+  v1::GetStatsResponse now = StatsAfter(14);
+  (*now.mutable_groups(0)->mutable_last_arrivals())["0"] += 1000;
+  ASSERT_TRUE(SameLife(before, now));
+  const Rates rates = RatesBetween(before, now);
+  EXPECT_DOUBLE_EQ(rates.seconds, 4);
+  ASSERT_EQ(rates.methods.size(), 2u);
+  EXPECT_EQ(rates.methods[0].latency.count, 400);
+  EXPECT_EQ(rates.methods[0].errors, 4);
+  EXPECT_EQ(rates.methods[0].request_bytes, 4 * 10'240);
+  EXPECT_DOUBLE_EQ(rates.methods[0].latency.p50, 0.001);
+  EXPECT_NEAR(rates.methods[0].latency.sum, 1.6, 1e-9);
+  EXPECT_EQ(rates.methods[1].latency.count, 0);
+  EXPECT_EQ(rates.methods[1].latency.p99, 0);
+  EXPECT_EQ(rates.stages[0].latency.count, 400);
+  EXPECT_EQ(rates.stacks[0].ids, 4000);
+  EXPECT_EQ(rates.shards[0].rows_gathered, 8000);
+  EXPECT_EQ(rates.shards[1].rows_gathered, 0);
+  EXPECT_EQ(rates.groups[0].updates, 200);
+  EXPECT_DOUBLE_EQ(rates.groups[0].wait_seconds, 1);
+  EXPECT_EQ(rates.groups[0].last_rank, "0");  // lately, though not in all
+  EXPECT_DOUBLE_EQ(rates.groups[0].last_share, 1040.0 / 1160);
+}
+
+TEST(RatesTest, AShardThatRestartedCountsFromItsStart) {
+  v1::GetStatsResponse before = StatsAfter(10);
+  v1::GetStatsResponse now = StatsAfter(14);
+  now.mutable_shards(0)->set_incarnation(78);
+  now.mutable_shards(0)->set_rows_gathered(30'000);  // more than before, and yet all new
+  now.mutable_shards(1)->set_reachable(true);
+  now.mutable_shards(1)->set_incarnation(5);
+  now.mutable_shards(1)->set_rows_gathered(1'000'000);  // since when, nobody knows
+  const Rates rates = RatesBetween(before, now);
+  EXPECT_EQ(rates.shards[0].rows_gathered, 30'000);
+  EXPECT_EQ(rates.shards[1].rows_gathered, 0);
+}
+
+TEST(RatesTest, TotalsAreThoseSinceTheStart) {
+  const Rates rates = TotalsOf(StatsAfter(10));
+  EXPECT_DOUBLE_EQ(rates.seconds, 10);
+  EXPECT_EQ(rates.methods[0].latency.count, 1000);
+  EXPECT_EQ(rates.shards[0].rows_gathered, 20'000);
+  EXPECT_EQ(rates.groups[0].last_rank, "1");
+}
+
+TEST(RatesTest, AnotherLifeIsNoticed) {
+  v1::GetStatsResponse restarted = StatsAfter(14);
+  restarted.set_uptime_ms(2000);
+  EXPECT_FALSE(SameLife(StatsAfter(10), restarted));
+  EXPECT_FALSE(SameLife(StatsAfter(10), StatsAfter(10)));  // no time between them
+}
+
+}  // namespace
+}  // namespace emberd::emberctl

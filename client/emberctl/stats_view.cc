@@ -1,0 +1,222 @@
+#include "client/emberctl/stats_view.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "client/emberctl/plan_output.h"
+
+namespace emberd::emberctl {
+namespace {
+
+using Table = std::vector<CellLine>;
+
+// A line of a table and what it is sorted by.
+struct Row {
+  double busy = 0;
+  double slow = 0;
+  CellLine cells;
+};
+
+class View {
+ public:
+  View(const Rates& rates, const StatsViewOptions& options) : rates_(rates), options_(options) {}
+
+  Table Methods() const;
+  Table Shards() const;
+  Table Stacks() const;
+  Table Stages() const;
+  Table Groups() const;
+  Table HotRows() const;
+
+ private:
+  // A count, or how many of it there are in a second.
+  std::string Count(int64_t count) const {
+    return options_.per_second ? Quantity(static_cast<double>(count) / rates_.seconds)
+                               : absl::StrCat(count);
+  }
+  std::string Volume(int64_t bytes) const {
+    return options_.per_second
+               ? Bytes(static_cast<int64_t>(static_cast<double>(bytes) / rates_.seconds))
+               : Bytes(bytes);
+  }
+  std::string Heading(const char* what) const {
+    return options_.per_second ? absl::StrCat(what, "/S") : what;
+  }
+  Table Sorted(CellLine headings, std::vector<Row> rows) const;
+
+  const Rates& rates_;
+  const StatsViewOptions options_;
+};
+
+Table View::Sorted(CellLine headings, std::vector<Row> rows) const {
+  if (options_.order != Order::kName) {
+    const auto key = [this](const Row& row) {
+      return options_.order == Order::kBusy ? row.busy : row.slow;
+    };
+    std::stable_sort(rows.begin(), rows.end(),
+                     [&](const Row& a, const Row& b) { return key(a) > key(b); });
+  }
+  Table table;
+  if (rows.empty()) return table;
+  table.push_back(std::move(headings));
+  for (Row& row : rows) table.push_back(std::move(row.cells));
+  return table;
+}
+
+Table View::Methods() const {
+  std::vector<Row> rows;
+  for (const MethodRates& method : rates_.methods) {
+    const Latency& latency = method.latency;
+    rows.push_back({static_cast<double>(latency.count),
+                    latency.p99,
+                    {method.method, Count(latency.count),
+                     Cell(Count(method.errors), method.errors > 0 ? Style::kAlarm : Style::kPlain),
+                     latency.count > 0 ? Seconds(latency.p50) : "-",
+                     latency.count > 0 ? Seconds(latency.p99) : "-", Volume(method.request_bytes),
+                     Volume(method.response_bytes)}});
+  }
+  return Sorted(
+      {"METHOD", Heading("CALLS"), Heading("ERRORS"), "P50", "P99", Heading("IN"), Heading("OUT")},
+      std::move(rows));
+}
+
+Table View::Shards() const {
+  constexpr double kNearlyFull = 0.9;
+  std::vector<Row> rows;
+  for (const ShardRates& shard : rates_.shards) {
+    const v1::ShardStatus& now = shard.now;
+    if (!now.reachable()) {
+      // First, however they are sorted.
+      constexpr double kFirst = 1e300;
+      rows.push_back(
+          {kFirst,
+           kFirst,
+           {absl::StrCat(now.index()), now.address(), Cell("DOWN", Style::kAlarm), now.error()}});
+      continue;
+    }
+    const auto used = static_cast<double>(now.table_bytes());
+    const auto budget = static_cast<double>(now.table_budget_bytes());
+    rows.push_back(
+        {static_cast<double>(shard.rows_gathered + shard.rows_updated),
+         static_cast<double>(now.queued()),
+         {absl::StrCat(now.index()), now.address(), "ok", Count(shard.rows_gathered),
+          Count(shard.rows_updated), Bytes(now.table_bytes()),
+          Cell(Percent(used, budget),
+               budget > 0 && used > kNearlyFull * budget ? Style::kWarning : Style::kPlain),
+          Bytes(now.resident_bytes()),
+          Percent(static_cast<double>(now.huge_page_bytes()),
+                  static_cast<double>(now.resident_bytes())),
+          absl::StrCat(now.queued()), absl::StrCat(now.batches())}});
+  }
+  return Sorted({"SHARD", "ADDRESS", "STATE", Heading("GATHERED"), Heading("UPDATED"), "TABLES",
+                 "BUDGET", "RESIDENT", "HUGE", "QUEUE", "BATCHES"},
+                std::move(rows));
+}
+
+// The largest need, and the limit it stands against.
+Cell Need(int64_t largest, int32_t limit) {
+  return Cell(absl::StrCat(largest, " / ", Limit(limit)),
+              limit > 0 && largest > limit ? Style::kWarning : Style::kPlain);
+}
+
+Table View::Stacks() const {
+  std::vector<Row> rows;
+  for (const StackRates& stack : rates_.stacks) {
+    const v1::StackStats& now = stack.now;
+    rows.push_back(
+        {static_cast<double>(stack.ids),
+         static_cast<double>(now.largest_ids_per_partition()),
+         {now.model(), now.stack(), Count(stack.batches), Count(stack.ids),
+          Percent(static_cast<double>(stack.unique_ids), static_cast<double>(stack.ids)),
+          Need(now.largest_ids_per_partition(), now.max_ids_per_partition()),
+          Need(now.largest_unique_ids_per_partition(), now.max_unique_ids_per_partition()),
+          Cell(Count(stack.dropped_ids), stack.dropped_ids > 0 ? Style::kAlarm : Style::kPlain)}});
+  }
+  return Sorted({"MODEL", "STACK", Heading("BATCHES"), Heading("IDS"), "UNIQUE", "MAX IDS / LIMIT",
+                 "MAX UNIQUE / LIMIT", Heading("DROPPED")},
+                std::move(rows));
+}
+
+Table View::Stages() const {
+  std::vector<Row> rows;
+  for (const StageRates& stage : rates_.stages) {
+    const Latency& latency = stage.latency;
+    if (latency.count == 0) continue;
+    rows.push_back({latency.sum,
+                    latency.p99,
+                    {stage.stage, Count(latency.count), Seconds(latency.p50), Seconds(latency.p99),
+                     Percent(latency.sum, rates_.seconds)}});
+  }
+  return Sorted({"STAGE", Heading("TIMES"), "P50", "P99", "OF THE TIME"}, std::move(rows));
+}
+
+Table View::Groups() const {
+  std::vector<Row> rows;
+  for (const GroupRates& group : rates_.groups) {
+    rows.push_back(
+        {static_cast<double>(group.updates),
+         group.wait_seconds,
+         {group.model, group.group, Count(group.updates),
+          Percent(group.wait_seconds, rates_.seconds),
+          group.last_rank.empty()
+              ? std::string("-")
+              : absl::StrCat(group.last_rank, " (", Percent(group.last_share, 1), ")"),
+          Cell(Count(group.failures), group.failures > 0 ? Style::kAlarm : Style::kPlain)}});
+  }
+  return Sorted({"MODEL", "GROUP", Heading("UPDATES"), "WAITING", "LAST RANK", Heading("FAILURES")},
+                std::move(rows));
+}
+
+Table View::HotRows() const {
+  std::vector<const v1::HotRow*> hot;
+  for (const ShardRates& shard : rates_.shards) {
+    for (const v1::HotRow& row : shard.now.hot_rows()) hot.push_back(&row);
+  }
+  const auto place = [](const v1::HotRow* row) {
+    return std::make_pair(absl::string_view(row->model()), absl::string_view(row->table()));
+  };
+  std::stable_sort(hot.begin(), hot.end(), [&](const v1::HotRow* a, const v1::HotRow* b) {
+    return place(a) != place(b) ? place(a) < place(b) : a->lookups() > b->lookups();
+  });
+  Table table;
+  if (hot.empty()) return table;
+  table.push_back({"MODEL", "TABLE", "HOT ROW", "LOOKUPS", "AT MOST TOO MANY", "OF ITS SHARD"});
+  for (const v1::HotRow* row : hot) {
+    table.push_back(
+        {row->model(), row->table(), absl::StrCat(row->id()), absl::StrCat(row->lookups()),
+         absl::StrCat(row->error()),
+         Percent(static_cast<double>(row->lookups()), static_cast<double>(row->table_lookups()))});
+  }
+  return table;
+}
+
+}  // namespace
+
+std::vector<CellLine> SummaryLines(const Rates& rates, const std::string& address) {
+  const v1::GetStatsResponse& now = rates.now;
+  CellLine first = {Cell(absl::StrCat("coordinator ", address), Style::kBold),
+                    absl::StrCat(", up ", Uptime(now.uptime_ms()), ", ")};
+  first.push_back(now.draining() ? Cell("DRAINING", Style::kAlarm) : Cell("in service"));
+  const CellLine second = {
+      absl::StrCat(now.in_flight_requests(), " requests in work (", Bytes(now.in_flight_bytes()),
+                   " of ", Bytes(now.in_flight_budget_bytes()), "), "),
+      Cell(absl::StrCat(now.queued_requests(), " waiting"),
+           now.queued_requests() > 0 ? Style::kWarning : Style::kPlain),
+      absl::StrCat("; ", now.train_streams(), " training streams; ", now.batches(), " batches (",
+                   Bytes(now.batch_bytes()), " of ", Bytes(now.batch_budget_bytes()), ")")};
+  return {first, second};
+}
+
+std::vector<Table> StatsTables(const Rates& rates, const StatsViewOptions& options) {
+  const View view(rates, options);
+  std::vector<Table> tables;
+  for (Table& table : std::vector<Table>{view.Methods(), view.Shards(), view.Stacks(),
+                                         view.Stages(), view.Groups(), view.HotRows()}) {
+    if (!table.empty()) tables.push_back(std::move(table));
+  }
+  return tables;
+}
+
+}  // namespace emberd::emberctl

@@ -1,0 +1,33 @@
+// What `stats` and `top` show of a coordinator's statistics.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "client/emberctl/output.h"
+#include "client/emberctl/rates.h"
+#include "client/emberctl/table.h"
+
+namespace emberd::emberctl {
+
+// What stands first.
+enum class Order {
+  kBusy,  // most of it done
+  kSlow,  // longest waited for
+  kName,  // as the server lists it
+};
+
+struct StatsViewOptions {
+  bool per_second = true;  // else counts
+  Order order = Order::kName;
+};
+
+// A few lines on the coordinator as a whole.
+std::vector<CellLine> SummaryLines(const Rates& rates, const std::string& address);
+// Methods, shards, stacks, stages, groups and hot rows; those that are empty are left out.
+std::vector<std::vector<CellLine>> StatsTables(const Rates& rates, const StatsViewOptions& options);
+
+// The same as JSON: counts of the time, what they are per second, and the state now.
+Json StatsJson(const Rates& rates);
+
+}  // namespace emberd::emberctl
