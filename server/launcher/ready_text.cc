@@ -12,9 +12,10 @@ namespace emberd::launcher {
 namespace {
 
 // `page`: what is to be looked at first.
-std::string Row(const std::string& name, const ReadyInfo& process, const char* page) {
+std::string Row(const std::string& name, const ReadyInfo& process, const std::string& scheme,
+                const char* page) {
   std::string row = absl::StrFormat("  %-14s %-22s pid %-8d", name, process.grpc, process.pid);
-  if (!process.http.empty()) absl::StrAppend(&row, "http://", process.http, page);
+  if (!process.http.empty()) absl::StrAppend(&row, scheme, process.http, page);
   return row + "\n";
 }
 
@@ -29,16 +30,17 @@ std::string Joined(const std::vector<ReadyInfo>& processes, T ReadyInfo::*field)
 }  // namespace
 
 std::string Banner(const ClusterInfo& info) {
+  const std::string scheme = info.https ? "https://" : "http://";
   std::string text =
       absl::StrCat("emberd ", EMBERD_VERSION, ": ", info.shard_count,
                    info.shard_count == 1 ? " shard" : " shards", " with ",
                    info.sparsecores_per_shard, " SparseCores each, ",
                    info.shards.empty() ? "all in this process" : "one process each", "\n");
   for (size_t i = 0; i < info.coordinators.size(); ++i) {
-    absl::StrAppend(&text, Row(absl::StrCat("coordinator ", i), info.coordinators[i], "/"));
+    absl::StrAppend(&text, Row(absl::StrCat("coordinator ", i), info.coordinators[i], scheme, "/"));
   }
   for (size_t i = 0; i < info.shards.size(); ++i) {
-    absl::StrAppend(&text, Row(absl::StrCat("shard ", i), info.shards[i], "/metrics"));
+    absl::StrAppend(&text, Row(absl::StrCat("shard ", i), info.shards[i], scheme, "/metrics"));
   }
   return absl::StrCat(text, "Stop it with Ctrl-C or: kill ", getpid(), "\n");
 }

@@ -32,6 +32,7 @@ struct ClusterInfo {
   std::vector<ReadyInfo> shards;  // empty if they have no processes of their own
   int shard_count = 0;
   int sparsecores_per_shard = 0;
+  bool https = false;  // how web pages are served
 };
 // Several lines: what runs where, and how to stop it.
 std::string Banner(const ClusterInfo& info);

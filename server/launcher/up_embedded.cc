@@ -56,6 +56,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
   ClusterInfo info;
   info.shard_count = cluster.shards_size();
   info.sparsecores_per_shard = cluster.sparsecores_per_shard();
+  info.https = cluster.security().has_tls();
   info.coordinators.push_back({.grpc = (*server)->address(),
                                .http = *http == nullptr ? "" : (*http)->address(),
                                .pid = getpid()});

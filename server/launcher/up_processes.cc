@@ -40,6 +40,7 @@ class ProcessCluster {
     if (!status.ok()) return status;
     info_.shard_count = cluster_.shards_size();
     info_.sparsecores_per_shard = cluster_.sparsecores_per_shard();
+    info_.https = cluster_.security().has_tls();
     return absl::OkStatus();
   }
 

@@ -85,7 +85,7 @@ class SecurityTest(unittest.TestCase):
                   }}
                   tokens_file: "{tokens}" cluster_token_file: "{cluster_token}"
                 }}""")
-        cls.certificates = certificates
+        cls.certificates, cls.token_file, cls.cluster_token = certificates, tokens, cluster_token
         cls.log = tempfile.TemporaryFile("w+")
         cls.addClassCleanup(cls.log.close)
         cls.process, cls.address, cls.http = start_cluster(config, cls.log)
@@ -156,6 +156,31 @@ class SecurityTest(unittest.TestCase):
                 return answer.status
         except urllib.error.HTTPError as error:
             return error.code
+
+    def test_a_wrong_description_is_refused_at_the_start(self):
+        good = {"certificate_file": "server.pem", "key_file": "server-key.pem", "ca_file": "ca.pem"}
+        trainers = os.path.join(self.folder.name, "trainer.token")
+        with open(trainers, "w") as file:
+            file.write(self.tokens["trainer"])
+        tokens = f'tokens_file: "{self.token_file}" cluster_token_file: "%s"'
+        for address, files, more, flags, error in [
+                ("0.0.0.0:0", {}, "", [], "shards[0].address: .* traffic is not encrypted"),
+                ("0.0.0.0:0", good, "", [], "shards[0].address: .* anybody may call"),
+                ("0.0.0.0:0", {}, tokens % self.cluster_token, ["--insecure"],
+                 "shards[0].address: .* tokens would travel there in plain text"),
+                ("127.0.0.1:0", {**good, "ca_file": ""}, "", [], "security.tls.ca_file: empty"),
+                ("127.0.0.1:0", {**good, "ca_file": "nothing.pem"}, "", [], "security.tls.ca_file: .*/nothing.pem: No such"),
+                ("127.0.0.1:0", {**good, "key_file": "ca-key.pem"}, "", [], "security.tls.key_file: .* is not the key"),
+                ("127.0.0.1:0", {}, tokens % trainers, [], "security.cluster_token_file: .* has the role TRAINER"),
+        ]:
+            tls = "".join(f'{field}: "{name and os.path.join(self.certificates, name)}" ' for field, name in files.items())
+            config = os.path.join(self.folder.name, "wrong.textproto")
+            with open(config, "w") as file:
+                file.write(f'shards {{ address: "{address}" }} security {{ {more} {"tls {" + tls + "}" if tls else ""} }}')
+            ended = subprocess.run([EMBERD, "shard", "--config", config] + flags, capture_output=True, text=True,
+                                   timeout=60)
+            self.assertEqual(ended.returncode, 2, ended.stderr)
+            self.assertRegex(ended.stderr, error.replace("[", r"\["))
 
     def test_pages(self):
         pair = base64.b64encode(("me:" + self.tokens["reader"]).encode()).decode()
