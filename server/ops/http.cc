@@ -124,6 +124,14 @@ bool HasBody(MHD_Connection* connection) {
   return false;
 }
 
+// Basic makes a browser ask whoever sits there, again and again where a page polls by script: that
+// is only for what was typed into the address bar.
+bool MayAskPerson(MHD_Connection* connection) {
+  const char* const mode =
+      MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Sec-Fetch-Mode");
+  return mode == nullptr || std::strcmp(mode, "navigate") == 0;
+}
+
 // False if there is no memory for it.
 bool Send(MHD_Connection* connection, const HttpAnswer& answer, const std::string& content_type) {
   MHD_Response* const response = MHD_create_response_from_buffer(
@@ -137,9 +145,10 @@ bool Send(MHD_Connection* connection, const HttpAnswer& answer, const std::strin
   }
   if (answer.status == MHD_HTTP_UNAUTHORIZED) {
     MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-    // What makes a browser ask.
-    MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE,
-                            "Basic realm=\"emberd\", charset=\"UTF-8\"");
+    if (MayAskPerson(connection)) {
+      MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE,
+                              "Basic realm=\"emberd\", charset=\"UTF-8\"");
+    }
   }
   // A body that came with the request is not read, so no other request can follow it.
   if (HasBody(connection)) MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");

@@ -23,6 +23,7 @@
 namespace emberd::ops {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -228,6 +229,12 @@ TEST(HttpServerTest, AsksBeforeEveryRouteThatIsNotOpen) {
   EXPECT_THAT(unknown, StartsWith("HTTP/1.1 401"));
   EXPECT_THAT(unknown, HasSubstr("WWW-Authenticate: Bearer"));
   EXPECT_THAT(unknown, EndsWith("401 no token\n"));
+  EXPECT_THAT(unknown, HasSubstr("WWW-Authenticate: Basic"));
+  EXPECT_THAT(HttpCall(port, "GET", "/closed", "Sec-Fetch-Mode: navigate\r\n"),
+              HasSubstr("WWW-Authenticate: Basic"));
+  // A script on a page: no dialog.
+  EXPECT_THAT(HttpCall(port, "GET", "/closed", "Sec-Fetch-Mode: cors\r\n"),
+              AllOf(HasSubstr("WWW-Authenticate: Bearer"), Not(HasSubstr("Basic"))));
   EXPECT_THAT(HttpCall(port, "GET", "/closed", "Authorization: Bearer bad\r\n"),
               StartsWith("HTTP/1.1 403"));
   EXPECT_THAT(HttpCall(port, "GET", "/closed", "Authorization: Bearer good\r\n"),
