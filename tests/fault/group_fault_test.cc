@@ -300,6 +300,33 @@ TEST_F(GroupFaultTest, AShardThatDiesIsNamedAndTheGroupGoesOnWhenItIsBack) {
   RunAll(3, 5);
 }
 
+// Whoever goes away between two steps has not done all its steps.
+TEST_F(GroupFaultTest, ABoundedGroupWaitsForARankThatDiedBetweenSteps) {
+  std::vector<std::unique_ptr<client::TrainStream>> streams(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    auto stream = client_->Train(model_, {.group = "bounded",
+                                          .rank = rank,
+                                          .size = 2,
+                                          .consistency = client::Consistency::kBounded,
+                                          .step_timeout = kStepTimeout});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    streams[rank] = *std::move(stream);
+  }
+  const auto run = [&](int rank, int64_t begin, int64_t end) {
+    return RunSteps(*streams[rank], rank, 2, begin, end, /*pipelined=*/false);
+  };
+  absl::Status other;
+  std::thread trainer([&] { other = run(1, 0, 2); });
+  const absl::Status first = run(0, 0, 2);
+  trainer.join();
+  EXPECT_TRUE(first.ok()) << first;
+  EXPECT_TRUE(other.ok()) << other;
+  streams[1].reset();
+  const absl::Status status = run(0, 2, 6);  // step 2 is within the bound, step 3 is not
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+}
+
 class GroupPatienceTest : public GroupFaultTest {
  protected:
   GroupPatienceTest()
