@@ -47,7 +47,12 @@ class Member:
 
 
 class Cluster:
-    def __init__(self, emberd, folder, shards=4):
+    """`tokens`: asks everybody for one; `reader_token` is one that may look."""
+
+    def __init__(self, emberd, folder, shards=4, tokens=False):
+        self.security = ""
+        if tokens:
+            self.make_tokens(emberd, folder)
         self.config = os.path.join(folder, "cluster.textproto")
         self.shards = [Member(folder, f"shard-{i}", self.command(emberd, "shard", i)) for i in range(shards)]
         self.coordinator = Member(folder, "coordinator-0", self.command(emberd, "coordinator", 0))
@@ -61,6 +66,15 @@ class Cluster:
             self.stop()
             raise
 
+    def make_tokens(self, emberd, folder):
+        table, cluster_token = os.path.join(folder, "tokens.textproto"), os.path.join(folder, "cluster.token")
+        made = {role: subprocess.run([emberd, "token", role, role, "--file", table], check=True, text=True,
+                                     stdout=subprocess.PIPE).stdout for role in ("cluster", "reader")}
+        self.reader_token = made["reader"].strip()
+        with open(cluster_token, "w") as file:
+            file.write(made["cluster"])
+        self.security = f'security {{ tokens_file: "{table}" cluster_token_file: "{cluster_token}" }}'
+
     def command(self, emberd, role, index):
         return [emberd, role, "--config", self.config, "--index", str(index), "--threads", "2"]
 
@@ -68,7 +82,7 @@ class Cluster:
         lines = [f'shards {{ address: "{shard.grpc}" http_address: "{shard.http}" }}' for shard in self.shards]
         lines += ['coordinators { address: "127.0.0.1:0" http_address: "127.0.0.1:0" }', "sparsecores_per_shard: 4",
                   "budgets { bytes_per_sparsecore: 33554432 batch_bytes: 67108864 in_flight_bytes: 67108864 }",
-                  "timeouts { shard_call_ms: 5000 }"]
+                  "timeouts { shard_call_ms: 5000 }", self.security]
         with open(self.config, "w") as file:
             file.write("\n".join(lines) + "\n")
 

@@ -321,6 +321,31 @@ class StatusPageTest(unittest.TestCase):
         self.assertEqual(strange, [])
 
 
+    def test_9_asks_for_a_token_where_one_is_needed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            closed = cluster.Cluster(EMBERD, folder, shards=1, tokens=True)
+            self.addCleanup(closed.stop)
+            page = self.browser.open(closed.url)
+            self.addCleanup(page.close)
+            page.wait("document.activeElement.id === 'token'")
+            self.assertEqual(page.text("#state"), "closed")
+            self.assertFalse(page.eval("document.querySelector('main').checkVisibility()"))
+            self.assertEqual(page.eval(FAINT_TEXT), [])
+            self.picture(page, "token", whole=False)
+            page.call("Input.insertText", text="a token that nobody has")
+            page.key("Enter")
+            page.wait("document.querySelector('#refusal').textContent.startsWith('Refused: 401')")
+            page.eval("document.querySelector('#token').value = ''")
+            page.call("Input.insertText", text=closed.reader_token)
+            page.key("Enter")
+            page.wait("document.querySelector('#state').textContent === 'serving'")
+            page.wait("document.querySelectorAll('.shard:not(.down)').length === 1")
+            self.assertTrue(page.eval("document.querySelector('main').checkVisibility()"))
+            self.assertFalse(page.eval("document.querySelector('#login').checkVisibility()"))
+            self.assertEqual([text for text in page.complaints if "401" not in text], [])
+            closed.stop()
+
+
 def make_readme_images(folder):
     """status_light.png and status_dark.png: what is in view of a busy cluster after two minutes."""
     test = StatusPageTest()
@@ -328,6 +353,7 @@ def make_readme_images(folder):
     try:
         page = test.open_under_load(width=1360, height=800)
         page.wait("document.querySelector('.frame .grid').textContent.includes('−2 min')", 200)
+        time.sleep(55)  # what is shown is nearly full
         for scheme in ("light", "dark"):
             page.prefer(color_scheme=scheme)
             time.sleep(1)

@@ -26,7 +26,7 @@ export function updateTiles(stats, history) {
     {label: 'Shards', value: `${shards.length} of ${stats.shards.length}`,
       note: down > 0 ? `${down} out of reach` : 'all answer', bad: down > 0},
     {label: 'Table memory', value: bytes(used), note: budget > 0 ? `${percent(used / budget)} of ${bytes(budget)}` : 'no budget'},
-    {label: 'Imbalance', value: uneven === null ? '–' : `${uneven.toFixed(2)}×`, note: 'busiest partition / mean'},
+    {label: 'Imbalance', value: uneven === null ? '–' : `${uneven.toFixed(2)}×`, note: 'busiest to mean'},
   ];
   const create = () => element('div', {class: 'tile'}, element('dt'), element('dd', {class: 'big'}), element('dd', {class: 'note'}));
   keyed(byId('tiles'), tiles, (tile) => tile.label, create, (node, tile) => {

@@ -149,8 +149,11 @@ class Page {
   disconnected(error) {
     if (error.refused) {
       this.setState('closed', 'bad');
-      byId('login').hidden = false;
       byId('banner').hidden = true;
+      if (byId('login').hidden) {
+        byId('login').hidden = false;
+        byId('token').focus();
+      }
       setText(byId('refusal'), this.token ? `Refused: ${error.message.trim()}` : '');
       return;
     }
