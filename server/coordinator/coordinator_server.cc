@@ -131,7 +131,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
                                                    options.cluster.coordinators_size() - 1));
   }
   if (options.security == nullptr) {
-    auto security = security::Security::Create(options.cluster.security());
+    auto security = security::Security::Create(options.cluster.security(), options.metrics);
     if (!security.ok()) return security.status();
     options.security = *std::move(security);
   }

@@ -47,11 +47,11 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   status = CheckAddresses(absl::StrCat(role, "s[", options.index, "]"), process.address(),
                           process.http_address(), options.cluster.security(), options.insecure);
   if (!status.ok()) return status;
-  const auto security = security::Security::Create(options.cluster.security());
+  ops::Metrics metrics(role);
+  const auto security = security::Security::Create(options.cluster.security(), &metrics);
   if (!security.ok()) return security.status();
   Log(LogLevel::kInfo, "starting", {{"version", EMBERD_VERSION}, {"pid", getpid()}});
 
-  ops::Metrics metrics(role);
   std::atomic<bool> ending = false;
   auto server = start(&metrics, *security);
   if (!server.ok()) return server.status();

@@ -32,10 +32,10 @@ absl::Status UpEmbedded(const UpOptions& options) {
   status = CheckAddresses("coordinators[0]", coordinator.address(), coordinator.http_address(),
                           cluster.security(), options.insecure);
   if (!status.ok()) return status;
-  const auto security = security::Security::Create(cluster.security());
-  if (!security.ok()) return security.status();
 
   ops::Metrics metrics("up");
+  const auto security = security::Security::Create(cluster.security(), &metrics);
+  if (!security.ok()) return security.status();
   std::atomic<bool> ending = false;
   std::vector<std::shared_ptr<server::ShardBackend>> shards;
   for (int i = 0; i < cluster.shards_size(); ++i) {

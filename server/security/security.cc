@@ -65,7 +65,8 @@ absl::StatusOr<std::string> LoadClusterToken(const v1::SecurityConfig& config,
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const Security>> Security::Create(const v1::SecurityConfig& config) {
+absl::StatusOr<std::shared_ptr<const Security>> Security::Create(const v1::SecurityConfig& config,
+                                                                 ops::Metrics* metrics) {
   std::shared_ptr<Security> security(new Security());
   if (config.has_tls()) {
     absl::StatusOr<std::unique_ptr<TransportSecurity>> tls = MakeTlsTransport(config.tls());
@@ -84,7 +85,7 @@ absl::StatusOr<std::shared_ptr<const Security>> Security::Create(const v1::Secur
   absl::StatusOr<std::string> token = LoadClusterToken(config, *table);
   if (!token.ok()) return token.status();
   security->cluster_token_ = *std::move(token);
-  security->tokens_ = std::make_shared<const TokenCheck>(table);
+  security->tokens_ = std::make_shared<const TokenCheck>(table, metrics);
   NameClientsBy(std::move(table));
   return security;
 }

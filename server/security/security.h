@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/http.h"
+#include "server/ops/metrics.h"
 #include "server/security/token_check.h"
 #include "server/security/transport_security.h"
 
@@ -20,8 +21,10 @@ namespace emberd::security {
 class Security {
  public:
   // Of a checked description. Reads all files that it names; INVALID_ARGUMENT or NOT_FOUND names
-  // the field and the file that is wrong.
-  static absl::StatusOr<std::shared_ptr<const Security>> Create(const v1::SecurityConfig& config);
+  // the field and the file that is wrong. `metrics` must outlive it and counts what is refused;
+  // null: nothing is counted.
+  static absl::StatusOr<std::shared_ptr<const Security>> Create(const v1::SecurityConfig& config,
+                                                                ops::Metrics* metrics = nullptr);
 
   // For a gRPC port.
   std::shared_ptr<grpc::ServerCredentials> ServerCredentials() const;

@@ -61,21 +61,30 @@ class CallGuard final : public grpc::AuthMetadataProcessor {
 
 absl::Status TokenCheck::CheckCall(const CallHeaders& call) const {
   if (IsOpen(call.method)) return absl::OkStatus();
-  const absl::string_view name = ShortName(call.method);
   const absl::string_view token =
       call.authorization.size() == 1 ? BearerToken(call.authorization.front()) : "";
   const Caller* const caller = token.empty() ? nullptr : tokens_->Find(token);
   if (caller == nullptr) {
-    const absl::string_view reason = token.empty() ? kNoToken : kUnknownToken;
-    refusals_->Add(
-        {.method = name, .reason = reason, .client = call.certificate, .agent = call.agent});
-    return absl::UnauthenticatedError(absl::StrCat(name, ": ", reason));
+    return Refuse(absl::StatusCode::kUnauthenticated, call, call.certificate,
+                  token.empty() ? kNoToken : kUnknownToken);
   }
   const v1::Token::Role least = LeastRole(call.method);
   if (Suffices(caller->role, least)) return absl::OkStatus();
-  const std::string reason = LowRole(*caller, least);
-  refusals_->Add({.method = name, .reason = reason, .client = caller->name, .agent = call.agent});
-  return absl::PermissionDeniedError(absl::StrCat(name, ": ", reason));
+  return Refuse(absl::StatusCode::kPermissionDenied, call, caller->name, LowRole(*caller, least));
+}
+
+absl::Status TokenCheck::Refuse(absl::StatusCode code, const CallHeaders& call,
+                                absl::string_view client, absl::string_view reason) const {
+  const absl::string_view name = ShortName(call.method);
+  refusals_->Add({.method = name, .reason = reason, .client = client, .agent = call.agent});
+  for (size_t i = 0; metrics_ != nullptr && i < ops::kRpcCount; ++i) {
+    const auto rpc = static_cast<ops::Rpc>(i);
+    const std::string_view known = ops::RpcName(rpc);
+    if (name == absl::string_view(known.data(), known.size())) {
+      metrics_->ObserveRpc(rpc, code, 0, 0, 0);
+    }
+  }
+  return absl::Status(code, absl::StrCat(name, ": ", reason));
 }
 
 absl::Status TokenCheck::CheckPage(absl::string_view path, absl::string_view authorization,

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "server/ops/metrics.h"
 #include "server/security/refusal_log.h"
 #include "server/security/token_table.h"
 
@@ -27,7 +28,9 @@ struct CallHeaders {
 // Thread-safe. Logs what it refuses.
 class TokenCheck {
  public:
-  explicit TokenCheck(std::shared_ptr<const TokenTable> tokens) : tokens_(std::move(tokens)) {}
+  // Refused calls are counted by `metrics`, which must outlive this; null: nowhere.
+  explicit TokenCheck(std::shared_ptr<const TokenTable> tokens, ops::Metrics* metrics = nullptr)
+      : tokens_(std::move(tokens)), metrics_(metrics) {}
 
   // UNAUTHENTICATED without a token that is known, PERMISSION_DENIED with one whose role does not
   // suffice; the message names what is needed.
@@ -38,7 +41,12 @@ class TokenCheck {
                          absl::string_view peer) const;
 
  private:
+  // Says to everybody who has to know that a call is refused.
+  absl::Status Refuse(absl::StatusCode code, const CallHeaders& call, absl::string_view client,
+                      absl::string_view reason) const;
+
   const std::shared_ptr<const TokenTable> tokens_;
+  ops::Metrics* const metrics_;
   const std::unique_ptr<RefusalLog> refusals_ = std::make_unique<RefusalLog>();
 };
 

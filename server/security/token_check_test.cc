@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
+#include "server/ops/http_routes.h"
 #include "server/security/method_roles.h"
 #include "server/security/testing/echo_server.h"
 #include "server/security/testing/log_file.h"
@@ -98,6 +99,19 @@ TEST_F(TokenCheckTest, PagesAreForReadersAndAbove) {
             absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(log_.Lines(),
               testing::Contains(AllOf(HasSubstr("method=/metrics"), HasSubstr("client=10.0.0.1"))));
+}
+
+// An operator sees knocking in the same figures as every other error.
+TEST_F(TokenCheckTest, CountsWhatItRefuses) {
+  ops::Metrics metrics("shard");
+  const TokenCheck check(std::make_shared<const TokenTable>(TestTokens()), &metrics);
+  check.CheckCall({.method = kLookup, .authorization = {}}).IgnoreError();
+  check.CheckCall({.method = kApply, .authorization = {"Bearer nobody"}}).IgnoreError();
+  check.CheckCall({.method = "/unknown/Method", .authorization = {}}).IgnoreError();
+  const ops::HttpAnswer page = ops::MetricsRoute(metrics).answer();
+  EXPECT_THAT(page.body, HasSubstr("emberd_rpcs_total{code=\"UNAUTHENTICATED\","
+                                   "method=\"EmbeddingService/Lookup\"} 1"));
+  EXPECT_THAT(page.body, HasSubstr("method=\"EmbeddingService/ApplyGradients\"} 1"));
 }
 
 // Through gRPC: over plain text on the loopback interface, where clients know of no guard.

@@ -55,7 +55,7 @@ class ShardServerImpl final : public ShardServer {
 
 absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptions options) {
   if (options.security == nullptr) {
-    auto security = security::Security::Create(options.cluster.security());
+    auto security = security::Security::Create(options.cluster.security(), options.metrics);
     if (!security.ok()) return security.status();
     options.security = *std::move(security);
   }

@@ -361,6 +361,14 @@ TEST(SecurityTest, PagesNeedATokenToo) {
     EXPECT_THAT(get("Basic " + absl::Base64Escape(pair)), HasSubstr("HTTP/1.1 200"));
     EXPECT_THAT(ops::HttpGet(port, "/healthz"), HasSubstr("HTTP/1.1 200"));
   }
+  const int port =
+      std::stoi(cluster->http_address().substr(cluster->http_address().rfind(':') + 1));
+  WithToken(cluster->address(), "", Lookup);
+  EXPECT_THAT(
+      ops::HttpCall(port, "GET", "/metrics",
+                    absl::StrCat("Authorization: ", security::Bearer(Token::READER), "\r\n")),
+      HasSubstr("emberd_rpcs_total{code=\"UNAUTHENTICATED\","
+                "method=\"EmbeddingService/Lookup\"} 1"));
   EXPECT_EQ(CountLines(cluster->CoordinatorLog(), {"refused", "/metrics", "client=127.0.0.1"}), 2);
 }
 
