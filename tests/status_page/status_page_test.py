@@ -67,6 +67,12 @@ NAMELESS = """[...document.querySelectorAll('a, button, select, input, [tabindex
   .filter((node) => !(node.getAttribute('aria-label') || node.textContent.trim() || node.labels?.length))
   .map((node) => node.outerHTML.slice(0, 120))"""
 
+# What reaches beyond the right edge, but for tables that scroll in themselves.
+CUT_OFF = """[...document.querySelectorAll('header *, main *, footer *')]
+  .filter((node) => node.checkVisibility() && !node.closest('.scroller table, .hidden, svg, option'))
+  .filter((node) => node.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
+  .map((node) => node.outerHTML.slice(0, 120))"""
+
 FOCUS = """(() => { const at = document.activeElement;
   return {id: at.id, tag: at.tagName, class: at.getAttribute('class') ?? '', text: at.textContent.slice(0, 40),
           outline: getComputedStyle(at).outlineStyle, label: at.getAttribute('aria-label') ?? ''}; })()"""
@@ -259,6 +265,7 @@ class StatusPageTest(unittest.TestCase):
             page.wait(f"document.documentElement.clientWidth === {width}")
             time.sleep(0.5)  # charts are drawn anew
             self.assertLessEqual(page.eval("document.documentElement.scrollWidth"), width)
+            self.assertEqual(page.eval(CUT_OFF), [], width)
             self.picture(page, f"width_{width}")
         self.check_calm(page)
 
