@@ -104,7 +104,7 @@ absl::StatusOr<OverloadResult> Overload(Cluster& cluster, absl::Duration duratio
   load.RunClosed(4, absl::Seconds(1));  // tables and pools are touched once
 
   OverloadResult result;
-  const LoadResult calm = load.RunClosed(1, duration / 4);
+  const LoadResult calm = load.RunClosed(1, duration);
   const LoadResult peak = load.RunClosed(8, duration);
   if (calm.good == 0 || peak.good == 0) {
     return absl::InternalError(absl::StrCat("no lookup is answered: ", peak.other_error));
