@@ -70,7 +70,8 @@ class ReadmeTest(unittest.TestCase):
     def run_to_end(self, command):
         pid = self.servers[-1][1].process.pid if self.servers else "PID"
         done = subprocess.run(["bash", "-c", re.sub(r"\bPID\b", str(pid), command)], cwd=ROOT, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+                              env={**os.environ, "no_proxy": "127.0.0.1"})
         self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}")
         self.check(command, done.stdout)
 
