@@ -118,8 +118,11 @@ absl::StatusOr<v1::ClusterConfig> ParseCluster(absl::string_view text) {
 
 absl::StatusOr<v1::TokenFile> ParseTokenFile(absl::string_view text) {
   v1::TokenFile file;
-  absl::Status status = Parse(text, &file);
-  if (status.ok()) status = CompleteTokenFile(&file);
+  // The parser quotes what it stumbles over: a token, where somebody has mixed up the files.
+  if (!Parse(text, &file).ok()) {
+    return absl::InvalidArgumentError("it is not a TokenFile as text proto or JSON");
+  }
+  const absl::Status status = CompleteTokenFile(&file);
   if (!status.ok()) return status;
   return file;
 }

@@ -119,6 +119,8 @@ TEST(ParseTokenFile, NamesTheFieldThatIsWrong) {
 TEST(ParseTokenFile, DoesNotRepeatWhatMayBeAToken) {
   EXPECT_THAT(Error(ParseTokenFile(Token("a", "READER", "s3cret")).status()),
               Not(HasSubstr("s3cret")));
+  // The token's own file, taken for the list of digests.
+  EXPECT_THAT(Error(ParseTokenFile("s3cret\n").status()), Not(HasSubstr("s3cret")));
 }
 
 TEST(LoadTokenFile, NamesTheFile) {

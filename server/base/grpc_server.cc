@@ -61,9 +61,9 @@ void GrpcServer::SetServing(bool serving) {
 
 void GrpcServer::Drain(absl::Duration grace) {
   if (server_ == nullptr) return;  // it could not be started
-  SetServing(false);
   {
     absl::MutexLock lock(&health_mutex_);
+    if (!stopping_) ops::SetServing(server_.get(), service_names_, false);
     stopping_ = true;
   }
   server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));

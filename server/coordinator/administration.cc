@@ -49,7 +49,8 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
 bool Administration::draining() const { return parts_.drain->draining(); }
 
 int Administration::InFlightRequests() const {
-  // A stream is counted a little before it is admitted and a little longer.
+  // A stream is admitted a little before it is counted and a little longer. One that was refused is
+  // counted, but not admitted, until it is over.
   return std::max(parts_.admission->requests() - parts_.train_streams->count(), 0);
 }
 
@@ -61,7 +62,7 @@ v1::DrainResponse Administration::Drain(const v1::DrainRequest& request) {
       ops::Log(ops::LogLevel::kInfo, drain ? "draining" : "in service again");
     }
     parts_.drain->Set(drain);
-    parts_.set_serving(!drain);
+    parts_.show_health();
     parts_.train_streams->SetDraining(drain);
     parts_.coordinator->server_metrics()->SetDraining(drain);
   }

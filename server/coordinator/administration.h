@@ -25,7 +25,7 @@ class Administration {
     const Admission* admission = nullptr;  // of its requests
     TrainStreams* train_streams = nullptr;
     DrainSwitch* drain = nullptr;
-    std::function<void(bool)> set_serving;  // of the health service
+    std::function<void()> show_health;  // brings the health service up to date
     int64_t in_flight_budget_bytes = 0;
     int64_t batch_budget_bytes = 0;
   };

@@ -52,6 +52,9 @@ class Coordinator {
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const v1::DescribeModelRequest& request,
                                                           rpc::CallContext* context);
   absl::StatusOr<LookupOutput> Lookup(const v1::LookupRequest& request, rpc::CallContext* context);
+  // For callers who may not train. PERMISSION_DENIED for a lookup that would keep a batch.
+  absl::StatusOr<LookupOutput> LookupForReader(const v1::LookupRequest& request,
+                                               rpc::CallContext* context);
   absl::StatusOr<v1::ApplyGradientsResponse> ApplyGradients(
       const v1::ApplyGradientsRequest& request, rpc::CallContext* context);
   absl::StatusOr<v1::ReleaseBatchResponse> ReleaseBatch(const v1::ReleaseBatchRequest& request,

@@ -42,12 +42,12 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         pool_(
             kRequestThreads, options.cluster.budgets().max_waiting_requests(),
             [metrics = coordinator_.server_metrics()](int queued) { metrics->SetQueued(queued); }),
-        environment_{&pool_,
-                     &admission_,
-                     &drain_,
-                     coordinator_.server_metrics(),
-                     coordinator_.default_deadline(),
-                     coordinator_.resources().slow_step},
+        environment_{.pool = &pool_,
+                     .admission = &admission_,
+                     .drain = &drain_,
+                     .metrics = coordinator_.server_metrics(),
+                     .default_deadline = coordinator_.default_deadline(),
+                     .slow_call = coordinator_.resources().slow_step},
         train_streams_(&coordinator_.resources(), environment_,
                        options.cluster.budgets().max_train_streams()),
         embedding_service_(MakeEmbeddingService(&coordinator_, &train_streams_, environment_)),
@@ -56,7 +56,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                          .admission = &admission_,
                          .train_streams = &train_streams_,
                          .drain = &drain_,
-                         .set_serving = [this](bool serving) { SetServing(serving); },
+                         .show_health = [this] { ShowHealth(); },
                          .in_flight_budget_bytes = options.cluster.budgets().in_flight_bytes(),
                          .batch_budget_bytes = options.cluster.budgets().batch_bytes()}),
         admin_admission_(options.cluster.budgets()),
@@ -77,7 +77,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     server_ = *std::move(server);
     // Somebody may have called Drain already.
     health_ = server_.get();
-    SetServing(!drain_.draining());
+    ShowHealth();
     return absl::OkStatus();
   }
 
@@ -92,13 +92,16 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   }
 
  private:
-  void SetServing(bool serving) {
+  // Brings the health service up to date.
+  void ShowHealth() {
+    absl::MutexLock lock(&health_mutex_);  // who comes last tells what holds then
     GrpcServer* const server = health_;
-    if (server != nullptr) server->SetServing(serving);
+    if (server != nullptr) server->SetServing(!drain_.draining());
   }
   CallEnvironment AdminEnvironment() {
     CallEnvironment environment = environment_;
     environment.pool = &admin_pool_;
+    environment.waiting_limit = "what AdminService holds";
     environment.admission = &admin_admission_;
     environment.drain = nullptr;
     return environment;
@@ -116,6 +119,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Admission admin_admission_;
   WorkerPool admin_pool_;
   std::unique_ptr<grpc::Service> admin_service_;
+  absl::Mutex health_mutex_;
   std::atomic<GrpcServer*> health_ = nullptr;  // once there is a server
   std::unique_ptr<GrpcServer> server_;
 };

@@ -8,6 +8,7 @@
 #include "server/coordinator/export_stream.h"
 #include "server/coordinator/lookup_response.h"
 #include "server/rpc/message_bytes.h"
+#include "server/security/client_name.h"
 
 namespace emberd::server {
 namespace {
@@ -40,7 +41,9 @@ class EmbeddingServiceImpl final : public ServiceBase {
     return Call(context, ops::Rpc::kDescribeModel, request, response, &Coordinator::DescribeModel);
   }
   Reactor* Lookup(Context* context, const Bytes* request, Bytes* response) override {
-    return Call(context, ops::Rpc::kLookup, request, response, &Coordinator::Lookup);
+    return Call(
+        context, ops::Rpc::kLookup, request, response,
+        security::MayTrain(*context) ? &Coordinator::Lookup : &Coordinator::LookupForReader);
   }
   Reactor* ApplyGradients(Context* context, const Bytes* request, Bytes* response) override {
     return Call(context, ops::Rpc::kApplyGradients, request, response,

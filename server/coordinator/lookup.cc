@@ -25,6 +25,14 @@ absl::StatusOr<std::shared_ptr<const preprocess::PreprocessedBatch>> Preprocess(
 
 }  // namespace
 
+absl::StatusOr<LookupOutput> Coordinator::LookupForReader(const v1::LookupRequest& request,
+                                                          rpc::CallContext* context) {
+  if (request.inference()) return Lookup(request, context);
+  return absl::PermissionDeniedError(
+      "inference is false, so the batch would be kept, which needs the role TRAINER; it must be "
+      "true for a READER");
+}
+
 absl::StatusOr<LookupOutput> Coordinator::Lookup(const v1::LookupRequest& request,
                                                  rpc::CallContext* context) {
   auto model = registry_.Find(request.model_id(), context);

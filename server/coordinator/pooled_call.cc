@@ -82,18 +82,23 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
                      absl::ToInt64Milliseconds(patience), " ms; retry later"));
   }
   if (pool.Submit([this, work = std::move(work)] { Run(work); })) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(pool.max_queued(),
-                                                   " requests wait already, and "
-                                                   "budgets.max_waiting_requests is no more; "
-                                                   "retry later"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat(pool.max_queued(), " requests wait already, and ", environment_.waiting_limit,
+                   " is no more; retry later"));
 }
 
 void PooledCall::Run(const Work& work) {
-  if (context_.cancelled() || absl::Now() > context_.deadline()) {
+  if (context_.cancelled()) {
     End(absl::CancelledError("the caller gave up while the request was waiting"));
     return;
   }
   const absl::Time start = absl::Now();
+  if (start > context_.deadline()) {
+    End(absl::DeadlineExceededError(absl::StrCat("the request waited ",
+                                                 absl::ToInt64Milliseconds(start - began_),
+                                                 " ms for a thread, until its deadline")));
+    return;
+  }
   // The queue has grown slower than was foreseen.
   const absl::Duration waited = start - began_;
   const absl::Duration left = context_.deadline() - start;

@@ -11,6 +11,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/base/admission.h"
@@ -24,6 +25,8 @@ namespace emberd::server {
 // What the calls of one service share.
 struct CallEnvironment {
   WorkerPool* pool = nullptr;
+  // Names pool->max_queued() in errors.
+  absl::string_view waiting_limit = "budgets.max_waiting_requests";
   Admission* admission = nullptr;
   const DrainSwitch* drain = nullptr;  // null: everything is always taken
   ops::ServerMetrics* metrics = nullptr;

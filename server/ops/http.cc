@@ -26,6 +26,7 @@ namespace {
 
 constexpr int kBacklog = 64;
 constexpr size_t kMaxLoggedPath = 100;
+constexpr absl::Duration kStopPatience = absl::Seconds(2);  // with pages that are being made
 constexpr char kPlainText[] = "text/plain; charset=utf-8";
 
 // On every answer. What is served comes from here alone, is not framed, and is always fresh.
@@ -176,6 +177,19 @@ struct HttpServer::Callbacks {
       return MHD_NO;  // hangs up
     }
   }
+
+  // Called before the first request of a connection, and before its socket is closed.
+  static void Notice(void* server, MHD_Connection* connection, void**,
+                     MHD_ConnectionNotificationCode what) {
+    const MHD_ConnectionInfo* const info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    if (info == nullptr) return;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+      static_cast<HttpServer*>(server)->AddConnection(info->connect_fd);
+    } else {
+      static_cast<HttpServer*>(server)->RemoveConnection(info->connect_fd);
+    }
+  }
 };
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions options) {
@@ -200,8 +214,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
                            MHD_USE_ERROR_LOG | (tls.has_value() ? MHD_USE_TLS : MHD_NO_FLAG),
                        0, nullptr, nullptr, &Callbacks::Serve, server.get(),  //
                        MHD_OPTION_EXTERNAL_LOGGER, &LogLibrary, nullptr,      //
-                       MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr,   //
-                       MHD_OPTION_LISTEN_SOCKET, listening.fd,                //
+                       MHD_OPTION_NOTIFY_CONNECTION, &Callbacks::Notice, server.get(),
+                       MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr,  //
+                       MHD_OPTION_LISTEN_SOCKET, listening.fd,               //
                        MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(kMaxConnections),
                        MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(kMaxHeaderBytes),
                        MHD_OPTION_CONNECTION_TIMEOUT, static_cast<unsigned>(kIdleSeconds),
@@ -218,8 +233,33 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
 HttpServer::HttpServer(HttpOptions options, std::string host, int port)
     : options_(std::move(options)), host_(std::move(host)), port_(port) {}
 
+// The library crashes if it is stopped while it refuses what is no HTTP. So it is stopped when
+// nobody can send anything any more: no connection is taken, and those that are there hear no more,
+// which ends them.
 HttpServer::~HttpServer() {
-  if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
+  if (daemon_ == nullptr) return;
+  const MHD_socket listening = MHD_quiesce_daemon(daemon_);
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    for (const int connection : connections_) shutdown(connection, SHUT_RD);
+    const auto all_gone = [this]()
+                              ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return connections_.empty(); };
+    mutex_.AwaitWithTimeout(absl::Condition(&all_gone), kStopPatience);
+  }
+  MHD_stop_daemon(daemon_);
+  if (listening != MHD_INVALID_SOCKET) close(listening);
+}
+
+void HttpServer::AddConnection(int socket) {
+  absl::MutexLock lock(&mutex_);
+  connections_.insert(socket);
+  if (stopping_) shutdown(socket, SHUT_RD);
+}
+
+void HttpServer::RemoveConnection(int socket) {
+  absl::MutexLock lock(&mutex_);
+  connections_.erase(socket);
 }
 
 std::string HttpServer::address() const { return absl::StrCat(host_, ":", port_); }

@@ -4,11 +4,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/ops/logging.h"
 
@@ -81,12 +84,18 @@ class HttpServer {
   HttpAnswer Answer(const HttpRoute& route, const HttpRequest& request) const;
   const HttpRoute* Find(const std::string& path) const;
   bool Serve(MHD_Connection* connection, const std::string& path, const std::string& method);
+  void AddConnection(int socket);
+  void RemoveConnection(int socket);
 
   const HttpOptions options_;
   const std::string host_;
   const int port_;
   RateLimitedLog uncertified_{absl::Minutes(1)};
   MHD_Daemon* daemon_ = nullptr;
+
+  absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::set<int> connections_ ABSL_GUARDED_BY(mutex_);  // their sockets
 };
 
 }  // namespace emberd::ops

@@ -162,6 +162,22 @@ TEST(HttpServerTest, WhatIsNoHttpIsRefused) {
   EXPECT_THAT(HttpGet(server->port(), "/a"), EndsWith("page a"));
 }
 
+// The library has crashed where it was stopped while it refused something.
+TEST(HttpServerTest, StopsWhileItRefuses) {
+  for (int i = 0; i < 50; ++i) {
+    auto server = Start({Page("/a", "page a")});
+    ASSERT_NE(server, nullptr);
+    std::atomic<bool> stop = false;
+    std::thread stranger([&stop, port = server->port()] {
+      while (!stop) HttpConnection(port).Send("GET /a HTTP/9.9\r\n\r\n");
+    });
+    EXPECT_THAT(HttpGet(server->port(), "/a"), EndsWith("page a"));
+    server.reset();
+    stop = true;
+    stranger.join();
+  }
+}
+
 TEST(HttpServerTest, SlowClientsAndPagesKeepNobodyElseWaiting) {
   absl::Notification enter, leave;
   const auto server = Start({Page("/fast", "fast"), {"/slow", "text/plain", [&]() -> HttpAnswer {

@@ -17,7 +17,7 @@ namespace emberd::ops {
 // A RateLimitedLog for each key. Thread-safe.
 class KeyedLog {
  public:
-  // Beyond so many keys, the others share one line per period.
+  // Beyond so many keys within a period, the others share one line.
   static constexpr size_t kMaxKeys = 256;
 
   explicit KeyedLog(absl::Duration period) : period_(period) {}
@@ -28,7 +28,7 @@ class KeyedLog {
  private:
   const absl::Duration period_;
   absl::Mutex mutex_;
-  absl::flat_hash_map<std::string, std::unique_ptr<RateLimitedLog>> logs_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, std::shared_ptr<RateLimitedLog>> logs_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::ops

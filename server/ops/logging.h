@@ -67,6 +67,11 @@ class RateLimitedLog {
   // The same with the time given.
   void LogAt(absl::Time now, LogLevel level, std::string_view message,
              std::vector<LogField> fields);
+  // Whether the next line would be written at once.
+  bool IsOver(absl::Time now) {
+    absl::MutexLock lock(&mutex_);
+    return now >= next_;
+  }
 
  private:
   const absl::Duration period_;

@@ -16,6 +16,10 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/ops/keyed_log.h"
+
 namespace emberd::ops {
 namespace {
 
@@ -158,9 +162,23 @@ TEST_F(LoggingTest, LinesOfManyThreadsDoNotMix) {
   for (const std::string& line : lines) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
 }
 
+// What strangers choose must not use up the places of all that come later.
+TEST_F(LoggingTest, KeysAreForgottenWhenTheirPeriodIsOver) {
+  Start(v1::LoggingConfig::TEXT);
+  constexpr absl::Duration kPeriod = absl::Milliseconds(200);
+  KeyedLog log(kPeriod);
+  for (size_t i = 0; i < KeyedLog::kMaxKeys; ++i) {
+    log.Log(absl::StrCat("key ", i), LogLevel::kInfo, "first");
+  }
+  absl::SleepFor(2 * kPeriod);
+  for (const char* key : {"x", "y", "z"}) log.Log(key, LogLevel::kInfo, "later");
+  EXPECT_THAT(Lines(), SizeIs(KeyedLog::kMaxKeys + 3));
+}
+
 // A client without the right certificate tries ten times a second.
 TEST_F(LoggingTest, WhatGrpcRepeatsIsOneLine) {
   Start(v1::LoggingConfig::TEXT);
+  gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);  // gRPC's default, which its start sets
   for (int i = 0; i < 100; ++i) {
     gpr_log(GPR_ERROR, "handshake of LoggingTest failed");
     gpr_log(GPR_ERROR, "another fault of LoggingTest");

@@ -55,7 +55,11 @@ RpcTimer::RpcTimer(ServerMetrics* server, Rpc rpc, int64_t request_bytes)
   AddRequestBytes(request_bytes);
 }
 
-RpcTimer::~RpcTimer() { Finish(absl::StatusCode::kCancelled); }
+RpcTimer::~RpcTimer() {
+  Finish(absl::StatusCode::kCancelled);
+  // Of parts that came while the request was being finished.
+  server_->in_flight_bytes_.Decrement(held_bytes_.exchange(0));
+}
 
 void RpcTimer::AddRequestBytes(int64_t bytes) {
   if (bytes == 0) return;

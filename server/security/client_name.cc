@@ -6,6 +6,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
+#include "server/security/method_roles.h"
 
 namespace emberd::security {
 namespace {
@@ -31,16 +32,26 @@ class ProcessTokens {
   std::shared_ptr<const TokenTable> table_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Whose token the call carries; null if it carries none that is known.
+const Caller* FindCaller(const TokenTable& tokens, const grpc::ServerContextBase& context) {
+  const auto sent = context.client_metadata().find("authorization");
+  if (sent == context.client_metadata().end()) return nullptr;
+  return tokens.Find(BearerToken({sent->second.data(), sent->second.size()}));
+}
+
 }  // namespace
 
 std::string ClientName(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const TokenTable> tokens = ProcessTokens::Get().table();
-  const auto sent = context.client_metadata().find("authorization");
-  if (tokens != nullptr && sent != context.client_metadata().end()) {
-    const absl::string_view token = BearerToken({sent->second.data(), sent->second.size()});
-    if (const Caller* const caller = tokens->Find(token); caller != nullptr) return caller->name;
-  }
-  return PeerAddress(context.peer());
+  const Caller* const caller = tokens == nullptr ? nullptr : FindCaller(*tokens, context);
+  return caller == nullptr ? PeerAddress(context.peer()) : caller->name;
+}
+
+bool MayTrain(const grpc::ServerContextBase& context) {
+  const std::shared_ptr<const TokenTable> tokens = ProcessTokens::Get().table();
+  if (tokens == nullptr) return true;
+  const Caller* const caller = FindCaller(*tokens, context);
+  return caller != nullptr && Suffices(caller->role, v1::Token::TRAINER);
 }
 
 void NameClientsBy(std::shared_ptr<const TokenTable> tokens) {

@@ -1,4 +1,4 @@
-// Who made a call, in one word: for quotas and logs.
+// Who made a call: for quotas, for logs, and for what depends on more than the method.
 #pragma once
 
 #include <memory>
@@ -15,6 +15,9 @@ namespace emberd::security {
 // it comes from, without the port ("127.0.0.1", "::1"), so that all connections of a machine are
 // one client. Never empty.
 std::string ClientName(const grpc::ServerContextBase& context);
+
+// Whether the call may do what needs the role TRAINER; always where tokens do not count.
+bool MayTrain(const grpc::ServerContextBase& context);
 
 // From now on, in the whole process, tokens have names. Null: they do not count.
 void NameClientsBy(std::shared_ptr<const TokenTable> tokens);

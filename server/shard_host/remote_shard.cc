@@ -38,6 +38,8 @@ constexpr int kKeepaliveTimeoutMs = 15'000;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
   grpc::ChannelArguments arguments;
+  // Shards stand in the coordinator's own network.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "preprocess/plan.h"
+#include "server/base/hot_rows_rule.h"
 #include "server/ops/process_metrics.h"
 #include "server/shard_host/model_spec_from_plan.h"
 
@@ -17,7 +18,6 @@ namespace emberd::server {
 namespace {
 
 constexpr int kMaxQueued = 4096;
-constexpr int kMaxHotRows = 100;
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 
 int ThreadCount(int configured) {

@@ -392,9 +392,17 @@ class ShardServiceImpl final : public ServiceBase {
                                       const pb::GetShardStatusRequest* request,
                                       v1::ShardStatus* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    absl::Status status = CheckHotRows(request->hot_rows());
-    if (status.ok()) *response = host_->GetStatus(request->hot_rows());
-    reactor->Finish(rpc::ToGrpcStatus(status));
+    const bool queued = status_calls_.Submit([this, request, response, reactor] {
+      ops::RpcTimer timer(host_->metrics(), ops::Rpc::kShardGetStatus);
+      const absl::Status status = CheckHotRows(request->hot_rows());
+      if (status.ok()) *response = host_->GetStatus(request->hot_rows());
+      timer.Finish(status.code());
+      reactor->Finish(rpc::ToGrpcStatus(status));
+    });
+    if (!queued) {
+      reactor->Finish({grpc::StatusCode::RESOURCE_EXHAUSTED,
+                       absl::StrCat(status_calls_.max_queued(), " calls of it wait already")});
+    }
     return reactor;
   }
 
@@ -410,6 +418,8 @@ class ShardServiceImpl final : public ServiceBase {
   ShardHost* const host_;
   const int64_t max_message_bytes_;
   WorkerPool slow_calls_;
+  // Apart from the slow ones: who asks for the status waits for a second only.
+  WorkerPool status_calls_{1, 64};
 };
 
 }  // namespace

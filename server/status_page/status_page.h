@@ -19,8 +19,7 @@
 
 namespace emberd::status_page {
 
-// Where the figures come from. The functions are called from several threads, but never one of
-// them from two at once.
+// Where the figures come from. The functions are called from several threads at once.
 struct Source {
   std::string name;  // of the process: "coordinator-0"
   std::function<absl::StatusOr<v1::GetStatsResponse>(const v1::GetStatsRequest&)> stats;

@@ -131,6 +131,13 @@ class SecurityTest(unittest.TestCase):
         self.assert_refused(grpc.StatusCode.PERMISSION_DENIED, lambda: self.declare(self.as_role("cluster")))
         self.assert_refused(grpc.StatusCode.UNAUTHENTICATED, lambda: self.declare(self.stub(self.tls())))
 
+    def test_a_reader_keeps_no_batches(self):
+        def look_up(inference):
+            self.as_role("reader").Lookup(self.api.LookupRequest(model_id=1, inference=inference), timeout=60)
+
+        self.assert_refused(grpc.StatusCode.PERMISSION_DENIED, lambda: look_up(False))
+        self.assert_refused(grpc.StatusCode.NOT_FOUND, lambda: look_up(True))  # nobody declared it
+
     def test_metadata_does_what_call_credentials_do(self):
         stub = self.stub(self.tls())
         request = self.api.DescribeModelRequest(name="nobody declared it")

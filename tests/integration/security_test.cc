@@ -272,7 +272,7 @@ TEST(SecurityTest, RolesDecideWhoCallsWhat) {
       {"Lookup", Lookup, false, "", grpc::UNAUTHENTICATED, "no token"},
       {"Lookup", Lookup, false, wrong, grpc::UNAUTHENTICATED, "the token is unknown"},
       {"Train", Train, false, "", grpc::UNAUTHENTICATED, "no token"},
-      {"Lookup", Lookup, false, of(Token::READER), grpc::NOT_FOUND, ""},
+      {"Lookup", Lookup, false, of(Token::TRAINER), grpc::NOT_FOUND, ""},
       {"ApplyGradients", Apply, false, of(Token::READER), grpc::PERMISSION_DENIED,
        "the role TRAINER is needed"},
       {"Train", Train, false, of(Token::READER), grpc::PERMISSION_DENIED, "TRAINER is needed"},

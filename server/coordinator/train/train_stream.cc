@@ -203,7 +203,11 @@ absl::Status TrainStream::TakeRequest(TrainStepRequest request) {
   absl::MutexLock lock(&mutex_);
   if (no_more_) return absl::OkStatus();
   const bool is_lookup = request.lookup.has_value();
-  if (is_lookup && (draining_ || refused_place_.has_value())) return RefuseLookup();
+  if (is_lookup && (draining_ || refused_place_.has_value())) {
+    grant_.ReleaseBytes(request.bytes);
+    timer_.ReleaseRequestBytes(request.bytes);
+    return RefuseLookup();
+  }
   absl::Status status =
       is_lookup ? session_->AdmitLookup(request.step) : session_->AdmitUpdate(request.step);
   if (!status.ok()) return status;
