@@ -9,6 +9,8 @@
 namespace emberd::testing {
 namespace {
 
+constexpr absl::Duration kSettling = absl::Seconds(1);
+
 std::vector<std::shared_ptr<grpc::Channel>> MakeChannels(const std::string& address, int count) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -80,17 +82,19 @@ bool RequestLoad::Take(grpc::CompletionQueue* queue, absl::Time until, LoadResul
 
 LoadResult RequestLoad::RunClosed(int outstanding, absl::Duration duration) {
   LoadResult result;
+  int64_t early = 0;
   grpc::CompletionQueue queue;
   const absl::Time start = absl::Now();
   for (; result.sent < outstanding; ++result.sent) Start(&queue);
   while (absl::Now() < start + duration) {
     if (!Take(&queue, start + duration, &result)) break;
+    if (absl::Now() < start + kSettling) early = result.good;
     Start(&queue);
     ++result.sent;
   }
   result.sending_ended = absl::Now();
   result.seconds = absl::ToDoubleSeconds(result.sending_ended - start);
-  result.good_while_sending = result.good;
+  result.good_settled = result.good - early;
   // What comes after the time is not counted.
   LoadResult rest;
   while (outstanding_ > 0) Take(&queue, absl::InfiniteFuture(), &rest);
@@ -99,6 +103,7 @@ LoadResult RequestLoad::RunClosed(int outstanding, absl::Duration duration) {
 
 LoadResult RequestLoad::RunOpen(double per_second, absl::Duration duration) {
   LoadResult result;
+  int64_t early = 0;
   grpc::CompletionQueue queue;
   const absl::Time start = absl::Now();
   const auto wanted = static_cast<int64_t>(per_second * absl::ToDoubleSeconds(duration));
@@ -113,10 +118,11 @@ LoadResult RequestLoad::RunOpen(double per_second, absl::Duration duration) {
     } else {
       Take(&queue, due, &result);
     }
+    if (absl::Now() < start + kSettling) early = result.good;
   }
   result.sending_ended = absl::Now();
   result.seconds = absl::ToDoubleSeconds(result.sending_ended - start);
-  result.good_while_sending = result.good;
+  result.good_settled = result.good - early;
   while (outstanding_ > 0) Take(&queue, absl::InfiniteFuture(), &result);
   return result;
 }

@@ -20,8 +20,8 @@ struct LoadResult {
   int64_t other = 0;
   std::string other_error;  // one of them
   absl::Time sending_ended;
-  double seconds = 0;              // of sending
-  int64_t good_while_sending = 0;  // of `good`
+  double seconds = 0;        // of sending
+  int64_t good_settled = 0;  // of `good`, answered while sending, but not in its first second
 };
 
 // Not thread-safe; each call blocks until every answer is there.
