@@ -1,6 +1,5 @@
 // What a cluster still does when ten times as many lookups come as it can answer: goodput against
-// its peak, the requests that wait, and the time until it serves as before. Fails if goodput or
-// recovery are not what is promised.
+// its peak, the requests that wait, and the time until it serves as before.
 #include <iostream>
 #include <memory>
 
@@ -11,6 +10,7 @@ namespace emberd::bench {
 namespace {
 
 constexpr int kRepeats = 3;  // each has a row of its own: they differ more than a median tells
+
 int Main(int argc, char** argv) {
   Report report(argc, argv);
   for (int i = 0; i < kRepeats; ++i) {
