@@ -3,8 +3,6 @@
 // it grow, or gets another status than such a request deserves.
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <functional>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -22,6 +20,7 @@
 #include "tests/integration/bad_cases.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/footprint.h"
+#include "tests/testing/garbage.h"
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
@@ -32,19 +31,6 @@ constexpr int kThreads = 4;
 constexpr int64_t kAllowedKib = std::max<int64_t>(64 * 1024, kAllowedGrowthKib);
 
 using Codes = std::set<grpc::StatusCode>;
-
-uint32_t Seed() {
-  const char* given = std::getenv("EMBERD_TEST_SEED");
-  const uint32_t seed = given != nullptr ? std::stoul(given) : std::random_device()();
-  std::cout << "EMBERD_TEST_SEED=" << seed << "\n";
-  return seed;
-}
-
-std::string RandomBytes(std::mt19937& random, size_t size) {
-  std::string bytes(size, '\0');
-  for (char& byte : bytes) byte = static_cast<char>(random());
-  return bytes;
-}
 
 constexpr const char* kUnaryMethods[] = {"DeclareModel",   "DescribeModel", "Lookup",
                                          "ApplyGradients", "ReleaseBatch",  "ReadRows",
@@ -80,22 +66,8 @@ class Abuser {
   std::string AnyMethod() { return Method(kUnaryMethods[random_() % std::size(kUnaryMethods)]); }
 
   grpc::StatusCode Send(const std::string& method, const std::string& message,
-                        const std::function<void(grpc::ClientContext&)>& prepare = {}) {
-    grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
-    if (prepare) prepare(context);
-    grpc::CompletionQueue queue;
-    const grpc::Slice slice(message);
-    const grpc::ByteBuffer request(&slice, 1);
-    auto call = generic_.PrepareUnaryCall(&context, method, request, &queue);
-    call->StartCall();
-    grpc::ByteBuffer response;
-    grpc::Status status;
-    call->Finish(&response, &status, nullptr);
-    void* tag;
-    bool ok;
-    queue.Next(&tag, &ok);
-    return status.error_code();
+                        absl::Duration deadline = absl::Seconds(60)) {
+    return SendMessage(generic_, method, message, deadline);
   }
   void Expect(const char* kind, grpc::StatusCode code, const Codes& expected) {
     EXPECT_TRUE(expected.contains(code)) << kind << " got code " << code;
@@ -156,10 +128,8 @@ class Abuser {
   void GivenUp() {
     v1::LookupRequest request = GoodLookup(model_id_);
     request.set_inference(true);
-    const auto impatient = [this](grpc::ClientContext& context) {
-      context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Microseconds(random_() % 2000)));
-    };
-    Expect("given up", Send(Method("Lookup"), request.SerializeAsString(), impatient),
+    const absl::Duration patience = absl::Microseconds(random_() % 2000);
+    Expect("given up", Send(Method("Lookup"), request.SerializeAsString(), patience),
            {grpc::OK, grpc::DEADLINE_EXCEEDED, grpc::CANCELLED, grpc::RESOURCE_EXHAUSTED});
   }
   void NoMethod() {
@@ -274,7 +244,7 @@ class AbuseTest : public ::testing::Test {
 };
 
 TEST_F(AbuseTest, TenThousandBadRequests) {
-  const uint32_t seed = Seed();
+  const uint32_t seed = PrintedSeed();
   const std::string tables = TableDigest();
   const std::vector<pid_t> pids = cluster_->pids();
   Abuse(500, seed, 1);  // what is made once is made here

@@ -1,8 +1,8 @@
 // Bytes that are no request at all: on the port, and as the body of every method. A failure here
 // means that a parser or a handler trusts what it reads: a process has died, a call hangs, or a
 // table has moved.
-#include <cstdlib>
-#include <iostream>
+#include "tests/testing/garbage.h"
+
 #include <memory>
 #include <random>
 #include <string>
@@ -25,19 +25,6 @@
 namespace emberd::testing {
 namespace {
 
-uint32_t Seed() {
-  const char* given = std::getenv("EMBERD_TEST_SEED");
-  const uint32_t seed = given != nullptr ? std::stoul(given) : std::random_device()();
-  std::cout << "EMBERD_TEST_SEED=" << seed << "\n";
-  return seed;
-}
-
-std::string RandomBytes(std::mt19937& random, size_t size) {
-  std::string bytes(size, '\0');
-  for (char& byte : bytes) byte = static_cast<char>(random());
-  return bytes;
-}
-
 // Sends `bytes` to a port and reads what comes back until the server hangs up or half a second
 // passes.
 void SendRaw(const std::string& address, const std::string& bytes) {
@@ -58,24 +45,7 @@ void SendRaw(const std::string& address, const std::string& bytes) {
   close(fd);
 }
 
-// One message to a method, whatever its kind; gives the code.
-grpc::StatusCode SendMessage(grpc::GenericStub& stub, const std::string& method,
-                             const std::string& message) {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(20)));
-  grpc::CompletionQueue queue;
-  const grpc::Slice slice(message);
-  const grpc::ByteBuffer request(&slice, 1);
-  auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
-  call->StartCall();
-  grpc::ByteBuffer response;
-  grpc::Status status;
-  call->Finish(&response, &status, nullptr);
-  void* tag;
-  bool ok;
-  queue.Next(&tag, &ok);
-  return status.error_code();
-}
+constexpr absl::Duration kDeadline = absl::Seconds(20);
 
 class GarbageTest : public ::testing::Test {
  protected:
@@ -110,7 +80,7 @@ class GarbageTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.error_message();
   }
 
-  std::mt19937 random_{Seed()};
+  std::mt19937 random_{PrintedSeed()};
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<client::Client> client_;
   client::Model model_;
@@ -172,7 +142,7 @@ TEST_F(GarbageTest, BytesAsTheBodyOfEveryMethod) {
                                        std::string("\x0a\xff\xff\xff\xff\x0f", 6)};
     for (int i = 0; i < 20; ++i) bodies.push_back(RandomBytes(random_, random_() % 300));
     for (const std::string& body : bodies) {
-      const grpc::StatusCode code = SendMessage(stub, method.name, body);
+      const grpc::StatusCode code = SendMessage(stub, method.name, body, kDeadline);
       EXPECT_NE(code, grpc::DEADLINE_EXCEEDED) << method.name;
       EXPECT_NE(code, grpc::UNAVAILABLE) << method.name;
       // What gRPC says by itself would send users looking for another server.
@@ -195,10 +165,11 @@ TEST_F(GarbageTest, DamagedLookups) {
   v1::LookupRequest request = GoodLookup(model_.id);
   request.set_inference(true);
   const std::string good = request.SerializeAsString();
-  EXPECT_EQ(SendMessage(stub, "/emberd.v1.EmbeddingService/Lookup", good), grpc::OK);
+  EXPECT_EQ(SendMessage(stub, "/emberd.v1.EmbeddingService/Lookup", good, kDeadline), grpc::OK);
   for (size_t size = 0; size < good.size(); ++size) {
-    EXPECT_NE(SendMessage(stub, "/emberd.v1.EmbeddingService/Lookup", good.substr(0, size)),
-              grpc::UNAVAILABLE);
+    EXPECT_NE(
+        SendMessage(stub, "/emberd.v1.EmbeddingService/Lookup", good.substr(0, size), kDeadline),
+        grpc::UNAVAILABLE);
   }
   for (int i = 0; i < 500; ++i) {
     std::string bad = good;
@@ -206,7 +177,8 @@ TEST_F(GarbageTest, DamagedLookups) {
     for (int flip = 0; flip < flips; ++flip) {
       bad[random_() % bad.size()] ^= static_cast<char>(1 << random_() % 8);
     }
-    const grpc::StatusCode code = SendMessage(stub, "/emberd.v1.EmbeddingService/Lookup", bad);
+    const grpc::StatusCode code =
+        SendMessage(stub, "/emberd.v1.EmbeddingService/Lookup", bad, kDeadline);
     EXPECT_NE(code, grpc::UNAVAILABLE);
     EXPECT_NE(code, grpc::DEADLINE_EXCEEDED);
     EXPECT_NE(code, grpc::INTERNAL);

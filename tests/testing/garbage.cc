@@ -1,0 +1,43 @@
+#include "tests/testing/garbage.h"
+
+#include <cstdlib>
+#include <iostream>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/time/clock.h"
+
+namespace emberd::testing {
+
+uint32_t PrintedSeed() {
+  const char* given = std::getenv("EMBERD_TEST_SEED");
+  const uint32_t seed = given != nullptr ? std::stoul(given) : std::random_device()();
+  std::cout << "EMBERD_TEST_SEED=" << seed << "\n";
+  return seed;
+}
+
+std::string RandomBytes(std::mt19937& random, size_t size) {
+  std::string bytes(size, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+grpc::StatusCode SendMessage(grpc::GenericStub& stub, const std::string& method,
+                             const std::string& message, absl::Duration deadline) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+  grpc::CompletionQueue queue;
+  const grpc::Slice slice(message);
+  const grpc::ByteBuffer request(&slice, 1);
+  auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  call->StartCall();
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag;
+  bool ok;
+  queue.Next(&tag, &ok);
+  return status.error_code();
+}
+
+}  // namespace emberd::testing

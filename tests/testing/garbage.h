@@ -1,0 +1,23 @@
+// Bytes that are no request, and a way to send them.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+#include <grpcpp/generic/generic_stub.h>
+
+#include "absl/time/time.h"
+
+namespace emberd::testing {
+
+// EMBERD_TEST_SEED, or one that differs in every run; printed, so that a run can be repeated.
+uint32_t PrintedSeed();
+
+std::string RandomBytes(std::mt19937& random, size_t size);
+
+// Sends one message to a method ("/package.Service/Method"), whatever its kind; gives the code.
+grpc::StatusCode SendMessage(grpc::GenericStub& stub, const std::string& method,
+                             const std::string& message, absl::Duration deadline);
+
+}  // namespace emberd::testing
