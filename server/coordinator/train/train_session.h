@@ -56,6 +56,8 @@ class TrainSession {
   absl::StatusOr<v1::TrainUpdateResult> Update(int64_t step,
                                                const v1::ApplyGradientsRequest& request);
 
+  // Whether a request has failed, or the trainer is gone.
+  bool failed() { return !Failure().ok(); }
   // No request is under way, and no more will come.
   void Finish();
   void Fail(const absl::Status& status);

@@ -306,7 +306,15 @@ void TrainStream::WorkerDone() {
   std::unique_ptr<TrainSession> session;
   {
     absl::MutexLock lock(&mutex_);
-    if (--workers_ == 0) session = std::move(session_);
+    if (--workers_ == 0 && session_ != nullptr) {
+      // The end of the requests looks the same whether the trainer has closed its stream or is
+      // gone; only the end of the call tells.
+      const auto known = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+        return done_ || session_->failed();
+      };
+      mutex_.Await(absl::Condition(&known));
+      session = std::move(session_);
+    }
   }
   if (session != nullptr) session->Finish();
   session.reset();
@@ -387,6 +395,14 @@ void TrainStream::End(const absl::Status& status) {
   if (!status.ok()) context_.Cancel();
   timer_.Finish(status.code());
   Finish(rpc::ToGrpcStatus(status));
+}
+
+void TrainStream::OnDone() {
+  {
+    absl::MutexLock lock(&mutex_);
+    done_ = true;
+  }
+  Unref();
 }
 
 void TrainStream::Unref() {

@@ -84,7 +84,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override { Unref(); }
+  void OnDone() override;
 
   // Of one message; an error ends the stream.
   absl::Status Take(const grpc::ByteBuffer& message);
@@ -146,6 +146,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;  // the call is over
   int references_ ABSL_GUARDED_BY(mutex_) = 1;
 };
 
