@@ -167,10 +167,13 @@ TEST_F(DemoTest, GoesOnAfterAShardIsKilled) {
   EXPECT_THAT(Output(), HasSubstr("[####################] 100%"));
 }
 
-TEST_F(DemoTest, GoesOnAfterACoordinatorIsKilled) {
+// Both, for on a busy machine trainer 1 may have turned to the first when it began.
+TEST_F(DemoTest, GoesOnAfterItsCoordinatorsAreKilled) {
   Start("coordinator", {"--quick", "--examples", "150000"});
   AwaitOutput(" examples  ");
-  ASSERT_EQ(kill(ServerPids()[1], SIGKILL), 0);
+  const std::vector<pid_t> pids = ServerPids();
+  ASSERT_EQ(pids.size(), 6u);
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(kill(pids[i], SIGKILL), 0);
   EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
   EXPECT_THAT(Output(), HasSubstr("trainer 1 waits: "));
   EXPECT_THAT(Output(), HasSubstr("goes on after "));
