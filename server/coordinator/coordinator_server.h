@@ -23,7 +23,7 @@ struct CoordinatorServerOptions {
   // Shard by shard; empty: the shards at the addresses of `cluster`.
   std::vector<std::shared_ptr<ShardBackend>> shards;
   ops::Metrics* metrics = nullptr;  // required; must outlive the server
-  // Null: as `cluster` says, for this server alone.
+  // Null: made as `cluster` says. Its tokens then name the clients of the whole process.
   std::shared_ptr<const security::Security> security = nullptr;
 };
 

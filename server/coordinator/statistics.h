@@ -6,7 +6,8 @@
 
 namespace emberd::server {
 
-// Each adds to its field of `stats`: every RPC that has been answered, every stage, every group.
+// Each adds to its field of `stats`: every RPC that has been called, every
+// stage, every group that has had ranks here.
 void AddMethodStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats);
 void AddStageStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats);
 void AddGroupStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats);

@@ -27,7 +27,7 @@ constexpr MetricInfo kCatalogue[] = {
      kCounter,
      {"method"},
      "bytes",
-     "Bytes of the requests answered."},
+     "Bytes of the requests that have come."},
     {kRpcResponseBytes,
      "emberd_rpc_response_bytes_total",
      kCounter,

@@ -16,7 +16,7 @@ struct ShardServerOptions {
   v1::ClusterConfig cluster;        // complete (config::CompleteCluster)
   int shard_index = 0;              // serves cluster.shards(shard_index)
   ops::Metrics* metrics = nullptr;  // required; must outlive the server
-  // Null: as `cluster` says, for this server alone.
+  // Null: made as `cluster` says. Its tokens then name the clients of the whole process.
   std::shared_ptr<const security::Security> security = nullptr;
 };
 
