@@ -14,10 +14,6 @@ namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Bytes ahead for which memory is asked, and rows at most.
-constexpr int64_t kPrefetchBytes = 4096;
-constexpr int64_t kPrefetchRows = 40;
-
 void CopyRow(const char* HWY_RESTRICT row, int64_t bytes, char* HWY_RESTRICT out) {
   const hn::CappedTag<uint8_t, 64> d;
   const hn::CappedTag<uint8_t, 16> d16;
@@ -32,12 +28,14 @@ void CopyRow(const char* HWY_RESTRICT row, int64_t bytes, char* HWY_RESTRICT out
 }  // namespace
 
 void CopyRowsTarget(const CopyRowsArgs& args) {
-  const int64_t ahead = std::clamp<int64_t>(kPrefetchBytes / args.row_bytes, 1, kPrefetchRows);
+  const RowsAhead ahead(args.row_bytes);
+  const auto row = [&args](int64_t i) {
+    return args.weights + uint64_t{args.rows[std::min(i, args.count - 1)]} * args.row_bytes;
+  };
   for (int64_t i = 0; i < args.count; ++i) {
-    const uint64_t next = args.rows[std::min(i + ahead, args.count - 1)];
-    PrefetchRow(args.weights + next * args.row_bytes, args.row_bytes);
-    CopyRow(args.weights + uint64_t{args.rows[i]} * args.row_bytes, args.row_bytes,
-            args.out + i * args.row_bytes);
+    Prefetch<Cache::kFar>(row(i + ahead.far), args.row_bytes);
+    Prefetch<Cache::kNear>(row(i + ahead.near), args.row_bytes);
+    CopyRow(row(i), args.row_bytes, args.out + i * args.row_bytes);
   }
 }
 

@@ -7,7 +7,6 @@
 #include "hwy/foreach_target.h"
 // Must come after foreach_target.h.
 #include "hwy/aligned_allocator.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "shard/rows-inl.h"
 
@@ -16,10 +15,7 @@ namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Rows ahead for which memory is asked.
-// Narrow rows pass faster than memory answers.
-constexpr int RowsAhead(size_t row_bytes) { return row_bytes <= 128 ? 96 : 40; }
-static_assert(RowsAhead(1) <= kEntryPadding);
+static_assert(RowsAhead::kMost <= kEntryPadding);
 
 // x -> floor((clamp(x) - lower) / q + 0.5) * q + lower, where 1 / q is rounded on its own: with 256
 // buckets over [-1, 1] it is exact, and q is not.
@@ -70,6 +66,10 @@ class Forward {
   HWY_INLINE size_t width() const { return kWidth > 0 ? kWidth : args_.width; }
   HWY_INLINE size_t row_bytes() const { return width() * config::WeightBytes(kDtype); }
 
+  HWY_INLINE const char* Row(const Entry* entry) const {
+    return args_.weights + entry->row * row_bytes();
+  }
+
   // The partition of `row`, which is in partition `from` or a later one.
   HWY_INLINE int PartitionOf(uint32_t row, int from) const {
     while (row >= args_.partition_ends[from]) ++from;
@@ -112,9 +112,11 @@ class Forward {
     hn::Vec<D> sum[kVectors];
     for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
     for (const Entry* entry = begin; entry != end; ++entry) {
-      if (kFirst)
-        PrefetchRow(args_.weights + entry[RowsAhead(row_bytes())].row * row_bytes(), row_bytes());
-      const char* row = args_.weights + entry->row * row_bytes();
+      if (kFirst) {
+        Prefetch<Cache::kFar>(Row(entry + ahead_.far), row_bytes());
+        Prefetch<Cache::kNear>(Row(entry + ahead_.near), row_bytes());
+      }
+      const char* row = Row(entry);
       const auto gain = hn::Set(d, entry->gain);
       hn::Vec<D> x[kVectors];
       LoadBlock<kVectors>(row, column, x);
@@ -182,6 +184,7 @@ class Forward {
   }
 
   const ForwardArgs args_;
+  const RowsAhead ahead_{row_bytes()};
   const Quantizer<D> quantizer_;
   hwy::AlignedFreeUniquePtr<float[]> partials_;
 };

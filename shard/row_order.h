@@ -23,7 +23,7 @@ struct Touch {
 };
 
 // Kernels may prefetch this many touches beyond the last one; these are all zero.
-inline constexpr int kTouchPadding = 64;
+inline constexpr int kTouchPadding = 128;
 
 // Touches of the shard's k-th partition by (row, canonical sample), and kTouchPadding more. `parts`
 // are of one stack, in rank order, and have the same number of features. LSD radix sort over the

@@ -14,7 +14,6 @@
 #include <type_traits>
 
 #include "hwy/aligned_allocator.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "shard/counter_random.h"
 #include "shard/rows-inl.h"
@@ -25,17 +24,15 @@ namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Touches ahead for which memory is asked, by the cache lines that one takes: few of them pass
-// faster than memory answers, many would push each other out.
-constexpr int TouchesAhead(size_t lines) { return lines <= 6 ? 60 : 16; }
-static_assert(TouchesAhead(1) < kTouchPadding);
+static_assert(RowsAhead::kMost < kTouchPadding);
 
 // Specialised for each rule:
 //   static constexpr int kSlots;  // state vectors, one value per column
 //   static void Step(D d, const Rule& rule, Vec g, Vec& w, Vec* slots);
 // and, if it keeps one value per row (stored after the others),
 //   static constexpr int kRowSlots = 1;
-//   static float RowSum(const float* g, size_t width);  // what the value needs of the gradient
+//   static float RowSum(const float* g, size_t width);  // what the value needs of the gradient,
+//                                                       // which has zeros up to a multiple of 16
 //   static void BeginRows(const Rule& rule, RowValues& rows);
 //   static Rule OfRow(Rule rule, float factor);  // the rule for one row
 template <class Rule>
@@ -72,7 +69,7 @@ HWY_INLINE V Clamp(D d, V x, float low, float high) {
 // Where the gradient of a sample lies.
 struct GradientArray {
   const float* first;
-  size_t width;
+  size_t width;  // 0: all samples have the first one
   HWY_INLINE const float* operator()(uint32_t sample) const {
     return first + uint64_t{sample} * width;
   }
@@ -95,24 +92,22 @@ class UpdateLoop {
              const Rule& rule)
       : args_(args),
         gradients_(gradients),
-        zero_(args.gradients == nullptr && args.gradient_rows == nullptr),
         common_(common),
         rule_(rule),
+        stride_((width() + 15) / 16 * 16),
         batch_(kPlain && kRowSlots == 0 ? nullptr
-                                        : hwy::AllocateAligned<float>(kRowsAtOnce * args.width)),
-        random_(kPlain ? nullptr : hwy::AllocateAligned<uint16_t>(args.width)) {}
+                                        : hwy::AllocateAligned<float>(2 * kRowsAtOnce * stride_)),
+        random_(kPlain ? nullptr : hwy::AllocateAligned<uint16_t>(args.width)) {
+    if (batch_ != nullptr) std::fill_n(batch_.get(), 2 * kRowsAtOnce * stride_, 0.0f);
+  }
 
   UpdateCounts Run() {
     const Touch* touch = args_.touches;
     const Touch* const end = touch + args_.touch_count;
-    while (touch != end) {
-      if constexpr (kRowSlots == 0) {
-        const Touch* row_end = EndOfRow(touch, end);
-        UpdateRow(touch, row_end);
-        touch = row_end;
-      } else {
-        UpdateSomeRows(touch, end);
-      }
+    if constexpr (kRowSlots > 0) {
+      UpdateInBatches(touch, end);
+    } else {
+      while (touch != end) touch = UpdateRow(touch, end);
     }
     return counts_;
   }
@@ -124,74 +119,87 @@ class UpdateLoop {
   static constexpr bool kPlain = std::is_same_v<Gradients, GradientArray>;
   static constexpr bool kMayRoundRandomly = !kPlain && kDtype != v1::FLOAT32;
 
+  struct RowBatch {
+    int count;
+    float* gradients;
+    uint32_t rows[kRowsAtOnce];
+    int columns[kRowsAtOnce];
+    RowValues values;
+  };
+
   HWY_INLINE size_t width() const { return kWidth > 0 ? kWidth : args_.width; }
   HWY_INLINE size_t row_bytes() const { return width() * config::WeightBytes(kDtype); }
 
-  HWY_INLINE int Ahead() const {
-    return TouchesAhead(((1 + kSlots) * width() * sizeof(float) + row_bytes()) / 64);
+  // Of memory that a touch takes.
+  HWY_INLINE size_t touch_bytes() const {
+    return (1 + kSlots) * width() * sizeof(float) + row_bytes();
   }
 
-  // Asks for the memory of later touches on the way. Finds the range of the row, too.
-  HWY_INLINE const Touch* EndOfRow(const Touch* touch, const Touch* end) {
+  template <Cache kCache>
+  HWY_INLINE void PrefetchTouch(const Touch* touch) const {
+    const size_t row = touch->row;
+    Prefetch<kCache>(gradients_(touch->sample), width() * sizeof(float));
+    if (row == touch[-1].row) return;
+    Prefetch<kCache>(args_.weights + row * row_bytes(), row_bytes());
+    for (int s = 0; s < kSlots; ++s) {
+      Prefetch<kCache>(args_.slots[s] + row * width(), width() * sizeof(float));
+    }
+    if (kRowSlots > 0) Prefetch<kCache>(args_.slots[kSlots] + row, sizeof(float));
+  }
+
+  // Calls use(column, sums) with the sums of one block of kVectors vectors of columns, which are
+  // made in registers. The first block of a row finds where the row ends, and asks for the memory
+  // of later touches on the way.
+  template <int kVectors, bool kFirst, class Use>
+  HWY_INLINE const Touch* SumBlock(const Touch* touch, const Touch* end, size_t column,
+                                   const Use& use) {
+    const D d;
     const uint32_t row = touch->row;
+    hn::Vec<D> sum[kVectors];
+    for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
     do {
-      const Touch* later = touch + Ahead();
-      PrefetchGradient(later);
-      if (kRowSlots == 0) PrefetchState(later);
-      if (kRowSlots > 0) hwy::Prefetch(args_.slots[kSlots] + later->row);
+      if (kFirst) {
+        PrefetchTouch<Cache::kFar>(touch + ahead_.far);
+        PrefetchTouch<Cache::kNear>(touch + ahead_.near);
+      }
+      const float* gradient = gradients_(touch->sample) + column;
+      const auto gain = hn::Set(d, touch->gain);
+      for (int v = 0; v < kVectors; ++v) {
+        sum[v] = hn::Add(sum[v], hn::Mul(gain, hn::LoadU(d, gradient + v * kLanes)));
+      }
       ++touch;
-    } while (touch != end && touch->row == row);
-    while (row >= static_cast<uint64_t>(range_->end)) ++range_;
+    } while (touch != end && (!kFirst || touch->row == row));
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (!kPlain) finite_ &= AllFinite(sum[v]);
+      if (common_.clip_gradient) {
+        sum[v] = Clamp(d, sum[v], common_.gradient_min, common_.gradient_max);
+      }
+    }
+    use(column, sum);
     return touch;
   }
 
-  HWY_INLINE void PrefetchGradient(const Touch* touch) const {
-    if (zero_) return;
-    PrefetchRow(reinterpret_cast<const char*>(gradients_(touch->sample)), width() * sizeof(float));
-  }
-
-  HWY_INLINE void PrefetchState(const Touch* touch) const {
-    if (touch->row == touch[-1].row) return;
-    PrefetchRow(args_.weights + touch->row * row_bytes(), row_bytes());
-    for (int s = 0; s < kSlots; ++s) {
-      PrefetchRow(reinterpret_cast<const char*>(args_.slots[s] + uint64_t{touch->row} * width()),
-                  width() * sizeof(float));
-    }
-  }
-
-  // Calls use(column, sums) for each block of kVectors vectors of columns from `column` on; the
-  // sums of a block are made in registers. Returns the first column not done.
   template <int kVectors, class Use>
-  HWY_INLINE size_t SumBlocks(const Touch* begin, const Touch* end, size_t column, const Use& use) {
-    const D d;
+  HWY_INLINE size_t SumBlocks(const Touch* begin, const Touch*& end, size_t column,
+                              const Use& use) {
     for (; column + kVectors * kLanes <= width(); column += kVectors * kLanes) {
-      hn::Vec<D> sum[kVectors];
-      for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
-      for (const Touch* touch = begin; touch != end; ++touch) {
-        const float* gradient = gradients_(touch->sample) + column;
-        const auto gain = hn::Set(d, touch->gain);
-        for (int v = 0; v < kVectors; ++v) {
-          sum[v] = hn::Add(sum[v], hn::Mul(gain, hn::LoadU(d, gradient + v * kLanes)));
-        }
+      if (column == 0) {
+        end = SumBlock<kVectors, true>(begin, end, column, use);
+      } else {
+        SumBlock<kVectors, false>(begin, end, column, use);
       }
-      for (int v = 0; v < kVectors; ++v) {
-        if constexpr (!kPlain) finite_ &= AllFinite(sum[v]);
-        if (common_.clip_gradient) {
-          sum[v] = Clamp(d, sum[v], common_.gradient_min, common_.gradient_max);
-        }
-      }
-      use(column, sum);
     }
     return column;
   }
 
+  // The gradient of the row at `begin`, block by block. Returns the row's end.
   template <class Use>
-  HWY_INLINE void SumGradient(const Touch* begin, const Touch* end, const Use& use) {
-    if (zero_) end = begin;
+  HWY_INLINE const Touch* SumGradient(const Touch* begin, const Touch* end, const Use& use) {
     size_t column = SumBlocks<8>(begin, end, 0, use);
     column = SumBlocks<4>(begin, end, column, use);
     column = SumBlocks<2>(begin, end, column, use);
     SumBlocks<1>(begin, end, column, use);
+    return end;
   }
 
   static HWY_INLINE bool AllFinite(hn::Vec<D> x) {
@@ -200,11 +208,18 @@ class UpdateLoop {
     return hn::AllTrue(d32, hn::Ne(hn::And(hn::BitCast(d32, x), exponent), exponent));
   }
 
-  // Sums the gradient of a row. False if the row is to be left as it is, which is then counted.
-  HWY_INLINE bool SumWholeGradient(const Touch* begin, const Touch* end, float* gradient) {
+  // The live columns of a row; rows ascend.
+  HWY_INLINE int ColumnsOf(uint32_t row) {
+    while (row >= static_cast<uint64_t>(range_->end)) ++range_;
+    return range_->columns;
+  }
+
+  // Sums the gradient of the row at `touch` and moves `touch` beyond it. False if the row is to be
+  // left as it is, which is then counted.
+  HWY_INLINE bool SumWholeGradient(const Touch*& touch, const Touch* end, float* gradient) {
     const D d;
     finite_ = true;
-    SumGradient(begin, end, [&](size_t c, const auto& g) HWY_ATTR {
+    touch = SumGradient(touch, end, [&](size_t c, const auto& g) HWY_ATTR {
       for (const auto& v : g) hn::Store(v, d, gradient + c), c += kLanes;
     });
     const bool update = kPlain || finite_ || !args_.skip_nonfinite;
@@ -212,53 +227,64 @@ class UpdateLoop {
     return update;
   }
 
-  HWY_INLINE void UpdateRow(const Touch* begin, const Touch* end) {
+  // Updates the row at `touch`. Returns its end.
+  HWY_INLINE const Touch* UpdateRow(const Touch* touch, const Touch* end) {
+    const uint32_t row = touch->row;
+    const int columns = ColumnsOf(row);
     if constexpr (kPlain) {
-      char* weights = args_.weights + begin->row * row_bytes();
+      char* weights = args_.weights + row * row_bytes();
       float* slots[kSlots + 1];
-      FindSlots(begin->row, slots);
-      SumGradient(begin, end, [&](size_t c, const auto& g) HWY_ATTR {
+      FindSlots(row, slots);
+      touch = SumGradient(touch, end, [&](size_t c, const auto& g) HWY_ATTR {
         UpdateBlock<std::extent_v<std::remove_reference_t<decltype(g)>>>(rule_, c, g, weights,
                                                                          slots);
       });
-      if (range_->columns < static_cast<int>(width()))
-        ClearPadding(range_->columns, weights, slots);
+      if (columns < static_cast<int>(width())) ClearPadding(columns, weights, slots);
       ++counts_.updated;
-    } else if (SumWholeGradient(begin, end, batch_.get())) {
-      UpdateColumns(rule_, begin->row, batch_.get(), range_->columns);
+    } else if (SumWholeGradient(touch, end, batch_.get())) {
+      UpdateColumns(rule_, row, batch_.get(), columns);
+    }
+    return touch;
+  }
+
+  // Sums the gradients of the next rows that are to be updated. Moves `touch` beyond them.
+  HWY_INLINE void SumSomeRows(const Touch*& touch, const Touch* end, RowBatch& batch) {
+    batch.count = 0;
+    while (batch.count < kRowsAtOnce && touch != end) {
+      const uint32_t row = touch->row;
+      float* gradient = batch.gradients + batch.count * stride_;
+      if (!SumWholeGradient(touch, end, gradient)) continue;
+      const int columns = ColumnsOf(row);
+      batch.rows[batch.count] = row;
+      batch.columns[batch.count] = columns;
+      batch.values.sums[batch.count] = Formula<Rule>::RowSum(gradient, width());
+      batch.values.columns[batch.count] = static_cast<float>(std::max(columns, 1));
+      batch.values.values[batch.count] = args_.slots[kSlots][row];
+      ++batch.count;
     }
   }
 
-  // First the gradients of up to kRowsAtOnce rows, then their values, then their columns. Moves
-  // `touch` beyond them.
-  HWY_INLINE void UpdateSomeRows(const Touch*& touch, const Touch* end) {
-    RowValues values{};  // the last batch may not fill it
-    const Touch* begins[kRowsAtOnce + 1];
-    float* const row_slots = args_.slots[kSlots];
-    int count = 0;
-    for (; count < kRowsAtOnce && touch != end; ++count) {
-      begins[count] = touch;
-      const Touch* row_end = EndOfRow(touch, end);
-      float* gradient = batch_.get() + count * width();
-      update_[count] = SumWholeGradient(touch, row_end, gradient);
-      touch = row_end;
-      values.sums[count] = Formula<Rule>::RowSum(gradient, width());
-      values.columns[count] = static_cast<float>(std::max(range_->columns, 1));
-      values.values[count] = row_slots[begins[count]->row];
-      columns_[count] = range_->columns;
+  HWY_INLINE void UpdateSomeRows(RowBatch& batch) {
+    Formula<Rule>::BeginRows(rule_, batch.values);
+    for (int i = 0; i < batch.count; ++i) {
+      args_.slots[kSlots][batch.rows[i]] = batch.values.values[i];
+      UpdateColumns(Formula<Rule>::OfRow(rule_, batch.values.factors[i]), batch.rows[i],
+                    batch.gradients + i * stride_, batch.columns[i]);
     }
-    begins[count] = touch;
-    Formula<Rule>::BeginRows(rule_, values);
-    for (int i = 0; i < count; ++i) {
-      // Asked for here and not on the way to the row's end, to spread what memory is asked for.
-      for (const Touch* t = begins[i]; t != begins[i + 1]; ++t) {
-        PrefetchState(t + Ahead());
-      }
-      if (!kPlain && !update_[i]) continue;
-      const uint32_t row = begins[i]->row;
-      row_slots[row] = values.values[i];
-      UpdateColumns(Formula<Rule>::OfRow(rule_, values.factors[i]), row, batch_.get() + i * width(),
-                    columns_[i]);
+  }
+
+  // Rows with values: those of a batch are updated when the gradients of the next one have been
+  // summed, since what was just written one by one is slow to read as a vector.
+  HWY_INLINE void UpdateInBatches(const Touch* touch, const Touch* end) {
+    RowBatch batches[2] = {};
+    batches[0].gradients = batch_.get();
+    batches[1].gradients = batch_.get() + kRowsAtOnce * stride_;
+    int next = 0;
+    SumSomeRows(touch, end, batches[next]);
+    while (batches[next].count > 0) {
+      next = 1 - next;
+      SumSomeRows(touch, end, batches[next]);
+      UpdateSomeRows(batches[1 - next]);
     }
   }
 
@@ -338,16 +364,15 @@ class UpdateLoop {
   }
 
   const UpdateArgs args_;
+  const RowsAhead ahead_{touch_bytes()};
   const Gradients gradients_;
-  const bool zero_;  // all gradients are
   const CommonRule common_;
   const Rule rule_;
   const RowRange* range_ = args_.ranges.data();
   UpdateCounts counts_;
-  bool finite_ = true;                        // the sums of the row so far
-  hwy::AlignedFreeUniquePtr<float[]> batch_;  // gradients of kRowsAtOnce rows
-  int columns_[kRowsAtOnce];
-  bool update_[kRowsAtOnce];
+  bool finite_ = true;                            // the sums of the row so far
+  const size_t stride_;                           // from one gradient in batch_ to the next
+  hwy::AlignedFreeUniquePtr<float[]> batch_;      // gradients of kRowsAtOnce rows
   hwy::AlignedFreeUniquePtr<uint16_t[]> random_;  // of the row's columns
 };
 
@@ -371,7 +396,14 @@ template <class Rule>
 UpdateCounts RunUpdateLoop(const UpdateArgs& args, const CommonRule& common, const Rule& rule) {
   using Wide = hn::CappedTag<float, 16>;
   using Narrow = hn::CappedTag<float, 8>;
-  const GradientArray gradients{args.gradients, static_cast<size_t>(args.width)};
+  const size_t width = args.width;
+  hwy::AlignedFreeUniquePtr<float[]> zeros;
+  GradientArray gradients{args.gradients, width};
+  if (args.gradients == nullptr && args.gradient_rows == nullptr) {
+    zeros = hwy::AllocateAligned<float>(width);
+    std::fill_n(zeros.get(), width, 0.0f);
+    gradients = {zeros.get(), 0};
+  }
   if (args.gradient_rows != nullptr || args.skip_nonfinite || args.stochastic_rounding) {
     const AnyGradients any{args.gradient_rows, gradients};
     return RunUpdateLoopOn<Narrow, 0>(any, args, common, rule);

@@ -32,35 +32,39 @@ template <>
 struct Formula<RowwiseAdagradRule> {
   static constexpr int kSlots = 0;
   static constexpr int kRowSlots = 1;
-  using D8 = hn::CappedTag<float, 8>;
-  static constexpr size_t kVectors = 8 / hn::MaxLanes(D8());
-
-  // Squares are summed in eight columns-modulo-8 sums, then by a tree: one order for all vector
-  // lengths. Padding columns add 0.
+  // Squares are summed in sixteen columns-modulo-16 sums, then by a tree of halves: one order for
+  // all vector lengths. Padding columns add 0.
   static HWY_INLINE float RowSum(const float* g, size_t width) {
-    const D8 d8;
-    hn::Vec<D8> sums[kVectors];
-    for (size_t v = 0; v < kVectors; ++v) sums[v] = hn::Zero(d8);
-    for (size_t c = 0; c < width; c += 8) {
+    const hn::CappedTag<float, 16> d;
+    constexpr size_t kLanes = hn::MaxLanes(d), kVectors = 16 / kLanes;
+    hn::Vec<decltype(d)> sums[kVectors];
+    for (size_t v = 0; v < kVectors; ++v) sums[v] = hn::Zero(d);
+    for (size_t c = 0; c < width; c += 16) {
       for (size_t v = 0; v < kVectors; ++v) {
-        const auto x = hn::Load(d8, g + c + v * hn::MaxLanes(d8));
+        const auto x = hn::Load(d, g + c + v * kLanes);
         sums[v] = hn::Add(sums[v], hn::Mul(x, x));
       }
     }
-#if HWY_TARGET == HWY_SCALAR
-    const auto s = [&sums](int v) { return sums[v].raw; };
-    return ((s(0) + s(1)) + (s(2) + s(3))) + ((s(4) + s(5)) + (s(6) + s(7)));
-#else
-    static_assert(kVectors == 1, "targets of less than 8 lanes are not compiled");
-    const auto pairs = hn::Add(sums[0], hn::Shuffle2301(sums[0]));
-    const auto fours = hn::Add(pairs, hn::Shuffle1032(pairs));
-    const hn::Half<D8> d4;
-    return hn::GetLane(hn::Add(hn::LowerHalf(d4, fours), hn::UpperHalf(d4, fours)));
+    for (size_t n = kVectors / 2; n > 0; n /= 2) {
+      for (size_t v = 0; v < n; ++v) sums[v] = hn::Add(sums[v], sums[v + n]);
+    }
+    return SumHalves(d, sums[0]);
+  }
+
+  // Lanes at half their number apart meet, until one is left.
+  template <class D>
+  static HWY_INLINE float SumHalves(D d, hn::Vec<D> x) {
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (hn::MaxLanes(D()) > 1) {
+      const hn::Half<D> half;
+      return SumHalves(half, hn::Add(hn::LowerHalf(half, x), hn::UpperHalf(half, x)));
+    }
 #endif
+    return hn::GetLane(x);
   }
 
   static HWY_INLINE void BeginRows(const RowwiseAdagradRule& rule, RowValues& rows) {
-    const D8 d8;
+    const hn::CappedTag<float, 8> d8;
     for (int i = 0; i < kRowsAtOnce; i += hn::MaxLanes(d8)) {
       const auto mean = hn::Div(hn::Load(d8, rows.sums + i), hn::Load(d8, rows.columns + i));
       const auto a = hn::Add(hn::Load(d8, rows.values + i), mean);

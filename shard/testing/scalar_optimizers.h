@@ -94,9 +94,12 @@ struct ColumnStep {
 // What happens once for the whole row, before its columns.
 inline UpdateRule BeginRow(UpdateRule rule, const std::vector<float>& g, RowValues& row) {
   if (auto* r = std::get_if<RowwiseAdagradRule>(&rule)) {
-    float s[8] = {};
-    for (size_t c = 0; c < g.size(); ++c) s[c % 8] = s[c % 8] + g[c] * g[c];
-    const float sum = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+    float s[16] = {};
+    for (size_t c = 0; c < g.size(); ++c) s[c % 16] = s[c % 16] + g[c] * g[c];
+    for (int half = 8; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) s[i] = s[i] + s[i + half];
+    }
+    const float sum = s[0];
     row.slots[0][0] += sum / static_cast<float>(g.size());
     r->learning_rate = DivOrZero(r->learning_rate, std::sqrt(row.slots[0][0]) + r->epsilon);
   } else if (auto* r = std::get_if<F2aRule>(&rule)) {

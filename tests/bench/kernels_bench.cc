@@ -50,8 +50,9 @@ constexpr int64_t kForwardFloats = 1 << 25;
 constexpr int64_t kUpdateFloats = 1 << 24;
 constexpr int kRounds = 7;
 // Rows ahead for which the limits ask: the best one counts.
-constexpr int kGatherAhead[] = {16, 32, 64, 120};
-constexpr int kUpdateAhead[] = {8, 16, 32, 60};
+constexpr Ahead kGatherAhead[] = {{32, 0},  {64, 0},   {8, 32},  {8, 64},
+                                  {16, 64}, {16, 120}, {24, 120}};
+constexpr Ahead kUpdateAhead[] = {{8, 0}, {16, 0}, {32, 0}, {8, 32}, {8, 64}, {16, 64}, {16, 120}};
 
 double CpuSeconds() {
   timespec now;
@@ -226,7 +227,7 @@ class KernelBench {
     const shard::ForwardArgs args = MakeForwardArgs(entries.data(), offsets, width, dtype);
     const size_t row_bytes = width * (dtype == v1::BFLOAT16 ? 2 : 4);
     std::vector<std::function<void()>> works = {[&] { shard::SumRows(args); }};
-    for (const int ahead : kGatherAhead) {
+    for (const Ahead ahead : kGatherAhead) {
       works.push_back([&, ahead] {
         if (bag == 1) {
           CopyLimit(weights_.data(), row_bytes, entries.data(), count, ahead, width * sizeof(float),
@@ -277,7 +278,7 @@ class KernelBench {
     int64_t rows = 0;
     std::vector<std::function<void()>> works = {
         [&] { rows = shard::UpdateRows(args, rule).updated; }};
-    for (const int ahead : kUpdateAhead) {
+    for (const Ahead ahead : kUpdateAhead) {
       works.push_back([&, ahead] { sink_ = UpdateLimit(traffic, ahead); });
     }
     const std::vector<double> seconds = MedianOfEach(works);

@@ -25,6 +25,10 @@ struct Row {
 #pragma GCC unroll 16
     for (size_t i = 0; i < kBytes; i += 64) hwy::Prefetch(row + i);
   }
+  static HWY_INLINE void PrefetchFar(const char* row) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kBytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+  }
   static HWY_INLINE V Load(const char* row, size_t i) {
     return hn::LoadU(D(), reinterpret_cast<const uint8_t*>(row) + i);
   }
@@ -47,11 +51,12 @@ struct Row {
 
 template <size_t kBytes>
 struct Gather {
-  static uint8_t Run(const char* table, const shard::Entry* entries, int64_t count, int ahead) {
+  static uint8_t Run(const char* table, const shard::Entry* entries, int64_t count, Ahead ahead) {
     using R = Row<kBytes>;
     auto sum = hn::Zero(typename R::D());
     for (int64_t i = 0; i < count; ++i) {
-      R::Prefetch(table + entries[i + ahead].row * kBytes);
+      if (ahead.far > 0) R::PrefetchFar(table + entries[i + ahead.far].row * kBytes);
+      R::Prefetch(table + entries[i + ahead.near].row * kBytes);
       R::Read(table + entries[i].row * kBytes, sum);
     }
     return hn::GetLane(sum);
@@ -59,10 +64,12 @@ struct Gather {
 };
 
 template <size_t kBytes, size_t kOutBytes>
-void CopyRows(const char* table, const shard::Entry* entries, int64_t count, int ahead, char* out) {
+void CopyRows(const char* table, const shard::Entry* entries, int64_t count, Ahead ahead,
+              char* out) {
   using R = Row<kBytes>;
   for (int64_t i = 0; i < count; ++i) {
-    R::Prefetch(table + entries[i + ahead].row * kBytes);
+    if (ahead.far > 0) R::PrefetchFar(table + entries[i + ahead.far].row * kBytes);
+    R::Prefetch(table + entries[i + ahead.near].row * kBytes);
     for (size_t j = 0; j < kOutBytes; j += kBytes) {
       R::Copy(table + entries[i].row * kBytes, out + i * kOutBytes + j);
     }
@@ -70,7 +77,7 @@ void CopyRows(const char* table, const shard::Entry* entries, int64_t count, int
 }
 
 template <size_t kBytes, size_t kSlotBytes, size_t kGradientBytes>
-uint8_t UpdateAll(const UpdateTraffic& traffic, int ahead) {
+uint8_t UpdateAll(const UpdateTraffic& traffic, Ahead ahead) {
   using R = Row<kBytes>;
   using G = Row<kGradientBytes>;
   using S = Row<(kSlotBytes < 16 ? 16 : kSlotBytes)>;
@@ -83,9 +90,17 @@ uint8_t UpdateAll(const UpdateTraffic& traffic, int ahead) {
   const shard::Touch* touch = traffic.touches;
   const shard::Touch* const end = touch + traffic.count;
   for (; touch != end; ++touch) {
-    const shard::Touch& next = touch[ahead];
+    if (ahead.far > 0) {
+      const shard::Touch& later = touch[ahead.far];
+      G::PrefetchFar(traffic.gradients + later.sample * kGradientBytes);
+      if (later.row != touch[ahead.far - 1].row) {
+        R::PrefetchFar(traffic.table + later.row * kBytes);
+        Row<kSlotBytes>::PrefetchFar(traffic.slot + later.row * kSlotBytes);
+      }
+    }
+    const shard::Touch& next = touch[ahead.near];
     G::Prefetch(traffic.gradients + next.sample * kGradientBytes);
-    if (next.row != touch[ahead - 1].row) {
+    if (next.row != touch[ahead.near - 1].row) {
       R::Prefetch(traffic.table + next.row * kBytes);
       Row<kSlotBytes>::Prefetch(traffic.slot + next.row * kSlotBytes);
     }
@@ -102,7 +117,7 @@ uint8_t UpdateAll(const UpdateTraffic& traffic, int ahead) {
 }
 
 template <size_t kWidth>
-uint8_t UpdateWidth(const UpdateTraffic& traffic, int ahead) {
+uint8_t UpdateWidth(const UpdateTraffic& traffic, Ahead ahead) {
   constexpr size_t kFloats = kWidth * 4;
   const bool half = traffic.row_bytes < kFloats;
   if (traffic.slot_bytes == 4) {
@@ -116,7 +131,7 @@ uint8_t UpdateWidth(const UpdateTraffic& traffic, int ahead) {
 }  // namespace
 
 int GatherTarget(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
-                 int ahead) {
+                 Ahead ahead) {
   switch (row_bytes) {
     case 32:
       return Gather<32>::Run(table, entries, count, ahead);
@@ -133,7 +148,7 @@ int GatherTarget(const char* table, size_t row_bytes, const shard::Entry* entrie
 }
 
 void CopyTarget(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
-                int ahead, size_t out_bytes, char* out) {
+                Ahead ahead, size_t out_bytes, char* out) {
   const bool half = row_bytes < out_bytes;
   switch (out_bytes) {
     case 64:
@@ -148,7 +163,7 @@ void CopyTarget(const char* table, size_t row_bytes, const shard::Entry* entries
   std::abort();
 }
 
-int UpdateTarget(const UpdateTraffic& traffic, int ahead) {
+int UpdateTarget(const UpdateTraffic& traffic, Ahead ahead) {
   switch (traffic.gradient_bytes) {
     case 64:
       return UpdateWidth<16>(traffic, ahead);
@@ -172,14 +187,14 @@ HWY_EXPORT(CopyTarget);
 HWY_EXPORT(UpdateTarget);
 
 int GatherLimit(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
-                int ahead) {
+                Ahead ahead) {
   return HWY_DYNAMIC_DISPATCH(GatherTarget)(table, row_bytes, entries, count, ahead);
 }
 void CopyLimit(const char* table, size_t row_bytes, const shard::Entry* entries, int64_t count,
-               int ahead, size_t out_bytes, char* out) {
+               Ahead ahead, size_t out_bytes, char* out) {
   HWY_DYNAMIC_DISPATCH(CopyTarget)(table, row_bytes, entries, count, ahead, out_bytes, out);
 }
-int UpdateLimit(const UpdateTraffic& traffic, int ahead) {
+int UpdateLimit(const UpdateTraffic& traffic, Ahead ahead) {
   return HWY_DYNAMIC_DISPATCH(UpdateTarget)(traffic, ahead);
 }
 }  // namespace emberd::bench
