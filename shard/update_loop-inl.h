@@ -136,15 +136,30 @@ class UpdateLoop {
   }
 
   template <Cache kCache>
-  HWY_INLINE void PrefetchTouch(const Touch* touch) const {
-    const size_t row = touch->row;
+  HWY_INLINE void PrefetchGradient(const Touch* touch) const {
     Prefetch<kCache>(gradients_(touch->sample), width() * sizeof(float));
-    if (row == touch[-1].row) return;
+  }
+
+  template <Cache kCache>
+  HWY_INLINE void PrefetchState(size_t row) const {
     Prefetch<kCache>(args_.weights + row * row_bytes(), row_bytes());
     for (int s = 0; s < kSlots; ++s) {
       Prefetch<kCache>(args_.slots[s] + row * width(), width() * sizeof(float));
     }
-    if (kRowSlots > 0) Prefetch<kCache>(args_.slots[kSlots] + row, sizeof(float));
+  }
+
+  // Asks for the memory of later touches. Rows with values are asked for into the first level when
+  // their gradients have been summed: it is longer until they are updated.
+  HWY_INLINE void PrefetchLater(const Touch* touch) const {
+    const Touch* far = touch + ahead_.far;
+    const Touch* near = touch + ahead_.near;
+    PrefetchGradient<Cache::kFar>(far);
+    PrefetchGradient<Cache::kNear>(near);
+    if (far->row != far[-1].row) {
+      PrefetchState<Cache::kFar>(far->row);
+      if (kRowSlots > 0) Prefetch<Cache::kFar>(args_.slots[kSlots] + far->row, sizeof(float));
+    }
+    if (kRowSlots == 0 && near->row != near[-1].row) PrefetchState<Cache::kNear>(near->row);
   }
 
   // Calls use(column, sums) with the sums of one block of kVectors vectors of columns, which are
@@ -158,10 +173,7 @@ class UpdateLoop {
     hn::Vec<D> sum[kVectors];
     for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
     do {
-      if (kFirst) {
-        PrefetchTouch<Cache::kFar>(touch + ahead_.far);
-        PrefetchTouch<Cache::kNear>(touch + ahead_.near);
-      }
+      if (kFirst) PrefetchLater(touch);
       const float* gradient = gradients_(touch->sample) + column;
       const auto gain = hn::Set(d, touch->gain);
       for (int v = 0; v < kVectors; ++v) {
@@ -264,9 +276,10 @@ class UpdateLoop {
     }
   }
 
-  HWY_INLINE void UpdateSomeRows(RowBatch& batch) {
+  HWY_INLINE void UpdateSomeRows(RowBatch& batch, const RowBatch& next) {
     Formula<Rule>::BeginRows(rule_, batch.values);
     for (int i = 0; i < batch.count; ++i) {
+      if (i < next.count) PrefetchState<Cache::kNear>(next.rows[i]);
       args_.slots[kSlots][batch.rows[i]] = batch.values.values[i];
       UpdateColumns(Formula<Rule>::OfRow(rule_, batch.values.factors[i]), batch.rows[i],
                     batch.gradients + i * stride_, batch.columns[i]);
@@ -284,7 +297,7 @@ class UpdateLoop {
     while (batches[next].count > 0) {
       next = 1 - next;
       SumSomeRows(touch, end, batches[next]);
-      UpdateSomeRows(batches[1 - next]);
+      UpdateSomeRows(batches[1 - next], batches[next]);
     }
   }
 
