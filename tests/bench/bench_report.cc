@@ -57,7 +57,7 @@ Report::Report(int argc, char** argv) {
       std::exit(2);
     }
   }
-  std::printf("%-44s %14s %-8s %8s %6s %14s %7s\n", "name", "value", "unit", "threads", "width",
+  std::printf("%-56s %14s %-8s %8s %6s %14s %7s\n", "name", "value", "unit", "threads", "width",
               "limit", "ratio");
 }
 
@@ -67,7 +67,7 @@ bool Report::Wants(const std::string& name) const {
 
 void Report::Add(const Row& row) {
   rows_.push_back(row);
-  std::printf("%-44s %14.4g %-8s %8d %6d %14.4g %7.2f\n", row.name.c_str(), row.value,
+  std::printf("%-56s %14.4g %-8s %8d %6d %14.4g %7.2f\n", row.name.c_str(), row.value,
               row.unit.c_str(), row.threads, row.width, row.limit, row.ratio());
   std::fflush(stdout);
 }

@@ -4,11 +4,13 @@
 // gradients and update (Adagrad, row-wise Adagrad), on a table of 4 million rows in huge pages; ids
 // are uniform, or Zipf 1.05 with the frequent rows scattered over the table; batches read 64 MiB of
 // float32 gradients or 128 MiB of float32 rows, whatever the width. `sizes` has tables of 10^5 to
-// 4 * 10^7 rows. Not simulated: the network, arranging of batches, tables without huge pages.
+// 4 * 10^7 rows, `targets` each kind of vector instructions that this processor has. Not simulated:
+// the network, arranging of batches, tables without huge pages.
 //
 // `value` is ids per second. `limit` is measured in the same rounds, on the same rows in the same
 // order: for forward the best plain gather (for bags of 1: gather and write), for the optimizers
-// the best loop that reads the same gradients and reads and writes the same weights and slots. GB/s
+// the best loop that reads the same gradients and reads and writes the same weights and slots; best
+// over how far ahead it asks for memory, in one step or in two. GB/s
 // count every row read (forward), and every row read, updated and written back plus gradients
 // (backward).
 //
@@ -25,6 +27,7 @@
 #include <time.h>
 
 #include "absl/strings/str_cat.h"
+#include "hwy/targets.h"
 #include "shard/bfloat16.h"
 #include "shard/buffer_pool.h"
 #include "shard/forward_kernel.h"
@@ -123,6 +126,20 @@ std::string Name(const std::string& kernel, int width, v1::DataType dtype, bool 
                       zipf ? "zipf" : "uniform", "/bag", bag);
 }
 
+// While it lives, kernels run on this kind of vector instructions; 0: the best one.
+class OnTarget {
+ public:
+  explicit OnTarget(int64_t target) : chosen_(target != 0) {
+    if (chosen_) hwy::SetSupportedTargetsForTest(target);
+  }
+  ~OnTarget() {
+    if (chosen_) hwy::SetSupportedTargetsForTest(0);
+  }
+
+ private:
+  const bool chosen_;
+};
+
 class KernelBench {
  public:
   explicit KernelBench(Report& report) : report_(report) {}
@@ -143,6 +160,26 @@ class KernelBench {
         }
       }
     }
+  }
+
+  // Width 64, uniform ids, bags of 10.
+  void RunTargets() {
+    const std::vector<uint32_t> ids = MakeIds(false, kRows, kForwardFloats / 64);
+    const std::vector<Touch> touches =
+        MakeTouches({ids.begin(), ids.begin() + kUpdateFloats / 64}, 10);
+    for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+      target_ = target;
+      for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16}) {
+        const auto name = [&](const char* kernel) {
+          return Name(absl::StrCat("targets/", hwy::TargetName(target), "/", kernel), 64, dtype,
+                      false, 10);
+        };
+        Forward(ids, name("forward"), 64, dtype, 10);
+        Update(touches, kRows, name("adagrad"), 64, dtype, false);
+        Update(touches, kRows, name("rowwise_adagrad"), 64, dtype, true);
+      }
+    }
+    target_ = 0;
   }
 
   // Cost per id over table sizes: uniform ids, bags of 10, float32.
@@ -226,7 +263,10 @@ class KernelBench {
     const std::vector<uint32_t> offsets = MakeOffsets(count, bag);
     const shard::ForwardArgs args = MakeForwardArgs(entries.data(), offsets, width, dtype);
     const size_t row_bytes = width * (dtype == v1::BFLOAT16 ? 2 : 4);
-    std::vector<std::function<void()>> works = {[&] { shard::SumRows(args); }};
+    std::vector<std::function<void()>> works = {[&] {
+      const OnTarget on(target_);
+      shard::SumRows(args);
+    }};
     for (const Ahead ahead : kGatherAhead) {
       works.push_back([&, ahead] {
         if (bag == 1) {
@@ -276,8 +316,10 @@ class KernelBench {
     traffic.slot = slots_.data();
     traffic.slot_bytes = rowwise ? sizeof(float) : width * sizeof(float);
     int64_t rows = 0;
-    std::vector<std::function<void()>> works = {
-        [&] { rows = shard::UpdateRows(args, rule).updated; }};
+    std::vector<std::function<void()>> works = {[&] {
+      const OnTarget on(target_);
+      rows = shard::UpdateRows(args, rule).updated;
+    }};
     for (const Ahead ahead : kUpdateAhead) {
       works.push_back([&, ahead] { sink_ = UpdateLimit(traffic, ahead); });
     }
@@ -319,6 +361,7 @@ class KernelBench {
   }
 
   Report& report_;
+  int64_t target_ = 0;  // of OnTarget
   MappedMemory weights_, slots_, floats_;
   volatile int sink_ = 0;  // keeps the limits' checksums alive
 };
@@ -330,6 +373,7 @@ int main(int argc, char** argv) {
   emberd::bench::Report report(argc, argv);
   emberd::bench::KernelBench bench(report);
   for (const int width : {16, 32, 64, 128}) bench.RunWidth(width);
+  bench.RunTargets();
   bench.RunSizes();
   bench.RunTorchRows();
   return report.Finish();
