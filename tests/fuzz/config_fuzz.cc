@@ -23,6 +23,7 @@ void TryModel(const std::string& text) {
     Require(!model.status().message().empty(), "an error says what is wrong");
     return;
   }
+  fuzz::accepted = true;
   std::string printed;
   google::protobuf::TextFormat::PrintToString(*model, &printed);
   const absl::StatusOr<v1::ModelConfig> again = config::ParseModel(printed);
@@ -38,6 +39,7 @@ void TryModel(const std::string& text) {
 void TryCluster(const std::string& text) {
   const absl::StatusOr<v1::ClusterConfig> cluster = config::ParseCluster(text);
   if (!cluster.ok()) return;
+  fuzz::accepted = true;
   std::string printed;
   google::protobuf::TextFormat::PrintToString(*cluster, &printed);
   const absl::StatusOr<v1::ClusterConfig> again = config::ParseCluster(printed);

@@ -81,6 +81,7 @@ class Shard {
     if (!command.ok()) return;
     auto batch = engine_->PrepareBatch(kModelId, std::move(command->stacks), command->owner);
     if (!batch.ok()) return;
+    fuzz::accepted = true;
     Require(engine_->BatchBytes(**batch) >= 0, "a batch has a size");
     Gather(*std::move(batch));
   }
@@ -88,6 +89,7 @@ class Shard {
   void TryApply(const rpc::IncomingMessage& message) {
     auto command = server::DecodeApply(message);
     if (!command.ok() || !engine_->CheckApply(*batch_, command->input).ok()) return;
+    fuzz::accepted = true;
     absl::Notification done;
     engine_->Apply(batch_, std::move(command->input),
                    [&done](absl::StatusOr<shard::ApplyResult> rows) {
@@ -101,12 +103,18 @@ class Shard {
     auto result = server::DecodeGatherResult(message);
     if (!result.ok()) return;
     const auto views = preprocessed_->ShardView(0);
+    bool all_fit = true;
     for (const server::StackRowsView& rows : result->rows) {
-      if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) continue;
+      if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) {
+        all_fit = false;
+        continue;
+      }
       const auto sums =
           pooler_->Pool(views[rows.stack], spec_.stacks[rows.stack], kSparseCores, rows.rows);
       Require(sums.ok() || absl::IsInvalidArgument(sums.status()), "other rows are refused");
+      all_fit &= sums.ok();
     }
+    fuzz::accepted |= all_fit;
   }
 
  private:
