@@ -1,0 +1,77 @@
+// Token files, and headers that carry a token: the whole input as each. Catches: text that crashes
+// a parser, a file that is accepted but names nobody or two at once, and one that lets in a token
+// whose digest it does not have.
+#include <set>
+#include <string>
+
+#include <google/protobuf/stubs/logging.h>
+#include <google/protobuf/text_format.h>
+
+#include "absl/strings/match.h"
+#include "config/config.h"
+#include "server/security/token_table.h"
+#include "tests/fuzz/fuzz_target.h"
+
+namespace emberd {
+namespace {
+
+using fuzz::Require;
+
+// The protobuf library writes what it refuses to standard error.
+const google::protobuf::LogSilencer kSilence;
+
+// In the seeds, and its SHA-256.
+constexpr char kToken[] = "the-token-of-admin";
+constexpr char kDigest[] = "972b16b1fc0112f53b77e4744e796ecf500c9093f4e9bf540fe3e226c3ef3634";
+
+void CheckTokens(const v1::TokenFile& file) {
+  std::set<std::string> names, digests;
+  const v1::Token* holder = nullptr;
+  for (const v1::Token& token : file.tokens()) {
+    Require(!token.name().empty() && names.insert(token.name()).second, "names are unique");
+    Require(token.sha256().size() == 64 && digests.insert(token.sha256()).second,
+            "digests are whole and unique");
+    Require(token.role() >= v1::Token::READER && token.role() <= v1::Token::CLUSTER,
+            "everybody has a role");
+    if (token.sha256() == kDigest) holder = &token;
+  }
+  const security::TokenTable table(file);
+  const security::Caller* const caller = table.Find(kToken);
+  Require((caller != nullptr) == (holder != nullptr), "a token is known by its digest alone");
+  Require(holder == nullptr || (caller->name == holder->name() && caller->role == holder->role()),
+          "a token is its holder's");
+}
+
+void TryFile(const std::string& text) {
+  const absl::StatusOr<v1::TokenFile> file = config::ParseTokenFile(text);
+  if (!file.ok()) {
+    Require(!file.status().message().empty(), "an error says what is wrong");
+    return;
+  }
+  fuzz::accepted = true;
+  Require(!file->tokens().empty(), "a file without tokens is refused");
+  CheckTokens(*file);
+  std::string printed;
+  google::protobuf::TextFormat::PrintToString(*file, &printed);
+  const absl::StatusOr<v1::TokenFile> again = config::ParseTokenFile(printed);
+  Require(again.ok() && again->SerializeAsString() == file->SerializeAsString(),
+          "a complete file reads back as itself");
+}
+
+void TryHeader(const std::string& header) {
+  const absl::string_view bearer = security::BearerToken(header);
+  const std::string password = security::BasicPassword(header);
+  Require(bearer.empty() || password.empty(), "a header has one scheme");
+  Require(absl::StrContains(header, bearer), "a token is a piece of its header");
+  fuzz::accepted |= !bearer.empty() || !password.empty();
+}
+
+}  // namespace
+}  // namespace emberd
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  emberd::TryFile(text);
+  emberd::TryHeader(text);
+  return 0;
+}
