@@ -200,12 +200,6 @@ absl::Status CheckApplyParts(absl::Span<const ApplyPart> parts) {
   if (model == nullptr) return ModelDropped();
   if (absl::Status status = CheckSameStep(parts, *model); !status.ok()) return status;
   if (absl::Status status = CheckSameFeatures(parts, *model); !status.ok()) return status;
-  for (size_t r = 0; r < parts.size(); ++r) {
-    absl::Status status = CheckApplyInput(*model, *parts[r].batch, parts[r].input);
-    if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("rank ", r, ": ", status.message()));
-    }
-  }
   for (int i = 0; i < model->stack_count(); ++i) {
     absl::Status status = CheckSameHyperparameters(parts, i, model->stack(i).spec().name);
     if (!status.ok()) return status;

@@ -23,7 +23,7 @@ absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const StackGradient
 // Shapes, stacks named twice or unknown to the batch, finite values, rules.
 absl::Status CheckApplyInput(const Model& model, const Batch& batch, const ApplyInput& input);
 
-// Each part, that there is one, and that all agree.
+// That there is a part, and that all agree.
 absl::Status CheckApplyParts(absl::Span<const ApplyPart> parts);
 
 // The error for a batch whose model is gone.

@@ -315,13 +315,6 @@ TEST_F(ApplyPartsErrorTest, RefusesAnotherModel) {
   ExpectRefused("rank 1: model_id is 8, but 7 for rank 0");
 }
 
-TEST_F(ApplyPartsErrorTest, RefusesAPartThatApplyWouldRefuse) {
-  std::vector<float> bad(kWidth, 1.0f);
-  bad[2] = NAN;
-  parts_[1].input.stacks[0].gradients = bad;
-  ExpectRefused("rank 1: gradients of stack stack: value nan of sample 0, column 2");
-}
-
 TEST_F(ApplyPartsErrorTest, ADroppedModelIsNotFound) {
   ASSERT_TRUE(engine_.engine().DropModel(7).ok());
   EXPECT_EQ(engine_.engine().CheckApplyParts(parts_).code(), absl::StatusCode::kNotFound);

@@ -36,8 +36,8 @@ struct StackUpdate {
 // partition) pairs.
 class ApplyWork {
  public:
-  // `parts` have passed CheckApplyParts; there is at least one. NOT_FOUND if the model was dropped
-  // since then.
+  // `parts` have passed CheckApply and CheckApplyParts; there is at least one. NOT_FOUND if the
+  // model was dropped since then.
   static absl::StatusOr<std::shared_ptr<ApplyWork>> Make(std::vector<ApplyPart> parts,
                                                          BufferPool& pool);
 

@@ -182,10 +182,10 @@ class Engine {
   // rank may lack a stack; one that gives no gradients of a stack gives zeros, and has no say in
   // its hyper-parameters.
   //
-  // Checks each part as CheckApply does, and that all agree on model, features, step and
+  // Checks that parts, each of which has passed CheckApply, agree on model, features, step and
   // hyper-parameters: INVALID_ARGUMENT names rank, stack, field and both values.
   virtual absl::Status CheckApplyParts(absl::Span<const ApplyPart> parts) const = 0;
-  // `parts` have passed CheckApplyParts.
+  // `parts` have passed CheckApply and CheckApplyParts.
   virtual void ApplyParts(std::vector<ApplyPart> parts, ApplyCallback done) = 0;
 
   // Rows in the order asked for. `slot` empty: weights. `columns` leading columns of each row go to

@@ -129,11 +129,26 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
     if (absl::Status status = CheckAgreement(other.command, command); !status.ok()) return status;
     break;
   }
+  if (step.held + 1 == static_cast<int>(step.parts.size())) {
+    if (absl::Status status = CheckWhole(step, command, batch); !status.ok()) return status;
+  }
   place = {command, std::move(batch), GradientBytes(command.input)};
   ++step.held;
   ++held_parts_;
   held_bytes_ += place.bytes;
   return absl::OkStatus();
+}
+
+absl::Status GroupSteps::CheckWhole(const Step& step, const ApplyCommand& command,
+                                    const std::shared_ptr<const shard::Batch>& batch) const {
+  std::vector<shard::ApplyPart> parts;
+  for (const Part& part : step.parts) {
+    const bool is_last = part.batch == nullptr;
+    parts.push_back({is_last ? batch : part.batch, is_last ? command.input : part.command.input});
+  }
+  const absl::Status status = engine_->CheckApplyParts(parts);
+  return absl::Status(status.code(),
+                      absl::StrCat(Named(command.group_part->group), status.message()));
 }
 
 absl::Status GroupSteps::Hold(const ApplyCommand& command,

@@ -47,7 +47,8 @@ class GroupSteps {
 
   // Takes one rank's part, which has passed Engine::CheckApply, with its batch. ABORTED: the
   // generation is over or was never opened. FAILED_PRECONDITION: it is not the step's turn.
-  // RESOURCE_EXHAUSTED names the bytes. INVALID_ARGUMENT: the part does not fit the others.
+  // RESOURCE_EXHAUSTED names the bytes. INVALID_ARGUMENT: the part does not fit the others; with
+  // the last one all are known to agree (Engine::CheckApplyParts), so that the update cannot fail.
   absl::Status Hold(const ApplyCommand& command, std::shared_ptr<const shard::Batch> batch);
 
   // The word on the step of this part. `done` gets the rows of the whole step; it runs at once or
@@ -96,6 +97,9 @@ class GroupSteps {
   absl::Status Place(Group* group, const ApplyCommand& command,
                      std::shared_ptr<const shard::Batch> batch, std::vector<uint64_t>* released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of the step's parts with the one that is its last.
+  absl::Status CheckWhole(const Step& step, const ApplyCommand& command,
+                          const std::shared_ptr<const shard::Batch>& batch) const;
   // The answer about a step that was applied, now or when it is.
   bool AnswerApplied(Group* group, int64_t step, RowsCallback* done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -14,6 +14,8 @@ using testing::HasSubstr;
 
 class GroupStepsTest : public TestHost {
  protected:
+  using TestHost::TestHost;
+
   absl::StatusOr<internal::v1::OpenGroupResponse> Open(uint64_t generation, int size,
                                                        uint64_t model_id = 5) {
     internal::v1::OpenGroupRequest request;
@@ -26,9 +28,11 @@ class GroupStepsTest : public TestHost {
 
   // Looks a batch up and stages it as the part of one rank.
   absl::StatusOr<ShardHost::StagedApply> StagePart(GroupPart part,
-                                                   ApplyCommand* changed = nullptr) {
+                                                   const ApplyCommand* changed = nullptr,
+                                                   const std::vector<int64_t>& features = {3}) {
     const uint64_t handle = ++last_handle_;
-    if (auto gathered = Gather(handle); !gathered.ok()) return gathered.status();
+    auto gathered = Gather(handle, absl::Hours(1), features);
+    if (!gathered.ok()) return gathered.status();
     ApplyCommand command = changed == nullptr ? Command(handle) : *changed;
     command.batch_handle = handle;
     command.group_part = std::move(part);
@@ -98,6 +102,59 @@ TEST_F(GroupStepsTest, APartIsRefusedThatDoesNotFitTheOthers) {
   EXPECT_THAT(StagePart({"g", 2, 1, 2, 5}).status().message(), HasSubstr("others at 4"));
   EXPECT_EQ(StagePart({"g", 2, 0, 2, 4}).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(FirstColumnOf(3), 3);
+}
+
+// One shard could notice this when it makes the update, and another, on which one of the two has no
+// entries, make it.
+TEST_F(GroupStepsTest, APartWithOtherFeaturesIsRefusedBeforeTheWord) {
+  ASSERT_TRUE(Open(1, 2).ok());
+  auto first = StagePart({"g", 1, 0, 2, 0});
+  ASSERT_TRUE(first.ok()) << first.status();
+  const absl::Status refused = StagePart({"g", 1, 1, 2, 0}, nullptr, {1, 2}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("group 'g': rank 1: the number of features of stack"));
+  EXPECT_THAT(refused.message(), HasSubstr("is 2, but 1 for rank 0"));
+  EXPECT_EQ(Decide(1, 0, true).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+  ASSERT_TRUE(StagePart({"g", 1, 1, 2, 0}).ok());  // its place is still free
+  EXPECT_EQ(Commit(*std::move(first))->updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 3 - 4);
+}
+
+class GroupOfThreeTest : public GroupStepsTest {
+ protected:
+  GroupOfThreeTest()
+      : GroupStepsTest(R"(
+          shards { address: "127.0.0.1:0" } sparsecores_per_shard: 2 shard_threads: 2
+          coordinators { address: "127.0.0.1:0" })") {}
+
+  ApplyCommand CommandWithRate(float rate) {
+    ApplyCommand command = Command(0);
+    command.input.stacks[0].hyperparameters["learning_rate"] = rate;
+    return command;
+  }
+};
+
+// Ranks that disagree are found also where a third has no say.
+TEST_F(GroupOfThreeTest, TheLastPartIsHeldAgainstAllOthers) {
+  ASSERT_TRUE(Open(1, 3).ok());
+  ApplyCommand silent = Command(0);
+  silent.input.stacks.clear();
+  ASSERT_TRUE(StagePart({"g", 1, 0, 3, 0}, &silent).ok());
+  const ApplyCommand half = CommandWithRate(0.5f);
+  ASSERT_TRUE(StagePart({"g", 1, 1, 3, 0}, &half).ok());
+  const ApplyCommand quarter = CommandWithRate(0.25f);
+  const absl::Status refused = StagePart({"g", 1, 2, 3, 0}, &quarter).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("rank 2: hyperparameter learning_rate of stack"));
+  EXPECT_THAT(refused.message(), HasSubstr("is 0.25, but 0.5 for rank 1"));
+  EXPECT_EQ(Decide(1, 0, true).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+  EXPECT_EQ(host_->GetStatus().batches(), 2);
+  auto last = StagePart({"g", 1, 2, 3, 0}, &half);
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(Commit(*std::move(last))->updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 3 - 0.5f * 4);  // two ranks with two samples each
 }
 
 TEST_F(GroupStepsTest, AWordWithoutAllPartsChangesNothing) {

@@ -29,11 +29,11 @@ inline constexpr char kCluster[] = R"(
 // every gradient is 1, so an update takes 2 from row 3 and 1 from row 4.
 class TestHost : public testing::Test {
  protected:
-  TestHost()
+  explicit TestHost(const char* cluster = kCluster)
       : config_(*config::ParseModel(kModel)),
         plan_(*preprocess::MakePlan(config_, {.shards = 1, .sparsecores_per_shard = 2})),
         preprocessor_(*preprocess::Preprocessor::Create(&config_, &plan_, {})),
-        host_(*ShardHost::Create(*config::ParseCluster(kCluster), 0, &metrics_)) {
+        host_(*ShardHost::Create(*config::ParseCluster(cluster), 0, &metrics_)) {
     EXPECT_TRUE(host_->CreateModel(CreateRequest()).ok());
   }
 
@@ -47,7 +47,9 @@ class TestHost : public testing::Test {
     return request;
   }
 
-  absl::StatusOr<GatherResult> Gather(uint64_t handle, absl::Duration ttl = absl::Hours(1)) {
+  // `feature_samples`: what the batch says about its features, if not one with three samples.
+  absl::StatusOr<GatherResult> Gather(uint64_t handle, absl::Duration ttl = absl::Hours(1),
+                                      const std::vector<int64_t>& feature_samples = {3}) {
     static const std::vector<int64_t> ids = {3, 4, 3};
     preprocess::FeatureInput input;
     input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 3};
@@ -55,7 +57,9 @@ class TestHost : public testing::Test {
     EXPECT_TRUE(batch.ok()) << batch.status();
     absl::StatusOr<GatherResult> result = absl::UnknownError("");
     absl::Notification done;
-    host_->Gather({5, handle, ttl, (*batch)->ShardView(0), *batch}, [&](auto gathered) {
+    std::vector<preprocess::StackBatchView> stacks = (*batch)->ShardView(0);
+    stacks[0].feature_samples = feature_samples;
+    host_->Gather({5, handle, ttl, std::move(stacks), *batch}, [&](auto gathered) {
       result = std::move(gathered);
       done.Notify();
     });

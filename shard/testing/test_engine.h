@@ -90,6 +90,10 @@ class TestEngine {
     });
   }
   int64_t ApplyParts(std::vector<ApplyPart> parts) {
+    for (const ApplyPart& part : parts) {
+      const absl::Status check = engine_->CheckApply(*part.batch, part.input);
+      EXPECT_TRUE(check.ok()) << check;
+    }
     const absl::Status check = engine_->CheckApplyParts(parts);
     EXPECT_TRUE(check.ok()) << check;
     return Wait([&](Engine::ApplyCallback done) {
