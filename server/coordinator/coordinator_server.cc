@@ -1,9 +1,11 @@
 #include "server/coordinator/coordinator_server.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "server/base/grpc_server.h"
 #include "server/coordinator/administration.h"
 #include "server/coordinator/coordinator.h"
@@ -19,6 +21,9 @@ constexpr int kRequestThreads = 32;
 // Apart from them, so that operators get answers from a coordinator that has too much to do.
 constexpr int kAdminThreads = 2;
 constexpr int kAdminWaiting = 64;
+// How long the steps of training streams may take to end when the server does, and at most half of
+// the whole grace: a stream that is then cut off still gets the answers to what it has sent.
+constexpr absl::Duration kStepPatience = absl::Seconds(5);
 
 std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServerOptions& options) {
   const v1::ClusterConfig& cluster = options.cluster;
@@ -86,9 +91,11 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Coordinator* coordinator() override { return &coordinator_; }
   Administration* administration() override { return &administration_; }
   void Drain(absl::Duration grace) override {
-    coordinator_.server_metrics()->SetDraining(true);
+    const absl::Time end = absl::Now() + grace;
+    administration_.Drain({});
+    train_streams_.AwaitNone(std::min(kStepPatience, grace / 2));
     train_streams_.Stop();
-    server_->Drain(grace);
+    server_->Drain(std::max(end - absl::Now(), absl::ZeroDuration()));
   }
 
  private:

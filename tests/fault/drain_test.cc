@@ -1,6 +1,7 @@
 // A coordinator that drains while others go on, with real processes. A failure here means that a
 // trainer loses a step or makes it twice when its coordinator is taken out of service, that a step
-// which had begun is cut off, or that a coordinator cannot be put back.
+// which had begun is cut off, that a coordinator cannot be put back, or that it does not stop.
+#include <csignal>
 #include <memory>
 #include <string>
 #include <thread>
@@ -56,6 +57,13 @@ class DrainTest : public ::testing::Test {
     const grpc::Status status = api.admin->Drain(&context, request, &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response;
+  }
+
+  // The exit status of a coordinator that was told to stop.
+  int AwaitEnd(int coordinator) {
+    Process* const process = cluster_->coordinator_process(coordinator);
+    EXPECT_TRUE(process->WaitFor(kPatience));
+    return process->exit_status();
   }
 
   // Waits until nothing is left to do; what was left last.
@@ -238,6 +246,58 @@ TEST_F(DrainTest, AStreamFinishesTheStepsThatItHasBegun) {
   if (!stream.ok()) stream = client_->Train(model, options);
   ASSERT_TRUE(stream.ok()) << stream.status();
   EXPECT_EQ((*stream)->next_step(), 2);
+}
+
+// SIGTERM is as gentle, for a while.
+TEST_F(DrainTest, AStoppingCoordinatorLetsTheStepEnd) {
+  const client::Model model = Declare(GroupModel("m", 4));
+  auto stream = client_->Train(model, {.group = "run", .rank = 0, .size = 1});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  ASSERT_TRUE((*stream)->SendLookup(0, MakeShare(0, 0, 1).Features()).ok());
+  ASSERT_TRUE((*stream)->ReceiveLookup().ok());
+  const absl::Time begin = absl::Now();
+  cluster_->coordinator_process(0)->Signal(SIGTERM);
+  absl::SleepFor(absl::Seconds(1));  // the trainer computes
+  ASSERT_TRUE((*stream)->SendUpdate(0, {}).ok());
+  const absl::Status update = (*stream)->ReceiveUpdate().status();
+  EXPECT_TRUE(update.ok()) << update;
+  EXPECT_EQ(AwaitEnd(0), 0);
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(4));  // not after the whole patience
+  EXPECT_EQ((*stream)->Finish().code(), absl::StatusCode::kUnavailable);
+
+  stream = client_->Train(model, {.group = "run", .rank = 0, .size = 1});
+  if (!stream.ok()) stream = client_->Train(model, {.group = "run", .rank = 0, .size = 1});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  EXPECT_EQ((*stream)->next_step(), 1);
+}
+
+// A step that nobody ends does not hold the process up for long, and a second signal ends it.
+TEST_F(DrainTest, AStoppingCoordinatorDoesNotWaitForEver) {
+  const client::Model model = Declare(GroupModel("m", 4));
+  std::unique_ptr<client::Client> other = Connect(1);
+  ASSERT_NE(other, nullptr);
+  std::vector<std::unique_ptr<client::TrainStream>> streams;
+  for (client::Client* client : {client_.get(), other.get()}) {
+    auto stream =
+        client->Train(model, {.group = streams.empty() ? "a" : "b", .rank = 0, .size = 1});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    ASSERT_TRUE((*stream)->SendLookup(0, MakeShare(0, 0, 1).Features()).ok());
+    ASSERT_TRUE((*stream)->ReceiveLookup().ok());
+    streams.push_back(*std::move(stream));
+  }
+  absl::Time begin = absl::Now();
+  cluster_->coordinator_process(0)->Signal(SIGTERM);
+  EXPECT_EQ(AwaitEnd(0), 0);
+  EXPECT_GE(absl::Now() - begin, absl::Seconds(4.5));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(9));
+  EXPECT_EQ(streams[0]->Finish().code(), absl::StatusCode::kUnavailable);
+
+  begin = absl::Now();
+  cluster_->coordinator_process(1)->Signal(SIGTERM);
+  absl::SleepFor(absl::Seconds(1));
+  cluster_->coordinator_process(1)->Signal(SIGTERM);
+  EXPECT_EQ(AwaitEnd(1), 1);
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(4));
 }
 
 TEST_F(DrainTest, AStreamBetweenStepsEndsAtOnce) {

@@ -52,6 +52,8 @@ class Cluster {
   std::unique_ptr<client::Client> Connect()
       const;  // null, and the test fails, if that does not work
 
+  Process* coordinator_process(int coordinator) { return coordinators_[coordinator].process.get(); }
+
   // kill -9.
   void KillCoordinator(int coordinator);
   void KillShard(int shard);

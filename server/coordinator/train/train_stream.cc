@@ -70,6 +70,12 @@ int TrainStreams::count() const {
   return static_cast<int>(streams_.size());
 }
 
+void TrainStreams::AwaitNone(absl::Duration limit) const {
+  const auto none = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return streams_.empty(); };
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(&none), limit);
+}
+
 void TrainStreams::Remove(TrainStream* stream) {
   absl::MutexLock lock(&mutex_);
   streams_.erase(stream);

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "server/base/elastic_pool.h"
 #include "server/coordinator/pooled_call.h"
 #include "server/coordinator/resources.h"
@@ -46,6 +47,8 @@ class TrainStreams {
   void SetDraining(bool draining);
   // Those that have begun and are not over.
   int count() const;
+  // Waits until there are none, for at most `limit`.
+  void AwaitNone(absl::Duration limit) const;
 
  private:
   friend class TrainStream;
