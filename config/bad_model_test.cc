@@ -180,6 +180,8 @@ const BadModel kOptimizers[] = {
      "tables[1].optimizer.adam.beta1: 1 is not allowed; it must be in [0, 1)"},
     {"AdamBeta2", "@b", "optimizer { adam { beta2: 1.5 } }",
      "tables[1].optimizer.adam.beta2: 1.5 is not allowed; it must be in [0, 1)"},
+    {"AdamBeta2JustAboveOne", "@b", "optimizer { adam { beta2: 1.0000000001 } }",
+     "tables[1].optimizer.adam.beta2: 1.0000000001 is not allowed; it must be in [0, 1)"},
     {"AdamEpsilon", "@b", "optimizer { adam { epsilon: 0 } }",
      "tables[1].optimizer.adam.epsilon: 0 is not allowed; it must be > 0"},
     {"AdamSumInsideSqrt", "@b",

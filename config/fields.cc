@@ -26,6 +26,8 @@ double NumberOf(const Message& message, const FieldDescriptor& field) {
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_FLOAT:
       return reflection.GetFloat(message, &field);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return reflection.GetDouble(message, &field);
     case FieldDescriptor::CPPTYPE_INT32:
       return reflection.GetInt32(message, &field);
     case FieldDescriptor::CPPTYPE_INT64:
@@ -46,6 +48,8 @@ void SetNumber(Message* message, const FieldDescriptor& field, double value) {
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_FLOAT:
       return reflection.SetFloat(message, &field, static_cast<float>(value));
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return reflection.SetDouble(message, &field, value);
     case FieldDescriptor::CPPTYPE_INT32:
       return reflection.SetInt32(message, &field, static_cast<int32_t>(value));
     case FieldDescriptor::CPPTYPE_INT64:

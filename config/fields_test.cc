@@ -69,11 +69,21 @@ TEST(CheckFields, StopsAtTheFirstFaultInTheOrderOfTheProtoFile) {
             "optimizer.learning_rate: -1 is not allowed; it must be >= 0");
 }
 
+TEST(FillFields, WritesDefaultsOfDoubleFieldsToTheLastBit) {
+  v1::OptimizerConfig optimizer;
+  optimizer.mutable_adam();
+  FillFields(&optimizer);
+  EXPECT_EQ(optimizer.adam().beta1(), 0.9);
+  EXPECT_EQ(optimizer.adam().beta2(), 0.999);
+}
+
 TEST(FillFields, ClearsTheSignOfZeroWithAndWithoutPresence) {
   v1::TableConfig table;
   table.mutable_initializer()->mutable_constant()->set_value(-0.0f);
   table.mutable_optimizer()->set_clip_weight_min(-0.0f);
+  table.mutable_optimizer()->mutable_adam()->set_beta1(-0.0);
   FillFields(&table);
+  EXPECT_FALSE(std::signbit(table.optimizer().adam().beta1()));
   EXPECT_FALSE(std::signbit(table.initializer().constant().value()));
   EXPECT_TRUE(table.optimizer().has_clip_weight_min());
   EXPECT_FALSE(std::signbit(table.optimizer().clip_weight_min()));

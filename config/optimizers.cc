@@ -1,6 +1,8 @@
 #include "config/optimizers.h"
 
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -52,7 +54,9 @@ const FieldDescriptor* KindField(const OptimizerConfig& optimizer) {
 }
 
 bool IsHyperparameter(const FieldDescriptor* field) {
-  return field != nullptr && field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT &&
+  return field != nullptr &&
+         (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT ||
+          field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) &&
          !absl::StartsWith(field->name(), "initial_");
 }
 
@@ -97,7 +101,8 @@ bool OptimizerNeedsStep(const OptimizerConfig& optimizer) {
   }
 }
 
-absl::Status SetHyperparameter(OptimizerConfig* optimizer, absl::string_view name, float value) {
+absl::StatusOr<double> SetHyperparameter(OptimizerConfig* optimizer, absl::string_view name,
+                                         double value) {
   OptimizerConfig changed = *optimizer;
   Message* target = &changed;
   const FieldDescriptor* field = FindHyperparameter(changed, name);
@@ -110,11 +115,22 @@ absl::Status SetHyperparameter(OptimizerConfig* optimizer, absl::string_view nam
         absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(changed),
                      " has none of this name that can be set per step"));
   }
-  target->GetReflection()->SetFloat(target, field, value == 0 ? 0 : value);
+  if (value == 0) value = 0;  // -0 is written as 0, as FillFields does
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
+    if (std::isfinite(value) && std::abs(value) > std::numeric_limits<float>::max()) {
+      return NotAllowed(name, absl::StrCat(value), "a float32");
+    }
+    const float rounded = static_cast<float>(value);
+    target->GetReflection()->SetFloat(target, field, rounded);
+    value = rounded;
+  } else {
+    target->GetReflection()->SetDouble(target, field, value);
+  }
   absl::Status status = CheckField(*target, *field, std::string(name));
   if (status.ok()) status = CheckOptimizer(changed, "");
-  if (status.ok()) *optimizer = std::move(changed);
-  return status;
+  if (!status.ok()) return status;
+  *optimizer = std::move(changed);
+  return value;
 }
 
 }  // namespace emberd::config

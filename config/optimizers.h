@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "emberd/v1/model.pb.h"
 
@@ -27,9 +27,11 @@ std::vector<SlotInfo> OptimizerSlots(const v1::OptimizerConfig& optimizer);
 bool OptimizerNeedsStep(const v1::OptimizerConfig& optimizer);
 
 // Sets one hyper-parameter by its field name in OptimizerConfig or in the kind that is set
-// ("learning_rate", "beta1"). INVALID_ARGUMENT for a name that this optimizer does not have, for
+// ("learning_rate", "beta1"). Returns the value that the field now has: `value`, rounded to float32
+// unless the field is double. INVALID_ARGUMENT for a name that this optimizer does not have, for
 // flags and initial values, and for a value outside of the field's range; the optimizer is then
 // unchanged.
-absl::Status SetHyperparameter(v1::OptimizerConfig* optimizer, absl::string_view name, float value);
+absl::StatusOr<double> SetHyperparameter(v1::OptimizerConfig* optimizer, absl::string_view name,
+                                         double value);
 
 }  // namespace emberd::config

@@ -69,7 +69,7 @@ TEST(Optimizers, NoneSetHasNoNameAndNoSlots) {
 struct Override {
   const char* optimizer;
   const char* name;
-  float value;
+  double value;
   const char* error;  // start of the message; empty: allowed
 };
 
@@ -87,6 +87,12 @@ const Override kOverrides[] = {
     {"sgd {}", "learning_rate", NAN, "learning_rate: nan is not allowed; it must be >= 0"},
     {"sgd {}", "learning_rate", INFINITY, "learning_rate: inf is not allowed"},
     {"adam {}", "beta1", 1, "beta1: 1 is not allowed; it must be in [0, 1)"},
+    {"adam {}", "beta2", 1.0000000001, "beta2: 1.0000000001 is not allowed; it must be in [0, 1)"},
+    {"adam {}", "beta2", NAN, "beta2: nan is not allowed; it must be in [0, 1)"},
+    {"adamw {}", "beta1", -1e-60, "beta1: -1e-60 is not allowed; it must be in [0, 1)"},
+    {"adagrad_momentum {}", "beta2", 0, "beta2: 0 is not allowed; it must be in (0, 1]"},
+    {"sgd {}", "learning_rate", 1e300,
+     "learning_rate: 1e+300 is not allowed; it must be a float32"},
     {"adam {}", "epsilon", 0, "epsilon: 0 is not allowed; it must be > 0"},
     {"clip_gradient_max: 1", "clip_gradient_min", 2, "clip_gradient_min: 2 is not allowed"},
     {"clip_weight_min: 1", "clip_weight_max", 0, "clip_weight_min: 1 is not allowed; it must be"},
@@ -103,7 +109,7 @@ TEST(SetHyperparameter, SetsWhatMayChangePerStepAndNothingElse) {
   for (const Override& row : kOverrides) {
     v1::OptimizerConfig optimizer = Optimizer(row.optimizer);
     const v1::OptimizerConfig before = optimizer;
-    const absl::Status status = SetHyperparameter(&optimizer, row.name, row.value);
+    const absl::Status status = SetHyperparameter(&optimizer, row.name, row.value).status();
     const std::string what = std::string(row.optimizer) + " " + row.name;
     if (*row.error == '\0') {
       EXPECT_TRUE(status.ok()) << what << ": " << status;
@@ -122,6 +128,22 @@ TEST(SetHyperparameter, WritesTheNamedField) {
   ASSERT_TRUE(SetHyperparameter(&optimizer, "learning_rate", 3).ok());
   EXPECT_EQ(optimizer.momentum().momentum(), 0.25f);
   EXPECT_EQ(optimizer.learning_rate(), 3);
+}
+
+// The value is the same as if it stood in the config, whatever the type of the field.
+TEST(SetHyperparameter, ReturnsTheValueAsTheFieldHoldsIt) {
+  v1::OptimizerConfig optimizer = Optimizer("adam {}");
+  const absl::StatusOr<double> rate = SetHyperparameter(&optimizer, "learning_rate", 0.1);
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_EQ(*rate, double{0.1f});
+  const absl::StatusOr<double> beta2 = SetHyperparameter(&optimizer, "beta2", 0.99);
+  ASSERT_TRUE(beta2.ok()) << beta2.status();
+  EXPECT_EQ(*beta2, 0.99);
+  EXPECT_TRUE(
+      MessageDifferencer::Equals(optimizer, Optimizer("learning_rate: 0.1 adam { beta2: 0.99 }")));
+  const absl::StatusOr<double> zero = SetHyperparameter(&optimizer, "beta1", -0.0);
+  ASSERT_TRUE(zero.ok()) << zero.status();
+  EXPECT_FALSE(std::signbit(optimizer.adam().beta1()));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "config/optimizers.h"
 
 namespace emberd::shard {
@@ -39,10 +40,10 @@ absl::Status Disagree(size_t rank, absl::string_view what, absl::string_view val
                                                  value_of_first, " for rank ", first));
 }
 
-std::string ValueText(const absl::flat_hash_map<std::string, float>& values,
+std::string ValueText(const absl::flat_hash_map<std::string, double>& values,
                       const std::string& name) {
   const auto it = values.find(name);
-  return it == values.end() ? "not given" : absl::StrCat(it->second);
+  return it == values.end() ? "not given" : absl::StrFormat("%.9g", it->second);
 }
 
 // Model and step.
@@ -62,7 +63,7 @@ absl::Status CheckSameStep(absl::Span<const ApplyPart> parts, const Model& model
   return absl::OkStatus();
 }
 
-// Names and bits of the overrides of one stack.
+// Names and values of the overrides of one stack.
 absl::Status CheckSameHyperparameters(absl::Span<const ApplyPart> parts, int stack,
                                       const std::string& stack_name) {
   size_t first = 0;
@@ -82,7 +83,7 @@ absl::Status CheckSameHyperparameters(absl::Span<const ApplyPart> parts, int sta
       const auto a = known->hyperparameters.find(name);
       const auto b = gradients->hyperparameters.find(name);
       if (a != known->hyperparameters.end() && b != gradients->hyperparameters.end() &&
-          std::bit_cast<uint32_t>(a->second) == std::bit_cast<uint32_t>(b->second)) {
+          a->second == b->second) {
         continue;
       }
       return Disagree(r, absl::StrCat("hyperparameter ", name, " of stack ", stack_name),
@@ -151,9 +152,9 @@ absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const StackGradient
   v1::OptimizerConfig optimizer = stack.optimizer;
   if (gradients != nullptr) {
     for (const auto& [name, value] : gradients->hyperparameters) {
-      if (absl::Status status = config::SetHyperparameter(&optimizer, name, value); !status.ok()) {
-        return absl::Status(status.code(),
-                            absl::StrCat("stack ", stack.name, ": ", status.message()));
+      if (auto set = config::SetHyperparameter(&optimizer, name, value); !set.ok()) {
+        return absl::Status(set.status().code(),
+                            absl::StrCat("stack ", stack.name, ": ", set.status().message()));
       }
     }
   }

@@ -170,7 +170,7 @@ TEST_P(ApplyPartsTest, EqualsOneProcessFedTheConcatenatedBatch) {
               }
             }));
       }
-      const absl::flat_hash_map<std::string, float> overrides = {{"learning_rate", 0.05f}};
+      const absl::flat_hash_map<std::string, double> overrides = {{"learning_rate", 0.05f}};
       std::vector<ApplyPart> input;
       for (int r = 0; r < ranks; ++r) {
         ApplyPart& part = input.emplace_back();
@@ -295,6 +295,8 @@ TEST_F(ApplyPartsErrorTest, RefusesOtherHyperparameters) {
   parts_[0].input.stacks.clear();
   parts_[2].input.stacks[0].hyperparameters["learning_rate"] = 0.25f;
   ExpectRefused("rank 2: hyperparameter learning_rate of stack stack is 0.25, but 0.5 for rank 1");
+  parts_[2].input.stacks[0].hyperparameters["learning_rate"] = 0.5 + 1e-8;
+  ExpectRefused("rank 2: hyperparameter learning_rate of stack stack is 0.50000001, but 0.5 for");
   parts_[2].input.stacks[0].hyperparameters = {};
   ExpectRefused("hyperparameter learning_rate of stack stack is not given, but 0.5 for rank 1");
   parts_[2].input.stacks[0].hyperparameters = {{"learning_rate", 0.5f}, {"beta1", 0.5f}};

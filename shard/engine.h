@@ -85,7 +85,7 @@ struct StackGradients {
   // columns are zero.
   absl::Span<const float> gradients;
   // Overrides of this step by OptimizerConfig field name, e.g. "learning_rate".
-  absl::flat_hash_map<std::string, float> hyperparameters;
+  absl::flat_hash_map<std::string, double> hyperparameters;
 };
 
 struct ApplyInput {

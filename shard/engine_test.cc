@@ -207,6 +207,28 @@ TEST(Engine, HyperparametersHoldForOneStep) {
   EXPECT_EQ(engine.ReadRow(0, 0, 3, 1)[0], before - 0.25f - 1);
 }
 
+// Catches a rate that is rounded to float32 on its way: 1 - 0.999f is not 0.001.
+TEST(Engine, ADecayRateSentPerStepGivesTheBitsOfAConfiguredOne) {
+  const TestShape shape{1, 16, 4};
+  std::vector<std::vector<float>> velocities;
+  for (const double configured : {0.999, 0.5}) {
+    v1::OptimizerConfig adam = Sgd(0.1f);
+    adam.mutable_adam()->set_beta1(0.9);
+    adam.mutable_adam()->set_beta2(configured);
+    adam.mutable_adam()->set_epsilon(1e-7f);
+    TestEngine engine({OneTableStack(shape, 8, 8, adam)}, shape, 0, 1);
+    TestBatch test_batch({{0, 0, 3, 1.0f}}, shape, 0, 1, 1, 1);
+    const std::vector<float> gradient(8, 1.0f);
+    ApplyInput input;
+    input.stacks.push_back({0, gradient, {}});
+    if (configured != 0.999) input.stacks[0].hyperparameters = {{"beta2", 0.999}};
+    engine.Apply(*engine.Prepare(test_batch.view()), input);
+    velocities.push_back(engine.ReadRow(0, 0, 3, 8, "velocity"));
+  }
+  EXPECT_EQ(velocities[0], std::vector<float>(8, 0.001f));
+  EXPECT_EQ(velocities[1], velocities[0]);
+}
+
 TEST(Engine, CheckApplyRefusesBadInput) {
   const TestShape shape{1, 16, 4};
   TestEngine engine({OneTableStack(shape, 8, 8, Sgd(1))}, shape, 0, 1);

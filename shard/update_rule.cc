@@ -25,33 +25,50 @@ CommonRule MakeCommonRule(const v1::OptimizerConfig& o) {
   return rule;
 }
 
+// As TensorFlow does: 1 - 0.999 is 0.001 to the last bit of a float32.
+float Complement(double decay_rate) { return static_cast<float>(1 - decay_rate); }
+
+// A decay rate as JAX takes it. One that would round up to 1 stays below it: bias correction and
+// LaProp divide by 1 - x.
+float JaxDecayRate(double decay_rate) {
+  return std::min(static_cast<float>(decay_rate), std::nextafter(1.0f, 0.0f));
+}
+
 AdamRule MakePlainAdam(float learning_rate, const v1::AdamConfig& adam) {
-  AdamRule rule{learning_rate,         adam.beta1(), adam.beta2(), adam.epsilon(), 1,
-                adam.sum_inside_sqrt()};
+  AdamRule rule{
+      learning_rate,         Complement(adam.beta1()), Complement(adam.beta2()), adam.epsilon(), 1,
+      adam.sum_inside_sqrt()};
   if (rule.sum_inside_sqrt) rule.epsilon *= rule.epsilon;
   return rule;
 }
 
 // With bias correction: t = step + 1, c = sqrt(1 - beta2^t), rate = lr * c / (1 - beta1^t).
-AdamRule MakeCorrectedAdam(float learning_rate, float beta1, float beta2, float epsilon,
-                           int64_t step) {
+template <typename Config>  // AdamConfig, AdamWConfig
+AdamRule MakeCorrectedAdam(float learning_rate, const Config& adam, int64_t step) {
+  const float beta1 = JaxDecayRate(adam.beta1());
+  const float beta2 = JaxDecayRate(adam.beta2());
   const double t = static_cast<double>(step) + 1;
   const double c = std::sqrt(1 - PortablePow(beta2, t));
   return {static_cast<float>(learning_rate * c / (1 - PortablePow(beta1, t))),
-          beta1,
-          beta2,
-          static_cast<float>(epsilon * c),
+          1 - beta1,
+          1 - beta2,
+          static_cast<float>(adam.epsilon() * c),
           1,
           false};
 }
 
 LaPropRule MakeLaProp(float learning_rate, const v1::LaPropConfig& laprop, int64_t step) {
-  const double beta1 = laprop.beta1();
-  const double beta2 = laprop.beta2();
+  const double beta1 = JaxDecayRate(laprop.beta1());
+  const double beta2 = JaxDecayRate(laprop.beta2());
   const double s = static_cast<double>(step);
-  const double decay = beta2 * (1 - PortablePow(beta2, s)) / (1 - PortablePow(beta2, s + 1));
-  return {learning_rate, static_cast<float>(decay), laprop.beta1(),
-          static_cast<float>(std::sqrt(1 - beta1 * beta1)), laprop.epsilon()};
+  const float decay =
+      static_cast<float>(beta2 * (1 - PortablePow(beta2, s)) / (1 - PortablePow(beta2, s + 1)));
+  return {learning_rate,
+          decay,
+          1 - decay,
+          static_cast<float>(beta1),
+          static_cast<float>(std::sqrt(1 - beta1 * beta1)),
+          laprop.epsilon()};
 }
 
 UpdateRule MakeUpdateRule(const v1::OptimizerConfig& o, int64_t step) {
@@ -65,17 +82,21 @@ UpdateRule MakeUpdateRule(const v1::OptimizerConfig& o, int64_t step) {
       return RowwiseAdagradRule{lr, o.rowwise_adagrad().epsilon()};
     case v1::OptimizerConfig::kAdagradMomentum: {
       const v1::AdagradMomentumConfig& a = o.adagrad_momentum();
-      return AdagradMomentumRule{lr,          a.momentum(), a.beta2(),
-                                 a.epsilon(), a.exponent(), a.use_nesterov()};
+      return AdagradMomentumRule{lr,
+                                 a.momentum(),
+                                 static_cast<float>(a.beta2()),
+                                 a.beta2() == 1 ? 1 : Complement(a.beta2()),
+                                 a.epsilon(),
+                                 a.exponent(),
+                                 a.use_nesterov()};
     }
     case v1::OptimizerConfig::kAdam: {
       const v1::AdamConfig& a = o.adam();
-      return a.bias_correction() ? MakeCorrectedAdam(lr, a.beta1(), a.beta2(), a.epsilon(), step)
-                                 : MakePlainAdam(lr, a);
+      return a.bias_correction() ? MakeCorrectedAdam(lr, a, step) : MakePlainAdam(lr, a);
     }
     case v1::OptimizerConfig::kAdamw: {
       const v1::AdamWConfig& a = o.adamw();
-      AdamRule rule = MakeCorrectedAdam(lr, a.beta1(), a.beta2(), a.epsilon(), step);
+      AdamRule rule = MakeCorrectedAdam(lr, a, step);
       rule.keep = 1 - lr * a.weight_decay();
       return rule;
     }
@@ -95,7 +116,8 @@ UpdateRule MakeUpdateRule(const v1::OptimizerConfig& o, int64_t step) {
     }
     case v1::OptimizerConfig::kRmsprop: {
       const v1::RmsPropConfig& r = o.rmsprop();
-      return RmsPropRule{lr, r.decay(), r.momentum(), r.epsilon()};
+      return RmsPropRule{lr, static_cast<float>(r.decay()), Complement(r.decay()), r.momentum(),
+                         r.epsilon()};
     }
     case v1::OptimizerConfig::kAdagrad:
     case v1::OptimizerConfig::KIND_NOT_SET:

@@ -107,10 +107,10 @@ struct FeatureGradient {
 };
 
 // New values of hyper-parameters for one step, by their names in OptimizerConfig:
-// {{"learning_rate", 0.01f}}.
+// {{"learning_rate", 0.01}}. The same value has the same effect as in the config.
 struct StepHyperparameters {
   std::string table;  // empty: every table
-  std::map<std::string, float> values;
+  std::map<std::string, double> values;
 };
 
 struct ApplyOptions {

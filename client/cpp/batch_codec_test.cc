@@ -208,14 +208,14 @@ TEST(EncodeApplyTest, WritesEveryField) {
   const std::vector<float> gradient = {1, -2, 0.5f, 4};
   ApplyOptions options;
   options.step = 12;
-  options.hyperparameters = {{"t", {{"learning_rate", 0.25f}}}};
+  options.hyperparameters = {{"t", {{"beta2", 0.999}}}};
   absl::StatusOr<v1::ApplyGradientsRequest> request =
       EncodeApply(TwoFeatures(), {77, 0}, {{"y", gradient, 2}}, options, WireType::kBfloat16);
   ASSERT_TRUE(request.ok()) << request.status();
   v1::ApplyGradientsRequest expected;
   ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
       R"(model_id: 9 batch_handle: 77 step: 12
-         hyperparameters { table: "t" values { key: "learning_rate" value: 0.25 } })",
+         hyperparameters { table: "t" values { key: "beta2" value: 0.999 } })",
       &expected));
   v1::FeatureGradient* y = expected.add_gradients();
   y->set_feature("y");

@@ -31,11 +31,12 @@ struct Initializer {
 };
 
 // `name` and the keys of `parameters` are those of OptimizerConfig in model.proto, for example
-//   Optimizer{"adam", {{"learning_rate", 0.001f}, {"beta1", 0.8f}}}
-// Flags are 0 or 1. What is not named keeps its default.
+//   Optimizer{"adam", {{"learning_rate", 0.001}, {"beta1", 0.8}}}
+// Flags are 0 or 1. What is not named keeps its default. Decay rates are double in the config, so
+// write 0.999 and not 0.999f.
 struct Optimizer {
   std::string name = "adagrad";
-  std::map<std::string, float> parameters = {};
+  std::map<std::string, double> parameters = {};
 };
 
 struct TableDescription {

@@ -35,8 +35,8 @@ TEST(EncodeModelTest, WritesEveryField) {
   model.tables[0].initializer = Initializer::Uniform(-1, 1);
   model.tables[0].max_ids_per_partition = 3;
   model.tables[0].max_unique_ids_per_partition = 2;
-  model.tables[0].optimizer =
-      Optimizer{"adam", {{"beta1", 0.75f}, {"bias_correction", 1}, {"clip_weight_max", 2}}};
+  model.tables[0].optimizer = Optimizer{
+      "adam", {{"beta1", 0.75}, {"beta2", 0.99}, {"bias_correction", 1}, {"clip_weight_max", 2}}};
   model.features[0].batch_size = 64;
   absl::StatusOr<v1::ModelConfig> config = EncodeModel(model);
   ASSERT_TRUE(config.ok()) << config.status();
@@ -45,7 +45,7 @@ TEST(EncodeModelTest, WritesEveryField) {
     tables {
       name: "t" vocabulary_size: 10 embedding_dim: 4 combiner: SQRTN
       initializer { uniform { lower: -1 upper: 1 } }
-      optimizer { clip_weight_max: 2 adam { beta1: 0.75 bias_correction: true } }
+      optimizer { clip_weight_max: 2 adam { beta1: 0.75 beta2: 0.99 bias_correction: true } }
       max_ids_per_partition: 3 max_unique_ids_per_partition: 2
     }
     features { name: "f" table: "t" batch_size: 64 })");

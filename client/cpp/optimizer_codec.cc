@@ -33,10 +33,14 @@ std::string KindNames(const Descriptor& descriptor) {
   return names;
 }
 
-absl::Status SetParameter(const std::string& path, const FieldDescriptor* field, float value,
+absl::Status SetParameter(const std::string& path, const FieldDescriptor* field, double value,
                           Message* message) {
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
-    message->GetReflection()->SetFloat(message, field, value);
+    message->GetReflection()->SetFloat(message, field, static_cast<float>(value));
+    return absl::OkStatus();
+  }
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
+    message->GetReflection()->SetDouble(message, field, value);
     return absl::OkStatus();
   }
   if (value != 0 && value != 1) {

@@ -1,7 +1,6 @@
 #include "server/coordinator/gradients.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "config/optimizers.h"
 #include "server/coordinator/tensor_view.h"
 #include "shard/bfloat16.h"
@@ -103,17 +103,17 @@ absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
       if (!meant) continue;
       v1::OptimizerConfig optimizer = model.config.tables(tables.front().table).optimizer();
       for (const auto& [name, value] : step.values()) {
-        absl::Status status = config::SetHyperparameter(&optimizer, name, value);
-        if (!status.ok()) {
+        const absl::StatusOr<double> set = config::SetHyperparameter(&optimizer, name, value);
+        if (!set.ok()) {
           return absl::InvalidArgumentError(
-              absl::StrCat("hyperparameters[", i, "].values: ", status.message()));
+              absl::StrCat("hyperparameters[", i, "].values: ", set.status().message()));
         }
-        const auto [known, is_new] = input->hyperparameters[stack].try_emplace(name, value);
-        if (!is_new && std::bit_cast<uint32_t>(known->second) != std::bit_cast<uint32_t>(value)) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "hyperparameters[", i, "].values['", name, "'] is ", value, " for table '",
-              step.table(), "', but ", known->second, " for another table of stack '",
-              stacks[stack].name, "'; tables of one stack share their optimizer"));
+        const auto [known, is_new] = input->hyperparameters[stack].try_emplace(name, *set);
+        if (!is_new && known->second != *set) {
+          return absl::InvalidArgumentError(absl::StrFormat(
+              "hyperparameters[%d].values['%s'] is %.9g for table '%s', but %.9g for another table "
+              "of stack '%s'; tables of one stack share their optimizer",
+              i, name, *set, step.table(), known->second, stacks[stack].name));
         }
       }
     }

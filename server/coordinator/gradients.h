@@ -22,7 +22,7 @@ struct FeatureGradientView {
 struct GradientInput {
   std::vector<FeatureGradientView> features;  // by index in the config
   // By stack: overrides of this step.
-  std::vector<absl::flat_hash_map<std::string, float>> hyperparameters;
+  std::vector<absl::flat_hash_map<std::string, double>> hyperparameters;
   int64_t step = -1;
 };
 

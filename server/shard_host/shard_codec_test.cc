@@ -172,7 +172,7 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
   sent.mutation = {"client", 4, 2};
   sent.input.step = 5;
   sent.input.stacks.push_back({0, {}, {}});
-  sent.input.stacks.push_back({1, gradients, {{"learning_rate", 0.25f}}});
+  sent.input.stacks.push_back({1, gradients, {{"learning_rate", 0.25}, {"beta2", 0.999}}});
   auto got = DecodeApply(Transport(EncodeApply(sent)));
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->model_id, 1u);
@@ -183,7 +183,7 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
   EXPECT_EQ(got->input.step, 5);
   EXPECT_TRUE(got->input.stacks[0].gradients.empty());
   EXPECT_EQ(got->input.stacks[1].gradients, absl::MakeConstSpan(gradients));
-  EXPECT_EQ(got->input.stacks[1].hyperparameters.at("learning_rate"), 0.25f);
+  EXPECT_EQ(got->input.stacks[1].hyperparameters, sent.input.stacks[1].hyperparameters);
 }
 
 // The header of another message, counts that lie, sizes that overflow: each must be an error, never

@@ -92,10 +92,8 @@ struct Formula<AdagradMomentumRule> : ColumnFormula {
   static HWY_INLINE void Step(D d, const AdagradMomentumRule& rule, V g, V& w, V* slots) {
     V& a = slots[0];
     V& m = slots[1];
-    const V g2 = hn::Mul(g, g);
-    a = rule.beta2 == 1
-            ? hn::Add(a, g2)
-            : hn::Add(hn::Mul(hn::Set(d, rule.beta2), a), hn::Mul(hn::Set(d, 1 - rule.beta2), g2));
+    a = hn::Add(hn::Mul(hn::Set(d, rule.beta2), a),
+                hn::Mul(hn::Set(d, rule.square_factor), hn::Mul(g, g)));
     const V sum = hn::Add(a, hn::Set(d, rule.epsilon));
     const V u = rule.exponent == 2 ? hn::Div(g, hn::Sqrt(sum))
                                    : hn::Mul(g, Power(d, sum, -1.0 / rule.exponent));

@@ -21,8 +21,8 @@ struct Formula<AdamRule> : ColumnFormula {
   static HWY_INLINE void Step(D d, const AdamRule& rule, V g, V& w, V* slots) {
     V& m = slots[0];
     V& v = slots[1];
-    m = hn::Add(m, hn::Mul(hn::Set(d, 1 - rule.beta1), hn::Sub(g, m)));
-    v = hn::Add(v, hn::Mul(hn::Set(d, 1 - rule.beta2), hn::Sub(hn::Mul(g, g), v)));
+    m = hn::Add(m, hn::Mul(hn::Set(d, rule.one_minus_beta1), hn::Sub(g, m)));
+    v = hn::Add(v, hn::Mul(hn::Set(d, rule.one_minus_beta2), hn::Sub(hn::Mul(g, g), v)));
     const V epsilon = hn::Set(d, rule.epsilon);
     const V root =
         rule.sum_inside_sqrt ? hn::Sqrt(hn::Add(v, epsilon)) : hn::Add(hn::Sqrt(v), epsilon);
@@ -39,7 +39,8 @@ struct Formula<LaPropRule> : ColumnFormula {
     V& mu = slots[0];
     V& nu = slots[1];
     const V square = hn::Add(hn::Mul(g, g), hn::Set(d, rule.epsilon));
-    nu = hn::Add(hn::Mul(hn::Set(d, rule.decay), nu), hn::Mul(hn::Set(d, 1 - rule.decay), square));
+    nu = hn::Add(hn::Mul(hn::Set(d, rule.decay), nu),
+                 hn::Mul(hn::Set(d, rule.one_minus_decay), square));
     const V scaled = DivOrZero(d, hn::Mul(hn::Set(d, rule.gradient_factor), g), hn::Sqrt(nu));
     mu = hn::Add(hn::Mul(hn::Set(d, rule.beta1), mu), scaled);
     w = hn::Sub(w, hn::Mul(hn::Set(d, rule.learning_rate), mu));
@@ -54,7 +55,7 @@ struct Formula<RmsPropRule> : ColumnFormula {
     V& v = slots[0];
     V& m = slots[1];
     v = hn::Add(hn::Mul(hn::Set(d, rule.decay), v),
-                hn::Mul(hn::Set(d, 1 - rule.decay), hn::Mul(g, g)));
+                hn::Mul(hn::Set(d, rule.one_minus_decay), hn::Mul(g, g)));
     const V root = hn::Sqrt(hn::Add(v, hn::Set(d, rule.epsilon)));
     m = hn::Add(hn::Mul(hn::Set(d, rule.momentum), m),
                 DivOrZero(d, hn::Mul(hn::Set(d, rule.learning_rate), g), root));

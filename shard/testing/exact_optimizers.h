@@ -35,6 +35,9 @@ inline Exact Clamp(Exact x, double low, double high) {
   return {std::min(std::max(x.v, low), high), x.m};
 }
 
+// JAX's forms take decay rates that are rounded to float32.
+inline double JaxRate(double decay_rate) { return static_cast<float>(decay_rate); }
+
 // One row; rows of one_per_row slots have one value. Updates in place.
 struct ExactRow {
   std::vector<Exact> w;
@@ -73,10 +76,13 @@ inline void ExactColumn(const v1::OptimizerConfig& o, double step, Exact g, Exac
     }
     case v1::OptimizerConfig::kAdam: {
       const v1::AdamConfig& c = o.adam();
-      const double beta1 = c.beta1(), beta2 = c.beta2(), epsilon = c.epsilon(), t = step + 1;
+      const bool jax = c.bias_correction();
+      const double beta1 = jax ? JaxRate(c.beta1()) : c.beta1();
+      const double beta2 = jax ? JaxRate(c.beta2()) : c.beta2();
+      const double epsilon = c.epsilon(), t = step + 1;
       a = a + (1 - beta1) * (g - a);
       b = b + (1 - beta2) * (g * g - b);
-      if (c.bias_correction()) {
+      if (jax) {
         const double correct = std::sqrt(1 - std::pow(beta2, t));
         w = w - lr * correct / (1 - std::pow(beta1, t)) * a / (Sqrt(b) + epsilon * correct);
       } else {
@@ -86,7 +92,7 @@ inline void ExactColumn(const v1::OptimizerConfig& o, double step, Exact g, Exac
     }
     case v1::OptimizerConfig::kAdamw: {
       const v1::AdamWConfig& c = o.adamw();
-      const double beta1 = c.beta1(), beta2 = c.beta2(), t = step + 1;
+      const double beta1 = JaxRate(c.beta1()), beta2 = JaxRate(c.beta2()), t = step + 1;
       const double correct = std::sqrt(1 - std::pow(beta2, t));
       w = w - lr * c.weight_decay() * w;
       a = a + (1 - beta1) * (g - a);
@@ -113,7 +119,7 @@ inline void ExactColumn(const v1::OptimizerConfig& o, double step, Exact g, Exac
     }
     case v1::OptimizerConfig::kLaprop: {
       const v1::LaPropConfig& c = o.laprop();
-      const double beta1 = c.beta1(), beta2 = c.beta2();
+      const double beta1 = JaxRate(c.beta1()), beta2 = JaxRate(c.beta2());
       const double decay = beta2 * (1 - std::pow(beta2, step)) / (1 - std::pow(beta2, step + 1));
       b = decay * b + (1 - decay) * (g * g + c.epsilon());
       a = beta1 * a + std::sqrt(1 - beta1 * beta1) * g / Sqrt(b);

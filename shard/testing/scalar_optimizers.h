@@ -45,15 +45,15 @@ struct ColumnStep {
     w = w - r.learning_rate * g;
   }
   void operator()(const AdagradMomentumRule& r) const {
-    a = r.beta2 == 1 ? a + g * g : r.beta2 * a + (1 - r.beta2) * (g * g);
+    a = r.beta2 * a + r.square_factor * (g * g);
     const float sum = a + r.epsilon;
     const float u = r.exponent == 2 ? g / std::sqrt(sum) : g * Power(sum, -1.0 / r.exponent);
     b = r.momentum * b + u;
     w = w - r.learning_rate * (r.nesterov ? r.momentum * b + u : b);
   }
   void operator()(const AdamRule& r) const {
-    a = a + (1 - r.beta1) * (g - a);
-    b = b + (1 - r.beta2) * (g * g - b);
+    a = a + r.one_minus_beta1 * (g - a);
+    b = b + r.one_minus_beta2 * (g * g - b);
     const float d = r.sum_inside_sqrt ? std::sqrt(b + r.epsilon) : std::sqrt(b) + r.epsilon;
     w = r.keep * w - DivOrZero(r.rate * a, d);
   }
@@ -74,7 +74,7 @@ struct ColumnStep {
     w = DivOrZero(ClampOr(b, -bound, bound) - b, denominator);
   }
   void operator()(const LaPropRule& r) const {
-    b = r.decay * b + (1 - r.decay) * (g * g + r.epsilon);
+    b = r.decay * b + r.one_minus_decay * (g * g + r.epsilon);
     a = r.beta1 * a + DivOrZero(r.gradient_factor * g, std::sqrt(b));
     w = w - r.learning_rate * a;
   }
@@ -85,7 +85,7 @@ struct ColumnStep {
                 ((DivOrZero(g * r.max_lr_multiplier, std::sqrt(a)) + r.l1 * sign) + r.l2 * w);
   }
   void operator()(const RmsPropRule& r) const {
-    a = r.decay * a + (1 - r.decay) * (g * g);
+    a = r.decay * a + r.one_minus_decay * (g * g);
     b = r.momentum * b + DivOrZero(r.learning_rate * g, std::sqrt(a + r.epsilon));
     w = w - b;
   }

@@ -163,7 +163,7 @@ std::vector<BadCase> BadMutations() {
 }
 
 std::vector<BadCase> BadHyperparameters() {
-  const auto set = [](const char* table, const char* name, float value) {
+  const auto set = [](const char* table, const char* name, double value) {
     return [=](Apply* r) {
       v1::StepHyperparameters* step = r->add_hyperparameters();
       step->set_table(table);
@@ -180,6 +180,8 @@ std::vector<BadCase> BadHyperparameters() {
       ApplyCase("NanRate", kInvalid, {"learning_rate", "nan"}, set("", "learning_rate", kNan)),
       ApplyCase("InfiniteRate", kInvalid, {"learning_rate", "inf"},
                 set("", "learning_rate", kInfinity)),
+      ApplyCase("RateBeyondFloat", kInvalid, {"learning_rate", "1e+300"},
+                set("", "learning_rate", 1e300)),
       ApplyCase("NegativeRate", kInvalid, {"learning_rate", "-1"}, set("", "learning_rate", -1)),
       ApplyCase("InitialValue", kInvalid, {"initial_accumulator"},
                 set("users", "initial_accumulator", 1)),
