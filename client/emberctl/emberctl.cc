@@ -91,8 +91,10 @@ void AddCommonOptions(CLI::App& app, CommandLine& line) {
 }
 
 void AddModelCommands(CLI::App& app, CommandLine& line) {
-  CLI::App* status = app.add_subcommand(
-      "status", "State of the coordinator, the shards and the models; 3 if a shard is down");
+  CLI::App* status =
+      app.add_subcommand("status",
+                         "State of the coordinator (DRAINING while it is out of service), the "
+                         "shards and the models; 3 if a shard is down");
   status->callback([&line] { line.command = [&line] { return ShowStatus(line.session); }; });
   SetExample(status, "emberctl status --json");
   CLI::App* tables = app.add_subcommand("tables", "List the tables of a model, or of all");

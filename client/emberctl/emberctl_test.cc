@@ -70,6 +70,13 @@ TEST_F(EmberctlTest, StatusTellsThatAShardIsDown) {
   EXPECT_THAT(status.err, HasSubstr("shard 1 (127.0.0.1:1) does not answer: not there"));
 }
 
+TEST_F(EmberctlTest, StatusTellsThatACoordinatorDrains) {
+  EXPECT_FALSE(Json::parse(Call({"status", "--json"}).out)["draining"]);
+  service_.draining = true;
+  EXPECT_THAT(Call({"status"}).out, HasSubstr("emberd 0.0-fake, up 0s, DRAINING, 3 batches"));
+  EXPECT_TRUE(Json::parse(Call({"status", "--json"}).out)["draining"]);
+}
+
 TEST_F(EmberctlTest, DescribesModels) {
   Declare();
   const Outcome described = Emberctl({"describe", "-a", service_.address().c_str(), "m"});

@@ -49,7 +49,8 @@ absl::Status ShowStatus(Session& session) {
     PrintJson(response, session.out);
   } else {
     session.out << "emberd " << response.version() << ", up " << Uptime(response.uptime_ms())
-                << ", " << response.batches() << " batches (" << Bytes(response.batch_bytes())
+                << (response.draining() ? ", DRAINING, " : ", ") << response.batches()
+                << " batches (" << Bytes(response.batch_bytes())
                 << ") between lookup and update\n\n";
     PrintShards(response, session.out);
     session.out << "\n";

@@ -11,7 +11,9 @@
 namespace emberd::server {
 
 v1::GetStatusResponse Administration::GetStatus(rpc::CallContext* context) {
-  return parts_.coordinator->GetStatus(context);
+  v1::GetStatusResponse response = parts_.coordinator->GetStatus(context);
+  response.set_draining(draining());
+  return response;
 }
 
 absl::StatusOr<v1::GetLimitsResponse> Administration::GetLimits(const v1::GetLimitsRequest& request,

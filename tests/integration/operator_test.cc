@@ -159,6 +159,8 @@ TEST_F(OperatorTest, DrainsWaitsAndComesBack) {
   EXPECT_THAT(drain.out, HasSubstr("draining; left: 0 requests, 0 training streams, 1 batches"));
   EXPECT_THAT(drain.err, HasSubstr("not drained within --wait 0.5 seconds"));
   EXPECT_EQ(EmberctlJson({"stats"})["draining"], true);
+  EXPECT_EQ(EmberctlJson({"status"})["draining"], true);
+  EXPECT_THAT(Emberctl({"status"}).out, HasSubstr(", DRAINING, 1 batches"));
   const Outcome refused = Emberctl({"tables", "bench_operator", "--timeout", "0.5", "--json"});
   EXPECT_EQ(refused.code, emberctl::kUnreachable);
   EXPECT_THAT(refused.err, HasSubstr("coordinator is draining"));
@@ -169,6 +171,7 @@ TEST_F(OperatorTest, DrainsWaitsAndComesBack) {
   EXPECT_EQ(drain.code, emberctl::kOk) << drain.err;
   EXPECT_THAT(drain.out, HasSubstr("drained\n"));
   EXPECT_EQ(Emberctl({"drain", "--undo"}).out, "in service\n");
+  EXPECT_EQ(EmberctlJson({"status"})["draining"], false);
   EXPECT_EQ(Emberctl({"tables", "bench_operator"}).code, emberctl::kOk);
 }
 

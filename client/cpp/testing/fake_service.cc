@@ -331,6 +331,7 @@ grpc::Status FakeService::GetStatus(grpc::ServerContext* context,
   return Meet(context, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     response->set_version("0.0-fake");
     response->set_batches(3);
+    response->set_draining(draining);
     v1::ModelStatus* model = response->add_models();
     model->set_model_id(kModelId);
     model->set_name(config_.name());

@@ -56,6 +56,7 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   int train_responses = -1;
   grpc::Status train_status;
   int64_t export_rows = 3;
+  bool draining = false;  // what GetStatus says
   // Answers to GetStats and to Drain, in turn; the last one stays.
   std::vector<v1::GetStatsResponse> stats;
   std::vector<v1::DrainResponse> drains;
