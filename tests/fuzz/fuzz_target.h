@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace emberd::fuzz {
 
-// Set by a target that has taken its input for valid; never reset by it.
+// Set by a target that has taken its input for valid and has dropped nothing of it; never reset by
+// it.
 inline bool accepted = false;
 
 // Ends the program if a promise does not hold, so that the fuzzer keeps the input.

@@ -1,6 +1,6 @@
 // Runs a fuzz target on every file of the folders given, without a fuzzer. Catches: a fault that
-// fuzzing once found and that came back, and a seed that is refused since a format has changed, so
-// that fuzzing no longer gets past the first checks.
+// fuzzing once found and that came back, and a seed that is refused, or read only in part, since a
+// format has changed, so that fuzzing no longer gets past the first checks.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

@@ -2,8 +2,8 @@
 //   one byte: what it is, see Kind; bit 7: raw parts
 //   a message: two bytes with the length of its header, the header, the payload
 //   raw parts: two bytes with the length of a part, the part, and so on
-// Catches: bytes that crash the assembler, the codec or the engine, and a batch or update that is
-// accepted and then fails.
+// Catches: bytes that crash the assembler, the codec or the engine, a batch or update that is
+// accepted and then fails, and a payload that is not encoded as it was decoded.
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -14,6 +14,7 @@
 #include <google/protobuf/stubs/logging.h>
 #include <grpcpp/support/byte_buffer.h>
 
+#include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "config/config.h"
 #include "preprocess/preprocessor.h"
@@ -21,6 +22,7 @@
 #include "server/shard_host/model_spec_from_plan.h"
 #include "server/shard_host/shard_codec.h"
 #include "shard/row_pooler.h"
+#include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
@@ -46,6 +48,18 @@ constexpr char kModel[] = R"(
   features { name: "y" table: "b" }
   optimizer { adagrad {} }
 )";
+
+// Whether what was decoded from `message`, encoded again, is the same message; its payload has to
+// be in any case. Payloads are never dropped: the decoders refuse what is left of them.
+template <typename Header>
+bool ReadWhole(const rpc::IncomingMessage& message, const rpc::OutgoingMessage& again) {
+  absl::string_view rest(message.payload().data(), message.payload().size());
+  for (const rpc::SharedBytes& piece : again.payload) {
+    Require(absl::ConsumePrefix(&rest, piece.bytes), "a payload is encoded as it was decoded");
+  }
+  Require(rest.empty(), "a payload is decoded whole");
+  return fuzz::Canonical<Header>(again.header) == message.header();
+}
 
 // One engine with a model and a batch of four samples.
 class Shard {
@@ -79,17 +93,22 @@ class Shard {
   void TryGather(const rpc::IncomingMessage& message) {
     auto command = server::DecodeGather(message, kSparseCores);
     if (!command.ok()) return;
+    const bool whole =
+        ReadWhole<internal::v1::GatherHeader>(message, server::EncodeGather(*command));
+    const bool empty = command->stacks.empty();
     auto batch = engine_->PrepareBatch(kModelId, std::move(command->stacks), command->owner);
     if (!batch.ok()) return;
-    fuzz::accepted = true;
+    fuzz::accepted |= whole && !empty;
     Require(engine_->BatchBytes(**batch) >= 0, "a batch has a size");
     Gather(*std::move(batch));
   }
 
   void TryApply(const rpc::IncomingMessage& message) {
     auto command = server::DecodeApply(message);
-    if (!command.ok() || !engine_->CheckApply(*batch_, command->input).ok()) return;
-    fuzz::accepted = true;
+    if (!command.ok()) return;
+    const bool whole = ReadWhole<internal::v1::ApplyHeader>(message, server::EncodeApply(*command));
+    if (!engine_->CheckApply(*batch_, command->input).ok()) return;
+    fuzz::accepted |= whole && !command->input.stacks.empty();
     absl::Notification done;
     engine_->Apply(batch_, std::move(command->input),
                    [&done](absl::StatusOr<shard::ApplyResult> rows) {
@@ -102,22 +121,32 @@ class Shard {
   void TryGatherResult(const rpc::IncomingMessage& message) {
     auto result = server::DecodeGatherResult(message);
     if (!result.ok()) return;
-    const auto views = preprocessed_->ShardView(0);
-    bool all_fit = true;
-    for (const server::StackRowsView& rows : result->rows) {
-      if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) {
-        all_fit = false;
-        continue;
-      }
-      const auto sums =
-          pooler_->Pool(views[rows.stack], spec_.stacks[rows.stack], kSparseCores, rows.rows);
-      Require(sums.ok() || absl::IsInvalidArgument(sums.status()), "other rows are refused");
-      all_fit &= sums.ok();
-    }
-    fuzz::accepted |= all_fit;
+    const bool whole =
+        ReadWhole<internal::v1::GatherReply>(message, server::EncodeGatherResult(*result));
+    bool all_fit = !result->stacks.empty() || !result->rows.empty();
+    for (const server::StackSumsView& sums : result->stacks) all_fit &= SumsFit(sums);
+    for (const server::StackRowsView& rows : result->rows) all_fit &= PoolRows(rows);
+    fuzz::accepted |= whole && all_fit;
   }
 
  private:
+  // Whether these can be sums of the batch.
+  bool SumsFit(const server::StackSumsView& sums) const {
+    if (sums.stack < 0 || sums.stack >= static_cast<int>(spec_.stacks.size())) return false;
+    const size_t width = spec_.stacks[sums.stack].embedding_dim;
+    return !sums.samples.empty() && sums.sums.size() == sums.samples.size() * width;
+  }
+
+  // Whether these can be the rows of the batch.
+  bool PoolRows(const server::StackRowsView& rows) {
+    const auto views = preprocessed_->ShardView(0);
+    if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) return false;
+    const auto sums =
+        pooler_->Pool(views[rows.stack], spec_.stacks[rows.stack], kSparseCores, rows.rows);
+    Require(sums.ok() || absl::IsInvalidArgument(sums.status()), "other rows are refused");
+    return sums.ok() && !rows.rows.empty();
+  }
+
   void Gather(std::shared_ptr<const shard::Batch> batch) {
     absl::Notification done;
     engine_->Gather(std::move(batch), [&done](auto output) {
