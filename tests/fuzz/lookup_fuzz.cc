@@ -14,6 +14,7 @@
 #include "preprocess/splits.h"
 #include "server/coordinator/lookup_request.h"
 #include "server/coordinator/served_model.h"
+#include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
@@ -85,10 +86,12 @@ const Models& ModelOf(uint8_t choice) {
 
 using BatchOr = absl::StatusOr<std::shared_ptr<const preprocess::PreprocessedBatch>>;
 
-BatchOr Preprocess(const v1::LookupRequest& request, const ServedModel& model) {
+// `whole`: nothing was dropped when the request was parsed.
+BatchOr Preprocess(const v1::LookupRequest& request, bool whole, const ServedModel& model) {
   auto input = server::DecodeLookup(request, model, kMaxActivationBytes);
   if (!input.ok()) return input.status();
-  fuzz::accepted = true;  // even if no mini-batch can be within the limits
+  // Even if no mini-batch can be within the limits.
+  fuzz::accepted |= whole && !request.features().empty();
   return model.preprocessor->Run(input->features);
 }
 
@@ -115,9 +118,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const Models& models = ModelOf(data[0]);
   v1::LookupRequest request;
-  if (!request.ParseFromArray(data + 1, static_cast<int>(size - 1))) return 0;
-  const BatchOr batch = Preprocess(request, *models.one_thread);
-  const BatchOr other = Preprocess(request, *models.two_threads);
+  const std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  if (!request.ParseFromString(bytes)) return 0;
+  const bool whole = fuzz::Canonical<v1::LookupRequest>(bytes) == bytes;
+  const BatchOr batch = Preprocess(request, whole, *models.one_thread);
+  const BatchOr other = Preprocess(request, whole, *models.two_threads);
   Require(batch.status() == other.status(), "errors do not depend on the number of threads");
   if (!batch.ok()) {
     Require(!batch.status().message().empty(), "an error says what is wrong");
