@@ -7,7 +7,10 @@
 #include <google/protobuf/stubs/logging.h>
 #include <google/protobuf/text_format.h>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "config/config.h"
 #include "server/security/token_table.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -58,12 +61,42 @@ void TryFile(const std::string& text) {
           "a complete file reads back as itself");
 }
 
+// Knows kToken alone.
+const security::TokenTable& OneToken() {
+  static const auto* const table = [] {
+    v1::TokenFile file;
+    v1::Token* token = file.add_tokens();
+    token->set_name("admin");
+    token->set_role(v1::Token::ADMIN);
+    token->set_sha256(kDigest);
+    return new security::TokenTable(file);
+  }();
+  return *table;
+}
+
+void CheckKnown(absl::string_view token) {
+  Require((OneToken().Find(token) != nullptr) == (token == kToken), "one token is known");
+}
+
 void TryHeader(const std::string& header) {
   const absl::string_view bearer = security::BearerToken(header);
+  if (!bearer.empty()) {
+    Require(absl::StartsWithIgnoreCase(header, "bearer "), "a token follows its scheme");
+    Require(absl::EndsWith(absl::StripTrailingAsciiWhitespace(header), bearer),
+            "a token ends its header");
+    Require(absl::StripAsciiWhitespace(bearer) == bearer, "a token has no outer blanks");
+  }
+  CheckKnown(bearer);
   const std::string password = security::BasicPassword(header);
-  Require(bearer.empty() || password.empty(), "a header has one scheme");
-  Require(absl::StrContains(header, bearer), "a token is a piece of its header");
+  CheckKnown(password);
   fuzz::accepted |= !bearer.empty() || !password.empty();
+}
+
+// Any text as a password: it comes out whole, with its colons and blanks.
+void TryPassword(const std::string& text) {
+  const std::string header =
+      absl::StrCat("Basic ", absl::Base64Escape(absl::StrCat("anybody:", text)));
+  Require(security::BasicPassword(header) == text, "a password is what follows the first colon");
 }
 
 }  // namespace
@@ -73,5 +106,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   emberd::TryFile(text);
   emberd::TryHeader(text);
+  emberd::TryPassword(text);
   return 0;
 }
