@@ -1,13 +1,13 @@
 #include "config/optimizers.h"
 
-#include <cmath>
-#include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "config/field_rules.h"
 #include "config/fields.h"
+#include "config/numbers.h"
 #include "config/optimizer_checks.h"
 
 namespace emberd::config {
@@ -60,9 +60,14 @@ bool IsHyperparameter(const FieldDescriptor* field) {
          !absl::StartsWith(field->name(), "initial_");
 }
 
-// The field `name` of `message` if it can be set per step, else null.
-const FieldDescriptor* FindHyperparameter(const Message& message, absl::string_view name) {
-  const FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(std::string(name));
+// The field `name` of the optimizer or of its kind if it can be set per step, else null.
+const FieldDescriptor* FindHyperparameter(const OptimizerConfig& optimizer,
+                                          absl::string_view name) {
+  const FieldDescriptor* field = OptimizerConfig::descriptor()->FindFieldByName(std::string(name));
+  if (IsHyperparameter(field)) return field;
+  const FieldDescriptor* kind = KindField(optimizer);
+  if (kind == nullptr) return nullptr;
+  field = kind->message_type()->FindFieldByName(std::string(name));
   return IsHyperparameter(field) ? field : nullptr;
 }
 
@@ -101,36 +106,46 @@ bool OptimizerNeedsStep(const OptimizerConfig& optimizer) {
   }
 }
 
-absl::StatusOr<double> SetHyperparameter(OptimizerConfig* optimizer, absl::string_view name,
-                                         double value) {
-  OptimizerConfig changed = *optimizer;
-  Message* target = &changed;
-  const FieldDescriptor* field = FindHyperparameter(changed, name);
-  if (const FieldDescriptor* kind = KindField(changed); field == nullptr && kind != nullptr) {
-    target = changed.GetReflection()->MutableMessage(&changed, kind);
-    field = FindHyperparameter(*target, name);
-  }
+absl::StatusOr<double> HyperparameterValue(const OptimizerConfig& optimizer, absl::string_view name,
+                                           double value) {
+  const FieldDescriptor* field = FindHyperparameter(optimizer, name);
   if (field == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(changed),
+        absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(optimizer),
                      " has none of this name that can be set per step"));
   }
-  if (value == 0) value = 0;  // -0 is written as 0, as FillFields does
+  double held = value == 0 ? 0 : value;  // -0 is written as 0, as FillFields does
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
-    if (std::isfinite(value) && std::abs(value) > std::numeric_limits<float>::max()) {
-      return NotAllowed(name, absl::StrCat(value), "a float32");
-    }
-    const float rounded = static_cast<float>(value);
-    target->GetReflection()->SetFloat(target, field, rounded);
-    value = rounded;
-  } else {
-    target->GetReflection()->SetDouble(target, field, value);
+    const std::optional<float> rounded = ToFloat(value);
+    if (!rounded) return NotAllowed(name, NumberText(value), "a float32");
+    held = *rounded;
   }
-  absl::Status status = CheckField(*target, *field, std::string(name));
-  if (status.ok()) status = CheckOptimizer(changed, "");
-  if (!status.ok()) return status;
+  const FieldRule* rule = FindFieldRule(*field);
+  if (rule != nullptr && !rule->range.Contains(held)) {
+    return NotAllowed(name, NumberText(value), rule->range.ToString());
+  }
+  return held;
+}
+
+absl::Status SetHyperparameters(OptimizerConfig* optimizer,
+                                const std::map<std::string, double>& values) {
+  OptimizerConfig changed = *optimizer;
+  for (const auto& [name, value] : values) {
+    const absl::StatusOr<double> held = HyperparameterValue(changed, name, value);
+    if (!held.ok()) return held.status();
+    const FieldDescriptor* field = FindHyperparameter(changed, name);
+    Message* target = field->containing_type() == changed.GetDescriptor()
+                          ? &changed
+                          : changed.GetReflection()->MutableMessage(&changed, KindField(changed));
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
+      target->GetReflection()->SetFloat(target, field, static_cast<float>(*held));
+    } else {
+      target->GetReflection()->SetDouble(target, field, *held);
+    }
+  }
+  if (absl::Status status = CheckOptimizer(changed, ""); !status.ok()) return status;
   *optimizer = std::move(changed);
-  return value;
+  return absl::OkStatus();
 }
 
 }  // namespace emberd::config

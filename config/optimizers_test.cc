@@ -78,6 +78,10 @@ const Override kOverrides[] = {
     {"sgd {}", "learning_rate", 0, ""},
     {"sgd {}", "weight_decay_factor", 0.5, ""},
     {"sgd {}", "clip_gradient_min", -2, ""},
+    {"sgd {}", "clip_gradient_max", 3.4028235e38, ""},  // FLT_MAX as it is printed; a bit above it
+    {"sgd {}", "clip_gradient_min", -3.4028235e38, ""},
+    {"sgd {}", "learning_rate", -1e-60, ""},  // rounds to 0
+    {"clip_gradient_max: 0", "clip_gradient_min", -1e-60, ""},
     {"adam {}", "beta1", 0.5, ""},
     {"adamw {}", "weight_decay", 0.5, ""},
     {"ftrl {}", "learning_rate_power", -1, ""},
@@ -93,6 +97,8 @@ const Override kOverrides[] = {
     {"adagrad_momentum {}", "beta2", 0, "beta2: 0 is not allowed; it must be in (0, 1]"},
     {"sgd {}", "learning_rate", 1e300,
      "learning_rate: 1e+300 is not allowed; it must be a float32"},
+    {"sgd {}", "clip_weight_min", -1e300, "clip_weight_min: -1e+300 is not allowed; it must be a"},
+    {"adamw {}", "epsilon", 1e-60, "epsilon: 1e-60 is not allowed; it must be > 0"},
     {"adam {}", "epsilon", 0, "epsilon: 0 is not allowed; it must be > 0"},
     {"clip_gradient_max: 1", "clip_gradient_min", 2, "clip_gradient_min: 2 is not allowed"},
     {"clip_weight_min: 1", "clip_weight_max", 0, "clip_weight_min: 1 is not allowed; it must be"},
@@ -105,11 +111,11 @@ const Override kOverrides[] = {
     {"adagrad {}", "\n\377", 1, "hyper-parameter \"\\n\\377\": adagrad has none"},
 };
 
-TEST(SetHyperparameter, SetsWhatMayChangePerStepAndNothingElse) {
+TEST(SetHyperparameters, SetsWhatMayChangePerStepAndNothingElse) {
   for (const Override& row : kOverrides) {
     v1::OptimizerConfig optimizer = Optimizer(row.optimizer);
     const v1::OptimizerConfig before = optimizer;
-    const absl::Status status = SetHyperparameter(&optimizer, row.name, row.value).status();
+    const absl::Status status = SetHyperparameters(&optimizer, {{row.name, row.value}});
     const std::string what = std::string(row.optimizer) + " " + row.name;
     if (*row.error == '\0') {
       EXPECT_TRUE(status.ok()) << what << ": " << status;
@@ -122,28 +128,65 @@ TEST(SetHyperparameter, SetsWhatMayChangePerStepAndNothingElse) {
   }
 }
 
-TEST(SetHyperparameter, WritesTheNamedField) {
+TEST(SetHyperparameters, WritesTheNamedFields) {
   v1::OptimizerConfig optimizer = Optimizer("momentum {}");
-  ASSERT_TRUE(SetHyperparameter(&optimizer, "momentum", 0.25f).ok());
-  ASSERT_TRUE(SetHyperparameter(&optimizer, "learning_rate", 3).ok());
+  ASSERT_TRUE(SetHyperparameters(&optimizer, {{"momentum", 0.25}, {"learning_rate", 3}}).ok());
   EXPECT_EQ(optimizer.momentum().momentum(), 0.25f);
   EXPECT_EQ(optimizer.learning_rate(), 3);
+  ASSERT_TRUE(SetHyperparameters(&optimizer, {}).ok());
+  EXPECT_EQ(optimizer.momentum().momentum(), 0.25f);
 }
 
-// The value is the same as if it stood in the config, whatever the type of the field.
-TEST(SetHyperparameter, ReturnsTheValueAsTheFieldHoldsIt) {
+// The values are the same as if they stood in the config, whatever the types of the fields.
+TEST(SetHyperparameters, WritesWhatAConfigWouldHold) {
   v1::OptimizerConfig optimizer = Optimizer("adam {}");
-  const absl::StatusOr<double> rate = SetHyperparameter(&optimizer, "learning_rate", 0.1);
-  ASSERT_TRUE(rate.ok()) << rate.status();
-  EXPECT_EQ(*rate, double{0.1f});
-  const absl::StatusOr<double> beta2 = SetHyperparameter(&optimizer, "beta2", 0.99);
-  ASSERT_TRUE(beta2.ok()) << beta2.status();
-  EXPECT_EQ(*beta2, 0.99);
-  EXPECT_TRUE(
-      MessageDifferencer::Equals(optimizer, Optimizer("learning_rate: 0.1 adam { beta2: 0.99 }")));
-  const absl::StatusOr<double> zero = SetHyperparameter(&optimizer, "beta1", -0.0);
-  ASSERT_TRUE(zero.ok()) << zero.status();
+  const auto set = SetHyperparameters(
+      &optimizer, {{"learning_rate", 0.1}, {"beta1", -0.0}, {"beta2", 0.99}, {"epsilon", 0.3}});
+  ASSERT_TRUE(set.ok()) << set;
+  EXPECT_TRUE(MessageDifferencer::Equals(
+      optimizer, Optimizer("learning_rate: 0.1 adam { beta1: 0 beta2: 0.99 epsilon: 0.3 }")));
   EXPECT_FALSE(std::signbit(optimizer.adam().beta1()));
+  ASSERT_TRUE(SetHyperparameters(&optimizer, {{"learning_rate", -1e-60}}).ok());
+  EXPECT_FALSE(std::signbit(optimizer.learning_rate()));
+}
+
+// Catches a check between one value and the next: in either direction, one of two bounds passes the
+// configured other.
+TEST(SetHyperparameters, ChecksTheValuesTogether) {
+  for (const double shift : {10, -10}) {
+    v1::OptimizerConfig optimizer = Optimizer(
+        "clip_gradient_min: -1 clip_gradient_max: 1 clip_weight_min: -1 clip_weight_max: 1");
+    const auto set = SetHyperparameters(&optimizer, {{"clip_gradient_min", shift - 1},
+                                                     {"clip_gradient_max", shift + 1},
+                                                     {"clip_weight_min", shift - 1},
+                                                     {"clip_weight_max", shift + 1}});
+    EXPECT_TRUE(set.ok()) << set;
+    EXPECT_EQ(optimizer.clip_gradient_min(), shift - 1);
+    EXPECT_EQ(optimizer.clip_weight_max(), shift + 1);
+  }
+}
+
+TEST(SetHyperparameters, SetsAllOrNone) {
+  v1::OptimizerConfig optimizer = Optimizer("learning_rate: 1 clip_gradient_max: 1 sgd {}");
+  const v1::OptimizerConfig before = optimizer;
+  EXPECT_EQ(SetHyperparameters(&optimizer, {{"clip_gradient_min", 3}, {"clip_gradient_max", 2}})
+                .message(),
+            "clip_gradient_min: 3 is not allowed; it must be <= clip_gradient_max = 2");
+  EXPECT_EQ(SetHyperparameters(&optimizer, {{"weight_decay_factor", -1}, {"learning_rate", -2}})
+                .message(),
+            "learning_rate: -2 is not allowed; it must be >= 0");
+  EXPECT_FALSE(SetHyperparameters(&optimizer, {{"learning_rate", 2}, {"rate", 2}}).ok());
+  EXPECT_TRUE(MessageDifferencer::Equals(before, optimizer));
+}
+
+TEST(HyperparameterValue, IsWhatTheFieldHolds) {
+  const v1::OptimizerConfig adam = Optimizer("adam {}");
+  EXPECT_EQ(*HyperparameterValue(adam, "learning_rate", 0.1), double{0.1f});
+  EXPECT_EQ(*HyperparameterValue(adam, "beta2", 0.99), 0.99);
+  for (const char* name : {"learning_rate", "beta1"}) {
+    EXPECT_FALSE(std::signbit(*HyperparameterValue(adam, name, -0.0))) << name;
+  }
+  EXPECT_FALSE(std::signbit(*HyperparameterValue(adam, "learning_rate", -1e-60)));
 }
 
 }  // namespace

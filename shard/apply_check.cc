@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "config/numbers.h"
 #include "config/optimizers.h"
 
 namespace emberd::shard {
@@ -43,7 +43,7 @@ absl::Status Disagree(size_t rank, absl::string_view what, absl::string_view val
 std::string ValueText(const absl::flat_hash_map<std::string, double>& values,
                       const std::string& name) {
   const auto it = values.find(name);
-  return it == values.end() ? "not given" : absl::StrFormat("%.9g", it->second);
+  return it == values.end() ? "not given" : config::NumberText(it->second);
 }
 
 // Model and step.
@@ -151,11 +151,10 @@ absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const StackGradient
                                      int64_t step) {
   v1::OptimizerConfig optimizer = stack.optimizer;
   if (gradients != nullptr) {
-    for (const auto& [name, value] : gradients->hyperparameters) {
-      if (auto set = config::SetHyperparameter(&optimizer, name, value); !set.ok()) {
-        return absl::Status(set.status().code(),
-                            absl::StrCat("stack ", stack.name, ": ", set.status().message()));
-      }
+    const auto& values = gradients->hyperparameters;
+    const absl::Status set = config::SetHyperparameters(&optimizer, {values.begin(), values.end()});
+    if (!set.ok()) {
+      return absl::Status(set.code(), absl::StrCat("stack ", stack.name, ": ", set.message()));
     }
   }
   if (config::OptimizerNeedsStep(optimizer) && step < 0) {

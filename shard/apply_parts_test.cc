@@ -297,6 +297,10 @@ TEST_F(ApplyPartsErrorTest, RefusesOtherHyperparameters) {
   ExpectRefused("rank 2: hyperparameter learning_rate of stack stack is 0.25, but 0.5 for rank 1");
   parts_[2].input.stacks[0].hyperparameters["learning_rate"] = 0.5 + 1e-8;
   ExpectRefused("rank 2: hyperparameter learning_rate of stack stack is 0.50000001, but 0.5 for");
+  parts_[1].input.stacks[0].hyperparameters["learning_rate"] = 0.3;
+  parts_[2].input.stacks[0].hyperparameters["learning_rate"] = 0.1 + 0.2;  // the next double
+  ExpectRefused("of stack stack is 0.30000000000000004, but 0.3 for rank 1");
+  parts_[1].input.stacks[0].hyperparameters["learning_rate"] = 0.5;
   parts_[2].input.stacks[0].hyperparameters = {};
   ExpectRefused("hyperparameter learning_rate of stack stack is not given, but 0.5 for rank 1");
   parts_[2].input.stacks[0].hyperparameters = {{"learning_rate", 0.5f}, {"beta1", 0.5f}};

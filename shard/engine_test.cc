@@ -207,6 +207,30 @@ TEST(Engine, HyperparametersHoldForOneStep) {
   EXPECT_EQ(engine.ReadRow(0, 0, 3, 1)[0], before - 0.25f - 1);
 }
 
+// Both bounds pass the configured other one: catches a check after each value of a hash map, whose
+// order is by chance, so that a shard could refuse at the update what it had accepted before.
+TEST(Engine, ClipBoundsMoveTogether) {
+  const TestShape shape{1, 16, 4};
+  v1::OptimizerConfig sgd = Sgd(1);
+  sgd.set_clip_gradient_min(-1);
+  sgd.set_clip_gradient_max(1);
+  TestEngine engine({OneTableStack(shape, 8, 8, sgd)}, shape, 0, 1);
+  TestBatch test_batch({{0, 0, 3, 1.0f}}, shape, 0, 1, 1, 1);
+  const auto batch = *engine.Prepare(test_batch.view());
+  const std::vector<float> gradient(8, 0.0f), weights(8, 0.0f);
+  for (const float shift : {2.0f, -2.0f}) {
+    ASSERT_TRUE(engine.Assign({engine.spec().model_id, 0, "", {0}, {3}, 8}, weights).ok());
+    ApplyInput input;
+    const double near = shift * 0.75, far = shift * 1.25;  // the gradient is clipped to `near`
+    input.stacks.push_back(
+        {0,
+         gradient,
+         {{"clip_gradient_min", std::min(near, far)}, {"clip_gradient_max", std::max(near, far)}}});
+    engine.Apply(batch, input);
+    EXPECT_EQ(engine.ReadRow(0, 0, 3, 1)[0], -shift * 0.75f);
+  }
+}
+
 // Catches a rate that is rounded to float32 on its way: 1 - 0.999f is not 0.001.
 TEST(Engine, ADecayRateSentPerStepGivesTheBitsOfAConfiguredOne) {
   const TestShape shape{1, 16, 4};

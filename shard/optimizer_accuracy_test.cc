@@ -52,7 +52,7 @@ TEST_P(OptimizerAccuracyTest, TenThousandStepsStayWithinTheBound) {
     }
     v1::OptimizerConfig step_optimizer = optimizer;
     const float rate = std::exp(normal(random) - 3);
-    ASSERT_TRUE(config::SetHyperparameter(&step_optimizer, "learning_rate", rate).ok());
+    ASSERT_TRUE(config::SetHyperparameters(&step_optimizer, {{"learning_rate", rate}}).ok());
     for (int step = 0; step < 100; ++step) {
       // From tiny to large, now and then 0 or a whole row of 0.
       std::vector<float> g(kColumns);

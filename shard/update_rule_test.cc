@@ -92,7 +92,7 @@ TEST(UpdateRule, ARateSentPerStepGivesTheBitsOfAConfiguredOne) {
       return testing::CompleteOptimizer(std::string(kind) + " { " + field + ": " + rate + " }");
     };
     v1::OptimizerConfig sent = configured("0.5");
-    ASSERT_TRUE(config::SetHyperparameter(&sent, field, 0.999).ok());
+    ASSERT_TRUE(config::SetHyperparameters(&sent, {{field, 0.999}}).ok());
     const RowValues expected = AfterSteps(configured("0.999"), 3, 0.3f);
     const RowValues row = AfterSteps(sent, 3, 0.3f);
     EXPECT_EQ(row.w, expected.w) << kind << " " << field;

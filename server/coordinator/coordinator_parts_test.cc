@@ -181,6 +181,59 @@ TEST_F(CoordinatorPartsTest, LaysOutGradientsForTheSamplesOfAShard) {
               HasSubstr("gradient of feature 'fa'.shape is [2, 2]; it must be [2, 3]"));
 }
 
+// The hyper-parameters of a step are checked together, whatever order they are given in; an error
+// names what was sent.
+TEST_F(CoordinatorPartsTest, DecodesHyperparametersAsAWhole) {
+  KeptBatch batch;
+  batch.model = Model(R"(
+    name: "m"
+    tables { name: "a" vocabulary_size: 40 embedding_dim: 8 combiner: SUM
+             optimizer { clip_gradient_min: -1 clip_gradient_max: 1 adam {} } }
+    features { name: "fa" table: "a" })",
+                      1);
+  using Values = std::vector<std::pair<std::string, double>>;
+  // Each in a StepHyperparameters of its own if `split`, else all in one.
+  const auto decode = [&batch](const Values& values, bool split) {
+    v1::ApplyGradientsRequest request;
+    for (const auto& [name, value] : values) {
+      if (split || request.hyperparameters_size() == 0) request.add_hyperparameters();
+      auto* last = request.mutable_hyperparameters(request.hyperparameters_size() - 1);
+      (*last->mutable_values())[name] = value;
+    }
+    return DecodeGradients(request, batch);
+  };
+  for (const double shift : {10, -10}) {
+    for (const auto& [first, second] : {std::pair("min", "max"), std::pair("max", "min")}) {
+      for (const bool split : {false, true}) {
+        const auto bound = [shift = shift](const std::string& end) {
+          return std::pair("clip_gradient_" + end, shift + (end == "min" ? -1 : 1));
+        };
+        const auto input = decode({bound(first), bound(second)}, split);
+        ASSERT_TRUE(input.ok()) << input.status();
+        EXPECT_THAT(input->hyperparameters[0],
+                    testing::UnorderedElementsAre(bound("min"), bound("max")));
+      }
+    }
+  }
+  const std::tuple<Values, bool, const char*> refused[] = {
+      {{{"clip_gradient_max", 3}, {"clip_gradient_min", 4}},
+       false,
+       "clip_gradient_min: 4 is not allowed; it must be <= clip_gradient_max = 3"},
+      {{{"clip_gradient_min", 2}},
+       false,
+       "clip_gradient_min: 2 is not allowed; it must be <= clip_gradient_max = 1"},
+      {{{"learning_rate", -2}, {"epsilon", -3}},
+       false,
+       "hyperparameters[0].values: epsilon: -3 is not allowed"},
+      {{{"beta1", 0.3}, {"beta1", 0.1 + 0.2}},
+       true,
+       "hyperparameters[1].values['beta1'] is 0.30000000000000004 for table '', but 0.3 for"},
+  };
+  for (const auto& [values, split, message] : refused) {
+    EXPECT_THAT(std::string(decode(values, split).status().message()), HasSubstr(message));
+  }
+}
+
 TEST_F(CoordinatorPartsTest, TheHandMadeAnswerIsALookupResponse) {
   LookupOutput output;
   output.model = Model(kModel, 1);

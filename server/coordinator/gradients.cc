@@ -4,12 +4,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "config/numbers.h"
 #include "config/optimizers.h"
 #include "server/coordinator/tensor_view.h"
 #include "shard/bfloat16.h"
@@ -83,7 +84,38 @@ absl::Status DecodeFeature(const v1::FeatureGradient& gradient, int feature, con
   return any_value ? absl::OkStatus() : CheckFinite(*view, samples, dim, path);
 }
 
-// Stacks whose tables a StepHyperparameters is for.
+// The optimizer that the tables of a stack share.
+const v1::OptimizerConfig& OptimizerOf(const ServedModel& model,
+                                       const preprocess::StackPlan& stack) {
+  return model.config.tables(stack.tables.front().table).optimizer();
+}
+
+// Adds the values of request.hyperparameters[index] to those of a stack that it is for.
+absl::Status AddHyperparameters(const v1::StepHyperparameters& step, int index,
+                                const ServedModel& model, const preprocess::StackPlan& stack,
+                                absl::flat_hash_map<std::string, double>* values) {
+  // In the order of the names: which fault is named must not depend on the order of a hash map.
+  std::map<std::string, double> sorted;
+  for (const auto& [name, value] : step.values()) sorted[name] = value;
+  for (const auto& [name, value] : sorted) {
+    const absl::StatusOr<double> held =
+        config::HyperparameterValue(OptimizerOf(model, stack), name, value);
+    if (!held.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hyperparameters[", index, "].values: ", held.status().message()));
+    }
+    const auto [known, is_new] = values->try_emplace(name, *held);
+    if (!is_new && known->second != *held) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hyperparameters[", index, "].values['", name, "'] is ",
+                       config::NumberText(*held), " for table '", step.table(), "', but ",
+                       config::NumberText(known->second), " for another table of stack '",
+                       stack.name, "'; tables of one stack share their optimizer"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
                                    const ServedModel& model, GradientInput* input) {
   const auto& stacks = model.plan.stacks;
@@ -101,21 +133,20 @@ absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
                          std::any_of(tables.begin(), tables.end(),
                                      [&](const auto& table) { return table.name == step.table(); });
       if (!meant) continue;
-      v1::OptimizerConfig optimizer = model.config.tables(tables.front().table).optimizer();
-      for (const auto& [name, value] : step.values()) {
-        const absl::StatusOr<double> set = config::SetHyperparameter(&optimizer, name, value);
-        if (!set.ok()) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("hyperparameters[", i, "].values: ", set.status().message()));
-        }
-        const auto [known, is_new] = input->hyperparameters[stack].try_emplace(name, *set);
-        if (!is_new && known->second != *set) {
-          return absl::InvalidArgumentError(absl::StrFormat(
-              "hyperparameters[%d].values['%s'] is %.9g for table '%s', but %.9g for another table "
-              "of stack '%s'; tables of one stack share their optimizer",
-              i, name, *set, step.table(), known->second, stacks[stack].name));
-        }
-      }
+      absl::Status status =
+          AddHyperparameters(step, i, model, stacks[stack], &input->hyperparameters[stack]);
+      if (!status.ok()) return status;
+    }
+  }
+  // Whether values go together shows when a stack has all of its own, as the shards will see them.
+  for (size_t stack = 0; stack < stacks.size(); ++stack) {
+    const auto& values = input->hyperparameters[stack];
+    if (values.empty()) continue;
+    v1::OptimizerConfig optimizer = OptimizerOf(model, stacks[stack]);
+    const absl::Status set = config::SetHyperparameters(&optimizer, {values.begin(), values.end()});
+    if (!set.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hyperparameters of stack '", stacks[stack].name, "': ", set.message()));
     }
   }
   return absl::OkStatus();
