@@ -1,5 +1,7 @@
 #include "client/cpp/model_codec.h"
 
+#include <limits>
+
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/message_differencer.h>
 
@@ -86,12 +88,21 @@ TEST(EncodeModelTest, RefusesWhatNoOptimizerHas) {
       {{"sgd", {{"beta1", 0.5f}}}, "optimizer.beta1: sgd has no such parameter; it has: learning_"},
       {{"sgd", {{"adam", 1}}}, "optimizer.adam: sgd has no such parameter"},
       {{"momentum", {{"use_nesterov", 0.5f}}}, "optimizer.use_nesterov: 0.5 is not allowed"},
+      {{"sgd", {{"learning_rate", 1e300}}}, "optimizer.learning_rate: 1e+300 is not allowed; it "},
+      {{"adam", {{"epsilon", -1e300}}}, "optimizer.epsilon: -1e+300 is not allowed; it must be a"},
   };
   for (const auto& [optimizer, message] : cases) {
     const absl::Status status = EncodeModel(OneTable(optimizer)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));
   }
+}
+
+// FLT_MAX in eight digits, which is a little more than FLT_MAX.
+TEST(EncodeModelTest, RoundsValuesAsAConfigDoes) {
+  const auto config = EncodeModel(OneTable({"sgd", {{"clip_weight_max", 3.4028235e38}}}));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->optimizer().clip_weight_max(), std::numeric_limits<float>::max());
 }
 
 constexpr char kConfig[] = R"(

@@ -1,6 +1,9 @@
 #include "client/cpp/optimizer_codec.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
+#include "config/numbers.h"
 
 namespace emberd::client {
 namespace {
@@ -36,7 +39,12 @@ std::string KindNames(const Descriptor& descriptor) {
 absl::Status SetParameter(const std::string& path, const FieldDescriptor* field, double value,
                           Message* message) {
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
-    message->GetReflection()->SetFloat(message, field, static_cast<float>(value));
+    const std::optional<float> rounded = config::ToFloat(value);
+    if (!rounded) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", config::NumberText(value),
+                                                     " is not allowed; it must be a float32"));
+    }
+    message->GetReflection()->SetFloat(message, field, *rounded);
     return absl::OkStatus();
   }
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {

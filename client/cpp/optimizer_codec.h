@@ -10,7 +10,8 @@
 namespace emberd::client {
 
 // INVALID_ARGUMENT, beginning with `path`, for an optimizer or a parameter that the message does
-// not have, and for a flag that is neither 0 nor 1. Ranges are checked by config::CompleteModel.
+// not have, for a finite value that is too large for its float field, and for a flag that is
+// neither 0 nor 1. Other ranges are checked by config::CompleteModel.
 absl::Status EncodeOptimizer(const Optimizer& optimizer, const std::string& path,
                              v1::OptimizerConfig* config);
 
