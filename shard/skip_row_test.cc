@@ -24,6 +24,22 @@ constexpr int kWidth = 24, kColumns = 21, kPartitions = 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const TestShape kShape{kPartitions, 24, 20};
 
+// Checks the parts as the engine asks for, then applies them.
+ApplyResult Apply(TestEngine& engine, std::vector<ApplyPart> parts) {
+  for (const ApplyPart& part : parts) {
+    const absl::Status check = engine.engine().CheckApply(*part.batch, part.input);
+    EXPECT_TRUE(check.ok()) << check;
+  }
+  const absl::Status check = engine.engine().CheckApplyParts(parts);
+  EXPECT_TRUE(check.ok()) << check;
+  std::promise<ApplyResult> done;
+  engine.engine().ApplyParts(std::move(parts), [&](absl::StatusOr<ApplyResult> result) {
+    EXPECT_TRUE(result.ok()) << result.status();
+    done.set_value(result.value_or(ApplyResult()));
+  });
+  return done.get_future().get();
+}
+
 class SkipRowTest : public ::testing::TestWithParam<testing::OptimizerCase> {
  protected:
   std::unique_ptr<TestEngine> MakeEngine(v1::DataType dtype) {
@@ -44,16 +60,6 @@ class SkipRowTest : public ::testing::TestWithParam<testing::OptimizerCase> {
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;
-  }
-
-  static ApplyResult Apply(TestEngine& engine, std::vector<ApplyPart> parts) {
-    EXPECT_TRUE(engine.engine().CheckApplyParts(parts).ok());
-    std::promise<ApplyResult> done;
-    engine.engine().ApplyParts(std::move(parts), [&](absl::StatusOr<ApplyResult> result) {
-      EXPECT_TRUE(result.ok()) << result.status();
-      done.set_value(result.value_or(ApplyResult()));
-    });
-    return done.get_future().get();
   }
 };
 
@@ -137,13 +143,7 @@ TEST(SkipRow, CountsSumsThatOverflowOverRanks) {
   ApplyPart part{*engine.Prepare(batch.view()), {}};
   part.input.stacks.push_back({0, gradients, {}});
   const Row before = engine.ReadRow(0, 0, 3, kWidth), other = engine.ReadRow(0, 1, 4, kWidth);
-  ApplyResult result;
-  std::promise<void> done;
-  engine.engine().ApplyParts({part, part}, [&](absl::StatusOr<ApplyResult> r) {
-    result = *r;
-    done.set_value();
-  });
-  done.get_future().wait();
+  const ApplyResult result = Apply(engine, {part, part});
   EXPECT_EQ(result.rows_updated, 1);
   EXPECT_EQ(result.rows_skipped, 1);
   EXPECT_EQ(engine.ReadRow(0, 0, 3, kWidth), before);
