@@ -1,7 +1,10 @@
 #include "server/shard_host/group_steps.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/shard_host/part_agreement.h"
 
 namespace emberd::server {
 namespace {
@@ -12,32 +15,6 @@ int64_t GradientBytes(const shard::ApplyInput& input) {
     bytes += static_cast<int64_t>(stack.gradients.size() * sizeof(float));
   }
   return bytes;
-}
-
-const shard::StackGradients* FindStack(const shard::ApplyInput& input, int stack) {
-  for (const shard::StackGradients& gradients : input.stacks) {
-    if (gradients.stack == stack) return &gradients;
-  }
-  return nullptr;
-}
-
-// One update has one step number and one set of hyper-parameters, whichever rank sends them.
-absl::Status CheckAgreement(const ApplyCommand& first, const ApplyCommand& second) {
-  const int first_rank = first.group_part->rank;
-  const int second_rank = second.group_part->rank;
-  if (first.input.step != second.input.step) {
-    return absl::InvalidArgumentError(absl::StrCat("step is ", second.input.step, " from rank ",
-                                                   second_rank, " and ", first.input.step,
-                                                   " from rank ", first_rank));
-  }
-  for (const shard::StackGradients& stack : second.input.stacks) {
-    const shard::StackGradients* other = FindStack(first.input, stack.stack);
-    if (other == nullptr || other->hyperparameters == stack.hyperparameters) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("hyperparameters of stack ", stack.stack, " differ between ranks ", first_rank,
-                     " and ", second_rank, ": every rank of a group sends the same"));
-  }
-  return absl::OkStatus();
 }
 
 std::string Named(const std::string& group) { return absl::StrCat("group '", group, "': "); }
@@ -113,42 +90,34 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
     step.number = part.step;
     step.generation = part.generation;
     step.parts.resize(part.size);
+    step.batch_handles.resize(part.size);
   }
   if (step.number != part.step) {
     return absl::InvalidArgumentError(absl::StrCat(Named(part.group), "rank ", part.rank,
                                                    " is at step ", part.step, ", others at ",
                                                    step.number));
   }
-  Part& place = step.parts[part.rank];
-  if (place.batch != nullptr) {
+  if (step.parts[part.rank].batch != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat(Named(part.group), "the part of rank ", part.rank,
                                                  " of step ", part.step, " is here"));
   }
-  for (const Part& other : step.parts) {
-    if (other.batch == nullptr) continue;
-    if (absl::Status status = CheckAgreement(other.command, command); !status.ok()) return status;
-    break;
+  shard::ApplyPart held{std::move(batch), command.input};
+  absl::Status status = CheckAgreement(step.parts, part.rank, held);
+  if (status.ok()) {
+    step.parts[part.rank] = std::move(held);
+    if (step.held + 1 == part.size) status = engine_->CheckApplyParts(step.parts);
   }
-  if (step.held + 1 == static_cast<int>(step.parts.size())) {
-    if (absl::Status status = CheckWhole(step, command, batch); !status.ok()) return status;
+  if (!status.ok()) {
+    step.parts[part.rank] = {};
+    return absl::Status(status.code(), absl::StrCat(Named(part.group), status.message()));
   }
-  place = {command, std::move(batch), GradientBytes(command.input)};
+  step.batch_handles[part.rank] = command.batch_handle;
   ++step.held;
   ++held_parts_;
-  held_bytes_ += place.bytes;
+  const int64_t bytes = GradientBytes(command.input);
+  step.bytes += bytes;
+  held_bytes_ += bytes;
   return absl::OkStatus();
-}
-
-absl::Status GroupSteps::CheckWhole(const Step& step, const ApplyCommand& command,
-                                    const std::shared_ptr<const shard::Batch>& batch) const {
-  std::vector<shard::ApplyPart> parts;
-  for (const Part& part : step.parts) {
-    const bool is_last = part.batch == nullptr;
-    parts.push_back({is_last ? batch : part.batch, is_last ? command.input : part.command.input});
-  }
-  const absl::Status status = engine_->CheckApplyParts(parts);
-  return absl::Status(status.code(),
-                      absl::StrCat(Named(command.group_part->group), status.message()));
 }
 
 absl::Status GroupSteps::Hold(const ApplyCommand& command,
@@ -190,15 +159,14 @@ bool GroupSteps::AnswerApplied(Group* group, int64_t step, RowsCallback* done) {
   return true;
 }
 
-std::vector<GroupSteps::Part> GroupSteps::TakeStep(Group* group) {
-  std::vector<Part> parts = std::move(group->waiting.parts);
+GroupSteps::Step GroupSteps::TakeStep(Group* group) {
+  Step step = std::exchange(group->waiting, Step());
   group->known = true;
-  group->next_step = group->waiting.number + 1;
+  group->next_step = step.number + 1;
   group->applying = true;
-  group->waiting = Step();
-  held_parts_ -= static_cast<int64_t>(parts.size());
-  for (const Part& part : parts) held_bytes_ -= part.bytes;
-  return parts;
+  held_parts_ -= step.held;
+  held_bytes_ -= step.bytes;
+  return step;
 }
 
 void GroupSteps::Commit(uint64_t model_id, const GroupPart& part, RowsCallback done) {
@@ -213,7 +181,7 @@ void GroupSteps::Commit(uint64_t model_id, const GroupPart& part, RowsCallback d
 
 void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCallback done) {
   const Key key(request.model_id(), request.group());
-  std::vector<Part> parts;
+  std::optional<Step> step;
   std::vector<uint64_t> released;
   absl::StatusOr<RowCounts> answer = RowCounts();
   {
@@ -230,7 +198,7 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
       answer = group->last_rows;
     } else if (waiting->number == request.step() &&
                waiting->held == static_cast<int>(waiting->parts.size())) {
-      parts = TakeStep(group);
+      step = TakeStep(group);
       group->waiting_rows.push_back(std::exchange(done, nullptr));
     } else {
       answer = absl::FailedPreconditionError(absl::StrCat(
@@ -238,19 +206,13 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
     }
   }
   Release(released);
-  if (!parts.empty()) Apply(key, std::move(parts));
+  if (step.has_value()) Apply(key, *std::move(step));
   if (done != nullptr) done(std::move(answer));
 }
 
-void GroupSteps::Apply(const Key& key, std::vector<Part> parts) {
-  std::vector<uint64_t> handles;
-  std::vector<shard::ApplyPart> engine_parts;
-  for (Part& part : parts) {
-    handles.push_back(part.command.batch_handle);
-    engine_parts.push_back({std::move(part.batch), std::move(part.command.input)});
-  }
-  engine_->ApplyParts(std::move(engine_parts), [this, key, handles = std::move(handles)](
-                                                   absl::StatusOr<shard::ApplyResult> result) {
+void GroupSteps::Apply(const Key& key, Step step) {
+  engine_->ApplyParts(std::move(step.parts), [this, key, handles = std::move(step.batch_handles)](
+                                                 absl::StatusOr<shard::ApplyResult> result) {
     Applied(key, handles, result);
   });
 }
@@ -278,13 +240,12 @@ void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
 }
 
 void GroupSteps::Drop(Group* group, std::vector<uint64_t>* released) {
-  for (const Part& part : group->waiting.parts) {
-    if (part.batch == nullptr) continue;
-    released->push_back(part.command.batch_handle);
-    held_bytes_ -= part.bytes;
-    --held_parts_;
+  const Step step = std::exchange(group->waiting, Step());
+  for (size_t rank = 0; rank < step.parts.size(); ++rank) {
+    if (step.parts[rank].batch != nullptr) released->push_back(step.batch_handles[rank]);
   }
-  group->waiting = Step();
+  held_parts_ -= step.held;
+  held_bytes_ -= step.bytes;
 }
 
 void GroupSteps::Release(const std::vector<uint64_t>& handles) {

@@ -47,8 +47,10 @@ class GroupSteps {
 
   // Takes one rank's part, which has passed Engine::CheckApply, with its batch. ABORTED: the
   // generation is over or was never opened. FAILED_PRECONDITION: it is not the step's turn.
-  // RESOURCE_EXHAUSTED names the bytes. INVALID_ARGUMENT: the part does not fit the others; with
-  // the last one all are known to agree (Engine::CheckApplyParts), so that the update cannot fail.
+  // RESOURCE_EXHAUSTED names the bytes. ALREADY_EXISTS: the rank's part is here. NOT_FOUND: the
+  // model was dropped. INVALID_ARGUMENT: the part does not fit the others; with the last one all
+  // are known to agree (Engine::CheckApplyParts), so that the update cannot fail unless its model
+  // is dropped before.
   absl::Status Hold(const ApplyCommand& command, std::shared_ptr<const shard::Batch> batch);
 
   // The word on the step of this part. `done` gets the rows of the whole step; it runs at once or
@@ -66,16 +68,13 @@ class GroupSteps {
   int64_t held_bytes() const;
 
  private:
-  struct Part {
-    ApplyCommand command;
-    std::shared_ptr<const shard::Batch> batch;  // null: has not come
-    int64_t bytes = 0;
-  };
   struct Step {
     int64_t number = -1;  // -1: there is none
     uint64_t generation = 0;
     int held = 0;
-    std::vector<Part> parts;  // by rank
+    int64_t bytes = 0;                    // of the gradients that are held
+    std::vector<shard::ApplyPart> parts;  // by rank; without a batch: has not come
+    std::vector<uint64_t> batch_handles;  // by rank
     absl::Time touched;
   };
   struct Group {
@@ -97,15 +96,12 @@ class GroupSteps {
   absl::Status Place(Group* group, const ApplyCommand& command,
                      std::shared_ptr<const shard::Batch> batch, std::vector<uint64_t>* released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of the step's parts with the one that is its last.
-  absl::Status CheckWhole(const Step& step, const ApplyCommand& command,
-                          const std::shared_ptr<const shard::Batch>& batch) const;
   // The answer about a step that was applied, now or when it is.
   bool AnswerApplied(Group* group, int64_t step, RowsCallback* done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes the group to the next step; the parts are the caller's to apply, without the lock.
-  std::vector<Part> TakeStep(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Apply(const Key& key, std::vector<Part> parts) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Takes the group to the next step; its parts are the caller's to apply, without the lock.
+  Step TakeStep(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Apply(const Key& key, Step step) ABSL_LOCKS_EXCLUDED(mutex_);
   void Applied(const Key& key, const std::vector<uint64_t>& handles,
                const absl::StatusOr<shard::ApplyResult>& result) ABSL_LOCKS_EXCLUDED(mutex_);
   // Empties the waiting step; its batches go to `released`.

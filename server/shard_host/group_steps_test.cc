@@ -97,8 +97,14 @@ TEST_F(GroupStepsTest, APartIsRefusedThatDoesNotFitTheOthers) {
   ASSERT_TRUE(StagePart({"g", 2, 0, 2, 4}).ok());
   ApplyCommand other_rate = Command(0);
   other_rate.input.stacks[0].hyperparameters["learning_rate"] = 0.5f;
-  EXPECT_THAT(StagePart({"g", 2, 1, 2, 4}, &other_rate).status().message(),
-              HasSubstr("differ between ranks 0 and 1"));
+  const absl::Status refused = StagePart({"g", 2, 1, 2, 4}, &other_rate).status();
+  EXPECT_THAT(refused.message(),
+              HasSubstr("group 'g': rank 1: hyperparameter learning_rate of stack"));
+  EXPECT_THAT(refused.message(), HasSubstr("is 0.5, but not given for rank 0"));
+  ApplyCommand other_step = Command(0);
+  other_step.input.step = 7;
+  EXPECT_EQ(StagePart({"g", 2, 1, 2, 4}, &other_step).status().message(),
+            "group 'g': rank 1: step is 7, but -1 for rank 0");
   EXPECT_THAT(StagePart({"g", 2, 1, 2, 5}).status().message(), HasSubstr("others at 4"));
   EXPECT_EQ(StagePart({"g", 2, 0, 2, 4}).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(FirstColumnOf(3), 3);
@@ -121,9 +127,9 @@ TEST_F(GroupStepsTest, APartWithOtherFeaturesIsRefusedBeforeTheWord) {
   EXPECT_EQ(FirstColumnOf(3), 3 - 4);
 }
 
-class GroupOfThreeTest : public GroupStepsTest {
+class LargerGroupTest : public GroupStepsTest {
  protected:
-  GroupOfThreeTest()
+  LargerGroupTest()
       : GroupStepsTest(R"(
           shards { address: "127.0.0.1:0" } sparsecores_per_shard: 2 shard_threads: 2
           coordinators { address: "127.0.0.1:0" })") {}
@@ -136,7 +142,7 @@ class GroupOfThreeTest : public GroupStepsTest {
 };
 
 // Ranks that disagree are found also where a third has no say.
-TEST_F(GroupOfThreeTest, TheLastPartIsHeldAgainstAllOthers) {
+TEST_F(LargerGroupTest, TheLastPartIsHeldAgainstAllOthers) {
   ASSERT_TRUE(Open(1, 3).ok());
   ApplyCommand silent = Command(0);
   silent.input.stacks.clear();
@@ -155,6 +161,32 @@ TEST_F(GroupOfThreeTest, TheLastPartIsHeldAgainstAllOthers) {
   ASSERT_TRUE(last.ok()) << last.status();
   EXPECT_EQ(Commit(*std::move(last))->updated, 2);
   EXPECT_EQ(FirstColumnOf(3), 3 - 0.5f * 4);  // two ranks with two samples each
+}
+
+// The first part that differs is refused, not one that comes after it and is right.
+TEST_F(LargerGroupTest, EveryPartIsHeldAgainstAllThatAreThere) {
+  ASSERT_TRUE(Open(1, 4).ok());
+  ApplyCommand silent = Command(0);
+  silent.input.stacks.clear();
+  ASSERT_TRUE(StagePart({"g", 1, 0, 4, 0}, &silent).ok());
+  const ApplyCommand half = CommandWithRate(0.5f);
+  ASSERT_TRUE(StagePart({"g", 1, 3, 4, 0}, &half).ok());
+  const ApplyCommand quarter = CommandWithRate(0.25f);
+  const absl::Status rate = StagePart({"g", 1, 1, 4, 0}, &quarter).status();
+  EXPECT_EQ(rate.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(rate.message(),
+              HasSubstr("group 'g': rank 1: hyperparameter learning_rate of stack"));
+  EXPECT_THAT(rate.message(), HasSubstr("is 0.25, but 0.5 for rank 3"));
+  const absl::Status features = StagePart({"g", 1, 1, 4, 0}, &half, {1, 2}).status();
+  EXPECT_EQ(features.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(features.message(), HasSubstr("group 'g': rank 1: the number of features of stack"));
+  EXPECT_THAT(features.message(), HasSubstr("is 2, but 1 for rank 0"));
+  ASSERT_TRUE(StagePart({"g", 1, 1, 4, 0}, &half).ok());
+  auto last = StagePart({"g", 1, 2, 4, 0}, &half);
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(Commit(*std::move(last))->updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 3 - 0.5f * 6);  // three ranks with two samples each
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
 }
 
 TEST_F(GroupStepsTest, AWordWithoutAllPartsChangesNothing) {
