@@ -109,6 +109,7 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
   }
   if (!status.ok()) {
     step.parts[part.rank] = {};
+    if (step.held == 0) step = Step();  // or others would have to come with its number
     return absl::Status(status.code(), absl::StrCat(Named(part.group), status.message()));
   }
   step.batch_handles[part.rank] = command.batch_handle;

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/shard_host/model_spec_from_plan.h"
 #include "server/shard_host/testing_host.h"
 
 namespace emberd::server {
@@ -265,6 +266,35 @@ TEST_F(GroupStepsTest, WaitingPartsHaveABudget) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("a part of 96 bytes"));
   EXPECT_EQ(steps.held_parts(), 0);
+}
+
+TEST_F(GroupStepsTest, ARefusedPartLeavesNoStepBehind) {
+  auto engine = *shard::Engine::Create({.threads = 1, .bytes_per_partition = 1 << 20});
+  GroupSteps steps({.max_held_bytes = 1 << 20, .part_ttl = absl::Hours(1)}, engine.get(),
+                   {.release_batch = [](uint64_t) {},
+                    .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
+  internal::v1::OpenGroupRequest open;
+  open.set_model_id(5);
+  open.set_group("g");
+  open.set_generation(1);
+  open.set_size(1);
+  ASSERT_TRUE(steps.Open(open).ok());
+  const shard::ModelSpec model = ModelSpecFromPlan(5, config_, plan_, 0);
+  const auto hold = [&](int64_t step, bool drop) {
+    EXPECT_TRUE(engine->CreateModel(model).ok());
+    auto batch = engine->PrepareBatch(5, {}, nullptr);
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    if (drop && !engine->DropModel(5).ok()) ADD_FAILURE();
+    ApplyCommand command = Command(1);
+    command.input.stacks.clear();
+    command.group_part = {"g", 1, 0, 1, step};
+    return steps.Hold(command, *batch);
+  };
+  EXPECT_EQ(hold(3, /*drop=*/true).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(steps.held_parts(), 0);
+  const absl::Status held = hold(4, /*drop=*/false);
+  EXPECT_TRUE(held.ok()) << held;
+  EXPECT_EQ(steps.held_parts(), 1);
 }
 
 }  // namespace
