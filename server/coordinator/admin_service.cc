@@ -47,8 +47,9 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
                                   const v1::DrainRequest* request,
                                   v1::DrainResponse* response) override {
     auto work = [this, request, response](rpc::CallContext*, int64_t*) {
-      *response = administration_->Drain(*request);
-      return absl::OkStatus();
+      auto left = administration_->Drain(*request);
+      if (left.ok()) *response = *std::move(left);
+      return left.status();
     };
     return PooledCall::Start(environment_, *context, ops::Rpc::kDrain, 0, work);
   }

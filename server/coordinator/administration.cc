@@ -56,17 +56,30 @@ int Administration::InFlightRequests() const {
   return std::max(parts_.admission->requests() - parts_.train_streams->count(), 0);
 }
 
-v1::DrainResponse Administration::Drain(const v1::DrainRequest& request) {
-  const bool drain = !request.undo();
+void Administration::SetDraining(bool draining) {
+  if (parts_.drain->draining() != draining) {
+    ops::Log(ops::LogLevel::kInfo, draining ? "draining" : "in service again");
+  }
+  parts_.drain->Set(draining);
+  parts_.show_health();
+  parts_.train_streams->SetDraining(draining);
+  parts_.coordinator->server_metrics()->SetDraining(draining);
+}
+
+void Administration::Stop() {
+  absl::MutexLock lock(&drain_mutex_);
+  stopped_ = true;
+  SetDraining(true);
+}
+
+absl::StatusOr<v1::DrainResponse> Administration::Drain(const v1::DrainRequest& request) {
   {
     absl::MutexLock lock(&drain_mutex_);
-    if (parts_.drain->draining() != drain) {
-      ops::Log(ops::LogLevel::kInfo, drain ? "draining" : "in service again");
+    if (request.undo() && stopped_) {
+      return absl::FailedPreconditionError(
+          "undo: the coordinator is stopping and cannot be put back into service");
     }
-    parts_.drain->Set(drain);
-    parts_.show_health();
-    parts_.train_streams->SetDraining(drain);
-    parts_.coordinator->server_metrics()->SetDraining(drain);
+    SetDraining(!request.undo());
   }
   v1::DrainResponse response;
   response.set_draining(parts_.drain->draining());

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "emberd/v1/admin_service.pb.h"
@@ -38,16 +39,21 @@ class Administration {
   absl::StatusOr<v1::GetStatsResponse> GetStats(const v1::GetStatsRequest& request,
                                                 rpc::CallContext* context);
   // Takes the coordinator out of service or back into it, and tells what is left to do.
-  v1::DrainResponse Drain(const v1::DrainRequest& request);
-  // Out of service by Drain.
+  // FAILED_PRECONDITION: back into service after Stop.
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request);
+  // Takes it out of service for good, as its process is about to end.
+  void Stop();
+  // Out of service by Drain or Stop.
   bool draining() const;
 
  private:
+  void SetDraining(bool draining) ABSL_EXCLUSIVE_LOCKS_REQUIRED(drain_mutex_);
   // Requests in work, besides training streams.
   int InFlightRequests() const;
 
   const Parts parts_;
   absl::Mutex drain_mutex_;  // one change of service at a time
+  bool stopped_ ABSL_GUARDED_BY(drain_mutex_) = false;
 };
 
 }  // namespace emberd::server

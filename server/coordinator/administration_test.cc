@@ -237,6 +237,22 @@ TEST_F(AdministrationTest, DrainRefusesWhatIsNewUntilItIsUndone) {
   EXPECT_FALSE(Drain(/*undo=*/true).draining());
 }
 
+TEST_F(AdministrationTest, AStopIsNotUndone) {
+  const uint64_t model = Declare();
+  server_->administration()->Stop();
+  v1::DrainRequest request;
+  request.set_undo(true);
+  v1::DrainResponse response;
+  grpc::ClientContext context;
+  const grpc::Status undo = admin_->Drain(&context, request, &response);
+  EXPECT_EQ(undo.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(undo.error_message(), HasSubstr("the coordinator is stopping"));
+  EXPECT_TRUE(Drain(/*undo=*/false).draining());  // asks what is left
+  EXPECT_EQ(Health(), kNotServing);
+  v1::LookupResponse found;
+  EXPECT_EQ(Lookup(model, &found).error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
 TEST_F(AdministrationTest, HotRowsHaveARange) {
   for (const int bad : {-1, 101}) {
     v1::GetStatsRequest request;

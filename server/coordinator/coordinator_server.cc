@@ -92,7 +92,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Administration* administration() override { return &administration_; }
   void Drain(absl::Duration grace) override {
     const absl::Time end = absl::Now() + grace;
-    administration_.Drain({});
+    administration_.Stop();
     train_streams_.AwaitNone(std::min(kStepPatience, grace / 2));
     train_streams_.Stop();
     server_->Drain(std::max(end - absl::Now(), absl::ZeroDuration()));

@@ -41,9 +41,9 @@ class CoordinatorServer {
   virtual Coordinator* coordinator() = 0;
   virtual Administration* administration() = 0;
 
-  // Drains as AdminService.Drain does until no training stream is left, at most five seconds and
-  // half of `grace`. Then takes no new calls, lets those in progress end until `grace` is over, and
-  // cancels the rest. Blocks until all is over.
+  // Drains as AdminService.Drain does, but for good, until no training stream is left, at most five
+  // seconds and half of `grace`. Then takes no new calls, lets those in progress end until `grace`
+  // is over, and cancels the rest. Blocks until all is over.
   virtual void Drain(absl::Duration grace) = 0;
 };
 
