@@ -4,10 +4,12 @@
 // sum returned and another over all weights and slots must be the same, and the latter that of
 // plain scalar loops.
 #include <cstring>
+#include <tuple>
 
 #include <gtest/gtest.h>
 #include <openssl/sha.h>
 
+#include "absl/strings/str_cat.h"
 #include "config/optimizers.h"
 #include "hwy/targets.h"
 #include "shard/counter_random.h"
@@ -258,15 +260,22 @@ void ExpectOneResult(const std::vector<StackSpec>& stacks) {
   }
 }
 
-class DeterminismTest : public ::testing::TestWithParam<testing::OptimizerCase> {};
+// Of any width, and of a width that some kernels are made for.
+using WidthCase = std::tuple<testing::OptimizerCase, int>;
+class DeterminismTest : public ::testing::TestWithParam<WidthCase> {};
 
 TEST_P(DeterminismTest, OneResultForEveryOptimizer) {
-  ExpectOneResult({Stack(testing::CompleteOptimizer(GetParam().text), 24, v1::FLOAT32)});
+  const auto& [optimizer, width] = GetParam();
+  ExpectOneResult({Stack(testing::CompleteOptimizer(optimizer.text), width, v1::FLOAT32)});
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, DeterminismTest,
-                         ::testing::ValuesIn(testing::OptimizerCases()),
-                         [](const auto& info) { return info.param.name; });
+                         ::testing::Combine(::testing::ValuesIn(testing::OptimizerCases()),
+                                            ::testing::Values(24, 64)),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param).name, "Width",
+                                               std::get<1>(info.param));
+                         });
 
 // Several stacks at once, narrow and wide, of every storage type.
 TEST(DeterminismOfStorage, OneResultForEveryStorageType) {

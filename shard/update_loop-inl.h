@@ -47,7 +47,7 @@ struct ColumnFormula {
 constexpr int kRowsAtOnce = 8;
 struct RowValues {
   HWY_ALIGN float sums[kRowsAtOnce];     // RowSum
-  HWY_ALIGN float columns[kRowsAtOnce];  // live columns, at least 1
+  HWY_ALIGN float columns[kRowsAtOnce];  // live columns, at least 1; 0 where there is no row
   HWY_ALIGN float values[kRowsAtOnce];   // of the slot
   HWY_ALIGN float factors[kRowsAtOnce];  // for OfRow
 };
@@ -95,10 +95,9 @@ class UpdateLoop {
         common_(common),
         rule_(rule),
         stride_((width() + 15) / 16 * 16),
-        batch_(kPlain && kRowSlots == 0 ? nullptr
-                                        : hwy::AllocateAligned<float>(2 * kRowsAtOnce * stride_)),
+        batch_(kBatchRows == 0 ? nullptr : hwy::AllocateAligned<float>(kBatchRows * stride_)),
         random_(kPlain ? nullptr : hwy::AllocateAligned<uint16_t>(args.width)) {
-    if (batch_ != nullptr) std::fill_n(batch_.get(), 2 * kRowsAtOnce * stride_, 0.0f);
+    if (kBatchRows > 0) std::fill_n(batch_.get(), kBatchRows * stride_, 0.0f);
   }
 
   UpdateCounts Run() {
@@ -118,6 +117,9 @@ class UpdateLoop {
   static constexpr int kRowSlots = Formula<Rule>::kRowSlots;
   static constexpr bool kPlain = std::is_same_v<Gradients, GradientArray>;
   static constexpr bool kMayRoundRandomly = !kPlain && kDtype != v1::FLOAT32;
+
+  // Whole gradients that are kept at a time: none where columns are updated as they are summed.
+  static constexpr int kBatchRows = kRowSlots > 0 ? 2 * kRowsAtOnce : kPlain ? 0 : 1;
 
   struct RowBatch {
     int count;
@@ -267,6 +269,10 @@ class UpdateLoop {
       float* gradient = batch.gradients + batch.count * stride_;
       if (!SumWholeGradient(touch, end, gradient)) continue;
       const int columns = ColumnsOf(row);
+      // Clipping may have made padding anything.
+      if (columns < static_cast<int>(width())) {
+        std::fill(gradient + columns, gradient + width(), 0.0f);
+      }
       batch.rows[batch.count] = row;
       batch.columns[batch.count] = columns;
       batch.values.sums[batch.count] = Formula<Rule>::RowSum(gradient, width());

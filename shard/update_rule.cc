@@ -116,8 +116,7 @@ UpdateRule MakeUpdateRule(const v1::OptimizerConfig& o, int64_t step) {
     }
     case v1::OptimizerConfig::kRmsprop: {
       const v1::RmsPropConfig& r = o.rmsprop();
-      return RmsPropRule{lr, static_cast<float>(r.decay()), Complement(r.decay()), r.momentum(),
-                         r.epsilon()};
+      return RmsPropRule{lr, Complement(r.decay()), r.momentum(), r.epsilon()};
     }
     case v1::OptimizerConfig::kAdagrad:
     case v1::OptimizerConfig::KIND_NOT_SET:

@@ -96,7 +96,6 @@ struct F2aRule {  // bound 6
 
 struct RmsPropRule {  // bound 6
   float learning_rate;
-  float decay;
   float one_minus_decay;
   float momentum;
   float epsilon;

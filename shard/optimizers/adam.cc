@@ -54,8 +54,7 @@ struct Formula<RmsPropRule> : ColumnFormula {
   static HWY_INLINE void Step(D d, const RmsPropRule& rule, V g, V& w, V* slots) {
     V& v = slots[0];
     V& m = slots[1];
-    v = hn::Add(hn::Mul(hn::Set(d, rule.decay), v),
-                hn::Mul(hn::Set(d, rule.one_minus_decay), hn::Mul(g, g)));
+    v = hn::Add(v, hn::Mul(hn::Set(d, rule.one_minus_decay), hn::Sub(hn::Mul(g, g), v)));
     const V root = hn::Sqrt(hn::Add(v, hn::Set(d, rule.epsilon)));
     m = hn::Add(hn::Mul(hn::Set(d, rule.momentum), m),
                 DivOrZero(d, hn::Mul(hn::Set(d, rule.learning_rate), g), root));

@@ -32,7 +32,8 @@ inline Exact Pow(Exact a, double p) {
   return {v, v * std::max(1.0, a.m / a.v)};
 }
 inline Exact Clamp(Exact x, double low, double high) {
-  return {std::min(std::max(x.v, low), high), x.m};
+  const double v = std::min(std::max(x.v, low), high);
+  return {v, std::max(x.m, std::abs(v))};
 }
 
 // JAX's forms take decay rates that are rounded to float32.

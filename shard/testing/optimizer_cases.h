@@ -31,6 +31,10 @@ inline const std::vector<OptimizerCase>& OptimizerCases() {
       {"Nesterov", "momentum { use_nesterov: true }", 4},
       {"Adagrad", "adagrad {}", 4},
       {"RowwiseAdagrad", "rowwise_adagrad { initial_accumulator: 0.1 }", 6.5},
+      {"RowwiseAdagradClip",
+       "rowwise_adagrad { initial_accumulator: 0.1 } clip_gradient_min: 0.1 "
+       "clip_gradient_max: 0.75",
+       8.5},
       {"AdagradMomentum", "adagrad_momentum {}", 6},
       {"AdagradMomentumRoot3",
        "adagrad_momentum { beta2: 0.9 exponent: 3 epsilon: 0.1 use_nesterov: true }", 6},

@@ -85,7 +85,7 @@ struct ColumnStep {
                 ((DivOrZero(g * r.max_lr_multiplier, std::sqrt(a)) + r.l1 * sign) + r.l2 * w);
   }
   void operator()(const RmsPropRule& r) const {
-    a = r.decay * a + r.one_minus_decay * (g * g);
+    a = a + r.one_minus_decay * (g * g - a);
     b = r.momentum * b + DivOrZero(r.learning_rate * g, std::sqrt(a + r.epsilon));
     w = w - b;
   }

@@ -4,15 +4,15 @@
 // gradients and update (Adagrad, row-wise Adagrad), on a table of 4 million rows in huge pages; ids
 // are uniform, or Zipf 1.05 with the frequent rows scattered over the table; batches read 64 MiB of
 // float32 gradients or 128 MiB of float32 rows, whatever the width. `sizes` has tables of 10^5 to
-// 4 * 10^7 rows, `targets` each kind of vector instructions that this processor has. Not simulated:
-// the network, arranging of batches, tables without huge pages.
+// 4 * 10^7 rows, `targets` each kind of vector instructions that this processor has (their limits
+// are those of the best one). Not simulated: the network, arranging of batches, tables without huge
+// pages.
 //
 // `value` is ids per second. `limit` is measured in the same rounds, on the same rows in the same
 // order: for forward the best plain gather (for bags of 1: gather and write), for the optimizers
 // the best loop that reads the same gradients and reads and writes the same weights and slots; best
-// over how far ahead it asks for memory, in one step or in two. GB/s
-// count every row read (forward), and every row read, updated and written back plus gradients
-// (backward).
+// over how far ahead it asks for memory, in one step or in two. GB/s count every row read
+// (forward), and every row read, updated and written back plus gradients (backward).
 //
 // `torch` rows, where PyTorch is installed: `value` is ours, `limit` is what one thread of
 // EmbeddingBag(sparse=True) does with the same ids, width 64, 16,384 samples; `step` is forward,
@@ -53,9 +53,12 @@ constexpr int64_t kForwardFloats = 1 << 25;
 constexpr int64_t kUpdateFloats = 1 << 24;
 constexpr int kRounds = 7;
 // Rows ahead for which the limits ask: the best one counts.
-constexpr Ahead kGatherAhead[] = {{32, 0},  {64, 0},   {8, 32},  {8, 64},
-                                  {16, 64}, {16, 120}, {24, 120}};
-constexpr Ahead kUpdateAhead[] = {{8, 0}, {16, 0}, {32, 0}, {8, 32}, {8, 64}, {16, 64}, {16, 120}};
+constexpr int kFarthest = 120;
+static_assert(kFarthest <= shard::kEntryPadding && kFarthest <= shard::kTouchPadding);
+constexpr Ahead kGatherAhead[] = {{32, 0},  {64, 0},         {8, 32},        {8, 64},
+                                  {16, 64}, {16, kFarthest}, {24, kFarthest}};
+constexpr Ahead kUpdateAhead[] = {{8, 0},  {16, 0},  {32, 0},        {8, 32},
+                                  {8, 64}, {16, 64}, {16, kFarthest}};
 
 double CpuSeconds() {
   timespec now;
