@@ -34,30 +34,18 @@ absl::Status CheckStack(const StackSpec& spec, const StackEntries& entries,
   return absl::OkStatus();
 }
 
-absl::Status Disagree(size_t rank, absl::string_view what, absl::string_view value,
-                      absl::string_view value_of_first, size_t first = 0) {
-  return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": ", what, " is ", value, ", but ",
-                                                 value_of_first, " for rank ", first));
-}
-
-std::string ValueText(const absl::flat_hash_map<std::string, double>& values,
-                      const std::string& name) {
-  const auto it = values.find(name);
-  return it == values.end() ? "not given" : config::NumberText(it->second);
-}
-
 // Model and step.
 absl::Status CheckSameStep(absl::Span<const ApplyPart> parts, const Model& model) {
   for (size_t r = 1; r < parts.size(); ++r) {
     const std::shared_ptr<Model> other = parts[r].batch->model();
     if (other == nullptr) return ModelDropped();
     if (other.get() != &model) {
-      return Disagree(r, "model_id", absl::StrCat(other->spec().model_id),
-                      absl::StrCat(model.spec().model_id));
+      return RanksDisagree(r, "model_id", absl::StrCat(other->spec().model_id), 0,
+                           absl::StrCat(model.spec().model_id));
     }
     if (parts[r].input.step != parts[0].input.step) {
-      return Disagree(r, "step", absl::StrCat(parts[r].input.step),
-                      absl::StrCat(parts[0].input.step));
+      return RanksDisagree(r, "step", absl::StrCat(parts[r].input.step), 0,
+                           absl::StrCat(parts[0].input.step));
     }
   }
   return absl::OkStatus();
@@ -76,20 +64,12 @@ absl::Status CheckSameHyperparameters(absl::Span<const ApplyPart> parts, int sta
       first = r;
       continue;
     }
-    std::set<std::string> names;
-    for (const auto& [name, value] : known->hyperparameters) names.insert(name);
-    for (const auto& [name, value] : gradients->hyperparameters) names.insert(name);
-    for (const std::string& name : names) {
-      const auto a = known->hyperparameters.find(name);
-      const auto b = gradients->hyperparameters.find(name);
-      if (a != known->hyperparameters.end() && b != gradients->hyperparameters.end() &&
-          a->second == b->second) {
-        continue;
-      }
-      return Disagree(r, absl::StrCat("hyperparameter ", name, " of stack ", stack_name),
-                      ValueText(gradients->hyperparameters, name),
-                      ValueText(known->hyperparameters, name), first);
-    }
+    const HyperparameterDifference difference =
+        FindDifference(gradients->hyperparameters, known->hyperparameters);
+    if (difference.name.empty()) continue;
+    return RanksDisagree(r,
+                         absl::StrCat("hyperparameter ", difference.name, " of stack ", stack_name),
+                         difference.value, first, difference.other);
   }
   return absl::OkStatus();
 }
@@ -109,8 +89,8 @@ absl::Status CheckSameFeatures(absl::Span<const ApplyPart> parts, const Model& m
         first = r;
       }
       if (features != expected) {
-        return Disagree(r, absl::StrCat("the number of features of stack ", name),
-                        absl::StrCat(features), absl::StrCat(expected), first);
+        return RanksDisagree(r, absl::StrCat("the number of features of stack ", name),
+                             absl::StrCat(features), first, absl::StrCat(expected));
       }
       entries[stack.stack] += stack.entry_count;
       if (entries[stack.stack] > kMaxEntries) {
@@ -126,6 +106,30 @@ absl::Status CheckSameFeatures(absl::Span<const ApplyPart> parts, const Model& m
 }  // namespace
 
 absl::Status ModelDropped() { return absl::NotFoundError("the model of this batch was dropped"); }
+
+absl::Status RanksDisagree(size_t rank, absl::string_view what, absl::string_view value,
+                           size_t other_rank, absl::string_view other_value) {
+  return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": ", what, " is ", value, ", but ",
+                                                 other_value, " for rank ", other_rank));
+}
+
+HyperparameterDifference FindDifference(const Hyperparameters& values,
+                                        const Hyperparameters& others) {
+  if (values == others) return {};
+  const auto text = [](const Hyperparameters& of, const std::string& name) -> std::string {
+    const auto it = of.find(name);
+    return it == of.end() ? "not given" : config::NumberText(it->second);
+  };
+  std::set<std::string> names;
+  for (const auto& [name, value] : values) names.insert(name);
+  for (const auto& [name, value] : others) names.insert(name);
+  for (const std::string& name : names) {
+    const auto a = values.find(name), b = others.find(name);
+    if (a != values.end() && b != others.end() && a->second == b->second) continue;
+    return {name, text(values, name), text(others, name)};
+  }
+  return {};
+}
 
 int64_t FindNonFinite(absl::Span<const float> values) {
   constexpr size_t kBlock = 4096;

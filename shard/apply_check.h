@@ -1,10 +1,13 @@
 // What Engine::CheckApply and Engine::CheckApplyParts check.
 #pragma once
 
+#include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "shard/batch.h"
 #include "shard/engine.h"
@@ -28,6 +31,20 @@ absl::Status CheckApplyParts(absl::Span<const ApplyPart> parts);
 
 // The error for a batch whose model is gone.
 absl::Status ModelDropped();
+
+// The error for two ranks of a step that differ in `what`.
+absl::Status RanksDisagree(size_t rank, absl::string_view what, absl::string_view value,
+                           size_t other_rank, absl::string_view other_value);
+
+// The first hyper-parameter, in the order of the alphabet, of which two sets have not the same
+// value. An empty name: they agree.
+struct HyperparameterDifference {
+  std::string name;
+  std::string value, other;  // as texts that tell any two values apart, or "not given"
+};
+using Hyperparameters = absl::flat_hash_map<std::string, double>;
+HyperparameterDifference FindDifference(const Hyperparameters& values,
+                                        const Hyperparameters& others);
 
 // Index of the first NaN or infinity, or -1.
 int64_t FindNonFinite(absl::Span<const float> values);
