@@ -1,5 +1,6 @@
 // What a shard promises a group: one update per step from all parts, on the first word to commit,
 // once, and only for the generation of now.
+// Covers: part_agreement.cc
 #include "server/shard_host/group_steps.h"
 
 #include <gmock/gmock.h>
@@ -135,6 +136,14 @@ class LargerGroupTest : public GroupStepsTest {
           shards { address: "127.0.0.1:0" } sparsecores_per_shard: 2 shard_threads: 2
           coordinators { address: "127.0.0.1:0" })") {}
 
+  // Opens a group whose rank 0 is there and has no say about any stack.
+  void OpenWithSilentRank(int size) {
+    ASSERT_TRUE(Open(1, size).ok());
+    ApplyCommand silent = Command(0);
+    silent.input.stacks.clear();
+    ASSERT_TRUE(StagePart({"g", 1, 0, size, 0}, &silent).ok());
+  }
+
   ApplyCommand CommandWithRate(float rate) {
     ApplyCommand command = Command(0);
     command.input.stacks[0].hyperparameters["learning_rate"] = rate;
@@ -144,10 +153,7 @@ class LargerGroupTest : public GroupStepsTest {
 
 // Ranks that disagree are found also where a third has no say.
 TEST_F(LargerGroupTest, TheLastPartIsHeldAgainstAllOthers) {
-  ASSERT_TRUE(Open(1, 3).ok());
-  ApplyCommand silent = Command(0);
-  silent.input.stacks.clear();
-  ASSERT_TRUE(StagePart({"g", 1, 0, 3, 0}, &silent).ok());
+  OpenWithSilentRank(3);
   const ApplyCommand half = CommandWithRate(0.5f);
   ASSERT_TRUE(StagePart({"g", 1, 1, 3, 0}, &half).ok());
   const ApplyCommand quarter = CommandWithRate(0.25f);
@@ -166,10 +172,7 @@ TEST_F(LargerGroupTest, TheLastPartIsHeldAgainstAllOthers) {
 
 // The first part that differs is refused, not one that comes after it and is right.
 TEST_F(LargerGroupTest, EveryPartIsHeldAgainstAllThatAreThere) {
-  ASSERT_TRUE(Open(1, 4).ok());
-  ApplyCommand silent = Command(0);
-  silent.input.stacks.clear();
-  ASSERT_TRUE(StagePart({"g", 1, 0, 4, 0}, &silent).ok());
+  OpenWithSilentRank(4);
   const ApplyCommand half = CommandWithRate(0.5f);
   ASSERT_TRUE(StagePart({"g", 1, 3, 4, 0}, &half).ok());
   const ApplyCommand quarter = CommandWithRate(0.25f);
