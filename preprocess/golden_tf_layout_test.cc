@@ -16,12 +16,12 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "preprocess/placement.h"
-#include "preprocess/plan.h"
-#include "preprocess/rounding.h"
-#include "preprocess/sample_layout.h"
-#include "preprocess/splits.h"
-#include "preprocess/stacking.h"
+#include "preprocess/batch/sample_layout.h"
+#include "preprocess/batch/splits.h"
+#include "preprocess/plan/placement.h"
+#include "preprocess/plan/plan.h"
+#include "preprocess/plan/rounding.h"
+#include "preprocess/plan/stacking.h"
 
 namespace emberd::preprocess {
 namespace {

@@ -15,10 +15,10 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "preprocess/batch/slot_buckets.h"
+#include "preprocess/batch/slot_sorter.h"
 #include "preprocess/golden_json.h"
 #include "preprocess/jax_device_buffer.h"
-#include "preprocess/slot_buckets.h"
-#include "preprocess/slot_sorter.h"
 
 namespace emberd::preprocess {
 namespace {

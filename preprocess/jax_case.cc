@@ -7,10 +7,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "preprocess/bucket_hash.h"
+#include "preprocess/batch/bucket_hash.h"
+#include "preprocess/batch/splits.h"
 #include "preprocess/jax_case_kinds.h"
-#include "preprocess/placement.h"
-#include "preprocess/splits.h"
+#include "preprocess/plan/placement.h"
 
 namespace emberd::preprocess {
 namespace {

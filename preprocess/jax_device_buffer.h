@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "preprocess/slot_csr.h"
+#include "preprocess/batch/slot_csr.h"
 
 namespace emberd::preprocess {
 

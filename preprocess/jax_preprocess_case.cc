@@ -8,11 +8,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "preprocess/batch/slot_buckets.h"
+#include "preprocess/batch/slot_sorter.h"
+#include "preprocess/batch/validate.h"
 #include "preprocess/jax_case_kinds.h"
 #include "preprocess/jax_device_buffer.h"
-#include "preprocess/slot_buckets.h"
-#include "preprocess/slot_sorter.h"
-#include "preprocess/validate.h"
 
 namespace emberd::preprocess {
 namespace {

@@ -7,8 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "preprocess/jax_case_kinds.h"
-#include "preprocess/placement.h"
-#include "preprocess/plan.h"
+#include "preprocess/plan/placement.h"
+#include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "emberd/v1/model.pb.h"
-#include "preprocess/feature_input.h"
-#include "preprocess/plan.h"
-#include "preprocess/preprocessor.h"
+#include "preprocess/batch/feature_input.h"
+#include "preprocess/batch/preprocessor.h"
+#include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {
 

@@ -8,17 +8,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "shard/apply_check.h"
-#include "shard/apply_work.h"
-#include "shard/batch.h"
-#include "shard/buffer_pool.h"
-#include "shard/copy_rows.h"
+#include "base/buffer_pool.h"
+#include "shard/batch/batch.h"
 #include "shard/executor.h"
-#include "shard/forward_kernel.h"
-#include "shard/model.h"
-#include "shard/pooled_buffer.h"
-#include "shard/pooling.h"
-#include "shard/row_access.h"
+#include "shard/gather/copy_rows.h"
+#include "shard/gather/forward_kernel.h"
+#include "shard/gather/pooled_buffer.h"
+#include "shard/gather/pooling.h"
+#include "shard/store/model.h"
+#include "shard/store/row_access.h"
+#include "shard/update/apply_check.h"
+#include "shard/update/apply_work.h"
 
 namespace emberd::shard {
 namespace {

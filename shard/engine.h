@@ -16,8 +16,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "preprocess/csr.h"
-#include "shard/model_spec.h"
+#include "preprocess/batch/csr.h"
+#include "shard/store/model_spec.h"
 
 namespace emberd::shard {
 

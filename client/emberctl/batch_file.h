@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "client/emberctl/npy.h"
 #include "emberd/v1/model.pb.h"
-#include "preprocess/feature_input.h"
+#include "preprocess/batch/feature_input.h"
 
 namespace emberd::emberctl {
 

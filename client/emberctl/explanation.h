@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "emberd/v1/model.pb.h"
-#include "preprocess/batch_cost.h"
-#include "preprocess/plan.h"
-#include "preprocess/preprocessor.h"
+#include "preprocess/batch/batch_cost.h"
+#include "preprocess/batch/preprocessor.h"
+#include "preprocess/plan/plan.h"
 
 namespace emberd::emberctl {
 

@@ -1,4 +1,4 @@
-#include "preprocess/plan.h"
+#include "preprocess/plan/plan.h"
 
 #include <memory>
 #include <utility>

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/bfloat16.h"
 #include "server/coordinator/tensor_view.h"
-#include "shard/bfloat16.h"
 
 namespace emberd::server {
 namespace {
@@ -75,7 +75,7 @@ void WriteRow(const float* row, int64_t dim, v1::DataType dtype, char* to) {
   }
   auto* out = reinterpret_cast<uint16_t*>(to);
   for (int64_t column = 0; column < dim; ++column) {
-    out[column] = row == nullptr ? 0 : shard::ToBfloat16(row[column]);
+    out[column] = row == nullptr ? 0 : ToBfloat16(row[column]);
   }
 }
 

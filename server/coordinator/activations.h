@@ -9,9 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "emberd/v1/types.pb.h"
-#include "preprocess/preprocessor.h"
+#include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/served_model.h"
-#include "server/shard_host/shard_backend.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 

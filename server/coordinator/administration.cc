@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "absl/time/clock.h"
-#include "server/base/hot_rows_rule.h"
 #include "server/coordinator/statistics.h"
 #include "server/ops/logging.h"
 #include "server/ops/metric_snapshot.h"
+#include "server/shard/hot_rows_rule.h"
 
 namespace emberd::server {
 

@@ -7,12 +7,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "base/blocking_pool.h"
 #include "emberd/v1/admin_service.pb.h"
-#include "server/base/admission.h"
-#include "server/base/worker_pool.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/drain_switch.h"
 #include "server/coordinator/train/train_stream.h"
+#include "server/rpc/admission.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
@@ -22,7 +22,7 @@ class Administration {
  public:
   struct Parts {
     Coordinator* coordinator = nullptr;
-    const WorkerPool* pool = nullptr;      // where its requests run
+    const BlockingPool* pool = nullptr;    // where its requests run
     const Admission* admission = nullptr;  // of its requests
     TrainStreams* train_streams = nullptr;
     DrainSwitch* drain = nullptr;

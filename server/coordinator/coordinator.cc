@@ -6,7 +6,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "preprocess/plan.h"
+#include "preprocess/plan/plan.h"
 #include "server/coordinator/for_each_shard.h"
 #include "server/ops/logging.h"
 

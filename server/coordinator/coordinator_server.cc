@@ -6,12 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/base/grpc_server.h"
 #include "server/coordinator/administration.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/embedding_service.h"
 #include "server/coordinator/pooled_call.h"
-#include "server/shard_host/remote_shard.h"
+#include "server/rpc/grpc_server.h"
+#include "server/shard/remote_shard.h"
 
 namespace emberd::server {
 namespace {
@@ -118,13 +118,13 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Coordinator coordinator_;
   Admission admission_;
   DrainSwitch drain_;
-  WorkerPool pool_;
+  BlockingPool pool_;
   const CallEnvironment environment_;
   TrainStreams train_streams_;
   std::unique_ptr<grpc::Service> embedding_service_;
   Administration administration_;
   Admission admin_admission_;
-  WorkerPool admin_pool_;
+  BlockingPool admin_pool_;
   std::unique_ptr<grpc::Service> admin_service_;
   absl::Mutex health_mutex_;
   std::atomic<GrpcServer*> health_ = nullptr;  // once there is a server

@@ -10,7 +10,7 @@
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
 #include "server/security/security.h"
-#include "server/shard_host/shard_backend.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 

@@ -15,9 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "config/config.h"
-#include "server/shard_host/local_shard.h"
-#include "server/shard_host/remote_shard.h"
-#include "server/shard_host/shard_server.h"
+#include "server/shard/local_shard.h"
+#include "server/shard/remote_shard.h"
+#include "server/shard/shard_server.h"
 
 namespace emberd::server {
 namespace {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/for_each_shard.h"
 #include "server/coordinator/unique_rows.h"
@@ -66,13 +67,13 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     }
     absl::Status status = result.status();
     if (status.ok())
-      status = rpc::Annotate(CheckGatherResult(*result, *model, *batch), shards_[i]->name());
+      status = Annotate(CheckGatherResult(*result, *model, *batch), shards_[i]->name());
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
     // Here, and not when all answers are there: the other shards are still at work.
     if (status.ok()) {
-      status = rpc::Annotate(
-          PoolUniqueRows(*model, *batch, static_cast<int>(i), pooler_.get(), &*result),
-          shards_[i]->name());
+      status =
+          Annotate(PoolUniqueRows(*model, *batch, static_cast<int>(i), pooler_.get(), &*result),
+                   shards_[i]->name());
     }
     if (status.ok()) {
       results[i] = *std::move(result);

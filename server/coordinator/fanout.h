@@ -10,14 +10,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "preprocess/preprocessor.h"
+#include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/gradients.h"
 #include "server/coordinator/kept_batch.h"
 #include "server/coordinator/model_registry.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
-#include "server/shard_host/shard_backend.h"
-#include "shard/row_pooler.h"
+#include "server/shard/shard_backend.h"
+#include "shard/gather/row_pooler.h"
 
 namespace emberd::server {
 

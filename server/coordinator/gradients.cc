@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/bfloat16.h"
 #include "config/numbers.h"
 #include "config/optimizers.h"
 #include "server/coordinator/tensor_view.h"
-#include "shard/bfloat16.h"
 
 namespace emberd::server {
 namespace {
@@ -49,7 +49,7 @@ float ElementAt(const FeatureGradientView& view, int64_t i) {
   }
   uint16_t value;
   std::memcpy(&value, view.data + i * sizeof(value), sizeof(value));
-  return shard::FromBfloat16(value);
+  return FromBfloat16(value);
 }
 
 absl::Status CheckFinite(const FeatureGradientView& view, int64_t samples, int64_t dim,

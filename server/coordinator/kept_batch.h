@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "preprocess/preprocessor.h"
-#include "server/base/handle_store.h"
+#include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/served_model.h"
-#include "server/shard_host/shard_backend.h"
+#include "server/rpc/handle_store.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "emberd/v1/embedding_service.pb.h"
-#include "preprocess/feature_input.h"
+#include "preprocess/batch/feature_input.h"
 #include "server/coordinator/served_model.h"
 
 namespace emberd::server {

@@ -14,7 +14,7 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/served_model.h"
 #include "server/rpc/call_context.h"
-#include "server/shard_host/shard_backend.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 

@@ -9,7 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/statistics.pb.h"
-#include "preprocess/plan.h"
+#include "preprocess/plan/plan.h"
 
 namespace emberd::server {
 

@@ -71,7 +71,7 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
   if (environment_.drain != nullptr && environment_.drain->draining() && !FinishesABatch(rpc_)) {
     return DrainingError();
   }
-  WorkerPool& pool = *environment_.pool;
+  BlockingPool& pool = *environment_.pool;
   // What could not be answered in time is refused at once: it would only delay what can be.
   const absl::Duration patience = context_.deadline() - began_;
   const absl::Duration expected = pool.ExpectedTime();

@@ -1,4 +1,4 @@
-// One unary call whose work blocks: it runs on a WorkerPool, under budgets, with the caller's
+// One unary call whose work blocks: it runs on a BlockingPool, under budgets, with the caller's
 // deadline and cancellation.
 #pragma once
 
@@ -14,17 +14,17 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "server/base/admission.h"
-#include "server/base/worker_pool.h"
+#include "base/blocking_pool.h"
 #include "server/coordinator/drain_switch.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/admission.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
 
 // What the calls of one service share.
 struct CallEnvironment {
-  WorkerPool* pool = nullptr;
+  BlockingPool* pool = nullptr;
   // Names pool->max_queued() in errors.
   absl::string_view waiting_limit = "budgets.max_waiting_requests";
   Admission* admission = nullptr;

@@ -5,10 +5,10 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "server/collective/collective.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/kept_batch.h"
 #include "server/coordinator/model_registry.h"
+#include "server/group/collective.h"
 #include "server/ops/metrics.h"
 
 namespace emberd::server {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "config/optimizers.h"
-#include "preprocess/sha256.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/for_each_shard.h"
 #include "server/coordinator/tensor_view.h"
@@ -115,9 +115,8 @@ absl::Status CheckNoRepeats(std::vector<int64_t> ids) {
 
 // The mutation's tag: equal on every coordinator, since shards keep it.
 uint64_t AssignTag(const v1::AssignRowsRequest& request) {
-  const auto digest =
-      preprocess::Sha256(absl::StrCat(request.table().size(), ":", request.table(), "/",
-                                      request.slot(), "/", request.ids().data()));
+  const auto digest = Sha256(absl::StrCat(request.table().size(), ":", request.table(), "/",
+                                          request.slot(), "/", request.ids().data()));
   uint64_t tag;
   std::memcpy(&tag, digest.data(), sizeof(tag));
   return tag;

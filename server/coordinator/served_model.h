@@ -9,11 +9,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/model.pb.h"
-#include "preprocess/plan.h"
-#include "preprocess/preprocessor.h"
+#include "preprocess/batch/preprocessor.h"
+#include "preprocess/plan/plan.h"
 #include "server/coordinator/observed_counts.h"
 #include "server/ops/metrics.h"
-#include "shard/model_spec.h"
+#include "shard/store/model_spec.h"
 
 namespace emberd::server {
 

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "emberd/v1/types.pb.h"
-#include "preprocess/feature_input.h"
+#include "preprocess/batch/feature_input.h"
 
 namespace emberd::server {
 

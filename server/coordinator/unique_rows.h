@@ -2,10 +2,10 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "preprocess/preprocessor.h"
+#include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/served_model.h"
-#include "server/shard_host/shard_backend.h"
-#include "shard/row_pooler.h"
+#include "server/shard/shard_backend.h"
+#include "shard/gather/row_pooler.h"
 
 namespace emberd::server {
 

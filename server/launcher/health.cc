@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "config/address.h"
 #include "server/rpc/status_codes.h"
 
@@ -49,7 +50,7 @@ absl::Status CheckHealth(const HealthOptions& options) {
                    done.Notify();
                  });
   done.WaitForNotification();
-  if (!status.ok()) return rpc::Annotate(rpc::FromGrpcStatus(status), options.address);
+  if (!status.ok()) return Annotate(rpc::FromGrpcStatus(status), options.address);
   if (response.value() != kServing) {
     return absl::UnavailableError(absl::StrCat(options.address, ": it does not serve (status ",
                                                response.value(), "); is it draining?"));

@@ -14,7 +14,7 @@
 #include "server/ops/bind_rule.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
-#include "server/shard_host/shard_server.h"
+#include "server/shard/shard_server.h"
 
 namespace emberd::launcher {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/launcher/child_process.h"
+#include "base/child_process.h"
 #include "server/launcher/files.h"
 
 namespace emberd::launcher {

@@ -19,7 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/launcher/child_process.h"
+#include "base/child_process.h"
 
 namespace emberd::launcher {
 namespace {

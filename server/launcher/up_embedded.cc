@@ -13,7 +13,7 @@
 #include "server/launcher/up.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
-#include "server/shard_host/local_shard.h"
+#include "server/shard/local_shard.h"
 
 namespace emberd::launcher {
 

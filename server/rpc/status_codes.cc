@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include "absl/strings/str_cat.h"
-
 namespace emberd::rpc {
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
@@ -14,11 +12,6 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
-
-absl::Status Annotate(const absl::Status& status, absl::string_view context) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(context, ": ", status.message()));
 }
 
 }  // namespace emberd::rpc

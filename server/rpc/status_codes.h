@@ -10,7 +10,4 @@ namespace emberd::rpc {
 grpc::Status ToGrpcStatus(const absl::Status& status);
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
-// The same status with `context` and ": " before its message.
-absl::Status Annotate(const absl::Status& status, absl::string_view context);
-
 }  // namespace emberd::rpc

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/status.h"
 #include "emberd/v1/types.pb.h"
 #include "server/rpc/status_codes.h"
 

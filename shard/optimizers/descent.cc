@@ -8,7 +8,7 @@
 #include "hwy/foreach_target.h"
 // Must come after foreach_target.h.
 #include "hwy/highway.h"
-#include "shard/update_loop-inl.h"
+#include "shard/update/update_loop-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace emberd::shard::HWY_NAMESPACE {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "shard/update_kernel.h"
-#include "shard/update_rule.h"
+#include "shard/update/update_kernel.h"
+#include "shard/update/update_rule.h"
 
 namespace emberd::shard {
 

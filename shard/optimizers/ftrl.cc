@@ -9,7 +9,7 @@
 // Must come after foreach_target.h.
 #include "hwy/highway.h"
 #include "shard/optimizers/power-inl.h"
-#include "shard/update_loop-inl.h"
+#include "shard/update/update_loop-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace emberd::shard::HWY_NAMESPACE {

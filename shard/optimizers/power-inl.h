@@ -7,7 +7,7 @@
 #endif
 
 #include "hwy/highway.h"
-#include "shard/portable_math.h"
+#include "shard/store/portable_math.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace emberd::shard::HWY_NAMESPACE {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "shard/testing/scalar_optimizers.h"
-#include "shard/update_kernel.h"
+#include "shard/update/update_kernel.h"
 
 namespace emberd::shard::testing {
 

@@ -7,8 +7,8 @@
 #include <variant>
 #include <vector>
 
-#include "shard/portable_math.h"
-#include "shard/update_rule.h"
+#include "shard/store/portable_math.h"
+#include "shard/update/update_rule.h"
 
 namespace emberd::shard::testing {
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "preprocess/csr.h"
+#include "preprocess/batch/csr.h"
 
 namespace emberd::shard::testing {
 

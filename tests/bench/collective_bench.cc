@@ -10,10 +10,10 @@
 #include <grpcpp/security/credentials.h>
 
 #include "absl/time/clock.h"
-#include "server/base/grpc_server.h"
-#include "server/collective/collective_service.h"
-#include "server/collective/local_collective.h"
-#include "server/collective/remote_collective.h"
+#include "server/group/collective_service.h"
+#include "server/group/local_collective.h"
+#include "server/group/remote_collective.h"
+#include "server/rpc/grpc_server.h"
 #include "tests/bench/bench_report.h"
 
 namespace emberd::bench {

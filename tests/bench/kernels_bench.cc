@@ -28,13 +28,13 @@
 #include <time.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/bfloat16.h"
+#include "base/buffer_pool.h"
+#include "base/mapped_memory.h"
 #include "hwy/targets.h"
-#include "shard/bfloat16.h"
-#include "shard/buffer_pool.h"
-#include "shard/forward_kernel.h"
-#include "shard/mapped_memory.h"
-#include "shard/row_order.h"
-#include "shard/update_kernel.h"
+#include "shard/batch/row_order.h"
+#include "shard/gather/forward_kernel.h"
+#include "shard/update/update_kernel.h"
 #include "tests/bench/bench_report.h"
 #include "tests/bench/ids.h"
 #include "tests/bench/memory_limits.h"
@@ -44,7 +44,6 @@ namespace emberd::bench {
 namespace {
 
 using shard::Entry;
-using shard::MappedMemory;
 using shard::Touch;
 
 constexpr int64_t kRows = 4'000'000;
@@ -120,7 +119,7 @@ MappedMemory Table(size_t bytes) {
   MappedMemory memory = *MappedMemory::Map(bytes, true);
   uint32_t* words = reinterpret_cast<uint32_t*>(memory.data());
   for (size_t i = 0; i < bytes / sizeof(uint32_t); ++i) {
-    words[i] = shard::ToBfloat16(1e-3f * static_cast<float>(i % 1024 + 1)) * 0x10001u;
+    words[i] = ToBfloat16(1e-3f * static_cast<float>(i % 1024 + 1)) * 0x10001u;
   }
   return memory;
 }
@@ -339,14 +338,14 @@ class KernelBench {
     const int64_t count = batch.ids.size();
     const std::vector<uint32_t> offsets = MakeOffsets(count, batch.bag);
     const shard::RowRange range{0, kRows, 64, 0};
-    shard::BufferPool pool;
+    BufferPool pool;
     shard::StackEntries entries;
     entries.entry_count = count;
     entries.partition_entries = {count};
     entries.feature_offsets = {0, static_cast<uint32_t>(offsets.size() - 1)};
-    entries.samples = shard::PooledArray<int32_t>(pool, offsets.size() - 1);
-    entries.offsets = shard::PooledArray<uint32_t>(pool, offsets.size());
-    entries.entries = shard::PooledArray<Entry>(pool, count + shard::kEntryPadding);
+    entries.samples = PooledArray<int32_t>(pool, offsets.size() - 1);
+    entries.offsets = PooledArray<uint32_t>(pool, offsets.size());
+    entries.entries = PooledArray<Entry>(pool, count + shard::kEntryPadding);
     std::copy(offsets.begin(), offsets.end(), entries.offsets.data());
     const auto forward = [&] {
       for (int64_t i = 0; i < count; ++i) entries.entries[i] = {batch.ids[i], 1.0f};

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "shard/batch.h"
-#include "shard/row_order.h"
+#include "shard/batch/batch.h"
+#include "shard/batch/row_order.h"
 
 namespace emberd::bench {
 

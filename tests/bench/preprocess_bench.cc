@@ -20,10 +20,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "preprocess/plan.h"
-#include "preprocess/preprocessor.h"
-#include "preprocess/radix_sort.h"
-#include "preprocess/rounding.h"
+#include "preprocess/batch/preprocessor.h"
+#include "preprocess/batch/radix_sort.h"
+#include "preprocess/plan/plan.h"
+#include "preprocess/plan/rounding.h"
 #include "tests/bench/bench_report.h"
 
 namespace emberd::preprocess {

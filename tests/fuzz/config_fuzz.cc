@@ -6,7 +6,7 @@
 #include <google/protobuf/text_format.h>
 
 #include "config/config.h"
-#include "preprocess/plan.h"
+#include "preprocess/plan/plan.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {

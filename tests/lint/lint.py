@@ -12,15 +12,16 @@ from pathlib import Path
 # nearest folder above it that stands here; it may always include itself. "grpc" stands for gRPC and the generated
 # services: only who lists it may include them. "internal" stands for the internal services of the servers.
 MODULES = {
-    "config": ({"proto"}, set()),
-    "preprocess": ({"proto", "config"}, set()),
-    "shard": ({"proto", "config"}, {"preprocess/csr.h"}),
-    "server": ({"proto", "config", "preprocess", "shard", "grpc", "internal"}, set()),
-    "client": ({"proto", "config", "preprocess", "grpc"}, set()),
-    "client/cpp": ({"proto", "config", "preprocess", "grpc"}, set()),
-    "client/demo": ({"proto", "config", "preprocess", "grpc", "client/cpp"}, set()),
-    "client/emberctl": ({"proto", "config", "preprocess", "grpc", "client/cpp"}, set()),
-    "tests": ({"proto", "config", "preprocess", "shard", "server", "client", "client/cpp", "client/demo",
+    "base": (set(), set()),
+    "config": ({"proto", "base"}, set()),
+    "preprocess": ({"proto", "base", "config"}, set()),
+    "shard": ({"proto", "base", "config"}, {"preprocess/batch/csr.h"}),
+    "server": ({"proto", "base", "config", "preprocess", "shard", "grpc", "internal"}, set()),
+    "client": ({"proto", "base", "config", "preprocess", "grpc"}, set()),
+    "client/cpp": ({"proto", "base", "config", "preprocess", "grpc"}, set()),
+    "client/demo": ({"proto", "base", "config", "preprocess", "grpc", "client/cpp"}, set()),
+    "client/emberctl": ({"proto", "base", "config", "preprocess", "grpc", "client/cpp"}, set()),
+    "tests": ({"proto", "base", "config", "preprocess", "shard", "server", "client", "client/cpp", "client/demo",
                "client/emberctl", "grpc", "internal"}, set()),
 }
 

@@ -14,9 +14,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "emberd/v1/train.pb.h"
-#include "server/collective/collective.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/served_model.h"
+#include "server/group/collective.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {

@@ -19,7 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "server/base/elastic_pool.h"
+#include "base/elastic_pool.h"
 #include "server/coordinator/pooled_call.h"
 #include "server/coordinator/resources.h"
 #include "server/coordinator/train/train_assembler.h"

@@ -1,0 +1,31 @@
+// bfloat16: the upper half of a float32. NaN stays a quiet NaN.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+namespace emberd {
+
+// Rounds to nearest, ties to even.
+inline uint16_t ToBfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// Rounds to one of the two neighbours, away from 0 with a probability that makes the mean over all
+// `random` exactly `value`. What is finite stays so.
+inline uint16_t ToBfloat16Randomly(float value, uint16_t random) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude >= 0x7f800000) return ToBfloat16(value);
+  const uint32_t rounded = std::min((magnitude + random) >> 16, 0x7f7fu);
+  return static_cast<uint16_t>((bits >> 16 & 0x8000) | rounded);
+}
+
+inline float FromBfloat16(uint16_t value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
+}
+
+}  // namespace emberd

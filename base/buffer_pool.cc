@@ -1,0 +1,108 @@
+#include "base/buffer_pool.h"
+
+#include <array>
+#include <bit>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include "absl/base/thread_annotations.h"
+
+namespace emberd {
+namespace {
+
+constexpr size_t kSmallest = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr int kClasses = 256;
+
+// Size classes in steps of a quarter of a power of two: at most 25 % of a buffer is unused.
+int ClassOf(size_t bytes) {
+  const size_t units = (bytes + kSmallest - 1) / kSmallest;
+  if (units <= 4) return units == 0 ? 0 : static_cast<int>(units) - 1;
+  const int log = std::bit_width(units - 1) - 1;  // 2^log <= units - 1
+  return 4 * (log - 1) + static_cast<int>((units - 1) >> (log - 2)) - 4;
+}
+
+size_t ClassBytes(int size_class) {
+  if (size_class < 4) return (size_class + 1) * kSmallest;
+  const int log = size_class / 4 + 1;
+  return (size_t{1} << (log - 2)) * (size_class % 4 + 5) * kSmallest;
+}
+
+size_t Alignment(size_t bytes) { return bytes >= kHugePage ? kHugePage : 64; }
+
+char* Allocate(size_t bytes) {
+  void* data = ::operator new(bytes, std::align_val_t(Alignment(bytes)));
+  if (bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
+  return static_cast<char*>(data);
+}
+
+void Free(char* data, size_t bytes) { ::operator delete(data, std::align_val_t(Alignment(bytes))); }
+
+}  // namespace
+
+class BufferPool::Store {
+ public:
+  explicit Store(size_t idle_limit) : idle_limit_(idle_limit) {}
+  ~Store() {
+    for (int c = 0; c < kClasses; ++c) {
+      for (char* data : idle_[c]) Free(data, ClassBytes(c));
+    }
+  }
+
+  char* Get(int size_class) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      std::vector<char*>& idle = idle_[size_class];
+      if (!idle.empty()) {
+        char* data = idle.back();
+        idle.pop_back();
+        idle_bytes_ -= ClassBytes(size_class);
+        return data;
+      }
+    }
+    return Allocate(ClassBytes(size_class));
+  }
+
+  void Put(int size_class, char* data) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (idle_bytes_ + ClassBytes(size_class) <= idle_limit_) {
+        idle_bytes_ += ClassBytes(size_class);
+        idle_[size_class].push_back(data);
+        return;
+      }
+    }
+    Free(data, ClassBytes(size_class));
+  }
+
+ private:
+  const size_t idle_limit_;
+  std::mutex mutex_;
+  std::array<std::vector<char*>, kClasses> idle_ ABSL_GUARDED_BY(mutex_);
+  size_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+class BufferPool::Buffer final : public PooledBytes {
+ public:
+  Buffer(std::shared_ptr<Store> store, int size_class, size_t size)
+      : PooledBytes(store->Get(size_class), size),
+        store_(std::move(store)),
+        size_class_(size_class) {}
+  ~Buffer() override { store_->Put(size_class_, data_); }
+
+ private:
+  std::shared_ptr<Store> store_;
+  int size_class_;
+};
+
+BufferPool::BufferPool(size_t idle_limit) : store_(std::make_shared<Store>(idle_limit)) {}
+
+std::unique_ptr<PooledBytes> BufferPool::Get(size_t bytes) {
+  return std::make_unique<Buffer>(store_, ClassOf(bytes), bytes);
+}
+
+}  // namespace emberd

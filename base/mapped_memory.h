@@ -1,0 +1,34 @@
+// Large zero-filled memory straight from the kernel: costs nothing until touched, and can be backed
+// by huge pages.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace emberd {
+
+// Owns a mapping. Movable, not copyable.
+class MappedMemory {
+ public:
+  // `bytes` zero bytes, aligned to 2 MiB where huge pages are asked for and to 4 KiB otherwise.
+  // RESOURCE_EXHAUSTED if the address space is full.
+  static absl::StatusOr<MappedMemory> Map(size_t bytes, bool huge_pages);
+
+  MappedMemory() = default;
+  MappedMemory(MappedMemory&& other) noexcept { *this = std::move(other); }
+  MappedMemory& operator=(MappedMemory&& other) noexcept;
+  ~MappedMemory();
+
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  char* mapping_ = nullptr;
+  size_t mapping_size_ = 0;
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace emberd

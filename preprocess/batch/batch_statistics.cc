@@ -1,0 +1,91 @@
+#include "preprocess/batch/batch_statistics.h"
+
+#include <algorithm>
+
+#include "config/storage.h"
+
+namespace emberd::preprocess {
+namespace {
+
+// Entries of a slot that were not dropped.
+int64_t KeptEntries(const SlotCsr& slot) {
+  if (slot.dropped == 0) return slot.entries;
+  int64_t kept = 0;
+  for (int m = 0; m < slot.minibatches; ++m) {
+    for (int p = 0; p < slot.partitions; ++p) kept += slot.End(m, p) - slot.Begin(m, p);
+  }
+  return kept;
+}
+
+int64_t SamplesOfFullestSlot(const std::vector<std::vector<SampleSpan>>& slots) {
+  int64_t samples = 0;
+  for (const std::vector<SampleSpan>& spans : slots) {
+    for (const SampleSpan& span : spans) {
+      samples = std::max(samples, int64_t{span.slot_begin} + span.count);
+    }
+  }
+  return samples;
+}
+
+void WriteCounts(const StackBatch& batch, v1::StackStatistics* out) {
+  int64_t ids = 0, unique = 0, duplicates = 0, max_ids = 0, max_unique = 0, fullest = 0, cells = 0,
+          dropped = 0;
+  for (const SlotCsr& slot : batch.slots) {
+    ids += slot.entries;
+    duplicates += slot.duplicates;
+    cells += slot.cells;
+    dropped += slot.dropped;
+  }
+  const int partitions = batch.slots.front().partitions;
+  for (int p = 0; p < partitions; ++p) {
+    int64_t ids_here = 0, unique_here = 0;
+    for (const SlotCsr& slot : batch.slots) {
+      ids_here += slot.partition_ids.data()[p];
+      max_ids = std::max<int64_t>(max_ids, slot.partition_ids.data()[p]);
+      unique_here = std::max<int64_t>(unique_here, slot.partition_unique.data()[p]);
+    }
+    fullest = std::max(fullest, ids_here);
+    max_unique = std::max(max_unique, unique_here);
+    unique += unique_here;
+  }
+  out->set_ids(ids);
+  out->set_unique_ids(unique);
+  out->set_duplicate_ids(duplicates);
+  out->set_max_ids_per_partition(max_ids);
+  out->set_max_unique_ids_per_partition(max_unique);
+  out->set_required_buffer_size(cells);
+  out->set_dropped_ids(dropped);
+  if (ids > 0) out->set_imbalance(static_cast<double>(fullest) * partitions / ids);
+}
+
+void WriteCost(const StackPlan& plan, v1::DataType storage_dtype, const StackBatch& batch,
+               v1::StackStatistics* out) {
+  int64_t entries = 0;
+  for (const SlotCsr& slot : batch.slots) entries += KeptEntries(slot);
+  out->set_pad_cells(out->required_buffer_size() - entries);
+  out->set_bytes_gathered(entries * plan.embedding_dim * config::WeightBytes(storage_dtype));
+  out->set_activation_bytes_per_sparsecore(SamplesOfFullestSlot(batch.spans) * plan.embedding_dim *
+                                           static_cast<int64_t>(sizeof(float)));
+  out->set_limit_ids_per_partition(plan.max_ids_per_partition);
+  out->set_limit_unique_ids_per_partition(plan.max_unique_ids_per_partition);
+}
+
+}  // namespace
+
+void WriteStatistics(const v1::ModelConfig& model, const Plan& plan,
+                     const std::vector<StackBatch>& stacks, v1::BatchStatistics* statistics) {
+  statistics->Clear();
+  int minibatches = 1;
+  for (size_t k = 0; k < stacks.size(); ++k) {
+    const StackPlan& stack = plan.stacks[k];
+    v1::StackStatistics* out = statistics->add_stacks();
+    out->set_stack(stack.name);
+    WriteCounts(stacks[k], out);
+    // Tables of a stack agree on their storage type.
+    WriteCost(stack, model.tables(stack.tables.front().table).storage_dtype(), stacks[k], out);
+    minibatches = std::max(minibatches, stacks[k].slots.front().minibatches);
+  }
+  statistics->set_num_minibatches(minibatches);
+}
+
+}  // namespace emberd::preprocess

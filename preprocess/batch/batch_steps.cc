@@ -1,0 +1,203 @@
+#include "preprocess/batch/batch_steps.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "preprocess/batch/batch_statistics.h"
+#include "preprocess/batch/overflow_error.h"
+#include "preprocess/batch/validate.h"
+
+namespace emberd::preprocess {
+namespace {
+
+// Idle scratch kept; more tasks at a time cost allocations only.
+constexpr size_t kIdleScratch = 64;
+// Memory for the buckets of rows, one byte each; rows of the stacks beyond are hashed each time.
+constexpr int64_t kBucketBytes = int64_t{256} << 20;
+
+StackShape ShapeOf(const v1::ModelConfig& model, const Plan& plan, const StackPlan& stack) {
+  StackShape shape;
+  shape.partitions = plan.topology.partitions();
+  shape.rows_per_partition = stack.rows_per_partition;
+  for (const FeaturePlan& feature : stack.features) {
+    const TablePlan& table = stack.tables[feature.table_in_stack];
+    shape.features.push_back(
+        {table.row_offset, table.shard_rotation, model.tables(table.table).combiner()});
+  }
+  return shape;
+}
+
+}  // namespace
+
+BatchSteps::BatchSteps(const v1::ModelConfig& model, const Plan& plan, int threads)
+    : model_(model),
+      plan_(plan),
+      allow_dropping_(model.plan().allow_id_dropping()),
+      workers_(threads),
+      scratch_(kIdleScratch) {
+  for (const StackPlan& stack : plan_.stacks) {
+    StackInfo info;
+    info.shape = ShapeOf(model_, plan_, stack);
+    info.limits = {stack.max_ids_per_partition, stack.max_unique_ids_per_partition};
+    stacks_.push_back(std::move(info));
+  }
+  RememberBuckets();
+}
+
+// Gives memory for buckets to the stacks, in order, as long as there is some.
+void BatchSteps::RememberBuckets() {
+  int64_t bytes = 0;
+  std::vector<int64_t> begins;  // -1: the stack gets nothing
+  for (const StackInfo& info : stacks_) {
+    const BucketRule rule = MakeBucketRule(model_.plan().bucket_hash(), info.shape);
+    const int64_t needed = BucketMemo::BytesFor(rule, info.shape);
+    const bool fits = needed > 0 && bytes + needed <= kBucketBytes;
+    begins.push_back(fits ? bytes : -1);
+    if (fits) bytes += needed;
+  }
+  // Without memory for it, every row is hashed each time.
+  if (auto memory = MappedMemory::Map(bytes, /*huge_pages=*/true); memory.ok()) {
+    bucket_memory_ = *std::move(memory);
+  }
+  auto* const known = reinterpret_cast<uint8_t*>(bucket_memory_.data());
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    const StackShape& shape = stacks_[k].shape;
+    const bool remembers = begins[k] >= 0 && known != nullptr;
+    stacks_[k].buckets = BucketMemo(MakeBucketRule(model_.plan().bucket_hash(), shape), shape,
+                                    remembers ? known + begins[k] : nullptr);
+  }
+}
+
+absl::Status BatchSteps::Sort(absl::Span<const FeatureInput> inputs, BatchStorage* batch) {
+  absl::Status status = Validate(inputs, &batch->feature_status());
+  if (!status.ok()) return status;
+  batch->LayOut(plan_, model_.plan().sample_layout(), inputs);
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    StackBatch& stack = batch->stacks()[k];
+    if (status = CheckSize(plan_.stacks[k], stack); !status.ok()) return status;
+    stack.gain_kind = GainKindOf(stacks_[k].shape, stack.inputs);
+  }
+  batch->bucketed = expect_cuts_.load(std::memory_order_relaxed);
+  ForEachSlot(batch, [&](const StackInfo& info, StackBatch* stack, int slot, SlotScratch* scratch) {
+    Buffer<int32_t>* multiplicity = allow_dropping_ ? &stack->buckets[slot].multiplicity : nullptr;
+    SortSlot(info.shape, stack->inputs, stack->layout[slot], stack->gain_kind, scratch,
+             multiplicity, &stack->slots[slot]);
+    if (batch->bucketed) FillSlotBuckets(info, slot, stack);
+  });
+  return absl::OkStatus();
+}
+
+void BatchSteps::FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const {
+  const DropRule drop = allow_dropping_ ? DropRule::kJax : DropRule::kKeep;
+  FillBuckets(info.buckets, info.limits, drop, stack->slots[slot], &stack->buckets[slot]);
+}
+
+absl::Status BatchSteps::Validate(absl::Span<const FeatureInput> inputs,
+                                  std::vector<absl::Status>* found) {
+  if (static_cast<int>(inputs.size()) != model_.features_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("features: there are ", inputs.size(), "; allowed: ", model_.features_size()));
+  }
+  found->assign(inputs.size(), absl::OkStatus());
+  workers_.ParallelFor(static_cast<int64_t>(inputs.size()), [&](int64_t f) {
+    const auto [stack, position] = plan_.feature_at[f];
+    const StackPlan& in = plan_.stacks[stack];
+    const TablePlan& table = in.tables[in.features[position].table_in_stack];
+    (*found)[f] = ValidateFeature(model_.features(static_cast<int>(f)).name(),
+                                  table.vocabulary_size, inputs[f]);
+  });
+  for (const absl::Status& status : *found) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Refuses what 32-bit indices cannot hold.
+absl::Status BatchSteps::CheckSize(const StackPlan& plan, const StackBatch& stack) const {
+  if (stack.samples > kMaxStackSamples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the features of stack '", plan.name, "' have ", stack.samples,
+                     " samples together; allowed: [0, ", kMaxStackSamples, "]"));
+  }
+  const int64_t max_pads = kCsrAlignment * kBuckets * int64_t{plan_.topology.partitions()};
+  const int64_t max_ids = std::numeric_limits<int32_t>::max() - max_pads;
+  for (const SlotLayout& slot : stack.layout) {
+    const int64_t ids = CountIds(slot, stack.inputs);
+    if (ids <= max_ids) continue;
+    return absl::ResourceExhaustedError(absl::StrCat("stack '", plan.name, "' has ", ids,
+                                                     " ids in one source slot; allowed: [0, ",
+                                                     max_ids, "]; send smaller batches"));
+  }
+  return absl::OkStatus();
+}
+
+bool BatchSteps::NeedsMinibatches(const BatchStorage& batch) const {
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    for (const SlotCsr& slot : batch.stacks()[k].slots) {
+      for (int p = 0; p < slot.partitions; ++p) {
+        const int32_t ids = slot.partition_ids.data()[p];
+        if (stacks_[k].limits.Exceeded(ids, slot.partition_unique.data()[p])) return true;
+      }
+    }
+  }
+  return false;
+}
+
+absl::StatusOr<CutSet> BatchSteps::FindCuts(BatchStorage* batch) {
+  if (!batch->bucketed) {
+    ForEachSlot(batch, [this](const StackInfo& info, StackBatch* stack, int slot, SlotScratch*) {
+      FillSlotBuckets(info, slot, stack);
+    });
+    batch->bucketed = true;
+  }
+  CutSet cuts = 0;
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    const StackBatch& stack = batch->stacks()[k];
+    if (!allow_dropping_) {
+      if (absl::Status status = CheckBuckets(k, stack); !status.ok()) return status;
+    }
+    cuts |= CutsOfStack(model_.plan().rules(), stacks_[k].limits, stack.buckets,
+                        plan_.topology.partitions());
+  }
+  return cuts;
+}
+
+// The error of the worst of the stack's buckets, if one is over its limits.
+absl::Status BatchSteps::CheckBuckets(size_t stack_index, const StackBatch& stack) const {
+  Overflow worst;
+  int worst_slot = 0;
+  for (int s = 0; s < slots(); ++s) {
+    const Overflow overflow =
+        WorstOverflow(stack.buckets[s], plan_.topology.partitions(), stacks_[stack_index].limits);
+    if (overflow.excess <= worst.excess) continue;
+    worst = overflow;
+    worst_slot = s;
+  }
+  if (!worst.found()) return absl::OkStatus();
+  return OverflowError(plan_.stacks[stack_index], worst_slot, stack.slots[worst_slot],
+                       stack.buckets[worst_slot], worst);
+}
+
+void BatchSteps::Finish(CutSet cuts, BatchStorage* batch) {
+  expect_cuts_.store(cuts != 0, std::memory_order_relaxed);
+  if (cuts != 0) {
+    ForEachSlot(batch, [cuts](const StackInfo&, StackBatch* stack, int slot, SlotScratch* scratch) {
+      CutSlot(stack->slots[slot], stack->buckets[slot], cuts, &scratch->positions, &scratch->csr);
+      std::swap(stack->slots[slot], scratch->csr);
+    });
+  }
+  WriteStatistics(model_, plan_, batch->stacks(), batch->mutable_statistics());
+}
+
+void BatchSteps::ForEachSlot(BatchStorage* batch, SlotWork work) {
+  const int64_t tasks = static_cast<int64_t>(stacks_.size()) * slots();
+  workers_.ParallelFor(tasks, [&](int64_t task) {
+    const int64_t stack = task / slots();
+    std::unique_ptr<SlotScratch> scratch = scratch_.Take();
+    work(stacks_[stack], &batch->stacks()[stack], static_cast<int>(task % slots()), scratch.get());
+    scratch_.Give(std::move(scratch));
+  });
+}
+
+}  // namespace emberd::preprocess

@@ -1,0 +1,82 @@
+#include "preprocess/batch/bucket_memo.h"
+
+#include <algorithm>
+
+namespace emberd::preprocess {
+namespace {
+
+constexpr int64_t kBlock = 256;
+constexpr int64_t kAhead = 32;  // rows prefetched
+
+}  // namespace
+
+BucketMemo::BucketMemo(const BucketRule& rule, const StackShape& shape, uint8_t* memory)
+    : rule_(rule),
+      rows_per_partition_(shape.rows_per_partition),
+      known_(reinterpret_cast<std::atomic<uint8_t>*>(memory)) {
+  static_assert(sizeof(std::atomic<uint8_t>) == 1 && std::atomic<uint8_t>::is_always_lock_free);
+}
+
+int64_t BucketMemo::BytesFor(const BucketRule& rule, const StackShape& shape) {
+  if (rule.single_bucket || rule.hash != v1::HIGHWAY_HASH) return 0;
+  return shape.partitions * shape.rows_per_partition;
+}
+
+void BucketMemo::Find(int64_t partition, const int32_t* local_rows, int64_t n,
+                      uint8_t* buckets) const {
+  if (known_ == nullptr) return Hash(partition, local_rows, n, buckets);
+  std::atomic<uint8_t>* known = known_ + partition * rows_per_partition_;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = std::min(n, begin + kBlock);
+    bool missing = false;
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kAhead < n) __builtin_prefetch(known + local_rows[i + kAhead], 1);
+      const uint8_t found = known[local_rows[i]].load(std::memory_order_relaxed);
+      missing |= found == 0;
+      buckets[i] = static_cast<uint8_t>(found - 1);
+    }
+    if (missing) FindMissing(partition, known, local_rows + begin, end - begin, buckets + begin);
+  }
+}
+
+// Hashes the rows of a block whose bucket is not known.
+void BucketMemo::FindMissing(int64_t partition, std::atomic<uint8_t>* known,
+                             const int32_t* local_rows, int64_t n, uint8_t* buckets) const {
+  int32_t rows[kBlock] = {};
+  uint8_t found[kBlock];
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const bool repeat = count > 0 && rows[count - 1] == local_rows[i];
+    if (buckets[i] == 255 && !repeat) rows[count++] = local_rows[i];
+  }
+  BucketsOf(rule_, partition, rows, count, found);
+  int64_t at = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (buckets[i] != 255) continue;
+    if (rows[at] != local_rows[i]) ++at;
+    buckets[i] = found[at];
+    known[local_rows[i]].store(static_cast<uint8_t>(found[at] + 1), std::memory_order_relaxed);
+  }
+}
+
+void BucketMemo::Hash(int64_t partition, const int32_t* local_rows, int64_t n,
+                      uint8_t* buckets) const {
+  int32_t rows[kBlock] = {};
+  uint8_t found[kBlock];
+  for (int64_t i = 0; i < n;) {
+    int64_t count = 0;
+    int64_t end = i;
+    for (; end < n; ++end) {
+      if (count > 0 && local_rows[end] == rows[count - 1]) continue;
+      if (count == kBlock) break;
+      rows[count++] = local_rows[end];
+    }
+    BucketsOf(rule_, partition, rows, count, found);
+    for (int64_t at = 0; i < end; ++i) {
+      if (local_rows[i] != rows[at]) ++at;
+      buckets[i] = found[at];
+    }
+  }
+}
+
+}  // namespace emberd::preprocess

@@ -1,0 +1,39 @@
+// Remembers the buckets of a stack's rows, because hashing a row costs more than sorting it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "preprocess/batch/bucket_hash.h"
+
+namespace emberd::preprocess {
+
+// One byte per row, filled row by row as rows turn up. Thread-safe: whoever hashes a row finds the
+// same bucket.
+class BucketMemo {
+ public:
+  BucketMemo() = default;
+  // `memory` holds BytesFor(rule, shape) zero bytes and outlives the memo; null: every row is
+  // hashed each time.
+  BucketMemo(const BucketRule& rule, const StackShape& shape, uint8_t* memory);
+
+  // 0 for rules that are as cheap as memory.
+  static int64_t BytesFor(const BucketRule& rule, const StackShape& shape);
+
+  // buckets[i] = bucket of local row local_rows[i] of the partition, for i in [0, n). Rows ascend,
+  // and may repeat.
+  void Find(int64_t partition, const int32_t* local_rows, int64_t n, uint8_t* buckets) const;
+
+ private:
+  void FindMissing(int64_t partition, std::atomic<uint8_t>* known, const int32_t* local_rows,
+                   int64_t n, uint8_t* buckets) const;
+  void Hash(int64_t partition, const int32_t* local_rows, int64_t n, uint8_t* buckets) const;
+
+  BucketRule rule_;
+  int64_t rows_per_partition_ = 0;
+  // [partitions * rows_per_partition]: bucket + 1, or 0 where it is not known. Null: nothing is
+  // remembered.
+  std::atomic<uint8_t>* known_ = nullptr;
+};
+
+}  // namespace emberd::preprocess

@@ -1,0 +1,138 @@
+#include "preprocess/batch/extract.h"
+
+#include "preprocess/batch/feature_rows.h"
+#include "preprocess/batch/gains.h"
+
+namespace emberd::preprocess {
+namespace {
+
+// Turns ids of one feature into the upper half of keys, in place.
+struct KeyMaker {
+  KeyMaker(const StackShape& shape, const FeatureShape& feature)
+      : partition_bits(shape.partition_bits()),
+        row_bits(shape.row_bits()),
+        partition_mask(shape.partitions - 1),
+        rotation(feature.rotation),
+        row_offset(feature.row_offset) {}
+
+  template <typename Id>
+  uint64_t operator()(Id id) const {
+    const auto wide = static_cast<uint64_t>(id);
+    const uint64_t partition = (wide + rotation) & partition_mask;
+    const uint64_t row = (wide >> partition_bits) + row_offset;
+    return (partition << row_bits | row) << 32;
+  }
+
+  int partition_bits;
+  int row_bits;
+  uint64_t partition_mask;
+  uint64_t rotation;
+  uint64_t row_offset;
+};
+
+// The one weight that all ids of a feature share.
+float CommonWeight(const FeatureInput& input) {
+  return input.has_weights && input.weights.size() == 1 ? input.weights[0] : 1.0f;
+}
+
+bool HasOwnWeights(const FeatureInput& input) {
+  return input.has_weights && input.weights.size() != 1;
+}
+
+// Writes the keys of one slice and returns the end of the keys; fills `sample_gains` unless null.
+uint64_t* ExtractUnweighted(const StackShape& shape, const FeatureInput& input,
+                            const SlotSlice& slice, float* sample_gains, uint64_t* key) {
+  const FeatureShape& feature = shape.features[slice.feature];
+  const KeyMaker key_of(shape, feature);
+  const float weight = CommonWeight(input);
+  VisitSamples(input, slice.sample_begin, slice.count,
+               [&](int64_t offset, const auto* ids, int64_t n, int64_t /*position*/) {
+                 const auto sample = static_cast<uint32_t>(slice.slot_begin + offset);
+                 for (int64_t i = 0; i < n; ++i) *key++ = key_of(ids[i]) | sample;
+                 if (sample_gains == nullptr) return;
+                 const float divisor = WeightDivisor(feature.combiner, weight, n);
+                 sample_gains[sample] = Gain(weight, divisor, shape.divide_by_zero);
+               });
+  return key;
+}
+
+// Writes keys from ordinal `at` on and returns the next ordinal.
+int64_t ExtractWeighted(const StackShape& shape, const FeatureInput& input, const SlotSlice& slice,
+                        int64_t at, Occurrences* out) {
+  const FeatureShape& feature = shape.features[slice.feature];
+  const KeyMaker key_of(shape, feature);
+  const bool own_weights = HasOwnWeights(input);
+  const float common = CommonWeight(input);
+  uint64_t* keys = out->keys.data();
+  WeightedSample* weighted = out->weighted.data();
+  VisitSamples(input, slice.sample_begin, slice.count,
+               [&](int64_t offset, const auto* ids, int64_t n, int64_t position) {
+                 const auto sample = static_cast<int32_t>(slice.slot_begin + offset);
+                 const float* weights = own_weights ? input.weights.data() + position : nullptr;
+                 const float divisor = own_weights ? WeightDivisor(feature.combiner, weights, n)
+                                                   : WeightDivisor(feature.combiner, common, n);
+                 for (int64_t i = 0; i < n; ++i, ++at) {
+                   const float weight = own_weights ? weights[i] : common;
+                   keys[at] = key_of(ids[i]) | static_cast<uint32_t>(at);
+                   weighted[at] = {sample, Gain(weight, divisor, shape.divide_by_zero)};
+                 }
+               });
+  return at;
+}
+
+int64_t IdsIn(const FeatureInput& input, int64_t begin, int64_t count) {
+  if (const auto* dense = std::get_if<DenseInput>(&input.ids)) return count * dense->ids_per_sample;
+  if (const auto* ragged = std::get_if<RaggedInput>(&input.ids)) {
+    return std::visit(
+        [&](const auto& splits) {
+          return static_cast<int64_t>(splits[begin + count] - splits[begin]);
+        },
+        ragged->row_splits);
+  }
+  return std::visit(
+      [&](const auto& indices) {
+        return FirstPairOf(indices, begin + count) - FirstPairOf(indices, begin);
+      },
+      std::get<SparseInput>(input.ids).indices);
+}
+
+}  // namespace
+
+GainKind GainKindOf(const StackShape& shape, StackInputs inputs) {
+  GainKind kind = GainKind::kOne;
+  for (size_t f = 0; f < inputs.size(); ++f) {
+    if (HasOwnWeights(*inputs[f])) return GainKind::kPerOccurrence;
+    if (shape.features[f].combiner != v1::SUM || CommonWeight(*inputs[f]) != 1.0f)
+      kind = GainKind::kPerSample;
+  }
+  return kind;
+}
+
+int64_t CountIds(const SlotLayout& slot, StackInputs inputs) {
+  int64_t ids = 0;
+  for (const SlotSlice& slice : slot.slices) {
+    ids += IdsIn(*inputs[slice.feature], slice.sample_begin, slice.count);
+  }
+  return ids;
+}
+
+void ExtractSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
+                 Occurrences* out) {
+  out->gain_kind = kind;
+  out->count = CountIds(slot, inputs);
+  uint64_t* key = out->keys.Reserve(out->count);
+  if (kind == GainKind::kPerOccurrence) {
+    out->weighted.Reserve(out->count);
+    int64_t at = 0;
+    for (const SlotSlice& slice : slot.slices) {
+      at = ExtractWeighted(shape, *inputs[slice.feature], slice, at, out);
+    }
+    return;
+  }
+  float* gains = kind == GainKind::kPerSample ? out->sample_gains.Reserve(slot.samples) : nullptr;
+  for (const SlotSlice& slice : slot.slices) {
+    key = ExtractUnweighted(shape, *inputs[slice.feature], slice, gains, key);
+  }
+}
+
+}  // namespace emberd::preprocess

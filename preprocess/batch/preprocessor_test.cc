@@ -1,0 +1,271 @@
+// Would catch: an id lost, doubled, moved to another row or sample, or given another gain on its
+// way through extraction, sort, merge and partitioning, for any form of input, stacking, layout and
+// topology.
+#include "preprocess/batch/preprocessor.h"
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "preprocess/batch/splits.h"
+#include "preprocess/random_case.h"
+
+namespace emberd::preprocess {
+namespace {
+
+void ExpectSameEntries(const EntryMap& expected, const EntryMap& got) {
+  ASSERT_EQ(expected.size(), got.size());
+  auto it = got.begin();
+  for (const auto& [key, entry] : expected) {
+    ASSERT_EQ(key, it->first);
+    ASSERT_EQ(entry.count, it->second.count);
+    ASSERT_FLOAT_EQ(entry.gain, it->second.gain);
+    ++it;
+  }
+}
+
+// Every mini-batch respects the limits of its stack, and a row lies in one mini-batch alone.
+void ExpectWithinLimits(const PreprocessedBatch& batch, const Plan& plan) {
+  const int slots = plan.topology.sparsecores_per_shard;
+  std::map<std::tuple<int, int, int32_t>, int64_t> minibatch_of_row;  // (stack, partition, row)
+  for (int shard = 0; shard < plan.topology.shards; ++shard) {
+    for (const StackBatchView& view : batch.ShardView(shard)) {
+      const StackPlan& stack = plan.stacks[view.stack];
+      const PartitionLimits limits = {stack.max_ids_per_partition,
+                                      stack.max_unique_ids_per_partition};
+      ASSERT_EQ(view.minibatches, batch.statistics().num_minibatches());
+      for (size_t n = 0; n < view.segments.size(); ++n) {
+        const CsrSegmentView& segment = view.segments[n];
+        for (int k = 0; k < slots; ++k) {
+          const int64_t begin = k == 0 ? segment.base : AlignCsr(segment.row_ends[k - 1]);
+          std::set<int32_t> rows;
+          for (int64_t i = begin; i < segment.row_ends[k]; ++i) {
+            const int32_t row = segment.embedding_ids[i - segment.base];
+            rows.insert(row);
+            const auto minibatch = static_cast<int64_t>(n) % view.minibatches;
+            const auto place =
+                minibatch_of_row.insert({{view.stack, shard * slots + k, row}, minibatch});
+            ASSERT_EQ(place.first->second, minibatch);
+          }
+          ASSERT_FALSE(
+              limits.Exceeded(segment.row_ends[k] - begin, static_cast<int64_t>(rows.size())));
+        }
+      }
+    }
+  }
+}
+
+// Runs random cases and hands what comes out to `check`.
+void ForRandomCases(bool limits, int count,
+                    const std::function<void(RandomCase&, const Plan&, Preprocessor&)>& check) {
+  const uint64_t seed = TestSeed();
+  for (int n = 0; n < TestCases(count); ++n) {
+    SCOPED_TRACE(testing::Message() << "case " << n);
+    Random random(seed * 1000003 + n);
+    RandomCase c = MakeRandomCase(random, limits);
+    const auto plan = MakePlan(c.model, c.topology);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto preprocessor = Preprocessor::Create(&c.model, &*plan, {});
+    ASSERT_TRUE(preprocessor.ok()) << preprocessor.status();
+    check(c, *plan, **preprocessor);
+    if (testing::Test::HasFatalFailure()) {
+      ADD_FAILURE() << c.model.DebugString();
+      return;
+    }
+  }
+}
+
+TEST(PreprocessorTest, RandomBatchesHoldWhatAMapHolds) {
+  ForRandomCases(/*limits=*/false, 2000, [](RandomCase& c, const Plan& plan, Preprocessor& pre) {
+    const auto batch = pre.Run(c.inputs());
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    EXPECT_EQ((*batch)->statistics().num_minibatches(), 1);
+    ExpectSameEntries(NaiveEntries(c, plan), EntriesOf(**batch, plan));
+  });
+}
+
+TEST(PreprocessorTest, RandomBatchesUnderLimitsLoseNothingAndKeepTheLimits) {
+  int cut = 0, refused = 0, plain = 0;
+  ForRandomCases(/*limits=*/true, 2000, [&](RandomCase& c, const Plan& plan, Preprocessor& pre) {
+    const auto batch = pre.Run(c.inputs());
+    if (!batch.ok()) {
+      ++refused;
+      ASSERT_EQ(batch.status().code(), absl::StatusCode::kResourceExhausted) << batch.status();
+      return;
+    }
+    ++((*batch)->statistics().num_minibatches() > 1 ? cut : plain);
+    ExpectWithinLimits(**batch, plan);
+    ExpectSameEntries(NaiveEntries(c, plan), EntriesOf(**batch, plan));
+  });
+  std::cout << "plain " << plain << ", cut " << cut << ", refused " << refused << std::endl;
+  EXPECT_GT(cut, plain / 10);
+}
+
+// Would catch: dropping more than the limits ask for, dropping in silence, or keeping what is over
+// the limits.
+TEST(PreprocessorTest, DroppingKeepsTheLimitsAndCountsWhatItDrops) {
+  int dropping = 0;
+  ForRandomCases(/*limits=*/true, 2000, [&](RandomCase& c, const Plan& plan, Preprocessor& pre) {
+    const bool fits = pre.Run(c.inputs()).ok();
+    c.model.mutable_plan()->set_allow_id_dropping(true);
+    const auto dropper = Preprocessor::Create(&c.model, &plan, {});
+    const auto batch = (*dropper)->Run(c.inputs());
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    ExpectWithinLimits(**batch, plan);
+    int64_t dropped = 0, entries = 0, expected = 0;
+    for (const auto& stack : (*batch)->statistics().stacks()) dropped += stack.dropped_ids();
+    for (const auto& [key, entry] : EntriesOf(**batch, plan)) entries += entry.count;
+    for (const auto& [key, entry] : NaiveEntries(c, plan)) expected += entry.count;
+    dropping += dropped > 0;
+    ASSERT_EQ(fits, dropped == 0);
+    // A dropped entry counts once for every occurrence that merged into it.
+    ASSERT_LE(expected - entries, dropped);
+    ASSERT_EQ(entries == expected, dropped == 0);
+  });
+  EXPECT_GT(dropping, 0);
+}
+
+// Would catch: a step of the two-phase API that differs from Run, or cuts of others that change the
+// content.
+TEST(PreprocessorTest, CutsOfOtherReplicasOnlyCutFiner) {
+  ForRandomCases(/*limits=*/true, 1000, [](RandomCase& c, const Plan& plan, Preprocessor& pre) {
+    auto sorted = pre.Sort(c.inputs());
+    ASSERT_TRUE(sorted.ok()) << sorted.status();
+    const auto own = pre.FindCuts(sorted->get());
+    if (!own.ok()) return;
+    ASSERT_EQ((*sorted)->needs_minibatches(), *own != 0);
+    const uint64_t cuts = *own | 0x8000000100000100u;
+    const auto batch = pre.Finish(*std::move(sorted), cuts);
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    ASSERT_EQ((*batch)->statistics().num_minibatches(), MinibatchCount(cuts));
+    ExpectWithinLimits(**batch, plan);
+    ExpectSameEntries(NaiveEntries(c, plan), EntriesOf(**batch, plan));
+  });
+}
+
+// All arrays of a batch, one after another.
+std::vector<uint32_t> BitsOf(const PreprocessedBatch& batch, const Plan& plan) {
+  std::vector<uint32_t> bits;
+  const auto add = [&bits](const auto& values) {
+    for (const auto& value : values) {
+      uint32_t word = 0;
+      std::memcpy(&word, &value, sizeof(word));
+      bits.push_back(word);
+    }
+  };
+  for (int shard = 0; shard < plan.topology.shards; ++shard) {
+    for (const StackBatchView& view : batch.ShardView(shard)) {
+      for (const CsrSegmentView& segment : view.segments) {
+        bits.push_back(segment.base);
+        add(segment.row_ends);
+        add(segment.embedding_ids);
+        add(segment.sample_ids);
+        add(segment.gains);
+      }
+    }
+  }
+  return bits;
+}
+
+// Would catch: results that depend on which thread came first, or on buffers that an earlier batch
+// used.
+TEST(PreprocessorTest, AnyNumberOfThreadsGivesTheSameBits) {
+  ForRandomCases(/*limits=*/true, 300, [](RandomCase& c, const Plan& plan, Preprocessor& one) {
+    const auto expected = one.Run(c.inputs());
+    for (int threads : {2, 8}) {
+      const auto many = *Preprocessor::Create(&c.model, &plan, {threads});
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        const auto got = many->Run(c.inputs());
+        ASSERT_EQ(expected.status(), got.status());
+        if (!got.ok()) continue;
+        ASSERT_EQ(BitsOf(**expected, plan), BitsOf(**got, plan));
+        ASSERT_EQ((*expected)->statistics().SerializeAsString(),
+                  (*got)->statistics().SerializeAsString());
+      }
+    }
+  });
+}
+
+// Would catch: content that depends on how partitions are dealt to shards (P fixed).
+TEST(PreprocessorTest, ShardsAndSlotsDoNotChangeTheEntries) {
+  ForRandomCases(/*limits=*/false, 300, [](RandomCase& c, const Plan&, Preprocessor&) {
+    EntryMap expected;
+    for (Topology topology : {Topology{1, 8}, Topology{2, 4}, Topology{8, 1}}) {
+      const auto plan = MakePlan(c.model, topology);
+      const auto pre = *Preprocessor::Create(&c.model, &*plan, {});
+      const auto batch = pre->Run(c.inputs());
+      ASSERT_TRUE(batch.ok()) << batch.status();
+      const EntryMap entries = EntriesOf(**batch, *plan);
+      if (expected.empty()) expected = entries;
+      ExpectSameEntries(expected, entries);
+    }
+  });
+}
+
+v1::ModelConfig OneTable(int64_t rows, int max_ids) {
+  v1::ModelConfig model;
+  v1::TableConfig* table = model.add_tables();
+  table->set_name("words");
+  table->set_vocabulary_size(rows);
+  table->set_embedding_dim(8);
+  table->set_combiner(v1::SUM);
+  table->set_max_ids_per_partition(max_ids);
+  table->mutable_optimizer()->mutable_sgd();
+  v1::FeatureConfig* feature = model.add_features();
+  feature->set_name("title");
+  feature->set_table("words");
+  return model;
+}
+
+TEST(PreprocessorTest, AHotIdOverTheLimitIsAnErrorThatHelps) {
+  const v1::ModelConfig model = OneTable(100, 4);
+  const auto plan = MakePlan(model, {1, 1});
+  const auto pre = *Preprocessor::Create(&model, &*plan, {});
+  const std::vector<int32_t> ids(5, 7);
+  FeatureInput input;
+  input.ids = DenseInput{absl::MakeConstSpan(ids), 1, 5};
+  const absl::Status status = pre->Run({input}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  for (const char* part : {"table 'words'", "partition 0", "5 ids", "max_ids_per_partition is 4",
+                           "source slot 0", "allow_id_dropping"}) {
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(part));
+  }
+  EXPECT_FALSE(pre->Run({}).ok());
+  EXPECT_FALSE(pre->Run({input, input}).ok());
+  // An error leaves nothing behind.
+  input.ids = DenseInput{absl::MakeConstSpan(ids).subspan(1), 1, 4};
+  EXPECT_TRUE(pre->Run({input}).ok());
+}
+
+TEST(PreprocessorTest, StatisticsSayWhatABatchNeeded) {
+  const v1::ModelConfig model = OneTable(100, 0);
+  const auto plan = MakePlan(model, {1, 2});
+  const auto pre = *Preprocessor::Create(&model, &*plan, {});
+  // Slot 0: samples {2, 2, 4}, {1}; slot 1: {2, 6}, {}.
+  const std::vector<int32_t> ids = {2, 2, 4, 1, 2, 6}, splits = {0, 3, 4, 6, 6};
+  FeatureInput input;
+  input.ids = RaggedInput{absl::MakeConstSpan(splits), absl::MakeConstSpan(ids)};
+  const auto batch = *pre->Run({input});
+  const v1::StackStatistics& stack = batch->statistics().stacks(0);
+  EXPECT_EQ(stack.stack(), "words");
+  EXPECT_EQ(stack.ids(), 5);
+  EXPECT_EQ(stack.duplicate_ids(), 1);
+  EXPECT_EQ(stack.max_ids_per_partition(), 2);
+  EXPECT_EQ(stack.max_unique_ids_per_partition(), 2);
+  EXPECT_EQ(stack.unique_ids(), 3);  // 2 in partition 0, 1 in partition 1
+  EXPECT_EQ(stack.required_buffer_size(), 24);
+  EXPECT_EQ(stack.dropped_ids(), 0);
+  EXPECT_EQ(batch->feature_samples()[0], 4);
+  EXPECT_EQ(batch->stack_samples(0), 4);
+  EXPECT_GT(batch->bytes(), 0);
+}
+
+}  // namespace
+}  // namespace emberd::preprocess

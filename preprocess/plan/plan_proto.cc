@@ -1,0 +1,70 @@
+#include "config/optimizers.h"
+#include "config/storage.h"
+#include "preprocess/plan/plan.h"
+
+namespace emberd::preprocess {
+namespace {
+
+// Bytes of weights and slots of one row.
+int64_t RowBytes(const StackPlan& stack, const v1::TableConfig& table) {
+  int64_t bytes = config::WeightBytes(table.storage_dtype()) * stack.embedding_dim;
+  for (const config::SlotInfo& slot : config::OptimizerSlots(table.optimizer())) {
+    bytes += 4 * (slot.one_per_row ? 1 : stack.embedding_dim);
+  }
+  return bytes;
+}
+
+void WriteTable(const TablePlan& table, v1::TablePlan* out) {
+  out->set_name(table.name);
+  out->set_vocabulary_size(table.vocabulary_size);
+  out->set_padded_vocabulary_size(table.padded_vocabulary_size);
+  out->set_embedding_dim(table.embedding_dim);
+  out->set_row_offset(table.row_offset);
+  out->set_shard_rotation(table.shard_rotation);
+}
+
+void WriteFeature(const FeaturePlan& feature, const StackPlan& stack, v1::FeaturePlan* out) {
+  out->set_name(feature.name);
+  out->set_table(stack.tables[feature.table_in_stack].name);
+  out->set_batch_size(feature.batch_size);
+  out->set_row_offset(feature.row_offset);
+  out->set_col_offset(feature.col_offset);
+  out->set_col_shift(feature.col_shift);
+}
+
+}  // namespace
+
+v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan) {
+  const int64_t partitions = plan.topology.partitions();
+  v1::ModelPlan out;
+  out.set_shards(plan.topology.shards);
+  out.set_sparsecores_per_shard(plan.topology.sparsecores_per_shard);
+  out.set_partitions(static_cast<int32_t>(partitions));
+  int64_t table_bytes = 0;
+  for (const StackPlan& stack : plan.stacks) {
+    v1::StackPlan* stack_out = out.add_stacks();
+    stack_out->set_name(stack.name);
+    stack_out->set_embedding_dim(stack.embedding_dim);
+    stack_out->set_vocabulary_size(stack.rows_per_partition * partitions);
+    stack_out->set_rows_per_partition(stack.rows_per_partition);
+    for (const TablePlan& table : stack.tables) WriteTable(table, stack_out->add_tables());
+    for (const FeaturePlan& feature : stack.features) {
+      WriteFeature(feature, stack, stack_out->add_features());
+    }
+    stack_out->set_max_ids_per_partition(stack.max_ids_per_partition);
+    stack_out->set_max_unique_ids_per_partition(stack.max_unique_ids_per_partition);
+    const v1::TableConfig& first = model.tables(stack.tables.front().table);
+    stack_out->set_optimizer(config::OptimizerName(first.optimizer()));
+    for (const config::SlotInfo& slot : config::OptimizerSlots(first.optimizer())) {
+      stack_out->add_slots(slot.name);
+    }
+    const int64_t bytes = stack.rows_per_partition * RowBytes(stack, first);
+    stack_out->set_bytes_per_partition(bytes);
+    table_bytes += bytes * partitions;
+  }
+  out.set_fingerprint(plan.fingerprint);
+  out.set_table_bytes(table_bytes);
+  return out;
+}
+
+}  // namespace emberd::preprocess

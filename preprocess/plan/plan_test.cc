@@ -1,0 +1,199 @@
+// Covers: plan_proto.cc
+#include "preprocess/plan/plan.h"
+
+#include <set>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "preprocess/plan/placement.h"
+#include "preprocess/random_case.h"
+
+namespace emberd::preprocess {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+void AddTable(v1::ModelConfig* model, const std::string& name, int64_t rows, int dim,
+              int64_t batch = 8) {
+  v1::TableConfig* table = model->add_tables();
+  table->set_name(name);
+  table->set_vocabulary_size(rows);
+  table->set_embedding_dim(dim);
+  table->mutable_optimizer()->mutable_sgd();
+  v1::FeatureConfig* feature = model->add_features();
+  feature->set_name("f_" + name);
+  feature->set_table(name);
+  feature->set_batch_size(batch);
+}
+
+std::vector<std::string> StackNames(const v1::ModelConfig& model, Topology topology = {2, 4}) {
+  const auto plan = MakePlan(model, topology);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  std::vector<std::string> names;
+  if (plan.ok()) {
+    for (const StackPlan& stack : plan->stacks) names.push_back(stack.name);
+  }
+  return names;
+}
+
+// Would catch: anything about rows that depends on how partitions are dealt to shards. Restoring a
+// table on another number of shards, and equal bits for any number of them, rest on this.
+TEST(PlanTest, PlacementDependsOnPartitionsAlone) {
+  Random random(TestSeed());
+  for (int n = 0; n < 300; ++n) {
+    RandomCase c = MakeRandomCase(random, /*limits=*/false);
+    const auto one = MakePlan(c.model, {1, 8});
+    for (Topology topology : {Topology{2, 4}, Topology{4, 2}, Topology{8, 1}}) {
+      const auto other = MakePlan(c.model, topology);
+      ASSERT_TRUE(one.ok() && other.ok());
+      ASSERT_EQ(one->stacks.size(), other->stacks.size());
+      for (size_t k = 0; k < one->stacks.size(); ++k) {
+        const StackPlan& a = one->stacks[k];
+        const StackPlan& b = other->stacks[k];
+        EXPECT_EQ(a.name, b.name);
+        EXPECT_EQ(a.rows_per_partition, b.rows_per_partition);
+        for (size_t t = 0; t < a.tables.size(); ++t) {
+          EXPECT_EQ(a.tables[t].row_offset, b.tables[t].row_offset);
+          EXPECT_EQ(a.tables[t].shard_rotation, b.tables[t].shard_rotation);
+        }
+      }
+      EXPECT_NE(one->fingerprint, other->fingerprint);
+    }
+  }
+}
+
+TEST(PlanTest, EveryRowHasAPlaceOfItsOwn) {
+  Random random(TestSeed());
+  for (int n = 0; n < 300; ++n) {
+    const RandomCase c = MakeRandomCase(random, /*limits=*/false);
+    const auto plan = MakePlan(c.model, c.topology);
+    ASSERT_TRUE(plan.ok());
+    for (const StackPlan& stack : plan->stacks) {
+      EXPECT_EQ(stack.rows_per_partition % 8, 0);
+      EXPECT_EQ(stack.embedding_dim % 8, 0);
+      std::set<int64_t> taken;
+      for (const TablePlan& table : stack.tables) {
+        const RowPlacement placement = {plan->topology.partitions(), table.shard_rotation,
+                                        table.row_offset};
+        for (int64_t id = 0; id < table.vocabulary_size; ++id) {
+          const int64_t row = placement.LocalRow(id);
+          EXPECT_LT(row, stack.rows_per_partition);
+          EXPECT_TRUE(taken.insert(placement.PhysicalRow(id, stack.rows_per_partition)).second);
+          EXPECT_EQ(placement.TableRow(placement.Partition(id), row), id);
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanTest, DefaultRotationIsOddAndGolden) {
+  EXPECT_EQ(DefaultRotation(1), 0);
+  EXPECT_EQ(DefaultRotation(2), 1);
+  EXPECT_EQ(DefaultRotation(4), 3);
+  EXPECT_EQ(DefaultRotation(8), 5);
+  EXPECT_EQ(DefaultRotation(16), 9);
+  EXPECT_EQ(DefaultRotation(512), 317);
+}
+
+TEST(PlanTest, AutomaticStacksAndGroups) {
+  v1::ModelConfig model;
+  AddTable(&model, "c", 100, 8);
+  AddTable(&model, "a", 100, 7);
+  AddTable(&model, "wide", 100, 16);
+  EXPECT_THAT(StackNames(model), ElementsAre("c_a", "wide"));
+  model.mutable_plan()->set_rules(v1::TENSORFLOW);
+  EXPECT_THAT(StackNames(model), ElementsAre("a_c", "wide"));
+  model.mutable_plan()->set_auto_stack(false);
+  EXPECT_THAT(StackNames(model), ElementsAre("c", "a", "wide"));
+  v1::StackGroup* group = model.mutable_plan()->add_groups();
+  group->add_tables("wide");
+  group->add_tables("a");
+  EXPECT_THAT(StackNames(model), ElementsAre("wide_a", "c"));
+  group->set_name("mine");
+  const auto plan = MakePlan(model, {2, 4});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->stacks[0].name, "mine");
+  EXPECT_EQ(plan->stacks[0].embedding_dim, 16);
+  EXPECT_EQ(plan->table_at[2].stack, 0);
+  EXPECT_EQ(plan->table_at[1].position, 1);
+  EXPECT_EQ(plan->feature_at[0].stack, 1);
+}
+
+TEST(PlanTest, TheTightestLimitHolds) {
+  v1::ModelConfig model;
+  AddTable(&model, "a", 100, 8);
+  AddTable(&model, "b", 100, 8);
+  AddTable(&model, "c", 100, 8);
+  model.mutable_tables(0)->set_max_ids_per_partition(100);
+  model.mutable_tables(1)->set_max_ids_per_partition(50);
+  const auto plan = MakePlan(model, {1, 1});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->stacks[0].max_ids_per_partition, 50);
+  EXPECT_EQ(plan->stacks[0].max_unique_ids_per_partition, 0);
+}
+
+TEST(PlanTest, NamesWhatIsWrong) {
+  v1::ModelConfig model;
+  AddTable(&model, "a", 100, 8);
+  AddTable(&model, "b", 100, 8);
+  model.mutable_tables(1)->mutable_optimizer()->mutable_adagrad();
+  v1::StackGroup* group = model.mutable_plan()->add_groups();
+  group->add_tables("a");
+  group->add_tables("b");
+  EXPECT_THAT(std::string(MakePlan(model, {1, 1}).status().message()),
+              testing::AllOf(HasSubstr("plan.groups[0]"), HasSubstr("'a' and 'b'"),
+                             HasSubstr("optimizer")));
+  group->mutable_tables()->RemoveLast();
+  group->set_name("b");
+  EXPECT_THAT(std::string(MakePlan(model, {1, 1}).status().message()),
+              HasSubstr("two stacks are named 'b'"));
+  group->set_name("");
+  model.mutable_tables(0)->set_vocabulary_size(int64_t{1} << 31);
+  EXPECT_THAT(std::string(MakePlan(model, {1, 1}).status().message()),
+              testing::AllOf(HasSubstr("tables[0].vocabulary_size"), HasSubstr("2147483648")));
+  EXPECT_FALSE(MakePlan(model, {3, 1}).ok());
+  EXPECT_FALSE(MakePlan(model, {1, 0}).ok());
+}
+
+TEST(PlanTest, ProtoShowsThePlan) {
+  v1::ModelConfig model;
+  AddTable(&model, "a", 100, 6, 32);
+  AddTable(&model, "b", 50, 5, 16);
+  for (v1::TableConfig& table : *model.mutable_tables()) table.set_storage_dtype(v1::FLOAT32);
+  const auto plan = MakePlan(model, {2, 4});
+  ASSERT_TRUE(plan.ok());
+  const v1::ModelPlan proto = PlanToProto(model, *plan);
+  EXPECT_EQ(proto.partitions(), 8);
+  ASSERT_EQ(proto.stacks_size(), 1);
+  const v1::StackPlan& stack = proto.stacks(0);
+  EXPECT_EQ(stack.name(), "a_b");
+  EXPECT_EQ(stack.vocabulary_size(), 192);
+  EXPECT_EQ(stack.rows_per_partition(), 24);
+  EXPECT_EQ(stack.tables(1).row_offset(), 16);
+  EXPECT_EQ(stack.tables(1).shard_rotation(), 5);
+  EXPECT_EQ(stack.features(1).table(), "b");
+  EXPECT_EQ(stack.features(1).row_offset(), 32);
+  EXPECT_EQ(stack.features(1).col_offset(), 128);
+  EXPECT_EQ(stack.optimizer(), "sgd");
+  EXPECT_EQ(stack.bytes_per_partition(), 24 * 8 * 4);
+  EXPECT_EQ(proto.table_bytes(), 8 * stack.bytes_per_partition());
+  EXPECT_EQ(proto.fingerprint(), plan->fingerprint);
+}
+
+// Would catch: a fingerprint that depends on the process, or a changed plan that keeps it.
+TEST(PlanTest, FingerprintIsFrozen) {
+  v1::ModelConfig model;
+  AddTable(&model, "a", 100, 6, 32);
+  AddTable(&model, "b", 50, 5, 16);
+  const auto plan = MakePlan(model, {2, 4});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->fingerprint, 1278571995252778237u);
+  model.mutable_plan()->set_rotation(4);
+  EXPECT_NE(MakePlan(model, {2, 4})->fingerprint, plan->fingerprint);
+}
+
+}  // namespace
+}  // namespace emberd::preprocess

@@ -1,0 +1,180 @@
+// A coordinator's way to its groups: the right host, and the exchange inside one coordinator, which
+// must behave as the one over the host does.
+// Covers: host_choice.cc
+#include "server/group/collective_router.h"
+
+#include <future>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/group/host_choice.h"
+#include "server/group/local_collective.h"
+#include "server/group/testing_group.h"
+
+namespace emberd::server::testing {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(HostOfTest, IsTheSameInEveryProcessAndRelease) {
+  EXPECT_EQ(HostOf({0, ""}, 1), 0);
+  EXPECT_EQ(HostOf({5912239543096508061u, "training"}, 1024), 758);
+  EXPECT_EQ(HostOf({1, "a"}, 1024), 502);
+}
+
+TEST(HostOfTest, SpreadsGroups) {
+  std::vector<int> groups(8);
+  for (int i = 0; i < 800; ++i) ++groups[HostOf({7, absl::StrCat("group ", i)}, 8)];
+  for (const int count : groups) EXPECT_GT(count, 50);
+  std::set<int> hosts;
+  for (uint64_t model = 0; model < 64; ++model) hosts.insert(HostOf({model, "g"}, 8));
+  EXPECT_EQ(hosts.size(), 8u);
+}
+
+class CollectiveRouterTest : public ::testing::Test {
+ protected:
+  CollectiveRouterTest() : here_(Hosts()), there_(Hosts()) {}
+
+  std::vector<Collective*> Hosts() { return {collectives_[0].get(), collectives_[1].get()}; }
+  Rendezvous& host() { return rendezvous_[HostOf(group_, 2)]; }
+
+  // Rank r joins through routers[r]; the generation.
+  uint64_t JoinAll(const std::vector<CollectiveRouter*>& routers, const v1::GroupOptions& options) {
+    std::vector<std::future<absl::StatusOr<Membership>>> joins;
+    for (int rank = 0; rank < options.size(); ++rank) {
+      joins.push_back(std::async(std::launch::async, [=, this] {
+        CollectiveRouter* router = routers[rank];
+        return router->Join(group_, rank, options, router == &here_ ? "here" : "there", &context_);
+      }));
+    }
+    uint64_t generation = 0;
+    for (auto& join : joins) {
+      const absl::StatusOr<Membership> membership = join.get();
+      EXPECT_TRUE(membership.ok()) << membership.status();
+      if (membership.ok()) generation = membership->generation;
+    }
+    return generation;
+  }
+  auto Gather(CollectiveRouter* router, uint64_t generation, int rank, int64_t step,
+              const std::string& value) {
+    return std::async(std::launch::async, [=, this] {
+      return router->AllGather(group_, generation, rank, 0, step, value, &context_);
+    });
+  }
+  static void AwaitWaiting(const std::function<Rendezvous::Load()>& load, size_t exchanges) {
+    while (load().open_exchanges != exchanges) absl::SleepFor(absl::Milliseconds(1));
+  }
+
+  const GroupId group_{7, "g"};
+  Rendezvous rendezvous_[2];
+  std::unique_ptr<Collective> collectives_[2] = {MakeLocalCollective(&rendezvous_[0]),
+                                                 MakeLocalCollective(&rendezvous_[1])};
+  rpc::CallContext context_{absl::Now() + absl::Minutes(1)};
+  CollectiveRouter here_, there_;
+};
+
+TEST_F(CollectiveRouterTest, ManyCoordinatorsMeetAtTheHost) {
+  const uint64_t generation = JoinAll({&here_, &there_}, MakeOptions(2, v1::SYNC, 60'000));
+  auto first = Gather(&here_, generation, 0, 1, "a");
+  AwaitWaiting([&] { return host().load(); }, 1);
+  auto second = Gather(&there_, generation, 1, 1, "b");
+  EXPECT_THAT(first.get()->values, ElementsAre("a", "b"));
+  EXPECT_THAT(second.get()->values, ElementsAre("a", "b"));
+  EXPECT_EQ(here_.local_load().groups, 0u);
+  EXPECT_EQ(rendezvous_[1 - HostOf(group_, 2)].load().groups, 0u);
+}
+
+TEST_F(CollectiveRouterTest, OneCoordinatorExchangesValuesByItself) {
+  const uint64_t generation = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 60'000));
+  auto first = Gather(&here_, generation, 0, 1, "a");
+  AwaitWaiting([&] { return here_.local_load(); }, 1);
+  EXPECT_EQ(host().load().open_exchanges, 0u);
+  auto second = Gather(&here_, generation, 1, 1, "b");
+  EXPECT_THAT(first.get()->values, ElementsAre("a", "b"));
+  EXPECT_THAT(second.get()->values, ElementsAre("a", "b"));
+  EXPECT_EQ(host().load().kept_exchanges, 0u);
+}
+
+TEST_F(CollectiveRouterTest, AMissingRankFailsTheStepForAllHereToo) {
+  const uint64_t generation = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 500));
+  const absl::Status expected = absl::DeadlineExceededError(
+      "group 'g': rank 1 did not come to exchange 0 of step 4 within 500 ms; join again");
+  EXPECT_EQ(Gather(&here_, generation, 0, 4, "a").get().status(), expected);
+  EXPECT_EQ(Gather(&here_, generation, 1, 4, "b").get().status(), expected);
+  const uint64_t next = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 500));
+  EXPECT_GT(next, generation);
+}
+
+TEST_F(CollectiveRouterTest, LeavingEndsTheGenerationHereAndAtTheHost) {
+  const uint64_t generation = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 60'000));
+  auto waiting = Gather(&here_, generation, 0, 4, "a");
+  AwaitWaiting([&] { return here_.local_load(); }, 1);
+  here_.Leave(group_, generation, 1, "its stream ended", false);
+  EXPECT_EQ(waiting.get().status(),
+            absl::AbortedError("group 'g': rank 1 left in step 4 (its stream ended); join again"));
+  rpc::CallContext context(absl::Now() + absl::Minutes(1));
+  EXPECT_EQ(collectives_[HostOf(group_, 2)]
+                ->AllGather(group_, generation, 0, 0, 4, "a", &context)
+                .status(),
+            absl::AbortedError("group 'g': rank 1 left (its stream ended); join again"));
+}
+
+// A trainer whose stream seems alive to its old coordinator comes back through another one.
+TEST_F(CollectiveRouterTest, JoiningAgainElsewhereEndsTheGenerationHere) {
+  const v1::GroupOptions options = MakeOptions(2, v1::SYNC, 60'000);
+  const uint64_t generation = JoinAll({&here_, &here_}, options);
+  auto waiting = Gather(&here_, generation, 0, 4, "a");
+  AwaitWaiting([&] { return here_.local_load(); }, 1);
+  auto again = std::async(std::launch::async,
+                          [&] { return there_.Join(group_, 1, options, "there", &context_); });
+  EXPECT_EQ(waiting.get().status(),
+            absl::AbortedError("group 'g': rank 1 joined again; join again"));
+  EXPECT_TRUE(here_.Join(group_, 0, options, "here", &context_).ok());
+  const absl::StatusOr<Membership> membership = again.get();
+  ASSERT_TRUE(membership.ok());
+  EXPECT_THAT(membership->coordinators, ElementsAre("here", "there"));
+  auto first = Gather(&here_, membership->generation, 0, 4, "a");
+  auto second = Gather(&there_, membership->generation, 1, 4, "b");
+  EXPECT_THAT(first.get()->values, ElementsAre("a", "b"));
+  EXPECT_THAT(second.get()->values, ElementsAre("a", "b"));
+}
+
+TEST_F(CollectiveRouterTest, AHostThatStopsEndsTheGenerationHere) {
+  const uint64_t generation = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 60'000));
+  auto waiting = Gather(&here_, generation, 0, 4, "a");
+  AwaitWaiting([&] { return here_.local_load(); }, 1);
+  host().Close(absl::UnavailableError("stopped"));
+  EXPECT_EQ(waiting.get().status(), absl::UnavailableError("group 'g': stopped"));
+}
+
+TEST_F(CollectiveRouterTest, GenerationsThatAreOverLeaveNothingBehind) {
+  for (int i = 0; i < 1000; ++i) {
+    const uint64_t generation =
+        here_.Join(group_, 0, MakeOptions(1), "here", &context_)->generation;
+    ASSERT_TRUE(here_.AllGather(group_, generation, 0, 0, i, "a", &context_).ok());
+    if (i % 2 == 0) here_.Leave(group_, generation, 0, "", true);
+  }
+  EXPECT_EQ(here_.local_load().groups, 1u);
+  EXPECT_EQ(here_.local_load().waiting, 0u);
+  EXPECT_EQ(here_.local_load().kept_exchanges, 1u);
+  EXPECT_EQ(host().load().groups, 1u);
+  EXPECT_EQ(host().load().waiting, 1u) << "the watch of the last generation";
+}
+
+TEST_F(CollectiveRouterTest, BoundedGroupsMeetAtTheHost) {
+  const v1::GroupOptions options = MakeOptions(2, v1::BOUNDED, 20);
+  const uint64_t first = here_.Join(group_, 0, options, "here", &context_)->generation;
+  const uint64_t second = there_.Join(group_, 1, options, "there", &context_)->generation;
+  EXPECT_EQ(here_.Advance(group_, first, 0, 1, 0, &context_), absl::OkStatus());
+  EXPECT_EQ(here_.Advance(group_, first, 0, 1, 1, &context_).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(there_.Advance(group_, second, 1, 1, 1, &context_), absl::OkStatus());
+  EXPECT_EQ(here_.local_load().groups, 0u);
+}
+
+}  // namespace
+}  // namespace emberd::server::testing

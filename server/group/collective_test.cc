@@ -1,0 +1,261 @@
+// The blocking calls, over a Rendezvous of this process and over gRPC: deadlines, cancellation,
+// watches, and what a server makes of bytes that are no request.
+// Covers: local_collective.cc, remote_collective.cc, collective_service.cc
+#include "server/group/collective.h"
+
+#include <future>
+#include <random>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "server/group/collective_service.h"
+#include "server/group/local_collective.h"
+#include "server/group/remote_collective.h"
+#include "server/group/testing_group.h"
+#include "server/rpc/grpc_server.h"
+
+namespace emberd::server::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+const GroupId kGroup{7, "g"};
+constexpr int64_t kLong = 60'000;  // ms: longer than any test
+
+// A Rendezvous, served over gRPC.
+class Host {
+ public:
+  Host() : service_(MakeCollectiveService(&rendezvous_, metrics_.Server("shard", 0))) {
+    auto server = GrpcServer::Start({.field = "address",
+                                     .address = "127.0.0.1:0",
+                                     .max_message_bytes = 1 << 20,
+                                     .services = {service_.get()},
+                                     .service_names = {"emberd.internal.v1.CollectiveService"}});
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
+  }
+  ~Host() { Stop(); }
+
+  Rendezvous& rendezvous() { return rendezvous_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  void Stop() {
+    rendezvous_.Close(absl::UnavailableError("stopped"));
+    server_->Drain(absl::ZeroDuration());
+  }
+
+ private:
+  ops::Metrics metrics_{"shard"};
+  Rendezvous rendezvous_;
+  const std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<GrpcServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+class CollectiveTest : public ::testing::TestWithParam<bool> {
+ protected:
+  CollectiveTest()
+      : collective_(GetParam() ? MakeRemoteCollective(host_.channel(), "shard 3")
+                               : MakeLocalCollective(&host_.rendezvous())) {}
+
+  // A call on a thread of its own.
+  auto Join(int rank, const v1::GroupOptions& options) {
+    return std::async(std::launch::async, [=, this] {
+      return collective_->Join(kGroup, rank, options, "c", &context_);
+    });
+  }
+  auto Gather(int rank, int64_t step, const std::string& value) {
+    return std::async(std::launch::async, [=, this] {
+      return collective_->AllGather(kGroup, generation_, rank, 0, step, value, &context_);
+    });
+  }
+  void JoinAll(const v1::GroupOptions& options) {
+    std::vector<std::future<absl::StatusOr<Membership>>> joins;
+    for (int rank = 0; rank < options.size(); ++rank) joins.push_back(Join(rank, options));
+    for (auto& join : joins) {
+      const absl::StatusOr<Membership> membership = join.get();
+      ASSERT_TRUE(membership.ok()) << membership.status();
+      EXPECT_EQ(static_cast<int>(membership->coordinators.size()), options.size());
+      generation_ = membership->generation;
+    }
+  }
+  // Until a call has arrived that waits.
+  void AwaitLoad(size_t joining, size_t waiting) {
+    while (true) {
+      const Rendezvous::Load load = host_.rendezvous().load();
+      if (load.joining == joining && load.waiting == waiting) return;
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+
+  Host host_;
+  const std::unique_ptr<Collective> collective_;
+  rpc::CallContext context_{absl::Now() + absl::Minutes(1)};
+  uint64_t generation_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(Places, CollectiveTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Remote" : "Local"; });
+
+TEST_P(CollectiveTest, MembersExchangeValues) {
+  JoinAll(MakeOptions(2, v1::SYNC, kLong));
+  for (int64_t step = 0; step < 20; ++step) {
+    const std::string binary("\0\xff", 2);
+    auto first = Gather(0, step, "a");
+    auto second = Gather(1, step, binary);
+    const absl::StatusOr<Gathered> gathered = first.get();
+    ASSERT_TRUE(gathered.ok()) << gathered.status();
+    EXPECT_THAT(gathered->values, ElementsAre("a", binary));
+    ASSERT_EQ(gathered->arrival_us.size(), 2u);
+    EXPECT_EQ(std::min(gathered->arrival_us[0], gathered->arrival_us[1]), 0);
+    EXPECT_EQ(*second.get(), *gathered);
+  }
+}
+
+TEST_P(CollectiveTest, ErrorsAreTheGroupsOwn) {
+  JoinAll(MakeOptions(2, v1::SYNC, 500));
+  auto waiting = Gather(1, 4, "b");
+  const absl::Status expected = absl::DeadlineExceededError(
+      "group 'g': rank 0 did not come to exchange 0 of step 4 within 500 ms; join again");
+  EXPECT_EQ(waiting.get().status(), expected);
+  EXPECT_EQ(Gather(0, 4, "a").get().status(), expected);
+  EXPECT_EQ(collective_->Join(kGroup, 2, MakeOptions(2), "c", &context_).status(),
+            absl::InvalidArgumentError("group 'g': rank is 2; it must be in 0 .. 1"));
+}
+
+TEST_P(CollectiveTest, ACancelledJoinHasNotHappened) {
+  auto gone = Join(0, MakeOptions(2, v1::SYNC, kLong));
+  AwaitLoad(1, 0);
+  context_.Cancel();
+  EXPECT_EQ(gone.get().status().code(), absl::StatusCode::kCancelled);
+  AwaitLoad(0, 0);
+}
+
+TEST_P(CollectiveTest, ACancelledGatherLeavesItsValue) {
+  JoinAll(MakeOptions(2, v1::SYNC, kLong));
+  auto gone = Gather(0, 1, "a");
+  AwaitLoad(0, 1);
+  context_.Cancel();
+  EXPECT_EQ(gone.get().status().code(), absl::StatusCode::kCancelled);
+  AwaitLoad(0, 0);
+  rpc::CallContext other(absl::Now() + absl::Minutes(1));
+  const absl::StatusOr<Gathered> gathered =
+      collective_->AllGather(kGroup, generation_, 1, 0, 1, "b", &other);
+  ASSERT_TRUE(gathered.ok()) << gathered.status();
+  EXPECT_THAT(gathered->values, ElementsAre("a", "b"));
+}
+
+TEST_P(CollectiveTest, CallersHaveDeadlinesOfTheirOwn) {
+  rpc::CallContext hurried(absl::Now() + absl::Milliseconds(20));
+  const absl::Status status =
+      collective_->Join(kGroup, 0, MakeOptions(2, v1::SYNC, kLong), "c", &hurried).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  AwaitLoad(0, 0);
+}
+
+TEST_P(CollectiveTest, BoundedMembersWaitForEachOther) {
+  const v1::GroupOptions options = MakeOptions(2, v1::BOUNDED, kLong);
+  const absl::StatusOr<Membership> first = collective_->Join(kGroup, 0, options, "c", &context_);
+  const absl::StatusOr<Membership> second = collective_->Join(kGroup, 1, options, "c", &context_);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_NE(first->generation, second->generation);
+  auto ahead = std::async(std::launch::async, [&] {
+    return collective_->Advance(kGroup, first->generation, 0, 5, 5, &context_);
+  });
+  AwaitLoad(0, 1);
+  EXPECT_EQ(collective_->Advance(kGroup, second->generation, 1, 3, 3, &context_), absl::OkStatus());
+  AwaitLoad(0, 1);
+  collective_->Leave(kGroup, second->generation, 1, "", /*finished=*/true);
+  EXPECT_EQ(ahead.get(), absl::OkStatus());
+}
+
+TEST_P(CollectiveTest, WatchesTellOfTheEndOnce) {
+  JoinAll(MakeOptions(1, v1::SYNC, kLong));
+  std::promise<absl::Status> ended;
+  const auto watch = collective_->Watch(
+      kGroup, generation_, [&](const absl::Status& status) { ended.set_value(status); });
+  AwaitLoad(0, 1);
+  collective_->Leave(kGroup, generation_, 0, "why not", false);
+  EXPECT_EQ(ended.get_future().get(),
+            absl::AbortedError("group 'g': rank 0 left (why not); join again"));
+}
+
+TEST_P(CollectiveTest, ADroppedWatchIsSilent) {
+  JoinAll(MakeOptions(1, v1::SYNC, kLong));
+  bool called = false;
+  auto watch = collective_->Watch(kGroup, generation_, [&](const absl::Status&) { called = true; });
+  AwaitLoad(0, 1);
+  watch.reset();
+  AwaitLoad(0, 0);
+  collective_->Leave(kGroup, generation_, 0, "why not", false);
+  EXPECT_FALSE(called);
+}
+
+TEST_P(CollectiveTest, AHostThatStopsAnswersAll) {
+  JoinAll(MakeOptions(2, v1::SYNC, kLong));
+  absl::Notification ended;
+  const auto watch =
+      collective_->Watch(kGroup, generation_, [&](const absl::Status&) { ended.Notify(); });
+  auto waiting = Gather(0, 1, "a");
+  AwaitLoad(0, 2);
+  host_.Stop();
+  EXPECT_EQ(waiting.get().status(), absl::UnavailableError("group 'g': stopped"));
+  ended.WaitForNotification();
+  const absl::Status late = Gather(1, 1, "b").get().status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(late.message()), StartsWith(GetParam() ? "shard 3: " : "group 'g'"));
+  collective_->Leave(kGroup, generation_, 0, "gone", false);  // returns all the same
+}
+
+// Sends bytes to a method of the service; the status.
+grpc::Status SendBytes(Host& host, const std::string& method, const std::string& bytes) {
+  grpc::GenericStub stub(host.channel());
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(20)));
+  grpc::CompletionQueue queue;
+  const grpc::Slice slice(bytes);
+  const grpc::ByteBuffer request(&slice, 1);
+  auto call = stub.PrepareUnaryCall(&context, "/emberd.internal.v1.CollectiveService/" + method,
+                                    request, &queue);
+  call->StartCall();
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag;
+  bool ok;
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+TEST(CollectiveServiceTest, BytesThatAreNoRequestAreRefused) {
+  Host host;
+  const uint32_t seed = std::random_device()();
+  RecordProperty("seed", static_cast<int>(seed));
+  std::cout << "seed " << seed << "\n";
+  std::mt19937 random(seed);
+  for (const std::string method : {"Join", "AllGather", "Advance", "Leave", "Watch"}) {
+    const grpc::Status broken = SendBytes(host, method, std::string(7, '\xff'));
+    EXPECT_EQ(broken.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_EQ(broken.error_message(), "the request is no emberd.internal.v1." + method + "Request");
+    for (int i = 0; i < 50; ++i) {
+      std::string bytes(random() % 40, '\0');
+      for (char& byte : bytes) byte = static_cast<char>(random());
+      EXPECT_EQ(SendBytes(host, method, bytes).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    }
+    EXPECT_EQ(SendBytes(host, method, "").error_message(),
+              "group: a name of 0 bytes; it must have 1 .. 128");
+  }
+  EXPECT_EQ(host.rendezvous().load().groups, 0u);
+}
+
+}  // namespace
+}  // namespace emberd::server::testing

@@ -1,0 +1,179 @@
+#include "server/group/exchange_table.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+
+namespace emberd::server {
+namespace {
+
+std::string Name(const ExchangeKey& key) {
+  return absl::StrCat("exchange ", key.group_key, " of step ", key.instance_key);
+}
+
+}  // namespace
+
+ExchangeTable::ExchangeTable(std::string owner, int size, absl::Duration timeout)
+    : owner_(std::move(owner)), size_(size), timeout_(timeout), forgotten_(kGroupKeys) {}
+
+absl::Status ExchangeTable::Error(absl::StatusCode code, absl::string_view text) const {
+  return absl::Status(code, absl::StrCat(owner_, ": ", text));
+}
+
+absl::Status ExchangeTable::OtherValue(const ExchangeKey& key, int rank) const {
+  return Error(absl::StatusCode::kInvalidArgument,
+               absl::StrCat("value: rank ", rank, " brought another one to ", Name(key),
+                            " before; it must not change"));
+}
+
+bool ExchangeTable::Contribute(const ExchangeKey& key, int rank, std::string value, absl::Time now,
+                               Ticket ticket, Callback done, Answers* answers) {
+  const auto refuse = [&](absl::Status status) {
+    answers->push_back([done, status = std::move(status)] { done(status); });
+    return false;
+  };
+  if (const Kept* kept = FindKept(key); kept != nullptr) {
+    if (kept->gathered.values[rank] != value) return refuse(OtherValue(key, rank));
+    answers->push_back([done, gathered = kept->gathered] { done(gathered); });
+    return false;
+  }
+  auto found = open_.find(key);
+  if (found == open_.end()) {
+    if (absl::Status status = CheckNew(key); !status.ok()) return refuse(std::move(status));
+    Open open;
+    open.values.resize(size_);
+    open.arrival_us.resize(size_);
+    open.first = now;
+    found = open_.emplace(key, std::move(open)).first;
+  }
+  Open& open = found->second;
+  if (open.values[rank].has_value()) {
+    if (*open.values[rank] != value) return refuse(OtherValue(key, rank));
+    const auto calls = std::count_if(open.waiting.begin(), open.waiting.end(),
+                                     [rank](const Waiting& call) { return call.rank == rank; });
+    if (calls >= kMaxWaitingPerRank) {
+      return refuse(Error(absl::StatusCode::kResourceExhausted,
+                          absl::StrCat(calls, " calls of rank ", rank, " wait for ", Name(key),
+                                       " already; at most ", kMaxWaitingPerRank, " may")));
+    }
+  } else {
+    bytes_ += static_cast<int64_t>(value.size());
+    open.values[rank] = std::move(value);
+    open.arrival_us[rank] = absl::ToInt64Microseconds(now - open.first);
+    ++open.present;
+  }
+  open.waiting.push_back({ticket, rank, std::move(done)});
+  if (open.present < size_) return true;
+  Complete(found, answers);
+  return false;
+}
+
+void ExchangeTable::ContributeLate(const ExchangeKey& key, int rank, const std::string& value,
+                                   const absl::Status& end, Callback done, Answers* answers) {
+  absl::StatusOr<Gathered> answer = end;
+  if (const Kept* kept = FindKept(key); kept != nullptr) {
+    if (kept->gathered.values[rank] == value) {
+      answer = kept->gathered;
+    } else {
+      answer = OtherValue(key, rank);
+    }
+  }
+  answers->push_back([done = std::move(done), answer = std::move(answer)] { done(answer); });
+}
+
+bool ExchangeTable::Withdraw(Ticket ticket, const absl::Status& status, Answers* answers) {
+  for (auto& [key, open] : open_) {
+    const auto call =
+        std::find_if(open.waiting.begin(), open.waiting.end(),
+                     [ticket](const Waiting& waiting) { return waiting.ticket == ticket; });
+    if (call == open.waiting.end()) continue;
+    answers->push_back([done = std::move(call->done), status] { done(status); });
+    open.waiting.erase(call);
+    return true;
+  }
+  return false;
+}
+
+void ExchangeTable::End(const absl::Status& end, Answers* answers) {
+  for (auto& [key, open] : open_) {
+    for (Waiting& call : open.waiting)
+      answers->push_back([done = std::move(call.done), end] { done(end); });
+  }
+  open_.clear();
+  bytes_ = kept_bytes_;
+}
+
+absl::Time ExchangeTable::deadline() const {
+  return open_.empty() ? absl::InfiniteFuture() : Oldest()->second.first + timeout_;
+}
+
+ExchangeKey ExchangeTable::overdue_key() const { return Oldest()->first; }
+
+std::vector<int> ExchangeTable::missing_ranks() const {
+  std::vector<int> missing;
+  const Open& open = Oldest()->second;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!open.values[rank].has_value()) missing.push_back(rank);
+  }
+  return missing;
+}
+
+size_t ExchangeTable::waiting() const {
+  size_t calls = 0;
+  for (const auto& [key, open] : open_) calls += open.waiting.size();
+  return calls;
+}
+
+const ExchangeTable::Kept* ExchangeTable::FindKept(const ExchangeKey& key) const {
+  const auto kept = std::find_if(kept_.begin(), kept_.end(),
+                                 [&key](const Kept& candidate) { return candidate.key == key; });
+  return kept == kept_.end() ? nullptr : &*kept;
+}
+
+absl::Status ExchangeTable::CheckNew(const ExchangeKey& key) const {
+  const std::optional<int64_t>& forgotten = forgotten_[key.group_key];
+  if (forgotten.has_value() && key.instance_key <= *forgotten) {
+    return Error(absl::StatusCode::kOutOfRange,
+                 absl::StrCat("instance_key is ", key.instance_key, "; ", Name(key),
+                              " is over, and its values are no longer kept"));
+  }
+  if (open_.size() >= kMaxOpen) {
+    return Error(absl::StatusCode::kResourceExhausted,
+                 absl::StrCat(open_.size(), " exchanges wait for ranks already; at most ", kMaxOpen,
+                              " may"));
+  }
+  return absl::OkStatus();
+}
+
+void ExchangeTable::Complete(std::map<ExchangeKey, Open>::iterator open, Answers* answers) {
+  Kept kept;
+  kept.key = open->first;
+  kept.gathered.arrival_us = std::move(open->second.arrival_us);
+  for (std::optional<std::string>& value : open->second.values) {
+    kept.bytes += static_cast<int64_t>(value->size());
+    kept.gathered.values.push_back(*std::move(value));
+  }
+  const auto gathered = std::make_shared<const Gathered>(kept.gathered);  // one copy for all calls
+  for (Waiting& call : open->second.waiting)
+    answers->push_back([done = std::move(call.done), gathered] { done(*gathered); });
+  open_.erase(open);
+  kept_bytes_ += kept.bytes;
+  kept_.push_back(std::move(kept));
+  while (kept_.size() > 1 && (kept_.size() > kMaxKept || kept_bytes_ > kMaxKeptBytes)) {
+    const Kept& oldest = kept_.front();
+    std::optional<int64_t>& forgotten = forgotten_[oldest.key.group_key];
+    forgotten = std::max(forgotten.value_or(oldest.key.instance_key), oldest.key.instance_key);
+    kept_bytes_ -= oldest.bytes;
+    bytes_ -= oldest.bytes;
+    kept_.pop_front();
+  }
+}
+
+std::map<ExchangeKey, ExchangeTable::Open>::const_iterator ExchangeTable::Oldest() const {
+  return std::min_element(open_.begin(), open_.end(), [](const auto& a, const auto& b) {
+    return a.second.first < b.second.first;
+  });
+}
+
+}  // namespace emberd::server

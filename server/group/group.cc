@@ -1,0 +1,54 @@
+#include "server/group/group.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/group/progress_group.h"
+#include "server/group/sync_group.h"
+
+namespace emberd::server {
+
+uint64_t Turn::NextGeneration() {
+  const auto microseconds = static_cast<uint64_t>(absl::ToUnixMicros(now));
+  *last_generation = std::max(*last_generation + 1, microseconds);
+  return *last_generation;
+}
+
+std::unique_ptr<Group> Group::Create(const GroupId& id, const v1::GroupOptions& options,
+                                     absl::Time now) {
+  if (options.consistency() == v1::SYNC) return std::make_unique<SyncGroup>(id, options, now);
+  return std::make_unique<ProgressGroup>(id, options, now);
+}
+
+Group::Group(const GroupId& id, const v1::GroupOptions& options, absl::Time now)
+    : id_(id), options_(options), last_call_(now) {}
+
+absl::Status Group::Error(absl::StatusCode code, absl::string_view text) const {
+  return absl::Status(code, absl::StrCat(name(), ": ", text));
+}
+
+std::string Group::name() const { return absl::StrCat("group '", id_.group, "'"); }
+
+absl::Status Group::OverError(uint64_t generation) const {
+  return Error(absl::StatusCode::kAborted,
+               absl::StrCat("generation ", generation, " is over; join again"));
+}
+
+std::string RankList(const std::vector<int>& ranks) {
+  std::vector<std::string> runs;
+  for (size_t begin = 0, end; begin < ranks.size(); begin = end) {
+    end = begin + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (end - begin >= 3) {
+      runs.push_back(absl::StrCat(ranks[begin], "-", ranks[end - 1]));
+    } else {
+      for (size_t i = begin; i < end; ++i) runs.push_back(absl::StrCat(ranks[i]));
+    }
+  }
+  if (ranks.size() == 1) return absl::StrCat("rank ", runs[0]);
+  if (runs.size() == 1) return absl::StrCat("ranks ", runs[0]);
+  const std::string last = std::move(runs.back());
+  runs.pop_back();
+  return absl::StrCat("ranks ", absl::StrJoin(runs, ", "), " and ", last);
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,182 @@
+// ASYNC and BOUNDED groups, rule by rule. A failure here means that a rank runs further ahead than
+// the group's bound allows, or waits for one that has nothing left to do.
+// Covers: group.cc
+#include "server/group/progress_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/group/testing_group.h"
+
+namespace emberd::server::testing {
+namespace {
+
+const GroupId kGroup{7, "g"};
+
+class ProgressGroupTest : public ::testing::Test {
+ protected:
+  void Begin(int size, int64_t first_step = 0) {
+    options_ = MakeOptions(size, v1::BOUNDED);
+    options_.set_first_step(first_step);
+    generations_.resize(size);
+  }
+  void Join(int rank) { generations_[rank] = host_.Join(kGroup, rank, options_)->generation; }
+  void JoinAll() {
+    for (int rank = 0; rank < options_.size(); ++rank) Join(rank);
+  }
+  AskedStatus Advance(int rank, int64_t next_step, int64_t wait_for) {
+    return host_.Advance(kGroup, generations_[rank], rank, next_step, wait_for);
+  }
+  void Leave(int rank, bool finished) {
+    EXPECT_TRUE(host_->Leave(kGroup, generations_[rank], rank, "done", finished).ok());
+  }
+
+  TestingHost host_;
+  v1::GroupOptions options_;
+  std::vector<uint64_t> generations_;
+};
+
+TEST_F(ProgressGroupTest, EachRankHasAGenerationAtOnce) {
+  for (const v1::Consistency consistency : {v1::ASYNC, v1::BOUNDED}) {
+    const GroupId id{7, v1::Consistency_Name(consistency)};
+    const AskedJoin first = host_.Join(id, 2, MakeOptions(3, consistency));
+    const AskedJoin second = host_.Join(id, 0, MakeOptions(3, consistency));
+    ASSERT_TRUE(first.ok() && second.ok());
+    EXPECT_LT(first->generation, second->generation);
+    EXPECT_TRUE(first->coordinators.empty());
+  }
+}
+
+TEST_F(ProgressGroupTest, WaitsForTheSlowestRank) {
+  Begin(3);
+  JoinAll();
+  EXPECT_TRUE(Advance(0, 5, 0).ok());
+  const AskedStatus two = Advance(0, 5, 2);
+  const AskedStatus three = Advance(0, 5, 3);
+  EXPECT_TRUE(Advance(1, 3, 0).ok());
+  EXPECT_TRUE(two.waits() && three.waits()) << "for rank 2";
+  EXPECT_TRUE(Advance(2, 2, 2).ok());
+  EXPECT_TRUE(two.ok());
+  EXPECT_TRUE(three.waits());
+  EXPECT_TRUE(Advance(2, 4, 3).ok());
+  EXPECT_TRUE(three.ok());
+}
+
+TEST_F(ProgressGroupTest, RanksThatNeverJoinedStandAtTheFirstStep) {
+  Begin(2, /*first_step=*/10);
+  Join(0);
+  EXPECT_TRUE(Advance(0, 10, 10).ok());
+  EXPECT_TRUE(Advance(0, 11, 10).ok());
+  EXPECT_TRUE(Advance(0, 11, 11).waits());
+}
+
+TEST_F(ProgressGroupTest, TheDeadlineNamesWhoIsBehind) {
+  Begin(4);
+  JoinAll();
+  Advance(1, 6, 0);
+  Advance(2, 9, 0);
+  Advance(3, 7, 0);
+  Leave(3, false);
+  const AskedStatus waiting = Advance(0, 9, 8);
+  host_.Pass(absl::Milliseconds(250));
+  const AskedStatus later = Advance(2, 9, 7);
+  host_.Pass(absl::Milliseconds(250));
+  EXPECT_EQ(
+      waiting.status(),
+      absl::DeadlineExceededError(
+          "group 'g': rank 0 waited 500 ms for all ranks to come to step 8; rank 1 is in step "
+          "6, rank 3 is in step 7 and not here"));
+  EXPECT_TRUE(later.waits());
+  EXPECT_TRUE(Advance(1, 9, 7).ok());
+  EXPECT_TRUE(later.ok());
+  EXPECT_TRUE(Advance(0, 9, 7).ok()) << "still a member";
+}
+
+TEST_F(ProgressGroupTest, FinishedRanksAreWaitedForNoMore) {
+  Begin(3);
+  JoinAll();
+  Advance(1, 2, 0);
+  Advance(2, 4, 0);
+  const AskedStatus waiting = Advance(0, 5, 5);
+  Leave(2, /*finished=*/true);
+  EXPECT_TRUE(waiting.waits());
+  Leave(1, /*finished=*/true);
+  EXPECT_TRUE(waiting.ok());
+
+  Join(1);
+  EXPECT_TRUE(Advance(0, 5, 5).waits()) << "it came back, where it was";
+  EXPECT_TRUE(Advance(0, 5, 2).ok());
+}
+
+TEST_F(ProgressGroupTest, RanksThatLeaveUnfinishedKeepTheirPlace) {
+  Begin(2);
+  JoinAll();
+  Advance(1, 4, 0);
+  Leave(1, false);
+  EXPECT_TRUE(Advance(0, 6, 4).ok());
+  const AskedStatus waiting = Advance(0, 6, 5);
+  Join(1);
+  EXPECT_TRUE(waiting.waits());
+  EXPECT_TRUE(Advance(1, 5, 0).ok());
+  EXPECT_TRUE(waiting.ok());
+}
+
+TEST_F(ProgressGroupTest, JoiningAgainOrLeavingEndsTheRanksCalls) {
+  Begin(2);
+  JoinAll();
+  const uint64_t before = generations_[0];
+  const AskedStatus first = Advance(0, 3, 3);
+  Join(0);
+  EXPECT_EQ(first.status(), absl::AbortedError("group 'g': rank 0 joined again in step 3"));
+  EXPECT_EQ(host_.Advance(kGroup, before, 0, 4, 0).status().code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(host_->Leave(kGroup, before, 0, "the old life", true).ok());
+  EXPECT_TRUE(Advance(0, 2, 0).ok()) << "a new life may begin earlier";
+  EXPECT_EQ(Advance(0, 1, 0).status(),
+            absl::InvalidArgumentError("group 'g': next_step is 1; rank 0 was at 2 before"));
+  const AskedStatus second = Advance(0, 2, 1);
+  Leave(0, false);
+  EXPECT_EQ(second.status(), absl::AbortedError("group 'g': rank 0 left in step 2"));
+  EXPECT_EQ(Advance(0, 2, 0).status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(ProgressGroupTest, AWithdrawnCallLeavesTheProgress) {
+  Begin(2);
+  JoinAll();
+  const AskedStatus gone = Advance(0, 3, 1);
+  host_->Withdraw(gone.call, absl::CancelledError("gone"));
+  EXPECT_EQ(gone.status(), absl::CancelledError("gone"));
+  EXPECT_EQ(host_->load().waiting, 0u);
+  EXPECT_TRUE(Advance(1, 3, 3).ok());
+  EXPECT_EQ(gone.state->answers, 1);
+}
+
+TEST_F(ProgressGroupTest, BoundsTheCallsOfOneRank) {
+  Begin(2);
+  JoinAll();
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(Advance(0, 1, 1).waits());
+  EXPECT_EQ(Advance(0, 1, 1).status(),
+            absl::ResourceExhaustedError(
+                "group 'g': 4 calls of rank 0 wait for other ranks already; at most 4 may"));
+}
+
+TEST_F(ProgressGroupTest, RefusesWhatWouldWaitForItself) {
+  Begin(2);
+  JoinAll();
+  EXPECT_EQ(
+      Advance(0, 3, 4).status(),
+      absl::InvalidArgumentError("group 'g': wait_for is 4; it must be at most next_step, 3"));
+  EXPECT_EQ(Advance(0, -1, -1).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ProgressGroupTest, ExchangesNoValues) {
+  Begin(1);
+  Join(0);
+  EXPECT_EQ(
+      host_.AllGather(kGroup, generations_[0], 0, 0, 0, "v").status(),
+      absl::FailedPreconditionError("group 'g': it is BOUNDED; AllGather is for SYNC groups"));
+  EXPECT_EQ(host_.Watch(kGroup, generations_[0]).status(),
+            absl::FailedPreconditionError("group 'g': it is BOUNDED; Watch is for SYNC groups"));
+}
+
+}  // namespace
+}  // namespace emberd::server::testing

@@ -1,0 +1,114 @@
+// For tests: a Rendezvous on a clock that the test moves, and calls whose answers it can look at.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "server/group/rendezvous.h"
+
+namespace emberd::server::testing {
+
+// A call under way. `result` is its answer; `answers` counts how often there was one.
+template <typename Result>
+struct Asked {
+  struct State {
+    std::optional<Result> result;
+    int answers = 0;
+  };
+
+  bool waits() const { return state->answers == 0; }
+  // The status of the answer; UNKNOWN while there is none.
+  absl::Status status() const {
+    if (waits()) return absl::UnknownError("no answer yet");
+    if constexpr (std::is_same_v<Result, absl::Status>) {
+      return *state->result;
+    } else {
+      return state->result->status();
+    }
+  }
+  bool ok() const { return status().ok(); }
+  const auto& operator*() const { return **state->result; }
+  const auto* operator->() const { return &**state->result; }
+
+  auto Callback() const {
+    return [state = state](Result result) {
+      state->result = std::move(result);
+      ++state->answers;
+    };
+  }
+
+  std::shared_ptr<State> state = std::make_shared<State>();
+  Rendezvous::Call call;
+};
+
+using AskedJoin = Asked<absl::StatusOr<Membership>>;
+using AskedGather = Asked<absl::StatusOr<Gathered>>;
+using AskedStatus = Asked<absl::Status>;
+
+inline v1::GroupOptions MakeOptions(int size, v1::Consistency consistency = v1::SYNC,
+                                    int64_t step_timeout_ms = 500) {
+  v1::GroupOptions options;
+  options.set_size(size);
+  options.set_consistency(consistency);
+  options.set_step_timeout_ms(step_timeout_ms);
+  return options;
+}
+
+class TestingHost {
+ public:
+  explicit TestingHost(RendezvousOptions options = {})
+      : rendezvous_(WithClock(std::move(options))) {}
+
+  Rendezvous* operator->() { return &rendezvous_; }
+  void Pass(absl::Duration time) {
+    now_ += time;
+    rendezvous_.ExpireNow();
+  }
+  absl::Time now() const { return now_; }
+
+  AskedJoin Join(const GroupId& id, int rank, const v1::GroupOptions& options) {
+    AskedJoin join;
+    join.call = rendezvous_.Join(id, rank, options, "coordinator of " + std::to_string(rank),
+                                 join.Callback());
+    return join;
+  }
+  // All ranks; the generation.
+  uint64_t JoinAll(const GroupId& id, const v1::GroupOptions& options) {
+    AskedJoin last;
+    for (int rank = 0; rank < options.size(); ++rank) last = Join(id, rank, options);
+    return last.ok() ? last->generation : 0;
+  }
+  AskedGather AllGather(const GroupId& id, uint64_t generation, int rank, int group_key,
+                        int64_t step, const std::string& value) {
+    AskedGather gather;
+    gather.call =
+        rendezvous_.AllGather(id, {generation, rank, {step, group_key}, value}, gather.Callback());
+    return gather;
+  }
+  AskedStatus Advance(const GroupId& id, uint64_t generation, int rank, int64_t next_step,
+                      int64_t wait_for) {
+    AskedStatus advance;
+    advance.call =
+        rendezvous_.Advance(id, {generation, rank, next_step, wait_for}, advance.Callback());
+    return advance;
+  }
+  AskedStatus Watch(const GroupId& id, uint64_t generation) {
+    AskedStatus watch;
+    watch.call = rendezvous_.Watch(id, generation, watch.Callback());
+    return watch;
+  }
+
+ private:
+  RendezvousOptions WithClock(RendezvousOptions options) {
+    options.clock = [this] { return now_; };
+    return options;
+  }
+
+  absl::Time now_ = absl::FromUnixMicros(1'000'000'000);
+  Rendezvous rendezvous_;
+};
+
+}  // namespace emberd::server::testing

@@ -1,0 +1,72 @@
+#include "server/rpc/admission.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::BudgetConfig Budgets(int64_t bytes, int64_t client_bytes, int client_requests) {
+  v1::BudgetConfig budgets;
+  budgets.set_in_flight_bytes(bytes);
+  budgets.set_client_in_flight_bytes(client_bytes);
+  budgets.set_client_requests(client_requests);
+  return budgets;
+}
+
+std::string Refusal(Admission& admission, const std::string& client, int64_t bytes) {
+  const absl::Status status = admission.Admit(client, bytes).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  return std::string(status.message());
+}
+
+TEST(AdmissionTest, AllClientsShareTheBytes) {
+  Admission admission(Budgets(100, 100, 10));
+  std::optional<Admission::Grant> first = *admission.Admit("a", 60);
+  EXPECT_THAT(Refusal(admission, "b", 41), HasSubstr("41 bytes beside the 60 in work; "
+                                                     "budgets.in_flight_bytes is 100"));
+  EXPECT_TRUE(admission.Admit("b", 40).ok());
+  first.reset();
+  EXPECT_TRUE(admission.Admit("b", 100).ok());
+  EXPECT_EQ(admission.bytes(), 0);
+  EXPECT_EQ(admission.requests(), 0);
+}
+
+TEST(AdmissionTest, OneClientLeavesRoomForOthers) {
+  Admission admission(Budgets(100, 50, 2));
+  std::vector<Admission::Grant> grants;
+  grants.push_back(*admission.Admit("a", 30));
+  EXPECT_THAT(Refusal(admission, "a", 21),
+              HasSubstr("client a; budgets.client_in_flight_bytes is 50"));
+  grants.push_back(*admission.Admit("a", 1));
+  EXPECT_THAT(Refusal(admission, "a", 1), HasSubstr("client a has 2 requests in work already; "
+                                                    "budgets.client_requests is 2"));
+  grants.push_back(*admission.Admit("b", 50));
+  EXPECT_EQ(admission.requests(), 3);
+  EXPECT_EQ(admission.bytes(), 81);
+  grants.clear();
+  EXPECT_TRUE(admission.Admit("a", 50).ok());
+}
+
+TEST(AdmissionTest, AStreamTakesAndGivesBytesAsItGoes) {
+  Admission admission(Budgets(100, 100, 10));
+  Admission::Grant stream = *admission.Admit("a", 0);
+  EXPECT_TRUE(stream.AddBytes(70).ok());
+  EXPECT_EQ(stream.AddBytes(31).code(), absl::StatusCode::kResourceExhausted);
+  stream.ReleaseBytes(20);
+  EXPECT_TRUE(stream.AddBytes(31).ok());
+  EXPECT_EQ(admission.bytes(), 81);
+  { const Admission::Grant moved = std::move(stream); }
+  EXPECT_EQ(admission.bytes(), 0);
+  EXPECT_EQ(admission.requests(), 0);
+}
+
+}  // namespace
+}  // namespace emberd::server

@@ -1,0 +1,64 @@
+#include "server/rpc/handle_store.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace emberd::server {
+namespace {
+
+const absl::Time kStart = absl::FromUnixSeconds(1000);
+
+HandleStore<std::string> MakeStore() {
+  return HandleStore<std::string>({.max_bytes = 100, .max_count = 2});
+}
+
+absl::Status Insert(HandleStore<std::string>& store, uint64_t handle, int64_t bytes) {
+  return store.Insert(handle, std::make_shared<std::string>("v"), bytes,
+                      kStart + absl::Seconds(handle));
+}
+
+TEST(HandleStoreTest, RefusesMoreBytesThanItsBudgetAndSaysTheFigures) {
+  HandleStore<std::string> store = MakeStore();
+  ASSERT_TRUE(Insert(store, 1, 60).ok());
+  const absl::Status status = Insert(store, 2, 50);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(),
+            "the batch needs 50 bytes beside the 60 kept; budgets.batch_bytes is 100");
+  EXPECT_EQ(store.bytes(), 60);
+  EXPECT_EQ(store.count(), 1);
+}
+
+TEST(HandleStoreTest, RefusesMoreEntriesThanItsBudget) {
+  HandleStore<std::string> store = MakeStore();
+  ASSERT_TRUE(Insert(store, 1, 1).ok());
+  ASSERT_TRUE(Insert(store, 2, 1).ok());
+  EXPECT_EQ(Insert(store, 3, 1).code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(HandleStoreTest, GivesAValueToOneUserAtATime) {
+  HandleStore<std::string> store = MakeStore();
+  ASSERT_TRUE(Insert(store, 1, 1).ok());
+  ASSERT_TRUE(store.Claim(1).ok());
+  EXPECT_EQ(store.Claim(1).status().code(), absl::StatusCode::kUnavailable);
+  store.Unclaim(1);
+  EXPECT_TRUE(store.Claim(1).ok());
+  store.Erase(1);
+  EXPECT_EQ(store.Claim(1).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(store.bytes(), 0);
+}
+
+TEST(HandleStoreTest, SweepsWhatExpiredUnlessItIsInUse) {
+  HandleStore<std::string> store = MakeStore();
+  ASSERT_TRUE(Insert(store, 1, 10).ok());
+  ASSERT_TRUE(Insert(store, 5, 10).ok());
+  ASSERT_TRUE(store.Claim(1).ok());
+  EXPECT_TRUE(store.Sweep(kStart + absl::Seconds(2)).empty());
+  store.Unclaim(1);
+  EXPECT_EQ(store.Sweep(kStart + absl::Seconds(2)), std::vector<uint64_t>{1});
+  EXPECT_EQ(store.bytes(), 10);
+  EXPECT_EQ(store.count(), 1);
+}
+
+}  // namespace
+}  // namespace emberd::server

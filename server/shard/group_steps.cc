@@ -1,0 +1,299 @@
+#include "server/shard/group_steps.h"
+
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/shard/part_agreement.h"
+
+namespace emberd::server {
+namespace {
+
+int64_t GradientBytes(const shard::ApplyInput& input) {
+  int64_t bytes = 0;
+  for (const shard::StackGradients& stack : input.stacks) {
+    bytes += static_cast<int64_t>(stack.gradients.size() * sizeof(float));
+  }
+  return bytes;
+}
+
+std::string Named(const std::string& group) { return absl::StrCat("group '", group, "': "); }
+
+}  // namespace
+
+GroupSteps::GroupSteps(Options options, shard::Engine* engine, Hooks hooks)
+    : options_(options), engine_(engine), hooks_(std::move(hooks)) {}
+
+absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
+    const internal::v1::OpenGroupRequest& request) {
+  if (request.group().empty() || request.generation() == 0 || request.size() < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group '", request.group(), "' of size ", request.size(), " in generation ",
+                     request.generation(), ": it needs a name, a rank and a generation"));
+  }
+  std::vector<uint64_t> released;
+  internal::v1::OpenGroupResponse response;
+  {
+    absl::MutexLock lock(&mutex_);
+    const Key key(request.model_id(), request.group());
+    if (!groups_.contains(key) && static_cast<int>(groups_.size()) >= options_.max_groups) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(groups_.size(), " groups are known here, and no more than that can be"));
+    }
+    Group& group = groups_[key];
+    if (request.generation() < group.generation) {
+      return absl::AbortedError(absl::StrCat(Named(request.group()), "generation ",
+                                             request.generation(), " is over; it is at ",
+                                             group.generation));
+    }
+    if (request.generation() > group.generation) {
+      group.generation = request.generation();
+      group.size = request.size();
+      const bool complete = group.waiting.number >= 0 &&
+                            group.waiting.held == static_cast<int>(group.waiting.parts.size());
+      if (!complete) Drop(&group, &released);
+    }
+    group.touched = absl::Now();
+    response.set_known(group.known);
+    response.set_next_step(group.next_step);
+    const bool leftover = group.waiting.number >= 0 && group.waiting.generation != group.generation;
+    response.set_staged_step(leftover ? group.waiting.number : -1);
+  }
+  Release(released);
+  return response;
+}
+
+absl::Status GroupSteps::CheckTurn(const Group& group, const GroupPart& part) const {
+  if (part.generation != group.generation) {
+    return absl::AbortedError(absl::StrCat(Named(part.group), "generation ", part.generation,
+                                           " is over; it is at ", group.generation));
+  }
+  if (part.size != group.size) {
+    return absl::InvalidArgumentError(absl::StrCat(Named(part.group), "size is ", part.size,
+                                                   ", but it was opened with ", group.size));
+  }
+  if (group.known && part.step != group.next_step) {
+    return absl::FailedPreconditionError(absl::StrCat(Named(part.group), "step ", part.step,
+                                                      " cannot be applied; it is the turn of step ",
+                                                      group.next_step));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
+                               std::shared_ptr<const shard::Batch> batch,
+                               std::vector<uint64_t>* released) {
+  const GroupPart& part = *command.group_part;
+  if (group->waiting.generation != group->generation) Drop(group, released);
+  Step& step = group->waiting;
+  if (step.number < 0) {
+    step.number = part.step;
+    step.generation = part.generation;
+    step.parts.resize(part.size);
+    step.batch_handles.resize(part.size);
+  }
+  if (step.number != part.step) {
+    return absl::InvalidArgumentError(absl::StrCat(Named(part.group), "rank ", part.rank,
+                                                   " is at step ", part.step, ", others at ",
+                                                   step.number));
+  }
+  if (step.parts[part.rank].batch != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat(Named(part.group), "the part of rank ", part.rank,
+                                                 " of step ", part.step, " is here"));
+  }
+  shard::ApplyPart held{std::move(batch), command.input};
+  absl::Status status = CheckAgreement(step.parts, part.rank, held);
+  if (status.ok()) {
+    step.parts[part.rank] = std::move(held);
+    if (step.held + 1 == part.size) status = engine_->CheckApplyParts(step.parts);
+  }
+  if (!status.ok()) {
+    step.parts[part.rank] = {};
+    if (step.held == 0) step = Step();  // or others would have to come with its number
+    return absl::Status(status.code(), absl::StrCat(Named(part.group), status.message()));
+  }
+  step.batch_handles[part.rank] = command.batch_handle;
+  ++step.held;
+  ++held_parts_;
+  const int64_t bytes = GradientBytes(command.input);
+  step.bytes += bytes;
+  held_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+absl::Status GroupSteps::Hold(const ApplyCommand& command,
+                              std::shared_ptr<const shard::Batch> batch) {
+  const GroupPart& part = *command.group_part;
+  std::vector<uint64_t> released;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = groups_.find(Key(command.model_id, part.group));
+    if (found == groups_.end()) {
+      return absl::AbortedError(
+          absl::StrCat(Named(part.group),
+                       "it is not open here: the shard restarted, and its rows are back at "
+                       "their initial values"));
+    }
+    Group& group = found->second;
+    status = CheckTurn(group, part);
+    const int64_t bytes = GradientBytes(command.input);
+    if (status.ok() && held_bytes_ + bytes > options_.max_held_bytes) {
+      status = absl::ResourceExhaustedError(absl::StrCat(
+          "a part of ", bytes, " bytes beside the ", held_bytes_,
+          " of parts that wait; budgets.in_flight_bytes is ", options_.max_held_bytes));
+    }
+    if (status.ok()) status = Place(&group, command, std::move(batch), &released);
+    group.touched = absl::Now();
+    group.waiting.touched = group.touched;
+  }
+  Release(released);
+  return status;
+}
+
+bool GroupSteps::AnswerApplied(Group* group, int64_t step, RowsCallback* done) {
+  if (!group->known || step != group->next_step - 1) return false;
+  if (group->applying) {
+    group->waiting_rows.push_back(std::move(*done));
+    *done = nullptr;
+  }
+  return true;
+}
+
+GroupSteps::Step GroupSteps::TakeStep(Group* group) {
+  Step step = std::exchange(group->waiting, Step());
+  group->known = true;
+  group->next_step = step.number + 1;
+  group->applying = true;
+  held_parts_ -= step.held;
+  held_bytes_ -= step.bytes;
+  return step;
+}
+
+void GroupSteps::Commit(uint64_t model_id, const GroupPart& part, RowsCallback done) {
+  internal::v1::DecideStepRequest request;
+  request.set_model_id(model_id);
+  request.set_group(part.group);
+  request.set_generation(part.generation);
+  request.set_step(part.step);
+  request.set_commit(true);
+  Decide(request, std::move(done));
+}
+
+void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCallback done) {
+  const Key key(request.model_id(), request.group());
+  std::optional<Step> step;
+  std::vector<uint64_t> released;
+  absl::StatusOr<RowCounts> answer = RowCounts();
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = groups_.find(key);
+    Group* const group = found == groups_.end() ? nullptr : &found->second;
+    Step* const waiting = group == nullptr ? nullptr : &group->waiting;
+    if (group == nullptr || group->generation != request.generation()) {
+      answer = absl::AbortedError(absl::StrCat(Named(request.group()), "generation ",
+                                               request.generation(), " is over here"));
+    } else if (!request.commit()) {
+      if (waiting->number == request.step()) Drop(group, &released);
+    } else if (AnswerApplied(group, request.step(), &done)) {
+      answer = group->last_rows;
+    } else if (waiting->number == request.step() &&
+               waiting->held == static_cast<int>(waiting->parts.size())) {
+      step = TakeStep(group);
+      group->waiting_rows.push_back(std::exchange(done, nullptr));
+    } else {
+      answer = absl::FailedPreconditionError(absl::StrCat(
+          Named(request.group()), "the parts of step ", request.step(), " are not all here"));
+    }
+  }
+  Release(released);
+  if (step.has_value()) Apply(key, *std::move(step));
+  if (done != nullptr) done(std::move(answer));
+}
+
+void GroupSteps::Apply(const Key& key, Step step) {
+  engine_->ApplyParts(std::move(step.parts), [this, key, handles = std::move(step.batch_handles)](
+                                                 absl::StatusOr<shard::ApplyResult> result) {
+    Applied(key, handles, result);
+  });
+}
+
+void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
+                         const absl::StatusOr<shard::ApplyResult>& result) {
+  Release(handles);
+  if (result.ok()) hooks_.step_applied(key.first, *result);
+  absl::StatusOr<RowCounts> rows = RowCounts();
+  if (result.ok()) {
+    *rows = {result->rows_updated, result->rows_skipped};
+  } else {
+    rows = result.status();
+  }
+  std::vector<RowsCallback> waiting;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = groups_.find(key);
+    if (found == groups_.end()) return;  // its model was dropped, and the callbacks answered
+    found->second.applying = false;
+    found->second.last_rows = rows;
+    waiting.swap(found->second.waiting_rows);
+  }
+  for (const RowsCallback& done : waiting) done(rows);
+}
+
+void GroupSteps::Drop(Group* group, std::vector<uint64_t>* released) {
+  const Step step = std::exchange(group->waiting, Step());
+  for (size_t rank = 0; rank < step.parts.size(); ++rank) {
+    if (step.parts[rank].batch != nullptr) released->push_back(step.batch_handles[rank]);
+  }
+  held_parts_ -= step.held;
+  held_bytes_ -= step.bytes;
+}
+
+void GroupSteps::Release(const std::vector<uint64_t>& handles) {
+  for (const uint64_t handle : handles) hooks_.release_batch(handle);
+}
+
+void GroupSteps::Sweep(absl::Time now) {
+  std::vector<uint64_t> released;
+  {
+    absl::MutexLock lock(&mutex_);
+    absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      Group& group = entry.second;
+      if (group.waiting.number >= 0 && group.waiting.touched + options_.part_ttl <= now) {
+        Drop(&group, &released);
+      }
+      return !group.known && group.waiting.number < 0 && group.touched + options_.part_ttl <= now;
+    });
+  }
+  Release(released);
+}
+
+void GroupSteps::DropModel(uint64_t model_id) {
+  std::vector<uint64_t> released;
+  std::vector<RowsCallback> waiting;
+  {
+    absl::MutexLock lock(&mutex_);
+    absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (entry.first.first != model_id) return false;
+      Drop(&entry.second, &released);
+      for (RowsCallback& done : entry.second.waiting_rows) waiting.push_back(std::move(done));
+      return true;
+    });
+  }
+  Release(released);
+  for (const RowsCallback& done : waiting) {
+    done(absl::NotFoundError(absl::StrCat("model_id ", model_id, " was dropped")));
+  }
+}
+
+int64_t GroupSteps::held_parts() const {
+  absl::MutexLock lock(&mutex_);
+  return held_parts_;
+}
+
+int64_t GroupSteps::held_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return held_bytes_;
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,121 @@
+// The steps of groups on one shard: the parts of a step wait here for each other and make one
+// update together.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "server/shard/shard_backend.h"
+#include "shard/engine.h"
+
+namespace emberd::server {
+
+// Thread-safe. A group passes through generations (OpenGroup), and in each through steps, one at a
+// time: parts come in any order (Hold), and the first word to commit, which its sender gives only
+// when all parts are held on all shards, makes the update.
+class GroupSteps {
+ public:
+  struct Options {
+    int64_t max_held_bytes = 0;  // gradients of parts that wait
+    absl::Duration part_ttl;     // parts without a decision go after this long
+    int max_groups = 65536;      // that have applied steps: they are never forgotten
+  };
+  struct Hooks {
+    // Gives up the batch of a part that made its update, or never will.
+    std::function<void(uint64_t batch_handle)> release_batch;
+    std::function<void(uint64_t model_id, const shard::ApplyResult& result)> step_applied;
+  };
+  using RowsCallback = std::function<void(absl::StatusOr<RowCounts>)>;
+
+  // `engine` must outlive this; hooks run on any thread, never under the lock.
+  GroupSteps(Options options, shard::Engine* engine, Hooks hooks);
+
+  // See shard_service.proto.
+  absl::StatusOr<internal::v1::OpenGroupResponse> Open(
+      const internal::v1::OpenGroupRequest& request);
+
+  // Takes one rank's part, which has passed Engine::CheckApply, with its batch. ABORTED: the
+  // generation is over or was never opened. FAILED_PRECONDITION: it is not the step's turn.
+  // RESOURCE_EXHAUSTED names the bytes. ALREADY_EXISTS: the rank's part is here. NOT_FOUND: the
+  // model was dropped. INVALID_ARGUMENT: the part does not fit the others; with the last one all
+  // are known to agree (Engine::CheckApplyParts), so that the update cannot fail unless its model
+  // is dropped before.
+  absl::Status Hold(const ApplyCommand& command, std::shared_ptr<const shard::Batch> batch);
+
+  // The word on the step of this part. `done` gets the rows of the whole step; it runs at once or
+  // on a thread of the engine.
+  void Commit(uint64_t model_id, const GroupPart& part, RowsCallback done);
+
+  void Decide(const internal::v1::DecideStepRequest& request, RowsCallback done);
+
+  // Drops parts that are older than part_ttl.
+  void Sweep(absl::Time now);
+  // Drops all groups of a model that is gone.
+  void DropModel(uint64_t model_id);
+
+  int64_t held_parts() const;
+  int64_t held_bytes() const;
+
+ private:
+  struct Step {
+    int64_t number = -1;  // -1: there is none
+    uint64_t generation = 0;
+    int held = 0;
+    int64_t bytes = 0;                    // of the gradients that are held
+    std::vector<shard::ApplyPart> parts;  // by rank; without a batch: has not come
+    std::vector<uint64_t> batch_handles;  // by rank
+    absl::Time touched;
+  };
+  struct Group {
+    uint64_t generation = 0;
+    int size = 1;
+    bool known = false;                                 // some step was applied
+    int64_t next_step = 0;                              // if known
+    Step waiting;                                       // the step whose parts come
+    bool applying = false;                              // step next_step - 1 is on its way
+    absl::StatusOr<RowCounts> last_rows = RowCounts();  // of step next_step - 1
+    std::vector<RowsCallback> waiting_rows;             // for last_rows
+    absl::Time touched;
+  };
+  using Key = std::pair<uint64_t, std::string>;
+
+  absl::Status CheckTurn(const Group& group, const GroupPart& part) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Opens the group's step if this is its first part, and puts the part in its place.
+  absl::Status Place(Group* group, const ApplyCommand& command,
+                     std::shared_ptr<const shard::Batch> batch, std::vector<uint64_t>* released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The answer about a step that was applied, now or when it is.
+  bool AnswerApplied(Group* group, int64_t step, RowsCallback* done)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the group to the next step; its parts are the caller's to apply, without the lock.
+  Step TakeStep(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Apply(const Key& key, Step step) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Applied(const Key& key, const std::vector<uint64_t>& handles,
+               const absl::StatusOr<shard::ApplyResult>& result) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Empties the waiting step; its batches go to `released`.
+  void Drop(Group* group, std::vector<uint64_t>* released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Release(const std::vector<uint64_t>& handles) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const Options options_;
+  shard::Engine* const engine_;
+  const Hooks hooks_;
+
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<Key, Group> groups_ ABSL_GUARDED_BY(mutex_);
+  int64_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t held_parts_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace emberd::server

@@ -1,0 +1,304 @@
+// What a shard promises a group: one update per step from all parts, on the first word to commit,
+// once, and only for the generation of now.
+// Covers: part_agreement.cc
+#include "server/shard/group_steps.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/shard/model_spec_from_plan.h"
+#include "server/shard/testing_host.h"
+
+namespace emberd::server {
+namespace {
+
+using testing::HasSubstr;
+
+class GroupStepsTest : public TestHost {
+ protected:
+  using TestHost::TestHost;
+
+  absl::StatusOr<internal::v1::OpenGroupResponse> Open(uint64_t generation, int size,
+                                                       uint64_t model_id = 5) {
+    internal::v1::OpenGroupRequest request;
+    request.set_model_id(model_id);
+    request.set_group("g");
+    request.set_generation(generation);
+    request.set_size(size);
+    return host_->OpenGroup(request);
+  }
+
+  // Looks a batch up and stages it as the part of one rank.
+  absl::StatusOr<ShardHost::StagedApply> StagePart(GroupPart part,
+                                                   const ApplyCommand* changed = nullptr,
+                                                   const std::vector<int64_t>& features = {3}) {
+    const uint64_t handle = ++last_handle_;
+    auto gathered = Gather(handle, absl::Hours(1), features);
+    if (!gathered.ok()) return gathered.status();
+    ApplyCommand command = changed == nullptr ? Command(handle) : *changed;
+    command.batch_handle = handle;
+    command.group_part = std::move(part);
+    auto staged = Stage(std::move(command));
+    if (!staged.ok()) {
+      EXPECT_TRUE(host_->ReleaseBatch(5, handle).ok());  // the refused part gave it back
+    }
+    return staged;
+  }
+
+  absl::StatusOr<RowCounts> Decide(uint64_t generation, int64_t step, bool commit) {
+    internal::v1::DecideStepRequest request;
+    request.set_model_id(5);
+    request.set_group("g");
+    request.set_generation(generation);
+    request.set_step(step);
+    request.set_commit(commit);
+    absl::StatusOr<RowCounts> result = absl::UnknownError("");
+    absl::Notification done;
+    host_->DecideStep(request, [&](auto rows) {
+      result = std::move(rows);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return result;
+  }
+
+  uint64_t last_handle_ = 0;
+};
+
+TEST_F(GroupStepsTest, AllPartsMakeOneUpdateOnTheFirstWord) {
+  ASSERT_TRUE(Open(1, 2).ok());
+  auto first = StagePart({"g", 1, 0, 2, 0});
+  ASSERT_TRUE(first.ok()) << first.status();
+  auto second = StagePart({"g", 1, 1, 2, 0});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(FirstColumnOf(3), 3);  // nothing changes before the word
+  EXPECT_EQ(Commit(*std::move(second))->updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 3 - 4);  // two ranks, two samples each
+  EXPECT_EQ(FirstColumnOf(4), 4 - 2);
+  EXPECT_EQ(Commit(*std::move(first))->updated,
+            2);  // the other rank's word: answered, not applied again
+  EXPECT_EQ(FirstColumnOf(3), 3 - 4);
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+}
+
+TEST_F(GroupStepsTest, StepsFollowOneAnother) {
+  ASSERT_TRUE(Open(1, 1).ok());
+  EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 7})).ok());  // the first step may have any number
+  const auto skipped = StagePart({"g", 1, 0, 1, 9});
+  EXPECT_EQ(skipped.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(skipped.status().message(), HasSubstr("the turn of step 8"));
+  EXPECT_EQ(StagePart({"g", 1, 0, 1, 7}).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 8})).ok());
+}
+
+TEST_F(GroupStepsTest, APartIsRefusedThatDoesNotFitTheOthers) {
+  EXPECT_EQ(StagePart({"g", 1, 0, 2, 0}).status().code(), absl::StatusCode::kAborted);  // not open
+  ASSERT_TRUE(Open(2, 2).ok());
+  EXPECT_EQ(StagePart({"g", 1, 0, 2, 0}).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(StagePart({"g", 2, 0, 3, 0}).status().code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(StagePart({"g", 2, 0, 2, 4}).ok());
+  ApplyCommand other_rate = Command(0);
+  other_rate.input.stacks[0].hyperparameters["learning_rate"] = 0.5f;
+  const absl::Status refused = StagePart({"g", 2, 1, 2, 4}, &other_rate).status();
+  EXPECT_THAT(refused.message(),
+              HasSubstr("group 'g': rank 1: hyperparameter learning_rate of stack"));
+  EXPECT_THAT(refused.message(), HasSubstr("is 0.5, but not given for rank 0"));
+  ApplyCommand other_step = Command(0);
+  other_step.input.step = 7;
+  EXPECT_EQ(StagePart({"g", 2, 1, 2, 4}, &other_step).status().message(),
+            "group 'g': rank 1: step is 7, but -1 for rank 0");
+  EXPECT_THAT(StagePart({"g", 2, 1, 2, 5}).status().message(), HasSubstr("others at 4"));
+  EXPECT_EQ(StagePart({"g", 2, 0, 2, 4}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+}
+
+// One shard could notice this when it makes the update, and another, on which one of the two has no
+// entries, make it.
+TEST_F(GroupStepsTest, APartWithOtherFeaturesIsRefusedBeforeTheWord) {
+  ASSERT_TRUE(Open(1, 2).ok());
+  auto first = StagePart({"g", 1, 0, 2, 0});
+  ASSERT_TRUE(first.ok()) << first.status();
+  const absl::Status refused = StagePart({"g", 1, 1, 2, 0}, nullptr, {1, 2}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("group 'g': rank 1: the number of features of stack"));
+  EXPECT_THAT(refused.message(), HasSubstr("is 2, but 1 for rank 0"));
+  EXPECT_EQ(Decide(1, 0, true).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+  ASSERT_TRUE(StagePart({"g", 1, 1, 2, 0}).ok());  // its place is still free
+  EXPECT_EQ(Commit(*std::move(first))->updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 3 - 4);
+}
+
+class LargerGroupTest : public GroupStepsTest {
+ protected:
+  LargerGroupTest()
+      : GroupStepsTest(R"(
+          shards { address: "127.0.0.1:0" } sparsecores_per_shard: 2 shard_threads: 2
+          coordinators { address: "127.0.0.1:0" })") {}
+
+  // Opens a group whose rank 0 is there and has no say about any stack.
+  void OpenWithSilentRank(int size) {
+    ASSERT_TRUE(Open(1, size).ok());
+    ApplyCommand silent = Command(0);
+    silent.input.stacks.clear();
+    ASSERT_TRUE(StagePart({"g", 1, 0, size, 0}, &silent).ok());
+  }
+
+  ApplyCommand CommandWithRate(float rate) {
+    ApplyCommand command = Command(0);
+    command.input.stacks[0].hyperparameters["learning_rate"] = rate;
+    return command;
+  }
+};
+
+// Ranks that disagree are found also where a third has no say.
+TEST_F(LargerGroupTest, TheLastPartIsHeldAgainstAllOthers) {
+  OpenWithSilentRank(3);
+  const ApplyCommand half = CommandWithRate(0.5f);
+  ASSERT_TRUE(StagePart({"g", 1, 1, 3, 0}, &half).ok());
+  const ApplyCommand quarter = CommandWithRate(0.25f);
+  const absl::Status refused = StagePart({"g", 1, 2, 3, 0}, &quarter).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("rank 2: hyperparameter learning_rate of stack"));
+  EXPECT_THAT(refused.message(), HasSubstr("is 0.25, but 0.5 for rank 1"));
+  EXPECT_EQ(Decide(1, 0, true).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+  EXPECT_EQ(host_->GetStatus().batches(), 2);
+  auto last = StagePart({"g", 1, 2, 3, 0}, &half);
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(Commit(*std::move(last))->updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 3 - 0.5f * 4);  // two ranks with two samples each
+}
+
+// The first part that differs is refused, not one that comes after it and is right.
+TEST_F(LargerGroupTest, EveryPartIsHeldAgainstAllThatAreThere) {
+  OpenWithSilentRank(4);
+  const ApplyCommand half = CommandWithRate(0.5f);
+  ASSERT_TRUE(StagePart({"g", 1, 3, 4, 0}, &half).ok());
+  const ApplyCommand quarter = CommandWithRate(0.25f);
+  const absl::Status rate = StagePart({"g", 1, 1, 4, 0}, &quarter).status();
+  EXPECT_EQ(rate.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(rate.message(),
+              HasSubstr("group 'g': rank 1: hyperparameter learning_rate of stack"));
+  EXPECT_THAT(rate.message(), HasSubstr("is 0.25, but 0.5 for rank 3"));
+  const absl::Status features = StagePart({"g", 1, 1, 4, 0}, &half, {1, 2}).status();
+  EXPECT_EQ(features.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(features.message(), HasSubstr("group 'g': rank 1: the number of features of stack"));
+  EXPECT_THAT(features.message(), HasSubstr("is 2, but 1 for rank 0"));
+  ASSERT_TRUE(StagePart({"g", 1, 1, 4, 0}, &half).ok());
+  auto last = StagePart({"g", 1, 2, 4, 0}, &half);
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(Commit(*std::move(last))->updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 3 - 0.5f * 6);  // three ranks with two samples each
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+}
+
+TEST_F(GroupStepsTest, AWordWithoutAllPartsChangesNothing) {
+  ASSERT_TRUE(Open(1, 2).ok());
+  auto part = StagePart({"g", 1, 0, 2, 0});
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(Commit(*std::move(part)).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+}
+
+TEST_F(GroupStepsTest, ANewGenerationDropsWhatIsNotWhole) {
+  ASSERT_TRUE(Open(1, 2).ok());
+  auto part = StagePart({"g", 1, 0, 2, 0});
+  ASSERT_TRUE(part.ok()) << part.status();
+  host_->Discard(*std::move(part));  // its stream broke: the part stays
+  EXPECT_EQ(host_->GetStatus().batches(), 1);
+  const auto opened = Open(2, 2);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_FALSE(opened->known());
+  EXPECT_EQ(opened->staged_step(), -1);
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+  EXPECT_EQ(Open(1, 2).status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(GroupStepsTest, AWholeStepOfTheLastGenerationCanBeFinished) {
+  ASSERT_TRUE(Open(1, 1).ok());
+  EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 0})).ok());
+  auto lost = StagePart({"g", 1, 0, 1, 1});
+  ASSERT_TRUE(lost.ok()) << lost.status();
+  const auto opened = Open(2, 1);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_TRUE(opened->known());
+  EXPECT_EQ(opened->next_step(), 1);
+  EXPECT_EQ(opened->staged_step(), 1);
+  EXPECT_EQ(Commit(*std::move(lost)).status().code(), absl::StatusCode::kAborted);  // fenced off
+  EXPECT_EQ(FirstColumnOf(3), 1);
+  EXPECT_EQ(Decide(2, 1, true)->updated, 2);
+  EXPECT_EQ(Decide(2, 1, true)->updated, 2);  // idempotent
+  EXPECT_EQ(FirstColumnOf(3), -1);
+  EXPECT_EQ(Open(2, 1)->next_step(), 2);
+}
+
+TEST_F(GroupStepsTest, AnUnwantedStepOfTheLastGenerationGoes) {
+  ASSERT_TRUE(Open(1, 1).ok());
+  ASSERT_TRUE(StagePart({"g", 1, 0, 1, 0}).ok());
+  ASSERT_EQ(Open(2, 1)->staged_step(), 0);
+  ASSERT_TRUE(StagePart({"g", 2, 0, 1, 0}).ok());  // the group goes on without it
+  EXPECT_EQ(host_->GetStatus().batches(), 1);
+  EXPECT_TRUE(Decide(2, 0, false).ok());
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+}
+
+TEST_F(GroupStepsTest, AnUnknownModelIsRefusedAndADroppedOneForgotten) {
+  EXPECT_EQ(Open(1, 1, 6).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(Open(1, 1).ok());
+  ASSERT_TRUE(StagePart({"g", 1, 0, 1, 0}).ok());
+  ASSERT_TRUE(host_->DropModel(5).ok());
+  EXPECT_EQ(Decide(1, 0, true).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+}
+
+TEST_F(GroupStepsTest, WaitingPartsHaveABudget) {
+  GroupSteps steps({.max_held_bytes = 95, .part_ttl = absl::Seconds(1)}, nullptr,
+                   {.release_batch = [](uint64_t) {},
+                    .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
+  internal::v1::OpenGroupRequest open;
+  open.set_model_id(5);
+  open.set_group("g");
+  open.set_generation(1);
+  open.set_size(2);
+  ASSERT_TRUE(steps.Open(open).ok());
+  ApplyCommand command = Command(1);
+  command.group_part = {"g", 1, 0, 2, 0};
+  const absl::Status status = steps.Hold(command, nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("a part of 96 bytes"));
+  EXPECT_EQ(steps.held_parts(), 0);
+}
+
+TEST_F(GroupStepsTest, ARefusedPartLeavesNoStepBehind) {
+  auto engine = *shard::Engine::Create({.threads = 1, .bytes_per_partition = 1 << 20});
+  GroupSteps steps({.max_held_bytes = 1 << 20, .part_ttl = absl::Hours(1)}, engine.get(),
+                   {.release_batch = [](uint64_t) {},
+                    .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
+  internal::v1::OpenGroupRequest open;
+  open.set_model_id(5);
+  open.set_group("g");
+  open.set_generation(1);
+  open.set_size(1);
+  ASSERT_TRUE(steps.Open(open).ok());
+  const shard::ModelSpec model = ModelSpecFromPlan(5, config_, plan_, 0);
+  const auto hold = [&](int64_t step, bool drop) {
+    EXPECT_TRUE(engine->CreateModel(model).ok());
+    auto batch = engine->PrepareBatch(5, {}, nullptr);
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    if (drop && !engine->DropModel(5).ok()) ADD_FAILURE();
+    ApplyCommand command = Command(1);
+    command.input.stacks.clear();
+    command.group_part = {"g", 1, 0, 1, step};
+    return steps.Hold(command, *batch);
+  };
+  EXPECT_EQ(hold(3, /*drop=*/true).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(steps.held_parts(), 0);
+  const absl::Status held = hold(4, /*drop=*/false);
+  EXPECT_TRUE(held.ok()) << held;
+  EXPECT_EQ(steps.held_parts(), 1);
+}
+
+}  // namespace
+}  // namespace emberd::server

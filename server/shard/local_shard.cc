@@ -1,0 +1,182 @@
+#include "server/shard/local_shard.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "base/status.h"
+#include "server/group/local_collective.h"
+#include "server/group/rendezvous.h"
+#include "server/rpc/status_codes.h"
+#include "server/shard/shard_host.h"
+
+namespace emberd::server {
+namespace {
+
+// The result of a callback that another thread waits for. Shared by both, since either may be the
+// last to look.
+template <typename T>
+class Promise {
+ public:
+  void Set(T value) {
+    value_ = std::move(value);
+    ready_.Notify();
+  }
+  T& Wait() {
+    ready_.WaitForNotification();
+    return value_;
+  }
+
+ private:
+  absl::Notification ready_;
+  T value_ = absl::UnknownError("no answer");
+};
+
+class LocalGather final : public GatherCall {
+ public:
+  LocalGather(ShardHost* host, GatherCommand command, std::string name) : name_(std::move(name)) {
+    host->Gather(std::move(command),
+                 [promise = promise_](auto result) { promise->Set(std::move(result)); });
+  }
+  absl::StatusOr<GatherResult> Wait() override {
+    absl::StatusOr<GatherResult>& result = promise_->Wait();
+    if (!result.ok()) return Annotate(result.status(), name_);
+    return std::move(result);
+  }
+
+ private:
+  const std::string name_;
+  std::shared_ptr<Promise<absl::StatusOr<GatherResult>>> promise_ =
+      std::make_shared<Promise<absl::StatusOr<GatherResult>>>();
+};
+
+class LocalApply final : public ApplyCall {
+ public:
+  LocalApply(ShardHost* host, ApplyCommand command, std::string name)
+      : host_(host), name_(std::move(name)) {
+    host_->Stage(std::move(command),
+                 [promise = staged_](auto staged) { promise->Set(std::move(staged)); });
+  }
+  ~LocalApply() override {
+    absl::StatusOr<ShardHost::StagedApply>& staged = staged_->Wait();
+    if (staged.ok() && !staged->outcome().replayed && !decided_) host_->Discard(*std::move(staged));
+  }
+
+  absl::StatusOr<StageOutcome> WaitStaged() override {
+    absl::StatusOr<ShardHost::StagedApply>& staged = staged_->Wait();
+    if (!staged.ok()) return Annotate(staged.status(), name_);
+    return staged->outcome();
+  }
+  void Decide(bool commit) override {
+    decided_ = true;
+    ShardHost::StagedApply staged = *std::move(staged_->Wait());
+    if (commit) {
+      host_->Commit(std::move(staged),
+                    [promise = done_](auto rows) { promise->Set(std::move(rows)); });
+    } else {
+      host_->Discard(std::move(staged));
+      done_->Set(RowCounts());
+    }
+  }
+  absl::StatusOr<RowCounts> WaitDone() override {
+    absl::StatusOr<RowCounts>& rows = done_->Wait();
+    return rows.ok() ? rows : Annotate(rows.status(), name_);
+  }
+
+ private:
+  ShardHost* const host_;
+  const std::string name_;
+  bool decided_ = false;
+  std::shared_ptr<Promise<absl::StatusOr<ShardHost::StagedApply>>> staged_ =
+      std::make_shared<Promise<absl::StatusOr<ShardHost::StagedApply>>>();
+  std::shared_ptr<Promise<absl::StatusOr<RowCounts>>> done_ =
+      std::make_shared<Promise<absl::StatusOr<RowCounts>>>();
+};
+
+class LocalShard final : public ShardBackend {
+ public:
+  LocalShard(std::unique_ptr<ShardHost> host, int index)
+      : name_(absl::StrCat("shard ", index)), host_(std::move(host)) {}
+
+  const std::string& name() const override { return name_; }
+  const std::string& address() const override { return address_; }
+
+  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
+      const internal::v1::CreateModelRequest& request, rpc::CallContext*) override {
+    return Named(host_->CreateModel(request));
+  }
+  absl::StatusOr<internal::v1::FindModelResponse> FindModel(
+      const internal::v1::FindModelRequest& request, rpc::CallContext*) override {
+    return Named(host_->FindModel(request));
+  }
+  absl::Status DropModel(uint64_t model_id, rpc::CallContext*) override {
+    return Annotate(host_->DropModel(model_id), name_);
+  }
+  std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext*) override {
+    return std::make_unique<LocalGather>(host_.get(), std::move(command), name_);
+  }
+  std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext*) override {
+    return std::make_unique<LocalApply>(host_.get(), std::move(command), name_);
+  }
+  absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
+      const internal::v1::OpenGroupRequest& request, rpc::CallContext*) override {
+    return Named(host_->OpenGroup(request));
+  }
+  absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
+                                       rpc::CallContext*) override {
+    Promise<absl::StatusOr<RowCounts>> promise;
+    host_->DecideStep(request, [&](auto rows) { promise.Set(std::move(rows)); });
+    return Named(std::move(promise.Wait()));
+  }
+  absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle, rpc::CallContext*) override {
+    return Annotate(host_->ReleaseBatch(model_id, batch_handle), name_);
+  }
+  absl::Status ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+                        rpc::CallContext*) override {
+    Promise<absl::Status> promise;
+    host_->ReadRows(selection, values,
+                    [&](absl::Status status) { promise.Set(std::move(status)); });
+    return Annotate(promise.Wait(), name_);
+  }
+  absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
+                                  absl::Span<const float> values, const Mutation& mutation,
+                                  rpc::CallContext*) override {
+    Promise<absl::StatusOr<bool>> promise;
+    host_->AssignRows(selection, values, mutation,
+                      [&](auto replayed) { promise.Set(std::move(replayed)); });
+    return Named(std::move(promise.Wait()));
+  }
+  absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext*) override {
+    v1::ShardStatus status = host_->GetStatus(hot_rows);
+    status.set_address(address_);
+    return status;
+  }
+  Collective* collective() override { return collective_.get(); }
+
+ private:
+  template <typename T>
+  absl::StatusOr<T> Named(absl::StatusOr<T> value) const {
+    if (value.ok()) return value;
+    return Annotate(value.status(), name_);
+  }
+
+  const std::string name_;
+  const std::string address_ = "in-process";
+  const std::unique_ptr<ShardHost> host_;
+  Rendezvous rendezvous_;
+  const std::unique_ptr<Collective> collective_ = MakeLocalCollective(&rendezvous_);
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster,
+                                                             int shard_index,
+                                                             ops::Metrics* metrics) {
+  absl::StatusOr<std::unique_ptr<ShardHost>> host =
+      ShardHost::Create(cluster, shard_index, metrics);
+  if (!host.ok()) return host.status();
+  return std::make_shared<LocalShard>(*std::move(host), shard_index);
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,72 @@
+// Remembers which state-changing requests were carried out, so that a retry is answered and not
+// applied again.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/shard/row_counts.h"
+
+namespace emberd::server {
+
+// Which request of which client. `tag` tells requests apart that wrongly share a sequence number:
+// the batch handle for ApplyGradients, a hash of the target for others.
+struct Mutation {
+  std::string client_id;
+  uint64_t sequence = 0;
+  uint64_t tag = 0;
+};
+
+// INVALID_ARGUMENT unless client_id has 1 to 64 bytes and sequence is at least 1.
+absl::Status CheckMutation(const Mutation& mutation);
+
+struct MutationRecordOptions {
+  // The newest finished requests kept of one client. Older sequence numbers are refused, never
+  // applied again.
+  int per_client = 1024;
+  // Clients kept, least recently used go first.
+  int clients = 4096;
+};
+
+// Thread-safe.
+class MutationRecord {
+ public:
+  explicit MutationRecord(MutationRecordOptions options = {}) : options_(options) {}
+
+  // Nothing: the request is new, and in progress until Finish or Abort. A value: it was carried out
+  // before, with this result. UNAVAILABLE: it is in progress. INVALID_ARGUMENT: the number belongs
+  // to another request. FAILED_PRECONDITION: the number is older than the record reaches.
+  absl::StatusOr<std::optional<RowCounts>> Begin(const Mutation& mutation);
+  void Finish(const Mutation& mutation, const RowCounts& result);
+  void Abort(const Mutation& mutation);
+
+ private:
+  struct Entry {
+    uint64_t tag = 0;
+    bool done = false;
+    RowCounts result;
+  };
+  struct Client {
+    absl::flat_hash_map<uint64_t, Entry> entries;
+    std::deque<uint64_t> finished;  // in order of finishing
+    uint64_t forgotten_up_to = 0;   // highest sequence number that was dropped from the record
+    int in_progress = 0;
+    std::list<std::string>::iterator recency;
+  };
+  Client& Touch(const std::string& client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const MutationRecordOptions options_;
+  absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Client> clients_ ABSL_GUARDED_BY(mutex_);
+  std::list<std::string> recency_ ABSL_GUARDED_BY(mutex_);  // most recent first
+};
+
+}  // namespace emberd::server

@@ -1,0 +1,298 @@
+#include "server/shard/remote_shard.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include <grpcpp/channel.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "emberd/internal/v1/shard_service.grpc.pb.h"
+#include "server/group/remote_collective.h"
+#include "server/rpc/message_stream.h"
+#include "server/rpc/status_codes.h"
+#include "server/rpc/trace.h"
+#include "server/shard/shard_codec.h"
+
+namespace emberd::server {
+namespace {
+
+using internal::v1::ShardService;
+
+// A restarted shard should be found again soon, not after gRPC's two minutes.
+constexpr int kFirstReconnectMs = 50;
+constexpr int kConnectTimeoutMs = 5000;
+constexpr int kMaxReconnectMs = 500;
+// So is one that comes back under another address. gRPC would ask for it every 30 seconds.
+constexpr int kMinResolveMs = 1000;
+// A connection that fell silent, because the network was cut or the shard's machine is gone, is
+// given up this long after its last sign of life. The kernel alone would try for a quarter of an
+// hour. On a starved machine an answer may take seconds.
+constexpr int kKeepaliveMs = 10'000;
+constexpr int kKeepaliveTimeoutMs = 15'000;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
+  grpc::ChannelArguments arguments;
+  // Shards stand in the coordinator's own network.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  // Also the least time that one attempt to connect gets: a busy machine needs more than the pause.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kMinResolveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
+  // Several clusters may live in one process: connections are not shared.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  if (options.security != nullptr) return options.security->Connect(options.address, arguments);
+  return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// Says which shard an error came from, and sees that a shard out of reach is looked for without
+// pause: gRPC asks for the address of a name that is gone, as a stopped container's is, only every
+// two minutes in the end. Thread-safe.
+class Reconnector {
+ public:
+  Reconnector(std::shared_ptr<grpc::Channel> channel, std::string context)
+      : channel_(std::move(channel)), context_(std::move(context)) {}
+
+  const std::string& context() const { return context_; }
+  absl::Status Explain(const absl::Status& status) {
+    if (absl::IsUnavailable(status)) LookAgain();
+    return Annotate(status, context_);
+  }
+
+ private:
+  void LookAgain() {
+    const int64_t now = absl::ToUnixMillis(absl::Now());
+    int64_t last = last_ms_.load();
+    if (std::abs(now - last) < kMinResolveMs || !last_ms_.compare_exchange_strong(last, now))
+      return;
+    grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+  }
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::string context_;
+  std::atomic<int64_t> last_ms_{0};
+};
+
+template <typename T>
+std::string BytesOf(absl::Span<const T> values) {
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+class RemoteGather final : public GatherCall {
+ public:
+  RemoteGather(std::unique_ptr<rpc::ClientMessageStream> stream, const GatherCommand& command,
+               Reconnector* reconnector)
+      : stream_(std::move(stream)), reconnector_(reconnector) {
+    stream_->Send(EncodeGather(command));
+  }
+  absl::StatusOr<GatherResult> Wait() override {
+    absl::StatusOr<rpc::IncomingMessage> message = stream_->Receive();
+    absl::StatusOr<GatherResult> result = message.ok()
+                                              ? DecodeGatherResult(*message)
+                                              : absl::StatusOr<GatherResult>(message.status());
+    if (!result.ok()) return reconnector_->Explain(result.status());
+    return result;
+  }
+
+ private:
+  std::unique_ptr<rpc::ClientMessageStream> stream_;
+  Reconnector* const reconnector_;
+};
+
+class RemoteApply final : public ApplyCall {
+ public:
+  RemoteApply(std::unique_ptr<rpc::ClientMessageStream> stream, const ApplyCommand& command,
+              Reconnector* reconnector)
+      : stream_(std::move(stream)), reconnector_(reconnector) {
+    stream_->Send(EncodeApply(command));
+  }
+  absl::StatusOr<StageOutcome> WaitStaged() override {
+    absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
+    if (!reply.ok()) return reconnector_->Explain(reply.status());
+    return StageOutcome{reply->state() == internal::v1::ApplyReply::REPLAYED, RowCountsOf(*reply)};
+  }
+  void Decide(bool commit) override {
+    internal::v1::ApplyDecision decision;
+    decision.set_commit(commit);
+    stream_->Send(rpc::OutgoingMessage::WithHeader(decision));
+  }
+  absl::StatusOr<RowCounts> WaitDone() override {
+    absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
+    if (!reply.ok()) return reconnector_->Explain(reply.status());
+    return RowCountsOf(*reply);
+  }
+
+ private:
+  absl::StatusOr<internal::v1::ApplyReply> Receive() {
+    absl::StatusOr<rpc::IncomingMessage> message = stream_->Receive();
+    if (!message.ok()) return message.status();
+    internal::v1::ApplyReply reply;
+    if (!reply.ParseFromString(message->header()))
+      return absl::InternalError("its answer is no ApplyReply");
+    return reply;
+  }
+
+  std::unique_ptr<rpc::ClientMessageStream> stream_;
+  Reconnector* const reconnector_;
+};
+
+class RemoteShard final : public ShardBackend {
+ public:
+  explicit RemoteShard(RemoteShardOptions options)
+      : options_(std::move(options)),
+        name_(absl::StrCat("shard ", options_.index)),
+        channel_(MakeChannel(options_)),
+        reconnector_(channel_, absl::StrCat(name_, " at ", options_.address)),
+        stub_(ShardService::NewStub(channel_)),
+        generic_stub_(channel_),
+        collective_(MakeRemoteCollective(channel_, reconnector_.context())) {}
+
+  const std::string& name() const override { return name_; }
+  const std::string& address() const override { return options_.address; }
+
+  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
+      const internal::v1::CreateModelRequest& request, rpc::CallContext* context) override {
+    return Unary<internal::v1::CreateModelResponse>(&ShardService::Stub::CreateModel, request,
+                                                    context);
+  }
+  absl::StatusOr<internal::v1::FindModelResponse> FindModel(
+      const internal::v1::FindModelRequest& request, rpc::CallContext* context) override {
+    return Unary<internal::v1::FindModelResponse>(&ShardService::Stub::FindModel, request, context);
+  }
+  absl::Status DropModel(uint64_t model_id, rpc::CallContext* context) override {
+    internal::v1::DropModelRequest request;
+    request.set_model_id(model_id);
+    return Unary<internal::v1::DropModelResponse>(&ShardService::Stub::DropModel, request, context)
+        .status();
+  }
+
+  std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) override {
+    return std::make_unique<RemoteGather>(Open("/emberd.internal.v1.ShardService/Gather", context),
+                                          command, &reconnector_);
+  }
+  std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
+    return std::make_unique<RemoteApply>(Open("/emberd.internal.v1.ShardService/Apply", context),
+                                         command, &reconnector_);
+  }
+
+  absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
+      const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) override {
+    return Unary<internal::v1::OpenGroupResponse>(&ShardService::Stub::OpenGroup, request, context);
+  }
+  absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
+                                       rpc::CallContext* context) override {
+    auto response =
+        Unary<internal::v1::DecideStepResponse>(&ShardService::Stub::DecideStep, request, context);
+    if (!response.ok()) return response.status();
+    return RowCountsOf(*response);
+  }
+  absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
+                            rpc::CallContext* context) override {
+    internal::v1::ReleaseBatchRequest request;
+    request.set_model_id(model_id);
+    request.set_batch_handle(batch_handle);
+    return Unary<internal::v1::ReleaseBatchResponse>(&ShardService::Stub::ReleaseBatch, request,
+                                                     context)
+        .status();
+  }
+
+  absl::Status ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+                        rpc::CallContext* context) override {
+    auto response = Unary<internal::v1::ReadShardRowsResponse>(
+        &ShardService::Stub::ReadRows, Select<internal::v1::ReadShardRowsRequest>(selection),
+        context);
+    if (!response.ok()) return response.status();
+    if (response->values().size() != values.size() * sizeof(float)) {
+      return absl::InternalError(
+          absl::StrCat(reconnector_.context(), ": ", response->values().size(),
+                       " bytes of rows instead of ", values.size() * sizeof(float)));
+    }
+    if (!values.empty())
+      std::memcpy(values.data(), response->values().data(), response->values().size());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
+                                  absl::Span<const float> values, const Mutation& mutation,
+                                  rpc::CallContext* context) override {
+    auto request = Select<internal::v1::AssignShardRowsRequest>(selection);
+    request.set_values(BytesOf(values));
+    request.set_client_id(mutation.client_id);
+    request.set_sequence(mutation.sequence);
+    request.set_tag(mutation.tag);
+    auto response = Unary<internal::v1::AssignShardRowsResponse>(&ShardService::Stub::AssignRows,
+                                                                 request, context);
+    if (!response.ok()) return response.status();
+    return response->replayed();
+  }
+
+  absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) override {
+    internal::v1::GetShardStatusRequest request;
+    request.set_hot_rows(hot_rows);
+    auto status = Unary<v1::ShardStatus>(&ShardService::Stub::GetStatus, request, context);
+    if (status.ok()) status->set_address(options_.address);
+    return status;
+  }
+
+  Collective* collective() override { return collective_.get(); }
+
+ private:
+  template <typename Response, typename Method, typename Request>
+  absl::StatusOr<Response> Unary(Method method, const Request& request, rpc::CallContext* context) {
+    grpc::ClientContext client_context;
+    client_context.set_deadline(absl::ToChronoTime(context->deadline()));
+    rpc::SendTrace(context->trace(), &client_context);
+    rpc::CancelWatch watch(context, [&client_context] { client_context.TryCancel(); });
+    Response response;
+    const grpc::Status status = (stub_.get()->*method)(&client_context, request, &response);
+    if (!status.ok()) return reconnector_.Explain(rpc::FromGrpcStatus(status));
+    return response;
+  }
+
+  std::unique_ptr<rpc::ClientMessageStream> Open(const std::string& method,
+                                                 rpc::CallContext* context) {
+    return std::make_unique<rpc::ClientMessageStream>(&generic_stub_, method, context,
+                                                      options_.max_message_bytes);
+  }
+
+  template <typename Request>
+  static Request Select(const shard::Engine::RowSelection& selection) {
+    Request request;
+    request.set_model_id(selection.model_id);
+    request.set_stack(selection.stack);
+    request.set_slot(selection.slot);
+    request.set_partitions(BytesOf(selection.partitions));
+    request.set_local_rows(BytesOf(selection.local_rows));
+    request.set_columns(selection.columns);
+    return request;
+  }
+
+  const RemoteShardOptions options_;
+  const std::string name_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  Reconnector reconnector_;
+  const std::unique_ptr<ShardService::Stub> stub_;
+  grpc::GenericStub generic_stub_;
+  const std::unique_ptr<Collective> collective_;
+};
+
+}  // namespace
+
+std::shared_ptr<ShardBackend> MakeRemoteShard(RemoteShardOptions options) {
+  return std::make_shared<RemoteShard>(std::move(options));
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,151 @@
+// A shard as a coordinator sees it, wherever it runs: in this process (local_shard.h) or behind
+// gRPC (remote_shard.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/v1/admin_service.pb.h"
+#include "preprocess/batch/csr.h"
+#include "server/group/collective.h"
+#include "server/rpc/call_context.h"
+#include "server/shard/mutation_record.h"
+#include "shard/engine.h"
+
+namespace emberd::server {
+
+// What Gather asks of one shard.
+struct GatherCommand {
+  uint64_t model_id = 0;
+  uint64_t batch_handle = 0;  // 0: nothing is kept
+  absl::Duration batch_ttl;
+  std::vector<preprocess::StackBatchView> stacks;
+  std::shared_ptr<const void> owner;  // keeps the views alive
+};
+
+// Partial sums of one stack: a row for each canonical sample that has an entry on the shard,
+// ascending.
+struct StackSumsView {
+  int stack = 0;
+  absl::Span<const int32_t> samples;
+  absl::Span<const float> sums;  // [samples, padded width]
+  int64_t rows_gathered = 0;
+};
+// `sums` must outlive the view.
+inline StackSumsView ViewOf(const shard::StackSums& sums) {
+  return {sums.stack, sums.samples,
+          absl::MakeConstSpan(sums.sums->data(), sums.samples.size() * sums.width),
+          sums.rows_gathered};
+}
+// Of the samples and their sums.
+inline int64_t PayloadBytes(const StackSumsView& view) {
+  return static_cast<int64_t>(view.samples.size() * sizeof(int32_t) +
+                              view.sums.size() * sizeof(float));
+}
+
+// The distinct rows of one stack that a batch names on the shard, as they are stored
+// (shard/row_pooler.h).
+struct StackRowsView {
+  int stack = 0;
+  int64_t row_bytes = 0;
+  absl::Span<const char> rows;
+  int64_t rows_gathered = 0;
+};
+// A stack stands in one of the two, by ascending index.
+struct GatherResult {
+  uint64_t incarnation = 0;
+  std::vector<StackSumsView> stacks;
+  std::vector<StackRowsView> rows;
+  std::shared_ptr<const void> owner;  // keeps the views alive
+};
+
+// Makes an update one rank's part of a step of a group: see GroupPart in shard_service.proto.
+struct GroupPart {
+  std::string group;
+  uint64_t generation = 0;
+  int rank = 0;
+  int size = 1;
+  int64_t step = 0;
+};
+struct ApplyCommand {
+  uint64_t model_id = 0;
+  uint64_t batch_handle = 0;
+  uint64_t incarnation = 0;  // the shard's, when it gathered the batch
+  Mutation mutation;         // its tag is the batch handle; not used with a group_part
+  std::optional<GroupPart> group_part;
+  shard::ApplyInput input;
+};
+// The answer to an ApplyCommand that nothing was found wrong with.
+struct StageOutcome {
+  bool replayed = false;  // applied before: there is nothing to decide
+  RowCounts rows;
+};
+
+// A Gather under way. The destructor cancels it.
+class GatherCall {
+ public:
+  virtual ~GatherCall() = default;
+  virtual absl::StatusOr<GatherResult> Wait() = 0;
+};
+
+// An Apply under way: staged first, then committed or discarded on the coordinator's word. A call
+// that goes away undecided discards.
+class ApplyCall {
+ public:
+  virtual ~ApplyCall() = default;
+  virtual absl::StatusOr<StageOutcome> WaitStaged() = 0;
+  // Only after WaitStaged returned OK and not replayed.
+  virtual void Decide(bool commit) = 0;
+  // Only after Decide.
+  virtual absl::StatusOr<RowCounts> WaitDone() = 0;
+};
+
+// Thread-safe. Every error's message begins with the shard's name.
+class ShardBackend {
+ public:
+  virtual ~ShardBackend() = default;
+
+  virtual const std::string& name() const = 0;     // "shard 2"
+  virtual const std::string& address() const = 0;  // "127.0.0.1:7002", or "in-process"
+
+  virtual absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
+      const internal::v1::CreateModelRequest& request, rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<internal::v1::FindModelResponse> FindModel(
+      const internal::v1::FindModelRequest& request, rpc::CallContext* context) = 0;
+  virtual absl::Status DropModel(uint64_t model_id, rpc::CallContext* context) = 0;
+
+  // `context` must outlive the call.
+  virtual std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) = 0;
+  virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
+      const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) = 0;
+  // Rows updated.
+  virtual absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
+                                               rpc::CallContext* context) = 0;
+  virtual absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
+                                    rpc::CallContext* context) = 0;
+
+  // Rows in the order asked for, into (from) [rows, selection.columns].
+  virtual absl::Status ReadRows(const shard::Engine::RowSelection& selection,
+                                absl::Span<float> values, rpc::CallContext* context) = 0;
+  // True: it had been carried out before.
+  virtual absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
+                                          absl::Span<const float> values, const Mutation& mutation,
+                                          rpc::CallContext* context) = 0;
+
+  // With `hot_rows` rows of each table, 0 to 100.
+  virtual absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) = 0;
+
+  // The training groups that the shard hosts.
+  virtual Collective* collective() = 0;
+};
+
+}  // namespace emberd::server

@@ -1,0 +1,292 @@
+#include "server/shard/shard_codec.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+
+namespace emberd::server {
+namespace {
+
+using preprocess::CsrSegmentView;
+using preprocess::SampleSpan;
+using preprocess::StackBatchView;
+
+absl::Status Malformed(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("malformed message: ", what));
+}
+
+template <typename Header>
+absl::Status ParseHeader(const rpc::IncomingMessage& message, Header* header) {
+  if (header->ParseFromString(message.header())) return absl::OkStatus();
+  return Malformed(absl::StrCat("its header is no ", header->GetTypeName()));
+}
+
+void EncodeStackHeader(const StackBatchView& stack, internal::v1::StackBatchHeader* header) {
+  header->set_stack(stack.stack);
+  header->set_sample_count(stack.sample_count);
+  header->set_slots(stack.slots);
+  header->set_minibatches(stack.minibatches);
+  for (const int64_t samples : stack.feature_samples)
+    header->add_feature_samples(static_cast<int32_t>(samples));
+  for (const CsrSegmentView& segment : stack.segments) {
+    internal::v1::SegmentHeader* to = header->add_segments();
+    to->set_base(segment.base);
+    to->set_entries(static_cast<int32_t>(segment.embedding_ids.size()));
+  }
+  for (const absl::Span<const SampleSpan>& slot : stack.spans) {
+    header->add_spans_per_slot(static_cast<int32_t>(slot.size()));
+    for (const SampleSpan& span : slot) {
+      internal::v1::SampleSpan* to = header->add_spans();
+      to->set_slot_begin(span.slot_begin);
+      to->set_sample_begin(span.sample_begin);
+      to->set_count(span.count);
+    }
+  }
+}
+
+// Spans and sample counts of a decoded batch point in here. Inner vectors do not move with the
+// outer ones.
+struct GatherOwner {
+  std::shared_ptr<const void> payload;
+  std::vector<std::vector<SampleSpan>> spans;
+  std::vector<std::vector<int64_t>> feature_samples;
+};
+
+absl::Status DecodeSpans(const internal::v1::StackBatchHeader& header, StackBatchView* stack,
+                         GatherOwner* owner) {
+  int next = 0;
+  for (const int32_t count : header.spans_per_slot()) {
+    if (count < 0 || count > header.spans_size() - next)
+      return Malformed("spans_per_slot exceeds the spans");
+    std::vector<SampleSpan>& slot = owner->spans.emplace_back();
+    for (int i = 0; i < count; ++i, ++next) {
+      const internal::v1::SampleSpan& from = header.spans(next);
+      slot.push_back({from.slot_begin(), from.sample_begin(), from.count()});
+    }
+    stack->spans.push_back(slot);
+  }
+  return absl::OkStatus();
+}
+
+// One array of all segments: cuts `all` into the segments' pieces.
+template <typename T>
+void Distribute(absl::Span<const T> all, const internal::v1::StackBatchHeader& header,
+                StackBatchView* stack, absl::Span<const T> CsrSegmentView::*field) {
+  size_t next = 0;
+  for (size_t i = 0; i < stack->segments.size(); ++i) {
+    const size_t size = header.segments(static_cast<int>(i)).entries();
+    stack->segments[i].*field = all.subspan(next, size);
+    next += size;
+  }
+}
+
+absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int partitions,
+                         rpc::PayloadReader* payload, StackBatchView* stack) {
+  stack->stack = header.stack();
+  stack->sample_count = header.sample_count();
+  stack->slots = header.slots();
+  stack->minibatches = header.minibatches();
+  int64_t entries = 0;
+  for (const internal::v1::SegmentHeader& segment : header.segments()) {
+    if (segment.entries() < 0) return Malformed("a segment has a negative number of entries");
+    entries += segment.entries();
+    stack->segments.emplace_back().base = segment.base();
+  }
+  auto row_ends = payload->Int32s(int64_t{header.segments_size()} * partitions, "row_ends");
+  if (!row_ends.ok()) return row_ends.status();
+  for (size_t i = 0; i < stack->segments.size(); ++i) {
+    stack->segments[i].row_ends = row_ends->subspan(i * partitions, partitions);
+  }
+  auto embedding_ids = payload->Int32s(entries, "embedding_ids");
+  if (!embedding_ids.ok()) return embedding_ids.status();
+  auto sample_ids = payload->Int32s(entries, "sample_ids");
+  if (!sample_ids.ok()) return sample_ids.status();
+  auto gains = payload->Floats(entries, "gains");
+  if (!gains.ok()) return gains.status();
+  Distribute(*embedding_ids, header, stack, &CsrSegmentView::embedding_ids);
+  Distribute(*sample_ids, header, stack, &CsrSegmentView::sample_ids);
+  Distribute(*gains, header, stack, &CsrSegmentView::gains);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
+  internal::v1::GatherHeader header;
+  header.set_model_id(command.model_id);
+  header.set_batch_handle(command.batch_handle);
+  header.set_batch_ttl_ms(absl::ToInt64Milliseconds(command.batch_ttl));
+  for (const StackBatchView& stack : command.stacks) EncodeStackHeader(stack, header.add_stacks());
+
+  rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
+  for (const StackBatchView& stack : command.stacks) {
+    for (const CsrSegmentView& segment : stack.segments)
+      message.Append(segment.row_ends, command.owner);
+    for (const CsrSegmentView& segment : stack.segments)
+      message.Append(segment.embedding_ids, command.owner);
+    for (const CsrSegmentView& segment : stack.segments)
+      message.Append(segment.sample_ids, command.owner);
+    for (const CsrSegmentView& segment : stack.segments)
+      message.Append(segment.gains, command.owner);
+  }
+  return message;
+}
+
+absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions) {
+  internal::v1::GatherHeader header;
+  if (absl::Status status = ParseHeader(message, &header); !status.ok()) return status;
+  auto owner = std::make_shared<GatherOwner>();
+  owner->payload = message.owner();
+
+  GatherCommand command;
+  command.model_id = header.model_id();
+  command.batch_handle = header.batch_handle();
+  command.batch_ttl = absl::Milliseconds(header.batch_ttl_ms());
+  rpc::PayloadReader payload(message.payload());
+  for (const internal::v1::StackBatchHeader& stack_header : header.stacks()) {
+    StackBatchView& stack = command.stacks.emplace_back();
+    stack.feature_samples = owner->feature_samples.emplace_back(
+        stack_header.feature_samples().begin(), stack_header.feature_samples().end());
+    if (absl::Status status = DecodeSpans(stack_header, &stack, owner.get()); !status.ok())
+      return status;
+    if (absl::Status status = DecodeStack(stack_header, partitions, &payload, &stack); !status.ok())
+      return status;
+  }
+  if (absl::Status status = payload.Finish(); !status.ok()) return status;
+  command.owner = std::move(owner);
+  return command;
+}
+
+rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result) {
+  internal::v1::GatherReply header;
+  header.set_incarnation(result.incarnation);
+  for (const StackSumsView& stack : result.stacks) {
+    internal::v1::StackSums* to = header.add_stacks();
+    to->set_stack(stack.stack);
+    to->set_samples(static_cast<int32_t>(stack.samples.size()));
+    to->set_width(
+        stack.samples.empty() ? 0 : static_cast<int32_t>(stack.sums.size() / stack.samples.size()));
+    to->set_rows_gathered(stack.rows_gathered);
+  }
+  for (const StackRowsView& stack : result.rows) {
+    internal::v1::StackRows* to = header.add_rows();
+    to->set_stack(stack.stack);
+    to->set_rows(static_cast<int32_t>(static_cast<int64_t>(stack.rows.size()) / stack.row_bytes));
+    to->set_row_bytes(static_cast<int32_t>(stack.row_bytes));
+    to->set_rows_gathered(stack.rows_gathered);
+  }
+  rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
+  for (const StackSumsView& stack : result.stacks) {
+    message.Append(stack.samples, result.owner);
+    message.Append(stack.sums, result.owner);
+  }
+  for (const StackRowsView& stack : result.rows) message.Append(stack.rows, result.owner);
+  return message;
+}
+
+absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& message) {
+  internal::v1::GatherReply header;
+  if (absl::Status status = ParseHeader(message, &header); !status.ok()) return status;
+  GatherResult result;
+  result.incarnation = header.incarnation();
+  rpc::PayloadReader payload(message.payload());
+  for (const internal::v1::StackSums& from : header.stacks()) {
+    if (from.samples() < 0 || from.width() < 0) return Malformed("a negative size in StackSums");
+    auto samples = payload.Int32s(from.samples(), "samples");
+    if (!samples.ok()) return samples.status();
+    auto sums = payload.Floats(int64_t{from.samples()} * from.width(), "sums");
+    if (!sums.ok()) return sums.status();
+    result.stacks.push_back({from.stack(), *samples, *sums, from.rows_gathered()});
+  }
+  for (const internal::v1::StackRows& from : header.rows()) {
+    if (from.rows() < 0 || from.row_bytes() <= 0) return Malformed("a negative size in StackRows");
+    auto rows = payload.Bytes(int64_t{from.rows()} * from.row_bytes(), "rows");
+    if (!rows.ok()) return rows.status();
+    result.rows.push_back({from.stack(), from.row_bytes(), *rows, from.rows_gathered()});
+  }
+  if (absl::Status status = payload.Finish(); !status.ok()) return status;
+  result.owner = message.owner();
+  return result;
+}
+
+rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
+  internal::v1::ApplyHeader header;
+  header.set_model_id(command.model_id);
+  header.set_batch_handle(command.batch_handle);
+  header.set_incarnation(command.incarnation);
+  header.set_client_id(command.mutation.client_id);
+  header.set_sequence(command.mutation.sequence);
+  header.set_step(command.input.step);
+  if (command.group_part.has_value()) {
+    internal::v1::GroupPart* part = header.mutable_group_part();
+    part->set_group(command.group_part->group);
+    part->set_generation(command.group_part->generation);
+    part->set_rank(command.group_part->rank);
+    part->set_size(command.group_part->size);
+    part->set_step(command.group_part->step);
+  }
+  for (const shard::StackGradients& stack : command.input.stacks) {
+    internal::v1::StackGradientHeader* to = header.add_stacks();
+    to->set_stack(stack.stack);
+    to->set_floats(static_cast<int64_t>(stack.gradients.size()));
+    to->mutable_hyperparameters()->insert(stack.hyperparameters.begin(),
+                                          stack.hyperparameters.end());
+  }
+  rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
+  for (const shard::StackGradients& stack : command.input.stacks)
+    message.Append(stack.gradients, command.input.owner);
+  return message;
+}
+
+namespace {
+
+constexpr int kMaxGroupSize = 1024;
+
+absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* part) {
+  if (from.size() < 1 || from.size() > kMaxGroupSize || from.rank() < 0 ||
+      from.rank() >= from.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group_part: rank ", from.rank(), " of ", from.size(),
+                     " must be in 0 .. size - 1, size in 1 .. ", kMaxGroupSize));
+  }
+  if (from.step() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group_part: step ", from.step(), " must be >= 0"));
+  }
+  *part = {from.group(), from.generation(), from.rank(), from.size(), from.step()};
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
+  internal::v1::ApplyHeader header;
+  if (absl::Status status = ParseHeader(message, &header); !status.ok()) return status;
+  ApplyCommand command;
+  command.model_id = header.model_id();
+  command.batch_handle = header.batch_handle();
+  command.incarnation = header.incarnation();
+  command.mutation = {header.client_id(), header.sequence(), header.batch_handle()};
+  absl::Status status = header.has_group_part()
+                            ? DecodeGroupPart(header.group_part(), &command.group_part.emplace())
+                            : CheckMutation(command.mutation);
+  if (!status.ok()) return status;
+  command.input.step = header.step();
+  rpc::PayloadReader payload(message.payload());
+  for (const internal::v1::StackGradientHeader& from : header.stacks()) {
+    shard::StackGradients& stack = command.input.stacks.emplace_back();
+    stack.stack = from.stack();
+    stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
+    auto gradients = payload.Floats(from.floats(), "gradients");
+    if (!gradients.ok()) return gradients.status();
+    stack.gradients = *gradients;
+  }
+  if (status = payload.Finish(); !status.ok()) return status;
+  command.input.owner = message.owner();
+  return command;
+}
+
+}  // namespace emberd::server

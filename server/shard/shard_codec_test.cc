@@ -1,0 +1,222 @@
+#include "server/shard/shard_codec.h"
+
+#include <cstdlib>
+#include <random>
+
+#include <google/protobuf/stubs/logging.h>
+#include <gtest/gtest.h>
+
+namespace emberd::server {
+namespace {
+
+constexpr int kPartitions = 2;
+
+// Sends a message through the transport's parts.
+rpc::IncomingMessage Transport(rpc::OutgoingMessage message) {
+  rpc::MessageAssembler assembler(1 << 20);
+  absl::StatusOr<std::optional<rpc::IncomingMessage>> result =
+      std::optional<rpc::IncomingMessage>();
+  for (const grpc::ByteBuffer& part : rpc::SplitMessage(std::move(message), 13))
+    result = assembler.Add(part);
+  EXPECT_TRUE(result.ok() && result->has_value()) << result.status();
+  return **std::move(result);
+}
+
+struct GatherMemory {
+  std::vector<int32_t> row_ends = {1, 9, 0, 3};
+  std::vector<int32_t> embedding_ids = {5, 6, 7, 8, 9};
+  std::vector<int32_t> sample_ids = {0, 1, 2, 3, 4};
+  std::vector<float> gains = {1, 2, 3, 4, 5};
+  std::vector<int64_t> feature_samples = {4, 0, 3};
+  std::vector<std::vector<preprocess::SampleSpan>> spans = {{{0, 0, 2}, {2, 6, 1}}, {{0, 2, 4}}};
+};
+
+GatherCommand MakeGather(const std::shared_ptr<GatherMemory>& memory) {
+  GatherCommand command;
+  command.model_id = 11;
+  command.batch_handle = 12;
+  command.batch_ttl = absl::Milliseconds(1500);
+  command.owner = memory;
+  preprocess::StackBatchView& stack = command.stacks.emplace_back();
+  stack.stack = 3;
+  stack.sample_count = 7;
+  stack.slots = 2;
+  stack.minibatches = 1;
+  stack.feature_samples = memory->feature_samples;
+  for (int segment = 0; segment < 2; ++segment) {
+    preprocess::CsrSegmentView& view = stack.segments.emplace_back();
+    const size_t from = segment == 0 ? 0 : 2;
+    const size_t size = segment == 0 ? 2 : 3;
+    view.base = 8 * segment;
+    view.row_ends = absl::MakeConstSpan(memory->row_ends).subspan(2 * segment, 2);
+    view.embedding_ids = absl::MakeConstSpan(memory->embedding_ids).subspan(from, size);
+    view.sample_ids = absl::MakeConstSpan(memory->sample_ids).subspan(from, size);
+    view.gains = absl::MakeConstSpan(memory->gains).subspan(from, size);
+  }
+  for (const auto& slot : memory->spans) stack.spans.push_back(slot);
+  return command;
+}
+
+TEST(ShardCodecTest, AGatherArrivesWhole) {
+  const GatherCommand sent = MakeGather(std::make_shared<GatherMemory>());
+  auto got = DecodeGather(Transport(EncodeGather(sent)), kPartitions);
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->model_id, 11u);
+  EXPECT_EQ(got->batch_handle, 12u);
+  EXPECT_EQ(got->batch_ttl, absl::Milliseconds(1500));
+  ASSERT_EQ(got->stacks.size(), 1u);
+  const auto& from = sent.stacks[0];
+  const auto& to = got->stacks[0];
+  EXPECT_EQ(to.stack, 3);
+  EXPECT_EQ(to.sample_count, 7);
+  EXPECT_EQ(to.slots, 2);
+  EXPECT_EQ(to.minibatches, 1);
+  EXPECT_EQ(to.feature_samples, from.feature_samples);
+  ASSERT_EQ(to.segments.size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(to.segments[i].base, from.segments[i].base);
+    EXPECT_EQ(to.segments[i].row_ends, from.segments[i].row_ends);
+    EXPECT_EQ(to.segments[i].embedding_ids, from.segments[i].embedding_ids);
+    EXPECT_EQ(to.segments[i].sample_ids, from.segments[i].sample_ids);
+    EXPECT_EQ(to.segments[i].gains, from.segments[i].gains);
+    ASSERT_EQ(to.spans[i].size(), from.spans[i].size());
+    for (size_t k = 0; k < to.spans[i].size(); ++k) {
+      EXPECT_EQ(to.spans[i][k].slot_begin, from.spans[i][k].slot_begin);
+      EXPECT_EQ(to.spans[i][k].sample_begin, from.spans[i][k].sample_begin);
+      EXPECT_EQ(to.spans[i][k].count, from.spans[i][k].count);
+    }
+  }
+}
+
+TEST(ShardCodecTest, ADecodedGatherOutlivesItsMessage) {
+  auto memory = std::make_shared<GatherMemory>();
+  absl::StatusOr<GatherCommand> got =
+      DecodeGather(Transport(EncodeGather(MakeGather(memory))), kPartitions);
+  memory.reset();
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(got->stacks[0].segments[1].gains[2],
+            5.0f);  // a dangling span would be found by AddressSanitizer
+}
+
+TEST(ShardCodecTest, SumsArriveWhole) {
+  const std::vector<int32_t> samples = {0, 4};
+  const std::vector<float> sums(16, 2.5f);
+  GatherResult sent;
+  sent.incarnation = 77;
+  sent.stacks.push_back({0, samples, sums, 9});
+  sent.stacks.push_back({1, {}, {}, 0});
+  auto got = DecodeGatherResult(Transport(EncodeGatherResult(sent)));
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->incarnation, 77u);
+  ASSERT_EQ(got->stacks.size(), 2u);
+  EXPECT_EQ(got->stacks[0].samples, absl::MakeConstSpan(samples));
+  EXPECT_EQ(got->stacks[0].sums, absl::MakeConstSpan(sums));
+  EXPECT_EQ(got->stacks[0].rows_gathered, 9);
+  EXPECT_TRUE(got->stacks[1].samples.empty());
+}
+
+TEST(ShardCodecTest, UniqueRowsArriveWhole) {
+  const std::vector<int32_t> samples = {3};
+  const std::vector<float> sums(8, 1.5f);
+  const std::vector<char> rows(3 * 16, 'r');
+  GatherResult sent;
+  sent.incarnation = 78;
+  sent.stacks.push_back({1, samples, sums, 2});
+  sent.rows.push_back({0, 16, rows, 9});
+  sent.rows.push_back({2, 32, {}, 0});
+  auto got = DecodeGatherResult(Transport(EncodeGatherResult(sent)));
+  ASSERT_TRUE(got.ok()) << got.status();
+  ASSERT_EQ(got->stacks.size(), 1u);
+  EXPECT_EQ(got->stacks[0].sums, absl::MakeConstSpan(sums));
+  ASSERT_EQ(got->rows.size(), 2u);
+  EXPECT_EQ(got->rows[0].stack, 0);
+  EXPECT_EQ(got->rows[0].row_bytes, 16);
+  EXPECT_EQ(got->rows[0].rows, absl::MakeConstSpan(rows));
+  EXPECT_EQ(got->rows[0].rows_gathered, 9);
+  EXPECT_EQ(got->rows[1].stack, 2);
+  EXPECT_TRUE(got->rows[1].rows.empty());
+}
+
+TEST(ShardCodecTest, RefusesRowsOfOtherSizesThanThePayload) {
+  const std::vector<char> rows(48);
+  const auto decode = [&](int32_t count, int32_t row_bytes) {
+    internal::v1::GatherReply header;
+    internal::v1::StackRows* stack = header.add_rows();
+    stack->set_rows(count);
+    stack->set_row_bytes(row_bytes);
+    rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
+    message.Append(absl::MakeConstSpan(rows), nullptr);
+    return DecodeGatherResult(Transport(message)).status();
+  };
+  EXPECT_TRUE(decode(3, 16).ok());
+  for (const auto& [count, row_bytes] :
+       std::vector<std::pair<int32_t, int32_t>>{{2, 16},
+                                                {4, 16},
+                                                {-3, -16},
+                                                {-1, 16},
+                                                {48, 1 << 30},
+                                                {0, 0},
+                                                {1, 46},
+                                                {2147483647, 2147483644}}) {
+    EXPECT_EQ(decode(count, row_bytes).code(), absl::StatusCode::kInvalidArgument)
+        << count << " x " << row_bytes;
+  }
+}
+
+TEST(ShardCodecTest, AnApplyArrivesWhole) {
+  const std::vector<float> gradients = {1, 2, 3};
+  ApplyCommand sent;
+  sent.model_id = 1;
+  sent.batch_handle = 2;
+  sent.incarnation = 3;
+  sent.mutation = {"client", 4, 2};
+  sent.input.step = 5;
+  sent.input.stacks.push_back({0, {}, {}});
+  sent.input.stacks.push_back({1, gradients, {{"learning_rate", 0.25}, {"beta2", 0.999}}});
+  auto got = DecodeApply(Transport(EncodeApply(sent)));
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->model_id, 1u);
+  EXPECT_EQ(got->incarnation, 3u);
+  EXPECT_EQ(got->mutation.client_id, "client");
+  EXPECT_EQ(got->mutation.sequence, 4u);
+  EXPECT_EQ(got->mutation.tag, 2u);
+  EXPECT_EQ(got->input.step, 5);
+  EXPECT_TRUE(got->input.stacks[0].gradients.empty());
+  EXPECT_EQ(got->input.stacks[1].gradients, absl::MakeConstSpan(gradients));
+  EXPECT_EQ(got->input.stacks[1].hyperparameters, sent.input.stacks[1].hyperparameters);
+}
+
+// The header of another message, counts that lie, sizes that overflow: each must be an error, never
+// a crash.
+TEST(ShardCodecTest, DamagedMessagesAreRefusedOrHarmless) {
+  const char* given = std::getenv("EMBERD_TEST_SEED");
+  const unsigned seed = given != nullptr ? std::strtoul(given, nullptr, 10) : 20261121;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  google::protobuf::LogSilencer no_log_of_every_damage;
+  const rpc::OutgoingMessage good = EncodeGather(MakeGather(std::make_shared<GatherMemory>()));
+  const std::vector<int32_t> samples = {0, 4};
+  const std::vector<float> sums(16);
+  const std::vector<char> rows(48);
+  const rpc::OutgoingMessage good_reply =
+      EncodeGatherResult({5, {{0, samples, sums, 2}}, {{1, 16, rows, 3}}, nullptr});
+  int refused = 0, refused_replies = 0;
+  for (int i = 0; i < 5'000; ++i) {
+    rpc::OutgoingMessage message = good;
+    message.header[random() % message.header.size()] = static_cast<char>(random());
+    if (random() % 4 == 0) message.payload.resize(random() % message.payload.size());
+    const rpc::IncomingMessage arrived = Transport(message);
+    refused += !DecodeGather(arrived, kPartitions).ok();
+    DecodeApply(arrived).IgnoreError();
+    DecodeGatherResult(arrived).IgnoreError();
+
+    message = good_reply;
+    message.header[random() % message.header.size()] = static_cast<char>(random());
+    refused_replies += !DecodeGatherResult(Transport(message)).ok();
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_GT(refused_replies, 100);
+}
+
+}  // namespace
+}  // namespace emberd::server

@@ -1,0 +1,80 @@
+// The groups that a shard hosts, reached as a coordinator reaches them: in its own process and over
+// gRPC.
+// Covers: local_shard.cc, remote_shard.cc, shard_server.cc
+#include <future>
+
+#include <gtest/gtest.h>
+
+#include "absl/time/clock.h"
+#include "config/config.h"
+#include "server/shard/local_shard.h"
+#include "server/shard/remote_shard.h"
+#include "server/shard/shard_server.h"
+
+namespace emberd::server {
+namespace {
+
+class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
+ protected:
+  ShardCollectiveTest() {
+    const v1::ClusterConfig cluster = *config::ParseCluster(
+        "shards { address: '127.0.0.1:0' } "
+        "coordinators { address: '127.0.0.1:0' }");
+    if (GetParam()) {
+      server_ = *ShardServer::Start({.cluster = cluster, .shard_index = 0, .metrics = &metrics_});
+      shard_ = MakeRemoteShard({0, server_->address(), 1 << 20});
+    } else {
+      shard_ = *MakeLocalShard(cluster, 0, &metrics_);
+    }
+    options_.set_size(2);
+    options_.set_consistency(v1::SYNC);
+    options_.set_step_timeout_ms(60'000);
+  }
+
+  auto Join(int rank) {
+    return std::async(std::launch::async, [=, this] {
+      return shard_->collective()->Join(id_, rank, options_, "c", &context_);
+    });
+  }
+
+  const GroupId id_{7, "g"};
+  v1::GroupOptions options_;
+  rpc::CallContext context_{absl::Now() + absl::Minutes(1)};
+  ops::Metrics metrics_{"shard"};
+  std::unique_ptr<ShardServer> server_;
+  std::shared_ptr<ShardBackend> shard_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Places, ShardCollectiveTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Remote" : "Local"; });
+
+TEST_P(ShardCollectiveTest, HostsGroups) {
+  auto first = Join(0);
+  auto second = Join(1);
+  const absl::StatusOr<Membership> membership = first.get();
+  ASSERT_TRUE(membership.ok()) << membership.status();
+  EXPECT_EQ(second.get()->generation, membership->generation);
+  auto gathered = std::async(std::launch::async, [&] {
+    return shard_->collective()->AllGather(id_, membership->generation, 0, 0, 0, "a", &context_);
+  });
+  EXPECT_TRUE(
+      shard_->collective()->AllGather(id_, membership->generation, 1, 0, 0, "b", &context_).ok());
+  EXPECT_TRUE(gathered.get().ok());
+}
+
+// A member that waits for others would hold up the end of the process.
+TEST_P(ShardCollectiveTest, DrainingAnswersWhoWaits) {
+  if (server_ == nullptr) GTEST_SKIP() << "a local shard is not drained";
+  options_.set_size(1);
+  const uint64_t generation = Join(0).get()->generation;
+  std::promise<absl::Status> ended;
+  const auto watch = shard_->collective()->Watch(
+      id_, generation, [&](const absl::Status& status) { ended.set_value(status); });
+  // Answered after the watch has come: both are on one connection.
+  EXPECT_TRUE(shard_->collective()->AllGather(id_, generation, 0, 0, 0, "a", &context_).ok());
+  server_->Drain(absl::Minutes(10));
+  EXPECT_EQ(ended.get_future().get().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace emberd::server

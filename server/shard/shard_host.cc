@@ -1,0 +1,466 @@
+#include "server/shard/shard_host.h"
+
+#include <algorithm>
+#include <map>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "preprocess/plan/plan.h"
+#include "server/ops/process_metrics.h"
+#include "server/shard/hot_rows_rule.h"
+#include "server/shard/model_spec_from_plan.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr int kMaxQueued = 4096;
+constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
+
+int ThreadCount(int configured) {
+  return configured > 0 ? configured : static_cast<int>(std::thread::hardware_concurrency());
+}
+
+uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
+
+std::vector<ops::PartitionMetrics> MakePartitionMetrics(const v1::ClusterConfig& cluster,
+                                                        int shard_index, ops::Metrics* metrics) {
+  std::vector<ops::PartitionMetrics> partitions;
+  const int count = cluster.sparsecores_per_shard();
+  for (int k = 0; k < count; ++k) {
+    partitions.push_back(metrics->Partition(shard_index, shard_index * count + k));
+  }
+  return partitions;
+}
+
+// By number of rows, the share of a table's look-ups that they have at least: without what the
+// sketch may have counted for rows that it forgot.
+std::map<int, double> SharesOf(const shard::HotTable& table) {
+  std::map<int, double> shares = {{1, 0}, {10, 0}, {100, 0}};
+  for (auto& [top, share] : shares) {
+    for (size_t i = 0; i < table.rows.size() && i < static_cast<size_t>(top); ++i) {
+      const int64_t lookups = table.rows[i].lookups - table.rows[i].error;
+      share += static_cast<double>(lookups) / static_cast<double>(table.lookups);
+    }
+  }
+  return shares;
+}
+
+GatherResult ToResult(uint64_t incarnation, shard::GatherOutput output) {
+  // Keeps the engine's vectors together as long as the views of the result are in use.
+  auto owner = std::make_shared<const shard::GatherOutput>(std::move(output));
+  GatherResult result;
+  result.incarnation = incarnation;
+  for (const shard::StackSums& stack : owner->sums) result.stacks.push_back(ViewOf(stack));
+  for (const shard::StackRows& stack : owner->rows) {
+    result.rows.push_back({stack.stack, stack.row_bytes,
+                           absl::MakeConstSpan(stack.rows->data(), stack.count * stack.row_bytes),
+                           stack.rows_gathered});
+  }
+  result.owner = std::move(owner);
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterConfig& cluster,
+                                                             int shard_index,
+                                                             ops::Metrics* metrics) {
+  if (shard_index < 0 || shard_index >= cluster.shards_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard index ", shard_index, " is not in 0 .. ", cluster.shards_size() - 1));
+  }
+  shard::EngineOptions options;
+  options.threads = ThreadCount(cluster.shard_threads());
+  options.bytes_per_partition = cluster.budgets().bytes_per_sparsecore();
+  absl::StatusOr<std::unique_ptr<shard::Engine>> engine = shard::Engine::Create(options);
+  if (!engine.ok()) return engine.status();
+  return std::unique_ptr<ShardHost>(
+      new ShardHost(cluster, shard_index, metrics, *std::move(engine)));
+}
+
+ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,
+                     std::unique_ptr<shard::Engine> engine)
+    : shards_(cluster.shards_size()),
+      sparsecores_per_shard_(cluster.sparsecores_per_shard()),
+      shard_index_(shard_index),
+      incarnation_(NewIncarnation()),
+      start_(absl::Now()),
+      slow_call_(absl::Milliseconds(cluster.logging().slow_step_ms())),
+      table_budget_bytes_(cluster.budgets().bytes_per_sparsecore() * sparsecores_per_shard_),
+      metrics_(metrics),
+      server_metrics_(metrics->Server("shard", shard_index)),
+      partition_metrics_(MakePartitionMetrics(cluster, shard_index, metrics)),
+      counted_partitions_(partition_metrics_.size()),
+      batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
+      group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
+                    .part_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms())},
+                   engine.get(),
+                   {.release_batch = [this](uint64_t handle) { batches_.Erase(handle); },
+                    .step_applied =
+                        [this](uint64_t model_id, const shard::ApplyResult& result) {
+                          AddUpdate(model_id, result);
+                        }}),
+      engine_(std::move(engine)),
+      workers_(ThreadCount(cluster.shard_threads()), kMaxQueued,
+               [metrics = server_metrics_](int queued) { metrics->SetQueued(queued); }),
+      sweeper_(kSweepPeriod, [this] { Sweep(); }) {
+  server_metrics_->SetTableBudget(table_budget_bytes_);
+  server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
+}
+
+ShardHost::~ShardHost() = default;
+
+absl::Status ShardHost::CheckPlace(const internal::v1::CreateModelRequest& request) const {
+  if (request.shards() == shards_ && request.sparsecores_per_shard() == sparsecores_per_shard_ &&
+      request.shard_index() == shard_index_) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "this process is configured as shard ", shard_index_, " of ", shards_, " with ",
+      sparsecores_per_shard_, " SparseCores each; the coordinator takes it for shard ",
+      request.shard_index(), " of ", request.shards(), " with ", request.sparsecores_per_shard()));
+}
+
+absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
+    const internal::v1::CreateModelRequest& request) {
+  if (absl::Status status = CheckPlace(request); !status.ok()) return status;
+  internal::v1::CreateModelResponse response;
+  response.set_incarnation(incarnation_);
+
+  absl::MutexLock lock(&mutex_);
+  if (models_.contains(request.model_id())) return response;
+  for (const auto& [id, model] : models_) {
+    if (model.config.name() == request.config().name()) {
+      return absl::AlreadyExistsError(absl::StrCat("another model '", model.config.name(),
+                                                   "' is declared, with model_id ", id));
+    }
+  }
+  absl::StatusOr<preprocess::Plan> plan = preprocess::MakePlan(
+      request.config(), {.shards = shards_, .sparsecores_per_shard = sparsecores_per_shard_});
+  if (!plan.ok()) return plan.status();
+  if (plan->fingerprint != request.plan_fingerprint()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "model '", request.config().name(), "' is planned differently here (fingerprint ",
+        plan->fingerprint, ") and by the coordinator (", request.plan_fingerprint(),
+        "): do both run the same version of emberd?"));
+  }
+  absl::Status status = engine_->CreateModel(
+      ModelSpecFromPlan(request.model_id(), request.config(), *plan, shard_index_));
+  if (!status.ok()) return status;
+  std::vector<std::string> stacks;
+  for (const preprocess::StackPlan& stack : plan->stacks) stacks.push_back(stack.name);
+  models_[request.model_id()] = {
+      request.config(), metrics_->ShardModel(shard_index_, request.config().name(), stacks)};
+  ShowHotRows();
+  response.set_created(true);
+  return response;
+}
+
+absl::StatusOr<internal::v1::FindModelResponse> ShardHost::FindModel(
+    const internal::v1::FindModelRequest& request) {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, model] : models_) {
+    const bool found =
+        request.model_id() != 0 ? id == request.model_id() : model.config.name() == request.name();
+    if (!found) continue;
+    internal::v1::FindModelResponse response;
+    response.set_model_id(id);
+    *response.mutable_config() = model.config;
+    return response;
+  }
+  return absl::NotFoundError("no such model is declared here");
+}
+
+absl::Status ShardHost::DropModel(uint64_t model_id) {
+  absl::MutexLock lock(&mutex_);
+  if (models_.erase(model_id) == 0) {
+    return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not declared here"));
+  }
+  group_steps_.DropModel(model_id);
+  return engine_->DropModel(model_id);
+}
+
+ops::ShardModelMetrics* ShardHost::ModelMetrics(uint64_t model_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  return found == models_.end() ? nullptr : found->second.metrics;
+}
+
+void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
+  ops::ShardModelMetrics* metrics = ModelMetrics(model_id);
+  if (metrics == nullptr) return;
+  for (const shard::ApplyResult::Stack& stack : result.stacks) {
+    metrics->AddUpdated(stack.stack, stack.rows_updated);
+    metrics->AddSkipped(stack.stack, stack.rows_skipped);
+  }
+}
+
+void ShardHost::Sweep() {
+  server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
+  group_steps_.Sweep(absl::Now());
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  server_metrics_->SetModels(statistics.models);
+  server_metrics_->SetTableBytes(statistics.table_bytes);
+  server_metrics_->SetBatches(batches_.count(), batches_.bytes());
+  CountPartitions(statistics);
+  ShowHotRows();
+}
+
+void ShardHost::ShowHotRows() {
+  for (const shard::HotTable& table : engine_->HotRows(kMaxHotRows)) {
+    metrics_->SetHotRowShares(shard_index_, table.model, table.table, SharesOf(table));
+  }
+}
+
+void ShardHost::CountPartitions(const shard::EngineStatistics& statistics) {
+  for (size_t k = 0; k < statistics.partitions.size(); ++k) {
+    const shard::PartitionStatistics& now = statistics.partitions[k];
+    shard::PartitionStatistics& before = counted_partitions_[k];
+    partition_metrics_[k].gathered->Increment(
+        static_cast<double>(now.rows_gathered - before.rows_gathered));
+    partition_metrics_[k].updated->Increment(
+        static_cast<double>(now.rows_updated - before.rows_updated));
+    before = now;
+  }
+}
+
+absl::Status ShardHost::Submit(std::function<void()> work) {
+  if (workers_.Submit(std::move(work))) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(workers_.max_queued(), " requests are waiting already"));
+}
+
+void ShardHost::Gather(GatherCommand command, GatherCallback done) {
+  auto work = [this, command = std::move(command), done]() mutable {
+    GatherOnWorker(std::move(command), done);
+  };
+  if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
+}
+
+void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
+      engine_->PrepareBatch(command.model_id, std::move(command.stacks), std::move(command.owner));
+  if (!batch.ok()) {
+    done(batch.status());
+    return;
+  }
+  if (command.batch_handle != 0) {
+    auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
+    absl::Status status =
+        batches_.Insert(command.batch_handle, std::move(kept), engine_->BatchBytes(**batch),
+                        absl::Now() + command.batch_ttl);
+    if (!status.ok()) {
+      done(status);
+      return;
+    }
+  }
+  ops::ShardModelMetrics* metrics = ModelMetrics(command.model_id);
+  engine_->Gather(*batch, [this, done, metrics, handle = command.batch_handle](auto output) {
+    if (!output.ok()) {
+      batches_.Erase(handle);
+      return done(output.status());
+    }
+    GatherResult result = ToResult(incarnation_, *std::move(output));
+    for (const StackSumsView& stack : result.stacks) {
+      metrics->AddSums(stack.stack, stack.rows_gathered, PayloadBytes(stack));
+    }
+    for (const StackRowsView& stack : result.rows) {
+      metrics->AddRows(stack.stack, stack.rows_gathered, static_cast<int64_t>(stack.rows.size()));
+    }
+    done(std::move(result));
+  });
+}
+
+absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
+    const internal::v1::OpenGroupRequest& request) {
+  if (ModelMetrics(request.model_id()) == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("model_id ", request.model_id(), " is not declared here"));
+  }
+  return group_steps_.Open(request);
+}
+
+void ShardHost::DecideStep(const internal::v1::DecideStepRequest& request, RowsCallback done) {
+  group_steps_.Decide(request, std::move(done));
+}
+
+void ShardHost::Stage(ApplyCommand command, StageCallback done) {
+  auto work = [this, command = std::move(command), done]() mutable {
+    done(StageOnWorker(std::move(command)));
+  };
+  if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
+}
+
+absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
+  if (command.group_part.has_value()) return StagePart(std::move(command));
+  StagedApply staged;
+  absl::StatusOr<std::optional<RowCounts>> before = record_.Begin(command.mutation);
+  if (!before.ok()) return before.status();
+  if (before->has_value()) {
+    staged.outcome_ = {.replayed = true, .rows = **before};
+    server_metrics_->AddReplay();
+    return staged;
+  }
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch = ClaimChecked(command);
+  if (!batch.ok()) {
+    record_.Abort(command.mutation);
+    return batch.status();
+  }
+  staged.batch_ = *std::move(batch);
+  staged.command_ = std::move(command);
+  return staged;
+}
+
+absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand command) {
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch = ClaimChecked(command);
+  if (!batch.ok()) return batch.status();
+  if (absl::Status status = group_steps_.Hold(command, *batch); !status.ok()) {
+    batches_.Unclaim(command.batch_handle);
+    return status;
+  }
+  AddReceivedBytes(command);
+  StagedApply staged;
+  staged.command_ = std::move(command);
+  staged.command_.input = {};  // the group's step holds it
+  return staged;
+}
+
+absl::StatusOr<std::shared_ptr<const shard::Batch>> ShardHost::ClaimChecked(
+    const ApplyCommand& command) {
+  if (command.incarnation != incarnation_) {
+    return absl::FailedPreconditionError(
+        "it restarted after the batch was looked up, and its rows are back at their initial "
+        "values; look the batch up again");
+  }
+  absl::StatusOr<std::shared_ptr<KeptBatch>> kept = batches_.Claim(command.batch_handle);
+  if (!kept.ok()) return kept.status();
+  absl::Status status =
+      (*kept)->model_id == command.model_id
+          ? engine_->CheckApply(*(*kept)->batch, command.input)
+          : absl::InvalidArgumentError(absl::StrCat("batch_handle ", command.batch_handle,
+                                                    " belongs to model_id ", (*kept)->model_id));
+  if (status.ok()) return (*kept)->batch;
+  batches_.Unclaim(command.batch_handle);
+  return status;
+}
+
+void ShardHost::AddReceivedBytes(const ApplyCommand& command) {
+  ops::ShardModelMetrics* metrics = ModelMetrics(command.model_id);
+  if (metrics == nullptr) return;
+  for (const shard::StackGradients& stack : command.input.stacks) {
+    metrics->AddReceivedBytes(stack.stack,
+                              static_cast<int64_t>(stack.gradients.size() * sizeof(float)));
+  }
+}
+
+void ShardHost::Commit(StagedApply staged, RowsCallback done) {
+  if (staged.command_.group_part.has_value()) {
+    group_steps_.Commit(staged.command_.model_id, *staged.command_.group_part, std::move(done));
+    return;
+  }
+  const Mutation mutation = staged.command_.mutation;
+  const uint64_t handle = staged.command_.batch_handle;
+  const uint64_t model_id = staged.command_.model_id;
+  AddReceivedBytes(staged.command_);
+  engine_->Apply(
+      std::move(staged.batch_), std::move(staged.command_.input),
+      [this, mutation, handle, model_id, done](absl::StatusOr<shard::ApplyResult> result) {
+        if (!result.ok()) {
+          record_.Abort(mutation);
+          batches_.Unclaim(handle);
+          return done(result.status());
+        }
+        const RowCounts rows{result->rows_updated, result->rows_skipped};
+        AddUpdate(model_id, *result);
+        record_.Finish(mutation, rows);
+        batches_.Erase(handle);
+        done(rows);
+      });
+}
+
+void ShardHost::Discard(StagedApply staged) {
+  if (staged.command_.group_part.has_value()) return;
+  record_.Abort(staged.command_.mutation);
+  batches_.Unclaim(staged.command_.batch_handle);
+}
+
+absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
+  absl::StatusOr<std::shared_ptr<KeptBatch>> kept = batches_.Claim(batch_handle);
+  if (!kept.ok()) return kept.status();
+  if ((*kept)->model_id != model_id) {
+    batches_.Unclaim(batch_handle);
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch_handle ", batch_handle, " belongs to model_id ", (*kept)->model_id));
+  }
+  batches_.Erase(batch_handle);
+  return absl::OkStatus();
+}
+
+void ShardHost::ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+                         DoneCallback done) {
+  engine_->ReadRows(selection, values, std::move(done));
+}
+
+void ShardHost::AssignRows(const shard::Engine::RowSelection& selection,
+                           absl::Span<const float> values, Mutation mutation, AssignCallback done) {
+  absl::StatusOr<std::optional<RowCounts>> before = record_.Begin(mutation);
+  if (!before.ok() || before->has_value()) {
+    done(before.ok() ? absl::StatusOr<bool>(true) : before.status());
+    return;
+  }
+  engine_->AssignRows(selection, values, [this, mutation, done](absl::Status status) {
+    if (status.ok()) {
+      record_.Finish(mutation, {});
+      done(false);
+    } else {
+      record_.Abort(mutation);
+      done(status);
+    }
+  });
+}
+
+v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  v1::ShardStatus status;
+  status.set_index(shard_index_);
+  status.set_reachable(true);
+  status.set_incarnation(incarnation_);
+  status.set_uptime_ms(absl::ToInt64Milliseconds(absl::Now() - start_));
+  status.set_models(statistics.models);
+  status.set_table_bytes(statistics.table_bytes);
+  status.set_batches(static_cast<int>(batches_.count()));
+  status.set_batch_bytes(batches_.bytes());
+  status.set_rows_gathered(statistics.rows_gathered);
+  status.set_rows_updated(statistics.rows_updated);
+  status.set_table_budget_bytes(table_budget_bytes_);
+  status.set_resident_bytes(ops::ResidentBytes().value_or(0));
+  status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
+  status.set_queued(workers_.queued() + statistics.queued);
+  for (int k = 0; k < sparsecores_per_shard_; ++k) {
+    v1::PartitionStatus* partition = status.add_partitions();
+    partition->set_index(shard_index_ * sparsecores_per_shard_ + k);
+    if (static_cast<size_t>(k) >= statistics.partitions.size()) continue;  // no model yet
+    partition->set_table_bytes(statistics.partitions[k].table_bytes);
+    partition->set_rows_gathered(statistics.partitions[k].rows_gathered);
+    partition->set_rows_updated(statistics.partitions[k].rows_updated);
+  }
+  if (hot_rows <= 0) return status;
+  for (const shard::HotTable& table : engine_->HotRows(std::min(hot_rows, kMaxHotRows))) {
+    for (const shard::HotRow& row : table.rows) {
+      v1::HotRow* to = status.add_hot_rows();
+      to->set_model(table.model);
+      to->set_table(table.table);
+      to->set_id(row.id);
+      to->set_lookups(row.lookups);
+      to->set_error(row.error);
+      to->set_table_lookups(table.lookups);
+    }
+  }
+  return status;
+}
+
+}  // namespace emberd::server

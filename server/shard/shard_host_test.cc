@@ -1,0 +1,147 @@
+// What a shard promises a coordinator: nothing changes before the decision, an undecided update
+// leaves no trace, and an update is applied once.
+#include "server/shard/shard_host.h"
+
+#include "server/shard/testing_host.h"
+
+namespace emberd::server {
+namespace {
+
+using ShardHostTest = TestHost;
+
+TEST_F(ShardHostTest, NothingChangesBeforeTheDecision) {
+  ASSERT_TRUE(Gather(1).ok());
+  auto staged = Stage(1, 1);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(FirstColumnOf(3), 3.0f);
+  auto rows = Commit(*std::move(staged));
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  EXPECT_EQ(rows->updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 1.0f) << "two samples with gradient 1";
+  EXPECT_EQ(FirstColumnOf(4), 3.0f);
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+}
+
+TEST_F(ShardHostTest, ADiscardedUpdateLeavesNoTrace) {
+  ASSERT_TRUE(Gather(1).ok());
+  auto staged = Stage(1, 1);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  host_->Discard(*std::move(staged));
+  EXPECT_EQ(FirstColumnOf(3), 3.0f);
+  auto again = Stage(1, 1);
+  ASSERT_TRUE(again.ok()) << "batch and sequence are free again: " << again.status();
+  EXPECT_TRUE(Commit(*std::move(again)).ok());
+}
+
+TEST_F(ShardHostTest, ACommittedUpdateIsReplayedNotRepeated) {
+  ASSERT_TRUE(Gather(1).ok());
+  ASSERT_TRUE(Commit(*Stage(1, 1)).ok());
+  auto again = Stage(1, 1);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->outcome().replayed);
+  EXPECT_EQ(again->outcome().rows.updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 1.0f);
+}
+
+TEST_F(ShardHostTest, TwoUpdatesCannotHoldOneBatch) {
+  ASSERT_TRUE(Gather(1).ok());
+  auto staged = Stage(1, 1);
+  ASSERT_TRUE(staged.ok());
+  EXPECT_EQ(Stage(1, 1).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Stage(1, 2).status().code(), absl::StatusCode::kUnavailable);
+  host_->Discard(*std::move(staged));
+}
+
+TEST_F(ShardHostTest, RefusesGradientsThatDoNotFitTheBatch) {
+  ASSERT_TRUE(Gather(1).ok());
+  ApplyCommand command;
+  command.model_id = 5;
+  command.batch_handle = 1;
+  command.incarnation = host_->incarnation();
+  command.mutation = {"c", 1, 1};
+  command.input.stacks.push_back({0, absl::MakeConstSpan(gradients_).subspan(1), {}});
+  absl::Notification done;
+  absl::Status status;
+  host_->Stage(std::move(command), [&](auto staged) {
+    status = staged.status();
+    done.Notify();
+  });
+  done.WaitForNotification();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_TRUE(Stage(1, 1).ok()) << "the refusal left no trace";
+}
+
+TEST_F(ShardHostTest, BatchesExpireAndStayWithinTheirBudget) {
+  ASSERT_TRUE(Gather(1, absl::ZeroDuration()).ok());
+  ASSERT_TRUE(Gather(2).ok());
+  EXPECT_EQ(Gather(3).status().code(), absl::StatusCode::kResourceExhausted);
+  for (int i = 0; i < 600 && host_->GetStatus().batches() > 1; ++i)
+    absl::SleepFor(absl::Milliseconds(100));
+  EXPECT_EQ(host_->GetStatus().batches(), 1);
+  EXPECT_EQ(Stage(1, 1).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(Gather(3).ok());
+}
+
+TEST_F(ShardHostTest, StatusShowsPartitionsMemoryAndHotRows) {
+  ASSERT_TRUE(Gather(1).ok());
+  ASSERT_TRUE(Commit(*Stage(1, 1)).ok());
+  constexpr int kMore = 10000;  // one in 1024 look-ups counts for the hot rows
+  for (int i = 0; i < kMore; ++i) ASSERT_TRUE(Gather(0).ok());
+  const v1::ShardStatus status = host_->GetStatus(1);
+  EXPECT_EQ(status.rows_gathered(), 3 * (kMore + 1));
+  EXPECT_EQ(status.rows_updated(), 2);
+  ASSERT_EQ(status.partitions_size(), 2);
+  int64_t bytes = 0, gathered = 0, updated = 0;
+  for (int k = 0; k < 2; ++k) {
+    EXPECT_EQ(status.partitions(k).index(), k);
+    bytes += status.partitions(k).table_bytes();
+    gathered += status.partitions(k).rows_gathered();
+    updated += status.partitions(k).rows_updated();
+  }
+  EXPECT_EQ(bytes, status.table_bytes());
+  EXPECT_EQ(gathered, status.rows_gathered());
+  EXPECT_EQ(updated, status.rows_updated());
+  EXPECT_GE(status.table_budget_bytes(), status.table_bytes());
+  EXPECT_GT(status.resident_bytes(), status.table_bytes());
+  EXPECT_EQ(status.queued(), 0);
+
+  ASSERT_EQ(status.hot_rows_size(), 1);
+  const v1::HotRow& hot = status.hot_rows(0);
+  EXPECT_EQ(hot.model(), "m");
+  EXPECT_EQ(hot.table(), "t");
+  EXPECT_EQ(hot.id(), 3) << "two of three look-ups";
+  EXPECT_EQ(hot.error(), 0);
+  EXPECT_GT(hot.lookups(), hot.table_lookups() / 3);
+  EXPECT_LT(hot.lookups(), hot.table_lookups());
+  EXPECT_EQ(host_->GetStatus(100).hot_rows_size(), 2);
+  EXPECT_EQ(host_->GetStatus().hot_rows_size(), 0);
+}
+
+TEST_F(ShardHostTest, RefusesAnotherPlaceOrPlan) {
+  auto request = CreateRequest();
+  EXPECT_FALSE(host_->CreateModel(request)->created()) << "it is there already";
+  request.set_shards(2);
+  EXPECT_EQ(host_->CreateModel(request).status().code(), absl::StatusCode::kFailedPrecondition);
+  request = CreateRequest();
+  request.set_model_id(6);
+  EXPECT_EQ(host_->CreateModel(request).status().code(), absl::StatusCode::kAlreadyExists);
+  request.mutable_config()->set_name("other");
+  request.set_plan_fingerprint(1);
+  EXPECT_EQ(host_->CreateModel(request).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(ShardHostTest, FindsModelsByIdAndByName) {
+  internal::v1::FindModelRequest request;
+  request.set_model_id(5);
+  EXPECT_EQ(host_->FindModel(request)->config().name(), "m");
+  request.set_model_id(0);
+  request.set_name("m");
+  EXPECT_EQ(host_->FindModel(request)->model_id(), 5u);
+  EXPECT_TRUE(host_->DropModel(5).ok());
+  EXPECT_EQ(host_->FindModel(request).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(host_->DropModel(5).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Gather(1).status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace emberd::server

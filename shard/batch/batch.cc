@@ -1,0 +1,344 @@
+#include "shard/batch/batch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "shard/batch/distinct_rows.h"
+#include "shard/batch/run_table.h"
+
+namespace emberd::shard {
+namespace {
+
+using preprocess::SampleSpan;
+using preprocess::StackBatchView;
+
+constexpr int64_t kMaxSamples = int64_t{1} << 27;
+// Sample ids of all slots together, those that no span covers included.
+constexpr int64_t kMaxSampleIds = 2 * kMaxSamples;
+
+// Canonical sample of every sample id of every slot.
+class SampleMap {
+ public:
+  static absl::StatusOr<SampleMap> Make(const StackBatchView& view) {
+    if (view.sample_count < 0 || view.sample_count > kMaxSamples) {
+      return InvalidBatch(view, absl::StrCat("sample_count ", view.sample_count, " must be in [0, ",
+                                             kMaxSamples, "]"));
+    }
+    if (static_cast<int64_t>(view.spans.size()) != view.slots) {
+      return InvalidBatch(
+          view, absl::StrCat(view.spans.size(), " span lists for ", view.slots, " slots"));
+    }
+    SampleMap map;
+    std::vector<SampleSpan> all;
+    for (int slot = 0; slot < view.slots; ++slot) {
+      if (absl::Status status = map.AddSlot(view, slot); !status.ok()) return status;
+      for (const SampleSpan& span : view.spans[slot]) {
+        if (span.count > 0) all.push_back(span);
+      }
+    }
+    std::sort(all.begin(), all.end(), [](const SampleSpan& a, const SampleSpan& b) {
+      return a.sample_begin < b.sample_begin;
+    });
+    for (size_t i = 1; i < all.size(); ++i) {
+      if (all[i].sample_begin - all[i - 1].sample_begin < all[i - 1].count) {
+        return InvalidBatch(view,
+                            absl::StrCat("two spans hold canonical sample ", all[i].sample_begin));
+      }
+    }
+    return map;
+  }
+
+  // For each sample id of the slot its canonical sample, -1 where no span holds it.
+  absl::Span<const int32_t> slot(int s) const {
+    return absl::MakeSpan(canonical_).subspan(slot_begin_[s], slot_begin_[s + 1] - slot_begin_[s]);
+  }
+
+ private:
+  absl::Status AddSlot(const StackBatchView& view, int slot) {
+    int64_t end = 0;
+    for (const SampleSpan& span : view.spans[slot]) {
+      if (span.count < 0 || span.slot_begin < end || span.slot_begin > view.sample_count ||
+          span.sample_begin < 0 || span.count > view.sample_count ||
+          span.sample_begin > view.sample_count - span.count) {
+        return InvalidBatch(
+            view,
+            absl::StrCat("slot ", slot, ": span (slot_begin ", span.slot_begin, ", sample_begin ",
+                         span.sample_begin, ", count ", span.count, ") must lie in [0, ",
+                         view.sample_count, ") and follow slot sample ", end));
+      }
+      if (span.count == 0) continue;
+      const int64_t total = int64_t(slot_begin_.back()) + span.slot_begin + span.count;
+      if (total > kMaxSampleIds) {
+        return InvalidBatch(view, absl::StrCat("slots 0 to ", slot, ": ", total,
+                                               " sample ids must be at most ", kMaxSampleIds));
+      }
+      canonical_.resize(slot_begin_.back() + span.slot_begin, -1);
+      canonical_.resize(slot_begin_.back() + span.slot_begin + span.count);
+      std::iota(canonical_.end() - span.count, canonical_.end(), span.sample_begin);
+      end = int64_t{span.slot_begin} + span.count;
+    }
+    slot_begin_.push_back(canonical_.size());
+    return absl::OkStatus();
+  }
+
+  std::vector<int32_t> canonical_;
+  std::vector<size_t> slot_begin_ = {0};
+};
+
+absl::Status CheckFeatureSamples(const StackBatchView& view) {
+  int64_t sum = 0;
+  for (size_t f = 0; f < view.feature_samples.size(); ++f) {
+    const int64_t samples = view.feature_samples[f];
+    if (samples < 0 || samples > view.sample_count - sum) {
+      return InvalidBatch(view, absl::StrCat("feature_samples[", f, "] = ", samples,
+                                             " must be in [0, ", view.sample_count - sum, "]"));
+    }
+    sum += samples;
+  }
+  if (sum == view.sample_count) return absl::OkStatus();
+  return InvalidBatch(view, absl::StrCat("feature_samples: their sum ", sum,
+                                         " must be sample_count ", view.sample_count));
+}
+
+bool Finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000) != 0x7f800000; }
+
+// Names the first bad entry of a run that is known to have one.
+absl::Status DescribeBadEntry(const StackBatchView& view, int slot, int partition, int minibatch,
+                              const Run& run, absl::Span<const int32_t> canonical, int64_t rows) {
+  for (int64_t i = 0; i < run.size; ++i) {
+    const std::string where =
+        absl::StrCat("slot ", slot, ", mini-batch ", minibatch, ", partition ", partition,
+                     " of the shard, entry ", i, ": ");
+    if (run.rows[i] < 0 || run.rows[i] >= rows) {
+      return InvalidBatch(
+          view, absl::StrCat(where, "embedding id ", run.rows[i], " must be in [0, ", rows, ")"));
+    }
+    if (static_cast<size_t>(static_cast<uint32_t>(run.samples[i])) >= canonical.size() ||
+        canonical[run.samples[i]] < 0) {
+      return InvalidBatch(
+          view, absl::StrCat(where, "sample id ", run.samples[i], " is in no span of its slot"));
+    }
+    if (!Finite(run.gains[i])) {
+      return InvalidBatch(view, absl::StrCat(where, "gain ", run.gains[i], " must be finite"));
+    }
+  }
+  return absl::InternalError("bad entry not found");
+}
+
+struct SlotCheck {
+  absl::Status status;
+  bool ascending = true;  // rows never fall inside a partition, over all mini-batches
+};
+
+// First pass over a slot: checks the entries, counts them per canonical sample, and the groups of
+// each run (distinct_rows.h).
+SlotCheck CountSlot(const StackBatchView& view, const RunTable& runs,
+                    absl::Span<const int32_t> canonical, const StackShape& shape, int slot,
+                    uint32_t* counts, int64_t* groups) {
+  SlotCheck check;
+  const uint32_t rows =
+      static_cast<uint32_t>(std::min<int64_t>(shape.rows_per_partition, INT32_MAX));
+  const uint32_t samples = static_cast<uint32_t>(canonical.size());
+  for (int k = 0; k < shape.partitions; ++k) {
+    int32_t last = 0;
+    for (int m = 0; m < view.minibatches; ++m) {
+      const Run& run = runs.at(slot, k, m);
+      bool bad = false, falls = false;
+      for (int64_t i = 0; i < run.size; ++i) {
+        const uint32_t sample = static_cast<uint32_t>(run.samples[i]);
+        if (sample >= samples || canonical[sample] < 0) {
+          bad = true;
+          break;
+        }
+        bad |= (static_cast<uint32_t>(run.rows[i]) >= rows) | !Finite(run.gains[i]);
+        falls |= run.rows[i] < last;
+        last = run.rows[i];
+        ++counts[canonical[sample]];
+      }
+      if (bad) {
+        check.status = DescribeBadEntry(view, slot, k, m, run, canonical, shape.rows_per_partition);
+        return check;
+      }
+      check.ascending &= !falls;
+      groups[runs.index(slot, k, m)] = CountGroups(run);
+    }
+  }
+  return check;
+}
+
+// Second pass: puts every entry of a slot into its sample's place. `next[sample]` is the next free
+// place. Entries name rows by rank if there are ranks.
+void PlaceSlot(const RunTable& runs, absl::Span<const int32_t> canonical, const StackShape& shape,
+               int slot, const DistinctRows* ranked, uint32_t* next, Entry* entries) {
+  for (int k = 0; k < shape.partitions; ++k) {
+    const uint32_t base = static_cast<uint32_t>(k * shape.rows_per_partition);
+    for (int m = 0; m < runs.minibatches(); ++m) {
+      const Run& run = runs.at(slot, k, m);
+      if (ranked == nullptr) {
+        for (int64_t i = 0; i < run.size; ++i) {
+          entries[next[canonical[run.samples[i]]]++] = {base + static_cast<uint32_t>(run.rows[i]),
+                                                        run.gains[i]};
+        }
+        continue;
+      }
+      const uint32_t* rank = ranked->ranks.data() + ranked->first_group[runs.index(slot, k, m)];
+      for (int64_t i = 0; i < run.size; ++i) {
+        rank += i > 0 && run.rows[i] != run.rows[i - 1];
+        entries[next[canonical[run.samples[i]]]++] = {*rank, run.gains[i]};
+      }
+    }
+  }
+}
+
+// Turns counts per canonical sample into places; lists the samples that have any.
+void MakeOffsets(PooledArray<uint32_t>& counts, BufferPool& pool, StackEntries& result) {
+  const size_t present =
+      counts.size() - std::count(counts.data(), counts.data() + counts.size(), 0u);
+  result.samples = PooledArray<int32_t>(pool, present);
+  result.offsets = PooledArray<uint32_t>(pool, present + 1);
+  uint32_t sum = 0;
+  size_t i = 0;
+  for (size_t sample = 0; sample < counts.size(); ++sample) {
+    const uint32_t count = counts[sample];
+    counts[sample] = sum;
+    if (count == 0) continue;
+    result.samples[i] = static_cast<int32_t>(sample);
+    result.offsets[i++] = sum;
+    sum += count;
+  }
+  result.offsets[present] = sum;
+}
+
+// Finds each feature's samples among those that have an entry.
+void MakeFeatureOffsets(absl::Span<const int64_t> feature_samples, StackEntries& result) {
+  const int32_t* const begin = result.samples.data();
+  const int32_t* const end = begin + result.samples.size();
+  const int32_t* next = begin;
+  int64_t first_sample = 0;
+  result.feature_offsets.push_back(0);
+  for (const int64_t samples : feature_samples) {
+    first_sample += samples;
+    next = std::lower_bound(next, end, first_sample);
+    result.feature_offsets.push_back(static_cast<uint32_t>(next - begin));
+  }
+}
+
+// Mini-batches cut the vocabulary by hash, so that rows of one sample may come out of order.
+void SortRowsOfSamples(StackEntries& stack) {
+  const auto by_row = [](const Entry& a, const Entry& b) { return a.row < b.row; };
+  Entry* entries = stack.entries.data();
+  for (size_t i = 0; i < stack.samples.size(); ++i) {
+    Entry* begin = entries + stack.offsets[i];
+    Entry* end = entries + stack.offsets[i + 1];
+    if (!std::is_sorted(begin, end, by_row)) std::stable_sort(begin, end, by_row);
+  }
+}
+
+// A batch whose numbers have been checked and counted.
+struct CountedBatch {
+  RunTable runs;
+  SampleMap map;
+  std::vector<int64_t> groups;   // of each run
+  PooledArray<uint32_t> counts;  // of each canonical sample
+  bool ascending = true;         // as in SlotCheck
+};
+
+absl::StatusOr<CountedBatch> CheckAndCount(const StackBatchView& view, const StackShape& shape,
+                                           BufferPool& pool, Executor& executor) {
+  absl::StatusOr<RunTable> runs = RunTable::Make(view, shape.partitions);
+  if (!runs.ok()) return runs.status();
+  if (runs->entries() > std::numeric_limits<int32_t>::max()) {
+    return InvalidBatch(view, absl::StrCat(runs->entries(), " entries must be at most 2^31 - 1"));
+  }
+  absl::StatusOr<SampleMap> map = SampleMap::Make(view);
+  if (!map.ok()) return map.status();
+  if (absl::Status status = CheckFeatureSamples(view); !status.ok()) return status;
+  CountedBatch batch{
+      *std::move(runs), *std::move(map), {}, PooledArray<uint32_t>(pool, view.sample_count)};
+  batch.groups.resize(batch.runs.size());
+  std::fill_n(batch.counts.data(), batch.counts.size(), 0u);
+  // A sample lies in one slot, so slots can be worked on in parallel.
+  std::vector<SlotCheck> checks(view.slots);
+  executor.ParallelFor(view.slots, [&](int slot) {
+    checks[slot] = CountSlot(view, batch.runs, batch.map.slot(slot), shape, slot,
+                             batch.counts.data(), batch.groups.data());
+  });
+  for (const SlotCheck& check : checks) {
+    if (!check.status.ok()) return check.status;
+    batch.ascending &= check.ascending;
+  }
+  return batch;
+}
+
+// The entries by sample. Uses up the counts.
+StackEntries PlaceEntries(const StackBatchView& view, const StackShape& shape,
+                          const DistinctRows* ranked, CountedBatch& batch, BufferPool& pool,
+                          Executor& executor) {
+  StackEntries result;
+  result.stack = view.stack;
+  result.entry_count = batch.runs.entries();
+  result.partition_entries = batch.runs.partition_entries();
+  MakeOffsets(batch.counts, pool, result);
+  MakeFeatureOffsets(view.feature_samples, result);
+  result.entries = PooledArray<Entry>(pool, result.entry_count + kEntryPadding);
+  std::fill_n(result.entries.data() + result.entry_count, kEntryPadding, Entry{0, 0});
+  executor.ParallelFor(view.slots, [&](int slot) {
+    PlaceSlot(batch.runs, batch.map.slot(slot), shape, slot, ranked, batch.counts.data(),
+              result.entries.data());
+  });
+  if (!batch.ascending) SortRowsOfSamples(result);
+  return result;
+}
+
+// Chooses what a gather of `entries` returns, and lists the distinct rows if it is those.
+void ChooseResult(const StackShape& shape, const CountedBatch& batch, BufferPool& pool,
+                  Executor& executor, StackEntries& entries) {
+  if (shape.result_mode == v1::PARTIAL_SUMS) return;
+  const bool forced = shape.result_mode == v1::UNIQUE_ROWS;
+  const int64_t sums_bytes = static_cast<int64_t>(entries.samples.size()) * shape.sum_bytes;
+  const auto too_many = [&](int64_t rows) {
+    return !forced && rows * shape.row_bytes >= sums_bytes;
+  };
+  // Counting exactly takes a merge over the slots.
+  if (too_many(LeastDistinctRows(batch.runs, batch.groups))) return;
+  DistinctRows distinct =
+      FindDistinctRows(batch.runs, batch.groups, shape.rows_per_partition, pool, executor);
+  if (too_many(static_cast<int64_t>(distinct.rows.size()))) return;
+  entries.unique_rows = true;
+  entries.distinct_rows = std::move(distinct.rows);
+}
+
+}  // namespace
+
+absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const StackShape& shape,
+                                            BufferPool& pool, Executor& executor) {
+  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, executor);
+  if (!batch.ok()) return batch.status();
+  StackEntries result = PlaceEntries(view, shape, nullptr, *batch, pool, executor);
+  for (int k = 1; k <= shape.partitions; ++k) {
+    result.partition_ends.push_back(static_cast<uint64_t>(k) * shape.rows_per_partition);
+  }
+  ChooseResult(shape, *batch, pool, executor, result);
+  return result;
+}
+
+absl::StatusOr<StackEntries> ArrangeForUniqueRows(const StackBatchView& view,
+                                                  const StackShape& shape, BufferPool& pool,
+                                                  Executor& executor) {
+  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, executor);
+  if (!batch.ok()) return batch.status();
+  DistinctRows distinct =
+      FindDistinctRows(batch->runs, batch->groups, shape.rows_per_partition, pool, executor);
+  StackEntries result = PlaceEntries(view, shape, &distinct, *batch, pool, executor);
+  result.partition_ends = std::move(distinct.partition_ends);
+  return result;
+}
+
+}  // namespace emberd::shard

@@ -1,0 +1,91 @@
+// A batch as the engine keeps it between Gather and Apply: the entries of each stack, sample by
+// sample.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/buffer_pool.h"
+#include "preprocess/batch/csr.h"
+#include "shard/engine.h"
+#include "shard/executor.h"
+
+namespace emberd::shard {
+
+class Model;
+
+// One (sample, row) pair. `row` counts over the shard's partitions: k * rows_per_partition + local
+// row.
+struct Entry {
+  uint32_t row;
+  float gain;
+};
+
+// Kernels may prefetch this many entries beyond the last one; these name row 0.
+inline constexpr int kEntryPadding = 128;
+
+// The entries of one stack, grouped by sample, samples ascending in canonical order, rows ascending
+// inside a sample. So a sample's partitions follow one another in order, and so do the entries of
+// each.
+struct StackEntries {
+  int stack = 0;
+  int64_t entry_count = 0;
+  std::vector<int64_t> partition_entries;  // of each of the shard's partitions
+  std::vector<uint64_t> partition_ends;    // one beyond the last row of each
+  PooledArray<int32_t> samples;            // canonical samples that have an entry here, ascending
+  PooledArray<uint32_t> offsets;           // sample i has entries [offsets[i], offsets[i + 1])
+  PooledArray<Entry> entries;              // entry_count + kEntryPadding
+  // Feature f of the stack has the samples [feature_offsets[f], feature_offsets[f + 1]) of
+  // `samples`.
+  std::vector<uint32_t> feature_offsets;
+  // Whether a gather returns unique rows, and which: ascending.
+  bool unique_rows = false;
+  PooledArray<uint32_t> distinct_rows;
+  int64_t bytes() const {
+    return samples.size() * sizeof(int32_t) + offsets.size() * sizeof(uint32_t) +
+           entries.size() * sizeof(Entry) + feature_offsets.size() * sizeof(uint32_t) +
+           distinct_rows.size() * sizeof(uint32_t);
+  }
+};
+
+// What arranging needs to know of a stack.
+struct StackShape {
+  int partitions = 1;  // of this shard
+  int64_t rows_per_partition = 0;
+  // What a gather returns, and the bytes of one sample's partial sum and of one unique row, from
+  // which AUTO chooses.
+  v1::ResultMode result_mode = v1::PARTIAL_SUMS;
+  int64_t sum_bytes = 0;
+  int64_t row_bytes = 0;
+};
+
+// Checks every number of `view` and arranges its entries: two passes over the entries, a counting
+// sort by sample. INVALID_ARGUMENT names segment, position, value and allowed range.
+absl::StatusOr<StackEntries> ArrangeEntries(const preprocess::StackBatchView& view,
+                                            const StackShape& shape, BufferPool& pool,
+                                            Executor& executor);
+// The same for one who has not the stack but the unique rows of this batch: entries name a row by
+// its place among these, and so do partition_ends. `shape` needs no result_mode.
+absl::StatusOr<StackEntries> ArrangeForUniqueRows(const preprocess::StackBatchView& view,
+                                                  const StackShape& shape, BufferPool& pool,
+                                                  Executor& executor);
+
+// Immutable, thread-safe.
+class Batch {
+ public:
+  Batch(std::weak_ptr<Model> model, std::vector<StackEntries> stacks)
+      : model_(std::move(model)), stacks_(std::move(stacks)) {}
+  // Null after the model was dropped.
+  std::shared_ptr<Model> model() const { return model_.lock(); }
+  const std::vector<StackEntries>& stacks() const { return stacks_; }
+
+ private:
+  const std::weak_ptr<Model> model_;
+  const std::vector<StackEntries> stacks_;
+};
+
+}  // namespace emberd::shard

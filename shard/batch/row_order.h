@@ -1,0 +1,34 @@
+// The entries of one partition, row by row: what the backward pass walks.
+//
+// A step is made of one or more parts: the batches of the ranks of a synchronous group, which
+// together are one global batch. Its canonical sample order is (feature of the stack, rank, sample
+// of the rank), as if the ranks' samples had been concatenated feature by feature.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "base/buffer_pool.h"
+#include "shard/batch/batch.h"
+
+namespace emberd::shard {
+
+// One (row, sample) pair of a partition.
+struct Touch {
+  uint32_t row;  // local row of the partition
+  // Index into StackEntries.samples, not the canonical number; the samples of all parts are counted
+  // through, part after part.
+  uint32_t sample;
+  float gain;
+};
+
+// Kernels may prefetch this many touches beyond the last one; these are all zero.
+inline constexpr int kTouchPadding = 128;
+
+// Touches of the shard's k-th partition by (row, canonical sample), and kTouchPadding more. `parts`
+// are of one stack, in rank order, and have the same number of features. LSD radix sort over the
+// bits that local rows have.
+PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k,
+                              int64_t rows_per_partition, BufferPool& pool);
+
+}  // namespace emberd::shard

@@ -1,0 +1,177 @@
+// A shard may return partial sums or unique rows; that must never change a bit, and AUTO must send
+// fewer bytes. Catches: ranks that name another row, partitions that are folded in another order,
+// quantization before or after the wrong step, stored bits read as another type, a row that was not
+// initialised before it was copied.
+//
+// Covers: copy_rows.cc pooling.cc
+#include "shard/gather/row_pooler.h"
+
+#include <cstring>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "shard/testing/test_engine.h"
+
+namespace emberd::shard {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::OneTableStack;
+using testing::TestBatch;
+using testing::TestEngine;
+using testing::TestShape;
+
+v1::OptimizerConfig Sgd() {
+  v1::OptimizerConfig optimizer;
+  optimizer.mutable_sgd();
+  return optimizer;
+}
+
+StackSpec RandomStack(const TestShape& shape, std::mt19937_64& random) {
+  const int width = 8 * static_cast<int>(1 + random() % 20);
+  StackSpec stack = OneTableStack(shape, width, width - static_cast<int>(random() % 8), Sgd());
+  constexpr v1::DataType kStorage[] = {v1::FLOAT32, v1::BFLOAT16, v1::FLOAT16};
+  stack.storage_dtype = kStorage[random() % 3];
+  stack.quantized = random() % 2 == 0;
+  stack.quantization.set_lower(-0.5f);
+  stack.quantization.set_upper(0.75f);
+  stack.quantization.set_num_buckets(100);
+  return stack;
+}
+
+void ExpectSameBits(const StackSums& a, const StackSums& b) {
+  EXPECT_EQ(a.stack, b.stack);
+  EXPECT_EQ(a.width, b.width);
+  EXPECT_EQ(a.rows_gathered, b.rows_gathered);
+  ASSERT_EQ(a.samples, b.samples);
+  EXPECT_EQ(std::memcmp(a.sums->data(), b.sums->data(), a.samples.size() * a.width * sizeof(float)),
+            0);
+}
+
+absl::Span<const char> BytesOf(const StackRows& rows) {
+  return absl::MakeConstSpan(rows.rows->data(), rows.count * rows.row_bytes);
+}
+
+// What AUTO weighs, by the formulas of model.proto.
+int64_t BytesOf(const StackSums& sums) {
+  return static_cast<int64_t>(sums.samples.size()) * (4 + 4 * sums.width);
+}
+
+class RowPoolerTest : public ::testing::Test {
+ protected:
+  const std::unique_ptr<RowPooler> pooler_ = RowPooler::Create(2);
+};
+
+TEST_F(RowPoolerTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
+  std::mt19937_64 random(testing::TestSeed());
+  int unique = 0, sums = 0;
+  for (int i = 0; i < 60; ++i) {
+    const int all_partitions = 1 << random() % 4;
+    const int partitions = std::max(1, all_partitions >> random() % 3);
+    const int first = partitions * static_cast<int>(random() % (all_partitions / partitions));
+    const TestShape shape{all_partitions, static_cast<int64_t>(8 + 8 * (random() % 20)),
+                          static_cast<int>(1 + random() % 200)};
+    const StackSpec stack = RandomStack(shape, random);
+    TestBatch batch(testing::RandomEntries(shape, 1 + static_cast<int>(random() % 6), random),
+                    shape, first, partitions, 1 << random() % 4, 1 + random() % 4);
+    std::map<v1::ResultMode, GatherOutput> output;
+    for (const v1::ResultMode mode : {v1::PARTIAL_SUMS, v1::UNIQUE_ROWS, v1::AUTO}) {
+      StackSpec with_mode = stack;
+      with_mode.result_mode = mode;
+      TestEngine engine({with_mode}, shape, first, partitions,
+                        EngineOptions{.threads = 2, .eager_bytes = i % 2 == 0 ? 0 : 1 << 20});
+      output[mode] = engine.GatherEither(*engine.Prepare(batch.view()));
+    }
+    ASSERT_EQ(output[v1::PARTIAL_SUMS].sums.size(), 1u);
+    ASSERT_EQ(output[v1::UNIQUE_ROWS].rows.size(), 1u);
+    const StackSums& expected = output[v1::PARTIAL_SUMS].sums[0];
+    const StackRows& rows = output[v1::UNIQUE_ROWS].rows[0];
+    const auto pooled = pooler_->Pool(batch.view(), stack, partitions, BytesOf(rows));
+    ASSERT_TRUE(pooled.ok()) << pooled.status();
+    ExpectSameBits(*pooled, expected);
+
+    const GatherOutput& chosen = output[v1::AUTO];
+    ASSERT_EQ(chosen.rows.size() + chosen.sums.size(), 1u);
+    EXPECT_EQ(chosen.rows.size(), BytesOf(rows).size() < static_cast<size_t>(BytesOf(expected)));
+    unique += static_cast<int>(chosen.rows.size());
+    sums += static_cast<int>(chosen.sums.size());
+    if (!chosen.rows.empty()) {
+      EXPECT_EQ(BytesOf(chosen.rows[0]), BytesOf(rows));
+    } else {
+      ExpectSameBits(chosen.sums[0], expected);
+    }
+  }
+  EXPECT_GT(unique, 5);
+  EXPECT_GT(sums, 5);
+}
+
+// A hundred samples that look up one row on each of two partitions: 2 rows against 100 sums.
+TEST_F(RowPoolerTest, RepeatedRowsTravelOnce) {
+  const TestShape shape{2, 16, 100};
+  std::vector<testing::TestEntry> entries;
+  for (int sample = 0; sample < 100; ++sample) {
+    entries.push_back({sample, 0, 3, 1.0f});
+    entries.push_back({sample, 1, 5, 0.5f});
+  }
+  StackSpec stack = OneTableStack(shape, 16, 16, Sgd());
+  stack.result_mode = v1::AUTO;
+  TestEngine engine({stack}, shape, 0, 2);
+  TestBatch batch(entries, shape, 0, 2, 2, 1);
+  const GatherOutput output = engine.GatherEither(*engine.Prepare(batch.view()));
+  ASSERT_EQ(output.rows.size(), 1u);
+  EXPECT_EQ(output.rows[0].count, 2);
+  EXPECT_EQ(output.rows[0].row_bytes, 64);
+  EXPECT_EQ(output.rows[0].rows_gathered, 200);
+  const auto pooled = pooler_->Pool(batch.view(), stack, 2, BytesOf(output.rows[0]));
+  ASSERT_TRUE(pooled.ok()) << pooled.status();
+  const std::vector<float> a = engine.ReadRow(0, 0, 3, 16), b = engine.ReadRow(0, 1, 5, 16);
+  ASSERT_EQ(pooled->samples.size(), 100u);
+  for (int c = 0; c < 16; ++c) EXPECT_EQ(pooled->sums->data()[99 * 16 + c], a[c] + 0.5f * b[c]);
+}
+
+TEST_F(RowPoolerTest, LargeBatchesAreSharedAmongThreads) {
+  std::mt19937_64 random(testing::TestSeed());
+  const TestShape shape{1, 64, 30'000};
+  StackSpec stack = OneTableStack(shape, 128, 128, Sgd());
+  TestBatch batch(testing::RandomEntries(shape, 2, random), shape, 0, 1, 4, 1);
+  TestEngine sums({stack}, shape, 0, 1);
+  stack.result_mode = v1::UNIQUE_ROWS;
+  TestEngine rows({stack}, shape, 0, 1);
+  const StackRows unique = rows.GatherEither(*rows.Prepare(batch.view())).rows[0];
+  const auto pooled = pooler_->Pool(batch.view(), stack, 1, BytesOf(unique));
+  ASSERT_TRUE(pooled.ok()) << pooled.status();
+  ExpectSameBits(*pooled, sums.Gather(*sums.Prepare(batch.view()))[0]);
+}
+
+TEST_F(RowPoolerTest, RefusesOtherRowsThanThoseOfTheBatch) {
+  const TestShape shape{1, 16, 4};
+  StackSpec stack = OneTableStack(shape, 8, 8, Sgd());
+  TestBatch batch({{0, 0, 3, 1.0f}, {2, 0, 9, 1.0f}}, shape, 0, 1, 1, 1);
+  const std::vector<char> rows(3 * 32);
+  EXPECT_TRUE(pooler_->Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(64)).ok());
+  for (const size_t bytes : {0, 32, 63, 96}) {
+    const absl::Status status =
+        pooler_->Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(bytes)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("the batch has 2 of 32 bytes"));
+  }
+}
+
+TEST_F(RowPoolerTest, ABatchWithoutEntriesHasNoRowsAndNoSums) {
+  const TestShape shape{2, 16, 6};
+  StackSpec stack = OneTableStack(shape, 8, 8, Sgd());
+  stack.result_mode = v1::UNIQUE_ROWS;
+  TestEngine engine({stack}, shape, 0, 2);
+  TestBatch batch({}, shape, 0, 2, 2, 1);
+  const GatherOutput output = engine.GatherEither(*engine.Prepare(batch.view()));
+  ASSERT_EQ(output.rows.size(), 1u);
+  EXPECT_EQ(output.rows[0].count, 0);
+  const auto pooled = pooler_->Pool(batch.view(), stack, 2, {});
+  ASSERT_TRUE(pooled.ok()) << pooled.status();
+  EXPECT_TRUE(pooled->samples.empty());
+}
+
+}  // namespace
+}  // namespace emberd::shard

@@ -1,0 +1,59 @@
+// A model as the engine holds it: its stacks and what they take from the budget.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "shard/batch/hot_rows.h"
+#include "shard/executor.h"
+#include "shard/store/model_spec.h"
+#include "shard/store/stack_store.h"
+
+namespace emberd::shard {
+
+// Bytes that one partition may hold over all models. Thread-safe.
+class Budget {
+ public:
+  explicit Budget(int64_t bytes_per_partition) : limit_(bytes_per_partition) {}
+  // RESOURCE_EXHAUSTED, with the figures, if `bytes` more do not fit.
+  absl::Status Take(int64_t bytes);
+  void Return(int64_t bytes);
+
+ private:
+  const int64_t limit_;
+  std::mutex mutex_;
+  int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+class Model {
+ public:
+  static absl::StatusOr<std::shared_ptr<Model>> Create(const ModelSpec& spec,
+                                                       const StoreOptions& options,
+                                                       std::shared_ptr<Budget> budget,
+                                                       Executor& executor);
+  ~Model() { budget_->Return(bytes_per_partition_); }
+
+  const ModelSpec& spec() const { return spec_; }
+  int stack_count() const { return static_cast<int>(stacks_.size()); }
+  StackStore& stack(int i) const { return *stacks_[i]; }
+  HotRowSketches& hot_rows(int i) const { return *hot_rows_[i]; }
+  int64_t bytes_per_partition() const { return bytes_per_partition_; }
+  int64_t bytes() const { return bytes_per_partition_ * spec_.partition_count; }
+
+ private:
+  Model(const ModelSpec& spec, std::shared_ptr<Budget> budget, int64_t bytes_per_partition)
+      : spec_(spec), budget_(std::move(budget)), bytes_per_partition_(bytes_per_partition) {}
+
+  const ModelSpec spec_;
+  const std::shared_ptr<Budget> budget_;
+  const int64_t bytes_per_partition_;
+  std::vector<std::unique_ptr<StackStore>> stacks_;
+  std::vector<std::unique_ptr<HotRowSketches>> hot_rows_;  // of stacks_
+};
+
+}  // namespace emberd::shard

@@ -1,0 +1,198 @@
+#include "shard/store/stack_store.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "shard/store/counter_random.h"
+#include "shard/store/stored_row.h"
+
+namespace emberd::shard {
+namespace {
+
+constexpr int64_t kChunkBytes = 4096;
+constexpr int64_t kMaxRows = int64_t{1} << 32;  // entries name a row by 32 bits
+constexpr int kMaxWidth = 8192;
+
+}  // namespace
+
+absl::Status StackStore::CheckShape(const StackSpec& spec, int partitions) {
+  if (spec.embedding_dim < 8 || spec.embedding_dim > kMaxWidth || spec.embedding_dim % 8 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stack ", spec.name, ": embedding_dim ", spec.embedding_dim,
+                     " must be a multiple of 8 in [8, ", kMaxWidth, "]"));
+  }
+  if (spec.rows_per_partition < 1 || spec.rows_per_partition > kMaxRows / partitions) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "stack ", spec.name, ": rows_per_partition ", spec.rows_per_partition, " must be in [1, ",
+        kMaxRows / partitions, "] for ", partitions, " partitions on one shard"));
+  }
+  if (spec.storage_dtype != v1::FLOAT32 && spec.storage_dtype != v1::BFLOAT16 &&
+      spec.storage_dtype != v1::FLOAT16) {
+    return absl::InvalidArgumentError(absl::StrCat("stack ", spec.name, ": storage_dtype ",
+                                                   v1::DataType_Name(spec.storage_dtype),
+                                                   " must be FLOAT32, BFLOAT16 or FLOAT16"));
+  }
+  return absl::OkStatus();
+}
+
+int64_t StackStore::BytesPerPartition(const StackSpec& spec) {
+  int64_t row = RowBytes(spec);
+  for (const config::SlotInfo& slot : config::OptimizerSlots(spec.optimizer)) {
+    row += slot.one_per_row ? 4 : spec.embedding_dim * 4;
+  }
+  return row * spec.rows_per_partition;
+}
+
+StackStore::StackStore(const ModelSpec& model, const StackSpec& spec)
+    : spec_(spec),
+      partitions_(model.partition_count),
+      all_partitions_(model.partitions),
+      first_partition_(model.first_partition),
+      seed_(model.seed),
+      strands_(std::make_unique<Strand[]>(model.partition_count)) {
+  for (const TableSpec& table : spec.tables) {
+    initializers_.emplace_back(model.seed, table.name, table.initializer);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<StackStore>> StackStore::Create(const ModelSpec& model,
+                                                               const StackSpec& spec,
+                                                               const StoreOptions& options,
+                                                               Executor& executor) {
+  if (absl::Status status = CheckShape(spec, model.partition_count); !status.ok()) return status;
+  std::unique_ptr<StackStore> store(new StackStore(model, spec));
+  if (absl::Status status = store->MakeRanges(); !status.ok()) return status;
+  if (absl::Status status = store->Reserve(options); !status.ok()) return status;
+  if (BytesPerPartition(spec) * store->partitions() <= options.eager_bytes) {
+    constexpr int64_t kRowsPerTask = 4096;
+    const int64_t rows = store->rows();
+    executor.ParallelFor(static_cast<int>((rows + kRowsPerTask - 1) / kRowsPerTask), [&](int task) {
+      const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
+      for (int64_t row = task * kRowsPerTask; row < end; ++row) store->EnsureRow(row);
+    });
+  }
+  return store;
+}
+
+absl::Status StackStore::MakeRanges() {
+  for (size_t i = 0; i < spec_.tables.size(); ++i) {
+    const TableSpec& table = spec_.tables[i];
+    const int64_t rows = table.padded_vocabulary_size / all_partitions_;
+    if (rows < 1 || table.row_offset < 0 || table.row_offset > spec_.rows_per_partition - rows ||
+        table.vocabulary_size < 1 || table.vocabulary_size > rows * all_partitions_ ||
+        table.embedding_dim < 1 || table.embedding_dim > width() || table.shard_rotation < 0 ||
+        table.shard_rotation >= all_partitions_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("stack ", spec_.name, ": table ", table.name, " does not fit: row_offset ",
+                       table.row_offset, ", padded_vocabulary_size ", table.padded_vocabulary_size,
+                       ", vocabulary_size ", table.vocabulary_size, ", embedding_dim ",
+                       table.embedding_dim, ", shard_rotation ", table.shard_rotation));
+    }
+    ranges_.push_back(
+        {table.row_offset, table.row_offset + rows, table.embedding_dim, static_cast<int>(i)});
+  }
+  std::sort(ranges_.begin(), ranges_.end(),
+            [](const RowRange& a, const RowRange& b) { return a.begin < b.begin; });
+  std::vector<RowRange> covered;
+  int64_t end = 0;
+  for (const RowRange& range : ranges_) {
+    if (range.begin < end) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("stack ", spec_.name, ": table ", spec_.tables[range.table].name,
+                       " at row_offset ", range.begin, " overlaps the rows before ", end));
+    }
+    if (range.begin > end) covered.push_back({end, range.begin, 0, -1});
+    covered.push_back(range);
+    end = range.end;
+  }
+  if (end < spec_.rows_per_partition) covered.push_back({end, spec_.rows_per_partition, 0, -1});
+  ranges_ = std::move(covered);
+  return absl::OkStatus();
+}
+
+absl::Status StackStore::Reserve(const StoreOptions& options) {
+  const auto map = [&](size_t bytes_per_row) {
+    const int64_t bytes = static_cast<int64_t>(bytes_per_row) * rows();
+    return MappedMemory::Map(bytes, bytes <= options.huge_page_bytes);
+  };
+  absl::StatusOr<MappedMemory> weights = map(row_bytes());
+  if (!weights.ok()) return weights.status();
+  weights_ = *std::move(weights);
+  for (const config::SlotInfo& info : config::OptimizerSlots(spec_.optimizer)) {
+    const int columns = info.one_per_row ? 1 : width();
+    absl::StatusOr<MappedMemory> memory = map(columns * sizeof(float));
+    if (!memory.ok()) return memory.status();
+    slots_.push_back({info, columns, *std::move(memory)});
+  }
+  while ((int64_t{2} << chunk_shift_) * static_cast<int64_t>(row_bytes()) <= kChunkBytes)
+    ++chunk_shift_;
+  const int64_t chunks = ((rows() - 1) >> chunk_shift_) + 1;
+  absl::StatusOr<MappedMemory> bitmap = MappedMemory::Map((chunks + 63) / 64 * 8, false);
+  if (!bitmap.ok()) return bitmap.status();
+  bitmap_ = *std::move(bitmap);
+  missing_chunks_ = chunks;
+  return absl::OkStatus();
+}
+
+std::vector<Strand*> StackStore::AllStrands() {
+  std::vector<Strand*> strands;
+  for (int k = 0; k < partitions_; ++k) strands.push_back(&strands_[k]);
+  return strands;
+}
+
+const RowRange& StackStore::RangeOf(int64_t row) const {
+  const int64_t local = row % rows_per_partition();
+  return *std::upper_bound(ranges_.begin(), ranges_.end(), local,
+                           [](int64_t value, const RowRange& r) { return value < r.end; });
+}
+
+int64_t StackStore::IdOf(int64_t row) const {
+  const RowRange& range = RangeOf(row);
+  const int64_t k = row / rows_per_partition();
+  const int64_t local = row % rows_per_partition() - range.begin;
+  const int64_t partition =
+      (first_partition_ + k - spec_.tables[range.table].shard_rotation + all_partitions_) %
+      all_partitions_;
+  return local * all_partitions_ + partition;
+}
+
+uint64_t StackStore::NextRoundingKey(int64_t step) {
+  constexpr uint64_t kUnnumbered = uint64_t{1} << 63;
+  return SubKey(NamedKey(seed_, absl::StrCat("rounding of ", spec_.name)),
+                step >= 0 ? static_cast<uint64_t>(step) : kUnnumbered | unnumbered_updates_++);
+}
+
+void StackStore::InitializeChunk(int64_t chunk) {
+  std::lock_guard<std::mutex> lock(locks_[chunk % kLocks]);
+  const uint64_t bit = uint64_t{1} << (chunk % 64);
+  if (Word(chunk).load(std::memory_order_relaxed) & bit) return;
+  std::vector<float> values(width());
+  const int64_t end = std::min(rows(), (chunk + 1) << chunk_shift_);
+  const RowRange* range = nullptr;
+  for (int64_t row = chunk << chunk_shift_; row < end; ++row) {
+    const int64_t local = row % rows_per_partition();
+    if (range == nullptr || local < range->begin || local >= range->end) range = &RangeOf(row);
+    if (range->table >= 0) InitializeRow(row, *range, values);
+  }
+  Word(chunk).fetch_or(bit, std::memory_order_release);
+  missing_chunks_.fetch_sub(1, std::memory_order_release);
+}
+
+void StackStore::InitializeRow(int64_t row, const RowRange& range, std::vector<float>& values) {
+  const TableSpec& table = spec_.tables[range.table];
+  const int64_t id = IdOf(row);
+  // Rows that pad the vocabulary hold zeros.
+  if (id < table.vocabulary_size && !initializers_[range.table].AllZero()) {
+    initializers_[range.table].Fill(id, absl::MakeSpan(values.data(), range.columns));
+    WriteStoredRow(dtype(), absl::MakeSpan(values.data(), range.columns),
+                   weights_.data() + row * row_bytes());
+  }
+  for (const Slot& slot : slots_) {
+    if (slot.info.initial_value == 0) continue;
+    float* first = slot.data() + row * slot.columns;
+    std::fill(first, first + std::min(slot.columns, range.columns), slot.info.initial_value);
+  }
+}
+
+}  // namespace emberd::shard

@@ -1,0 +1,130 @@
+// The rows of one stack that this shard owns: weights and optimizer slots of K partitions, and how
+// they begin.
+//
+// A row is named by `row = k * rows_per_partition + local row`, k counting the shard's own
+// partitions from 0. Weights and each slot are arrays of their own, [K * rows_per_partition,
+// columns].
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/mapped_memory.h"
+#include "config/optimizers.h"
+#include "config/storage.h"
+#include "shard/executor.h"
+#include "shard/store/initializer.h"
+#include "shard/store/model_spec.h"
+
+namespace emberd::shard {
+
+struct StoreOptions {
+  // Stacks of at most this many bytes get all their rows at once; larger ones row by row when first
+  // touched.
+  int64_t eager_bytes = int64_t{64} << 20;
+  // Arrays of at most this many bytes are backed by huge pages: faster, but the first touch costs 2
+  // MiB.
+  int64_t huge_page_bytes = int64_t{1} << 40;
+};
+
+// A run of local rows with the same number of live columns; the same in every partition. Columns
+// from `columns` on are padding and stay 0.
+struct RowRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int columns = 0;
+  int table = -1;  // index in StackSpec.tables; -1: rows of no table
+};
+
+// Thread-safe as far as it guards anything: EnsureRow may be called by any thread; who reads or
+// writes a row of partition k must hold strand(k).
+class StackStore {
+ public:
+  struct Slot {
+    config::SlotInfo info;
+    int columns = 0;  // width, or 1
+    MappedMemory memory;
+    float* data() const { return reinterpret_cast<float*>(memory.data()); }
+  };
+
+  // INVALID_ARGUMENT for a width, row count or storage type that no shard can hold.
+  static absl::Status CheckShape(const StackSpec& spec, int partitions);
+  // INVALID_ARGUMENT for a spec that makes no sense. Bytes are not checked against a budget here.
+  static absl::StatusOr<std::unique_ptr<StackStore>> Create(const ModelSpec& model,
+                                                            const StackSpec& spec,
+                                                            const StoreOptions& options,
+                                                            Executor& executor);
+  // Bytes of weights and slots in one partition.
+  static int64_t BytesPerPartition(const StackSpec& spec);
+
+  const StackSpec& spec() const { return spec_; }
+  int width() const { return spec_.embedding_dim; }
+  int partitions() const { return partitions_; }
+  int first_partition() const { return first_partition_; }
+  int64_t rows_per_partition() const { return spec_.rows_per_partition; }
+  int64_t rows() const { return partitions_ * spec_.rows_per_partition; }
+  v1::DataType dtype() const { return spec_.storage_dtype; }
+  size_t row_bytes() const { return RowBytes(spec_); }
+  char* weights() const { return weights_.data(); }
+  const std::vector<Slot>& slots() const { return slots_; }
+  // Ascending, without gaps, over all local rows of a partition.
+  const std::vector<RowRange>& ranges() const { return ranges_; }
+  // The range that `row` is in.
+  const RowRange& RangeOf(int64_t row) const;
+  // The table's own number of a row that is in the range of a table.
+  int64_t IdOf(int64_t row) const;
+  Strand& strand(int k) { return strands_[k]; }
+  std::vector<Strand*> AllStrands();
+
+  // The key of this step's random roundings, from the model's seed, the stack's name and the step:
+  // the trainer's step number where it gives one, else the number of this update among those of the
+  // stack that gave none. Either is the same for any number of shards, threads and restarts that
+  // replay the updates in their order. To be called once per update, in that order.
+  uint64_t NextRoundingKey(int64_t step);
+
+  // True once every row has its initial value; EnsureRow is then not needed.
+  bool Complete() const { return missing_chunks_.load(std::memory_order_acquire) == 0; }
+  // Gives `row` its initial value if nobody has touched it. Whoever returns from this sees the row
+  // initialised.
+  void EnsureRow(int64_t row) {
+    const int64_t chunk = row >> chunk_shift_;
+    if (!(Word(chunk).load(std::memory_order_acquire) >> (chunk % 64) & 1)) InitializeChunk(chunk);
+  }
+
+ private:
+  StackStore(const ModelSpec& model, const StackSpec& spec);
+  absl::Status MakeRanges();
+  absl::Status Reserve(const StoreOptions& options);
+  void InitializeChunk(int64_t chunk);
+  void InitializeRow(int64_t row, const RowRange& range, std::vector<float>& values);
+  std::atomic<uint64_t>& Word(int64_t chunk) {
+    return reinterpret_cast<std::atomic<uint64_t>*>(bitmap_.data())[chunk / 64];
+  }
+
+  const StackSpec spec_;
+  const int partitions_;
+  const int all_partitions_;
+  const int first_partition_;
+  const uint64_t seed_;
+  std::vector<Initializer> initializers_;  // one per table
+  uint64_t unnumbered_updates_ = 0;
+  std::vector<RowRange> ranges_;
+  MappedMemory weights_;
+  std::vector<Slot> slots_;
+  std::unique_ptr<Strand[]> strands_;
+
+  // Rows are initialised in chunks of 2^chunk_shift_ rows, about a page of weights; a bit per chunk
+  // says done.
+  int chunk_shift_ = 0;
+  MappedMemory bitmap_;
+  std::atomic<int64_t> missing_chunks_{0};
+  static constexpr int kLocks = 64;
+  std::mutex locks_[kLocks];  // chunk c is initialised under lock c mod 64
+};
+
+}  // namespace emberd::shard

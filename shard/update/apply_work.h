@@ -1,0 +1,72 @@
+// An update on its way: the parts of a step, laid out stack by stack for the backward pass.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/buffer_pool.h"
+#include "shard/batch/batch.h"
+#include "shard/engine.h"
+#include "shard/store/model.h"
+#include "shard/update/update_kernel.h"
+#include "shard/update/update_rule.h"
+
+namespace emberd::shard {
+
+// What a step does to one stack.
+struct StackUpdate {
+  int stack = 0;
+  StackStore* store = nullptr;
+  StepRule rule;
+  std::vector<const StackEntries*> parts;  // those with entries, in rank order; there may be none
+  uint64_t rounding_key = 0;               // of the step
+  // Where the gradients are, as UpdateArgs has it: an array if there is one part, a pointer per
+  // sample if there are more. Null: all zero.
+  const float* gradients = nullptr;
+  PooledArray<const float*> gradient_rows;
+  std::vector<float> zero_row;  // what the samples of a part without gradients point to
+
+  int64_t partition_entries(int k) const;
+};
+
+// Immutable once it took its turn, apart from the counters; shared by the jobs of its (stack,
+// partition) pairs.
+class ApplyWork {
+ public:
+  // `parts` have passed CheckApply and CheckApplyParts; there is at least one. NOT_FOUND if the
+  // model was dropped since then.
+  static absl::StatusOr<std::shared_ptr<ApplyWork>> Make(std::vector<ApplyPart> parts,
+                                                         BufferPool& pool);
+
+  // Those of the batches.
+  const std::vector<StackUpdate>& stacks() const { return stacks_; }
+  // Gives the step its place among the updates of its stacks. To be called once, before any
+  // partition is updated, and in the order in which updates take their strands.
+  void TakeTurn();
+  // Updates the rows of the k-th partition; the caller holds its strand.
+  // Rows updated.
+  int64_t UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool);
+  // Of the partitions updated so far.
+  ApplyResult Result() const;
+
+  Engine::ApplyCallback done;
+  std::atomic<int> jobs_left{0};
+
+ private:
+  struct Counts {
+    std::atomic<int64_t> updated{0};
+    std::atomic<int64_t> skipped{0};
+  };
+
+  absl::Status AddStack(int index, BufferPool& pool);
+
+  std::shared_ptr<Model> model_;
+  std::vector<ApplyPart> parts_;
+  std::vector<StackUpdate> stacks_;
+  std::vector<Counts> counts_;  // of stacks_
+};
+
+}  // namespace emberd::shard

@@ -1,0 +1,105 @@
+// Which number a decay rate becomes in an update: seen in the slots after one step.
+#include "shard/update/update_rule.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "config/optimizers.h"
+#include "shard/testing/one_row.h"
+#include "shard/testing/optimizer_cases.h"
+
+namespace emberd::shard {
+namespace {
+
+using testing::RowValues;
+
+constexpr int kColumns = 8;
+
+// The gradient of step s is (s + 1) * `gradient`, in every column.
+RowValues AfterSteps(const v1::OptimizerConfig& optimizer, int steps, float gradient) {
+  RowValues row{std::vector<float>(kColumns, 1.0f), {}};
+  for (const config::SlotInfo& slot : config::OptimizerSlots(optimizer)) {
+    row.slots.emplace_back(kColumns, slot.initial_value);
+  }
+  for (int step = 0; step < steps; ++step) {
+    const std::vector<float> g(kColumns, static_cast<float>(step + 1) * gradient);
+    testing::KernelUpdate(MakeStepRule(optimizer, step), g, row);
+  }
+  return row;
+}
+
+// With slots that start from 0 and a gradient of 1, a slot holds the complement after one step.
+struct Complement {
+  const char* optimizer;
+  int slot;
+  float expected;
+};
+
+const Complement kComplements[] = {
+    // TensorFlow's forms and RMSProp: in double.
+    {"adam { beta1: 0.999 }", 0, 0.001f},
+    {"adam { beta2: 0.999 }", 1, 0.001f},
+    {"adam { beta2: 0.999999999999 }", 1, 1e-12f},
+    {"adagrad_momentum { beta2: 0.999 initial_accumulator: 0 }", 0, 0.001f},
+    {"adagrad_momentum { beta2: 0.999999999999 initial_accumulator: 0 }", 0, 1e-12f},
+    {"adagrad_momentum { beta2: 1 initial_accumulator: 0 }", 0, 1},
+    {"rmsprop { decay: 0.999 }", 0, 0.001f},
+    // JAX's: in float32.
+    {"adam { beta1: 0.999 bias_correction: true }", 0, 1 - 0.999f},
+    {"adam { beta2: 0.999 bias_correction: true }", 1, 1 - 0.999f},
+    {"adamw { beta1: 0.999 }", 0, 1 - 0.999f},
+    {"adamw { beta2: 0.999 }", 1, 1 - 0.999f},
+    {"adamw { beta2: 0.999999999999 }", 1, 0x1p-24f},
+};
+
+TEST(UpdateRule, ComplementsAreThoseOfTheSystemThatTheFormFollows) {
+  for (const Complement& row : kComplements) {
+    const v1::OptimizerConfig optimizer = testing::CompleteOptimizer(row.optimizer);
+    // 1 - 1e-12 in double is off by 2e-5 of 1e-12, at most.
+    const float tolerance = row.expected < 1e-9f ? 1e-16f : 0;
+    EXPECT_NEAR(AfterSteps(optimizer, 1, 1).slots[row.slot][0], row.expected, tolerance)
+        << row.optimizer;
+  }
+}
+
+// A double just below 1 is 1 as a float32; bias correction must not divide by 1 - 1.
+TEST(UpdateRule, RatesThatRoundUpToOneKeepRowsFinite) {
+  for (const char* text :
+       {"adam { beta1: 0.999999999999 beta2: 0.999999999999 }",
+        "adam { beta1: 0.999999999999 bias_correction: true }",
+        "adam { beta2: 0.999999999999 bias_correction: true }",
+        "adamw { beta1: 0.999999999999 beta2: 0.999999999999 }",
+        "laprop { beta1: 0.999999999999 beta2: 0.999999999999 }",
+        "rmsprop { decay: 0.999999999999 }", "adagrad_momentum { beta2: 0.999999999999 }"}) {
+    const RowValues row = AfterSteps(testing::CompleteOptimizer(text), 3, 0.5f);
+    EXPECT_TRUE(std::isfinite(row.w[0])) << text;
+    for (const std::vector<float>& slot : row.slots) EXPECT_TRUE(std::isfinite(slot[0])) << text;
+  }
+}
+
+// Every field whose complement enters a formula, sent for a step and written in the config.
+TEST(UpdateRule, ARateSentPerStepGivesTheBitsOfAConfiguredOne) {
+  const struct {
+    const char* kind;
+    const char* field;
+  } kFields[] = {{"adam", "beta1"},    {"adam", "beta2"},
+                 {"adamw", "beta1"},   {"adamw", "beta2"},
+                 {"laprop", "beta1"},  {"laprop", "beta2"},
+                 {"rmsprop", "decay"}, {"adagrad_momentum", "beta2"}};
+  for (const auto& [kind, field] : kFields) {
+    const auto configured = [kind = kind, field = field](const std::string& rate) {
+      return testing::CompleteOptimizer(std::string(kind) + " { " + field + ": " + rate + " }");
+    };
+    v1::OptimizerConfig sent = configured("0.5");
+    ASSERT_TRUE(config::SetHyperparameters(&sent, {{field, 0.999}}).ok());
+    const RowValues expected = AfterSteps(configured("0.999"), 3, 0.3f);
+    const RowValues row = AfterSteps(sent, 3, 0.3f);
+    EXPECT_EQ(row.w, expected.w) << kind << " " << field;
+    EXPECT_EQ(row.slots, expected.slots) << kind << " " << field;
+    EXPECT_NE(row.slots, AfterSteps(configured("0.5"), 3, 0.3f).slots) << kind << " " << field;
+  }
+}
+
+}  // namespace
+}  // namespace emberd::shard
