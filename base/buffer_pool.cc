@@ -2,7 +2,6 @@
 
 #include <array>
 #include <bit>
-#include <mutex>
 #include <new>
 #include <utility>
 #include <vector>
@@ -10,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
 
 namespace emberd {
 namespace {
@@ -55,7 +55,7 @@ class BufferPool::Store {
 
   char* Get(int size_class) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       std::vector<char*>& idle = idle_[size_class];
       if (!idle.empty()) {
         char* data = idle.back();
@@ -69,7 +69,7 @@ class BufferPool::Store {
 
   void Put(int size_class, char* data) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       if (idle_bytes_ + ClassBytes(size_class) <= idle_limit_) {
         idle_bytes_ += ClassBytes(size_class);
         idle_[size_class].push_back(data);
@@ -81,28 +81,27 @@ class BufferPool::Store {
 
  private:
   const size_t idle_limit_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::array<std::vector<char*>, kClasses> idle_ ABSL_GUARDED_BY(mutex_);
   size_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-class BufferPool::Buffer final : public PooledBytes {
- public:
-  Buffer(std::shared_ptr<Store> store, int size_class, size_t size)
-      : PooledBytes(store->Get(size_class), size),
-        store_(std::move(store)),
-        size_class_(size_class) {}
-  ~Buffer() override { store_->Put(size_class_, data_); }
-
- private:
-  std::shared_ptr<Store> store_;
-  int size_class_;
-};
-
 BufferPool::BufferPool(size_t idle_limit) : store_(std::make_shared<Store>(idle_limit)) {}
 
-std::unique_ptr<PooledBytes> BufferPool::Get(size_t bytes) {
-  return std::make_unique<Buffer>(store_, ClassOf(bytes), bytes);
+PooledBytes BufferPool::Get(size_t bytes) { return PooledBytes(store_, ClassOf(bytes)); }
+
+PooledBytes::PooledBytes(std::shared_ptr<BufferPool::Store> store, int size_class)
+    : store_(std::move(store)), size_class_(size_class), data_(store_->Get(size_class)) {}
+
+PooledBytes& PooledBytes::operator=(PooledBytes&& other) noexcept {
+  std::swap(store_, other.store_);
+  std::swap(size_class_, other.size_class_);
+  std::swap(data_, other.data_);
+  return *this;
+}
+
+PooledBytes::~PooledBytes() {
+  if (store_ != nullptr) store_->Put(size_class_, data_);
 }
 
 }  // namespace emberd

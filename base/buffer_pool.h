@@ -5,23 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "absl/types/span.h"
 
 namespace emberd {
 
-// Bytes aligned to 64 that go back to their pool when destroyed. Contents are undefined at first.
-class PooledBytes {
- public:
-  virtual ~PooledBytes() = default;
-  char* data() const { return data_; }
-  size_t size() const { return size_; }
-
- protected:
-  PooledBytes(char* data, size_t size) : data_(data), size_(size) {}
-  char* data_;
-  size_t size_;
-};
+class PooledBytes;
 
 // Thread-safe. Buffers may outlive the handle to the pool.
 class BufferPool {
@@ -29,12 +19,30 @@ class BufferPool {
   // Idle buffers are kept up to `idle_limit` bytes in all.
   explicit BufferPool(size_t idle_limit = size_t{1} << 30);
   // Never fails for want of memory short of the kernel's own out-of-memory handling.
-  std::unique_ptr<PooledBytes> Get(size_t bytes);
+  PooledBytes Get(size_t bytes);
 
  private:
+  friend class PooledBytes;
   class Store;
-  class Buffer;
   std::shared_ptr<Store> store_;
+};
+
+// Bytes aligned to 64 that go back to their pool when destroyed. Contents are undefined at first.
+class PooledBytes {
+ public:
+  PooledBytes() = default;
+  PooledBytes(PooledBytes&& other) noexcept { *this = std::move(other); }
+  PooledBytes& operator=(PooledBytes&& other) noexcept;
+  ~PooledBytes();
+  char* data() const { return data_; }
+
+ private:
+  friend class BufferPool;
+  PooledBytes(std::shared_ptr<BufferPool::Store> store, int size_class);
+
+  std::shared_ptr<BufferPool::Store> store_;
+  int size_class_ = 0;
+  char* data_ = nullptr;
 };
 
 // A fixed-size array of trivial values in a pooled buffer. Movable. Contents are undefined at
@@ -44,15 +52,15 @@ class PooledArray {
  public:
   PooledArray() = default;
   PooledArray(BufferPool& pool, size_t size) : bytes_(pool.Get(size * sizeof(T))), size_(size) {}
-  T* data() { return bytes_ ? reinterpret_cast<T*>(bytes_->data()) : nullptr; }
-  const T* data() const { return bytes_ ? reinterpret_cast<const T*>(bytes_->data()) : nullptr; }
+  T* data() { return reinterpret_cast<T*>(bytes_.data()); }
+  const T* data() const { return reinterpret_cast<const T*>(bytes_.data()); }
   size_t size() const { return size_; }
   T& operator[](size_t i) { return data()[i]; }
   const T& operator[](size_t i) const { return data()[i]; }
   operator absl::Span<const T>() const { return {data(), size_}; }
 
  private:
-  std::unique_ptr<PooledBytes> bytes_;
+  PooledBytes bytes_;
   size_t size_ = 0;
 };
 

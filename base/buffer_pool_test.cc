@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -13,19 +12,18 @@ namespace {
 TEST(BufferPool, BuffersAreAlignedAndLargeEnough) {
   BufferPool pool;
   for (size_t bytes = 0; bytes < (size_t{9} << 20); bytes = bytes * 5 / 3 + 1) {
-    const std::unique_ptr<PooledBytes> buffer = pool.Get(bytes);
-    EXPECT_EQ(buffer->size(), bytes);
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0u);
-    std::memset(buffer->data(), 1, bytes);  // for AddressSanitizer
+    const PooledBytes buffer = pool.Get(bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0u);
+    std::memset(buffer.data(), 1, bytes);  // for AddressSanitizer
   }
 }
 
 TEST(BufferPool, ReusesMemoryOfTheSameClass) {
   BufferPool pool;
-  std::unique_ptr<PooledBytes> buffer = pool.Get(100000);
-  const char* data = buffer->data();
-  buffer.reset();
-  EXPECT_EQ(pool.Get(99000)->data(), data);
+  PooledBytes buffer = pool.Get(100000);
+  const char* data = buffer.data();
+  buffer = PooledBytes();
+  EXPECT_EQ(pool.Get(99000).data(), data);
 }
 
 TEST(BufferPool, LiveBuffersDoNotOverlap) {
@@ -42,12 +40,12 @@ TEST(BufferPool, LiveBuffersDoNotOverlap) {
 }
 
 TEST(BufferPool, BuffersMayOutliveThePool) {
-  std::unique_ptr<PooledBytes> buffer;
+  PooledBytes buffer;
   {
     BufferPool pool;
     buffer = pool.Get(5000);
   }
-  std::memset(buffer->data(), 7, buffer->size());
+  std::memset(buffer.data(), 7, 5000);
 }
 
 }  // namespace

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
 
 namespace emberd {
 
@@ -18,7 +18,7 @@ class Recycler {
 
   std::unique_ptr<T> Take() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       if (!idle_.empty()) {
         std::unique_ptr<T> object = std::move(idle_.back());
         idle_.pop_back();
@@ -29,13 +29,13 @@ class Recycler {
   }
 
   void Give(std::unique_ptr<T> object) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (idle_.size() < keep_) idle_.push_back(std::move(object));
   }
 
  private:
   const size_t keep_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::vector<std::unique_ptr<T>> idle_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,13 +1,53 @@
 #include "base/sha256.h"
 
-#include <openssl/sha.h>
+#include <cstdlib>
+
+#include <openssl/evp.h>
+
+#include "absl/strings/escaping.h"
 
 namespace emberd {
+namespace {
 
-std::array<uint8_t, 32> Sha256(const std::string& text) {
-  std::array<uint8_t, 32> digest;
-  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data());
+// OpenSSL fails here only without memory.
+void Check(int result) {
+  if (result != 1) std::abort();
+}
+
+std::string ToHex(const Sha256Digest& digest) {
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
+}
+
+}  // namespace
+
+struct Sha256Stream::State {
+  State() { Check(EVP_DigestInit_ex(context, EVP_sha256(), nullptr)); }
+  ~State() { EVP_MD_CTX_free(context); }
+  EVP_MD_CTX* const context = EVP_MD_CTX_new();
+};
+
+Sha256Stream::Sha256Stream() : state_(std::make_unique<State>()) {}
+Sha256Stream::~Sha256Stream() = default;
+
+void Sha256Stream::Add(absl::string_view bytes) {
+  Check(EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()));
+}
+
+Sha256Digest Sha256Stream::Digest() {
+  Sha256Digest digest;
+  Check(EVP_DigestFinal_ex(state_->context, digest.data(), nullptr));
   return digest;
 }
+
+std::string Sha256Stream::Hex() { return ToHex(Digest()); }
+
+Sha256Digest Sha256(absl::string_view bytes) {
+  Sha256Stream stream;
+  stream.Add(bytes);
+  return stream.Digest();
+}
+
+std::string Sha256Hex(absl::string_view bytes) { return ToHex(Sha256(bytes)); }
 
 }  // namespace emberd

@@ -1,12 +1,34 @@
-// SHA-256 of a string, for names and fingerprints that must be equal on every machine.
+// SHA-256, for names, fingerprints and tokens that must be equal on every machine.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
+
+#include "absl/strings/string_view.h"
 
 namespace emberd {
 
-std::array<uint8_t, 32> Sha256(const std::string& text);
+using Sha256Digest = std::array<uint8_t, 32>;
+
+Sha256Digest Sha256(absl::string_view bytes);
+// In 64 lower-case hexadecimal digits.
+std::string Sha256Hex(absl::string_view bytes);
+
+// The same of bytes that come piece by piece.
+class Sha256Stream {
+ public:
+  Sha256Stream();
+  ~Sha256Stream();
+  void Add(absl::string_view bytes);
+  // Of all that was added. Ends the stream: nothing may be called after it.
+  Sha256Digest Digest();
+  std::string Hex();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace emberd
