@@ -9,13 +9,14 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing/paths.h"
 #include "config/config.h"
 
 namespace emberd::config {
 namespace {
 
 nlohmann::json GoldenCase(const std::string& name) {
-  std::ifstream file(std::string(EMBERD_SOURCE_DIR) + "/tests/golden/tf/13_config_validation.json");
+  std::ifstream file(SourcePath("tests/golden/tf/13_config_validation.json"));
   const nlohmann::json golden = nlohmann::json::parse(file);
   for (const nlohmann::json& entry : golden.at("cases")) {
     if (entry.at("name") == name) return entry;

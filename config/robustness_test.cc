@@ -14,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/testing/paths.h"
 #include "config/config.h"
 #include "config/optimizers.h"
 #include "google/protobuf/stubs/logging.h"
@@ -30,8 +31,7 @@ class RobustnessTest : public testing::Test {
     const uint64_t seed = given == nullptr ? 20240229 : std::strtoull(given, nullptr, 10);
     std::cout << "EMBERD_TEST_SEED=" << seed << "\n";
     random_.seed(seed);
-    for (const auto& file :
-         std::filesystem::directory_iterator(std::string(EMBERD_SOURCE_DIR) + "/config/samples")) {
+    for (const auto& file : std::filesystem::directory_iterator(SourcePath("config/samples"))) {
       std::stringstream text;
       text << std::ifstream(file.path()).rdbuf();
       // The sample with 26 tables adds time and no new forms.

@@ -4,12 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include "base/testing/paths.h"
 #include "config/config.h"
 
 namespace emberd::config {
 namespace {
 
-const std::string kSamples = std::string(EMBERD_SOURCE_DIR) + "/config/samples/";
+const std::string kSamples = SourcePath("config/samples/");
 
 v1::ModelConfig Model(const std::string& file) {
   const auto model = LoadModel(kSamples + file);

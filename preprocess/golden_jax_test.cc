@@ -13,6 +13,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/testing/paths.h"
 #include "preprocess/golden_json.h"
 #include "preprocess/jax_case.h"
 
@@ -25,7 +26,7 @@ using nlohmann::json;
 std::vector<std::string> CaseFiles() {
   const char* folder = std::getenv("EMBERD_GOLDEN_JAX");
   std::vector<std::string> files;
-  const std::string path = folder == nullptr ? EMBERD_SOURCE_DIR "/tests/golden/jax" : folder;
+  const std::string path = folder == nullptr ? SourcePath("tests/golden/jax") : folder;
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     if (entry.path().extension() == ".json" && entry.path().stem() != "070") {
       files.push_back(entry.path());

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/paths.h"
 #include "preprocess/batch/sample_layout.h"
 #include "preprocess/batch/splits.h"
 #include "preprocess/plan/placement.h"
@@ -30,7 +31,7 @@ using nlohmann::json;
 using Rows = std::vector<std::vector<double>>;
 
 json Load(const std::string& name) {
-  std::ifstream file(absl::StrCat(EMBERD_SOURCE_DIR "/tests/golden/tf/", name, ".json"));
+  std::ifstream file(SourcePath("tests/golden/tf/" + name + ".json"));
   return json::parse(file);
 }
 

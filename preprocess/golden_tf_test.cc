@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/paths.h"
 #include "preprocess/batch/slot_buckets.h"
 #include "preprocess/batch/slot_sorter.h"
 #include "preprocess/golden_json.h"
@@ -26,7 +27,7 @@ namespace {
 using nlohmann::json;
 
 json Load(const std::string& name) {
-  std::ifstream file(absl::StrCat(EMBERD_SOURCE_DIR "/tests/golden/tf/", name, ".json"));
+  std::ifstream file(SourcePath("tests/golden/tf/" + name + ".json"));
   return json::parse(file);
 }
 

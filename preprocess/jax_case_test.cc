@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/testing/paths.h"
 #include "preprocess/random_case.h"
 
 namespace emberd::preprocess {
@@ -14,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 json Load(const std::string& name) {
-  std::ifstream file(EMBERD_SOURCE_DIR "/tests/golden/jax/" + name);
+  std::ifstream file(SourcePath("tests/golden/jax/" + name));
   return json::parse(file);
 }
 

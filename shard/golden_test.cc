@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/testing/paths.h"
 #include "config/optimizers.h"
 #include "shard/testing/one_row.h"
 #include "shard/testing/optimizer_cases.h"
@@ -23,7 +24,7 @@ using testing::TestEntry;
 using testing::TestShape;
 
 json ReadGolden(const std::string& name) {
-  std::ifstream file(std::string(EMBERD_SOURCE_DIR) + "/tests/golden/" + name);
+  std::ifstream file(SourcePath("tests/golden/" + name));
   EXPECT_TRUE(file.good()) << name;
   return json::parse(file);
 }

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/testing/paths.h"
 #include "client/demo/child.h"
 #include "client/demo/cluster.h"
 #include "client/demo/descriptor.h"
@@ -41,7 +42,7 @@ class DemoTest : public testing::Test {
     log_ = out_ + ".txt";
     const Descriptor log(
         open(log_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
-    std::vector<std::string> command = {EMBERD_BINARY_DIR "/bin/emberd_demo", "--out", out_};
+    std::vector<std::string> command = {BuildPath("bin/emberd_demo"), "--out", out_};
     command.insert(command.end(), arguments.begin(), arguments.end());
     auto child = Child::Start(command, {.output = log.get(), .error = log.get()});
     ASSERT_TRUE(child.ok()) << child.status();
@@ -149,7 +150,7 @@ TEST_F(DemoTest, GroupsMayBeAsynchronous) {
 
 TEST_F(DemoTest, MeetsThePlainRunOnFiles) {
   Start("movielens",
-        {"--data", EMBERD_SOURCE_DIR "/tests/data/movielens", "--examples", "500", "--batch", "4"});
+        {"--data", SourcePath("tests/data/movielens"), "--examples", "500", "--batch", "4"});
   const std::string line = Finish();
   EXPECT_THAT(line, MatchesRegex(kLastLine));
   EXPECT_EQ(FieldOf(line, "auc"), FieldOf(line, "best_auc"));

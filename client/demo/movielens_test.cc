@@ -9,13 +9,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/testing/paths.h"
+
 namespace emberd::demo {
 namespace {
 
 using testing::HasSubstr;
 
 // 4 users, 4 items, all 16 pairs rated.
-const std::string kTiny = EMBERD_SOURCE_DIR "/tests/data/movielens";
+const std::string kTiny = SourcePath("tests/data/movielens");
 
 // Examples of a batch as text, to be compared whatever their order.
 std::multiset<std::string> Rows(const Batch& batch) {
@@ -155,7 +157,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(MovieLensTest, DirectoryWithoutTheFiles) {
   EXPECT_EQ(MovieLens::Open("/no/such/directory", 1).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(MovieLens::Open(EMBERD_SOURCE_DIR "/client/demo", 1).status().code(),
+  EXPECT_EQ(MovieLens::Open(SourcePath("client/demo"), 1).status().code(),
             absl::StatusCode::kNotFound);
 }
 

@@ -9,16 +9,18 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include "base/testing/paths.h"
+
 namespace emberd::config {
 
-// The test is built with EMBERD_SOURCE_DIR. The files go with the object.
+// The files go with the object.
 class TestCa {
  public:
   // `hosts`: names and addresses of the servers, separated by blanks.
   explicit TestCa(const std::string& hosts = "localhost 127.0.0.1") {
     directory_ = (std::filesystem::temp_directory_path() / "emberd_ca_XXXXXX").string();
     EXPECT_NE(mkdtemp(directory_.data()), nullptr);
-    const std::string command = EMBERD_SOURCE_DIR "/deploy/make_test_ca.sh '" + directory_ + "' " +
+    const std::string command = SourcePath("deploy/make_test_ca.sh") + " '" + directory_ + "' " +
                                 hosts + " >'" + directory_ + ".log' 2>&1";
     EXPECT_EQ(std::system(command.c_str()), 0) << command;
     std::filesystem::remove(directory_ + ".log");

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/paths.h"
 #include "server/launcher/testing_program.h"
 #include "server/ops/metric_reference.h"
 
@@ -17,7 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr char kEmberd[] = EMBERD_BINARY_DIR "/bin/emberd";
+const std::string kEmberd = BuildPath("bin/emberd");
 
 struct Outcome {
   int status;

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/testing/paths.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/launcher/testing_program.h"
 #include "server/ops/http_get.h"
@@ -35,7 +36,7 @@ using ::testing::SizeIs;
 using ::testing::StartsWith;
 
 std::vector<std::string> Emberd(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), EMBERD_BINARY_DIR "/bin/emberd");
+  arguments.insert(arguments.begin(), BuildPath("bin/emberd"));
   return arguments;
 }
 

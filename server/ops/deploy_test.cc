@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_split.h"
+#include "base/testing/paths.h"
 #include "config/config.h"
 #include "server/ops/metric_catalogue.h"
 
@@ -17,7 +18,7 @@ namespace emberd::ops {
 namespace {
 
 std::string Read(const std::string& path) {
-  std::ifstream file(EMBERD_SOURCE_DIR "/" + path);
+  std::ifstream file(SourcePath(path));
   EXPECT_TRUE(file) << path;
   std::stringstream content;
   content << file.rdbuf();
@@ -25,8 +26,7 @@ std::string Read(const std::string& path) {
 }
 
 TEST(DeployTest, PrometheusScrapesExactlyTheSampleCluster) {
-  const auto cluster =
-      config::LoadCluster(EMBERD_SOURCE_DIR "/config/samples/cluster_local.textproto");
+  const auto cluster = config::LoadCluster(SourcePath("config/samples/cluster_local.textproto"));
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   std::set<std::string> expected;
   for (const auto& shard : cluster->shards()) expected.insert(shard.http_address());

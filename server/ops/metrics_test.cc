@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 #include <prometheus/text_serializer.h>
 
+#include "base/testing/paths.h"
 #include "server/ops/metric_catalogue.h"
 #include "server/ops/metric_reference.h"
 #include "server/ops/process_metrics.h"
@@ -170,7 +171,7 @@ TEST(MetricsTest, TheReferenceNamesEveryMetricUnderAGroup) {
 
 // Catches a page that nobody made anew after the catalogue changed.
 TEST(MetricsTest, TheReferenceInDeployIsWhatTheBinaryPrints) {
-  std::ifstream file(EMBERD_SOURCE_DIR "/deploy/METRICS.md");
+  std::ifstream file(SourcePath("deploy/METRICS.md"));
   std::stringstream content;
   content << file.rdbuf();
   EXPECT_EQ(content.str(), MetricReference())

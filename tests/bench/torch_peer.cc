@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/paths.h"
 
 namespace emberd::bench {
 namespace {
@@ -41,7 +42,7 @@ std::vector<TorchSeconds> RunTorch(int64_t rows, int width, const std::vector<To
   const ScratchFolder folder;
   std::string command =
       absl::StrCat(huge_pages ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " : "", EMBERD_PYTHON " ",
-                   EMBERD_SOURCE_DIR "/tests/bench/torch_steps.py ", rows, " ", width);
+                   SourcePath("tests/bench/torch_steps.py "), rows, " ", width);
   for (const TorchBatch& batch : batches) {
     const std::string path = absl::StrCat(folder.path(), "/", batch.name);
     WriteIds(path, batch.ids);

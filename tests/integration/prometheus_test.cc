@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "base/testing/paths.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/ops/metric_catalogue.h"
@@ -143,9 +144,7 @@ class Load {
 
 class PrometheusTest : public ::testing::Test {
  protected:
-  static std::string Deploy(const std::string& path) {
-    return absl::StrCat(EMBERD_SOURCE_DIR "/deploy/", path);
-  }
+  static std::string Deploy(const std::string& path) { return SourcePath("deploy/" + path); }
 
   void SetUp() override {
     if (!Prometheus::Installed()) {

@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/testing/paths.h"
 #include "client/emberctl/emberctl.h"
 #include "config/testing/test_ca.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
@@ -321,7 +322,7 @@ TEST(SecurityTest, ShardsRefuseACoordinatorWithoutTheirToken) {
                    cluster->shard_address(1), "' } coordinators { address: '127.0.0.1:0' }"));
   const std::string ready = doors.Path("rogue.ready");
   auto rogue = Process::Start(
-      {EMBERD_BINARY_DIR "/bin/emberd", "coordinator", "--config", config, "--ready-file", ready},
+      {BuildPath("bin/emberd"), "coordinator", "--config", config, "--ready-file", ready},
       doors.Path("rogue.log"));
   ASSERT_TRUE(rogue.ok()) << rogue.status();
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
@@ -420,7 +421,7 @@ TEST(SecurityTest, ToolsHaveKeysToo) {
   EXPECT_THAT(Shell(doors, curl + certificate + url).second, HasSubstr("401"));
   EXPECT_THAT(Shell(doors, curl + token + url).second, HasSubstr("403"));
 
-  const std::string emberd = EMBERD_BINARY_DIR "/bin/emberd health --address ";
+  const std::string emberd = BuildPath("bin/emberd health --address ");
   const std::string config = doors.ca().Write(
       "health.textproto",
       absl::StrCat("shards { address: '127.0.0.1:0' } security { ", security, " }"));

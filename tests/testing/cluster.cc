@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/testing/paths.h"
 #include "gtest/gtest.h"
 
 namespace emberd::testing {
@@ -19,7 +20,7 @@ namespace {
 
 constexpr absl::Duration kReadyTimeout = absl::Seconds(60);  // sanitizers start slowly
 constexpr char kAnyPort[] = "127.0.0.1:0";
-constexpr char kProgram[] = EMBERD_BINARY_DIR "/bin/emberd";
+const std::string kProgram = BuildPath("bin/emberd");
 
 std::string MakeDirectory() {
   std::string pattern = (std::filesystem::temp_directory_path() / "emberd_cluster_XXXXXX").string();

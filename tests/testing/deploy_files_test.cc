@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/testing/paths.h"
 #include "server/ops/metric_catalogue.h"
 #include "tests/testing/dashboards.h"
 #include "tests/testing/process.h"
@@ -25,9 +26,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-std::string Deploy(const std::string& path) {
-  return absl::StrCat(EMBERD_SOURCE_DIR "/deploy/", path);
-}
+std::string Deploy(const std::string& path) { return SourcePath("deploy/" + path); }
 
 std::set<std::string> Catalogue() {
   std::set<std::string> names;

@@ -1,0 +1,11 @@
+#include "base/testing/paths.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace emberd {
+
+std::string SourcePath(absl::string_view path) { return absl::StrCat(EMBERD_SOURCE_DIR "/", path); }
+
+std::string BuildPath(absl::string_view path) { return absl::StrCat(EMBERD_BINARY_DIR "/", path); }
+
+}  // namespace emberd
