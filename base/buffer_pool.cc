@@ -9,13 +9,13 @@
 #include <sys/mman.h>
 
 #include "absl/base/thread_annotations.h"
+#include "base/mapped_memory.h"
 #include "base/mutex.h"
 
 namespace emberd {
 namespace {
 
 constexpr size_t kSmallest = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr int kClasses = 256;
 
 // Size classes in steps of a quarter of a power of two: at most 25 % of a buffer is unused.

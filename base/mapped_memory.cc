@@ -9,9 +9,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace emberd {
-namespace {
-constexpr size_t kHugePage = size_t{2} << 20;
-}  // namespace
 
 absl::StatusOr<MappedMemory> MappedMemory::Map(size_t bytes, bool huge_pages) {
   MappedMemory memory;

@@ -9,6 +9,8 @@
 
 namespace emberd {
 
+inline constexpr size_t kHugePage = size_t{2} << 20;
+
 // Owns a mapping. Movable, not copyable.
 class MappedMemory {
  public:

@@ -19,9 +19,6 @@ namespace {
 
 using nlohmann::json;
 
-// Beyond what JAX runs on; keeps malformed cases from harm.
-constexpr int64_t kMaxPartitions = 1 << 13;
-
 struct Options {
   explicit Options(const json& options)
       : local_devices(options.at("local_device_count")),
@@ -93,11 +90,6 @@ struct DeviceStack {
   // Observed in the first pass: [slots][partitions].
   std::vector<std::vector<int64_t>> ids, unique;
 };
-
-v1::Combiner CombinerOf(const std::string& name) {
-  if (name == "mean") return v1::MEAN;
-  return name == "sqrtn" ? v1::SQRTN : v1::SUM;  // whatever else means sum, as in JAX
-}
 
 class Runner {
  public:

@@ -17,7 +17,6 @@ using nlohmann::json;
 
 // Stacked tables are written out up to this many cells.
 constexpr int64_t kMaxCells = 1 << 20;
-constexpr int64_t kMaxPartitions = 1 << 13;
 
 absl::Status SetOptimizer(const std::string& text, v1::OptimizerConfig* optimizer) {
   const size_t colon = text.find(':');
@@ -37,11 +36,6 @@ absl::Status SetOptimizer(const std::string& text, v1::OptimizerConfig* optimize
   }
   optimizer->GetReflection()->MutableMessage(optimizer, field);
   return absl::OkStatus();
-}
-
-v1::Combiner CombinerOf(const std::string& name) {
-  if (name == "mean") return v1::MEAN;
-  return name == "sqrtn" ? v1::SQRTN : v1::SUM;
 }
 
 absl::Status CheckRange(absl::string_view name, int64_t value, int64_t low, int64_t high) {

@@ -7,11 +7,11 @@
 namespace emberd::demo {
 
 namespace {
-constexpr int64_t kWindow = 32'768;
+constexpr int64_t kMetricsWindow = 32'768;
 constexpr absl::Duration kPrintEvery = absl::Seconds(5);
 }  // namespace
 
-SoloGroup::SoloGroup() : metrics_(kWindow), start_(absl::Now()), last_print_(start_) {}
+SoloGroup::SoloGroup() : metrics_(kMetricsWindow), start_(absl::Now()), last_print_(start_) {}
 
 absl::StatusOr<GradientSum> SoloGroup::Reduce(const Contribution& contribution) {
   metrics_.Add(contribution.logits, contribution.labels);

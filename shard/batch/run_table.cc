@@ -9,7 +9,7 @@ using preprocess::AlignCsr;
 using preprocess::CsrSegmentView;
 using preprocess::StackBatchView;
 
-constexpr int kMaxSlots = 1 << 16;
+constexpr int kMostSlots = 1 << 16;
 
 }  // namespace
 
@@ -19,7 +19,7 @@ absl::Status InvalidBatch(const StackBatchView& view, absl::string_view what) {
 
 absl::StatusOr<RunTable> RunTable::Make(const StackBatchView& view, int partitions) {
   RunTable table(view.slots, partitions, view.minibatches);
-  if (view.slots < 1 || view.minibatches < 1 || view.slots > kMaxSlots ||
+  if (view.slots < 1 || view.minibatches < 1 || view.slots > kMostSlots ||
       static_cast<int64_t>(view.segments.size()) != int64_t{view.slots} * view.minibatches) {
     return InvalidBatch(view, absl::StrCat(view.segments.size(), " segments for ", view.slots,
                                            " slots x ", view.minibatches, " mini-batches"));

@@ -9,8 +9,8 @@
 namespace emberd::testing {
 namespace {
 
-constexpr int64_t kSamples[] = {24, 17, 30};  // of the global batch, by feature
-constexpr int64_t kVocabulary[] = {300, 300, 90};
+constexpr int64_t kSamplesOfFeature[] = {24, 17, 30};  // of the global batch, by feature
+constexpr int64_t kVocabularyOfFeature[] = {300, 300, 90};
 constexpr const char* kNames[] = {"clicked", "seen", "shop"};
 constexpr int kFeatures = 3;
 
@@ -25,7 +25,7 @@ std::vector<int64_t> SampleIds(int64_t step, int feature, int64_t sample) {
   std::mt19937_64 random(Mix(static_cast<uint64_t>((step * kFeatures + feature) * 1000 + sample)));
   std::vector<int64_t> ids(random() % 9);
   for (int64_t& id : ids) {
-    const uint64_t vocabulary = static_cast<uint64_t>(kVocabulary[feature]);
+    const uint64_t vocabulary = static_cast<uint64_t>(kVocabularyOfFeature[feature]);
     id = static_cast<int64_t>(random() % (random() % 2 == 0 ? vocabulary : vocabulary / 10));
   }
   return ids;
@@ -33,7 +33,7 @@ std::vector<int64_t> SampleIds(int64_t step, int feature, int64_t sample) {
 
 // Where the samples of `rank` begin: uneven, and different from feature to feature.
 int64_t FirstSample(int feature, int rank, int size) {
-  const int64_t samples = kSamples[feature];
+  const int64_t samples = kSamplesOfFeature[feature];
   if (rank == size) return samples;
   const int64_t even = samples * rank / size;
   return rank == 0 ? 0 : std::min(samples, even + (feature == 1 ? samples / size : rank));
@@ -54,8 +54,9 @@ client::ModelDescription GroupModel(const std::string& name, int limit) {
     added.optimizer = optimizer;
     added.max_unique_ids_per_partition = limit;
   };
-  table("items", kVocabulary[0], 12, {"adagrad", {{"learning_rate", 0.1f}}});
-  table("shops", kVocabulary[2], 8, {"adam", {{"learning_rate", 0.01f}, {"bias_correction", 1}}});
+  table("items", kVocabularyOfFeature[0], 12, {"adagrad", {{"learning_rate", 0.1f}}});
+  table("shops", kVocabularyOfFeature[2], 8,
+        {"adam", {{"learning_rate", 0.01f}, {"bias_correction", 1}}});
   model.features = {{"clicked", "items", 24}, {"seen", "items", 24}, {"shop", "shops", 32}};
   return model;
 }
