@@ -46,7 +46,7 @@ class ConcurrencyTest : public ::testing::TestWithParam<bool> {
   void TrainAsGroup(uint64_t seed) {
     std::mt19937_64 random(seed);
     for (int round = 0; round < kRounds; ++round) {
-      std::vector<ApplyPart> parts;
+      std::vector<testing::RankInput> parts;
       std::vector<std::vector<float>> gradients(2);
       for (int rank = 0; rank < 2; ++rank) {
         TestBatch test_batch(Entries(random), kShape, 0, 4, 2, 1, 2, round % 2);
@@ -93,7 +93,7 @@ class ConcurrencyTest : public ::testing::TestWithParam<bool> {
     std::vector<float> values(64 * kWidth);
     for (int round = 0; round < kRounds; ++round) {
       const int stack = static_cast<int>(random() % 2);
-      Engine::RowSelection selection{7, stack, "", partitions, rows, kWidth};
+      RowSelection selection{7, stack, "", partitions, rows, kWidth};
       if (round % 4 == 0) {
         for (int i = 0; i < 64; ++i) {
           std::fill_n(values.data() + i * kWidth, kWidth, static_cast<float>(random() % 1000));
@@ -124,9 +124,10 @@ TEST_P(ConcurrencyTest, ModelMayBeDroppedUnderRunningRequests) {
   std::mt19937_64 random(testing::TestSeed());
   TestBatch test_batch(Entries(random), kShape, 0, 4, 2, 1);
   const auto batch = *engine_->Prepare(test_batch.view());
+  const StagedUpdate update = *testing::Stage({{batch, {}}});
   std::atomic<int> answers{0};
   for (int i = 0; i < 50; ++i) {
-    engine_->engine().Apply(batch, {}, [&](absl::StatusOr<ApplyResult> rows) {
+    engine_->engine().Apply(update, [&](absl::StatusOr<ApplyResult> rows) {
       EXPECT_TRUE(rows.ok() || rows.status().code() == absl::StatusCode::kNotFound);
       ++answers;
     });

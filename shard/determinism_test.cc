@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "config/optimizers.h"
 #include "hwy/targets.h"
-#include "shard/store/counter_random.h"
+#include "shard/store/portable_numbers.h"
 #include "shard/store/stored_row.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/reference.h"

@@ -7,18 +7,17 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "base/buffer_pool.h"
+#include "base/finite.h"
+#include "base/status.h"
 #include "shard/batch/batch.h"
 #include "shard/executor.h"
-#include "shard/gather/copy_rows.h"
-#include "shard/gather/forward_kernel.h"
-#include "shard/gather/pooled_buffer.h"
+#include "shard/gather/gather_kernels.h"
 #include "shard/gather/pooling.h"
 #include "shard/store/model.h"
 #include "shard/store/row_access.h"
-#include "shard/update/apply_check.h"
-#include "shard/update/apply_work.h"
+#include "shard/update/update_work.h"
 
 namespace emberd::shard {
 namespace {
@@ -26,7 +25,6 @@ namespace {
 // Copying rows is cut into chunks of about this many bytes, so that threads share it evenly.
 constexpr int64_t kCopyChunkBytes = int64_t{1} << 20;
 constexpr int64_t kRowsPerReadChunk = 4096;
-constexpr int kMaxPartitions = 64;
 
 StackShape ShapeOf(const StackStore& store) {
   StackShape shape;
@@ -38,58 +36,27 @@ StackShape ShapeOf(const StackStore& store) {
   return shape;
 }
 
-class EngineImpl final : public Engine {
- public:
-  explicit EngineImpl(const EngineOptions& options)
-      : store_options_{options.eager_bytes, options.huge_page_bytes},
-        budget_(std::make_shared<Budget>(options.bytes_per_partition)),
-        executor_(options.threads) {}
+}  // namespace
 
-  absl::Status CreateModel(const ModelSpec& spec) override;
-  absl::Status DropModel(uint64_t model_id) override;
-  absl::StatusOr<std::shared_ptr<const Batch>> PrepareBatch(
-      uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
-      std::shared_ptr<const void> owner) override;
-  int64_t BatchBytes(const Batch& batch) const override;
-  void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) override;
-  absl::Status CheckApply(const Batch& batch, const ApplyInput& input) const override;
-  void Apply(std::shared_ptr<const Batch> batch, ApplyInput input, ApplyCallback done) override;
-  absl::Status CheckApplyParts(absl::Span<const ApplyPart> parts) const override;
-  void ApplyParts(std::vector<ApplyPart> parts, ApplyCallback done) override;
-  void ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done) override;
-  void AssignRows(const RowSelection& rows, absl::Span<const float> values,
-                  DoneCallback done) override;
-  EngineStatistics Statistics() const override;
-  std::vector<HotTable> HotRows(int count) const override;
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
+  if (options.threads < 0 || options.threads > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("threads ", options.threads, " must be in [0, 1024]"));
+  }
+  if (options.bytes_per_partition < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bytes_per_partition ", options.bytes_per_partition, " must be >= 0"));
+  }
+  if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
+  return absl::WrapUnique(new Engine(options));
+}
 
- private:
-  struct GatherWork;
-  absl::StatusOr<std::shared_ptr<Model>> FindModel(uint64_t model_id) const;
-  // Add a stack's result to the work's output, to be filled by the job.
-  Job SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries);
-  Job CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries);
-  Job ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& stack, int k);
+Engine::Engine(const EngineOptions& options)
+    : store_options_{options.eager_bytes, options.huge_page_bytes},
+      budget_(std::make_shared<Budget>(options.bytes_per_partition)),
+      executor_(options.threads) {}
 
-  const StoreOptions store_options_;
-  const std::shared_ptr<Budget> budget_;
-  BufferPool pool_;
-
-  mutable std::mutex mutex_;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Model>> models_ ABSL_GUARDED_BY(mutex_);
-
-  // Held while an update takes its turn and its strands, so that both have one order.
-  std::mutex turn_mutex_;
-
-  struct PartitionCounts {
-    std::atomic<int64_t> rows_gathered{0};
-    std::atomic<int64_t> rows_updated{0};
-  };
-  PartitionCounts partitions_[kMaxPartitions];
-
-  Executor executor_;  // last: its destructor waits for work that uses the rest
-};
-
-absl::StatusOr<std::shared_ptr<Model>> EngineImpl::FindModel(uint64_t model_id) const {
+absl::StatusOr<std::shared_ptr<Model>> Engine::FindModel(uint64_t model_id) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = models_.find(model_id);
   if (it == models_.end())
@@ -97,19 +64,18 @@ absl::StatusOr<std::shared_ptr<Model>> EngineImpl::FindModel(uint64_t model_id) 
   return it->second;
 }
 
-absl::Status EngineImpl::CreateModel(const ModelSpec& spec) {
+absl::Status Engine::CreateModel(const ModelSpec& spec) {
   const auto exists = [&] {
     return absl::AlreadyExistsError(absl::StrCat("model_id ", spec.model_id, " exists"));
   };
   if (FindModel(spec.model_id).ok()) return exists();
-  absl::StatusOr<std::shared_ptr<Model>> model =
-      Model::Create(spec, store_options_, budget_, executor_);
-  if (!model.ok()) return model.status();
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
+                   Model::Create(spec, store_options_, budget_, executor_));
   std::lock_guard<std::mutex> lock(mutex_);
-  return models_.emplace(spec.model_id, *std::move(model)).second ? absl::OkStatus() : exists();
+  return models_.emplace(spec.model_id, std::move(model)).second ? absl::OkStatus() : exists();
 }
 
-absl::Status EngineImpl::DropModel(uint64_t model_id) {
+absl::Status Engine::DropModel(uint64_t model_id) {
   std::shared_ptr<Model> model;  // unmapped after the lock is gone
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = models_.find(model_id);
@@ -120,36 +86,28 @@ absl::Status EngineImpl::DropModel(uint64_t model_id) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const Batch>> EngineImpl::PrepareBatch(
+absl::StatusOr<std::shared_ptr<const Batch>> Engine::PrepareBatch(
     uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
     std::shared_ptr<const void> owner) {
-  absl::StatusOr<std::shared_ptr<Model>> model = FindModel(model_id);
-  if (!model.ok()) return model.status();
-  std::vector<bool> seen((*model)->stack_count());
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, FindModel(model_id));
+  std::vector<bool> seen(model->stack_count());
   std::vector<StackEntries> arranged;
   for (const preprocess::StackBatchView& view : stacks) {
-    if (view.stack < 0 || view.stack >= (*model)->stack_count() || seen[view.stack]) {
+    if (view.stack < 0 || view.stack >= model->stack_count() || seen[view.stack]) {
       return absl::InvalidArgumentError(absl::StrCat("batch: stack ", view.stack,
-                                                     " must be in [0, ", (*model)->stack_count(),
-                                                     ") and stand there once"));
+                                                     " must be in [0, ", model->stack_count(),
+                                                     ") and be given once"));
     }
     seen[view.stack] = true;
-    const StackStore& store = (*model)->stack(view.stack);
-    absl::StatusOr<StackEntries> entries = ArrangeEntries(view, ShapeOf(store), pool_, executor_);
-    if (!entries.ok()) return entries.status();
-    arranged.push_back(*std::move(entries));
+    ASSIGN_OR_RETURN(StackEntries entries,
+                     ArrangeEntries(view, ShapeOf(model->stack(view.stack)), pool_, executor_));
+    arranged.push_back(std::move(entries));
   }
-  return std::make_shared<const Batch>(*model, std::move(arranged));
-}
-
-int64_t EngineImpl::BatchBytes(const Batch& batch) const {
-  int64_t bytes = sizeof(Batch);
-  for (const StackEntries& stack : batch.stacks()) bytes += sizeof(StackEntries) + stack.bytes();
-  return bytes;
+  return std::make_shared<const Batch>(model, std::move(arranged));
 }
 
 // One Gather on its way: shared by the jobs of its stacks.
-struct EngineImpl::GatherWork {
+struct Engine::GatherWork {
   std::shared_ptr<Model> model;
   std::shared_ptr<const Batch> batch;
   GatherCallback done;
@@ -157,10 +115,11 @@ struct EngineImpl::GatherWork {
   std::atomic<int> jobs_left;
 };
 
-void EngineImpl::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
+void Engine::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
+  absl::StatusOr<std::shared_ptr<Model>> model = batch->model();
+  if (!model.ok()) return done(model.status());
   auto work = std::make_shared<GatherWork>();
-  work->model = batch->model();
-  if (work->model == nullptr) return done(ModelDropped());
+  work->model = *std::move(model);
   work->batch = std::move(batch);
   work->done = std::move(done);
   if (work->batch->stacks().empty()) return work->done(GatherOutput());
@@ -181,15 +140,14 @@ void EngineImpl::Gather(std::shared_ptr<const Batch> batch, GatherCallback done)
   executor_.Submit(std::move(jobs));
 }
 
-Job EngineImpl::SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries) {
+Job Engine::SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries) {
   StackStore& store = work->model->stack(entries.stack);
   StackSums& sums = work->output.sums.emplace_back();
   sums.stack = entries.stack;
   sums.width = store.width();
   sums.samples.assign(entries.samples.data(), entries.samples.data() + entries.samples.size());
   sums.rows_gathered = entries.entry_count;
-  auto buffer =
-      std::make_shared<PooledBuffer<float>>(pool_, int64_t{sums.width} * sums.samples.size());
+  auto buffer = std::make_shared<PooledArray<float>>(pool_, sums.samples.size() * sums.width);
   const ForwardArgs all = MakeForwardArgs(store.spec(), store.weights(), entries, buffer->data());
   sums.sums = std::move(buffer);
   std::vector<int64_t> begins = CutSamples(entries, store.width());
@@ -209,14 +167,14 @@ Job EngineImpl::SumJob(const std::shared_ptr<GatherWork>& work, const StackEntri
   return job;
 }
 
-Job EngineImpl::CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries) {
+Job Engine::CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries) {
   StackStore& store = work->model->stack(entries.stack);
   StackRows& rows = work->output.rows.emplace_back();
   rows.stack = entries.stack;
   rows.row_bytes = static_cast<int64_t>(store.row_bytes());
   rows.count = static_cast<int64_t>(entries.distinct_rows.size());
   rows.rows_gathered = entries.entry_count;
-  auto buffer = std::make_shared<PooledBuffer<char>>(pool_, rows.count * rows.row_bytes);
+  auto buffer = std::make_shared<PooledArray<char>>(pool_, rows.count * rows.row_bytes);
   const CopyRowsArgs all = {store.weights(), rows.row_bytes, entries.distinct_rows.data(),
                             rows.count, buffer->data()};
   rows.rows = std::move(buffer);
@@ -237,43 +195,28 @@ Job EngineImpl::CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntr
   return job;
 }
 
-absl::Status EngineImpl::CheckApply(const Batch& batch, const ApplyInput& input) const {
-  const std::shared_ptr<Model> model = batch.model();
-  return model == nullptr ? ModelDropped() : CheckApplyInput(*model, batch, input);
-}
-
-absl::Status EngineImpl::CheckApplyParts(absl::Span<const ApplyPart> parts) const {
-  return shard::CheckApplyParts(parts);
-}
-
-void EngineImpl::Apply(std::shared_ptr<const Batch> batch, ApplyInput input, ApplyCallback done) {
-  std::vector<ApplyPart> parts;
-  parts.push_back({std::move(batch), std::move(input)});
-  ApplyParts(std::move(parts), std::move(done));
-}
-
-void EngineImpl::ApplyParts(std::vector<ApplyPart> parts, ApplyCallback done) {
-  if (parts.empty()) return done(ApplyResult());
-  absl::StatusOr<std::shared_ptr<ApplyWork>> work = ApplyWork::Make(std::move(parts), pool_);
-  if (!work.ok()) return done(work.status());
-  (*work)->done = std::move(done);
+void Engine::Apply(StagedUpdate update, ApplyCallback done) {
+  absl::StatusOr<std::shared_ptr<Model>> model = update.model();
+  if (!model.ok()) return done(model.status());
+  const auto work = std::make_shared<UpdateWork>(*std::move(model), std::move(update), pool_);
+  work->done = std::move(done);
   std::vector<Job> jobs;
-  for (const StackUpdate& stack : (*work)->stacks()) {
+  for (const StackUpdate& stack : work->stacks()) {
     for (int k = 0; k < stack.store->partitions(); ++k) {
-      if (stack.partition_entries(k) > 0) jobs.push_back(ApplyJob(*work, stack, k));
+      if (stack.partition_entries(k) > 0) jobs.push_back(UpdateJob(work, stack, k));
     }
   }
-  (*work)->jobs_left = static_cast<int>(jobs.size());
+  work->jobs_left = static_cast<int>(jobs.size());
   const bool nothing_to_do = jobs.empty();
   {
-    std::lock_guard<std::mutex> lock(turn_mutex_);
-    (*work)->TakeTurn();
+    std::lock_guard<std::mutex> lock(order_mutex_);
+    work->TakePlace();
     executor_.Submit(std::move(jobs));
   }
-  if (nothing_to_do) (*work)->done((*work)->Result());
+  if (nothing_to_do) work->done(work->Result());
 }
 
-Job EngineImpl::ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& stack, int k) {
+Job Engine::UpdateJob(std::shared_ptr<UpdateWork> work, const StackUpdate& stack, int k) {
   Job job;
   job.strands = {&stack.store->strand(k)};
   job.mode = Job::Mode::kWrite;
@@ -286,7 +229,7 @@ Job EngineImpl::ApplyJob(std::shared_ptr<ApplyWork> work, const StackUpdate& sta
   return job;
 }
 
-void EngineImpl::ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done) {
+void Engine::ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done) {
   absl::StatusOr<std::shared_ptr<Model>> model = FindModel(rows.model_id);
   if (!model.ok()) return done(model.status());
   absl::StatusOr<RowTarget> target = ResolveRows(**model, rows, values.size(), false);
@@ -306,8 +249,8 @@ void EngineImpl::ReadRows(const RowSelection& rows, absl::Span<float> values, Do
   executor_.Submit({std::move(job)});
 }
 
-void EngineImpl::AssignRows(const RowSelection& rows, absl::Span<const float> values,
-                            DoneCallback done) {
+void Engine::AssignRows(const RowSelection& rows, absl::Span<const float> values,
+                        DoneCallback done) {
   absl::StatusOr<std::shared_ptr<Model>> model = FindModel(rows.model_id);
   if (!model.ok()) return done(model.status());
   absl::StatusOr<RowTarget> target = ResolveRows(**model, rows, values.size(), true);
@@ -327,7 +270,7 @@ void EngineImpl::AssignRows(const RowSelection& rows, absl::Span<const float> va
   executor_.Submit({std::move(job)});
 }
 
-EngineStatistics EngineImpl::Statistics() const {
+EngineStatistics Engine::Statistics() const {
   EngineStatistics statistics;
   statistics.queued = executor_.queued();
   {
@@ -353,7 +296,7 @@ EngineStatistics EngineImpl::Statistics() const {
   return statistics;
 }
 
-std::vector<HotTable> EngineImpl::HotRows(int count) const {
+std::vector<HotTable> Engine::HotRows(int count) const {
   std::vector<std::shared_ptr<Model>> models;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -372,21 +315,6 @@ std::vector<HotTable> EngineImpl::HotRows(int count) const {
     return std::tie(a.model, a.table) < std::tie(b.model, b.table);
   });
   return tables;
-}
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
-  if (options.threads < 0 || options.threads > 1024) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("threads ", options.threads, " must be in [0, 1024]"));
-  }
-  if (options.bytes_per_partition < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bytes_per_partition ", options.bytes_per_partition, " must be >= 0"));
-  }
-  if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
-  return std::make_unique<EngineImpl>(options);
 }
 
 }  // namespace emberd::shard

@@ -173,13 +173,8 @@ TEST(Engine, UpdatesCountRowsByStack) {
   const auto batch =
       engine.engine().PrepareBatch(engine.spec().model_id, {first.view(), second.view()}, nullptr);
   ASSERT_TRUE(batch.ok()) << batch.status();
-  std::promise<ApplyResult> done;
-  engine.engine().ApplyParts({{*batch, ApplyInput()}, {*batch, ApplyInput()}},
-                             [&](absl::StatusOr<ApplyResult> result) {
-                               EXPECT_TRUE(result.ok()) << result.status();
-                               done.set_value(result.value_or(ApplyResult()));
-                             });
-  const ApplyResult result = done.get_future().get();
+  const ApplyResult result =
+      engine.ApplyForResult({{*batch, ApplyInput()}, {*batch, ApplyInput()}});
   EXPECT_EQ(result.rows_updated, 3);
   ASSERT_EQ(result.stacks.size(), 2u);
   EXPECT_EQ(result.stacks[0].stack, 0);
@@ -253,7 +248,7 @@ TEST(Engine, ADecayRateSentPerStepGivesTheBitsOfAConfiguredOne) {
   EXPECT_EQ(velocities[1], velocities[0]);
 }
 
-TEST(Engine, CheckApplyRefusesBadInput) {
+TEST(Engine, BadInputIsRefused) {
   const TestShape shape{1, 16, 4};
   TestEngine engine({OneTableStack(shape, 8, 8, Sgd(1))}, shape, 0, 1);
   TestBatch test_batch({{0, 0, 3, 1.0f}, {2, 0, 3, 1.0f}}, shape, 0, 1, 1, 1);
@@ -261,23 +256,23 @@ TEST(Engine, CheckApplyRefusesBadInput) {
   std::vector<float> gradient(16, 1.0f);
   ApplyInput input;
   input.stacks.push_back({0, gradient, {}});
-  EXPECT_TRUE(engine.engine().CheckApply(*batch, input).ok());
+  EXPECT_TRUE(testing::Check(batch, input).ok());
   gradient[9] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(engine.engine().CheckApply(*batch, input).message(),
+  EXPECT_EQ(testing::Check(batch, input).message(),
             "gradients of stack stack: value nan of sample 2, column 1 must be finite");
   gradient[9] = -std::numeric_limits<float>::infinity();
-  EXPECT_FALSE(engine.engine().CheckApply(*batch, input).ok());
+  EXPECT_FALSE(testing::Check(batch, input).ok());
   gradient[9] = 0;
   input.stacks[0].gradients = absl::MakeSpan(gradient).first(8);
-  EXPECT_FALSE(engine.engine().CheckApply(*batch, input).ok());
+  EXPECT_FALSE(testing::Check(batch, input).ok());
   input.stacks[0].gradients = gradient;
   input.stacks[0].hyperparameters = {{"momentum", 0.5f}};
-  EXPECT_FALSE(engine.engine().CheckApply(*batch, input).ok());
+  EXPECT_FALSE(testing::Check(batch, input).ok());
   input.stacks[0].hyperparameters.clear();
   input.stacks.push_back(input.stacks[0]);
-  EXPECT_FALSE(engine.engine().CheckApply(*batch, input).ok());
+  EXPECT_FALSE(testing::Check(batch, input).ok());
   input.stacks[1].stack = 1;
-  EXPECT_FALSE(engine.engine().CheckApply(*batch, input).ok());
+  EXPECT_FALSE(testing::Check(batch, input).ok());
 }
 
 TEST(Engine, RowsAreReadAndAssigned) {
@@ -287,7 +282,7 @@ TEST(Engine, RowsAreReadAndAssigned) {
   const std::vector<int64_t> rows = {5, 0, 15};
   std::vector<float> values(30);
   for (size_t i = 0; i < values.size(); ++i) values[i] = 0.5f * i;
-  Engine::RowSelection selection{7, 0, "", partitions, rows, 10};
+  RowSelection selection{7, 0, "", partitions, rows, 10};
   ASSERT_TRUE(engine.Assign(selection, values).ok());
   std::vector<float> read(30);
   ASSERT_TRUE(engine.Read(selection, absl::MakeSpan(read)).ok());
@@ -298,7 +293,7 @@ TEST(Engine, RowsAreReadAndAssigned) {
   ASSERT_TRUE(engine.Read(selection, absl::MakeSpan(read)).ok());
   EXPECT_EQ(read, std::vector<float>(30, 0.1f));
 
-  const auto refused = [&](const Engine::RowSelection& bad) {
+  const auto refused = [&](const RowSelection& bad) {
     return !engine.Read(bad, absl::MakeSpan(read)).ok() && !engine.Assign(bad, values).ok();
   };
   EXPECT_TRUE(refused({8, 0, "", partitions, rows, 10}));
@@ -343,7 +338,7 @@ TEST(Engine, BatchOfADroppedModelIsRefused) {
   TestBatch test_batch({{0, 0, 3, 1.0f}}, shape, 0, 1, 1, 1);
   const auto batch = *engine.Prepare(test_batch.view());
   ASSERT_TRUE(engine.engine().DropModel(7).ok());
-  EXPECT_EQ(engine.engine().CheckApply(*batch, {}).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(testing::Check(batch, {}).code(), absl::StatusCode::kNotFound);
   absl::Status gathered;
   engine.engine().Gather(batch,
                          [&](absl::StatusOr<GatherOutput> sums) { gathered = sums.status(); });

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/kept_batch.h"
-#include "shard/engine.h"
+#include "shard/types.h"
 
 namespace emberd::server {
 

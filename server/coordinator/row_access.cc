@@ -77,7 +77,7 @@ struct ShardRows {
   std::vector<int64_t> local_rows;
   std::vector<size_t> positions;
 
-  shard::Engine::RowSelection Selection(uint64_t model_id, const RowTarget& target) const {
+  shard::RowSelection Selection(uint64_t model_id, const RowTarget& target) const {
     return {model_id, target.stack, target.slot, partitions, local_rows, target.columns};
   }
 };

@@ -13,7 +13,7 @@
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/observed_counts.h"
 #include "server/ops/metrics.h"
-#include "shard/store/model_spec.h"
+#include "shard/types.h"
 
 namespace emberd::server {
 

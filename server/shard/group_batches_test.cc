@@ -69,7 +69,7 @@ using Gradients = std::map<std::pair<int, int>, std::vector<float>>;
 // A batch on one shard, with its gradients laid out. `global_sample(stack, sample)` names the
 // batch's samples in the global batch.
 struct ShardPart {
-  shard::ApplyPart part;
+  shard::testing::RankInput part;
   std::vector<std::unique_ptr<std::vector<float>>> memory;
 
   template <class GlobalSample>
@@ -121,7 +121,7 @@ class Step {
     TestEngine group(ModelSpecFromPlan(7, global_.model, plan_, shard));
     ShardPart whole(single, *whole_, shard, gradients_, [](int, int sample) { return sample; });
     std::vector<ShardPart> parts;
-    std::vector<shard::ApplyPart> input;
+    std::vector<shard::testing::RankInput> input;
     for (size_t r = 0; r < ranks_.size(); ++r) {
       parts.emplace_back(group, *ranks_[r], shard, gradients_, [&](int stack, int sample) {
         return GlobalSample(static_cast<int>(r), stack, sample);

@@ -4,18 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/shard/part_agreement.h"
+#include "base/status.h"
 
 namespace emberd::server {
 namespace {
-
-int64_t GradientBytes(const shard::ApplyInput& input) {
-  int64_t bytes = 0;
-  for (const shard::StackGradients& stack : input.stacks) {
-    bytes += static_cast<int64_t>(stack.gradients.size() * sizeof(float));
-  }
-  return bytes;
-}
 
 std::string Named(const std::string& group) { return absl::StrCat("group '", group, "': "); }
 
@@ -49,8 +41,7 @@ absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
     if (request.generation() > group.generation) {
       group.generation = request.generation();
       group.size = request.size();
-      const bool complete = group.waiting.number >= 0 &&
-                            group.waiting.held == static_cast<int>(group.waiting.parts.size());
+      const bool complete = group.waiting.number >= 0 && group.waiting.update.complete();
       if (!complete) Drop(&group, &released);
     }
     group.touched = absl::Now();
@@ -81,7 +72,7 @@ absl::Status GroupSteps::CheckTurn(const Group& group, const GroupPart& part) co
 }
 
 absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
-                               std::shared_ptr<const shard::Batch> batch,
+                               std::shared_ptr<const shard::CheckedPart> checked,
                                std::vector<uint64_t>* released) {
   const GroupPart& part = *command.group_part;
   if (group->waiting.generation != group->generation) Drop(group, released);
@@ -89,7 +80,7 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
   if (step.number < 0) {
     step.number = part.step;
     step.generation = part.generation;
-    step.parts.resize(part.size);
+    step.update = shard::StagedUpdate(part.size);
     step.batch_handles.resize(part.size);
   }
   if (step.number != part.step) {
@@ -97,32 +88,23 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
                                                    " is at step ", part.step, ", others at ",
                                                    step.number));
   }
-  if (step.parts[part.rank].batch != nullptr) {
+  if (step.update.Has(part.rank)) {
     return absl::AlreadyExistsError(absl::StrCat(Named(part.group), "the part of rank ", part.rank,
                                                  " of step ", part.step, " is here"));
   }
-  shard::ApplyPart held{std::move(batch), command.input};
-  absl::Status status = CheckAgreement(step.parts, part.rank, held);
-  if (status.ok()) {
-    step.parts[part.rank] = std::move(held);
-    if (step.held + 1 == part.size) status = engine_->CheckApplyParts(step.parts);
-  }
-  if (!status.ok()) {
-    step.parts[part.rank] = {};
-    if (step.held == 0) step = Step();  // or others would have to come with its number
-    return absl::Status(status.code(), absl::StrCat(Named(part.group), status.message()));
+  const int64_t bytes = checked->gradient_bytes();
+  if (absl::Status status = step.update.Add(part.rank, std::move(checked)); !status.ok()) {
+    if (step.update.held() == 0) step = Step();  // or others would have to come with its number
+    return Annotate(status, absl::StrCat("group '", part.group, "'"));
   }
   step.batch_handles[part.rank] = command.batch_handle;
-  ++step.held;
   ++held_parts_;
-  const int64_t bytes = GradientBytes(command.input);
-  step.bytes += bytes;
   held_bytes_ += bytes;
   return absl::OkStatus();
 }
 
 absl::Status GroupSteps::Hold(const ApplyCommand& command,
-                              std::shared_ptr<const shard::Batch> batch) {
+                              std::shared_ptr<const shard::CheckedPart> checked) {
   const GroupPart& part = *command.group_part;
   std::vector<uint64_t> released;
   absl::Status status;
@@ -137,13 +119,13 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
     }
     Group& group = found->second;
     status = CheckTurn(group, part);
-    const int64_t bytes = GradientBytes(command.input);
+    const int64_t bytes = checked->gradient_bytes();
     if (status.ok() && held_bytes_ + bytes > options_.max_held_bytes) {
       status = absl::ResourceExhaustedError(absl::StrCat(
           "a part of ", bytes, " bytes beside the ", held_bytes_,
           " of parts that wait; budgets.in_flight_bytes is ", options_.max_held_bytes));
     }
-    if (status.ok()) status = Place(&group, command, std::move(batch), &released);
+    if (status.ok()) status = Place(&group, command, std::move(checked), &released);
     group.touched = absl::Now();
     group.waiting.touched = group.touched;
   }
@@ -165,8 +147,8 @@ GroupSteps::Step GroupSteps::TakeStep(Group* group) {
   group->known = true;
   group->next_step = step.number + 1;
   group->applying = true;
-  held_parts_ -= step.held;
-  held_bytes_ -= step.bytes;
+  held_parts_ -= step.update.held();
+  held_bytes_ -= step.update.gradient_bytes();
   return step;
 }
 
@@ -197,8 +179,7 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
       if (waiting->number == request.step()) Drop(group, &released);
     } else if (AnswerApplied(group, request.step(), &done)) {
       answer = group->last_rows;
-    } else if (waiting->number == request.step() &&
-               waiting->held == static_cast<int>(waiting->parts.size())) {
+    } else if (waiting->number == request.step() && waiting->update.complete()) {
       step = TakeStep(group);
       group->waiting_rows.push_back(std::exchange(done, nullptr));
     } else {
@@ -212,10 +193,9 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
 }
 
 void GroupSteps::Apply(const Key& key, Step step) {
-  engine_->ApplyParts(std::move(step.parts), [this, key, handles = std::move(step.batch_handles)](
-                                                 absl::StatusOr<shard::ApplyResult> result) {
-    Applied(key, handles, result);
-  });
+  engine_->Apply(std::move(step.update),
+                 [this, key, handles = std::move(step.batch_handles)](
+                     absl::StatusOr<shard::ApplyResult> result) { Applied(key, handles, result); });
 }
 
 void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
@@ -242,11 +222,11 @@ void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
 
 void GroupSteps::Drop(Group* group, std::vector<uint64_t>* released) {
   const Step step = std::exchange(group->waiting, Step());
-  for (size_t rank = 0; rank < step.parts.size(); ++rank) {
-    if (step.parts[rank].batch != nullptr) released->push_back(step.batch_handles[rank]);
+  for (int rank = 0; rank < step.update.ranks(); ++rank) {
+    if (step.update.Has(rank)) released->push_back(step.batch_handles[rank]);
   }
-  held_parts_ -= step.held;
-  held_bytes_ -= step.bytes;
+  held_parts_ -= step.update.held();
+  held_bytes_ -= step.update.gradient_bytes();
 }
 
 void GroupSteps::Release(const std::vector<uint64_t>& handles) {

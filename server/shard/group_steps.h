@@ -45,13 +45,12 @@ class GroupSteps {
   absl::StatusOr<internal::v1::OpenGroupResponse> Open(
       const internal::v1::OpenGroupRequest& request);
 
-  // Takes one rank's part, which has passed Engine::CheckApply, with its batch. ABORTED: the
-  // generation is over or was never opened. FAILED_PRECONDITION: it is not the step's turn.
-  // RESOURCE_EXHAUSTED names the bytes. ALREADY_EXISTS: the rank's part is here. NOT_FOUND: the
-  // model was dropped. INVALID_ARGUMENT: the part does not fit the others; with the last one all
-  // are known to agree (Engine::CheckApplyParts), so that the update cannot fail unless its model
-  // is dropped before.
-  absl::Status Hold(const ApplyCommand& command, std::shared_ptr<const shard::Batch> batch);
+  // Takes one rank's part, made of `command`. ABORTED: the generation is over or was never opened.
+  // FAILED_PRECONDITION: it is not the step's turn. RESOURCE_EXHAUSTED names the bytes.
+  // ALREADY_EXISTS: the rank's part is here. NOT_FOUND: the model was dropped. INVALID_ARGUMENT:
+  // the part does not agree with the others; with the last one, the update cannot fail unless its
+  // model is dropped before.
+  absl::Status Hold(const ApplyCommand& command, std::shared_ptr<const shard::CheckedPart> checked);
 
   // The word on the step of this part. `done` gets the rows of the whole step; it runs at once or
   // on a thread of the engine.
@@ -71,9 +70,7 @@ class GroupSteps {
   struct Step {
     int64_t number = -1;  // -1: there is none
     uint64_t generation = 0;
-    int held = 0;
-    int64_t bytes = 0;                    // of the gradients that are held
-    std::vector<shard::ApplyPart> parts;  // by rank; without a batch: has not come
+    shard::StagedUpdate update;
     std::vector<uint64_t> batch_handles;  // by rank
     absl::Time touched;
   };
@@ -94,8 +91,8 @@ class GroupSteps {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Opens the group's step if this is its first part, and puts the part in its place.
   absl::Status Place(Group* group, const ApplyCommand& command,
-                     std::shared_ptr<const shard::Batch> batch, std::vector<uint64_t>* released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                     std::shared_ptr<const shard::CheckedPart> checked,
+                     std::vector<uint64_t>* released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The answer about a step that was applied, now or when it is.
   bool AnswerApplied(Group* group, int64_t step, RowsCallback* done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

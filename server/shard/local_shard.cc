@@ -132,14 +132,14 @@ class LocalShard final : public ShardBackend {
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle, rpc::CallContext*) override {
     return Annotate(host_->ReleaseBatch(model_id, batch_handle), name_);
   }
-  absl::Status ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+  absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                         rpc::CallContext*) override {
     Promise<absl::Status> promise;
     host_->ReadRows(selection, values,
                     [&](absl::Status status) { promise.Set(std::move(status)); });
     return Annotate(promise.Wait(), name_);
   }
-  absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
+  absl::StatusOr<bool> AssignRows(const shard::RowSelection& selection,
                                   absl::Span<const float> values, const Mutation& mutation,
                                   rpc::CallContext*) override {
     Promise<absl::StatusOr<bool>> promise;

@@ -5,7 +5,7 @@
 
 #include "emberd/v1/model.pb.h"
 #include "preprocess/plan/plan.h"
-#include "shard/store/model_spec.h"
+#include "shard/types.h"
 
 namespace emberd::server {
 

@@ -209,7 +209,7 @@ class RemoteShard final : public ShardBackend {
         .status();
   }
 
-  absl::Status ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+  absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                         rpc::CallContext* context) override {
     auto response = Unary<internal::v1::ReadShardRowsResponse>(
         &ShardService::Stub::ReadRows, Select<internal::v1::ReadShardRowsRequest>(selection),
@@ -225,7 +225,7 @@ class RemoteShard final : public ShardBackend {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
+  absl::StatusOr<bool> AssignRows(const shard::RowSelection& selection,
                                   absl::Span<const float> values, const Mutation& mutation,
                                   rpc::CallContext* context) override {
     auto request = Select<internal::v1::AssignShardRowsRequest>(selection);
@@ -269,7 +269,7 @@ class RemoteShard final : public ShardBackend {
   }
 
   template <typename Request>
-  static Request Select(const shard::Engine::RowSelection& selection) {
+  static Request Select(const shard::RowSelection& selection) {
     Request request;
     request.set_model_id(selection.model_id);
     request.set_stack(selection.stack);

@@ -18,7 +18,7 @@
 #include "server/group/collective.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/mutation_record.h"
-#include "shard/engine.h"
+#include "shard/types.h"
 
 namespace emberd::server {
 
@@ -134,10 +134,10 @@ class ShardBackend {
                                     rpc::CallContext* context) = 0;
 
   // Rows in the order asked for, into (from) [rows, selection.columns].
-  virtual absl::Status ReadRows(const shard::Engine::RowSelection& selection,
-                                absl::Span<float> values, rpc::CallContext* context) = 0;
+  virtual absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
+                                rpc::CallContext* context) = 0;
   // True: it had been carried out before.
-  virtual absl::StatusOr<bool> AssignRows(const shard::Engine::RowSelection& selection,
+  virtual absl::StatusOr<bool> AssignRows(const shard::RowSelection& selection,
                                           absl::Span<const float> values, const Mutation& mutation,
                                           rpc::CallContext* context) = 0;
 

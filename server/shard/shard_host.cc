@@ -9,6 +9,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "preprocess/plan/plan.h"
 #include "server/ops/process_metrics.h"
 #include "server/shard/hot_rows_rule.h"
@@ -250,9 +251,8 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   }
   if (command.batch_handle != 0) {
     auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
-    absl::Status status =
-        batches_.Insert(command.batch_handle, std::move(kept), engine_->BatchBytes(**batch),
-                        absl::Now() + command.batch_ttl);
+    absl::Status status = batches_.Insert(command.batch_handle, std::move(kept), (*batch)->bytes(),
+                                          absl::Now() + command.batch_ttl);
     if (!status.ok()) {
       done(status);
       return;
@@ -305,55 +305,50 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand com
     server_metrics_->AddReplay();
     return staged;
   }
-  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch = ClaimChecked(command);
-  if (!batch.ok()) {
+  absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> part = ClaimChecked(command);
+  if (!part.ok()) {
     record_.Abort(command.mutation);
-    return batch.status();
+    return part.status();
   }
-  staged.batch_ = *std::move(batch);
+  staged.part_ = *std::move(part);
   staged.command_ = std::move(command);
   return staged;
 }
 
 absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand command) {
-  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch = ClaimChecked(command);
-  if (!batch.ok()) return batch.status();
-  if (absl::Status status = group_steps_.Hold(command, *batch); !status.ok()) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, ClaimChecked(command));
+  if (absl::Status status = group_steps_.Hold(command, part); !status.ok()) {
     batches_.Unclaim(command.batch_handle);
     return status;
   }
-  AddReceivedBytes(command);
+  AddReceivedBytes(command.model_id, *part);
   StagedApply staged;
   staged.command_ = std::move(command);
-  staged.command_.input = {};  // the group's step holds it
   return staged;
 }
 
-absl::StatusOr<std::shared_ptr<const shard::Batch>> ShardHost::ClaimChecked(
-    const ApplyCommand& command) {
+absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ShardHost::ClaimChecked(
+    ApplyCommand& command) {
   if (command.incarnation != incarnation_) {
     return absl::FailedPreconditionError(
         "it restarted after the batch was looked up, and its rows are back at their initial "
         "values; look the batch up again");
   }
-  absl::StatusOr<std::shared_ptr<KeptBatch>> kept = batches_.Claim(command.batch_handle);
-  if (!kept.ok()) return kept.status();
-  absl::Status status =
-      (*kept)->model_id == command.model_id
-          ? engine_->CheckApply(*(*kept)->batch, command.input)
+  ASSIGN_OR_RETURN(const std::shared_ptr<KeptBatch> kept, batches_.Claim(command.batch_handle));
+  absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> part =
+      kept->model_id == command.model_id
+          ? shard::CheckedPart::Make(kept->batch, std::move(command.input))
           : absl::InvalidArgumentError(absl::StrCat("batch_handle ", command.batch_handle,
-                                                    " belongs to model_id ", (*kept)->model_id));
-  if (status.ok()) return (*kept)->batch;
-  batches_.Unclaim(command.batch_handle);
-  return status;
+                                                    " belongs to model_id ", kept->model_id));
+  if (!part.ok()) batches_.Unclaim(command.batch_handle);
+  return part;
 }
 
-void ShardHost::AddReceivedBytes(const ApplyCommand& command) {
-  ops::ShardModelMetrics* metrics = ModelMetrics(command.model_id);
+void ShardHost::AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part) {
+  ops::ShardModelMetrics* metrics = ModelMetrics(model_id);
   if (metrics == nullptr) return;
-  for (const shard::StackGradients& stack : command.input.stacks) {
-    metrics->AddReceivedBytes(stack.stack,
-                              static_cast<int64_t>(stack.gradients.size() * sizeof(float)));
+  for (const shard::CheckedPart::Stack& stack : part.stacks()) {
+    metrics->AddReceivedBytes(stack.entries->stack, stack.gradient_bytes);
   }
 }
 
@@ -365,9 +360,9 @@ void ShardHost::Commit(StagedApply staged, RowsCallback done) {
   const Mutation mutation = staged.command_.mutation;
   const uint64_t handle = staged.command_.batch_handle;
   const uint64_t model_id = staged.command_.model_id;
-  AddReceivedBytes(staged.command_);
+  AddReceivedBytes(model_id, *staged.part_);
   engine_->Apply(
-      std::move(staged.batch_), std::move(staged.command_.input),
+      shard::StagedUpdate(std::move(staged.part_)),
       [this, mutation, handle, model_id, done](absl::StatusOr<shard::ApplyResult> result) {
         if (!result.ok()) {
           record_.Abort(mutation);
@@ -400,13 +395,13 @@ absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
   return absl::OkStatus();
 }
 
-void ShardHost::ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
+void ShardHost::ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                          DoneCallback done) {
   engine_->ReadRows(selection, values, std::move(done));
 }
 
-void ShardHost::AssignRows(const shard::Engine::RowSelection& selection,
-                           absl::Span<const float> values, Mutation mutation, AssignCallback done) {
+void ShardHost::AssignRows(const shard::RowSelection& selection, absl::Span<const float> values,
+                           Mutation mutation, AssignCallback done) {
   absl::StatusOr<std::optional<RowCounts>> before = record_.Begin(mutation);
   if (!before.ok() || before->has_value()) {
     done(before.ok() ? absl::StatusOr<bool>(true) : before.status());

@@ -68,7 +68,7 @@ class ShardHost {
     friend class ShardHost;
     StageOutcome outcome_;
     ApplyCommand command_;
-    std::shared_ptr<const shard::Batch> batch_;
+    std::shared_ptr<const shard::CheckedPart> part_;
   };
   using StageCallback = std::function<void(absl::StatusOr<StagedApply>)>;
   void Stage(ApplyCommand command, StageCallback done);
@@ -79,10 +79,9 @@ class ShardHost {
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle);
 
   using DoneCallback = std::function<void(absl::Status)>;
-  void ReadRows(const shard::Engine::RowSelection& selection, absl::Span<float> values,
-                DoneCallback done);
+  void ReadRows(const shard::RowSelection& selection, absl::Span<float> values, DoneCallback done);
   using AssignCallback = std::function<void(absl::StatusOr<bool>)>;
-  void AssignRows(const shard::Engine::RowSelection& selection, absl::Span<const float> values,
+  void AssignRows(const shard::RowSelection& selection, absl::Span<const float> values,
                   Mutation mutation, AssignCallback done);
 
   // With `hot_rows` rows of each table, 0 to 100. Takes as long as HugePageBytes
@@ -114,10 +113,10 @@ class ShardHost {
   absl::Status Submit(std::function<void()> work);
   void GatherOnWorker(GatherCommand command, const GatherCallback& done);
   absl::StatusOr<StagedApply> StageOnWorker(ApplyCommand command);
-  // The batch of the command, claimed, if engine and store find nothing wrong.
-  absl::StatusOr<std::shared_ptr<const shard::Batch>> ClaimChecked(const ApplyCommand& command);
+  // Claims the batch of the command and checks the command's input, which it uses up.
+  absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ClaimChecked(ApplyCommand& command);
   absl::StatusOr<StagedApply> StagePart(ApplyCommand command);
-  void AddReceivedBytes(const ApplyCommand& command);
+  void AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part);
 
   const int shards_;
   const int sparsecores_per_shard_;

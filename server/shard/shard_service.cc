@@ -209,7 +209,7 @@ struct RowsCall {
   std::vector<int32_t> partitions;
   std::vector<int64_t> local_rows;
   std::vector<float> values;
-  shard::Engine::RowSelection selection;
+  shard::RowSelection selection;
 
   template <typename Request>
   absl::Status Read(const Request& request) {

@@ -341,4 +341,15 @@ absl::StatusOr<StackEntries> ArrangeForUniqueRows(const StackBatchView& view,
   return result;
 }
 
+absl::StatusOr<std::shared_ptr<Model>> Batch::model() const {
+  if (std::shared_ptr<Model> model = model_.lock()) return model;
+  return absl::NotFoundError("the model of this batch was dropped");
+}
+
+int64_t Batch::bytes() const {
+  int64_t bytes = sizeof(Batch);
+  for (const StackEntries& stack : stacks_) bytes += sizeof(StackEntries) + stack.bytes();
+  return bytes;
+}
+
 }  // namespace emberd::shard

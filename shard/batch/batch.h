@@ -11,22 +11,13 @@
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
 #include "preprocess/batch/csr.h"
-#include "shard/engine.h"
 #include "shard/executor.h"
+#include "shard/kernel_types.h"
+#include "shard/types.h"
 
 namespace emberd::shard {
 
 class Model;
-
-// One (sample, row) pair. `row` counts over the shard's partitions: k * rows_per_partition + local
-// row.
-struct Entry {
-  uint32_t row;
-  float gain;
-};
-
-// Kernels may prefetch this many entries beyond the last one; these name row 0.
-inline constexpr int kEntryPadding = 128;
 
 // The entries of one stack, grouped by sample, samples ascending in canonical order, rows ascending
 // inside a sample. So a sample's partitions follow one another in order, and so do the entries of
@@ -42,6 +33,7 @@ struct StackEntries {
   // Feature f of the stack has the samples [feature_offsets[f], feature_offsets[f + 1]) of
   // `samples`.
   std::vector<uint32_t> feature_offsets;
+  int64_t features() const { return static_cast<int64_t>(feature_offsets.size()) - 1; }
   // Whether a gather returns unique rows, and which: ascending.
   bool unique_rows = false;
   PooledArray<uint32_t> distinct_rows;
@@ -74,14 +66,16 @@ absl::StatusOr<StackEntries> ArrangeForUniqueRows(const preprocess::StackBatchVi
                                                   const StackShape& shape, BufferPool& pool,
                                                   Executor& executor);
 
-// Immutable, thread-safe.
+// A batch that has been checked against the model and arranged for gather and update. Immutable,
+// thread-safe.
 class Batch {
  public:
   Batch(std::weak_ptr<Model> model, std::vector<StackEntries> stacks)
       : model_(std::move(model)), stacks_(std::move(stacks)) {}
-  // Null after the model was dropped.
-  std::shared_ptr<Model> model() const { return model_.lock(); }
+  // NOT_FOUND: it was dropped.
+  absl::StatusOr<std::shared_ptr<Model>> model() const;
   const std::vector<StackEntries>& stacks() const { return stacks_; }
+  int64_t bytes() const;
 
  private:
   const std::weak_ptr<Model> model_;

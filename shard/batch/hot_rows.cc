@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "shard/store/counter_random.h"
+#include "shard/store/portable_numbers.h"
 
 namespace emberd::shard {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/base/thread_annotations.h"
 #include "shard/batch/batch.h"
 #include "shard/batch/space_saving.h"
-#include "shard/engine.h"
 #include "shard/store/stack_store.h"
+#include "shard/types.h"
 
 namespace emberd::shard {
 

@@ -10,20 +10,9 @@
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
 #include "shard/batch/batch.h"
+#include "shard/kernel_types.h"
 
 namespace emberd::shard {
-
-// One (row, sample) pair of a partition.
-struct Touch {
-  uint32_t row;  // local row of the partition
-  // Index into StackEntries.samples, not the canonical number; the samples of all parts are counted
-  // through, part after part.
-  uint32_t sample;
-  float gain;
-};
-
-// Kernels may prefetch this many touches beyond the last one; these are all zero.
-inline constexpr int kTouchPadding = 128;
 
 // Touches of the shard's k-th partition by (row, canonical sample), and kTouchPadding more. `parts`
 // are of one stack, in rank order, and have the same number of features. LSD radix sort over the

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "shard/batch/batch.h"
-#include "shard/gather/forward_kernel.h"
-#include "shard/store/model_spec.h"
+#include "shard/gather/gather_kernels.h"
+#include "shard/types.h"
 
 namespace emberd::shard {
 

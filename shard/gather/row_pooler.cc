@@ -6,7 +6,6 @@
 #include "base/buffer_pool.h"
 #include "shard/batch/batch.h"
 #include "shard/executor.h"
-#include "shard/gather/pooled_buffer.h"
 #include "shard/gather/pooling.h"
 
 namespace emberd::shard {
@@ -32,8 +31,7 @@ class RowPoolerImpl final : public RowPooler {
     sums.width = spec.embedding_dim;
     sums.rows_gathered = entries->entry_count;
     sums.samples.assign(entries->samples.data(), entries->samples.data() + entries->samples.size());
-    auto buffer =
-        std::make_shared<PooledBuffer<float>>(pool_, int64_t{sums.width} * sums.samples.size());
+    auto buffer = std::make_shared<PooledArray<float>>(pool_, sums.samples.size() * sums.width);
     const ForwardArgs all = MakeForwardArgs(spec, rows.data(), *entries, buffer->data());
     const std::vector<int64_t> begins = CutSamples(*entries, sums.width);
     executor_.ParallelFor(static_cast<int>(begins.size()) - 1, [&](int chunk) {

@@ -7,8 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "preprocess/batch/csr.h"
-#include "shard/engine.h"
-#include "shard/store/model_spec.h"
+#include "shard/types.h"
 
 namespace emberd::shard {
 

@@ -1,7 +1,7 @@
 // Adam and AdamW, LaProp, RMSProp.
 #include <variant>
 
-#include "shard/optimizers/families.h"
+#include "shard/update/update_kernel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shard/optimizers/adam.cc"

@@ -1,14 +1,13 @@
 // FTRL, in both forms.
 #include <variant>
 
-#include "shard/optimizers/families.h"
+#include "shard/update/update_kernel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shard/optimizers/ftrl.cc"
 #include "hwy/foreach_target.h"
 // Must come after foreach_target.h.
 #include "hwy/highway.h"
-#include "shard/optimizers/power-inl.h"
 #include "shard/update/update_loop-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -36,7 +36,7 @@ double Error(float value, const Exact& exact) {
 }
 
 // Prevents a wrong formula, a wrong default, a slot used for another, a step number off by one; and
-// keeps the promise of update_rule.h about accuracy. Each step starts from the kernel's own float32
+// keeps the promise of rules.h about accuracy. Each step starts from the kernel's own float32
 // state, so that the bound is that of one update.
 TEST_P(OptimizerAccuracyTest, TenThousandStepsStayWithinTheBound) {
   std::mt19937_64 random(testing::TestSeed());

@@ -142,7 +142,7 @@ TEST_P(OptimizerConformanceTest, MissingGradientEqualsZeroGradient) {
 TEST_P(OptimizerConformanceTest, StepIsRequiredExactlyWhereTheFormulaUsesIt) {
   TestBatch test_batch({{0, 0, 3, 1.5f}}, kShape, 0, 2, 1, 1);
   const auto batch = *engine_->Prepare(test_batch.view());
-  const absl::Status status = engine_->engine().CheckApply(*batch, {});
+  const absl::Status status = testing::Check(batch, {});
   EXPECT_EQ(status.ok(), !config::OptimizerNeedsStep(optimizer_)) << status;
   if (!status.ok()) {
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("step -1"));
@@ -155,7 +155,7 @@ TEST_P(OptimizerConformanceTest, RefusesALearningRateItCannotDivideBy) {
   ApplyInput input;
   input.step = 0;
   input.stacks.push_back({0, {}, {{"learning_rate", 0.0f}}});
-  EXPECT_EQ(engine_->engine().CheckApply(*batch, input).ok(),
+  EXPECT_EQ(testing::Check(batch, input).ok(),
             !optimizer_.has_ftrl() || optimizer_.ftrl().multiply_linear_by_learning_rate());
 }
 

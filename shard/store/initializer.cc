@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "shard/store/counter_random.h"
-#include "shard/store/portable_math.h"
+#include "shard/store/portable_numbers.h"
 
 namespace emberd::shard {
 namespace {

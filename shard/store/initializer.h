@@ -1,7 +1,7 @@
 // Initial values of a table, one row at a time, from (seed, table name, row, column) alone.
 //
-// Column c of row r uses the 64-bit word c + 1 of the row's key (counter_random.h); a normal value
-// is the quantile of that word, so that each column costs one word.
+// Column c of row r uses the 64-bit word c + 1 of the row's key (portable_numbers.h); a normal
+// value is the quantile of that word, so that each column costs one word.
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "shard/batch/hot_rows.h"
 #include "shard/executor.h"
-#include "shard/store/model_spec.h"
 #include "shard/store/stack_store.h"
+#include "shard/types.h"
 
 namespace emberd::shard {
 

@@ -24,7 +24,7 @@ absl::StatusOr<const StackStore::Slot*> FindSlot(const StackStore& store, const 
 }
 
 // Resolves rows and strands.
-absl::Status AddRows(const ModelSpec& spec, const Engine::RowSelection& selection, bool writing,
+absl::Status AddRows(const ModelSpec& spec, const RowSelection& selection, bool writing,
                      RowTarget& target) {
   std::vector<bool> touched(spec.partition_count);
   const int64_t limit = target.store->rows_per_partition();
@@ -53,7 +53,7 @@ absl::Status AddRows(const ModelSpec& spec, const Engine::RowSelection& selectio
 
 }  // namespace
 
-absl::StatusOr<RowTarget> ResolveRows(const Model& model, const Engine::RowSelection& selection,
+absl::StatusOr<RowTarget> ResolveRows(const Model& model, const RowSelection& selection,
                                       size_t value_count, bool writing) {
   if (selection.stack < 0 || selection.stack >= model.stack_count()) {
     return absl::OutOfRangeError(

@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "shard/engine.h"
 #include "shard/store/model.h"
+#include "shard/types.h"
 
 namespace emberd::shard {
 
@@ -22,7 +22,7 @@ struct RowTarget {
 
 // INVALID_ARGUMENT or OUT_OF_RANGE names what does not fit. `value_count` is what the caller's
 // buffer holds; for writing, padding columns are refused.
-absl::StatusOr<RowTarget> ResolveRows(const Model& model, const Engine::RowSelection& selection,
+absl::StatusOr<RowTarget> ResolveRows(const Model& model, const RowSelection& selection,
                                       size_t value_count, bool writing);
 
 // Rows [begin, end) of the target; the caller holds its strands.

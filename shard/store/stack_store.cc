@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "shard/store/counter_random.h"
+#include "shard/store/portable_numbers.h"
 #include "shard/store/stored_row.h"
 
 namespace emberd::shard {

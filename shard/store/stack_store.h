@@ -18,8 +18,9 @@
 #include "config/optimizers.h"
 #include "config/storage.h"
 #include "shard/executor.h"
+#include "shard/kernel_types.h"
 #include "shard/store/initializer.h"
-#include "shard/store/model_spec.h"
+#include "shard/types.h"
 
 namespace emberd::shard {
 
@@ -30,15 +31,6 @@ struct StoreOptions {
   // Arrays of at most this many bytes are backed by huge pages: faster, but the first touch costs 2
   // MiB.
   int64_t huge_page_bytes = int64_t{1} << 40;
-};
-
-// A run of local rows with the same number of live columns; the same in every partition. Columns
-// from `columns` on are padding and stay 0.
-struct RowRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int columns = 0;
-  int table = -1;  // index in StackSpec.tables; -1: rows of no table
 };
 
 // Thread-safe as far as it guards anything: EnsureRow may be called by any thread; who reads or

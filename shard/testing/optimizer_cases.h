@@ -15,7 +15,7 @@ namespace emberd::shard::testing {
 struct OptimizerCase {
   std::string name;
   std::string text;  // of an OptimizerConfig
-  double bound;      // of update_rule.h, in units of 2^-24
+  double bound;      // of rules.h, in units of 2^-24
 };
 
 inline const std::vector<OptimizerCase>& OptimizerCases() {

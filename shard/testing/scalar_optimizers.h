@@ -7,8 +7,8 @@
 #include <variant>
 #include <vector>
 
-#include "shard/store/portable_math.h"
-#include "shard/update/update_rule.h"
+#include "shard/optimizers/rules.h"
+#include "shard/store/portable_numbers.h"
 
 namespace emberd::shard::testing {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdlib>
-#include <functional>
 #include <future>
 #include <memory>
 #include <random>
@@ -12,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/status.h"
 #include "shard/engine.h"
 #include "shard/testing/test_batch.h"
 
@@ -42,6 +42,25 @@ inline StackSpec OneTableStack(const TestShape& shape, int width, int columns,
   table.initializer.mutable_uniform()->set_lower(-1);
   table.initializer.mutable_uniform()->set_upper(1);
   return stack;
+}
+
+// What one rank brings to a step, unchecked.
+struct RankInput {
+  std::shared_ptr<const Batch> batch;
+  ApplyInput input;
+};
+
+inline absl::Status Check(const std::shared_ptr<const Batch>& batch, const ApplyInput& input) {
+  return CheckedPart::Make(batch, input).status();
+}
+// Parts by rank.
+inline absl::StatusOr<StagedUpdate> Stage(const std::vector<RankInput>& parts) {
+  StagedUpdate update(static_cast<int>(parts.size()));
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    ASSIGN_OR_RETURN(auto part, CheckedPart::Make(parts[rank].batch, parts[rank].input));
+    RETURN_IF_ERROR(update.Add(static_cast<int>(rank), std::move(part)));
+  }
+  return update;
 }
 
 class TestEngine {
@@ -83,25 +102,27 @@ class TestEngine {
 
   // Rows updated.
   int64_t Apply(std::shared_ptr<const Batch> batch, ApplyInput input) {
-    const absl::Status check = engine_->CheckApply(*batch, input);
-    EXPECT_TRUE(check.ok()) << check;
-    return Wait([&](Engine::ApplyCallback done) {
-      engine_->Apply(std::move(batch), std::move(input), std::move(done));
-    });
+    return ApplyParts({{std::move(batch), std::move(input)}});
   }
-  int64_t ApplyParts(std::vector<ApplyPart> parts) {
-    for (const ApplyPart& part : parts) {
-      const absl::Status check = engine_->CheckApply(*part.batch, part.input);
-      EXPECT_TRUE(check.ok()) << check;
-    }
-    const absl::Status check = engine_->CheckApplyParts(parts);
-    EXPECT_TRUE(check.ok()) << check;
-    return Wait([&](Engine::ApplyCallback done) {
-      engine_->ApplyParts(std::move(parts), std::move(done));
+  int64_t ApplyParts(std::vector<RankInput> parts) {
+    return ApplyForResult(std::move(parts)).rows_updated;
+  }
+  ApplyResult ApplyForResult(std::vector<RankInput> parts) {
+    absl::StatusOr<StagedUpdate> update = Stage(parts);
+    EXPECT_TRUE(update.ok()) << update.status();
+    if (!update.ok()) return {};
+    ApplyResult result;
+    std::promise<void> done;
+    engine_->Apply(*std::move(update), [&](absl::StatusOr<ApplyResult> updated) {
+      EXPECT_TRUE(updated.ok()) << updated.status();
+      if (updated.ok()) result = *std::move(updated);
+      done.set_value();
     });
+    done.get_future().wait();
+    return result;
   }
 
-  absl::Status Read(const Engine::RowSelection& rows, absl::Span<float> values) {
+  absl::Status Read(const RowSelection& rows, absl::Span<float> values) {
     absl::Status result;
     std::promise<void> done;
     engine_->ReadRows(rows, values, [&](absl::Status status) {
@@ -112,7 +133,7 @@ class TestEngine {
     return result;
   }
 
-  absl::Status Assign(const Engine::RowSelection& rows, absl::Span<const float> values) {
+  absl::Status Assign(const RowSelection& rows, absl::Span<const float> values) {
     absl::Status result;
     std::promise<void> done;
     engine_->AssignRows(rows, values, [&](absl::Status status) {
@@ -147,19 +168,6 @@ class TestEngine {
     spec.partition_count = count;
     spec.stacks = std::move(stacks);
     return spec;
-  }
-
-  // Rows updated.
-  static int64_t Wait(const std::function<void(Engine::ApplyCallback)>& apply) {
-    int64_t result = -1;
-    std::promise<void> done;
-    apply([&](absl::StatusOr<ApplyResult> updated) {
-      EXPECT_TRUE(updated.ok()) << updated.status();
-      if (updated.ok()) result = updated->rows_updated;
-      done.set_value();
-    });
-    done.get_future().wait();
-    return result;
   }
 
   ModelSpec spec_;

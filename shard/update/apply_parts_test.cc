@@ -171,9 +171,9 @@ TEST_P(ApplyPartsTest, EqualsOneProcessFedTheConcatenatedBatch) {
             }));
       }
       const absl::flat_hash_map<std::string, double> overrides = {{"learning_rate", 0.05f}};
-      std::vector<ApplyPart> input;
+      std::vector<testing::RankInput> input;
       for (int r = 0; r < ranks; ++r) {
-        ApplyPart& part = input.emplace_back();
+        testing::RankInput& part = input.emplace_back();
         part.batch = parts[r].batch;
         part.input.step = step;
         if (!missing[r]) part.input.stacks.push_back({0, parts[r].gradients, overrides});
@@ -201,7 +201,7 @@ TEST_P(ApplyPartsTest, AgreesWithDoublePrecision) {
     std::map<std::pair<int, int>, std::vector<testing::Exact>> sums;
     std::map<std::pair<int, int>, int> touches;
     std::vector<Part> parts;
-    std::vector<ApplyPart> input;
+    std::vector<testing::RankInput> input;
     for (int r = 0; r < kRanks; ++r) {
       std::map<int, Row> gradients;
       const std::vector<TestEntry> entries = batch.EntriesOf(r);
@@ -219,7 +219,7 @@ TEST_P(ApplyPartsTest, AgreesWithDoublePrecision) {
       }
     }
     for (const Part& part : parts) {
-      ApplyPart& p = input.emplace_back();
+      testing::RankInput& p = input.emplace_back();
       p.batch = part.batch;
       p.input.step = step;
       p.input.stacks.push_back({0, part.gradients, {}});
@@ -250,7 +250,7 @@ class ApplyPartsErrorTest : public ::testing::Test {
       : engine_({Stack(testing::CompleteOptimizer("adam { bias_correction: true }"))},
                 {kPartitions, kRows}, 0, kPartitions) {
     for (int r = 0; r < 3; ++r) {
-      ApplyPart& part = parts_.emplace_back();
+      testing::RankInput& part = parts_.emplace_back();
       part.batch = MakeBatch({1, 1});
       part.input.step = 4;
       part.input.stacks.push_back({0, gradients_, {{"learning_rate", 0.5f}}});
@@ -265,25 +265,20 @@ class ApplyPartsErrorTest : public ::testing::Test {
     return *engine_.Prepare(batch.view());
   }
   void ExpectRefused(const std::string& message) {
-    const absl::Status status = engine_.engine().CheckApplyParts(parts_);
+    const absl::Status status = testing::Stage(parts_).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));
   }
 
   TestEngine engine_;
   std::vector<float> gradients_ = std::vector<float>(kWidth, 1.0f);
-  std::vector<ApplyPart> parts_;
+  std::vector<testing::RankInput> parts_;
 };
 
 TEST_F(ApplyPartsErrorTest, AcceptsRanksThatAgree) {
-  EXPECT_TRUE(engine_.engine().CheckApplyParts(parts_).ok());
+  EXPECT_TRUE(testing::Stage(parts_).ok());
   parts_[1].input.stacks.clear();  // no gradients, no say
-  EXPECT_TRUE(engine_.engine().CheckApplyParts(parts_).ok());
-}
-
-TEST_F(ApplyPartsErrorTest, RefusesNoRanks) {
-  parts_.clear();
-  ExpectRefused("0 ranks");
+  EXPECT_TRUE(testing::Stage(parts_).ok());
 }
 
 TEST_F(ApplyPartsErrorTest, RefusesAnotherStep) {
@@ -322,11 +317,24 @@ TEST_F(ApplyPartsErrorTest, RefusesAnotherModel) {
 }
 
 TEST_F(ApplyPartsErrorTest, ADroppedModelIsNotFound) {
+  absl::StatusOr<StagedUpdate> update = testing::Stage(parts_);
   ASSERT_TRUE(engine_.engine().DropModel(7).ok());
-  EXPECT_EQ(engine_.engine().CheckApplyParts(parts_).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(testing::Stage(parts_).status().code(), absl::StatusCode::kNotFound);
   absl::Status status;
-  engine_.engine().ApplyParts(parts_, [&](absl::StatusOr<ApplyResult> r) { status = r.status(); });
+  engine_.engine().Apply(*std::move(update),
+                         [&](absl::StatusOr<ApplyResult> r) { status = r.status(); });
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+}
+
+// A part that came too late finds its model gone, even if it was checked before.
+TEST_F(ApplyPartsErrorTest, APartOfADroppedModelIsNotAdded) {
+  StagedUpdate update(2);
+  const auto part = *CheckedPart::Make(parts_[0].batch, parts_[0].input);
+  ASSERT_TRUE(update.Add(1, part).ok());
+  EXPECT_FALSE(update.complete());
+  ASSERT_TRUE(engine_.engine().DropModel(7).ok());
+  EXPECT_EQ(update.Add(0, part).code(), absl::StatusCode::kNotFound);
+  EXPECT_FALSE(update.Has(0));
 }
 
 }  // namespace

@@ -24,22 +24,6 @@ constexpr int kWidth = 24, kColumns = 21, kPartitions = 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const TestShape kShape{kPartitions, 24, 20};
 
-// Checks the parts as the engine asks for, then applies them.
-ApplyResult Apply(TestEngine& engine, std::vector<ApplyPart> parts) {
-  for (const ApplyPart& part : parts) {
-    const absl::Status check = engine.engine().CheckApply(*part.batch, part.input);
-    EXPECT_TRUE(check.ok()) << check;
-  }
-  const absl::Status check = engine.engine().CheckApplyParts(parts);
-  EXPECT_TRUE(check.ok()) << check;
-  std::promise<ApplyResult> done;
-  engine.engine().ApplyParts(std::move(parts), [&](absl::StatusOr<ApplyResult> result) {
-    EXPECT_TRUE(result.ok()) << result.status();
-    done.set_value(result.value_or(ApplyResult()));
-  });
-  return done.get_future().get();
-}
-
 class SkipRowTest : public ::testing::TestWithParam<testing::OptimizerCase> {
  protected:
   std::unique_ptr<TestEngine> MakeEngine(v1::DataType dtype) {
@@ -98,11 +82,11 @@ TEST_P(SkipRowTest, LeavesExactlyTheRowsOfBadSamples) {
       ApplyInput input;
       input.step = step;
       input.stacks.push_back({0, gradients, {}});
-      const ApplyResult result = Apply(*engine, {{*engine->Prepare(batch.view()), input}});
+      const ApplyResult result = engine->ApplyForResult({{*engine->Prepare(batch.view()), input}});
       EXPECT_EQ(result.rows_skipped, static_cast<int64_t>(untouchable.size()));
       EXPECT_EQ(result.rows_updated, static_cast<int64_t>(touched.size() - untouchable.size()));
       input.stacks[0].gradients = zeroed;
-      EXPECT_EQ(Apply(*twin, {{*twin->Prepare(batch.view()), input}}).rows_skipped, 0);
+      EXPECT_EQ(twin->ApplyForResult({{*twin->Prepare(batch.view()), input}}).rows_skipped, 0);
       for (const auto& [partition, row] : touched) {
         const Row after = ReadAll(*engine, partition, row);
         if (untouchable.count({partition, row}) > 0) {
@@ -140,10 +124,10 @@ TEST(SkipRow, CountsSumsThatOverflowOverRanks) {
   TestBatch batch({{0, 0, 3, 1.0f}, {1, 1, 4, 1.0f}}, kShape, 0, kPartitions, 1, 1);
   std::vector<float> gradients(2 * kWidth, 0.5f);
   gradients[5] = 3e38f;  // finite in each rank, and not in the sum; a clip would make it 1
-  ApplyPart part{*engine.Prepare(batch.view()), {}};
+  testing::RankInput part{*engine.Prepare(batch.view()), {}};
   part.input.stacks.push_back({0, gradients, {}});
   const Row before = engine.ReadRow(0, 0, 3, kWidth), other = engine.ReadRow(0, 1, 4, kWidth);
-  const ApplyResult result = Apply(engine, {part, part});
+  const ApplyResult result = engine.ApplyForResult({part, part});
   EXPECT_EQ(result.rows_updated, 1);
   EXPECT_EQ(result.rows_skipped, 1);
   EXPECT_EQ(engine.ReadRow(0, 0, 3, kWidth), before);

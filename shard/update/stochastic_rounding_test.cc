@@ -8,7 +8,7 @@
 
 #include "base/bfloat16.h"
 #include "base/float16.h"
-#include "shard/store/counter_random.h"
+#include "shard/store/portable_numbers.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/reference.h"
 #include "shard/testing/test_engine.h"

@@ -2,8 +2,6 @@
 
 #include <variant>
 
-#include "shard/optimizers/families.h"
-
 namespace emberd::shard {
 namespace {
 

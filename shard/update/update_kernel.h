@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "shard/batch/row_order.h"
-#include "shard/store/stack_store.h"
-#include "shard/update/update_rule.h"
+#include "emberd/v1/types.pb.h"
+#include "shard/kernel_types.h"
+#include "shard/optimizers/rules.h"
 
 namespace emberd::shard {
 
@@ -25,7 +25,7 @@ struct UpdateArgs {
   char* weights = nullptr;  // of the partition
   v1::DataType dtype = v1::FLOAT32;
   // Weights of 16 bits are rounded at random, column c of a row by the 16-bit number c of the key
-  // SubKey(rounding_key, row) (counter_random.h).
+  // SubKey(rounding_key, row) (portable_numbers.h).
   bool stochastic_rounding = false;
   uint64_t rounding_key = 0;
   // Rows with a sum that is not finite, before it is clipped, are left as they are.
@@ -42,5 +42,11 @@ struct UpdateCounts {
 // rounded separately; clip g; decay w; the rule; clip w; padding columns back to 0. Same bits on
 // every CPU.
 UpdateCounts UpdateRows(const UpdateArgs& args, const StepRule& rule);
+
+// The same by family of optimizers (optimizers/*.cc). A family is called with its own rules only.
+UpdateCounts UpdateByDescent(const UpdateArgs& args, const StepRule& rule);  // SGD, Momentum
+UpdateCounts UpdateByAdagrad(const UpdateArgs& args, const StepRule& rule);  // Adagrad and its kin
+UpdateCounts UpdateByAdam(const UpdateArgs& args, const StepRule& rule);  // Adam, LaProp, RMSProp
+UpdateCounts UpdateByFtrl(const UpdateArgs& args, const StepRule& rule);
 
 }  // namespace emberd::shard

@@ -1,7 +1,4 @@
 // The walk over touched rows that all optimizers share. Included once per SIMD target.
-//
-// An optimizer is a specialisation of Formula: how many slots it has, and its step on one vector of
-// columns.
 #if defined(EMBERD_SHARD_UPDATE_LOOP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EMBERD_SHARD_UPDATE_LOOP_INL_H_
 #undef EMBERD_SHARD_UPDATE_LOOP_INL_H_
@@ -15,8 +12,9 @@
 
 #include "hwy/aligned_allocator.h"
 #include "hwy/highway.h"
-#include "shard/store/counter_random.h"
-#include "shard/update/rows-inl.h"
+#include "shard/optimizers/formula-inl.h"
+#include "shard/store/portable_numbers.h"
+#include "shard/store/rows-inl.h"
 #include "shard/update/update_kernel.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -25,46 +23,6 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 static_assert(RowsAhead::kMost < kTouchPadding);
-
-// Specialised for each rule:
-//   static constexpr int kSlots;  // state vectors, one value per column
-//   static void Step(D d, const Rule& rule, Vec g, Vec& w, Vec* slots);
-// and, if it keeps one value per row (stored after the others),
-//   static constexpr int kRowSlots = 1;
-//   static float RowSum(const float* g, size_t width);  // what the value needs of the gradient,
-//                                                       // which has zeros up to a multiple of 16
-//   static void BeginRows(const Rule& rule, RowValues& rows);
-//   static Rule OfRow(Rule rule, float factor);  // the rule for one row
-template <class Rule>
-struct Formula;
-
-// For formulas without a value per row.
-struct ColumnFormula {
-  static constexpr int kRowSlots = 0;
-};
-
-// Rows whose values are updated together, so that roots and quotients of several are under way.
-constexpr int kRowsAtOnce = 8;
-struct RowValues {
-  HWY_ALIGN float sums[kRowsAtOnce];     // RowSum
-  HWY_ALIGN float columns[kRowsAtOnce];  // live columns, at least 1; 0 where there is no row
-  HWY_ALIGN float values[kRowsAtOnce];   // of the slot
-  HWY_ALIGN float factors[kRowsAtOnce];  // for OfRow
-};
-
-// n / d, and 0 where d is 0.
-template <class D, class V>
-HWY_INLINE V DivOrZero(D d, V numerator, V denominator) {
-  return hn::IfThenZeroElse(hn::Eq(denominator, hn::Zero(d)), hn::Div(numerator, denominator));
-}
-
-// NaN stays NaN, on every target.
-template <class D, class V>
-HWY_INLINE V Clamp(D d, V x, float low, float high) {
-  const auto l = hn::Set(d, low);
-  const auto h = hn::Set(d, high);
-  return hn::IfThenElse(hn::Lt(x, l), l, hn::IfThenElse(hn::Lt(h, x), h, x));
-}
 
 // Where the gradient of a sample lies.
 struct GradientArray {

@@ -1,11 +1,10 @@
 // Which number a decay rate becomes in an update: seen in the slots after one step.
-#include "shard/update/update_rule.h"
-
 #include <cmath>
 
 #include <gtest/gtest.h>
 
 #include "config/optimizers.h"
+#include "shard/optimizers/rules.h"
 #include "shard/testing/one_row.h"
 #include "shard/testing/optimizer_cases.h"
 

@@ -88,8 +88,8 @@ void Run(Report& report, shard::Engine& engine, int threads, bool zipf, int bag)
   input.stacks.push_back({0, gradients, {}});
   const double apply = MedianSeconds(kRepeats, [&] {
     std::promise<void> done;
-    const absl::Status status = engine.CheckApply(*batch, input);
-    engine.Apply(batch, input, [&](absl::StatusOr<shard::ApplyResult>) { done.set_value(); });
+    engine.Apply(shard::StagedUpdate(*shard::CheckedPart::Make(batch, input)),
+                 [&](absl::StatusOr<shard::ApplyResult>) { done.set_value(); });
     done.get_future().wait();
   });
   const double count = static_cast<double>(entries.size());

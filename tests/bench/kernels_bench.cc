@@ -33,7 +33,7 @@
 #include "base/mapped_memory.h"
 #include "hwy/targets.h"
 #include "shard/batch/row_order.h"
-#include "shard/gather/forward_kernel.h"
+#include "shard/gather/gather_kernels.h"
 #include "shard/update/update_kernel.h"
 #include "tests/bench/bench_report.h"
 #include "tests/bench/ids.h"

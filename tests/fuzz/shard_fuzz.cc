@@ -21,6 +21,7 @@
 #include "server/rpc/long_message.h"
 #include "server/shard/model_spec_from_plan.h"
 #include "server/shard/shard_codec.h"
+#include "shard/engine.h"
 #include "shard/gather/row_pooler.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -99,7 +100,7 @@ class Shard {
     auto batch = engine_->PrepareBatch(kModelId, std::move(command->stacks), command->owner);
     if (!batch.ok()) return;
     fuzz::accepted |= whole && !empty;
-    Require(engine_->BatchBytes(**batch) >= 0, "a batch has a size");
+    Require((*batch)->bytes() >= 0, "a batch has a size");
     Gather(*std::move(batch));
   }
 
@@ -107,10 +108,12 @@ class Shard {
     auto command = server::DecodeApply(message);
     if (!command.ok()) return;
     const bool whole = ReadWhole<internal::v1::ApplyHeader>(message, server::EncodeApply(*command));
-    if (!engine_->CheckApply(*batch_, command->input).ok()) return;
-    fuzz::accepted |= whole && !command->input.stacks.empty();
+    const bool empty = command->input.stacks.empty();
+    auto part = shard::CheckedPart::Make(batch_, std::move(command->input));
+    if (!part.ok()) return;
+    fuzz::accepted |= whole && !empty;
     absl::Notification done;
-    engine_->Apply(batch_, std::move(command->input),
+    engine_->Apply(shard::StagedUpdate(*std::move(part)),
                    [&done](absl::StatusOr<shard::ApplyResult> rows) {
                      Require(rows.ok(), "an update that was checked can be made");
                      done.Notify();
@@ -152,11 +155,12 @@ class Shard {
     engine_->Gather(std::move(batch), [&done](auto output) {
       Require(output.ok(), "a batch that was checked can be gathered");
       for (const shard::StackSums& stack : output->sums) {
-        Require(stack.sums->size() >= static_cast<int64_t>(stack.samples.size()) * stack.width,
+        Require(stack.sums->size() >= stack.samples.size() * stack.width,
                 "there is a sum for every sample");
       }
       for (const shard::StackRows& stack : output->rows) {
-        Require(stack.rows->size() >= stack.count * stack.row_bytes, "there is every row");
+        Require(stack.rows->size() >= static_cast<size_t>(stack.count * stack.row_bytes),
+                "there is every row");
       }
       done.Notify();
     });

@@ -1,10 +1,11 @@
-#include "shard/update/update_rule.h"
+#include "shard/optimizers/rules.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "shard/store/portable_math.h"
+#include "emberd/v1/model.pb.h"
+#include "shard/store/portable_numbers.h"
 
 namespace emberd::shard {
 namespace {

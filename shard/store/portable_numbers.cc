@@ -1,4 +1,4 @@
-#include "shard/store/portable_math.h"
+#include "shard/store/portable_numbers.h"
 
 #include <bit>
 #include <cmath>

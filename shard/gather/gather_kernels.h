@@ -1,10 +1,11 @@
-// Gather, simulated quantization, gain, pooling: the kernel of the forward pass.
+// The kernels of the forward pass: rows gathered, quantized, weighted and pooled, or copied as they
+// are stored.
 #pragma once
 
 #include <cstdint>
 
 #include "emberd/v1/types.pb.h"
-#include "shard/batch/batch.h"
+#include "shard/kernel_types.h"
 
 namespace emberd::shard {
 
@@ -31,5 +32,16 @@ struct ForwardArgs {
 // rounded separately; then the partitions' sums by a balanced binary tree, those without an entry
 // left out. Same bits on every CPU.
 void SumRows(const ForwardArgs& args);
+
+struct CopyRowsArgs {
+  const char* weights = nullptr;  // [rows, row_bytes]
+  int64_t row_bytes = 0;          // a multiple of 16
+  const uint32_t* rows = nullptr;
+  int64_t count = 0;
+  char* out = nullptr;  // [count, row_bytes]
+};
+
+// out[i] = weights[rows[i]].
+void CopyRows(const CopyRowsArgs& args);
 
 }  // namespace emberd::shard

@@ -1,25 +1,14 @@
-#include "shard/update/apply_work.h"
+#include "shard/update/update_work.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "shard/batch/row_order.h"
-#include "shard/store/counter_random.h"
-#include "shard/update/apply_check.h"
+#include "shard/store/portable_numbers.h"
+#include "shard/update/update_kernel.h"
 
 namespace emberd::shard {
 namespace {
-
-const StackEntries* FindEntries(const Batch& batch, int stack) {
-  const auto it = std::find_if(batch.stacks().begin(), batch.stacks().end(),
-                               [stack](const StackEntries& e) { return e.stack == stack; });
-  return it == batch.stacks().end() ? nullptr : &*it;
-}
-
-const float* DataOf(const StackGradients* gradients) {
-  return gradients == nullptr || gradients->gradients.empty() ? nullptr
-                                                              : gradients->gradients.data();
-}
 
 // Points every sample of all parts at its gradient. `arrays`: those of the parts, or null.
 void MakeGradientRows(absl::Span<const float* const> arrays, BufferPool& pool,
@@ -46,60 +35,39 @@ int64_t StackUpdate::partition_entries(int k) const {
   return entries;
 }
 
-absl::StatusOr<std::shared_ptr<ApplyWork>> ApplyWork::Make(std::vector<ApplyPart> parts,
-                                                           BufferPool& pool) {
-  auto work = std::make_shared<ApplyWork>();
-  work->parts_ = std::move(parts);
-  work->model_ = work->parts_[0].batch->model();
-  if (work->model_ == nullptr) return ModelDropped();
-  for (int i = 0; i < work->model_->stack_count(); ++i) {
-    if (absl::Status status = work->AddStack(i, pool); !status.ok()) return status;
-  }
-  work->counts_ = std::vector<Counts>(work->stacks_.size());
-  return work;
+UpdateWork::UpdateWork(std::shared_ptr<Model> model, StagedUpdate update, BufferPool& pool)
+    : model_(std::move(model)), update_(std::move(update)), counts_(update_.stacks().size()) {
+  for (const auto& [stack, agreed] : update_.stacks()) AddStack(stack, agreed.rule(), pool);
 }
 
-absl::Status ApplyWork::AddStack(int index, BufferPool& pool) {
+void UpdateWork::AddStack(int index, const StepRule& rule, BufferPool& pool) {
   StackUpdate update;
   update.stack = index;
   update.store = &model_->stack(index);
-  const StackGradients* first = nullptr;  // whose hyper-parameters are those of all
-  bool in_batch = false;
+  update.rule = rule;
   std::vector<const float*> arrays;
-  for (const ApplyPart& part : parts_) {
-    const StackGradients* gradients = FindGradients(part.input, index);
-    if (first == nullptr) first = gradients;
-    const StackEntries* entries = FindEntries(*part.batch, index);
-    in_batch |= entries != nullptr;
-    if (entries == nullptr || entries->entry_count == 0) continue;
-    if (!update.parts.empty() &&
-        update.parts[0]->feature_offsets.size() != entries->feature_offsets.size()) {
-      return absl::InvalidArgumentError("the parts of a step differ in their features");
-    }
-    update.parts.push_back(entries);
-    arrays.push_back(DataOf(gradients));
+  for (const std::shared_ptr<const CheckedPart>& part : update_.parts()) {
+    const CheckedPart::Stack* stack = part->Find(index);
+    if (stack == nullptr || stack->entries->entry_count == 0) continue;
+    update.parts.push_back(stack->entries);
+    arrays.push_back(stack->gradients);
   }
-  if (!in_batch) return absl::OkStatus();
-  absl::StatusOr<StepRule> rule = ResolveRule(update.store->spec(), first, parts_[0].input.step);
-  if (!rule.ok()) return rule.status();
-  update.rule = *rule;
   if (arrays.size() == 1) {
     update.gradients = arrays[0];
   } else if (std::any_of(arrays.begin(), arrays.end(), [](const float* a) { return a; })) {
     MakeGradientRows(arrays, pool, update);
   }
   stacks_.push_back(std::move(update));
-  return absl::OkStatus();
 }
 
-void ApplyWork::TakeTurn() {
+void UpdateWork::TakePlace() {
   for (StackUpdate& stack : stacks_) {
     if (stack.store->spec().stochastic_rounding)
-      stack.rounding_key = stack.store->NextRoundingKey(parts_[0].input.step);
+      stack.rounding_key = stack.store->NextRoundingKey(update_.parts()[0]->step());
   }
 }
 
-int64_t ApplyWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) {
+int64_t UpdateWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) {
   StackStore& store = *stack.store;
   const int64_t first_row = k * store.rows_per_partition();
   const PooledArray<Touch> touches = OrderByRow(stack.parts, k, store.rows_per_partition(), pool);
@@ -128,7 +96,7 @@ int64_t ApplyWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& 
   return updated.updated;
 }
 
-ApplyResult ApplyWork::Result() const {
+ApplyResult UpdateWork::Result() const {
   ApplyResult result;
   for (size_t i = 0; i < stacks_.size(); ++i) {
     result.stacks.push_back({stacks_[i].stack, counts_[i].updated, counts_[i].skipped});

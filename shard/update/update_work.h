@@ -1,18 +1,19 @@
-// An update on its way: the parts of a step, laid out stack by stack for the backward pass.
+// An update on its way into the tables: the parts of a step, laid out stack by stack for the
+// backward pass.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/buffer_pool.h"
 #include "shard/batch/batch.h"
-#include "shard/engine.h"
 #include "shard/store/model.h"
-#include "shard/update/update_kernel.h"
-#include "shard/update/update_rule.h"
+#include "shard/types.h"
+#include "shard/update/staged_update.h"
 
 namespace emberd::shard {
 
@@ -32,27 +33,25 @@ struct StackUpdate {
   int64_t partition_entries(int k) const;
 };
 
-// Immutable once it took its turn, apart from the counters; shared by the jobs of its (stack,
+// Immutable once it has its place, apart from the counters; shared by the jobs of its (stack,
 // partition) pairs.
-class ApplyWork {
+class UpdateWork {
  public:
-  // `parts` have passed CheckApply and CheckApplyParts; there is at least one. NOT_FOUND if the
-  // model was dropped since then.
-  static absl::StatusOr<std::shared_ptr<ApplyWork>> Make(std::vector<ApplyPart> parts,
-                                                         BufferPool& pool);
+  // `update` is complete; `model` is that of its batches.
+  UpdateWork(std::shared_ptr<Model> model, StagedUpdate update, BufferPool& pool);
 
   // Those of the batches.
   const std::vector<StackUpdate>& stacks() const { return stacks_; }
   // Gives the step its place among the updates of its stacks. To be called once, before any
   // partition is updated, and in the order in which updates take their strands.
-  void TakeTurn();
+  void TakePlace();
   // Updates the rows of the k-th partition; the caller holds its strand.
   // Rows updated.
   int64_t UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool);
   // Of the partitions updated so far.
   ApplyResult Result() const;
 
-  Engine::ApplyCallback done;
+  std::function<void(absl::StatusOr<ApplyResult>)> done;
   std::atomic<int> jobs_left{0};
 
  private:
@@ -61,10 +60,10 @@ class ApplyWork {
     std::atomic<int64_t> skipped{0};
   };
 
-  absl::Status AddStack(int index, BufferPool& pool);
+  void AddStack(int index, const StepRule& rule, BufferPool& pool);
 
-  std::shared_ptr<Model> model_;
-  std::vector<ApplyPart> parts_;
+  const std::shared_ptr<Model> model_;
+  const StagedUpdate update_;
   std::vector<StackUpdate> stacks_;
   std::vector<Counts> counts_;  // of stacks_
 };

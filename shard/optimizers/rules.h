@@ -21,7 +21,9 @@
 #include <cstdint>
 #include <variant>
 
-#include "emberd/v1/model.pb.h"
+namespace emberd::v1 {
+class OptimizerConfig;
+}
 
 namespace emberd::shard {
 

@@ -1,13 +1,29 @@
-// Counter-based random numbers: words that depend on a key alone, with no state and no stream, so
-// that any thread may make any of them at any time and the bits are the same on every machine.
+// Numbers that have the same bits on every machine: elementary functions and random words.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "absl/strings/string_view.h"
 
 namespace emberd::shard {
+
+// --- Logarithm, exponential, power and the normal quantile from +, -, *, / and sqrt alone.
+//
+// A C library may answer differently on two machines (it picks fused or unfused code by CPU). These
+// functions do not: every IEEE 754 machine gives the same bits, which is what initial values and
+// fractional powers need. Relative error below 1e-14, except InverseNormal (below 2e-9).
+
+// Natural logarithm; x finite and > 0.
+double PortableLog(double x);
+// e^x; underflows to 0 and overflows to infinity.
+double PortableExp(double x);
+// x^y with the special values of std::pow.
+double PortablePow(double x, double y);
+// z with P(Z <= z) = p for a standard normal Z; 0 < p < 1.
+double InverseNormal(double p);
+
+// --- Counter-based random numbers: words that depend on a key alone, with no state and no stream,
+// so that any thread may make any of them at any time.
 
 // The step of SplitMix64: word n of a key is Mix(key + n * kGamma), n >= 1.
 inline constexpr uint64_t kGamma = 0x9e3779b97f4a7c15;

@@ -1,0 +1,180 @@
+// What goes into the engine and comes out of it: models, gradients, rows, results.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
+#include "base/buffer_pool.h"
+#include "config/storage.h"
+#include "emberd/v1/model.pb.h"
+
+namespace emberd::shard {
+
+struct EngineOptions {
+  int threads = 0;  // 0: number of CPUs
+  // Bytes of weights and slots that one partition may hold over all models; checked before memory
+  // is taken.
+  int64_t bytes_per_partition = int64_t{16} << 30;
+  // Stacks of at most this many bytes on this shard get all their rows when the model is created;
+  // larger ones row by row when first touched. The bits are the same.
+  int64_t eager_bytes = int64_t{64} << 20;
+  // Arrays of at most this many bytes are backed by huge pages: up to twice as fast, but a first
+  // touch takes 2 MiB.
+  int64_t huge_page_bytes = int64_t{8} << 30;
+};
+
+// --- Models: what a shard must know of one: its stacks, and how their rows begin and learn.
+
+// Rows [row_offset, row_offset + padded rows / P) of every partition belong to this table.
+// Logical id e: partition (e + shard_rotation) mod P, local row e div P + row_offset.
+struct TableSpec {
+  std::string name;  // together with the seed: key of the initial values
+  int64_t vocabulary_size = 0;
+  int64_t padded_vocabulary_size = 0;
+  int embedding_dim = 0;  // columns beyond it are padding: always 0
+  int64_t row_offset = 0;
+  int shard_rotation = 0;
+  v1::InitializerConfig initializer;
+};
+
+struct StackSpec {
+  std::string name;
+  int embedding_dim = 0;  // padded width
+  int64_t rows_per_partition = 0;
+  std::vector<TableSpec> tables;
+  v1::OptimizerConfig optimizer;  // complete: every field present
+  v1::DataType storage_dtype = v1::FLOAT32;
+  bool stochastic_rounding = false;  // of 16-bit weights, in updates
+  bool skip_nonfinite = false;       // a row whose summed gradient is not finite; else refused
+  v1::ResultMode result_mode = v1::PARTIAL_SUMS;
+  bool quantized = false;
+  v1::QuantizationConfig quantization;
+};
+
+// Bytes of the weights of one row.
+inline int64_t RowBytes(const StackSpec& stack) {
+  return stack.embedding_dim * config::WeightBytes(stack.storage_dtype);
+}
+
+struct ModelSpec {
+  uint64_t model_id = 0;
+  std::string name;
+  uint64_t seed = 0;
+  int partitions = 1;       // P, of the whole cluster
+  int first_partition = 0;  // this shard owns [first_partition, first_partition + partition_count)
+  int partition_count = 1;  // K, a power of two
+  std::vector<StackSpec> stacks;
+};
+
+// --- What a gather returns.
+
+// Partial sums of one stack over this shard's partitions.
+struct StackSums {
+  int stack = 0;
+  int width = 0;                 // floats of a row
+  std::vector<int32_t> samples;  // canonical samples with at least one entry here, ascending
+  std::shared_ptr<const PooledArray<float>> sums;  // [samples.size(), width]
+  int64_t rows_gathered = 0;                       // entries of the batch
+};
+
+// The distinct rows of one stack that a batch names on this shard, as they are stored: partition by
+// partition, local rows ascending. Whoever has the batch makes the same partial sums of them
+// (RowPooler).
+struct StackRows {
+  int stack = 0;
+  int64_t row_bytes = 0;
+  int64_t count = 0;
+  std::shared_ptr<const PooledArray<char>> rows;  // [count, row_bytes]
+  int64_t rows_gathered = 0;                      // entries of the batch
+};
+
+// Every stack of the batch stands in one of the two, each in the order of the batch.
+struct GatherOutput {
+  std::vector<StackSums> sums;
+  std::vector<StackRows> rows;
+};
+
+// --- What an update takes and returns.
+
+// Overrides of one step by OptimizerConfig field name, e.g. "learning_rate".
+using Hyperparameters = absl::flat_hash_map<std::string, double>;
+
+// Gradients of one stack: one row for each sample that has an entry here, ascending (those that
+// StackSums names).
+struct StackGradients {
+  int stack = 0;
+  // [samples, width]; empty: every gradient is zero (rows are updated all the same). Padding
+  // columns are zero.
+  absl::Span<const float> gradients;
+  Hyperparameters hyperparameters;
+};
+
+struct ApplyInput {
+  std::vector<StackGradients>
+      stacks;         // at most one per stack of the batch; a missing one counts as all zero
+  int64_t step = -1;  // 0-based; -1: not given
+  std::shared_ptr<const void> owner;  // keeps `gradients` alive until done
+};
+
+struct ApplyResult {
+  int64_t rows_updated = 0;  // distinct rows of all stacks
+  int64_t rows_skipped = 0;  // left as they were: StackSpec::skip_nonfinite
+  // The same of each stack that the batches have.
+  struct Stack {
+    int stack = 0;
+    int64_t rows_updated = 0;
+    int64_t rows_skipped = 0;
+  };
+  std::vector<Stack> stacks;
+};
+
+// --- Single rows.
+
+// `slot` empty: weights. The leading `columns` columns of each row. `partitions` are global
+// numbers.
+struct RowSelection {
+  uint64_t model_id = 0;
+  int stack = 0;
+  std::string slot;
+  absl::Span<const int32_t> partitions;
+  absl::Span<const int64_t> local_rows;
+  int columns = 0;
+};
+
+// --- Figures.
+
+// What one partition holds, and has done since the start.
+struct PartitionStatistics {
+  int64_t table_bytes = 0;
+  int64_t rows_gathered = 0;
+  int64_t rows_updated = 0;
+};
+struct EngineStatistics {
+  int models = 0;
+  int64_t table_bytes = 0;  // reserved for weights and slots
+  int64_t rows_gathered = 0;
+  int64_t rows_updated = 0;
+  int queued = 0;  // pieces of work that could run but wait for a thread
+  // As many as the models have on this shard; none without a model.
+  std::vector<PartitionStatistics> partitions;
+};
+
+// The rows of a table that gathers read most, as estimated from a sample (hot_rows.h): `lookups` is
+// too high by at most `error`, but for the sampling.
+struct HotRow {
+  int64_t id = 0;  // the table's own
+  int64_t lookups = 0;
+  int64_t error = 0;
+};
+struct HotTable {
+  std::string model;
+  std::string table;
+  int64_t lookups = 0;       // of all rows on this shard
+  std::vector<HotRow> rows;  // most lookups first
+};
+
+}  // namespace emberd::shard

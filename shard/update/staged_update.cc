@@ -1,0 +1,220 @@
+#include "shard/update/staged_update.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/finite.h"
+#include "base/status.h"
+#include "config/numbers.h"
+#include "config/optimizers.h"
+#include "shard/store/model.h"
+
+namespace emberd::shard {
+namespace {
+
+// The gradients of a stack, or null.
+const StackGradients* FindGradients(const ApplyInput& input, int stack) {
+  const auto it = std::find_if(input.stacks.begin(), input.stacks.end(),
+                               [stack](const StackGradients& g) { return g.stack == stack; });
+  return it == input.stacks.end() ? nullptr : &*it;
+}
+
+// Stacks named twice or unknown to the batch.
+absl::Status CheckNames(const Batch& batch, const ApplyInput& input) {
+  for (const StackGradients& gradients : input.stacks) {
+    const int stack = gradients.stack;
+    const bool in_batch =
+        std::any_of(batch.stacks().begin(), batch.stacks().end(),
+                    [&](const StackEntries& entries) { return entries.stack == stack; });
+    if (!in_batch || FindGradients(input, stack) != &gradients) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gradients: stack ", stack, in_batch ? " is given twice" : " is not in the batch"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckValues(const StackSpec& spec, const StackEntries& entries,
+                         absl::Span<const float> values) {
+  const int64_t rows = entries.samples.size();
+  if (!values.empty() && static_cast<int64_t>(values.size()) != rows * spec.embedding_dim) {
+    return absl::InvalidArgumentError(absl::StrCat("gradients of stack ", spec.name, ": ",
+                                                   values.size(), " values; must be 0 or ", rows,
+                                                   " samples x ", spec.embedding_dim));
+  }
+  if (spec.skip_nonfinite) return absl::OkStatus();
+  if (const int64_t bad = FindNonFinite(values); bad >= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradients of stack ", spec.name, ": value ", values[bad], " of sample ",
+                     entries.samples[bad / spec.embedding_dim], ", column ",
+                     bad % spec.embedding_dim, " must be finite"));
+  }
+  return absl::OkStatus();
+}
+
+// Optimizer numbers of this step: the config with the request's overrides.
+absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const Hyperparameters& overrides,
+                                     int64_t step) {
+  v1::OptimizerConfig optimizer = stack.optimizer;
+  RETURN_IF_ERROR(
+      Annotate(config::SetHyperparameters(&optimizer, {overrides.begin(), overrides.end()}),
+               absl::StrCat("stack ", stack.name)));
+  if (config::OptimizerNeedsStep(optimizer) && step < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("step ", step, ": must be >= 0, the ",
+                                                   config::OptimizerName(optimizer),
+                                                   " optimizer of stack ", stack.name, " uses it"));
+  }
+  if (optimizer.has_ftrl() && !optimizer.ftrl().multiply_linear_by_learning_rate() &&
+      optimizer.learning_rate() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "stack ", stack.name, ": learning_rate 0 must be > 0: this form of ftrl divides by it"));
+  }
+  return MakeStepRule(optimizer, step);
+}
+
+absl::Status RanksDisagree(int rank, absl::string_view what, absl::string_view value,
+                           int other_rank, absl::string_view other_value) {
+  return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": ", what, " is ", value, ", but ",
+                                                 other_value, " for rank ", other_rank));
+}
+
+// The first hyper-parameter, in alphabetical order, of which two sets have not the same value.
+// Values are texts that tell any two numbers apart, or "not given". An empty name: they agree.
+struct HyperparameterDifference {
+  std::string name;
+  std::string value, other;
+};
+HyperparameterDifference FindDifference(const Hyperparameters& values,
+                                        const Hyperparameters& others) {
+  if (values == others) return {};
+  const auto text = [](const Hyperparameters& of, const std::string& name) -> std::string {
+    const auto it = of.find(name);
+    return it == of.end() ? "not given" : config::NumberText(it->second);
+  };
+  std::set<std::string> names;
+  for (const auto& [name, value] : values) names.insert(name);
+  for (const auto& [name, value] : others) names.insert(name);
+  for (const std::string& name : names) {
+    const auto a = values.find(name), b = others.find(name);
+    if (a != values.end() && b != others.end() && a->second == b->second) continue;
+    return {name, text(values, name), text(others, name)};
+  }
+  return {};
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
+    std::shared_ptr<const Batch> batch, ApplyInput input) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, batch->model());
+  RETURN_IF_ERROR(CheckNames(*batch, input));
+  std::shared_ptr<CheckedPart> part(new CheckedPart());
+  for (const StackEntries& entries : batch->stacks()) {
+    const StackSpec& spec = model->stack(entries.stack).spec();
+    Stack stack;
+    stack.entries = &entries;
+    if (const StackGradients* gradients = FindGradients(input, entries.stack)) {
+      RETURN_IF_ERROR(CheckValues(spec, entries, gradients->gradients));
+      if (!gradients->gradients.empty()) stack.gradients = gradients->gradients.data();
+      stack.gradient_bytes = gradients->gradients.size() * sizeof(float);
+      stack.has_say = true;
+      stack.hyperparameters = gradients->hyperparameters;
+    }
+    ASSIGN_OR_RETURN(stack.rule, ResolveRule(spec, stack.hyperparameters, input.step));
+    part->stacks_.push_back(std::move(stack));
+  }
+  part->batch_ = std::move(batch);
+  part->owner_ = std::move(input.owner);
+  part->step_ = input.step;
+  return part;
+}
+
+const CheckedPart::Stack* CheckedPart::Find(int stack) const {
+  const auto it = std::find_if(stacks_.begin(), stacks_.end(),
+                               [stack](const Stack& s) { return s.entries->stack == stack; });
+  return it == stacks_.end() ? nullptr : &*it;
+}
+
+int64_t CheckedPart::gradient_bytes() const {
+  int64_t bytes = 0;
+  for (const Stack& stack : stacks_) bytes += stack.gradient_bytes;
+  return bytes;
+}
+
+StagedUpdate::StagedUpdate(std::shared_ptr<const CheckedPart> part) : StagedUpdate(1) {
+  Place(0, std::move(part));
+}
+
+absl::Status StagedUpdate::Add(int rank, std::shared_ptr<const CheckedPart> part) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, part->batch().model());
+  RETURN_IF_ERROR(CheckStep(rank, *part, *model));
+  for (const CheckedPart::Stack& stack : part->stacks()) {
+    RETURN_IF_ERROR(CheckStack(rank, stack, model->stack(stack.entries->stack).spec().name));
+  }
+  Place(rank, std::move(part));
+  return absl::OkStatus();
+}
+
+absl::Status StagedUpdate::CheckStep(int rank, const CheckedPart& part, const Model& model) const {
+  if (held_ == 0) return absl::OkStatus();
+  const CheckedPart& first = *parts_[first_rank_];
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> other, this->model());
+  if (other.get() != &model) {
+    return RanksDisagree(rank, "model_id", absl::StrCat(model.spec().model_id), first_rank_,
+                         absl::StrCat(other->spec().model_id));
+  }
+  if (part.step() == first.step()) return absl::OkStatus();
+  return RanksDisagree(rank, "step", absl::StrCat(part.step()), first_rank_,
+                       absl::StrCat(first.step()));
+}
+
+absl::Status StagedUpdate::CheckStack(int rank, const CheckedPart::Stack& stack,
+                                      const std::string& name) const {
+  constexpr int64_t kMaxEntries = std::numeric_limits<int32_t>::max();
+  const auto found = stacks_.find(stack.entries->stack);
+  if (found == stacks_.end()) return absl::OkStatus();
+  const auto& [features, hyperparameters, entries] = found->second;
+  if (stack.entries->features() != features.stack->entries->features()) {
+    return RanksDisagree(rank, absl::StrCat("the number of features of stack ", name),
+                         absl::StrCat(stack.entries->features()), features.rank,
+                         absl::StrCat(features.stack->entries->features()));
+  }
+  if (entries + stack.entries->entry_count > kMaxEntries) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stack ", name, ": ", entries + stack.entries->entry_count, " entries of ",
+                     held_ + 1, " ranks must be at most ", kMaxEntries));
+  }
+  if (!stack.has_say || hyperparameters.stack == nullptr) return absl::OkStatus();
+  const HyperparameterDifference difference =
+      FindDifference(stack.hyperparameters, hyperparameters.stack->hyperparameters);
+  if (difference.name.empty()) return absl::OkStatus();
+  return RanksDisagree(rank, absl::StrCat("hyperparameter ", difference.name, " of stack ", name),
+                       difference.value, hyperparameters.rank, difference.other);
+}
+
+void StagedUpdate::Place(int rank, std::shared_ptr<const CheckedPart> part) {
+  if (held_ == 0) first_rank_ = rank;
+  for (const CheckedPart::Stack& stack : part->stacks()) {
+    Agreed& agreed = stacks_[stack.entries->stack];
+    if (agreed.features.stack == nullptr) agreed.features = {rank, &stack};
+    if (agreed.hyperparameters.stack == nullptr && stack.has_say) {
+      agreed.hyperparameters = {rank, &stack};
+    }
+    agreed.entries += stack.entries->entry_count;
+  }
+  parts_[rank] = std::move(part);
+  ++held_;
+}
+
+int64_t StagedUpdate::gradient_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& part : parts_) bytes += part == nullptr ? 0 : part->gradient_bytes();
+  return bytes;
+}
+
+}  // namespace emberd::shard
