@@ -7,7 +7,7 @@
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/coordinator/export_stream.h"
 #include "server/coordinator/lookup_response.h"
-#include "server/rpc/message_bytes.h"
+#include "server/rpc/wire.h"
 #include "server/security/client_name.h"
 
 namespace emberd::server {

@@ -3,9 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/rpc/message_bytes.h"
-#include "server/rpc/status_codes.h"
-#include "server/rpc/trace.h"
+#include "server/rpc/call_context.h"
+#include "server/rpc/wire.h"
 #include "server/security/client_name.h"
 
 namespace emberd::server {

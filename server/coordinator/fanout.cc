@@ -8,7 +8,7 @@
 #include "server/coordinator/activations.h"
 #include "server/coordinator/for_each_shard.h"
 #include "server/coordinator/unique_rows.h"
-#include "server/rpc/status_codes.h"
+#include "server/rpc/wire.h"
 
 namespace emberd::server {
 namespace {

@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/ops/logging.h"
-#include "server/rpc/status_codes.h"
-#include "server/rpc/trace.h"
+#include "server/rpc/call_context.h"
+#include "server/rpc/wire.h"
 #include "server/security/client_name.h"
 
 namespace emberd::server {

@@ -4,8 +4,7 @@
 #include <utility>
 
 #include "emberd/internal/v1/collective_service.grpc.pb.h"
-#include "server/rpc/message_bytes.h"
-#include "server/rpc/status_codes.h"
+#include "server/rpc/wire.h"
 
 namespace emberd::server {
 namespace {

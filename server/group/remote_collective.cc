@@ -10,8 +10,8 @@
 #include "base/status.h"
 #include "emberd/internal/v1/collective_service.grpc.pb.h"
 #include "server/group/watch_callback.h"
-#include "server/rpc/status_codes.h"
-#include "server/rpc/trace.h"
+#include "server/rpc/call_context.h"
+#include "server/rpc/wire.h"
 
 namespace emberd::server {
 namespace {

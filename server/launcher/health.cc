@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "config/address.h"
-#include "server/rpc/status_codes.h"
+#include "server/rpc/wire.h"
 
 namespace emberd::launcher {
 namespace {

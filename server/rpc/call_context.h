@@ -1,23 +1,42 @@
-// What a request hands down to the calls that it makes: a deadline, its trace, and word of its
-// cancellation.
+// What a request hands down to the calls that it makes: a deadline, its trace, and whether it was
+// cancelled.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
 #include <utility>
 
+#include <grpcpp/client_context.h>
+#include <grpcpp/server_context.h>
+
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 namespace emberd::rpc {
 
+// Trace ids (W3C trace context) tie together the log lines of one request on all processes that it
+// passes. They travel in the metadata "traceparent".
+
+// The caller's trace context, or a new one if it sent none or nonsense.
+std::string TraceOf(const grpc::ServerContextBase& context);
+// Sends the trace context along, under a span of its own. Does nothing if it is empty.
+void SendTrace(absl::string_view trace, grpc::ClientContext* context);
+// The id in it, 32 hex digits: what logs show.
+absl::string_view TraceId(absl::string_view trace);
+
+// "00-" 32 hex digits "-" 16 hex digits "-" 2 hex digits, ids not zero.
+bool IsTrace(absl::string_view trace);
+
 // Thread-safe. Lives as long as its request.
 class CallContext {
  public:
-  // `trace`: see trace.h; sent along with every call, if not empty.
+  // `trace`: see TraceOf; sent along with every call, if not empty.
   explicit CallContext(absl::Time deadline, std::string trace = "")
       : deadline_(deadline), trace_(std::move(trace)) {}
   CallContext(const CallContext&) = delete;
@@ -73,6 +92,22 @@ class CancelWatch {
  private:
   CallContext* const context_;
   int64_t id_ = -1;
+};
+
+// A CallContext for one piece of work of a longer call: the trace and the cancellation of the
+// longer call, and at most `limit` of its time.
+class LinkedContext {
+ public:
+  // `parent` must outlive it.
+  LinkedContext(CallContext* parent, absl::Duration limit)
+      : context_(std::min(parent->deadline(), absl::Now() + limit), parent->trace()),
+        watch_(parent, [this] { context_.Cancel(); }) {}
+
+  CallContext* get() { return &context_; }
+
+ private:
+  CallContext context_;
+  CancelWatch watch_;
 };
 
 }  // namespace emberd::rpc

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "config/address.h"
 #include "server/ops/lifecycle.h"
 
@@ -17,8 +18,7 @@ constexpr int kMinPingMs = 5000;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& options) {
-  absl::StatusOr<config::Address> bind = config::ParseAddress(options.address);
-  if (!bind.ok()) return bind.status();
+  ASSIGN_OR_RETURN(config::Address bind, config::ParseAddress(options.address));
 
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
@@ -45,8 +45,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
         absl::StrCat(options.field, ": ", options.address, " cannot be bound; is it in use?"));
   }
   server->port_ = port;
-  bind->port = port;
-  server->address_ = bind->ToString();
+  bind.port = port;
+  server->address_ = bind.ToString();
   server->service_names_ = options.service_names;
   ops::SetServing(server->server_.get(), server->service_names_, true);
   return server;

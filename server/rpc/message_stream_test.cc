@@ -1,6 +1,8 @@
-// A real server and client in one process, over loopback.
 #include "server/rpc/message_stream.h"
 
+#include <cstdlib>
+#include <numeric>
+#include <random>
 #include <thread>
 
 #include <grpcpp/create_channel.h>
@@ -17,6 +19,138 @@ namespace emberd::rpc {
 namespace {
 
 constexpr int64_t kMaxBytes = 256 << 20;
+
+OutgoingMessage MakeMessage(const std::vector<std::vector<int32_t>>& arrays) {
+  OutgoingMessage message;
+  message.header = "header";
+  for (const auto& array : arrays) {
+    auto owner = std::make_shared<std::vector<int32_t>>(array);
+    message.Append(absl::MakeConstSpan(*owner), owner);
+  }
+  return message;
+}
+
+absl::StatusOr<std::optional<IncomingMessage>> AddAll(MessageAssembler& assembler,
+                                                      const std::deque<grpc::ByteBuffer>& parts) {
+  absl::StatusOr<std::optional<IncomingMessage>> message = std::optional<IncomingMessage>();
+  for (const grpc::ByteBuffer& part : parts) {
+    if (!message.ok() || message->has_value())
+      return absl::InternalError("complete before its last part");
+    message = assembler.Add(part);
+  }
+  return message;
+}
+
+TEST(LongMessageTest, ArrivesAsItLeftWhateverThePartSize) {
+  std::vector<int32_t> large(5000);
+  std::iota(large.begin(), large.end(), 0);
+  for (const size_t part_bytes : {1ul, 7ul, 1000ul, 4096ul, 1ul << 20}) {
+    MessageAssembler assembler(kMaxBytes);
+    for (int repeat = 0; repeat < 2; ++repeat) {  // an assembler takes one message after another
+      auto message =
+          AddAll(assembler, SplitMessage(MakeMessage({{1, 2, 3}, {}, large, {4}}), part_bytes));
+      ASSERT_TRUE(message.ok()) << message.status();
+      ASSERT_TRUE(message->has_value());
+      EXPECT_EQ((*message)->header(), "header");
+      EXPECT_EQ(reinterpret_cast<uintptr_t>((*message)->payload().data()) % 64, 0u);
+      PayloadReader payload((*message)->payload());
+      EXPECT_EQ(payload.Int32s(3, "a")->at(2), 3);
+      EXPECT_EQ(*payload.Int32s(5000, "b"), absl::MakeConstSpan(large));
+      EXPECT_EQ(payload.Int32s(1, "c")->at(0), 4);
+      EXPECT_TRUE(payload.Finish().ok());
+    }
+  }
+}
+
+TEST(LongMessageTest, AMessageWithoutPayloadIsOnePart) {
+  MessageAssembler assembler(kMaxBytes);
+  const std::deque<grpc::ByteBuffer> parts = SplitMessage(MakeMessage({}));
+  ASSERT_EQ(parts.size(), 1u);
+  auto message = AddAll(assembler, parts);
+  ASSERT_TRUE(message.ok() && message->has_value());
+  EXPECT_EQ((*message)->payload().size(), 0u);
+}
+
+TEST(LongMessageTest, PartsAreMessagePartsForAnyProtobufReader) {
+  const std::deque<grpc::ByteBuffer> parts = SplitMessage(MakeMessage({{1, 2, 3}}), 8);
+  ASSERT_EQ(parts.size(), 2u);
+  grpc::Slice slice;
+  ASSERT_TRUE(parts[0].DumpToSingleSlice(&slice).ok());
+  internal::v1::MessagePart part;
+  ASSERT_TRUE(part.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+  EXPECT_EQ(part.header(), "header");
+  EXPECT_EQ(part.payload_size(), 12u);
+  EXPECT_EQ(part.payload().size(), 8u);
+}
+
+TEST(LongMessageTest, RefusesAMessageOverTheBudgetBeforeTakingMemory) {
+  MessageAssembler assembler(100);
+  auto message = assembler.Add(SplitMessage(MakeMessage({std::vector<int32_t>(26)})).front());
+  EXPECT_EQ(message.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(message.status().message(),
+            "a message of 104 bytes is over budgets.max_message_bytes = 100");
+}
+
+grpc::ByteBuffer Encode(const internal::v1::MessagePart& part) {
+  grpc::Slice slice(part.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+TEST(LongMessageTest, RefusesMorePayloadThanItsSize) {
+  internal::v1::MessagePart part;
+  part.set_payload_size(4);
+  part.set_payload("12345");
+  EXPECT_EQ(MessageAssembler(kMaxBytes).Add(Encode(part)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(LongMessageTest, RefusesAFirstPartWithoutSize) {
+  internal::v1::MessagePart part;
+  part.set_payload("12345");
+  EXPECT_EQ(MessageAssembler(kMaxBytes).Add(Encode(part)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+// Bytes from a port may be anything. None may crash the reader or make it take memory beyond the
+// budget.
+TEST(LongMessageTest, SurvivesRandomBytes) {
+  const char* given = std::getenv("EMBERD_TEST_SEED");
+  const unsigned seed = given != nullptr ? std::strtoul(given, nullptr, 10) : 20261121;
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const std::string valid = [] {
+    grpc::Slice slice;
+    EXPECT_TRUE(SplitMessage(MakeMessage({{1, 2, 3, 4}})).front().DumpToSingleSlice(&slice).ok());
+    return std::string(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }();
+  for (int i = 0; i < 20'000; ++i) {
+    std::string bytes = valid;
+    const int changes = static_cast<int>(random() % 8);
+    for (int change = 0; change < changes; ++change)
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    bytes.resize(random() % (bytes.size() + 1));
+    MessageAssembler assembler(1 << 16);
+    grpc::Slice slice(bytes);
+    auto message = assembler.Add(grpc::ByteBuffer(&slice, 1));
+    if (message.ok() && message->has_value()) {
+      EXPECT_LE((*message)->payload().size(), 1u << 16);
+    }
+  }
+}
+
+TEST(PayloadReaderTest, RefusesArraysThatDoNotFit) {
+  const std::vector<int32_t> values = {1, 2, 3};
+  const absl::Span<const char> bytes(reinterpret_cast<const char*>(values.data()), 12);
+  EXPECT_EQ(PayloadReader(bytes).Int32s(4, "ids").status().message(),
+            "ids: 4 values do not fit the 12 bytes of payload that are left");
+  EXPECT_FALSE(PayloadReader(bytes).Floats(-1, "ids").ok());
+  EXPECT_FALSE(PayloadReader(bytes).Floats(int64_t{1} << 62, "ids").ok());
+  PayloadReader reader(bytes);
+  ASSERT_TRUE(reader.Int32s(2, "ids").ok());
+  EXPECT_FALSE(reader.Finish().ok());
+}
+
+// A real server and client in one process, over loopback.
 constexpr char kMethod[] = "/emberd.internal.v1.ShardService/Gather";
 
 // What the server does with a message, by its header: "echo" answers with the same message and

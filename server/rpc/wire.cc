@@ -3,7 +3,10 @@
 #include <cstring>
 #include <utility>
 
+#include <grpcpp/impl/codegen/proto_utils.h>
+
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace emberd::rpc {
 namespace {
@@ -18,6 +21,34 @@ absl::Status Truncated(absl::string_view what) {
 void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
 
 }  // namespace
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+}
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+absl::Status DecodeMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
+  grpc::ByteBuffer reader(bytes);  // shares the slices; decoding empties its argument
+  if (grpc::GenericDeserialize<grpc::ProtoBufferReader, google::protobuf::Message>(&reader, message)
+          .ok()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("the request is no ", message->GetTypeName()));
+}
+
+grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message) {
+  grpc::ByteBuffer bytes;
+  bool own_buffer = false;
+  // Fails only for messages of 2 GiB and more, which the budgets rule out.
+  (void)grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(message, &bytes,
+                                                                                   &own_buffer);
+  return bytes;
+}
 
 size_t VarintSize(uint64_t value) {
   size_t size = 1;
@@ -100,21 +131,20 @@ absl::StatusOr<WireCursor> WireCursor::Over(const grpc::ByteBuffer& buffer) {
 }
 
 absl::StatusOr<WireCursor::Tag> WireCursor::ReadTag() {
-  absl::StatusOr<uint64_t> key = ReadVarint();
-  if (!key.ok()) return key.status();
-  const uint64_t field = *key >> 3;
+  ASSIGN_OR_RETURN(uint64_t key, ReadVarint());
+  const uint64_t field = key >> 3;
   if (field == 0 || field > 536870911) {
     return absl::InvalidArgumentError(
         absl::StrCat("malformed message: field number ", field, " is not in 1 .. 536870911"));
   }
-  return Tag{static_cast<int>(field), static_cast<int>(*key & 7)};
+  return Tag{static_cast<int>(field), static_cast<int>(key & 7)};
 }
 
 absl::StatusOr<uint64_t> WireCursor::ReadVarint() {
   uint64_t value = 0;
   for (int shift = 0; shift < 64; shift += 7) {
     char byte;
-    if (absl::Status status = Copy(&byte, 1); !status.ok()) return status;
+    RETURN_IF_ERROR(Copy(&byte, 1));
     value |= static_cast<uint64_t>(byte & 0x7f) << shift;
     if ((byte & 0x80) == 0) return value;
   }
@@ -122,10 +152,9 @@ absl::StatusOr<uint64_t> WireCursor::ReadVarint() {
 }
 
 absl::StatusOr<size_t> WireCursor::ReadLength() {
-  absl::StatusOr<uint64_t> length = ReadVarint();
-  if (!length.ok()) return length.status();
-  if (*length > remaining_) return Truncated("a field");
-  return static_cast<size_t>(*length);
+  ASSIGN_OR_RETURN(uint64_t length, ReadVarint());
+  if (length > remaining_) return Truncated("a field");
+  return static_cast<size_t>(length);
 }
 
 absl::Status WireCursor::Copy(char* to, size_t size) {

@@ -1,5 +1,6 @@
-// Protobuf's wire format by hand, for messages whose payload must not be copied: an encoder that
-// lets large fields stay where they are, and a cursor over the slices of a received message.
+// Statuses and messages as gRPC carries them. Messages whose payload must not be copied are written
+// and read by hand: an encoder that lets large fields stay where they are, and a cursor over the
+// slices of a received message.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include <google/protobuf/message.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
+#include <grpcpp/support/status.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +19,14 @@
 #include "absl/types/span.h"
 
 namespace emberd::rpc {
+
+// absl::Status inside the process, grpc::Status on the wire: the codes are the same numbers.
+grpc::Status ToGrpcStatus(const absl::Status& status);
+absl::Status FromGrpcStatus(const grpc::Status& status);
+
+// INVALID_ARGUMENT if the bytes are no message of this type.
+absl::Status DecodeMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message);
+grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message);
 
 // Bytes that stay where they are until the last reference to `owner` goes.
 struct SharedBytes {

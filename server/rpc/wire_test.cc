@@ -4,7 +4,6 @@
 
 #include "base/status.h"
 #include "emberd/v1/types.pb.h"
-#include "server/rpc/status_codes.h"
 
 namespace emberd::rpc {
 namespace {

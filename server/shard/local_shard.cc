@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "server/group/local_collective.h"
 #include "server/group/rendezvous.h"
-#include "server/rpc/status_codes.h"
+#include "server/rpc/wire.h"
 #include "server/shard/shard_host.h"
 
 namespace emberd::server {

@@ -15,9 +15,9 @@
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/group/remote_collective.h"
+#include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
-#include "server/rpc/status_codes.h"
-#include "server/rpc/trace.h"
+#include "server/rpc/wire.h"
 #include "server/shard/shard_codec.h"
 
 namespace emberd::server {

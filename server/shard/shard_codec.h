@@ -3,7 +3,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
-#include "server/rpc/long_message.h"
+#include "server/rpc/message_stream.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {

@@ -11,9 +11,9 @@
 #include "absl/time/time.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
-#include "server/rpc/status_codes.h"
-#include "server/rpc/trace.h"
+#include "server/rpc/wire.h"
 #include "server/shard/hot_rows_rule.h"
 #include "server/shard/shard_codec.h"
 

@@ -18,7 +18,7 @@
 #include "absl/synchronization/notification.h"
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
-#include "server/rpc/long_message.h"
+#include "server/rpc/message_stream.h"
 #include "server/shard/model_spec_from_plan.h"
 #include "server/shard/shard_codec.h"
 #include "shard/engine.h"

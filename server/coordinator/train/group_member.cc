@@ -9,8 +9,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/coordinator/train/linked_context.h"
 #include "server/ops/logging.h"
+#include "server/rpc/call_context.h"
 
 namespace emberd::server {
 namespace {
@@ -94,8 +94,8 @@ GroupMember::~GroupMember() { Leave("its stream ended", /*finished=*/false); }
 absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
     const Environment& environment, std::shared_ptr<const ServedModel> model,
     const v1::TrainStart& start, rpc::CallContext* context) {
-  LinkedContext joining(context,
-                        absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
+  rpc::LinkedContext joining(
+      context, absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
   auto membership =
       environment.collective->Join({model->id, start.group()}, start.rank(), start.options(),
                                    environment.coordinator, joining.get());
@@ -113,7 +113,7 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
 absl::Status GroupMember::FindStep(rpc::CallContext* context) {
   absl::StatusOr<int64_t> step = 0;
   if (!sync() || start_.rank() == 0) {
-    LinkedContext opening(context, environment_.shard_call);
+    rpc::LinkedContext opening(context, environment_.shard_call);
     step = OpenOnShards(opening.get());
     if (!step.ok()) return step.status();
   }
@@ -180,7 +180,7 @@ absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, in
                                                                RankWait* wait) {
   if (start_.options().size() == 1) return std::vector<std::string>{std::move(value)};
   const absl::Time began = absl::Now();
-  LinkedContext exchanging(context, step_timeout() + kExchangeMargin);
+  rpc::LinkedContext exchanging(context, step_timeout() + kExchangeMargin);
   auto gathered =
       environment_.collective->AllGather(id_, membership_.generation, start_.rank(), group_key,
                                          step, std::move(value), exchanging.get());
@@ -225,7 +225,7 @@ absl::Status GroupMember::AllStaged(int64_t step, rpc::CallContext* context, Ran
 absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait) {
   if (start_.options().consistency() != v1::BOUNDED) return absl::OkStatus();
   const absl::Time began = absl::Now();
-  LinkedContext waiting(context, step_timeout() + kExchangeMargin);
+  rpc::LinkedContext waiting(context, step_timeout() + kExchangeMargin);
   absl::Status status = environment_.collective->Advance(
       id_, membership_.generation, start_.rank(), step,
       std::max<int64_t>(0, step - start_.options().staleness_bound()), waiting.get());
@@ -235,7 +235,7 @@ absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* contex
 
 absl::Status GroupMember::TellProgress(int64_t next_step, rpc::CallContext* context) {
   if (start_.options().consistency() != v1::BOUNDED) return absl::OkStatus();
-  LinkedContext telling(context, kExchangeMargin);
+  rpc::LinkedContext telling(context, kExchangeMargin);
   return environment_.collective->Advance(id_, membership_.generation, start_.rank(), next_step,
                                           /*wait_for=*/0, telling.get());
 }

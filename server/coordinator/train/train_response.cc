@@ -5,7 +5,7 @@
 
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/activation_wire.h"
-#include "server/rpc/long_message.h"
+#include "server/rpc/message_stream.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {

@@ -8,9 +8,8 @@
 #include "absl/time/clock.h"
 #include "server/coordinator/gradients.h"
 #include "server/coordinator/lookup_request.h"
-#include "server/coordinator/train/linked_context.h"
 #include "server/ops/logging.h"
-#include "server/rpc/trace.h"
+#include "server/rpc/call_context.h"
 
 namespace emberd::server {
 namespace {
@@ -37,7 +36,7 @@ struct TrainSession::Batch {
 absl::StatusOr<std::unique_ptr<TrainSession>> TrainSession::Start(
     const CoordinatorResources& resources, v1::TrainStart start, rpc::CallContext* context) {
   if (absl::Status status = CompleteTrainStart(&start); !status.ok()) return status;
-  LinkedContext finding(context, resources.shard_call);
+  rpc::LinkedContext finding(context, resources.shard_call);
   auto model = resources.registry->Find(start.model_id(), finding.get());
   if (!model.ok()) return model.status();
   const GroupMember::Environment environment{resources.collective, resources.fanout,
@@ -248,7 +247,7 @@ absl::StatusOr<TrainLookupOutput> TrainSession::GatherAndKeep(int64_t step, Batc
                                                               v1::StepTimes* times) {
   Stopwatch watch;
   const uint64_t handle = NewBatchHandle();
-  LinkedContext gathering(context_, resources_.shard_call);
+  rpc::LinkedContext gathering(context_, resources_.shard_call);
   auto results = resources_.fanout->Gather(model_, batch.preprocessed, handle, gathering.get());
   if (!results.ok()) return results.status();
   times->set_shards_us(watch.us());

@@ -1,4 +1,4 @@
-#include "server/rpc/trace.h"
+#include "server/rpc/call_context.h"
 
 #include <gtest/gtest.h>
 
@@ -24,6 +24,19 @@ TEST(TraceTest, KnowsATraceContext) {
     EXPECT_FALSE(IsTrace(wrong)) << wrong;
   }
   EXPECT_EQ(TraceId("short"), "");
+}
+
+TEST(LinkedContextTest, HasTheTraceAndAtMostTheTimeOfItsParent) {
+  const absl::Time end = absl::Now() + absl::Hours(1);
+  CallContext parent(end, kTrace);
+  LinkedContext longer(&parent, absl::Hours(2)), shorter(&parent, absl::Minutes(1));
+  EXPECT_EQ(longer.get()->deadline(), end);
+  EXPECT_LT(shorter.get()->deadline(), end);
+  EXPECT_EQ(shorter.get()->trace(), kTrace);
+  shorter.get()->Cancel();
+  EXPECT_FALSE(parent.cancelled());
+  parent.Cancel();
+  EXPECT_TRUE(longer.get()->cancelled());
 }
 
 }  // namespace

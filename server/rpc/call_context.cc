@@ -1,4 +1,4 @@
-#include "server/rpc/trace.h"
+#include "server/rpc/call_context.h"
 
 #include <algorithm>
 #include <cstdint>
