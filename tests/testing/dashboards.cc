@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <regex>
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "server/ops/metric_catalogue.h"
 #include "tests/testing/process.h"
@@ -88,11 +90,12 @@ std::string Substituted(std::string expression) {
 }
 
 std::set<std::string> MetricsIn(const std::string& expression) {
-  static const std::regex* const kName = new std::regex("\\b(emberd|process)_[a-z0-9_]+");
+  const auto between_names = [](char c) { return c != '_' && !absl::ascii_isalnum(c); };
+  std::string words = expression;
+  std::replace_if(words.begin(), words.end(), between_names, ' ');
   std::set<std::string> names;
-  for (std::sregex_iterator it(expression.begin(), expression.end(), *kName), end; it != end;
-       ++it) {
-    std::string name = it->str();
+  for (std::string name : std::vector<std::string>(absl::StrSplit(words, ' '))) {
+    if (!absl::StartsWith(name, "emberd_") && !absl::StartsWith(name, "process_")) continue;
     for (const char* suffix : {"_bucket", "_sum", "_count"}) {
       if (!InCatalogue(name)) name = std::string(absl::StripSuffix(name, suffix));
     }
