@@ -8,17 +8,19 @@
 namespace emberd::config {
 namespace {
 
-std::string ErrorOf(absl::string_view json) { return std::string(CheckJsonSyntax(json).message()); }
+std::string SyntaxErrorOf(absl::string_view json) {
+  return std::string(CheckJsonSyntax(json).message());
+}
 
 TEST(CheckJsonSyntax, AcceptsJson) {
   for (const char* good : {"{}", R"({"a": 1, "b": [1, 2.5, "x", true, {"a": null}], "c": []})",
                            R"([{"a": 1}, {"a": 1}])", "  1  "}) {
-    EXPECT_TRUE(CheckJsonSyntax(good).ok()) << good << ": " << ErrorOf(good);
+    EXPECT_TRUE(CheckJsonSyntax(good).ok()) << good << ": " << SyntaxErrorOf(good);
   }
 }
 
 TEST(CheckJsonSyntax, GivesLineAndColumnOfBadSyntax) {
-  EXPECT_THAT(ErrorOf("{\n  \"a\": ]\n}"),
+  EXPECT_THAT(SyntaxErrorOf("{\n  \"a\": ]\n}"),
               testing::StartsWith("JSON parse error at line 2, column 8"));
   for (const char* bad : {"", "{", "{\"a\"}", "{\"a\": 1,}", "{'a': 1}", "{\"a\": 1} x", "[1 2]",
                           "\"\377\"", "{\"a\": nan}", "\0"}) {
@@ -27,16 +29,17 @@ TEST(CheckJsonSyntax, GivesLineAndColumnOfBadSyntax) {
 }
 
 TEST(CheckJsonSyntax, RefusesAFieldTwice) {
-  EXPECT_EQ(ErrorOf(R"({"a": 1, "b": 2, "a": 3})"), "a: is given more than once");
-  EXPECT_EQ(ErrorOf(R"({"t": [{}, {"x": {"b": 1, "b": 1}}]})"),
+  EXPECT_EQ(SyntaxErrorOf(R"({"a": 1, "b": 2, "a": 3})"), "a: is given more than once");
+  EXPECT_EQ(SyntaxErrorOf(R"({"t": [{}, {"x": {"b": 1, "b": 1}}]})"),
             "t[1].x.b: is given more than once");
-  EXPECT_EQ(ErrorOf(R"({"batch_size": 1, "batchSize": 1})"), "batchSize: is given more than once");
+  EXPECT_EQ(SyntaxErrorOf(R"({"batch_size": 1, "batchSize": 1})"),
+            "batchSize: is given more than once");
 }
 
 // Protobuf would drop the null and flatten the list.
 TEST(CheckJsonSyntax, RefusesNullsAndListsInLists) {
-  EXPECT_EQ(ErrorOf(R"({"t": [1, null]})"), "t[1]: is null, which may not stand in a list");
-  EXPECT_EQ(ErrorOf(R"({"t": [[1]]})"), "t[0]: is a list, which may not stand in a list");
+  EXPECT_EQ(SyntaxErrorOf(R"({"t": [1, null]})"), "t[1]: is null, which may not stand in a list");
+  EXPECT_EQ(SyntaxErrorOf(R"({"t": [[1]]})"), "t[0]: is a list, which may not stand in a list");
 }
 
 TEST(CheckJsonSyntax, DeepNestingDoesNotExhaustTheStack) {

@@ -16,7 +16,7 @@ namespace {
 
 using google::protobuf::util::MessageDifferencer;
 
-v1::OptimizerConfig Optimizer(const std::string& text) {
+v1::OptimizerConfig Completed(const std::string& text) {
   v1::OptimizerConfig optimizer;
   EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &optimizer)) << text;
   CompleteOptimizer(&optimizer);
@@ -50,7 +50,7 @@ const Facts kFacts[] = {
 
 TEST(Optimizers, AreWhatTheProtoFileSays) {
   for (const Facts& facts : kFacts) {
-    const v1::OptimizerConfig optimizer = Optimizer(facts.text);
+    const v1::OptimizerConfig optimizer = Completed(facts.text);
     EXPECT_EQ(OptimizerName(optimizer), facts.name);
     EXPECT_EQ(OptimizerNeedsStep(optimizer), facts.needs_step) << facts.text;
     std::ostringstream slots;
@@ -113,7 +113,7 @@ const Override kOverrides[] = {
 
 TEST(SetHyperparameters, SetsWhatMayChangePerStepAndNothingElse) {
   for (const Override& row : kOverrides) {
-    v1::OptimizerConfig optimizer = Optimizer(row.optimizer);
+    v1::OptimizerConfig optimizer = Completed(row.optimizer);
     const v1::OptimizerConfig before = optimizer;
     const absl::Status status = SetHyperparameters(&optimizer, {{row.name, row.value}});
     const std::string what = std::string(row.optimizer) + " " + row.name;
@@ -129,7 +129,7 @@ TEST(SetHyperparameters, SetsWhatMayChangePerStepAndNothingElse) {
 }
 
 TEST(SetHyperparameters, WritesTheNamedFields) {
-  v1::OptimizerConfig optimizer = Optimizer("momentum {}");
+  v1::OptimizerConfig optimizer = Completed("momentum {}");
   ASSERT_TRUE(SetHyperparameters(&optimizer, {{"momentum", 0.25}, {"learning_rate", 3}}).ok());
   EXPECT_EQ(optimizer.momentum().momentum(), 0.25f);
   EXPECT_EQ(optimizer.learning_rate(), 3);
@@ -139,12 +139,12 @@ TEST(SetHyperparameters, WritesTheNamedFields) {
 
 // The values are the same as if they stood in the config, whatever the types of the fields.
 TEST(SetHyperparameters, WritesWhatAConfigWouldHold) {
-  v1::OptimizerConfig optimizer = Optimizer("adam {}");
+  v1::OptimizerConfig optimizer = Completed("adam {}");
   const auto set = SetHyperparameters(
       &optimizer, {{"learning_rate", 0.1}, {"beta1", -0.0}, {"beta2", 0.99}, {"epsilon", 0.3}});
   ASSERT_TRUE(set.ok()) << set;
   EXPECT_TRUE(MessageDifferencer::Equals(
-      optimizer, Optimizer("learning_rate: 0.1 adam { beta1: 0 beta2: 0.99 epsilon: 0.3 }")));
+      optimizer, Completed("learning_rate: 0.1 adam { beta1: 0 beta2: 0.99 epsilon: 0.3 }")));
   EXPECT_FALSE(std::signbit(optimizer.adam().beta1()));
   ASSERT_TRUE(SetHyperparameters(&optimizer, {{"learning_rate", -1e-60}}).ok());
   EXPECT_FALSE(std::signbit(optimizer.learning_rate()));
@@ -154,7 +154,7 @@ TEST(SetHyperparameters, WritesWhatAConfigWouldHold) {
 // configured other.
 TEST(SetHyperparameters, ChecksTheValuesTogether) {
   for (const double shift : {10, -10}) {
-    v1::OptimizerConfig optimizer = Optimizer(
+    v1::OptimizerConfig optimizer = Completed(
         "clip_gradient_min: -1 clip_gradient_max: 1 clip_weight_min: -1 clip_weight_max: 1");
     const auto set = SetHyperparameters(&optimizer, {{"clip_gradient_min", shift - 1},
                                                      {"clip_gradient_max", shift + 1},
@@ -167,7 +167,7 @@ TEST(SetHyperparameters, ChecksTheValuesTogether) {
 }
 
 TEST(SetHyperparameters, SetsAllOrNone) {
-  v1::OptimizerConfig optimizer = Optimizer("learning_rate: 1 clip_gradient_max: 1 sgd {}");
+  v1::OptimizerConfig optimizer = Completed("learning_rate: 1 clip_gradient_max: 1 sgd {}");
   const v1::OptimizerConfig before = optimizer;
   EXPECT_EQ(SetHyperparameters(&optimizer, {{"clip_gradient_min", 3}, {"clip_gradient_max", 2}})
                 .message(),
@@ -180,7 +180,7 @@ TEST(SetHyperparameters, SetsAllOrNone) {
 }
 
 TEST(HyperparameterValue, IsWhatTheFieldHolds) {
-  const v1::OptimizerConfig adam = Optimizer("adam {}");
+  const v1::OptimizerConfig adam = Completed("adam {}");
   EXPECT_EQ(*HyperparameterValue(adam, "learning_rate", 0.1), double{0.1f});
   EXPECT_EQ(*HyperparameterValue(adam, "beta2", 0.99), 0.99);
   for (const char* name : {"learning_rate", "beta1"}) {

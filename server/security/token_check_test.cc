@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr char kLookup[] = "/emberd.v1.EmbeddingService/Lookup";
+constexpr char kLookupMethod[] = "/emberd.v1.EmbeddingService/Lookup";
 constexpr char kApply[] = "/emberd.v1.EmbeddingService/ApplyGradients";
 
 class TokenCheckTest : public testing::Test {
@@ -51,10 +51,10 @@ TEST_F(TokenCheckTest, EveryRoleCallsWhatTheTableGivesIt) {
 
 TEST_F(TokenCheckTest, SaysWhatIsNeededAndLogsItOnce) {
   for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(Call(kLookup, {}),
+    EXPECT_EQ(Call(kLookupMethod, {}),
               absl::UnauthenticatedError("EmbeddingService/Lookup: no token; send "
                                          "\"authorization: Bearer TOKEN\" once"));
-    EXPECT_EQ(Call(kLookup, {"Bearer s3cret"}),
+    EXPECT_EQ(Call(kLookupMethod, {"Bearer s3cret"}),
               absl::UnauthenticatedError("EmbeddingService/Lookup: the token is unknown"));
     EXPECT_EQ(Call(kApply, {Bearer(v1::Token::READER)}),
               absl::PermissionDeniedError("EmbeddingService/ApplyGradients: the role TRAINER is "
@@ -73,7 +73,7 @@ TEST_F(TokenCheckTest, OddHeadersAreNoToken) {
   const std::string bare = TokenOf(v1::Token::READER);
   for (const std::vector<absl::string_view>& headers :
        {std::vector<absl::string_view>{reader, reader}, {bare}, {"Bearer"}, {""}, {"Basic x"}}) {
-    EXPECT_EQ(Call(kLookup, headers).code(), absl::StatusCode::kUnauthenticated);
+    EXPECT_EQ(Call(kLookupMethod, headers).code(), absl::StatusCode::kUnauthenticated);
   }
 }
 
@@ -105,7 +105,7 @@ TEST_F(TokenCheckTest, PagesAreForReadersAndAbove) {
 TEST_F(TokenCheckTest, CountsWhatItRefuses) {
   ops::Metrics metrics("shard");
   const TokenCheck check(std::make_shared<const TokenTable>(TestTokens()), &metrics);
-  check.CheckCall({.method = kLookup, .authorization = {}}).IgnoreError();
+  check.CheckCall({.method = kLookupMethod, .authorization = {}}).IgnoreError();
   check.CheckCall({.method = kApply, .authorization = {"Bearer nobody"}}).IgnoreError();
   check.CheckCall({.method = "/unknown/Method", .authorization = {}}).IgnoreError();
   const ops::HttpAnswer page = ops::MetricsRoute(metrics).answer();
@@ -125,8 +125,9 @@ TEST_F(TokenCheckTest, GuardsAPort) {
     return CallMethod(channel, method, {header.empty() ? "" : "authorization", header});
   };
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(call(kLookup, "").error_code(), grpc::StatusCode::UNAUTHENTICATED);
-    EXPECT_EQ(call(kLookup, Bearer(v1::Token::READER)).error_code(), grpc::StatusCode::ABORTED);
+    EXPECT_EQ(call(kLookupMethod, "").error_code(), grpc::StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(call(kLookupMethod, Bearer(v1::Token::READER)).error_code(),
+              grpc::StatusCode::ABORTED);
     const grpc::Status refused = call(kApply, Bearer(v1::Token::READER));
     EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED);
     EXPECT_THAT(refused.error_message(), HasSubstr("TRAINER is needed"));

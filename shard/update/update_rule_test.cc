@@ -13,16 +13,16 @@ namespace {
 
 using testing::RowValues;
 
-constexpr int kColumns = 8;
+constexpr int kRuleColumns = 8;
 
 // The gradient of step s is (s + 1) * `gradient`, in every column.
 RowValues AfterSteps(const v1::OptimizerConfig& optimizer, int steps, float gradient) {
-  RowValues row{std::vector<float>(kColumns, 1.0f), {}};
+  RowValues row{std::vector<float>(kRuleColumns, 1.0f), {}};
   for (const config::SlotInfo& slot : config::OptimizerSlots(optimizer)) {
-    row.slots.emplace_back(kColumns, slot.initial_value);
+    row.slots.emplace_back(kRuleColumns, slot.initial_value);
   }
   for (int step = 0; step < steps; ++step) {
-    const std::vector<float> g(kColumns, static_cast<float>(step + 1) * gradient);
+    const std::vector<float> g(kRuleColumns, static_cast<float>(step + 1) * gradient);
     testing::KernelUpdate(MakeStepRule(optimizer, step), g, row);
   }
   return row;
