@@ -8,9 +8,9 @@ CpuPool::CpuPool(int threads) {
 
 CpuPool::~CpuPool() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     stopping_ = true;
-    work_or_stop_.notify_all();
+    work_or_stop_.SignalAll();
   }
   for (std::thread& thread : threads_) thread.join();
 }
@@ -27,17 +27,17 @@ void CpuPool::ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t)> task) 
   }
   Job job{task, tasks};
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     job.after = jobs_;
     jobs_ = &job;
-    work_or_stop_.notify_all();
+    work_or_stop_.SignalAll();
   }
   Run(&job);
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   Job** link = &jobs_;
   while (*link != &job) link = &(*link)->after;
   *link = job.after;
-  while (job.helpers > 0) helper_left_.wait(lock);
+  while (job.helpers > 0) helper_left_.Wait(&mutex_);
 }
 
 CpuPool::Job* CpuPool::FirstUnfinished() {
@@ -48,20 +48,21 @@ CpuPool::Job* CpuPool::FirstUnfinished() {
 }
 
 void CpuPool::Work() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  mutex_.Lock();
   while (true) {
     Job* job = FirstUnfinished();
     if (job == nullptr) {
-      if (stopping_) return;
-      work_or_stop_.wait(lock);
+      if (stopping_) break;
+      work_or_stop_.Wait(&mutex_);
       continue;
     }
     ++job->helpers;
-    lock.unlock();
+    mutex_.Unlock();
     Run(job);
-    lock.lock();
-    if (--job->helpers == 0) helper_left_.notify_all();
+    mutex_.Lock();
+    if (--job->helpers == 0) helper_left_.SignalAll();
   }
+  mutex_.Unlock();
 }
 
 }  // namespace emberd

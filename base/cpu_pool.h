@@ -2,14 +2,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
+#include "base/mutex.h"
 
 namespace emberd {
 
@@ -39,11 +38,11 @@ class CpuPool {
   void Work();
   Job* FirstUnfinished() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  std::mutex mutex_;
+  Mutex mutex_;
   Job* jobs_ ABSL_GUARDED_BY(mutex_) = nullptr;  // newest first
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::condition_variable work_or_stop_;
-  std::condition_variable helper_left_;
+  CondVar work_or_stop_;
+  CondVar helper_left_;
   std::vector<std::thread> threads_;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -57,7 +56,7 @@ Engine::Engine(const EngineOptions& options)
       executor_(options.threads) {}
 
 absl::StatusOr<std::shared_ptr<Model>> Engine::FindModel(uint64_t model_id) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = models_.find(model_id);
   if (it == models_.end())
     return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not known"));
@@ -71,13 +70,13 @@ absl::Status Engine::CreateModel(const ModelSpec& spec) {
   if (FindModel(spec.model_id).ok()) return exists();
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
                    Model::Create(spec, store_options_, budget_, executor_));
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return models_.emplace(spec.model_id, std::move(model)).second ? absl::OkStatus() : exists();
 }
 
 absl::Status Engine::DropModel(uint64_t model_id) {
   std::shared_ptr<Model> model;  // unmapped after the lock is gone
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = models_.find(model_id);
   if (it == models_.end())
     return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not known"));
@@ -209,7 +208,7 @@ void Engine::Apply(StagedUpdate update, ApplyCallback done) {
   work->jobs_left = static_cast<int>(jobs.size());
   const bool nothing_to_do = jobs.empty();
   {
-    std::lock_guard<std::mutex> lock(order_mutex_);
+    MutexLock lock(&order_mutex_);
     work->TakePlace();
     executor_.Submit(std::move(jobs));
   }
@@ -274,7 +273,7 @@ EngineStatistics Engine::Statistics() const {
   EngineStatistics statistics;
   statistics.queued = executor_.queued();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     statistics.models = static_cast<int>(models_.size());
     for (const auto& [id, model] : models_) {
       statistics.table_bytes += model->bytes();
@@ -299,7 +298,7 @@ EngineStatistics Engine::Statistics() const {
 std::vector<HotTable> Engine::HotRows(int count) const {
   std::vector<std::shared_ptr<Model>> models;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     for (const auto& [id, model] : models_) models.push_back(model);
   }
   std::vector<HotTable> tables;

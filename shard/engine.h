@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -19,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
+#include "base/mutex.h"
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
 #include "shard/executor.h"
@@ -86,11 +86,11 @@ class Engine {
   const std::shared_ptr<Budget> budget_;
   BufferPool pool_;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Model>> models_ ABSL_GUARDED_BY(mutex_);
 
   // Held while an update takes its place and its strands, so that both have one order.
-  std::mutex order_mutex_;
+  Mutex order_mutex_;
 
   struct PartitionCounts {
     std::atomic<int64_t> rows_gathered{0};

@@ -21,10 +21,10 @@ Executor::Executor(int threads) {
 
 Executor::~Executor() {
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    all_finished_.wait(lock, [this] { return unfinished_ == 0; });
+    MutexLock lock(&mutex_);
+    while (unfinished_ > 0) all_finished_.Wait(&mutex_);
     stopping_ = true;
-    work_or_stop_.notify_all();
+    work_or_stop_.SignalAll();
   }
   for (std::thread& thread : threads_) thread.join();
 }
@@ -35,7 +35,7 @@ void Executor::Submit(std::vector<Job> jobs) {
     works.push_back(std::make_unique<Work>());
     works.back()->job = std::move(job);
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (std::unique_ptr<Work>& work : works) Enqueue(std::move(work));
 }
 
@@ -73,38 +73,39 @@ void Executor::LeaveLines(Work& work) {
 void Executor::MakeReady(Work* work) {
   ready_.push_back(work);
   if (work->job.chunks == 1) {
-    work_or_stop_.notify_one();
+    work_or_stop_.Signal();
   } else {
-    work_or_stop_.notify_all();
+    work_or_stop_.SignalAll();
   }
 }
 
 int Executor::queued() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   int chunks = 0;
   for (const Work* work : ready_) chunks += work->job.chunks - work->next_chunk;
   return chunks;
 }
 
 void Executor::Loop() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  mutex_.Lock();
   while (true) {
-    work_or_stop_.wait(lock, [this] { return !ready_.empty() || stopping_; });
-    if (ready_.empty()) return;
+    while (ready_.empty() && !stopping_) work_or_stop_.Wait(&mutex_);
+    if (ready_.empty()) break;
     Work* work = ready_.front();
     const int chunk = work->next_chunk++;
     if (work->next_chunk == work->job.chunks) ready_.pop_front();
-    lock.unlock();
+    mutex_.Unlock();
     work->job.run(chunk);
-    lock.lock();
+    mutex_.Lock();
     if (++work->finished < work->job.chunks) continue;
     LeaveLines(*work);
-    lock.unlock();
+    mutex_.Unlock();
     if (work->job.done) work->job.done();
     delete work;  // may free what the job kept alive: not under the mutex
-    lock.lock();
-    if (--unfinished_ == 0) all_finished_.notify_all();
+    mutex_.Lock();
+    if (--unfinished_ == 0) all_finished_.SignalAll();
   }
+  mutex_.Unlock();
 }
 
 void Executor::ParallelFor(int count, const std::function<void(int)>& body) {

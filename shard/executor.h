@@ -1,16 +1,15 @@
 // A fixed pool of threads, and the order in which work on partitions runs.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
 
 namespace emberd::shard {
 
@@ -64,11 +63,9 @@ class Executor {
   void MakeReady(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Loop();
 
-  // Standard mutexes throughout the module: ThreadSanitizer follows them, which it cannot do into a
-  // packaged library that was built without it.
-  mutable std::mutex mutex_;
-  std::condition_variable work_or_stop_;
-  std::condition_variable all_finished_;
+  mutable Mutex mutex_;
+  CondVar work_or_stop_;
+  CondVar all_finished_;
   // Jobs that hold their strands and have chunks nobody took yet.
   std::deque<Work*> ready_ ABSL_GUARDED_BY(mutex_);
   int64_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -27,7 +27,7 @@ int64_t HotRowSketches::NextDistance() {
 void HotRowSketches::Sample(const StackEntries& entries) {
   std::vector<uint32_t> full;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     int64_t at = to_next_;
     for (; at < entries.entry_count; at += NextDistance()) {
       noted_.push_back(entries.entries[at].row);
@@ -36,7 +36,7 @@ void HotRowSketches::Sample(const StackEntries& entries) {
     if (noted_.size() >= kMaxNoted) full.swap(noted_);
   }
   if (full.empty()) return;
-  std::lock_guard<std::mutex> lock(sketches_mutex_);
+  MutexLock lock(&sketches_mutex_);
   Count(full);
 }
 
@@ -54,11 +54,11 @@ void HotRowSketches::Count(const std::vector<uint32_t>& rows) {
 std::vector<HotTable> HotRowSketches::Top(int count) {
   std::vector<uint32_t> noted;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     noted.swap(noted_);
   }
   std::vector<HotTable> tables;
-  std::lock_guard<std::mutex> lock(sketches_mutex_);
+  MutexLock lock(&sketches_mutex_);
   Count(noted);
   for (size_t t = 0; t < sketches_.size(); ++t) {
     HotTable& table = tables.emplace_back();

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
 #include "shard/batch/batch.h"
 #include "shard/batch/space_saving.h"
 #include "shard/store/stack_store.h"
@@ -43,12 +43,12 @@ class HotRowSketches {
   const int64_t sampling_;
 
   // Taken once for a gather of the stack, for a moment.
-  std::mutex mutex_;
+  Mutex mutex_;
   uint64_t distances_ ABSL_GUARDED_BY(mutex_) = 0;  // drawn so far
   int64_t to_next_ ABSL_GUARDED_BY(mutex_);         // entries before the next that counts
   std::vector<uint32_t> noted_ ABSL_GUARDED_BY(mutex_);
 
-  std::mutex sketches_mutex_;
+  Mutex sketches_mutex_;
   std::vector<SpaceSaving> sketches_ ABSL_GUARDED_BY(sketches_mutex_);  // by table
 };
 

@@ -25,7 +25,7 @@ absl::Status CheckPlace(const ModelSpec& spec) {
 }  // namespace
 
 absl::Status Budget::Take(int64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (bytes > limit_ - used_) {
     return absl::ResourceExhaustedError(absl::StrCat("needs ", bytes, " bytes in every partition; ",
                                                      used_, " of the budget of ", limit_,
@@ -36,7 +36,7 @@ absl::Status Budget::Take(int64_t bytes) {
 }
 
 void Budget::Return(int64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   used_ -= bytes;
 }
 

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "shard/batch/hot_rows.h"
 #include "shard/executor.h"
 #include "shard/store/stack_store.h"
@@ -26,7 +26,7 @@ class Budget {
 
  private:
   const int64_t limit_;
-  std::mutex mutex_;
+  Mutex mutex_;
   int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
