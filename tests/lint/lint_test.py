@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Shows that lint.py finds each kind of fault in a tree that has just this one, and none in a good tree."""
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,8 +23,8 @@ GOOD = {
     "config/c_one.cc": '#include "config/c.h"\n',  # c.h has no c.cc: this is a part of it
     "config/d.cc": "int d;\n",
     "config/d_part_test.cc": '// Covers: d.cc, server/main_loop.cc\n#include "config/c.h"\n',
-    "preprocess/csr.h": '#pragma once\n#include "config/a.h"\n',
-    "shard/engine.h": '#pragma once\n#include "preprocess/csr.h"\n',
+    "preprocess/batch/csr.h": '#pragma once\n#include "config/a.h"\n',
+    "shard/engine.h": '#pragma once\n#include "preprocess/batch/csr.h"\n',
     "server/main.cc": '#include <grpcpp/grpcpp.h>\n#include "shard/engine.h"\n',
     "server/main_loop.cc": '#include "emberd/internal/v1/shard_service.grpc.pb.h"\n',
     "client/demo/main.cc": '#include "client/cpp/client.h"\n#include "emberd/v1/x_service.grpc.pb.h"\n',
@@ -32,14 +35,14 @@ GOOD = {
 
 # name of the case: (file, its text, what lint must say)
 BAD = {
-    "config includes preprocess": ("config/a.h", '#pragma once\n#include "preprocess/csr.h"\n',
-                                   "config/a.h:2: config may not include preprocess/csr.h"),
+    "config includes preprocess": ("config/a.h", '#pragma once\n#include "preprocess/batch/csr.h"\n',
+                                   "config/a.h:2: config may not include preprocess/batch/csr.h"),
     "config includes gRPC": ("config/a.h", "#pragma once\n#include <grpcpp/grpcpp.h>\n",
                              "config/a.h:2: config may not include grpcpp/grpcpp.h (grpc)"),
     "config includes a service": ("config/a.h", '#pragma once\n#include "emberd/v1/x_service.grpc.pb.h"\n',
                                   "config/a.h:2: config may not include emberd/v1/x_service.grpc.pb.h (grpc)"),
-    "preprocess includes shard": ("preprocess/csr.h", '#pragma once\n#include "shard/engine.h"\n',
-                                  "preprocess/csr.h:2: preprocess may not include shard/engine.h"),
+    "preprocess includes shard": ("preprocess/batch/csr.h", '#pragma once\n#include "shard/engine.h"\n',
+                                  "preprocess/batch/csr.h:2: preprocess may not include shard/engine.h"),
     "shard includes more of preprocess": ("shard/engine.h", '#pragma once\n\n#include "preprocess/plan.h"\n',
                                           "shard/engine.h:3: shard may not include preprocess/plan.h"),
     "shard includes internal messages": ("shard/engine.h", '#pragma once\n#include "emberd/internal/v1/s.pb.h"\n',
@@ -96,6 +99,64 @@ class LintTest(unittest.TestCase):
                 self.assertTrue(lines[0].startswith(expected), lines[0])
 
 
+# What clang must say to one seeded mistake in a source that is good otherwise.
+GUARDED = """#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+
+class Counter {
+ public:
+  void Add(int n) {
+    emberd::MutexLock lock(&mutex_);
+    sum_ += n;
+  }
+
+ private:
+  emberd::Mutex mutex_;
+  int sum_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+"""
+MISTAKES = {
+    "thread-safety": GUARDED.replace("    emberd::MutexLock lock(&mutex_);\n", ""),
+    "bugprone-use-after-move": GUARDED + "std::string Twice(std::string s, std::vector<std::string>* to) {\n"
+                               "  to->push_back(std::move(s));\n  return s;\n}\n",
+    "performance-unnecessary-copy-initialization": GUARDED + "size_t Length(const std::vector<std::string>& all) {\n"
+                                                   "  const std::string first = all.front();\n"
+                                                   "  return first.size();\n}\n",
+}
+
+
+@unittest.skipUnless(shutil.which("clang-tidy-14"), "without clang-tidy-14")
+class ClangTest(unittest.TestCase):
+    """By the command that the preset `lint` puts in front of its compiler, with its flags."""
+
+    def judge(self, text):
+        presets = json.loads((RUN.parent / "CMakePresets.json").read_text())["configurePresets"]
+        variables = next(preset for preset in presets if preset["name"] == "lint")["cacheVariables"]
+        # Below the root, whose .clang-tidy holds for it.
+        build = RUN.parent / "build"
+        build.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=build, prefix="seeded_") as folder:
+            source = Path(folder) / "seeded.cc"
+            source.write_text(text)
+            return subprocess.run(
+                [LINT.parent / "tidy.sh", variables["CMAKE_CXX_COMPILER"], variables["CMAKE_CXX_FLAGS"], "-std=c++20",
+                 f"-I{RUN.parent}", "-MD", "-MF", f"{source}.d", "-o", f"{source}.o", "-c", source],
+                capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+    def test_a_good_source_passes(self):
+        result = self.judge(GUARDED)
+        self.assertEqual((result.stdout, result.returncode), ("", 0), result.stderr)
+
+    def test_each_mistake_is_found(self):
+        for check, text in MISTAKES.items():
+            with self.subTest(check):
+                result = self.judge(text)
+                self.assertEqual(result.returncode, 1, result.stderr)
+                self.assertIn(check, result.stdout)
+
+
 class RunTest(unittest.TestCase):
     def run_script(self, *arguments):
         return subprocess.run([RUN, *arguments], capture_output=True, text=True, check=False,
@@ -107,7 +168,7 @@ class RunTest(unittest.TestCase):
         self.assertIn("test-asan", verbs)
         result = self.run_script("--help")
         self.assertEqual(result.returncode, 0)
-        listed = {line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ")}
+        listed = {line.split()[0] for line in result.stdout.splitlines() if re.match(r"  \S", line)}
         self.assertEqual(listed, verbs)
 
     def test_an_unknown_verb_is_refused(self):

@@ -1,19 +1,24 @@
 #!/bin/sh
-# Stands in front of the compiler in the `lint` preset: instead of compiling a source, clang-tidy-14 judges it, with the
-# compiler's own warnings (-Wthread-safety) and those of .clang-tidy. Ninja judges again what has changed since.
+# Stands in front of the compiler in the `lint` preset: instead of compiling a source, clang-tidy-14 judges it, by the
+# compiler's own warnings (-Wthread-safety) and by .clang-tidy. Ninja judges again what has changed since.
 #
-# usage: tidy.sh COMPILER FLAG...
+# usage: tidy.sh COMPILER FLAG... -o OBJECT -c SOURCE
 set -eu
-before=
 compiler=$1
 shift
+before=
 for word in "$@"; do
   case $before in -o) object=$word ;; -c) source=$word ;; esac
   before=$word
 done
 case $source in
-*/generated/* | *.pb.cc | */page_files.cc) ;; # not ours
-*) clang-tidy-14 --quiet --warnings-as-errors='*' "$source" -- "$@" ;;
+*.pb.cc | */page_files.cc) ;; # generated
+*)
+  if ! said=$(clang-tidy-14 --quiet --warnings-as-errors='*' "$source" -- "$@" 2>&1); then
+    echo "$said"
+    exit 1
+  fi
+  ;;
 esac
 "$compiler" "$@" -M # what the source includes, for ninja
 : >"$object"
