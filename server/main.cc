@@ -16,7 +16,7 @@
 #include "server/launcher/serve.h"
 #include "server/launcher/up.h"
 #include "server/ops/logging.h"
-#include "server/ops/metric_reference.h"
+#include "server/ops/metric_catalogue.h"
 
 namespace emberd {
 namespace {

@@ -5,7 +5,7 @@
 #include "absl/time/clock.h"
 #include "server/coordinator/statistics.h"
 #include "server/ops/logging.h"
-#include "server/ops/metric_snapshot.h"
+#include "server/ops/metric_registry.h"
 #include "server/shard/hot_rows_rule.h"
 
 namespace emberd::server {
@@ -28,7 +28,7 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   v1::GetStatsResponse response;
   // Shards first: what takes time must not make the rest old.
   coordinator.AddShards(request.hot_rows(), context, response.mutable_shards());
-  const ops::MetricSnapshot metrics(*coordinator.metrics());
+  const ops::MetricSnapshot metrics(coordinator.metrics()->collectables());
   response.set_time_ms(absl::ToUnixMillis(absl::Now()));
   response.set_uptime_ms(absl::ToInt64Milliseconds(coordinator.uptime()));
 

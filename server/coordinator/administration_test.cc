@@ -20,7 +20,7 @@
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/coordinator/coordinator_server.h"
 #include "server/coordinator/statistics.h"
-#include "server/ops/metric_snapshot.h"
+#include "server/ops/metric_registry.h"
 #include "server/shard/local_shard.h"
 
 namespace emberd::server {
@@ -214,7 +214,8 @@ TEST_F(AdministrationTest, DrainRefusesWhatIsNewUntilItIsUndone) {
   EXPECT_EQ(Health(), kNotServing);
   EXPECT_TRUE(Stats().draining());
   const auto shown = [&] {
-    return ops::MetricSnapshot(metrics_).Value(ops::MetricId::kDraining, {"coordinator-0"});
+    return ops::MetricSnapshot(metrics_.collectables())
+        .Value(ops::MetricId::kDraining, {"coordinator-0"});
   };
   EXPECT_EQ(shown(), 1);
   v1::LookupResponse response;
@@ -281,7 +282,7 @@ TEST(StatisticsTest, GroupsHaveWhatTheirMetricsSay) {
   metrics.Group("m", "b")->AddFailure(absl::StatusCode::kUnavailable);
 
   v1::GetStatsResponse stats;
-  AddGroupStats(ops::MetricSnapshot(metrics), &stats);
+  AddGroupStats(ops::MetricSnapshot(metrics.collectables()), &stats);
   ASSERT_EQ(stats.groups_size(), 2);
   EXPECT_EQ(stats.groups(0).group(), "a");
   EXPECT_EQ(stats.groups(0).updates(), 1);

@@ -8,7 +8,7 @@
 #include "server/coordinator/export_stream.h"
 #include "server/coordinator/lookup_response.h"
 #include "server/rpc/wire.h"
-#include "server/security/client_name.h"
+#include "server/security/callers.h"
 
 namespace emberd::server {
 namespace {

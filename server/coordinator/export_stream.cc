@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
-#include "server/security/client_name.h"
+#include "server/security/callers.h"
 
 namespace emberd::server {
 

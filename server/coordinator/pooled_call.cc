@@ -7,7 +7,7 @@
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
-#include "server/security/client_name.h"
+#include "server/security/callers.h"
 
 namespace emberd::server {
 namespace {

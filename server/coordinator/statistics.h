@@ -2,7 +2,7 @@
 #pragma once
 
 #include "emberd/v1/admin_service.pb.h"
-#include "server/ops/metric_snapshot.h"
+#include "server/ops/metric_registry.h"
 
 namespace emberd::server {
 

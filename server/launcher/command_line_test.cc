@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/paths.h"
 #include "server/launcher/testing_program.h"
-#include "server/ops/metric_reference.h"
+#include "server/ops/metric_catalogue.h"
 
 namespace emberd::launcher {
 namespace {

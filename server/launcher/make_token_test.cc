@@ -11,7 +11,7 @@
 #include "config/config.h"
 #include "config/credentials.h"
 #include "server/launcher/files.h"
-#include "server/security/token_table.h"
+#include "server/security/callers.h"
 
 namespace emberd::launcher {
 namespace {

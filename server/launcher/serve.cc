@@ -8,19 +8,28 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/status.h"
+#include "server/coordinator/administration.h"
+#include "server/coordinator/coordinator.h"
 #include "server/coordinator/coordinator_server.h"
-#include "server/launcher/pages.h"
-#include "server/ops/bind_rule.h"
+#include "server/ops/http.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
+#include "server/rpc/call_context.h"
+#include "server/security/transport_security.h"
 #include "server/shard/shard_server.h"
+#include "server/status_page/status_page.h"
 
 namespace emberd::launcher {
 namespace {
 
 using ops::Log;
 using ops::LogLevel;
+
+// How long a page waits for shards that do not answer.
+constexpr absl::Duration kPatience = absl::Seconds(3);
 
 // Tells whoever waits for this process: by the ready file if there is one, else by a line on
 // standard output.
@@ -39,41 +48,31 @@ absl::Status Announce(const std::string& name, const ReadyInfo& info,
 template <typename Process, typename Start, typename Pages>
 absl::Status Serve(const ServeOptions& options, const std::string& role, const Process& process,
                    Start start, Pages pages) {
-  auto shutdown = ops::ShutdownSignal::Create();
-  if (!shutdown.ok()) return shutdown.status();
+  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create());
   const std::string name = absl::StrCat(role, "-", options.index);
-  absl::Status status = ops::SetUpLogging(options.cluster.logging(), name);
-  if (!status.ok()) return status;
-  status = CheckAddresses(absl::StrCat(role, "s[", options.index, "]"), process.address(),
-                          process.http_address(), options.cluster.security(), options.insecure);
-  if (!status.ok()) return status;
+  const v1::ClusterConfig& cluster = options.cluster;
+  RETURN_IF_ERROR(ops::SetUpLogging(cluster.logging(), name));
+  RETURN_IF_ERROR(CheckAddresses(absl::StrCat(role, "s[", options.index, "]"), process.address(),
+                                 process.http_address(), cluster.security(), options.insecure));
   ops::Metrics metrics(role);
-  const auto security = security::Security::Create(options.cluster.security(), &metrics);
-  if (!security.ok()) return security.status();
+  ASSIGN_OR_RETURN(const auto security, security::Security::Create(cluster.security(), &metrics));
   Log(LogLevel::kInfo, "starting", {{"version", EMBERD_VERSION}, {"pid", getpid()}});
 
   std::atomic<bool> ending = false;
-  auto server = start(&metrics, *security);
-  if (!server.ok()) return server.status();
-  auto http =
-      StartHttp(process.http_address(),
-                pages(name, server->get(), metrics, [&ending] { return !ending; }), **security);
-  if (!http.ok()) return http.status();
-  status = Announce(name,
-                    {.grpc = (*server)->address(),
-                     .http = *http == nullptr ? "" : (*http)->address(),
-                     .pid = getpid()},
-                    options.ready_file);
-  if (!status.ok()) return status;
-
-  (*shutdown)->Wait();
-  ending = true;
-  const absl::Duration drain = absl::Milliseconds(options.cluster.timeouts().drain_ms());
-  ops::ExitDeadline deadline(drain + absl::Seconds(kDrainMarginSeconds));
-  (*server)->Drain(drain);
-  http->reset();
-  server->reset();
-  Log(LogLevel::kInfo, "stopped");
+  ASSIGN_OR_RETURN(auto server, start(&metrics, security));
+  const auto serving = [&ending] { return !ending; };
+  ASSIGN_OR_RETURN(auto http, StartHttp(process.http_address(),
+                                        pages(name, server.get(), metrics, serving), *security));
+  RETURN_IF_ERROR(Announce(
+      name,
+      {.grpc = server->address(), .http = http == nullptr ? "" : http->address(), .pid = getpid()},
+      options.ready_file));
+  DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
+    ending = true;
+    server->Drain(limit);
+    http.reset();
+    server.reset();
+  });
   return absl::OkStatus();
 }
 
@@ -87,8 +86,9 @@ absl::Status ServeShard(const ServeOptions& options) {
                                        .security = std::move(security)});
   };
   const auto pages = [](const std::string& name, server::ShardServer*, const ops::Metrics& metrics,
-                        std::function<bool()> serving) {
-    return ShardPages(name, metrics, std::move(serving));
+                        std::function<bool()> serving) -> std::vector<ops::HttpRoute> {
+    return {ops::MetricsRoute(metrics), ops::HealthRoute(std::move(serving)),
+            ops::IndexRoute(name, {"/metrics", "/healthz"})};
   };
   return Serve(options, "shard", options.cluster.shards(options.index), start, pages);
 }
@@ -105,23 +105,31 @@ absl::Status ServeCoordinator(const ServeOptions& options) {
                &CoordinatorPages);
 }
 
+void DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,
+                   const std::function<void(absl::Duration)>& end) {
+  shutdown.Wait();
+  const absl::Duration limit = absl::Milliseconds(timeouts.drain_ms());
+  const ops::ExitDeadline deadline(limit + absl::Seconds(kDrainMarginSeconds));
+  end(limit);
+  Log(LogLevel::kInfo, "stopped");
+}
+
 absl::Status CheckAddresses(const std::string& path, const std::string& address,
                             const std::string& http_address, const v1::SecurityConfig& security,
                             bool insecure) {
-  const ops::Protection protection = ops::ProtectionOf(security);
+  const security::Protection protection = security::ProtectionOf(security);
   bool exposed = false;
   for (const bool http : {false, true}) {
     const std::string& checked = http ? http_address : address;
     if (checked.empty()) continue;
     const std::string field = path + (http ? ".http_address" : ".address");
-    const absl::Status status = ops::CheckBindAllowed(field, checked, protection, insecure);
-    if (!status.ok()) return status;
-    exposed |= !ops::CheckBindAllowed(field, checked, protection, /*insecure=*/false).ok();
+    RETURN_IF_ERROR(security::CheckBindAllowed(field, checked, protection, insecure));
+    exposed |= !security::CheckBindAllowed(field, checked, protection, /*insecure=*/false).ok();
   }
   if (exposed) {
     Log(LogLevel::kWarning,
-        protection == ops::Protection::kNone ? "insecure: plain text, open to the network"
-                                             : "insecure: encrypted, but open to the network",
+        protection == security::Protection::kNone ? "insecure: plain text, open to the network"
+                                                  : "insecure: encrypted, but open to the network",
         {{"grpc", address}, {"http", http_address}});
   }
   return absl::OkStatus();
@@ -134,6 +142,26 @@ absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& ad
   ops::HttpOptions options = {.address = address, .routes = std::move(routes)};
   security.Protect(&options);
   return ops::HttpServer::Start(std::move(options));
+}
+
+std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name,
+                                             server::CoordinatorServer* coordinator,
+                                             const ops::Metrics& metrics,
+                                             std::function<bool()> serving) {
+  const auto stats = [coordinator](const v1::GetStatsRequest& request) {
+    rpc::CallContext context(absl::Now() + kPatience);
+    return coordinator->administration()->GetStats(request, &context);
+  };
+  const auto model = [coordinator](const v1::DescribeModelRequest& request) {
+    rpc::CallContext context(absl::Now() + kPatience);
+    return coordinator->coordinator()->DescribeModel(request, &context);
+  };
+  std::vector<ops::HttpRoute> routes = status_page::Routes({name, stats, model});
+  routes.push_back(ops::MetricsRoute(metrics));
+  routes.push_back(ops::HealthRoute([coordinator, serving = std::move(serving)] {
+    return serving() && !coordinator->administration()->draining();
+  }));
+  return routes;
 }
 
 }  // namespace emberd::launcher

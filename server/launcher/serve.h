@@ -1,6 +1,7 @@
 // The life of one server process: bind, serve, say so, drain on SIGTERM.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,8 +9,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/cluster.pb.h"
+#include "server/coordinator/coordinator_server.h"
 #include "server/launcher/files.h"
 #include "server/ops/http.h"
+#include "server/ops/lifecycle.h"
 #include "server/ops/metrics.h"
 #include "server/security/security.h"
 
@@ -36,7 +39,18 @@ absl::Status CheckAddresses(const std::string& path, const std::string& address,
 absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& address,
                                                            std::vector<ops::HttpRoute> routes,
                                                            const security::Security& security);
-// An orderly end may take `drain`, and this long on top before it is cut off.
+// What the web server of a coordinator serves: metrics, health (not while the coordinator drains),
+// and the status page. `serving` is what /healthz says. All arguments, and what `serving` refers
+// to, must outlive the web server.
+std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name,
+                                             server::CoordinatorServer* coordinator,
+                                             const ops::Metrics& metrics,
+                                             std::function<bool()> serving);
+
+// Waits until the process is asked to stop, then calls `end` with the time that it may take
+// (timeouts.drain_ms). The process is cut off if it takes kDrainMarginSeconds longer.
+void DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,
+                   const std::function<void(absl::Duration)>& end);
 inline constexpr int kDrainMarginSeconds = 5;
 
 }  // namespace emberd::launcher

@@ -34,14 +34,13 @@ struct ClusterInfo {
   int sparsecores_per_shard = 0;
   bool https = false;  // how web pages are served
 };
-// Several lines: what runs where, and how to stop it.
+// What both print when everything serves: several lines for people, to standard error unless the
+// log goes there as JSON: what runs where, and how to stop it.
 std::string Banner(const ClusterInfo& info);
-// "emberd: ready coordinator=HOST:PORT http=HOST:PORT shards=N pids=N,...", one line. Several
-// coordinators are separated by commas; pids are those of the coordinators, then those of the
-// shards. Shards that are processes also give shard_grpc=HOST:PORT,... and shard_http=HOST:PORT,...
+// And one line for scripts, to standard output:
+// "emberd: ready coordinator=HOST:PORT http=HOST:PORT shards=N pids=N,...". Several coordinators
+// are separated by commas; pids are those of the coordinators, then those of the shards. Shards
+// that are processes also give shard_grpc=HOST:PORT,... and shard_http=HOST:PORT,...
 std::string ReadyLine(const ClusterInfo& info);
-// The banner to standard error, unless the log goes there as JSON, and the ready line to standard
-// output.
-void PrintReady(const ClusterInfo& info, const v1::LoggingConfig& logging);
 
 }  // namespace emberd::launcher

@@ -6,10 +6,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <utility>
 
+#include <gnutls/gnutls.h>
 #include <microhttpd.h>
 #include <netdb.h>
+#include <prometheus/text_serializer.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,7 +21,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "config/address.h"
-#include "server/ops/http_tls.h"
 #include "server/ops/logging.h"
 
 namespace emberd::ops {
@@ -163,6 +165,38 @@ void LogLibrary(void*, const char* format, va_list arguments) {
   char text[512];
   std::vsnprintf(text, sizeof(text), format, arguments);
   Log(LogLevel::kDebug, "http", {{"error", absl::StripSuffix(text, "\n")}});
+}
+
+constexpr char kPriorities[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
+
+MHD_OptionItem Text(MHD_OPTION option, const char* text) {
+  return {option, 0, const_cast<char*>(text)};
+}
+
+// Options of MHD_start_daemon, to be used with MHD_USE_TLS; they point into `tls`.
+std::vector<MHD_OptionItem> TlsOptions(const HttpTls& tls) {
+  std::vector<MHD_OptionItem> options = {
+      Text(MHD_OPTION_HTTPS_MEM_CERT, tls.certificate.c_str()),
+      Text(MHD_OPTION_HTTPS_MEM_KEY, tls.key.c_str()),
+      Text(MHD_OPTION_HTTPS_PRIORITIES, kPriorities),
+  };
+  if (!tls.client_ca.empty()) {
+    options.push_back(Text(MHD_OPTION_HTTPS_MEM_TRUST, tls.client_ca.c_str()));
+  }
+  options.push_back({MHD_OPTION_END, 0, nullptr});
+  return options;
+}
+
+// Whether the client has shown a certificate that an authority of HttpTls.client_ca signed and that
+// is valid now.
+bool HasClientCertificate(MHD_Connection* connection) {
+  const MHD_ConnectionInfo* const info =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+  if (info == nullptr || info->tls_session == nullptr) return false;
+  const auto session = static_cast<gnutls_session_t>(info->tls_session);
+  // The library asks for a certificate; what comes, if anything, is for us to judge.
+  unsigned faults = 0;
+  return gnutls_certificate_verify_peers2(session, &faults) == GNUTLS_E_SUCCESS && faults == 0;
 }
 
 }  // namespace
@@ -310,6 +344,41 @@ bool HttpServer::Serve(MHD_Connection* connection, const std::string& path,
   }
   const HttpAnswer answer = Answer(*route, request);
   return Send(connection, answer, answer.status == MHD_HTTP_OK ? route->content_type : kPlainText);
+}
+
+HttpRoute MetricsRoute(const Metrics& metrics) {
+  const auto answer = [collectables = metrics.collectables()]() -> HttpAnswer {
+    std::vector<prometheus::MetricFamily> families;
+    for (const auto& weak : collectables) {
+      const auto collectable = weak.lock();
+      if (collectable == nullptr) continue;
+      std::vector<prometheus::MetricFamily> some = collectable->Collect();
+      families.insert(families.end(), std::make_move_iterator(some.begin()),
+                      std::make_move_iterator(some.end()));
+    }
+    return {200, prometheus::TextSerializer().Serialize(families)};
+  };
+  return {"/metrics", "text/plain; version=0.0.4; charset=utf-8", answer};
+}
+
+HttpRoute HealthRoute(std::function<bool()> serving) {
+  const auto answer = [serving = std::move(serving)]() -> HttpAnswer {
+    if (serving()) return {200, "serving\n"};
+    return {503, "not serving\n"};
+  };
+  return {"/healthz", "text/plain; charset=utf-8", answer, /*open=*/true};
+}
+
+HttpRoute IndexRoute(const std::string& name, const std::vector<std::string>& paths) {
+  std::string page =
+      absl::StrCat("<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>emberd ",
+                   name, "</title>\n<h1>emberd ", EMBERD_VERSION, ": ", name, "</h1>\n<ul>\n");
+  for (const std::string& path : paths) {
+    absl::StrAppend(&page, "<li><a href=\"", path, "\">", path, "</a></li>\n");
+  }
+  absl::StrAppend(&page, "</ul>\n</html>\n");
+  const auto answer = [page]() -> HttpAnswer { return {200, page}; };
+  return {"/", "text/html; charset=utf-8", answer, /*open=*/true};
 }
 
 }  // namespace emberd::ops

@@ -1,4 +1,4 @@
-// A small web server for operators and their tools: metrics, health, the status page.
+// A small web server for operators and their tools, and the pages that every server process has.
 #pragma once
 
 #include <functional>
@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/ops/logging.h"
+#include "server/ops/metrics.h"
 
 struct MHD_Connection;
 struct MHD_Daemon;
@@ -97,5 +98,14 @@ class HttpServer {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<int> connections_ ABSL_GUARDED_BY(mutex_);  // their sockets
 };
+
+// /metrics, in the text format of Prometheus. `metrics` must outlive the server.
+HttpRoute MetricsRoute(const Metrics& metrics);
+
+// /healthz: 200 while `serving` says so, else 503.
+HttpRoute HealthRoute(std::function<bool()> serving);
+
+// `/`: the name of the process and links to `paths`.
+HttpRoute IndexRoute(const std::string& name, const std::vector<std::string>& paths);
 
 }  // namespace emberd::ops

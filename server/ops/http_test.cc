@@ -18,7 +18,6 @@
 #include "config/credentials.h"
 #include "config/testing/test_ca.h"
 #include "server/ops/http_get.h"
-#include "server/ops/http_routes.h"
 
 namespace emberd::ops {
 namespace {

@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
-#include "server/ops/keyed_log.h"
 
 namespace emberd::ops {
 namespace {
@@ -186,6 +185,23 @@ void RateLimitedLog::LogAt(absl::Time now, LogLevel level, std::string_view mess
     suppressed_ = 0;
   }
   ops::Log(level, message, fields);
+}
+
+void KeyedLog::Log(const std::string& key, LogLevel level, std::string_view message,
+                   std::vector<LogField> fields) {
+  std::shared_ptr<RateLimitedLog> log;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (logs_.size() >= kMaxKeys && !logs_.contains(key)) {
+      absl::erase_if(logs_,
+                     [now = absl::Now()](const auto& entry) { return entry.second->IsOver(now); });
+    }
+    const bool shared = logs_.size() >= kMaxKeys && !logs_.contains(key);
+    std::shared_ptr<RateLimitedLog>& entry = logs_[shared ? "" : key];
+    if (entry == nullptr) entry = std::make_shared<RateLimitedLog>(period_);
+    log = entry;
+  }
+  log->Log(level, message, std::move(fields));
 }
 
 }  // namespace emberd::ops

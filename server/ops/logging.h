@@ -14,12 +14,14 @@
 
 #include <cmath>
 #include <concepts>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
@@ -78,6 +80,23 @@ class RateLimitedLog {
   absl::Mutex mutex_;
   absl::Time next_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int64_t suppressed_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// A RateLimitedLog for each key. Thread-safe.
+class KeyedLog {
+ public:
+  // Beyond so many keys within a period, the others share one line.
+  static constexpr size_t kMaxKeys = 256;
+
+  explicit KeyedLog(absl::Duration period) : period_(period) {}
+
+  void Log(const std::string& key, LogLevel level, std::string_view message,
+           std::vector<LogField> fields = {});
+
+ private:
+  const absl::Duration period_;
+  absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, std::shared_ptr<RateLimitedLog>> logs_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::ops

@@ -18,7 +18,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/ops/keyed_log.h"
 
 namespace emberd::ops {
 namespace {

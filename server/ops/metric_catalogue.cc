@@ -1,345 +1,160 @@
 #include "server/ops/metric_catalogue.h"
 
 #include <cstddef>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace emberd::ops {
 namespace {
 
 using enum MetricId;
-using enum MetricType;
+
+using Labels = std::array<std::string_view, 4>;
+
+constexpr MetricInfo Counter(MetricId id, std::string_view name, Labels labels,
+                             std::string_view unit, std::string_view help) {
+  return {id, name, MetricType::kCounter, labels, unit, help};
+}
+
+constexpr MetricInfo Gauge(MetricId id, std::string_view name, Labels labels, std::string_view unit,
+                           std::string_view help) {
+  return {id, name, MetricType::kGauge, labels, unit, help};
+}
+
+constexpr MetricInfo Histogram(MetricId id, std::string_view name, Labels labels,
+                               std::string_view unit, std::string_view help) {
+  return {id, name, MetricType::kHistogram, labels, unit, help};
+}
 
 constexpr MetricInfo kCatalogue[] = {
     // Requests. `method` is "Service/Method"; `code` is a gRPC status code's name.
-    {kRpcs,
-     "emberd_rpcs_total",
-     kCounter,
-     {"method", "code"},
-     "1",
-     "Requests answered, by status code."},
-    {kRpcSeconds,
-     "emberd_rpc_duration_seconds",
-     kHistogram,
-     {"method"},
-     "seconds",
-     "Time from the arrival of a request until its answer was handed over."},
-    {kRpcRequestBytes,
-     "emberd_rpc_request_bytes_total",
-     kCounter,
-     {"method"},
-     "bytes",
-     "Bytes of the requests that have come."},
-    {kRpcResponseBytes,
-     "emberd_rpc_response_bytes_total",
-     kCounter,
-     {"method"},
-     "bytes",
-     "Bytes of the answers."},
-    {kStageSeconds,
-     "emberd_stage_duration_seconds",
-     kHistogram,
-     {"stage"},
-     "seconds",
-     "Time that a coordinator's request spent in one stage of Lookup or ApplyGradients."},
+    Counter(kRpcs, "emberd_rpcs_total", {"method", "code"}, "1",
+            "Requests answered, by status code."),
+    Histogram(kRpcSeconds, "emberd_rpc_duration_seconds", {"method"}, "seconds",
+              "Time from the arrival of a request until its answer was handed over."),
+    Counter(kRpcRequestBytes, "emberd_rpc_request_bytes_total", {"method"}, "bytes",
+            "Bytes of the requests that have come."),
+    Counter(kRpcResponseBytes, "emberd_rpc_response_bytes_total", {"method"}, "bytes",
+            "Bytes of the answers."),
+    Histogram(kStageSeconds, "emberd_stage_duration_seconds", {"stage"}, "seconds",
+              "Time that a coordinator's request spent in one stage of Lookup or ApplyGradients."),
 
     // What a server holds. `server` is "coordinator-I" or "shard-I".
-    {kInFlightRequests,
-     "emberd_in_flight_requests",
-     kGauge,
-     {"server"},
-     "1",
-     "Requests being worked on."},
-    {kInFlightBytes,
-     "emberd_in_flight_bytes",
-     kGauge,
-     {"server"},
-     "bytes",
-     "Bytes of the requests being worked on."},
-    {kInFlightBudgetBytes,
-     "emberd_in_flight_budget_bytes",
-     kGauge,
-     {"server"},
-     "bytes",
-     "Bytes of requests that a coordinator works on at once; 0 for a shard, which has no such "
-     "limit."},
-    {kQueuedRequests,
-     "emberd_queued_requests",
-     kGauge,
-     {"server"},
-     "1",
-     "Requests that wait for a thread."},
-    {kTrainStreams,
-     "emberd_train_streams",
-     kGauge,
-     {"server"},
-     "1",
-     "Train streams that are open."},
-    {kDraining,
-     "emberd_draining",
-     kGauge,
-     {"server"},
-     "1",
-     "1 while the server takes no new requests because it drains, else 0."},
-    {kModels, "emberd_models", kGauge, {"server"}, "1", "Models declared."},
-    {kTableBytes,
-     "emberd_table_bytes",
-     kGauge,
-     {"server"},
-     "bytes",
-     "Bytes reserved for weights and optimizer slots."},
-    {kTableBudgetBytes,
-     "emberd_table_budget_bytes",
-     kGauge,
-     {"server"},
-     "bytes",
-     "Bytes that weights and optimizer slots may take."},
-    {kBatches,
-     "emberd_batches",
-     kGauge,
-     {"server"},
-     "1",
-     "Batches kept between Lookup and ApplyGradients."},
-    {kBatchBytes,
-     "emberd_batch_bytes",
-     kGauge,
-     {"server"},
-     "bytes",
-     "Bytes of the batches kept between Lookup and ApplyGradients."},
-    {kBatchBudgetBytes,
-     "emberd_batch_budget_bytes",
-     kGauge,
-     {"server"},
-     "bytes",
-     "Bytes that kept batches may take."},
-    {kMaxBatches,
-     "emberd_max_batches",
-     kGauge,
-     {"server"},
-     "1",
-     "Batches that may be kept at once."},
-    {kBatchesExpired,
-     "emberd_batches_expired_total",
-     kCounter,
-     {"server"},
-     "1",
-     "Batches dropped because they were neither applied nor released in time."},
-    {kReplays,
-     "emberd_replays_total",
-     kCounter,
-     {"server"},
-     "1",
-     "Retries of a finished mutation that were answered from the record."},
+    Gauge(kInFlightRequests, "emberd_in_flight_requests", {"server"}, "1",
+          "Requests being worked on."),
+    Gauge(kInFlightBytes, "emberd_in_flight_bytes", {"server"}, "bytes",
+          "Bytes of the requests being worked on."),
+    Gauge(kInFlightBudgetBytes, "emberd_in_flight_budget_bytes", {"server"}, "bytes",
+          "Bytes of requests that a coordinator works on at once; 0 for a shard, which has no such "
+          "limit."),
+    Gauge(kQueuedRequests, "emberd_queued_requests", {"server"}, "1",
+          "Requests that wait for a thread."),
+    Gauge(kTrainStreams, "emberd_train_streams", {"server"}, "1", "Train streams that are open."),
+    Gauge(kDraining, "emberd_draining", {"server"}, "1",
+          "1 while the server takes no new requests because it drains, else 0."),
+    Gauge(kModels, "emberd_models", {"server"}, "1", "Models declared."),
+    Gauge(kTableBytes, "emberd_table_bytes", {"server"}, "bytes",
+          "Bytes reserved for weights and optimizer slots."),
+    Gauge(kTableBudgetBytes, "emberd_table_budget_bytes", {"server"}, "bytes",
+          "Bytes that weights and optimizer slots may take."),
+    Gauge(kBatches, "emberd_batches", {"server"}, "1",
+          "Batches kept between Lookup and ApplyGradients."),
+    Gauge(kBatchBytes, "emberd_batch_bytes", {"server"}, "bytes",
+          "Bytes of the batches kept between Lookup and ApplyGradients."),
+    Gauge(kBatchBudgetBytes, "emberd_batch_budget_bytes", {"server"}, "bytes",
+          "Bytes that kept batches may take."),
+    Gauge(kMaxBatches, "emberd_max_batches", {"server"}, "1", "Batches that may be kept at once."),
+    Counter(kBatchesExpired, "emberd_batches_expired_total", {"server"}, "1",
+            "Batches dropped because they were neither applied nor released in time."),
+    Counter(kReplays, "emberd_replays_total", {"server"}, "1",
+            "Retries of a finished mutation that were answered from the record."),
 
     // What a coordinator learns about each batch.
-    {kBatchMinibatches,
-     "emberd_batch_minibatches",
-     kHistogram,
-     {"model"},
-     "1",
-     "Mini-batches of a batch."},
-    {kExamples,
-     "emberd_examples_total",
-     kCounter,
-     {"model"},
-     "1",
-     "Examples looked up: of each batch, the samples of the feature that has most."},
-    {kBatchIds,
-     "emberd_batch_ids",
-     kHistogram,
-     {"model", "stack"},
-     "1",
-     "Distinct (sample, id) pairs of a batch."},
-    {kBatchUniqueIds,
-     "emberd_batch_unique_ids",
-     kHistogram,
-     {"model", "stack"},
-     "1",
-     "Distinct ids of a batch, as counted for the limits."},
-    {kBatchDuplicateIds,
-     "emberd_batch_duplicate_ids",
-     kHistogram,
-     {"model", "stack"},
-     "1",
-     "Ids of a batch that merged into another of their sample."},
-    {kBatchMaxIds,
-     "emberd_batch_max_ids_per_partition",
-     kHistogram,
-     {"model", "stack"},
-     "1",
-     "Most distinct (sample, id) pairs that a source slot of a batch sent to one partition."},
-    {kBatchMaxUniqueIds,
-     "emberd_batch_max_unique_ids_per_partition",
-     kHistogram,
-     {"model", "stack"},
-     "1",
-     "Most distinct ids that a source slot of a batch sent to one partition."},
-    {kBatchBufferCells,
-     "emberd_batch_required_buffer_size",
-     kHistogram,
-     {"model", "stack"},
-     "1",
-     "Entries of the CSR buffers of a batch, pads included."},
-    {kDroppedIds,
-     "emberd_dropped_ids_total",
-     kCounter,
-     {"model", "stack"},
-     "1",
-     "Ids dropped where the configuration allows it."},
-    {kBatchImbalance,
-     "emberd_batch_imbalance_ratio",
-     kHistogram,
-     {"model", "stack"},
-     "ratio",
-     "Ids of a batch that go to its fullest partition, over the mean of the partitions: 1 is "
-     "even."},
-    {kBatchesRefused,
-     "emberd_batches_refused_total",
-     kCounter,
-     {"model"},
-     "1",
-     "Batches refused because no cut of the vocabulary keeps them within the limits."},
-    {kStackMaxIds,
-     "emberd_stack_max_ids_per_partition",
-     kGauge,
-     {"model", "stack"},
-     "1",
-     "Limit that emberd_batch_max_ids_per_partition stands against; 0: none."},
-    {kStackMaxUniqueIds,
-     "emberd_stack_max_unique_ids_per_partition",
-     kGauge,
-     {"model", "stack"},
-     "1",
-     "Limit that emberd_batch_max_unique_ids_per_partition stands against; 0: none."},
+    Histogram(kBatchMinibatches, "emberd_batch_minibatches", {"model"}, "1",
+              "Mini-batches of a batch."),
+    Counter(kExamples, "emberd_examples_total", {"model"}, "1",
+            "Examples looked up: of each batch, the samples of the feature that has most."),
+    Histogram(kBatchIds, "emberd_batch_ids", {"model", "stack"}, "1",
+              "Distinct (sample, id) pairs of a batch."),
+    Histogram(kBatchUniqueIds, "emberd_batch_unique_ids", {"model", "stack"}, "1",
+              "Distinct ids of a batch, as counted for the limits."),
+    Histogram(kBatchDuplicateIds, "emberd_batch_duplicate_ids", {"model", "stack"}, "1",
+              "Ids of a batch that merged into another of their sample."),
+    Histogram(
+        kBatchMaxIds, "emberd_batch_max_ids_per_partition", {"model", "stack"}, "1",
+        "Most distinct (sample, id) pairs that a source slot of a batch sent to one partition."),
+    Histogram(kBatchMaxUniqueIds, "emberd_batch_max_unique_ids_per_partition", {"model", "stack"},
+              "1", "Most distinct ids that a source slot of a batch sent to one partition."),
+    Histogram(kBatchBufferCells, "emberd_batch_required_buffer_size", {"model", "stack"}, "1",
+              "Entries of the CSR buffers of a batch, pads included."),
+    Counter(kDroppedIds, "emberd_dropped_ids_total", {"model", "stack"}, "1",
+            "Ids dropped where the configuration allows it."),
+    Histogram(
+        kBatchImbalance, "emberd_batch_imbalance_ratio", {"model", "stack"}, "ratio",
+        "Ids of a batch that go to its fullest partition, over the mean of the partitions: 1 is "
+        "even."),
+    Counter(kBatchesRefused, "emberd_batches_refused_total", {"model"}, "1",
+            "Batches refused because no cut of the vocabulary keeps them within the limits."),
+    Gauge(kStackMaxIds, "emberd_stack_max_ids_per_partition", {"model", "stack"}, "1",
+          "Limit that emberd_batch_max_ids_per_partition stands against; 0: none."),
+    Gauge(kStackMaxUniqueIds, "emberd_stack_max_unique_ids_per_partition", {"model", "stack"}, "1",
+          "Limit that emberd_batch_max_unique_ids_per_partition stands against; 0: none."),
 
     // Training groups. `rank` and `group` are "other" beyond a fixed number.
-    {kGroupSteps,
-     "emberd_group_steps_total",
-     kCounter,
-     {"model", "group"},
-     "1",
-     "Updates made by ranks of a training group."},
-    {kGroupStageSeconds,
-     "emberd_group_stage_duration_seconds",
-     kHistogram,
-     {"model", "group", "stage"},
-     "seconds",
-     "Time of a rank's lookup or update in one stage: preprocess, wait_for_ranks, wait_for_update, "
-     "gather, combine, apply."},
-    {kGroupLastArrivals,
-     "emberd_group_last_arrivals_total",
-     kCounter,
-     {"model", "group", "rank"},
-     "1",
-     "Requests in which this rank came last where the ranks waited for each other."},
-    {kGroupFailures,
-     "emberd_group_failures_total",
-     kCounter,
-     {"model", "group", "code"},
-     "1",
-     "Streams of a training group that ended with an error, by status code."},
+    Counter(kGroupSteps, "emberd_group_steps_total", {"model", "group"}, "1",
+            "Updates made by ranks of a training group."),
+    Histogram(kGroupStageSeconds, "emberd_group_stage_duration_seconds",
+              {"model", "group", "stage"}, "seconds",
+              "Time of a rank's lookup or update in one stage: preprocess, wait_for_ranks, "
+              "wait_for_update, gather, combine, apply."),
+    Counter(kGroupLastArrivals, "emberd_group_last_arrivals_total", {"model", "group", "rank"}, "1",
+            "Requests in which this rank came last where the ranks waited for each other."),
+    Counter(kGroupFailures, "emberd_group_failures_total", {"model", "group", "code"}, "1",
+            "Streams of a training group that ended with an error, by status code."),
 
     // What a shard does.
-    {kRowsGathered,
-     "emberd_rows_gathered_total",
-     kCounter,
-     {"shard", "model", "stack"},
-     "1",
-     "Rows read for lookups, one for each entry of a batch."},
-    {kRowsUpdated,
-     "emberd_rows_updated_total",
-     kCounter,
-     {"shard", "model", "stack"},
-     "1",
-     "Rows written by optimizers."},
-    {kRowsSkipped,
-     "emberd_rows_skipped_total",
-     kCounter,
-     {"shard", "model", "stack"},
-     "1",
-     "Rows left as they were because their summed gradient was not finite."},
-    {kPartitionRowsGathered,
-     "emberd_partition_rows_gathered_total",
-     kCounter,
-     {"shard", "partition"},
-     "1",
-     "Rows read for lookups in one partition; partitions are counted over the whole cluster."},
-    {kPartitionRowsUpdated,
-     "emberd_partition_rows_updated_total",
-     kCounter,
-     {"shard", "partition"},
-     "1",
-     "Rows written by optimizers in one partition."},
-    {kHotRowsShare,
-     "emberd_hot_rows_share",
-     kGauge,
-     {"shard", "model", "table", "top"},
-     "1",
-     "Share of the look-ups of a table on this shard, since its start, that go to its 1, 10 or "
-     "100 hottest rows at least; from a sample."},
-    {kShardSentBytes,
-     "emberd_shard_sent_bytes_total",
-     kCounter,
-     {"shard", "model", "stack", "mode"},
-     "bytes",
-     "Bytes of looked-up rows that a shard sent, as partial_sums or as unique_rows."},
-    {kShardReceivedBytes,
-     "emberd_shard_received_bytes_total",
-     kCounter,
-     {"shard", "model", "stack"},
-     "bytes",
-     "Bytes of batches and gradients that a shard received."},
+    Counter(kRowsGathered, "emberd_rows_gathered_total", {"shard", "model", "stack"}, "1",
+            "Rows read for lookups, one for each entry of a batch."),
+    Counter(kRowsUpdated, "emberd_rows_updated_total", {"shard", "model", "stack"}, "1",
+            "Rows written by optimizers."),
+    Counter(kRowsSkipped, "emberd_rows_skipped_total", {"shard", "model", "stack"}, "1",
+            "Rows left as they were because their summed gradient was not finite."),
+    Counter(
+        kPartitionRowsGathered, "emberd_partition_rows_gathered_total", {"shard", "partition"}, "1",
+        "Rows read for lookups in one partition; partitions are counted over the whole cluster."),
+    Counter(kPartitionRowsUpdated, "emberd_partition_rows_updated_total", {"shard", "partition"},
+            "1", "Rows written by optimizers in one partition."),
+    Gauge(kHotRowsShare, "emberd_hot_rows_share", {"shard", "model", "table", "top"}, "1",
+          "Share of the lookups of a table on this shard, since its start, that go to its 1, 10 or "
+          "100 hottest rows at least; from a sample."),
+    Counter(kShardSentBytes, "emberd_shard_sent_bytes_total", {"shard", "model", "stack", "mode"},
+            "bytes",
+            "Bytes of looked-up rows that a shard sent, as partial_sums or as unique_rows."),
+    Counter(kShardReceivedBytes, "emberd_shard_received_bytes_total", {"shard", "model", "stack"},
+            "bytes", "Bytes of batches and gradients that a shard received."),
 
     // A coordinator's calls to shards.
-    {kShardReachable,
-     "emberd_shard_reachable",
-     kGauge,
-     {"shard"},
-     "1",
-     "1 if the coordinator's last call to the shard got through, else 0."},
-    {kShardCalls,
-     "emberd_shard_calls_total",
-     kCounter,
-     {"shard", "method", "code"},
-     "1",
-     "Calls to a shard, by status code."},
-    {kShardCallSeconds,
-     "emberd_shard_call_duration_seconds",
-     kHistogram,
-     {"shard", "method"},
-     "seconds",
-     "Time that a call to a shard took, as its coordinator saw it."},
+    Gauge(kShardReachable, "emberd_shard_reachable", {"shard"}, "1",
+          "1 if the coordinator's last call to the shard got through, else 0."),
+    Counter(kShardCalls, "emberd_shard_calls_total", {"shard", "method", "code"}, "1",
+            "Calls to a shard, by status code."),
+    Histogram(kShardCallSeconds, "emberd_shard_call_duration_seconds", {"shard", "method"},
+              "seconds", "Time that a call to a shard took, as its coordinator saw it."),
 
     // The process, under the names that other exporters use too.
-    {kBuildInfo,
-     "emberd_build_info",
-     kGauge,
-     {"version", "role"},
-     "1",
-     "Always 1; the labels say what runs here."},
-    {kProcessStartSeconds,
-     "process_start_time_seconds",
-     kGauge,
-     {},
-     "seconds",
-     "Start of the process, in seconds since 1970."},
-    {kProcessCpuSeconds,
-     "process_cpu_seconds_total",
-     kCounter,
-     {},
-     "seconds",
-     "User and system CPU time."},
-    {kProcessResidentBytes,
-     "process_resident_memory_bytes",
-     kGauge,
-     {},
-     "bytes",
-     "Memory that the process has in RAM."},
-    {kProcessHugePageBytes,
-     "process_huge_page_bytes",
-     kGauge,
-     {},
-     "bytes",
-     "Of the memory in RAM, what is in huge pages."},
-    {kProcessOpenFds, "process_open_fds", kGauge, {}, "1", "Open file descriptors."},
+    Gauge(kBuildInfo, "emberd_build_info", {"version", "role"}, "1",
+          "Always 1; the labels say what runs here."),
+    Gauge(kProcessStartSeconds, "process_start_time_seconds", {}, "seconds",
+          "Start of the process, in seconds since 1970."),
+    Counter(kProcessCpuSeconds, "process_cpu_seconds_total", {}, "seconds",
+            "User and system CPU time."),
+    Gauge(kProcessResidentBytes, "process_resident_memory_bytes", {}, "bytes",
+          "Memory that the process has in RAM."),
+    Gauge(kProcessHugePageBytes, "process_huge_page_bytes", {}, "bytes",
+          "Of the memory in RAM, what is in huge pages."),
+    Gauge(kProcessOpenFds, "process_open_fds", {}, "1", "Open file descriptors."),
 };
 
 constexpr bool InOrder() {
@@ -349,6 +164,54 @@ constexpr bool InOrder() {
   return std::size(kCatalogue) == static_cast<size_t>(kProcessOpenFds) + 1;
 }
 static_assert(InOrder(), "the catalogue has one entry per MetricId, in the order of the enum");
+
+// The metrics from `first` to the next group.
+struct Group {
+  MetricId first;
+  std::string_view title;
+  std::string_view about;
+};
+
+constexpr Group kGroups[] = {
+    {MetricId::kRpcs, "Requests",
+     "On every process, of the services that it serves. `method` is `Service/Method`, `code` the "
+     "name of a gRPC status code. The stages are a coordinator's: of a lookup `decode`, "
+     "`preprocess`, `gather_wait`, `combine`, `encode`; of an update `decode`, `encode`, `stage`, "
+     "`commit`; of a training stream also `wait_for_ranks` and `wait_for_update`."},
+    {MetricId::kInFlightRequests, "What a server holds, against its budgets",
+     "`server` is `coordinator-I` or `shard-I`. Coordinators hold no tables: theirs is what the "
+     "models that they know take on all shards, without a budget."},
+    {MetricId::kBatchMinibatches, "Batches",
+     "Of the lookups of one coordinator. Beyond 256 pairs, model and stack are `other`."},
+    {MetricId::kGroupSteps, "Training groups",
+     "Of the ranks that one coordinator serves. Beyond 64 pairs, model and group are `other`; so "
+     "is a rank from 64 on."},
+    {MetricId::kRowsGathered, "Shards",
+     "Beyond 256 pairs, model and stack are `other`; tables beyond 256 are not shown."},
+    {MetricId::kShardReachable, "Calls to shards", "As a coordinator sees them."},
+    {MetricId::kBuildInfo, "Processes", "Under the names that other exporters use too."},
+};
+
+std::string Text(std::string_view text) { return std::string(text); }
+
+std::string_view TypeName(MetricType type) {
+  switch (type) {
+    case MetricType::kCounter:
+      return "counter";
+    case MetricType::kGauge:
+      return "gauge";
+    case MetricType::kHistogram:
+      return "histogram";
+  }
+  return "";
+}
+
+const Group* GroupThatBegins(MetricId id) {
+  for (const Group& group : kGroups) {
+    if (group.first == id) return &group;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -374,6 +237,27 @@ const std::vector<double>& BucketBounds(const MetricInfo& metric) {
       1, 1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2, 2.5, 3, 4, 6, 8, 16, 64, 256, 1024};
   if (metric.unit == "seconds") return *kSeconds;
   return metric.unit == "ratio" ? *kRatios : *kCounts;
+}
+
+std::string MetricReference() {
+  std::string page =
+      "# Metrics of emberd\n\n"
+      "Every process with an `http_address` serves them under `/metrics`, as text for Prometheus. "
+      "Counters and\nhistograms begin with the process. A histogram `h` has the series `h_bucket`, "
+      "`h_sum` and `h_count`. A series appears\nwhen there is something to count: a method that "
+      "was never called has none.\n\n"
+      "This page is printed by `emberd metrics`.\n";
+  for (const MetricInfo& metric : MetricCatalogue()) {
+    if (const Group* group = GroupThatBegins(metric.id); group != nullptr) {
+      absl::StrAppend(&page, "\n## ", Text(group->title), "\n\n", Text(group->about), "\n\n",
+                      "| metric | type | unit | labels | meaning |\n",
+                      "| --- | --- | --- | --- | --- |\n");
+    }
+    absl::StrAppend(&page, "| `", Text(metric.name), "` | ", Text(TypeName(metric.type)), " | ",
+                    Text(metric.unit), " | ", absl::StrJoin(metric.LabelNames(), ", "), " | ",
+                    Text(metric.help), " |\n");
+  }
+  return page;
 }
 
 }  // namespace emberd::ops

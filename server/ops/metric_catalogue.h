@@ -89,4 +89,7 @@ const MetricInfo& Describe(MetricId id);
 // to 4^12.
 const std::vector<double>& BucketBounds(const MetricInfo& metric);
 
+// The catalogue in Markdown, group by group: what `emberd metrics` prints, and deploy/METRICS.md.
+std::string MetricReference();
+
 }  // namespace emberd::ops

@@ -1,4 +1,4 @@
-// The catalogue's metrics as prometheus-cpp families.
+// The catalogue's metrics as prometheus-cpp families, and what they say at one moment.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include <prometheus/client_metric.h>
 #include <prometheus/counter.h>
 #include <prometheus/family.h>
 #include <prometheus/gauge.h>
@@ -37,6 +38,29 @@ class MetricRegistry {
 
   std::shared_ptr<prometheus::Registry> registry_;
   std::vector<Family> families_;  // by MetricId
+};
+
+// For those who read the metrics in the process itself.
+class MetricSnapshot {
+ public:
+  struct Series {
+    std::vector<std::string> labels;  // values, in the catalogue's order
+    double value = 0;                 // of a counter or gauge
+    prometheus::ClientMetric::Histogram histogram;
+  };
+
+  // Of what Metrics::collectables gives. Names that the catalogue does not have are left out.
+  explicit MetricSnapshot(const std::vector<std::weak_ptr<prometheus::Collectable>>& collectables);
+
+  // Those that exist so far, by labels.
+  const std::vector<Series>& All(MetricId id) const { return series_[static_cast<size_t>(id)]; }
+  // Null if there is none.
+  const Series* Find(MetricId id, const std::vector<std::string>& labels) const;
+  // 0 if there is none.
+  double Value(MetricId id, const std::vector<std::string>& labels) const;
+
+ private:
+  std::vector<std::vector<Series>> series_;  // by MetricId
 };
 
 }  // namespace emberd::ops

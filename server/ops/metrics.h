@@ -18,12 +18,14 @@
 #include <vector>
 
 #include <prometheus/collectable.h>
+#include <prometheus/counter.h>
+#include <prometheus/histogram.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "emberd/v1/statistics.pb.h"
-#include "server/ops/group_metrics.h"
+#include "emberd/v1/train.pb.h"
 #include "server/ops/metric_registry.h"
 #include "server/ops/rpc_names.h"
 
@@ -186,6 +188,36 @@ class ShardLinkMetrics {
   std::array<std::array<std::atomic<prometheus::Counter*>, kCodeCount>, kRpcCount> calls_{};
 };
 
+// What a coordinator reports about one training group: the ranks that it serves. Made by
+// Metrics::Group.
+class GroupMetrics {
+ public:
+  // Ranks with a series of their own; what comes later is "other".
+  static constexpr int kMaxRankLabels = 64;
+
+  GroupMetrics(MetricRegistry& registry, const std::string& model, const std::string& group);
+
+  void ObserveLookup(const v1::StepTimes& times);
+  void ObserveUpdate(const v1::StepTimes& times);
+  // A stream that ended with an error.
+  void AddFailure(absl::StatusCode code);
+
+ private:
+  // What both kinds of request have.
+  void ObserveWaits(const v1::StepTimes& times);
+
+  MetricRegistry& registry_;
+  const std::string model_;
+  const std::string group_;
+  prometheus::Counter& steps_;
+  prometheus::Histogram& preprocess_;
+  prometheus::Histogram& wait_for_ranks_;
+  prometheus::Histogram& wait_for_update_;
+  prometheus::Histogram& gather_;
+  prometheus::Histogram& combine_;
+  prometheus::Histogram& apply_;
+};
+
 class Metrics {
  public:
   // Different (model, stack) labels that are given out; what comes later is labelled "other", so
@@ -206,7 +238,7 @@ class Metrics {
   PartitionMetrics Partition(int shard, int partition);
   ShardLinkMetrics* ShardLink(int shard);
 
-  // Shares of the look-ups of a table on a shard that go to its `top` hottest rows, by `top`.
+  // Shares of the lookups of a table on a shard that go to its `top` hottest rows, by `top`.
   void SetHotRowShares(int shard, const std::string& model, const std::string& table,
                        const std::map<int, double>& shares);
 

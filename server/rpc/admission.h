@@ -45,7 +45,7 @@ class Admission {
     int64_t bytes_ = 0;
   };
   // RESOURCE_EXHAUSTED names the budget that is used up, with the figures. `client`: see
-  // security/client_name.h.
+  // security/callers.h.
   absl::StatusOr<Grant> Admit(const std::string& client, int64_t bytes);
 
   int64_t bytes() const;

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "config/config.h"
 #include "config/credentials.h"
-#include "server/security/client_name.h"
+#include "server/security/callers.h"
 
 namespace emberd::security {
 namespace {
@@ -59,8 +59,9 @@ absl::StatusOr<std::string> LoadClusterToken(const v1::SecurityConfig& config,
   if (caller != nullptr && caller->role == v1::Token::CLUSTER) return token;
   return absl::InvalidArgumentError(absl::StrCat(
       kField, ": ", config.cluster_token_file(), ": the token ",
-      caller == nullptr ? "is not" : absl::StrCat("has the role ", RoleName(caller->role)), " in ",
-      config.tokens_file(), "; it must be there with the role CLUSTER"));
+      caller == nullptr ? "is not"
+                        : absl::StrCat("has the role ", v1::Token::Role_Name(caller->role)),
+      " in ", config.tokens_file(), "; it must be there with the role CLUSTER"));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "config/testing/test_ca.h"
 #include "google/protobuf/text_format.h"
-#include "server/security/client_name.h"
+#include "server/security/callers.h"
 #include "server/security/testing/echo_server.h"
 #include "server/security/testing/log_file.h"
 #include "server/security/testing/tokens.h"

@@ -1,13 +1,55 @@
 #include "server/security/token_check.h"
 
+#include <utility>
+#include <vector>
+
 #include <grpc/grpc_security_constants.h>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "server/security/method_roles.h"
 
 namespace emberd::security {
 namespace {
+
+using v1::Token;
+
+// ReleaseBatch takes any batch of the model, also one that a trainer waits to apply.
+constexpr MethodRole kMethodRoles[] = {
+    {"/emberd.v1.EmbeddingService/DeclareModel", Token::TRAINER},
+    {"/emberd.v1.EmbeddingService/DescribeModel", Token::READER},
+    {"/emberd.v1.EmbeddingService/Lookup", Token::READER},
+    {"/emberd.v1.EmbeddingService/ApplyGradients", Token::TRAINER},
+    {"/emberd.v1.EmbeddingService/Train", Token::TRAINER},
+    {"/emberd.v1.EmbeddingService/ReleaseBatch", Token::TRAINER},
+    {"/emberd.v1.EmbeddingService/ReadRows", Token::READER},
+    {"/emberd.v1.EmbeddingService/AssignRows", Token::ADMIN},
+    {"/emberd.v1.EmbeddingService/ExportTable", Token::READER},
+
+    {"/emberd.v1.AdminService/GetStatus", Token::READER},
+    {"/emberd.v1.AdminService/GetLimits", Token::READER},
+    {"/emberd.v1.AdminService/GetStats", Token::READER},
+    {"/emberd.v1.AdminService/Drain", Token::ADMIN},
+
+    {"/emberd.internal.v1.ShardService/CreateModel", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/FindModel", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/DropModel", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/Gather", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/Apply", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/OpenGroup", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/DecideStep", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/ReleaseBatch", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/ReadRows", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/AssignRows", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/GetStatus", Token::CLUSTER},
+
+    {"/emberd.internal.v1.CollectiveService/Join", Token::CLUSTER},
+    {"/emberd.internal.v1.CollectiveService/AllGather", Token::CLUSTER},
+    {"/emberd.internal.v1.CollectiveService/Advance", Token::CLUSTER},
+    {"/emberd.internal.v1.CollectiveService/Leave", Token::CLUSTER},
+    {"/emberd.internal.v1.CollectiveService/Watch", Token::CLUSTER},
+};
 
 constexpr char kNoToken[] = "no token; send \"authorization: Bearer TOKEN\" once";
 constexpr char kUnknownToken[] = "the token is unknown";
@@ -20,8 +62,8 @@ absl::string_view ShortName(absl::string_view method) {
 }
 
 std::string LowRole(const Caller& caller, v1::Token::Role least) {
-  return absl::StrCat("the role ", RoleName(least), " is needed, and the token's is ",
-                      RoleName(caller.role));
+  return absl::StrCat("the role ", Token::Role_Name(least), " is needed, and the token's is ",
+                      Token::Role_Name(caller.role));
 }
 
 absl::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
@@ -58,6 +100,34 @@ class CallGuard final : public grpc::AuthMetadataProcessor {
 };
 
 }  // namespace
+
+absl::Span<const MethodRole> MethodRoles() { return kMethodRoles; }
+
+bool IsOpen(absl::string_view method) {
+  return absl::StartsWith(method, "/grpc.health.v1.Health/") ||
+         absl::StartsWith(method, "/grpc.reflection.");
+}
+
+v1::Token::Role LeastRole(absl::string_view method) {
+  static const auto* const roles = [] {
+    auto* map = new absl::flat_hash_map<absl::string_view, Token::Role>;
+    for (const MethodRole& entry : kMethodRoles) map->emplace(entry.method, entry.role);
+    return map;
+  }();
+  const auto found = roles->find(method);
+  return found == roles->end() ? Token::ADMIN : found->second;
+}
+
+void RefusalLog::Add(const Refusal& refusal) {
+  const absl::string_view method = refusal.method.substr(0, Refusal::kMaxText);
+  const absl::string_view client = refusal.client.substr(0, Refusal::kMaxText);
+  const absl::string_view agent = refusal.agent.substr(0, Refusal::kMaxText);
+  std::vector<ops::LogField> fields = {{"method", method}, {"reason", refusal.reason}};
+  if (!client.empty()) fields.emplace_back("client", client);
+  if (!agent.empty()) fields.emplace_back("agent", agent);
+  log_.Log(absl::StrCat(method, "\n", refusal.reason, "\n", client, "\n", agent),
+           ops::LogLevel::kWarning, "refused", std::move(fields));
+}
 
 absl::Status TokenCheck::CheckCall(const CallHeaders& call) const {
   if (IsOpen(call.method)) return absl::OkStatus();

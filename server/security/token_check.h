@@ -1,6 +1,7 @@
-// Holds the token of every call and page against the role that it needs.
+// What each method needs, and the check of every call and page against it.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,11 +11,46 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/ops/logging.h"
 #include "server/ops/metrics.h"
-#include "server/security/refusal_log.h"
-#include "server/security/token_table.h"
+#include "server/security/callers.h"
 
 namespace emberd::security {
+
+struct MethodRole {
+  absl::string_view method;  // "/package.Service/Method"
+  v1::Token::Role role;      // the least that may call it
+};
+
+absl::Span<const MethodRole> MethodRoles();
+
+// True for health checks and reflection, which need no token.
+bool IsOpen(absl::string_view method);
+// The least role for a method. One that is not in the table needs ADMIN, who then learns that it is
+// not there.
+v1::Token::Role LeastRole(absl::string_view method);
+
+// What was refused. Parts that the caller chose are cut to kMaxText bytes.
+struct Refusal {
+  static constexpr size_t kMaxText = 100;
+
+  absl::string_view method;  // or page
+  absl::string_view reason;  // says nothing about the token
+  absl::string_view client;  // name of the token or of the certificate, or address; empty: unknown
+  absl::string_view agent;   // what the caller says that it is; empty: nothing
+};
+
+// Thread-safe. One line per minute for the same refusal, with the number of those left out.
+class RefusalLog {
+ public:
+  void Add(const Refusal& refusal);
+
+ private:
+  ops::KeyedLog log_{absl::Minutes(1)};
+};
 
 // What is known of a call before its message is read. gRPC does not tell the address.
 struct CallHeaders {

@@ -1,6 +1,7 @@
 #include "server/security/token_check.h"
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,8 +10,12 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
-#include "server/ops/http_routes.h"
-#include "server/security/method_roles.h"
+#include "absl/strings/str_cat.h"
+#include "emberd/internal/v1/collective_service.pb.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/v1/admin_service.pb.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "server/ops/http.h"
 #include "server/security/testing/echo_server.h"
 #include "server/security/testing/log_file.h"
 #include "server/security/testing/tokens.h"
@@ -23,6 +28,111 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::SizeIs;
+using v1::Token;
+
+// "/package.Service/Method" of everything that a file declares.
+void AddMethods(const google::protobuf::FileDescriptor& file, std::set<std::string>* methods) {
+  for (int s = 0; s < file.service_count(); ++s) {
+    for (int m = 0; m < file.service(s)->method_count(); ++m) {
+      methods->insert(
+          absl::StrCat("/", file.service(s)->full_name(), "/", file.service(s)->method(m)->name()));
+    }
+  }
+}
+
+// Catches a method that is added and then given to nobody, or to everybody.
+TEST(MethodRolesTest, EveryMethodStandsInTheTableOnce) {
+  std::set<std::string> declared;
+  AddMethods(*v1::LookupRequest::descriptor()->file(), &declared);
+  AddMethods(*v1::GetStatusRequest::descriptor()->file(), &declared);
+  AddMethods(*internal::v1::CreateModelRequest::descriptor()->file(), &declared);
+  AddMethods(*internal::v1::JoinRequest::descriptor()->file(), &declared);
+  ASSERT_GT(declared.size(), 20u);
+  std::set<std::string> listed;
+  for (const MethodRole& entry : MethodRoles()) {
+    EXPECT_TRUE(listed.insert(std::string(entry.method)).second) << entry.method << " twice";
+    EXPECT_NE(entry.role, Token::ROLE_UNSPECIFIED) << entry.method;
+    EXPECT_EQ(LeastRole(entry.method), entry.role) << entry.method;
+    EXPECT_FALSE(IsOpen(entry.method)) << entry.method;
+  }
+  EXPECT_EQ(listed, declared);
+}
+
+TEST(MethodRolesTest, InternalServicesAreForTheClusterAlone) {
+  for (const MethodRole& entry : MethodRoles()) {
+    const bool internal = entry.method.find("/emberd.internal.") == 0;
+    EXPECT_EQ(internal, entry.role == Token::CLUSTER) << entry.method;
+  }
+}
+
+TEST(MethodRolesTest, WhatChangesRowsIsNotForReaders) {
+  EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/ApplyGradients"), Token::TRAINER);
+  EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/AssignRows"), Token::ADMIN);
+  EXPECT_EQ(LeastRole("/emberd.v1.AdminService/Drain"), Token::ADMIN);
+  EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/Lookup"), Token::READER);
+}
+
+TEST(MethodRolesTest, UnknownMethodsAreForAdministrators) {
+  for (const char* method : {"", "/", "/emberd.v1.EmbeddingService/Unknown",
+                             "/emberd.v1.EmbeddingService/Lookup/", "emberd.v1.X", "/a.B/C"}) {
+    EXPECT_EQ(LeastRole(method), Token::ADMIN) << method;
+    EXPECT_FALSE(IsOpen(method)) << method;
+  }
+}
+
+TEST(MethodRolesTest, OnlyHealthAndReflectionAreOpen) {
+  EXPECT_TRUE(IsOpen("/grpc.health.v1.Health/Check"));
+  EXPECT_TRUE(IsOpen("/grpc.health.v1.Health/Watch"));
+  EXPECT_TRUE(IsOpen("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"));
+  EXPECT_FALSE(IsOpen("/grpc.health.v1.HealthX/Check"));
+  EXPECT_FALSE(IsOpen("/grpc.channelz.v1.Channelz/GetServers"));
+}
+
+TEST(MethodRolesTest, RolesRiseAndTheClusterStandsAside) {
+  const Token::Role rising[] = {Token::READER, Token::TRAINER, Token::ADMIN};
+  for (int role = 0; role < 3; ++role) {
+    for (int least = 0; least < 3; ++least) {
+      EXPECT_EQ(Suffices(rising[role], rising[least]), role >= least);
+    }
+    EXPECT_FALSE(Suffices(rising[role], Token::CLUSTER));
+    EXPECT_FALSE(Suffices(Token::CLUSTER, rising[role]));
+  }
+  EXPECT_TRUE(Suffices(Token::CLUSTER, Token::CLUSTER));
+}
+
+TEST(RefusalLogTest, TheSameRefusalIsOneLine) {
+  const LogFile file;
+  RefusalLog log;
+  for (int i = 0; i < 100; ++i) {
+    log.Add({.method = "A/B", .reason = "no token", .client = "", .agent = "curl"});
+    log.Add({.method = "A/C", .reason = "no token", .client = "alice", .agent = ""});
+  }
+  EXPECT_THAT(file.Lines(),
+              ElementsAre(AllOf(HasSubstr(" W test refused method=A/B reason=\"no token\""),
+                                HasSubstr("agent=curl")),
+                          AllOf(HasSubstr("method=A/C"), HasSubstr("client=alice"))));
+}
+
+// Whoever calls with ever new names fills neither memory nor disk.
+TEST(RefusalLogTest, EndlesslyManyKindsAreBounded) {
+  const LogFile file;
+  RefusalLog log;
+  for (int i = 0; i < 3000; ++i) {
+    const std::string agent = absl::StrCat("agent-", i);
+    log.Add({.method = "A/B", .reason = "no token", .client = "", .agent = agent});
+  }
+  EXPECT_THAT(file.Lines(), SizeIs(ops::KeyedLog::kMaxKeys + 1));
+}
+
+TEST(RefusalLogTest, WhatTheCallerChoseIsCutAndEscaped) {
+  const LogFile file;
+  RefusalLog log;
+  const std::string agent = "a\nb" + std::string(100'000, 'x');
+  log.Add({.method = agent, .reason = "no token", .client = "", .agent = agent});
+  ASSERT_THAT(file.Lines(), SizeIs(1));
+  EXPECT_LT(file.Lines()[0].size(), 500u);
+}
 
 constexpr char kLookupMethod[] = "/emberd.v1.EmbeddingService/Lookup";
 constexpr char kApply[] = "/emberd.v1.EmbeddingService/ApplyGradients";
@@ -44,7 +154,7 @@ TEST_F(TokenCheckTest, EveryRoleCallsWhatTheTableGivesIt) {
       const absl::Status status = Call(entry.method, {Bearer(role)});
       const auto expected =
           Suffices(role, entry.role) ? absl::StatusCode::kOk : absl::StatusCode::kPermissionDenied;
-      EXPECT_EQ(status.code(), expected) << entry.method << " as " << RoleName(role);
+      EXPECT_EQ(status.code(), expected) << entry.method << " as " << Token::Role_Name(role);
     }
   }
 }

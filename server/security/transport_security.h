@@ -1,13 +1,15 @@
-// How bytes travel between processes: the strategies.
+// How bytes travel between processes, and where a port that is not closed may listen.
 #pragma once
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include <grpcpp/security/auth_metadata_processor.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/http.h"
@@ -34,5 +36,22 @@ std::unique_ptr<TransportSecurity> MakePlainTransport();
 // TLS 1.2 and above; with `require_client_certificate`, mutual. INVALID_ARGUMENT names the field
 // and the file that is wrong. Warns in the log of a certificate that has ended or will soon.
 absl::StatusOr<std::unique_ptr<TransportSecurity>> MakeTlsTransport(const v1::TlsConfig& config);
+
+// What stands between a port and whoever reaches it.
+enum class Protection {
+  kNone,       // plain text
+  kEncrypted,  // TLS, but anybody may call
+  kClosed,     // TLS, and callers need a certificate or a token
+};
+
+// Tokens without TLS are kNone: they only hold where the network does not see them, which is
+// checked with the description.
+Protection ProtectionOf(const v1::SecurityConfig& security);
+
+// OK if `address` ("host:port") is on the loopback interface, if the port is closed to strangers,
+// or if `insecure` is set. Otherwise INVALID_ARGUMENT: whoever reaches the port reads and writes
+// everything. `field` names the address in the message.
+absl::Status CheckBindAllowed(const std::string& field, const std::string& address,
+                              Protection protection, bool insecure);
 
 }  // namespace emberd::security

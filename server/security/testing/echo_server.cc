@@ -7,7 +7,7 @@
 #include <grpcpp/server_builder.h>
 
 #include "absl/strings/str_cat.h"
-#include "server/security/client_name.h"
+#include "server/security/callers.h"
 
 namespace emberd::security {
 namespace {

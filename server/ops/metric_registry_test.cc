@@ -1,7 +1,9 @@
-#include "server/ops/metric_snapshot.h"
+#include "server/ops/metric_registry.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "server/ops/metrics.h"
 
 namespace emberd::ops {
 namespace {
@@ -23,7 +25,7 @@ TEST(MetricSnapshotTest, HasEveryTypeByItsLabels) {
   metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kUnavailable, 0.5, 1, 0);
   metrics.ObserveRpc(Rpc::kDrain, absl::StatusCode::kOk, 0.5, 1, 0);
 
-  const MetricSnapshot snapshot(metrics);
+  const MetricSnapshot snapshot(metrics.collectables());
   const std::string lookup = "EmbeddingService/Lookup";
   EXPECT_EQ(snapshot.Value(MetricId::kModels, {"coordinator-3"}), 7);
   EXPECT_EQ(snapshot.Value(MetricId::kRpcs, {lookup, "OK"}), 2);
@@ -41,7 +43,7 @@ TEST(MetricSnapshotTest, HasEveryTypeByItsLabels) {
 
 TEST(MetricSnapshotTest, WhatHasNotHappenedIsMissing) {
   const Metrics metrics("coordinator");
-  const MetricSnapshot snapshot(metrics);
+  const MetricSnapshot snapshot(metrics.collectables());
   EXPECT_EQ(snapshot.Find(MetricId::kRpcSeconds, {"EmbeddingService/Lookup"}), nullptr);
   EXPECT_EQ(snapshot.Value(MetricId::kRpcs, {"EmbeddingService/Lookup", "OK"}), 0);
   EXPECT_TRUE(snapshot.All(MetricId::kGroupSteps).empty());

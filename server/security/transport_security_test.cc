@@ -1,11 +1,11 @@
-#include "server/ops/bind_rule.h"
+#include "server/security/transport_security.h"
 
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace emberd::ops {
+namespace emberd::security {
 namespace {
 
 using ::testing::HasSubstr;
@@ -51,4 +51,4 @@ TEST(BindRuleTest, TlsClosesAPortOnlyTogetherWithCertificatesOrTokens) {
 }
 
 }  // namespace
-}  // namespace emberd::ops
+}  // namespace emberd::security

@@ -1,0 +1,252 @@
+#include "server/launcher/up.h"
+
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <google/protobuf/text_format.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "server/coordinator/coordinator_server.h"
+#include "server/launcher/serve.h"
+#include "server/launcher/supervisor.h"
+#include "server/ops/lifecycle.h"
+#include "server/ops/logging.h"
+#include "server/shard/local_shard.h"
+
+namespace emberd::launcher {
+namespace {
+
+// `page`: what is to be looked at first.
+std::string Row(const std::string& name, const ReadyInfo& process, const std::string& scheme,
+                const char* page) {
+  std::string row = absl::StrFormat("  %-14s %-22s pid %-8d", name, process.grpc, process.pid);
+  if (!process.http.empty()) absl::StrAppend(&row, scheme, process.http, page);
+  return row + "\n";
+}
+
+// `field` of every process, separated by commas.
+template <typename T>
+std::string Joined(const std::vector<ReadyInfo>& processes, T ReadyInfo::*field) {
+  return absl::StrJoin(processes, ",", [field](std::string* out, const ReadyInfo& process) {
+    absl::StrAppend(out, process.*field);
+  });
+}
+
+// The banner, unless the log goes to standard error as JSON, and the ready line.
+void PrintReady(const ClusterInfo& info, const v1::LoggingConfig& logging) {
+  const bool json_log = logging.format() == v1::LoggingConfig::JSON && logging.file().empty();
+  if (!json_log) std::fputs(Banner(info).c_str(), stderr);
+  std::printf("%s\n", ReadyLine(info).c_str());
+  std::fflush(stdout);
+}
+
+// Coordinators stop first: they finish what they accepted, for which they need the shards.
+constexpr int kShardStage = 0;
+constexpr int kCoordinatorStage = 1;
+
+// The children read their configuration from a file in a scratch directory. Shards start first, on
+// ports that the system may pick; the file is then written again with the real addresses, which
+// coordinators connect to and to which a restarted shard returns.
+class ProcessCluster {
+ public:
+  ProcessCluster(const UpOptions& options, const ops::ShutdownSignal& shutdown,
+                 std::string directory)
+      : options_(options),
+        directory_(std::move(directory)),
+        cluster_(options.cluster),
+        supervisor_(MakeSupervisorOptions(options, shutdown)) {}
+
+  absl::Status Start() {
+    RETURN_IF_ERROR(StartAll("shard", kShardStage, cluster_.mutable_shards(), &info_.shards));
+    RETURN_IF_ERROR(StartAll("coordinator", kCoordinatorStage, cluster_.mutable_coordinators(),
+                             &info_.coordinators));
+    info_.shard_count = cluster_.shards_size();
+    info_.sparsecores_per_shard = cluster_.sparsecores_per_shard();
+    info_.https = cluster_.security().has_tls();
+    return absl::OkStatus();
+  }
+
+  absl::Status Run() { return supervisor_.Run(); }
+  void Stop() { supervisor_.Stop(); }
+  const ClusterInfo& info() const { return info_; }
+
+ private:
+  static SupervisorOptions MakeSupervisorOptions(const UpOptions& options,
+                                                 const ops::ShutdownSignal& shutdown) {
+    SupervisorOptions result;
+    result.stop_requested = [&shutdown](absl::Duration limit) { return shutdown.WaitFor(limit); };
+    result.restart = options.restart;
+    // A child ends by itself within its own deadline; the second on top is for its exit.
+    result.stop_timeout = absl::Milliseconds(options.cluster.timeouts().drain_ms()) +
+                          absl::Seconds(kDrainMarginSeconds + 1);
+    return result;
+  }
+
+  std::string ConfigPath() const { return directory_ + "/cluster.textproto"; }
+
+  absl::Status WriteConfig() const {
+    std::string text;
+    google::protobuf::TextFormat::PrintToString(cluster_, &text);
+    return WriteFileAtomically(ConfigPath(), text);
+  }
+
+  ProcessSpec Spec(const std::string& role, int index, int stage) const {
+    const std::string name = absl::StrCat(role, "-", index);
+    ProcessSpec spec;
+    spec.name = name;
+    spec.ready_file = absl::StrCat(directory_, "/", name, ".ready");
+    spec.argv = {options_.program,      role,           "--config",     ConfigPath(), "--index",
+                 std::to_string(index), "--ready-file", spec.ready_file};
+    if (options_.insecure) spec.argv.emplace_back("--insecure");
+    spec.stage = stage;
+    return spec;
+  }
+
+  // Starts all of one kind, waits for them, and writes down where they listen. `processes` is a
+  // repeated field of ShardConfig or CoordinatorConfig.
+  template <typename Processes>
+  absl::Status StartAll(const std::string& role, int stage, Processes* processes,
+                        std::vector<ReadyInfo>* ready) {
+    RETURN_IF_ERROR(WriteConfig());
+    std::vector<int> numbers(processes->size());
+    for (int i = 0; i < processes->size(); ++i) {
+      ASSIGN_OR_RETURN(numbers[i], supervisor_.Start(Spec(role, i, stage)));
+    }
+    for (int i = 0; i < processes->size(); ++i) {
+      ASSIGN_OR_RETURN(ReadyInfo info, supervisor_.WaitReady(numbers[i]));
+      (*processes)[i].set_address(info.grpc);
+      (*processes)[i].set_http_address(info.http);
+      ready->push_back(std::move(info));
+    }
+    return WriteConfig();
+  }
+
+  const UpOptions& options_;
+  const std::string directory_;
+  v1::ClusterConfig cluster_;
+  ClusterInfo info_;
+  Supervisor supervisor_;
+};
+
+absl::Status CheckAllAddresses(const UpOptions& options) {
+  const v1::ClusterConfig& cluster = options.cluster;
+  const auto check = [&](const std::string& path, const auto& process) {
+    return CheckAddresses(path, process.address(), process.http_address(), cluster.security(),
+                          options.insecure);
+  };
+  for (int i = 0; i < cluster.shards_size(); ++i) {
+    RETURN_IF_ERROR(check(absl::StrCat("shards[", i, "]"), cluster.shards(i)));
+  }
+  for (int i = 0; i < cluster.coordinators_size(); ++i) {
+    RETURN_IF_ERROR(check(absl::StrCat("coordinators[", i, "]"), cluster.coordinators(i)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string Banner(const ClusterInfo& info) {
+  const std::string scheme = info.https ? "https://" : "http://";
+  std::string text =
+      absl::StrCat("emberd ", EMBERD_VERSION, ": ", info.shard_count,
+                   info.shard_count == 1 ? " shard" : " shards", " with ",
+                   info.sparsecores_per_shard, " SparseCores each, ",
+                   info.shards.empty() ? "all in this process" : "one process each", "\n");
+  for (size_t i = 0; i < info.coordinators.size(); ++i) {
+    absl::StrAppend(&text, Row(absl::StrCat("coordinator ", i), info.coordinators[i], scheme, "/"));
+  }
+  for (size_t i = 0; i < info.shards.size(); ++i) {
+    absl::StrAppend(&text, Row(absl::StrCat("shard ", i), info.shards[i], scheme, "/metrics"));
+  }
+  return absl::StrCat(text, "Stop it with Ctrl-C or: kill ", getpid(), "\n");
+}
+
+std::string ReadyLine(const ClusterInfo& info) {
+  std::vector<ReadyInfo> all = info.coordinators;
+  all.insert(all.end(), info.shards.begin(), info.shards.end());
+  std::string line =
+      absl::StrCat("emberd: ready coordinator=", Joined(info.coordinators, &ReadyInfo::grpc),
+                   " http=", Joined(info.coordinators, &ReadyInfo::http),
+                   " shards=", info.shard_count, " pids=", Joined(all, &ReadyInfo::pid));
+  if (!info.shards.empty()) {
+    absl::StrAppend(&line, " shard_grpc=", Joined(info.shards, &ReadyInfo::grpc),
+                    " shard_http=", Joined(info.shards, &ReadyInfo::http));
+  }
+  return line;
+}
+
+absl::Status UpEmbedded(const UpOptions& options) {
+  const v1::ClusterConfig& cluster = options.cluster;
+  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create());
+  RETURN_IF_ERROR(ops::SetUpLogging(cluster.logging(), "up"));
+  if (cluster.coordinators_size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("coordinators: ", cluster.coordinators_size(),
+                     " are not allowed in one process; allowed is 1, or use --processes"));
+  }
+  const v1::CoordinatorConfig& coordinator = cluster.coordinators(0);
+  RETURN_IF_ERROR(CheckAddresses("coordinators[0]", coordinator.address(),
+                                 coordinator.http_address(), cluster.security(), options.insecure));
+
+  ops::Metrics metrics("up");
+  ASSIGN_OR_RETURN(const auto security, security::Security::Create(cluster.security(), &metrics));
+  std::atomic<bool> ending = false;
+  std::vector<std::shared_ptr<server::ShardBackend>> shards(cluster.shards_size());
+  for (int i = 0; i < cluster.shards_size(); ++i) {
+    ASSIGN_OR_RETURN(shards[i], server::MakeLocalShard(cluster, i, &metrics));
+  }
+  ASSIGN_OR_RETURN(auto server, server::CoordinatorServer::Start({.cluster = cluster,
+                                                                  .coordinator_index = 0,
+                                                                  .shards = std::move(shards),
+                                                                  .metrics = &metrics,
+                                                                  .security = security}));
+  const auto serving = [&ending] { return !ending; };
+  ASSIGN_OR_RETURN(auto http,
+                   StartHttp(coordinator.http_address(),
+                             CoordinatorPages("up", server.get(), metrics, serving), *security));
+  ClusterInfo info;
+  info.shard_count = cluster.shards_size();
+  info.sparsecores_per_shard = cluster.sparsecores_per_shard();
+  info.https = cluster.security().has_tls();
+  info.coordinators.push_back(
+      {.grpc = server->address(), .http = http == nullptr ? "" : http->address(), .pid = getpid()});
+  ops::Log(ops::LogLevel::kInfo, "serving",
+           {{"grpc", info.coordinators[0].grpc}, {"http", info.coordinators[0].http}});
+  PrintReady(info, cluster.logging());
+  DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
+    ending = true;
+    server->Drain(limit);
+    http.reset();
+    server.reset();
+  });
+  return absl::OkStatus();
+}
+
+absl::Status UpProcesses(const UpOptions& options) {
+  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create());
+  RETURN_IF_ERROR(ops::SetUpLogging(options.cluster.logging(), "up"));
+  RETURN_IF_ERROR(CheckAllAddresses(options));
+  ASSIGN_OR_RETURN(const auto directory, ScratchDirectory::Create());
+
+  ProcessCluster cluster(options, *shutdown, directory->path());
+  absl::Status status = cluster.Start();
+  if (status.ok()) {
+    PrintReady(cluster.info(), options.cluster.logging());
+    status = cluster.Run();
+  }
+  cluster.Stop();
+  if (absl::IsCancelled(status)) return absl::OkStatus();  // stopped while starting: as asked
+  if (status.ok()) ops::Log(ops::LogLevel::kInfo, "stopped");
+  return status;
+}
+
+}  // namespace emberd::launcher

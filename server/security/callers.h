@@ -1,0 +1,65 @@
+// Who calls: the holders of tokens, and the name of whoever made a call, for quotas, for logs, and
+// for what depends on more than the method.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/server_context.h>
+
+#include "absl/strings/string_view.h"
+#include "emberd/v1/cluster.pb.h"
+
+namespace emberd::security {
+
+struct Caller {
+  std::string name;
+  v1::Token::Role role = v1::Token::ROLE_UNSPECIFIED;
+};
+
+// READER < TRAINER < ADMIN. CLUSTER suffices for CLUSTER alone, and nothing else does.
+bool Suffices(v1::Token::Role role, v1::Token::Role least);
+
+// Thread-safe. Knows digests only: nobody can read a token out of it.
+class TokenTable {
+ public:
+  explicit TokenTable(const v1::TokenFile& file);  // complete (config::CompleteTokenFile)
+
+  // Who holds `token`, for as long as the table lives; null: nobody. How long it takes says nothing
+  // about the tokens.
+  const Caller* Find(absl::string_view token) const;
+
+ private:
+  using Digest = std::array<uint8_t, 32>;
+  struct Entry {
+    Digest digest;
+    Caller caller;
+  };
+  std::vector<Entry> entries_;
+};
+
+// The token in "Bearer TOKEN"; empty if the header is something else.
+absl::string_view BearerToken(absl::string_view authorization);
+// The token in "Basic ..." (RFC 7617), where it is the password; empty if the header is something
+// else. Browsers ask people for these.
+std::string BasicPassword(absl::string_view authorization);
+
+// The name of the call's token. A call without one, or where tokens do not count: the address that
+// it comes from, without the port ("127.0.0.1", "::1"), so that all connections of a machine are
+// one client. Never empty.
+std::string ClientName(const grpc::ServerContextBase& context);
+
+// Whether the call may do what needs the role TRAINER; always where tokens do not count.
+bool MayTrain(const grpc::ServerContextBase& context);
+
+// From now on, in the whole process, tokens have names. Null: they do not count.
+void NameClientsBy(std::shared_ptr<const TokenTable> tokens);
+
+// The address in a gRPC peer name ("ipv4:127.0.0.1:7400", "ipv6:%5B::1%5D:7400", "unix:path"),
+// without scheme and port. What is neither IPv4 nor IPv6 is given back whole; "" as "unknown".
+std::string PeerAddress(absl::string_view peer);
+
+}  // namespace emberd::security
