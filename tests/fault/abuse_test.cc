@@ -16,9 +16,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/testing/seed.h"
 #include "gtest/gtest.h"
 #include "tests/integration/bad_cases.h"
-#include "tests/testing/cluster.h"
+#include "tests/testing/cluster_fixture.h"
 #include "tests/testing/footprint.h"
 #include "tests/testing/garbage.h"
 #include "tests/testing/training.h"
@@ -202,18 +203,10 @@ class Abuser {
   std::vector<BadCase> bad_cases_;
 };
 
-class AbuseTest : public ::testing::Test {
+class AbuseTest : public ClusterFixture {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<Cluster>> cluster =
-        Cluster::Start({.shards = 2, .config = kStrictCluster});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    client_ = cluster_->Connect();
-    ASSERT_NE(client_, nullptr);
-    absl::StatusOr<client::Model> model = client_->DeclareModel(StrictModel().DebugString());
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *model;
+    StartCluster({.shards = 2, .config = kStrictCluster}, StrictModel().DebugString());
   }
 
   void Abuse(int requests, uint32_t seed, uint64_t first_sequence) {
@@ -232,19 +225,10 @@ class AbuseTest : public ::testing::Test {
     for (const pid_t pid : cluster_->pids()) sum += FootprintOf(pid).resident_kib;
     return sum;
   }
-  std::string TableDigest() {
-    absl::StatusOr<std::string> digest = Digest(*client_, model_);
-    EXPECT_TRUE(digest.ok()) << digest.status();
-    return digest.value_or("none");
-  }
-
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<client::Client> client_;
-  client::Model model_;
 };
 
 TEST_F(AbuseTest, TenThousandBadRequests) {
-  const uint32_t seed = PrintedSeed();
+  const uint32_t seed = static_cast<uint32_t>(TestSeed());
   const std::string tables = TableDigest();
   const std::vector<pid_t> pids = cluster_->pids();
   Abuse(500, seed, 1);  // what is made once is made here

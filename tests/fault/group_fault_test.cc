@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/testing/cluster.h"
+#include "tests/testing/cluster_fixture.h"
 #include "tests/testing/footprint.h"
 #include "tests/testing/group_training.h"
 #include "tests/testing/training.h"
@@ -31,22 +31,15 @@ struct Rank {
   std::unique_ptr<client::TrainStream> stream;
 };
 
-class GroupFaultTest : public ::testing::Test {
+class GroupFaultTest : public ClusterFixture {
  protected:
   explicit GroupFaultTest(absl::Duration step_timeout = kStepTimeout,
                           std::string config = "timeouts { batch_ttl_ms: 8000 }")
       : step_timeout_(step_timeout), config_(std::move(config)) {}
 
   void SetUp() override {
-    auto cluster = Cluster::Start(
-        {.shards = 2, .sparsecores_per_shard = 4, .coordinators = 2, .config = config_});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    client_ = cluster_->Connect();
-    ASSERT_NE(client_, nullptr);
-    auto model = client_->DeclareModel(GroupModel("m", 4));
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *std::move(model);
+    StartCluster({.shards = 2, .sparsecores_per_shard = 4, .coordinators = 2, .config = config_},
+                 GroupModel("m", 4));
   }
 
   absl::Status Open(int rank, int coordinator) {
@@ -117,8 +110,6 @@ class GroupFaultTest : public ::testing::Test {
     return false;
   }
 
-  std::string TablesNow() { return Digest(*client_, model_).value_or("none"); }
-
   // What the steps before `step` leave when nothing goes wrong, from another model of its own.
   std::string TablesAfter(int64_t step) {
     auto model = client_->DeclareModel(GroupModel(absl::StrCat("reference", step), 4));
@@ -130,9 +121,6 @@ class GroupFaultTest : public ::testing::Test {
 
   const absl::Duration step_timeout_;
   const std::string config_;
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<client::Client> client_;
-  client::Model model_;
   std::map<int, Rank> ranks_ = [] {
     std::map<int, Rank> ranks;
     for (int rank = 0; rank < kRanks; ++rank) ranks[rank];
@@ -159,7 +147,7 @@ TEST_F(GroupFaultTest, ASlowRankIsWaitedForAndNamed) {
 TEST_F(GroupFaultTest, ADeadRankEndsTheStepForAllAndTheGroupGoesOn) {
   ASSERT_EQ(JoinAll(), 0);
   RunAll(0, 5);
-  const std::string before = TablesNow();
+  const std::string before = TableDigest();
   const absl::Time began = absl::Now();
   const std::vector<absl::Status> statuses = OnAll([&](int rank) -> absl::Status {
     if (rank == 1) {
@@ -177,16 +165,16 @@ TEST_F(GroupFaultTest, ADeadRankEndsTheStepForAllAndTheGroupGoesOn) {
     EXPECT_THAT(std::string(statuses[rank].message()), HasSubstr("rank 1"));
   }
   EXPECT_LT(absl::Now() - began, kStepTimeout) << "they were told at once, not at the deadline";
-  EXPECT_EQ(TablesNow(), before);
+  EXPECT_EQ(TableDigest(), before);
   ASSERT_EQ(JoinAll(), 5);
   RunAll(5, 8);
-  EXPECT_EQ(TablesNow(), TablesAfter(8));
+  EXPECT_EQ(TableDigest(), TablesAfter(8));
 }
 
 TEST_F(GroupFaultTest, ASilentRankIsNamedAtTheDeadlineAndComesTooLate) {
   ASSERT_EQ(JoinAll(), 0);
   RunAll(0, 3);
-  const std::string before = TablesNow();
+  const std::string before = TableDigest();
   const std::vector<absl::Status> statuses = OnAll([&](int rank) -> absl::Status {
     if (rank != 2) return Run(rank, 3, 4);
     absl::Status status = SendLookup(rank, 3);
@@ -201,10 +189,10 @@ TEST_F(GroupFaultTest, ASilentRankIsNamedAtTheDeadlineAndComesTooLate) {
     EXPECT_THAT(std::string(statuses[rank].message()), HasSubstr("rank 2"));
   }
   EXPECT_FALSE(statuses[2].ok());
-  EXPECT_EQ(TablesNow(), before);
+  EXPECT_EQ(TableDigest(), before);
   ASSERT_EQ(JoinAll(), 3);
   RunAll(3, 6);
-  EXPECT_EQ(TablesNow(), TablesAfter(6));
+  EXPECT_EQ(TableDigest(), TablesAfter(6));
 }
 
 TEST_F(GroupFaultTest, ARankThatJoinsTwiceReplacesItself) {
@@ -227,7 +215,7 @@ TEST_F(GroupFaultTest, ARankThatJoinsTwiceReplacesItself) {
   second.join();
   ASSERT_EQ(ranks_[0].stream->next_step(), 2);
   RunAll(2, 4);
-  EXPECT_EQ(TablesNow(), TablesAfter(4));
+  EXPECT_EQ(TableDigest(), TablesAfter(4));
   for (auto& [rank, trainer] : old) trainer.stream.reset();  // before their clients
 }
 
@@ -249,7 +237,7 @@ TEST_F(GroupFaultTest, ABadRequestOfOneRankFailsTheStepOfAll) {
   }
   ASSERT_EQ(JoinAll(), 2);
   RunAll(2, 3);
-  EXPECT_EQ(TablesNow(), TablesAfter(3));
+  EXPECT_EQ(TableDigest(), TablesAfter(3));
 }
 
 TEST_F(GroupFaultTest, RanksThatDisagreeAreRefused) {
@@ -282,7 +270,7 @@ TEST_F(GroupFaultTest, TheGroupGoesOnThroughAnotherCoordinator) {
   const int64_t next = JoinAll(0, 1);
   ASSERT_EQ(next, 4);
   RunAll(4, 6);
-  EXPECT_EQ(TablesNow(), TablesAfter(6));
+  EXPECT_EQ(TableDigest(), TablesAfter(6));
 }
 
 TEST_F(GroupFaultTest, AShardThatDiesIsNamedAndTheGroupGoesOnWhenItIsBack) {
@@ -352,7 +340,7 @@ TEST_F(GroupPatienceTest, ARankMayBeSlowerThanACallToAShard) {
     return status.ok() ? ranks_[rank].stream->ReceiveUpdate().status() : status;
   });
   for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(TablesNow(), TablesAfter(1));
+  EXPECT_EQ(TableDigest(), TablesAfter(1));
 }
 
 TEST_F(GroupFaultTest, AThousandFailedStepsLeaveNothingBehind) {
@@ -392,7 +380,7 @@ TEST_F(GroupFaultTest, AThousandFailedStepsLeaveNothingBehind) {
   // The parts of the last step go with the next generation, and nothing was applied.
   ASSERT_EQ(JoinAll(), 0);
   RunAll(0, 1);
-  EXPECT_EQ(TablesNow(), TablesAfter(1));
+  EXPECT_EQ(TableDigest(), TablesAfter(1));
   // A batch whose caller went away at the worst moment expires.
   const auto batches = [&]() -> int64_t {
     auto status = client_->GetStatus();

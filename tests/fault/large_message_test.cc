@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
-#include "tests/testing/cluster.h"
+#include "tests/testing/cluster_fixture.h"
 #include "tests/testing/metrics.h"
 
 namespace emberd::testing {
@@ -25,14 +25,9 @@ constexpr int64_t kDim = 128;
 constexpr int64_t kSamples = 150'000;  // activations of 73 MiB
 constexpr int64_t kInferenceSamples = 4 * kSamples;
 
-class LargeMessageTest : public ::testing::Test {
+class LargeMessageTest : public ClusterFixture {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<Cluster>> cluster = Cluster::Start({.shards = 2});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    client_ = cluster_->Connect();
-    ASSERT_NE(client_, nullptr);
     client::ModelDescription description;
     description.name = "large";
     client::TableDescription& table = description.tables.emplace_back();
@@ -43,9 +38,8 @@ class LargeMessageTest : public ::testing::Test {
     table.initializer = client::Initializer::RowId();
     table.optimizer = client::Optimizer{"sgd", {{"learning_rate", 1.0f}}};
     description.features = {{"x", "t", kSamples}};
-    absl::StatusOr<client::Model> model = client_->DeclareModel(description);
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *std::move(model);
+    StartCluster({.shards = 2}, description);
+    ASSERT_FALSE(HasFatalFailure());
     ids_.resize(kInferenceSamples);
     for (int64_t i = 0; i < kInferenceSamples; ++i) ids_[i] = i * 7 % kVocabulary;
   }
@@ -73,9 +67,6 @@ class LargeMessageTest : public ::testing::Test {
     return false;
   }
 
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<client::Client> client_;
-  client::Model model_;
   std::vector<int64_t> ids_;
 };
 

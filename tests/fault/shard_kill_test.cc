@@ -13,7 +13,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/testing/cluster.h"
+#include "tests/testing/cluster_fixture.h"
 #include "tests/testing/metrics.h"
 #include "tests/testing/training.h"
 
@@ -28,18 +28,10 @@ constexpr absl::Duration kDeadline = absl::Seconds(5);
 // What a loaded machine may add to a deadline before the caller's thread runs again.
 constexpr absl::Duration kGrace = absl::Seconds(10);
 
-class ShardKillTest : public ::testing::Test {
+class ShardKillTest : public ClusterFixture {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<Cluster>> cluster =
-        Cluster::Start({.shards = kShards, .sparsecores_per_shard = 2});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    client_ = cluster_->Connect();
-    ASSERT_NE(client_, nullptr);
-    absl::StatusOr<client::Model> model = client_->DeclareModel(MixedModel("mixed"));
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *std::move(model);
+    StartCluster({.shards = kShards, .sparsecores_per_shard = 2}, MixedModel("mixed"));
   }
 
   // A client that reports every error at once.
@@ -78,10 +70,6 @@ class ShardKillTest : public ::testing::Test {
     }
     return false;
   }
-
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<client::Client> client_;
-  client::Model model_;
 };
 
 TEST_F(ShardKillTest, TheErrorNamesTheShard) {

@@ -6,24 +6,15 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/testing/cluster.h"
+#include "tests/testing/cluster_fixture.h"
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
 namespace {
 
-class ExactlyOnceTest : public ::testing::Test {
+class ExactlyOnceTest : public ClusterFixture {
  protected:
-  void SetUp() override {
-    absl::StatusOr<std::unique_ptr<Cluster>> cluster = Cluster::Start({.coordinators = 2});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    client_ = cluster_->Connect();
-    ASSERT_NE(client_, nullptr);
-    absl::StatusOr<client::Model> model = client_->DeclareModel(MixedModel("mixed"));
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *std::move(model);
-  }
+  void SetUp() override { StartCluster({.coordinators = 2}, MixedModel("mixed")); }
 
   absl::StatusOr<client::LookupResult> Lookup(uint64_t seed) {
     const std::vector<OwnedIds> batch = MixedBatch(seed, 20);
@@ -35,15 +26,6 @@ class ExactlyOnceTest : public ::testing::Test {
     const std::vector<std::vector<float>> gradients = MixedGradients(1, found);
     return client_->ApplyGradients(model_, found.batch, Gradients(found, gradients), options);
   }
-  std::string TableDigest() {
-    absl::StatusOr<std::string> digest = Digest(*client_, model_);
-    EXPECT_TRUE(digest.ok()) << digest.status();
-    return digest.value_or("none");
-  }
-
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<client::Client> client_;
-  client::Model model_;
 };
 
 TEST_F(ExactlyOnceTest, ARepeatedApplyIsAnsweredFromTheRecord) {

@@ -17,9 +17,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/seed.h"
 #include "gtest/gtest.h"
 #include "tests/integration/bad_cases.h"
-#include "tests/testing/cluster.h"
+#include "tests/testing/cluster_fixture.h"
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
@@ -47,27 +48,15 @@ void SendRaw(const std::string& address, const std::string& bytes) {
 
 constexpr absl::Duration kDeadline = absl::Seconds(20);
 
-class GarbageTest : public ::testing::Test {
+class GarbageTest : public ClusterFixture {
  protected:
   void SetUp() override {
-    absl::StatusOr<std::unique_ptr<Cluster>> cluster =
-        Cluster::Start({.shards = 2, .config = kStrictCluster});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    client_ = cluster_->Connect();
-    ASSERT_NE(client_, nullptr);
-    absl::StatusOr<client::Model> model = client_->DeclareModel(StrictModel().DebugString());
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *model;
+    StartCluster({.shards = 2, .config = kStrictCluster}, StrictModel().DebugString());
+    ASSERT_FALSE(HasFatalFailure());
     digest_ = TableDigest();
     pids_ = cluster_->pids();
   }
 
-  std::string TableDigest() {
-    absl::StatusOr<std::string> digest = Digest(*client_, model_);
-    EXPECT_TRUE(digest.ok()) << digest.status();
-    return digest.value_or("none");
-  }
   // Same processes, same tables, and they work.
   void ExpectUnharmed() {
     EXPECT_EQ(cluster_->pids(), pids_);
@@ -80,10 +69,7 @@ class GarbageTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.error_message();
   }
 
-  std::mt19937 random_{PrintedSeed()};
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<client::Client> client_;
-  client::Model model_;
+  std::mt19937 random_{static_cast<uint32_t>(TestSeed())};
   std::string digest_;
   std::vector<pid_t> pids_;
 };

@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/bad_cases.h"
-#include "tests/testing/cluster.h"
+#include "tests/testing/cluster_fixture.h"
 #include "tests/testing/metrics.h"
 
 namespace emberd::testing {
@@ -19,19 +19,13 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class QuotaTest : public ::testing::Test {
+class QuotaTest : public ClusterFixture {
  protected:
   void StartWith(const std::string& budgets) {
-    absl::StatusOr<std::unique_ptr<Cluster>> cluster =
-        Cluster::Start({.shards = 2, .config = absl::StrCat("budgets { ", budgets, " }")});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
+    StartCluster({.shards = 2, .config = absl::StrCat("budgets { ", budgets, " }")},
+                 StrictModel().DebugString());
+    ASSERT_FALSE(HasFatalFailure());
     api_ = std::make_unique<Api>(cluster_->address());
-    client_ = cluster_->Connect();
-    ASSERT_NE(client_, nullptr);
-    absl::StatusOr<client::Model> model = client_->DeclareModel(StrictModel().DebugString());
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *model;
   }
   void TearDown() override {
     if (cluster_ != nullptr) cluster_->ResumeShard(0);
@@ -70,9 +64,6 @@ class QuotaTest : public ::testing::Test {
                      "server=\"coordinator-0\"");
   }
 
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<client::Client> client_;
-  client::Model model_;
   std::unique_ptr<Api> api_;
   std::vector<std::thread> stuck_;
 };

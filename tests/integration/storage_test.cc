@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/testing/cluster.h"
+#include "tests/testing/cluster_fixture.h"
 
 namespace emberd::testing {
 namespace {
@@ -29,18 +29,9 @@ constexpr char kModel[] = R"(
   features { name: "r" table: "random" }
 )";
 
-class StorageTest : public ::testing::Test {
+class StorageTest : public ClusterFixture {
  protected:
-  void SetUp() override {
-    auto cluster = Cluster::Start({});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    client_ = cluster_->Connect();
-    ASSERT_NE(client_, nullptr);
-    auto model = client_->DeclareModel(kModel);
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *std::move(model);
-  }
+  void SetUp() override { StartCluster({}, kModel); }
 
   float Read(const std::string& table, int64_t id) {
     const std::vector<int64_t> ids = {id};
@@ -69,10 +60,6 @@ class StorageTest : public ::testing::Test {
     auto applied = client_->ApplyGradients(model_, Lookup({id}), gradients);
     ASSERT_TRUE(applied.ok()) << applied.status();
   }
-
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<client::Client> client_;
-  client::Model model_;
 };
 
 TEST_F(StorageTest, Float16RoundsToNearestEven) {

@@ -1,20 +1,10 @@
 #include "tests/testing/garbage.h"
 
-#include <cstdlib>
-#include <iostream>
-
 #include <grpcpp/grpcpp.h>
 
 #include "absl/time/clock.h"
 
 namespace emberd::testing {
-
-uint32_t PrintedSeed() {
-  const char* given = std::getenv("EMBERD_TEST_SEED");
-  const uint32_t seed = given != nullptr ? std::stoul(given) : std::random_device()();
-  std::cout << "EMBERD_TEST_SEED=" << seed << "\n";
-  return seed;
-}
 
 std::string RandomBytes(std::mt19937& random, size_t size) {
   std::string bytes(size, '\0');

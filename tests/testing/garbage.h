@@ -1,7 +1,6 @@
 // Bytes that are no request, and a way to send them.
 #pragma once
 
-#include <cstdint>
 #include <random>
 #include <string>
 
@@ -10,9 +9,6 @@
 #include "absl/time/time.h"
 
 namespace emberd::testing {
-
-// EMBERD_TEST_SEED, or one that differs in every run; printed, so that a run can be repeated.
-uint32_t PrintedSeed();
 
 std::string RandomBytes(std::mt19937& random, size_t size);
 
