@@ -39,7 +39,7 @@ struct Flags {
   launcher::NewToken token;
 };
 
-// Flags that every process has. Their values go over those of the configuration.
+// Flags that every process has. Their values replace those of the configuration.
 void AddCommonFlags(CLI::App* command, Flags* flags) {
   static const std::map<std::string, v1::LoggingConfig::Level> kLevels = {
       {"debug", v1::LoggingConfig::DEBUG},
@@ -62,7 +62,7 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
       ->type_name("FILE");
   command->add_flag(
       "--insecure", flags->insecure,
-      "Allow addresses beyond the loopback interface, although anybody there may call");
+      "Allow addresses beyond the loopback interface although anybody on the network may call");
 }
 
 void AddUp(CLI::App* app, Flags* flags) {
@@ -75,34 +75,33 @@ void AddUp(CLI::App* app, Flags* flags) {
                      "SparseCores of each shard, a power of two")
           ->capture_default_str();
   CLI::Option* const coordinators =
-      up->add_option(
-            "--coordinators", flags->local.coordinators,
-            "Number of coordinators, each of which serves any trainer; more than one needs "
-            "--processes")
+      up->add_option("--coordinators", flags->local.coordinators,
+                     "Number of coordinators, each of which serves any trainer; more than one need "
+                     "--processes")
           ->check(CLI::Range(1, 64))
           ->capture_default_str();
   up->add_option("--config", flags->config,
-                 "Cluster description, text proto or JSON; instead of the numbers above")
+                 "Cluster description, text proto or JSON, in place of the numbers above")
       ->type_name("FILE")
       ->excludes(shards)
       ->excludes(sparsecores)
       ->excludes(coordinators);
-  up->add_option(
-        "--listen", flags->overrides.address,
-        "Address of the public API, of the first coordinator; port 0: the system picks one "
-        "[127.0.0.1:7400]")
+  up->add_option("--listen", flags->overrides.address,
+                 "Address of the public API of the first coordinator; port 0: the system picks one "
+                 "[127.0.0.1:7400]")
       ->type_name("HOST:PORT");
   up->add_option("--http", flags->overrides.http_address,
-                 "Address of its status page and /metrics; '' for none [127.0.0.1:7401]")
+                 "Address of the status page and /metrics of the first coordinator; '' for none "
+                 "[127.0.0.1:7401]")
       ->type_name("HOST:PORT");
   up->add_flag("--processes", flags->processes,
-               "A process for each shard and coordinator; default: all in this one");
+               "Run each shard and coordinator in a process of its own; default: all in this one");
   up->add_flag("--no-restart", flags->no_restart,
-               "With --processes: leave a process that dies dead");
+               "With --processes: do not restart a process that dies");
   AddCommonFlags(up, flags);
   up->footer(
       "Prints 'emberd: ready coordinator=HOST:PORT http=HOST:PORT shards=N pids=...' when "
-      "everything serves.\nStops in order on SIGTERM or Ctrl-C, at once on the second.\n\n"
+      "everything serves.\nThe first SIGTERM or Ctrl-C stops it in order, the second at once.\n\n"
       "Examples:\n"
       "  emberd up --shards 4\n"
       "  emberd up --shards 4 --coordinators 2 --processes\n"
@@ -123,12 +122,13 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
                    "Which of the " + kind + "s of the cluster this is, from 0")
       ->capture_default_str();
   command
-      ->add_option("--address", flags->overrides.address,
-                   "Listen here, not where the configuration says; port 0: the system picks one")
+      ->add_option(
+          "--address", flags->overrides.address,
+          "Listen here instead of where the configuration says; port 0: the system picks one")
       ->type_name("HOST:PORT");
   command
       ->add_option("--http-address", flags->overrides.http_address,
-                   "Serve web pages here, not where the configuration says; '' for none")
+                   "Serve web pages here instead of where the configuration says; '' for none")
       ->type_name("HOST:PORT");
   command
       ->add_option("--ready-file", flags->ready_file,
@@ -137,7 +137,8 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
       ->type_name("FILE");
   AddCommonFlags(command, flags);
   command->footer(
-      "Drains and stops on SIGTERM or Ctrl-C, at once on the second.\n\nExamples:\n  emberd " +
+      "The first SIGTERM or Ctrl-C drains and stops it, the second stops it at once.\n\n"
+      "Examples:\n  emberd " +
       kind + " --config cluster.textproto --index 0\n  emberd " + kind +
       " --config cluster.textproto --index 0 --address 127.0.0.1:0 --ready-file ready");
 }
@@ -153,10 +154,10 @@ void AddHealth(CLI::App* app, Flags* flags) {
       ->capture_default_str();
   command
       ->add_option("--config", flags->config,
-                   "Cluster description, where its `security` asks for TLS")
+                   "Cluster description; needed where its `security` asks for TLS")
       ->type_name("FILE");
   command->footer(
-      "Exit status: 0 it serves, 1 it does not or cannot be reached, 2 wrong flags.\n\n"
+      "Exit status: 0 it serves, 1 it does not serve or cannot be reached, 2 wrong flags.\n\n"
       "Example:\n  emberd health --address 127.0.0.1:7400");
 }
 
@@ -167,7 +168,7 @@ void AddToken(CLI::App* app, Flags* flags) {
                                                                 {"cluster", v1::Token::CLUSTER}};
   CLI::App* const command =
       app->add_subcommand("token", "Make a token, add its digest to a token file, and print it");
-  command->add_option("NAME", flags->token.name, "Who it is for, in logs and for quotas")
+  command->add_option("NAME", flags->token.name, "Name of the holder, for logs and quotas")
       ->required();
   command->add_option("ROLE", flags->token.role, "reader, trainer, admin or cluster")
       ->type_name("ROLE")
@@ -175,13 +176,13 @@ void AddToken(CLI::App* app, Flags* flags) {
       ->transform(CLI::CheckedTransformer(kRoles, CLI::ignore_case).description(""));
   command
       ->add_option("--file", flags->token.file,
-                   "TokenFile as text proto, security.tokens_file of the cluster; made if it is "
-                   "not there")
+                   "TokenFile as text proto, security.tokens_file of the cluster; made if it does "
+                   "not exist")
       ->type_name("FILE")
       ->required();
   command->footer(
-      "The token stands nowhere else: keep what is printed. Running processes know it once they "
-      "start again.\n\n"
+      "The token is stored nowhere: keep what is printed. Running processes know it after a "
+      "restart.\n\n"
       "Examples:\n"
       "  emberd token cluster cluster --file tokens.textproto > cluster.token\n"
       "  emberd token alice trainer --file tokens.textproto > alice.token");
@@ -260,7 +261,7 @@ int Main(int argc, char** argv) {
   AddUp(&app, &flags);
   AddServer(&app, "coordinator", "Serve the public API in front of the shards of a cluster",
             &flags);
-  AddServer(&app, "shard", "Hold one shard's rows", &flags);
+  AddServer(&app, "shard", "Hold the rows of one shard of a cluster", &flags);
   AddHealth(&app, &flags);
   AddToken(&app, &flags);
   app.add_subcommand("metrics", "Print the reference of /metrics, in Markdown");

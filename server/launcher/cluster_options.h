@@ -10,7 +10,7 @@
 
 namespace emberd::launcher {
 
-// What flags say over the configuration file; empty: what the file says.
+// Values of flags that replace those of the configuration file; empty: the file decides.
 struct Overrides {
   std::optional<std::string> address;       // of the process started
   std::optional<std::string> http_address;  // of the process started
@@ -22,8 +22,8 @@ struct Overrides {
 
 enum class Role { kShard, kCoordinator };
 
-// A complete cluster from the file `path`, with `overrides` laid over the process `index` of
-// `role`. Errors name the field, or the flag.
+// A complete cluster from the file `path`, with `overrides` for the process `index` of `role`.
+// Errors name the field, or the flag.
 absl::StatusOr<v1::ClusterConfig> LoadClusterFor(const std::string& path, Role role, int index,
                                                  const Overrides& overrides);
 

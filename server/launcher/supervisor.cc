@@ -75,7 +75,7 @@ absl::Status Supervisor::Run() {
     const bool any_left = std::any_of(processes_.begin(), processes_.end(), [](const auto& p) {
       return p.child != nullptr || p.next_start != absl::InfiniteFuture();
     });
-    if (!any_left) return absl::UnavailableError("every process of the cluster is dead");
+    if (!any_left) return absl::UnavailableError("every process of the cluster has died");
   }
   return absl::OkStatus();
 }

@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
     const int error = errno;
     if (signal_fd >= 0) close(signal_fd);
     pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
-    return absl::ErrnoToStatus(error, "cannot take signals");
+    return absl::ErrnoToStatus(error, "cannot receive signals");
   }
   return std::unique_ptr<ShutdownSignal>(new ShutdownSignal(signal_fd, stop_fd));
 }

@@ -33,11 +33,11 @@ constexpr MetricInfo kCatalogue[] = {
     Counter(kRpcs, "emberd_rpcs_total", {"method", "code"}, "1",
             "Requests answered, by status code."),
     Histogram(kRpcSeconds, "emberd_rpc_duration_seconds", {"method"}, "seconds",
-              "Time from the arrival of a request until its answer was handed over."),
+              "Time from the arrival of a request until its answer was sent."),
     Counter(kRpcRequestBytes, "emberd_rpc_request_bytes_total", {"method"}, "bytes",
-            "Bytes of the requests that have come."),
+            "Bytes of requests received."),
     Counter(kRpcResponseBytes, "emberd_rpc_response_bytes_total", {"method"}, "bytes",
-            "Bytes of the answers."),
+            "Bytes of answers sent."),
     Histogram(kStageSeconds, "emberd_stage_duration_seconds", {"stage"}, "seconds",
               "Time that a coordinator's request spent in one stage of Lookup or ApplyGradients."),
 
@@ -47,7 +47,8 @@ constexpr MetricInfo kCatalogue[] = {
     Gauge(kInFlightBytes, "emberd_in_flight_bytes", {"server"}, "bytes",
           "Bytes of the requests being worked on."),
     Gauge(kInFlightBudgetBytes, "emberd_in_flight_budget_bytes", {"server"}, "bytes",
-          "Bytes of requests that a coordinator works on at once; 0 for a shard, which has no such "
+          "Bytes of requests that a coordinator may work on at once; 0 for a shard, which has no "
+          "such "
           "limit."),
     Gauge(kQueuedRequests, "emberd_queued_requests", {"server"}, "1",
           "Requests that wait for a thread."),
@@ -75,13 +76,13 @@ constexpr MetricInfo kCatalogue[] = {
     Histogram(kBatchMinibatches, "emberd_batch_minibatches", {"model"}, "1",
               "Mini-batches of a batch."),
     Counter(kExamples, "emberd_examples_total", {"model"}, "1",
-            "Examples looked up: of each batch, the samples of the feature that has most."),
+            "Examples looked up: of each batch, the samples of the feature with the most samples."),
     Histogram(kBatchIds, "emberd_batch_ids", {"model", "stack"}, "1",
               "Distinct (sample, id) pairs of a batch."),
     Histogram(kBatchUniqueIds, "emberd_batch_unique_ids", {"model", "stack"}, "1",
               "Distinct ids of a batch, as counted for the limits."),
     Histogram(kBatchDuplicateIds, "emberd_batch_duplicate_ids", {"model", "stack"}, "1",
-              "Ids of a batch that merged into another of their sample."),
+              "Ids of a batch that were merged into an equal one of their sample."),
     Histogram(
         kBatchMaxIds, "emberd_batch_max_ids_per_partition", {"model", "stack"}, "1",
         "Most distinct (sample, id) pairs that a source slot of a batch sent to one partition."),
@@ -91,16 +92,15 @@ constexpr MetricInfo kCatalogue[] = {
               "Entries of the CSR buffers of a batch, pads included."),
     Counter(kDroppedIds, "emberd_dropped_ids_total", {"model", "stack"}, "1",
             "Ids dropped where the configuration allows it."),
-    Histogram(
-        kBatchImbalance, "emberd_batch_imbalance_ratio", {"model", "stack"}, "ratio",
-        "Ids of a batch that go to its fullest partition, over the mean of the partitions: 1 is "
-        "even."),
+    Histogram(kBatchImbalance, "emberd_batch_imbalance_ratio", {"model", "stack"}, "ratio",
+              "Ids of a batch in its fullest partition, divided by the mean over the partitions; 1 "
+              "is even."),
     Counter(kBatchesRefused, "emberd_batches_refused_total", {"model"}, "1",
             "Batches refused because no cut of the vocabulary keeps them within the limits."),
     Gauge(kStackMaxIds, "emberd_stack_max_ids_per_partition", {"model", "stack"}, "1",
-          "Limit that emberd_batch_max_ids_per_partition stands against; 0: none."),
+          "Limit on emberd_batch_max_ids_per_partition; 0: none."),
     Gauge(kStackMaxUniqueIds, "emberd_stack_max_unique_ids_per_partition", {"model", "stack"}, "1",
-          "Limit that emberd_batch_max_unique_ids_per_partition stands against; 0: none."),
+          "Limit on emberd_batch_max_unique_ids_per_partition; 0: none."),
 
     // Training groups. `rank` and `group` are "other" beyond a fixed number.
     Counter(kGroupSteps, "emberd_group_steps_total", {"model", "group"}, "1",
@@ -110,7 +110,7 @@ constexpr MetricInfo kCatalogue[] = {
               "Time of a rank's lookup or update in one stage: preprocess, wait_for_ranks, "
               "wait_for_update, gather, combine, apply."),
     Counter(kGroupLastArrivals, "emberd_group_last_arrivals_total", {"model", "group", "rank"}, "1",
-            "Requests in which this rank came last where the ranks waited for each other."),
+            "Waits of the ranks for each other in which this rank came last."),
     Counter(kGroupFailures, "emberd_group_failures_total", {"model", "group", "code"}, "1",
             "Streams of a training group that ended with an error, by status code."),
 
@@ -126,9 +126,10 @@ constexpr MetricInfo kCatalogue[] = {
         "Rows read for lookups in one partition; partitions are counted over the whole cluster."),
     Counter(kPartitionRowsUpdated, "emberd_partition_rows_updated_total", {"shard", "partition"},
             "1", "Rows written by optimizers in one partition."),
-    Gauge(kHotRowsShare, "emberd_hot_rows_share", {"shard", "model", "table", "top"}, "1",
-          "Share of the lookups of a table on this shard, since its start, that go to its 1, 10 or "
-          "100 hottest rows at least; from a sample."),
+    Gauge(
+        kHotRowsShare, "emberd_hot_rows_share", {"shard", "model", "table", "top"}, "1",
+        "Least share of a table's lookups on this shard, since its start, that go to its 1, 10 or "
+        "100 hottest rows; from a sample."),
     Counter(kShardSentBytes, "emberd_shard_sent_bytes_total", {"shard", "model", "stack", "mode"},
             "bytes",
             "Bytes of looked-up rows that a shard sent, as partial_sums or as unique_rows."),
@@ -137,7 +138,7 @@ constexpr MetricInfo kCatalogue[] = {
 
     // A coordinator's calls to shards.
     Gauge(kShardReachable, "emberd_shard_reachable", {"shard"}, "1",
-          "1 if the coordinator's last call to the shard got through, else 0."),
+          "1 if the coordinator's last call reached the shard, else 0."),
     Counter(kShardCalls, "emberd_shard_calls_total", {"shard", "method", "code"}, "1",
             "Calls to a shard, by status code."),
     Histogram(kShardCallSeconds, "emberd_shard_call_duration_seconds", {"shard", "method"},
@@ -153,7 +154,7 @@ constexpr MetricInfo kCatalogue[] = {
     Gauge(kProcessResidentBytes, "process_resident_memory_bytes", {}, "bytes",
           "Memory that the process has in RAM."),
     Gauge(kProcessHugePageBytes, "process_huge_page_bytes", {}, "bytes",
-          "Of the memory in RAM, what is in huge pages."),
+          "The part of the memory in RAM that is in huge pages."),
     Gauge(kProcessOpenFds, "process_open_fds", {}, "1", "Open file descriptors."),
 };
 
@@ -179,8 +180,9 @@ constexpr Group kGroups[] = {
      "`preprocess`, `gather_wait`, `combine`, `encode`; of an update `decode`, `encode`, `stage`, "
      "`commit`; of a training stream also `wait_for_ranks` and `wait_for_update`."},
     {MetricId::kInFlightRequests, "What a server holds, against its budgets",
-     "`server` is `coordinator-I` or `shard-I`. Coordinators hold no tables: theirs is what the "
-     "models that they know take on all shards, without a budget."},
+     "`server` is `coordinator-I` or `shard-I`. A coordinator holds no tables: its figures are "
+     "what "
+     "the models that it knows take on all shards, and have no budget."},
     {MetricId::kBatchMinibatches, "Batches",
      "Of the lookups of one coordinator. Beyond 256 pairs, model and stack are `other`."},
     {MetricId::kGroupSteps, "Training groups",
@@ -243,7 +245,8 @@ std::string MetricReference() {
   std::string page =
       "# Metrics of emberd\n\n"
       "Every process with an `http_address` serves them under `/metrics`, as text for Prometheus. "
-      "Counters and\nhistograms begin with the process. A histogram `h` has the series `h_bucket`, "
+      "Counters and\nhistograms start at 0 with the process. A histogram `h` has the series "
+      "`h_bucket`, "
       "`h_sum` and `h_count`. A series appears\nwhen there is something to count: a method that "
       "was never called has none.\n\n"
       "This page is printed by `emberd metrics`.\n";

@@ -135,7 +135,7 @@ TEST_F(SecurityTest, ACertificateThatHasEndedIsSaidSo) {
   const LogFile log;
   Make(Tls("expired", false));
   EXPECT_THAT(log.Lines(),
-              Contains(AllOf(HasSubstr("the certificate has ended"), HasSubstr("days_left=-"))));
+              Contains(AllOf(HasSubstr("the certificate has expired"), HasSubstr("days_left=-"))));
 }
 
 TEST_F(SecurityTest, PagesGetTheSameProtection) {

@@ -62,7 +62,7 @@ absl::string_view ShortName(absl::string_view method) {
 }
 
 std::string LowRole(const Caller& caller, v1::Token::Role least) {
-  return absl::StrCat("the role ", Token::Role_Name(least), " is needed, and the token's is ",
+  return absl::StrCat("the role ", Token::Role_Name(least), " is needed; the token has the role ",
                       Token::Role_Name(caller.role));
 }
 

@@ -168,7 +168,7 @@ TEST_F(TokenCheckTest, SaysWhatIsNeededAndLogsItOnce) {
               absl::UnauthenticatedError("EmbeddingService/Lookup: the token is unknown"));
     EXPECT_EQ(Call(kApply, {Bearer(v1::Token::READER)}),
               absl::PermissionDeniedError("EmbeddingService/ApplyGradients: the role TRAINER is "
-                                          "needed, and the token's is READER"));
+                                          "needed; the token has the role READER"));
   }
   EXPECT_THAT(log_.Lines(),
               ElementsAre(AllOf(HasSubstr("method=EmbeddingService/Lookup"), HasSubstr("no token"),

@@ -81,8 +81,8 @@ absl::StatusOr<std::unique_ptr<TransportSecurity>> MakeTlsTransport(const v1::Tl
   if (!files.ok()) return files.status();
   if (files->days_left < kWarnDays) {
     ops::Log(ops::LogLevel::kWarning,
-             files->days_left < 0 ? "the certificate has ended: clients will refuse it"
-                                  : "the certificate ends soon",
+             files->days_left < 0 ? "the certificate has expired: clients will refuse it"
+                                  : "the certificate expires soon",
              {{"file", config.certificate_file()}, {"days_left", files->days_left}});
   }
   return std::make_unique<TlsTransport>(*std::move(files), config.require_client_certificate());

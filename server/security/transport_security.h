@@ -34,7 +34,7 @@ class TransportSecurity {
 std::unique_ptr<TransportSecurity> MakePlainTransport();
 
 // TLS 1.2 and above; with `require_client_certificate`, mutual. INVALID_ARGUMENT names the field
-// and the file that is wrong. Warns in the log of a certificate that has ended or will soon.
+// and the file that is wrong. Warns in the log of a certificate that has expired or will soon.
 absl::StatusOr<std::unique_ptr<TransportSecurity>> MakeTlsTransport(const v1::TlsConfig& config);
 
 // What stands between a port and whoever reaches it.

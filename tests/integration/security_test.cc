@@ -211,8 +211,8 @@ TEST(SecurityTest, AnExpiredServerIsNotTrusted) {
   const absl::Status status = TryToConnect(cluster->address(), doors.ClientTls());
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("certificate verify failed"));
-  EXPECT_EQ(CountLines(cluster->CoordinatorLog(), {"the certificate has ended"}), 1);
-  EXPECT_EQ(CountLines(cluster->ShardLog(1), {"the certificate has ended"}), 1);
+  EXPECT_EQ(CountLines(cluster->CoordinatorLog(), {"the certificate has expired"}), 1);
+  EXPECT_EQ(CountLines(cluster->ShardLog(1), {"the certificate has expired"}), 1);
 }
 
 // ---- tokens
@@ -285,7 +285,7 @@ TEST(SecurityTest, RolesDecideWhoCallsWhat) {
       {"ShardService/GetStatus", ShardStatus, true, of(Token::TRAINER), grpc::PERMISSION_DENIED,
        "the role CLUSTER is needed"},
       {"ShardService/GetStatus", ShardStatus, true, of(Token::ADMIN), grpc::PERMISSION_DENIED,
-       "the token's is ADMIN"},
+       "the token has the role ADMIN"},
       {"ShardService/GetStatus", ShardStatus, true, "", grpc::UNAUTHENTICATED, "no token"},
       {"ShardService/GetStatus", ShardStatus, true, of(Token::CLUSTER), grpc::OK, ""},
   };

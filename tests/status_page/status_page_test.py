@@ -158,7 +158,7 @@ class StatusPageTest(unittest.TestCase):
         page = self.open()
         self.assertEqual(page.eval("document.querySelectorAll('.shard').length"), 4)
         self.assertIn("No model yet", page.text("#models"))
-        self.assertIn("No look-ups yet", page.text("#hot"))
+        self.assertIn("No lookups yet", page.text("#hot"))
         self.assertIn("No training group", page.text("#groups"))
         self.assertEqual(page.eval("document.title"), "emberd coordinator-0")
         self.picture(page, "empty")
@@ -240,12 +240,12 @@ class StatusPageTest(unittest.TestCase):
             self.assertEqual(page.eval("document.activeElement.getAttribute('aria-expanded')"), "true")
             page.key("Enter")
             self.assertTrue(page.eval("document.querySelector('#shard-1-details').hidden"))
-        elif at["label"].startswith("Steps per second. Now: look-ups"):
+        elif at["label"].startswith("Steps per second. Now: lookups"):
             page.key("ArrowLeft")
             page.key("ArrowLeft")
-            self.assertIn("look-ups", page.eval(f"{chart('Steps per second')}.querySelector('.tip').textContent"))
+            self.assertIn("lookups", page.eval(f"{chart('Steps per second')}.querySelector('.tip').textContent"))
             self.assertRegex(page.eval(f"{chart('Steps per second')}.querySelector('[aria-live]').textContent"),
-                             r"s ago: look-ups [\d.]+k?, updates [\d.]+")
+                             r"s ago: lookups [\d.]+k?, updates [\d.]+")
         elif at["text"] == "Data of Steps per second":
             page.key("Enter")
             rows = f"{chart('Steps per second')}.querySelectorAll('tbody tr').length"

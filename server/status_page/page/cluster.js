@@ -18,9 +18,9 @@ export function updateTiles(stats, history) {
   const down = stats.shards.length - shards.length;
   const uneven = imbalance(history.shardRates);
   const tiles = [
-    {label: 'Look-ups', value: perSecond(latest('lookups')), note: `${perSecond(latest('updates'))} updates`},
+    {label: 'Lookups', value: perSecond(latest('lookups')), note: `${perSecond(latest('updates'))} updates`},
     {label: 'Rows gathered', value: perSecond(latest('gathered')), note: `${perSecond(latest('updated'))} updated`},
-    {label: 'Look-up p99', value: seconds(latest('lookup99')), note: `p50 ${seconds(latest('lookup50'))}`},
+    {label: 'Lookup p99', value: seconds(latest('lookup99')), note: `p50 ${seconds(latest('lookup50'))}`},
     {label: 'Bytes out', value: bytesPerSecond(latest('sent')), note: `${bytesPerSecond(latest('received'))} in`},
     {label: 'Errors', value: perSecond(latest('errors')), note: 'all methods', bad: latest('errors') > 0},
     {label: 'Shards', value: `${shards.length} of ${stats.shards.length}`,

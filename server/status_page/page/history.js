@@ -55,7 +55,7 @@ class Interval {
     return this.rate(this.methodsNow.get(method)?.codes?.[code], this.methodsBefore.get(method)?.codes?.[code]);
   }
 
-  // Each look-up is a batch of every stack of its model, on a stream or not.
+  // Each lookup is a batch of every stack of its model, on a stream or not.
   lookups() {
     const before = new Map(this.before.stacks.map((stack) => [`${stack.model}/${stack.stack}`, stack.batches]));
     const ofModel = new Map();

@@ -23,8 +23,8 @@ class List {
 
 export class Lists {
   constructor() {
-    this.hot = new List('hot', 'Hot rows', 'No look-ups yet.', [{title: 'Table'}, {title: 'Id', numeric: true},
-      {title: 'Shard', numeric: true}, {title: 'Look-ups', numeric: true}, {title: 'Share of the shard', numeric: true}]);
+    this.hot = new List('hot', 'Hot rows', 'No lookups yet.', [{title: 'Table'}, {title: 'Id', numeric: true},
+      {title: 'Shard', numeric: true}, {title: 'Lookups', numeric: true}, {title: 'Share of the shard', numeric: true}]);
     this.groups = new List('groups', 'Training groups', 'No training group on this coordinator.', [{title: 'Group'},
       {title: 'Updates', numeric: true}, {title: 'In all', numeric: true}, {title: 'Ranks waiting', numeric: true},
       {title: 'Last to come'}, {title: 'Failed', numeric: true}]);

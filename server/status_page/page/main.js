@@ -25,10 +25,10 @@ function errorSeries(history) {
   return [...codes].sort().map((key, i) => ({key, label: key.slice('error '.length), style: ERROR_STYLES[i % ERROR_STYLES.length]}));
 }
 
-// Look-ups and what goes out in the accent, updates and what comes in beside it, errors in red.
+// Lookups and what goes out in the accent, updates and what comes in beside it, errors in red.
 const CHARTS = [
   {title: 'Steps per second', format: perSecond, empty: 'No traffic yet.',
-    series: fixed(['lookups', 'look-ups', 'main'], ['updates', 'updates', 'other'])},
+    series: fixed(['lookups', 'lookups', 'main'], ['updates', 'updates', 'other'])},
   {title: 'Latency', format: seconds, empty: 'No Lookup or ApplyGradients call yet. Steps on streams show as stages.',
     series: fixed(['lookup99', 'Lookup p99', 'main'], ['lookup50', 'p50', 'main dashed'],
       ['apply99', 'ApplyGradients p99', 'other'], ['apply50', 'p50', 'other dashed'])},
