@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/temp_dir.h"
 #include "server/launcher/files.h"
 #include "server/launcher/up.h"
 
@@ -73,16 +74,13 @@ TEST(MakeLocalClusterTest, WithoutHttpNoProcessHasIt) {
 class LoadClusterForTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto directory = ScratchDirectory::Create();
-    ASSERT_TRUE(directory.ok());
-    directory_ = *std::move(directory);
-    path_ = directory_->path() + "/cluster.textproto";
+    path_ = directory_.path() + "/cluster.textproto";
     std::ofstream(path_) << "shards { address: 'a:1' http_address: 'a:2' }\n"
                             "shards { address: 'b:1' http_address: 'b:2' }\n"
                             "coordinators { address: 'c:1' http_address: 'c:2' }\n"
                             "shard_threads: 5 logging { level: WARNING }\n";
   }
-  std::unique_ptr<ScratchDirectory> directory_;
+  const TempDir directory_ = TempDir::Create().value();
   std::string path_;
 };
 

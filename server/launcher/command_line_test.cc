@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/temp_dir.h"
 #include "base/testing/paths.h"
 #include "server/launcher/testing_program.h"
 #include "server/ops/metric_catalogue.h"
@@ -75,13 +76,12 @@ struct BadCase {
 class BadCommandLineTest : public ::testing::TestWithParam<BadCase> {};
 
 TEST_P(BadCommandLineTest, ExitsWithTwoAndSaysWhatIsWrong) {
-  auto directory = ScratchDirectory::Create();
-  ASSERT_TRUE(directory.ok());
-  const std::string config = (*directory)->path() + "/cluster.textproto";
+  const TempDir directory = TempDir::Create().value();
+  const std::string config = directory.path() + "/cluster.textproto";
   std::ofstream(config) << "shards { address: '127.0.0.1:0' }\n"
                            "coordinators { address: '127.0.0.1:0' }\n"
                            "coordinators { address: '10.1.1.1:0' http_address: '0.0.0.0:0' }\n";
-  const std::string broken = (*directory)->path() + "/broken.textproto";
+  const std::string broken = directory.path() + "/broken.textproto";
   std::ofstream(broken) << "shards { addres: '127.0.0.1:0' }\n";
   std::vector<std::string> arguments = GetParam().arguments;
   for (std::string& argument : arguments) {

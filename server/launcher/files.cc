@@ -2,13 +2,11 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <utility>
 #include <vector>
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "absl/strings/numbers.h"
@@ -50,21 +48,6 @@ absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path) {
   }
   if (!info.grpc.empty() && info.pid > 0) return info;
   return absl::InvalidArgumentError(absl::StrCat(path, ": not a ready file"));
-}
-
-absl::StatusOr<std::unique_ptr<ScratchDirectory>> ScratchDirectory::Create() {
-  std::error_code error;
-  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
-  std::string path = (error ? "/tmp" : parent.string()) + "/emberd-XXXXXX";
-  if (mkdtemp(path.data()) == nullptr) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot make a directory"));
-  }
-  return std::unique_ptr<ScratchDirectory>(new ScratchDirectory(std::move(path)));
-}
-
-ScratchDirectory::~ScratchDirectory() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
 }
 
 }  // namespace emberd::launcher

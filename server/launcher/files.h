@@ -1,7 +1,6 @@
 // Small files that processes hand to each other.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include <sys/types.h>
@@ -25,19 +24,5 @@ struct ReadyInfo {
 absl::Status WriteReadyFile(const std::string& path, const ReadyInfo& info);
 // NOT_FOUND: not there (yet). INVALID_ARGUMENT: something else.
 absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path);
-
-// A new, private directory under TMPDIR; removed with all it holds by the destructor.
-class ScratchDirectory {
- public:
-  static absl::StatusOr<std::unique_ptr<ScratchDirectory>> Create();
-  ~ScratchDirectory();
-
-  const std::string& path() const { return path_; }
-
- private:
-  explicit ScratchDirectory(std::string path) : path_(std::move(path)) {}
-
-  const std::string path_;
-};
 
 }  // namespace emberd::launcher

@@ -2,28 +2,23 @@
 
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
+
+#include "base/temp_dir.h"
 
 namespace emberd::launcher {
 namespace {
 
 class FilesTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    auto directory = ScratchDirectory::Create();
-    ASSERT_TRUE(directory.ok()) << directory.status();
-    directory_ = *std::move(directory);
-  }
-  std::unique_ptr<ScratchDirectory> directory_;
+  const TempDir directory_ = TempDir::Create().value();
 };
 
 TEST_F(FilesTest, ReadyFileRoundTrips) {
-  const std::string path = directory_->path() + "/ready";
+  const std::string path = directory_.path() + "/ready";
   EXPECT_EQ(ReadReadyFile(path).status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(WriteReadyFile(path, {.grpc = "127.0.0.1:5", .http = "", .pid = 7}).ok());
   ASSERT_TRUE(WriteReadyFile(path, {.grpc = "[::1]:5", .http = "h:6", .pid = 8}).ok());
@@ -33,12 +28,12 @@ TEST_F(FilesTest, ReadyFileRoundTrips) {
   EXPECT_EQ(info->http, "h:6");
   EXPECT_EQ(info->pid, 8);
   // Nothing else is left behind.
-  const auto entries = std::filesystem::directory_iterator(directory_->path());
+  const auto entries = std::filesystem::directory_iterator(directory_.path());
   EXPECT_EQ(std::distance(begin(entries), end(entries)), 1);
 }
 
 TEST_F(FilesTest, WhatIsNoReadyFileIsRefused) {
-  const std::string path = directory_->path() + "/ready";
+  const std::string path = directory_.path() + "/ready";
   for (const char* content :
        {"", "grpc=a:1\n", "grpc=a:1\npid=x\n", "pid=4\n", "grpc a:1\npid 4"}) {
     std::ofstream(path) << content;
@@ -47,17 +42,10 @@ TEST_F(FilesTest, WhatIsNoReadyFileIsRefused) {
 }
 
 TEST_F(FilesTest, AFileThatCannotBeWrittenIsNamed) {
-  const std::string path = directory_->path() + "/no/such/ready";
+  const std::string path = directory_.path() + "/no/such/ready";
   const absl::Status status = WriteReadyFile(path, {.grpc = "a:1", .http = "", .pid = 1});
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(path));
-}
-
-TEST_F(FilesTest, ScratchDirectoryGoesWithItsContents) {
-  const std::string path = directory_->path();
-  ASSERT_TRUE(WriteFileAtomically(path + "/file", "x").ok());
-  directory_.reset();
-  EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 }  // namespace

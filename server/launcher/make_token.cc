@@ -4,11 +4,12 @@
 #include <sstream>
 
 #include <openssl/rand.h>
-#include <openssl/sha.h>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
+#include "base/status.h"
 #include "config/config.h"
 #include "server/launcher/files.h"
 
@@ -24,13 +25,6 @@ absl::StatusOr<std::string> RandomToken() {
   }
   return absl::WebSafeBase64Escape(
       absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
-}
-
-std::string Digest(const std::string& text) {
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
 }
 
 // What stands in the file; empty if there is none.
@@ -57,7 +51,7 @@ absl::StatusOr<std::string> MakeToken(const NewToken& token) {
   if (!secret.ok()) return secret;
   if (!text->empty() && text->back() != '\n') text->push_back('\n');
   absl::StrAppend(&*text, "tokens { name: \"", absl::CEscape(token.name),
-                  "\" role: ", v1::Token::Role_Name(token.role), " sha256: \"", Digest(*secret),
+                  "\" role: ", v1::Token::Role_Name(token.role), " sha256: \"", Sha256Hex(*secret),
                   "\" }\n");
   // The whole file as processes will read it.
   absl::Status status = config::ParseTokenFile(*text).status();

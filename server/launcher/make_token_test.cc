@@ -8,9 +8,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/temp_dir.h"
 #include "config/config.h"
 #include "config/credentials.h"
-#include "server/launcher/files.h"
 #include "server/security/callers.h"
 
 namespace emberd::launcher {
@@ -21,12 +21,7 @@ using ::testing::Not;
 
 class MakeTokenTest : public testing::Test {
  protected:
-  void SetUp() override {
-    auto directory = ScratchDirectory::Create();
-    ASSERT_TRUE(directory.ok()) << directory.status();
-    directory_ = *std::move(directory);
-    file_ = directory_->path() + "/tokens";
-  }
+  void SetUp() override { file_ = directory_.path() + "/tokens"; }
   void Write(const std::string& text) const { std::ofstream(file_) << text; }
   std::string Read() const {
     std::ostringstream text;
@@ -34,7 +29,7 @@ class MakeTokenTest : public testing::Test {
     return text.str();
   }
 
-  std::unique_ptr<ScratchDirectory> directory_;
+  const TempDir directory_ = TempDir::Create().value();
   std::string file_;
 };
 

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/child_process.h"
+#include "base/temp_dir.h"
 
 namespace emberd::launcher {
 namespace {
@@ -28,12 +29,6 @@ using ::testing::HasSubstr;
 
 class SupervisorTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    auto directory = ScratchDirectory::Create();
-    ASSERT_TRUE(directory.ok()) << directory.status();
-    directory_ = *std::move(directory);
-  }
-
   SupervisorOptions Options() {
     SupervisorOptions options;
     options.stop_requested = [this](absl::Duration limit) {
@@ -46,7 +41,7 @@ class SupervisorTest : public ::testing::Test {
     return options;
   }
 
-  std::string Path(const std::string& file) const { return directory_->path() + "/" + file; }
+  std::string Path(const std::string& file) const { return directory_.path() + "/" + file; }
 
   // A process that runs `setup`, says that it serves, and goes on with `body`.
   ProcessSpec Script(const std::string& name, const std::string& body,
@@ -67,7 +62,7 @@ class SupervisorTest : public ::testing::Test {
   }
 
   std::function<bool()> stop_ = [] { return false; };
-  std::unique_ptr<ScratchDirectory> directory_;
+  const TempDir directory_ = TempDir::Create().value();
 };
 
 TEST_F(SupervisorTest, RestartsWhatDiesAndStopsOnRequest) {

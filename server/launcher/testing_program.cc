@@ -30,10 +30,7 @@ void SendTo(const std::string& path, int fd) {
 }  // namespace
 
 TestingProgram::TestingProgram(const std::vector<std::string>& argv) {
-  auto directory = ScratchDirectory::Create();
-  if (!directory.ok()) abort();
-  directory_ = *std::move(directory);
-  const std::string temporary = directory_->path() + "/tmp";
+  const std::string temporary = directory_.path() + "/tmp";
   mkdir(temporary.c_str(), 0700);
   std::vector<char*> pointers;
   for (const std::string& argument : argv) pointers.push_back(const_cast<char*>(argument.c_str()));
@@ -43,8 +40,8 @@ TestingProgram::TestingProgram(const std::vector<std::string>& argv) {
   if (pid_ == 0) {  // this process has one thread, so anything may be called
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setenv("TMPDIR", temporary.c_str(), 1);
-    SendTo(directory_->path() + "/out", STDOUT_FILENO);
-    SendTo(directory_->path() + "/err", STDERR_FILENO);
+    SendTo(directory_.path() + "/out", STDOUT_FILENO);
+    SendTo(directory_.path() + "/err", STDERR_FILENO);
     execv(pointers[0], pointers.data());
     _exit(127);
   }
@@ -56,8 +53,8 @@ TestingProgram::~TestingProgram() {
   waitpid(pid_, nullptr, 0);
 }
 
-std::string TestingProgram::Out() const { return ReadAll(directory_->path() + "/out"); }
-std::string TestingProgram::Err() const { return ReadAll(directory_->path() + "/err"); }
+std::string TestingProgram::Out() const { return ReadAll(directory_.path() + "/out"); }
+std::string TestingProgram::Err() const { return ReadAll(directory_.path() + "/err"); }
 
 std::string TestingProgram::WaitForLine(const std::string& prefix, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;

@@ -1,14 +1,13 @@
 // Runs a program for a test: its output goes to files, and it is killed when the test is over.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
 #include <sys/types.h>
 
 #include "absl/time/time.h"
-#include "server/launcher/files.h"
+#include "base/temp_dir.h"
 
 namespace emberd::launcher {
 
@@ -22,7 +21,7 @@ class TestingProgram {
   pid_t pid() const { return pid_; }
   std::string Out() const;  // standard output so far
   std::string Err() const;  // standard error so far
-  const std::string& directory() const { return directory_->path(); }
+  const std::string& directory() const { return directory_.path(); }
 
   // The first line of standard output that begins with `prefix`, its end not included; empty if the
   // program ends, or `timeout` passes, without it.
@@ -34,7 +33,7 @@ class TestingProgram {
  private:
   bool Ended();
 
-  std::unique_ptr<ScratchDirectory> directory_;
+  const TempDir directory_ = TempDir::Create().value();
   pid_t pid_ = 0;
   bool ended_ = false;
   int wait_status_ = 0;

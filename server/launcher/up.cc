@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/temp_dir.h"
 #include "server/coordinator/coordinator_server.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/supervisor.h"
@@ -235,9 +236,9 @@ absl::Status UpProcesses(const UpOptions& options) {
   ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create());
   RETURN_IF_ERROR(ops::SetUpLogging(options.cluster.logging(), "up"));
   RETURN_IF_ERROR(CheckAllAddresses(options));
-  ASSIGN_OR_RETURN(const auto directory, ScratchDirectory::Create());
+  ASSIGN_OR_RETURN(const TempDir directory, TempDir::Create());
 
-  ProcessCluster cluster(options, *shutdown, directory->path());
+  ProcessCluster cluster(options, *shutdown, directory.path());
   absl::Status status = cluster.Start();
   if (status.ok()) {
     PrintReady(cluster.info(), options.cluster.logging());

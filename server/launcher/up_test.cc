@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/temp_dir.h"
 #include "base/testing/paths.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/launcher/testing_program.h"
@@ -273,19 +274,16 @@ TEST_F(ProcessesTest, TheSecondSignalEndsAllAtOnce) {
 class ServerProcessTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto directory = ScratchDirectory::Create();
-    ASSERT_TRUE(directory.ok());
-    directory_ = *std::move(directory);
     std::ofstream(Config()) << "shards { address: '127.0.0.1:0' http_address: '127.0.0.1:0' }\n"
                                "coordinators { address: '127.0.0.1:0' }\n";
   }
-  std::string Config() const { return directory_->path() + "/cluster.textproto"; }
+  std::string Config() const { return directory_.path() + "/cluster.textproto"; }
 
-  std::unique_ptr<ScratchDirectory> directory_;
+  const TempDir directory_ = TempDir::Create().value();
 };
 
 TEST_F(ServerProcessTest, WritesItsReadyFileWhenItServes) {
-  const std::string ready_file = directory_->path() + "/ready";
+  const std::string ready_file = directory_.path() + "/ready";
   TestingProgram shard(Emberd({"shard", "--config", Config(), "--ready-file", ready_file}));
   absl::StatusOr<ReadyInfo> ready = absl::NotFoundError("");
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
@@ -304,10 +302,10 @@ TEST_F(ServerProcessTest, WritesItsReadyFileWhenItServes) {
 TEST_F(ServerProcessTest, FlagsGoOverTheConfiguration) {
   TestingProgram shard(Emberd({"shard", "--config", Config(), "--address", "0.0.0.0:0",
                                "--http-address", "", "--insecure", "--log-level", "WARNING",
-                               "--log-format", "json", "--log-file", directory_->path() + "/log"}));
+                               "--log-format", "json", "--log-file", directory_.path() + "/log"}));
   auto fields = Fields(shard.WaitForLine("emberd: ready shard-0 grpc=0.0.0.0:"));
   EXPECT_EQ(fields["http"][0], "");
-  std::ifstream log(directory_->path() + "/log");
+  std::ifstream log(directory_.path() + "/log");
   std::string line;
   std::getline(log, line);
   EXPECT_THAT(line, HasSubstr("\"level\":\"warning\""));

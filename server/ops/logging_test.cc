@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/temp_dir.h"
 
 namespace emberd::ops {
 namespace {
@@ -28,16 +29,8 @@ using ::testing::SizeIs;
 
 class LoggingTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "logging_test_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-    config_.set_file(directory_ + "/log");
-  }
-  void TearDown() override {
-    ASSERT_TRUE(SetUpLogging({}, "emberd").ok());
-    std::filesystem::remove_all(directory_);
-  }
+  void SetUp() override { config_.set_file(directory_.Path("log")); }
+  void TearDown() override { ASSERT_TRUE(SetUpLogging({}, "emberd").ok()); }
 
   void Start(v1::LoggingConfig::Format format, const std::string& process = "shard-1") {
     config_.set_format(format);
@@ -51,7 +44,7 @@ class LoggingTest : public ::testing::Test {
     return lines;
   }
 
-  std::string directory_;
+  const TempDir directory_ = TempDir::Create().value();
   v1::LoggingConfig config_;
 };
 

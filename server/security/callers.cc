@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <openssl/crypto.h>
-#include <openssl/sha.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
@@ -13,6 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
+#include "base/sha256.h"
 
 namespace emberd::security {
 namespace {
@@ -69,8 +69,7 @@ TokenTable::TokenTable(const v1::TokenFile& file) {
 }
 
 const Caller* TokenTable::Find(absl::string_view token) const {
-  Digest digest;
-  SHA256(reinterpret_cast<const uint8_t*>(token.data()), token.size(), digest.data());
+  const Sha256Digest digest = Sha256(token);
   const Caller* found = nullptr;
   // Through to the end: the time must not tell where the token stands.
   for (const Entry& entry : entries_) {

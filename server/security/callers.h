@@ -2,8 +2,6 @@
 // for what depends on more than the method.
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +9,7 @@
 #include <grpcpp/server_context.h>
 
 #include "absl/strings/string_view.h"
+#include "base/sha256.h"
 #include "emberd/v1/cluster.pb.h"
 
 namespace emberd::security {
@@ -33,9 +32,8 @@ class TokenTable {
   const Caller* Find(absl::string_view token) const;
 
  private:
-  using Digest = std::array<uint8_t, 32>;
   struct Entry {
-    Digest digest;
+    Sha256Digest digest;
     Caller caller;
   };
   std::vector<Entry> entries_;

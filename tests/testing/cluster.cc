@@ -5,13 +5,13 @@
 #include <utility>
 
 #include <signal.h>
-#include <stdlib.h>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "base/testing/paths.h"
 #include "gtest/gtest.h"
 
@@ -21,11 +21,6 @@ namespace {
 constexpr absl::Duration kReadyTimeout = absl::Seconds(60);  // sanitizers start slowly
 constexpr char kAnyPort[] = "127.0.0.1:0";
 const std::string kProgram = BuildPath("bin/emberd");
-
-std::string MakeDirectory() {
-  std::string pattern = (std::filesystem::temp_directory_path() / "emberd_cluster_XXXXXX").string();
-  return mkdtemp(pattern.data()) != nullptr ? pattern : "";
-}
 
 // The value of "key=value" among words that are separated by white space; empty if it is not there.
 std::string FindValue(const std::string& text, absl::string_view key) {
@@ -38,8 +33,7 @@ std::string FindValue(const std::string& text, absl::string_view key) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& options) {
-  std::string directory = MakeDirectory();
-  if (directory.empty()) return absl::InternalError("cannot make a temporary directory");
+  ASSIGN_OR_RETURN(TempDir directory, TempDir::Create());
   std::unique_ptr<Cluster> cluster(new Cluster(options, std::move(directory)));
   const absl::Status status =
       options.embedded ? cluster->StartEmbedded() : cluster->StartProcesses();
@@ -47,7 +41,7 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
   return cluster;
 }
 
-Cluster::Cluster(ClusterOptions options, std::string directory)
+Cluster::Cluster(ClusterOptions options, TempDir directory)
     : options_(std::move(options)), directory_(std::move(directory)) {
   coordinators_.resize(options_.coordinators);
   if (!options_.embedded) shards_.resize(options_.shards);
@@ -57,7 +51,7 @@ Cluster::Cluster(ClusterOptions options, std::string directory)
   }
   for (std::vector<Member>* members : {&shards_, &coordinators_}) {
     for (Member& member : *members) {
-      member.log_path = absl::StrCat(directory_, "/", member.name, ".log");
+      member.log_path = directory_.Path(member.name + ".log");
     }
   }
 }
@@ -70,8 +64,6 @@ Cluster::~Cluster() {
       std::cerr << "---- log of " << member.name << "\n" << ReadFile(member.log_path) << "----\n";
     }
   }
-  std::error_code ignored;
-  std::filesystem::remove_all(directory_, ignored);
 }
 
 absl::Status Cluster::StartProcesses() {
@@ -95,8 +87,8 @@ absl::Status Cluster::StartEmbedded() {
   WriteConfig();
   Member& member = coordinators_[0];
   absl::StatusOr<std::unique_ptr<Process>> process =
-      Process::Start({kProgram, "up", "--config", absl::StrCat(directory_, "/cluster.textproto"),
-                      "--listen", kAnyPort, "--http", kAnyPort},
+      Process::Start({kProgram, "up", "--config", directory_.Path("cluster.textproto"), "--listen",
+                      kAnyPort, "--http", kAnyPort},
                      member.log_path);
   if (!process.ok()) return process.status();
   member.process = *std::move(process);
@@ -115,12 +107,12 @@ absl::Status Cluster::StartEmbedded() {
 
 absl::Status Cluster::Launch(const std::string& role, int index, Member* member) {
   const auto address = [](const std::string& known) { return known.empty() ? kAnyPort : known; };
-  const std::string ready = absl::StrCat(directory_, "/", member->name, ".ready");
+  const std::string ready = directory_.Path(member->name + ".ready");
   std::filesystem::remove(ready);
   absl::StatusOr<std::unique_ptr<Process>> process =
-      Process::Start({kProgram, role, "--config", absl::StrCat(directory_, "/cluster.textproto"),
-                      "--index", absl::StrCat(index), "--address", address(member->address),
-                      "--http-address", address(member->http_address), "--ready-file", ready},
+      Process::Start({kProgram, role, "--config", directory_.Path("cluster.textproto"), "--index",
+                      absl::StrCat(index), "--address", address(member->address), "--http-address",
+                      address(member->http_address), "--ready-file", ready},
                      member->log_path);
   if (!process.ok()) return process.status();
   member->process = *std::move(process);
@@ -130,7 +122,7 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
 absl::Status Cluster::WaitReady(Member* member) {
   const absl::Time deadline = absl::Now() + kReadyTimeout;
   while (absl::Now() < deadline && member->process->Running()) {
-    const std::string ready = ReadFile(absl::StrCat(directory_, "/", member->name, ".ready"));
+    const std::string ready = ReadFile(directory_.Path(member->name + ".ready"));
     if (!ready.empty()) {
       member->address = FindValue(ready, "grpc");
       member->http_address = FindValue(ready, "http");
@@ -155,7 +147,7 @@ void Cluster::WriteConfig() {
                     coordinator.address.empty() ? kAnyPort : coordinator.address, "\" }\n");
   }
   absl::StrAppend(&config, options_.config, "\n");
-  WriteFile(absl::StrCat(directory_, "/cluster.textproto"), config);
+  WriteFile(directory_.Path("cluster.textproto"), config);
 }
 
 client::ClientOptions Cluster::client_options(bool all_coordinators) const {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/temp_dir.h"
 #include "client/cpp/client.h"
 #include "tests/testing/process.h"
 
@@ -82,7 +83,7 @@ class Cluster {
     std::unique_ptr<Process> process;
   };
 
-  Cluster(ClusterOptions options, std::string directory);
+  Cluster(ClusterOptions options, TempDir directory);
   absl::Status StartProcesses();
   absl::Status StartEmbedded();
   // Runs `emberd ROLE --index i`, on the member's address if it has one.
@@ -93,7 +94,7 @@ class Cluster {
   void WriteConfig();
 
   const ClusterOptions options_;
-  const std::string directory_;
+  const TempDir directory_;
   std::vector<Member> coordinators_;
   std::vector<Member> shards_;
 };

@@ -3,13 +3,13 @@
 #include <filesystem>
 
 #include <nlohmann/json.hpp>
-#include <stdlib.h>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "server/ops/http_get.h"
 
 namespace emberd::testing {
@@ -74,18 +74,16 @@ bool Prometheus::Installed() { return std::filesystem::exists(kProgram); }
 
 absl::StatusOr<std::unique_ptr<Prometheus>> Prometheus::Start(const std::vector<Target>& targets,
                                                               const std::string& rule_file) {
-  std::string pattern =
-      (std::filesystem::temp_directory_path() / "emberd_prometheus_XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) {
-    return absl::InternalError("cannot make a temporary directory");
-  }
-  std::unique_ptr<Prometheus> prometheus(new Prometheus(pattern));
-  const std::string config = absl::StrCat(pattern, "/prometheus.yml");
+  ASSIGN_OR_RETURN(TempDir directory, TempDir::Create());
+  std::unique_ptr<Prometheus> prometheus(new Prometheus(std::move(directory)));
+  const TempDir& folder = prometheus->directory_;
+  const std::string config = folder.Path("prometheus.yml");
   WriteFile(config, Config(targets, rule_file));
-  absl::StatusOr<std::unique_ptr<Process>> process = Process::Start(
-      {kProgram, absl::StrCat("--config.file=", config),
-       absl::StrCat("--storage.tsdb.path=", pattern, "/data"), "--web.listen-address=127.0.0.1:0"},
-      absl::StrCat(pattern, "/log"));
+  absl::StatusOr<std::unique_ptr<Process>> process =
+      Process::Start({kProgram, absl::StrCat("--config.file=", config),
+                      absl::StrCat("--storage.tsdb.path=", folder.Path("data")),
+                      "--web.listen-address=127.0.0.1:0"},
+                     folder.Path("log"));
   if (!process.ok()) return process.status();
   prometheus->process_ = *std::move(process);
   const absl::Time deadline = absl::Now() + kReadyTimeout;
@@ -96,12 +94,6 @@ absl::StatusOr<std::unique_ptr<Prometheus>> Prometheus::Start(const std::vector<
   }
   return absl::UnavailableError(
       absl::StrCat("Prometheus did not get ready:\n", ReadFile(prometheus->process_->log_path())));
-}
-
-Prometheus::~Prometheus() {
-  process_.reset();
-  std::error_code ignored;
-  std::filesystem::remove_all(directory_, ignored);
 }
 
 absl::StatusOr<std::string> Prometheus::Get(const std::string& path) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/temp_dir.h"
 #include "tests/testing/process.h"
 
 namespace emberd::testing {
@@ -37,17 +38,16 @@ class Prometheus {
   // Returns when it answers queries. `rule_file` is a path; empty: none.
   static absl::StatusOr<std::unique_ptr<Prometheus>> Start(const std::vector<Target>& targets,
                                                            const std::string& rule_file);
-  ~Prometheus();
 
   // What an expression says now. INVALID_ARGUMENT with Prometheus' own words if it does not parse.
   absl::StatusOr<std::vector<Sample>> Query(const std::string& expression) const;
   absl::StatusOr<std::vector<Rule>> Rules() const;
 
  private:
-  explicit Prometheus(std::string directory) : directory_(std::move(directory)) {}
+  explicit Prometheus(TempDir directory) : directory_(std::move(directory)) {}
   absl::StatusOr<std::string> Get(const std::string& path) const;
 
-  const std::string directory_;
+  const TempDir directory_;
   std::unique_ptr<Process> process_;
   int port_ = 0;
 };

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Runs a test with a temporary folder of its own, and fails if the test leaves something in it.
+#
+# usage: own_tmp.sh PARENT COMMAND...
+#
+# The folder is PARENT/PID. What a test that was killed has left goes away with the next one.
+set -u
+parent=$1
+shift
+
+for old in "$parent"/*; do
+  kill -0 "${old##*/}" 2>/dev/null || rm -rf "$old"
+done
+
+folder=$parent/$$
+rm -rf "$folder"
+mkdir -p "$folder"
+status=0
+TMPDIR=$folder TEST_TMPDIR=$folder "$@" || status=$?
+rmdir "$folder" 2>/dev/null && exit "$status"
+
+echo "left behind in the temporary folder:" >&2
+find "$folder" -mindepth 1 -printf '  %P\n' >&2
+rm -rf "$folder"
+exit 1
