@@ -2,7 +2,6 @@
 // not come up, a process without /metrics, a metric that is documented but never exposed by a
 // working cluster, a dead shard that does not come back to its address, and, above all, processes
 // or files left behind after an orderly stop or a kill -9 of the launcher.
-// Covers: pages.cc
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -25,6 +24,7 @@
 #include "base/temp_dir.h"
 #include "base/testing/paths.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
+#include "server/launcher/files.h"
 #include "server/launcher/testing_program.h"
 #include "server/ops/http_get.h"
 #include "server/ops/metric_catalogue.h"

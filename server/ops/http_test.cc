@@ -1,4 +1,3 @@
-// Covers: http_routes.cc, http_tls.cc
 #include "server/ops/http.h"
 
 #include <atomic>

@@ -1,4 +1,3 @@
-// Covers: transport_security.cc
 #include "server/security/security.h"
 
 #include <memory>
