@@ -30,7 +30,7 @@ Request MakeRequest(const GroupId& id) {
 }
 
 absl::Status Status(const grpc::Status& status, const std::string& host) {
-  const absl::Status result = rpc::FromGrpcStatus(status);
+  absl::Status result = rpc::FromGrpcStatus(status);
   if (result.ok() || absl::StartsWith(result.message(), "group ")) return result;
   return Annotate(result, host);
 }

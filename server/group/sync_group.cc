@@ -79,7 +79,7 @@ void SyncGroup::Watch(uint64_t generation, StatusCall::Callback done, Turn* turn
     call.Answer(OverError(generation), &turn->answers);
   } else if (!live()) {
     call.Answer(generation_->end, &turn->answers);
-  } else if (generation_->watches.size() >= static_cast<size_t>(4 * size())) {
+  } else if (generation_->watches.size() >= 4 * static_cast<size_t>(size())) {
     call.Answer(Error(absl::StatusCode::kResourceExhausted,
                       absl::StrCat(generation_->watches.size(), " calls watch it already; at most ",
                                    4 * size(), " may")),

@@ -69,7 +69,7 @@ absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(const grpc:
     } else if (tag.field == kPayloadSizeField && tag.wire_type == kWireVarint && !started_) {
       ASSIGN_OR_RETURN(uint64_t size, cursor.ReadVarint());
       status = Start(size);
-      message_.header_ = std::move(header);
+      message_.header_ = std::exchange(header, {});
     } else if (tag.field == kPayloadField && tag.wire_type == kWireLengthDelimited) {
       status = AddPayload(&cursor);
     } else {
