@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "absl/time/clock.h"
+#include "base/testing/paths.h"
 #include "client/demo/cluster.h"
 #include "client/demo/descriptor.h"
 
@@ -84,7 +85,7 @@ TEST(ClusterTest, FieldsOfTheReadyLine) {
 
 TEST(ClusterTest, ServerThatIsNotThereOrDoesNotStart) {
   const auto never = [] { return false; };
-  const std::string log = testing::TempDir() + "cluster.log";
+  const std::string log = TempPath("cluster.log");
   EXPECT_EQ(Cluster::Start({"/no/such/emberd", 1, 1, 2, log}, never).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(Cluster::Start({"/bin/false", 1, 1, 2, log}, never).status().code(),

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/testing/paths.h"
 
 namespace emberd::demo {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 using testing::HasSubstr;
 
 std::string Write(const std::string& name, const std::vector<std::string>& lines) {
-  const std::string path = testing::TempDir() + name;
+  const std::string path = TempPath(name);
   std::ofstream(path, std::ios::binary) << absl::StrJoin(lines, "\n") << "\n";
   return path;
 }
@@ -28,7 +29,7 @@ std::string Line(const std::string& label, const std::string& number, const std:
 
 TEST(CriteoTest, WrittenLogReadsBack) {
   const ClickLog log(1, 1000, 0);
-  const std::string path = testing::TempDir() + "click.tsv";
+  const std::string path = TempPath("click.tsv");
   ASSERT_TRUE(WriteCriteoFile(log, 1000, path).ok());
   const auto file = CriteoFile::Open(path, 0, 1'000'000);
   ASSERT_TRUE(file.ok()) << file.status();

@@ -38,7 +38,7 @@ constexpr char kLastLine[] =
 class DemoTest : public testing::Test {
  protected:
   void Start(const std::string& name, const std::vector<std::string>& arguments) {
-    out_ = testing::TempDir() + "demo_" + name;
+    out_ = TempPath(name);
     log_ = out_ + ".txt";
     const Descriptor log(
         open(log_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));

@@ -125,7 +125,7 @@ struct BadFile {
 class BadMovieLensTest : public testing::TestWithParam<BadFile> {};
 
 TEST_P(BadMovieLensTest, IsRefusedWithFileAndLine) {
-  const std::string directory = testing::TempDir() + "movielens_" + GetParam().name;
+  const std::string directory = TempPath(GetParam().name);
   std::filesystem::remove_all(directory);
   std::filesystem::copy(kTiny, directory);
   std::ofstream(directory + "/tiny." + GetParam().file, std::ios::trunc) << GetParam().content;

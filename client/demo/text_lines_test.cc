@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/paths.h"
 
 namespace emberd::demo {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 using testing::ElementsAre;
 
 std::string Write(const std::string& name, const std::string& content) {
-  const std::string path = testing::TempDir() + name;
+  const std::string path = TempPath(name);
   std::ofstream(path, std::ios::binary) << content;
   return path;
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing/paths.h"
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/commands.h"
 #include "client/emberctl/output.h"
@@ -36,7 +37,7 @@ Outcome Emberctl(std::vector<const char*> arguments) {
 }
 
 std::string WriteFile(const std::string& name, const std::string& text) {
-  const std::string path = ::testing::TempDir() + "/emberctl_test_" + name;
+  const std::string path = TempPath(name);
   std::ofstream(path) << text;
   return path;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing/paths.h"
 #include "client/emberctl/emberctl.h"
 #include "gtest/gtest.h"
 
@@ -29,9 +30,7 @@ inline Outcome Emberctl(const std::vector<std::string>& arguments) {
 
 // Path of a file of this test with that text.
 inline std::string WriteTestFile(const std::string& name, const std::string& text) {
-  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-  const std::string path =
-      ::testing::TempDir() + "/" + test->test_suite_name() + "_" + test->name() + "_" + name;
+  const std::string path = TempPath(name);
   std::ofstream(path) << text;
   return path;
 }

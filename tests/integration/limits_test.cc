@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/paths.h"
 #include "client/emberctl/emberctl.h"
 #include "config/config.h"
 #include "gmock/gmock.h"
@@ -76,7 +77,7 @@ TEST(LimitsTest, SuggestsWhatBatchesNeeded) {
       EXPECT_EQ(found->statistics.num_minibatches > 1, c == 1);
     }
   }
-  const std::string path = ::testing::TempDir() + "/limits_test.textproto";
+  const std::string path = TempPath("limits_test.textproto");
   const Outcome shown = limits({"--headroom", "1.5", "--out", path});
   ASSERT_EQ(shown.code, emberctl::kOk) << shown.err;
   //                                            batches p50  p90  p99   max  now suggested

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/testing/paths.h"
 #include "client/emberctl/emberctl.h"
 #include "client/emberctl/output.h"
 #include "gmock/gmock.h"
@@ -36,8 +37,7 @@ class OperatorTest : public ::testing::Test {
     auto cluster = Cluster::Start({.shards = 2, .coordinators = 2});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
-    model_ = absl::StrCat(::testing::TempDir(), "/operator_test_",
-                          ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    model_ = TempPath("model.textproto");
     WriteFile(model_, kModel);
   }
 

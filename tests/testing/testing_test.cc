@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include "absl/time/clock.h"
+#include "base/testing/paths.h"
 #include "gtest/gtest.h"
 #include "tests/testing/metrics.h"
 #include "tests/testing/process.h"
@@ -15,7 +16,7 @@ namespace emberd::testing {
 namespace {
 
 std::string LogPath(const std::string& name) {
-  const std::string path = ::testing::TempDir() + "/testing_test_" + name;
+  const std::string path = TempPath(name);
   WriteFile(path, "");
   return path;
 }
