@@ -16,8 +16,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/paths.h"
-#include "preprocess/batch/slot_buckets.h"
-#include "preprocess/batch/slot_sorter.h"
+#include "preprocess/batch/cuts.h"
+#include "preprocess/batch/sort_and_merge.h"
 #include "preprocess/golden_json.h"
 #include "preprocess/jax_device_buffer.h"
 

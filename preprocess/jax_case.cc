@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "preprocess/batch/bucket_hash.h"
-#include "preprocess/batch/splits.h"
+#include "preprocess/batch/buckets.h"
+#include "preprocess/batch/cuts.h"
 #include "preprocess/jax_case_kinds.h"
 #include "preprocess/plan/placement.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "preprocess/batch/slot_csr.h"
+#include "preprocess/batch/sort_and_merge.h"
 
 namespace emberd::preprocess {
 

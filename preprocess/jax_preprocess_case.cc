@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "preprocess/batch/slot_buckets.h"
-#include "preprocess/batch/slot_sorter.h"
-#include "preprocess/batch/validate.h"
+#include "preprocess/batch/cuts.h"
+#include "preprocess/batch/feature_input.h"
+#include "preprocess/batch/sort_and_merge.h"
 #include "preprocess/jax_case_kinds.h"
 #include "preprocess/jax_device_buffer.h"
 

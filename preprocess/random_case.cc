@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
-#include "preprocess/plan/rounding.h"
+#include "preprocess/plan/placement.h"
 
 namespace emberd::preprocess {
 namespace {

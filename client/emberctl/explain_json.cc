@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "client/emberctl/explanation.h"
 #include "client/emberctl/output.h"
-#include "preprocess/batch/splits.h"
+#include "preprocess/batch/cuts.h"
 
 namespace emberd::emberctl {
 namespace {

@@ -5,7 +5,7 @@
 #include "client/emberctl/explanation.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_output.h"
-#include "preprocess/batch/splits.h"
+#include "preprocess/batch/cuts.h"
 
 namespace emberd::emberctl {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "emberd/v1/model.pb.h"
-#include "preprocess/batch/batch_cost.h"
+#include "preprocess/batch/batch_statistics.h"
 #include "preprocess/batch/preprocessor.h"
 #include "preprocess/plan/plan.h"
 

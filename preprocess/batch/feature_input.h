@@ -1,10 +1,12 @@
 // One feature of a request as preprocessing sees it: spans over the caller's memory, any id width,
-// any form.
+// any form; and the checks of it, before any work is done.
 #pragma once
 
 #include <cstdint>
 #include <variant>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace emberd::preprocess {
@@ -32,5 +34,17 @@ struct FeatureInput {
   bool has_weights = false;
   absl::Span<const float> weights;  // one per id, or a single one for all
 };
+
+// Samples of one stack in one batch, at most (the bound of JAX's sort keys).
+inline constexpr int64_t kMaxStackSamples = (int64_t{1} << 26) - 1;
+
+// OK if the sizes of the arrays fit together, samples are in order and in range, weights are finite
+// and every id is in [0, vocabulary_size). Otherwise INVALID_ARGUMENT or OUT_OF_RANGE naming the
+// feature, the position of the first offending value, the value and what is allowed.
+absl::Status ValidateFeature(absl::string_view feature, int64_t vocabulary_size,
+                             const FeatureInput& input);
+
+// Samples of an input that ValidateFeature accepts.
+int64_t SampleCount(const FeatureInput& input);
 
 }  // namespace emberd::preprocess

@@ -1,37 +1,54 @@
 #include "preprocess/batch/preprocessor.h"
 
+#include <limits>
 #include <utility>
 
+#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "base/recycler.h"
-#include "preprocess/batch/batch_steps.h"
-#include "preprocess/batch/batch_storage.h"
+#include "base/status.h"
+#include "preprocess/batch/batch_statistics.h"
 
 namespace emberd::preprocess {
 namespace {
 
-using BatchRecycler = Recycler<BatchStorage>;
-
-// Idle batches kept; more batches than that in flight cost allocations only.
+// Idle batches and scratch kept; more batches or tasks at a time cost allocations only.
 constexpr size_t kIdleBatches = 16;
+constexpr size_t kIdleScratch = 64;
+// Memory for the buckets of rows, one byte each; rows of the stacks beyond are hashed each time.
+constexpr int64_t kBucketBytes = int64_t{256} << 20;
+
+StackShape ShapeOf(const v1::ModelConfig& model, const Plan& plan, const StackPlan& stack) {
+  StackShape shape;
+  shape.partitions = plan.topology.partitions();
+  shape.rows_per_partition = stack.rows_per_partition;
+  for (const FeaturePlan& feature : stack.features) {
+    const TablePlan& table = stack.tables[feature.table_in_stack];
+    shape.features.push_back(
+        {table.row_offset, table.shard_rotation, model.tables(table.table).combiner()});
+  }
+  return shape;
+}
+
+}  // namespace
 
 // Puts the bookkeeping of a shared pointer into the batch that it shares, and recycles the batch
 // after the last use.
 template <typename T>
-class InBatchAllocator {
+class SortedBatch::InBatchAllocator {
  public:
   using value_type = T;
-  InBatchAllocator(BatchRecycler* batches, BatchStorage* batch)
+  InBatchAllocator(Recycler<PreprocessedBatch>* batches, PreprocessedBatch* batch)
       : batches_(batches), batch_(batch) {}
   template <typename U>
   explicit InBatchAllocator(const InBatchAllocator<U>& other)
       : batches_(other.batches_), batch_(other.batch_) {}
 
   T* allocate(size_t n) {
-    static_assert(sizeof(T) <= BatchStorage::kControlBytes && alignof(T) <= 16);
-    return static_cast<T*>(batch_->control_block());
+    static_assert(sizeof(T) <= sizeof(batch_->control_block_));
+    static_assert(alignof(T) <= alignof(std::max_align_t));
+    return reinterpret_cast<T*>(batch_->control_block_);
   }
-  void deallocate(T*, size_t) { batches_->Give(std::unique_ptr<BatchStorage>(batch_)); }
+  void deallocate(T*, size_t) { batches_->Give(std::unique_ptr<PreprocessedBatch>(batch_)); }
   template <typename U>
   bool operator==(const InBatchAllocator<U>& other) const {
     return batch_ == other.batch_;
@@ -40,90 +57,20 @@ class InBatchAllocator {
  private:
   template <typename U>
   friend class InBatchAllocator;
-  BatchRecycler* batches_;
-  BatchStorage* batch_;
+  Recycler<PreprocessedBatch>* batches_;
+  PreprocessedBatch* batch_;
 };
 
-// A batch in preparation; goes back to the recycler unless it is shared.
-class BatchLease {
- public:
-  explicit BatchLease(BatchRecycler* batches) : batches_(batches), batch_(batches->Take()) {}
-  BatchLease(const BatchLease&) = delete;
-  BatchLease& operator=(const BatchLease&) = delete;
-  ~BatchLease() {
-    if (batch_ != nullptr) batches_->Give(std::move(batch_));
-  }
+SortedBatch::~SortedBatch() {
+  if (batch_ != nullptr) batches_->Give(std::move(batch_));
+}
 
-  BatchStorage* get() const { return batch_.get(); }
-  std::shared_ptr<const PreprocessedBatch> Share() {
-    BatchStorage* batch = batch_.release();
-    const auto keep = [](const PreprocessedBatch*) {};
-    return std::shared_ptr<const PreprocessedBatch>(batch, keep,
-                                                    InBatchAllocator<char>(batches_, batch));
-  }
-
- private:
-  BatchRecycler* batches_;
-  std::unique_ptr<BatchStorage> batch_;
-};
-
-class SortedBatchImpl final : public SortedBatch {
- public:
-  explicit SortedBatchImpl(BatchRecycler* batches) : lease(batches) {}
-  bool needs_minibatches() const override { return needed; }
-
-  BatchLease lease;
-  bool needed = false;
-};
-
-class PreprocessorImpl final : public Preprocessor {
- public:
-  PreprocessorImpl(const v1::ModelConfig& model, const Plan& plan, int threads)
-      : steps_(model, plan, threads), batches_(kIdleBatches) {}
-
-  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Run(
-      absl::Span<const FeatureInput> inputs) override {
-    BatchLease lease(&batches_);
-    absl::Status status = steps_.Sort(inputs, lease.get());
-    if (!status.ok()) return status;
-    absl::StatusOr<CutSet> cuts = 0;
-    if (steps_.NeedsMinibatches(*lease.get())) cuts = steps_.FindCuts(lease.get());
-    if (!cuts.ok()) return cuts.status();
-    steps_.Finish(*cuts, lease.get());
-    return lease.Share();
-  }
-
-  absl::StatusOr<std::unique_ptr<SortedBatch>> Sort(
-      absl::Span<const FeatureInput> inputs) override {
-    auto sorted = std::make_unique<SortedBatchImpl>(&batches_);
-    absl::Status status = steps_.Sort(inputs, sorted->lease.get());
-    if (!status.ok()) return status;
-    sorted->needed = steps_.NeedsMinibatches(*sorted->lease.get());
-    return sorted;
-  }
-
-  absl::StatusOr<uint64_t> FindCuts(SortedBatch* batch) override {
-    return steps_.FindCuts(static_cast<SortedBatchImpl*>(batch)->lease.get());
-  }
-
-  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(
-      std::unique_ptr<SortedBatch> batch, uint64_t cuts) override {
-    BatchLease& lease = static_cast<SortedBatchImpl*>(batch.get())->lease;
-    if (cuts != 0) {
-      // Usually done already; a batch that needs no cuts of its own may still need its buckets.
-      const absl::StatusOr<CutSet> own = steps_.FindCuts(lease.get());
-      if (!own.ok()) return own.status();
-    }
-    steps_.Finish(cuts, lease.get());
-    return lease.Share();
-  }
-
- private:
-  BatchSteps steps_;
-  BatchRecycler batches_;
-};
-
-}  // namespace
+std::shared_ptr<const PreprocessedBatch> SortedBatch::Share() {
+  PreprocessedBatch* batch = batch_.release();
+  const auto keep = [](const PreprocessedBatch*) {};
+  return std::shared_ptr<const PreprocessedBatch>(batch, keep,
+                                                  InBatchAllocator<char>(batches_, batch));
+}
 
 absl::StatusOr<std::unique_ptr<Preprocessor>> Preprocessor::Create(const v1::ModelConfig* model,
                                                                    const Plan* plan,
@@ -132,7 +79,205 @@ absl::StatusOr<std::unique_ptr<Preprocessor>> Preprocessor::Create(const v1::Mod
     return absl::InvalidArgumentError(
         absl::StrCat("threads: ", options.threads, " is not allowed; it must be >= 1"));
   }
-  return std::make_unique<PreprocessorImpl>(*model, *plan, options.threads);
+  return absl::WrapUnique(new Preprocessor(*model, *plan, options.threads));
+}
+
+absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Run(
+    absl::Span<const FeatureInput> inputs) {
+  SortedBatch sorted(&batches_);
+  RETURN_IF_ERROR(Sort(inputs, &sorted));
+  CutSet cuts = 0;
+  if (sorted.needs_minibatches()) {
+    ASSIGN_OR_RETURN(cuts, FindCuts(&sorted));
+  }
+  return Finish(cuts, &sorted);
+}
+
+absl::StatusOr<std::unique_ptr<SortedBatch>> Preprocessor::Sort(
+    absl::Span<const FeatureInput> inputs) {
+  auto sorted = std::make_unique<SortedBatch>(&batches_);
+  RETURN_IF_ERROR(Sort(inputs, sorted.get()));
+  return sorted;
+}
+
+absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(
+    std::unique_ptr<SortedBatch> batch, CutSet cuts) {
+  // Usually done already; a batch that needs no cuts of its own may still need its buckets.
+  if (cuts != 0) RETURN_IF_ERROR(FindCuts(batch.get()).status());
+  return Finish(cuts, batch.get());
+}
+
+Preprocessor::Preprocessor(const v1::ModelConfig& model, const Plan& plan, int threads)
+    : model_(model),
+      plan_(plan),
+      allow_dropping_(model.plan().allow_id_dropping()),
+      workers_(threads),
+      scratch_(kIdleScratch),
+      batches_(kIdleBatches) {
+  for (const StackPlan& stack : plan_.stacks) {
+    StackInfo info;
+    info.shape = ShapeOf(model_, plan_, stack);
+    info.limits = {stack.max_ids_per_partition, stack.max_unique_ids_per_partition};
+    stacks_.push_back(std::move(info));
+  }
+  RememberBuckets();
+}
+
+// Gives memory for buckets to the stacks, in order, as long as there is some.
+void Preprocessor::RememberBuckets() {
+  int64_t bytes = 0;
+  std::vector<int64_t> begins;  // -1: the stack gets nothing
+  for (const StackInfo& info : stacks_) {
+    const BucketRule rule = MakeBucketRule(model_.plan().bucket_hash(), info.shape);
+    const int64_t needed = BucketMemo::BytesFor(rule, info.shape);
+    const bool fits = needed > 0 && bytes + needed <= kBucketBytes;
+    begins.push_back(fits ? bytes : -1);
+    if (fits) bytes += needed;
+  }
+  // Without memory for it, every row is hashed each time.
+  if (auto memory = MappedMemory::Map(bytes, /*huge_pages=*/true); memory.ok()) {
+    bucket_memory_ = *std::move(memory);
+  }
+  auto* const known = reinterpret_cast<uint8_t*>(bucket_memory_.data());
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    const StackShape& shape = stacks_[k].shape;
+    const bool remembers = begins[k] >= 0 && known != nullptr;
+    stacks_[k].buckets = BucketMemo(MakeBucketRule(model_.plan().bucket_hash(), shape), shape,
+                                    remembers ? known + begins[k] : nullptr);
+  }
+}
+
+absl::Status Preprocessor::Sort(absl::Span<const FeatureInput> inputs, SortedBatch* sorted) {
+  PreprocessedBatch* batch = sorted->batch_.get();
+  RETURN_IF_ERROR(Validate(inputs, &batch->feature_status_));
+  batch->LayOut(plan_, model_.plan().sample_layout(), inputs);
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    StackBatch& stack = batch->stacks_[k];
+    RETURN_IF_ERROR(CheckSize(plan_.stacks[k], stack));
+    stack.gain_kind = GainKindOf(stacks_[k].shape, stack.inputs);
+  }
+  batch->bucketed_ = expect_cuts_.load(std::memory_order_relaxed);
+  ForEachSlot(batch, [&](const StackInfo& info, StackBatch* stack, int slot, SlotScratch* scratch) {
+    Buffer<int32_t>* multiplicity = allow_dropping_ ? &stack->buckets[slot].multiplicity : nullptr;
+    SortSlot(info.shape, stack->inputs, stack->layout[slot], stack->gain_kind, scratch,
+             multiplicity, &stack->slots[slot]);
+    if (batch->bucketed_) FillSlotBuckets(info, slot, stack);
+  });
+  sorted->needs_minibatches_ = NeedsMinibatches(*batch);
+  return absl::OkStatus();
+}
+
+void Preprocessor::FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const {
+  const DropRule drop = allow_dropping_ ? DropRule::kJax : DropRule::kKeep;
+  FillBuckets(info.buckets, info.limits, drop, stack->slots[slot], &stack->buckets[slot]);
+}
+
+absl::Status Preprocessor::Validate(absl::Span<const FeatureInput> inputs,
+                                    std::vector<absl::Status>* found) {
+  if (static_cast<int>(inputs.size()) != model_.features_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("features: there are ", inputs.size(),
+                                                   "; the model has ", model_.features_size()));
+  }
+  found->assign(inputs.size(), absl::OkStatus());
+  workers_.ParallelFor(static_cast<int64_t>(inputs.size()), [&](int64_t f) {
+    const auto [stack, position] = plan_.feature_at[f];
+    const StackPlan& in = plan_.stacks[stack];
+    const TablePlan& table = in.tables[in.features[position].table_in_stack];
+    (*found)[f] = ValidateFeature(model_.features(static_cast<int>(f)).name(),
+                                  table.vocabulary_size, inputs[f]);
+  });
+  for (const absl::Status& status : *found) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Refuses what 32-bit indices cannot hold.
+absl::Status Preprocessor::CheckSize(const StackPlan& plan, const StackBatch& stack) const {
+  if (stack.samples > kMaxStackSamples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the features of stack '", plan.name, "' have ", stack.samples,
+                     " samples together; allowed: [0, ", kMaxStackSamples, "]"));
+  }
+  const int64_t max_pads = kCsrAlignment * kBuckets * int64_t{plan_.topology.partitions()};
+  const int64_t max_ids = std::numeric_limits<int32_t>::max() - max_pads;
+  for (const SlotLayout& slot : stack.layout) {
+    const int64_t ids = CountIds(slot, stack.inputs);
+    if (ids <= max_ids) continue;
+    return absl::ResourceExhaustedError(absl::StrCat("stack '", plan.name, "' has ", ids,
+                                                     " ids in one source slot; allowed: [0, ",
+                                                     max_ids, "]; send smaller batches"));
+  }
+  return absl::OkStatus();
+}
+
+bool Preprocessor::NeedsMinibatches(const PreprocessedBatch& batch) const {
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    for (const SlotCsr& slot : batch.stacks_[k].slots) {
+      for (int p = 0; p < slot.partitions; ++p) {
+        const int32_t ids = slot.partition_ids.data()[p];
+        if (stacks_[k].limits.Exceeded(ids, slot.partition_unique.data()[p])) return true;
+      }
+    }
+  }
+  return false;
+}
+
+absl::StatusOr<CutSet> Preprocessor::FindCuts(SortedBatch* sorted) {
+  PreprocessedBatch* batch = sorted->batch_.get();
+  if (!batch->bucketed_) {
+    ForEachSlot(batch, [this](const StackInfo& info, StackBatch* stack, int slot, SlotScratch*) {
+      FillSlotBuckets(info, slot, stack);
+    });
+    batch->bucketed_ = true;
+  }
+  CutSet cuts = 0;
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    const StackBatch& stack = batch->stacks_[k];
+    if (!allow_dropping_) RETURN_IF_ERROR(CheckBuckets(k, stack));
+    cuts |= CutsOfStack(model_.plan().rules(), stacks_[k].limits, stack.buckets,
+                        plan_.topology.partitions());
+  }
+  return cuts;
+}
+
+// The error of the worst of the stack's buckets, if one is over its limits.
+absl::Status Preprocessor::CheckBuckets(size_t stack_index, const StackBatch& stack) const {
+  Overflow worst;
+  int worst_slot = 0;
+  for (int s = 0; s < slots(); ++s) {
+    const Overflow overflow =
+        WorstOverflow(stack.buckets[s], plan_.topology.partitions(), stacks_[stack_index].limits);
+    if (overflow.excess <= worst.excess) continue;
+    worst = overflow;
+    worst_slot = s;
+  }
+  if (!worst.found()) return absl::OkStatus();
+  return OverflowError(plan_.stacks[stack_index], worst_slot, stack.slots[worst_slot],
+                       stack.buckets[worst_slot], worst);
+}
+
+std::shared_ptr<const PreprocessedBatch> Preprocessor::Finish(CutSet cuts, SortedBatch* sorted) {
+  PreprocessedBatch* batch = sorted->batch_.get();
+  expect_cuts_.store(cuts != 0, std::memory_order_relaxed);
+  if (cuts != 0) {
+    ForEachSlot(batch, [cuts](const StackInfo&, StackBatch* stack, int slot, SlotScratch* scratch) {
+      CutSlot(stack->slots[slot], stack->buckets[slot], cuts, &scratch->positions, &scratch->csr);
+      std::swap(stack->slots[slot], scratch->csr);
+    });
+  }
+  WriteStatistics(model_, plan_, batch->stacks_, &batch->statistics_);
+  return sorted->Share();
+}
+
+void Preprocessor::ForEachSlot(PreprocessedBatch* batch, SlotWork work) {
+  const int64_t tasks = static_cast<int64_t>(stacks_.size()) * slots();
+  workers_.ParallelFor(tasks, [&](int64_t task) {
+    const int64_t stack = task / slots();
+    std::unique_ptr<SlotScratch> scratch = scratch_.Take();
+    work(stacks_[stack], &batch->stacks_[stack], static_cast<int>(task % slots()), scratch.get());
+    scratch_.Give(std::move(scratch));
+  });
 }
 
 }  // namespace emberd::preprocess

@@ -1,53 +1,59 @@
 // Features of a batch in, CSR mini-batches per (stack, shard) out. No I/O, no gRPC, no globals.
+//
+//   validate   feature_input.h    the arrays of each feature fit together, ids are in range
+//   lay out    sample_layout.h    samples go to source slots
+//   sort       keys.h, sort_and_merge.h    each id becomes a key; equal (row, sample) pairs merge
+//   find cuts  buckets.h, cuts.h  if a partition exceeds a limit: where the vocabulary is cut
+//   finish     cuts.h, batch_statistics.h  the batch is cut into mini-batches and counted
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/cpu_pool.h"
+#include "base/mapped_memory.h"
+#include "base/recycler.h"
 #include "emberd/v1/model.pb.h"
-#include "emberd/v1/statistics.pb.h"
-#include "preprocess/batch/csr.h"
+#include "preprocess/batch/buckets.h"
+#include "preprocess/batch/cuts.h"
 #include "preprocess/batch/feature_input.h"
+#include "preprocess/batch/keys.h"
+#include "preprocess/batch/preprocessed_batch.h"
+#include "preprocess/batch/sort_and_merge.h"
 #include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {
-
-// By partition, over all mini-batches and before anything is dropped.
-struct PartitionCounts {
-  absl::Span<const int32_t> ids;     // distinct (sample, row) pairs
-  absl::Span<const int32_t> unique;  // distinct rows
-};
-
-// A preprocessed batch. Immutable; views stay valid as long as it lives. Its buffers return to the
-// Preprocessor that made it, so it must not outlive that one.
-class PreprocessedBatch {
- public:
-  virtual ~PreprocessedBatch() = default;
-  // What shard `shard` needs: one view per stack of the plan, in plan order.
-  virtual std::vector<StackBatchView> ShardView(int shard) const = 0;
-  // Samples of feature i of the config in this batch.
-  virtual absl::Span<const int64_t> feature_samples() const = 0;
-  // First canonical sample of feature i of the config inside its stack, for this batch.
-  virtual absl::Span<const int64_t> feature_sample_begin() const = 0;
-  // Canonical samples of a stack: the sum over its features.
-  virtual int64_t stack_samples(int stack) const = 0;
-  virtual const v1::BatchStatistics& statistics() const = 0;
-  // What source slot `slot` of a stack sends to each partition.
-  virtual PartitionCounts partition_counts(int stack, int slot) const = 0;
-  // Bytes of memory that the batch holds.
-  virtual int64_t bytes() const = 0;
-};
 
 // A batch between the two halves of its preparation: sorted and counted, not yet cut into
 // mini-batches. To be used by one thread at a time; must not outlive the preprocessor.
 class SortedBatch {
  public:
-  virtual ~SortedBatch() = default;
+  explicit SortedBatch(Recycler<PreprocessedBatch>* batches)
+      : batches_(batches), batch_(batches->Take()) {}
+  SortedBatch(const SortedBatch&) = delete;
+  SortedBatch& operator=(const SortedBatch&) = delete;
+  ~SortedBatch();  // an unfinished batch gives its buffers back
+
   // Whether some (source slot, partition) exceeds a limit of its stack.
-  virtual bool needs_minibatches() const = 0;
+  bool needs_minibatches() const { return needs_minibatches_; }
+
+ private:
+  friend class Preprocessor;
+  template <typename T>
+  class InBatchAllocator;
+
+  // The finished batch; it gives its buffers back after its last use.
+  std::shared_ptr<const PreprocessedBatch> Share();
+
+  Recycler<PreprocessedBatch>* batches_;
+  std::unique_ptr<PreprocessedBatch> batch_;
+  bool needs_minibatches_ = false;
 };
 
 struct PreprocessorOptions {
@@ -62,24 +68,59 @@ class Preprocessor {
   static absl::StatusOr<std::unique_ptr<Preprocessor>> Create(const v1::ModelConfig* model,
                                                               const Plan* plan,
                                                               PreprocessorOptions options);
-  virtual ~Preprocessor() = default;
 
   // `inputs[i]` belongs to feature i of the config. Everything is checked before any work is done:
   // INVALID_ARGUMENT for malformed input, OUT_OF_RANGE for an id or a sample outside of its range,
   // RESOURCE_EXHAUSTED where no cut of the vocabulary keeps the limits. Messages name the feature,
   // the position, the value and the allowed range.
-  virtual absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Run(
-      absl::Span<const FeatureInput> inputs) = 0;
+  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Run(
+      absl::Span<const FeatureInput> inputs);
 
   // Run in steps, for replicas that cut their batches alike: Sort; then, if any replica
   // needs_minibatches, FindCuts on every replica; then Finish with the OR of all cuts (0 if none
   // needs any). Sort is done with the memory of `inputs` when it returns.
-  virtual absl::StatusOr<std::unique_ptr<SortedBatch>> Sort(
-      absl::Span<const FeatureInput> inputs) = 0;
-  // The cuts that this batch needs (splits.h). RESOURCE_EXHAUSTED where none suffice.
-  virtual absl::StatusOr<uint64_t> FindCuts(SortedBatch* batch) = 0;
-  virtual absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(
-      std::unique_ptr<SortedBatch> batch, uint64_t cuts) = 0;
+  absl::StatusOr<std::unique_ptr<SortedBatch>> Sort(absl::Span<const FeatureInput> inputs);
+  // The cuts that this batch needs. RESOURCE_EXHAUSTED where none suffice.
+  absl::StatusOr<CutSet> FindCuts(SortedBatch* batch);
+  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(
+      std::unique_ptr<SortedBatch> batch, CutSet cuts);
+
+ private:
+  // What planning knows about a stack.
+  struct StackInfo {
+    StackShape shape;
+    PartitionLimits limits;
+    BucketMemo buckets;
+  };
+  using SlotWork =
+      absl::FunctionRef<void(const StackInfo&, StackBatch*, int slot, SlotScratch* scratch)>;
+
+  Preprocessor(const v1::ModelConfig& model, const Plan& plan, int threads);
+  void RememberBuckets();
+
+  absl::Status Sort(absl::Span<const FeatureInput> inputs, SortedBatch* sorted);
+  absl::Status Validate(absl::Span<const FeatureInput> inputs, std::vector<absl::Status>* found);
+  absl::Status CheckSize(const StackPlan& plan, const StackBatch& stack) const;
+  bool NeedsMinibatches(const PreprocessedBatch& batch) const;
+  absl::Status CheckBuckets(size_t stack_index, const StackBatch& stack) const;
+  void FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const;
+  // Cuts the batch, whose cuts have been found unless `cuts` is 0, and writes its statistics.
+  std::shared_ptr<const PreprocessedBatch> Finish(CutSet cuts, SortedBatch* sorted);
+  // Calls `work` for every source slot of every stack, spread over the threads.
+  void ForEachSlot(PreprocessedBatch* batch, SlotWork work);
+  int slots() const { return plan_.topology.sparsecores_per_shard; }
+
+  const v1::ModelConfig& model_;
+  const Plan& plan_;
+  const bool allow_dropping_;
+  std::vector<StackInfo> stacks_;
+  MappedMemory bucket_memory_;  // of all stacks that remember buckets
+  // Whether the batch before was cut. The next one then fills its buckets while its slots are still
+  // in the processor's cache; if they are not needed, only that time is lost.
+  std::atomic<bool> expect_cuts_{false};
+  CpuPool workers_;
+  Recycler<SlotScratch> scratch_;
+  Recycler<PreprocessedBatch> batches_;
 };
 
 }  // namespace emberd::preprocess

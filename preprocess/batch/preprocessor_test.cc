@@ -14,7 +14,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "preprocess/batch/splits.h"
+#include "preprocess/batch/cuts.h"
 #include "preprocess/random_case.h"
 
 namespace emberd::preprocess {

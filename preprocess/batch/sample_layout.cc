@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "preprocess/plan/rounding.h"
+#include "preprocess/plan/placement.h"
 
 namespace emberd::preprocess {
 namespace {
@@ -15,13 +15,13 @@ void AddSlice(int feature, int64_t begin, int64_t count, int64_t slot_begin, Slo
 void SplitThenStack(absl::Span<const int64_t> counts, int slots, std::vector<SlotLayout>* layout) {
   int64_t slot_begin = 0;
   for (size_t f = 0; f < counts.size(); ++f) {
-    const int64_t part = RoundUp(counts[f], slots) / slots;
+    const int64_t per_slot = RoundUp(counts[f], slots) / slots;
     for (int s = 0; s < slots; ++s) {
-      const int64_t begin = s * part;
-      AddSlice(static_cast<int>(f), begin, std::min(part, counts[f] - begin), slot_begin,
+      const int64_t begin = s * per_slot;
+      AddSlice(static_cast<int>(f), begin, std::min(per_slot, counts[f] - begin), slot_begin,
                &(*layout)[s]);
     }
-    slot_begin += part;
+    slot_begin += per_slot;
   }
   for (SlotLayout& slot : *layout) slot.samples = static_cast<int32_t>(slot_begin);
 }
@@ -29,10 +29,10 @@ void SplitThenStack(absl::Span<const int64_t> counts, int slots, std::vector<Slo
 void StackThenSplit(absl::Span<const int64_t> counts, int slots, std::vector<SlotLayout>* layout) {
   int64_t total = 0;
   for (int64_t count : counts) total += count;
-  const int64_t part = RoundUp(total, slots) / slots;
+  const int64_t per_slot = RoundUp(total, slots) / slots;
   for (int s = 0; s < slots; ++s) {
-    const int64_t slot_first = s * part;
-    const int64_t slot_last = slot_first + part;
+    const int64_t slot_first = s * per_slot;
+    const int64_t slot_last = slot_first + per_slot;
     int64_t feature_first = 0;
     for (size_t f = 0; f < counts.size(); ++f) {
       const int64_t first = std::max(feature_first, slot_first);
@@ -41,7 +41,7 @@ void StackThenSplit(absl::Span<const int64_t> counts, int slots, std::vector<Slo
                &(*layout)[s]);
       feature_first += counts[f];
     }
-    (*layout)[s].samples = static_cast<int32_t>(part);
+    (*layout)[s].samples = static_cast<int32_t>(per_slot);
   }
 }
 

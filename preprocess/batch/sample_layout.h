@@ -9,7 +9,7 @@
 
 namespace emberd::preprocess {
 
-// A run of one feature's samples in a slot.
+// A run of one feature's samples in a source slot.
 struct SlotSlice {
   int feature = 0;           // index in the stack's features
   int64_t sample_begin = 0;  // first sample of the feature
@@ -17,11 +17,11 @@ struct SlotSlice {
   int32_t slot_begin = 0;    // sample id of the first one inside the slot
 };
 
-// The slices of one slot, ascending in slot_begin.
+// The slices of one source slot, ascending in slot_begin.
 struct SlotLayout {
   std::vector<SlotSlice> slices;
-  int32_t samples =
-      0;  // sample ids of the slot are 0 to samples - 1; ids that no slice covers have no entries
+  // Sample ids of the slot are 0 to samples - 1; ids that no slice covers have no entries.
+  int32_t samples = 0;
 };
 
 // Lays `sample_counts` (one per feature, in canonical order) over `slots` slots. What does not

@@ -8,9 +8,8 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "preprocess/plan/placement.h"
-#include "preprocess/plan/plan_fingerprint.h"
-#include "preprocess/plan/rounding.h"
 #include "preprocess/plan/stacking.h"
 
 namespace emberd::preprocess {
@@ -31,8 +30,8 @@ class Planner {
       : model_(model), topology_(topology), partitions_(topology.partitions()) {}
 
   absl::StatusOr<Plan> Make() {
-    if (absl::Status status = IndexTables(); !status.ok()) return status;
-    if (absl::Status status = DraftGroups(); !status.ok()) return status;
+    RETURN_IF_ERROR(IndexTables());
+    RETURN_IF_ERROR(DraftGroups());
     DraftRest();
     Plan plan;
     plan.topology = topology_;
@@ -44,9 +43,9 @@ class Planner {
         return absl::InvalidArgumentError(absl::StrCat("plan: two stacks are named '", draft.name,
                                                        "'; give one of them a name in groups"));
       }
-      auto stack = PlaceStack(draft, static_cast<int>(plan.stacks.size()), &plan);
-      if (!stack.ok()) return stack.status();
-      plan.stacks.push_back(*std::move(stack));
+      ASSIGN_OR_RETURN(StackPlan stack,
+                       PlaceStack(draft, static_cast<int>(plan.stacks.size()), &plan));
+      plan.stacks.push_back(std::move(stack));
     }
     plan.fingerprint = PlanFingerprint(plan);
     return plan;
@@ -112,10 +111,10 @@ class Planner {
         if (!draft.tables.empty()) {
           const v1::TableConfig& first = model_.tables(draft.tables.front());
           if (KernelKey(first) != KernelKey(model_.tables(t))) {
-            return absl::InvalidArgumentError(
-                absl::StrCat(path, ".tables: '", first.name(), "' and '", name,
-                             "' differ in optimizer, quantization, storage_dtype, update_rounding, "
-                             "on_nonfinite_gradient or result_mode; a stack needs them equal"));
+            return absl::InvalidArgumentError(absl::StrCat(
+                path, ".tables: '", first.name(), "' and '", name,
+                "' differ in optimizer, quantization, storage_dtype, update_rounding, "
+                "on_nonfinite_gradient or result_mode; these must be equal in a stack"));
           }
         }
         draft.tables.push_back(t);
@@ -206,8 +205,8 @@ class Planner {
       table.padded_vocabulary_size = PaddedRows(config.vocabulary_size(), partitions_);
       table.embedding_dim = config.embedding_dim();
       table.row_offset = stack.rows_per_partition;
-      const int64_t turn = static_cast<int64_t>(k) * rotation % partitions_;
-      table.shard_rotation = static_cast<int>((turn + partitions_) % partitions_);
+      const int64_t shift = static_cast<int64_t>(k) * rotation % partitions_;
+      table.shard_rotation = static_cast<int>((shift + partitions_) % partitions_);
       stack.rows_per_partition += table.padded_vocabulary_size / partitions_;
       if (stack.rows_per_partition * partitions_ > std::numeric_limits<int32_t>::max()) {
         return absl::InvalidArgumentError(
@@ -275,7 +274,8 @@ absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topo
   if (int64_t{topology.shards} * topology.sparsecores_per_shard > kMaxPartitions) {
     return absl::InvalidArgumentError(
         absl::StrCat("topology: ", topology.shards, " shards of ", topology.sparsecores_per_shard,
-                     " SparseCores are too many; there may be ", kMaxPartitions, " in all"));
+                     " SparseCores is not allowed; there may be at most ", kMaxPartitions,
+                     " SparseCores in all"));
   }
   return Planner(model, topology).Make();
 }

@@ -80,4 +80,8 @@ absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topo
 // The plan as the API shows it.
 v1::ModelPlan PlanToProto(const v1::ModelConfig& model, const Plan& plan);
 
+// First 64 bits of a SHA-256 over the topology and every stack, table and feature of the plan,
+// never 0. `plan.fingerprint` itself is ignored.
+uint64_t PlanFingerprint(const Plan& plan);
+
 }  // namespace emberd::preprocess

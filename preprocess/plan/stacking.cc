@@ -1,6 +1,5 @@
 #include "preprocess/plan/stacking.h"
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/sha256.h"
@@ -81,10 +80,7 @@ std::vector<std::vector<int>> StackLikeTensorFlow(absl::Span<const StackCandidat
 std::string StackName(absl::Span<const std::string> table_names, bool shorten) {
   const std::string name = absl::StrJoin(table_names, "_");
   if (!shorten || name.size() <= kLongestName) return name;
-  const auto digest = Sha256(name);
-  const std::string hex = absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
-  return absl::StrCat(name.substr(0, kLongestName), "...", hex.substr(0, kHashDigits));
+  return absl::StrCat(name.substr(0, kLongestName), "...", Sha256Hex(name).substr(0, kHashDigits));
 }
 
 }  // namespace emberd::preprocess

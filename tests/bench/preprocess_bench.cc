@@ -21,9 +21,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "preprocess/batch/preprocessor.h"
-#include "preprocess/batch/radix_sort.h"
+#include "preprocess/batch/sort_and_group.h"
+#include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
-#include "preprocess/plan/rounding.h"
 #include "tests/bench/bench_report.h"
 
 namespace emberd::preprocess {

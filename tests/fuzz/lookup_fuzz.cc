@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "config/config.h"
-#include "preprocess/batch/batch_cost.h"
-#include "preprocess/batch/splits.h"
+#include "preprocess/batch/batch_statistics.h"
+#include "preprocess/batch/cuts.h"
 #include "server/coordinator/lookup_request.h"
 #include "server/coordinator/served_model.h"
 #include "tests/fuzz/canonical.h"

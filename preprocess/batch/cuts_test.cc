@@ -1,4 +1,4 @@
-#include "preprocess/batch/splits.h"
+#include "preprocess/batch/cuts.h"
 
 #include <array>
 
@@ -23,7 +23,7 @@ int64_t LargestMinibatch(const Counts& counts, CutSet cuts) {
   return *std::max_element(sums.begin(), sums.end());
 }
 
-TEST(SplitsTest, NumberingsAreOneToOne) {
+TEST(CutsTest, NumberingsAreOneToOne) {
   const CutSet all = ~CutSet{1};
   EXPECT_EQ(JaxMask(all), ~uint64_t{0} >> 1);
   EXPECT_EQ(TensorFlowMask(all), ~uint64_t{0} >> 1);
@@ -36,7 +36,7 @@ TEST(SplitsTest, NumberingsAreOneToOne) {
   EXPECT_EQ(TensorFlowMask(CutSet{1} << 32), 1u);          // TensorFlow's is its first
 }
 
-TEST(SplitsTest, MinibatchesOfBuckets) {
+TEST(CutsTest, MinibatchesOfBuckets) {
   const CutSet cuts = CutSet{1} << 1 | CutSet{1} << 40 | CutSet{1} << 63;
   EXPECT_EQ(MinibatchCount(cuts), 4);
   EXPECT_EQ(MinibatchOf(cuts, 0), 0);
@@ -48,7 +48,7 @@ TEST(SplitsTest, MinibatchesOfBuckets) {
 }
 
 // Would catch: cuts that leave a mini-batch over the limit, or cut where nothing asks for it.
-TEST(SplitsTest, CutsKeepTheLimitAndStayAwayBelowIt) {
+TEST(CutsTest, CutsKeepTheLimitAndStayAwayBelowIt) {
   Random random(TestSeed());
   for (int n = 0; n < 2000; ++n) {
     const Counts counts = RandomCounts(random, n % 50);
@@ -69,7 +69,7 @@ TEST(SplitsTest, CutsKeepTheLimitAndStayAwayBelowIt) {
   }
 }
 
-TEST(SplitsTest, NoLimitNoCuts) {
+TEST(CutsTest, NoLimitNoCuts) {
   const Counts counts = [] {
     Counts c;
     c.fill(1000000);

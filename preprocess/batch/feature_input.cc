@@ -1,11 +1,11 @@
-#include "preprocess/batch/validate.h"
+#include "preprocess/batch/feature_input.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <type_traits>
-#include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace emberd::preprocess {
 namespace {
@@ -47,8 +47,7 @@ absl::Status CheckIds(absl::string_view feature, const IntSpan& ids, int64_t voc
 }
 
 absl::Status CheckStructure(absl::string_view feature, const DenseInput& dense) {
-  if (absl::Status status = CheckSampleCount(feature, dense.sample_count); !status.ok())
-    return status;
+  RETURN_IF_ERROR(CheckSampleCount(feature, dense.sample_count));
   const int64_t n = SizeOf(dense.ids);
   if (dense.ids_per_sample < 0) {
     return Invalid(feature, "ids_per_sample is ", dense.ids_per_sample, "; allowed: >= 0");
@@ -71,7 +70,7 @@ absl::Status CheckStructure(absl::string_view feature, const RaggedInput& ragged
           return Invalid(feature,
                          "row_splits is empty; it needs one more value than there are samples");
         const int64_t samples = static_cast<int64_t>(splits.size()) - 1;
-        if (absl::Status status = CheckSampleCount(feature, samples); !status.ok()) return status;
+        RETURN_IF_ERROR(CheckSampleCount(feature, samples));
         if (splits[0] != 0)
           return Invalid(feature, "row_splits at position 0 is ", splits[0], "; allowed: 0");
         for (size_t i = 1; i < splits.size(); ++i) {
@@ -90,8 +89,7 @@ absl::Status CheckStructure(absl::string_view feature, const RaggedInput& ragged
 }
 
 absl::Status CheckStructure(absl::string_view feature, const SparseInput& sparse) {
-  if (absl::Status status = CheckSampleCount(feature, sparse.sample_count); !status.ok())
-    return status;
+  RETURN_IF_ERROR(CheckSampleCount(feature, sparse.sample_count));
   const int64_t values = SizeOf(sparse.values);
   const int64_t numbers = SizeOf(sparse.indices);
   if (numbers % 2 != 0 || numbers / 2 != values) {
@@ -148,13 +146,17 @@ const IntSpan& IdsOf(const FeatureInput& input) {
 
 absl::Status ValidateFeature(absl::string_view feature, int64_t vocabulary_size,
                              const FeatureInput& input) {
-  absl::Status status =
-      std::visit([&](const auto& form) { return CheckStructure(feature, form); }, input.ids);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(
+      std::visit([&](const auto& form) { return CheckStructure(feature, form); }, input.ids));
   const IntSpan& ids = IdsOf(input);
-  status = CheckWeights(feature, input, SizeOf(ids));
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckWeights(feature, input, SizeOf(ids)));
   return CheckIds(feature, ids, vocabulary_size);
+}
+
+int64_t SampleCount(const FeatureInput& input) {
+  if (const auto* dense = std::get_if<DenseInput>(&input.ids)) return dense->sample_count;
+  if (const auto* sparse = std::get_if<SparseInput>(&input.ids)) return sparse->sample_count;
+  return SizeOf(std::get<RaggedInput>(input.ids).row_splits) - 1;
 }
 
 }  // namespace emberd::preprocess

@@ -1,4 +1,4 @@
-#include "preprocess/batch/radix_sort.h"
+#include "preprocess/batch/sort_and_merge.h"
 
 #include <algorithm>
 #include <vector>
@@ -11,7 +11,7 @@ namespace emberd::preprocess {
 namespace {
 
 // Would catch: a lost or doubled key, an unstable pass, a pass left out that was needed.
-TEST(RadixSortTest, SortsLikeTheStandardLibrary) {
+TEST(SortKeysTest, SortsLikeTheStandardLibrary) {
   Random random(TestSeed());
   for (int64_t n : {0, 1, 2, 191, 192, 193, 1000, 5000, 70000}) {
     for (int bits : {0, 1, 5, 8, 11, 12, 20, 22, 23, 27, 31, 32}) {

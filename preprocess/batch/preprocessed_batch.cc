@@ -1,6 +1,4 @@
-#include "preprocess/batch/batch_storage.h"
-
-#include "preprocess/batch/feature_rows.h"
+#include "preprocess/batch/preprocessed_batch.h"
 
 namespace emberd::preprocess {
 namespace {
@@ -34,10 +32,10 @@ CsrSegmentView SegmentView(const SlotCsr& csr, int minibatch, int first_partitio
 
 }  // namespace
 
-void BatchStorage::LayOut(const Plan& plan, v1::SampleLayout layout,
-                          absl::Span<const FeatureInput> inputs) {
+void PreprocessedBatch::LayOut(const Plan& plan, v1::SampleLayout layout,
+                               absl::Span<const FeatureInput> inputs) {
   plan_ = &plan;
-  bucketed = false;
+  bucketed_ = false;
   stacks_.resize(plan.stacks.size());
   feature_samples_.resize(inputs.size());
   feature_sample_begin_.resize(inputs.size());
@@ -63,7 +61,7 @@ void BatchStorage::LayOut(const Plan& plan, v1::SampleLayout layout,
   }
 }
 
-std::vector<StackBatchView> BatchStorage::ShardView(int shard) const {
+std::vector<StackBatchView> PreprocessedBatch::ShardView(int shard) const {
   const int slots = plan_->topology.sparsecores_per_shard;
   std::vector<StackBatchView> views(stacks_.size());
   for (size_t k = 0; k < stacks_.size(); ++k) {
@@ -85,13 +83,13 @@ std::vector<StackBatchView> BatchStorage::ShardView(int shard) const {
   return views;
 }
 
-PartitionCounts BatchStorage::partition_counts(int stack, int slot) const {
-  const SlotCsr& csr = stacks_[stack].slots[slot];
+PartitionCounts PreprocessedBatch::partition_counts(int stack, int source_slot) const {
+  const SlotCsr& csr = stacks_[stack].slots[source_slot];
   return {absl::MakeConstSpan(csr.partition_ids.data(), csr.partitions),
           absl::MakeConstSpan(csr.partition_unique.data(), csr.partitions)};
 }
 
-int64_t BatchStorage::bytes() const {
+int64_t PreprocessedBatch::bytes() const {
   int64_t bytes = sizeof(*this);
   for (const StackBatch& batch : stacks_) {
     for (const SlotCsr& csr : batch.slots) bytes += csr.bytes();

@@ -1,10 +1,105 @@
-#include "preprocess/batch/extract.h"
+#include "preprocess/batch/keys.h"
 
-#include "preprocess/batch/feature_rows.h"
-#include "preprocess/batch/gains.h"
+#include <cmath>
+#include <utility>
+#include <variant>
 
 namespace emberd::preprocess {
 namespace {
+
+// First index pair of a sparse input whose sample is >= `sample`.
+template <typename Index>
+int64_t FirstPairOf(absl::Span<const Index> indices, int64_t sample) {
+  int64_t low = 0;
+  int64_t high = static_cast<int64_t>(indices.size()) / 2;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (static_cast<int64_t>(indices[2 * middle]) < sample) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Calls visit(offset, ids, n, position) for samples begin + offset, offset = 0 to count - 1: `ids`
+// points to the n ids of the sample, the first of which stands at `position` among all ids of the
+// feature (and so do its weights).
+template <typename Visit>
+void VisitSamples(const FeatureInput& input, int64_t begin, int64_t count, Visit&& visit) {
+  struct Visitor {
+    int64_t begin, count;
+    Visit& visit;
+    void operator()(const DenseInput& dense) const {
+      const int64_t n = dense.ids_per_sample;
+      std::visit(
+          [&](const auto& ids) {
+            for (int64_t j = 0; j < count; ++j) {
+              const int64_t position = (begin + j) * n;
+              visit(j, ids.data() + position, n, position);
+            }
+          },
+          dense.ids);
+    }
+    void operator()(const RaggedInput& ragged) const {
+      std::visit(
+          [&](const auto& splits, const auto& values) {
+            for (int64_t j = 0; j < count; ++j) {
+              const int64_t position = splits[begin + j];
+              visit(j, values.data() + position, splits[begin + j + 1] - position, position);
+            }
+          },
+          ragged.row_splits, ragged.values);
+    }
+    void operator()(const SparseInput& sparse) const {
+      std::visit(
+          [&](const auto& indices, const auto& values) {
+            const int64_t pairs = static_cast<int64_t>(indices.size()) / 2;
+            int64_t position = FirstPairOf(indices, begin);
+            for (int64_t j = 0; j < count; ++j) {
+              int64_t end = position;
+              while (end < pairs && static_cast<int64_t>(indices[2 * end]) == begin + j) ++end;
+              visit(j, values.data() + position, end - position, position);
+              position = end;
+            }
+          },
+          sparse.indices, sparse.values);
+    }
+  };
+  std::visit(Visitor{begin, count, visit}, input.ids);
+}
+
+// By what the weights of a sample are divided: the sum of the weights (MEAN) or the root of the sum
+// of their squares (SQRTN), over all occurrences in order, in float32; 1 for SUM.
+float WeightDivisor(v1::Combiner combiner, const float* weights, int64_t n) {
+  if (combiner == v1::SUM) return 1.0f;
+  float sum = 0.0f;
+  if (combiner == v1::SQRTN) {
+    for (int64_t i = 0; i < n; ++i) sum += weights[i] * weights[i];
+    return std::sqrt(sum);
+  }
+  for (int64_t i = 0; i < n; ++i) sum += weights[i];
+  return sum;
+}
+
+// The same for n weights that are all equal.
+float WeightDivisor(v1::Combiner combiner, float weight, int64_t n) {
+  if (combiner == v1::SUM) return 1.0f;
+  if (weight == 1.0f) {  // exact for more than 2^24 ids too
+    return combiner == v1::SQRTN ? std::sqrt(static_cast<float>(n)) : static_cast<float>(n);
+  }
+  const float term = combiner == v1::SQRTN ? weight * weight : weight;
+  float sum = 0.0f;
+  for (int64_t i = 0; i < n; ++i) sum += term;
+  return combiner == v1::SQRTN ? std::sqrt(sum) : sum;
+}
+
+// The gain of one occurrence. A zero divisor gives 0, or the quotient if `divide_by_zero`.
+float Gain(float weight, float divisor, bool divide_by_zero) {
+  if (divisor == 0.0f && !divide_by_zero) return 0.0f;
+  return weight / divisor;
+}
 
 // Turns ids of one feature into the upper half of keys, in place.
 struct KeyMaker {
@@ -40,8 +135,8 @@ bool HasOwnWeights(const FeatureInput& input) {
 }
 
 // Writes the keys of one slice and returns the end of the keys; fills `sample_gains` unless null.
-uint64_t* ExtractUnweighted(const StackShape& shape, const FeatureInput& input,
-                            const SlotSlice& slice, float* sample_gains, uint64_t* key) {
+uint64_t* MakeUnweighted(const StackShape& shape, const FeatureInput& input, const SlotSlice& slice,
+                         float* sample_gains, uint64_t* key) {
   const FeatureShape& feature = shape.features[slice.feature];
   const KeyMaker key_of(shape, feature);
   const float weight = CommonWeight(input);
@@ -57,8 +152,8 @@ uint64_t* ExtractUnweighted(const StackShape& shape, const FeatureInput& input,
 }
 
 // Writes keys from ordinal `at` on and returns the next ordinal.
-int64_t ExtractWeighted(const StackShape& shape, const FeatureInput& input, const SlotSlice& slice,
-                        int64_t at, Occurrences* out) {
+int64_t MakeWeighted(const StackShape& shape, const FeatureInput& input, const SlotSlice& slice,
+                     int64_t at, Occurrences* out) {
   const FeatureShape& feature = shape.features[slice.feature];
   const KeyMaker key_of(shape, feature);
   const bool own_weights = HasOwnWeights(input);
@@ -116,8 +211,8 @@ int64_t CountIds(const SlotLayout& slot, StackInputs inputs) {
   return ids;
 }
 
-void ExtractSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
-                 Occurrences* out) {
+void MakeKeys(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
+              Occurrences* out) {
   out->gain_kind = kind;
   out->count = CountIds(slot, inputs);
   uint64_t* key = out->keys.Reserve(out->count);
@@ -125,13 +220,13 @@ void ExtractSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& 
     out->weighted.Reserve(out->count);
     int64_t at = 0;
     for (const SlotSlice& slice : slot.slices) {
-      at = ExtractWeighted(shape, *inputs[slice.feature], slice, at, out);
+      at = MakeWeighted(shape, *inputs[slice.feature], slice, at, out);
     }
     return;
   }
   float* gains = kind == GainKind::kPerSample ? out->sample_gains.Reserve(slot.samples) : nullptr;
   for (const SlotSlice& slice : slot.slices) {
-    key = ExtractUnweighted(shape, *inputs[slice.feature], slice, gains, key);
+    key = MakeUnweighted(shape, *inputs[slice.feature], slice, gains, key);
   }
 }
 

@@ -1,5 +1,5 @@
 // Would catch: a cost that does not follow from the buffers, for any model, batch and topology.
-#include "preprocess/batch/batch_cost.h"
+#include "preprocess/batch/batch_statistics.h"
 
 #include <map>
 #include <set>
@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "config/config.h"
+#include "preprocess/batch/preprocessor.h"
 #include "preprocess/random_case.h"
 
 namespace emberd::preprocess {

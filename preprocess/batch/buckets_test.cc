@@ -1,5 +1,5 @@
-// Covers: highway_buckets_portable.cc highway_buckets_avx2.cc
-#include "preprocess/batch/bucket_hash.h"
+// Covers: highway_buckets_avx2.cc
+#include "preprocess/batch/buckets.h"
 
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace emberd::preprocess {
 namespace {
 
 // Would catch: machines with and without AVX2 that cut the vocabulary at different places.
-TEST(BucketHashTest, EveryMachineFindsTheSameBuckets) {
+TEST(BucketsTest, EveryMachineFindsTheSameBuckets) {
   Random random(TestSeed());
   std::vector<int32_t> rows(1000);
   for (int32_t& row : rows) row = static_cast<int32_t>(random() % (1 << 27));
@@ -33,7 +33,7 @@ TEST(BucketHashTest, EveryMachineFindsTheSameBuckets) {
   }
 }
 
-TEST(BucketHashTest, RulesByName) {
+TEST(BucketsTest, RulesByName) {
   StackShape shape;
   shape.partitions = 4;
   shape.rows_per_partition = 40;  // 160 stacked ids, 3 a bucket

@@ -1,6 +1,6 @@
 // Would catch: bad input that gets through to code which trusts it, and messages that do not say
 // where it was bad.
-#include "preprocess/batch/validate.h"
+#include "preprocess/batch/feature_input.h"
 
 #include <limits>
 #include <string>

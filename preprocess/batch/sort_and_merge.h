@@ -1,15 +1,16 @@
-// The CSR of one source slot of one stack, as preprocessing builds it.
+// One source slot from features to CSR: its keys are made and sorted, and equal ones merge.
 #pragma once
 
 #include <cstdint>
 
 #include "base/buffer.h"
 #include "preprocess/batch/csr.h"
+#include "preprocess/batch/keys.h"
 
 namespace emberd::preprocess {
 
-// Segments (mini-batches) follow one another in the three arrays; inside a segment, partitions do.
-// All indices count from the start of the arrays.
+// The CSR of one source slot of one stack. Segments (mini-batches) follow one another in the three
+// arrays; inside a segment, partitions do. All indices count from the start of the arrays.
 struct SlotCsr {
   Buffer<int32_t> embedding_ids;  // [cells]
   Buffer<int32_t> sample_ids;     // [cells]
@@ -50,5 +51,25 @@ struct SlotCsr {
 
 // Writes pads from `cell` to the next multiple of 8, which is returned.
 int64_t PadCells(SlotCsr* csr, int64_t cell);
+
+// Working memory of one task; keeps its size from task to task.
+struct SlotScratch {
+  Occurrences occurrences;
+  Buffer<uint64_t> spare_keys;
+  SlotCsr csr;                // a slot that is being cut
+  Buffer<int32_t> positions;  // while it is
+};
+
+// Fills `csr` with the slot's entries as one mini-batch: (row, sample) pairs that are equal merge,
+// their gains added in order of position; partitions are padded and counted. `multiplicity`, unless
+// null, gets the number of occurrences of each cell.
+void SortSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
+              SlotScratch* scratch, Buffer<int32_t>* multiplicity, SlotCsr* csr);
+
+// Sorts n keys ascending by bits [32, 32 + live_bits), keeping the order of keys that are equal
+// there; higher bits are zero and lower bits ascend. `spare` has room for n keys. Returns the array
+// that holds the result: `keys` or `spare`. LSD radix sort; passes in which all keys agree are left
+// out.
+uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits);
 
 }  // namespace emberd::preprocess

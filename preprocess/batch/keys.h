@@ -1,0 +1,76 @@
+// Features to COO: a sort key and a gain for each id of a source slot.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/buffer.h"
+#include "emberd/v1/model.pb.h"
+#include "preprocess/batch/feature_input.h"
+#include "preprocess/batch/sample_layout.h"
+#include "preprocess/plan/placement.h"
+
+namespace emberd::preprocess {
+
+// One stack as the core of preprocessing sees it: no names, no config.
+struct FeatureShape {
+  int64_t row_offset = 0;  // of its table, in local rows
+  int64_t rotation = 0;    // in [0, P)
+  v1::Combiner combiner = v1::SUM;
+};
+
+struct StackShape {
+  int64_t partitions = 1;          // P, a power of two
+  int64_t rows_per_partition = 1;  // every local row is below
+  std::vector<FeatureShape> features;
+  // Gain of a sample whose weights (or squares of weights) sum to zero: 0, or what the division
+  // gives, as in JAX.
+  bool divide_by_zero = false;
+
+  int row_bits() const { return BitsFor(rows_per_partition); }
+  int partition_bits() const { return BitsFor(partitions); }
+};
+
+// The inputs of the stack's features, in the order of StackShape.features. ValidateFeature accepts
+// each.
+using StackInputs = absl::Span<const FeatureInput* const>;
+
+// Where the gain of an occurrence is found.
+enum class GainKind {
+  kOne,            // every gain is 1
+  kPerSample,      // all occurrences of a sample have the same gain
+  kPerOccurrence,  // weights differ inside a sample
+};
+
+// An occurrence whose weight is its own.
+struct WeightedSample {
+  int32_t sample;
+  float gain;
+};
+
+// The occurrences of one source slot, in canonical order. A key is
+//   bits 63..32: partition << row_bits | local row;  bits 31..0: sample id in the slot, or, for
+//   kPerOccurrence, the ordinal of the occurrence, under which `weighted` holds its sample and
+//   gain.
+// Samples ascend, so a stable sort by the upper half alone orders keys as (partition, local row,
+// sample, position).
+struct Occurrences {
+  GainKind gain_kind = GainKind::kOne;
+  int64_t count = 0;
+  Buffer<uint64_t> keys;
+  Buffer<float> sample_gains;       // [samples of the slot], kPerSample
+  Buffer<WeightedSample> weighted;  // [count], kPerOccurrence
+};
+
+// The simplest kind that fits all features of the stack, so that all of its slots agree.
+GainKind GainKindOf(const StackShape& shape, StackInputs inputs);
+
+// Ids in the source slot.
+int64_t CountIds(const SlotLayout& slot, StackInputs inputs);
+
+// Fills `out` with the ids of the source slot.
+void MakeKeys(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
+              Occurrences* out);
+
+}  // namespace emberd::preprocess

@@ -1,0 +1,184 @@
+#include "preprocess/batch/sort_and_merge.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace emberd::preprocess {
+namespace {
+
+constexpr int kKeyShift = 32;
+constexpr int kMaxDigitBits = 11;  // 2,048 counters of 4 bytes stay in the first-level cache
+constexpr int kMaxPasses = 4;      // 32 live bits in digits of 8 or more
+// Below so many keys, clearing and summing counters costs more than a comparison sort.
+constexpr int64_t kFewKeys = 48;
+// Below so many, three passes over small counters beat two over large ones.
+constexpr int64_t kSomeKeys = 1024;
+constexpr int kSmallDigitBits = 8;
+
+using Counters = std::array<uint32_t, 1 << kMaxDigitBits>;
+
+void Count(const uint64_t* keys, int64_t n, int passes, int digit_bits, Counters* counters) {
+  const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
+  for (int pass = 0; pass < passes; ++pass) {
+    std::memset(counters[pass].data(), 0, sizeof(uint32_t) << digit_bits);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    uint64_t rest = keys[i] >> kKeyShift;
+    for (int pass = 0; pass < passes; ++pass, rest >>= digit_bits) ++counters[pass][rest & mask];
+  }
+}
+
+// Counts to first positions; false if one digit value has all n keys.
+bool SumUp(int64_t n, int digit_bits, Counters* counters) {
+  uint32_t position = 0;
+  for (int value = 0; value < 1 << digit_bits; ++value) {
+    const uint32_t count = (*counters)[value];
+    if (count == n) return false;
+    (*counters)[value] = position;
+    position += count;
+  }
+  return true;
+}
+
+// Sample and gain of an occurrence, by kind.
+template <GainKind kind>
+struct OccurrenceAt {
+  explicit OccurrenceAt(const Occurrences& occurrences)
+      : sample_gains(occurrences.sample_gains.data()), weighted(occurrences.weighted.data()) {}
+
+  WeightedSample operator()(uint64_t key) const {
+    const auto low = static_cast<uint32_t>(key);
+    if constexpr (kind == GainKind::kPerOccurrence) return weighted[low];
+    if constexpr (kind == GainKind::kPerSample)
+      return {static_cast<int32_t>(low), sample_gains[low]};
+    return {static_cast<int32_t>(low), 1.0f};
+  }
+
+  const float* sample_gains;
+  const WeightedSample* weighted;
+};
+
+template <GainKind kind, bool kCountOccurrences>
+void Merge(const StackShape& shape, const Occurrences& occurrences, const uint64_t* sorted,
+           int32_t* multiplicity, SlotCsr* csr) {
+  const OccurrenceAt<kind> occurrence_at(occurrences);
+  const int row_bits = shape.row_bits();
+  const uint64_t row_mask = (uint64_t{1} << row_bits) - 1;
+  int32_t* embedding_ids = csr->embedding_ids.data();
+  int32_t* sample_ids = csr->sample_ids.data();
+  float* gains = csr->gains.data();
+  int64_t cell = 0;
+  int64_t i = 0;
+  int64_t entries = 0;
+  for (int64_t p = 0; p < shape.partitions; ++p) {
+    const uint64_t bound = static_cast<uint64_t>(p + 1) << row_bits;
+    const int64_t begin = cell;
+    int32_t unique = 0;
+    uint64_t row_before = ~uint64_t{0};
+    int32_t sample_before = -1;
+    for (; i < occurrences.count; ++i) {
+      const uint64_t place = sorted[i] >> 32;
+      if (place >= bound) break;
+      const WeightedSample occurrence = occurrence_at(sorted[i]);
+      if (place == row_before && occurrence.sample == sample_before) {
+        gains[cell - 1] += occurrence.gain;
+        if constexpr (kCountOccurrences) ++multiplicity[cell - 1];
+        continue;
+      }
+      unique += place != row_before;
+      row_before = place;
+      sample_before = occurrence.sample;
+      embedding_ids[cell] = static_cast<int32_t>(place & row_mask);
+      sample_ids[cell] = occurrence.sample;
+      gains[cell] = occurrence.gain;
+      if constexpr (kCountOccurrences) multiplicity[cell] = 1;
+      ++cell;
+    }
+    csr->row_ends.data()[p] = static_cast<int32_t>(cell);
+    csr->partition_ids.data()[p] = static_cast<int32_t>(cell - begin);
+    csr->partition_unique.data()[p] = unique;
+    entries += cell - begin;
+    cell = PadCells(csr, cell);
+  }
+  csr->cells = cell;
+  csr->entries = entries;
+  csr->duplicates = occurrences.count - entries;
+}
+
+template <GainKind kind>
+void MergeKind(const StackShape& shape, const Occurrences& occurrences, const uint64_t* sorted,
+               Buffer<int32_t>* multiplicity, SlotCsr* csr) {
+  if (multiplicity == nullptr) {
+    Merge<kind, false>(shape, occurrences, sorted, nullptr, csr);
+  } else {
+    Merge<kind, true>(shape, occurrences, sorted, multiplicity->data(), csr);
+  }
+}
+
+// `sorted` are the keys of `occurrences` in ascending order.
+void MergeSorted(const StackShape& shape, const Occurrences& occurrences, const uint64_t* sorted,
+                 Buffer<int32_t>* multiplicity, SlotCsr* csr) {
+  // Every partition may need up to 7 pads.
+  const int64_t cells = occurrences.count + (kCsrAlignment - 1) * shape.partitions + kCsrAlignment;
+  csr->Reserve(cells, 1, static_cast<int>(shape.partitions));
+  csr->minibatches = 1;
+  csr->dropped = 0;
+  if (multiplicity != nullptr) multiplicity->Reserve(cells);
+  switch (occurrences.gain_kind) {
+    case GainKind::kOne:
+      return MergeKind<GainKind::kOne>(shape, occurrences, sorted, multiplicity, csr);
+    case GainKind::kPerSample:
+      return MergeKind<GainKind::kPerSample>(shape, occurrences, sorted, multiplicity, csr);
+    case GainKind::kPerOccurrence:
+      return MergeKind<GainKind::kPerOccurrence>(shape, occurrences, sorted, multiplicity, csr);
+  }
+}
+
+}  // namespace
+
+int64_t PadCells(SlotCsr* csr, int64_t cell) {
+  const int64_t end = AlignCsr(cell);
+  for (; cell < end; ++cell) {
+    csr->embedding_ids.data()[cell] = kCsrPadId;
+    csr->sample_ids.data()[cell] = kCsrPadId;
+    csr->gains.data()[cell] = std::numeric_limits<float>::quiet_NaN();
+  }
+  return end;
+}
+
+uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits) {
+  if (n < kFewKeys) {
+    std::sort(keys, keys + n);
+    return keys;
+  }
+  const int most_bits = n < kSomeKeys ? kSmallDigitBits : kMaxDigitBits;
+  const int passes = std::max(1, (live_bits + most_bits - 1) / most_bits);
+  const int digit_bits = std::max(1, (live_bits + passes - 1) / passes);
+  static_assert(kMaxPasses * kSmallDigitBits >= 32);
+  Counters counters[kMaxPasses];
+  Count(keys, n, passes, digit_bits, counters);
+  const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
+  for (int pass = 0; pass < passes; ++pass) {
+    if (!SumUp(n, digit_bits, &counters[pass])) continue;
+    const int shift = kKeyShift + pass * digit_bits;
+    uint32_t* position = counters[pass].data();
+    for (int64_t i = 0; i < n; ++i) spare[position[keys[i] >> shift & mask]++] = keys[i];
+    std::swap(keys, spare);
+  }
+  return keys;
+}
+
+void SortSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
+              SlotScratch* scratch, Buffer<int32_t>* multiplicity, SlotCsr* csr) {
+  Occurrences& occurrences = scratch->occurrences;
+  MakeKeys(shape, inputs, slot, kind, &occurrences);
+  const uint64_t* sorted =
+      SortKeys(occurrences.keys.data(), scratch->spare_keys.Reserve(occurrences.count),
+               occurrences.count, shape.partition_bits() + shape.row_bits());
+  MergeSorted(shape, occurrences, sorted, multiplicity, csr);
+}
+
+}  // namespace emberd::preprocess
