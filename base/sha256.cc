@@ -50,4 +50,11 @@ Sha256Digest Sha256(absl::string_view bytes) {
 
 std::string Sha256Hex(absl::string_view bytes) { return ToHex(Sha256(bytes)); }
 
+uint64_t Sha256Prefix(absl::string_view bytes) {
+  const Sha256Digest digest = Sha256(bytes);
+  uint64_t prefix = 0;
+  for (int i = 0; i < 8; ++i) prefix = prefix << 8 | digest[i];
+  return prefix;
+}
+
 }  // namespace emberd

@@ -15,8 +15,10 @@ using Sha256Digest = std::array<uint8_t, 32>;
 Sha256Digest Sha256(absl::string_view bytes);
 // In 64 lower-case hexadecimal digits.
 std::string Sha256Hex(absl::string_view bytes);
+// Its first 8 bytes as a number, the first byte highest.
+uint64_t Sha256Prefix(absl::string_view bytes);
 
-// The same of bytes that come piece by piece.
+// SHA-256 of bytes that come piece by piece.
 class Sha256Stream {
  public:
   Sha256Stream();

@@ -16,6 +16,7 @@ TEST(Sha256Test, PiecesGiveTheDigestOfTheWhole) {
   for (const char* piece : {"a", "", "bc"}) stream.Add(piece);
   EXPECT_EQ(stream.Hex(), Sha256Hex("abc"));
   EXPECT_EQ(Sha256("abc")[0], 0xba);
+  EXPECT_EQ(Sha256Prefix("abc"), 0xba7816bf8f01cfeau);
 }
 
 }  // namespace

@@ -1,20 +1,24 @@
-// CompleteCluster: checks and defaults of a cluster description.
+// CompleteCluster and CompleteTokenFile: checks and defaults of a cluster description and of the
+// list of tokens that it names.
 #include <algorithm>
 #include <string>
 #include <thread>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/numeric/bits.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "config/address.h"
 #include "config/config.h"
 #include "config/fields.h"
-#include "config/security.h"
 
 namespace emberd::config {
 namespace {
 
 constexpr int kMaxPartitions = 1024;
+constexpr int kDigestDigits = 64;
 
 // Collects the addresses of a cluster: each may stand once.
 class AddressChecker {
@@ -39,13 +43,10 @@ class AddressChecker {
                         absl::string_view list) {
     for (int i = 0; i < processes.size(); ++i) {
       const std::string path = FieldPath("", list, i);
-      absl::Status status =
-          Check(processes[i].address(), FieldPath(path, "address"), /*is_http=*/false);
-      if (status.ok() && !processes[i].http_address().empty()) {
-        status = Check(processes[i].http_address(), FieldPath(path, "http_address"),
-                       /*is_http=*/true);
-      }
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(Check(processes[i].address(), FieldPath(path, "address"), /*is_http=*/false));
+      if (processes[i].http_address().empty()) continue;
+      RETURN_IF_ERROR(
+          Check(processes[i].http_address(), FieldPath(path, "http_address"), /*is_http=*/true));
     }
     return absl::OkStatus();
   }
@@ -71,13 +72,82 @@ absl::Status CheckPartitions(const v1::ClusterConfig& cluster) {
                                  " SparseCores per shard (", kMaxPartitions, " partitions)"));
 }
 
+// INVALID_ARGUMENT if the path `value` is empty, because `reason`.
+absl::Status CheckPresent(absl::string_view field, const std::string& value,
+                          absl::string_view reason) {
+  if (!value.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("security.", field, ": empty; ", reason));
+}
+
+absl::Status CheckTls(const v1::TlsConfig& tls) {
+  RETURN_IF_ERROR(CheckPresent("tls.certificate_file", tls.certificate_file(),
+                               "TLS needs the certificate of the process"));
+  RETURN_IF_ERROR(
+      CheckPresent("tls.key_file", tls.key_file(), "TLS needs the key of the certificate"));
+  return CheckPresent("tls.ca_file", tls.ca_file(),
+                      "TLS needs the authorities that coordinators trust for shards");
+}
+
+// Whoever listens on the way reads a token that travels in plain text. gRPC, which sees to that,
+// takes connections over these addresses alone, and not over the rest of 127.0.0.0/8.
+bool MayCarryPlainTokens(const std::string& host) {
+  return host == "127.0.0.1" || host == "[::1]" || host == "localhost";
+}
+
+template <typename Process>
+absl::Status CheckPlainTokens(const google::protobuf::RepeatedPtrField<Process>& processes,
+                              absl::string_view list) {
+  for (int i = 0; i < processes.size(); ++i) {
+    for (const auto& [field, text] : {std::pair("address", processes[i].address()),
+                                      std::pair("http_address", processes[i].http_address())}) {
+      if (text.empty()) continue;
+      ASSIGN_OR_RETURN(const Address address, ParseAddress(text));
+      if (MayCarryPlainTokens(address.host)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          FieldPath(FieldPath("", list, i), field), ": ", QuotedText(text),
+          " is not 127.0.0.1, [::1] or localhost, and tokens would travel there in plain text; "
+          "security.tokens_file needs security.tls"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Checks `security` of a cluster whose addresses have been checked. The files that it names are not
+// opened.
+absl::Status CheckSecurity(const v1::ClusterConfig& cluster) {
+  const v1::SecurityConfig& security = cluster.security();
+  if (security.has_tls()) RETURN_IF_ERROR(CheckTls(security.tls()));
+  const bool tokens = !security.tokens_file().empty();
+  if (tokens) {
+    RETURN_IF_ERROR(CheckPresent("cluster_token_file", security.cluster_token_file(),
+                                 "with tokens_file, coordinators need a token for shards"));
+  }
+  if (!security.cluster_token_file().empty()) {
+    RETURN_IF_ERROR(CheckPresent("tokens_file", security.tokens_file(),
+                                 "it must list the token of cluster_token_file"));
+  }
+  if (!tokens || security.has_tls()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckPlainTokens(cluster.shards(), "shards"));
+  return CheckPlainTokens(cluster.coordinators(), "coordinators");
+}
+
+absl::Status CheckDigest(const std::string& path, const v1::Token& token) {
+  const bool hex = absl::c_all_of(
+      token.sha256(), [](char c) { return absl::ascii_isxdigit(static_cast<unsigned char>(c)); });
+  if (hex && token.sha256().size() == kDigestDigits) return absl::OkStatus();
+  // Not shown: it may be the token itself, by mistake.
+  return absl::InvalidArgumentError(
+      absl::StrCat(FieldPath(path, "sha256"), ": a text of ", token.sha256().size(),
+                   " characters is not allowed; it must be 64 hex digits, the SHA-256 of the "
+                   "token"));
+}
+
 int CpuCount() { return std::max(1u, std::thread::hardware_concurrency()); }
 
 }  // namespace
 
 absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
-  absl::Status status = CheckFields(*cluster);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckFields(*cluster));
   v1::ClusterConfig complete = *cluster;
   complete.mutable_budgets();
   complete.mutable_timeouts();
@@ -86,13 +156,44 @@ absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
   if (complete.shard_threads() == 0) complete.set_shard_threads(CpuCount());
   if (complete.coordinator_threads() == 0) complete.set_coordinator_threads(CpuCount());
 
-  status = CheckPartitions(complete);
+  RETURN_IF_ERROR(CheckPartitions(complete));
   AddressChecker addresses;
-  if (status.ok()) status = addresses.CheckAll(complete.shards(), "shards");
-  if (status.ok()) status = addresses.CheckAll(complete.coordinators(), "coordinators");
-  if (status.ok()) status = CheckSecurity(complete);
-  if (status.ok()) *cluster = std::move(complete);
-  return status;
+  RETURN_IF_ERROR(addresses.CheckAll(complete.shards(), "shards"));
+  RETURN_IF_ERROR(addresses.CheckAll(complete.coordinators(), "coordinators"));
+  RETURN_IF_ERROR(CheckSecurity(complete));
+  *cluster = std::move(complete);
+  return absl::OkStatus();
+}
+
+absl::Status CompleteTokenFile(v1::TokenFile* file) {
+  RETURN_IF_ERROR(CheckFields(*file));
+  if (file->tokens().empty()) {
+    return absl::InvalidArgumentError("tokens: empty; at least one is needed");
+  }
+  v1::TokenFile complete = *file;
+  absl::flat_hash_map<std::string, std::string> names;    // name -> path of the token
+  absl::flat_hash_map<std::string, std::string> digests;  // the same for digests
+  for (int i = 0; i < complete.tokens_size(); ++i) {
+    v1::Token& token = *complete.mutable_tokens(i);
+    const std::string path = FieldPath("", "tokens", i);
+    if (token.role() == v1::Token::ROLE_UNSPECIFIED) {
+      return NotAllowed(FieldPath(path, "role"), v1::Token::Role_Name(token.role()),
+                        "one of READER, TRAINER, ADMIN, CLUSTER");
+    }
+    RETURN_IF_ERROR(CheckDigest(path, token));
+    absl::AsciiStrToLower(token.mutable_sha256());
+    if (const auto [earlier, inserted] = names.emplace(token.name(), path); !inserted) {
+      return NotAllowed(FieldPath(path, "name"), QuotedText(token.name()),
+                        absl::StrCat("unique; it is also ", earlier->second, ".name"));
+    }
+    if (const auto [earlier, inserted] = digests.emplace(token.sha256(), path); !inserted) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(FieldPath(path, "sha256"), ": the token is also that of ", earlier->second,
+                       "; give each name its own token"));
+    }
+  }
+  *file = std::move(complete);
+  return absl::OkStatus();
 }
 
 }  // namespace emberd::config

@@ -1,10 +1,19 @@
+#include <string>
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "config/config.h"
 #include "google/protobuf/util/message_differencer.h"
 
 namespace emberd::config {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr char kOneShard[] = "shards { address: 'localhost:7000' }";
 
@@ -75,6 +84,225 @@ TEST(CompleteCluster, MetricsOfSeveralMachinesMayListenOnOnePort) {
                   .ok());
   EXPECT_FALSE(
       ParseCluster("shards { address: '0.0.0.0:70' } shards { address: '0.0.0.0:70' }").ok());
+}
+
+// Every rule of a cluster description has a case here that breaks that rule alone.
+constexpr char kGoodCluster[] = R"pb(
+  shards { address: "h0:70" http_address: "h0:90" }
+  shards { address: "h1:70" http_address: "h1:90" }
+  sparsecores_per_shard: 2
+  coordinators { address: "c:70" http_address: "c:90" }
+)pb";
+
+struct BadCluster {
+  const char* name;
+  const char* find;         // part of kGoodCluster
+  const char* replacement;  // makes it bad
+  const char* error;        // start of the message
+};
+
+class BadClusterTest : public testing::TestWithParam<BadCluster> {};
+
+TEST_P(BadClusterTest, IsRefusedWithThePathOfTheField) {
+  const BadCluster& bad = GetParam();
+  ASSERT_NE(std::string(kGoodCluster).find(bad.find), std::string::npos);
+  const auto cluster =
+      ParseCluster(absl::StrReplaceAll(kGoodCluster, {{bad.find, bad.replacement}}));
+  EXPECT_EQ(cluster.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(cluster.status().message()), testing::StartsWith(bad.error));
+}
+
+const BadCluster kBadClusters[] = {
+    {"NoAddress", "address: \"h0:70\"", "",
+     "shards[0].address: \"\" is not allowed; it must be \"host:port\""},
+    {"NoPort", "\"h1:70\"", "\"h1\"", "shards[1].address: \"h1\" is not allowed"},
+    {"EmptyPort", "\"h1:70\"", "\"h1:\"", "shards[1].address: \"h1:\" is not allowed"},
+    {"HugePort", "\"h1:70\"", "\"h1:65536\"", "shards[1].address: \"h1:65536\" is not allowed"},
+    {"NegativePort", "\"c:70\"", "\"c:-1\"", "coordinators[0].address: \"c:-1\" is not allowed"},
+    {"NamedPort", "\"c:70\"", "\"c:http\"", "coordinators[0].address: \"c:http\" is not"},
+    {"NoHost", "\"h1:70\"", "\":70\"", "shards[1].address: \":70\" is not allowed"},
+    {"HostWithSpace", "\"h1:70\"", "\"h 1:70\"", "shards[1].address: \"h 1:70\" is not"},
+    {"Url", "\"h1:70\"", "\"http://h1:70\"", "shards[1].address: \"http://h1:70\" is not"},
+    {"Ipv6WithoutBrackets", "\"h1:70\"", "\"::1:70\"", "shards[1].address: \"::1:70\" is not"},
+    {"BadMetricsAddress", "\"h1:90\"", "\"90\"", "shards[1].http_address: \"90\" is not"},
+    {"TwoShardsOfAnAddress", "\"h1:70\"", "\"h0:70\"",
+     "shards[1].address: \"h0:70\" is not allowed; it must be unique; it is also "
+     "shards[0].address"},
+    {"SameAddressInOtherLetters", "\"h1:70\"", "\"H0:70\"", "shards[1].address: \"H0:70\" is"},
+    {"MetricsOnTheApi", "\"h1:90\"", "\"h1:70\"",
+     "shards[1].http_address: \"h1:70\" is not allowed; it must be unique; it is also "
+     "shards[1].address"},
+    {"CoordinatorOnAShard", "\"c:70\"", "\"h0:70\"", "coordinators[0].address: \"h0:70\" is not"},
+    {"ThreeShards", "coordinators", "shards { address: \"h2:70\" } coordinators",
+     "shards: a number of 3 is not allowed; it must be a power of two"},
+    {"ThreeSparseCores", "sparsecores_per_shard: 2", "sparsecores_per_shard: 3",
+     "sparsecores_per_shard: 3 is not allowed; it must be a power of two"},
+    {"ManySparseCores", "sparsecores_per_shard: 2", "sparsecores_per_shard: 128",
+     "sparsecores_per_shard: 128 is not allowed; it must be in [1, 64]"},
+    {"NegativeSparseCores", "sparsecores_per_shard: 2", "sparsecores_per_shard: -2",
+     "sparsecores_per_shard: -2 is not allowed"},
+    {"NegativeThreads", "coordinators", "shard_threads: -1 coordinators",
+     "shard_threads: -1 is not allowed; it must be in [0, 1024]"},
+    {"ManyThreads", "coordinators", "coordinator_threads: 5000 coordinators",
+     "coordinator_threads: 5000 is not allowed"},
+    {"NegativeBudget", "coordinators", "budgets { bytes_per_sparsecore: -1 } coordinators",
+     "budgets.bytes_per_sparsecore: -1 is not allowed; it must be in [1, 1125899906842624]"},
+    {"NegativeBatchBudget", "coordinators", "budgets { batch_bytes: -1 } coordinators",
+     "budgets.batch_bytes: -1 is not allowed"},
+    {"NegativeBatches", "coordinators", "budgets { max_batches: -1 } coordinators",
+     "budgets.max_batches: -1 is not allowed; it must be >= 1"},
+    {"HugeMessages", "coordinators", "budgets { max_message_bytes: 2147483648 } coordinators",
+     "budgets.max_message_bytes: 2147483648 is not allowed; it must be in [1, 2147483647]"},
+    {"HugeInFlight", "coordinators",
+     "budgets { in_flight_bytes: 9223372036854775807 } coordinators",
+     "budgets.in_flight_bytes: 9223372036854775807 is not allowed"},
+    {"NegativeTtl", "coordinators", "timeouts { batch_ttl_ms: -1 } coordinators",
+     "timeouts.batch_ttl_ms: -1 is not allowed"},
+    {"HugeDeadline", "coordinators", "timeouts { shard_call_ms: 2147483648 } coordinators",
+     "timeouts.shard_call_ms: 2147483648 is not allowed"},
+    {"NegativeDrain", "coordinators", "timeouts { drain_ms: -10 } coordinators",
+     "timeouts.drain_ms: -10 is not allowed"},
+    {"UnknownFormat", "coordinators", "logging { format: 7 } coordinators",
+     "logging.format: 7 is not allowed; it must be one of TEXT, JSON"},
+    {"UnknownLevel", "coordinators", "logging { level: 7 } coordinators",
+     "logging.level: 7 is not allowed; it must be one of DEBUG, INFO, WARNING, ERROR"},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, BadClusterTest, testing::ValuesIn(kBadClusters),
+                         [](const testing::TestParamInfo<BadCluster>& info) {
+                           return info.param.name;
+                         });
+
+TEST(BadCluster, TheClusterThatTheCasesBreakIsGood) {
+  EXPECT_TRUE(ParseCluster(kGoodCluster).ok());
+}
+
+TEST(BadCluster, NeedsAShard) {
+  EXPECT_EQ(ParseCluster("").status().message(), "shards: empty; at least one is needed");
+}
+
+TEST(BadCluster, PartitionsEndAt1024) {
+  std::string shards;
+  for (int i = 0; i < 32; ++i) absl::StrAppend(&shards, "shards { address: 'h", i, ":1' }\n");
+  EXPECT_TRUE(ParseCluster(shards + "sparsecores_per_shard: 32").ok());
+  EXPECT_EQ(ParseCluster(shards + "sparsecores_per_shard: 64").status().message(),
+            "shards: a number of 32 is not allowed; it must be at most 16 with 64 SparseCores per "
+            "shard (1024 partitions)");
+}
+
+constexpr char kLoopback[] =
+    "shards { address: '127.0.0.1:0' } coordinators { address: 'localhost:0' } ";
+constexpr char kNetwork[] =
+    "shards { address: '127.0.0.1:0' } "
+    "coordinators { address: 'localhost:0' http_address: '0.0.0.0:90' } ";
+constexpr char kTls[] = "tls { certificate_file: 'c' key_file: 'k' ca_file: 'a' } ";
+constexpr char kTokens[] = "tokens_file: 't' cluster_token_file: 'u' ";
+
+absl::Status Check(const std::string& cluster, const std::string& security) {
+  return ParseCluster(absl::StrCat(cluster, "security { ", security, " }")).status();
+}
+
+std::string Error(const absl::Status& status) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  return std::string(status.message());
+}
+
+TEST(CheckSecurity, TakesEachKindByItselfAndTogether) {
+  for (const char* cluster : {kLoopback, kNetwork}) {
+    EXPECT_TRUE(Check(cluster, "").ok());
+    EXPECT_TRUE(Check(cluster, kTls).ok());
+    EXPECT_TRUE(Check(cluster, absl::StrCat(kTls, kTokens)).ok());
+  }
+  EXPECT_TRUE(Check(kLoopback, kTokens).ok());
+}
+
+TEST(CheckSecurity, NamesTheFileThatIsMissing) {
+  EXPECT_THAT(Error(Check(kLoopback, "tls { key_file: 'k' ca_file: 'a' }")),
+              StartsWith("security.tls.certificate_file: empty; TLS needs"));
+  EXPECT_THAT(Error(Check(kLoopback, "tls { certificate_file: 'c' ca_file: 'a' }")),
+              StartsWith("security.tls.key_file: empty; "));
+  EXPECT_THAT(Error(Check(kLoopback, "tls { certificate_file: 'c' key_file: 'k' }")),
+              StartsWith("security.tls.ca_file: empty; "));
+  EXPECT_THAT(Error(Check(kLoopback, "tls { require_client_certificate: true }")),
+              StartsWith("security.tls.certificate_file: empty; "));
+  EXPECT_THAT(Error(Check(kLoopback, "tokens_file: 't'")),
+              StartsWith("security.cluster_token_file: empty; "));
+  EXPECT_THAT(Error(Check(kLoopback, "cluster_token_file: 't'")),
+              StartsWith("security.tokens_file: empty; "));
+}
+
+// Such a port could be bound, but gRPC would hang up on everybody.
+TEST(CheckSecurity, PlainTokensTakeOneLoopbackAddressOnly) {
+  for (const char* host : {"127.0.0.1", "[::1]", "localhost", "LOCALHOST"}) {
+    EXPECT_TRUE(Check(absl::StrCat("shards { address: '", host, ":1' } "), kTokens).ok()) << host;
+  }
+  EXPECT_THAT(Error(Check("shards { address: '127.8.8.8:1' } ", kTokens)),
+              StartsWith("shards[0].address: \"127.8.8.8:1\" is not 127.0.0.1"));
+}
+
+TEST(CheckSecurity, TokensDoNotTravelInPlainTextThroughANetwork) {
+  EXPECT_THAT(Error(Check(kNetwork, kTokens)),
+              StartsWith("coordinators[0].http_address: \"0.0.0.0:90\" is not 127.0.0.1, [::1]"));
+  EXPECT_THAT(Error(Check("shards { address: 'h:1' } ", kTokens)),
+              StartsWith("shards[0].address: \"h:1\" is not 127.0.0.1"));
+}
+
+std::string Digest(char digit) { return std::string(64, digit); }
+
+std::string Token(const std::string& name, const std::string& role, const std::string& digest) {
+  return absl::StrCat("tokens { name: '", name, "' role: ", role, " sha256: '", digest, "' } ");
+}
+
+TEST(ParseTokenFile, TakesTextAndJson) {
+  const auto text =
+      ParseTokenFile(Token("a", "READER", Digest('A')) + Token("b", "CLUSTER", Digest('0')));
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->tokens_size(), 2);
+  EXPECT_EQ(text->tokens(0).sha256(), Digest('a'));
+  const auto json = ParseTokenFile(absl::StrCat(
+      R"({"tokens": [{"name": "a", "role": "ADMIN", "sha256": ")", Digest('1'), "\"}]}"));
+  ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_EQ(json->tokens(0).role(), v1::Token::ADMIN);
+}
+
+TEST(ParseTokenFile, NamesTheFieldThatIsWrong) {
+  const std::string good = Token("a", "READER", Digest('a'));
+  const struct {
+    std::string text;
+    const char* error;
+  } cases[] = {
+      {"", "tokens: empty; at least one is needed"},
+      {Token("", "READER", Digest('a')), "tokens[0].name: "},
+      {Token("a b", "READER", Digest('a')), "tokens[0].name: \"a b\" is not allowed"},
+      {Token(std::string(129, 'n'), "READER", Digest('a')), "tokens[0].name: "},
+      {"tokens { name: 'a' sha256: '" + Digest('a') + "' }",
+       "tokens[0].role: ROLE_UNSPECIFIED is not allowed; it must be one of READER, TRAINER"},
+      {Token("a", "9", Digest('a')), "tokens[0].role: 9 is not allowed"},
+      {good + Token("b", "ADMIN", Digest('a') + "a"),
+       "tokens[1].sha256: a text of 65 characters is not allowed; it must be 64 hex digits"},
+      {good + Token("b", "ADMIN", Digest('g')), "tokens[1].sha256: a text of 64 characters is not"},
+      {good + Token("a", "ADMIN", Digest('b')),
+       "tokens[1].name: \"a\" is not allowed; it must be unique; it is also tokens[0].name"},
+      {good + Token("b", "ADMIN", Digest('A')),
+       "tokens[1].sha256: the token is also that of tokens[0]"},
+  };
+  for (const auto& bad : cases) {
+    EXPECT_THAT(Error(ParseTokenFile(bad.text).status()), StartsWith(bad.error)) << bad.text;
+  }
+}
+
+// Whoever mistakes the field for the token itself must not find the token in a log.
+TEST(ParseTokenFile, DoesNotRepeatWhatMayBeAToken) {
+  EXPECT_THAT(Error(ParseTokenFile(Token("a", "READER", "s3cret")).status()),
+              Not(HasSubstr("s3cret")));
+  // The token's own file, taken for the list of digests.
+  EXPECT_THAT(Error(ParseTokenFile("s3cret\n").status()), Not(HasSubstr("s3cret")));
+}
+
+TEST(LoadTokenFile, NamesTheFile) {
+  const absl::Status status = LoadTokenFile("/nowhere/tokens").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), StartsWith("/nowhere/tokens: "));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace emberd::config {
 namespace {
@@ -82,17 +83,14 @@ absl::Status LoadCertificate(const PemPaths& paths, PemFiles* files) {
     return absl::InvalidArgumentError(absl::StrCat(paths.certificate_field, ": empty; ",
                                                    paths.key_field, " needs its certificate"));
   }
-  absl::StatusOr<std::string> pem = Read(paths.certificate_field, paths.certificate_file);
-  if (!pem.ok()) return pem.status();
-  const Certificate certificate = FirstCertificate(*pem);
+  ASSIGN_OR_RETURN(files->certificate, Read(paths.certificate_field, paths.certificate_file));
+  const Certificate certificate = FirstCertificate(files->certificate);
   if (certificate == nullptr) {
     return Bad(paths.certificate_field, paths.certificate_file, "holds no certificate in PEM");
   }
-  files->certificate = *std::move(pem);
   files->days_left = DaysLeft(*certificate);
-  pem = Read(paths.key_field, paths.key_file);
-  if (!pem.ok()) return pem.status();
-  const Key key = PrivateKey(*pem);
+  ASSIGN_OR_RETURN(files->key, Read(paths.key_field, paths.key_file));
+  const Key key = PrivateKey(files->key);
   if (key == nullptr) {
     return Bad(paths.key_field, paths.key_file, "holds no private key in PEM without a password");
   }
@@ -101,7 +99,6 @@ absl::Status LoadCertificate(const PemPaths& paths, PemFiles* files) {
     return Bad(paths.key_field, paths.key_file,
                absl::StrCat("is not the key of the certificate in ", paths.certificate_field));
   }
-  files->key = *std::move(pem);
   return absl::OkStatus();
 }
 
@@ -110,25 +107,21 @@ absl::Status LoadCertificate(const PemPaths& paths, PemFiles* files) {
 absl::StatusOr<PemFiles> LoadPemFiles(const PemPaths& paths) {
   PemFiles files;
   if (!paths.certificate_file.empty() || !paths.key_file.empty()) {
-    if (absl::Status status = LoadCertificate(paths, &files); !status.ok()) return status;
+    RETURN_IF_ERROR(LoadCertificate(paths, &files));
   }
   if (!paths.ca_file.empty()) {
-    absl::StatusOr<std::string> pem = Read(paths.ca_field, paths.ca_file);
-    if (!pem.ok()) return pem.status();
-    if (FirstCertificate(*pem) == nullptr) {
+    ASSIGN_OR_RETURN(files.ca, Read(paths.ca_field, paths.ca_file));
+    if (FirstCertificate(files.ca) == nullptr) {
       return Bad(paths.ca_field, paths.ca_file, "holds no certificate in PEM");
     }
-    files.ca = *std::move(pem);
   }
   return files;
 }
 
 absl::StatusOr<std::string> LoadToken(absl::string_view field, const std::string& path) {
-  const absl::StatusOr<std::string> text = Read(field, path);
-  if (!text.ok()) return text.status();
-  std::string token(absl::StripAsciiWhitespace(*text));
-  const absl::Status status = CheckToken(absl::StrCat(field, ": ", path), token);
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(std::string token, Read(field, path));
+  absl::StripAsciiWhitespace(&token);
+  RETURN_IF_ERROR(CheckToken(absl::StrCat(field, ": ", path), token));
   return token;
 }
 

@@ -1,5 +1,6 @@
 #include "config/fields.h"
 
+#include <cmath>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -8,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "config/field_rules.h"
+#include "google/protobuf/io/strtod.h"
+#include "google/protobuf/stubs/strutil.h"
 #include "google/protobuf/text_format.h"
 
 namespace emberd::config {
@@ -133,6 +136,8 @@ std::string QuotedText(absl::string_view text) {
              : absl::StrCat("\"", absl::CEscape(text.substr(0, kMaxValueText)), "...\"");
 }
 
+std::string NumberText(double value) { return google::protobuf::SimpleDtoa(value); }
+
 absl::Status NotAllowed(absl::string_view path, absl::string_view value,
                         absl::string_view allowed) {
   return absl::InvalidArgumentError(
@@ -194,6 +199,13 @@ void FillFields(Message* message) {
       }
     }
   }
+}
+
+std::optional<float> ToFloat(double value) {
+  // What the parser of text proto does: FLT_MAX in 8 digits is a little more than FLT_MAX.
+  const float rounded = google::protobuf::io::SafeDoubleToFloat(value);
+  if (std::isfinite(value) && !std::isfinite(rounded)) return std::nullopt;
+  return rounded == 0 ? 0 : rounded;
 }
 
 }  // namespace emberd::config

@@ -1,7 +1,8 @@
 // Walks over the fields of a config message: checks each by its rule, fills in each default, names
-// each by its path.
+// each by its path, and says how its value is written and rounded.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -21,6 +22,9 @@ std::string ValueText(const google::protobuf::Message& message,
 // The same for a string that stands in no message.
 std::string QuotedText(absl::string_view text);
 
+// Short text that reads back as the same double: "0.5", "0.30000000000000004", "1e+300".
+std::string NumberText(double value);
+
 // INVALID_ARGUMENT "<path>: <value> is not allowed; it must be <allowed>".
 absl::Status NotAllowed(absl::string_view path, absl::string_view value, absl::string_view allowed);
 
@@ -36,5 +40,9 @@ absl::Status CheckField(const google::protobuf::Message& message,
 // Writes the default of every absent field that has one, in `message` and all messages present in
 // it, and turns -0 into 0 so that equal configs have equal bytes.
 void FillFields(google::protobuf::Message* message);
+
+// The float32 that a float field of a config would hold if `value` stood there: rounded, and 0 for
+// -0. None if `value` is finite and too large for a float32; NaN and infinities stay what they are.
+std::optional<float> ToFloat(double value);
 
 }  // namespace emberd::config

@@ -1,12 +1,12 @@
 // ModelFingerprint and FirstDifference: whether two complete configs are the same, and where they
 // are not.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include <openssl/sha.h>
-
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "config/config.h"
 #include "config/fields.h"
 #include "google/protobuf/io/coded_stream.h"
@@ -73,11 +73,7 @@ uint64_t ModelFingerprint(const v1::ModelConfig& model) {
     coded.SetSerializationDeterministic(true);
     model.SerializeToCodedStream(&coded);
   }
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest);
-  uint64_t fingerprint = 0;
-  for (int i = 0; i < 8; ++i) fingerprint = fingerprint << 8 | digest[i];
-  return fingerprint == 0 ? 1 : fingerprint;
+  return std::max<uint64_t>(Sha256Prefix(bytes), 1);
 }
 
 std::string FirstDifference(const v1::ModelConfig& declared, const v1::ModelConfig& requested) {

@@ -25,7 +25,8 @@ nlohmann::json GoldenCase(const std::string& name) {
   return {};
 }
 
-absl::StatusOr<v1::ModelConfig> Model(const std::string& table, const std::string& optimizer) {
+absl::StatusOr<v1::ModelConfig> GoldenModel(const std::string& table,
+                                            const std::string& optimizer) {
   return ParseModel(absl::StrCat("name: 'm' tables { name: 'table' ", table,
                                  " } features { name: 'f' table: 'table' } optimizer { ", optimizer,
                                  " }"));
@@ -35,10 +36,10 @@ constexpr char kTable[] = "vocabulary_size: 2 embedding_dim: 4";
 TEST(Golden, QuantizationNeedsTwoBuckets) {
   const nlohmann::json golden = GoldenCase("test_quantization_config_num_buckets");
   const auto model =
-      Model(absl::StrCat(kTable, " quantization { lower: ", golden["lower"].get<int>(),
-                         " upper: ", golden["upper"].get<int>(),
-                         " num_buckets: ", golden["num_buckets"].get<int>(), " }"),
-            "");
+      GoldenModel(absl::StrCat(kTable, " quantization { lower: ", golden["lower"].get<int>(),
+                               " upper: ", golden["upper"].get<int>(),
+                               " num_buckets: ", golden["num_buckets"].get<int>(), " }"),
+                  "");
   EXPECT_THAT(std::string(model.status().message()),
               testing::HasSubstr(golden["message_contains"].get<std::string>()));
 }
@@ -46,14 +47,14 @@ TEST(Golden, QuantizationNeedsTwoBuckets) {
 TEST(Golden, QuantizationAndTableAreTaken) {
   const nlohmann::json quantization = GoldenCase("test_quantization_config_repr");
   const nlohmann::json table = GoldenCase("test_table_config_repr");
-  const auto model =
-      Model(absl::StrCat("vocabulary_size: ", table["vocabulary_size"].get<int>(),
-                         " embedding_dim: ", table["dim"].get<int>(),
-                         " combiner: ", absl::AsciiStrToUpper(table["combiner"].get<std::string>()),
-                         " quantization { num_buckets: ", quantization["num_buckets"].get<int>(),
-                         " lower: ", quantization["lower"].get<float>(),
-                         " upper: ", quantization["upper"].get<float>(), " }"),
-            "");
+  const auto model = GoldenModel(
+      absl::StrCat("vocabulary_size: ", table["vocabulary_size"].get<int>(),
+                   " embedding_dim: ", table["dim"].get<int>(),
+                   " combiner: ", absl::AsciiStrToUpper(table["combiner"].get<std::string>()),
+                   " quantization { num_buckets: ", quantization["num_buckets"].get<int>(),
+                   " lower: ", quantization["lower"].get<float>(),
+                   " upper: ", quantization["upper"].get<float>(), " }"),
+      "");
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(model->tables(0).combiner(), v1::SUM);
   EXPECT_EQ(model->tables(0).quantization().num_buckets(), 10);
@@ -69,7 +70,7 @@ TEST(Golden, GradientClipBounds) {
       for (const auto& [field, value] : golden["expected"].items()) {
         if (!value.is_null()) absl::StrAppend(&optimizer, " ", field, ": ", value.get<float>());
       }
-      const auto model = Model(kTable, optimizer);
+      const auto model = GoldenModel(kTable, optimizer);
       ASSERT_TRUE(model.ok()) << model.status();
       const v1::OptimizerConfig& complete = model->tables(0).optimizer();
       EXPECT_EQ(complete.has_clip_gradient_min(),
@@ -86,8 +87,8 @@ TEST(Golden, OptimizersAreEqualIfTheirSettingsAre) {
     std::vector<uint64_t> hashes;
     for (const nlohmann::json& rate : golden["learning_rates"]) {
       const auto model =
-          Model(kTable, absl::StrCat("learning_rate: ", rate.get<float>(), " ",
-                                     absl::AsciiStrToLower(kind.get<std::string>()), " {}"));
+          GoldenModel(kTable, absl::StrCat("learning_rate: ", rate.get<float>(), " ",
+                                           absl::AsciiStrToLower(kind.get<std::string>()), " {}"));
       ASSERT_TRUE(model.ok()) << model.status();
       hashes.push_back(ModelFingerprint(*model));
     }

@@ -7,13 +7,18 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "config/config.h"
+#include "config/field_rules.h"
 #include "config/fields.h"
-#include "config/optimizer_checks.h"
-#include "config/stack_groups.h"
+#include "config/optimizers.h"
+#include "google/protobuf/util/message_differencer.h"
 
 namespace emberd::config {
 namespace {
+
+using google::protobuf::util::MessageDifferencer;
 
 // Names of tables or features: unique. `what` is the field of ModelConfig.
 template <typename Items>
@@ -46,20 +51,17 @@ absl::Status CheckBounds(const Bounds& bounds, const std::string& path, bool may
 }
 
 absl::Status CheckTable(const v1::TableConfig& table, const std::string& path) {
-  absl::Status status = CheckOptimizer(table.optimizer(), FieldPath(path, "optimizer"));
-  if (status.ok() && table.has_quantization()) {
-    status = CheckBounds(table.quantization(), FieldPath(path, "quantization"), false);
+  RETURN_IF_ERROR(CheckOptimizer(table.optimizer(), FieldPath(path, "optimizer")));
+  if (table.has_quantization()) {
+    RETURN_IF_ERROR(CheckBounds(table.quantization(), FieldPath(path, "quantization"), false));
   }
-  if (status.ok() && table.update_rounding() == v1::STOCHASTIC &&
-      table.storage_dtype() != v1::BFLOAT16 && table.storage_dtype() != v1::FLOAT16) {
-    status = NotAllowed(FieldPath(path, "update_rounding"), "STOCHASTIC",
-                        "NEAREST for a storage_dtype of FLOAT32");
+  if (table.update_rounding() == v1::STOCHASTIC && table.storage_dtype() != v1::BFLOAT16 &&
+      table.storage_dtype() != v1::FLOAT16) {
+    return NotAllowed(FieldPath(path, "update_rounding"), "STOCHASTIC",
+                      "NEAREST for a storage_dtype of FLOAT32");
   }
-  if (status.ok() && table.initializer().has_uniform()) {
-    status =
-        CheckBounds(table.initializer().uniform(), FieldPath(path, "initializer.uniform"), true);
-  }
-  return status;
+  if (!table.initializer().has_uniform()) return absl::OkStatus();
+  return CheckBounds(table.initializer().uniform(), FieldPath(path, "initializer.uniform"), true);
 }
 
 // Every feature names a table that exists, and every table is named by a feature.
@@ -84,15 +86,14 @@ absl::Status CheckReferences(const v1::ModelConfig& model) {
 }
 
 absl::Status CheckModel(const v1::ModelConfig& model) {
-  absl::Status status = CheckFields(model);
-  if (status.ok()) status = CheckList(model.tables(), "tables");
-  if (status.ok()) status = CheckList(model.features(), "features");
-  for (int i = 0; status.ok() && i < model.tables_size(); ++i) {
-    status = CheckTable(model.tables(i), FieldPath("", "tables", i));
+  RETURN_IF_ERROR(CheckFields(model));
+  RETURN_IF_ERROR(CheckList(model.tables(), "tables"));
+  RETURN_IF_ERROR(CheckList(model.features(), "features"));
+  for (int i = 0; i < model.tables_size(); ++i) {
+    RETURN_IF_ERROR(CheckTable(model.tables(i), FieldPath("", "tables", i)));
   }
-  if (status.ok()) status = CheckReferences(model);
-  if (status.ok()) status = CheckOptimizer(model.optimizer(), "optimizer");
-  return status;
+  RETURN_IF_ERROR(CheckReferences(model));
+  return CheckOptimizer(model.optimizer(), "optimizer");
 }
 
 void CompleteTable(const v1::OptimizerConfig& model_optimizer, v1::TableConfig* table) {
@@ -105,11 +106,91 @@ void CompleteTable(const v1::OptimizerConfig& model_optimizer, v1::TableConfig* 
   }
 }
 
+std::string GroupPath(int group) { return FieldPath("plan", "groups", group); }
+std::string MemberPath(int group, int member) {
+  return FieldPath(GroupPath(group), "tables", member);
+}
+
+// What tables of a stack must share: the stack's rows are stored, looked up and updated by one set
+// of settings.
+absl::Status CheckStackable(const v1::TableConfig& first, const v1::TableConfig& table,
+                            const std::string& path) {
+  const char* unequal =
+      !MessageDifferencer::Equals(first.optimizer(), table.optimizer()) ? "optimizer"
+      : first.has_quantization() != table.has_quantization() ||
+              !MessageDifferencer::Equals(first.quantization(), table.quantization())
+          ? "quantization"
+      : first.storage_dtype() != table.storage_dtype()                 ? "storage_dtype"
+      : first.update_rounding() != table.update_rounding()             ? "update_rounding"
+      : first.on_nonfinite_gradient() != table.on_nonfinite_gradient() ? "on_nonfinite_gradient"
+      : first.result_mode() != table.result_mode()                     ? "result_mode"
+                                                                       : nullptr;
+  if (unequal == nullptr) return absl::OkStatus();
+  return NotAllowed(path, QuotedText(table.name()),
+                    absl::StrCat("a table with the same ", unequal, " as ",
+                                 QuotedText(first.name()), ", the first of the group"));
+}
+
+class GroupChecker {
+ public:
+  explicit GroupChecker(const v1::ModelConfig& model) {
+    for (const v1::TableConfig& table : model.tables()) tables_.emplace(table.name(), &table);
+  }
+
+  absl::Status CheckTables(const v1::StackGroup& group, int index) {
+    if (group.tables().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(GroupPath(index), ".tables: empty; at least one is needed"));
+    }
+    for (int i = 0; i < group.tables_size(); ++i) {
+      const std::string path = MemberPath(index, i);
+      const std::string quoted = QuotedText(group.tables(i));
+      const auto table = tables_.find(group.tables(i));
+      if (table == tables_.end()) return NotAllowed(path, quoted, "the name of a table");
+      const auto [earlier, inserted] = places_.emplace(group.tables(i), path);
+      if (!inserted) {
+        return NotAllowed(path, quoted,
+                          absl::StrCat("in one group only, once; it is also ", earlier->second));
+      }
+      RETURN_IF_ERROR(CheckStackable(*tables_.at(group.tables(0)), *table->second, path));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckName(const v1::StackGroup& group, int index) {
+    const std::string path = FieldPath(GroupPath(index), "name");
+    if (!HasNameCharacters(group.name())) {
+      return NotAllowed(path, QuotedText(group.name()), "characters of [A-Za-z0-9_.-]");
+    }
+    const auto [earlier, inserted] = names_.emplace(group.name(), index);
+    if (inserted) return absl::OkStatus();
+    return NotAllowed(path, QuotedText(group.name()),
+                      absl::StrCat("unique; it is also the name of ", GroupPath(earlier->second)));
+  }
+
+ private:
+  absl::flat_hash_map<std::string, const v1::TableConfig*> tables_;
+  absl::flat_hash_map<std::string, std::string> places_;  // table -> where it stands in a group
+  absl::flat_hash_map<std::string, int> names_;           // group name -> group
+};
+
+// Checks the groups of a model whose tables are checked and complete, and names those without a
+// name. `model` may be half named on failure.
+absl::Status CompleteGroups(v1::ModelConfig* model) {
+  GroupChecker checker(*model);
+  for (int i = 0; i < model->plan().groups_size(); ++i) {
+    v1::StackGroup& group = *model->mutable_plan()->mutable_groups(i);
+    RETURN_IF_ERROR(checker.CheckTables(group, i));
+    if (group.name().empty()) group.set_name(absl::StrJoin(group.tables(), "_"));
+    RETURN_IF_ERROR(checker.CheckName(group, i));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CompleteModel(v1::ModelConfig* model) {
-  absl::Status status = CheckModel(*model);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckModel(*model));
   v1::ModelConfig complete = *model;
   CompleteOptimizer(complete.mutable_optimizer());
   for (v1::TableConfig& table : *complete.mutable_tables()) {
@@ -118,9 +199,9 @@ absl::Status CompleteModel(v1::ModelConfig* model) {
   complete.mutable_plan();
   FillFields(&complete);
   // Groups compare complete optimizers, so that a default and the same value written out are equal.
-  status = CompleteGroups(&complete);
-  if (status.ok()) *model = std::move(complete);
-  return status;
+  RETURN_IF_ERROR(CompleteGroups(&complete));
+  *model = std::move(complete);
+  return absl::OkStatus();
 }
 
 }  // namespace emberd::config

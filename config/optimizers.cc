@@ -5,10 +5,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "config/field_rules.h"
 #include "config/fields.h"
-#include "config/numbers.h"
-#include "config/optimizer_checks.h"
 
 namespace emberd::config {
 namespace {
@@ -71,7 +71,54 @@ const FieldDescriptor* FindHyperparameter(const OptimizerConfig& optimizer,
   return IsHyperparameter(field) ? field : nullptr;
 }
 
+std::vector<std::string> HyperparameterNames(const OptimizerConfig& optimizer) {
+  std::vector<std::string> names;
+  const auto add = [&](const google::protobuf::Descriptor& type) {
+    for (int i = 0; i < type.field_count(); ++i) {
+      if (IsHyperparameter(type.field(i))) names.push_back(type.field(i)->name());
+    }
+  };
+  add(*OptimizerConfig::descriptor());
+  if (const FieldDescriptor* kind = KindField(optimizer)) add(*kind->message_type());
+  return names;
+}
+
+// Bounds `<name>_min` and `<name>_max`, either of which may be absent.
+absl::Status CheckClip(const v1::OptimizerConfig& optimizer, const std::string& path,
+                       const std::string& name) {
+  const auto* min = optimizer.GetDescriptor()->FindFieldByName(name + "_min");
+  const auto* max = optimizer.GetDescriptor()->FindFieldByName(name + "_max");
+  const google::protobuf::Reflection& reflection = *optimizer.GetReflection();
+  if (!reflection.HasField(optimizer, min) || !reflection.HasField(optimizer, max) ||
+      reflection.GetFloat(optimizer, min) <= reflection.GetFloat(optimizer, max)) {
+    return absl::OkStatus();
+  }
+  return NotAllowed(FieldPath(path, min->name()), ValueText(optimizer, *min),
+                    absl::StrCat("<= ", max->name(), " = ", ValueText(optimizer, *max)));
+}
+
 }  // namespace
+
+absl::Status CheckOptimizer(const v1::OptimizerConfig& optimizer, const std::string& path) {
+  for (const char* clip : {"clip_gradient", "clip_weight"}) {
+    RETURN_IF_ERROR(CheckClip(optimizer, path, clip));
+  }
+  if (optimizer.adam().bias_correction() && optimizer.adam().sum_inside_sqrt()) {
+    return NotAllowed(FieldPath(path, "adam.sum_inside_sqrt"), "true",
+                      "false or absent with bias_correction");
+  }
+  return absl::OkStatus();
+}
+
+void CompleteOptimizer(v1::OptimizerConfig* optimizer) {
+  if (optimizer->kind_case() == v1::OptimizerConfig::KIND_NOT_SET) optimizer->mutable_adagrad();
+  if (optimizer->has_adam()) {
+    v1::AdamConfig& adam = *optimizer->mutable_adam();
+    if (!adam.has_epsilon()) adam.set_epsilon(adam.bias_correction() ? 1e-8f : 1e-7f);
+    if (!adam.has_sum_inside_sqrt()) adam.set_sum_inside_sqrt(!adam.bias_correction());
+  }
+  FillFields(optimizer);
+}
 
 std::string OptimizerName(const OptimizerConfig& optimizer) {
   const FieldDescriptor* kind = KindField(optimizer);
@@ -112,7 +159,8 @@ absl::StatusOr<double> HyperparameterValue(const OptimizerConfig& optimizer, abs
   if (field == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(optimizer),
-                     " has none of this name that can be set per step"));
+                     " has none of this name that can be set per step; it has ",
+                     absl::StrJoin(HyperparameterNames(optimizer), ", ")));
   }
   double held = value == 0 ? 0 : value;  // -0 is written as 0, as FillFields does
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
@@ -131,19 +179,18 @@ absl::Status SetHyperparameters(OptimizerConfig* optimizer,
                                 const std::map<std::string, double>& values) {
   OptimizerConfig changed = *optimizer;
   for (const auto& [name, value] : values) {
-    const absl::StatusOr<double> held = HyperparameterValue(changed, name, value);
-    if (!held.ok()) return held.status();
+    ASSIGN_OR_RETURN(const double held, HyperparameterValue(changed, name, value));
     const FieldDescriptor* field = FindHyperparameter(changed, name);
     Message* target = field->containing_type() == changed.GetDescriptor()
                           ? &changed
                           : changed.GetReflection()->MutableMessage(&changed, KindField(changed));
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
-      target->GetReflection()->SetFloat(target, field, static_cast<float>(*held));
+      target->GetReflection()->SetFloat(target, field, static_cast<float>(held));
     } else {
-      target->GetReflection()->SetDouble(target, field, *held);
+      target->GetReflection()->SetDouble(target, field, held);
     }
   }
-  if (absl::Status status = CheckOptimizer(changed, ""); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckOptimizer(changed, ""));
   *optimizer = std::move(changed);
   return absl::OkStatus();
 }

@@ -1,7 +1,8 @@
-// What the optimizers of OptimizerConfig keep per row and what they can be told per step: facts
-// that planning, the engine and request checking share.
+// The optimizers of OptimizerConfig: their checks and defaults, what they keep per row and what
+// they can be told per step. Facts that planning, the engine and request checking share.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -12,6 +13,16 @@
 #include "emberd/v1/model.pb.h"
 
 namespace emberd::config {
+
+// Ordered clip bounds, and no option that the optimizer would ignore. `path` is that of
+// `optimizer`, "" for none.
+absl::Status CheckOptimizer(const v1::OptimizerConfig& optimizer, const std::string& path);
+
+// Chooses the kind where none is set and writes every default.
+void CompleteOptimizer(v1::OptimizerConfig* optimizer);
+
+// Bytes of one weight. `dtype` is one that TableConfig.storage_dtype allows.
+inline int64_t WeightBytes(v1::DataType dtype) { return dtype == v1::FLOAT32 ? 4 : 2; }
 
 // One state vector that an optimizer keeps beside each row.
 struct SlotInfo {
@@ -37,8 +48,8 @@ absl::StatusOr<double> HyperparameterValue(const v1::OptimizerConfig& optimizer,
 
 // Sets hyper-parameters, value by name. INVALID_ARGUMENT for what HyperparameterValue refuses (the
 // first name in the order of the map), and for values that do not go together, such as clip bounds
-// out of order; only all values together need to, in whatever order they might be set. The
-// optimizer is then unchanged.
+// out of order; what counts is all values together, not the order in which they are set. On an
+// error the optimizer is unchanged.
 absl::Status SetHyperparameters(v1::OptimizerConfig* optimizer,
                                 const std::map<std::string, double>& values);
 

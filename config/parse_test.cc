@@ -103,11 +103,47 @@ TEST(ParseModel, AnEmptyTextIsAnEmptyTextProto) {
 
 TEST(ParseModel, DeepNestingIsAnError) {
   std::string json = "{\"tables\": ";
-  for (int i = 0; i < 100000; ++i) json += "{\"optimizer\": ";
+  for (int i = 0; i < 200000; ++i) json += "{\"optimizer\": ";
   EXPECT_FALSE(ParseModel(json).ok());
   std::string text;
   for (int i = 0; i < 100000; ++i) text += "tables { ";
   EXPECT_FALSE(ParseModel(text).ok());
+}
+
+struct JsonSyntax {
+  const char* json;
+  const char* error;  // the whole message
+};
+
+// Protobuf would take the second value, drop the null and flatten the list.
+TEST(ParseModel, RefusesWhatProtobufsJsonReaderWouldDropInSilence) {
+  const JsonSyntax cases[] = {
+      {R"({"a": 1, "b": 2, "a": 3})", "a: is given more than once"},
+      {R"({"t": [{}, {"x": {"b": 1, "b": 1}}]})", "t[1].x.b: is given more than once"},
+      {R"({"batch_size": 1, "batchSize": 1})", "batchSize: is given more than once"},
+      {R"({"t": [1, null]})", "t[1]: null is not allowed in a list"},
+      {R"({"t": [[1]]})", "t[0]: a list is not allowed in a list"},
+  };
+  for (const JsonSyntax& bad : cases) EXPECT_EQ(ErrorOf(bad.json), bad.error);
+}
+
+TEST(ParseModel, TakesStrictJsonOnly) {
+  EXPECT_THAT(ErrorOf("{\n  \"a\": ]\n}"),
+              testing::StartsWith("JSON parse error at line 2, column 8"));
+  for (const char* bad : {"{", "{\"a\"}", "{\"a\": 1,}", "{'a': 1}", "{\"a\": 1} x",
+                          "{\"a\": [1 2]}", "{\"a\": \"\377\"}", "{\"a\": nan}", "{\"a\": \001}"}) {
+    EXPECT_THAT(ErrorOf(bad), testing::StartsWith("JSON parse error at line 1, column ")) << bad;
+  }
+  // What is good JSON is refused for its fields alone.
+  for (const char* good : {R"({"a": 1, "b": [1, 2.5, "x", true, {"a": null}], "c": []})",
+                           R"({"a": [{"a": 1}, {"a": 1}]})"}) {
+    EXPECT_THAT(ErrorOf(good), testing::EndsWith(": unknown field")) << good;
+  }
+  EXPECT_TRUE(ParseModel(R"({
+    "name": "m", "seed": null, "plan": null, "features": [{"name": "f", "table": "t"}],
+    "tables": [{"name": "t", "vocabulary_size": 1, "embedding_dim": 1, "optimizer": null}]
+  })")
+                  .ok());
 }
 
 class LoadTest : public testing::Test {

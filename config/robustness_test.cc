@@ -3,10 +3,8 @@
 // with a message, never a crash, and a config that is accepted stays accepted. This would catch
 // reads beyond a list, unchecked references, defaults that break a rule, and values that slip past
 // a check into the fingerprint.
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <random>
 #include <sstream>
 #include <string>
@@ -15,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "base/testing/paths.h"
+#include "base/testing/seed.h"
 #include "config/config.h"
 #include "config/optimizers.h"
 #include "google/protobuf/stubs/logging.h"
@@ -24,13 +23,10 @@ namespace {
 
 constexpr int kRounds = 4000;  // per test; each round mutates every sample
 
-class RobustnessTest : public testing::Test {
+class RobustnessTest : public ::testing::Test {
  protected:
   RobustnessTest() {
-    const char* given = std::getenv("EMBERD_TEST_SEED");
-    const uint64_t seed = given == nullptr ? 20240229 : std::strtoull(given, nullptr, 10);
-    std::cout << "EMBERD_TEST_SEED=" << seed << "\n";
-    random_.seed(seed);
+    random_.seed(emberd::testing::TestSeed(20240229));
     for (const auto& file : std::filesystem::directory_iterator(SourcePath("config/samples"))) {
       std::stringstream text;
       text << std::ifstream(file.path()).rdbuf();

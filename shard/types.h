@@ -9,7 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
-#include "config/storage.h"
+#include "config/optimizers.h"
 #include "emberd/v1/model.pb.h"
 
 namespace emberd::shard {

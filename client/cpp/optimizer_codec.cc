@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "config/numbers.h"
+#include "config/fields.h"
 
 namespace emberd::client {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
-#include "config/numbers.h"
+#include "config/fields.h"
 #include "config/optimizers.h"
 #include "server/coordinator/tensor_view.h"
 

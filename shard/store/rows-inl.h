@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "base/float16.h"
-#include "config/storage.h"
+#include "config/optimizers.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

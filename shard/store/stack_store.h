@@ -16,7 +16,6 @@
 #include "absl/status/statusor.h"
 #include "base/mapped_memory.h"
 #include "config/optimizers.h"
-#include "config/storage.h"
 #include "shard/executor.h"
 #include "shard/kernel_types.h"
 #include "shard/store/initializer.h"

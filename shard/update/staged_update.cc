@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "base/finite.h"
 #include "base/status.h"
-#include "config/numbers.h"
+#include "config/fields.h"
 #include "config/optimizers.h"
 #include "shard/store/model.h"
 
