@@ -121,10 +121,11 @@ TEST_F(LoggingTest, DamagedMessagesAreNoNews) {
 
 TEST_F(LoggingTest, AFileThatCannotBeOpenedIsAnErrorThatNamesIt) {
   v1::LoggingConfig config;
-  config.set_file(directory_);  // a directory
+  config.set_file(directory_.path());  // a directory
   const absl::Status status = SetUpLogging(config, "shard-0");
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("logging.file: \"" + directory_ + "\""));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("logging.file: \"" + directory_.path() + "\""));
 }
 
 TEST_F(LoggingTest, RepeatedWarningsAreCountedNotWritten) {

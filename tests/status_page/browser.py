@@ -50,7 +50,8 @@ class Browser:
             os.dup2(high[0], 3)
             os.dup2(high[1], 4)
 
-        environment = {**os.environ, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_CACHE_HOME": folder}
+        environment = {**os.environ,
+                       **dict.fromkeys(("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"), folder)}
         with open(os.path.join(folder, "chromium.log"), "w") as log:
             self.process = subprocess.Popen(
                 [find(), *FLAGS, f"--user-data-dir={folder}/profile", "about:blank"], env=environment, stdin=subprocess.DEVNULL,
