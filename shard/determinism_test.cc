@@ -10,10 +10,12 @@
 #include <openssl/sha.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/bfloat16.h"
+#include "base/float16.h"
 #include "config/optimizers.h"
 #include "hwy/targets.h"
 #include "shard/store/portable_numbers.h"
-#include "shard/store/stored_row.h"
+#include "shard/store/stack_store.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/reference.h"
 #include "shard/testing/scalar_optimizers.h"

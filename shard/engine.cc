@@ -15,7 +15,6 @@
 #include "shard/gather/gather_kernels.h"
 #include "shard/gather/pooling.h"
 #include "shard/store/model.h"
-#include "shard/store/row_access.h"
 #include "shard/update/update_work.h"
 
 namespace emberd::shard {
@@ -141,27 +140,15 @@ void Engine::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
 
 Job Engine::SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries) {
   StackStore& store = work->model->stack(entries.stack);
-  StackSums& sums = work->output.sums.emplace_back();
-  sums.stack = entries.stack;
-  sums.width = store.width();
-  sums.samples.assign(entries.samples.data(), entries.samples.data() + entries.samples.size());
-  sums.rows_gathered = entries.entry_count;
-  auto buffer = std::make_shared<PooledArray<float>>(pool_, sums.samples.size() * sums.width);
-  const ForwardArgs all = MakeForwardArgs(store.spec(), store.weights(), entries, buffer->data());
-  sums.sums = std::move(buffer);
-  std::vector<int64_t> begins = CutSamples(entries, store.width());
+  const auto pooling = std::make_shared<Pooling>(store.spec(), store.weights(), entries, pool_);
+  work->output.sums.push_back(pooling->TakeSums());
   Job job;
-  job.chunks = static_cast<int>(begins.size()) - 1;
-  job.run = [&store, all, begins = std::move(begins)](int chunk) {
-    ForwardArgs args = all;
-    args.begin = begins[chunk];
-    args.end = begins[chunk + 1];
+  job.chunks = pooling->chunks();
+  job.run = [&store, pooling](int chunk) {
     if (!store.Complete()) {
-      for (uint32_t j = args.offsets[args.begin]; j < args.offsets[args.end]; ++j) {
-        store.EnsureRow(args.entries[j].row);
-      }
+      for (const Entry& entry : pooling->Entries(chunk)) store.EnsureRow(entry.row);
     }
-    SumRows(args);
+    pooling->Run(chunk);
   };
   return job;
 }

@@ -7,9 +7,9 @@
 
 #include "base/testing/paths.h"
 #include "config/optimizers.h"
-#include "shard/testing/one_row.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/reference.h"
+#include "shard/testing/scalar_optimizers.h"
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {

@@ -31,7 +31,7 @@ Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions 
       options_(options),
       registry_(registry),
       metrics_(metrics),
-      pooler_(shard::RowPooler::Create(options.threads)) {}
+      pooler_(std::make_unique<shard::RowPooler>(options.threads)) {}
 
 absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     const std::shared_ptr<const ServedModel>& model,

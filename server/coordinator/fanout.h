@@ -17,7 +17,7 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/shard_backend.h"
-#include "shard/gather/row_pooler.h"
+#include "shard/gather/pooling.h"
 
 namespace emberd::server {
 

@@ -5,7 +5,7 @@
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/served_model.h"
 #include "server/shard/shard_backend.h"
-#include "shard/gather/row_pooler.h"
+#include "shard/gather/pooling.h"
 
 namespace emberd::server {
 

@@ -194,7 +194,7 @@ class WrongRowsTest : public testing::Test {
   const std::vector<char> bytes_ = std::vector<char>(1000);
   const std::shared_ptr<const ServedModel> model_;
   std::shared_ptr<const preprocess::PreprocessedBatch> batch_;
-  const std::unique_ptr<shard::RowPooler> pooler_ = shard::RowPooler::Create(1);
+  shard::RowPooler pooler_{1};
 };
 
 TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
@@ -219,7 +219,7 @@ TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
 TEST_F(WrongRowsTest, RowsMustBeAsManyAsTheBatchHas) {
   for (const int64_t count : {0, 1, 3}) {
     GatherResult result{1, {}, {Rows(0, 32, 2), Rows(1, 32, count)}, nullptr};
-    const absl::Status status = PoolUniqueRows(*model_, *batch_, 0, pooler_.get(), &result);
+    const absl::Status status = PoolUniqueRows(*model_, *batch_, 0, &pooler_, &result);
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("the batch has 2 of 32 bytes"));
   }
@@ -230,7 +230,7 @@ TEST_F(WrongRowsTest, SumsAndPooledRowsStandInPlanOrder) {
   const std::vector<float> ones(32, 1);
   GatherResult result{1, {{1, samples, ones, 2}}, {Rows(0, 32, 2)}, nullptr};
   ASSERT_TRUE(CheckGatherResult(result, *model_, *batch_).ok());
-  ASSERT_TRUE(PoolUniqueRows(*model_, *batch_, 0, pooler_.get(), &result).ok());
+  ASSERT_TRUE(PoolUniqueRows(*model_, *batch_, 0, &pooler_, &result).ok());
   EXPECT_TRUE(result.rows.empty());
   EXPECT_TRUE(CheckGatherResult(result, *model_, *batch_).ok());
   ASSERT_EQ(result.stacks.size(), 2u);

@@ -52,7 +52,7 @@ inline int64_t PayloadBytes(const StackSumsView& view) {
 }
 
 // The distinct rows of one stack that a batch names on the shard, as they are stored
-// (shard/row_pooler.h).
+// (RowPooler).
 struct StackRowsView {
   int stack = 0;
   int64_t row_bytes = 0;

@@ -1,9 +1,10 @@
-// A batch as the engine keeps it between Gather and Apply: the entries of each stack, sample by
-// sample.
+// A batch as it arrives, in runs, and as the engine keeps it between gather and update: the entries
+// of each stack, sample by sample.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,52 @@
 namespace emberd::shard {
 
 class Model;
+
+// The live cells of one (segment, partition).
+struct Run {
+  const int32_t* rows;  // local rows of the partition
+  const int32_t* samples;
+  const float* gains;
+  int64_t size;
+};
+
+// The entries of a stack as they arrive: runs of one source slot, partition and mini-batch each.
+class RunTable {
+ public:
+  // INVALID_ARGUMENT if the counts and row ends of `view` do not fit together or its arrays; rows,
+  // samples and gains are not looked at.
+  static absl::StatusOr<RunTable> Make(const preprocess::StackBatchView& view, int partitions);
+
+  int slots() const { return slots_; }
+  int partitions() const { return partitions_; }
+  int minibatches() const { return minibatches_; }
+  size_t size() const { return runs_.size(); }
+  // Runs are numbered [slot][partition][mini-batch].
+  int64_t index(int slot, int partition, int minibatch) const {
+    return (int64_t{slot} * partitions_ + partition) * minibatches_ + minibatch;
+  }
+  const Run& at(int slot, int partition, int minibatch) const {
+    return runs_[index(slot, partition, minibatch)];
+  }
+  const std::vector<int64_t>& partition_entries() const { return partition_entries_; }
+  int64_t entries() const {
+    return std::accumulate(partition_entries_.begin(), partition_entries_.end(), int64_t{0});
+  }
+
+ private:
+  RunTable(int slots, int partitions, int minibatches)
+      : slots_(slots),
+        partitions_(partitions),
+        minibatches_(minibatches),
+        partition_entries_(partitions) {}
+  absl::Status AddSegment(const preprocess::StackBatchView& view, size_t s);
+
+  int slots_;
+  int partitions_;
+  int minibatches_;
+  std::vector<Run> runs_;
+  std::vector<int64_t> partition_entries_;
+};
 
 // The entries of one stack, grouped by sample, samples ascending in canonical order, rows ascending
 // inside a sample. So a sample's partitions follow one another in order, and so do the entries of

@@ -1,4 +1,4 @@
-// The entries of one partition, row by row: what the backward pass walks.
+// A batch row by row: what the backward pass walks, and the distinct rows that a gather may return.
 //
 // A step is made of one or more parts: the batches of the ranks of a synchronous group, which
 // together are one global batch. Its canonical sample order is (feature of the stack, rank, sample
@@ -6,10 +6,12 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
 #include "shard/batch/batch.h"
+#include "shard/executor.h"
 #include "shard/kernel_types.h"
 
 namespace emberd::shard {
@@ -19,5 +21,32 @@ namespace emberd::shard {
 // bits that local rows have.
 PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k,
                               int64_t rows_per_partition, BufferPool& pool);
+
+// --- The distinct rows of one stack of a batch on one shard: what a gather returns as unique rows.
+// The shard and the coordinator find them each for itself, from the same batch, and so agree on
+// their order.
+
+// A group: neighbouring entries of a run that name the same row. In a run as preprocessing makes it
+// each row is one group; from the wire anything may come.
+int64_t CountGroups(const Run& run);
+
+struct DistinctRows {
+  // k * rows_per_partition + local row, ascending.
+  PooledArray<uint32_t> rows;
+  // Rows of partition k end here: [partitions].
+  std::vector<uint64_t> partition_ends;
+  // For run i, where its groups begin in `ranks`, which says where in `rows` each group's row
+  // stands: [runs]. By RunTable::index.
+  std::vector<int64_t> first_group;
+  PooledArray<uint32_t> ranks;
+};
+
+// `groups`: CountGroups of each run. Local rows have been checked against `rows_per_partition`.
+DistinctRows FindDistinctRows(const RunTable& runs, absl::Span<const int64_t> groups,
+                              int64_t rows_per_partition, BufferPool& pool, Executor& executor);
+
+// A number of rows that DistinctRows cannot fall below if `runs` are a slot's mini-batches as
+// preprocessing makes them, which share no row: the groups of the fullest slot of each partition.
+int64_t LeastDistinctRows(const RunTable& runs, absl::Span<const int64_t> groups);
 
 }  // namespace emberd::shard

@@ -1,14 +1,21 @@
 #include "shard/batch/row_order.h"
 
 #include <algorithm>
+#include <random>
+#include <set>
 #include <tuple>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
 namespace {
+
+using ::testing::ElementsAre;
+using testing::TestBatch;
+using testing::TestShape;
 
 using Shape = std::tuple<int, int64_t, int>;  // partitions, rows per partition, samples
 
@@ -47,6 +54,110 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RowOrderTest,
                                            Shape{4, 1 << 11, 3000}, Shape{2, (1 << 11) + 1, 3000},
                                            Shape{2, 5'000'000, 3000},
                                            Shape{1, 2'000'000'000, 3000}));
+
+// Catches a shard and a coordinator that would disagree on which row is which: rows missing, twice
+// or out of order, or a group whose rank names another row, on batches as preprocessing makes them
+// and as anybody may send them.
+
+class DistinctRowsTest : public ::testing::Test {
+ protected:
+  // Compares with a set; `rows_per_partition` as in the batch.
+  void Check(const preprocess::StackBatchView& view, int partitions, int64_t rows_per_partition) {
+    const auto runs = RunTable::Make(view, partitions);
+    ASSERT_TRUE(runs.ok()) << runs.status();
+    std::vector<int64_t> groups(runs->size());
+    std::set<uint32_t> expected;
+    std::vector<uint64_t> expected_ends;
+    for (int k = 0; k < partitions; ++k) {
+      for (int slot = 0; slot < view.slots; ++slot) {
+        for (int m = 0; m < view.minibatches; ++m) {
+          const auto& run = runs->at(slot, k, m);
+          groups[runs->index(slot, k, m)] = CountGroups(run);
+          for (int64_t i = 0; i < run.size; ++i)
+            expected.insert(static_cast<uint32_t>(k * rows_per_partition + run.rows[i]));
+        }
+      }
+      expected_ends.push_back(expected.size());
+    }
+    const DistinctRows found =
+        FindDistinctRows(*runs, groups, rows_per_partition, pool_, executor_);
+    EXPECT_THAT(absl::Span<const uint32_t>(found.rows), ::testing::ElementsAreArray(expected));
+    EXPECT_EQ(found.partition_ends, expected_ends);
+    CheckRanks(*runs, rows_per_partition, found);
+    least_ = LeastDistinctRows(*runs, groups);
+    distinct_ = static_cast<int64_t>(expected.size());
+  }
+
+  void CheckRanks(const RunTable& runs, int64_t rows_per_partition, const DistinctRows& found) {
+    for (int slot = 0; slot < runs.slots(); ++slot) {
+      for (int k = 0; k < runs.partitions(); ++k) {
+        for (int m = 0; m < runs.minibatches(); ++m) {
+          const auto& run = runs.at(slot, k, m);
+          int64_t group = found.first_group[runs.index(slot, k, m)] - 1;
+          for (int64_t i = 0; i < run.size; ++i) {
+            group += i == 0 || run.rows[i] != run.rows[i - 1];
+            ASSERT_EQ(found.rows[found.ranks[group]], k * rows_per_partition + run.rows[i]);
+          }
+        }
+      }
+    }
+  }
+
+  BufferPool pool_;
+  Executor executor_{2};
+  int64_t least_ = 0;
+  int64_t distinct_ = 0;
+};
+
+TEST_F(DistinctRowsTest, FindsEachRowOfRandomBatchesOnce) {
+  std::mt19937_64 random(testing::TestSeed());
+  for (int i = 0; i < 60; ++i) {
+    const int partitions = 1 << random() % 4;
+    const TestShape shape{partitions, static_cast<int64_t>(8 + random() % 60), 40};
+    const int minibatches = 1 + random() % 5;
+    TestBatch batch(testing::RandomEntries(shape, 1 + random() % 6, random), shape, 0, partitions,
+                    1 << random() % 4, minibatches);
+    Check(batch.view(), partitions, shape.rows_per_partition);
+    EXPECT_LE(least_, distinct_);
+  }
+}
+
+TEST_F(DistinctRowsTest, MergesRowsOutOfOrder) {
+  std::mt19937_64 random(testing::TestSeed());
+  const TestShape shape{2, 30, 50};
+  for (int i = 0; i < 20; ++i) {
+    TestBatch batch(testing::RandomEntries(shape, 5, random), shape, 0, 2, 2, 3);
+    for (TestBatch::Segment& segment : batch.segments()) {
+      const int32_t base = segment.base;
+      std::shuffle(segment.rows.begin(), segment.rows.begin() + (segment.row_ends[0] - base),
+                   random);
+    }
+    Check(batch.view(), 2, shape.rows_per_partition);
+  }
+}
+
+TEST_F(DistinctRowsTest, CountsTheLastRowsOfTheLargestStack) {
+  constexpr int64_t kRows = int64_t{1} << 31;  // per partition; two of them fill 32 bits
+  const std::vector<int32_t> row_ends = {2, 9};
+  const std::vector<int32_t> rows = {0, 2147483646, 0, 0, 0, 0, 0, 0, 2147483646};
+  const std::vector<int32_t> samples = {0, 1, 0, 0, 0, 0, 0, 0, 2};
+  const std::vector<float> gains(9, 1);
+  const std::vector<preprocess::SampleSpan> span = {{0, 0, 3}};
+  preprocess::StackBatchView view;
+  view.sample_count = 3;
+  view.slots = view.minibatches = 1;
+  view.segments.push_back({0, row_ends, rows, samples, gains});
+  view.spans.push_back(span);
+  Check(view, 2, kRows);
+}
+
+TEST_F(DistinctRowsTest, AnEmptyBatchHasNone) {
+  const TestShape shape{2, 16, 6};
+  TestBatch batch({}, shape, 0, 2, 2, 1);
+  Check(batch.view(), 2, 16);
+  EXPECT_EQ(distinct_, 0);
+  EXPECT_EQ(least_, 0);
+}
 
 }  // namespace
 }  // namespace emberd::shard

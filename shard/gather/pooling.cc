@@ -1,33 +1,17 @@
 #include "shard/gather/pooling.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace emberd::shard {
 namespace {
 
 // A chunk reads about this many floats.
 constexpr int64_t kChunkFloats = int64_t{1} << 20;
-
-}  // namespace
-
-ForwardArgs MakeForwardArgs(const StackSpec& spec, const char* weights, const StackEntries& entries,
-                            float* sums) {
-  ForwardArgs args;
-  args.weights = weights;
-  args.dtype = spec.storage_dtype;
-  args.width = spec.embedding_dim;
-  args.partitions = static_cast<int>(entries.partition_ends.size());
-  args.partition_ends = entries.partition_ends.data();
-  args.entries = entries.entries.data();
-  args.offsets = entries.offsets.data();
-  args.end = static_cast<int64_t>(entries.samples.size());
-  args.sums = sums;
-  args.quantized = spec.quantized;
-  args.lower = spec.quantization.lower();
-  args.upper = spec.quantization.upper();
-  args.num_buckets = spec.quantization.num_buckets();
-  return args;
-}
 
 std::vector<int64_t> CutSamples(const StackEntries& entries, int width) {
   const int64_t per_chunk = std::max<int64_t>(1, kChunkFloats / width);
@@ -42,6 +26,62 @@ std::vector<int64_t> CutSamples(const StackEntries& entries, int width) {
   }
   if (samples == 0) begins.push_back(0);
   return begins;
+}
+
+}  // namespace
+
+Pooling::Pooling(const StackSpec& spec, const char* weights, const StackEntries& entries,
+                 BufferPool& pool)
+    : begins_(CutSamples(entries, spec.embedding_dim)) {
+  const size_t samples = entries.samples.size();
+  auto buffer = std::make_shared<PooledArray<float>>(pool, samples * spec.embedding_dim);
+  args_.weights = weights;
+  args_.dtype = spec.storage_dtype;
+  args_.width = spec.embedding_dim;
+  args_.partitions = static_cast<int>(entries.partition_ends.size());
+  args_.partition_ends = entries.partition_ends.data();
+  args_.entries = entries.entries.data();
+  args_.offsets = entries.offsets.data();
+  args_.end = static_cast<int64_t>(samples);
+  args_.sums = buffer->data();
+  args_.quantized = spec.quantized;
+  args_.lower = spec.quantization.lower();
+  args_.upper = spec.quantization.upper();
+  args_.num_buckets = spec.quantization.num_buckets();
+  sums_.stack = entries.stack;
+  sums_.width = spec.embedding_dim;
+  sums_.samples.assign(entries.samples.data(), entries.samples.data() + samples);
+  sums_.sums = std::move(buffer);
+  sums_.rows_gathered = entries.entry_count;
+}
+
+absl::Span<const Entry> Pooling::Entries(int chunk) const {
+  const uint32_t begin = args_.offsets[begins_[chunk]];
+  return absl::MakeConstSpan(args_.entries + begin, args_.offsets[begins_[chunk + 1]] - begin);
+}
+
+void Pooling::Run(int chunk) const {
+  ForwardArgs args = args_;
+  args.begin = begins_[chunk];
+  args.end = begins_[chunk + 1];
+  SumRows(args);
+}
+
+absl::StatusOr<StackSums> RowPooler::Pool(const preprocess::StackBatchView& view,
+                                          const StackSpec& spec, int partitions,
+                                          absl::Span<const char> rows) {
+  ASSIGN_OR_RETURN(
+      const StackEntries entries,
+      ArrangeForUniqueRows(view, {partitions, spec.rows_per_partition}, pool_, executor_));
+  const uint64_t count = entries.partition_ends.back();
+  if (rows.size() != count * RowBytes(spec)) {
+    return absl::InvalidArgumentError(absl::StrCat("stack ", spec.name, ": ", rows.size(),
+                                                   " bytes of unique rows; the batch has ", count,
+                                                   " of ", RowBytes(spec), " bytes"));
+  }
+  Pooling pooling(spec, rows.data(), entries, pool_);
+  executor_.ParallelFor(pooling.chunks(), [&](int chunk) { pooling.Run(chunk); });
+  return pooling.TakeSums();
 }
 
 }  // namespace emberd::shard

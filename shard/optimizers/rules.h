@@ -14,7 +14,7 @@
 // Accuracy. Let T be the value of a result's formula with every term replaced by its absolute value
 // (so that cancellation is accounted for). A float32 update differs from the formula evaluated
 // exactly on the same inputs (JAX's decay rates rounded to float32) by at most `bound` * 2^-24 * T,
-// with the bound given at each rule (optimizer_accuracy_test.cc measures at most four fifths of
+// with the bound given at each rule (rules_test.cc measures at most four fifths of
 // it), for T above 1e-30 and decay rates of at least 0.5. Clipping and decay add 2.
 #pragma once
 

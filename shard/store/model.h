@@ -1,4 +1,5 @@
-// A model as the engine holds it: its stacks and what they take from the budget.
+// A model as the engine holds it: its stacks, what they take from the budget, and single rows of
+// theirs, read and written.
 #pragma once
 
 #include <atomic>
@@ -8,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/mutex.h"
 #include "shard/batch/hot_rows.h"
 #include "shard/executor.h"
@@ -55,5 +57,25 @@ class Model {
   std::vector<std::unique_ptr<StackStore>> stacks_;
   std::vector<std::unique_ptr<HotRowSketches>> hot_rows_;  // of stacks_
 };
+
+// --- Rows by (partition, local row): checks, and the copy itself.
+
+// A selection resolved against its stack.
+struct RowTarget {
+  StackStore* store = nullptr;
+  const StackStore::Slot* slot = nullptr;  // null: weights
+  std::vector<int64_t> rows;               // as StackStore numbers them
+  std::vector<Strand*> strands;            // of the partitions named
+  int columns = 0;
+};
+
+// INVALID_ARGUMENT or OUT_OF_RANGE names what does not fit. `value_count` is what the caller's
+// buffer holds; for writing, padding columns are refused.
+absl::StatusOr<RowTarget> ResolveRows(const Model& model, const RowSelection& selection,
+                                      size_t value_count, bool writing);
+
+// Rows [begin, end) of the target; the caller holds its strands.
+void CopyRowsOut(const RowTarget& target, int64_t begin, int64_t end, float* values);
+void CopyRowsIn(const RowTarget& target, int64_t begin, int64_t end, const float* values);
 
 }  // namespace emberd::shard

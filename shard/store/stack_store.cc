@@ -4,8 +4,10 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/bfloat16.h"
+#include "base/float16.h"
+#include "base/status.h"
 #include "shard/store/portable_numbers.h"
-#include "shard/store/stored_row.h"
 
 namespace emberd::shard {
 namespace {
@@ -15,6 +17,28 @@ constexpr int64_t kMaxRows = int64_t{1} << 32;  // entries name a row by 32 bits
 constexpr int kMaxWidth = 8192;
 
 }  // namespace
+
+void WriteStoredRow(v1::DataType dtype, absl::Span<const float> values, char* row) {
+  auto* halves = reinterpret_cast<uint16_t*>(row);
+  if (dtype == v1::BFLOAT16) {
+    std::transform(values.begin(), values.end(), halves, ToBfloat16);
+  } else if (dtype == v1::FLOAT16) {
+    std::transform(values.begin(), values.end(), halves, ToFloat16);
+  } else {
+    std::memcpy(row, values.data(), values.size() * sizeof(float));
+  }
+}
+
+void ReadStoredRow(v1::DataType dtype, const char* row, absl::Span<float> values) {
+  const auto* halves = reinterpret_cast<const uint16_t*>(row);
+  if (dtype == v1::BFLOAT16) {
+    std::transform(halves, halves + values.size(), values.begin(), FromBfloat16);
+  } else if (dtype == v1::FLOAT16) {
+    std::transform(halves, halves + values.size(), values.begin(), FromFloat16);
+  } else {
+    std::memcpy(values.data(), row, values.size() * sizeof(float));
+  }
+}
 
 absl::Status StackStore::CheckShape(const StackSpec& spec, int partitions) {
   if (spec.embedding_dim < 8 || spec.embedding_dim > kMaxWidth || spec.embedding_dim % 8 != 0) {

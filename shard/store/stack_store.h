@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/mapped_memory.h"
 #include "config/optimizers.h"
 #include "shard/executor.h"
@@ -31,6 +32,11 @@ struct StoreOptions {
   // MiB.
   int64_t huge_page_bytes = int64_t{1} << 40;
 };
+
+// The first values.size() columns of a row of weights as it is stored: float32, bfloat16 or
+// float16. Plain loops, for what is not a kernel.
+void WriteStoredRow(v1::DataType dtype, absl::Span<const float> values, char* row);
+void ReadStoredRow(v1::DataType dtype, const char* row, absl::Span<float> values);
 
 // Thread-safe as far as it guards anything: EnsureRow may be called by any thread; who reads or
 // writes a row of partition k must hold strand(k).

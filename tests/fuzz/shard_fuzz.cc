@@ -22,7 +22,7 @@
 #include "server/shard/model_spec_from_plan.h"
 #include "server/shard/shard_codec.h"
 #include "shard/engine.h"
-#include "shard/gather/row_pooler.h"
+#include "shard/gather/pooling.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 
@@ -145,7 +145,7 @@ class Shard {
     const auto views = preprocessed_->ShardView(0);
     if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) return false;
     const auto sums =
-        pooler_->Pool(views[rows.stack], spec_.stacks[rows.stack], kSparseCores, rows.rows);
+        pooler_.Pool(views[rows.stack], spec_.stacks[rows.stack], kSparseCores, rows.rows);
     Require(sums.ok() || absl::IsInvalidArgument(sums.status()), "other rows are refused");
     return sums.ok() && !rows.rows.empty();
   }
@@ -174,7 +174,7 @@ class Shard {
   std::shared_ptr<const preprocess::PreprocessedBatch> preprocessed_;
   std::unique_ptr<shard::Engine> engine_;
   std::shared_ptr<const shard::Batch> batch_;
-  const std::unique_ptr<shard::RowPooler> pooler_ = shard::RowPooler::Create(1);
+  shard::RowPooler pooler_{1};
 };
 
 void Try(int kind, const rpc::IncomingMessage& message) {

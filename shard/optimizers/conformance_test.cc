@@ -1,11 +1,12 @@
 // What holds for every optimizer and every storage type, through the engine.
+// Covers: adagrad.cc, adam.cc, descent.cc, ftrl.cc
 #include <tuple>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "config/optimizers.h"
-#include "shard/store/stored_row.h"
+#include "shard/store/stack_store.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/reference.h"
 #include "shard/testing/scalar_optimizers.h"
@@ -24,7 +25,7 @@ using testing::TestEntry;
 using testing::TestShape;
 
 constexpr int kWidth = 40, kColumns = 35;
-const TestShape kShape{2, 24, 20};
+const TestShape kTwoPartitions{2, 24, 20};
 
 class OptimizerConformanceTest
     : public ::testing::TestWithParam<std::tuple<OptimizerCase, v1::DataType>> {
@@ -32,9 +33,9 @@ class OptimizerConformanceTest
   void SetUp() override {
     optimizer_ = testing::CompleteOptimizer(std::get<0>(GetParam()).text);
     slots_ = config::OptimizerSlots(optimizer_);
-    StackSpec stack = OneTableStack(kShape, kWidth, kColumns, optimizer_);
+    StackSpec stack = OneTableStack(kTwoPartitions, kWidth, kColumns, optimizer_);
     stack.storage_dtype = std::get<1>(GetParam());
-    engine_ = std::make_unique<TestEngine>(std::vector<StackSpec>{stack}, kShape, 0, 2);
+    engine_ = std::make_unique<TestEngine>(std::vector<StackSpec>{stack}, kTwoPartitions, 0, 2);
   }
 
   // Live columns; checks that padding is 0.
@@ -58,7 +59,7 @@ class OptimizerConformanceTest
   testing::TableRows Dump() {
     testing::TableRows dump;
     for (int partition = 0; partition < 2; ++partition) {
-      for (int row = 0; row < kShape.rows_per_partition; ++row) {
+      for (int row = 0; row < kTwoPartitions.rows_per_partition; ++row) {
         const RowValues values = ReadAll(partition, row);
         Row& all = dump[{partition, row}] = values.w;
         for (const Row& slot : values.slots) all.insert(all.end(), slot.begin(), slot.end());
@@ -78,8 +79,8 @@ TEST_P(OptimizerConformanceTest, EqualsScalarTwinBitByBit) {
   std::mt19937_64 random(testing::TestSeed());
   std::normal_distribution<float> normal;
   for (int step = 0; step < 4; ++step) {
-    const std::vector<TestEntry> entries = RandomEntries(kShape, 2, random);
-    TestBatch test_batch(entries, kShape, 0, 2, 2, 1);
+    const std::vector<TestEntry> entries = RandomEntries(kTwoPartitions, 2, random);
+    TestBatch test_batch(entries, kTwoPartitions, 0, 2, 2, 1);
     const auto batch = *engine_->Prepare(test_batch.view());
     const std::vector<StackSums> sums = engine_->Gather(batch);
     std::map<int, Row> gradients;
@@ -113,7 +114,7 @@ TEST_P(OptimizerConformanceTest, EqualsScalarTwinBitByBit) {
 }
 
 TEST_P(OptimizerConformanceTest, MissingGradientEqualsZeroGradient) {
-  TestBatch test_batch({{0, 0, 3, 1.5f}, {1, 1, 5, -1}}, kShape, 0, 2, 1, 1);
+  TestBatch test_batch({{0, 0, 3, 1.5f}, {1, 1, 5, -1}}, kTwoPartitions, 0, 2, 1, 1);
   const auto batch = *engine_->Prepare(test_batch.view());
   const std::vector<float> some(2 * kWidth, 0.25f), zero(2 * kWidth, 0.0f);
   ApplyInput input;
@@ -140,7 +141,7 @@ TEST_P(OptimizerConformanceTest, MissingGradientEqualsZeroGradient) {
 }
 
 TEST_P(OptimizerConformanceTest, StepIsRequiredExactlyWhereTheFormulaUsesIt) {
-  TestBatch test_batch({{0, 0, 3, 1.5f}}, kShape, 0, 2, 1, 1);
+  TestBatch test_batch({{0, 0, 3, 1.5f}}, kTwoPartitions, 0, 2, 1, 1);
   const auto batch = *engine_->Prepare(test_batch.view());
   const absl::Status status = testing::Check(batch, {});
   EXPECT_EQ(status.ok(), !config::OptimizerNeedsStep(optimizer_)) << status;
@@ -150,7 +151,7 @@ TEST_P(OptimizerConformanceTest, StepIsRequiredExactlyWhereTheFormulaUsesIt) {
 }
 
 TEST_P(OptimizerConformanceTest, RefusesALearningRateItCannotDivideBy) {
-  TestBatch test_batch({{0, 0, 3, 1.5f}}, kShape, 0, 2, 1, 1);
+  TestBatch test_batch({{0, 0, 3, 1.5f}}, kTwoPartitions, 0, 2, 1, 1);
   const auto batch = *engine_->Prepare(test_batch.view());
   ApplyInput input;
   input.step = 0;

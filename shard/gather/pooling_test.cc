@@ -2,9 +2,9 @@
 // fewer bytes. Catches: ranks that name another row, partitions that are folded in another order,
 // quantization before or after the wrong step, stored bits read as another type, a row that was not
 // initialised before it was copied.
-//
-// Covers: copy_rows.cc pooling.cc
-#include "shard/gather/row_pooler.h"
+// Covers: gather_kernels.cc
+// Covers: gather_kernels.cc
+#include "shard/gather/pooling.h"
 
 #include <cstring>
 #include <random>
@@ -61,7 +61,7 @@ int64_t BytesOf(const StackSums& sums) {
 
 class RowPoolerTest : public ::testing::Test {
  protected:
-  const std::unique_ptr<RowPooler> pooler_ = RowPooler::Create(2);
+  RowPooler pooler_{2};
 };
 
 TEST_F(RowPoolerTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
@@ -88,7 +88,7 @@ TEST_F(RowPoolerTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
     ASSERT_EQ(output[v1::UNIQUE_ROWS].rows.size(), 1u);
     const StackSums& expected = output[v1::PARTIAL_SUMS].sums[0];
     const StackRows& rows = output[v1::UNIQUE_ROWS].rows[0];
-    const auto pooled = pooler_->Pool(batch.view(), stack, partitions, BytesOf(rows));
+    const auto pooled = pooler_.Pool(batch.view(), stack, partitions, BytesOf(rows));
     ASSERT_TRUE(pooled.ok()) << pooled.status();
     ExpectSameBits(*pooled, expected);
 
@@ -124,7 +124,7 @@ TEST_F(RowPoolerTest, RepeatedRowsTravelOnce) {
   EXPECT_EQ(output.rows[0].count, 2);
   EXPECT_EQ(output.rows[0].row_bytes, 64);
   EXPECT_EQ(output.rows[0].rows_gathered, 200);
-  const auto pooled = pooler_->Pool(batch.view(), stack, 2, BytesOf(output.rows[0]));
+  const auto pooled = pooler_.Pool(batch.view(), stack, 2, BytesOf(output.rows[0]));
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   const std::vector<float> a = engine.ReadRow(0, 0, 3, 16), b = engine.ReadRow(0, 1, 5, 16);
   ASSERT_EQ(pooled->samples.size(), 100u);
@@ -140,7 +140,7 @@ TEST_F(RowPoolerTest, LargeBatchesAreSharedAmongThreads) {
   stack.result_mode = v1::UNIQUE_ROWS;
   TestEngine rows({stack}, shape, 0, 1);
   const StackRows unique = rows.GatherEither(*rows.Prepare(batch.view())).rows[0];
-  const auto pooled = pooler_->Pool(batch.view(), stack, 1, BytesOf(unique));
+  const auto pooled = pooler_.Pool(batch.view(), stack, 1, BytesOf(unique));
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   ExpectSameBits(*pooled, sums.Gather(*sums.Prepare(batch.view()))[0]);
 }
@@ -150,10 +150,10 @@ TEST_F(RowPoolerTest, RefusesOtherRowsThanThoseOfTheBatch) {
   StackSpec stack = OneTableStack(shape, 8, 8, Sgd());
   TestBatch batch({{0, 0, 3, 1.0f}, {2, 0, 9, 1.0f}}, shape, 0, 1, 1, 1);
   const std::vector<char> rows(3 * 32);
-  EXPECT_TRUE(pooler_->Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(64)).ok());
+  EXPECT_TRUE(pooler_.Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(64)).ok());
   for (const size_t bytes : {0, 32, 63, 96}) {
     const absl::Status status =
-        pooler_->Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(bytes)).status();
+        pooler_.Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(bytes)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr("the batch has 2 of 32 bytes"));
   }
@@ -168,7 +168,7 @@ TEST_F(RowPoolerTest, ABatchWithoutEntriesHasNoRowsAndNoSums) {
   const GatherOutput output = engine.GatherEither(*engine.Prepare(batch.view()));
   ASSERT_EQ(output.rows.size(), 1u);
   EXPECT_EQ(output.rows[0].count, 0);
-  const auto pooled = pooler_->Pool(batch.view(), stack, 2, {});
+  const auto pooled = pooler_.Pool(batch.view(), stack, 2, {});
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   EXPECT_TRUE(pooled->samples.empty());
 }

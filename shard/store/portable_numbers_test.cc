@@ -1,9 +1,9 @@
+#include "shard/store/portable_numbers.h"
+
 #include <cmath>
 #include <limits>
 
 #include <gtest/gtest.h>
-
-#include "shard/store/portable_numbers.h"
 
 namespace emberd::shard {
 namespace {
