@@ -8,7 +8,7 @@
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/kept_batch.h"
 #include "server/coordinator/model_registry.h"
-#include "server/group/collective.h"
+#include "server/group/collective_router.h"
 #include "server/ops/metrics.h"
 
 namespace emberd::server {
@@ -18,7 +18,7 @@ struct CoordinatorResources {
   ModelRegistry* registry = nullptr;
   Fanout* fanout = nullptr;
   BatchStore* batches = nullptr;
-  Collective* collective = nullptr;
+  CollectiveRouter* collective = nullptr;
   ops::Metrics* metrics = nullptr;
   int64_t max_message_bytes = 0;
   absl::Duration batch_ttl;

@@ -1,11 +1,10 @@
-// Where the members of a training group meet, as a coordinator sees it: through calls that block.
-// What each call means and its errors: emberd/internal/v1/collective_service.proto.
+// Where the ranks of a training group meet. What each call means and its errors:
+// emberd/internal/v1/collective_service.proto.
 #pragma once
 
 #include <compare>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,11 +22,28 @@ struct GroupId {
   auto operator<=>(const GroupId&) const = default;
 };
 
+struct JoinCall {
+  int rank = 0;
+  v1::GroupOptions options;  // complete
+  std::string coordinator;   // who serves the member: one string per life of a coordinator process
+};
 struct Membership {
   uint64_t generation = 0;
   std::vector<std::string> coordinators;  // SYNC: by rank; otherwise empty
 };
 
+struct ExchangeKey {
+  int64_t instance_key = 0;  // the step
+  int group_key = 0;         // which exchange of the step
+
+  auto operator<=>(const ExchangeKey&) const = default;
+};
+struct ExchangeCall {
+  uint64_t generation = 0;
+  int rank = 0;
+  ExchangeKey key;
+  std::string value;
+};
 struct Gathered {
   std::vector<std::string> values;  // by rank
   std::vector<int64_t> arrival_us;  // by rank: microseconds after the first rank
@@ -35,36 +51,47 @@ struct Gathered {
   bool operator==(const Gathered&) const = default;
 };
 
-// Word of the end of a generation. Once the destructor has returned, `ended` runs no more.
-class GenerationWatch {
- public:
-  virtual ~GenerationWatch() = default;
+struct AdvanceCall {
+  uint64_t generation = 0;
+  int rank = 0;
+  int64_t next_step = 0;
+  int64_t wait_for = 0;
 };
 
-// Thread-safe. Calls return when the answer is there, when the context's deadline has passed
-// (DEADLINE_EXCEEDED) or when it is cancelled (CANCELLED), whatever comes first.
+struct LeaveCall {
+  uint64_t generation = 0;
+  int rank = 0;
+  std::string reason;
+  bool finished = false;
+};
+
+// One host of groups: in this process (rendezvous.h) or behind gRPC (collective_rpc.h).
+// Thread-safe. Nothing blocks: every call runs its callback exactly once, now or later, on any
+// thread; callbacks must be short.
 class Collective {
  public:
+  using JoinDone = std::function<void(absl::StatusOr<Membership>)>;
+  using GatherDone = std::function<void(absl::StatusOr<Gathered>)>;
+  using StatusDone = std::function<void(absl::Status)>;
+  // Answers the call that returned it with this status, which is not OK, if it still waits. The
+  // call is then as if it had never come; but a value that it brought to an exchange stays there.
+  using Withdraw = std::function<void(const absl::Status&)>;
+
   virtual ~Collective() = default;
 
-  // `coordinator` says who serves the member: one string per life of a coordinator process.
-  virtual absl::StatusOr<Membership> Join(const GroupId& id, int rank,
-                                          const v1::GroupOptions& options,
-                                          const std::string& coordinator,
-                                          rpc::CallContext* context) = 0;
-  virtual absl::StatusOr<Gathered> AllGather(const GroupId& id, uint64_t generation, int rank,
-                                             int group_key, int64_t instance_key, std::string value,
-                                             rpc::CallContext* context) = 0;
-  virtual absl::Status Advance(const GroupId& id, uint64_t generation, int rank, int64_t next_step,
-                               int64_t wait_for, rpc::CallContext* context) = 0;
-  // Best effort, under a short deadline of its own.
-  virtual void Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
-                     bool finished) = 0;
-
-  // Calls `ended` once, with why the generation is over or why nobody can tell any more; never with
-  // OK. May do so before it returns, and on any thread; `ended` must be short.
-  virtual std::unique_ptr<GenerationWatch> Watch(const GroupId& id, uint64_t generation,
-                                                 std::function<void(absl::Status)> ended) = 0;
+  // `context` gives deadline and trace to a call that leaves the process, and may go when the
+  // function has returned. Null: neither.
+  virtual Withdraw Join(const GroupId& id, JoinCall call, const rpc::CallContext* context,
+                        JoinDone done) = 0;
+  virtual Withdraw AllGather(const GroupId& id, ExchangeCall call, const rpc::CallContext* context,
+                             GatherDone done) = 0;
+  virtual Withdraw Advance(const GroupId& id, const AdvanceCall& call,
+                           const rpc::CallContext* context, StatusDone done) = 0;
+  virtual Withdraw Leave(const GroupId& id, const LeaveCall& call, const rpc::CallContext* context,
+                         StatusDone done) = 0;
+  // SYNC: waits for the end of the generation, and tells why it ended; never OK. The group takes
+  // no other notice of who watches.
+  virtual Withdraw Watch(const GroupId& id, uint64_t generation, StatusDone done) = 0;
 };
 
 }  // namespace emberd::server

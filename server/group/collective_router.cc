@@ -1,75 +1,155 @@
 #include "server/group/collective_router.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
 
-#include "server/group/host_choice.h"
-#include "server/group/local_collective.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/sha256.h"
+#include "base/status.h"
 
 namespace emberd::server {
+namespace {
 
-CollectiveRouter::CollectiveRouter(std::vector<Collective*> hosts)
-    : hosts_(std::move(hosts)), local_collective_(MakeLocalCollective(&local_)) {}
+constexpr absl::Duration kLeaveDeadline = absl::Seconds(1);
+
+// Starts a call with start(done), and waits for its answer as long as `context` allows.
+template <typename Result, typename Start>
+Result Await(const GroupId& id, rpc::CallContext* context, const Start& start) {
+  // Shared with the callback, since either may be the last to look.
+  struct Pending {
+    absl::Notification ready;
+    std::optional<Result> result;
+  };
+  auto pending = std::make_shared<Pending>();
+  const Collective::Withdraw withdraw = start([pending](Result result) {
+    pending->result = std::move(result);
+    pending->ready.Notify();
+  });
+  if (!pending->ready.HasBeenNotified()) {
+    const std::string group = absl::StrCat("group '", id.group, "': ");
+    rpc::CancelWatch watch(context, [&] {
+      withdraw(
+          absl::CancelledError(absl::StrCat(group, "the caller gave up waiting for other ranks")));
+    });
+    if (!pending->ready.WaitForNotificationWithDeadline(context->deadline())) {
+      withdraw(absl::DeadlineExceededError(
+          absl::StrCat(group, "the caller's deadline passed while it waited for other ranks")));
+    }
+    pending->ready.WaitForNotification();
+  }
+  return *std::move(pending->result);
+}
+
+}  // namespace
+
+int HostOf(const GroupId& id, int shards) {
+  std::string text;
+  for (int shift = 0; shift < 64; shift += 8)
+    text.push_back(static_cast<char>(id.model_id >> shift));
+  const std::array<uint8_t, 32> digest = Sha256(text + id.group);
+  uint64_t hash = 0;
+  for (int i = 0; i < 8; ++i) hash = hash << 8 | digest[i];
+  return static_cast<int>(hash % static_cast<uint64_t>(shards));
+}
+
+// Sees a generation end at its host, and ends it here.
+class CollectiveRouter::Watch {
+ public:
+  Watch(Collective* host, Rendezvous* local, const GroupId& id, uint64_t generation)
+      : generation_(generation), state_(std::make_shared<State>()) {
+    withdraw_ = host->Watch(id, generation,
+                            [state = state_, local, id, generation](const absl::Status& status) {
+                              absl::MutexLock lock(&state->mutex);
+                              if (std::exchange(state->over, true)) return;
+                              local->End(id, generation, status);
+                            });
+  }
+  // Once it has returned, `local` is left alone.
+  ~Watch() {
+    {
+      absl::MutexLock lock(&state_->mutex);
+      if (std::exchange(state_->over, true)) return;
+    }
+    withdraw_(absl::CancelledError("nobody watches any more"));
+  }
+
+  uint64_t generation() const { return generation_; }
+  bool over() const {
+    absl::MutexLock lock(&state_->mutex);
+    return state_->over;
+  }
+
+ private:
+  // Shared with the callback, since either may go first.
+  struct State {
+    absl::Mutex mutex;
+    bool over ABSL_GUARDED_BY(mutex) = false;
+  };
+
+  const uint64_t generation_;
+  const std::shared_ptr<State> state_;
+  Collective::Withdraw withdraw_;
+};
+
+CollectiveRouter::CollectiveRouter(std::vector<Collective*> hosts) : hosts_(std::move(hosts)) {}
+
+CollectiveRouter::~CollectiveRouter() = default;
 
 Collective& CollectiveRouter::HostFor(const GroupId& id) const {
   return *hosts_[HostOf(id, static_cast<int>(hosts_.size()))];
 }
 
-absl::StatusOr<Membership> CollectiveRouter::Join(const GroupId& id, int rank,
-                                                  const v1::GroupOptions& options,
-                                                  const std::string& coordinator,
+absl::StatusOr<Membership> CollectiveRouter::Join(const GroupId& id, JoinCall call,
                                                   rpc::CallContext* context) {
-  absl::StatusOr<Membership> membership = HostFor(id).Join(id, rank, options, coordinator, context);
+  absl::StatusOr<Membership> membership = Await<absl::StatusOr<Membership>>(
+      id, context, [&](auto done) { return HostFor(id).Join(id, call, context, std::move(done)); });
   if (!membership.ok()) return membership;
   const std::vector<std::string>& coordinators = membership->coordinators;
-  const bool all_here =
-      !coordinators.empty() && std::all_of(coordinators.begin(), coordinators.end(),
-                                           [&](const auto& other) { return other == coordinator; });
-  if (all_here) ExchangeHere(id, membership->generation, options);
+  const bool all_here = !coordinators.empty() &&
+                        std::all_of(coordinators.begin(), coordinators.end(),
+                                    [&](const auto& other) { return other == call.coordinator; });
+  if (all_here) ExchangeHere(id, membership->generation, call.options);
   return membership;
 }
 
 void CollectiveRouter::ExchangeHere(const GroupId& id, uint64_t generation,
                                     const v1::GroupOptions& options) {
   absl::MutexLock lock(&mutex_);
-  std::erase_if(watched_, [](const auto& entry) { return entry.second.over->load(); });
-  const auto before = watched_.find(id);
+  std::erase_if(watches_, [](const auto& entry) { return entry.second->over(); });
+  const auto before = watches_.find(id);
   // Another rank's join was answered first.
-  if (before != watched_.end() && before->second.generation >= generation) return;
+  if (before != watches_.end() && before->second->generation() >= generation) return;
   // Without room the host exchanges the values.
   if (!local_.Adopt(id, generation, options)) return;
-  auto over = std::make_shared<std::atomic<bool>>(false);
-  // Runs under no lock but the watch's own, so that a watch may be dropped under mutex_.
-  auto ended = [this, id, generation, over](const absl::Status& status) {
-    local_.End(id, generation, status);
-    over->store(true);
-  };
-  watched_[id] = {generation, over, HostFor(id).Watch(id, generation, std::move(ended))};
+  watches_[id] = std::make_unique<Watch>(&HostFor(id), &local_, id, generation);
 }
 
-absl::StatusOr<Gathered> CollectiveRouter::AllGather(const GroupId& id, uint64_t generation,
-                                                     int rank, int group_key, int64_t instance_key,
-                                                     std::string value, rpc::CallContext* context) {
-  Collective& collective = local_.Knows(id, generation) ? *local_collective_ : HostFor(id);
-  return collective.AllGather(id, generation, rank, group_key, instance_key, std::move(value),
-                              context);
+absl::StatusOr<Gathered> CollectiveRouter::AllGather(const GroupId& id, ExchangeCall call,
+                                                     rpc::CallContext* context) {
+  Collective& collective = local_.Knows(id, call.generation) ? local_ : HostFor(id);
+  return Await<absl::StatusOr<Gathered>>(id, context, [&](auto done) {
+    return collective.AllGather(id, std::move(call), context, std::move(done));
+  });
 }
 
-absl::Status CollectiveRouter::Advance(const GroupId& id, uint64_t generation, int rank,
-                                       int64_t next_step, int64_t wait_for,
+absl::Status CollectiveRouter::Advance(const GroupId& id, const AdvanceCall& call,
                                        rpc::CallContext* context) {
-  return HostFor(id).Advance(id, generation, rank, next_step, wait_for, context);
+  return Await<absl::Status>(id, context, [&](auto done) {
+    return HostFor(id).Advance(id, call, context, std::move(done));
+  });
 }
 
-void CollectiveRouter::Leave(const GroupId& id, uint64_t generation, int rank,
-                             const std::string& reason, bool finished) {
-  local_.Leave(id, generation, rank, reason, finished).IgnoreError();
-  HostFor(id).Leave(id, generation, rank, reason, finished);
-}
-
-std::unique_ptr<GenerationWatch> CollectiveRouter::Watch(const GroupId& id, uint64_t generation,
-                                                         std::function<void(absl::Status)> ended) {
-  return HostFor(id).Watch(id, generation, std::move(ended));
+void CollectiveRouter::Leave(const GroupId& id, const LeaveCall& call) {
+  for (Collective* collective : {static_cast<Collective*>(&local_), &HostFor(id)}) {
+    rpc::CallContext context(absl::Now() + kLeaveDeadline);
+    Await<absl::Status>(id, &context, [&](auto done) {
+      return collective->Leave(id, call, &context, std::move(done));
+    }).IgnoreError();
+  }
 }
 
 }  // namespace emberd::server

@@ -1,9 +1,9 @@
-// A coordinator's way to its groups: every call goes to the shard that hosts the group. When all
-// ranks of a SYNC group are served by this coordinator, it exchanges their values itself, without a
-// call; the host still sees joins and leaves, and its word that a generation is over counts here.
+// A coordinator's way to its groups: calls that block, each to the shard that hosts the group. When
+// all ranks of a SYNC group are served by this coordinator, it exchanges their values itself,
+// without a call; the host still sees joins and leaves, and what it says of a generation's end
+// counts here.
 #pragma once
 
-#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,46 +13,44 @@
 #include "absl/synchronization/mutex.h"
 #include "server/group/collective.h"
 #include "server/group/rendezvous.h"
+#include "server/rpc/call_context.h"
 
 namespace emberd::server {
 
-class CollectiveRouter final : public Collective {
+// Which of `shards` hosts a group: the same on every coordinator, in every process and release. The
+// first 64 bits of the SHA-256 of the model id (8 bytes, little-endian) and the name, big-endian,
+// modulo `shards`.
+int HostOf(const GroupId& id, int shards);
+
+// Thread-safe. Calls return when the answer is there, when the context's deadline has passed
+// (DEADLINE_EXCEEDED) or when it is cancelled (CANCELLED), whatever comes first.
+class CollectiveRouter {
  public:
   // `hosts[i]`: of shard i. They must outlive the router.
   explicit CollectiveRouter(std::vector<Collective*> hosts);
+  ~CollectiveRouter();
 
-  absl::StatusOr<Membership> Join(const GroupId& id, int rank, const v1::GroupOptions& options,
-                                  const std::string& coordinator,
-                                  rpc::CallContext* context) override;
-  absl::StatusOr<Gathered> AllGather(const GroupId& id, uint64_t generation, int rank,
-                                     int group_key, int64_t instance_key, std::string value,
-                                     rpc::CallContext* context) override;
-  absl::Status Advance(const GroupId& id, uint64_t generation, int rank, int64_t next_step,
-                       int64_t wait_for, rpc::CallContext* context) override;
-  void Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
-             bool finished) override;
-  std::unique_ptr<GenerationWatch> Watch(const GroupId& id, uint64_t generation,
-                                         std::function<void(absl::Status)> ended) override;
+  absl::StatusOr<Membership> Join(const GroupId& id, JoinCall call, rpc::CallContext* context);
+  absl::StatusOr<Gathered> AllGather(const GroupId& id, ExchangeCall call,
+                                     rpc::CallContext* context);
+  absl::Status Advance(const GroupId& id, const AdvanceCall& call, rpc::CallContext* context);
+  // Best effort, under a short deadline of its own.
+  void Leave(const GroupId& id, const LeaveCall& call);
 
   // What the groups that have all their ranks here hold.
   Rendezvous::Load local_load() const { return local_.load(); }
 
  private:
-  struct Watched {
-    uint64_t generation = 0;
-    std::shared_ptr<std::atomic<bool>> over;
-    std::unique_ptr<GenerationWatch> watch;
-  };
+  class Watch;
 
   Collective& HostFor(const GroupId& id) const;
   void ExchangeHere(const GroupId& id, uint64_t generation, const v1::GroupOptions& options);
 
   const std::vector<Collective*> hosts_;
   Rendezvous local_;
-  const std::unique_ptr<Collective> local_collective_;
   absl::Mutex mutex_;
   // Of the groups whose values are exchanged here. Last: their callbacks use local_.
-  std::map<GroupId, Watched> watched_ ABSL_GUARDED_BY(mutex_);
+  std::map<GroupId, std::unique_ptr<Watch>> watches_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::server

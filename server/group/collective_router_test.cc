@@ -1,6 +1,5 @@
 // A coordinator's way to its groups: the right host, and the exchange inside one coordinator, which
 // must behave as the one over the host does.
-// Covers: host_choice.cc
 #include "server/group/collective_router.h"
 
 #include <future>
@@ -11,8 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/group/host_choice.h"
-#include "server/group/local_collective.h"
 #include "server/group/testing_group.h"
 
 namespace emberd::server::testing {
@@ -39,7 +36,7 @@ class CollectiveRouterTest : public ::testing::Test {
  protected:
   CollectiveRouterTest() : here_(Hosts()), there_(Hosts()) {}
 
-  std::vector<Collective*> Hosts() { return {collectives_[0].get(), collectives_[1].get()}; }
+  std::vector<Collective*> Hosts() { return {&rendezvous_[0], &rendezvous_[1]}; }
   Rendezvous& host() { return rendezvous_[HostOf(group_, 2)]; }
 
   // Rank r joins through routers[r]; the generation.
@@ -48,7 +45,8 @@ class CollectiveRouterTest : public ::testing::Test {
     for (int rank = 0; rank < options.size(); ++rank) {
       joins.push_back(std::async(std::launch::async, [=, this] {
         CollectiveRouter* router = routers[rank];
-        return router->Join(group_, rank, options, router == &here_ ? "here" : "there", &context_);
+        return router->Join(group_, {rank, options, router == &here_ ? "here" : "there"},
+                            &context_);
       }));
     }
     uint64_t generation = 0;
@@ -62,7 +60,7 @@ class CollectiveRouterTest : public ::testing::Test {
   auto Gather(CollectiveRouter* router, uint64_t generation, int rank, int64_t step,
               const std::string& value) {
     return std::async(std::launch::async, [=, this] {
-      return router->AllGather(group_, generation, rank, 0, step, value, &context_);
+      return router->AllGather(group_, {generation, rank, {step, 0}, value}, &context_);
     });
   }
   static void AwaitWaiting(const std::function<Rendezvous::Load()>& load, size_t exchanges) {
@@ -71,8 +69,6 @@ class CollectiveRouterTest : public ::testing::Test {
 
   const GroupId group_{7, "g"};
   Rendezvous rendezvous_[2];
-  std::unique_ptr<Collective> collectives_[2] = {MakeLocalCollective(&rendezvous_[0]),
-                                                 MakeLocalCollective(&rendezvous_[1])};
   rpc::CallContext context_{absl::Now() + absl::Minutes(1)};
   CollectiveRouter here_, there_;
 };
@@ -113,13 +109,10 @@ TEST_F(CollectiveRouterTest, LeavingEndsTheGenerationHereAndAtTheHost) {
   const uint64_t generation = JoinAll({&here_, &here_}, MakeOptions(2, v1::SYNC, 60'000));
   auto waiting = Gather(&here_, generation, 0, 4, "a");
   AwaitWaiting([&] { return here_.local_load(); }, 1);
-  here_.Leave(group_, generation, 1, "its stream ended", false);
+  here_.Leave(group_, {generation, 1, "its stream ended", false});
   EXPECT_EQ(waiting.get().status(),
             absl::AbortedError("group 'g': rank 1 left in step 4 (its stream ended); join again"));
-  rpc::CallContext context(absl::Now() + absl::Minutes(1));
-  EXPECT_EQ(collectives_[HostOf(group_, 2)]
-                ->AllGather(group_, generation, 0, 0, 4, "a", &context)
-                .status(),
+  EXPECT_EQ(there_.AllGather(group_, {generation, 0, {4, 0}, "a"}, &context_).status(),
             absl::AbortedError("group 'g': rank 1 left (its stream ended); join again"));
 }
 
@@ -129,11 +122,12 @@ TEST_F(CollectiveRouterTest, JoiningAgainElsewhereEndsTheGenerationHere) {
   const uint64_t generation = JoinAll({&here_, &here_}, options);
   auto waiting = Gather(&here_, generation, 0, 4, "a");
   AwaitWaiting([&] { return here_.local_load(); }, 1);
-  auto again = std::async(std::launch::async,
-                          [&] { return there_.Join(group_, 1, options, "there", &context_); });
+  auto again = std::async(std::launch::async, [&] {
+    return there_.Join(group_, {1, options, "there"}, &context_);
+  });
   EXPECT_EQ(waiting.get().status(),
             absl::AbortedError("group 'g': rank 1 joined again; join again"));
-  EXPECT_TRUE(here_.Join(group_, 0, options, "here", &context_).ok());
+  EXPECT_TRUE(here_.Join(group_, {0, options, "here"}, &context_).ok());
   const absl::StatusOr<Membership> membership = again.get();
   ASSERT_TRUE(membership.ok());
   EXPECT_THAT(membership->coordinators, ElementsAre("here", "there"));
@@ -154,9 +148,9 @@ TEST_F(CollectiveRouterTest, AHostThatStopsEndsTheGenerationHere) {
 TEST_F(CollectiveRouterTest, GenerationsThatAreOverLeaveNothingBehind) {
   for (int i = 0; i < 1000; ++i) {
     const uint64_t generation =
-        here_.Join(group_, 0, MakeOptions(1), "here", &context_)->generation;
-    ASSERT_TRUE(here_.AllGather(group_, generation, 0, 0, i, "a", &context_).ok());
-    if (i % 2 == 0) here_.Leave(group_, generation, 0, "", true);
+        here_.Join(group_, {0, MakeOptions(1), "here"}, &context_)->generation;
+    ASSERT_TRUE(here_.AllGather(group_, {generation, 0, {i, 0}, "a"}, &context_).ok());
+    if (i % 2 == 0) here_.Leave(group_, {generation, 0, "", true});
   }
   EXPECT_EQ(here_.local_load().groups, 1u);
   EXPECT_EQ(here_.local_load().waiting, 0u);
@@ -167,12 +161,12 @@ TEST_F(CollectiveRouterTest, GenerationsThatAreOverLeaveNothingBehind) {
 
 TEST_F(CollectiveRouterTest, BoundedGroupsMeetAtTheHost) {
   const v1::GroupOptions options = MakeOptions(2, v1::BOUNDED, 20);
-  const uint64_t first = here_.Join(group_, 0, options, "here", &context_)->generation;
-  const uint64_t second = there_.Join(group_, 1, options, "there", &context_)->generation;
-  EXPECT_EQ(here_.Advance(group_, first, 0, 1, 0, &context_), absl::OkStatus());
-  EXPECT_EQ(here_.Advance(group_, first, 0, 1, 1, &context_).code(),
+  const uint64_t first = here_.Join(group_, {0, options, "here"}, &context_)->generation;
+  const uint64_t second = there_.Join(group_, {1, options, "there"}, &context_)->generation;
+  EXPECT_EQ(here_.Advance(group_, {first, 0, 1, 0}, &context_), absl::OkStatus());
+  EXPECT_EQ(here_.Advance(group_, {first, 0, 1, 1}, &context_).code(),
             absl::StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(there_.Advance(group_, second, 1, 1, 1, &context_), absl::OkStatus());
+  EXPECT_EQ(there_.Advance(group_, {second, 1, 1, 1}, &context_), absl::OkStatus());
   EXPECT_EQ(here_.local_load().groups, 0u);
 }
 

@@ -1,6 +1,6 @@
-// The blocking calls, over a Rendezvous of this process and over gRPC: deadlines, cancellation,
-// watches, and what a server makes of bytes that are no request.
-// Covers: local_collective.cc, remote_collective.cc, collective_service.cc
+// Calls to a Rendezvous of this process and over gRPC: deadlines, cancellation, watches, and what a
+// server makes of bytes that are no request.
+// Covers: collective_rpc.cc
 #include "server/group/collective.h"
 
 #include <future>
@@ -15,9 +15,9 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "server/group/collective_service.h"
-#include "server/group/local_collective.h"
-#include "server/group/remote_collective.h"
+#include "base/testing/seed.h"
+#include "server/group/collective_router.h"
+#include "server/group/collective_rpc.h"
 #include "server/group/testing_group.h"
 #include "server/rpc/grpc_server.h"
 
@@ -63,19 +63,21 @@ class Host {
 
 class CollectiveTest : public ::testing::TestWithParam<bool> {
  protected:
-  CollectiveTest()
-      : collective_(GetParam() ? MakeRemoteCollective(host_.channel(), "shard 3")
-                               : MakeLocalCollective(&host_.rendezvous())) {}
+  CollectiveTest() : remote_(MakeRemoteCollective(host_.channel(), "shard 3")) {}
 
+  Collective& collective() { return GetParam() ? *remote_ : host_.rendezvous(); }
+
+  // Ranks of more than one coordinator meet at the host.
+  static std::string CoordinatorOf(int rank) { return std::to_string(rank); }
   // A call on a thread of its own.
   auto Join(int rank, const v1::GroupOptions& options) {
     return std::async(std::launch::async, [=, this] {
-      return collective_->Join(kGroup, rank, options, "c", &context_);
+      return router_.Join(kGroup, {rank, options, CoordinatorOf(rank)}, &context_);
     });
   }
   auto Gather(int rank, int64_t step, const std::string& value) {
     return std::async(std::launch::async, [=, this] {
-      return collective_->AllGather(kGroup, generation_, rank, 0, step, value, &context_);
+      return router_.AllGather(kGroup, {generation_, rank, {step, 0}, value}, &context_);
     });
   }
   void JoinAll(const v1::GroupOptions& options) {
@@ -98,7 +100,8 @@ class CollectiveTest : public ::testing::TestWithParam<bool> {
   }
 
   Host host_;
-  const std::unique_ptr<Collective> collective_;
+  const std::unique_ptr<Collective> remote_;
+  CollectiveRouter router_{{&collective()}};
   rpc::CallContext context_{absl::Now() + absl::Minutes(1)};
   uint64_t generation_ = 0;
 };
@@ -128,7 +131,7 @@ TEST_P(CollectiveTest, ErrorsAreTheGroupsOwn) {
       "group 'g': rank 0 did not come to exchange 0 of step 4 within 500 ms; join again");
   EXPECT_EQ(waiting.get().status(), expected);
   EXPECT_EQ(Gather(0, 4, "a").get().status(), expected);
-  EXPECT_EQ(collective_->Join(kGroup, 2, MakeOptions(2), "c", &context_).status(),
+  EXPECT_EQ(router_.Join(kGroup, {2, MakeOptions(2), "c"}, &context_).status(),
             absl::InvalidArgumentError("group 'g': rank is 2; it must be in 0 .. 1"));
 }
 
@@ -149,7 +152,7 @@ TEST_P(CollectiveTest, ACancelledGatherLeavesItsValue) {
   AwaitLoad(0, 0);
   rpc::CallContext other(absl::Now() + absl::Minutes(1));
   const absl::StatusOr<Gathered> gathered =
-      collective_->AllGather(kGroup, generation_, 1, 0, 1, "b", &other);
+      router_.AllGather(kGroup, {generation_, 1, {1, 0}, "b"}, &other);
   ASSERT_TRUE(gathered.ok()) << gathered.status();
   EXPECT_THAT(gathered->values, ElementsAre("a", "b"));
 }
@@ -157,54 +160,55 @@ TEST_P(CollectiveTest, ACancelledGatherLeavesItsValue) {
 TEST_P(CollectiveTest, CallersHaveDeadlinesOfTheirOwn) {
   rpc::CallContext hurried(absl::Now() + absl::Milliseconds(20));
   const absl::Status status =
-      collective_->Join(kGroup, 0, MakeOptions(2, v1::SYNC, kLong), "c", &hurried).status();
+      router_.Join(kGroup, {0, MakeOptions(2, v1::SYNC, kLong), "c"}, &hurried).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   AwaitLoad(0, 0);
 }
 
 TEST_P(CollectiveTest, BoundedMembersWaitForEachOther) {
   const v1::GroupOptions options = MakeOptions(2, v1::BOUNDED, kLong);
-  const absl::StatusOr<Membership> first = collective_->Join(kGroup, 0, options, "c", &context_);
-  const absl::StatusOr<Membership> second = collective_->Join(kGroup, 1, options, "c", &context_);
+  const absl::StatusOr<Membership> first = router_.Join(kGroup, {0, options, "c"}, &context_);
+  const absl::StatusOr<Membership> second = router_.Join(kGroup, {1, options, "c"}, &context_);
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_NE(first->generation, second->generation);
   auto ahead = std::async(std::launch::async, [&] {
-    return collective_->Advance(kGroup, first->generation, 0, 5, 5, &context_);
+    return router_.Advance(kGroup, {first->generation, 0, 5, 5}, &context_);
   });
   AwaitLoad(0, 1);
-  EXPECT_EQ(collective_->Advance(kGroup, second->generation, 1, 3, 3, &context_), absl::OkStatus());
+  EXPECT_EQ(router_.Advance(kGroup, {second->generation, 1, 3, 3}, &context_), absl::OkStatus());
   AwaitLoad(0, 1);
-  collective_->Leave(kGroup, second->generation, 1, "", /*finished=*/true);
+  router_.Leave(kGroup, {second->generation, 1, "", /*finished=*/true});
   EXPECT_EQ(ahead.get(), absl::OkStatus());
 }
 
 TEST_P(CollectiveTest, WatchesTellOfTheEndOnce) {
-  JoinAll(MakeOptions(1, v1::SYNC, kLong));
+  JoinAll(MakeOptions(2, v1::SYNC, kLong));
   std::promise<absl::Status> ended;
-  const auto watch = collective_->Watch(
-      kGroup, generation_, [&](const absl::Status& status) { ended.set_value(status); });
+  const Collective::Withdraw withdraw = collective().Watch(
+      kGroup, generation_, [&](absl::Status status) { ended.set_value(status); });
   AwaitLoad(0, 1);
-  collective_->Leave(kGroup, generation_, 0, "why not", false);
+  router_.Leave(kGroup, {generation_, 0, "why not", false});
   EXPECT_EQ(ended.get_future().get(),
             absl::AbortedError("group 'g': rank 0 left (why not); join again"));
+  withdraw(absl::CancelledError("too late"));  // a second answer would throw
 }
 
-TEST_P(CollectiveTest, ADroppedWatchIsSilent) {
-  JoinAll(MakeOptions(1, v1::SYNC, kLong));
-  bool called = false;
-  auto watch = collective_->Watch(kGroup, generation_, [&](const absl::Status&) { called = true; });
+TEST_P(CollectiveTest, AWithdrawnWatchHearsNoMore) {
+  JoinAll(MakeOptions(2, v1::SYNC, kLong));
+  std::promise<absl::Status> ended;
+  const Collective::Withdraw withdraw = collective().Watch(
+      kGroup, generation_, [&](absl::Status status) { ended.set_value(status); });
   AwaitLoad(0, 1);
-  watch.reset();
+  withdraw(absl::CancelledError("nobody watches"));
+  EXPECT_EQ(ended.get_future().get(), absl::CancelledError("nobody watches"));
   AwaitLoad(0, 0);
-  collective_->Leave(kGroup, generation_, 0, "why not", false);
-  EXPECT_FALSE(called);
+  router_.Leave(kGroup, {generation_, 0, "why not", false});  // a second answer would throw
 }
 
 TEST_P(CollectiveTest, AHostThatStopsAnswersAll) {
   JoinAll(MakeOptions(2, v1::SYNC, kLong));
   absl::Notification ended;
-  const auto watch =
-      collective_->Watch(kGroup, generation_, [&](const absl::Status&) { ended.Notify(); });
+  collective().Watch(kGroup, generation_, [&](const absl::Status&) { ended.Notify(); });
   auto waiting = Gather(0, 1, "a");
   AwaitLoad(0, 2);
   host_.Stop();
@@ -213,7 +217,7 @@ TEST_P(CollectiveTest, AHostThatStopsAnswersAll) {
   const absl::Status late = Gather(1, 1, "b").get().status();
   EXPECT_EQ(late.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(late.message()), StartsWith(GetParam() ? "shard 3: " : "group 'g'"));
-  collective_->Leave(kGroup, generation_, 0, "gone", false);  // returns all the same
+  router_.Leave(kGroup, {generation_, 0, "gone", false});  // returns all the same
 }
 
 // Sends bytes to a method of the service; the status.
@@ -238,10 +242,7 @@ grpc::Status SendBytes(Host& host, const std::string& method, const std::string&
 
 TEST(CollectiveServiceTest, BytesThatAreNoRequestAreRefused) {
   Host host;
-  const uint32_t seed = std::random_device()();
-  RecordProperty("seed", static_cast<int>(seed));
-  std::cout << "seed " << seed << "\n";
-  std::mt19937 random(seed);
+  std::mt19937 random(static_cast<uint32_t>(emberd::testing::TestSeed()));
   for (const std::string method : {"Join", "AllGather", "Advance", "Leave", "Watch"}) {
     const grpc::Status broken = SendBytes(host, method, std::string(7, '\xff'));
     EXPECT_EQ(broken.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
@@ -252,7 +253,7 @@ TEST(CollectiveServiceTest, BytesThatAreNoRequestAreRefused) {
       EXPECT_EQ(SendBytes(host, method, bytes).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     }
     EXPECT_EQ(SendBytes(host, method, "").error_message(),
-              "group: a name of 0 bytes; it must have 1 .. 128");
+              "name.group has 0 bytes; it must have 1 to 128");
   }
   EXPECT_EQ(host.rendezvous().load().groups, 0u);
 }

@@ -27,78 +27,67 @@ absl::Status ExchangeTable::OtherValue(const ExchangeKey& key, int rank) const {
                             " before; it must not change"));
 }
 
-bool ExchangeTable::Contribute(const ExchangeKey& key, int rank, std::string value, absl::Time now,
-                               Ticket ticket, Callback done, Answers* answers) {
-  const auto refuse = [&](absl::Status status) {
-    answers->push_back([done, status = std::move(status)] { done(status); });
-    return false;
-  };
+void ExchangeTable::Contribute(ExchangeCall call, Collective::GatherDone done, Event* event) {
+  const ExchangeKey key = call.key;
+  const int rank = call.rank;
+  std::string& value = call.value;
+  const auto answer = [&](auto result) { Answer(done, std::move(result), &event->answers); };
   if (const Kept* kept = FindKept(key); kept != nullptr) {
-    if (kept->gathered.values[rank] != value) return refuse(OtherValue(key, rank));
-    answers->push_back([done, gathered = kept->gathered] { done(gathered); });
-    return false;
+    if (kept->gathered.values[rank] != value) return answer(OtherValue(key, rank));
+    return answer(kept->gathered);
   }
   auto found = open_.find(key);
   if (found == open_.end()) {
-    if (absl::Status status = CheckNew(key); !status.ok()) return refuse(std::move(status));
+    if (absl::Status status = CheckNew(key); !status.ok()) return answer(std::move(status));
     Open open;
     open.values.resize(size_);
     open.arrival_us.resize(size_);
-    open.first = now;
+    open.first = event->now;
     found = open_.emplace(key, std::move(open)).first;
   }
   Open& open = found->second;
   if (open.values[rank].has_value()) {
-    if (*open.values[rank] != value) return refuse(OtherValue(key, rank));
+    if (*open.values[rank] != value) return answer(OtherValue(key, rank));
     const auto calls = std::count_if(open.waiting.begin(), open.waiting.end(),
-                                     [rank](const Waiting& call) { return call.rank == rank; });
+                                     [rank](const WaitingRank& call) { return call.rank == rank; });
     if (calls >= kMaxWaitingPerRank) {
-      return refuse(Error(absl::StatusCode::kResourceExhausted,
+      return answer(Error(absl::StatusCode::kResourceExhausted,
                           absl::StrCat(calls, " calls of rank ", rank, " wait for ", Name(key),
                                        " already; at most ", kMaxWaitingPerRank, " may")));
     }
   } else {
     bytes_ += static_cast<int64_t>(value.size());
     open.values[rank] = std::move(value);
-    open.arrival_us[rank] = absl::ToInt64Microseconds(now - open.first);
+    open.arrival_us[rank] = absl::ToInt64Microseconds(event->now - open.first);
     ++open.present;
   }
-  open.waiting.push_back({ticket, rank, std::move(done)});
-  if (open.present < size_) return true;
-  Complete(found, answers);
-  return false;
+  open.waiting.push_back({{event->ticket, std::move(done)}, rank});
+  if (open.present == size_) Complete(found, &event->answers);
 }
 
-void ExchangeTable::ContributeLate(const ExchangeKey& key, int rank, const std::string& value,
-                                   const absl::Status& end, Callback done, Answers* answers) {
+void ExchangeTable::ContributeLate(const ExchangeCall& call, const absl::Status& end,
+                                   Collective::GatherDone done, Event* event) {
   absl::StatusOr<Gathered> answer = end;
-  if (const Kept* kept = FindKept(key); kept != nullptr) {
-    if (kept->gathered.values[rank] == value) {
+  if (const Kept* kept = FindKept(call.key); kept != nullptr) {
+    if (kept->gathered.values[call.rank] == call.value) {
       answer = kept->gathered;
     } else {
-      answer = OtherValue(key, rank);
+      answer = OtherValue(call.key, call.rank);
     }
   }
-  answers->push_back([done = std::move(done), answer = std::move(answer)] { done(answer); });
+  Answer(std::move(done), std::move(answer), &event->answers);
 }
 
 bool ExchangeTable::Withdraw(Ticket ticket, const absl::Status& status, Answers* answers) {
   for (auto& [key, open] : open_) {
-    const auto call =
-        std::find_if(open.waiting.begin(), open.waiting.end(),
-                     [ticket](const Waiting& waiting) { return waiting.ticket == ticket; });
-    if (call == open.waiting.end()) continue;
-    answers->push_back([done = std::move(call->done), status] { done(status); });
-    open.waiting.erase(call);
-    return true;
+    if (WithdrawFrom(&open.waiting, ticket, status, answers)) return true;
   }
   return false;
 }
 
 void ExchangeTable::End(const absl::Status& end, Answers* answers) {
   for (auto& [key, open] : open_) {
-    for (Waiting& call : open.waiting)
-      answers->push_back([done = std::move(call.done), end] { done(end); });
+    for (WaitingRank& call : open.waiting) Answer(std::move(call.done), end, answers);
   }
   open_.clear();
   bytes_ = kept_bytes_;
@@ -155,7 +144,7 @@ void ExchangeTable::Complete(std::map<ExchangeKey, Open>::iterator open, Answers
     kept.gathered.values.push_back(*std::move(value));
   }
   const auto gathered = std::make_shared<const Gathered>(kept.gathered);  // one copy for all calls
-  for (Waiting& call : open->second.waiting)
+  for (WaitingRank& call : open->second.waiting)
     answers->push_back([done = std::move(call.done), gathered] { done(*gathered); });
   open_.erase(open);
   kept_bytes_ += kept.bytes;

@@ -1,12 +1,10 @@
 // The exchanges of one generation of a SYNC group: who has brought a value, who waits.
 //
-// Pure state. The caller brings locks and clock, and carries out what is put into `answers` when it
-// has let go of its locks.
+// Pure state, as its Group is: the caller brings locks and clock, and gives the answers.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -14,27 +12,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/group/collective.h"
+#include "server/group/group.h"
 
 namespace emberd::server {
 
-using Answers = std::vector<std::function<void()>>;
-using Ticket = uint64_t;  // names a call that waits
-
-struct ExchangeKey {
-  int64_t instance_key = 0;
-  int group_key = 0;
-
-  auto operator<=>(const ExchangeKey&) const = default;
-};
-
 class ExchangeTable {
  public:
-  using Callback = std::function<void(absl::StatusOr<Gathered>)>;
-
   static constexpr int kGroupKeys = 16;   // group_key is in 0 .. 15
   static constexpr size_t kMaxOpen = 64;  // exchanges that wait for ranks
   static constexpr size_t kMaxKept = 16;  // complete ones that answer repeated requests
@@ -45,12 +31,11 @@ class ExchangeTable {
   // `owner` begins the message of every error made here, e.g. "group 'g'".
   ExchangeTable(std::string owner, int size, absl::Duration timeout);
 
-  // One rank's value. The last one answers all. True: the call waits.
-  bool Contribute(const ExchangeKey& key, int rank, std::string value, absl::Time now,
-                  Ticket ticket, Callback done, Answers* answers);
+  // One rank's value. The last one answers all.
+  void Contribute(ExchangeCall call, Collective::GatherDone done, Event* event);
   // The same once the generation is over: what had been complete is answered, the rest gets `end`.
-  void ContributeLate(const ExchangeKey& key, int rank, const std::string& value,
-                      const absl::Status& end, Callback done, Answers* answers);
+  void ContributeLate(const ExchangeCall& call, const absl::Status& end,
+                      Collective::GatherDone done, Event* event);
 
   // The call gets `status`; its value stays. False: no call of that ticket waits.
   bool Withdraw(Ticket ticket, const absl::Status& status, Answers* answers);
@@ -68,17 +53,15 @@ class ExchangeTable {
   int64_t bytes() const { return bytes_; }  // of all values held
 
  private:
-  struct Waiting {
-    Ticket ticket = 0;
+  struct WaitingRank : Waiting<Collective::GatherDone> {
     int rank = 0;
-    Callback done;
   };
   struct Open {
     std::vector<std::optional<std::string>> values;  // by rank
     std::vector<int64_t> arrival_us;
     int present = 0;
     absl::Time first;
-    std::vector<Waiting> waiting;
+    std::vector<WaitingRank> waiting;
   };
   struct Kept {
     ExchangeKey key;

@@ -2,12 +2,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/group/progress_group.h"
-#include "server/group/sync_group.h"
 
 namespace emberd::server {
 
-uint64_t Turn::NextGeneration() {
+uint64_t Event::NextGeneration() {
   const auto microseconds = static_cast<uint64_t>(absl::ToUnixMicros(now));
   *last_generation = std::max(*last_generation + 1, microseconds);
   return *last_generation;
@@ -15,12 +13,30 @@ uint64_t Turn::NextGeneration() {
 
 std::unique_ptr<Group> Group::Create(const GroupId& id, const v1::GroupOptions& options,
                                      absl::Time now) {
-  if (options.consistency() == v1::SYNC) return std::make_unique<SyncGroup>(id, options, now);
-  return std::make_unique<ProgressGroup>(id, options, now);
+  return options.consistency() == v1::SYNC ? MakeSyncGroup(id, options, now)
+                                           : MakeProgressGroup(id, options, now);
 }
 
 Group::Group(const GroupId& id, const v1::GroupOptions& options, absl::Time now)
     : id_(id), options_(options), last_call_(now) {}
+
+void Group::AllGather(ExchangeCall, Collective::GatherDone done, Event* event) {
+  Answer(std::move(done), RefuseVerb("AllGather", "SYNC"), &event->answers);
+}
+
+void Group::Watch(uint64_t, Collective::StatusDone done, Event* event) {
+  Answer(std::move(done), RefuseVerb("Watch", "SYNC"), &event->answers);
+}
+
+void Group::Advance(const AdvanceCall&, Collective::StatusDone done, Event* event) {
+  Answer(std::move(done), RefuseVerb("Advance", "BOUNDED"), &event->answers);
+}
+
+absl::Status Group::RefuseVerb(absl::string_view verb, absl::string_view kind) const {
+  return Error(absl::StatusCode::kFailedPrecondition,
+               absl::StrCat("it is ", v1::Consistency_Name(options_.consistency()), "; ", verb,
+                            " is for ", kind, " groups"));
+}
 
 absl::Status Group::Error(absl::StatusCode code, absl::string_view text) const {
   return absl::Status(code, absl::StrCat(name(), ": ", text));

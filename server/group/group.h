@@ -1,8 +1,8 @@
 // One training group at its host: who has joined, and what its members wait for.
 //
 // Pure state, without locks, clock or threads: a Rendezvous brings them. Two kinds: the members of
-// a SYNC group share a generation (sync_group.h); those of an ASYNC or BOUNDED group have one each
-// (progress_group.h).
+// a SYNC group share a generation (sync_group.cc); those of an ASYNC or BOUNDED group have one each
+// (progress_group.cc).
 #pragma once
 
 #include <algorithm>
@@ -17,36 +17,49 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/group/collective.h"
-#include "server/group/exchange_table.h"
 
 namespace emberd::server {
 
-// What a call brings along and takes away: the time, and what to do when the locks are let go.
-struct Turn {
+using Answers = std::vector<std::function<void()>>;
+using Ticket = uint64_t;  // names a call that waits
+
+// Something that happens at a host: a call, or that time passes. Brings the time, and collects the
+// answers that it causes; they are given when all locks are let go.
+struct Event {
   // Grows over all generations of a host, and over its restarts: microseconds since the epoch, or
   // one more than the last.
   uint64_t NextGeneration();
 
   absl::Time now;
-  Ticket ticket = 0;  // of this call, should it have to wait
+  Ticket ticket = 0;  // of the call, should it have to wait
   uint64_t* last_generation = nullptr;
   Answers answers;
 };
 
+// `done` gets `result` when the event's answers are given.
+template <typename Done, typename Result>
+void Answer(Done done, Result result, Answers* answers) {
+  answers->push_back([done = std::move(done), result = std::move(result)] { done(result); });
+}
+
 // A call that waits for something.
-template <typename Result>
-struct WaitingCall {
-  using Callback = std::function<void(Result)>;
-
-  void Answer(Result result, Answers* answers) {
-    answers->push_back([done = std::move(done), result = std::move(result)]() mutable {
-      done(std::move(result));
-    });
-  }
-
+template <typename Done>
+struct Waiting {
   Ticket ticket = 0;
-  Callback done;
+  Done done;
 };
+
+// Takes the call of this ticket out of `calls` and answers it. False: it is not there.
+template <typename Call, typename Result>
+bool WithdrawFrom(std::vector<Call>* calls, Ticket ticket, const Result& result, Answers* answers) {
+  const auto call = std::find_if(calls->begin(), calls->end(), [ticket](const Call& candidate) {
+    return candidate.ticket == ticket;
+  });
+  if (call == calls->end()) return false;
+  Answer(std::move(call->done), result, answers);
+  calls->erase(call);
+  return true;
+}
 
 // Counts of what a group holds.
 struct GroupLoad {
@@ -57,51 +70,39 @@ struct GroupLoad {
   int64_t value_bytes = 0;
 };
 
-struct ExchangeCall {
-  uint64_t generation = 0;
-  int rank = 0;
-  ExchangeKey key;
-  std::string value;
-};
-struct AdvanceCall {
-  uint64_t generation = 0;
-  int rank = 0;
-  int64_t next_step = 0;
-  int64_t wait_for = 0;
-};
-
-// Ranks have been checked against the size. Every callback is put into turn->answers once, now or
-// in a later turn; until then the call is known by turn->ticket.
+// Calls have been checked (group_rules.h). Every callback is put into event->answers once, now or
+// at a later event; until then the call is known by event->ticket.
 class Group {
  public:
-  using JoinCall = WaitingCall<absl::StatusOr<Membership>>;
-  using GatherCall = WaitingCall<absl::StatusOr<Gathered>>;
-  using StatusCall = WaitingCall<absl::Status>;
-
   // Step timeouts without a call, after which a group may be forgotten.
   static constexpr int kIdleTimeouts = 10;
 
   static std::unique_ptr<Group> Create(const GroupId& id, const v1::GroupOptions& options,
                                        absl::Time now);
-  Group(const GroupId& id, const v1::GroupOptions& options, absl::Time now);
   virtual ~Group() = default;
 
-  const v1::GroupOptions& options() const { return options_; }
+  virtual void Join(JoinCall call, Collective::JoinDone done, Event* event) = 0;
+  virtual void Leave(const LeaveCall& call, Event* event) = 0;
+  // What only one kind of group has is refused by the other, with FAILED_PRECONDITION.
+  virtual void AllGather(ExchangeCall call, Collective::GatherDone done, Event* event);
+  virtual void Watch(uint64_t generation, Collective::StatusDone done, Event* event);
+  virtual void Advance(const AdvanceCall& call, Collective::StatusDone done, Event* event);
 
-  virtual void Join(int rank, const std::string& coordinator, JoinCall::Callback done,
-                    Turn* turn) = 0;
-  virtual void AllGather(ExchangeCall call, GatherCall::Callback done, Turn* turn) = 0;
-  virtual void Advance(const AdvanceCall& call, StatusCall::Callback done, Turn* turn) = 0;
-  virtual void Leave(uint64_t generation, int rank, absl::string_view reason, bool finished,
-                     Turn* turn) = 0;
-  virtual void Watch(uint64_t generation, StatusCall::Callback done, Turn* turn) = 0;
+  // For members that are all served by this process: makes `generation` of a SYNC group the live
+  // one, without joins, since another host has started it. Nothing happens if it, or a later one,
+  // has been here.
+  virtual void Adopt(uint64_t, Event*) {}
+  // Ends this generation of a SYNC group, if it lives here.
+  virtual void End(uint64_t, const absl::Status&, Event*) {}
+  // The generation of a SYNC group lives here, or was the last to live here.
+  virtual bool Knows(uint64_t) const { return false; }
 
   // The call gets `status`, if it still waits.
-  virtual void Withdraw(Ticket ticket, const absl::Status& status, Turn* turn) = 0;
-  // Answers what is overdue at turn->now.
-  virtual void Expire(Turn* turn) = 0;
+  virtual void Withdraw(Ticket ticket, const absl::Status& status, Event* event) = 0;
+  // Answers what is overdue at event->now.
+  virtual void Expire(Event* event) = 0;
   // Every call that waits gets `status`.
-  virtual void Close(const absl::Status& status, Turn* turn) = 0;
+  virtual void Close(const absl::Status& status, Event* event) = 0;
 
   // No member is here, and nobody waits to become one.
   virtual bool vacant() const = 0;
@@ -109,40 +110,37 @@ class Group {
   // When something here is overdue; InfiniteFuture: nothing ever.
   virtual absl::Time deadline() const = 0;
 
+  const v1::GroupOptions& options() const { return options_; }
   absl::Time last_call() const { return last_call_; }
   void Touch(absl::Time now) { last_call_ = now; }
   absl::Duration step_timeout() const { return absl::Milliseconds(options_.step_timeout_ms()); }
   absl::Time idle_deadline() const { return last_call_ + kIdleTimeouts * step_timeout(); }
 
-  // A status whose message begins with the group's name.
+ protected:
+  Group(const GroupId& id, const v1::GroupOptions& options, absl::Time now);
+
+  int size() const { return options_.size(); }
+  std::string name() const;  // "group 'g'"
+  // A status whose message begins with the name.
   absl::Status Error(absl::StatusCode code, absl::string_view text) const;
   // For a generation that is not the live one.
   absl::Status OverError(uint64_t generation) const;
-
- protected:
-  int size() const { return options_.size(); }
-  std::string name() const;  // "group 'g'"
 
   const GroupId id_;
   const v1::GroupOptions options_;
 
  private:
+  absl::Status RefuseVerb(absl::string_view verb, absl::string_view kind) const;
+
   absl::Time last_call_;
 };
 
+std::unique_ptr<Group> MakeSyncGroup(const GroupId& id, const v1::GroupOptions& options,
+                                     absl::Time now);
+std::unique_ptr<Group> MakeProgressGroup(const GroupId& id, const v1::GroupOptions& options,
+                                         absl::Time now);
+
 // "rank 2", "ranks 0, 2 and 5-7"; ascending.
 std::string RankList(const std::vector<int>& ranks);
-
-// Takes the call of this ticket out of `calls` and answers it. False: it is not there.
-template <typename Call, typename Result>
-bool WithdrawFrom(std::vector<Call>* calls, Ticket ticket, const Result& result, Turn* turn) {
-  const auto call = std::find_if(calls->begin(), calls->end(), [ticket](const Call& candidate) {
-    return candidate.ticket == ticket;
-  });
-  if (call == calls->end()) return false;
-  call->Answer(result, &turn->answers);
-  calls->erase(call);
-  return true;
-}
 
 }  // namespace emberd::server

@@ -1,37 +1,79 @@
-#include "server/group/progress_group.h"
-
+// An ASYNC or BOUNDED group: every rank comes, works and goes by itself. The group knows how far
+// each one is, and holds back those that would run too far ahead.
 #include <limits>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/group/group.h"
 
 namespace emberd::server {
+namespace {
+
+class ProgressGroup final : public Group {
+ public:
+  ProgressGroup(const GroupId& id, const v1::GroupOptions& options, absl::Time now);
+
+  void Join(JoinCall call, Collective::JoinDone done, Event* event) override;
+  void Leave(const LeaveCall& call, Event* event) override;
+  void Advance(const AdvanceCall& call, Collective::StatusDone done, Event* event) override;
+  void Withdraw(Ticket ticket, const absl::Status& status, Event* event) override;
+  void Expire(Event* event) override;
+  void Close(const absl::Status& status, Event* event) override;
+  bool vacant() const override { return present_ == 0; }
+  GroupLoad load() const override;
+  absl::Time deadline() const override;
+
+ private:
+  static constexpr int kMaxWaitingPerRank = 4;
+
+  struct Rank {
+    uint64_t generation = 0;
+    bool present = false;
+    bool advanced = false;  // in this generation
+    bool finished = false;
+    int64_t next_step = 0;
+  };
+  struct WaitingRank : Waiting<Collective::StatusDone> {
+    int rank = 0;
+    int64_t wait_for = 0;
+    absl::Time deadline;
+  };
+
+  // OK: the call may tell this progress.
+  absl::Status Check(const AdvanceCall& call) const;
+  // Ranks that are not yet at this step.
+  std::vector<int> Behind(int64_t step) const;
+  // Answers the waiting calls for which `status_of(call)` gives a status.
+  template <typename StatusOf>
+  void AnswerWhere(const StatusOf& status_of, Event* event);
+  void AnswerRank(int rank, const absl::Status& status, Event* event);
+  void AnswerReady(Event* event);
+
+  std::vector<Rank> ranks_;
+  int present_ = 0;
+  std::vector<WaitingRank> waiting_;
+};
 
 ProgressGroup::ProgressGroup(const GroupId& id, const v1::GroupOptions& options, absl::Time now)
     : Group(id, options, now), ranks_(options.size()) {
   for (Rank& rank : ranks_) rank.next_step = options.first_step();
 }
 
-void ProgressGroup::Join(int rank, const std::string&, JoinCall::Callback done, Turn* turn) {
-  Rank& member = ranks_[rank];
+void ProgressGroup::Join(JoinCall call, Collective::JoinDone done, Event* event) {
+  Rank& member = ranks_[call.rank];
   if (member.present) {
-    AnswerAll(rank,
-              Error(absl::StatusCode::kAborted,
-                    absl::StrCat("rank ", rank, " joined again in step ", member.next_step)),
-              turn);
+    AnswerRank(call.rank,
+               Error(absl::StatusCode::kAborted,
+                     absl::StrCat("rank ", call.rank, " joined again in step ", member.next_step)),
+               event);
   } else {
     ++present_;
   }
-  member = {turn->NextGeneration(), true, false, false, member.next_step};
-  JoinCall{turn->ticket, std::move(done)}.Answer(Membership{member.generation, {}}, &turn->answers);
-}
-
-void ProgressGroup::AllGather(ExchangeCall, GatherCall::Callback done, Turn* turn) {
-  GatherCall{turn->ticket, std::move(done)}.Answer(
-      Error(absl::StatusCode::kFailedPrecondition,
-            absl::StrCat("it is ", v1::Consistency_Name(options_.consistency()),
-                         "; AllGather is for SYNC groups")),
-      &turn->answers);
+  member = {event->NextGeneration(), true, false, false, member.next_step};
+  Answer(std::move(done), Membership{member.generation, {}}, &event->answers);
 }
 
 absl::Status ProgressGroup::Check(const AdvanceCall& call) const {
@@ -44,7 +86,7 @@ absl::Status ProgressGroup::Check(const AdvanceCall& call) const {
   }
   const auto calls =
       std::count_if(waiting_.begin(), waiting_.end(),
-                    [&call](const Waiting& waiting) { return waiting.rank == call.rank; });
+                    [&call](const WaitingRank& waiting) { return waiting.rank == call.rank; });
   if (calls >= kMaxWaitingPerRank) {
     return Error(
         absl::StatusCode::kResourceExhausted,
@@ -54,70 +96,54 @@ absl::Status ProgressGroup::Check(const AdvanceCall& call) const {
   return absl::OkStatus();
 }
 
-void ProgressGroup::Advance(const AdvanceCall& call, StatusCall::Callback done, Turn* turn) {
-  Waiting waiting{
-      {turn->ticket, std::move(done)}, call.rank, call.wait_for, turn->now + step_timeout()};
+void ProgressGroup::Advance(const AdvanceCall& call, Collective::StatusDone done, Event* event) {
   if (absl::Status status = Check(call); !status.ok()) {
-    waiting.Answer(status, &turn->answers);
+    Answer(std::move(done), status, &event->answers);
     return;
   }
   Rank& member = ranks_[call.rank];
   member.next_step = call.next_step;
   member.advanced = true;
-  waiting_.push_back(std::move(waiting));
-  AnswerReady(turn);
+  waiting_.push_back(
+      {{event->ticket, std::move(done)}, call.rank, call.wait_for, event->now + step_timeout()});
+  AnswerReady(event);
 }
 
-void ProgressGroup::Leave(uint64_t generation, int rank, absl::string_view, bool finished,
-                          Turn* turn) {
-  Rank& member = ranks_[rank];
-  if (!member.present || member.generation != generation) return;
-  AnswerAll(rank,
-            Error(absl::StatusCode::kAborted,
-                  absl::StrCat("rank ", rank, " left in step ", member.next_step)),
-            turn);
+void ProgressGroup::Leave(const LeaveCall& call, Event* event) {
+  Rank& member = ranks_[call.rank];
+  if (!member.present || member.generation != call.generation) return;
+  AnswerRank(call.rank,
+             Error(absl::StatusCode::kAborted,
+                   absl::StrCat("rank ", call.rank, " left in step ", member.next_step)),
+             event);
   member.present = false;
-  member.finished = finished;
+  member.finished = call.finished;
   --present_;
-  AnswerReady(turn);
+  AnswerReady(event);
 }
 
-void ProgressGroup::Watch(uint64_t, StatusCall::Callback done, Turn* turn) {
-  StatusCall{turn->ticket, std::move(done)}.Answer(
-      Error(absl::StatusCode::kFailedPrecondition,
-            absl::StrCat("it is ", v1::Consistency_Name(options_.consistency()),
-                         "; Watch is for SYNC groups")),
-      &turn->answers);
+void ProgressGroup::Withdraw(Ticket ticket, const absl::Status& status, Event* event) {
+  WithdrawFrom(&waiting_, ticket, status, &event->answers);
 }
 
-void ProgressGroup::Withdraw(Ticket ticket, const absl::Status& status, Turn* turn) {
-  WithdrawFrom(&waiting_, ticket, status, turn);
-}
-
-void ProgressGroup::Expire(Turn* turn) {
-  for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
-    if (waiting->deadline > turn->now) {
-      ++waiting;
-      continue;
-    }
+void ProgressGroup::Expire(Event* event) {
+  const auto status_of = [&](const WaitingRank& call) -> std::optional<absl::Status> {
+    if (call.deadline > event->now) return std::nullopt;
     std::vector<std::string> behind;
-    for (const int rank : Behind(waiting->wait_for)) {
+    for (const int rank : Behind(call.wait_for)) {
       behind.push_back(absl::StrCat("rank ", rank, " is in step ", ranks_[rank].next_step,
                                     ranks_[rank].present ? "" : " and not here"));
     }
-    waiting->Answer(
-        Error(absl::StatusCode::kDeadlineExceeded,
-              absl::StrCat("rank ", waiting->rank, " waited ", options_.step_timeout_ms(),
-                           " ms for all ranks to come to step ", waiting->wait_for, "; ",
-                           absl::StrJoin(behind, ", "))),
-        &turn->answers);
-    waiting = waiting_.erase(waiting);
-  }
+    return Error(absl::StatusCode::kDeadlineExceeded,
+                 absl::StrCat("rank ", call.rank, " waited ", options_.step_timeout_ms(),
+                              " ms for all ranks to come to step ", call.wait_for, "; ",
+                              absl::StrJoin(behind, ", ")));
+  };
+  AnswerWhere(status_of, event);
 }
 
-void ProgressGroup::Close(const absl::Status& status, Turn* turn) {
-  for (Waiting& waiting : waiting_) waiting.Answer(status, &turn->answers);
-  waiting_.clear();
+void ProgressGroup::Close(const absl::Status& status, Event* event) {
+  AnswerWhere([&](const WaitingRank&) { return std::optional(status); }, event);
 }
 
 GroupLoad ProgressGroup::load() const {
@@ -128,43 +154,51 @@ GroupLoad ProgressGroup::load() const {
 
 absl::Time ProgressGroup::deadline() const {
   absl::Time first = absl::InfiniteFuture();
-  for (const Waiting& waiting : waiting_) first = std::min(first, waiting.deadline);
+  for (const WaitingRank& waiting : waiting_) first = std::min(first, waiting.deadline);
   return first;
 }
 
-std::vector<int> ProgressGroup::Behind(int64_t wait_for) const {
+std::vector<int> ProgressGroup::Behind(int64_t step) const {
   std::vector<int> behind;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].finished && ranks_[rank].next_step < wait_for)
+    if (!ranks_[rank].finished && ranks_[rank].next_step < step)
       behind.push_back(static_cast<int>(rank));
   }
   return behind;
 }
 
-void ProgressGroup::AnswerAll(int rank, const absl::Status& status, Turn* turn) {
-  for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
-    if (waiting->rank == rank) {
-      waiting->Answer(status, &turn->answers);
-      waiting = waiting_.erase(waiting);
-    } else {
-      ++waiting;
-    }
-  }
+template <typename StatusOf>
+void ProgressGroup::AnswerWhere(const StatusOf& status_of, Event* event) {
+  std::erase_if(waiting_, [&](const WaitingRank& call) {
+    std::optional<absl::Status> status = status_of(call);
+    if (status.has_value()) Answer(call.done, *std::move(status), &event->answers);
+    return status.has_value();
+  });
 }
 
-void ProgressGroup::AnswerReady(Turn* turn) {
+void ProgressGroup::AnswerRank(int rank, const absl::Status& status, Event* event) {
+  const auto status_of = [&](const WaitingRank& call) {
+    return call.rank == rank ? std::optional(status) : std::nullopt;
+  };
+  AnswerWhere(status_of, event);
+}
+
+void ProgressGroup::AnswerReady(Event* event) {
   int64_t slowest = std::numeric_limits<int64_t>::max();
   for (const Rank& rank : ranks_) {
     if (!rank.finished) slowest = std::min(slowest, rank.next_step);
   }
-  for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
-    if (waiting->wait_for <= slowest) {
-      waiting->Answer(absl::OkStatus(), &turn->answers);
-      waiting = waiting_.erase(waiting);
-    } else {
-      ++waiting;
-    }
-  }
+  const auto status_of = [&](const WaitingRank& call) {
+    return call.wait_for <= slowest ? std::optional(absl::OkStatus()) : std::nullopt;
+  };
+  AnswerWhere(status_of, event);
+}
+
+}  // namespace
+
+std::unique_ptr<Group> MakeProgressGroup(const GroupId& id, const v1::GroupOptions& options,
+                                         absl::Time now) {
+  return std::make_unique<ProgressGroup>(id, options, now);
 }
 
 }  // namespace emberd::server

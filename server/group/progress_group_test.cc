@@ -1,11 +1,10 @@
 // ASYNC and BOUNDED groups, rule by rule. A failure here means that a rank runs further ahead than
 // the group's bound allows, or waits for one that has nothing left to do.
-// Covers: group.cc
-#include "server/group/progress_group.h"
-
+// Covers: progress_group.cc
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/group/group.h"
 #include "server/group/testing_group.h"
 
 namespace emberd::server::testing {
@@ -28,7 +27,7 @@ class ProgressGroupTest : public ::testing::Test {
     return host_.Advance(kGroup, generations_[rank], rank, next_step, wait_for);
   }
   void Leave(int rank, bool finished) {
-    EXPECT_TRUE(host_->Leave(kGroup, generations_[rank], rank, "done", finished).ok());
+    EXPECT_TRUE(host_.Leave(kGroup, generations_[rank], rank, "done", finished).ok());
   }
 
   TestingHost host_;
@@ -129,7 +128,7 @@ TEST_F(ProgressGroupTest, JoiningAgainOrLeavingEndsTheRanksCalls) {
   Join(0);
   EXPECT_EQ(first.status(), absl::AbortedError("group 'g': rank 0 joined again in step 3"));
   EXPECT_EQ(host_.Advance(kGroup, before, 0, 4, 0).status().code(), absl::StatusCode::kAborted);
-  EXPECT_TRUE(host_->Leave(kGroup, before, 0, "the old life", true).ok());
+  EXPECT_TRUE(host_.Leave(kGroup, before, 0, "the old life", true).ok());
   EXPECT_TRUE(Advance(0, 2, 0).ok()) << "a new life may begin earlier";
   EXPECT_EQ(Advance(0, 1, 0).status(),
             absl::InvalidArgumentError("group 'g': next_step is 1; rank 0 was at 2 before"));
@@ -143,7 +142,7 @@ TEST_F(ProgressGroupTest, AWithdrawnCallLeavesTheProgress) {
   Begin(2);
   JoinAll();
   const AskedStatus gone = Advance(0, 3, 1);
-  host_->Withdraw(gone.call, absl::CancelledError("gone"));
+  gone.withdraw(absl::CancelledError("gone"));
   EXPECT_EQ(gone.status(), absl::CancelledError("gone"));
   EXPECT_EQ(host_->load().waiting, 0u);
   EXPECT_TRUE(Advance(1, 3, 3).ok());

@@ -1,9 +1,7 @@
 // Random schedules: members join, bring values, repeat and withdraw calls, leave, come back and are
 // late, in any order. Whatever happens, all members of a generation must see the same outcome of an
 // exchange, every call must be answered, and nothing may stay behind.
-// Covers: rendezvous.cc, sync_group.cc, exchange_table.cc, local_collective.cc
-#include <cstdlib>
-#include <iostream>
+// Covers: rendezvous.cc, sync_group.cc, exchange_table.cc
 #include <map>
 #include <random>
 #include <set>
@@ -17,20 +15,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "server/group/local_collective.h"
+#include "base/testing/seed.h"
+#include "server/group/collective_router.h"
 #include "server/group/testing_group.h"
 
 namespace emberd::server::testing {
 namespace {
 
 const GroupId kGroup{7, "g"};
-
-uint32_t Seed() {
-  const char* given = std::getenv("EMBERD_TEST_SEED");
-  const uint32_t seed = given != nullptr ? std::stoul(given) : std::random_device()();
-  std::cout << "EMBERD_TEST_SEED=" << seed << "\n";
-  return seed;
-}
 
 std::string ValueOf(uint64_t generation, int rank, int key, int64_t step) {
   return absl::StrCat(generation, "/", rank, "/", key, "/", step);
@@ -123,15 +115,15 @@ class Schedule {
       member.joining = true;
       joins_.push_back(member.join);
     } else if (dice < 7 && member.joining) {
-      host_->Withdraw(member.join.call, absl::CancelledError("gone"));
+      member.join.withdraw(absl::CancelledError("gone"));
     } else if (dice < 8 && member.generation != 0) {
-      EXPECT_TRUE(host_->Leave(kGroup, member.generation, rank, "gone", dice % 2 == 0).ok());
+      EXPECT_TRUE(host_.Leave(kGroup, member.generation, rank, "gone", dice % 2 == 0).ok());
       member.generation = 0;
     } else if (dice < 12 && !calls_.empty()) {  // a repeated call, maybe of an old generation
       const Call& old = calls_[calls_.size() - 1 - random_() % std::min<size_t>(calls_.size(), 9)];
       Gather(old.generation, old.rank, old.key, old.step);
     } else if (dice < 14 && !calls_.empty()) {
-      host_->Withdraw(calls_[random_() % calls_.size()].gather.call, absl::CancelledError("gone"));
+      calls_[random_() % calls_.size()].gather.withdraw(absl::CancelledError("gone"));
     } else if (member.generation != 0) {
       if (!member.waits) Gather(member.generation, rank, member.key, member.step);
       member.waits = true;
@@ -187,7 +179,7 @@ class Schedule {
     for (const AskedJoin& join : joins_) EXPECT_EQ(join.state->answers, 1);
     for (size_t rank = 0; rank < members_.size(); ++rank) {
       EXPECT_TRUE(
-          host_->Leave(kGroup, members_[rank].generation, static_cast<int>(rank), "", true).ok());
+          host_.Leave(kGroup, members_[rank].generation, static_cast<int>(rank), "", true).ok());
     }
     // A generation that no member knows of (all its joins were repeated meanwhile) cannot be left.
     const Rendezvous::Load load = host_->load();
@@ -206,7 +198,7 @@ class Schedule {
 };
 
 TEST(RandomScheduleTest, MembersAgreeOnEveryOutcome) {
-  const uint32_t seed = Seed();
+  const auto seed = static_cast<uint32_t>(emberd::testing::TestSeed());
   int64_t gathered = 0;
   for (uint32_t i = 0; i < 400 && !HasFailure(); ++i) {
     SCOPED_TRACE(absl::StrCat("schedule ", i));
@@ -221,9 +213,9 @@ TEST(RandomScheduleTest, MembersAgreeOnEveryOutcome) {
 // the others hear of it and join again.
 TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
   constexpr int kSize = 4;
-  const uint32_t seed = Seed();
+  const auto seed = static_cast<uint32_t>(emberd::testing::TestSeed());
   Rendezvous rendezvous;
-  const std::unique_ptr<Collective> collective = MakeLocalCollective(&rendezvous);
+  CollectiveRouter router({&rendezvous});
   const v1::GroupOptions options = MakeOptions(kSize, v1::SYNC, 50);
   Outcomes outcomes(kSize);
   const auto member = [&](int rank) {
@@ -235,17 +227,18 @@ TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
       rpc::CallContext context(absl::Now() +
                                absl::Milliseconds(random() % 50 == 0 ? random() % 5 : 10'000));
       if (generation == 0) {
-        const auto joined = collective->Join(kGroup, rank, options, "c", &context);
+        // Coordinators of their own, so that all meet at the host.
+        const auto joined = router.Join(kGroup, {rank, options, absl::StrCat(rank)}, &context);
         if (joined.ok()) generation = joined->generation;
         continue;
       }
       if (random() % 100 == 0) {
-        collective->Leave(kGroup, generation, rank, "gone", false);
+        router.Leave(kGroup, {generation, rank, "gone", false});
         generation = 0;
         continue;
       }
-      const auto gathered = collective->AllGather(kGroup, generation, rank, 0, step,
-                                                  ValueOf(generation, rank, 0, step), &context);
+      const auto gathered = router.AllGather(
+          kGroup, {generation, rank, {step, 0}, ValueOf(generation, rank, 0, step)}, &context);
       const bool hurried = absl::StrContains(gathered.status().message(), "caller's deadline");
       if (!hurried) outcomes.Add(generation, 0, step, gathered);
       if (gathered.ok()) ++step;

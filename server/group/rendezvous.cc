@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/group/group_checks.h"
-#include "server/group/sync_group.h"
+#include "base/status.h"
+#include "server/group/group_rules.h"
 
 namespace emberd::server {
 namespace {
@@ -23,21 +23,11 @@ std::function<absl::Time()> SteadyClock() {
 }
 
 absl::Status InGroup(const GroupId& id, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat("group '", id.group, "': ", status.message()));
+  return Annotate(status, absl::StrCat("group '", id.group, "'"));
 }
 
-absl::Status NotHere(const GroupId& id, uint64_t generation) {
-  return InGroup(id, absl::AbortedError(absl::StrCat("generation ", generation,
-                                                     " is not known here; join again")));
-}
-
-template <typename Callback>
-void AnswerLater(Callback done, const absl::Status& status, Turn* turn) {
-  turn->answers.push_back([done = std::move(done), status] { done(status); });
-}
-
-void Carry(const Turn& turn) {
-  for (const auto& answer : turn.answers) answer();
+void GiveAnswers(const Event& event) {
+  for (const auto& answer : event.answers) answer();
 }
 
 }  // namespace
@@ -57,187 +47,177 @@ Rendezvous::~Rendezvous() {
   if (timer_thread_.joinable()) timer_thread_.join();
 }
 
-Rendezvous::Call Rendezvous::Join(const GroupId& id, int rank, const v1::GroupOptions& options,
-                                  const std::string& coordinator, JoinCallback done) {
-  Turn turn;
-  {
-    absl::MutexLock lock(&mutex_);
-    turn = NewTurn();
-    absl::Status status = CheckOpen(id);
-    status.Update(CheckGroupOptions(id, options));
-    status.Update(CheckRank(id, rank, options.size()));
-    const absl::StatusOr<Groups::iterator> found =
-        status.ok() ? FindOrCreate(id, options, &turn) : status;
-    if (found.ok()) {
-      Group& group = *(*found)->second.group;
-      group.Touch(turn.now);
-      group.Join(rank, coordinator, std::move(done), &turn);
-      Settle(*found);
-    } else {
-      AnswerLater(std::move(done), found.status(), &turn);
+Collective::Withdraw Rendezvous::Join(const GroupId& id, JoinCall call, const rpc::CallContext*,
+                                      JoinDone done) {
+  return OnCall(id, done, [&](Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
+    RETURN_IF_ERROR(CheckGroupOptions(call.options));
+    RETURN_IF_ERROR(CheckRank(call.rank, call.options.size()));
+    ASSIGN_OR_RETURN(const Groups::iterator found, FindOrCreate(id, call.options, event));
+    Group& group = *found->second.group;
+    group.Touch(event->now);
+    group.Join(std::move(call), std::move(done), event);
+    Settle(found);
+    return absl::OkStatus();
+  });
+}
+
+Collective::Withdraw Rendezvous::AllGather(const GroupId& id, ExchangeCall call,
+                                           const rpc::CallContext*, GatherDone done) {
+  const auto work = [&](Group& group, Event* event)
+                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
+    RETURN_IF_ERROR(CheckExchange(call));
+    const auto bytes = static_cast<int64_t>(call.value.size());
+    if (value_bytes_ + bytes > options_.max_value_bytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("value has ", bytes, " bytes beside the ", value_bytes_,
+                       " that are held already; at most ", options_.max_value_bytes, " may be"));
     }
-  }
-  Carry(turn);
-  return {id, turn.ticket};
+    group.AllGather(std::move(call), std::move(done), event);
+    return absl::OkStatus();
+  };
+  return OnMember(id, call.generation, call.rank, done, work);
 }
 
-Rendezvous::Call Rendezvous::AllGather(const GroupId& id, ExchangeCall call, GatherCallback done) {
-  return OnMember(
-      id, call.generation, call.rank, std::move(done),
-      [&](Group& group, GatherCallback& answer, Turn* turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        absl::Status status = CheckExchange(id, call);
-        const auto bytes = static_cast<int64_t>(call.value.size());
-        if (status.ok() && value_bytes_ + bytes > options_.max_value_bytes) {
-          status =
-              group.Error(absl::StatusCode::kResourceExhausted,
-                          absl::StrCat("a value of ", bytes, " bytes beside the ", value_bytes_,
-                                       " held; at most ", options_.max_value_bytes, " may be"));
-        }
-        if (status.ok()) {
-          group.AllGather(std::move(call), std::move(answer), turn);
-        } else {
-          AnswerLater(std::move(answer), status, turn);
-        }
-      });
-}
-
-Rendezvous::Call Rendezvous::Advance(const GroupId& id, const AdvanceCall& call,
-                                     StatusCallback done) {
-  return OnMember(id, call.generation, call.rank, std::move(done),
-                  [&](Group& group, StatusCallback& answer, Turn* turn) {
-                    if (absl::Status status = CheckAdvance(id, call); !status.ok()) {
-                      AnswerLater(std::move(answer), status, turn);
-                    } else {
-                      group.Advance(call, std::move(answer), turn);
-                    }
+Collective::Withdraw Rendezvous::Advance(const GroupId& id, const AdvanceCall& call,
+                                         const rpc::CallContext*, StatusDone done) {
+  return OnMember(id, call.generation, call.rank, done,
+                  [&](Group& group, Event* event) -> absl::Status {
+                    RETURN_IF_ERROR(CheckAdvance(call));
+                    group.Advance(call, std::move(done), event);
+                    return absl::OkStatus();
                   });
 }
 
-Rendezvous::Call Rendezvous::Watch(const GroupId& id, uint64_t generation, StatusCallback done) {
-  return OnMember(id, generation, /*rank=*/0, std::move(done),
-                  [&](Group& group, StatusCallback& answer, Turn* turn) {
-                    group.Watch(generation, std::move(answer), turn);
-                  });
+Collective::Withdraw Rendezvous::Watch(const GroupId& id, uint64_t generation, StatusDone done) {
+  return OnMember(id, generation, /*rank=*/0, done, [&](Group& group, Event* event) {
+    group.Watch(generation, std::move(done), event);
+    return absl::OkStatus();
+  });
 }
 
-template <typename Callback, typename Work>
-Rendezvous::Call Rendezvous::OnMember(const GroupId& id, uint64_t generation, int rank,
-                                      Callback done, const Work& work) {
-  Turn turn;
-  {
-    absl::MutexLock lock(&mutex_);
-    turn = NewTurn();
-    absl::Status status = CheckOpen(id);
+template <typename Done, typename Work>
+Collective::Withdraw Rendezvous::OnMember(const GroupId& id, uint64_t generation, int rank,
+                                          const Done& done, const Work& work) {
+  return OnCall(id, done, [&](Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
     const auto found = groups_.find(id);
-    if (status.ok() && found == groups_.end()) status = NotHere(id, generation);
-    if (status.ok()) status = CheckRank(id, rank, found->second.group->options().size());
-    if (status.ok()) {
-      found->second.group->Touch(turn.now);
-      work(*found->second.group, done, &turn);
-      Settle(found);
-    } else {
-      AnswerLater(std::move(done), status, &turn);
+    if (found == groups_.end()) {
+      return absl::AbortedError(
+          absl::StrCat("generation ", generation, " is not known here; join again"));
     }
-  }
-  Carry(turn);
-  return {id, turn.ticket};
+    Group& group = *found->second.group;
+    RETURN_IF_ERROR(CheckRank(rank, group.options().size()));
+    group.Touch(event->now);
+    absl::Status status = work(group, event);
+    Settle(found);
+    return status;
+  });
 }
 
-void Rendezvous::OnGroup(const GroupId& id, const std::function<void(Group&, Turn*)>& work) {
-  Turn turn;
+template <typename Done, typename Work>
+Collective::Withdraw Rendezvous::OnCall(const GroupId& id, const Done& done, const Work& work) {
+  Event event;
   {
     absl::MutexLock lock(&mutex_);
-    turn = NewTurn();
+    event = NewEvent();
+    absl::Status status = CheckOpen(id);
+    if (status.ok()) status = InGroup(id, work(&event));
+    if (!status.ok()) Answer(done, status, &event.answers);
+  }
+  GiveAnswers(event);
+  return [this, id, ticket = event.ticket](const absl::Status& status) {
+    OnGroup(id, [&](Group& group, Event* now) { group.Withdraw(ticket, status, now); });
+  };
+}
+
+void Rendezvous::OnGroup(const GroupId& id, const std::function<void(Group&, Event*)>& work) {
+  Event event;
+  {
+    absl::MutexLock lock(&mutex_);
+    event = NewEvent();
     const auto found = groups_.find(id);
     if (found == groups_.end()) return;
-    work(*found->second.group, &turn);
+    work(*found->second.group, &event);
     Settle(found);
   }
-  Carry(turn);
+  GiveAnswers(event);
 }
 
-absl::Status Rendezvous::Leave(const GroupId& id, uint64_t generation, int rank,
-                               const std::string& reason, bool finished) {
-  if (absl::Status status = CheckGroupName(id); !status.ok()) return status;
-  OnGroup(id, [&](Group& group, Turn* turn) {
-    if (!CheckRank(id, rank, group.options().size()).ok()) return;
-    group.Touch(turn->now);
-    group.Leave(generation, rank, reason, finished, turn);
-  });
-  return absl::OkStatus();
-}
-
-void Rendezvous::Withdraw(const Call& call, const absl::Status& status) {
-  OnGroup(call.id, [&](Group& group, Turn* turn) { group.Withdraw(call.ticket, status, turn); });
+Collective::Withdraw Rendezvous::Leave(const GroupId& id, const LeaveCall& call,
+                                       const rpc::CallContext*, StatusDone done) {
+  const absl::Status status = CheckGroupName("name.group", id.group);
+  if (status.ok()) {
+    OnGroup(id, [&](Group& group, Event* event) {
+      if (!CheckRank(call.rank, group.options().size()).ok()) return;
+      group.Touch(event->now);
+      group.Leave(call, event);
+    });
+  }
+  done(status);
+  return [](const absl::Status&) {};  // never waits
 }
 
 bool Rendezvous::Adopt(const GroupId& id, uint64_t generation, const v1::GroupOptions& options) {
-  Turn turn;
+  Event event;
   bool adopted = false;
   {
     absl::MutexLock lock(&mutex_);
-    turn = NewTurn();
+    event = NewEvent();
     // The group's host has compared the options of this generation already.
     const auto here = groups_.find(id);
-    if (here != groups_.end() && !CheckSameOptions(id, options, here->second.group->options()).ok())
-      Forget(here, &turn);
-    const auto found = FindOrCreate(id, options, &turn);
+    if (here != groups_.end() && !CheckSameOptions(options, here->second.group->options()).ok())
+      Forget(here, &event);
+    const auto found = FindOrCreate(id, options, &event);
     if (CheckOpen(id).ok() && found.ok()) {
       Group& group = *(*found)->second.group;
-      group.Touch(turn.now);
-      static_cast<SyncGroup&>(group).Adopt(generation, &turn);
+      group.Touch(event.now);
+      group.Adopt(generation, &event);
       Settle(*found);
       adopted = true;
     }
   }
-  Carry(turn);
+  GiveAnswers(event);
   return adopted;
 }
 
 bool Rendezvous::Knows(const GroupId& id, uint64_t generation) const {
   absl::MutexLock lock(&mutex_);
   const auto found = groups_.find(id);
-  if (found == groups_.end()) return false;
-  const auto* group = dynamic_cast<const SyncGroup*>(found->second.group.get());
-  return group != nullptr && group->Knows(generation);
+  return found != groups_.end() && found->second.group->Knows(generation);
 }
 
 void Rendezvous::End(const GroupId& id, uint64_t generation, const absl::Status& status) {
-  OnGroup(id, [&](Group& group, Turn* turn) {
-    if (auto* sync = dynamic_cast<SyncGroup*>(&group); sync != nullptr)
-      sync->End(generation, status, turn);
-  });
+  OnGroup(id, [&](Group& group, Event* event) { group.End(generation, status, event); });
 }
 
 void Rendezvous::Close(const absl::Status& status) {
-  Turn turn;
+  Event event;
   {
     absl::MutexLock lock(&mutex_);
     if (!closed_.ok()) return;
     closed_ = status;
-    turn = NewTurn();
-    while (!groups_.empty()) Forget(groups_.begin(), &turn);
+    event = NewEvent();
+    while (!groups_.empty()) Forget(groups_.begin(), &event);
   }
-  Carry(turn);
+  GiveAnswers(event);
 }
 
 void Rendezvous::ExpireNow() {
-  Turn turn;
+  Event event;
   {
     absl::MutexLock lock(&mutex_);
-    turn = NewTurn();
-    while (!timers_.empty() && timers_.begin()->first <= turn.now) {
+    event = NewEvent();
+    while (!timers_.empty() && timers_.begin()->first <= event.now) {
       const auto found = groups_.find(timers_.begin()->second);
       Group& group = *found->second.group;
-      group.Expire(&turn);
-      if (group.vacant() && group.idle_deadline() <= turn.now) {
-        Forget(found, &turn);
+      group.Expire(&event);
+      if (group.vacant() && group.idle_deadline() <= event.now) {
+        Forget(found, &event);
       } else {
         Settle(found);
       }
     }
   }
-  Carry(turn);
+  GiveAnswers(event);
 }
 
 Rendezvous::Load Rendezvous::load() const {
@@ -255,35 +235,35 @@ Rendezvous::Load Rendezvous::load() const {
   return sum;
 }
 
-Turn Rendezvous::NewTurn() {
-  Turn turn;
-  turn.now = clock_();
-  turn.ticket = ++last_ticket_;
-  turn.last_generation = &last_generation_;
-  return turn;
+Event Rendezvous::NewEvent() {
+  Event event;
+  event.now = clock_();
+  event.ticket = ++last_ticket_;
+  event.last_generation = &last_generation_;
+  return event;
 }
 
 absl::Status Rendezvous::CheckOpen(const GroupId& id) const {
-  if (absl::Status status = CheckGroupName(id); !status.ok()) return status;
-  return closed_.ok() ? closed_ : InGroup(id, closed_);
+  RETURN_IF_ERROR(CheckGroupName("name.group", id.group));
+  return InGroup(id, closed_);
 }
 
 absl::StatusOr<Rendezvous::Groups::iterator> Rendezvous::FindOrCreate(
-    const GroupId& id, const v1::GroupOptions& options, Turn* turn) {
+    const GroupId& id, const v1::GroupOptions& options, Event* event) {
   auto found = groups_.find(id);
   if (found != groups_.end()) {
     const Group& group = *found->second.group;
-    absl::Status same = CheckSameOptions(id, options, group.options());
+    absl::Status same = CheckSameOptions(options, group.options());
     if (same.ok()) return found;
     // Members of whom nothing has been heard for long do not stand in the way of a new run.
-    if (!Forgettable(group, turn->now) && !group.vacant()) return same;
-    Forget(found, turn);
+    if (!Forgettable(group, event->now) && !group.vacant()) return same;
+    Forget(found, event);
   }
   if (static_cast<int>(groups_.size()) >= options_.max_groups) {
-    if (absl::Status status = MakeRoom(id, turn); !status.ok()) return status;
+    RETURN_IF_ERROR(MakeRoom(event));
   }
   Entry entry;
-  entry.group = Group::Create(id, options, turn->now);
+  entry.group = Group::Create(id, options, event->now);
   return groups_.emplace(id, std::move(entry)).first;
 }
 
@@ -292,28 +272,28 @@ bool Rendezvous::Forgettable(const Group& group, absl::Time now) {
   return load.joining == 0 && load.waiting == 0 && group.idle_deadline() <= now;
 }
 
-absl::Status Rendezvous::MakeRoom(const GroupId& id, Turn* turn) {
+absl::Status Rendezvous::MakeRoom(Event* event) {
   auto idlest = groups_.end();
   for (auto group = groups_.begin(); group != groups_.end(); ++group) {
     const Group& candidate = *group->second.group;
-    if (!candidate.vacant() && !Forgettable(candidate, turn->now)) continue;
+    if (!candidate.vacant() && !Forgettable(candidate, event->now)) continue;
     if (idlest == groups_.end() || candidate.last_call() < idlest->second.group->last_call())
       idlest = group;
   }
   if (idlest == groups_.end()) {
-    return InGroup(id, absl::ResourceExhaustedError(absl::StrCat(
-                           groups_.size(), " groups are at work here already; at most ",
-                           options_.max_groups, " may be")));
+    return absl::ResourceExhaustedError(absl::StrCat(groups_.size(),
+                                                     " groups are at work here already; at most ",
+                                                     options_.max_groups, " may be"));
   }
-  Forget(idlest, turn);
+  Forget(idlest, event);
   return absl::OkStatus();
 }
 
-void Rendezvous::Forget(Groups::iterator group, Turn* turn) {
+void Rendezvous::Forget(Groups::iterator group, Event* event) {
   Entry& entry = group->second;
   entry.group->Close(
       InGroup(group->first, closed_.ok() ? absl::AbortedError("it was idle; join again") : closed_),
-      turn);
+      event);
   timers_.erase({entry.timer, group->first});
   value_bytes_ -= entry.value_bytes;
   groups_.erase(group);

@@ -1,8 +1,7 @@
 // The training groups that a process hosts.
 //
-// Nothing blocks: a call that must wait is answered later through its callback. Callbacks run on
-// the thread that completes them (a later caller's, or the one that watches deadlines), outside of
-// all locks; they must be short.
+// A call that must wait is answered later, on the thread that completes it (a later caller's, or
+// the one that watches deadlines), outside of all locks.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/group/collective.h"
@@ -31,40 +31,26 @@ struct RendezvousOptions {
   std::function<absl::Time()> clock = nullptr;
 };
 
-// Thread-safe. What each call means and its errors: emberd/internal/v1/collective_service.proto.
-class Rendezvous {
+// Thread-safe.
+class Rendezvous final : public Collective {
  public:
-  using JoinCallback = Group::JoinCall::Callback;
-  using GatherCallback = Group::GatherCall::Callback;
-  using StatusCallback = Group::StatusCall::Callback;
-
-  // Names a call for Withdraw.
-  struct Call {
-    GroupId id;
-    Ticket ticket = 0;
-  };
-
   explicit Rendezvous(RendezvousOptions options = {});
   // Closes first.
-  ~Rendezvous();
+  ~Rendezvous() override;
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
-  // Each takes its callback and calls it exactly once.
-  Call Join(const GroupId& id, int rank, const v1::GroupOptions& options,
-            const std::string& coordinator, JoinCallback done);
-  Call AllGather(const GroupId& id, ExchangeCall call, GatherCallback done);
-  Call Advance(const GroupId& id, const AdvanceCall& call, StatusCallback done);
-  // SYNC: waits for the end of the generation, and tells why it ended. The group takes no other
-  // notice of who watches.
-  Call Watch(const GroupId& id, uint64_t generation, StatusCallback done);
-  // INVALID_ARGUMENT if the group's name cannot be one.
-  absl::Status Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
-                     bool finished);
-
-  // Answers a call that still waits with `status`, as if it had never come; but a value that it
-  // brought to an exchange stays there. When this returns, the callback has run or runs elsewhere.
-  void Withdraw(const Call& call, const absl::Status& status);
+  // When a Withdraw that one of these returned comes back, the callback has run or runs elsewhere.
+  // The rendezvous must outlive it.
+  Withdraw Join(const GroupId& id, JoinCall call, const rpc::CallContext* context,
+                JoinDone done) override;
+  Withdraw AllGather(const GroupId& id, ExchangeCall call, const rpc::CallContext* context,
+                     GatherDone done) override;
+  Withdraw Advance(const GroupId& id, const AdvanceCall& call, const rpc::CallContext* context,
+                   StatusDone done) override;
+  Withdraw Leave(const GroupId& id, const LeaveCall& call, const rpc::CallContext* context,
+                 StatusDone done) override;
+  Withdraw Watch(const GroupId& id, uint64_t generation, StatusDone done) override;
 
   // For members that are all served by this process, of a generation that another host started:
   // from now on AllGather and Leave work here too. An older generation of the group ends here.
@@ -94,23 +80,27 @@ class Rendezvous {
   };
   using Groups = std::map<GroupId, Entry>;
 
-  // Under the lock, runs `work(group, done, turn)`; outside of it, carries out the answers. A rank
-  // or group that is not here is answered with an error.
-  template <typename Callback, typename Work>
-  Call OnMember(const GroupId& id, uint64_t generation, int rank, Callback done, const Work& work);
-  // The same for calls without an answer: nothing happens for a group that is not here.
-  void OnGroup(const GroupId& id, const std::function<void(Group&, Turn*)>& work);
+  // Under the lock, runs `work(event)`, which hands `done` to a group or returns an error for it;
+  // then gives the event's answers.
+  template <typename Done, typename Work>
+  Withdraw OnCall(const GroupId& id, const Done& done, const Work& work);
+  // The same with `work(group, event)`, for a rank of a group that is here.
+  template <typename Done, typename Work>
+  Withdraw OnMember(const GroupId& id, uint64_t generation, int rank, const Done& done,
+                    const Work& work);
+  // The same for what has no answer: nothing happens for a group that is not here.
+  void OnGroup(const GroupId& id, const std::function<void(Group&, Event*)>& work);
 
   // No call waits there, and none has come for long.
   static bool Forgettable(const Group& group, absl::Time now);
-  Turn NewTurn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Event NewEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status CheckOpen(const GroupId& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The group, made if it is not here.
   absl::StatusOr<Groups::iterator> FindOrCreate(const GroupId& id, const v1::GroupOptions& options,
-                                                Turn* turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status MakeRoom(const GroupId& id, Turn* turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Forget(Groups::iterator group, Turn* turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                                                Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MakeRoom(Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(Groups::iterator group, Event* event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Brings the timer and the sums up to date after the group has changed.
   void Settle(Groups::iterator group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunTimers();

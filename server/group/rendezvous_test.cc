@@ -1,6 +1,6 @@
 // What holds for all groups of a host together: what is refused, what is forgotten, and that memory
 // stays bounded whatever members do.
-// Covers: group_checks.cc, exchange_table.cc, sync_group.cc, progress_group.cc
+// Covers: group_rules.cc, exchange_table.cc, sync_group.cc, progress_group.cc
 #include "server/group/rendezvous.h"
 
 #include <limits>
@@ -44,13 +44,16 @@ TEST(RendezvousTest, RefusesOptionsOutOfRange) {
   EXPECT_EQ(join(0, [](auto* o) { o->set_staleness_bound(kMaxInt32 + 1); }),
             Invalid("options.staleness_bound is 2147483648; it must be in 0 .. 2147483647"));
   EXPECT_EQ(join(0, [](auto* o) { o->set_first_step(-1); }),
-            Invalid("options.first_step is -1; it must be in 0 .. 9223372036854775807"));
+            Invalid("options.first_step is -1; it must be in 0 .. 4611686018427387904"));
   EXPECT_EQ(join(0, [](auto* o) { o->set_step_timeout_ms(0); }),
             Invalid("options.step_timeout_ms is 0; it must be in 1 .. 2147483647"));
   EXPECT_EQ(host.Join({7, ""}, 0, MakeOptions(1)).status(),
-            absl::InvalidArgumentError("group: a name of 0 bytes; it must have 1 .. 128"));
+            absl::InvalidArgumentError("name.group has 0 bytes; it must have 1 to 128"));
   EXPECT_EQ(host.Join({7, std::string(129, 'g')}, 0, MakeOptions(1)).status(),
-            absl::InvalidArgumentError("group: a name of 129 bytes; it must have 1 .. 128"));
+            absl::InvalidArgumentError("name.group has 129 bytes; it must have 1 to 128"));
+  EXPECT_EQ(host.Join({7, "a b"}, 0, MakeOptions(1)).status(),
+            absl::InvalidArgumentError(
+                "name.group is 'a b'; it may hold letters, digits and _-.:/ only"));
   EXPECT_TRUE(host.Join({7, std::string(128, 'g')}, 0, MakeOptions(1)).ok());
   EXPECT_EQ(host->load().groups, 1u);
 }
@@ -85,7 +88,7 @@ TEST(RendezvousTest, RefusesOptionsThatDiffer) {
 TEST(RendezvousTest, ANewRunMayHaveOtherOptions) {
   TestingHost host;
   const uint64_t first = host.JoinAll(kGroup, MakeOptions(2));
-  EXPECT_TRUE(host->Leave(kGroup, first, 0, "done", true).ok());
+  EXPECT_TRUE(host.Leave(kGroup, first, 0, "done", true).ok());
   EXPECT_TRUE(host.Join(kGroup, 0, MakeOptions(1)).ok()) << "the others are gone";
   // Its coordinator died without a word.
   host.Pass(absl::Milliseconds(4999));
@@ -126,11 +129,11 @@ TEST(RendezvousTest, RefusesExchangesOutOfRange) {
 TEST(RendezvousTest, ForgetsGroupsWithoutMembers) {
   TestingHost host;
   const uint64_t left = host.JoinAll({7, "left"}, MakeOptions(1));
-  EXPECT_TRUE(host->Leave({7, "left"}, left, 0, "", true).ok());
+  EXPECT_TRUE(host.Leave({7, "left"}, left, 0, "", true).ok());
   const uint64_t live = host.JoinAll({7, "live"}, MakeOptions(1));
-  host.Join({7, "never complete"}, 0, MakeOptions(2));
+  host.Join({7, "never-complete"}, 0, MakeOptions(2));
   const uint64_t bounded = host.JoinAll({7, "bounded"}, MakeOptions(1, v1::BOUNDED));
-  EXPECT_TRUE(host->Leave({7, "bounded"}, bounded, 0, "", false).ok());
+  EXPECT_TRUE(host.Leave({7, "bounded"}, bounded, 0, "", false).ok());
   host.Pass(absl::Milliseconds(4999));
   EXPECT_EQ(host->load().groups, 4u);
   host.Pass(absl::Milliseconds(1));
@@ -148,7 +151,7 @@ TEST(RendezvousTest, BoundsTheNumberOfGroups) {
   EXPECT_EQ(host.Join(kGroup, 0, MakeOptions(1)).status(),
             absl::ResourceExhaustedError(
                 "group 'g': 3 groups are at work here already; at most 3 may be"));
-  EXPECT_TRUE(host->Leave({7, "3"}, third, 0, "", true).ok());
+  EXPECT_TRUE(host.Leave({7, "3"}, third, 0, "", true).ok());
   EXPECT_TRUE(host.Join(kGroup, 0, MakeOptions(1)).ok()) << "in the place of one without members";
   host.Pass(absl::Milliseconds(4900));
   EXPECT_TRUE(host.Join({7, "5"}, 0, MakeOptions(1)).ok()) << "in the place of an idle one";
@@ -162,9 +165,10 @@ TEST(RendezvousTest, BoundsTheBytesOfValues) {
   TestingHost host({.max_value_bytes = 100});
   const uint64_t generation = host.JoinAll(kGroup, MakeOptions(2));
   const AskedGather first = host.AllGather(kGroup, generation, 0, 0, 0, std::string(60, 'v'));
-  EXPECT_EQ(host.AllGather(kGroup, generation, 1, 0, 0, std::string(41, 'w')).status(),
-            absl::ResourceExhaustedError(
-                "group 'g': a value of 41 bytes beside the 60 held; at most 100 may be"));
+  EXPECT_EQ(
+      host.AllGather(kGroup, generation, 1, 0, 0, std::string(41, 'w')).status(),
+      absl::ResourceExhaustedError(
+          "group 'g': value has 41 bytes beside the 60 that are held already; at most 100 may be"));
   EXPECT_TRUE(host.AllGather(kGroup, generation, 1, 0, 0, std::string(40, 'w')).ok());
   EXPECT_TRUE(first.ok());
   EXPECT_FALSE(host.AllGather(kGroup, generation, 1, 0, 1, "v").ok());
@@ -186,10 +190,10 @@ TEST(RendezvousTest, AThousandFailedStepsLeaveNothingBehind) {
         host.Pass(absl::Milliseconds(500));
         break;
       case 1:
-        EXPECT_TRUE(host->Leave(kGroup, generation, 3, "gone", false).ok());
+        EXPECT_TRUE(host.Leave(kGroup, generation, 3, "gone", false).ok());
         break;
       case 2:
-        host->Withdraw(host.Join(kGroup, 3, MakeOptions(4)).call, absl::CancelledError("gone"));
+        host.Join(kGroup, 3, MakeOptions(4)).withdraw(absl::CancelledError("gone"));
         break;
     }
     const Rendezvous::Load load = host->load();
@@ -234,7 +238,7 @@ TEST(RendezvousTest, AdoptsGenerationsOfAnotherHost) {
   EXPECT_EQ(first.status(), absl::AbortedError("group 'g': generation 50 is over; join again"));
   EXPECT_FALSE(host->Knows(kGroup, 50));
 
-  host->End(kGroup, 50, absl::AbortedError("late word"));
+  host->End(kGroup, 50, absl::AbortedError("too late"));
   const AskedGather second = host.AllGather(kGroup, 60, 0, 0, 0, "a");
   EXPECT_TRUE(second.waits());
   host->End(kGroup, 60, absl::AbortedError("the host says so"));
@@ -256,14 +260,16 @@ TEST(RendezvousTest, WatchesDeadlinesByItself) {
     // A later deadline first: the thread must not sleep through the earlier one.
     absl::Notification late, early;
     absl::Status late_status, early_status;
-    rendezvous.Join({7, "late"}, 0, MakeOptions(2, v1::SYNC, 60), "c", [&](const auto& result) {
-      late_status = result.status();
-      late.Notify();
-    });
-    rendezvous.Join({7, "early"}, 0, MakeOptions(2, v1::SYNC, 20), "c", [&](const auto& result) {
-      early_status = result.status();
-      early.Notify();
-    });
+    rendezvous.Join({7, "late"}, {0, MakeOptions(2, v1::SYNC, 60), "c"}, nullptr,
+                    [&](const auto& result) {
+                      late_status = result.status();
+                      late.Notify();
+                    });
+    rendezvous.Join({7, "early"}, {0, MakeOptions(2, v1::SYNC, 20), "c"}, nullptr,
+                    [&](const auto& result) {
+                      early_status = result.status();
+                      early.Notify();
+                    });
     early.WaitForNotification();
     late.WaitForNotification();
     EXPECT_EQ(early_status,

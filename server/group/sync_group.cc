@@ -1,140 +1,190 @@
-#include "server/group/sync_group.h"
+// A SYNC group: all ranks join, and are then members of one generation until one of them leaves,
+// joins again or misses a deadline.
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/group/exchange_table.h"
+#include "server/group/group.h"
 
 namespace emberd::server {
+namespace {
 
-void SyncGroup::Adopt(uint64_t generation, Turn* turn) {
+class SyncGroup final : public Group {
+ public:
+  SyncGroup(const GroupId& id, const v1::GroupOptions& options, absl::Time now)
+      : Group(id, options, now) {}
+
+  void Join(JoinCall call, Collective::JoinDone done, Event* event) override;
+  void Leave(const LeaveCall& call, Event* event) override;
+  void AllGather(ExchangeCall call, Collective::GatherDone done, Event* event) override;
+  void Watch(uint64_t generation, Collective::StatusDone done, Event* event) override;
+  void Adopt(uint64_t generation, Event* event) override;
+  void End(uint64_t generation, const absl::Status& status, Event* event) override;
+  bool Knows(uint64_t generation) const override;
+  void Withdraw(Ticket ticket, const absl::Status& status, Event* event) override;
+  void Expire(Event* event) override;
+  void Close(const absl::Status& status, Event* event) override;
+  bool vacant() const override { return joining_.empty() && !live(); }
+  GroupLoad load() const override;
+  absl::Time deadline() const override;
+
+ private:
+  struct Joining : Waiting<Collective::JoinDone> {
+    std::string coordinator;
+    absl::Time deadline;
+  };
+  struct Generation {
+    Generation(uint64_t number, std::string owner, int size, absl::Duration timeout)
+        : number(number), exchanges(std::move(owner), size, timeout) {}
+
+    const uint64_t number;
+    absl::Status end;  // OK: it lives
+    ExchangeTable exchanges;
+    std::optional<int64_t> step;  // the highest that a member has come to
+    std::vector<Waiting<Collective::StatusDone>> watches;
+  };
+
+  void Begin(uint64_t generation);
+  bool live() const { return generation_.has_value() && generation_->end.ok(); }
+  // " in step 17", for errors; empty before the first exchange.
+  std::string InStep() const;
+  void EndLive(const absl::Status& status, Event* event);
+  void ExpireJoins(Event* event);
+
+  std::map<int, Joining> joining_;        // by rank
+  std::optional<Generation> generation_;  // the newest; nothing is live while somebody joins
+};
+
+void SyncGroup::Adopt(uint64_t generation, Event* event) {
   if (generation_.has_value() && generation_->number >= generation) return;
-  if (live()) EndLive(OverError(generation_->number), turn);
+  if (live()) EndLive(OverError(generation_->number), event);
   Begin(generation);
 }
 
-void SyncGroup::End(uint64_t generation, const absl::Status& status, Turn* turn) {
-  if (live() && generation_->number == generation) EndLive(status, turn);
+void SyncGroup::End(uint64_t generation, const absl::Status& status, Event* event) {
+  if (live() && generation_->number == generation) EndLive(status, event);
 }
 
 bool SyncGroup::Knows(uint64_t generation) const {
   return generation_.has_value() && generation_->number == generation;
 }
 
-void SyncGroup::Join(int rank, const std::string& coordinator, JoinCall::Callback done,
-                     Turn* turn) {
-  const absl::Status again =
-      Error(absl::StatusCode::kAborted,
-            absl::StrCat("rank ", rank, " joined again", live() ? InStep() : "", "; join again"));
-  if (live()) EndLive(again, turn);
-  if (const auto before = joining_.find(rank); before != joining_.end()) {
-    before->second.call.Answer(again, &turn->answers);
+void SyncGroup::Join(JoinCall call, Collective::JoinDone done, Event* event) {
+  const absl::Status again = Error(
+      absl::StatusCode::kAborted,
+      absl::StrCat("rank ", call.rank, " joined again", live() ? InStep() : "", "; join again"));
+  if (live()) EndLive(again, event);
+  if (const auto before = joining_.find(call.rank); before != joining_.end()) {
+    Answer(std::move(before->second.done), again, &event->answers);
     joining_.erase(before);
   }
-  joining_[rank] = {{turn->ticket, std::move(done)}, coordinator, turn->now + step_timeout()};
+  joining_[call.rank] = {
+      {event->ticket, std::move(done)}, std::move(call.coordinator), event->now + step_timeout()};
   if (static_cast<int>(joining_.size()) < size()) return;
 
   Membership membership;
-  membership.generation = turn->NextGeneration();
-  for (const auto& [member, joining] : joining_)
+  membership.generation = event->NextGeneration();
+  for (const auto& [rank, joining] : joining_)
     membership.coordinators.push_back(joining.coordinator);
-  for (auto& [member, joining] : joining_) joining.call.Answer(membership, &turn->answers);
+  for (auto& [rank, joining] : joining_)
+    Answer(std::move(joining.done), membership, &event->answers);
   joining_.clear();
   Begin(membership.generation);
 }
 
-void SyncGroup::AllGather(ExchangeCall call, GatherCall::Callback done, Turn* turn) {
+void SyncGroup::AllGather(ExchangeCall call, Collective::GatherDone done, Event* event) {
   if (!Knows(call.generation)) {
-    GatherCall{turn->ticket, std::move(done)}.Answer(OverError(call.generation), &turn->answers);
+    Answer(std::move(done), OverError(call.generation), &event->answers);
     return;
   }
-  ExchangeTable& exchanges = generation_->exchanges;
-  if (!live()) {
-    exchanges.ContributeLate(call.key, call.rank, call.value, generation_->end, std::move(done),
-                             &turn->answers);
-    return;
-  }
-  generation_->step =
-      std::max(generation_->step.value_or(call.key.instance_key), call.key.instance_key);
-  exchanges.Contribute(call.key, call.rank, std::move(call.value), turn->now, turn->ticket,
-                       std::move(done), &turn->answers);
-}
-
-void SyncGroup::Advance(const AdvanceCall&, StatusCall::Callback done, Turn* turn) {
-  StatusCall{turn->ticket, std::move(done)}.Answer(
-      Error(absl::StatusCode::kFailedPrecondition, "it is SYNC; Advance is for BOUNDED groups"),
-      &turn->answers);
-}
-
-void SyncGroup::Leave(uint64_t generation, int rank, absl::string_view reason, bool finished,
-                      Turn* turn) {
-  if (!live() || generation_->number != generation) return;
-  const absl::string_view why = finished ? "it has done all its steps" : reason;
-  EndLive(Error(absl::StatusCode::kAborted,
-                absl::StrCat("rank ", rank, " left", InStep(),
-                             why.empty() ? "" : absl::StrCat(" (", why, ")"), "; join again")),
-          turn);
-}
-
-void SyncGroup::Watch(uint64_t generation, StatusCall::Callback done, Turn* turn) {
-  StatusCall call{turn->ticket, std::move(done)};
-  if (!Knows(generation)) {
-    call.Answer(OverError(generation), &turn->answers);
-  } else if (!live()) {
-    call.Answer(generation_->end, &turn->answers);
-  } else if (generation_->watches.size() >= 4 * static_cast<size_t>(size())) {
-    call.Answer(Error(absl::StatusCode::kResourceExhausted,
-                      absl::StrCat(generation_->watches.size(), " calls watch it already; at most ",
-                                   4 * size(), " may")),
-                &turn->answers);
+  if (live()) {
+    generation_->step =
+        std::max(generation_->step.value_or(call.key.instance_key), call.key.instance_key);
+    generation_->exchanges.Contribute(std::move(call), std::move(done), event);
   } else {
-    generation_->watches.push_back(std::move(call));
+    generation_->exchanges.ContributeLate(call, generation_->end, std::move(done), event);
   }
 }
 
-void SyncGroup::Withdraw(Ticket ticket, const absl::Status& status, Turn* turn) {
+void SyncGroup::Leave(const LeaveCall& call, Event* event) {
+  if (!live() || generation_->number != call.generation) return;
+  const std::string why = call.finished ? "it has done all its steps" : call.reason;
+  EndLive(Error(absl::StatusCode::kAborted,
+                absl::StrCat("rank ", call.rank, " left", InStep(),
+                             why.empty() ? "" : absl::StrCat(" (", why, ")"), "; join again")),
+          event);
+}
+
+void SyncGroup::Watch(uint64_t generation, Collective::StatusDone done, Event* event) {
+  const int most = 4 * size();
+  absl::Status refused;
+  if (!Knows(generation)) {
+    refused = OverError(generation);
+  } else if (!live()) {
+    refused = generation_->end;
+  } else if (static_cast<int>(generation_->watches.size()) >= most) {
+    refused = Error(absl::StatusCode::kResourceExhausted,
+                    absl::StrCat(generation_->watches.size(), " calls watch it already; at most ",
+                                 most, " may"));
+  }
+  if (refused.ok()) {
+    generation_->watches.push_back({event->ticket, std::move(done)});
+  } else {
+    Answer(std::move(done), refused, &event->answers);
+  }
+}
+
+void SyncGroup::Withdraw(Ticket ticket, const absl::Status& status, Event* event) {
   for (auto joining = joining_.begin(); joining != joining_.end(); ++joining) {
-    if (joining->second.call.ticket != ticket) continue;
-    joining->second.call.Answer(status, &turn->answers);
+    if (joining->second.ticket != ticket) continue;
+    Answer(std::move(joining->second.done), status, &event->answers);
     joining_.erase(joining);
     return;
   }
   if (!generation_.has_value()) return;
-  if (generation_->exchanges.Withdraw(ticket, status, &turn->answers)) return;
-  WithdrawFrom(&generation_->watches, ticket, status, turn);
+  if (generation_->exchanges.Withdraw(ticket, status, &event->answers)) return;
+  WithdrawFrom(&generation_->watches, ticket, status, &event->answers);
 }
 
-void SyncGroup::Expire(Turn* turn) {
-  ExpireJoins(turn);
-  if (!live() || generation_->exchanges.deadline() > turn->now) return;
+void SyncGroup::Expire(Event* event) {
+  ExpireJoins(event);
+  if (!live() || generation_->exchanges.deadline() > event->now) return;
   const ExchangeTable& exchanges = generation_->exchanges;
   const ExchangeKey key = exchanges.overdue_key();
   EndLive(Error(absl::StatusCode::kDeadlineExceeded,
                 absl::StrCat(RankList(exchanges.missing_ranks()), " did not come to exchange ",
                              key.group_key, " of step ", key.instance_key, " within ",
                              options_.step_timeout_ms(), " ms; join again")),
-          turn);
+          event);
 }
 
-void SyncGroup::ExpireJoins(Turn* turn) {
+void SyncGroup::ExpireJoins(Event* event) {
   std::vector<int> missing;
   for (int rank = 0; rank < size(); ++rank) {
     if (!joining_.contains(rank)) missing.push_back(rank);
   }
   for (auto joining = joining_.begin(); joining != joining_.end();) {
-    if (joining->second.deadline > turn->now) {
+    if (joining->second.deadline > event->now) {
       ++joining;
       continue;
     }
-    joining->second.call.Answer(Error(absl::StatusCode::kDeadlineExceeded,
-                                      absl::StrCat(RankList(missing), " did not join within ",
-                                                   options_.step_timeout_ms(), " ms")),
-                                &turn->answers);
+    Answer(std::move(joining->second.done),
+           Error(absl::StatusCode::kDeadlineExceeded,
+                 absl::StrCat(RankList(missing), " did not join within ",
+                              options_.step_timeout_ms(), " ms")),
+           &event->answers);
     joining = joining_.erase(joining);
   }
 }
 
-void SyncGroup::Close(const absl::Status& status, Turn* turn) {
-  for (auto& [rank, joining] : joining_) joining.call.Answer(status, &turn->answers);
+void SyncGroup::Close(const absl::Status& status, Event* event) {
+  for (auto& [rank, joining] : joining_) Answer(std::move(joining.done), status, &event->answers);
   joining_.clear();
-  if (live()) EndLive(status, turn);
+  if (live()) EndLive(status, event);
 }
 
 GroupLoad SyncGroup::load() const {
@@ -162,11 +212,18 @@ std::string SyncGroup::InStep() const {
   return generation_->step.has_value() ? absl::StrCat(" in step ", *generation_->step) : "";
 }
 
-void SyncGroup::EndLive(const absl::Status& status, Turn* turn) {
+void SyncGroup::EndLive(const absl::Status& status, Event* event) {
   generation_->end = status;
-  generation_->exchanges.End(status, &turn->answers);
-  for (StatusCall& watch : generation_->watches) watch.Answer(status, &turn->answers);
+  generation_->exchanges.End(status, &event->answers);
+  for (auto& watch : generation_->watches) Answer(std::move(watch.done), status, &event->answers);
   generation_->watches.clear();
+}
+
+}  // namespace
+
+std::unique_ptr<Group> MakeSyncGroup(const GroupId& id, const v1::GroupOptions& options,
+                                     absl::Time now) {
+  return std::make_unique<SyncGroup>(id, options, now);
 }
 
 }  // namespace emberd::server

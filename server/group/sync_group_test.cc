@@ -1,11 +1,10 @@
 // A SYNC group, rule by rule. A failure here means that the members of a step do not all see the
 // same outcome of it: some would apply an update that others have given up.
-// Covers: exchange_table.cc, group.cc
-#include "server/group/sync_group.h"
-
+// Covers: exchange_table.cc, sync_group.cc
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/group/exchange_table.h"
 #include "server/group/testing_group.h"
 
 namespace emberd::server::testing {
@@ -135,22 +134,22 @@ TEST_F(SyncGroupTest, ARankThatLeavesEndsTheGeneration) {
   Begin(2);
   const AskedGather waiting = Gather(0, 3, "a");
   const AskedStatus watch = host_.Watch(kGroup, generation_);
-  (void)host_->Leave(kGroup, generation_ - 1, 1, "an old life", false);
-  (void)host_->Leave(kGroup, generation_, 9, "no such rank", false);
-  (void)host_->Leave({7, "unknown"}, generation_, 1, "no such group", false);
+  (void)host_.Leave(kGroup, generation_ - 1, 1, "an old life", false);
+  (void)host_.Leave(kGroup, generation_, 9, "no such rank", false);
+  (void)host_.Leave({7, "unknown"}, generation_, 1, "no such group", false);
   EXPECT_TRUE(waiting.waits() && watch.waits());
-  (void)host_->Leave(kGroup, generation_, 1, "its stream ended", false);
+  (void)host_.Leave(kGroup, generation_, 1, "its stream ended", false);
   const absl::Status expected =
       absl::AbortedError("group 'g': rank 1 left in step 3 (its stream ended); join again");
   EXPECT_EQ(waiting.status(), expected);
   EXPECT_EQ(watch.status(), expected);
   EXPECT_EQ(Gather(1, 3, "b").status(), expected);
   EXPECT_EQ(host_.Watch(kGroup, generation_).status(), expected);
-  (void)host_->Leave(kGroup, generation_, 0, "too", false);
+  (void)host_.Leave(kGroup, generation_, 0, "too", false);
   EXPECT_EQ(Gather(0, 3, "a").status(), expected) << "the first reason stays";
 
   Begin(2);
-  (void)host_->Leave(kGroup, generation_, 0, "", /*finished=*/true);
+  (void)host_.Leave(kGroup, generation_, 0, "", /*finished=*/true);
   EXPECT_EQ(Gather(1, 4, "b").status(),
             absl::AbortedError("group 'g': rank 0 left (it has done all its steps); join again"));
 }
@@ -160,7 +159,7 @@ TEST_F(SyncGroupTest, WhatWasCompleteStaysAnswered) {
   Gather(0, 5, "a");
   const AskedGather complete = Gather(1, 5, "b");
   Gather(0, 6, "a");
-  (void)host_->Leave(kGroup, generation_, 0, "gone", false);
+  (void)host_.Leave(kGroup, generation_, 0, "gone", false);
   const AskedGather retried = Gather(1, 5, "b");
   ASSERT_TRUE(retried.ok()) << retried.status();
   EXPECT_EQ(*retried, *complete);
@@ -200,13 +199,13 @@ TEST_F(SyncGroupTest, EachJoinHasItsOwnDeadline) {
 
 TEST_F(SyncGroupTest, AWithdrawnJoinHasNotHappened) {
   const AskedJoin gone = host_.Join(kGroup, 0, MakeOptions(2));
-  host_->Withdraw(gone.call, absl::CancelledError("gone"));
+  gone.withdraw(absl::CancelledError("gone"));
   EXPECT_EQ(gone.status(), absl::CancelledError("gone"));
   const AskedJoin other = host_.Join(kGroup, 1, MakeOptions(2));
   EXPECT_TRUE(other.waits());
   EXPECT_TRUE(host_.Join(kGroup, 0, MakeOptions(2)).ok());
   EXPECT_TRUE(other.ok());
-  host_->Withdraw(other.call, absl::CancelledError("too late"));
+  other.withdraw(absl::CancelledError("too late"));
   EXPECT_EQ(other.state->answers, 1);
 }
 
@@ -221,7 +220,7 @@ TEST_F(SyncGroupTest, ANewerJoinOfARankTakesThePlaceOfAWaitingOne) {
 TEST_F(SyncGroupTest, AWithdrawnGatherLeavesItsValue) {
   Begin(2);
   const AskedGather gone = Gather(0, 1, "a");
-  host_->Withdraw(gone.call, absl::CancelledError("gone"));
+  gone.withdraw(absl::CancelledError("gone"));
   EXPECT_EQ(gone.status(), absl::CancelledError("gone"));
   const AskedGather other = Gather(1, 1, "b");
   ASSERT_TRUE(other.ok());
@@ -230,7 +229,7 @@ TEST_F(SyncGroupTest, AWithdrawnGatherLeavesItsValue) {
   EXPECT_EQ(gone.state->answers, 1);
 
   const AskedStatus watch = host_.Watch(kGroup, generation_);
-  host_->Withdraw(watch.call, absl::CancelledError("gone"));
+  watch.withdraw(absl::CancelledError("gone"));
   EXPECT_EQ(watch.status(), absl::CancelledError("gone"));
   EXPECT_TRUE(Gather(0, 2, "a").waits()) << "a watch is no member";
 }

@@ -41,7 +41,7 @@ struct Asked {
   }
 
   std::shared_ptr<State> state = std::make_shared<State>();
-  Rendezvous::Call call;
+  Collective::Withdraw withdraw;
 };
 
 using AskedJoin = Asked<absl::StatusOr<Membership>>;
@@ -71,8 +71,8 @@ class TestingHost {
 
   AskedJoin Join(const GroupId& id, int rank, const v1::GroupOptions& options) {
     AskedJoin join;
-    join.call = rendezvous_.Join(id, rank, options, "coordinator of " + std::to_string(rank),
-                                 join.Callback());
+    join.withdraw = rendezvous_.Join(id, {rank, options, "coordinator of " + std::to_string(rank)},
+                                     /*context=*/nullptr, join.Callback());
     return join;
   }
   // All ranks; the generation.
@@ -84,20 +84,27 @@ class TestingHost {
   AskedGather AllGather(const GroupId& id, uint64_t generation, int rank, int group_key,
                         int64_t step, const std::string& value) {
     AskedGather gather;
-    gather.call =
-        rendezvous_.AllGather(id, {generation, rank, {step, group_key}, value}, gather.Callback());
+    gather.withdraw = rendezvous_.AllGather(id, {generation, rank, {step, group_key}, value},
+                                            /*context=*/nullptr, gather.Callback());
     return gather;
   }
   AskedStatus Advance(const GroupId& id, uint64_t generation, int rank, int64_t next_step,
                       int64_t wait_for) {
     AskedStatus advance;
-    advance.call =
-        rendezvous_.Advance(id, {generation, rank, next_step, wait_for}, advance.Callback());
+    advance.withdraw = rendezvous_.Advance(id, {generation, rank, next_step, wait_for},
+                                           /*context=*/nullptr, advance.Callback());
     return advance;
+  }
+  absl::Status Leave(const GroupId& id, uint64_t generation, int rank, const std::string& reason,
+                     bool finished) {
+    const AskedStatus leave;
+    rendezvous_.Leave(id, {generation, rank, reason, finished}, /*context=*/nullptr,
+                      leave.Callback());
+    return leave.status();
   }
   AskedStatus Watch(const GroupId& id, uint64_t generation) {
     AskedStatus watch;
-    watch.call = rendezvous_.Watch(id, generation, watch.Callback());
+    watch.withdraw = rendezvous_.Watch(id, generation, watch.Callback());
     return watch;
   }
 

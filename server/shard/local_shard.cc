@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "base/status.h"
-#include "server/group/local_collective.h"
 #include "server/group/rendezvous.h"
 #include "server/rpc/wire.h"
 #include "server/shard/shard_host.h"
@@ -152,7 +151,7 @@ class LocalShard final : public ShardBackend {
     status.set_address(address_);
     return status;
   }
-  Collective* collective() override { return collective_.get(); }
+  Collective* collective() override { return &rendezvous_; }
 
  private:
   template <typename T>
@@ -165,7 +164,6 @@ class LocalShard final : public ShardBackend {
   const std::string address_ = "in-process";
   const std::unique_ptr<ShardHost> host_;
   Rendezvous rendezvous_;
-  const std::unique_ptr<Collective> collective_ = MakeLocalCollective(&rendezvous_);
 };
 
 }  // namespace

@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
-#include "server/group/remote_collective.h"
+#include "server/group/collective_rpc.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
 #include "server/rpc/wire.h"

@@ -2,11 +2,13 @@
 // gRPC.
 // Covers: local_shard.cc, remote_shard.cc, shard_server.cc
 #include <future>
+#include <optional>
 
 #include <gtest/gtest.h>
 
 #include "absl/time/clock.h"
 #include "config/config.h"
+#include "server/group/collective_router.h"
 #include "server/shard/local_shard.h"
 #include "server/shard/remote_shard.h"
 #include "server/shard/shard_server.h"
@@ -26,6 +28,7 @@ class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
     } else {
       shard_ = *MakeLocalShard(cluster, 0, &metrics_);
     }
+    router_.emplace(std::vector<Collective*>{shard_->collective()});
     options_.set_size(2);
     options_.set_consistency(v1::SYNC);
     options_.set_step_timeout_ms(60'000);
@@ -33,7 +36,7 @@ class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
 
   auto Join(int rank) {
     return std::async(std::launch::async, [=, this] {
-      return shard_->collective()->Join(id_, rank, options_, "c", &context_);
+      return router_->Join(id_, {rank, options_, std::to_string(rank)}, &context_);
     });
   }
 
@@ -43,6 +46,7 @@ class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
   ops::Metrics metrics_{"shard"};
   std::unique_ptr<ShardServer> server_;
   std::shared_ptr<ShardBackend> shard_;
+  std::optional<CollectiveRouter> router_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Places, ShardCollectiveTest, ::testing::Bool(),
@@ -55,23 +59,24 @@ TEST_P(ShardCollectiveTest, HostsGroups) {
   ASSERT_TRUE(membership.ok()) << membership.status();
   EXPECT_EQ(second.get()->generation, membership->generation);
   auto gathered = std::async(std::launch::async, [&] {
-    return shard_->collective()->AllGather(id_, membership->generation, 0, 0, 0, "a", &context_);
+    return router_->AllGather(id_, {membership->generation, 0, {0, 0}, "a"}, &context_);
   });
-  EXPECT_TRUE(
-      shard_->collective()->AllGather(id_, membership->generation, 1, 0, 0, "b", &context_).ok());
+  EXPECT_TRUE(router_->AllGather(id_, {membership->generation, 1, {0, 0}, "b"}, &context_).ok());
   EXPECT_TRUE(gathered.get().ok());
 }
 
 // A member that waits for others would hold up the end of the process.
 TEST_P(ShardCollectiveTest, DrainingAnswersWhoWaits) {
   if (server_ == nullptr) GTEST_SKIP() << "a local shard is not drained";
-  options_.set_size(1);
-  const uint64_t generation = Join(0).get()->generation;
+  auto first = Join(0);
+  auto second = Join(1);
+  const uint64_t generation = first.get()->generation;
+  EXPECT_TRUE(second.get().ok());
   std::promise<absl::Status> ended;
-  const auto watch = shard_->collective()->Watch(
-      id_, generation, [&](const absl::Status& status) { ended.set_value(status); });
-  // Answered after the watch has come: both are on one connection.
-  EXPECT_TRUE(shard_->collective()->AllGather(id_, generation, 0, 0, 0, "a", &context_).ok());
+  shard_->collective()->Watch(id_, generation,
+                              [&](const absl::Status& status) { ended.set_value(status); });
+  // Refused after the watch has come: both are on one connection.
+  EXPECT_FALSE(router_->Advance(id_, {generation, 0, 1, 0}, &context_).ok());
   server_->Drain(absl::Minutes(10));
   EXPECT_EQ(ended.get_future().get().code(), absl::StatusCode::kUnavailable);
 }

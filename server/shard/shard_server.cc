@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/group/collective_service.h"
+#include "server/group/collective_rpc.h"
 #include "server/group/rendezvous.h"
 #include "server/rpc/grpc_server.h"
 #include "server/shard/shard_host.h"

@@ -10,9 +10,8 @@
 #include <grpcpp/security/credentials.h>
 
 #include "absl/time/clock.h"
-#include "server/group/collective_service.h"
-#include "server/group/local_collective.h"
-#include "server/group/remote_collective.h"
+#include "server/group/collective_router.h"
+#include "server/group/collective_rpc.h"
 #include "server/rpc/grpc_server.h"
 #include "tests/bench/bench_report.h"
 
@@ -31,7 +30,7 @@ void OnAllRanks(int members, const Work& work) {
 }
 
 // False: a call has failed.
-bool Run(Report& report, const std::string& place, server::Collective& collective, int members) {
+bool Run(Report& report, const std::string& place, server::Collective& host, int members) {
   const std::string name = "collective/" + place + "/members" + std::to_string(members);
   if (!report.Wants(name)) return true;
   v1::GroupOptions options;
@@ -40,8 +39,10 @@ bool Run(Report& report, const std::string& place, server::Collective& collectiv
   options.set_step_timeout_ms(60'000);
   rpc::CallContext context(absl::Now() + absl::Minutes(10));
   std::vector<uint64_t> generations(members);
+  server::CollectiveRouter router({&host});
   OnAllRanks(members, [&](int rank) {
-    const auto joined = collective.Join(kGroup, rank, options, "bench", &context);
+    // Coordinators of their own, so that all meet at the host.
+    const auto joined = router.Join(kGroup, {rank, options, std::to_string(rank)}, &context);
     if (joined.ok()) generations[rank] = joined->generation;
   });
   int64_t begin = 0;
@@ -49,14 +50,14 @@ bool Run(Report& report, const std::string& place, server::Collective& collectiv
   const double seconds = MedianSeconds(kRepeats, [&] {
     OnAllRanks(members, [&](int rank) {
       for (int64_t step = begin; step < begin + kSteps; ++step) {
-        const auto gathered = collective.AllGather(kGroup, generations[rank], rank, 0, step,
-                                                   std::string(8, 'v'), &context);
+        const auto gathered = router.AllGather(
+            kGroup, {generations[rank], rank, {step, 0}, std::string(8, 'v')}, &context);
         if (!gathered.ok()) good = false;
       }
     });
     begin += kSteps;
   });
-  collective.Leave(kGroup, generations[0], 0, "done", true);
+  router.Leave(kGroup, {generations[0], 0, "done", true});
   report.Add({name, seconds / kSteps * 1e6, "us", members, 0, 0});
   return good;
 }
@@ -73,11 +74,10 @@ int Main(int argc, char** argv) {
                                  .services = {service.get()},
                                  .service_names = {"emberd.internal.v1.CollectiveService"}});
   if (!server.ok()) return 1;
-  const auto local = server::MakeLocalCollective(&rendezvous);
   const auto remote = server::MakeRemoteCollective(
       grpc::CreateChannel((*server)->address(), grpc::InsecureChannelCredentials()), "host");
   bool good = true;
-  for (const int members : {1, 2, 4}) good = Run(report, "local", *local, members) && good;
+  for (const int members : {1, 2, 4}) good = Run(report, "local", rendezvous, members) && good;
   for (const int members : {1, 2, 4}) good = Run(report, "grpc", *remote, members) && good;
   rendezvous.Close(absl::UnavailableError("done"));
   return good ? report.Finish() : 1;

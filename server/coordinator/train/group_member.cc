@@ -2,22 +2,19 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/group/group_rules.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
 namespace {
 
-constexpr int kMaxSize = 1024;
-constexpr size_t kMaxNameBytes = 128;
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kDefaultTimeoutMs = 60'000;
 // Beyond the members' own timeout, for the way to the host of the group and back.
 constexpr absl::Duration kExchangeMargin = absl::Seconds(5);
@@ -28,19 +25,19 @@ constexpr int kNeedCuts = 2;
 constexpr int kCuts = 3;
 constexpr int kStaged = 4;
 
-absl::Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("start.", field, " is ", value, "; it must be in ", low, " .. ", high));
-}
-
-absl::Status CheckGroupName(const std::string& name) {
-  const bool allowed = std::all_of(name.begin(), name.end(), [](char c) {
-    return absl::ascii_isalnum(c) || c == '_' || c == '-' || c == '.' || c == ':' || c == '/';
-  });
-  if (!name.empty() && name.size() <= kMaxNameBytes && allowed) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("start.group is '", name, "'; it must have 1 to ",
-                                                 kMaxNameBytes, " of letters, digits and _-.:/"));
+// What a trainer may say about its group, after the defaults.
+absl::Status CheckStart(const v1::TrainStart& start) {
+  const v1::GroupOptions& options = start.options();
+  RETURN_IF_ERROR(CheckGroupName("group", start.group()));
+  RETURN_IF_ERROR(CheckGroupOptions(options));
+  RETURN_IF_ERROR(CheckRank(start.rank(), options.size()));
+  if (options.consistency() != v1::BOUNDED) {
+    RETURN_IF_ERROR(CheckInRange("options.staleness_bound", options.staleness_bound(), 0, 0));
+  }
+  if (options.consistency() != v1::SYNC && options.pipelined()) {
+    return absl::InvalidArgumentError("options.pipelined is true; only a SYNC group may be");
+  }
+  return absl::OkStatus();
 }
 
 std::string PackInt(uint64_t value) { return absl::StrCat(value); }
@@ -54,30 +51,12 @@ absl::StatusOr<uint64_t> UnpackInt(const std::string& bytes) {
 }  // namespace
 
 absl::Status CompleteTrainStart(v1::TrainStart* start) {
-  if (absl::Status status = CheckGroupName(start->group()); !status.ok()) return status;
   v1::GroupOptions& options = *start->mutable_options();
   if (options.size() == 0) options.set_size(1);
   if (options.consistency() == v1::CONSISTENCY_UNSPECIFIED) options.set_consistency(v1::SYNC);
   if (options.step_timeout_ms() == 0) options.set_step_timeout_ms(kDefaultTimeoutMs);
-  const struct {
-    const char* field;
-    int64_t value, low, high;
-  } ranges[] = {
-      {"options.size", options.size(), 1, kMaxSize},
-      {"rank", start->rank(), 0, options.size() - 1},
-      {"options.consistency", options.consistency(), v1::SYNC, v1::BOUNDED},
-      {"options.staleness_bound", options.staleness_bound(), 0,
-       options.consistency() == v1::BOUNDED ? kMaxInt32 : 0},
-      {"options.pipelined", options.pipelined() ? 1 : 0, 0,
-       options.consistency() == v1::SYNC ? 1 : 0},
-      {"options.first_step", options.first_step(), 0, int64_t{1} << 62},
-      {"options.step_timeout_ms", options.step_timeout_ms(), 1, kMaxInt32},
-  };
-  for (const auto& range : ranges) {
-    absl::Status status = CheckRange(range.field, range.value, range.low, range.high);
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
+  const absl::Status status = CheckStart(*start);
+  return absl::Status(status.code(), status.ok() ? "" : absl::StrCat("start.", status.message()));
 }
 
 GroupMember::GroupMember(const Environment& environment, std::shared_ptr<const ServedModel> model,
@@ -94,11 +73,11 @@ GroupMember::~GroupMember() { Leave("its stream ended", /*finished=*/false); }
 absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
     const Environment& environment, std::shared_ptr<const ServedModel> model,
     const v1::TrainStart& start, rpc::CallContext* context) {
-  rpc::LinkedContext joining(
-      context, absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
-  auto membership =
-      environment.collective->Join({model->id, start.group()}, start.rank(), start.options(),
-                                   environment.coordinator, joining.get());
+  rpc::LinkedContext joining(context,
+                        absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
+  auto membership = environment.collective->Join(
+      {model->id, start.group()}, {start.rank(), start.options(), environment.coordinator},
+      joining.get());
   if (!membership.ok()) return membership.status();
   auto member = std::unique_ptr<GroupMember>(
       new GroupMember(environment, std::move(model), start, *std::move(membership)));
@@ -181,9 +160,9 @@ absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, in
   if (start_.options().size() == 1) return std::vector<std::string>{std::move(value)};
   const absl::Time began = absl::Now();
   rpc::LinkedContext exchanging(context, step_timeout() + kExchangeMargin);
-  auto gathered =
-      environment_.collective->AllGather(id_, membership_.generation, start_.rank(), group_key,
-                                         step, std::move(value), exchanging.get());
+  auto gathered = environment_.collective->AllGather(
+      id_, {membership_.generation, start_.rank(), {step, group_key}, std::move(value)},
+      exchanging.get());
   wait->waited += absl::Now() - began;
   if (!gathered.ok()) return gathered.status();
   const auto last = std::max_element(gathered->arrival_us.begin(), gathered->arrival_us.end());
@@ -227,8 +206,10 @@ absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* contex
   const absl::Time began = absl::Now();
   rpc::LinkedContext waiting(context, step_timeout() + kExchangeMargin);
   absl::Status status = environment_.collective->Advance(
-      id_, membership_.generation, start_.rank(), step,
-      std::max<int64_t>(0, step - start_.options().staleness_bound()), waiting.get());
+      id_,
+      {membership_.generation, start_.rank(), step,
+       std::max<int64_t>(0, step - start_.options().staleness_bound())},
+      waiting.get());
   wait->waited += absl::Now() - began;
   return status;
 }
@@ -236,8 +217,8 @@ absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* contex
 absl::Status GroupMember::TellProgress(int64_t next_step, rpc::CallContext* context) {
   if (start_.options().consistency() != v1::BOUNDED) return absl::OkStatus();
   rpc::LinkedContext telling(context, kExchangeMargin);
-  return environment_.collective->Advance(id_, membership_.generation, start_.rank(), next_step,
-                                          /*wait_for=*/0, telling.get());
+  return environment_.collective->Advance(
+      id_, {membership_.generation, start_.rank(), next_step, /*wait_for=*/0}, telling.get());
 }
 
 void GroupMember::Leave(const std::string& reason, bool finished) {
@@ -245,7 +226,7 @@ void GroupMember::Leave(const std::string& reason, bool finished) {
     absl::MutexLock lock(&mutex_);
     if (std::exchange(left_, true)) return;
   }
-  environment_.collective->Leave(id_, membership_.generation, start_.rank(), reason, finished);
+  environment_.collective->Leave(id_, {membership_.generation, start_.rank(), reason, finished});
 }
 
 }  // namespace emberd::server

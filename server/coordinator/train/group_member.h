@@ -16,7 +16,7 @@
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/served_model.h"
-#include "server/group/collective.h"
+#include "server/group/collective_router.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
@@ -37,7 +37,7 @@ struct RankWait {
 class GroupMember {
  public:
   struct Environment {
-    Collective* collective = nullptr;
+    CollectiveRouter* collective = nullptr;
     Fanout* fanout = nullptr;
     std::string coordinator;    // one string per life of a coordinator process
     absl::Duration shard_call;  // time for what is asked of shards

@@ -1,0 +1,25 @@
+// Groups over gRPC (collective_service.proto): the service at their host, and the way to it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <grpcpp/channel.h>
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "server/group/collective.h"
+#include "server/ops/metrics.h"
+
+namespace emberd::server {
+
+// Both must outlive the service. Close a rendezvous before the gRPC server is shut down: calls that
+// wait would hold it up.
+std::unique_ptr<grpc::Service> MakeCollectiveService(Collective* collective,
+                                                     ops::ServerMetrics* metrics);
+
+// `host` names it in errors of the transport, e.g. "shard 2 at 10.0.0.7:7002"; what the service
+// itself says begins with the group's name. May go before the answers have come.
+std::unique_ptr<Collective> MakeRemoteCollective(const std::shared_ptr<grpc::Channel>& channel,
+                                                 std::string host);
+
+}  // namespace emberd::server

@@ -1,0 +1,193 @@
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/ops/logging.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/message_stream.h"
+#include "server/rpc/trace.h"
+#include "server/shard/shard_codec.h"
+#include "server/shard/shard_service.h"
+
+namespace emberd::server {
+namespace {
+
+namespace pb = internal::v1;
+
+// Logs a call of a step that took long, with the trace that its coordinator sent.
+class SlowCallLog {
+ public:
+  SlowCallLog(const ShardHost& host, ops::Rpc rpc, const grpc::ServerContextBase& context)
+      : slow_(host.slow_call()), rpc_(rpc), trace_(rpc::TraceOf(context)) {}
+
+  // Times one piece of the shard's own work.
+  void Begin() { began_ = absl::Now(); }
+  void End() const {
+    const absl::Duration took = absl::Now() - began_;
+    if (took <= slow_) return;
+    ops::Log(ops::LogLevel::kWarning, "slow call",
+             {{"rpc", ops::RpcName(rpc_)},
+              {"ms", absl::ToInt64Milliseconds(took)},
+              {"trace", rpc::TraceId(trace_)}});
+  }
+
+ private:
+  const absl::Duration slow_;
+  const ops::Rpc rpc_;
+  const std::string trace_;
+  absl::Time began_ = absl::Now();
+};
+
+// One Gather: a command comes, partial sums go.
+class GatherStream final : public rpc::ServerMessageStream {
+ public:
+  GatherStream(ShardHost* host, const grpc::ServerContextBase& context, int64_t max_message_bytes)
+      : ServerMessageStream(max_message_bytes),
+        host_(host),
+        slow_log_(*host, ops::Rpc::kShardGather, context),
+        timer_(host->metrics(), ops::Rpc::kShardGather) {
+    Begin();
+  }
+
+ private:
+  void OnMessage(rpc::IncomingMessage message) override {
+    timer_.AddRequestBytes(static_cast<int64_t>(message.payload().size()));
+    slow_log_.Begin();
+    absl::StatusOr<GatherCommand> command = DecodeGather(message, host_->sparsecores_per_shard());
+    if (!command.ok()) return End(command.status());
+    host_->Gather(*std::move(command),
+                  [this, model_id = command->model_id,
+                   handle = command->batch_handle](absl::StatusOr<GatherResult> result) {
+                    // Nobody will use, or release, the batch of a caller that is gone.
+                    if (result.ok() && handle != 0 && peer_cancelled()) {
+                      host_->ReleaseBatch(model_id, handle).IgnoreError();
+                    }
+                    slow_log_.End();
+                    Answer(std::move(result));
+                  });
+  }
+
+  void Answer(absl::StatusOr<GatherResult> result) {
+    if (!result.ok()) return End(result.status());
+    rpc::OutgoingMessage reply = EncodeGatherResult(*result);
+    for (const rpc::SharedBytes& piece : reply.payload) {
+      timer_.AddResponseBytes(static_cast<int64_t>(piece.bytes.size()));
+    }
+    timer_.Finish(absl::StatusCode::kOk);
+    SendLast(std::move(reply));
+  }
+
+  void End(const absl::Status& status) {
+    timer_.Finish(status.code());
+    Close(status);
+  }
+
+  ShardHost* const host_;
+  SlowCallLog slow_log_;
+  ops::RpcTimer timer_;
+};
+
+// One Apply: gradients come, STAGED goes, the decision comes, the outcome goes.
+class ApplyStream final : public rpc::ServerMessageStream {
+ public:
+  ApplyStream(ShardHost* host, const grpc::ServerContextBase& context, int64_t max_message_bytes)
+      : ServerMessageStream(max_message_bytes),
+        host_(host),
+        slow_log_(*host, ops::Rpc::kShardApply, context),
+        timer_(host->metrics(), ops::Rpc::kShardApply) {
+    Begin();
+  }
+
+ private:
+  void OnMessage(rpc::IncomingMessage message) override {
+    if (staged_.has_value()) {
+      Decide(message);
+    } else {
+      timer_.AddRequestBytes(static_cast<int64_t>(message.payload().size()));
+      Stage(message);
+    }
+  }
+
+  void Stage(const rpc::IncomingMessage& message) {
+    slow_log_.Begin();
+    absl::StatusOr<ApplyCommand> command = DecodeApply(message);
+    if (!command.ok()) return End(command.status());
+    host_->Stage(*std::move(command), [this](absl::StatusOr<ShardHost::StagedApply> staged) {
+      slow_log_.End();
+      if (!staged.ok()) {
+        End(staged.status());
+      } else if (staged->outcome().replayed) {
+        Conclude(pb::ApplyReply::REPLAYED, staged->outcome().rows);
+      } else {
+        staged_ = *std::move(staged);
+        Send(Reply(pb::ApplyReply::STAGED, {}));
+      }
+    });
+  }
+
+  void Decide(const rpc::IncomingMessage& message) {
+    pb::ApplyDecision decision;
+    if (!decision.ParseFromString(message.header())) {
+      Discard();
+      End(absl::InvalidArgumentError("malformed message: its header must be an ApplyDecision"));
+    } else if (!decision.commit()) {
+      Discard();
+      Conclude(pb::ApplyReply::DISCARDED, {});
+    } else {
+      slow_log_.Begin();
+      host_->Commit(*std::exchange(staged_, std::nullopt), [this](absl::StatusOr<RowCounts> rows) {
+        slow_log_.End();
+        if (rows.ok()) {
+          Conclude(pb::ApplyReply::COMMITTED, *rows);
+        } else {
+          End(rows.status());
+        }
+      });
+    }
+  }
+
+  void OnPeerGone() override {
+    Discard();
+    End(absl::CancelledError("the coordinator went away before its decision"));
+  }
+
+  void Discard() {
+    if (staged_.has_value()) host_->Discard(*std::exchange(staged_, std::nullopt));
+  }
+
+  static rpc::OutgoingMessage Reply(pb::ApplyReply::State state, const RowCounts& rows) {
+    pb::ApplyReply reply;
+    reply.set_state(state);
+    SetRowCounts(rows, &reply);
+    return rpc::OutgoingMessage::WithHeader(reply);
+  }
+  void Conclude(pb::ApplyReply::State state, const RowCounts& rows) {
+    timer_.Finish(absl::StatusCode::kOk);
+    SendLast(Reply(state, rows));
+  }
+  void End(const absl::Status& status) {
+    timer_.Finish(status.code());
+    Close(status);
+  }
+
+  ShardHost* const host_;
+  SlowCallLog slow_log_;
+  ops::RpcTimer timer_;
+  std::optional<ShardHost::StagedApply> staged_;
+};
+
+}  // namespace
+
+MessageReactor* NewGatherStream(ShardHost* host, const grpc::ServerContextBase& context,
+                                int64_t max_message_bytes) {
+  return new GatherStream(host, context, max_message_bytes);
+}
+
+MessageReactor* NewApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
+                               int64_t max_message_bytes) {
+  return new ApplyStream(host, context, max_message_bytes);
+}
+
+}  // namespace emberd::server
