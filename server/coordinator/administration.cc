@@ -6,7 +6,7 @@
 #include "server/coordinator/statistics.h"
 #include "server/ops/logging.h"
 #include "server/ops/metric_registry.h"
-#include "server/shard/hot_rows_rule.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 

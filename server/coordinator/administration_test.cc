@@ -21,7 +21,7 @@
 #include "server/coordinator/coordinator_server.h"
 #include "server/coordinator/statistics.h"
 #include "server/ops/metric_registry.h"
-#include "server/shard/local_shard.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 namespace {

@@ -11,7 +11,7 @@
 #include "server/coordinator/embedding_service.h"
 #include "server/coordinator/pooled_call.h"
 #include "server/rpc/grpc_server.h"
-#include "server/shard/remote_shard.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 namespace {

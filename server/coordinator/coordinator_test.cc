@@ -15,8 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "config/config.h"
-#include "server/shard/local_shard.h"
-#include "server/shard/remote_shard.h"
+#include "server/shard/shard_backend.h"
 #include "server/shard/shard_server.h"
 
 namespace emberd::server {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "server/shard/model_spec_from_plan.h"
+#include "server/shard/hosted_models.h"
 
 namespace emberd::server {
 

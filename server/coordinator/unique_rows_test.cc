@@ -13,7 +13,7 @@
 #include "absl/time/clock.h"
 #include "config/config.h"
 #include "server/coordinator/coordinator.h"
-#include "server/shard/local_shard.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 namespace {

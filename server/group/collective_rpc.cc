@@ -175,7 +175,7 @@ struct RemoteCall {
   }
   // Why the call failed: as its caller said, or else as gRPC says.
   absl::Status End(const grpc::Status& status, const std::string& host) {
-    const absl::Status result = rpc::FromGrpcStatus(status);
+    absl::Status result = rpc::FromGrpcStatus(status);
     if (result.ok()) return result;
     absl::MutexLock lock(&mutex);
     if (!withdrawn.ok()) return withdrawn;

@@ -170,8 +170,8 @@ std::vector<int> ProgressGroup::Behind(int64_t step) const {
 template <typename StatusOf>
 void ProgressGroup::AnswerWhere(const StatusOf& status_of, Event* event) {
   std::erase_if(waiting_, [&](const WaitingRank& call) {
-    std::optional<absl::Status> status = status_of(call);
-    if (status.has_value()) Answer(call.done, *std::move(status), &event->answers);
+    const std::optional<absl::Status> status = status_of(call);
+    if (status.has_value()) Answer(call.done, *status, &event->answers);
     return status.has_value();
   });
 }

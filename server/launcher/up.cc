@@ -21,7 +21,7 @@
 #include "server/launcher/supervisor.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
-#include "server/shard/local_shard.h"
+#include "server/shard/shard_backend.h"
 
 namespace emberd::launcher {
 namespace {

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "preprocess/random_case.h"
-#include "server/shard/model_spec_from_plan.h"
+#include "server/shard/hosted_models.h"
 #include "shard/testing/test_engine.h"
 
 namespace emberd::server {

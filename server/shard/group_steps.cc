@@ -5,11 +5,26 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "server/group/group_rules.h"
 
 namespace emberd::server {
 namespace {
 
-std::string Named(const std::string& group) { return absl::StrCat("group '", group, "': "); }
+// An error whose message begins with the group's name.
+template <typename... Text>
+absl::Status GroupError(absl::StatusCode code, const std::string& group, const Text&... text) {
+  return absl::Status(code, absl::StrCat("group '", group, "': ", text...));
+}
+
+absl::Status CheckOpen(const internal::v1::OpenGroupRequest& request) {
+  if (request.group().empty()) {
+    return absl::InvalidArgumentError("group is empty; it must have a name");
+  }
+  if (request.generation() == 0) {
+    return absl::InvalidArgumentError("generation is 0; it must be one that Join gave");
+  }
+  return CheckInRange("size", request.size(), 1, kMaxGroupSize);
+}
 
 }  // namespace
 
@@ -18,25 +33,22 @@ GroupSteps::GroupSteps(Options options, shard::Engine* engine, Hooks hooks)
 
 absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
     const internal::v1::OpenGroupRequest& request) {
-  if (request.group().empty() || request.generation() == 0 || request.size() < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("group '", request.group(), "' of size ", request.size(), " in generation ",
-                     request.generation(), ": it needs a name, a rank and a generation"));
-  }
+  RETURN_IF_ERROR(CheckOpen(request));
   std::vector<uint64_t> released;
   internal::v1::OpenGroupResponse response;
   {
     absl::MutexLock lock(&mutex_);
     const Key key(request.model_id(), request.group());
     if (!groups_.contains(key) && static_cast<int>(groups_.size()) >= options_.max_groups) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(groups_.size(), " groups are known here, and no more than that can be"));
+      return absl::ResourceExhaustedError(absl::StrCat(groups_.size(),
+                                                       " groups are known here already; at most ",
+                                                       options_.max_groups, " may be"));
     }
     Group& group = groups_[key];
     if (request.generation() < group.generation) {
-      return absl::AbortedError(absl::StrCat(Named(request.group()), "generation ",
-                                             request.generation(), " is over; it is at ",
-                                             group.generation));
+      return GroupError(absl::StatusCode::kAborted, request.group(), "generation ",
+                        request.generation(), " is over; the group is in generation ",
+                        group.generation);
     }
     if (request.generation() > group.generation) {
       group.generation = request.generation();
@@ -54,19 +66,18 @@ absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
   return response;
 }
 
-absl::Status GroupSteps::CheckTurn(const Group& group, const GroupPart& part) const {
+absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) const {
   if (part.generation != group.generation) {
-    return absl::AbortedError(absl::StrCat(Named(part.group), "generation ", part.generation,
-                                           " is over; it is at ", group.generation));
+    return GroupError(absl::StatusCode::kAborted, part.group, "generation ", part.generation,
+                      " is over; the group is in generation ", group.generation);
   }
   if (part.size != group.size) {
-    return absl::InvalidArgumentError(absl::StrCat(Named(part.group), "size is ", part.size,
-                                                   ", but it was opened with ", group.size));
+    return GroupError(absl::StatusCode::kInvalidArgument, part.group, "size is ", part.size,
+                      ", but it was opened with ", group.size);
   }
   if (group.known && part.step != group.next_step) {
-    return absl::FailedPreconditionError(absl::StrCat(Named(part.group), "step ", part.step,
-                                                      " cannot be applied; it is the turn of step ",
-                                                      group.next_step));
+    return GroupError(absl::StatusCode::kFailedPrecondition, part.group, "step ", part.step,
+                      " cannot be applied; the next step is ", group.next_step);
   }
   return absl::OkStatus();
 }
@@ -84,13 +95,12 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
     step.batch_handles.resize(part.size);
   }
   if (step.number != part.step) {
-    return absl::InvalidArgumentError(absl::StrCat(Named(part.group), "rank ", part.rank,
-                                                   " is at step ", part.step, ", others at ",
-                                                   step.number));
+    return GroupError(absl::StatusCode::kInvalidArgument, part.group, "rank ", part.rank,
+                      " is at step ", part.step, ", others at ", step.number);
   }
   if (step.update.Has(part.rank)) {
-    return absl::AlreadyExistsError(absl::StrCat(Named(part.group), "the part of rank ", part.rank,
-                                                 " of step ", part.step, " is here"));
+    return GroupError(absl::StatusCode::kAlreadyExists, part.group, "rank ", part.rank,
+                      " has brought its part of step ", part.step, " already");
   }
   const int64_t bytes = checked->gradient_bytes();
   if (absl::Status status = step.update.Add(part.rank, std::move(checked)); !status.ok()) {
@@ -112,17 +122,16 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
     absl::MutexLock lock(&mutex_);
     const auto found = groups_.find(Key(command.model_id, part.group));
     if (found == groups_.end()) {
-      return absl::AbortedError(
-          absl::StrCat(Named(part.group),
-                       "it is not open here: the shard restarted, and its rows are back at "
-                       "their initial values"));
+      return GroupError(absl::StatusCode::kAborted, part.group,
+                        "it is not open here: the shard restarted, and its rows are back at their "
+                        "initial values");
     }
     Group& group = found->second;
-    status = CheckTurn(group, part);
+    status = CheckIsNext(group, part);
     const int64_t bytes = checked->gradient_bytes();
     if (status.ok() && held_bytes_ + bytes > options_.max_held_bytes) {
       status = absl::ResourceExhaustedError(absl::StrCat(
-          "a part of ", bytes, " bytes beside the ", held_bytes_,
+          "the part has ", bytes, " bytes beside the ", held_bytes_,
           " of parts that wait; budgets.in_flight_bytes is ", options_.max_held_bytes));
     }
     if (status.ok()) status = Place(&group, command, std::move(checked), &released);
@@ -173,8 +182,8 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
     Group* const group = found == groups_.end() ? nullptr : &found->second;
     Step* const waiting = group == nullptr ? nullptr : &group->waiting;
     if (group == nullptr || group->generation != request.generation()) {
-      answer = absl::AbortedError(absl::StrCat(Named(request.group()), "generation ",
-                                               request.generation(), " is over here"));
+      answer = GroupError(absl::StatusCode::kAborted, request.group(), "generation ",
+                          request.generation(), " is over here");
     } else if (!request.commit()) {
       if (waiting->number == request.step()) Drop(group, &released);
     } else if (AnswerApplied(group, request.step(), &done)) {
@@ -183,8 +192,8 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
       step = TakeStep(group);
       group->waiting_rows.push_back(std::exchange(done, nullptr));
     } else {
-      answer = absl::FailedPreconditionError(absl::StrCat(
-          Named(request.group()), "the parts of step ", request.step(), " are not all here"));
+      answer = GroupError(absl::StatusCode::kFailedPrecondition, request.group(),
+                          "the parts of step ", request.step(), " are not all here");
     }
   }
   Release(released);

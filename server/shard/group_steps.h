@@ -22,8 +22,8 @@
 namespace emberd::server {
 
 // Thread-safe. A group passes through generations (OpenGroup), and in each through steps, one at a
-// time: parts come in any order (Hold), and the first word to commit, which its sender gives only
-// when all parts are held on all shards, makes the update.
+// time: parts come in any order (Hold), and the first decision to commit, which is made only when
+// all parts are held on all shards, makes the update.
 class GroupSteps {
  public:
   struct Options {
@@ -46,14 +46,14 @@ class GroupSteps {
       const internal::v1::OpenGroupRequest& request);
 
   // Takes one rank's part, made of `command`. ABORTED: the generation is over or was never opened.
-  // FAILED_PRECONDITION: it is not the step's turn. RESOURCE_EXHAUSTED names the bytes.
+  // FAILED_PRECONDITION: another step is next. RESOURCE_EXHAUSTED names the bytes.
   // ALREADY_EXISTS: the rank's part is here. NOT_FOUND: the model was dropped. INVALID_ARGUMENT:
   // the part does not agree with the others; with the last one, the update cannot fail unless its
   // model is dropped before.
   absl::Status Hold(const ApplyCommand& command, std::shared_ptr<const shard::CheckedPart> checked);
 
-  // The word on the step of this part. `done` gets the rows of the whole step; it runs at once or
-  // on a thread of the engine.
+  // Decides to make the step of this part. `done` gets the rows of the whole step; it runs at once
+  // or on a thread of the engine.
   void Commit(uint64_t model_id, const GroupPart& part, RowsCallback done);
 
   void Decide(const internal::v1::DecideStepRequest& request, RowsCallback done);
@@ -87,7 +87,7 @@ class GroupSteps {
   };
   using Key = std::pair<uint64_t, std::string>;
 
-  absl::Status CheckTurn(const Group& group, const GroupPart& part) const
+  absl::Status CheckIsNext(const Group& group, const GroupPart& part) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Opens the group's step if this is its first part, and puts the part in its place.
   absl::Status Place(Group* group, const ApplyCommand& command,

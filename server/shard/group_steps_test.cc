@@ -1,11 +1,11 @@
-// What a shard promises a group: one update per step from all parts, on the first word to commit,
-// once, and only for the generation of now.
+// What a shard promises a group: one update per step from all parts, on the first decision to
+// commit, once, and only for the generation of now.
 #include "server/shard/group_steps.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/shard/model_spec_from_plan.h"
+#include "server/shard/hosted_models.h"
 #include "server/shard/testing_host.h"
 
 namespace emberd::server {
@@ -64,18 +64,18 @@ class GroupStepsTest : public TestHost {
   uint64_t last_handle_ = 0;
 };
 
-TEST_F(GroupStepsTest, AllPartsMakeOneUpdateOnTheFirstWord) {
+TEST_F(GroupStepsTest, AllPartsMakeOneUpdateOnTheFirstDecision) {
   ASSERT_TRUE(Open(1, 2).ok());
   auto first = StagePart({"g", 1, 0, 2, 0});
   ASSERT_TRUE(first.ok()) << first.status();
   auto second = StagePart({"g", 1, 1, 2, 0});
   ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_EQ(FirstColumnOf(3), 3);  // nothing changes before the word
+  EXPECT_EQ(FirstColumnOf(3), 3);  // nothing changes before the decision
   EXPECT_EQ(Commit(*std::move(second))->updated, 2);
   EXPECT_EQ(FirstColumnOf(3), 3 - 4);  // two ranks, two samples each
   EXPECT_EQ(FirstColumnOf(4), 4 - 2);
   EXPECT_EQ(Commit(*std::move(first))->updated,
-            2);  // the other rank's word: answered, not applied again
+            2);  // the other rank's decision: answered, not applied again
   EXPECT_EQ(FirstColumnOf(3), 3 - 4);
   EXPECT_EQ(host_->GetStatus().batches(), 0);
 }
@@ -85,7 +85,7 @@ TEST_F(GroupStepsTest, StepsFollowOneAnother) {
   EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 7})).ok());  // the first step may have any number
   const auto skipped = StagePart({"g", 1, 0, 1, 9});
   EXPECT_EQ(skipped.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(skipped.status().message(), HasSubstr("the turn of step 8"));
+  EXPECT_THAT(skipped.status().message(), HasSubstr("the next step is 8"));
   EXPECT_EQ(StagePart({"g", 1, 0, 1, 7}).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 8})).ok());
 }
@@ -113,7 +113,7 @@ TEST_F(GroupStepsTest, APartIsRefusedThatDoesNotFitTheOthers) {
 
 // One shard could notice this when it makes the update, and another, on which one of the two has no
 // entries, make it.
-TEST_F(GroupStepsTest, APartWithOtherFeaturesIsRefusedBeforeTheWord) {
+TEST_F(GroupStepsTest, APartWithOtherFeaturesIsRefusedBeforeTheDecision) {
   ASSERT_TRUE(Open(1, 2).ok());
   auto first = StagePart({"g", 1, 0, 2, 0});
   ASSERT_TRUE(first.ok()) << first.status();
@@ -192,7 +192,7 @@ TEST_F(LargerGroupTest, EveryPartIsHeldAgainstAllThatAreThere) {
   EXPECT_EQ(host_->GetStatus().batches(), 0);
 }
 
-TEST_F(GroupStepsTest, AWordWithoutAllPartsChangesNothing) {
+TEST_F(GroupStepsTest, ADecisionWithoutAllPartsChangesNothing) {
   ASSERT_TRUE(Open(1, 2).ok());
   auto part = StagePart({"g", 1, 0, 2, 0});
   ASSERT_TRUE(part.ok()) << part.status();
@@ -252,51 +252,63 @@ TEST_F(GroupStepsTest, AnUnknownModelIsRefusedAndADroppedOneForgotten) {
   EXPECT_EQ(host_->GetStatus().batches(), 0);
 }
 
-TEST_F(GroupStepsTest, WaitingPartsHaveABudget) {
-  GroupSteps steps({.max_held_bytes = 95, .part_ttl = absl::Seconds(1)}, nullptr,
-                   {.release_batch = [](uint64_t) {},
-                    .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
-  internal::v1::OpenGroupRequest open;
-  open.set_model_id(5);
-  open.set_group("g");
-  open.set_generation(1);
-  open.set_size(2);
-  ASSERT_TRUE(steps.Open(open).ok());
+// GroupSteps alone, with an engine that holds the model.
+class HeldPartsTest : public GroupStepsTest {
+ protected:
+  void Start(int64_t max_held_bytes, int size) {
+    steps_ = std::make_unique<GroupSteps>(
+        GroupSteps::Options{.max_held_bytes = max_held_bytes, .part_ttl = absl::Hours(1)},
+        engine_.get(),
+        GroupSteps::Hooks{.release_batch = [](uint64_t) {},
+                          .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
+    internal::v1::OpenGroupRequest open;
+    open.set_model_id(5);
+    open.set_group("g");
+    open.set_generation(1);
+    open.set_size(size);
+    ASSERT_TRUE(steps_->Open(open).ok());
+    CreateModel();
+  }
+  void CreateModel() {
+    EXPECT_TRUE(engine_->CreateModel(ModelSpecFromPlan(5, config_, plan_, 0)).ok());
+  }
+  std::shared_ptr<const shard::CheckedPart> Check(const ApplyCommand& command) {
+    const auto batch = Preprocess();
+    auto prepared = engine_->PrepareBatch(5, batch->ShardView(0), batch);
+    EXPECT_TRUE(prepared.ok()) << prepared.status();
+    auto checked = shard::CheckedPart::Make(*prepared, command.input);
+    EXPECT_TRUE(checked.ok()) << checked.status();
+    return *checked;
+  }
+
+  std::unique_ptr<shard::Engine> engine_ =
+      *shard::Engine::Create({.threads = 1, .bytes_per_partition = 1 << 20});
+  std::unique_ptr<GroupSteps> steps_;
+};
+
+TEST_F(HeldPartsTest, WaitingPartsHaveABudget) {
+  Start(/*max_held_bytes=*/95, /*size=*/2);
   ApplyCommand command = Command(1);
   command.group_part = {"g", 1, 0, 2, 0};
-  const absl::Status status = steps.Hold(command, nullptr);
+  const absl::Status status = steps_->Hold(command, Check(command));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("a part of 96 bytes"));
-  EXPECT_EQ(steps.held_parts(), 0);
+  EXPECT_THAT(status.message(), HasSubstr("the part has 96 bytes"));
+  EXPECT_EQ(steps_->held_parts(), 0);
 }
 
-TEST_F(GroupStepsTest, ARefusedPartLeavesNoStepBehind) {
-  auto engine = *shard::Engine::Create({.threads = 1, .bytes_per_partition = 1 << 20});
-  GroupSteps steps({.max_held_bytes = 1 << 20, .part_ttl = absl::Hours(1)}, engine.get(),
-                   {.release_batch = [](uint64_t) {},
-                    .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
-  internal::v1::OpenGroupRequest open;
-  open.set_model_id(5);
-  open.set_group("g");
-  open.set_generation(1);
-  open.set_size(1);
-  ASSERT_TRUE(steps.Open(open).ok());
-  const shard::ModelSpec model = ModelSpecFromPlan(5, config_, plan_, 0);
-  const auto hold = [&](int64_t step, bool drop) {
-    EXPECT_TRUE(engine->CreateModel(model).ok());
-    auto batch = engine->PrepareBatch(5, {}, nullptr);
-    EXPECT_TRUE(batch.ok()) << batch.status();
-    if (drop && !engine->DropModel(5).ok()) ADD_FAILURE();
-    ApplyCommand command = Command(1);
-    command.input.stacks.clear();
-    command.group_part = {"g", 1, 0, 1, step};
-    return steps.Hold(command, *batch);
-  };
-  EXPECT_EQ(hold(3, /*drop=*/true).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(steps.held_parts(), 0);
-  const absl::Status held = hold(4, /*drop=*/false);
+TEST_F(HeldPartsTest, ARefusedPartLeavesNoStepBehind) {
+  Start(/*max_held_bytes=*/1 << 20, /*size=*/1);
+  ApplyCommand command = Command(1);
+  command.group_part = {"g", 1, 0, 1, 3};
+  const auto late = Check(command);
+  ASSERT_TRUE(engine_->DropModel(5).ok());
+  EXPECT_EQ(steps_->Hold(command, late).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(steps_->held_parts(), 0);
+  CreateModel();
+  command.group_part = {"g", 1, 0, 1, 4};
+  const absl::Status held = steps_->Hold(command, Check(command));
   EXPECT_TRUE(held.ok()) << held;
-  EXPECT_EQ(steps.held_parts(), 1);
+  EXPECT_EQ(steps_->held_parts(), 1);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include "preprocess/plan/plan.h"
 #include "server/ops/metrics.h"
 #include "shard/engine.h"
-#include "shard/store/model_spec.h"
+#include "shard/types.h"
 
 namespace emberd::server {
 

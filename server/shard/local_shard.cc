@@ -1,5 +1,3 @@
-#include "server/shard/local_shard.h"
-
 #include <string>
 #include <utility>
 
@@ -7,7 +5,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "server/group/rendezvous.h"
-#include "server/rpc/wire.h"
+#include "server/shard/shard_backend.h"
 #include "server/shard/shard_host.h"
 
 namespace emberd::server {
@@ -171,10 +169,9 @@ class LocalShard final : public ShardBackend {
 absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster,
                                                              int shard_index,
                                                              ops::Metrics* metrics) {
-  absl::StatusOr<std::unique_ptr<ShardHost>> host =
-      ShardHost::Create(cluster, shard_index, metrics);
-  if (!host.ok()) return host.status();
-  return std::make_shared<LocalShard>(*std::move(host), shard_index);
+  ASSIGN_OR_RETURN(std::unique_ptr<ShardHost> host,
+                   ShardHost::Create(cluster, shard_index, metrics));
+  return std::make_shared<LocalShard>(std::move(host), shard_index);
 }
 
 }  // namespace emberd::server

@@ -1,5 +1,3 @@
-#include "server/shard/remote_shard.h"
-
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +16,7 @@
 #include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
 #include "server/rpc/wire.h"
+#include "server/shard/shard_backend.h"
 #include "server/shard/shard_codec.h"
 
 namespace emberd::server {
@@ -137,11 +136,10 @@ class RemoteApply final : public ApplyCall {
 
  private:
   absl::StatusOr<internal::v1::ApplyReply> Receive() {
-    absl::StatusOr<rpc::IncomingMessage> message = stream_->Receive();
-    if (!message.ok()) return message.status();
+    ASSIGN_OR_RETURN(const rpc::IncomingMessage message, stream_->Receive());
     internal::v1::ApplyReply reply;
-    if (!reply.ParseFromString(message->header()))
-      return absl::InternalError("its answer is no ApplyReply");
+    if (!reply.ParseFromString(message.header()))
+      return absl::InternalError("its answer is not a valid ApplyReply");
     return reply;
   }
 
@@ -194,10 +192,9 @@ class RemoteShard final : public ShardBackend {
   }
   absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
                                        rpc::CallContext* context) override {
-    auto response =
-        Unary<internal::v1::DecideStepResponse>(&ShardService::Stub::DecideStep, request, context);
-    if (!response.ok()) return response.status();
-    return RowCountsOf(*response);
+    ASSIGN_OR_RETURN(const auto response, Unary<internal::v1::DecideStepResponse>(
+                                              &ShardService::Stub::DecideStep, request, context));
+    return RowCountsOf(response);
   }
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
                             rpc::CallContext* context) override {
@@ -211,17 +208,17 @@ class RemoteShard final : public ShardBackend {
 
   absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                         rpc::CallContext* context) override {
-    auto response = Unary<internal::v1::ReadShardRowsResponse>(
-        &ShardService::Stub::ReadRows, Select<internal::v1::ReadShardRowsRequest>(selection),
-        context);
-    if (!response.ok()) return response.status();
-    if (response->values().size() != values.size() * sizeof(float)) {
-      return absl::InternalError(
-          absl::StrCat(reconnector_.context(), ": ", response->values().size(),
-                       " bytes of rows instead of ", values.size() * sizeof(float)));
+    ASSIGN_OR_RETURN(const auto response,
+                     Unary<internal::v1::ReadShardRowsResponse>(
+                         &ShardService::Stub::ReadRows,
+                         Select<internal::v1::ReadShardRowsRequest>(selection), context));
+    const std::string& bytes = response.values();
+    if (bytes.size() != values.size() * sizeof(float)) {
+      return absl::InternalError(absl::StrCat(reconnector_.context(), ": ", bytes.size(),
+                                              " bytes of rows instead of ",
+                                              values.size() * sizeof(float)));
     }
-    if (!values.empty())
-      std::memcpy(values.data(), response->values().data(), response->values().size());
+    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return absl::OkStatus();
   }
 
@@ -233,10 +230,9 @@ class RemoteShard final : public ShardBackend {
     request.set_client_id(mutation.client_id);
     request.set_sequence(mutation.sequence);
     request.set_tag(mutation.tag);
-    auto response = Unary<internal::v1::AssignShardRowsResponse>(&ShardService::Stub::AssignRows,
-                                                                 request, context);
-    if (!response.ok()) return response.status();
-    return response->replayed();
+    ASSIGN_OR_RETURN(const auto response, Unary<internal::v1::AssignShardRowsResponse>(
+                                              &ShardService::Stub::AssignRows, request, context));
+    return response.replayed();
   }
 
   absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) override {

@@ -1,5 +1,4 @@
-// A shard as a coordinator sees it, wherever it runs: in this process (local_shard.h) or behind
-// gRPC (remote_shard.h).
+// A shard as a coordinator sees it, wherever it runs: in this process or behind gRPC.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +13,12 @@
 #include "absl/types/span.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/admin_service.pb.h"
+#include "emberd/v1/cluster.pb.h"
 #include "preprocess/batch/csr.h"
 #include "server/group/collective.h"
+#include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
+#include "server/security/security.h"
 #include "server/shard/mutation_record.h"
 #include "shard/types.h"
 
@@ -96,7 +98,7 @@ class GatherCall {
   virtual absl::StatusOr<GatherResult> Wait() = 0;
 };
 
-// An Apply under way: staged first, then committed or discarded on the coordinator's word. A call
+// An Apply under way: staged first, then committed or discarded as the coordinator decides. A call
 // that goes away undecided discards.
 class ApplyCall {
  public:
@@ -107,6 +109,10 @@ class ApplyCall {
   // Only after Decide.
   virtual absl::StatusOr<RowCounts> WaitDone() = 0;
 };
+
+// How many hot rows of each table a caller may ask for.
+inline constexpr int kMaxHotRows = 100;
+absl::Status CheckHotRows(int hot_rows);
 
 // Thread-safe. Every error's message begins with the shard's name.
 class ShardBackend {
@@ -141,11 +147,29 @@ class ShardBackend {
                                           absl::Span<const float> values, const Mutation& mutation,
                                           rpc::CallContext* context) = 0;
 
-  // With `hot_rows` rows of each table, 0 to 100.
+  // With `hot_rows` rows of each table, 0 to kMaxHotRows.
   virtual absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) = 0;
 
   // The training groups that the shard hosts.
   virtual Collective* collective() = 0;
 };
+
+// A shard in this process: calls go straight to a ShardHost, with no copy and no network. `cluster`
+// is complete (config::CompleteCluster). `metrics` must outlive the shard.
+absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster,
+                                                             int shard_index,
+                                                             ops::Metrics* metrics);
+
+struct RemoteShardOptions {
+  int index = 0;
+  std::string address;            // "host:port"
+  int64_t max_message_bytes = 0;  // budgets.max_message_bytes
+  // How to connect; null: in plain text, without a token.
+  std::shared_ptr<const security::Security> security = nullptr;
+};
+
+// A shard in another process, behind gRPC. Does not wait for it to be there: calls fail with
+// UNAVAILABLE until it is, and find it again after a restart.
+std::shared_ptr<ShardBackend> MakeRemoteShard(RemoteShardOptions options);
 
 }  // namespace emberd::server

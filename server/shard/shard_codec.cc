@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "emberd/internal/v1/shard_service.pb.h"
+#include "server/group/group_rules.h"
 
 namespace emberd::server {
 namespace {
@@ -21,7 +23,7 @@ absl::Status Malformed(absl::string_view what) {
 template <typename Header>
 absl::Status ParseHeader(const rpc::IncomingMessage& message, Header* header) {
   if (header->ParseFromString(message.header())) return absl::OkStatus();
-  return Malformed(absl::StrCat("its header is no ", header->GetTypeName()));
+  return Malformed(absl::StrCat("its header is not a valid ", header->GetTypeName()));
 }
 
 void EncodeStackHeader(const StackBatchView& stack, internal::v1::StackBatchHeader* header) {
@@ -95,20 +97,17 @@ absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int parti
     entries += segment.entries();
     stack->segments.emplace_back().base = segment.base();
   }
-  auto row_ends = payload->Int32s(int64_t{header.segments_size()} * partitions, "row_ends");
-  if (!row_ends.ok()) return row_ends.status();
+  ASSIGN_OR_RETURN(const auto row_ends,
+                   payload->Int32s(int64_t{header.segments_size()} * partitions, "row_ends"));
   for (size_t i = 0; i < stack->segments.size(); ++i) {
-    stack->segments[i].row_ends = row_ends->subspan(i * partitions, partitions);
+    stack->segments[i].row_ends = row_ends.subspan(i * partitions, partitions);
   }
-  auto embedding_ids = payload->Int32s(entries, "embedding_ids");
-  if (!embedding_ids.ok()) return embedding_ids.status();
-  auto sample_ids = payload->Int32s(entries, "sample_ids");
-  if (!sample_ids.ok()) return sample_ids.status();
-  auto gains = payload->Floats(entries, "gains");
-  if (!gains.ok()) return gains.status();
-  Distribute(*embedding_ids, header, stack, &CsrSegmentView::embedding_ids);
-  Distribute(*sample_ids, header, stack, &CsrSegmentView::sample_ids);
-  Distribute(*gains, header, stack, &CsrSegmentView::gains);
+  ASSIGN_OR_RETURN(const auto embedding_ids, payload->Int32s(entries, "embedding_ids"));
+  ASSIGN_OR_RETURN(const auto sample_ids, payload->Int32s(entries, "sample_ids"));
+  ASSIGN_OR_RETURN(const auto gains, payload->Floats(entries, "gains"));
+  Distribute(embedding_ids, header, stack, &CsrSegmentView::embedding_ids);
+  Distribute(sample_ids, header, stack, &CsrSegmentView::sample_ids);
+  Distribute(gains, header, stack, &CsrSegmentView::gains);
   return absl::OkStatus();
 }
 
@@ -137,7 +136,7 @@ rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
 
 absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions) {
   internal::v1::GatherHeader header;
-  if (absl::Status status = ParseHeader(message, &header); !status.ok()) return status;
+  RETURN_IF_ERROR(ParseHeader(message, &header));
   auto owner = std::make_shared<GatherOwner>();
   owner->payload = message.owner();
 
@@ -150,12 +149,10 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
     StackBatchView& stack = command.stacks.emplace_back();
     stack.feature_samples = owner->feature_samples.emplace_back(
         stack_header.feature_samples().begin(), stack_header.feature_samples().end());
-    if (absl::Status status = DecodeSpans(stack_header, &stack, owner.get()); !status.ok())
-      return status;
-    if (absl::Status status = DecodeStack(stack_header, partitions, &payload, &stack); !status.ok())
-      return status;
+    RETURN_IF_ERROR(DecodeSpans(stack_header, &stack, owner.get()));
+    RETURN_IF_ERROR(DecodeStack(stack_header, partitions, &payload, &stack));
   }
-  if (absl::Status status = payload.Finish(); !status.ok()) return status;
+  RETURN_IF_ERROR(payload.Finish());
   command.owner = std::move(owner);
   return command;
 }
@@ -189,25 +186,24 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result) {
 
 absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& message) {
   internal::v1::GatherReply header;
-  if (absl::Status status = ParseHeader(message, &header); !status.ok()) return status;
+  RETURN_IF_ERROR(ParseHeader(message, &header));
   GatherResult result;
   result.incarnation = header.incarnation();
   rpc::PayloadReader payload(message.payload());
   for (const internal::v1::StackSums& from : header.stacks()) {
     if (from.samples() < 0 || from.width() < 0) return Malformed("a negative size in StackSums");
-    auto samples = payload.Int32s(from.samples(), "samples");
-    if (!samples.ok()) return samples.status();
-    auto sums = payload.Floats(int64_t{from.samples()} * from.width(), "sums");
-    if (!sums.ok()) return sums.status();
-    result.stacks.push_back({from.stack(), *samples, *sums, from.rows_gathered()});
+    ASSIGN_OR_RETURN(const auto samples, payload.Int32s(from.samples(), "samples"));
+    ASSIGN_OR_RETURN(const auto sums,
+                     payload.Floats(int64_t{from.samples()} * from.width(), "sums"));
+    result.stacks.push_back({from.stack(), samples, sums, from.rows_gathered()});
   }
   for (const internal::v1::StackRows& from : header.rows()) {
     if (from.rows() < 0 || from.row_bytes() <= 0) return Malformed("a negative size in StackRows");
-    auto rows = payload.Bytes(int64_t{from.rows()} * from.row_bytes(), "rows");
-    if (!rows.ok()) return rows.status();
-    result.rows.push_back({from.stack(), from.row_bytes(), *rows, from.rows_gathered()});
+    ASSIGN_OR_RETURN(const auto rows,
+                     payload.Bytes(int64_t{from.rows()} * from.row_bytes(), "rows"));
+    result.rows.push_back({from.stack(), from.row_bytes(), rows, from.rows_gathered()});
   }
-  if (absl::Status status = payload.Finish(); !status.ok()) return status;
+  RETURN_IF_ERROR(payload.Finish());
   result.owner = message.owner();
   return result;
 }
@@ -243,19 +239,10 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
 
 namespace {
 
-constexpr int kMaxGroupSize = 1024;
-
 absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* part) {
-  if (from.size() < 1 || from.size() > kMaxGroupSize || from.rank() < 0 ||
-      from.rank() >= from.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("group_part: rank ", from.rank(), " of ", from.size(),
-                     " must be in 0 .. size - 1, size in 1 .. ", kMaxGroupSize));
-  }
-  if (from.step() < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("group_part: step ", from.step(), " must be >= 0"));
-  }
+  RETURN_IF_ERROR(CheckInRange("group_part.size", from.size(), 1, kMaxGroupSize));
+  RETURN_IF_ERROR(CheckInRange("group_part.rank", from.rank(), 0, from.size() - 1));
+  RETURN_IF_ERROR(CheckInRange("group_part.step", from.step(), 0, kMaxStep));
   *part = {from.group(), from.generation(), from.rank(), from.size(), from.step()};
   return absl::OkStatus();
 }
@@ -264,27 +251,25 @@ absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* par
 
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
   internal::v1::ApplyHeader header;
-  if (absl::Status status = ParseHeader(message, &header); !status.ok()) return status;
+  RETURN_IF_ERROR(ParseHeader(message, &header));
   ApplyCommand command;
   command.model_id = header.model_id();
   command.batch_handle = header.batch_handle();
   command.incarnation = header.incarnation();
   command.mutation = {header.client_id(), header.sequence(), header.batch_handle()};
-  absl::Status status = header.has_group_part()
-                            ? DecodeGroupPart(header.group_part(), &command.group_part.emplace())
-                            : CheckMutation(command.mutation);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(header.has_group_part()
+                      ? DecodeGroupPart(header.group_part(), &command.group_part.emplace())
+                      : CheckMutation(command.mutation));
   command.input.step = header.step();
   rpc::PayloadReader payload(message.payload());
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {
     shard::StackGradients& stack = command.input.stacks.emplace_back();
     stack.stack = from.stack();
     stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
-    auto gradients = payload.Floats(from.floats(), "gradients");
-    if (!gradients.ok()) return gradients.status();
-    stack.gradients = *gradients;
+    ASSIGN_OR_RETURN(const auto gradients, payload.Floats(from.floats(), "gradients"));
+    stack.gradients = gradients;
   }
-  if (status = payload.Finish(); !status.ok()) return status;
+  RETURN_IF_ERROR(payload.Finish());
   command.input.owner = message.owner();
   return command;
 }

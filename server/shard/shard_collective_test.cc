@@ -9,8 +9,7 @@
 #include "absl/time/clock.h"
 #include "config/config.h"
 #include "server/group/collective_router.h"
-#include "server/shard/local_shard.h"
-#include "server/shard/remote_shard.h"
+#include "server/shard/shard_backend.h"
 #include "server/shard/shard_server.h"
 
 namespace emberd::server {

@@ -10,15 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "preprocess/plan/plan.h"
 #include "server/ops/process_metrics.h"
-#include "server/shard/hot_rows_rule.h"
-#include "server/shard/model_spec_from_plan.h"
 
 namespace emberd::server {
 namespace {
 
-constexpr int kMaxQueued = 4096;
+constexpr int kMaxQueuedRequests = 4096;
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 
 int ThreadCount(int configured) {
@@ -37,7 +34,7 @@ std::vector<ops::PartitionMetrics> MakePartitionMetrics(const v1::ClusterConfig&
   return partitions;
 }
 
-// By number of rows, the share of a table's look-ups that they have at least: without what the
+// By number of rows, the share of a table's lookups that they have at least: without what the
 // sketch may have counted for rows that it forgot.
 std::map<int, double> SharesOf(const shard::HotTable& table) {
   std::map<int, double> shares = {{1, 0}, {10, 0}, {100, 0}};
@@ -65,7 +62,22 @@ GatherResult ToResult(uint64_t incarnation, shard::GatherOutput output) {
   return result;
 }
 
+void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {
+  for (const StackSumsView& stack : result.stacks) {
+    metrics->AddSums(stack.stack, stack.rows_gathered, PayloadBytes(stack));
+  }
+  for (const StackRowsView& stack : result.rows) {
+    metrics->AddRows(stack.stack, stack.rows_gathered, static_cast<int64_t>(stack.rows.size()));
+  }
+}
+
 }  // namespace
+
+absl::Status CheckHotRows(int hot_rows) {
+  if (hot_rows >= 0 && hot_rows <= kMaxHotRows) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("hot_rows is ", hot_rows, "; it must be 0 to ", kMaxHotRows));
+}
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterConfig& cluster,
                                                              int shard_index,
@@ -77,26 +89,24 @@ absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterCo
   shard::EngineOptions options;
   options.threads = ThreadCount(cluster.shard_threads());
   options.bytes_per_partition = cluster.budgets().bytes_per_sparsecore();
-  absl::StatusOr<std::unique_ptr<shard::Engine>> engine = shard::Engine::Create(options);
-  if (!engine.ok()) return engine.status();
+  ASSIGN_OR_RETURN(std::unique_ptr<shard::Engine> engine, shard::Engine::Create(options));
   return std::unique_ptr<ShardHost>(
-      new ShardHost(cluster, shard_index, metrics, *std::move(engine)));
+      new ShardHost(cluster, shard_index, metrics, std::move(engine)));
 }
 
 ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,
                      std::unique_ptr<shard::Engine> engine)
-    : shards_(cluster.shards_size()),
-      sparsecores_per_shard_(cluster.sparsecores_per_shard()),
-      shard_index_(shard_index),
+    : place_{cluster.shards_size(), cluster.sparsecores_per_shard(), shard_index},
       incarnation_(NewIncarnation()),
       start_(absl::Now()),
       slow_call_(absl::Milliseconds(cluster.logging().slow_step_ms())),
-      table_budget_bytes_(cluster.budgets().bytes_per_sparsecore() * sparsecores_per_shard_),
+      table_budget_bytes_(cluster.budgets().bytes_per_sparsecore() * place_.sparsecores_per_shard),
       metrics_(metrics),
       server_metrics_(metrics->Server("shard", shard_index)),
       partition_metrics_(MakePartitionMetrics(cluster, shard_index, metrics)),
       counted_partitions_(partition_metrics_.size()),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
+      models_(place_, engine.get(), metrics),
       group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
                     .part_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms())},
                    engine.get(),
@@ -106,7 +116,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                           AddUpdate(model_id, result);
                         }}),
       engine_(std::move(engine)),
-      workers_(ThreadCount(cluster.shard_threads()), kMaxQueued,
+      workers_(ThreadCount(cluster.shard_threads()), kMaxQueuedRequests,
                [metrics = server_metrics_](int queued) { metrics->SetQueued(queued); }),
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
   server_metrics_->SetTableBudget(table_budget_bytes_);
@@ -115,84 +125,22 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
 
 ShardHost::~ShardHost() = default;
 
-absl::Status ShardHost::CheckPlace(const internal::v1::CreateModelRequest& request) const {
-  if (request.shards() == shards_ && request.sparsecores_per_shard() == sparsecores_per_shard_ &&
-      request.shard_index() == shard_index_) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "this process is configured as shard ", shard_index_, " of ", shards_, " with ",
-      sparsecores_per_shard_, " SparseCores each; the coordinator takes it for shard ",
-      request.shard_index(), " of ", request.shards(), " with ", request.sparsecores_per_shard()));
-}
-
 absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
     const internal::v1::CreateModelRequest& request) {
-  if (absl::Status status = CheckPlace(request); !status.ok()) return status;
+  ASSIGN_OR_RETURN(const bool created, models_.Create(request));
+  if (created) ShowHotRows();
   internal::v1::CreateModelResponse response;
+  response.set_created(created);
   response.set_incarnation(incarnation_);
-
-  absl::MutexLock lock(&mutex_);
-  if (models_.contains(request.model_id())) return response;
-  for (const auto& [id, model] : models_) {
-    if (model.config.name() == request.config().name()) {
-      return absl::AlreadyExistsError(absl::StrCat("another model '", model.config.name(),
-                                                   "' is declared, with model_id ", id));
-    }
-  }
-  absl::StatusOr<preprocess::Plan> plan = preprocess::MakePlan(
-      request.config(), {.shards = shards_, .sparsecores_per_shard = sparsecores_per_shard_});
-  if (!plan.ok()) return plan.status();
-  if (plan->fingerprint != request.plan_fingerprint()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "model '", request.config().name(), "' is planned differently here (fingerprint ",
-        plan->fingerprint, ") and by the coordinator (", request.plan_fingerprint(),
-        "): do both run the same version of emberd?"));
-  }
-  absl::Status status = engine_->CreateModel(
-      ModelSpecFromPlan(request.model_id(), request.config(), *plan, shard_index_));
-  if (!status.ok()) return status;
-  std::vector<std::string> stacks;
-  for (const preprocess::StackPlan& stack : plan->stacks) stacks.push_back(stack.name);
-  models_[request.model_id()] = {
-      request.config(), metrics_->ShardModel(shard_index_, request.config().name(), stacks)};
-  ShowHotRows();
-  response.set_created(true);
   return response;
 }
 
-absl::StatusOr<internal::v1::FindModelResponse> ShardHost::FindModel(
-    const internal::v1::FindModelRequest& request) {
-  absl::MutexLock lock(&mutex_);
-  for (const auto& [id, model] : models_) {
-    const bool found =
-        request.model_id() != 0 ? id == request.model_id() : model.config.name() == request.name();
-    if (!found) continue;
-    internal::v1::FindModelResponse response;
-    response.set_model_id(id);
-    *response.mutable_config() = model.config;
-    return response;
-  }
-  return absl::NotFoundError("no such model is declared here");
-}
-
 absl::Status ShardHost::DropModel(uint64_t model_id) {
-  absl::MutexLock lock(&mutex_);
-  if (models_.erase(model_id) == 0) {
-    return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not declared here"));
-  }
-  group_steps_.DropModel(model_id);
-  return engine_->DropModel(model_id);
-}
-
-ops::ShardModelMetrics* ShardHost::ModelMetrics(uint64_t model_id) const {
-  absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(model_id);
-  return found == models_.end() ? nullptr : found->second.metrics;
+  return models_.Drop(model_id, [&] { group_steps_.DropModel(model_id); });
 }
 
 void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
-  ops::ShardModelMetrics* metrics = ModelMetrics(model_id);
+  ops::ShardModelMetrics* metrics = models_.MetricsOf(model_id);
   if (metrics == nullptr) return;
   for (const shard::ApplyResult::Stack& stack : result.stacks) {
     metrics->AddUpdated(stack.stack, stack.rows_updated);
@@ -213,7 +161,7 @@ void ShardHost::Sweep() {
 
 void ShardHost::ShowHotRows() {
   for (const shard::HotTable& table : engine_->HotRows(kMaxHotRows)) {
-    metrics_->SetHotRowShares(shard_index_, table.model, table.table, SharesOf(table));
+    metrics_->SetHotRowShares(place_.index, table.model, table.table, SharesOf(table));
   }
 }
 
@@ -232,7 +180,7 @@ void ShardHost::CountPartitions(const shard::EngineStatistics& statistics) {
 absl::Status ShardHost::Submit(std::function<void()> work) {
   if (workers_.Submit(std::move(work))) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat(workers_.max_queued(), " requests are waiting already"));
+      absl::StrCat(workers_.max_queued(), " requests wait already; retry later"));
 }
 
 void ShardHost::Gather(GatherCommand command, GatherCallback done) {
@@ -245,47 +193,32 @@ void ShardHost::Gather(GatherCommand command, GatherCallback done) {
 void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
   absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
       engine_->PrepareBatch(command.model_id, std::move(command.stacks), std::move(command.owner));
-  if (!batch.ok()) {
-    done(batch.status());
-    return;
-  }
+  if (!batch.ok()) return done(batch.status());
   if (command.batch_handle != 0) {
     auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
     absl::Status status = batches_.Insert(command.batch_handle, std::move(kept), (*batch)->bytes(),
                                           absl::Now() + command.batch_ttl);
-    if (!status.ok()) {
-      done(status);
-      return;
-    }
+    if (!status.ok()) return done(status);
   }
-  ops::ShardModelMetrics* metrics = ModelMetrics(command.model_id);
+  ops::ShardModelMetrics* metrics = models_.MetricsOf(command.model_id);
   engine_->Gather(*batch, [this, done, metrics, handle = command.batch_handle](auto output) {
     if (!output.ok()) {
       batches_.Erase(handle);
       return done(output.status());
     }
     GatherResult result = ToResult(incarnation_, *std::move(output));
-    for (const StackSumsView& stack : result.stacks) {
-      metrics->AddSums(stack.stack, stack.rows_gathered, PayloadBytes(stack));
-    }
-    for (const StackRowsView& stack : result.rows) {
-      metrics->AddRows(stack.stack, stack.rows_gathered, static_cast<int64_t>(stack.rows.size()));
-    }
+    if (metrics != nullptr) AddGathered(result, metrics);
     done(std::move(result));
   });
 }
 
 absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
     const internal::v1::OpenGroupRequest& request) {
-  if (ModelMetrics(request.model_id()) == nullptr) {
+  if (!models_.Has(request.model_id())) {
     return absl::NotFoundError(
         absl::StrCat("model_id ", request.model_id(), " is not declared here"));
   }
   return group_steps_.Open(request);
-}
-
-void ShardHost::DecideStep(const internal::v1::DecideStepRequest& request, RowsCallback done) {
-  group_steps_.Decide(request, std::move(done));
 }
 
 void ShardHost::Stage(ApplyCommand command, StageCallback done) {
@@ -298,10 +231,9 @@ void ShardHost::Stage(ApplyCommand command, StageCallback done) {
 absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
   if (command.group_part.has_value()) return StagePart(std::move(command));
   StagedApply staged;
-  absl::StatusOr<std::optional<RowCounts>> before = record_.Begin(command.mutation);
-  if (!before.ok()) return before.status();
-  if (before->has_value()) {
-    staged.outcome_ = {.replayed = true, .rows = **before};
+  ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Begin(command.mutation));
+  if (before.has_value()) {
+    staged.outcome_ = {.replayed = true, .rows = *before};
     server_metrics_->AddReplay();
     return staged;
   }
@@ -327,6 +259,11 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand command
   return staged;
 }
 
+absl::Status ShardHost::WrongModel(uint64_t batch_handle, const KeptBatch& kept) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("batch_handle ", batch_handle, " belongs to model_id ", kept.model_id));
+}
+
 absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ShardHost::ClaimChecked(
     ApplyCommand& command) {
   if (command.incarnation != incarnation_) {
@@ -338,14 +275,13 @@ absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ShardHost::ClaimChecke
   absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> part =
       kept->model_id == command.model_id
           ? shard::CheckedPart::Make(kept->batch, std::move(command.input))
-          : absl::InvalidArgumentError(absl::StrCat("batch_handle ", command.batch_handle,
-                                                    " belongs to model_id ", kept->model_id));
+          : WrongModel(command.batch_handle, *kept);
   if (!part.ok()) batches_.Unclaim(command.batch_handle);
   return part;
 }
 
 void ShardHost::AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part) {
-  ops::ShardModelMetrics* metrics = ModelMetrics(model_id);
+  ops::ShardModelMetrics* metrics = models_.MetricsOf(model_id);
   if (metrics == nullptr) return;
   for (const shard::CheckedPart::Stack& stack : part.stacks()) {
     metrics->AddReceivedBytes(stack.entries->stack, stack.gradient_bytes);
@@ -384,20 +320,13 @@ void ShardHost::Discard(StagedApply staged) {
 }
 
 absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
-  absl::StatusOr<std::shared_ptr<KeptBatch>> kept = batches_.Claim(batch_handle);
-  if (!kept.ok()) return kept.status();
-  if ((*kept)->model_id != model_id) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<KeptBatch> kept, batches_.Claim(batch_handle));
+  if (kept->model_id != model_id) {
     batches_.Unclaim(batch_handle);
-    return absl::InvalidArgumentError(
-        absl::StrCat("batch_handle ", batch_handle, " belongs to model_id ", (*kept)->model_id));
+    return WrongModel(batch_handle, *kept);
   }
   batches_.Erase(batch_handle);
   return absl::OkStatus();
-}
-
-void ShardHost::ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
-                         DoneCallback done) {
-  engine_->ReadRows(selection, values, std::move(done));
 }
 
 void ShardHost::AssignRows(const shard::RowSelection& selection, absl::Span<const float> values,
@@ -421,7 +350,7 @@ void ShardHost::AssignRows(const shard::RowSelection& selection, absl::Span<cons
 v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
   const shard::EngineStatistics statistics = engine_->Statistics();
   v1::ShardStatus status;
-  status.set_index(shard_index_);
+  status.set_index(place_.index);
   status.set_reachable(true);
   status.set_incarnation(incarnation_);
   status.set_uptime_ms(absl::ToInt64Milliseconds(absl::Now() - start_));
@@ -435,9 +364,9 @@ v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
   status.set_resident_bytes(ops::ResidentBytes().value_or(0));
   status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
   status.set_queued(workers_.queued() + statistics.queued);
-  for (int k = 0; k < sparsecores_per_shard_; ++k) {
+  for (int k = 0; k < place_.sparsecores_per_shard; ++k) {
     v1::PartitionStatus* partition = status.add_partitions();
-    partition->set_index(shard_index_ * sparsecores_per_shard_ + k);
+    partition->set_index(place_.index * place_.sparsecores_per_shard + k);
     if (static_cast<size_t>(k) >= statistics.partitions.size()) continue;  // no model yet
     partition->set_table_bytes(statistics.partitions[k].table_bytes);
     partition->set_rows_gathered(statistics.partitions[k].rows_gathered);

@@ -1,20 +1,17 @@
 // One shard without its transport: models, the batches kept between Gather and Apply, and the
-// record of what was applied, around an engine. Behind gRPC it is served by shard_service.h; in one
-// process by local_shard.h.
+// record of what was applied, around an engine. Served by shard_server.h behind gRPC, and by
+// local_shard.cc in the coordinator's own process.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
 #include "base/periodic_task.h"
@@ -22,6 +19,7 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/handle_store.h"
 #include "server/shard/group_steps.h"
+#include "server/shard/hosted_models.h"
 #include "server/shard/mutation_record.h"
 #include "server/shard/shard_backend.h"
 #include "shard/engine.h"
@@ -38,7 +36,7 @@ class ShardHost {
   ~ShardHost();
 
   uint64_t incarnation() const { return incarnation_; }
-  int sparsecores_per_shard() const { return sparsecores_per_shard_; }
+  int sparsecores_per_shard() const { return place_.sparsecores_per_shard; }
   ops::ServerMetrics* metrics() { return server_metrics_; }
   // Calls that take longer are logged.
   absl::Duration slow_call() const { return slow_call_; }
@@ -46,7 +44,9 @@ class ShardHost {
   absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
       const internal::v1::CreateModelRequest& request);
   absl::StatusOr<internal::v1::FindModelResponse> FindModel(
-      const internal::v1::FindModelRequest& request);
+      const internal::v1::FindModelRequest& request) {
+    return models_.Find(request);
+  }
   absl::Status DropModel(uint64_t model_id);
 
   using GatherCallback = std::function<void(absl::StatusOr<GatherResult>)>;
@@ -55,7 +55,9 @@ class ShardHost {
   absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
       const internal::v1::OpenGroupRequest& request);
   using RowsCallback = std::function<void(absl::StatusOr<RowCounts>)>;
-  void DecideStep(const internal::v1::DecideStepRequest& request, RowsCallback done);
+  void DecideStep(const internal::v1::DecideStepRequest& request, RowsCallback done) {
+    group_steps_.Decide(request, std::move(done));
+  }
 
   // An Apply that was checked and waits for its decision. It holds its batch and its mutation; a
   // group's part is held by the group's step instead, and Discard leaves it there.
@@ -79,7 +81,9 @@ class ShardHost {
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle);
 
   using DoneCallback = std::function<void(absl::Status)>;
-  void ReadRows(const shard::RowSelection& selection, absl::Span<float> values, DoneCallback done);
+  void ReadRows(const shard::RowSelection& selection, absl::Span<float> values, DoneCallback done) {
+    engine_->ReadRows(selection, values, std::move(done));
+  }
   using AssignCallback = std::function<void(absl::StatusOr<bool>)>;
   void AssignRows(const shard::RowSelection& selection, absl::Span<const float> values,
                   Mutation mutation, AssignCallback done);
@@ -93,16 +97,10 @@ class ShardHost {
     uint64_t model_id = 0;
     std::shared_ptr<const shard::Batch> batch;
   };
-  struct Model {
-    v1::ModelConfig config;
-    ops::ShardModelMetrics* metrics = nullptr;
-  };
 
   ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,
             std::unique_ptr<shard::Engine> engine);
 
-  absl::Status CheckPlace(const internal::v1::CreateModelRequest& request) const;
-  ops::ShardModelMetrics* ModelMetrics(uint64_t model_id) const;
   // Counts the rows of an update.
   void AddUpdate(uint64_t model_id, const shard::ApplyResult& result);
   // Drops expired batches and brings up to date what is read from the engine.
@@ -115,12 +113,11 @@ class ShardHost {
   absl::StatusOr<StagedApply> StageOnWorker(ApplyCommand command);
   // Claims the batch of the command and checks the command's input, which it uses up.
   absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ClaimChecked(ApplyCommand& command);
+  static absl::Status WrongModel(uint64_t batch_handle, const KeptBatch& kept);
   absl::StatusOr<StagedApply> StagePart(ApplyCommand command);
   void AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part);
 
-  const int shards_;
-  const int sparsecores_per_shard_;
-  const int shard_index_;
+  const ShardPlace place_;
   const uint64_t incarnation_;
   const absl::Time start_;
   const absl::Duration slow_call_;
@@ -133,10 +130,9 @@ class ShardHost {
   HandleStore<KeptBatch> batches_;
   MutationRecord record_;
 
-  mutable absl::Mutex mutex_;
-  absl::flat_hash_map<uint64_t, Model> models_ ABSL_GUARDED_BY(mutex_);
-
-  GroupSteps group_steps_;  // before the engine, whose last callbacks come here
+  // Before the engine, whose last callbacks use them.
+  HostedModels models_;
+  GroupSteps group_steps_;
   std::unique_ptr<shard::Engine> engine_;
   BlockingPool workers_;
   PeriodicTask sweeper_;

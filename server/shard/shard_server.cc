@@ -1,71 +1,297 @@
 #include "server/shard/shard_server.h"
 
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/blocking_pool.h"
+#include "base/status.h"
+#include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/group/collective_rpc.h"
-#include "server/group/rendezvous.h"
-#include "server/rpc/grpc_server.h"
-#include "server/shard/shard_host.h"
-#include "server/shard/shard_service.h"
+#include "server/group/group_rules.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/wire.h"
+#include "server/shard/shard_streams.h"
 
 namespace emberd::server {
 namespace {
 
-class ShardServerImpl final : public ShardServer {
- public:
-  ShardServerImpl(std::unique_ptr<ShardHost> host, int64_t max_message_bytes)
-      : host_(std::move(host)),
-        shard_service_(MakeShardService(host_.get(), max_message_bytes)),
-        collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics())) {}
+namespace pb = internal::v1;
 
-  absl::Status Serve(const ShardServerOptions& options) {
-    GrpcServer::Options server_options;
-    server_options.field = absl::StrCat("shards[", options.shard_index, "].address");
-    server_options.address = options.cluster.shards(options.shard_index).address();
-    server_options.max_message_bytes = options.cluster.budgets().max_message_bytes();
-    server_options.security = options.security;
-    server_options.services = {shard_service_.get(), collective_service_.get()};
-    server_options.service_names = {"emberd.internal.v1.ShardService",
-                                    "emberd.internal.v1.CollectiveService"};
-    auto server = GrpcServer::Start(server_options);
-    if (server.ok()) server_ = *std::move(server);
-    return server.status();
+constexpr int kMaxColumns = 8192;
+constexpr int kMaxQueuedCalls = 64;
+
+template <typename T>
+absl::StatusOr<std::vector<T>> Unpack(const std::string& bytes, absl::string_view what) {
+  if (bytes.size() % sizeof(T) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " has ", bytes.size(), " bytes, not a multiple of ", sizeof(T)));
   }
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
 
-  int port() const override { return server_->port(); }
-  std::string address() const override { return server_->address(); }
-  void Drain(absl::Duration grace) override {
-    host_->metrics()->SetDraining(true);
-    // What waits for other ranks would wait in vain: no call of theirs is taken any more.
-    rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
-    server_->Drain(grace);
+// One call with a single answer.
+class UnaryCall {
+ public:
+  UnaryCall(ShardHost* host, ops::Rpc rpc, grpc::ServerUnaryReactor* reactor,
+            size_t request_bytes = 0)
+      : reactor_(reactor), timer_(host->metrics(), rpc, static_cast<int64_t>(request_bytes)) {}
+
+  void End(const absl::Status& status, size_t response_bytes = 0) {
+    timer_.AddResponseBytes(static_cast<int64_t>(response_bytes));
+    timer_.Finish(status.code());
+    reactor_->Finish(rpc::ToGrpcStatus(status));
+  }
+  template <typename Response>
+  void End(absl::StatusOr<Response> result, Response* response) {
+    const absl::Status status = result.status();
+    if (status.ok()) *response = *std::move(result);
+    End(status);
   }
 
  private:
-  // In this order: the server goes first, then what it calls.
-  const std::unique_ptr<ShardHost> host_;
-  Rendezvous rendezvous_;
-  const std::unique_ptr<grpc::Service> shard_service_;
-  const std::unique_ptr<grpc::Service> collective_service_;
-  std::unique_ptr<GrpcServer> server_;
+  grpc::ServerUnaryReactor* const reactor_;
+  ops::RpcTimer timer_;
+};
+
+// One ReadRows or AssignRows: owns what the engine works on.
+struct RowsCall : UnaryCall {
+  using UnaryCall::UnaryCall;
+
+  template <typename Request>
+  absl::Status Read(const Request& request) {
+    ASSIGN_OR_RETURN(partitions, Unpack<int32_t>(request.partitions(), "partitions"));
+    ASSIGN_OR_RETURN(local_rows, Unpack<int64_t>(request.local_rows(), "local_rows"));
+    if (partitions.size() != local_rows.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("partitions has ", partitions.size(),
+                                                     " values, but local_rows ", local_rows.size(),
+                                                     "; each row has one of both"));
+    }
+    RETURN_IF_ERROR(CheckInRange("columns", request.columns(), 1, kMaxColumns));
+    selection = {request.model_id(), request.stack(), request.slot(),
+                 partitions,         local_rows,      request.columns()};
+    return absl::OkStatus();
+  }
+  size_t floats() const { return partitions.size() * selection.columns; }
+
+  std::vector<int32_t> partitions;
+  std::vector<int64_t> local_rows;
+  std::vector<float> values;
+  shard::RowSelection selection;
+};
+
+absl::Status ReadRequest(const pb::ReadShardRowsRequest& request, int64_t max_message_bytes,
+                         RowsCall* call) {
+  RETURN_IF_ERROR(call->Read(request));
+  const size_t bytes = call->floats() * sizeof(float);
+  if (bytes > static_cast<size_t>(max_message_bytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat("the rows asked for have ", bytes,
+                                                     " bytes; budgets.max_message_bytes is ",
+                                                     max_message_bytes));
+  }
+  call->values.resize(call->floats());
+  return absl::OkStatus();
+}
+
+absl::Status ReadRequest(const pb::AssignShardRowsRequest& request, RowsCall* call) {
+  RETURN_IF_ERROR(call->Read(request));
+  RETURN_IF_ERROR(CheckMutation({request.client_id(), request.sequence(), request.tag()}));
+  ASSIGN_OR_RETURN(call->values, Unpack<float>(request.values(), "values"));
+  if (call->values.size() == call->floats()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("values has ", call->values.size(), " floats; ", call->partitions.size(),
+                   " rows of ", call->selection.columns, " columns need ", call->floats()));
+}
+
+using ShardServiceBase = pb::ShardService::WithCallbackMethod_CreateModel<
+    pb::ShardService::WithCallbackMethod_FindModel<pb::ShardService::WithCallbackMethod_DropModel<
+        pb::ShardService::WithRawCallbackMethod_Gather<
+            pb::ShardService::WithRawCallbackMethod_Apply<
+                pb::ShardService::WithCallbackMethod_OpenGroup<
+                    pb::ShardService::WithCallbackMethod_DecideStep<
+                        pb::ShardService::WithCallbackMethod_ReleaseBatch<
+                            pb::ShardService::WithCallbackMethod_ReadRows<
+                                pb::ShardService::WithCallbackMethod_AssignRows<
+                                    pb::ShardService::WithCallbackMethod_GetStatus<
+                                        pb::ShardService::Service>>>>>>>>>>>;
+
+// Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
+class ShardServiceImpl final : public ShardServiceBase {
+ public:
+  ShardServiceImpl(ShardHost* host, int64_t max_message_bytes)
+      : host_(host), max_message_bytes_(max_message_bytes) {}
+
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
+
+  MessageReactor* Gather(Context* context) override {
+    return NewGatherStream(host_, *context, max_message_bytes_);
+  }
+  MessageReactor* Apply(Context* context) override {
+    return NewApplyStream(host_, *context, max_message_bytes_);
+  }
+
+  // Filling tables takes a while: not on a gRPC thread.
+  Reactor* CreateModel(Context* context, const pb::CreateModelRequest* request,
+                       pb::CreateModelResponse* response) override {
+    Reactor* reactor = context->DefaultReactor();
+    return OnPool(&slow_calls_, reactor, "models are being created already", [=, this] {
+      UnaryCall call(host_, ops::Rpc::kShardCreateModel, reactor);
+      call.End(host_->CreateModel(*request), response);
+    });
+  }
+
+  Reactor* FindModel(Context* context, const pb::FindModelRequest* request,
+                     pb::FindModelResponse* response) override {
+    absl::StatusOr<pb::FindModelResponse> found = host_->FindModel(*request);
+    if (!found.ok()) return Finish(context, found.status());
+    *response = *std::move(found);
+    return Finish(context, absl::OkStatus());
+  }
+
+  Reactor* DropModel(Context* context, const pb::DropModelRequest* request,
+                     pb::DropModelResponse*) override {
+    return Finish(context, host_->DropModel(request->model_id()));
+  }
+
+  Reactor* OpenGroup(Context* context, const pb::OpenGroupRequest* request,
+                     pb::OpenGroupResponse* response) override {
+    Reactor* reactor = context->DefaultReactor();
+    UnaryCall call(host_, ops::Rpc::kShardOpenGroup, reactor);
+    call.End(host_->OpenGroup(*request), response);
+    return reactor;
+  }
+
+  Reactor* DecideStep(Context* context, const pb::DecideStepRequest* request,
+                      pb::DecideStepResponse* response) override {
+    Reactor* reactor = context->DefaultReactor();
+    auto call = std::make_shared<UnaryCall>(host_, ops::Rpc::kShardDecideStep, reactor);
+    host_->DecideStep(*request, [call, response](absl::StatusOr<RowCounts> rows) {
+      if (rows.ok()) SetRowCounts(*rows, response);
+      call->End(rows.status());
+    });
+    return reactor;
+  }
+
+  Reactor* ReleaseBatch(Context* context, const pb::ReleaseBatchRequest* request,
+                        pb::ReleaseBatchResponse*) override {
+    Reactor* reactor = context->DefaultReactor();
+    UnaryCall call(host_, ops::Rpc::kShardReleaseBatch, reactor);
+    call.End(host_->ReleaseBatch(request->model_id(), request->batch_handle()));
+    return reactor;
+  }
+
+  Reactor* ReadRows(Context* context, const pb::ReadShardRowsRequest* request,
+                    pb::ReadShardRowsResponse* response) override {
+    Reactor* reactor = context->DefaultReactor();
+    auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardReadRows, reactor);
+    if (absl::Status status = ReadRequest(*request, max_message_bytes_, call.get()); !status.ok()) {
+      call->End(status);
+      return reactor;
+    }
+    host_->ReadRows(call->selection, absl::MakeSpan(call->values),
+                    [call, response](const absl::Status& status) {
+                      const size_t bytes = call->values.size() * sizeof(float);
+                      if (status.ok()) response->set_values(call->values.data(), bytes);
+                      call->End(status, status.ok() ? bytes : 0);
+                    });
+    return reactor;
+  }
+
+  Reactor* AssignRows(Context* context, const pb::AssignShardRowsRequest* request,
+                      pb::AssignShardRowsResponse* response) override {
+    Reactor* reactor = context->DefaultReactor();
+    auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardAssignRows, reactor,
+                                           request->values().size());
+    if (absl::Status status = ReadRequest(*request, call.get()); !status.ok()) {
+      call->End(status);
+      return reactor;
+    }
+    host_->AssignRows(call->selection, call->values,
+                      {request->client_id(), request->sequence(), request->tag()},
+                      [call, response](const absl::StatusOr<bool>& replayed) {
+                        if (replayed.ok()) response->set_replayed(*replayed);
+                        call->End(replayed.status());
+                      });
+    return reactor;
+  }
+
+  Reactor* GetStatus(Context* context, const pb::GetShardStatusRequest* request,
+                     v1::ShardStatus* response) override {
+    Reactor* reactor = context->DefaultReactor();
+    return OnPool(&status_calls_, reactor, "calls of it wait already", [=, this] {
+      UnaryCall call(host_, ops::Rpc::kShardGetStatus, reactor);
+      const absl::Status status = CheckHotRows(request->hot_rows());
+      if (status.ok()) *response = host_->GetStatus(request->hot_rows());
+      call.End(status);
+    });
+  }
+
+ private:
+  static Reactor* Finish(Context* context, const absl::Status& status) {
+    Reactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpcStatus(status));
+    return reactor;
+  }
+  // `full` goes on after "64 ".
+  template <typename Work>
+  static Reactor* OnPool(BlockingPool* pool, Reactor* reactor, absl::string_view full, Work work) {
+    if (!pool->Submit(std::move(work))) {
+      reactor->Finish(rpc::ToGrpcStatus(
+          absl::ResourceExhaustedError(absl::StrCat(pool->max_queued(), " ", full))));
+    }
+    return reactor;
+  }
+
+  ShardHost* const host_;
+  const int64_t max_message_bytes_;
+  BlockingPool slow_calls_{1, kMaxQueuedCalls};
+  // Apart from the slow ones: who asks for the status waits for a second only.
+  BlockingPool status_calls_{1, kMaxQueuedCalls};
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptions options) {
+  const int64_t max_message_bytes = options.cluster.budgets().max_message_bytes();
   if (options.security == nullptr) {
-    auto security = security::Security::Create(options.cluster.security(), options.metrics);
-    if (!security.ok()) return security.status();
-    options.security = *std::move(security);
+    ASSIGN_OR_RETURN(options.security,
+                     security::Security::Create(options.cluster.security(), options.metrics));
   }
-  absl::StatusOr<std::unique_ptr<ShardHost>> host =
-      ShardHost::Create(options.cluster, options.shard_index, options.metrics);
-  if (!host.ok()) return host.status();
-  auto server = std::make_unique<ShardServerImpl>(*std::move(host),
-                                                  options.cluster.budgets().max_message_bytes());
-  if (absl::Status status = server->Serve(options); !status.ok()) return status;
+  ASSIGN_OR_RETURN(std::unique_ptr<ShardHost> host,
+                   ShardHost::Create(options.cluster, options.shard_index, options.metrics));
+  auto server = std::unique_ptr<ShardServer>(new ShardServer(std::move(host), max_message_bytes));
+
+  GrpcServer::Options serving;
+  serving.field = absl::StrCat("shards[", options.shard_index, "].address");
+  serving.address = options.cluster.shards(options.shard_index).address();
+  serving.max_message_bytes = max_message_bytes;
+  serving.security = options.security;
+  serving.services = {server->shard_service_.get(), server->collective_service_.get()};
+  serving.service_names = {"emberd.internal.v1.ShardService",
+                           "emberd.internal.v1.CollectiveService"};
+  ASSIGN_OR_RETURN(server->server_, GrpcServer::Start(serving));
   return server;
+}
+
+ShardServer::ShardServer(std::unique_ptr<ShardHost> host, int64_t max_message_bytes)
+    : host_(std::move(host)),
+      shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), max_message_bytes)),
+      collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics())) {}
+
+ShardServer::~ShardServer() = default;
+
+void ShardServer::Drain(absl::Duration grace) {
+  host_->metrics()->SetDraining(true);
+  // What waits for other ranks would wait in vain: no call of theirs is taken any more.
+  rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
+  server_->Drain(grace);
 }
 
 }  // namespace emberd::server

@@ -7,8 +7,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "emberd/v1/cluster.pb.h"
+#include "server/group/rendezvous.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/grpc_server.h"
 #include "server/security/security.h"
+#include "server/shard/shard_host.h"
 
 namespace emberd::server {
 
@@ -25,14 +28,25 @@ class ShardServer {
  public:
   // UNAVAILABLE if the address cannot be bound.
   static absl::StatusOr<std::unique_ptr<ShardServer>> Start(ShardServerOptions options);
-  virtual ~ShardServer() = default;
+  ~ShardServer();
 
-  virtual int port() const = 0;
-  virtual std::string address() const = 0;  // "host:port" with the real port
+  int port() const { return server_->port(); }
+  // "host:port" with the real port.
+  const std::string& address() const { return server_->address(); }
 
   // Takes no new calls, lets those in progress end for at most `grace`, then cancels them. Blocks
   // until all is over.
-  virtual void Drain(absl::Duration grace) = 0;
+  void Drain(absl::Duration grace);
+
+ private:
+  ShardServer(std::unique_ptr<ShardHost> host, int64_t max_message_bytes);
+
+  // In this order: the server goes first, then what it calls.
+  const std::unique_ptr<ShardHost> host_;
+  Rendezvous rendezvous_;
+  const std::unique_ptr<grpc::Service> shard_service_;
+  const std::unique_ptr<grpc::Service> collective_service_;
+  std::unique_ptr<GrpcServer> server_;
 };
 
 }  // namespace emberd::server

@@ -1,3 +1,5 @@
+#include "server/shard/shard_streams.h"
+
 #include <optional>
 #include <string>
 #include <utility>
@@ -6,10 +8,9 @@
 #include "absl/time/time.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
-#include "server/rpc/trace.h"
 #include "server/shard/shard_codec.h"
-#include "server/shard/shard_service.h"
 
 namespace emberd::server {
 namespace {
@@ -57,9 +58,10 @@ class GatherStream final : public rpc::ServerMessageStream {
     slow_log_.Begin();
     absl::StatusOr<GatherCommand> command = DecodeGather(message, host_->sparsecores_per_shard());
     if (!command.ok()) return End(command.status());
+    const uint64_t model_id = command->model_id;
+    const uint64_t handle = command->batch_handle;
     host_->Gather(*std::move(command),
-                  [this, model_id = command->model_id,
-                   handle = command->batch_handle](absl::StatusOr<GatherResult> result) {
+                  [this, model_id, handle](absl::StatusOr<GatherResult> result) {
                     // Nobody will use, or release, the batch of a caller that is gone.
                     if (result.ok() && handle != 0 && peer_cancelled()) {
                       host_->ReleaseBatch(model_id, handle).IgnoreError();
@@ -131,7 +133,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
     pb::ApplyDecision decision;
     if (!decision.ParseFromString(message.header())) {
       Discard();
-      End(absl::InvalidArgumentError("malformed message: its header must be an ApplyDecision"));
+      End(absl::InvalidArgumentError("malformed message: its header is not a valid ApplyDecision"));
     } else if (!decision.commit()) {
       Discard();
       Conclude(pb::ApplyReply::DISCARDED, {});

@@ -47,19 +47,24 @@ class TestHost : public testing::Test {
     return request;
   }
 
-  // `feature_samples`: what the batch says about its features, if not one with three samples.
-  absl::StatusOr<GatherResult> Gather(uint64_t handle, absl::Duration ttl = absl::Hours(1),
-                                      const std::vector<int64_t>& feature_samples = {3}) {
+  std::shared_ptr<const preprocess::PreprocessedBatch> Preprocess() {
     static const std::vector<int64_t> ids = {3, 4, 3};
     preprocess::FeatureInput input;
     input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 3};
     auto batch = preprocessor_->Run({input});
     EXPECT_TRUE(batch.ok()) << batch.status();
+    return *batch;
+  }
+
+  // `feature_samples`: what the batch says about its features, if not one with three samples.
+  absl::StatusOr<GatherResult> Gather(uint64_t handle, absl::Duration ttl = absl::Hours(1),
+                                      const std::vector<int64_t>& feature_samples = {3}) {
+    const auto batch = Preprocess();
     absl::StatusOr<GatherResult> result = absl::UnknownError("");
     absl::Notification done;
-    std::vector<preprocess::StackBatchView> stacks = (*batch)->ShardView(0);
+    std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
     stacks[0].feature_samples = feature_samples;
-    host_->Gather({5, handle, ttl, std::move(stacks), *batch}, [&](auto gathered) {
+    host_->Gather({5, handle, ttl, std::move(stacks), batch}, [&](auto gathered) {
       result = std::move(gathered);
       done.Notify();
     });

@@ -19,7 +19,7 @@
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/rpc/message_stream.h"
-#include "server/shard/model_spec_from_plan.h"
+#include "server/shard/hosted_models.h"
 #include "server/shard/shard_codec.h"
 #include "shard/engine.h"
 #include "shard/gather/pooling.h"

@@ -73,8 +73,8 @@ GroupMember::~GroupMember() { Leave("its stream ended", /*finished=*/false); }
 absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
     const Environment& environment, std::shared_ptr<const ServedModel> model,
     const v1::TrainStart& start, rpc::CallContext* context) {
-  rpc::LinkedContext joining(context,
-                        absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
+  rpc::LinkedContext joining(
+      context, absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
   auto membership = environment.collective->Join(
       {model->id, start.group()}, {start.rank(), start.options(), environment.coordinator},
       joining.get());

@@ -1,0 +1,21 @@
+// The two calls of a step, Gather and Apply, as a shard serves them: streams of long messages.
+#pragma once
+
+#include <cstdint>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "server/shard/shard_host.h"
+
+namespace emberd::server {
+
+using MessageReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+// Each deletes itself when its call is over. `host` must outlive it.
+MessageReactor* NewGatherStream(ShardHost* host, const grpc::ServerContextBase& context,
+                                int64_t max_message_bytes);
+MessageReactor* NewApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
+                               int64_t max_message_bytes);
+
+}  // namespace emberd::server
