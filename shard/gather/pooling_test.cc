@@ -3,7 +3,6 @@
 // quantization before or after the wrong step, stored bits read as another type, a row that was not
 // initialised before it was copied.
 // Covers: gather_kernels.cc
-// Covers: gather_kernels.cc
 #include "shard/gather/pooling.h"
 
 #include <cstring>
