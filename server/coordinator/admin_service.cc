@@ -26,7 +26,7 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
                                       v1::GetLimitsResponse* response) override {
     auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
       auto limits = administration_->GetLimits(*request, call);
-      if (limits.ok()) *response = *std::move(limits);
+      if (limits.ok()) *response = std::move(*limits);
       return limits.status();
     };
     return PooledCall::Start(environment_, *context, ops::Rpc::kGetLimits, 0, work);
@@ -37,7 +37,7 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
                                      v1::GetStatsResponse* response) override {
     auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
       auto stats = administration_->GetStats(*request, call);
-      if (stats.ok()) *response = *std::move(stats);
+      if (stats.ok()) *response = std::move(*stats);
       return stats.status();
     };
     return PooledCall::Start(environment_, *context, ops::Rpc::kGetStats, 0, work);
@@ -48,7 +48,7 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
                                   v1::DrainResponse* response) override {
     auto work = [this, request, response](rpc::CallContext*, int64_t*) {
       auto left = administration_->Drain(*request);
-      if (left.ok()) *response = *std::move(left);
+      if (left.ok()) *response = std::move(*left);
       return left.status();
     };
     return PooledCall::Start(environment_, *context, ops::Rpc::kDrain, 0, work);
