@@ -61,13 +61,13 @@ absl::Status CheckPartitions(const v1::ClusterConfig& cluster) {
   const int sparsecores = cluster.sparsecores_per_shard();
   if (shards == 0) return absl::InvalidArgumentError("shards: empty; at least one is needed");
   if (!is_power_of_two(shards)) {
-    return NotAllowed("shards", absl::StrCat("a number of ", shards), "a power of two");
+    return NotAllowed("shards", absl::StrCat("a count of ", shards), "a power of two");
   }
   if (!is_power_of_two(sparsecores)) {
     return NotAllowed("sparsecores_per_shard", absl::StrCat(sparsecores), "a power of two");
   }
   if (int64_t{shards} * sparsecores <= kMaxPartitions) return absl::OkStatus();
-  return NotAllowed("shards", absl::StrCat("a number of ", shards),
+  return NotAllowed("shards", absl::StrCat("a count of ", shards),
                     absl::StrCat("at most ", kMaxPartitions / sparsecores, " with ", sparsecores,
                                  " SparseCores per shard (", kMaxPartitions, " partitions)"));
 }

@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"UnknownCommand", {"down"}, "subcommand is required"},
         {"UnknownFlag", {"up", "--shard", "2"}, "--shard"},
         {"NotANumber", {"up", "--shards", "two"}, "--shards"},
-        {"ShardsNotAPowerOfTwo", {"up", "--shards", "3"}, "shards: a number of 3"},
+        {"ShardsNotAPowerOfTwo", {"up", "--shards", "3"}, "shards: a count of 3"},
         {"NoShards", {"up", "--shards", "0"}, "shards: empty"},
         {"SparsecoresOutOfRange", {"up", "--sparsecores", "-1"}, "sparsecores_per_shard: -1"},
         {"ThreadsOutOfRange", {"up", "--threads", "0"}, "--threads"},

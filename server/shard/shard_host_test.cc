@@ -85,7 +85,7 @@ TEST_F(ShardHostTest, BatchesExpireAndStayWithinTheirBudget) {
 TEST_F(ShardHostTest, StatusShowsPartitionsMemoryAndHotRows) {
   ASSERT_TRUE(Gather(1).ok());
   ASSERT_TRUE(Commit(*Stage(1, 1)).ok());
-  constexpr int kMore = 10000;  // one in 1024 look-ups counts for the hot rows
+  constexpr int kMore = 10000;  // one in 1024 lookups counts for the hot rows
   for (int i = 0; i < kMore; ++i) ASSERT_TRUE(Gather(0).ok());
   const v1::ShardStatus status = host_->GetStatus(1);
   EXPECT_EQ(status.rows_gathered(), 3 * (kMore + 1));
@@ -109,7 +109,7 @@ TEST_F(ShardHostTest, StatusShowsPartitionsMemoryAndHotRows) {
   const v1::HotRow& hot = status.hot_rows(0);
   EXPECT_EQ(hot.model(), "m");
   EXPECT_EQ(hot.table(), "t");
-  EXPECT_EQ(hot.id(), 3) << "two of three look-ups";
+  EXPECT_EQ(hot.id(), 3) << "two of three lookups";
   EXPECT_EQ(hot.error(), 0);
   EXPECT_GT(hot.lookups(), hot.table_lookups() / 3);
   EXPECT_LT(hot.lookups(), hot.table_lookups());

@@ -166,7 +166,7 @@ TEST(HotRowCounters, AreBoundedForAnyNumberOfTables) {
   EXPECT_EQ(HotRowCounters(100'000), 128);
 }
 
-// Through the engine: half of all look-ups go to one row of each table.
+// Through the engine: half of all lookups go to one row of each table.
 TEST(EngineHotRows, NamesTheRowsThatGathersRead) {
   const ModelSpec spec = TwoTables();
   TestEngine engine(spec);
