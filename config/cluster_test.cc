@@ -134,7 +134,7 @@ const BadCluster kBadClusters[] = {
      "shards[1].address"},
     {"CoordinatorOnAShard", "\"c:70\"", "\"h0:70\"", "coordinators[0].address: \"h0:70\" is not"},
     {"ThreeShards", "coordinators", "shards { address: \"h2:70\" } coordinators",
-     "shards: a number of 3 is not allowed; it must be a power of two"},
+     "shards: a count of 3 is not allowed; it must be a power of two"},
     {"ThreeSparseCores", "sparsecores_per_shard: 2", "sparsecores_per_shard: 3",
      "sparsecores_per_shard: 3 is not allowed; it must be a power of two"},
     {"ManySparseCores", "sparsecores_per_shard: 2", "sparsecores_per_shard: 128",
@@ -186,7 +186,7 @@ TEST(BadCluster, PartitionsEndAt1024) {
   for (int i = 0; i < 32; ++i) absl::StrAppend(&shards, "shards { address: 'h", i, ":1' }\n");
   EXPECT_TRUE(ParseCluster(shards + "sparsecores_per_shard: 32").ok());
   EXPECT_EQ(ParseCluster(shards + "sparsecores_per_shard: 64").status().message(),
-            "shards: a number of 32 is not allowed; it must be at most 16 with 64 SparseCores per "
+            "shards: a count of 32 is not allowed; it must be at most 16 with 64 SparseCores per "
             "shard (1024 partitions)");
 }
 
