@@ -153,14 +153,14 @@ bool OptimizerNeedsStep(const OptimizerConfig& optimizer) {
   }
 }
 
-absl::StatusOr<double> HyperparameterValue(const OptimizerConfig& optimizer, absl::string_view name,
-                                           double value) {
-  const FieldDescriptor* field = FindHyperparameter(optimizer, name);
+absl::StatusOr<double> SetHyperparameter(OptimizerConfig* optimizer, absl::string_view name,
+                                         double value) {
+  const FieldDescriptor* field = FindHyperparameter(*optimizer, name);
   if (field == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(optimizer),
+        absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(*optimizer),
                      " has none of this name that can be set per step; it has ",
-                     absl::StrJoin(HyperparameterNames(optimizer), ", ")));
+                     absl::StrJoin(HyperparameterNames(*optimizer), ", ")));
   }
   double held = value == 0 ? 0 : value;  // -0 is written as 0, as FillFields does
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
@@ -172,6 +172,15 @@ absl::StatusOr<double> HyperparameterValue(const OptimizerConfig& optimizer, abs
   if (rule != nullptr && !rule->range.Contains(held)) {
     return NotAllowed(name, NumberText(value), rule->range.ToString());
   }
+  Message* target =
+      field->containing_type() == optimizer->GetDescriptor()
+          ? optimizer
+          : optimizer->GetReflection()->MutableMessage(optimizer, KindField(*optimizer));
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
+    target->GetReflection()->SetFloat(target, field, static_cast<float>(held));
+  } else {
+    target->GetReflection()->SetDouble(target, field, held);
+  }
   return held;
 }
 
@@ -179,16 +188,7 @@ absl::Status SetHyperparameters(OptimizerConfig* optimizer,
                                 const std::map<std::string, double>& values) {
   OptimizerConfig changed = *optimizer;
   for (const auto& [name, value] : values) {
-    ASSIGN_OR_RETURN(const double held, HyperparameterValue(changed, name, value));
-    const FieldDescriptor* field = FindHyperparameter(changed, name);
-    Message* target = field->containing_type() == changed.GetDescriptor()
-                          ? &changed
-                          : changed.GetReflection()->MutableMessage(&changed, KindField(changed));
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
-      target->GetReflection()->SetFloat(target, field, static_cast<float>(held));
-    } else {
-      target->GetReflection()->SetDouble(target, field, held);
-    }
+    RETURN_IF_ERROR(SetHyperparameter(&changed, name, value).status());
   }
   RETURN_IF_ERROR(CheckOptimizer(changed, ""));
   *optimizer = std::move(changed);

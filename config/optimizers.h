@@ -39,14 +39,16 @@ std::vector<SlotInfo> OptimizerSlots(const v1::OptimizerConfig& optimizer);
 // True if the formula uses the global step number (ApplyGradientsRequest.step).
 bool OptimizerNeedsStep(const v1::OptimizerConfig& optimizer);
 
-// `value` as the hyper-parameter `name` of this optimizer holds it: rounded to float32 unless the
-// field is double. `name` is that of a field of OptimizerConfig or of the kind that is set
+// Sets one hyper-parameter and returns what its field then holds: the value rounded to float32
+// unless the field is double. `name` is that of a field of OptimizerConfig or of the kind that is
+// set
 // ("learning_rate", "beta1"). INVALID_ARGUMENT for a name that this optimizer does not have, for
-// flags and initial values, and for a value outside of the field's range.
-absl::StatusOr<double> HyperparameterValue(const v1::OptimizerConfig& optimizer,
-                                           absl::string_view name, double value);
+// flags and initial values, and for a value outside of the field's range. Whether all values go
+// together is for CheckOptimizer to say.
+absl::StatusOr<double> SetHyperparameter(v1::OptimizerConfig* optimizer, absl::string_view name,
+                                         double value);
 
-// Sets hyper-parameters, value by name. INVALID_ARGUMENT for what HyperparameterValue refuses (the
+// Sets hyper-parameters, value by name. INVALID_ARGUMENT for what SetHyperparameter refuses (the
 // first name in the order of the map), and for values that do not go together, such as clip bounds
 // out of order; what counts is all values together, not the order in which they are set. On an
 // error the optimizer is unchanged.

@@ -240,14 +240,14 @@ TEST(SetHyperparameters, SetsAllOrNone) {
   EXPECT_TRUE(MessageDifferencer::Equals(before, optimizer));
 }
 
-TEST(HyperparameterValue, IsWhatTheFieldHolds) {
-  const v1::OptimizerConfig adam = Completed("adam {}");
-  EXPECT_EQ(*HyperparameterValue(adam, "learning_rate", 0.1), double{0.1f});
-  EXPECT_EQ(*HyperparameterValue(adam, "beta2", 0.99), 0.99);
+TEST(SetHyperparameter, ReturnsWhatTheFieldHolds) {
+  v1::OptimizerConfig adam = Completed("adam {}");
+  EXPECT_EQ(*SetHyperparameter(&adam, "learning_rate", 0.1), double{0.1f});
+  EXPECT_EQ(*SetHyperparameter(&adam, "beta2", 0.99), 0.99);
   for (const char* name : {"learning_rate", "beta1"}) {
-    EXPECT_FALSE(std::signbit(*HyperparameterValue(adam, name, -0.0))) << name;
+    EXPECT_FALSE(std::signbit(*SetHyperparameter(&adam, name, -0.0))) << name;
   }
-  EXPECT_FALSE(std::signbit(*HyperparameterValue(adam, "learning_rate", -1e-60)));
+  EXPECT_FALSE(std::signbit(*SetHyperparameter(&adam, "learning_rate", -1e-60)));
 }
 
 }  // namespace

@@ -4,10 +4,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
-#include "server/coordinator/tensor_view.h"
+#include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
 namespace {
@@ -89,6 +90,12 @@ bool SumsFit(const StackSumsView& sums, int width, int64_t stack_samples) {
   return last < stack_samples;
 }
 
+// Keeps the views of a result alive: of what the shard sent, and of what was made of it.
+struct PooledOwner {
+  std::shared_ptr<const void> sent;
+  std::vector<shard::StackSums> pooled;
+};
+
 }  // namespace
 
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
@@ -113,6 +120,27 @@ absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& mo
     return absl::InternalError(
         absl::StrCat("the result of stack '", stacks[i].name, "' does not fit the batch"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status PoolUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                            int shard, shard::RowPooler* pooler, GatherResult* result) {
+  if (result->rows.empty()) return absl::OkStatus();
+  auto owner = std::make_shared<PooledOwner>();
+  const std::vector<preprocess::StackBatchView> views = batch.ShardView(shard);
+  for (const StackRowsView& rows : result->rows) {
+    auto sums = pooler->Pool(views[rows.stack], model.shard_stacks[rows.stack],
+                             model.plan.topology.sparsecores_per_shard, rows.rows);
+    if (!sums.ok()) return absl::InternalError(sums.status().message());
+    owner->pooled.push_back(*std::move(sums));
+  }
+  for (const shard::StackSums& sums : owner->pooled) result->stacks.push_back(ViewOf(sums));
+  std::sort(result->stacks.begin(), result->stacks.end(),
+            [](const StackSumsView& a, const StackSumsView& b) { return a.stack < b.stack; });
+  // Sums that came as such stay where they were sent to.
+  owner->sent = result->stacks.size() == owner->pooled.size() ? nullptr : std::move(result->owner);
+  result->rows.clear();
+  result->owner = std::move(owner);
   return absl::OkStatus();
 }
 

@@ -1,5 +1,5 @@
-// The activations of a lookup: room for all features in one block, filled from the shards' partial
-// sums.
+// From the shards' answers to the activations of a lookup: room for all features in one block,
+// filled from the partial sums.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/served_model.h"
 #include "server/shard/shard_backend.h"
+#include "shard/gather/pooling.h"
 
 namespace emberd::server {
 
@@ -33,6 +34,13 @@ struct Activations {
 // the model stores. INTERNAL otherwise.
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch);
+
+// A shard may return unique rows instead of partial sums. Makes of those in the answer of shard
+// `shard` the partial sums that it would have sent otherwise, bit for bit; `result->stacks` then
+// has all stacks, in plan order. `result` has passed CheckGatherResult. INTERNAL if the rows are
+// not as many as the batch has here.
+absl::Status PoolUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                            int shard, shard::RowPooler* pooler, GatherResult* result);
 
 // Adds the partial sums of all shards, `results[i]` being shard i's, by the balanced binary tree
 // over shards in order (each has folded its own partitions already, so this completes the tree over

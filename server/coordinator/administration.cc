@@ -1,14 +1,130 @@
 #include "server/coordinator/administration.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
-#include "server/coordinator/statistics.h"
+#include "base/status.h"
+#include "emberd/v1/admin_service.grpc.pb.h"
 #include "server/ops/logging.h"
-#include "server/ops/metric_registry.h"
+#include "server/ops/rpc_names.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {
+namespace {
+
+using ops::MetricId;
+using Series = ops::MetricSnapshot::Series;
+
+void FillDistribution(const prometheus::ClientMetric::Histogram& histogram, v1::Distribution* to) {
+  to->set_count(static_cast<int64_t>(histogram.sample_count));
+  to->set_sum(histogram.sample_sum);
+  for (const auto& from : histogram.bucket) {
+    v1::Distribution::Bucket* bucket = to->add_buckets();
+    bucket->set_upper(from.upper_bound);
+    bucket->set_count(static_cast<int64_t>(from.cumulative_count));
+  }
+}
+
+// Whether the first labels of a series are those of a group.
+bool IsOf(const Series& series, const std::vector<std::string>& group) {
+  return series.labels[0] == group[0] && series.labels[1] == group[1];
+}
+
+// Every RPC that has been called.
+void AddMethodStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats) {
+  for (size_t i = 0; i < ops::kRpcCount; ++i) {
+    const std::string method(ops::RpcName(static_cast<ops::Rpc>(i)));
+    const Series* const seconds = metrics.Find(MetricId::kRpcSeconds, {method});
+    // A stream that goes on has no duration yet, but bytes.
+    if (seconds == nullptr && metrics.Find(MetricId::kRpcRequestBytes, {method}) == nullptr) {
+      continue;
+    }
+    v1::MethodStats* to = stats->add_methods();
+    to->set_method(method);
+    v1::Distribution* duration = to->mutable_seconds();
+    if (seconds != nullptr) FillDistribution(seconds->histogram, duration);
+    const auto value = [&](MetricId id) {
+      return static_cast<int64_t>(metrics.Value(id, {method}));
+    };
+    to->set_request_bytes(value(MetricId::kRpcRequestBytes));
+    to->set_response_bytes(value(MetricId::kRpcResponseBytes));
+    for (const Series& calls : metrics.All(MetricId::kRpcs)) {
+      if (calls.labels[0] != method) continue;
+      (*to->mutable_codes())[calls.labels[1]] = static_cast<int64_t>(calls.value);
+    }
+  }
+}
+
+// Every stage.
+void AddStageStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats) {
+  for (size_t i = 0; i < ops::kStageCount; ++i) {
+    const std::string stage(ops::StageName(static_cast<ops::Stage>(i)));
+    const Series* const seconds = metrics.Find(MetricId::kStageSeconds, {stage});
+    if (seconds == nullptr) continue;
+    v1::StageStats* to = stats->add_stages();
+    to->set_stage(stage);
+    FillDistribution(seconds->histogram, to->mutable_seconds());
+  }
+}
+
+class AdminServiceImpl final : public v1::AdminService::CallbackService {
+ public:
+  AdminServiceImpl(Administration* administration, const CallEnvironment& environment)
+      : administration_(administration), environment_(environment) {}
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
+                                      const v1::GetStatusRequest*,
+                                      v1::GetStatusResponse* response) override {
+    auto work = [this, response](rpc::CallContext* call, int64_t*) {
+      *response = administration_->GetStatus(call);
+      return absl::OkStatus();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kGetStatus, 0, work);
+  }
+
+  grpc::ServerUnaryReactor* GetLimits(grpc::CallbackServerContext* context,
+                                      const v1::GetLimitsRequest* request,
+                                      v1::GetLimitsResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
+      auto limits = administration_->GetLimits(*request, call);
+      if (limits.ok()) *response = std::move(*limits);
+      return limits.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kGetLimits, 0, work);
+  }
+
+  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
+                                     const v1::GetStatsRequest* request,
+                                     v1::GetStatsResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
+      auto stats = administration_->GetStats(*request, call);
+      if (stats.ok()) *response = std::move(*stats);
+      return stats.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kGetStats, 0, work);
+  }
+
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
+                                  const v1::DrainRequest* request,
+                                  v1::DrainResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext*, int64_t*) {
+      auto left = administration_->Drain(*request);
+      if (left.ok()) *response = std::move(*left);
+      return left.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kDrain, 0, work);
+  }
+
+ private:
+  Administration* const administration_;
+  const CallEnvironment environment_;
+};
+
+}  // namespace
 
 v1::GetStatusResponse Administration::GetStatus(rpc::CallContext* context) {
   v1::GetStatusResponse response = parts_.coordinator->GetStatus(context);
@@ -23,7 +139,7 @@ absl::StatusOr<v1::GetLimitsResponse> Administration::GetLimits(const v1::GetLim
 
 absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStatsRequest& request,
                                                               rpc::CallContext* context) {
-  if (absl::Status status = CheckHotRows(request.hot_rows()); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckHotRows(request.hot_rows()));
   Coordinator& coordinator = *parts_.coordinator;
   v1::GetStatsResponse response;
   // Shards first: what takes time must not make the rest old.
@@ -38,8 +154,8 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   response.set_in_flight_budget_bytes(parts_.in_flight_budget_bytes);
   response.set_queued_requests(parts_.pool->queued());
   response.set_train_streams(parts_.train_streams->count());
-  response.set_batches(static_cast<int>(coordinator.resources().batches->count()));
-  response.set_batch_bytes(coordinator.resources().batches->bytes());
+  response.set_batches(static_cast<int>(coordinator.resources().path->batches().count()));
+  response.set_batch_bytes(coordinator.resources().path->batches().bytes());
   response.set_batch_budget_bytes(parts_.batch_budget_bytes);
   AddMethodStats(metrics, &response);
   AddStageStats(metrics, &response);
@@ -85,8 +201,35 @@ absl::StatusOr<v1::DrainResponse> Administration::Drain(const v1::DrainRequest& 
   response.set_draining(parts_.drain->draining());
   response.set_in_flight_requests(InFlightRequests());
   response.set_train_streams(parts_.train_streams->count());
-  response.set_batches(static_cast<int>(parts_.coordinator->resources().batches->count()));
+  response.set_batches(static_cast<int>(parts_.coordinator->resources().path->batches().count()));
   return response;
+}
+
+void AddGroupStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats) {
+  for (const Series& updates : metrics.All(MetricId::kGroupSteps)) {
+    const std::vector<std::string>& group = updates.labels;
+    v1::GroupStats* to = stats->add_groups();
+    to->set_model(group[0]);
+    to->set_group(group[1]);
+    to->set_updates(static_cast<int64_t>(updates.value));
+    int64_t failures = 0;
+    for (const Series& ended : metrics.All(MetricId::kGroupFailures)) {
+      if (IsOf(ended, group)) failures += static_cast<int64_t>(ended.value);
+    }
+    to->set_failures(failures);
+    for (const Series& last : metrics.All(MetricId::kGroupLastArrivals)) {
+      if (!IsOf(last, group)) continue;
+      (*to->mutable_last_arrivals())[last.labels[2]] = static_cast<int64_t>(last.value);
+    }
+    const Series* const waits =
+        metrics.Find(MetricId::kGroupStageSeconds, {group[0], group[1], "wait_for_ranks"});
+    if (waits != nullptr) to->set_wait_seconds(waits->histogram.sample_sum);
+  }
+}
+
+std::unique_ptr<grpc::Service> MakeAdminService(Administration* administration,
+                                                const CallEnvironment& environment) {
+  return std::make_unique<AdminServiceImpl>(administration, environment);
 }
 
 }  // namespace emberd::server

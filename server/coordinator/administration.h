@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+
+#include <grpcpp/impl/codegen/service_type.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -10,8 +13,9 @@
 #include "base/blocking_pool.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "server/coordinator/coordinator.h"
-#include "server/coordinator/drain_switch.h"
+#include "server/coordinator/pooled_call.h"
 #include "server/coordinator/train/train_stream.h"
+#include "server/ops/metric_registry.h"
 #include "server/rpc/admission.h"
 #include "server/rpc/call_context.h"
 
@@ -55,5 +59,12 @@ class Administration {
   absl::Mutex drain_mutex_;  // one change of service at a time
   bool stopped_ ABSL_GUARDED_BY(drain_mutex_) = false;
 };
+
+// AdminService. What the arguments point to must outlive it.
+std::unique_ptr<grpc::Service> MakeAdminService(Administration* administration,
+                                                const CallEnvironment& environment);
+
+// Adds to `stats` every group that has had ranks here.
+void AddGroupStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats);
 
 }  // namespace emberd::server

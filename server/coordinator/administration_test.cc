@@ -1,6 +1,5 @@
 // GetStats is what emberctl and the status page show: these tests catch figures that stay 0, count
 // twice, or name things otherwise than the metrics do.
-// Covers: admin_service.cc statistics.cc
 #include "server/coordinator/administration.h"
 
 #include <cmath>
@@ -19,7 +18,6 @@
 #include "emberd/v1/admin_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/coordinator/coordinator_server.h"
-#include "server/coordinator/statistics.h"
 #include "server/ops/metric_registry.h"
 #include "server/shard/shard_backend.h"
 

@@ -1,13 +1,14 @@
 #include "server/coordinator/coordinator.h"
 
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "preprocess/plan/plan.h"
-#include "server/coordinator/for_each_shard.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {
@@ -27,6 +28,12 @@ ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metr
   options.preprocess_threads = ThreadCount(cluster);
   options.metrics = metrics;
   return options;
+}
+
+FanoutOptions MakeFanoutOptions(const v1::ClusterConfig& cluster) {
+  return {.batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
+          .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
+          .threads = ThreadCount(cluster)};
 }
 
 std::string NewIdentity(int index) {
@@ -56,25 +63,22 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       shard_http_addresses_(HttpAddresses(cluster)),
       sparsecores_per_shard_(cluster.sparsecores_per_shard()),
       max_message_bytes_(cluster.budgets().max_message_bytes()),
-      batch_ttl_(absl::Milliseconds(cluster.timeouts().batch_ttl_ms())),
-      shard_call_(absl::Milliseconds(cluster.timeouts().shard_call_ms())),
       start_(absl::Now()),
       metrics_(metrics),
       server_metrics_(metrics->Server("coordinator", index)),
       registry_(shards_, RegistryOptions(cluster, metrics)),
-      fanout_(shards_,
-              {.batch_ttl = batch_ttl_, .shard_call = shard_call_, .threads = ThreadCount(cluster)},
-              &registry_, metrics),
-      batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
-      resources_{.coordinator = NewIdentity(index),
+      fanout_(shards_, MakeFanoutOptions(cluster), &registry_, metrics),
+      path_({.max_activation_bytes = max_message_bytes_,
+             .batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
+             .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}},
+            &fanout_, metrics),
+      resources_{.identity = NewIdentity(index),
                  .registry = &registry_,
                  .fanout = &fanout_,
-                 .batches = &batches_,
+                 .path = &path_,
                  .collective = &collective_,
                  .metrics = metrics,
-                 .max_message_bytes = max_message_bytes_,
-                 .batch_ttl = batch_ttl_,
-                 .shard_call = shard_call_,
+                 .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
                  .slow_step = absl::Milliseconds(cluster.logging().slow_step_ms())},
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
   server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
@@ -82,8 +86,9 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
 }
 
 void Coordinator::Sweep() {
-  server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
-  server_metrics_->SetBatches(batches_.count(), batches_.bytes());
+  server_metrics_->AddExpiredBatches(
+      static_cast<int64_t>(path_.batches().Sweep(absl::Now()).size()));
+  server_metrics_->SetBatches(path_.batches().count(), path_.batches().bytes());
   const auto models = registry_.models();
   int64_t table_bytes = 0;
   for (const auto& model : models)
@@ -94,56 +99,89 @@ void Coordinator::Sweep() {
 
 absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
     const v1::DeclareModelRequest& request, rpc::CallContext* context) {
-  auto declared = registry_.Declare(request.config(), context);
-  if (!declared.ok()) return declared.status();
+  ASSIGN_OR_RETURN(auto declared, registry_.Declare(request.config(), context));
   v1::DeclareModelResponse response;
-  response.set_model_id(declared->model->id);
-  response.set_created(declared->created);
-  *response.mutable_plan() =
-      preprocess::PlanToProto(declared->model->config, declared->model->plan);
+  response.set_model_id(declared.model->id);
+  response.set_created(declared.created);
+  *response.mutable_plan() = preprocess::PlanToProto(declared.model->config, declared.model->plan);
   return response;
 }
 
 absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
     const v1::DescribeModelRequest& request, rpc::CallContext* context) {
-  auto model = request.model_id() != 0 ? registry_.Find(request.model_id(), context)
-                                       : registry_.FindByName(request.name(), context);
-  if (!model.ok()) return model.status();
+  ASSIGN_OR_RETURN(auto model, request.model_id() != 0
+                                   ? registry_.Find(request.model_id(), context)
+                                   : registry_.FindByName(request.name(), context));
   v1::DescribeModelResponse response;
-  response.set_model_id((*model)->id);
-  *response.mutable_config() = (*model)->config;
-  *response.mutable_plan() = preprocess::PlanToProto((*model)->config, (*model)->plan);
+  response.set_model_id(model->id);
+  *response.mutable_config() = model->config;
+  *response.mutable_plan() = preprocess::PlanToProto(model->config, model->plan);
+  return response;
+}
+
+absl::StatusOr<LookupOutput> Coordinator::LookupForReader(const v1::LookupRequest& request,
+                                                          rpc::CallContext* context) {
+  if (request.inference()) return Lookup(request, context);
+  return absl::PermissionDeniedError(
+      "inference is false, so the batch would be kept, which needs the role TRAINER; it must be "
+      "true for a READER");
+}
+
+absl::StatusOr<LookupOutput> Coordinator::Lookup(const v1::LookupRequest& request,
+                                                 rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(const auto model, registry_.Find(request.model_id(), context));
+  StepHooks no_hooks;
+  StageTimes times;
+  return path_.Lookup(model, request, context, &no_hooks, &times);
+}
+
+absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
+    const v1::ApplyGradientsRequest& request, rpc::CallContext* context) {
+  const uint64_t handle = request.batch_handle();
+  const Mutation mutation{request.mutation().client_id(), request.mutation().sequence(), handle};
+  RETURN_IF_ERROR(CheckMutation(mutation));
+  ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Begin(mutation));
+  v1::ApplyGradientsResponse response;
+  if (before.has_value()) {
+    server_metrics_->AddReplay();
+    SetRowCounts(*before, &response);
+    response.set_replayed(true);
+    return response;
+  }
+
+  const UpdateName name{.model_id = request.model_id(), .handle = handle, .mutation = mutation};
+  StepHooks no_hooks;
+  StageTimes times;
+  const auto rows = path_.Update(name, request, context, &no_hooks, &times);
+  if (!rows.ok()) {
+    record_.Abort(mutation);
+    // A shard restarted and lost the batch: no retry can succeed.
+    if (absl::IsFailedPrecondition(rows.status())) path_.Discard(request.model_id(), handle);
+    return rows.status();
+  }
+  record_.Finish(mutation, *rows);
+  SetRowCounts(*rows, &response);
   return response;
 }
 
 absl::StatusOr<v1::ReleaseBatchResponse> Coordinator::ReleaseBatch(
     const v1::ReleaseBatchRequest& request, rpc::CallContext*) {
-  auto batch = batches_.Claim(request.batch_handle());
-  if (!batch.ok()) return batch.status();
-  if ((*batch)->model->id != request.model_id()) {
-    batches_.Unclaim(request.batch_handle());
-    return absl::InvalidArgumentError(absl::StrCat("batch_handle ", request.batch_handle(),
-                                                   " belongs to model_id ", (*batch)->model->id,
-                                                   ", not ", request.model_id()));
-  }
-  batches_.Erase(request.batch_handle());
-  fanout_.Release(request.model_id(), request.batch_handle());
+  RETURN_IF_ERROR(path_.Release(request.model_id(), request.batch_handle()));
   return v1::ReleaseBatchResponse();
 }
 
 absl::StatusOr<v1::GetLimitsResponse> Coordinator::GetLimits(const v1::GetLimitsRequest& request,
                                                              rpc::CallContext* context) {
-  auto model = registry_.FindByName(request.model(), context);
-  if (!model.ok()) return model.status();
-  return (*model)->observed->Limits((*model)->plan);
+  ASSIGN_OR_RETURN(auto model, registry_.FindByName(request.model(), context));
+  return model->observed->Limits(model->plan);
 }
 
 v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
   v1::GetStatusResponse response;
   response.set_version(EMBERD_VERSION);
   response.set_uptime_ms(absl::ToInt64Milliseconds(uptime()));
-  response.set_batches(static_cast<int>(batches_.count()));
-  response.set_batch_bytes(batches_.bytes());
+  response.set_batches(static_cast<int>(path_.batches().count()));
+  response.set_batch_bytes(path_.batches().bytes());
   for (const auto& model : registry_.models()) {
     v1::ModelStatus* status = response.add_models();
     status->set_model_id(model->id);
@@ -159,12 +197,8 @@ v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
 void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
                             google::protobuf::RepeatedPtrField<v1::ShardStatus>* shards) {
   rpc::CallContext context(absl::Now() + kStatusDeadline, caller->trace());
-  std::vector<int> all;
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    all.push_back(static_cast<int>(i));
-    shards->Add();
-  }
-  ForEachShard(all, [&](int shard) {
+  for (size_t i = 0; i < shards_.size(); ++i) shards->Add();
+  ForEachShard(ShardsFrom(0, shards_.size()), [&](int shard) {
     auto status = shards_[shard]->GetStatus(hot_rows, &context);
     v1::ShardStatus& to = *shards->Mutable(shard);
     if (status.ok()) to = *std::move(status);

@@ -17,11 +17,10 @@
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
-#include "server/coordinator/activations.h"
 #include "server/coordinator/fanout.h"
-#include "server/coordinator/kept_batch.h"
+#include "server/coordinator/lookup_response.h"
 #include "server/coordinator/model_registry.h"
-#include "server/coordinator/resources.h"
+#include "server/coordinator/step.h"
 #include "server/group/collective_router.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
@@ -30,13 +29,16 @@
 
 namespace emberd::server {
 
-// What Lookup answers: a LookupResponse whose activations are not copied into it.
-struct LookupOutput {
-  std::shared_ptr<const ServedModel> model;
-  uint64_t batch_handle = 0;
-  std::vector<int> order;  // features of the config, as the request lists them
-  Activations activations;
-  v1::BatchStatistics statistics;
+// What training streams and operators work with besides the unary calls.
+struct CoordinatorResources {
+  std::string identity;  // one string per life of the process
+  ModelRegistry* registry = nullptr;
+  Fanout* fanout = nullptr;
+  StepPath* path = nullptr;
+  CollectiveRouter* collective = nullptr;
+  ops::Metrics* metrics = nullptr;
+  absl::Duration shard_call;  // time for what is asked of shards
+  absl::Duration slow_step;   // steps that take longer are logged
 };
 
 // Thread-safe. Methods block until the answer is there; `context` carries the caller's deadline and
@@ -64,8 +66,7 @@ class Coordinator {
   absl::StatusOr<v1::AssignRowsResponse> AssignRows(const v1::AssignRowsRequest& request,
                                                     rpc::CallContext* context);
 
-  // An export, part by part: each call of Next makes the next part; an empty one ends it.
-  class Export;
+  class Export;  // row_access.h
   absl::StatusOr<std::unique_ptr<Export>> StartExport(const v1::ExportTableRequest& request,
                                                       rpc::CallContext* context);
 
@@ -82,18 +83,11 @@ class Coordinator {
   ops::ServerMetrics* server_metrics() { return server_metrics_; }
   ops::Metrics* metrics() { return metrics_; }
   absl::Duration uptime() const { return absl::Now() - start_; }
-  absl::Duration default_deadline() const { return shard_call_; }
+  absl::Duration default_deadline() const { return resources_.shard_call; }
   const CoordinatorResources& resources() const { return resources_; }
 
  private:
   void Sweep();
-
-  absl::StatusOr<RowCounts> ClaimAndApply(const v1::ApplyGradientsRequest& request,
-                                          const Mutation& mutation, rpc::CallContext* context);
-  // Stages on all shards, then commits on all. Rows updated.
-  absl::StatusOr<RowCounts> ApplyOnShards(const v1::ApplyGradientsRequest& request,
-                                          const KeptBatch& batch, const Mutation& mutation,
-                                          rpc::CallContext* context);
 
   absl::StatusOr<v1::Tensor> ReadTableRows(const ServedModel& model, const struct RowTarget& target,
                                            absl::Span<const int64_t> ids,
@@ -104,24 +98,15 @@ class Coordinator {
   const std::vector<std::string> shard_http_addresses_;
   const int sparsecores_per_shard_;
   const int64_t max_message_bytes_;
-  const absl::Duration batch_ttl_;
-  const absl::Duration shard_call_;
   const absl::Time start_;
   ops::Metrics* const metrics_;
   ops::ServerMetrics* const server_metrics_;
   ModelRegistry registry_;
   Fanout fanout_;
-  BatchStore batches_;
+  StepPath path_;
   MutationRecord record_;
   const CoordinatorResources resources_;
   PeriodicTask sweeper_;
-};
-
-class Coordinator::Export {
- public:
-  virtual ~Export() = default;
-  // The next part; no rows in it: there are no more.
-  virtual absl::StatusOr<v1::ExportTableResponse> Next() = 0;
 };
 
 }  // namespace emberd::server

@@ -9,8 +9,8 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/gradients.h"
-#include "server/coordinator/lookup_request.h"
 #include "server/coordinator/lookup_response.h"
+#include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
 namespace {

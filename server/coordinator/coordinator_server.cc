@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "server/coordinator/administration.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/embedding_service.h"
@@ -77,9 +78,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     server_options.security = options.security;
     server_options.services = {embedding_service_.get(), admin_service_.get()};
     server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService"};
-    auto server = GrpcServer::Start(server_options);
-    if (!server.ok()) return server.status();
-    server_ = *std::move(server);
+    ASSIGN_OR_RETURN(auto server, GrpcServer::Start(server_options));
+    server_ = std::move(server);
     // Somebody may have called Drain already.
     health_ = server_.get();
     ShowHealth();
@@ -101,14 +101,14 @@ class CoordinatorServerImpl final : public CoordinatorServer {
  private:
   // Brings the health service up to date.
   void ShowHealth() {
-    absl::MutexLock lock(&health_mutex_);  // who comes last tells what holds then
+    absl::MutexLock lock(&health_mutex_);  // the last call shows what holds then
     GrpcServer* const server = health_;
     if (server != nullptr) server->SetServing(!drain_.draining());
   }
   CallEnvironment AdminEnvironment() {
     CallEnvironment environment = environment_;
     environment.pool = &admin_pool_;
-    environment.waiting_limit = "what AdminService holds";
+    environment.waiting_limit = "AdminService";
     environment.admission = &admin_admission_;
     environment.drain = nullptr;
     return environment;
@@ -142,14 +142,14 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
                                                    options.cluster.coordinators_size() - 1));
   }
   if (options.security == nullptr) {
-    auto security = security::Security::Create(options.cluster.security(), options.metrics);
-    if (!security.ok()) return security.status();
-    options.security = *std::move(security);
+    ASSIGN_OR_RETURN(auto security,
+                     security::Security::Create(options.cluster.security(), options.metrics));
+    options.security = std::move(security);
   }
   std::vector<std::shared_ptr<ShardBackend>> shards =
       options.shards.empty() ? ConnectShards(options) : options.shards;
   auto server = std::make_unique<CoordinatorServerImpl>(options, std::move(shards));
-  if (absl::Status status = server->Serve(options); !status.ok()) return status;
+  RETURN_IF_ERROR(server->Serve(options));
   return server;
 }
 

@@ -1,7 +1,6 @@
 // The whole path of a step inside one process: a coordinator over shards, against a slow reference
 // that knows nothing of stacks, partitions or CSR. Every test runs over in-process shards and over
 // real shard servers on loopback.
-// Covers: apply_gradients.cc
 #include "server/coordinator/coordinator.h"
 
 #include <cmath>
@@ -15,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "config/config.h"
+#include "server/coordinator/row_access.h"
 #include "server/shard/shard_backend.h"
 #include "server/shard/shard_server.h"
 

@@ -6,8 +6,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "server/coordinator/activations.h"
-#include "server/coordinator/for_each_shard.h"
-#include "server/coordinator/unique_rows.h"
+#include "server/coordinator/model_registry.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {
@@ -23,7 +22,27 @@ struct BatchOwner {
   std::shared_ptr<const preprocess::PreprocessedBatch> batch;
 };
 
+// Whether the decision to commit may not have reached the shard. The stream also runs out of time
+// where another rank was waited for; the shard holds this rank's part all the same.
+bool MayHaveMissed(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsUnknown(status) ||
+         absl::IsDeadlineExceeded(status);
+}
+
 }  // namespace
+
+std::vector<int> ShardsFrom(int first, size_t count) {
+  std::vector<int> shards(count - first);
+  std::iota(shards.begin(), shards.end(), first);
+  return shards;
+}
+
+absl::Status FirstError(const std::vector<absl::Status>& statuses) {
+  for (const absl::Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
 
 Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
                ModelRegistry* registry, ops::Metrics* metrics)
@@ -87,112 +106,91 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
   return error;
 }
 
-class Fanout::StagedOnShards final : public StagedUpdate {
- public:
-  StagedOnShards(Fanout* fanout, const std::string& trace)
-      : fanout_(fanout), context_(absl::Now() + fanout->options_.shard_call, trace) {}
+StagedUpdate::StagedUpdate(Fanout* fanout, const UpdateName& name, const std::string& trace)
+    : fanout_(fanout), name_(name), context_(absl::Now() + fanout->options_.shard_call, trace) {}
 
-  absl::Status Stage(const GradientInput& input, const KeptBatch& batch, const UpdateName& name,
-                     rpc::CallContext* context) {
-    rpc::CancelWatch watch(context, [this] { context_.Cancel(); });
-    ops::StageTimer timer(fanout_->metrics_, ops::Stage::kStage);
-    model_id_ = batch.model->id;
-    part_ = name.group_part;
-    for (size_t i = 0; i < fanout_->shards_.size(); ++i) {
-      ApplyCommand command;
-      command.model_id = batch.model->id;
-      command.batch_handle = name.handle;
-      command.incarnation = batch.shards[i].incarnation;
-      command.mutation = name.mutation;
-      command.group_part = name.group_part;
-      command.input = GradientsForShard(input, batch, static_cast<int>(i));
-      calls_.push_back(fanout_->shards_[i]->Apply(std::move(command), &context_));
-    }
-    absl::Status error;
-    staged_.resize(calls_.size());
-    for (size_t i = 0; i < calls_.size(); ++i) {
-      auto outcome = calls_[i]->WaitStaged();
-      if (outcome.ok()) {
-        staged_[i] = !outcome->replayed;
-        rows_ += outcome->rows;
-      } else if (error.ok()) {
-        error = outcome.status();
-      }
-    }
-    return error;
+absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& batch,
+                                 rpc::CallContext* context) {
+  rpc::CancelWatch watch(context, [this] { context_.Cancel(); });
+  ops::StageTimer timer(fanout_->metrics_, ops::Stage::kStage);
+  for (size_t i = 0; i < fanout_->shards_.size(); ++i) {
+    ApplyCommand command;
+    command.model_id = name_.model_id;
+    command.batch_handle = name_.handle;
+    command.incarnation = batch.shards[i].incarnation;
+    command.mutation = name_.mutation;
+    command.group_part = name_.group_part;
+    command.input = GradientsForShard(input, batch, static_cast<int>(i));
+    calls_.push_back(fanout_->shards_[i]->Apply(std::move(command), &context_));
   }
-
-  absl::StatusOr<RowCounts> Commit() override {
-    ops::StageTimer timer(fanout_->metrics_, ops::Stage::kCommit);
-    const absl::Time began = absl::Now();
-    for (size_t i = 0; i < calls_.size(); ++i) {
-      if (staged_[i]) calls_[i]->Decide(/*commit=*/true);
-    }
-    absl::Status error;
-    for (size_t i = 0; i < calls_.size(); ++i) {
-      if (!staged_[i]) continue;
-      auto updated = calls_[i]->WaitDone();
-      if (part_.has_value() && MayHaveMissed(updated.status())) updated = DecideAgain(i);
-      fanout_->ObserveLink(static_cast<int>(i), ops::Rpc::kShardApply, updated.status(), began);
-      if (updated.ok()) {
-        rows_ += *updated;
-      } else if (error.ok()) {
-        error = updated.status();
-      }
-    }
-    if (!error.ok()) return error;
-    return rows_;
-  }
-
- private:
-  // Whether the word to commit may not have reached the shard. The stream also runs out of time
-  // where another rank was waited for; the shard holds the part all the same.
-  static bool MayHaveMissed(const absl::Status& status) {
-    return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsUnknown(status) ||
-           absl::IsDeadlineExceeded(status);
-  }
-
-  absl::StatusOr<RowCounts> DecideAgain(size_t shard) {
-    internal::v1::DecideStepRequest request;
-    request.set_model_id(model_id_);
-    request.set_group(part_->group);
-    request.set_generation(part_->generation);
-    request.set_step(part_->step);
-    request.set_commit(true);
-    rpc::CallContext context(absl::Now() + fanout_->options_.shard_call, context_.trace());
-    while (true) {
-      auto rows = fanout_->shards_[shard]->DecideStep(request, &context);
-      if (!MayHaveMissed(rows.status()) || absl::Now() + kRetryPause > context.deadline()) {
-        return rows;
-      }
-      absl::SleepFor(kRetryPause);
+  absl::Status error;
+  staged_.resize(calls_.size());
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    auto outcome = calls_[i]->WaitStaged();
+    if (outcome.ok()) {
+      staged_[i] = !outcome->replayed;
+      rows_ += outcome->rows;
+    } else if (error.ok()) {
+      error = outcome.status();
     }
   }
+  return error;
+}
 
-  Fanout* const fanout_;
-  rpc::CallContext context_;  // outlives the calls
-  uint64_t model_id_ = 0;
-  std::optional<GroupPart> part_;
-  std::vector<std::unique_ptr<ApplyCall>> calls_;
-  std::vector<bool> staged_;  // false: it had been applied there before
-  RowCounts rows_;
-};
+absl::StatusOr<RowCounts> StagedUpdate::Commit() {
+  ops::StageTimer timer(fanout_->metrics_, ops::Stage::kCommit);
+  const absl::Time began = absl::Now();
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    if (staged_[i]) calls_[i]->Decide(/*commit=*/true);
+  }
+  absl::Status error;
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    if (!staged_[i]) continue;
+    const int shard = static_cast<int>(i);
+    auto updated = calls_[i]->WaitDone();
+    if (name_.group_part.has_value() && MayHaveMissed(updated.status())) {
+      updated = DecideAgain(shard);
+    }
+    fanout_->ObserveLink(shard, ops::Rpc::kShardApply, updated.status(), began);
+    if (updated.ok()) {
+      rows_ += *updated;
+    } else if (error.ok()) {
+      error = updated.status();
+    }
+  }
+  if (!error.ok()) return error;
+  return rows_;
+}
+
+absl::StatusOr<RowCounts> StagedUpdate::DecideAgain(int shard) {
+  internal::v1::DecideStepRequest request;
+  request.set_model_id(name_.model_id);
+  request.set_group(name_.group_part->group);
+  request.set_generation(name_.group_part->generation);
+  request.set_step(name_.group_part->step);
+  request.set_commit(true);
+  rpc::CallContext context(absl::Now() + fanout_->options_.shard_call, context_.trace());
+  while (true) {
+    auto rows = fanout_->DecideStep(shard, request, &context);
+    if (!MayHaveMissed(rows.status()) || absl::Now() + kRetryPause > context.deadline()) {
+      return rows;
+    }
+    absl::SleepFor(kRetryPause);
+  }
+}
 
 absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,
                                                             const KeptBatch& batch,
                                                             const UpdateName& name,
                                                             rpc::CallContext* context) {
-  auto staged = std::make_unique<StagedOnShards>(this, context->trace());
-  absl::Status status = staged->Stage(input, batch, name, context);
-  if (!status.ok()) return status;
+  std::unique_ptr<StagedUpdate> staged(new StagedUpdate(this, name, context->trace()));
+  RETURN_IF_ERROR(staged->Stage(input, batch, context));
   return staged;
 }
 
 void Fanout::Release(uint64_t model_id, uint64_t handle) {
   rpc::CallContext context(absl::Now() + kReleaseDeadline);
-  std::vector<int> all;
-  for (size_t i = 0; i < shards_.size(); ++i) all.push_back(static_cast<int>(i));
-  ForEachShard(all,
+  ForEachShard(ShardsFrom(0, shards_.size()),
                [&](int shard) { return shards_[shard]->ReleaseBatch(model_id, handle, &context); });
 }
 
@@ -200,14 +198,14 @@ absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> Fanout::OpenGroup(
     const ServedModel& model, const internal::v1::OpenGroupRequest& request,
     rpc::CallContext* context) {
   std::vector<internal::v1::OpenGroupResponse> responses(shards_.size());
-  const absl::Status status = FirstError(ForEachShard(AllShards(), [&](int shard) {
+  const auto open = [&](int shard) {
     return WithModel(model, shard, context, [&] {
       auto response = shards_[shard]->OpenGroup(request, context);
       if (response.ok()) responses[shard] = *std::move(response);
       return response.status();
     });
-  }));
-  if (!status.ok()) return status;
+  };
+  RETURN_IF_ERROR(FirstError(ForEachShard(ShardsFrom(0, shards_.size()), open)));
   return responses;
 }
 
@@ -215,14 +213,8 @@ absl::Status Fanout::WithModel(const ServedModel& model, int shard, rpc::CallCon
                                const std::function<absl::Status()>& call) {
   absl::Status status = call();
   if (!absl::IsNotFound(status)) return status;
-  absl::Status restored = registry_->Restore(model, shard, context);
-  return restored.ok() ? call() : restored;
-}
-
-std::vector<int> Fanout::AllShards() const {
-  std::vector<int> all(shards_.size());
-  std::iota(all.begin(), all.end(), 0);
-  return all;
+  RETURN_IF_ERROR(registry_->Restore(model, shard, context));
+  return call();
 }
 
 void Fanout::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began) {

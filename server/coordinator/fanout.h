@@ -1,10 +1,12 @@
-// What one step asks of all shards at once: gather, update, release.
+// What is asked of several shards at once: above all what a step asks, gather, update and release.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,7 +15,7 @@
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/gradients.h"
 #include "server/coordinator/kept_batch.h"
-#include "server/coordinator/model_registry.h"
+#include "server/coordinator/served_model.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/shard_backend.h"
@@ -21,21 +23,64 @@
 
 namespace emberd::server {
 
+class ModelRegistry;
+
+// Runs call(i) for every i in `shards` in parallel and waits; statuses come in the order of
+// `shards`. Threads of their own: these calls are rare (declarations, row access) and block on the
+// network.
+template <typename Call>
+std::vector<absl::Status> ForEachShard(const std::vector<int>& shards, const Call& call) {
+  std::vector<absl::Status> statuses(shards.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < shards.size(); ++i) {
+    threads.emplace_back([&, i] { statuses[i] = call(shards[i]); });
+  }
+  if (!shards.empty()) statuses[0] = call(shards[0]);
+  for (std::thread& thread : threads) thread.join();
+  return statuses;
+}
+// first, ..., count - 1.
+std::vector<int> ShardsFrom(int first, size_t count);
+// The first that is not OK, or OK.
+absl::Status FirstError(const std::vector<absl::Status>& statuses);
+
 struct FanoutOptions {
   absl::Duration batch_ttl;   // how long shards keep an unused batch
   absl::Duration shard_call;  // how long an update may take, whatever the caller's deadline
   int threads = 1;            // that pool unique rows, besides the callers'
 };
 
+// What an update is known by: to the shards' records, or as one rank's part of a group's step.
+struct UpdateName {
+  uint64_t model_id = 0;
+  uint64_t handle = 0;
+  Mutation mutation = {};
+  std::optional<GroupPart> group_part = std::nullopt;
+};
+
+class Fanout;
+
 // An update that every shard has checked and holds. If it goes away undecided, shards discard it
-// (a group's part they keep, see ApplyHeader in shard_service.proto).
+// (a rank's part of a group's step they keep, see ApplyHeader in shard_service.proto).
 class StagedUpdate {
  public:
-  virtual ~StagedUpdate() = default;
-  // Makes the update on every shard. An error names a shard whose answer did not
-  // come; the others have made the update. A group's part whose stream broke is decided by calls
-  // of their own until the shard answers or time is over.
-  virtual absl::StatusOr<RowCounts> Commit() = 0;
+  // Makes the update on every shard; once. An error names a shard whose answer did not come; the
+  // others have made the update. Where the stream of a rank's part broke, the decision is sent
+  // again in calls of its own until the shard answers or time is over.
+  absl::StatusOr<RowCounts> Commit();
+
+ private:
+  friend class Fanout;
+  StagedUpdate(Fanout* fanout, const UpdateName& name, const std::string& trace);
+  absl::Status Stage(const GradientInput& input, const KeptBatch& batch, rpc::CallContext* context);
+  absl::StatusOr<RowCounts> DecideAgain(int shard);
+
+  Fanout* const fanout_;
+  const UpdateName name_;
+  rpc::CallContext context_;  // outlives the calls
+  std::vector<std::unique_ptr<ApplyCall>> calls_;
+  std::vector<bool> staged_;  // false: it had been made there before
+  RowCounts rows_;
 };
 
 // Thread-safe. What the constructor is given must outlive it.
@@ -52,14 +97,8 @@ class Fanout {
       const std::shared_ptr<const preprocess::PreprocessedBatch>& batch, uint64_t handle,
       rpc::CallContext* context);
 
-  // What an update is known by: to the trainer's record, or as a part of a group's step.
-  struct UpdateName {
-    uint64_t handle = 0;
-    Mutation mutation;
-    std::optional<GroupPart> group_part;
-  };
-  // Shards change nothing yet. The caller's deadline and cancellation count up to here, and not for
-  // the Commit: it is all or nothing. `batch` and the memory of `input` must outlive the result.
+  // No row changes yet. The caller's deadline and cancellation count up to here, and not for the
+  // Commit: it is all or nothing. `batch` and the memory of `input` must outlive the result.
   absl::StatusOr<std::unique_ptr<StagedUpdate>> Stage(const GradientInput& input,
                                                       const KeptBatch& batch,
                                                       const UpdateName& name,
@@ -82,10 +121,8 @@ class Fanout {
                          const std::function<absl::Status()>& call);
 
  private:
-  std::vector<int> AllShards() const;
+  friend class StagedUpdate;
   void ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began);
-
-  class StagedOnShards;
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   const FanoutOptions options_;

@@ -1,7 +1,6 @@
 #include "server/coordinator/gradients.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -11,35 +10,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
+#include "base/finite.h"
+#include "base/status.h"
 #include "config/fields.h"
 #include "config/optimizers.h"
-#include "server/coordinator/tensor_view.h"
+#include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
 namespace {
-
-// Index of the first NaN or infinity among `size` values of type T whose exponent bits are `mask`;
-// -1 if all are finite.
-template <typename T>
-int64_t FirstNotFinite(const char* data, int64_t size, T mask) {
-  const auto is_bad = [data, mask](int64_t i) {
-    T bits;
-    std::memcpy(&bits, data + i * sizeof(T), sizeof(T));
-    return (bits & mask) == mask;
-  };
-  // Block by block without a way out of the loop: the compiler makes SIMD of that.
-  constexpr int64_t kBlock = 512;
-  for (int64_t begin = 0; begin < size; begin += kBlock) {
-    const int64_t end = std::min(begin + kBlock, size);
-    T any = 0;
-    for (int64_t i = begin; i < end; ++i) any = static_cast<T>(any | (is_bad(i) ? 1 : 0));
-    if (any == 0) continue;
-    for (int64_t i = begin; i < end; ++i) {
-      if (is_bad(i)) return i;
-    }
-  }
-  return -1;
-}
 
 float ElementAt(const FeatureGradientView& view, int64_t i) {
   if (view.dtype == v1::FLOAT32) {
@@ -54,9 +32,8 @@ float ElementAt(const FeatureGradientView& view, int64_t i) {
 
 absl::Status CheckFinite(const FeatureGradientView& view, int64_t samples, int64_t dim,
                          const std::string& path) {
-  const int64_t bad = view.dtype == v1::FLOAT32
-                          ? FirstNotFinite<uint32_t>(view.data, samples * dim, 0x7f800000)
-                          : FirstNotFinite<uint16_t>(view.data, samples * dim, 0x7f80);
+  const int64_t bad = view.dtype == v1::FLOAT32 ? FindNonFiniteFloat32(view.data, samples * dim)
+                                                : FindNonFiniteBfloat16(view.data, samples * dim);
   if (bad < 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(path, " is ", ElementAt(view, bad), " at sample ",
                                                  bad / dim, ", column ", bad % dim,
@@ -74,9 +51,8 @@ absl::Status DecodeFeature(const v1::FeatureGradient& gradient, int feature, con
   }
   const int64_t samples = batch.feature_samples[feature];
   const int64_t dim = batch.model->TableOfFeature(feature).embedding_dim();
-  if (absl::Status status = CheckShape(tensor, {samples, dim}, path); !status.ok()) return status;
-  absl::StatusOr<int64_t> size = CheckedSize(tensor, path);
-  if (!size.ok()) return size.status();
+  RETURN_IF_ERROR(CheckShape(tensor, {samples, dim}, path));
+  RETURN_IF_ERROR(CheckedSize(tensor, path).status());
   view->data = tensor.data().data();
   view->dtype = tensor.dtype();
   const bool any_value =
@@ -90,36 +66,51 @@ const v1::OptimizerConfig& OptimizerOf(const ServedModel& model,
   return model.config.tables(stack.tables.front().table).optimizer();
 }
 
-// Adds the values of request.hyperparameters[index] to those of a stack that it is for.
-absl::Status AddHyperparameters(const v1::StepHyperparameters& step, int index,
-                                const ServedModel& model, const preprocess::StackPlan& stack,
-                                absl::flat_hash_map<std::string, double>* values) {
+// What a step sets of the optimizer of one stack.
+struct StackOverrides {
+  v1::OptimizerConfig optimizer;  // with the values
+  absl::flat_hash_map<std::string, double> values;
+};
+
+// Sets the values of request.hyperparameters[index], which is for this stack.
+absl::Status AddOverrides(const v1::StepHyperparameters& step, int index,
+                          const std::string& stack_name, StackOverrides* overrides) {
   // In the order of the names: which fault is named must not depend on the order of a hash map.
-  std::map<std::string, double> sorted;
-  for (const auto& [name, value] : step.values()) sorted[name] = value;
+  const std::map<std::string, double> sorted(step.values().begin(), step.values().end());
   for (const auto& [name, value] : sorted) {
-    const absl::StatusOr<double> held =
-        config::HyperparameterValue(OptimizerOf(model, stack), name, value);
+    const auto held = config::SetHyperparameter(&overrides->optimizer, name, value);
     if (!held.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("hyperparameters[", index, "].values: ", held.status().message()));
     }
-    const auto [known, is_new] = values->try_emplace(name, *held);
+    const auto [known, is_new] = overrides->values.try_emplace(name, *held);
     if (!is_new && known->second != *held) {
       return absl::InvalidArgumentError(
           absl::StrCat("hyperparameters[", index, "].values['", name, "'] is ",
                        config::NumberText(*held), " for table '", step.table(), "', but ",
                        config::NumberText(known->second), " for another table of stack '",
-                       stack.name, "'; tables of one stack share their optimizer"));
+                       stack_name, "'; tables of one stack share their optimizer"));
     }
   }
   return absl::OkStatus();
+}
+
+bool IsFor(const v1::StepHyperparameters& step, const preprocess::StackPlan& stack) {
+  return step.table().empty() ||
+         std::any_of(stack.tables.begin(), stack.tables.end(),
+                     [&](const auto& table) { return table.name == step.table(); });
 }
 
 absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
                                    const ServedModel& model, GradientInput* input) {
   const auto& stacks = model.plan.stacks;
   input->hyperparameters.resize(stacks.size());
+  if (request.hyperparameters_size() == 0) return absl::OkStatus();
+  std::vector<StackOverrides> overrides(stacks.size());
+  for (size_t k = 0; k < stacks.size(); ++k) {
+    // Tables of a stack share their optimizer.
+    overrides[k].optimizer = model.config.tables(stacks[k].tables.front().table).optimizer();
+  }
   for (int i = 0; i < request.hyperparameters_size(); ++i) {
     const v1::StepHyperparameters& step = request.hyperparameters(i);
     if (!step.table().empty() && !model.tables.contains(step.table())) {
@@ -127,27 +118,20 @@ absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
                                                      step.table(), "', which model '",
                                                      model.config.name(), "' does not have"));
     }
-    for (size_t stack = 0; stack < stacks.size(); ++stack) {
-      const auto& tables = stacks[stack].tables;
-      const bool meant = step.table().empty() ||
-                         std::any_of(tables.begin(), tables.end(),
-                                     [&](const auto& table) { return table.name == step.table(); });
-      if (!meant) continue;
-      absl::Status status =
-          AddHyperparameters(step, i, model, stacks[stack], &input->hyperparameters[stack]);
-      if (!status.ok()) return status;
+    for (size_t k = 0; k < stacks.size(); ++k) {
+      if (!IsFor(step, stacks[k])) continue;
+      RETURN_IF_ERROR(AddOverrides(step, i, stacks[k].name, &overrides[k]));
     }
   }
   // Whether values go together shows when a stack has all of its own, as the shards will see them.
-  for (size_t stack = 0; stack < stacks.size(); ++stack) {
-    const auto& values = input->hyperparameters[stack];
-    if (values.empty()) continue;
-    v1::OptimizerConfig optimizer = OptimizerOf(model, stacks[stack]);
-    const absl::Status set = config::SetHyperparameters(&optimizer, {values.begin(), values.end()});
-    if (!set.ok()) {
+  for (size_t k = 0; k < stacks.size(); ++k) {
+    if (overrides[k].values.empty()) continue;
+    const absl::Status together = config::CheckOptimizer(overrides[k].optimizer, "");
+    if (!together.ok()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("hyperparameters of stack '", stacks[stack].name, "': ", set.message()));
+          absl::StrCat("hyperparameters of stack '", stacks[k].name, "': ", together.message()));
     }
+    input->hyperparameters[k] = std::move(overrides[k].values);
   }
   return absl::OkStatus();
 }
@@ -223,12 +207,10 @@ absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& r
       return absl::InvalidArgumentError(
           absl::StrCat("gradients[", i, "].feature '", gradient.feature(), "' is repeated"));
     }
-    if (absl::Status status = DecodeFeature(gradient, found->second, batch, view); !status.ok())
-      return status;
+    RETURN_IF_ERROR(DecodeFeature(gradient, found->second, batch, view));
   }
-  if (absl::Status status = DecodeHyperparameters(request, model, &input); !status.ok())
-    return status;
-  if (absl::Status status = DecodeStep(request, model, &input); !status.ok()) return status;
+  RETURN_IF_ERROR(DecodeHyperparameters(request, model, &input));
+  RETURN_IF_ERROR(DecodeStep(request, model, &input));
   return input;
 }
 

@@ -1,4 +1,4 @@
-// From an ApplyGradientsRequest to what each shard is told.
+// From an ApplyGradientsRequest to the gradients of each shard.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,13 @@ struct GradientInput {
   int64_t step = -1;
 };
 
-// Checks everything that does not depend on the shards: names, types, shapes, finite values,
+// Checks everything that a request may have wrong: names, types, shapes, finite values,
 // hyper-parameters, and the step where an optimizer needs it. Errors are INVALID_ARGUMENT and name
 // the feature or table, the value and the rule.
 absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& request,
                                               const KeptBatch& batch);
 
-// The part of shard `shard`: for each stack, a row of the padded width for every sample that the
+// What shard `shard` is sent: for each stack, a row of the padded width for every sample that the
 // shard returned from the lookup. A stack none of whose features has a gradient has no rows.
 shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch& batch, int shard);
 

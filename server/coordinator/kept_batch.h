@@ -1,9 +1,10 @@
-// What a coordinator keeps of a batch between Lookup and ApplyGradients: which samples each shard
-// has a part of.
+// What a coordinator keeps of a batch between Lookup and ApplyGradients: which samples have entries
+// on which shard.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -20,22 +21,37 @@ struct KeptShard {
   std::vector<std::vector<int32_t>> samples;
 };
 
-// Random, so that handles of different coordinators and lives do not meet; never 0.
-uint64_t NewBatchHandle();
-
 // Immutable.
 struct KeptBatch {
   KeptBatch() = default;
   // What is to be kept of a batch; result i is shard i's.
   KeptBatch(std::shared_ptr<const ServedModel> served, const preprocess::PreprocessedBatch& batch,
-            absl::Span<const GatherResult> results);
+            absl::Span<const GatherResult> results)
+      : model(std::move(served)),
+        feature_samples(batch.feature_samples().begin(), batch.feature_samples().end()),
+        feature_sample_begin(batch.feature_sample_begin().begin(),
+                             batch.feature_sample_begin().end()) {
+    for (const GatherResult& result : results) {
+      KeptShard& shard = shards.emplace_back();
+      shard.incarnation = result.incarnation;
+      for (const StackSumsView& stack : result.stacks) {
+        shard.samples.emplace_back(stack.samples.begin(), stack.samples.end());
+      }
+    }
+  }
 
   std::shared_ptr<const ServedModel> model;
   std::vector<int64_t> feature_samples;       // by feature of the config
   std::vector<int64_t> feature_sample_begin;  // by feature: its first canonical sample in the stack
   std::vector<KeptShard> shards;
 
-  int64_t bytes() const;
+  int64_t bytes() const {
+    size_t bytes = sizeof(*this);
+    for (const KeptShard& shard : shards) {
+      for (const auto& samples : shard.samples) bytes += samples.size() * sizeof(int32_t);
+    }
+    return static_cast<int64_t>(bytes);
+  }
 };
 
 using BatchStore = HandleStore<const KeptBatch>;

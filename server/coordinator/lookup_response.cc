@@ -1,21 +1,118 @@
 #include "server/coordinator/lookup_response.h"
 
+#include <cstddef>
+#include <string>
+
+#include "emberd/v1/batch.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
-#include "server/coordinator/activation_wire.h"
+#include "server/rpc/message_stream.h"
+#include "server/rpc/wire.h"
 
 namespace emberd::server {
+namespace {
+
+using rpc::LengthDelimitedSize;
+using v1::FeatureActivation;
+
+// One FeatureActivation as a field of a message: its size first, then its bytes.
+class ActivationField {
+ public:
+  // `output` must outlive it. `feature`: index in the config. `field`: its number in the message.
+  ActivationField(const LookupOutput& output, int feature, int field)
+      : name_(output.model->config.features(feature).name()),
+        activations_(output.activations),
+        view_(output.activations.features[feature]),
+        field_(field),
+        tensor_head_(TensorHead(view_, activations_.dtype)),
+        tensor_size_(tensor_head_.size() +
+                     LengthDelimitedSize(v1::Tensor::kDataFieldNumber, view_.bytes.size())),
+        activation_size_(
+            LengthDelimitedSize(FeatureActivation::kFeatureFieldNumber, name_.size()) +
+            LengthDelimitedSize(FeatureActivation::kActivationFieldNumber, tensor_size_)) {}
+
+  // Bytes of the whole field, tag included.
+  size_t size() const { return LengthDelimitedSize(field_, activation_size_); }
+
+  // References the activation's memory.
+  void AppendTo(rpc::WireEncoder* encoder) const {
+    encoder->BeginField(field_, activation_size_);
+    encoder->BytesField(FeatureActivation::kFeatureFieldNumber, name_);
+    encoder->BeginField(FeatureActivation::kActivationFieldNumber, tensor_size_);
+    encoder->Raw(tensor_head_);
+    encoder->BeginField(v1::Tensor::kDataFieldNumber, view_.bytes.size());
+    encoder->Raw(rpc::SharedBytes{absl::string_view(view_.bytes.data(), view_.bytes.size()),
+                                  activations_.owner});
+  }
+
+ private:
+  // The tensor without its data, serialized.
+  static std::string TensorHead(const FeatureActivationView& view, v1::DataType dtype) {
+    v1::Tensor head;
+    head.set_dtype(dtype);
+    head.add_shape(view.samples);
+    head.add_shape(view.dim);
+    return head.SerializeAsString();
+  }
+
+  const std::string& name_;
+  const Activations& activations_;
+  const FeatureActivationView& view_;
+  const int field_;
+  const std::string tensor_head_;
+  const size_t tensor_size_;
+  const size_t activation_size_;
+};
+
+// A TrainResponse with a lookup; `head`: the small fields of its result, serialized.
+grpc::ByteBuffer EncodeTrainMessage(const std::string& head,
+                                    const std::vector<ActivationField>& activations) {
+  size_t size = head.size();
+  for (const ActivationField& activation : activations) size += activation.size();
+  rpc::WireEncoder encoder;
+  encoder.BeginField(v1::TrainResponse::kLookupFieldNumber, size);
+  encoder.Raw(head);
+  for (const ActivationField& activation : activations) activation.AppendTo(&encoder);
+  return encoder.Finish();
+}
+
+}  // namespace
 
 grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output) {
+  using Response = v1::LookupResponse;
   rpc::WireEncoder encoder;
   if (output.batch_handle != 0) {
-    encoder.Fixed64Field(v1::LookupResponse::kBatchHandleFieldNumber, output.batch_handle);
+    encoder.Fixed64Field(Response::kBatchHandleFieldNumber, output.batch_handle);
   }
   for (const int feature : output.order) {
-    ActivationWire(output, feature, v1::LookupResponse::kActivationsFieldNumber).AppendTo(&encoder);
+    ActivationField(output, feature, Response::kActivationsFieldNumber).AppendTo(&encoder);
   }
-  encoder.BytesField(v1::LookupResponse::kStatisticsFieldNumber,
-                     output.statistics.SerializeAsString());
+  encoder.BytesField(Response::kStatisticsFieldNumber, output.statistics.SerializeAsString());
   return encoder.Finish();
+}
+
+std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
+                                               const v1::StepTimes& times) {
+  v1::TrainLookupResult head;
+  head.set_step(step);
+  head.set_continues(true);
+  const std::string more = head.SerializeAsString();
+  std::deque<grpc::ByteBuffer> messages;
+  std::vector<ActivationField> activations;
+  size_t size = 0;
+  for (const int feature : output.order) {
+    if (size >= rpc::kPartBytes) {
+      messages.push_back(EncodeTrainMessage(more, activations));
+      activations.clear();
+      size = 0;
+    }
+    activations.emplace_back(output, feature, v1::TrainLookupResult::kActivationsFieldNumber);
+    size += activations.back().size();
+  }
+  head.set_continues(false);
+  *head.mutable_statistics() = output.statistics;
+  *head.mutable_times() = times;
+  messages.push_back(EncodeTrainMessage(head.SerializeAsString(), activations));
+  return messages;
 }
 
 }  // namespace emberd::server

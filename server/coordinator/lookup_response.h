@@ -1,13 +1,35 @@
-// A LookupResponse on the wire, made by hand: the activations are referenced, not copied. Any
-// protobuf client decodes it.
+// The answer to a lookup, and its bytes. Messages are made by hand so that activations are
+// referenced, not copied; any protobuf client decodes them.
 #pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
 
 #include <grpcpp/support/byte_buffer.h>
 
-#include "server/coordinator/coordinator.h"
+#include "emberd/v1/statistics.pb.h"
+#include "emberd/v1/train.pb.h"
+#include "server/coordinator/activations.h"
+#include "server/coordinator/served_model.h"
 
 namespace emberd::server {
 
+struct LookupOutput {
+  std::shared_ptr<const ServedModel> model;
+  uint64_t batch_handle = 0;  // 0: the batch was not kept
+  std::vector<int> order;     // features of the config, as the request lists them
+  Activations activations;
+  v1::BatchStatistics statistics;
+};
+
+// A LookupResponse.
 grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output);
+
+// TrainResponses of about 1 MiB with the result of a step's lookup, without its batch handle: each
+// but the last ends with the activation that brings it to that size.
+std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
+                                               const v1::StepTimes& times);
 
 }  // namespace emberd::server

@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "config/config.h"
-#include "server/coordinator/for_each_shard.h"
+#include "server/coordinator/fanout.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {
@@ -29,14 +30,13 @@ internal::v1::CreateModelRequest ModelRegistry::CreateRequest(const ServedModel&
 
 absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig config,
                                                                rpc::CallContext* context) {
-  if (absl::Status status = config::CompleteModel(&config); !status.ok()) return status;
+  RETURN_IF_ERROR(config::CompleteModel(&config));
   absl::MutexLock lock(&declaring_);
   std::shared_ptr<const ServedModel> model = Known(config::ModelFingerprint(config));
   if (model == nullptr) {
-    auto made = MakeServedModel(std::move(config), options_.topology, options_.preprocess_threads,
-                                options_.metrics);
-    if (!made.ok()) return made.status();
-    model = *std::move(made);
+    ASSIGN_OR_RETURN(auto made, MakeServedModel(std::move(config), options_.topology,
+                                                options_.preprocess_threads, options_.metrics));
+    model = std::move(made);
   }
   absl::StatusOr<Declared> declared = CreateOnShards(model, context);
   if (!declared.ok()) return declared;
@@ -66,9 +66,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::CreateOnShards(
   // there.
   absl::Status status = create(0);
   if (status.ok()) {
-    std::vector<int> others;
-    for (size_t i = 1; i < shards_.size(); ++i) others.push_back(static_cast<int>(i));
-    status = FirstError(ForEachShard(others, create));
+    status = FirstError(ForEachShard(ShardsFrom(1, shards_.size()), create));
   }
   size_t count = 0;
   for (const char shard_created : created) count += shard_created;
@@ -105,11 +103,10 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::FindOnShards(
       error = found.status();
       continue;
     }
-    auto model = MakeServedModel(found->config(), options_.topology, options_.preprocess_threads,
-                                 options_.metrics);
-    if (!model.ok()) return model.status();
+    ASSIGN_OR_RETURN(auto model, MakeServedModel(found->config(), options_.topology,
+                                                 options_.preprocess_threads, options_.metrics));
     absl::MutexLock lock(&mutex_);
-    return models_.try_emplace((*model)->id, *model).first->second;
+    return models_.try_emplace(model->id, model).first->second;
   }
   // A shard that could not be asked may have it.
   if (!error.ok()) return error;

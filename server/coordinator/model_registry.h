@@ -24,7 +24,7 @@ struct ModelRegistryOptions {
   ops::Metrics* metrics = nullptr;
 };
 
-// Thread-safe. Declarations take turns.
+// Thread-safe. One declaration runs at a time.
 class ModelRegistry {
  public:
   ModelRegistry(std::vector<std::shared_ptr<ShardBackend>> shards, ModelRegistryOptions options);

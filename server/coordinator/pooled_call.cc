@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
@@ -44,6 +45,12 @@ absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration def
   return absl::FromChrono(deadline);
 }
 
+absl::Status QueueFullError(const CallEnvironment& environment) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(environment.pool->max_queued(), " requests wait already; ",
+                   environment.waiting_limit, " allows no more; retry later"));
+}
+
 PooledCall::PooledCall(const CallEnvironment& environment,
                        const grpc::CallbackServerContext& server_context, ops::Rpc rpc,
                        int64_t request_bytes)
@@ -64,10 +71,9 @@ grpc::ServerUnaryReactor* PooledCall::Start(const CallEnvironment& environment,
 }
 
 absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
-  absl::StatusOr<Admission::Grant> grant = environment_.admission->Admit(client, request_bytes_);
-  if (!grant.ok()) return grant.status();
-  grant_ = *std::move(grant);
-  // After it has been counted, so that who drains sees either no request or a refused one.
+  ASSIGN_OR_RETURN(Admission::Grant grant, environment_.admission->Admit(client, request_bytes_));
+  grant_ = std::move(grant);
+  // After it has been counted: an operator who drains sees either no request or a refused one.
   if (environment_.drain != nullptr && environment_.drain->draining() && !FinishesABatch(rpc_)) {
     return DrainingError();
   }
@@ -82,9 +88,7 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
                      absl::ToInt64Milliseconds(patience), " ms; retry later"));
   }
   if (pool.Submit([this, work = std::move(work)] { Run(work); })) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat(pool.max_queued(), " requests wait already, and ", environment_.waiting_limit,
-                   " is no more; retry later"));
+  return QueueFullError(environment_);
 }
 
 void PooledCall::Run(const Work& work) {

@@ -2,6 +2,7 @@
 // deadline and cancellation.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,17 +16,32 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
-#include "server/coordinator/drain_switch.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/admission.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
 
+// Whether a coordinator takes what is new. Its process goes on either way.
+// Thread-safe.
+class DrainSwitch {
+ public:
+  bool draining() const { return draining_.load(); }
+  void Set(bool draining) { draining_.store(draining); }
+
+ private:
+  std::atomic<bool> draining_ = false;
+};
+
+// For what is new. Clients that know of another coordinator turn to it on this code.
+inline absl::Status DrainingError() {
+  return absl::UnavailableError("the coordinator is draining; turn to another one");
+}
+
 // What the calls of one service share.
 struct CallEnvironment {
   BlockingPool* pool = nullptr;
-  // Names pool->max_queued() in errors.
+  // What sets pool->max_queued(), for errors.
   absl::string_view waiting_limit = "budgets.max_waiting_requests";
   Admission* admission = nullptr;
   const DrainSwitch* drain = nullptr;  // null: everything is always taken
@@ -33,6 +49,9 @@ struct CallEnvironment {
   absl::Duration default_deadline;  // for callers that send none
   absl::Duration slow_call;         // calls that take longer are logged
 };
+
+// RESOURCE_EXHAUSTED for what finds no room in the queue of the environment's pool.
+absl::Status QueueFullError(const CallEnvironment& environment);
 
 // The deadline of a call: the caller's, or the environment's default.
 absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration default_deadline);

@@ -1,31 +1,23 @@
-// Coordinator::ReadRows, AssignRows and ExportTable: logical rows by table and id.
+#include "server/coordinator/row_access.h"
+
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/finite.h"
 #include "base/sha256.h"
+#include "base/status.h"
 #include "config/optimizers.h"
-#include "server/coordinator/coordinator.h"
-#include "server/coordinator/for_each_shard.h"
-#include "server/coordinator/tensor_view.h"
+#include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
 
-// Which values of which table.
-struct RowTarget {
-  int stack = 0;
-  const preprocess::TablePlan* table = nullptr;
-  std::string slot;  // empty: weights
-  int columns = 0;
-};
-
 namespace {
 
-constexpr int64_t kExportPartBytes = int64_t{1} << 20;
+constexpr int64_t kExportMessageBytes = int64_t{1} << 20;
 
 absl::StatusOr<RowTarget> FindTarget(const ServedModel& model, const std::string& table,
                                      const std::string& slot) {
@@ -56,12 +48,11 @@ absl::StatusOr<RowTarget> FindTarget(const ServedModel& model, const std::string
 }
 
 absl::StatusOr<std::vector<int64_t>> DecodeIds(const v1::Tensor& tensor, const RowTarget& target) {
-  auto span = IntsOf(tensor, "ids");
-  if (!span.ok()) return span.status();
-  if (absl::Status status = CheckRank(tensor, 1, "ids"); !status.ok()) return status;
-  std::vector<int64_t> ids(IntCount(*span));
+  ASSIGN_OR_RETURN(auto span, IntsOf(tensor, "ids"));
+  RETURN_IF_ERROR(CheckRank(tensor, 1, "ids"));
+  std::vector<int64_t> ids(IntCount(span));
   for (size_t i = 0; i < ids.size(); ++i) {
-    ids[i] = IntAt(*span, static_cast<int64_t>(i));
+    ids[i] = IntAt(span, static_cast<int64_t>(i));
     if (ids[i] < 0 || ids[i] >= target.table->vocabulary_size) {
       return absl::OutOfRangeError(absl::StrCat("ids[", i, "] is ", ids[i], "; table '",
                                                 target.table->name, "' has ids 0 .. ",
@@ -124,18 +115,12 @@ uint64_t AssignTag(const v1::AssignRowsRequest& request) {
 
 absl::StatusOr<absl::Span<const float>> DecodeValues(const v1::Tensor& tensor, int64_t rows,
                                                      int columns) {
-  if (absl::Status status = CheckShape(tensor, {rows, columns}, "values"); !status.ok())
-    return status;
-  auto values = FloatsOf(tensor, "values");
-  if (!values.ok()) return values.status();
-  for (size_t i = 0; i < values->size(); ++i) {
-    if (!std::isfinite((*values)[i])) {
-      return absl::InvalidArgumentError(absl::StrCat("values[", i / columns, ", ", i % columns,
-                                                     "] is ", (*values)[i],
-                                                     "; values must be finite"));
-    }
-  }
-  return values;
+  RETURN_IF_ERROR(CheckShape(tensor, {rows, columns}, "values"));
+  ASSIGN_OR_RETURN(auto values, FloatsOf(tensor, "values"));
+  const int64_t bad = FindNonFinite(values);
+  if (bad < 0) return values;
+  return absl::InvalidArgumentError(absl::StrCat("values[", bad / columns, ", ", bad % columns,
+                                                 "] is ", values[bad], "; values must be finite"));
 }
 
 }  // namespace
@@ -171,23 +156,18 @@ absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
     }
     return status;
   };
-  if (absl::Status status = FirstError(ForEachShard(NonEmpty(shards), read)); !status.ok())
-    return status;
+  RETURN_IF_ERROR(FirstError(ForEachShard(NonEmpty(shards), read)));
   return tensor;
 }
 
 absl::StatusOr<v1::ReadRowsResponse> Coordinator::ReadRows(const v1::ReadRowsRequest& request,
                                                            rpc::CallContext* context) {
-  auto model = registry_.Find(request.model_id(), context);
-  if (!model.ok()) return model.status();
-  auto target = FindTarget(**model, request.table(), request.slot());
-  if (!target.ok()) return target.status();
-  auto ids = DecodeIds(request.ids(), *target);
-  if (!ids.ok()) return ids.status();
-  auto values = ReadTableRows(**model, *target, *ids, context);
-  if (!values.ok()) return values.status();
+  ASSIGN_OR_RETURN(auto model, registry_.Find(request.model_id(), context));
+  ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
+  ASSIGN_OR_RETURN(auto ids, DecodeIds(request.ids(), target));
+  ASSIGN_OR_RETURN(auto values, ReadTableRows(*model, target, ids, context));
   v1::ReadRowsResponse response;
-  *response.mutable_values() = *std::move(values);
+  *response.mutable_values() = std::move(values);
   return response;
 }
 
@@ -195,38 +175,34 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
                                                                rpc::CallContext* context) {
   const Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
                           AssignTag(request)};
-  if (absl::Status status = CheckMutation(mutation); !status.ok()) return status;
-  auto model = registry_.Find(request.model_id(), context);
-  if (!model.ok()) return model.status();
-  auto target = FindTarget(**model, request.table(), request.slot());
-  if (!target.ok()) return target.status();
-  auto ids = DecodeIds(request.ids(), *target);
-  if (!ids.ok()) return ids.status();
-  if (absl::Status status = CheckNoRepeats(*ids); !status.ok()) return status;
-  auto values = DecodeValues(request.values(), static_cast<int64_t>(ids->size()), target->columns);
-  if (!values.ok()) return values.status();
+  RETURN_IF_ERROR(CheckMutation(mutation));
+  ASSIGN_OR_RETURN(auto model, registry_.Find(request.model_id(), context));
+  ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
+  ASSIGN_OR_RETURN(auto ids, DecodeIds(request.ids(), target));
+  RETURN_IF_ERROR(CheckNoRepeats(ids));
+  ASSIGN_OR_RETURN(auto values, DecodeValues(request.values(), static_cast<int64_t>(ids.size()),
+                                             target.columns));
 
-  auto before = record_.Begin(mutation);
-  if (!before.ok()) return before.status();
+  ASSIGN_OR_RETURN(auto before, record_.Begin(mutation));
   v1::AssignRowsResponse response;
-  response.set_replayed(before->has_value());
-  if (before->has_value()) {
+  response.set_replayed(before.has_value());
+  if (before.has_value()) {
     server_metrics_->AddReplay();
     return response;
   }
-  const std::vector<ShardRows> shards = PlaceRows((*model)->plan.topology, *target, *ids);
+  const std::vector<ShardRows> shards = PlaceRows(model->plan.topology, target, ids);
   // Another coordinator may have carried it out: then every shard says so.
-  std::atomic<bool> all_replayed = !ids->empty();
+  std::atomic<bool> all_replayed = !ids.empty();
   const auto assign = [&](int shard) {
     const ShardRows& rows = shards[shard];
-    std::vector<float> part(rows.positions.size() * target->columns);
+    std::vector<float> here(rows.positions.size() * target.columns);
     for (size_t i = 0; i < rows.positions.size(); ++i) {
-      std::copy_n(values->data() + rows.positions[i] * target->columns, target->columns,
-                  part.data() + i * target->columns);
+      std::copy_n(values.data() + rows.positions[i] * target.columns, target.columns,
+                  here.data() + i * target.columns);
     }
-    return fanout_.WithModel(**model, shard, context, [&] {
-      auto replayed = shards_[shard]->AssignRows(rows.Selection((*model)->id, *target), part,
-                                                 mutation, context);
+    return fanout_.WithModel(*model, shard, context, [&] {
+      auto replayed =
+          shards_[shard]->AssignRows(rows.Selection(model->id, target), here, mutation, context);
       if (replayed.ok() && !*replayed) all_replayed = false;
       return replayed.status();
     });
@@ -243,46 +219,9 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
 
 absl::StatusOr<std::unique_ptr<Coordinator::Export>> Coordinator::StartExport(
     const v1::ExportTableRequest& request, rpc::CallContext* context) {
-  class TableExport final : public Export {
-   public:
-    TableExport(Coordinator* coordinator, std::shared_ptr<const ServedModel> model,
-                RowTarget target, int64_t first, int64_t end, rpc::CallContext* context)
-        : coordinator_(coordinator),
-          model_(std::move(model)),
-          target_(std::move(target)),
-          next_(first),
-          end_(end),
-          context_(context) {}
-
-    absl::StatusOr<v1::ExportTableResponse> Next() override {
-      const int64_t part =
-          std::max<int64_t>(1, kExportPartBytes / (target_.columns * sizeof(float)));
-      std::vector<int64_t> ids(std::min(part, end_ - next_));
-      std::iota(ids.begin(), ids.end(), next_);
-      v1::ExportTableResponse response;
-      response.set_first_row(next_);
-      if (ids.empty()) return response;
-      auto values = coordinator_->ReadTableRows(*model_, target_, ids, context_);
-      if (!values.ok()) return values.status();
-      next_ += static_cast<int64_t>(ids.size());
-      *response.mutable_values() = *std::move(values);
-      return response;
-    }
-
-   private:
-    Coordinator* const coordinator_;
-    const std::shared_ptr<const ServedModel> model_;
-    const RowTarget target_;
-    int64_t next_;
-    const int64_t end_;
-    rpc::CallContext* const context_;
-  };
-
-  auto model = registry_.Find(request.model_id(), context);
-  if (!model.ok()) return model.status();
-  auto target = FindTarget(**model, request.table(), request.slot());
-  if (!target.ok()) return target.status();
-  const int64_t rows = target->table->vocabulary_size;
+  ASSIGN_OR_RETURN(auto model, registry_.Find(request.model_id(), context));
+  ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
+  const int64_t rows = target.table->vocabulary_size;
   if (request.first_row() < 0 || request.first_row() > rows) {
     return absl::OutOfRangeError(
         absl::StrCat("first_row is ", request.first_row(), "; it must be in 0 .. ", rows));
@@ -293,8 +232,22 @@ absl::StatusOr<std::unique_ptr<Coordinator::Export>> Coordinator::StartExport(
         absl::StrCat("row_count is ", request.row_count(), "; it must be in 0 .. ", left));
   }
   const int64_t end = request.row_count() == 0 ? rows : request.first_row() + request.row_count();
-  return std::make_unique<TableExport>(this, *std::move(model), *std::move(target),
-                                       request.first_row(), end, context);
+  return std::unique_ptr<Export>(
+      new Export(this, std::move(model), std::move(target), request.first_row(), end, context));
+}
+
+absl::StatusOr<v1::ExportTableResponse> Coordinator::Export::Next() {
+  const int64_t most =
+      std::max<int64_t>(1, kExportMessageBytes / (target_.columns * sizeof(float)));
+  std::vector<int64_t> ids(std::min(most, end_ - next_));
+  std::iota(ids.begin(), ids.end(), next_);
+  v1::ExportTableResponse response;
+  response.set_first_row(next_);
+  if (ids.empty()) return response;
+  ASSIGN_OR_RETURN(auto values, coordinator_->ReadTableRows(*model_, target_, ids, context_));
+  next_ += static_cast<int64_t>(ids.size());
+  *response.mutable_values() = std::move(values);
+  return response;
 }
 
 }  // namespace emberd::server

@@ -1,13 +1,82 @@
 #include "server/coordinator/served_model.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "config/config.h"
 #include "server/shard/hosted_models.h"
 
 namespace emberd::server {
+
+int64_t CountSketch::Upper(int64_t count) {
+  if (count <= 16) return count;
+  // Steps of an eighth of the largest power of two below the count.
+  const auto below = static_cast<uint64_t>(count - 1);
+  const uint64_t step = std::bit_floor(below) / 8;
+  return static_cast<int64_t>(below / step * step + step);
+}
+
+void CountSketch::Add(int64_t count) {
+  max_ = std::max(max_, count);
+  ++buckets_[Upper(count)];
+}
+
+v1::CountSketch CountSketch::ToProto() const {
+  v1::CountSketch sketch;
+  sketch.set_max(max_);
+  for (const auto& [upper, count] : buckets_) {
+    v1::CountSketch::Bucket* bucket = sketch.add_buckets();
+    bucket->set_upper(upper);
+    bucket->set_count(count);
+  }
+  return sketch;
+}
+
+void ObservedCounts::Observe(const v1::BatchStatistics& statistics) {
+  absl::MutexLock lock(&mutex_);
+  const size_t stacks = std::min<size_t>(stacks_.size(), statistics.stacks_size());
+  for (size_t k = 0; k < stacks; ++k) {
+    const v1::StackStatistics& batch = statistics.stacks(static_cast<int>(k));
+    stacks_[k].ids.Add(batch.max_ids_per_partition());
+    stacks_[k].unique_ids.Add(batch.max_unique_ids_per_partition());
+    v1::StackStats& totals = stacks_[k].totals;
+    totals.set_batches(totals.batches() + 1);
+    totals.set_ids(totals.ids() + batch.ids());
+    totals.set_unique_ids(totals.unique_ids() + batch.unique_ids());
+    totals.set_dropped_ids(totals.dropped_ids() + batch.dropped_ids());
+  }
+}
+
+std::vector<v1::StackStats> ObservedCounts::Stats(const preprocess::Plan& plan) const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<v1::StackStats> stats;
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    v1::StackStats& stack = stats.emplace_back(stacks_[k].totals);
+    stack.set_stack(plan.stacks[k].name);
+    stack.set_max_ids_per_partition(plan.stacks[k].max_ids_per_partition);
+    stack.set_largest_ids_per_partition(stacks_[k].ids.max());
+    stack.set_max_unique_ids_per_partition(plan.stacks[k].max_unique_ids_per_partition);
+    stack.set_largest_unique_ids_per_partition(stacks_[k].unique_ids.max());
+  }
+  return stats;
+}
+
+v1::GetLimitsResponse ObservedCounts::Limits(const preprocess::Plan& plan) const {
+  absl::MutexLock lock(&mutex_);
+  v1::GetLimitsResponse response;
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    v1::StackLimits* stack = response.add_stacks();
+    stack->set_stack(plan.stacks[k].name);
+    stack->set_max_ids_per_partition(plan.stacks[k].max_ids_per_partition);
+    stack->set_max_unique_ids_per_partition(plan.stacks[k].max_unique_ids_per_partition);
+    *stack->mutable_ids() = stacks_[k].ids.ToProto();
+    *stack->mutable_unique_ids() = stacks_[k].unique_ids.ToProto();
+  }
+  return response;
+}
 
 void ServedModel::Observe(const preprocess::PreprocessedBatch& batch) const {
   const absl::Span<const int64_t> samples = batch.feature_samples();
@@ -22,14 +91,12 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
   auto model = std::make_shared<ServedModel>();
   model->id = config::ModelFingerprint(config);
   model->config = std::move(config);
-  absl::StatusOr<preprocess::Plan> plan = preprocess::MakePlan(model->config, topology);
-  if (!plan.ok()) return plan.status();
-  model->plan = *std::move(plan);
+  ASSIGN_OR_RETURN(preprocess::Plan plan, preprocess::MakePlan(model->config, topology));
+  model->plan = std::move(plan);
   model->shard_stacks = ModelSpecFromPlan(model->id, model->config, model->plan, 0).stacks;
-  auto preprocessor =
-      preprocess::Preprocessor::Create(&model->config, &model->plan, {.threads = threads});
-  if (!preprocessor.ok()) return preprocessor.status();
-  model->preprocessor = *std::move(preprocessor);
+  ASSIGN_OR_RETURN(auto preprocessor, preprocess::Preprocessor::Create(&model->config, &model->plan,
+                                                                       {.threads = threads}));
+  model->preprocessor = std::move(preprocessor);
   for (int i = 0; i < model->config.features_size(); ++i)
     model->features[model->config.features(i).name()] = i;
   for (int i = 0; i < model->config.tables_size(); ++i)

@@ -1,8 +1,6 @@
 // What travels from the shards must never show in a result. Catches: rows of one stack pooled as
 // another's, sums out of plan order, samples lost between Lookup and ApplyGradients, an order of
 // additions that depends on the mode or on the number of shards, and answers that do not fit.
-#include "server/coordinator/unique_rows.h"
-
 #include <cstdlib>
 #include <random>
 
@@ -12,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "config/config.h"
+#include "server/coordinator/activations.h"
 #include "server/coordinator/coordinator.h"
 #include "server/shard/shard_backend.h"
 

@@ -12,7 +12,7 @@
 #include "config/config.h"
 #include "preprocess/batch/batch_statistics.h"
 #include "preprocess/batch/cuts.h"
-#include "server/coordinator/lookup_request.h"
+#include "server/coordinator/request_reader.h"
 #include "server/coordinator/served_model.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"

@@ -1,4 +1,4 @@
-// Covers: server/coordinator/admin_service.cc, server/coordinator/lookup.cc
+// Covers: server/coordinator/administration.cc, server/coordinator/step.cc
 // Limits from a live cluster: what emberctl suggests must be what the batches needed, over all
 // coordinators, and a batch must fit the written config without mini-batches.
 #include <fstream>

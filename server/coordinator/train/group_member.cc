@@ -1,9 +1,9 @@
 #include "server/coordinator/train/group_member.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -45,7 +45,8 @@ std::string PackInt(uint64_t value) { return absl::StrCat(value); }
 absl::StatusOr<uint64_t> UnpackInt(const std::string& bytes) {
   uint64_t value = 0;
   if (absl::SimpleAtoi(bytes, &value)) return value;
-  return absl::InternalError("another rank's word in an exchange is no number");
+  return absl::InternalError(absl::StrCat("another rank sent '", absl::CHexEscape(bytes),
+                                          "' in an exchange; it must be a whole number"));
 }
 
 }  // namespace
@@ -75,12 +76,12 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
     const v1::TrainStart& start, rpc::CallContext* context) {
   rpc::LinkedContext joining(
       context, absl::Milliseconds(start.options().step_timeout_ms()) + kExchangeMargin);
-  auto membership = environment.collective->Join(
-      {model->id, start.group()}, {start.rank(), start.options(), environment.coordinator},
-      joining.get());
-  if (!membership.ok()) return membership.status();
+  ASSIGN_OR_RETURN(auto membership,
+                   environment.collective->Join(
+                       {model->id, start.group()},
+                       {start.rank(), start.options(), environment.coordinator}, joining.get()));
   auto member = std::unique_ptr<GroupMember>(
-      new GroupMember(environment, std::move(model), start, *std::move(membership)));
+      new GroupMember(environment, std::move(model), start, std::move(membership)));
   if (absl::Status status = member->FindStep(context); !status.ok()) {
     member->Leave(absl::StrCat("joining: ", status.message()), /*finished=*/false);
     return status;
@@ -99,11 +100,9 @@ absl::Status GroupMember::FindStep(rpc::CallContext* context) {
   next_step_ = *step;
   if (!sync()) return TellProgress(next_step_, context);
   RankWait wait;
-  auto words = Exchange(kFindStep, 0, PackInt(*step), context, &wait);
-  if (!words.ok()) return words.status();
-  auto agreed = UnpackInt(words->front());
-  if (!agreed.ok()) return agreed.status();
-  next_step_ = static_cast<int64_t>(*agreed);
+  ASSIGN_OR_RETURN(const auto values, Exchange(kFindStep, 0, PackInt(*step), context, &wait));
+  ASSIGN_OR_RETURN(const uint64_t agreed, UnpackInt(values.front()));
+  next_step_ = static_cast<int64_t>(agreed);
   return absl::OkStatus();
 }
 
@@ -113,16 +112,15 @@ absl::StatusOr<int64_t> GroupMember::OpenOnShards(rpc::CallContext* context) {
   request.set_group(shard_group_);
   request.set_generation(membership_.generation);
   request.set_size(sync() ? start_.options().size() : 1);
-  auto shards = environment_.fanout->OpenGroup(*model_, request, context);
-  if (!shards.ok()) return shards.status();
+  ASSIGN_OR_RETURN(auto shards, environment_.fanout->OpenGroup(*model_, request, context));
 
   int64_t next = -1;
-  for (const auto& shard : *shards) {
+  for (const auto& shard : shards) {
     if (shard.known()) next = std::max(next, shard.next_step());
   }
   if (next < 0) return start_.options().first_step();
-  for (size_t i = 0; i < shards->size(); ++i) {
-    const internal::v1::OpenGroupResponse& shard = (*shards)[i];
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const internal::v1::OpenGroupResponse& shard = shards[i];
     if (shard.known() && shard.next_step() == next) continue;
     if (shard.staged_step() == next - 1) {
       internal::v1::DecideStepRequest decision;
@@ -131,8 +129,8 @@ absl::StatusOr<int64_t> GroupMember::OpenOnShards(rpc::CallContext* context) {
       decision.set_generation(membership_.generation);
       decision.set_step(next - 1);
       decision.set_commit(true);
-      auto rows = environment_.fanout->DecideStep(static_cast<int>(i), decision, context);
-      if (!rows.ok()) return rows.status();
+      RETURN_IF_ERROR(
+          environment_.fanout->DecideStep(static_cast<int>(i), decision, context).status());
       ops::Log(ops::LogLevel::kInfo, "finished a step that was left half done",
                {{"group", start_.group()}, {"step", next - 1}, {"shard", i}});
     } else if (shard.known()) {
@@ -173,25 +171,21 @@ absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, in
   return std::move(gathered->values);
 }
 
-absl::StatusOr<uint64_t> GroupMember::AgreeOnCuts(
-    int64_t step, bool needs_minibatches,
-    const std::function<absl::StatusOr<uint64_t>()>& find_cuts, rpc::CallContext* context,
-    RankWait* wait) {
-  bool needed = needs_minibatches;
-  if (sync()) {
-    auto needs = Exchange(kNeedCuts, step, needs_minibatches ? "1" : "0", context, wait);
-    if (!needs.ok()) return needs.status();
-    needed = std::find(needs->begin(), needs->end(), "1") != needs->end();
-  }
-  if (!needed) return 0;
-  absl::StatusOr<uint64_t> cuts = find_cuts();
-  if (!cuts.ok() || !sync()) return cuts;
-  auto words = Exchange(kCuts, step, PackInt(*cuts), context, wait);
-  if (!words.ok()) return words.status();
-  for (const std::string& word : *words) {
-    auto other = UnpackInt(word);
-    if (!other.ok()) return other.status();
-    *cuts |= *other;
+absl::StatusOr<bool> GroupMember::AnyNeedsCuts(int64_t step, bool mine, rpc::CallContext* context,
+                                               RankWait* wait) {
+  if (!sync()) return mine;
+  ASSIGN_OR_RETURN(const auto needs, Exchange(kNeedCuts, step, mine ? "1" : "0", context, wait));
+  return std::find(needs.begin(), needs.end(), "1") != needs.end();
+}
+
+absl::StatusOr<uint64_t> GroupMember::CutsOfAll(int64_t step, uint64_t mine,
+                                                rpc::CallContext* context, RankWait* wait) {
+  if (!sync()) return mine;
+  ASSIGN_OR_RETURN(const auto values, Exchange(kCuts, step, PackInt(mine), context, wait));
+  uint64_t cuts = mine;
+  for (const std::string& value : values) {
+    ASSIGN_OR_RETURN(const uint64_t theirs, UnpackInt(value));
+    cuts |= theirs;
   }
   return cuts;
 }

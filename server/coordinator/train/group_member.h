@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -63,11 +62,12 @@ class GroupMember {
   // Names this rank's part of a step to the shards.
   GroupPart Part(int64_t step) const;
 
-  // The cuts that all ranks make in step `step`: 0 if no rank needs any, else the OR of what
-  // `find_cuts` says on every rank.
-  absl::StatusOr<uint64_t> AgreeOnCuts(int64_t step, bool needs_minibatches,
-                                       const std::function<absl::StatusOr<uint64_t>()>& find_cuts,
-                                       rpc::CallContext* context, RankWait* wait);
+  // Whether any rank needs cuts in step `step`; `mine`: this one does.
+  absl::StatusOr<bool> AnyNeedsCuts(int64_t step, bool mine, rpc::CallContext* context,
+                                    RankWait* wait);
+  // If any does: the cuts that all ranks make, each having said which ones it needs.
+  absl::StatusOr<uint64_t> CutsOfAll(int64_t step, uint64_t mine, rpc::CallContext* context,
+                                     RankWait* wait);
   // Returns when all shards hold the parts of all ranks, if each rank says so only of its own.
   absl::Status AllStaged(int64_t step, rpc::CallContext* context, RankWait* wait);
   // BOUNDED: waits until no other rank is too far behind for step `step` to begin.

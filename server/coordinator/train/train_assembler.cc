@@ -3,15 +3,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace emberd::server {
 namespace {
 
-template <typename Part>
-absl::Status CheckSameStep(const TrainStepRequest& request, const Part& part) {
-  if (request.step == part.step()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("step is ", part.step(), " in a part of the request of step ", request.step));
+template <typename Message>
+absl::Status CheckSameStep(const TrainStepRequest& request, const Message& message) {
+  if (request.step == message.step()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "step is ", message.step(), " in a message of the request of step ", request.step));
 }
 
 template <typename T>
@@ -58,26 +59,26 @@ absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::Add(v1::TrainReq
   return std::exchange(request_, std::nullopt);
 }
 
-absl::Status TrainAssembler::AddLookup(v1::TrainLookup* part) {
+absl::Status TrainAssembler::AddLookup(v1::TrainLookup* message) {
   if (!request_->lookup.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat("lookup of step ", part->step(),
+    return absl::InvalidArgumentError(absl::StrCat("lookup of step ", message->step(),
                                                    " begins before the update of step ",
                                                    request_->step, " is complete"));
   }
-  if (absl::Status status = CheckSameStep(*request_, *part); !status.ok()) return status;
-  MoveAll(part->mutable_features(), request_->lookup->mutable_features());
+  RETURN_IF_ERROR(CheckSameStep(*request_, *message));
+  MoveAll(message->mutable_features(), request_->lookup->mutable_features());
   return absl::OkStatus();
 }
 
-absl::Status TrainAssembler::AddUpdate(v1::TrainUpdate* part) {
+absl::Status TrainAssembler::AddUpdate(v1::TrainUpdate* message) {
   if (!request_->update.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat("update of step ", part->step(),
+    return absl::InvalidArgumentError(absl::StrCat("update of step ", message->step(),
                                                    " begins before the lookup of step ",
                                                    request_->step, " is complete"));
   }
-  if (absl::Status status = CheckSameStep(*request_, *part); !status.ok()) return status;
-  MoveAll(part->mutable_gradients(), request_->update->mutable_gradients());
-  MoveAll(part->mutable_hyperparameters(), request_->update->mutable_hyperparameters());
+  RETURN_IF_ERROR(CheckSameStep(*request_, *message));
+  MoveAll(message->mutable_gradients(), request_->update->mutable_gradients());
+  MoveAll(message->mutable_hyperparameters(), request_->update->mutable_hyperparameters());
   return absl::OkStatus();
 }
 

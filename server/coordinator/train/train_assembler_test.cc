@@ -65,8 +65,10 @@ TEST(TrainAssemblerTest, RefusesWhatDoesNotBelongWhereItStands) {
   v1::TrainRequest start;
   start.mutable_start()->set_group("g");
   const Case cases[] = {
-      {Lookup(3, "a", true), Lookup(4, "a", false), "step is 4 in a part of the request of step 3"},
-      {Update(3, "a", true), Update(2, "a", false), "step is 2 in a part of the request of step 3"},
+      {Lookup(3, "a", true), Lookup(4, "a", false),
+       "step is 4 in a message of the request of step 3"},
+      {Update(3, "a", true), Update(2, "a", false),
+       "step is 2 in a message of the request of step 3"},
       {Lookup(3, "a", true), Update(3, "a", false), "before the lookup of step 3 is complete"},
       {Update(3, "a", true), Lookup(4, "a", false), "before the update of step 3 is complete"},
       {Lookup(3, "a", false), start, "start: it was sent already"},

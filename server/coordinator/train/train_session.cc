@@ -1,50 +1,78 @@
 #include "server/coordinator/train/train_session.h"
 
 #include <utility>
-#include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/coordinator/gradients.h"
-#include "server/coordinator/lookup_request.h"
+#include "base/status.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
 namespace {
 
-// Microseconds from construction to now.
-class Stopwatch {
- public:
-  absl::Duration elapsed() const { return absl::Now() - began_; }
-  int64_t us() const { return absl::ToInt64Microseconds(elapsed()); }
-
- private:
-  const absl::Time began_ = absl::Now();
-};
+int64_t Us(absl::Duration duration) { return absl::ToInt64Microseconds(duration); }
 
 }  // namespace
 
-// A batch that has been cut into mini-batches, with what its answer needs.
-struct TrainSession::Batch {
-  std::shared_ptr<const preprocess::PreprocessedBatch> preprocessed;
-  std::vector<int> order;
-  v1::DataType activation_dtype = v1::FLOAT32;
+// The exchanges of the ranks during a lookup, and what it waits for before it reads rows.
+class TrainSession::LookupHooks final : public StepHooks {
+ public:
+  LookupHooks(TrainSession* session, int64_t step, v1::StepTimes* times)
+      : session_(session), step_(step), times_(times) {}
+
+  absl::StatusOr<bool> AnyNeedsCuts(bool mine) override {
+    return session_->member_->AnyNeedsCuts(step_, mine, session_->context_, &cuts_wait_);
+  }
+  absl::StatusOr<uint64_t> CutsOfAll(uint64_t mine) override {
+    return session_->member_->CutsOfAll(step_, mine, session_->context_, &cuts_wait_);
+  }
+  absl::Status BeforeGather() override {
+    session_->Record(cuts_wait_, times_);
+    RETURN_IF_ERROR(session_->AwaitUpdates(step_, times_));
+    RankWait wait;
+    absl::Status status = session_->member_->WaitForProgress(step_, session_->context_, &wait);
+    session_->Record(wait, times_);
+    return status;
+  }
+  absl::Duration gather_limit() const override { return session_->resources_.shard_call; }
+  void OnKept(uint64_t batch_handle) override { session_->Gathered(step_, batch_handle); }
+
+ private:
+  TrainSession* const session_;
+  const int64_t step_;
+  v1::StepTimes* const times_;
+  RankWait cuts_wait_;
+};
+
+class TrainSession::UpdateHooks final : public StepHooks {
+ public:
+  UpdateHooks(TrainSession* session, int64_t step, v1::StepTimes* times)
+      : session_(session), step_(step), times_(times) {}
+
+  absl::Status BeforeCommit() override {
+    RankWait wait;
+    absl::Status status = session_->member_->AllStaged(step_, session_->context_, &wait);
+    session_->Record(wait, times_);
+    return status;
+  }
+
+ private:
+  TrainSession* const session_;
+  const int64_t step_;
+  v1::StepTimes* const times_;
 };
 
 absl::StatusOr<std::unique_ptr<TrainSession>> TrainSession::Start(
     const CoordinatorResources& resources, v1::TrainStart start, rpc::CallContext* context) {
-  if (absl::Status status = CompleteTrainStart(&start); !status.ok()) return status;
+  RETURN_IF_ERROR(CompleteTrainStart(&start));
   rpc::LinkedContext finding(context, resources.shard_call);
-  auto model = resources.registry->Find(start.model_id(), finding.get());
-  if (!model.ok()) return model.status();
+  ASSIGN_OR_RETURN(auto model, resources.registry->Find(start.model_id(), finding.get()));
   const GroupMember::Environment environment{resources.collective, resources.fanout,
-                                             resources.coordinator, resources.shard_call};
-  auto member = GroupMember::Join(environment, *model, start, context);
-  if (!member.ok()) return member.status();
+                                             resources.identity, resources.shard_call};
+  ASSIGN_OR_RETURN(auto member, GroupMember::Join(environment, model, start, context));
   return std::unique_ptr<TrainSession>(
-      new TrainSession(resources, *std::move(model), *std::move(member), context));
+      new TrainSession(resources, std::move(model), std::move(member), context));
 }
 
 TrainSession::TrainSession(const CoordinatorResources& resources,
@@ -67,10 +95,7 @@ TrainSession::~TrainSession() {
     absl::MutexLock lock(&mutex_);
     unfinished.swap(steps_);
   }
-  for (const auto& [number, step] : unfinished) {
-    resources_.batches->Erase(step.handle);
-    resources_.fanout->Release(model_->id, step.handle);
-  }
+  for (const auto& [number, step] : unfinished) resources_.path->Discard(model_->id, step.handle);
 }
 
 v1::TrainStarted TrainSession::started() const {
@@ -135,20 +160,20 @@ absl::Status TrainSession::Failure() {
 }
 
 absl::Status TrainSession::Await(const std::function<bool()>& ready, const std::string& what,
-                                 int64_t* waited_us) {
-  const Stopwatch watch;
+                                 v1::StepTimes* times) {
+  const absl::Time began = absl::Now();
   const auto over = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !failure_.ok() || ready(); };
   absl::MutexLock lock(&mutex_);
   const bool in_time = mutex_.AwaitWithTimeout(absl::Condition(&over), member_->step_timeout());
-  *waited_us += watch.us();
-  resources_.metrics->ObserveStage(ops::Stage::kWaitForUpdate,
-                                   absl::ToDoubleSeconds(watch.elapsed()));
+  const absl::Duration waited = absl::Now() - began;
+  times->set_wait_for_update_us(Us(waited));
+  resources_.metrics->ObserveStage(ops::Stage::kWaitForUpdate, absl::ToDoubleSeconds(waited));
   if (!in_time) return absl::DeadlineExceededError(absl::StrCat(what, ": it did not come in time"));
   return failure_;
 }
 
 void TrainSession::Record(const RankWait& wait, v1::StepTimes* times) {
-  times->set_wait_for_ranks_us(times->wait_for_ranks_us() + absl::ToInt64Microseconds(wait.waited));
+  times->set_wait_for_ranks_us(times->wait_for_ranks_us() + Us(wait.waited));
   if (wait.slowest_rank >= 0) {
     times->set_slowest_rank(wait.slowest_rank);
     resources_.metrics->ObserveStage(ops::Stage::kWaitForRanks, absl::ToDoubleSeconds(wait.waited));
@@ -183,123 +208,56 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(
 
 absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(int64_t step,
                                                           const v1::LookupRequest& request) {
-  if (absl::Status status = Failure(); !status.ok()) return status;
-  const Stopwatch watch;
-  v1::StepTimes times;
-  times.set_slowest_rank(-1);
-  auto batch = Preprocess(step, request, &times);
-  if (!batch.ok()) return batch.status();
-
-  const int64_t unseen = member_->options().pipelined() ? 1 : 0;
-  int64_t waited_us = 0;
-  absl::Status status =
-      Await([&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return next_apply_ >= step - unseen; },
-            absl::StrCat("the lookup of step ", step, " waits for the update of step ",
-                         step - unseen - 1),
-            &waited_us);
-  times.set_wait_for_update_us(waited_us);
-  if (!status.ok()) return status;
-  RankWait wait;
-  status = member_->WaitForProgress(step, context_, &wait);
-  Record(wait, &times);
-  if (!status.ok()) return status;
-
-  auto output = GatherAndKeep(step, *std::move(batch), &times);
-  if (!output.ok()) return output;
+  RETURN_IF_ERROR(Failure());
+  const absl::Time began = absl::Now();
+  TrainLookupOutput output;
+  output.times.set_slowest_rank(-1);
+  LookupHooks hooks(this, step, &output.times);
+  StageTimes stages;
+  ASSIGN_OR_RETURN(output.lookup,
+                   resources_.path->Lookup(model_, request, context_, &hooks, &stages));
+  output.times.set_preprocess_us(Us(stages.preprocess));
+  output.times.set_shards_us(Us(stages.shards));
+  output.times.set_combine_us(Us(stages.combine));
   absl::MutexLock lock(&mutex_);
   const auto found = steps_.find(step);  // gone if the trainer did not wait for the answer
-  if (found != steps_.end()) found->second.lookup_time = watch.elapsed();
+  if (found != steps_.end()) found->second.lookup_time = absl::Now() - began;
   return output;
 }
 
-absl::StatusOr<TrainSession::Batch> TrainSession::Preprocess(int64_t step,
-                                                             const v1::LookupRequest& request,
-                                                             v1::StepTimes* times) {
-  const Stopwatch watch;
-  auto input = [&] {
-    ops::StageTimer timer(resources_.metrics, ops::Stage::kDecode);
-    return DecodeLookup(request, *model_, resources_.max_message_bytes);
-  }();
-  if (!input.ok()) return input.status();
-  preprocess::Preprocessor& preprocessor = *model_->preprocessor;
-  auto sorted = preprocessor.Sort(input->features);
-  if (!sorted.ok()) return sorted.status();
-  RankWait wait;
-  const auto find_cuts = [&] {
-    auto cuts = preprocessor.FindCuts(sorted->get());
-    if (absl::IsResourceExhausted(cuts.status())) model_->metrics->AddRefused();
-    return cuts;
-  };
-  auto cuts =
-      member_->AgreeOnCuts(step, (*sorted)->needs_minibatches(), find_cuts, context_, &wait);
-  if (!cuts.ok()) return cuts.status();
-  auto batch = preprocessor.Finish(*std::move(sorted), *cuts);
-  if (!batch.ok()) return batch.status();
-  const absl::Duration worked = watch.elapsed() - wait.waited;
-  Record(wait, times);
-  times->set_preprocess_us(absl::ToInt64Microseconds(worked));
-  resources_.metrics->ObserveStage(ops::Stage::kPreprocess, absl::ToDoubleSeconds(worked));
-  model_->Observe(**batch);
-  return Batch{*std::move(batch), std::move(input->order), input->activation_dtype};
+absl::Status TrainSession::AwaitUpdates(int64_t step, v1::StepTimes* times) {
+  const int64_t unseen = pipelined() ? 1 : 0;
+  return Await([&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return next_apply_ >= step - unseen; },
+               absl::StrCat("the lookup of step ", step, " waits for the update of step ",
+                            step - unseen - 1),
+               times);
 }
 
-absl::StatusOr<TrainLookupOutput> TrainSession::GatherAndKeep(int64_t step, Batch batch,
-                                                              v1::StepTimes* times) {
-  Stopwatch watch;
-  const uint64_t handle = NewBatchHandle();
-  rpc::LinkedContext gathering(context_, resources_.shard_call);
-  auto results = resources_.fanout->Gather(model_, batch.preprocessed, handle, gathering.get());
-  if (!results.ok()) return results.status();
-  times->set_shards_us(watch.us());
-  auto kept = std::make_shared<const KeptBatch>(model_, *batch.preprocessed, *results);
-  const int64_t bytes = kept->bytes();
-  absl::Status status = resources_.batches->Insert(handle, std::move(kept), bytes,
-                                                   absl::Now() + resources_.batch_ttl);
-  if (!status.ok()) {
-    resources_.fanout->Release(model_->id, handle);
-    return status;
-  }
-  {
-    absl::MutexLock lock(&mutex_);
-    steps_[step].handle = handle;
-    next_gather_ = step + 1;
-  }
-  TrainLookupOutput output;
-  ops::StageTimer timer(resources_.metrics, ops::Stage::kCombine);
-  const Stopwatch combining;
-  output.lookup.activations =
-      CombineActivations(*results, *model_, *batch.preprocessed, batch.activation_dtype);
-  times->set_combine_us(combining.us());
-  output.lookup.model = model_;
-  output.lookup.order = std::move(batch.order);
-  output.lookup.statistics = batch.preprocessed->statistics();
-  output.times = *times;
-  return output;
+void TrainSession::Gathered(int64_t step, uint64_t handle) {
+  absl::MutexLock lock(&mutex_);
+  steps_[step].handle = handle;
+  next_gather_ = step + 1;
 }
 
 absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
     int64_t step, const v1::ApplyGradientsRequest& request) {
-  const Stopwatch watch;
+  const absl::Time began = absl::Now();
   v1::TrainUpdateResult result;
   result.set_step(step);
   v1::StepTimes* times = result.mutable_times();
   times->set_slowest_rank(-1);
-  const bool pipelined = member_->options().pipelined();
-  int64_t waited_us = 0;
-  // Pipelined: the next lookup must not see this update, so it goes first.
-  absl::Status status = Await(
-      [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-        if (!pipelined) return next_gather_ > step;
-        return next_gather_ > step + 1 || (ended_ && next_lookup_ == next_gather_);
-      },
-      absl::StrCat("the update of step ", step, " waits for the lookup of step ",
-                   pipelined ? step + 1 : step),
-      &waited_us);
-  times->set_wait_for_update_us(waited_us);
-  if (!status.ok()) return status;
-  auto rows = Apply(step, request, times);
-  if (!rows.ok()) return rows.status();
-  SetRowCounts(*rows, &result);
+  RETURN_IF_ERROR(AwaitLookups(step, times));
+  UpdateName name{.model_id = model_->id, .group_part = member_->Part(step)};
+  {
+    absl::MutexLock lock(&mutex_);
+    name.handle = steps_.at(step).handle;
+  }
+  UpdateHooks hooks(this, step, times);
+  StageTimes stages;
+  ASSIGN_OR_RETURN(const RowCounts rows,
+                   resources_.path->Update(name, request, context_, &hooks, &stages));
+  times->set_shards_us(Us(stages.shards));
+  SetRowCounts(rows, &result);
 
   absl::Duration lookup_time;
   {
@@ -308,42 +266,19 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
     lookup_time = steps_.at(step).lookup_time;
     steps_.erase(step);
   }
-  LogIfSlow(step, lookup_time + watch.elapsed(), *times);
-  status = member_->TellProgress(step + 1, context_);
-  if (!status.ok()) return status;
+  LogIfSlow(step, lookup_time + (absl::Now() - began), *times);
+  RETURN_IF_ERROR(member_->TellProgress(step + 1, context_));
   return result;
 }
 
-absl::StatusOr<RowCounts> TrainSession::Apply(int64_t step,
-                                              const v1::ApplyGradientsRequest& request,
-                                              v1::StepTimes* times) {
-  uint64_t handle = 0;
-  {
-    absl::MutexLock lock(&mutex_);
-    handle = steps_.at(step).handle;
-  }
-  auto batch = resources_.batches->Claim(handle);
-  if (!batch.ok()) return batch.status();
-  absl::Cleanup unclaim = [&] { resources_.batches->Unclaim(handle); };
-  auto input = [&] {
-    ops::StageTimer timer(resources_.metrics, ops::Stage::kDecode);
-    return DecodeGradients(request, **batch);
-  }();
-  if (!input.ok()) return input.status();
-  const Stopwatch watch;
-  Fanout::UpdateName name;
-  name.handle = handle;
-  name.group_part = member_->Part(step);
-  auto staged = resources_.fanout->Stage(*input, **batch, name, context_);
-  if (!staged.ok()) return staged.status();
-  RankWait wait;
-  absl::Status status = member_->AllStaged(step, context_, &wait);
-  Record(wait, times);
-  if (!status.ok()) return status;
-  auto rows = (*staged)->Commit();
-  times->set_shards_us(absl::ToInt64Microseconds(watch.elapsed() - wait.waited));
-  if (rows.ok()) resources_.batches->Erase(handle);
-  return rows;
+absl::Status TrainSession::AwaitLookups(int64_t step, v1::StepTimes* times) {
+  // Pipelined: the next lookup must not see this update, so it goes first.
+  const int64_t last = pipelined() ? step + 1 : step;
+  return Await(
+      [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+        return next_gather_ > last || (pipelined() && ended_ && next_lookup_ == next_gather_);
+      },
+      absl::StrCat("the update of step ", step, " waits for the lookup of step ", last), times);
 }
 
 void TrainSession::LogIfSlow(int64_t step, absl::Duration time, const v1::StepTimes& times) {

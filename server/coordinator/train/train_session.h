@@ -1,5 +1,5 @@
 // The steps of one training stream, without its transport: what each lookup may see, when each
-// update may be made, and what the other ranks of the group have to say to it.
+// update may be made, and what the stream exchanges with the other ranks of its group.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace emberd::server {
 
 struct TrainLookupOutput {
-  LookupOutput lookup;  // its batch_handle stays inside
+  LookupOutput lookup;
   v1::StepTimes times;
 };
 
@@ -63,28 +63,29 @@ class TrainSession {
   void Fail(const absl::Status& status);
 
  private:
+  class LookupHooks;
+  class UpdateHooks;
   struct Step {
     uint64_t handle = 0;
     absl::Duration lookup_time;  // from its arrival to the answer
   };
-  struct Batch;
-
   TrainSession(const CoordinatorResources& resources, std::shared_ptr<const ServedModel> model,
                std::unique_ptr<GroupMember> member, rpc::CallContext* context);
 
   absl::StatusOr<TrainLookupOutput> TryLookup(int64_t step, const v1::LookupRequest& request);
   absl::StatusOr<v1::TrainUpdateResult> TryUpdate(int64_t step,
                                                   const v1::ApplyGradientsRequest& request);
-  absl::StatusOr<Batch> Preprocess(int64_t step, const v1::LookupRequest& request,
-                                   v1::StepTimes* times);
-  absl::StatusOr<TrainLookupOutput> GatherAndKeep(int64_t step, Batch batch, v1::StepTimes* times);
-  absl::StatusOr<RowCounts> Apply(int64_t step, const v1::ApplyGradientsRequest& request,
-                                  v1::StepTimes* times);
+  // Waits until the lookup of a step may read rows.
+  absl::Status AwaitUpdates(int64_t step, v1::StepTimes* times);
+  // Waits until the update of a step may be made.
+  absl::Status AwaitLookups(int64_t step, v1::StepTimes* times);
   absl::Status Failure();
   // Waits until `ready`, a condition on what the mutex guards, or the session fails.
   absl::Status Await(const std::function<bool()>& ready, const std::string& what,
-                     int64_t* waited_us);
+                     v1::StepTimes* times);
   void Record(const RankWait& wait, v1::StepTimes* times);
+  // The lookup of a step has read its rows, which are kept under `handle`.
+  void Gathered(int64_t step, uint64_t handle);
   void LogIfSlow(int64_t step, absl::Duration time, const v1::StepTimes& times);
 
   const CoordinatorResources& resources_;

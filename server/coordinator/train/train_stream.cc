@@ -4,7 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/coordinator/train/train_response.h"
+#include "base/status.h"
+#include "server/coordinator/lookup_response.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
@@ -171,7 +172,7 @@ int64_t TrainStream::PlaceOfError(int64_t place) const {
 
 absl::Status TrainStream::Take(const grpc::ByteBuffer& message) {
   v1::TrainRequest request;
-  if (absl::Status status = rpc::DecodeMessage(message, &request); !status.ok()) return status;
+  RETURN_IF_ERROR(rpc::DecodeMessage(message, &request));
   const auto bytes = static_cast<int64_t>(message.Length());
   timer_.AddRequestBytes(bytes);
   if (!std::exchange(begun_, true)) {
@@ -182,7 +183,7 @@ absl::Status TrainStream::Take(const grpc::ByteBuffer& message) {
   }
   {
     absl::MutexLock lock(&mutex_);
-    if (absl::Status status = grant_.AddBytes(bytes); !status.ok()) return status;
+    RETURN_IF_ERROR(grant_.AddBytes(bytes));
   }
   auto whole = assembler_.Add(&request, bytes);
   if (!whole.ok() || !whole->has_value()) return whole.status();
@@ -195,9 +196,9 @@ absl::Status TrainStream::TakeStart(v1::TrainStart start) {
   const bool submitted = streams_->pool_.SubmitPair(
       [this, start = std::move(start)] { RunLookups(start); }, [this] { RunUpdates(); });
   if (!submitted) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(streams_->max_streams_,
-                     " training streams are open already; budgets.max_train_streams is no more"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        streams_->max_streams_,
+        " training streams are open already; budgets.max_train_streams allows no more"));
   }
   workers_ = 2;
   references_ += 2;
@@ -213,9 +214,8 @@ absl::Status TrainStream::TakeRequest(TrainStepRequest request) {
     timer_.ReleaseRequestBytes(request.bytes);
     return RefuseLookup();
   }
-  absl::Status status =
-      is_lookup ? session_->AdmitLookup(request.step) : session_->AdmitUpdate(request.step);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(is_lookup ? session_->AdmitLookup(request.step)
+                            : session_->AdmitUpdate(request.step));
   ++(is_lookup ? open_steps_ : pending_updates_);
   (is_lookup ? lookups_ : updates_).push_back({next_place_++, std::move(request)});
   return absl::OkStatus();
@@ -262,7 +262,7 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
     auto output = session->Lookup(request.step, *request.lookup);
     if (output.ok()) {
       ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
-      Deliver(work->place, EncodeTrainLookup(request.step, *output));
+      Deliver(work->place, EncodeTrainLookup(request.step, output->lookup, output->times));
     } else {
       Deliver(work->place, output.status());
     }

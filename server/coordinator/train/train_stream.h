@@ -21,7 +21,6 @@
 #include "absl/time/time.h"
 #include "base/elastic_pool.h"
 #include "server/coordinator/pooled_call.h"
-#include "server/coordinator/resources.h"
 #include "server/coordinator/train/train_assembler.h"
 #include "server/coordinator/train/train_session.h"
 #include "server/rpc/call_context.h"
@@ -111,7 +110,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
 
   // The answer of a place: messages, or the status that ends the stream there.
   void Deliver(int64_t place, absl::StatusOr<Messages> answer);
-  // Writes what is due. A status: it is the stream's turn to end with it.
+  // Writes what is due. A status: the stream ends now, with it.
   std::optional<absl::Status> WriteDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the call; only with what WriteDue returned, or after setting finished_.
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -1,4 +1,4 @@
-#include "server/coordinator/tensor_view.h"
+#include "server/coordinator/request_reader.h"
 
 #include <gtest/gtest.h>
 

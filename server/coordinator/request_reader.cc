@@ -1,12 +1,119 @@
-#include "server/coordinator/lookup_request.h"
+#include "server/coordinator/request_reader.h"
 
-#include <string>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/coordinator/tensor_view.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/status.h"
 
 namespace emberd::server {
+namespace {
+
+absl::Status Invalid(const std::string& path, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(path, what));
+}
+
+std::string TypeText(v1::DataType dtype) {
+  return v1::DataType_IsValid(dtype) ? v1::DataType_Name(dtype)
+                                     : absl::StrCat(static_cast<int>(dtype));
+}
+
+// Protobuf allocates strings aligned for any type; a view of odd memory would be undefined
+// behaviour, so it is refused rather than assumed away.
+template <typename T>
+absl::StatusOr<absl::Span<const T>> View(const v1::Tensor& tensor, int64_t size,
+                                         const std::string& path) {
+  const char* data = tensor.data().data();
+  if (reinterpret_cast<uintptr_t>(data) % alignof(T) != 0) {
+    return absl::InternalError(absl::StrCat(path, ".data is not aligned in memory"));
+  }
+  return absl::Span<const T>(reinterpret_cast<const T*>(data), size);
+}
+
+}  // namespace
+
+int64_t ElementSize(v1::DataType dtype) {
+  switch (dtype) {
+    case v1::BFLOAT16:
+      return 2;
+    case v1::FLOAT32:
+    case v1::INT32:
+      return 4;
+    case v1::INT64:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+std::string ShapeText(absl::Span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path) {
+  const int64_t element = ElementSize(tensor.dtype());
+  if (element == 0) {
+    return Invalid(path, absl::StrCat(".dtype is ", TypeText(tensor.dtype()),
+                                      "; it must be set to a known type"));
+  }
+  int64_t size = 1;
+  for (int i = 0; i < tensor.shape_size(); ++i) {
+    const int64_t extent = tensor.shape(i);
+    if (extent < 0) {
+      return Invalid(path, absl::StrCat(".shape[", i, "] is ", extent, "; it must be >= 0"));
+    }
+    if (__builtin_mul_overflow(size, extent, &size)) size = std::numeric_limits<int64_t>::max();
+  }
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(size, element, &bytes) ||
+      bytes != static_cast<int64_t>(tensor.data().size())) {
+    return Invalid(
+        path, absl::StrCat(".data has ", tensor.data().size(), " bytes; shape ",
+                           ShapeText(tensor.shape()), " of ", TypeText(tensor.dtype()), " needs ",
+                           bytes > 0 ? absl::StrCat(bytes) : absl::StrCat("more than ", size)));
+  }
+  return size;
+}
+
+absl::StatusOr<preprocess::IntSpan> IntsOf(const v1::Tensor& tensor, const std::string& path) {
+  if (tensor.dtype() != v1::INT32 && tensor.dtype() != v1::INT64) {
+    return Invalid(
+        path, absl::StrCat(".dtype is ", TypeText(tensor.dtype()), "; it must be INT32 or INT64"));
+  }
+  ASSIGN_OR_RETURN(int64_t size, CheckedSize(tensor, path));
+  if (tensor.dtype() == v1::INT32) {
+    ASSIGN_OR_RETURN(auto view, View<int32_t>(tensor, size, path));
+    return preprocess::IntSpan(view);
+  }
+  ASSIGN_OR_RETURN(auto view, View<int64_t>(tensor, size, path));
+  return preprocess::IntSpan(view);
+}
+
+absl::StatusOr<absl::Span<const float>> FloatsOf(const v1::Tensor& tensor,
+                                                 const std::string& path) {
+  if (tensor.dtype() != v1::FLOAT32) {
+    return Invalid(path,
+                   absl::StrCat(".dtype is ", TypeText(tensor.dtype()), "; it must be FLOAT32"));
+  }
+  ASSIGN_OR_RETURN(int64_t size, CheckedSize(tensor, path));
+  return View<float>(tensor, size, path);
+}
+
+absl::Status CheckShape(const v1::Tensor& tensor, absl::Span<const int64_t> expected,
+                        const std::string& path) {
+  if (absl::MakeConstSpan(tensor.shape()) == expected) return absl::OkStatus();
+  return Invalid(path, absl::StrCat(".shape is ", ShapeText(tensor.shape()), "; it must be ",
+                                    ShapeText(expected)));
+}
+
+absl::Status CheckRank(const v1::Tensor& tensor, int rank, const std::string& path) {
+  if (tensor.shape_size() == rank) return absl::OkStatus();
+  return Invalid(path, absl::StrCat(".shape is ", ShapeText(tensor.shape()), "; it must have ",
+                                    rank, " dimension", rank == 1 ? "" : "s"));
+}
+
 namespace {
 
 using preprocess::DenseInput;
@@ -21,55 +128,45 @@ absl::Status DecodeDense(const v1::DenseIds& dense, const std::string& path, Fea
         absl::StrCat(path, ".ids.shape is ", ShapeText(ids.shape()),
                      "; it must be [samples] or [samples, ids_per_sample]"));
   }
-  auto span = IntsOf(ids, path + ".ids");
-  if (!span.ok()) return span.status();
-  input->ids = DenseInput{*span, ids.shape_size() == 2 ? ids.shape(1) : 1, ids.shape(0)};
+  ASSIGN_OR_RETURN(auto span, IntsOf(ids, path + ".ids"));
+  input->ids = DenseInput{span, ids.shape_size() == 2 ? ids.shape(1) : 1, ids.shape(0)};
   return absl::OkStatus();
 }
 
 absl::Status DecodeSparse(const v1::SparseIds& sparse, const std::string& path,
                           FeatureInput* input) {
-  auto indices = IntsOf(sparse.indices(), path + ".indices");
-  if (!indices.ok()) return indices.status();
-  auto values = IntsOf(sparse.values(), path + ".values");
-  if (!values.ok()) return values.status();
-  if (absl::Status status = CheckRank(sparse.values(), 1, path + ".values"); !status.ok())
-    return status;
+  ASSIGN_OR_RETURN(auto indices, IntsOf(sparse.indices(), path + ".indices"));
+  ASSIGN_OR_RETURN(auto values, IntsOf(sparse.values(), path + ".values"));
+  RETURN_IF_ERROR(CheckRank(sparse.values(), 1, path + ".values"));
   const int64_t n = sparse.values().shape(0);
-  if (absl::Status status = CheckShape(sparse.indices(), {n, 2}, path + ".indices"); !status.ok())
-    return status;
+  RETURN_IF_ERROR(CheckShape(sparse.indices(), {n, 2}, path + ".indices"));
   if (sparse.sample_count() < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ".sample_count is ", sparse.sample_count(), "; it must be >= 0"));
   }
-  input->ids = SparseInput{*indices, *values, sparse.sample_count()};
+  input->ids = SparseInput{indices, values, sparse.sample_count()};
   return absl::OkStatus();
 }
 
 absl::Status DecodeRagged(const v1::RaggedIds& ragged, const std::string& path,
                           FeatureInput* input) {
-  auto row_splits = IntsOf(ragged.row_splits(), path + ".row_splits");
-  if (!row_splits.ok()) return row_splits.status();
-  if (absl::Status status = CheckRank(ragged.row_splits(), 1, path + ".row_splits"); !status.ok())
-    return status;
-  auto values = IntsOf(ragged.values(), path + ".values");
-  if (!values.ok()) return values.status();
-  if (absl::Status status = CheckRank(ragged.values(), 1, path + ".values"); !status.ok())
-    return status;
+  ASSIGN_OR_RETURN(auto row_splits, IntsOf(ragged.row_splits(), path + ".row_splits"));
+  RETURN_IF_ERROR(CheckRank(ragged.row_splits(), 1, path + ".row_splits"));
+  ASSIGN_OR_RETURN(auto values, IntsOf(ragged.values(), path + ".values"));
+  RETURN_IF_ERROR(CheckRank(ragged.values(), 1, path + ".values"));
   if (ragged.row_splits().shape(0) < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ".row_splits is empty; it must have samples + 1 entries"));
   }
-  input->ids = RaggedInput{*row_splits, *values};
+  input->ids = RaggedInput{row_splits, values};
   return absl::OkStatus();
 }
 
 // `ids` is the tensor that the weights go with.
 absl::Status DecodeWeights(const v1::Tensor& weights, const v1::Tensor& ids,
                            const std::string& path, FeatureInput* input) {
-  auto span = FloatsOf(weights, path + ".weights");
-  if (!span.ok()) return span.status();
-  const bool broadcast = weights.shape_size() <= 1 && span->size() == 1;
+  ASSIGN_OR_RETURN(auto span, FloatsOf(weights, path + ".weights"));
+  const bool broadcast = weights.shape_size() <= 1 && span.size() == 1;
   if (!broadcast) {
     absl::Status status = CheckShape(weights, ids.shape(), path + ".weights");
     if (!status.ok()) {
@@ -78,7 +175,7 @@ absl::Status DecodeWeights(const v1::Tensor& weights, const v1::Tensor& ids,
     }
   }
   input->has_weights = true;
-  input->weights = *span;
+  input->weights = span;
   return absl::OkStatus();
 }
 
@@ -108,18 +205,12 @@ absl::Status DecodeFeature(const v1::FeatureIds& feature, const std::string& pat
       absl::StrCat(path, ".ids is not set; it must be dense, sparse or ragged"));
 }
 
-int64_t SampleCount(const FeatureInput& input) {
-  if (const auto* dense = std::get_if<DenseInput>(&input.ids)) return dense->sample_count;
-  if (const auto* sparse = std::get_if<SparseInput>(&input.ids)) return sparse->sample_count;
-  return IntCount(std::get<RaggedInput>(input.ids).row_splits) - 1;
-}
-
 absl::Status CheckActivationBytes(const LookupInput& input, const ServedModel& model,
                                   int64_t limit) {
   const int64_t element = ElementSize(input.activation_dtype);
   int64_t left = limit;
   for (size_t i = 0; i < input.features.size(); ++i) {
-    const int64_t samples = SampleCount(input.features[i]);
+    const int64_t samples = preprocess::SampleCount(input.features[i]);
     const int64_t row = element * model.TableOfFeature(static_cast<int>(i)).embedding_dim();
     if (samples > left / row) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -164,9 +255,8 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
     }
     given[found->second] = true;
     input.order.push_back(found->second);
-    absl::Status status = DecodeFeature(feature, absl::StrCat("feature '", feature.feature(), "'"),
-                                        &input.features[found->second]);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(DecodeFeature(feature, absl::StrCat("feature '", feature.feature(), "'"),
+                                  &input.features[found->second]));
   }
   for (size_t i = 0; i < given.size(); ++i) {
     if (!given[i]) {
@@ -175,8 +265,7 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
                        "' is missing; every feature must be given once"));
     }
   }
-  absl::Status status = CheckActivationBytes(input, model, max_activation_bytes);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckActivationBytes(input, model, max_activation_bytes));
   return input;
 }
 

@@ -1,16 +1,22 @@
-// Tensors of requests as typed spans. The span refers to the tensor's bytes; nothing is copied.
+// Reading requests that nobody has checked. Tensors become typed spans, and a LookupRequest the
+// input of preprocessing; both refer to the bytes of the request, nothing is copied. Names, types
+// and shapes are checked here, values (ids, order, weights) by the preprocessor.
 //
-// Errors are INVALID_ARGUMENT and begin with `path`, the place of the tensor in the request.
+// Errors are INVALID_ARGUMENT unless said otherwise, and begin with the place in the request.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <variant>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/feature_input.h"
+#include "server/coordinator/served_model.h"
 
 namespace emberd::server {
 
@@ -40,5 +46,16 @@ inline int64_t IntAt(const preprocess::IntSpan& span, int64_t i) {
 inline int64_t IntCount(const preprocess::IntSpan& span) {
   return std::visit([](const auto& values) -> int64_t { return values.size(); }, span);
 }
+
+// Refers to the request's memory.
+struct LookupInput {
+  std::vector<preprocess::FeatureInput> features;  // by index in the config
+  std::vector<int> order;                          // features as the request lists them
+  v1::DataType activation_dtype = v1::FLOAT32;
+};
+
+// RESOURCE_EXHAUSTED if the activations would have more than `max_activation_bytes`.
+absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const ServedModel& model,
+                                         int64_t max_activation_bytes);
 
 }  // namespace emberd::server

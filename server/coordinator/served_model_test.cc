@@ -1,4 +1,4 @@
-#include "server/coordinator/observed_counts.h"
+#include "server/coordinator/served_model.h"
 
 #include <string>
 

@@ -1,0 +1,158 @@
+#include "server/coordinator/step.h"
+
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/coordinator/activations.h"
+#include "server/coordinator/request_reader.h"
+
+namespace emberd::server {
+namespace {
+
+// Measures work from its construction on, without what hooks wait meanwhile.
+class WorkTimer {
+ public:
+  // Calls a hook.
+  template <typename Hook>
+  auto Wait(const Hook& hook) {
+    const absl::Time began = absl::Now();
+    auto result = hook();
+    waited_ += absl::Now() - began;
+    return result;
+  }
+  absl::Duration worked() const { return absl::Now() - began_ - waited_; }
+
+ private:
+  const absl::Time began_ = absl::Now();
+  absl::Duration waited_;
+};
+
+// Random, so that handles of different coordinators and lives do not meet; never 0.
+uint64_t NewBatchHandle() {
+  thread_local absl::BitGen generator;
+  return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
+}
+
+void CountRefusal(const ServedModel& model, const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) model.metrics->AddRefused();
+}
+
+}  // namespace
+
+absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const ServedModel>& model,
+                                              const v1::LookupRequest& request,
+                                              rpc::CallContext* context, StepHooks* hooks,
+                                              StageTimes* times) {
+  const WorkTimer decoding;
+  LookupInput input;
+  {
+    ops::StageTimer timer(metrics_, ops::Stage::kDecode);
+    ASSIGN_OR_RETURN(input, DecodeLookup(request, *model, options_.max_activation_bytes));
+  }
+  times->preprocess = decoding.worked();
+  ASSIGN_OR_RETURN(const Batch batch,
+                   Preprocess(*model, input.features, hooks, &times->preprocess));
+  model->Observe(*batch);
+  RETURN_IF_ERROR(hooks->BeforeGather());
+
+  LookupOutput output;
+  output.batch_handle = request.inference() ? 0 : NewBatchHandle();
+  const WorkTimer gathering;
+  rpc::LinkedContext gather(context, hooks->gather_limit());
+  ASSIGN_OR_RETURN(const auto results,
+                   fanout_->Gather(model, batch, output.batch_handle, gather.get()));
+  times->shards = gathering.worked();
+  if (output.batch_handle != 0) {
+    RETURN_IF_ERROR(Keep(model, *batch, results, output.batch_handle));
+    hooks->OnKept(output.batch_handle);
+  }
+  ops::StageTimer timer(metrics_, ops::Stage::kCombine);
+  const WorkTimer combining;
+  output.activations = CombineActivations(results, *model, *batch, input.activation_dtype);
+  times->combine = combining.worked();
+  output.model = model;
+  output.order = std::move(input.order);
+  output.statistics = batch->statistics();
+  return output;
+}
+
+absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
+    const ServedModel& model, absl::Span<const preprocess::FeatureInput> features, StepHooks* hooks,
+    absl::Duration* time) {
+  WorkTimer timer;
+  const absl::Cleanup record = [&] {
+    *time += timer.worked();
+    metrics_->ObserveStage(ops::Stage::kPreprocess, absl::ToDoubleSeconds(timer.worked()));
+  };
+  preprocess::Preprocessor& preprocessor = *model.preprocessor;
+  auto sorted = preprocessor.Sort(features);
+  CountRefusal(model, sorted.status());
+  if (!sorted.ok()) return sorted.status();
+  ASSIGN_OR_RETURN(const bool needed,
+                   timer.Wait([&] { return hooks->AnyNeedsCuts((*sorted)->needs_minibatches()); }));
+  uint64_t cuts = 0;
+  if (needed) {
+    const absl::StatusOr<uint64_t> own = preprocessor.FindCuts(sorted->get());
+    CountRefusal(model, own.status());
+    if (!own.ok()) return own.status();
+    ASSIGN_OR_RETURN(cuts, timer.Wait([&] { return hooks->CutsOfAll(*own); }));
+  }
+  return preprocessor.Finish(*std::move(sorted), cuts);
+}
+
+absl::Status StepPath::Keep(const std::shared_ptr<const ServedModel>& model,
+                            const preprocess::PreprocessedBatch& batch,
+                            absl::Span<const GatherResult> results, uint64_t handle) {
+  auto kept = std::make_shared<const KeptBatch>(model, batch, results);
+  const int64_t bytes = kept->bytes();
+  absl::Status status =
+      batches_.Insert(handle, std::move(kept), bytes, absl::Now() + options_.batch_ttl);
+  if (!status.ok()) fanout_->Release(model->id, handle);
+  return status;
+}
+
+absl::StatusOr<RowCounts> StepPath::Update(const UpdateName& name,
+                                           const v1::ApplyGradientsRequest& request,
+                                           rpc::CallContext* context, StepHooks* hooks,
+                                           StageTimes* times) {
+  ASSIGN_OR_RETURN(const auto batch, Claim(name.model_id, name.handle));
+  const absl::Cleanup unclaim = [&] { batches_.Unclaim(name.handle); };
+  GradientInput input;
+  {
+    ops::StageTimer timer(metrics_, ops::Stage::kDecode);
+    ASSIGN_OR_RETURN(input, DecodeGradients(request, *batch));
+  }
+  WorkTimer timer;
+  ASSIGN_OR_RETURN(const auto staged, fanout_->Stage(input, *batch, name, context));
+  RETURN_IF_ERROR(timer.Wait([&] { return hooks->BeforeCommit(); }));
+  ASSIGN_OR_RETURN(RowCounts rows, staged->Commit());
+  times->shards = timer.worked();
+  batches_.Erase(name.handle);
+  return rows;
+}
+
+absl::StatusOr<std::shared_ptr<const KeptBatch>> StepPath::Claim(uint64_t model_id,
+                                                                 uint64_t handle) {
+  ASSIGN_OR_RETURN(auto batch, batches_.Claim(handle));
+  if (batch->model->id == model_id) return batch;
+  batches_.Unclaim(handle);
+  return absl::InvalidArgumentError(absl::StrCat("batch_handle ", handle, " belongs to model_id ",
+                                                 batch->model->id, ", not ", model_id));
+}
+
+absl::Status StepPath::Release(uint64_t model_id, uint64_t handle) {
+  RETURN_IF_ERROR(Claim(model_id, handle).status());
+  Discard(model_id, handle);
+  return absl::OkStatus();
+}
+
+void StepPath::Discard(uint64_t model_id, uint64_t handle) {
+  batches_.Erase(handle);
+  fanout_->Release(model_id, handle);
+}
+
+}  // namespace emberd::server

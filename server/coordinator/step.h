@@ -1,0 +1,108 @@
+// The one path of a step, for unary calls and training streams alike:
+//
+//   lookup:  decode -> sort -> [agree on cuts] -> cut -> [may gather] -> gather -> keep -> combine
+//   update:  claim -> decode -> stage on all shards -> [all staged] -> commit on all shards
+//
+// In brackets: where a rank of a group waits for others, see StepHooks. A unary call does not.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "preprocess/batch/preprocessor.h"
+#include "server/coordinator/fanout.h"
+#include "server/coordinator/gradients.h"
+#include "server/coordinator/lookup_response.h"
+#include "server/coordinator/served_model.h"
+#include "server/ops/metrics.h"
+#include "server/rpc/call_context.h"
+#include "server/shard/mutation_record.h"
+
+namespace emberd::server {
+
+// What happens between the stages of a step. This base does nothing: a unary call is a group of
+// one. Methods may wait for as long as they like; an error ends the step.
+class StepHooks {
+ public:
+  virtual ~StepHooks() = default;
+  // Whether the batch of any rank needs cuts; `mine`: this one's does.
+  virtual absl::StatusOr<bool> AnyNeedsCuts(bool mine) { return mine; }
+  // The cuts that all ranks make; `mine`: those that this rank's batch needs.
+  virtual absl::StatusOr<uint64_t> CutsOfAll(uint64_t mine) { return mine; }
+  // The batch is preprocessed; rows are read next.
+  virtual absl::Status BeforeGather() { return absl::OkStatus(); }
+  // For callers without a deadline: how long shards may take to gather.
+  virtual absl::Duration gather_limit() const { return absl::InfiniteDuration(); }
+  // All shards have gathered, and keep the batch under this handle.
+  virtual void OnKept(uint64_t batch_handle) {}
+  // All shards hold this update, which is committed next.
+  virtual absl::Status BeforeCommit() { return absl::OkStatus(); }
+};
+
+// Time of a step in its stages, without what hooks waited.
+struct StageTimes {
+  absl::Duration preprocess;  // from decoding to the cuts
+  absl::Duration shards;      // lookup: gather; update: stage and commit
+  absl::Duration combine;
+};
+
+// Thread-safe. Methods block until the answer is there; `context` carries the caller's deadline and
+// cancellation. After an error nothing is kept and no row has changed, except as Update says.
+class StepPath {
+ public:
+  struct Options {
+    int64_t max_activation_bytes = 0;  // of one lookup
+    absl::Duration batch_ttl;          // an unused batch is kept for so long
+    HandleStoreOptions batches;        // how many may be kept
+  };
+  // `fanout` and `metrics` must outlive it.
+  StepPath(const Options& options, Fanout* fanout, ops::Metrics* metrics)
+      : options_(options), fanout_(fanout), metrics_(metrics), batches_(options.batches) {}
+
+  // Fills `times` on success. The batch is kept for an update unless the request is for inference.
+  absl::StatusOr<LookupOutput> Lookup(const std::shared_ptr<const ServedModel>& model,
+                                      const v1::LookupRequest& request, rpc::CallContext* context,
+                                      StepHooks* hooks, StageTimes* times);
+
+  // Updates the rows of the batch that `name` names, and forgets the batch. The handle and the
+  // mutation in the request do not count. After an error the batch is still there, and some shards
+  // may have made the update if it came from the commit: the same update under the same name
+  // finishes it (shards that made it answer from their record, the others make it).
+  absl::StatusOr<RowCounts> Update(const UpdateName& name, const v1::ApplyGradientsRequest& request,
+                                   rpc::CallContext* context, StepHooks* hooks, StageTimes* times);
+
+  // Gives back a batch that will not be updated. NOT_FOUND if there is none, UNAVAILABLE while an
+  // update uses it.
+  absl::Status Release(uint64_t model_id, uint64_t handle);
+  // The same for a batch that may be gone or in use, as far as shards can be reached.
+  void Discard(uint64_t model_id, uint64_t handle);
+
+  // The batches between their lookup and their update.
+  BatchStore& batches() { return batches_; }
+  const BatchStore& batches() const { return batches_; }
+
+ private:
+  using Batch = std::shared_ptr<const preprocess::PreprocessedBatch>;
+
+  absl::StatusOr<Batch> Preprocess(const ServedModel& model,
+                                   absl::Span<const preprocess::FeatureInput> features,
+                                   StepHooks* hooks, absl::Duration* time);
+  absl::Status Keep(const std::shared_ptr<const ServedModel>& model,
+                    const preprocess::PreprocessedBatch& batch,
+                    absl::Span<const GatherResult> results, uint64_t handle);
+  // The batch for this caller alone. INVALID_ARGUMENT if it belongs to another model.
+  absl::StatusOr<std::shared_ptr<const KeptBatch>> Claim(uint64_t model_id, uint64_t handle);
+
+  const Options options_;
+  Fanout* const fanout_;
+  ops::Metrics* const metrics_;
+  BatchStore batches_;
+};
+
+}  // namespace emberd::server
