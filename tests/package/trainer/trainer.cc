@@ -49,7 +49,7 @@ absl::Status Train(const std::string& address) {
 }  // namespace
 
 int main(int, char** argv) {
-  std::cout.precision(9);
+  std::cout.precision(17);
   const absl::Status status = Train(argv[1]);
   if (!status.ok()) std::cerr << status << "\n";
   return status.ok() ? 0 : 1;
