@@ -170,7 +170,7 @@ absl::Status CheckFields(const Message& message, const std::string& path) {
   }
   for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor& field = *message.GetDescriptor()->field(i);
-    absl::Status status = field.message_type() != nullptr
+    const absl::Status status = field.message_type() != nullptr
                                     ? ForEachChild(message, field, path, CheckFields)
                                     : CheckField(message, field, FieldPath(path, field.name()));
     if (!status.ok()) return status;
