@@ -2,13 +2,13 @@
 # Stands in front of the compiler in the `lint` preset: instead of compiling a source, clang-tidy-14 judges it, by the
 # compiler's own warnings (-Wthread-safety) and by .clang-tidy. Ninja judges again what has changed since.
 #
-# usage: tidy.sh COMPILER FLAG... -o OBJECT -c SOURCE
+# usage: tidy.sh COMPILER FLAG... -MF INCLUDES -o OBJECT -c SOURCE
 set -eu
 compiler=$1
 shift
 before=
 for word in "$@"; do
-  case $before in -o) object=$word ;; -c) source=$word ;; esac
+  case $before in -o) object=$word ;; -c) source=$word ;; -MF) includes=$word ;; esac
   before=$word
 done
 case $source in
@@ -20,5 +20,6 @@ case $source in
   fi
   ;;
 esac
-"$compiler" "$@" -M # what the source includes, for ninja
+"$compiler" "$@" -M
+sed -i "1s|:|: $(realpath "$(dirname "$0")/../..")/.clang-tidy|" "$includes" # judge again when the rules change
 : >"$object"
