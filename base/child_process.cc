@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -15,19 +14,27 @@
 namespace emberd {
 namespace {
 
+constexpr int kLast = ChildProcess::kExtraDescriptor;
+
 // What happens in the child before it becomes the program. The parent has threads, so only calls
 // that are safe in a signal handler are allowed here.
-[[noreturn]] void Become(char* const* argv, pid_t parent) {
+[[noreturn]] void Become(char* const* argv, const ChildProcess::Streams& streams, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it died before the line above
   setpgid(0, 0);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
+  // First out of the way of one another: the new output must not overwrite the new error's source.
+  const int output = fcntl(streams.output, F_DUPFD, kLast + 1);
+  const int error = fcntl(streams.error, F_DUPFD, kLast + 1);
+  const int extra = streams.extra < 0 ? -1 : fcntl(streams.extra, F_DUPFD, kLast + 1);
   const int null = open("/dev/null", O_RDONLY);
   if (null >= 0) dup2(null, STDIN_FILENO);
-  dup2(STDERR_FILENO, STDOUT_FILENO);
-  close_range(STDERR_FILENO + 1, ~0U, 0);
+  if (output >= 0) dup2(output, STDOUT_FILENO);
+  if (error >= 0) dup2(error, STDERR_FILENO);
+  if (extra >= 0) dup2(extra, kLast);
+  close_range(extra >= 0 ? kLast + 1 : kLast, ~0U, 0);
   execv(argv[0], argv);
   _exit(127);
 }
@@ -35,25 +42,33 @@ namespace {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
-    const std::vector<std::string>& argv) {
+    const std::vector<std::string>& argv, const Streams& streams) {
   std::vector<char*> pointers;
   for (const std::string& argument : argv) pointers.push_back(const_cast<char*>(argument.c_str()));
   pointers.push_back(nullptr);
   const pid_t parent = getpid();
   const pid_t pid = fork();
-  if (pid == 0) Become(pointers.data(), parent);
+  if (pid == 0) Become(pointers.data(), streams, parent);
   if (pid < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot start ", argv[0]));
   return std::unique_ptr<ChildProcess>(new ChildProcess(pid));
 }
 
-ChildProcess::~ChildProcess() {
-  if (!Running()) return;
-  Signal(SIGKILL);
-  waitpid(pid_, &wait_status_, 0);
+ChildProcess::~ChildProcess() { Stop(absl::ZeroDuration()); }
+
+void ChildProcess::Wait(int options) {
+  if (ended_) return;
+  int status = 0;
+  pid_t waited;
+  do {
+    waited = waitpid(pid_, &status, options);
+  } while (waited < 0 && errno == EINTR);
+  if (waited != pid_ || WIFSTOPPED(status)) return;
+  ended_ = true;
+  exit_status_ = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 bool ChildProcess::Running() {
-  if (!ended_) ended_ = waitpid(pid_, &wait_status_, WNOHANG) == pid_;
+  Wait(WNOHANG);
   return !ended_;
 }
 
@@ -61,22 +76,32 @@ bool ChildProcess::WaitFor(absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   while (Running()) {
     if (absl::Now() >= deadline) return false;
-    absl::SleepFor(absl::Milliseconds(10));
+    absl::SleepFor(absl::Milliseconds(5));
   }
   return true;
-}
-
-std::string ChildProcess::End() const {
-  if (!WIFSIGNALED(wait_status_)) {
-    return absl::StrCat("exited with status ", WEXITSTATUS(wait_status_));
-  }
-  const int signal = WTERMSIG(wait_status_);
-  return absl::StrCat("was killed by signal ", signal, " (", strsignal(signal), ")");
 }
 
 // The pid is safe to use: it stays taken until Running() has reaped the child.
 void ChildProcess::Signal(int signal) {
   if (Running()) kill(pid_, signal);
+}
+
+// On a busy machine threads go on for a while after the signal has been sent.
+void ChildProcess::Suspend() {
+  Signal(SIGSTOP);
+  Wait(WUNTRACED);
+}
+
+void ChildProcess::Stop(absl::Duration patience) {
+  if (patience > absl::ZeroDuration()) Signal(SIGTERM);
+  if (WaitFor(patience)) return;
+  Signal(SIGKILL);
+  Wait(0);
+}
+
+std::string ChildProcess::End() const {
+  if (exit_status_ >= 0) return absl::StrCat("exited with status ", exit_status_);
+  return absl::StrCat("was killed by signal ", -exit_status_, " (", strsignal(-exit_status_), ")");
 }
 
 }  // namespace emberd

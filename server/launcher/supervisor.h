@@ -38,7 +38,7 @@ struct ProcessSpec {
   int stage = 0;                  // higher stages are stopped first
 };
 
-// Not thread-safe; belongs to the main thread (see child_process.h). The destructor kills what
+// Not thread-safe; belongs to the main thread (see ChildProcess). The destructor kills what
 // still runs.
 class Supervisor {
  public:

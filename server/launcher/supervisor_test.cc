@@ -13,13 +13,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/child_process.h"
 #include "base/temp_dir.h"
 
 namespace emberd::launcher {
@@ -168,46 +165,6 @@ TEST_F(SupervisorTest, KillsWhatIgnoresSigterm) {
   const pid_t pid = supervisor.pid(0);
   supervisor.Stop();
   EXPECT_EQ(kill(pid, 0), -1);
-}
-
-TEST(ChildProcessTest, StandardOutputOfTheParentStaysClean) {
-  ::testing::internal::CaptureStdout();
-  auto child = ChildProcess::Start({"/bin/sh", "-c", "echo noise"});
-  ASSERT_TRUE(child.ok());
-  EXPECT_TRUE((*child)->WaitFor(absl::Seconds(20)));
-  EXPECT_EQ((*child)->End(), "exited with status 0");
-  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
-}
-
-// kill -9 of the launcher leaves it no chance to clean up: the kernel must.
-TEST(ChildProcessTest, DiesWithItsParentWhateverHappens) {
-  prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans come to this process
-  int fds[2];
-  ASSERT_EQ(pipe(fds), 0);
-  const pid_t parent = fork();
-  if (parent == 0) {
-    auto child = ChildProcess::Start({"/bin/sleep", "100"});
-    const pid_t pid = child.ok() ? (*child)->pid() : 0;
-    if (write(fds[1], &pid, sizeof(pid)) != sizeof(pid)) _exit(1);
-    absl::SleepFor(absl::Seconds(100));
-    _exit(0);
-  }
-  pid_t child = 0;
-  ASSERT_EQ(read(fds[0], &child, sizeof(child)), static_cast<ssize_t>(sizeof(child)));
-  ASSERT_GT(child, 0);
-  std::string program;
-  while (program != "sleep") {  // until it has become the program
-    std::ifstream(absl::StrCat("/proc/", child, "/comm")) >> program;
-  }
-  kill(parent, SIGKILL);
-  waitpid(parent, nullptr, 0);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFSIGNALED(status));
-  EXPECT_EQ(WTERMSIG(status), SIGKILL);
-  close(fds[0]);
-  close(fds[1]);
-  prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ class DrainTest : public ::testing::Test {
 
   // The exit status of a coordinator that was told to stop.
   int AwaitEnd(int coordinator) {
-    Process* const process = cluster_->coordinator_process(coordinator);
+    ChildProcess* const process = cluster_->coordinator_process(coordinator);
     EXPECT_TRUE(process->WaitFor(kPatience));
     return process->exit_status();
   }

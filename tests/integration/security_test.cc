@@ -321,7 +321,7 @@ TEST(SecurityTest, ShardsRefuseACoordinatorWithoutTheirToken) {
       absl::StrCat("shards { address: '", cluster->shard_address(0), "' } shards { address: '",
                    cluster->shard_address(1), "' } coordinators { address: '127.0.0.1:0' }"));
   const std::string ready = doors.Path("rogue.ready");
-  auto rogue = Process::Start(
+  auto rogue = StartProcess(
       {BuildPath("bin/emberd"), "coordinator", "--config", config, "--ready-file", ready},
       doors.Path("rogue.log"));
   ASSERT_TRUE(rogue.ok()) << rogue.status();

@@ -35,9 +35,7 @@ std::string FindValue(const std::string& text, absl::string_view key) {
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& options) {
   ASSIGN_OR_RETURN(TempDir directory, TempDir::Create());
   std::unique_ptr<Cluster> cluster(new Cluster(options, std::move(directory)));
-  const absl::Status status =
-      options.embedded ? cluster->StartEmbedded() : cluster->StartProcesses();
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(options.embedded ? cluster->StartEmbedded() : cluster->StartProcesses());
   return cluster;
 }
 
@@ -72,11 +70,10 @@ absl::Status Cluster::StartProcesses() {
   for (auto [role, members] :
        {std::pair("shard", &shards_), std::pair("coordinator", &coordinators_)}) {
     for (size_t i = 0; i < members->size(); ++i) {
-      absl::Status status = Launch(role, static_cast<int>(i), &(*members)[i]);
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(Launch(role, static_cast<int>(i), &(*members)[i]));
     }
     for (Member& member : *members) {
-      if (absl::Status status = WaitReady(&member); !status.ok()) return status;
+      RETURN_IF_ERROR(WaitReady(&member));
     }
     WriteConfig();
   }
@@ -86,12 +83,10 @@ absl::Status Cluster::StartProcesses() {
 absl::Status Cluster::StartEmbedded() {
   WriteConfig();
   Member& member = coordinators_[0];
-  absl::StatusOr<std::unique_ptr<Process>> process =
-      Process::Start({kProgram, "up", "--config", directory_.Path("cluster.textproto"), "--listen",
-                      kAnyPort, "--http", kAnyPort},
-                     member.log_path);
-  if (!process.ok()) return process.status();
-  member.process = *std::move(process);
+  ASSIGN_OR_RETURN(member.process,
+                   StartProcess({kProgram, "up", "--config", directory_.Path("cluster.textproto"),
+                                 "--listen", kAnyPort, "--http", kAnyPort},
+                                member.log_path));
   const absl::Time deadline = absl::Now() + kReadyTimeout;
   while (absl::Now() < deadline && member.process->Running()) {
     const std::string log = ReadFile(member.log_path);
@@ -109,13 +104,12 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
   const auto address = [](const std::string& known) { return known.empty() ? kAnyPort : known; };
   const std::string ready = directory_.Path(member->name + ".ready");
   std::filesystem::remove(ready);
-  absl::StatusOr<std::unique_ptr<Process>> process =
-      Process::Start({kProgram, role, "--config", directory_.Path("cluster.textproto"), "--index",
-                      absl::StrCat(index), "--address", address(member->address), "--http-address",
-                      address(member->http_address), "--ready-file", ready},
-                     member->log_path);
-  if (!process.ok()) return process.status();
-  member->process = *std::move(process);
+  ASSIGN_OR_RETURN(
+      member->process,
+      StartProcess({kProgram, role, "--config", directory_.Path("cluster.textproto"), "--index",
+                    absl::StrCat(index), "--address", address(member->address), "--http-address",
+                    address(member->http_address), "--ready-file", ready},
+                   member->log_path));
   return absl::OkStatus();
 }
 

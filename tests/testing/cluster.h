@@ -30,7 +30,7 @@ struct ClusterOptions {
   std::string token = {};
 };
 
-// Not thread-safe, but for the const methods. Belongs to the main thread (see process.h).
+// Not thread-safe, but for the const methods. Belongs to the main thread (see ChildProcess).
 class Cluster {
  public:
   // Returns when every process serves.
@@ -53,7 +53,9 @@ class Cluster {
   std::unique_ptr<client::Client> Connect()
       const;  // null, and the test fails, if that does not work
 
-  Process* coordinator_process(int coordinator) { return coordinators_[coordinator].process.get(); }
+  ChildProcess* coordinator_process(int coordinator) {
+    return coordinators_[coordinator].process.get();
+  }
 
   // kill -9.
   void KillCoordinator(int coordinator);
@@ -80,7 +82,7 @@ class Cluster {
     std::string address;
     std::string http_address;
     std::string log_path;
-    std::unique_ptr<Process> process;
+    std::unique_ptr<ChildProcess> process;
   };
 
   Cluster(ClusterOptions options, TempDir directory);

@@ -79,21 +79,19 @@ absl::StatusOr<std::unique_ptr<Prometheus>> Prometheus::Start(const std::vector<
   const TempDir& folder = prometheus->directory_;
   const std::string config = folder.Path("prometheus.yml");
   WriteFile(config, Config(targets, rule_file));
-  absl::StatusOr<std::unique_ptr<Process>> process =
-      Process::Start({kProgram, absl::StrCat("--config.file=", config),
-                      absl::StrCat("--storage.tsdb.path=", folder.Path("data")),
-                      "--web.listen-address=127.0.0.1:0"},
-                     folder.Path("log"));
-  if (!process.ok()) return process.status();
-  prometheus->process_ = *std::move(process);
+  ASSIGN_OR_RETURN(prometheus->process_,
+                   StartProcess({kProgram, absl::StrCat("--config.file=", config),
+                                 absl::StrCat("--storage.tsdb.path=", folder.Path("data")),
+                                 "--web.listen-address=127.0.0.1:0"},
+                                folder.Path("log")));
   const absl::Time deadline = absl::Now() + kReadyTimeout;
   while (absl::Now() < deadline && prometheus->process_->Running()) {
-    prometheus->port_ = ListeningPort(ReadFile(prometheus->process_->log_path()));
+    prometheus->port_ = ListeningPort(ReadFile(folder.Path("log")));
     if (prometheus->port_ != 0 && prometheus->Query("vector(1)").ok()) return prometheus;
     absl::SleepFor(absl::Milliseconds(50));
   }
   return absl::UnavailableError(
-      absl::StrCat("Prometheus did not get ready:\n", ReadFile(prometheus->process_->log_path())));
+      absl::StrCat("Prometheus did not get ready:\n", ReadFile(folder.Path("log"))));
 }
 
 absl::StatusOr<std::string> Prometheus::Get(const std::string& path) const {

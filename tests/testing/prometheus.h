@@ -13,8 +13,8 @@
 
 namespace emberd::testing {
 
-// Not thread-safe. Belongs to the main thread (see process.h). Keeps its data in a directory of its
-// own, which goes with it.
+// Not thread-safe. Belongs to the main thread (see ChildProcess). Keeps its data in a directory of
+// its own, which goes with it.
 class Prometheus {
  public:
   struct Target {
@@ -48,7 +48,7 @@ class Prometheus {
   absl::StatusOr<std::string> Get(const std::string& path) const;
 
   const TempDir directory_;
-  std::unique_ptr<Process> process_;
+  std::unique_ptr<ChildProcess> process_;
   int port_ = 0;
 };
 

@@ -3,8 +3,6 @@
 #include <memory>
 #include <string>
 
-#include <signal.h>
-
 #include "absl/time/clock.h"
 #include "base/testing/paths.h"
 #include "gtest/gtest.h"
@@ -15,67 +13,14 @@
 namespace emberd::testing {
 namespace {
 
-std::string LogPath(const std::string& name) {
-  const std::string path = TempPath(name);
-  WriteFile(path, "");
-  return path;
-}
-
-TEST(ProcessTest, KeepsLogAndExitStatus) {
-  absl::StatusOr<std::unique_ptr<Process>> process =
-      Process::Start({"/bin/sh", "-c", "echo out; echo err >&2; exit 3"}, LogPath("exit"));
+TEST(ProcessTest, AppendsOutputAndErrorToItsLog) {
+  const std::string log = TempPath("log");
+  WriteFile(log, "before\n");
+  auto process = StartProcess({"/bin/sh", "-c", "echo out; echo err >&2; exit 3"}, log);
   ASSERT_TRUE(process.ok()) << process.status();
   ASSERT_TRUE((*process)->WaitFor(absl::Seconds(20)));
   EXPECT_EQ((*process)->exit_status(), 3);
-  EXPECT_EQ(ReadFile((*process)->log_path()), "out\nerr\n");
-  (*process)->Signal(SIGKILL);  // nobody there: nothing happens
-}
-
-TEST(ProcessTest, ASignalEndsIt) {
-  absl::StatusOr<std::unique_ptr<Process>> process =
-      Process::Start({"/bin/sleep", "1000"}, LogPath("signal"));
-  ASSERT_TRUE(process.ok()) << process.status();
-  EXPECT_FALSE((*process)->WaitFor(absl::Milliseconds(20)));
-  (*process)->Signal(SIGTERM);
-  ASSERT_TRUE((*process)->WaitFor(absl::Seconds(20)));
-  EXPECT_EQ((*process)->exit_status(), -SIGTERM);
-}
-
-TEST(ProcessTest, DoesNothingWhileSuspended) {
-  absl::StatusOr<std::unique_ptr<Process>> process =
-      Process::Start({"/bin/sh", "-c", "while true; do echo x; done"}, LogPath("suspend"));
-  ASSERT_TRUE(process.ok()) << process.status();
-  (*process)->Suspend();
-  const std::string log = ReadFile((*process)->log_path());
-  EXPECT_FALSE((*process)->WaitFor(absl::Milliseconds(50)));
-  EXPECT_EQ(ReadFile((*process)->log_path()), log);
-  (*process)->Signal(SIGCONT);
-  const absl::Time until = absl::Now() + absl::Seconds(20);
-  while (ReadFile((*process)->log_path()) == log && absl::Now() < until) {
-    absl::SleepFor(absl::Milliseconds(5));
-  }
-  EXPECT_NE(ReadFile((*process)->log_path()), log);
-  (*process)->Suspend();  // a process that stands still can be killed, too
-}
-
-TEST(ProcessTest, EndsWithItsObject) {
-  pid_t pid = 0;
-  {
-    absl::StatusOr<std::unique_ptr<Process>> process =
-        Process::Start({"/bin/sleep", "1000"}, LogPath("end"));
-    ASSERT_TRUE(process.ok()) << process.status();
-    pid = (*process)->pid();
-    EXPECT_EQ(kill(pid, 0), 0);
-  }
-  EXPECT_EQ(kill(pid, 0), -1);
-}
-
-TEST(ProcessTest, AProgramThatIsNotThereEndsWith127) {
-  absl::StatusOr<std::unique_ptr<Process>> process =
-      Process::Start({"/no/such/program"}, LogPath("none"));
-  ASSERT_TRUE(process.ok()) << process.status();
-  ASSERT_TRUE((*process)->WaitFor(absl::Seconds(20)));
-  EXPECT_EQ((*process)->exit_status(), 127);
+  EXPECT_EQ(ReadFile(log), "before\nout\nerr\n");
 }
 
 TEST(MetricSumTest, SumsTheSeriesOfOneName) {
