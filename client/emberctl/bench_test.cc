@@ -1,11 +1,10 @@
-// Covers: bench.cc bench_load.cc
 #include <algorithm>
 #include <map>
 
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/bench_load.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/testing_run.h"
+#include "client/emberctl/testing.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {

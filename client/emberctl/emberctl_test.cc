@@ -7,7 +7,6 @@
 
 #include "base/testing/paths.h"
 #include "client/cpp/testing/fake_service.h"
-#include "client/emberctl/commands.h"
 #include "client/emberctl/output.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -16,7 +15,6 @@ namespace emberd::emberctl {
 namespace {
 
 using ::emberd::client::testing::FakeService;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
@@ -136,8 +134,14 @@ TEST(EmberctlExitCodeTest, WrongCommandLines) {
       {"rows"},
       {"rows", "get", "m", "t"},
       {"rows", "get", "m", "t", "x"},
+      {"rows", "set", "m", "t", ""},
       {"rows", "set", "m", "t", "7"},
-      {"rows", "set", "m", "t", "7=a"},
+      {"rows", "set", "m", "t", "=1"},
+      {"rows", "set", "m", "t", "x=1"},
+      {"rows", "set", "m", "t", "7="},
+      {"rows", "set", "m", "t", "7=1,"},
+      {"rows", "set", "m", "t", "7=1,a"},
+      {"rows", "set", "m", "t", "7=1=2"},
       {"status", "--timeout", "-1"},
       {"validate", "f", "--kind", "bird"},
   };
@@ -180,16 +184,6 @@ TEST(ValidateTest, NamesTheField) {
   outcome = Emberctl({"validate", "/does/not/exist"});
   EXPECT_EQ(outcome.code, kRefused);
   EXPECT_THAT(outcome.err, HasSubstr("/does/not/exist"));
-}
-
-TEST(ParseRowTest, ReadsWhatRowsGetPrints) {
-  absl::StatusOr<RowText> row = ParseRow("7=0.5,1,-2e-3");
-  ASSERT_TRUE(row.ok()) << row.status();
-  EXPECT_EQ(row->id, 7);
-  EXPECT_THAT(row->values, ElementsAre(0.5f, 1, -2e-3f));
-  for (const char* wrong : {"", "7", "=1", "x=1", "7=", "7=1,", "7=1,b", "7=1=2"}) {
-    EXPECT_EQ(ParseRow(wrong).status().code(), absl::StatusCode::kInvalidArgument) << wrong;
-  }
 }
 
 TEST(OutputTest, SizesTimesAndFloats) {

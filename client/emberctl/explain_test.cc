@@ -1,7 +1,4 @@
-// Covers: explain.cc, explain_json.cc, explain_report.cc, batch_file.cc, plan_output.cc
 // `emberctl explain`, from the command line to what it prints.
-#include "client/emberctl/explain.h"
-
 #include <filesystem>
 #include <fstream>
 #include <sstream>

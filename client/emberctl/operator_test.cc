@@ -1,9 +1,7 @@
-// Covers: stats.cc stats_json.cc stats_source.cc stats_view.cc drain.cc
 #include "absl/strings/str_cat.h"
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/testing_run.h"
-#include "client/emberctl/testing_stats.h"
+#include "client/emberctl/testing.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {

@@ -1,7 +1,6 @@
-// Covers: plan.cc plan_memory.cc cluster_shape.cc
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/testing_run.h"
+#include "client/emberctl/testing.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {

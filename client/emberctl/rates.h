@@ -1,10 +1,14 @@
-// What happened between two answers to GetStats, for `stats` and `top`.
+// Statistics of one coordinator, and what happened between two of its answers, for `stats` and
+// `top`.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "client/emberctl/session.h"
 #include "emberd/v1/admin_service.pb.h"
 
 namespace emberd::emberctl {
@@ -70,5 +74,22 @@ bool SameLife(const v1::GetStatsResponse& before, const v1::GetStatsResponse& no
 // The value below which `fraction` of the observations lie, evenly spread over each bucket; 0
 // without any. In the last, infinite bucket: its lower bound.
 double Quantile(const v1::Distribution& distribution, double fraction);
+
+// Stays with the coordinator that answered last, and turns to the next address when it does not.
+class StatsSource {
+ public:
+  StatsSource(const Session& session, int hot_rows);
+
+  // The error of the last address if none answers.
+  absl::StatusOr<v1::GetStatsResponse> Fetch();
+  // Whose answer it was.
+  const std::string& address() const { return session_.addresses[current_]; }
+
+ private:
+  const Session& session_;
+  const int hot_rows_;
+  std::vector<std::unique_ptr<Session>> coordinators_;  // by address
+  size_t current_ = 0;
+};
 
 }  // namespace emberd::emberctl

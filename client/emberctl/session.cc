@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/status.h"
 #include "client/cpp/options.h"
 
 namespace emberd::emberctl {
@@ -33,13 +34,30 @@ client::ClientOptions Session::client_options() const {
 absl::Status Session::Call(client::Transport::Attempt attempt) {
   if (transport_ == nullptr) {
     const client::ClientOptions options = client_options();
-    if (absl::Status status = options.Validate(); !status.ok()) return status;
-    absl::StatusOr<std::unique_ptr<client::Transport>> transport =
-        client::Transport::Connect(options);
-    if (!transport.ok()) return transport.status();
-    transport_ = *std::move(transport);
+    RETURN_IF_ERROR(options.Validate());
+    ASSIGN_OR_RETURN(std::unique_ptr<client::Transport> transport,
+                     client::Transport::Connect(options));
+    transport_ = std::move(transport);
   }
   return transport_->Call({}, attempt);
+}
+
+absl::StatusOr<v1::GetStatusResponse> Session::GetStatus() {
+  v1::GetStatusResponse response;
+  RETURN_IF_ERROR(Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.admin->GetStatus(context, {}, &response);
+  }));
+  return response;
+}
+
+absl::StatusOr<v1::DescribeModelResponse> Session::DescribeModel(const std::string& name) {
+  v1::DescribeModelRequest request;
+  request.set_name(name);
+  v1::DescribeModelResponse response;
+  RETURN_IF_ERROR(Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.embedding->DescribeModel(context, request, &response);
+  }));
+  return response;
 }
 
 }  // namespace emberd::emberctl

@@ -7,8 +7,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/cpp/options.h"
 #include "client/cpp/transport.h"
+#include "emberd/v1/admin_service.pb.h"
+#include "emberd/v1/embedding_service.pb.h"
 
 namespace emberd::emberctl {
 
@@ -22,6 +25,10 @@ class Session {
 
   // Connects if need be, then calls as client::Transport::Call does.
   absl::Status Call(client::Transport::Attempt attempt);
+
+  // Calls that several verbs need.
+  absl::StatusOr<v1::GetStatusResponse> GetStatus();
+  absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const std::string& name);
 
   // For clients that a command makes itself: all `addresses`, and how to connect to them.
   client::ClientOptions client_options() const;

@@ -6,7 +6,6 @@
 
 #include "client/emberctl/output.h"
 #include "client/emberctl/rates.h"
-#include "client/emberctl/table.h"
 
 namespace emberd::emberctl {
 
@@ -29,5 +28,18 @@ std::vector<std::vector<CellLine>> StatsTables(const Rates& rates, const StatsVi
 
 // The same as JSON: counts of the time, what they are per second, and the state now.
 Json StatsJson(const Rates& rates);
+
+// One screen of `emberctl top`.
+struct FrameOptions {
+  Order order = Order::kBusy;
+  bool colors = false;
+  int columns = 0;   // 0: as many as it takes
+  int rows = 0;      // the same
+  std::string hint;  // the last line, if not empty
+};
+
+// Lines that fit. Where there is too much, the last but the hint says how much is missing.
+std::vector<std::string> TopFrame(const Rates& rates, const std::string& address,
+                                  const FrameOptions& options);
 
 }  // namespace emberd::emberctl

@@ -1,16 +1,13 @@
 // What top prints where there is no terminal, and how a frame fits a window. On a terminal:
 // tests/integration/top_terminal_test.py.
-// Covers: top.cc terminal.cc
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/table.h"
-#include "client/emberctl/testing_run.h"
-#include "client/emberctl/testing_stats.h"
-#include "client/emberctl/top_frame.h"
+#include "client/emberctl/stats_view.h"
+#include "client/emberctl/testing.h"
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {

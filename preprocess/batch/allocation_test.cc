@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "preprocess/random_case.h"
+#include "tests/testing/random_case.h"
 
 namespace {
 std::atomic<int64_t> allocations{0};

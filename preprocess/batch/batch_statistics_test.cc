@@ -8,7 +8,7 @@
 
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
-#include "preprocess/random_case.h"
+#include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
 namespace {

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "preprocess/batch/highway_buckets.h"
-#include "preprocess/random_case.h"
+#include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "preprocess/random_case.h"
+#include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
 namespace {

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "preprocess/plan/placement.h"
-#include "preprocess/random_case.h"
+#include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
 namespace {

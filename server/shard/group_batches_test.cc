@@ -6,9 +6,9 @@
 
 #include <gtest/gtest.h>
 
-#include "preprocess/random_case.h"
 #include "server/shard/hosted_models.h"
 #include "shard/testing/test_engine.h"
+#include "tests/testing/random_case.h"
 
 namespace emberd::server {
 namespace {

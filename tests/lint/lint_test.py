@@ -16,7 +16,7 @@ RUN = LINT.parents[2] / "run"
 GOOD = {
     "config/a.h": '#pragma once\n#include <string>\n#include "absl/status/status.h"\n#include "emberd/v1/model.pb.h"\n',
     "config/a.cc": '#include "config/a.h"\n#include "config/b.h"\n',
-    "config/a_test.cc": '#include "config/a.h"\n',
+    "config/a_test.cc": '#include "config/a.h"\n#include "tests/testing/random.h"\n',
     "config/b.h": "#pragma once\n",
     "config/b.cc": '#include "config/b.h"\n',  # reached through a.cc
     "config/c.h": "#pragma once\n",
@@ -27,10 +27,11 @@ GOOD = {
     "shard/engine.h": '#pragma once\n#include "preprocess/batch/csr.h"\n',
     "server/main.cc": '#include <grpcpp/grpcpp.h>\n#include "shard/engine.h"\n',
     "server/main_loop.cc": '#include "emberd/internal/v1/shard_service.grpc.pb.h"\n',
-    "client/demo/main.cc": '#include "client/cpp/client.h"\n#include "emberd/v1/x_service.grpc.pb.h"\n',
+    "tests/bench/demo/main.cc": '#include "client/cpp/client.h"\n#include "emberd/v1/x_service.grpc.pb.h"\n',
     "client/cpp/client.h": "#pragma once\n",
     "shard/x-inl.h": "// included once per target\n",
-    "tests/testing/cluster.cc": '#include "server/main.h"\n#include "client/demo/x.h"\n',
+    "tests/testing/random.h": "#pragma once\n",
+    "tests/testing/cluster.cc": '#include "server/main.h"\n#include "tests/bench/demo/x.h"\n',
 }
 
 # name of the case: (file, its text, what lint must say)
@@ -51,12 +52,12 @@ BAD = {
                                "server/main.cc:1: server may not include client/cpp/client.h"),
     "server includes tests": ("server/main.cc", '#include "tests/testing/cluster.h"\n',
                               "server/main.cc:1: server may not include tests/testing/cluster.h"),
-    "client library includes the demo": ("client/cpp/client.h", '#pragma once\n#include "client/demo/x.h"\n',
-                                         "client/cpp/client.h:2: client/cpp may not include client/demo/x.h"),
-    "demo includes server": ("client/demo/main.cc", '  #  include "server/main.h"\n',
-                             "client/demo/main.cc:1: client/demo may not include server/main.h"),
-    "demo includes internal service": ("client/demo/main.cc", '#include "emberd/internal/v1/s.grpc.pb.h"\n',
-                                       "client/demo/main.cc:1: client/demo may not include emberd/internal"),
+    "client library includes the demo": ("client/cpp/client.h", '#pragma once\n#include "tests/bench/demo/x.h"\n',
+                                         "client/cpp/client.h:2: client/cpp may not include tests/bench/demo/x.h"),
+    "demo includes server": ("tests/bench/demo/main.cc", '  #  include "server/main.h"\n',
+                             "tests/bench/demo/main.cc:1: tests/bench/demo may not include server/main.h"),
+    "demo includes internal service": ("tests/bench/demo/main.cc", '#include "emberd/internal/v1/s.grpc.pb.h"\n',
+                                       "tests/bench/demo/main.cc:1: tests/bench/demo may not include emberd/internal"),
     "include by bare name": ("config/a.cc", '#include "config/b.h"\n#include "x.h"\n',
                              'config/a.cc:2: "x.h": include by the path from the root'),
     "no pragma once": ("config/b.h", "#ifndef B_H\n#define B_H\n#endif\n",

@@ -1,0 +1,360 @@
+#include "client/emberctl/explain/batch_file.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/status.h"
+
+namespace emberd::emberctl {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+constexpr absl::string_view kMagic = "\x93NUMPY";
+constexpr size_t kMaxDimensions = 8;
+
+absl::Status Malformed(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("not a usable .npy file: ", what));
+}
+
+// Cuts the header, a Python dictionary as text, off the front of `*content`.
+absl::StatusOr<absl::string_view> TakeHeader(absl::string_view* content) {
+  if (!absl::ConsumePrefix(content, kMagic)) return Malformed("it does not begin with \\x93NUMPY");
+  if (content->size() < 2) return Malformed("it ends in its header");
+  const int version = static_cast<unsigned char>((*content)[0]);
+  if (version < 1 || version > 3) {
+    return Malformed(absl::StrCat("its format version is ", version, "; it must be 1 to 3"));
+  }
+  content->remove_prefix(2);
+  const size_t width = version == 1 ? 2 : 4;
+  if (content->size() < width) return Malformed("it ends in its header");
+  uint32_t length = 0;
+  std::memcpy(&length, content->data(), width);
+  content->remove_prefix(width);
+  if (content->size() < length) return Malformed("it ends in its header");
+  const absl::string_view header = content->substr(0, length);
+  content->remove_prefix(length);
+  return header;
+}
+
+// What stands after 'key': in the header.
+absl::string_view After(absl::string_view header, absl::string_view key) {
+  const size_t at = header.find(absl::StrCat("'", key, "':"));
+  if (at == absl::string_view::npos) return "";
+  return absl::StripLeadingAsciiWhitespace(header.substr(at + key.size() + 3));
+}
+
+absl::StatusOr<std::vector<int64_t>> ParseShape(absl::string_view header) {
+  absl::string_view text = After(header, "shape");
+  const size_t end = text.find(')');
+  if (!absl::ConsumePrefix(&text, "(") || end == absl::string_view::npos) {
+    return Malformed("it has no shape");
+  }
+  std::vector<int64_t> shape;
+  for (absl::string_view size : absl::StrSplit(text.substr(0, end - 1), ',')) {
+    size = absl::StripAsciiWhitespace(size);
+    if (size.empty()) continue;  // after the last comma
+    int64_t value = 0;
+    if (!absl::SimpleAtoi(size, &value) || value < 0 || shape.size() == kMaxDimensions) {
+      return Malformed(absl::StrCat("its shape is (", text.substr(0, end - 1), ")"));
+    }
+    shape.push_back(value);
+  }
+  return shape;
+}
+
+template <typename T>
+absl::StatusOr<Array> Read(absl::string_view data, std::vector<int64_t> shape) {
+  int64_t left = static_cast<int64_t>(data.size() / sizeof(T));
+  int64_t count = 1;
+  for (const int64_t size : shape) {
+    if (size > 0 && count > left / size) return Malformed("it is shorter than its shape says");
+    count *= size;
+  }
+  if (count * sizeof(T) != data.size()) {
+    return Malformed(
+        absl::StrCat("it has ", data.size(), " bytes of data instead of ", count * sizeof(T)));
+  }
+  std::vector<T> values(count);
+  if (count > 0) std::memcpy(values.data(), data.data(), data.size());
+  return Array{std::move(shape), std::move(values)};
+}
+
+}  // namespace
+
+absl::StatusOr<Array> ParseNpy(absl::string_view content) {
+  ASSIGN_OR_RETURN(const absl::string_view header, TakeHeader(&content));
+  ASSIGN_OR_RETURN(std::vector<int64_t> shape, ParseShape(header));
+  if (!absl::StartsWith(After(header, "fortran_order"), "False")) {
+    return Malformed("it is in Fortran order");
+  }
+  const absl::string_view type = After(header, "descr").substr(0, 5);
+  if (type == "'<i4'") return Read<int32_t>(content, std::move(shape));
+  if (type == "'<i8'") return Read<int64_t>(content, std::move(shape));
+  if (type == "'<f4'") return Read<float>(content, std::move(shape));
+  return Malformed(absl::StrCat("its type is ", type, "; it must be '<i4', '<i8' or '<f4'"));
+}
+
+namespace {
+
+using nlohmann::json;
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  return text.str();
+}
+
+// The elements of a sample: a list, or a single value.
+std::vector<json> Elements(const json& sample) {
+  if (!sample.is_array()) return {sample};
+  return {sample.begin(), sample.end()};
+}
+
+absl::StatusOr<int64_t> IdOf(const json& id) {
+  if (!id.is_number_integer() || (id.is_number_unsigned() && id.get<uint64_t>() >> 63 != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(id.dump(), " is not a 64-bit integer"));
+  }
+  return id.get<int64_t>();
+}
+
+// Ids as a ragged array: `values` and `row_splits`.
+absl::Status ReadIds(const json& samples, std::vector<int64_t>* values,
+                     std::vector<int64_t>* row_splits) {
+  row_splits->push_back(0);
+  for (const json& sample : samples) {
+    for (const json& element : Elements(sample)) {
+      const absl::StatusOr<int64_t> id = IdOf(element);
+      if (!id.ok()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("ids of sample ", row_splits->size() - 1, ": ", id.status().message()));
+      }
+      values->push_back(*id);
+    }
+    row_splits->push_back(static_cast<int64_t>(values->size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadWeights(const json& samples, const std::vector<int64_t>& row_splits,
+                         std::vector<float>* weights) {
+  if (!samples.is_array() || samples.size() + 1 != row_splits.size()) {
+    return absl::InvalidArgumentError("weights: there must be as many samples as in ids");
+  }
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const std::vector<json> elements = Elements(samples[i]);
+    const int64_t ids = row_splits[i + 1] - row_splits[i];
+    if (static_cast<int64_t>(elements.size()) != ids) {
+      return absl::InvalidArgumentError(absl::StrCat("weights of sample ", i, ": there are ",
+                                                     elements.size(), " for ", ids, " ids"));
+    }
+    for (const json& weight : elements) {
+      if (!weight.is_number()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("weights of sample ", i, ": ", weight.dump(), " is not a number"));
+      }
+      weights->push_back(weight.get<float>());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFields(const json& feature) {
+  if (!feature.is_object() || !feature.contains("ids") || !feature["ids"].is_array()) {
+    return absl::InvalidArgumentError("it must be an object with \"ids\", a list of samples");
+  }
+  for (const auto& [key, value] : feature.items()) {
+    if (key != "ids" && key != "weights") {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", key, "\" is not known; allowed: \"ids\" and \"weights\""));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<preprocess::IntSpan> IntsOf(const Array& array, size_t max_dimensions) {
+  if (array.shape.empty() || array.shape.size() > max_dimensions) {
+    return absl::InvalidArgumentError(absl::StrCat("it has ", array.shape.size(),
+                                                   " dimensions; it must have 1",
+                                                   max_dimensions == 2 ? " or 2" : ""));
+  }
+  if (const auto* narrow = std::get_if<std::vector<int32_t>>(&array.values)) {
+    return preprocess::IntSpan(absl::MakeConstSpan(*narrow));
+  }
+  if (const auto* wide = std::get_if<std::vector<int64_t>>(&array.values)) {
+    return preprocess::IntSpan(absl::MakeConstSpan(*wide));
+  }
+  return absl::InvalidArgumentError("it must hold integers");
+}
+
+absl::Status SetWeights(const Array& weights, const Array& ids, preprocess::FeatureInput* input) {
+  const auto* values = std::get_if<std::vector<float>>(&weights.values);
+  if (values == nullptr) return absl::InvalidArgumentError("weights: they must be float32");
+  if (values->size() != 1 && weights.shape != ids.shape) {
+    return absl::InvalidArgumentError(
+        "weights: they must have the shape of the ids, or be a single one");
+  }
+  input->has_weights = true;
+  input->weights = *values;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<BatchFile> BatchFile::Load(const std::vector<std::string>& paths,
+                                          const v1::ModelConfig& model) {
+  BatchFile batch;
+  for (const std::string& path : paths) {
+    absl::Status status = batch.AddPath(path);
+    if (!status.ok())
+      return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+  }
+  RETURN_IF_ERROR(batch.MakeInputs(model));
+  return batch;
+}
+
+absl::Status BatchFile::AddPath(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) {
+    if (absl::EndsWith(path, ".npy")) return AddNpy(path);
+    const absl::StatusOr<std::string> text = ReadFile(path);
+    return text.ok() ? AddJson(*text) : text.status();
+  }
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(path, ignored)) {
+    if (entry.path().extension() == ".npy") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  for (const std::string& file : files) {
+    RETURN_IF_ERROR(AddNpy(file));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BatchFile::AddNpy(const std::string& path) {
+  // The name of a feature may hold dots: its part is what stands between the last two.
+  const std::string stem = std::filesystem::path(path).stem().string();
+  const size_t dot = stem.rfind('.');
+  const std::string part = dot == std::string::npos ? "" : stem.substr(dot + 1);
+  if (part != "ids" && part != "values" && part != "row_splits" && part != "weights") {
+    return absl::InvalidArgumentError(
+        absl::StrCat(stem,
+                     ".npy: its name must be FEATURE.ids.npy, FEATURE.values.npy, "
+                     "FEATURE.row_splits.npy or FEATURE.weights.npy"));
+  }
+  ASSIGN_OR_RETURN(const std::string content, ReadFile(path));
+  absl::StatusOr<Array> array = ParseNpy(content);
+  if (!array.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(stem, ".npy: ", array.status().message()));
+  }
+  return Add(stem.substr(0, dot), part, *std::move(array));
+}
+
+absl::Status BatchFile::AddJson(const std::string& text) {
+  json batch;
+  try {
+    batch = json::parse(text);
+  } catch (const json::exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat("not JSON: ", error.what()));
+  }
+  if (!batch.is_object()) return absl::InvalidArgumentError("it must be an object of features");
+  for (const auto& [name, feature] : batch.items()) {
+    std::vector<int64_t> values, row_splits;
+    std::vector<float> weights;
+    absl::Status status = CheckFields(feature);
+    if (status.ok()) status = ReadIds(feature["ids"], &values, &row_splits);
+    if (status.ok() && feature.contains("weights")) {
+      status = ReadWeights(feature["weights"], row_splits, &weights);
+    }
+    const auto ids = static_cast<int64_t>(values.size());
+    const auto splits = static_cast<int64_t>(row_splits.size());
+    if (status.ok()) status = Add(name, "values", {{ids}, std::move(values)});
+    if (status.ok()) status = Add(name, "row_splits", {{splits}, std::move(row_splits)});
+    if (status.ok() && feature.contains("weights")) {
+      status = Add(name, "weights", {{ids}, std::move(weights)});
+    }
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("feature '", name, "': ", status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BatchFile::Add(const std::string& feature, const std::string& part, Array array) {
+  if (features_[feature].emplace(part, std::move(array)).second) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the ", part, " of feature '", feature, "' are given twice"));
+}
+
+absl::Status BatchFile::MakeInputs(const v1::ModelConfig& model) {
+  for (const v1::FeatureConfig& feature : model.features()) {
+    const auto found = features_.find(feature.name());
+    if (found == features_.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("feature '", feature.name(), "' of the model is missing in the batch"));
+    }
+    absl::StatusOr<preprocess::FeatureInput> input = InputOf(found->second);
+    if (!input.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("feature '", feature.name(), "': ", input.status().message()));
+    }
+    inputs_.push_back(*std::move(input));
+  }
+  if (features_.size() == inputs_.size()) return absl::OkStatus();
+  for (const auto& [name, parts] : features_) {
+    const auto known = [&name = name](const auto& feature) { return feature.name() == name; };
+    if (std::none_of(model.features().begin(), model.features().end(), known)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("feature '", name, "' of the batch is not in the model"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<preprocess::FeatureInput> BatchFile::InputOf(const Parts& parts) {
+  const bool dense = parts.contains("ids");
+  if (dense == parts.contains("values") || dense == parts.contains("row_splits")) {
+    return absl::InvalidArgumentError("it needs either ids, or values and row_splits");
+  }
+  preprocess::FeatureInput input;
+  const Array& ids = parts.at(dense ? "ids" : "values");
+  const absl::StatusOr<preprocess::IntSpan> values = IntsOf(ids, dense ? 2 : 1);
+  if (!values.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(dense ? "ids: " : "values: ", values.status().message()));
+  }
+  if (dense) {
+    input.ids =
+        preprocess::DenseInput{*values, ids.shape.size() == 2 ? ids.shape[1] : 1, ids.shape[0]};
+  } else {
+    const absl::StatusOr<preprocess::IntSpan> row_splits = IntsOf(parts.at("row_splits"), 1);
+    if (!row_splits.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("row_splits: ", row_splits.status().message()));
+    }
+    input.ids = preprocess::RaggedInput{*row_splits, *values};
+  }
+  const auto weights = parts.find("weights");
+  if (weights != parts.end()) {
+    RETURN_IF_ERROR(SetWeights(weights->second, ids, &input));
+  }
+  return input;
+}
+
+}  // namespace emberd::emberctl

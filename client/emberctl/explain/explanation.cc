@@ -1,0 +1,280 @@
+#include "client/emberctl/explain/explanation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include <google/protobuf/util/json_util.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/plan_view.h"
+#include "preprocess/batch/cuts.h"
+
+namespace emberd::emberctl {
+
+namespace {
+
+using preprocess::PairCost;
+using preprocess::PartitionLimits;
+using preprocess::StackCost;
+using preprocess::StackPlan;
+using Lines = std::vector<std::vector<std::string>>;
+
+// Matrices of pairs are printed up to this many partitions; beyond, the fullest pairs are.
+constexpr int kMaxMatrixPartitions = 16;
+constexpr size_t kFullestPairs = 8;
+
+PartitionLimits LimitsOf(const StackPlan& stack) {
+  return {stack.max_ids_per_partition, stack.max_unique_ids_per_partition};
+}
+
+// "12 of 8", or "12" without a limit.
+std::string OfLimit(int64_t count, int64_t limit) {
+  return limit == 0 ? absl::StrCat(count) : absl::StrCat(count, " of ", limit);
+}
+
+void PrintHead(const Explanation& e, std::ostream& out) {
+  const preprocess::Topology& topology = e.plan.topology;
+  out << "model \"" << e.model.name() << "\": " << e.model.tables_size() << " tables and "
+      << e.model.features_size() << " features in " << e.plan.stacks.size() << " stacks, on "
+      << topology.shards << " shards x " << topology.sparsecores_per_shard
+      << " SparseCores = " << topology.partitions() << " partitions\n"
+      << v1::PlanRules_Name(e.model.plan().rules()) << " rules, "
+      << v1::SampleLayout_Name(e.model.plan().sample_layout()) << ", buckets by "
+      << v1::BucketHash_Name(e.model.plan().bucket_hash()) << "\n\n";
+  const v1::ModelPlan plan = preprocess::PlanToProto(e.model, e.plan);
+  PrintStacks(plan, out);
+  out << "\n";
+  PrintFeatures(plan, out);
+  out << "\n";
+}
+
+void PrintTotals(const Explanation& e, std::ostream& out) {
+  Lines lines = {{"STACK", "SAMPLES", "IDS", "DUPLICATES", "DROPPED", "ROWS TOUCHED",
+                  "BUFFER CELLS", "PADDING", "ACTIVATIONS/SPARSECORE", "GATHERED", "IMBALANCE"}};
+  for (size_t k = 0; k < e.costs.size(); ++k) {
+    const StackCost& cost = e.costs[k];
+    const double padding = cost.buffer_cells == 0 ? 0 : 100.0 * cost.pad_cells / cost.buffer_cells;
+    lines.push_back({e.plan.stacks[k].name, absl::StrCat(cost.samples), absl::StrCat(cost.ids),
+                     absl::StrCat(cost.duplicate_ids), absl::StrCat(cost.dropped_ids),
+                     absl::StrCat(cost.rows_touched), absl::StrCat(cost.buffer_cells),
+                     absl::StrFormat("%.0f%%", padding),
+                     Bytes(cost.activation_bytes_per_sparsecore), Bytes(cost.bytes_gathered),
+                     absl::StrFormat("%.2f", cost.imbalance)});
+  }
+  PrintColumns(lines, out);
+  out << "Imbalance: ids of the fullest partition over the mean.\n\n";
+}
+
+std::string PairText(const PairCost& pair, const PartitionLimits& limits) {
+  return absl::StrCat(pair.ids, "/", pair.unique,
+                      limits.Exceeded(pair.ids, pair.unique) ? " !" : "");
+}
+
+void PrintMatrix(const StackCost& cost, const PartitionLimits& limits, int partitions,
+                 std::ostream& out) {
+  Lines lines = {{"SLOT"}};
+  for (int p = 0; p < partitions; ++p) lines[0].push_back(absl::StrCat("P", p));
+  for (const PairCost& pair : cost.pairs) {
+    if (pair.partition == 0) lines.push_back({absl::StrCat(pair.slot)});
+    lines.back().push_back(PairText(pair, limits));
+  }
+  PrintColumns(lines, out);
+}
+
+void PrintFullest(const StackCost& cost, const PartitionLimits& limits, std::ostream& out) {
+  std::vector<PairCost> pairs = cost.pairs;
+  const size_t shown = std::min(pairs.size(), kFullestPairs);
+  std::partial_sort(pairs.begin(), pairs.begin() + shown, pairs.end(),
+                    [](const PairCost& a, const PairCost& b) { return a.ids > b.ids; });
+  Lines lines = {{"SLOT", "PARTITION", "IDS/UNIQUE"}};
+  for (size_t i = 0; i < shown; ++i) {
+    lines.push_back({absl::StrCat(pairs[i].slot), absl::StrCat(pairs[i].partition),
+                     PairText(pairs[i], limits)});
+  }
+  out << "the " << shown << " fullest of " << pairs.size() << " pairs:\n";
+  PrintColumns(lines, out);
+}
+
+void PrintPairs(const Explanation& e, std::ostream& out) {
+  out << "ids/unique ids from each source slot to each partition (!: over a limit)\n";
+  for (size_t k = 0; k < e.costs.size(); ++k) {
+    const StackPlan& stack = e.plan.stacks[k];
+    out << "stack \"" << stack.name << "\", limits " << Limit(stack.max_ids_per_partition) << "/"
+        << Limit(stack.max_unique_ids_per_partition) << ":\n";
+    if (e.plan.topology.partitions() <= kMaxMatrixPartitions) {
+      PrintMatrix(e.costs[k], LimitsOf(stack), e.plan.topology.partitions(), out);
+    } else {
+      PrintFullest(e.costs[k], LimitsOf(stack), out);
+    }
+  }
+  out << "\n";
+}
+
+// Why a stack needs cuts: the pairs over its limits, and the worst of them.
+void PrintReason(const StackPlan& stack, const StackCost& cost, std::ostream& out) {
+  const PartitionLimits limits = LimitsOf(stack);
+  const PairCost* worst = nullptr;
+  int over = 0;
+  for (const PairCost& pair : cost.pairs) {
+    if (!limits.Exceeded(pair.ids, pair.unique)) continue;
+    ++over;
+    if (worst == nullptr || pair.ids > worst->ids) worst = &pair;
+  }
+  if (worst == nullptr) return;
+  out << "  stack \"" << stack.name << "\": " << over << " of " << cost.pairs.size()
+      << " pairs are over a limit; slot " << worst->slot << " sends partition " << worst->partition
+      << " " << OfLimit(worst->ids, limits.ids) << " ids, " << OfLimit(worst->unique, limits.unique)
+      << " unique ids\n";
+}
+
+// "8-15": the buckets of a mini-batch.
+std::string BucketsOf(uint64_t cuts, int minibatch) {
+  int first = 0;
+  while (preprocess::MinibatchOf(cuts, first) < minibatch) ++first;
+  int last = first;
+  while (last + 1 < preprocess::kBuckets && preprocess::MinibatchOf(cuts, last + 1) == minibatch) {
+    ++last;
+  }
+  return absl::StrCat(first, "-", last);
+}
+
+void PrintMinibatches(const Explanation& e, std::ostream& out) {
+  const int count = e.batch.statistics().num_minibatches();
+  if (count == 1) {
+    const bool dropped = std::any_of(e.costs.begin(), e.costs.end(),
+                                     [](const StackCost& cost) { return cost.dropped_ids > 0; });
+    out << "1 mini-batch: every pair is within its limits" << (dropped ? " after dropping" : "")
+        << "\n";
+    return;
+  }
+  out << count << " mini-batches, the same cuts of the vocabulary for all stacks, because\n";
+  for (size_t k = 0; k < e.costs.size(); ++k) PrintReason(e.plan.stacks[k], e.costs[k], out);
+  Lines lines = {{"MINI-BATCH", "BUCKETS", "STACK", "IDS", "MAX IDS", "MAX UNIQUE IDS"}};
+  for (int m = 0; m < count; ++m) {
+    for (size_t k = 0; k < e.costs.size(); ++k) {
+      const preprocess::MinibatchCost& minibatch = e.costs[k].minibatches[m];
+      const PartitionLimits limits = LimitsOf(e.plan.stacks[k]);
+      lines.push_back({absl::StrCat(m), BucketsOf(e.cuts, m), e.plan.stacks[k].name,
+                       absl::StrCat(minibatch.ids), OfLimit(minibatch.max_ids, limits.ids),
+                       OfLimit(minibatch.max_unique_ids, limits.unique)});
+    }
+  }
+  PrintColumns(lines, out);
+}
+
+}  // namespace
+
+void PrintReport(const Explanation& explanation, std::ostream& out) {
+  PrintHead(explanation, out);
+  PrintTotals(explanation, out);
+  PrintPairs(explanation, out);
+  PrintMinibatches(explanation, out);
+}
+
+namespace {
+
+using preprocess::CsrSegmentView;
+using preprocess::StackBatchView;
+using preprocess::StackCost;
+
+Json MessageJson(const google::protobuf::Message& message) {
+  std::ostringstream text;
+  PrintJson(message, text);
+  return Json::parse(text.str());
+}
+
+Json Gains(absl::Span<const float> gains) {
+  Json list = Json::array();
+  for (const float gain : gains) list.push_back(std::isnan(gain) ? Json("NaN") : Json(gain));
+  return list;
+}
+
+Json Ints(absl::Span<const int32_t> values) {
+  return std::vector<int32_t>(values.begin(), values.end());
+}
+
+Json SegmentJson(int shard, int slot, int minibatch, const CsrSegmentView& segment) {
+  std::vector<int32_t> row_pointers;
+  for (const int32_t end : segment.row_ends) row_pointers.push_back(end - segment.base);
+  return {{"shard", shard},
+          {"slot", slot},
+          {"minibatch", minibatch},
+          {"row_pointers", row_pointers},
+          {"embedding_ids", Ints(segment.embedding_ids)},
+          {"sample_ids", Ints(segment.sample_ids)},
+          {"gains", Gains(segment.gains)}};
+}
+
+Json SegmentsJson(const Explanation& explanation, int stack) {
+  Json segments = Json::array();
+  for (int shard = 0; shard < explanation.plan.topology.shards; ++shard) {
+    const StackBatchView view = explanation.batch.ShardView(shard)[stack];
+    for (int i = 0; i < static_cast<int>(view.segments.size()); ++i) {
+      segments.push_back(
+          SegmentJson(shard, i / view.minibatches, i % view.minibatches, view.segments[i]));
+    }
+  }
+  return segments;
+}
+
+Json MinibatchesJson(const StackCost& cost) {
+  Json minibatches = Json::array();
+  for (const preprocess::MinibatchCost& minibatch : cost.minibatches) {
+    minibatches.push_back({{"ids", minibatch.ids},
+                           {"max_ids_per_partition", minibatch.max_ids},
+                           {"max_unique_ids_per_partition", minibatch.max_unique_ids}});
+  }
+  return minibatches;
+}
+
+Json StackJson(const Explanation& explanation, int stack) {
+  const StackCost& cost = explanation.costs[stack];
+  const int slots = explanation.plan.topology.sparsecores_per_shard;
+  std::vector<std::vector<int64_t>> ids(slots), unique(slots);
+  for (const preprocess::PairCost& pair : cost.pairs) {
+    ids[pair.slot].push_back(pair.ids);
+    unique[pair.slot].push_back(pair.unique);
+  }
+  return {{"stack", explanation.plan.stacks[stack].name},
+          {"samples", cost.samples},
+          {"ids", cost.ids},
+          {"duplicate_ids", cost.duplicate_ids},
+          {"dropped_ids", cost.dropped_ids},
+          {"rows_touched", cost.rows_touched},
+          {"buffer_cells", cost.buffer_cells},
+          {"pad_cells", cost.pad_cells},
+          {"activation_bytes_per_sparsecore", cost.activation_bytes_per_sparsecore},
+          {"bytes_gathered", cost.bytes_gathered},
+          {"imbalance", static_cast<float>(cost.imbalance)},
+          {"ids_per_partition", ids},
+          {"unique_ids_per_partition", unique},
+          {"minibatches", MinibatchesJson(cost)},
+          {"segments", SegmentsJson(explanation, stack)}};
+}
+
+}  // namespace
+
+void PrintExplanationJson(const Explanation& explanation, std::ostream& out) {
+  Json stacks = Json::array();
+  for (int k = 0; k < static_cast<int>(explanation.costs.size()); ++k) {
+    stacks.push_back(StackJson(explanation, k));
+  }
+  std::vector<int> minibatch_of;
+  for (int b = 0; b < preprocess::kBuckets; ++b) {
+    minibatch_of.push_back(preprocess::MinibatchOf(explanation.cuts, b));
+  }
+  const Json all = {
+      {"model", explanation.model.name()},
+      {"plan", MessageJson(preprocess::PlanToProto(explanation.model, explanation.plan))},
+      {"statistics", MessageJson(explanation.batch.statistics())},
+      {"num_minibatches", explanation.batch.statistics().num_minibatches()},
+      {"split_mask", absl::StrFormat("0x%016x", preprocess::JaxMask(explanation.cuts))},
+      {"bucket_to_minibatch", minibatch_of},
+      {"stacks", std::move(stacks)}};
+  out << all.dump() << "\n";
+}
+
+}  // namespace emberd::emberctl

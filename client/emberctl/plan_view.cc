@@ -1,0 +1,124 @@
+#include "client/emberctl/plan_view.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "client/emberctl/output.h"
+#include "config/config.h"
+
+namespace emberd::emberctl {
+
+absl::StatusOr<v1::ClusterConfig> ClusterOf(const ClusterShape& shape) {
+  if (!shape.file.empty()) return config::LoadCluster(shape.file);
+  v1::ClusterConfig cluster;
+  cluster.set_sparsecores_per_shard(shape.sparsecores_per_shard);
+  for (int i = 0; i < shape.shards; ++i) cluster.add_shards()->set_address("localhost:0");
+  cluster.add_coordinators()->set_address("localhost:0");
+  RETURN_IF_ERROR(config::CompleteCluster(&cluster));
+  return cluster;
+}
+
+void AddClusterShapeOptions(CLI::App* command, CLI::Option* needed, ClusterShape* shape) {
+  constexpr int kMaxPartitions = 1024;  // as in a ClusterConfig
+  CLI::Option* const cluster =
+      command->add_option("--cluster", shape->file, "ClusterConfig that gives both numbers")
+          ->needs(needed);
+  command->add_option("--shards", shape->shards, "Shards of the cluster")
+      ->check(CLI::Range(1, kMaxPartitions))
+      ->excludes(cluster)
+      ->capture_default_str();
+  command->add_option("--sparsecores", shape->sparsecores_per_shard, "SparseCores of each shard")
+      ->check(CLI::Range(1, kMaxPartitions))
+      ->excludes(cluster)
+      ->capture_default_str();
+}
+
+PlanMemory MemoryOf(const v1::ModelPlan& plan) {
+  PlanMemory memory;
+  for (const v1::StackPlan& stack : plan.stacks()) {
+    memory.partition_bytes += stack.bytes_per_partition();
+  }
+  memory.shard_bytes = memory.partition_bytes * plan.sparsecores_per_shard();
+  return memory;
+}
+
+Padding PaddingOf(const v1::StackPlan& stack, const v1::TablePlan& table) {
+  return {table.vocabulary_size() * table.embedding_dim(),
+          table.padded_vocabulary_size() * stack.embedding_dim()};
+}
+
+Padding PaddingOf(const v1::ModelPlan& plan) {
+  Padding all;
+  for (const v1::StackPlan& stack : plan.stacks()) {
+    for (const v1::TablePlan& table : stack.tables()) {
+      const Padding one = PaddingOf(stack, table);
+      all.weights += one.weights;
+      all.cells += one.cells;
+    }
+  }
+  return all;
+}
+
+std::string Limit(int32_t limit) { return limit == 0 ? "none" : absl::StrCat(limit); }
+
+void PrintStacks(const v1::ModelPlan& plan, std::ostream& out) {
+  std::vector<std::vector<std::string>> lines = {{"STACK", "WIDTH", "ROWS/PARTITION",
+                                                  "SIZE/PARTITION", "MAX IDS", "MAX UNIQUE IDS",
+                                                  "TABLES (row offset, rotation)"}};
+  for (const v1::StackPlan& stack : plan.stacks()) {
+    std::vector<std::string> tables;
+    for (const v1::TablePlan& table : stack.tables()) {
+      tables.push_back(
+          absl::StrCat(table.name(), " (", table.row_offset(), ", ", table.shard_rotation(), ")"));
+    }
+    lines.push_back({stack.name(), absl::StrCat(stack.embedding_dim()),
+                     absl::StrCat(stack.rows_per_partition()), Bytes(stack.bytes_per_partition()),
+                     Limit(stack.max_ids_per_partition()),
+                     Limit(stack.max_unique_ids_per_partition()), absl::StrJoin(tables, ", ")});
+  }
+  PrintColumns(lines, out);
+}
+
+void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out) {
+  std::vector<std::vector<std::string>> lines = {
+      {"FEATURE", "TABLE", "STACK", "BATCH SIZE", "ROW OFFSET", "COL OFFSET", "COL SHIFT"}};
+  for (const v1::StackPlan& stack : plan.stacks()) {
+    for (const v1::FeaturePlan& feature : stack.features()) {
+      lines.push_back({feature.name(), feature.table(), stack.name(),
+                       absl::StrCat(feature.batch_size()), absl::StrCat(feature.row_offset()),
+                       absl::StrCat(feature.col_offset()), absl::StrCat(feature.col_shift())});
+    }
+  }
+  PrintColumns(lines, out);
+}
+
+std::vector<std::string> TableHeadings() {
+  return {"MODEL", "TABLE", "VOCABULARY", "DIM", "COMBINER", "OPTIMIZER", "SLOTS", "STACK"};
+}
+
+const v1::StackPlan* StackOf(const v1::ModelPlan& plan, const std::string& table) {
+  for (const v1::StackPlan& stack : plan.stacks()) {
+    for (const v1::TablePlan& placed : stack.tables()) {
+      if (placed.name() == table) return &stack;
+    }
+  }
+  return nullptr;
+}
+
+void AppendTableLines(const v1::DescribeModelResponse& model,
+                      std::vector<std::vector<std::string>>* lines) {
+  for (const v1::TableConfig& table : model.config().tables()) {
+    const v1::StackPlan* stack = StackOf(model.plan(), table.name());
+    if (stack == nullptr) continue;
+    lines->push_back({model.config().name(), table.name(), absl::StrCat(table.vocabulary_size()),
+                      absl::StrCat(table.embedding_dim()), v1::Combiner_Name(table.combiner()),
+                      stack->optimizer(),
+                      stack->slots().empty() ? "-" : absl::StrJoin(stack->slots(), ","),
+                      stack->name()});
+  }
+}
+
+}  // namespace emberd::emberctl

@@ -1,0 +1,61 @@
+// What verbs show of a plan: where the tables of a model lie and what they cost; and the options of
+// the cluster that a plan without a server is made for.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/status/statusor.h"
+#include "emberd/v1/cluster.pb.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "emberd/v1/plan.pb.h"
+
+namespace emberd::emberctl {
+
+// The cluster that a command without a server works for: a file's, or of so many shards.
+struct ClusterShape {
+  std::string file;  // a ClusterConfig; empty: the two numbers below
+  int shards = 1;
+  int sparsecores_per_shard = 2;
+};
+
+// Complete, with the default budgets if there is no file. The numbers are checked like a file's.
+absl::StatusOr<v1::ClusterConfig> ClusterOf(const ClusterShape& shape);
+
+// Adds --cluster, --shards and --sparsecores, which all need `needed`.
+void AddClusterShapeOptions(CLI::App* command, CLI::Option* needed, ClusterShape* shape);
+
+// Bytes of weights and slots; partitions are alike, and so are shards.
+struct PlanMemory {
+  int64_t partition_bytes = 0;
+  int64_t shard_bytes = 0;
+};
+PlanMemory MemoryOf(const v1::ModelPlan& plan);
+
+// Weights that somebody asked for, and cells that hold them: rows are padded for the partitions,
+// columns for the width.
+struct Padding {
+  int64_t weights = 0;
+  int64_t cells = 0;
+};
+Padding PaddingOf(const v1::StackPlan& stack, const v1::TablePlan& table);
+Padding PaddingOf(const v1::ModelPlan& plan);
+
+// "none" for 0.
+std::string Limit(int32_t limit);
+// One line per stack: its size, its limits and its tables with row offset and rotation.
+void PrintStacks(const v1::ModelPlan& plan, std::ostream& out);
+// One line per feature, in stack order.
+void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out);
+
+// The table of a model's tables: its headings, and a line for each that the plan has placed.
+std::vector<std::string> TableHeadings();
+void AppendTableLines(const v1::DescribeModelResponse& model,
+                      std::vector<std::vector<std::string>>* lines);
+// The stack of a table; null if the plan does not hold it.
+const v1::StackPlan* StackOf(const v1::ModelPlan& plan, const std::string& table);
+
+}  // namespace emberd::emberctl

@@ -1,0 +1,48 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/verbs/verb.h"
+#include "config/config.h"
+
+namespace emberd::emberctl {
+namespace {
+
+absl::Status Declare(Session& session, const std::string& path) {
+  ASSIGN_OR_RETURN(v1::ModelConfig config, config::LoadModel(path));
+  v1::DeclareModelRequest request;
+  *request.mutable_config() = config;
+  v1::DeclareModelResponse response;
+  absl::Status status = session.Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.embedding->DeclareModel(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  if (session.json) {
+    PrintJson(response, session.out);
+    return absl::OkStatus();
+  }
+  session.out << config.name() << ": " << (response.created() ? "created" : "was there already")
+              << ", id " << absl::StrFormat("%016x", response.model_id()) << ", "
+              << config.tables_size() << " tables in " << response.plan().stacks_size()
+              << " stacks, " << Bytes(response.plan().table_bytes()) << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddDeclare(CLI::App& app, Session& session, Command& command) {
+  auto path = std::make_shared<std::string>();
+  CLI::App* declare = app.add_subcommand(
+      "declare", "Make the tables of a model; nothing happens if they are there");
+  declare->add_option("FILE", *path, "ModelConfig as text proto or JSON")->required();
+  SetExample(declare, "emberctl declare model.textproto");
+  declare->callback([path, &session, &command] {
+    command = [path, &session] { return Declare(session, *path); };
+  });
+}
+
+}  // namespace emberd::emberctl

@@ -1,0 +1,49 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/plan_view.h"
+#include "client/emberctl/verbs/verb.h"
+
+namespace emberd::emberctl {
+namespace {
+
+absl::Status Describe(Session& session, const std::string& model) {
+  ASSIGN_OR_RETURN(v1::DescribeModelResponse found, session.DescribeModel(model));
+  if (session.json) {
+    PrintJson(found, session.out);
+    return absl::OkStatus();
+  }
+  const v1::ModelPlan& plan = found.plan();
+  session.out << found.config().name() << ": id " << absl::StrFormat("%016x", found.model_id())
+              << ", " << Bytes(plan.table_bytes()) << " on " << plan.shards() << " shards x "
+              << plan.sparsecores_per_shard() << " SparseCores = " << plan.partitions()
+              << " partitions\n\n";
+  std::vector<std::vector<std::string>> lines = {TableHeadings()};
+  AppendTableLines(found, &lines);
+  PrintColumns(lines, session.out);
+  session.out << "\n";
+  PrintStacks(plan, session.out);
+  session.out << "\n";
+  PrintFeatures(plan, session.out);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddDescribe(CLI::App& app, Session& session, Command& command) {
+  auto model = std::make_shared<std::string>();
+  CLI::App* describe = app.add_subcommand(
+      "describe", "A declared model: its tables, stacks and features; for its memory see plan");
+  describe->add_option("MODEL", *model, "Name of the model")->required();
+  SetExample(describe, "emberctl describe my_model");
+  describe->callback([model, &session, &command] {
+    command = [model, &session] { return Describe(session, *model); };
+  });
+}
+
+}  // namespace emberd::emberctl

@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/verbs/verb.h"
+
+namespace emberd::emberctl {
+namespace {
+
+struct DrainOptions {
+  bool undo = false;
+  double wait_seconds = 0;
+};
+
+std::string Left(const v1::DrainResponse& response) {
+  return absl::StrCat(response.in_flight_requests(), " requests, ", response.train_streams(),
+                      " training streams, ", response.batches(), " batches");
+}
+
+bool NothingLeft(const v1::DrainResponse& response) {
+  return response.in_flight_requests() + response.train_streams() + response.batches() == 0;
+}
+
+void PrintProgress(const v1::DrainResponse& response, Session& session) {
+  if (session.json) return;
+  session.out << "draining; left: " << Left(response) << std::endl;
+}
+
+absl::Status Drain(Session& session, const DrainOptions& options) {
+  if (session.addresses.size() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--address: ", session.addresses.size(),
+                                                   " are given; drain takes the one of the "
+                                                   "coordinator to drain"));
+  }
+  v1::DrainRequest request;
+  request.set_undo(options.undo);
+  v1::DrainResponse response;
+  const auto call = [&] {
+    return session.Call([&](const client::Coordinator& coordinator, auto* context) {
+      return coordinator.admin->Drain(context, request, &response);
+    });
+  };
+  absl::Status status = call();
+  if (!status.ok()) return status;
+  const absl::Time until = absl::Now() + absl::Seconds(options.wait_seconds);
+  if (!options.undo) PrintProgress(response, session);
+  std::string shown = Left(response);
+  while (!options.undo && !NothingLeft(response) && absl::Now() < until) {
+    absl::SleepFor(std::min(absl::Milliseconds(200), until - absl::Now()));
+    if (status = call(); !status.ok()) return status;
+    if (Left(response) != shown) PrintProgress(response, session);
+    shown = Left(response);
+  }
+  if (session.json) {
+    PrintJson(response, session.out);
+  } else if (options.undo) {
+    session.out << "in service\n";
+  } else if (NothingLeft(response)) {
+    session.out << "drained\n";
+  }
+  if (options.wait_seconds > 0 && !options.undo && !NothingLeft(response)) {
+    return Unfinished(absl::StrCat("not drained within --wait ", options.wait_seconds,
+                                   " seconds; left: ", Left(response)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddDrain(CLI::App& app, Session& session, Command& command) {
+  auto options = std::make_shared<DrainOptions>();
+  CLI::App* drain = app.add_subcommand(
+      "drain",
+      "Take a coordinator out of service: it finishes what has begun and sends everything new to "
+      "the others. Its process goes on until it is stopped. 4 if --wait is over and something is "
+      "left");
+  CLI::Option* undo =
+      drain->add_flag("--undo", options->undo, "Put the coordinator back into service");
+  drain
+      ->add_option("--wait", options->wait_seconds,
+                   "Seconds to wait until nothing is left; progress is printed")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->excludes(undo);
+  SetExample(drain, "emberctl drain --address 10.0.0.7:7400 --wait 60");
+  drain->callback([options, &session, &command] {
+    command = [options, &session] { return Drain(session, *options); };
+  });
+}
+
+}  // namespace emberd::emberctl

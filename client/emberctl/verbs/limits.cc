@@ -1,0 +1,151 @@
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <google/protobuf/text_format.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/plan_view.h"
+#include "client/emberctl/suggested_limits.h"
+#include "client/emberctl/verbs/verb.h"
+
+namespace emberd::emberctl {
+namespace {
+
+struct LimitsOptions {
+  std::string model;
+  double headroom = 1.2;  // >= 1: suggested limit over observed maximum
+  std::string out;        // where to write the model config with the suggested limits; may be empty
+};
+
+using Lines = std::vector<std::vector<std::string>>;
+
+// The counts of one coordinator.
+absl::StatusOr<v1::GetLimitsResponse> FetchLimits(const Session& session,
+                                                  const std::string& address,
+                                                  const std::string& model) {
+  Session one = session.At(address);
+  v1::GetLimitsRequest request;
+  request.set_model(model);
+  v1::GetLimitsResponse response;
+  absl::Status status = one.Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.admin->GetLimits(context, request, &response);
+  });
+  if (!status.ok())
+    return absl::Status(status.code(), absl::StrCat(address, ": ", status.message()));
+  return response;
+}
+
+absl::StatusOr<v1::GetLimitsResponse> FetchAllLimits(const Session& session,
+                                                     const std::string& model) {
+  v1::GetLimitsResponse all;
+  for (const std::string& address : session.addresses) {
+    ASSIGN_OR_RETURN(v1::GetLimitsResponse one, FetchLimits(session, address, model));
+    if (all.stacks_size() == 0) {
+      all = std::move(one);
+      continue;
+    }
+    if (one.stacks_size() != all.stacks_size()) {
+      return absl::InternalError(absl::StrCat(address, ": it has another plan of the model"));
+    }
+    for (int k = 0; k < all.stacks_size(); ++k) {
+      MergeSketch(one.stacks(k).ids(), all.mutable_stacks(k)->mutable_ids());
+      MergeSketch(one.stacks(k).unique_ids(), all.mutable_stacks(k)->mutable_unique_ids());
+    }
+  }
+  return all;
+}
+
+void AddLine(const v1::StackLimits& stack, const char* what, int32_t limit,
+             const v1::CountSketch& sketch, double headroom, Lines* lines) {
+  const int32_t suggested = SuggestedLimit(sketch.max(), headroom);
+  lines->push_back({stack.stack(), what, absl::StrCat(Batches(sketch)),
+                    absl::StrCat(Quantile(sketch, 0.5)), absl::StrCat(Quantile(sketch, 0.9)),
+                    absl::StrCat(Quantile(sketch, 0.99)), absl::StrCat(sketch.max()), Limit(limit),
+                    suggested == 0 ? "-" : absl::StrCat(suggested)});
+}
+
+void PrintLimits(const v1::GetLimitsResponse& limits, double headroom, std::ostream& out) {
+  Lines lines = {
+      {"STACK", "PER PARTITION", "BATCHES", "P50", "P90", "P99", "MAX", "LIMIT", "SUGGESTED"}};
+  for (const v1::StackLimits& stack : limits.stacks()) {
+    AddLine(stack, "ids", stack.max_ids_per_partition(), stack.ids(), headroom, &lines);
+    AddLine(stack, "unique ids", stack.max_unique_ids_per_partition(), stack.unique_ids(), headroom,
+            &lines);
+  }
+  PrintColumns(lines, out);
+}
+
+Json CountsJson(int32_t limit, const v1::CountSketch& sketch, double headroom) {
+  return {{"limit", limit},
+          {"batches", Batches(sketch)},
+          {"p50", Quantile(sketch, 0.5)},
+          {"p90", Quantile(sketch, 0.9)},
+          {"p99", Quantile(sketch, 0.99)},
+          {"max", sketch.max()},
+          {"suggested", SuggestedLimit(sketch.max(), headroom)}};
+}
+
+void PrintLimitsJson(const v1::GetLimitsResponse& limits, const LimitsOptions& options,
+                     std::ostream& out) {
+  Json stacks = Json::array();
+  for (const v1::StackLimits& stack : limits.stacks()) {
+    stacks.push_back(
+        {{"stack", stack.stack()},
+         {"ids", CountsJson(stack.max_ids_per_partition(), stack.ids(), options.headroom)},
+         {"unique_ids",
+          CountsJson(stack.max_unique_ids_per_partition(), stack.unique_ids(), options.headroom)}});
+  }
+  out << Json{{"model", options.model}, {"stacks", std::move(stacks)}}.dump(1) << "\n";
+}
+
+absl::Status WriteConfig(const v1::ModelConfig& model, const std::string& path) {
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(model, &text);
+  std::ofstream file(path);
+  file << text;
+  file.close();
+  if (file) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be written"));
+}
+
+// Asks every coordinator that the command line names, for each knows its own batches only.
+absl::Status Limits(Session& session, const LimitsOptions& options) {
+  ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(options.model));
+  ASSIGN_OR_RETURN(const v1::GetLimitsResponse limits, FetchAllLimits(session, options.model));
+  if (session.json) {
+    PrintLimitsJson(limits, options, session.out);
+  } else {
+    PrintLimits(limits, options.headroom, session.out);
+  }
+  if (options.out.empty()) return absl::OkStatus();
+  absl::Status written =
+      WriteConfig(WithSuggestedLimits(model, limits, options.headroom), options.out);
+  if (written.ok() && !session.json) session.out << "wrote " << options.out << "\n";
+  return written;
+}
+
+}  // namespace
+
+void AddLimits(CLI::App& app, Session& session, Command& command) {
+  auto options = std::make_shared<LimitsOptions>();
+  CLI::App* limits = app.add_subcommand(
+      "limits",
+      "What batches needed per partition since the coordinators started, and the limits that this "
+      "suggests; each --address is asked");
+  limits->add_option("MODEL", options->model, "Name of the model")->required();
+  limits->add_option("--headroom", options->headroom, "Suggested limit over observed maximum")
+      ->check(CLI::Range(1.0, 1e6))
+      ->capture_default_str();
+  limits->add_option("--out", options->out,
+                     "Write the model config, with the suggested limits, as text proto");
+  SetExample(limits, "emberctl limits my_model --headroom 1.3 --out tighter.textproto");
+  limits->callback([options, &session, &command] {
+    command = [options, &session] { return Limits(session, *options); };
+  });
+}
+
+}  // namespace emberd::emberctl

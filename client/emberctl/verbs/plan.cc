@@ -1,0 +1,167 @@
+#include "preprocess/plan/plan.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <google/protobuf/util/json_util.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/plan_view.h"
+#include "client/emberctl/verbs/verb.h"
+#include "config/config.h"
+
+namespace emberd::emberctl {
+namespace {
+
+struct PlanOptions {
+  std::string model;  // of a declared model; empty: `file`
+  std::string file;
+  ClusterShape cluster;
+};
+
+// A model's plan and what one partition of its cluster may hold.
+struct Planned {
+  std::string model;
+  v1::ModelPlan plan;
+  int64_t partition_budget = 0;  // bytes; 0: unknown
+};
+
+absl::StatusOr<Planned> PlanFile(const PlanOptions& options) {
+  ASSIGN_OR_RETURN(v1::ModelConfig model, config::LoadModel(options.file));
+  ASSIGN_OR_RETURN(const v1::ClusterConfig cluster, ClusterOf(options.cluster));
+  ASSIGN_OR_RETURN(
+      const preprocess::Plan plan,
+      preprocess::MakePlan(model, {cluster.shards_size(), cluster.sparsecores_per_shard()}));
+  return Planned{model.name(), preprocess::PlanToProto(model, plan),
+                 cluster.budgets().bytes_per_sparsecore()};
+}
+
+absl::StatusOr<Planned> PlanOfDeclared(Session& session, const std::string& name) {
+  ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(name));
+  ASSIGN_OR_RETURN(const v1::GetStatusResponse cluster, session.GetStatus());
+  Planned planned{model.config().name(), model.plan()};
+  for (const v1::ShardStatus& shard : cluster.shards()) {
+    if (!shard.reachable()) continue;
+    planned.partition_budget =
+        shard.table_budget_bytes() / std::max(planned.plan.sparsecores_per_shard(), 1);
+    break;
+  }
+  return planned;
+}
+
+void PrintMemory(const Planned& planned, std::ostream& out) {
+  const PlanMemory memory = MemoryOf(planned.plan);
+  std::vector<std::vector<std::string>> lines = {{"MEMORY OF", "SIZE", "BUDGET", "USED"}};
+  const auto add = [&](const std::string& what, int64_t partitions) {
+    const int64_t size = memory.partition_bytes * partitions;
+    const int64_t budget = planned.partition_budget * partitions;
+    lines.push_back({what, Bytes(size), budget > 0 ? Bytes(budget) : "?",
+                     Percent(static_cast<double>(size), static_cast<double>(budget))});
+  };
+  add("a partition", 1);
+  add("a shard", planned.plan.sparsecores_per_shard());
+  add("the cluster", planned.plan.partitions());
+  PrintColumns(lines, out);
+}
+
+void PrintPadding(const v1::ModelPlan& plan, std::ostream& out) {
+  std::vector<std::vector<std::string>> lines = {
+      {"STACK", "TABLE", "ROWS", "PADDED", "DIM", "PADDED", "WEIGHTS", "PADDING"}};
+  for (const v1::StackPlan& stack : plan.stacks()) {
+    for (const v1::TablePlan& table : stack.tables()) {
+      const Padding padding = PaddingOf(stack, table);
+      lines.push_back({stack.name(), table.name(), absl::StrCat(table.vocabulary_size()),
+                       absl::StrCat(table.padded_vocabulary_size()),
+                       absl::StrCat(table.embedding_dim()), absl::StrCat(stack.embedding_dim()),
+                       absl::StrCat(padding.weights),
+                       Percent(static_cast<double>(padding.cells - padding.weights),
+                               static_cast<double>(padding.cells))});
+    }
+  }
+  PrintColumns(lines, out);
+}
+
+void Print(const Planned& planned, std::ostream& out) {
+  const v1::ModelPlan& plan = planned.plan;
+  const Padding padding = PaddingOf(plan);
+  out << planned.model << ": " << Bytes(plan.table_bytes()) << " on " << plan.shards()
+      << " shards x " << plan.sparsecores_per_shard() << " SparseCores = " << plan.partitions()
+      << " partitions; " << padding.weights << " weights, "
+      << Percent(static_cast<double>(padding.cells - padding.weights),
+                 static_cast<double>(padding.cells))
+      << " of the cells are padding\n\n";
+  PrintMemory(planned, out);
+  out << "\n";
+  PrintStacks(plan, out);
+  out << "\n";
+  PrintPadding(plan, out);
+  out << "\n";
+  PrintFeatures(plan, out);
+}
+
+absl::Status PrintPlanJson(const Planned& planned, std::ostream& out) {
+  std::string text;
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  if (!google::protobuf::util::MessageToJsonString(planned.plan, &text, options).ok()) {
+    return absl::InternalError("the plan cannot be written as JSON");
+  }
+  const PlanMemory memory = MemoryOf(planned.plan);
+  const Padding padding = PaddingOf(planned.plan);
+  const Json json = {{"model", planned.model},
+                     {"plan", Json::parse(text)},
+                     {"memory",
+                      {{"partition_bytes", memory.partition_bytes},
+                       {"shard_bytes", memory.shard_bytes},
+                       {"total_bytes", planned.plan.table_bytes()},
+                       {"partition_budget_bytes", planned.partition_budget}}},
+                     {"padding", {{"weights", padding.weights}, {"cells", padding.cells}}}};
+  out << json.dump(1) << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status ShowPlan(Session& session, const PlanOptions& options) {
+  ASSIGN_OR_RETURN(const Planned planned, options.file.empty()
+                                              ? PlanOfDeclared(session, options.model)
+                                              : PlanFile(options));
+  if (session.json) {
+    RETURN_IF_ERROR(PrintPlanJson(planned, session.out));
+  } else {
+    Print(planned, session.out);
+  }
+  const int64_t needed = MemoryOf(planned.plan).partition_bytes;
+  if (planned.partition_budget == 0 || needed <= planned.partition_budget) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(planned.model, ": a partition needs ", needed,
+                                                   " bytes; budgets.bytes_per_sparsecore is ",
+                                                   planned.partition_budget));
+}
+
+}  // namespace
+
+void AddPlan(CLI::App& app, Session& session, Command& command) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* plan = app.add_subcommand("plan",
+                                      "Where the tables of a model lie, what they need of the "
+                                      "memory budget, their limits and their "
+                                      "padding. With --model, of a file, for a cluster that need "
+                                      "not run; with MODEL, of a declared "
+                                      "one (whose config describe shows). 1 if it does not fit");
+  CLI::Option_group* subject = plan->add_option_group("subject");
+  subject->add_option("MODEL", options->model, "Name of a declared model");
+  CLI::Option* file =
+      subject->add_option("--model", options->file, "ModelConfig as text proto or JSON");
+  subject->require_option(1);
+  AddClusterShapeOptions(plan, file, &options->cluster);
+  SetExample(plan, "emberctl plan --model model.textproto --shards 4 --sparsecores 2");
+  plan->callback([options, &session, &command] {
+    command = [options, &session] { return ShowPlan(session, *options); };
+  });
+}
+
+}  // namespace emberd::emberctl

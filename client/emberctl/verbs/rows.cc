@@ -1,0 +1,173 @@
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "client/cpp/tensor_codec.h"
+#include "client/cpp/uuid.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/verbs/verb.h"
+
+namespace emberd::emberctl {
+namespace {
+
+struct RowsTarget {
+  std::string model;
+  std::string table;
+  std::string slot;  // empty: the weights
+};
+
+void PrintRows(Session& session, const RowsTarget& target, const std::vector<int64_t>& ids,
+               absl::Span<const float> values, int64_t dim) {
+  Json rows = Json::array();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const absl::Span<const float> row = values.subspan(i * dim, dim);
+    if (session.json) {
+      rows.push_back({{"id", ids[i]}, {"values", std::vector<float>(row.begin(), row.end())}});
+    } else {
+      session.out << ids[i] << "=" << absl::StrJoin(row, ",", [](std::string* out, float value) {
+        out->append(Float(value));
+      }) << "\n";
+    }
+  }
+  if (!session.json) return;
+  const Json all = {{"model", target.model},
+                    {"table", target.table},
+                    {"slot", target.slot},
+                    {"rows", std::move(rows)}};
+  session.out << all.dump(1) << "\n";
+}
+
+absl::Status GetRows(Session& session, const RowsTarget& target, const std::vector<int64_t>& ids) {
+  ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(target.model));
+  v1::ReadRowsRequest request;
+  request.set_model_id(model.model_id());
+  request.set_table(target.table);
+  request.set_slot(target.slot);
+  const int64_t n = static_cast<int64_t>(ids.size());
+  client::EncodeInts(ids, {n}, request.mutable_ids());
+  v1::ReadRowsResponse response;
+  absl::Status status = session.Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.embedding->ReadRows(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  const v1::Tensor& tensor = response.values();
+  const int64_t dim = tensor.shape_size() == 2 ? tensor.shape(1) : 0;
+  ASSIGN_OR_RETURN(absl::Span<const float> values,
+                   client::DecodeFloats(tensor, n, dim, client::WireType::kFloat32, nullptr));
+  PrintRows(session, target, ids, values, dim);
+  return absl::OkStatus();
+}
+
+// New values of one row.
+struct RowText {
+  int64_t id = 0;
+  std::vector<float> values;
+};
+
+// "7=0.5,1,-2": row 7 becomes (0.5, 1, -2).
+absl::StatusOr<RowText> ParseRow(const std::string& text) {
+  const auto wrong = [&text](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\": ", what, "; a row is written ID=VALUE,VALUE,..."));
+  };
+  const std::vector<std::string> sides = absl::StrSplit(text, absl::MaxSplits('=', 1));
+  if (sides.size() != 2) return wrong("it has no =");
+  RowText row;
+  if (!absl::SimpleAtoi(sides[0], &row.id)) {
+    return wrong(absl::StrCat("\"", sides[0], "\" is not an id"));
+  }
+  for (absl::string_view value : absl::StrSplit(sides[1], ',')) {
+    if (!absl::SimpleAtof(value, &row.values.emplace_back())) {
+      return wrong(absl::StrCat("\"", value, "\" is not a number"));
+    }
+  }
+  return row;
+}
+
+absl::Status SetRows(Session& session, const RowsTarget& target,
+                     const std::vector<std::string>& row_texts) {
+  std::vector<RowText> rows;
+  for (const std::string& text : row_texts) {
+    ASSIGN_OR_RETURN(rows.emplace_back(), ParseRow(text));
+  }
+  std::vector<int64_t> ids;
+  std::vector<float> values;
+  const size_t dim = rows.front().values.size();
+  for (const RowText& row : rows) {
+    if (row.values.size() != dim) {
+      return absl::InvalidArgumentError(absl::StrCat("row ", row.id, " has ", row.values.size(),
+                                                     " values; the first row has ", dim));
+    }
+    ids.push_back(row.id);
+    values.insert(values.end(), row.values.begin(), row.values.end());
+  }
+  ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(target.model));
+  v1::AssignRowsRequest request;
+  request.set_model_id(model.model_id());
+  request.set_table(target.table);
+  request.set_slot(target.slot);
+  request.mutable_mutation()->set_client_id(client::RandomUuid());
+  request.mutable_mutation()->set_sequence(1);
+  const int64_t n = static_cast<int64_t>(ids.size());
+  client::EncodeInts(ids, {n}, request.mutable_ids());
+  client::EncodeFloats(values, {n, static_cast<int64_t>(dim)}, client::WireType::kFloat32,
+                       request.mutable_values());
+  v1::AssignRowsResponse response;
+  absl::Status status = session.Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.embedding->AssignRows(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  if (session.json) {
+    session.out << Json{{"rows_written", n}}.dump(1) << "\n";
+  } else {
+    session.out << n << " rows written\n";
+  }
+  return absl::OkStatus();
+}
+
+void AddTarget(CLI::App* verb, RowsTarget* target) {
+  verb->add_option("MODEL", target->model, "Name of the model")->required();
+  verb->add_option("TABLE", target->table, "Name of the table")->required();
+  verb->add_option("--slot", target->slot,
+                   "An optimizer slot instead of the weights, for example accumulator");
+}
+
+void AddGet(CLI::App* rows, Session& session, Command& command) {
+  auto target = std::make_shared<RowsTarget>();
+  auto ids = std::make_shared<std::vector<int64_t>>();
+  CLI::App* get = rows->add_subcommand("get", "Print rows, one a line: ID=VALUE,VALUE,...");
+  AddTarget(get, target.get());
+  get->add_option("ID", *ids, "Ids of the rows")->required();
+  SetExample(get, "emberctl rows get my_model users 7 8 --slot accumulator");
+  get->callback([target, ids, &session, &command] {
+    command = [target, ids, &session] { return GetRows(session, *target, *ids); };
+  });
+}
+
+void AddSet(CLI::App* rows, Session& session, Command& command) {
+  auto target = std::make_shared<RowsTarget>();
+  auto texts = std::make_shared<std::vector<std::string>>();
+  CLI::App* set = rows->add_subcommand("set", "Overwrite rows, written as `rows get` prints them");
+  AddTarget(set, target.get());
+  set->add_option("ROW", *texts, "ID=VALUE,VALUE,...")
+      ->required()
+      ->check(
+          [](const std::string& text) { return std::string(ParseRow(text).status().message()); });
+  SetExample(set, "emberctl rows set my_model users 7=0.5,1,-2,0.25");
+  set->callback([target, texts, &session, &command] {
+    command = [target, texts, &session] { return SetRows(session, *target, *texts); };
+  });
+}
+
+}  // namespace
+
+void AddRows(CLI::App& app, Session& session, Command& command) {
+  CLI::App* rows = app.add_subcommand("rows", "Read and write rows of a table by id");
+  rows->require_subcommand(1);
+  SetExample(rows, "emberctl rows get my_model users 7 8");
+  AddGet(rows, session, command);
+  AddSet(rows, session, command);
+}
+
+}  // namespace emberd::emberctl

@@ -1,0 +1,74 @@
+#include "base/status.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/verbs/verb.h"
+
+namespace emberd::emberctl {
+namespace {
+
+void PrintShards(const v1::GetStatusResponse& status, std::ostream& out) {
+  std::vector<std::vector<std::string>> lines = {{"SHARD", "ADDRESS", "STATE", "UP", "MODELS",
+                                                  "TABLES", "BATCHES", "ROWS GATHERED",
+                                                  "ROWS UPDATED"}};
+  for (const v1::ShardStatus& shard : status.shards()) {
+    std::vector<std::string>& line = lines.emplace_back();
+    line = {absl::StrCat(shard.index()), shard.address(), shard.reachable() ? "ok" : "DOWN"};
+    if (!shard.reachable()) {
+      line.push_back(shard.error());
+      continue;
+    }
+    line.push_back(Uptime(shard.uptime_ms()));
+    line.push_back(absl::StrCat(shard.models()));
+    line.push_back(Bytes(shard.table_bytes()));
+    line.push_back(absl::StrCat(shard.batches(), " (", Bytes(shard.batch_bytes()), ")"));
+    line.push_back(absl::StrCat(shard.rows_gathered()));
+    line.push_back(absl::StrCat(shard.rows_updated()));
+  }
+  PrintColumns(lines, out);
+}
+
+void PrintModels(const v1::GetStatusResponse& status, std::ostream& out) {
+  std::vector<std::vector<std::string>> lines = {{"MODEL", "ID", "TABLES", "STACKS", "SIZE"}};
+  for (const v1::ModelStatus& model : status.models()) {
+    lines.push_back({model.name(), absl::StrFormat("%016x", model.model_id()),
+                     absl::StrCat(model.tables()), absl::StrCat(model.stacks()),
+                     Bytes(model.table_bytes())});
+  }
+  PrintColumns(lines, out);
+}
+
+absl::Status ShowStatus(Session& session) {
+  ASSIGN_OR_RETURN(const v1::GetStatusResponse response, session.GetStatus());
+  if (session.json) {
+    PrintJson(response, session.out);
+  } else {
+    session.out << "emberd " << response.version() << ", up " << Uptime(response.uptime_ms())
+                << (response.draining() ? ", DRAINING, " : ", ") << response.batches()
+                << " batches (" << Bytes(response.batch_bytes())
+                << ") between lookup and update\n\n";
+    PrintShards(response, session.out);
+    session.out << "\n";
+    PrintModels(response, session.out);
+  }
+  for (const v1::ShardStatus& shard : response.shards()) {
+    if (shard.reachable()) continue;
+    return absl::UnavailableError(absl::StrCat("shard ", shard.index(), " (", shard.address(),
+                                               ") does not answer: ", shard.error()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddStatus(CLI::App& app, Session& session, Command& command) {
+  CLI::App* status =
+      app.add_subcommand("status",
+                         "State of the coordinator (DRAINING while it is out of service), the "
+                         "shards and the models; 3 if a shard is down");
+  SetExample(status, "emberctl status --json");
+  status->callback([&session, &command] { command = [&session] { return ShowStatus(session); }; });
+}
+
+}  // namespace emberd::emberctl

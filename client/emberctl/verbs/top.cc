@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "client/emberctl/rates.h"
+#include "client/emberctl/stats_view.h"
+#include "client/emberctl/terminal.h"
+#include "client/emberctl/verbs/verb.h"
+
+namespace emberd::emberctl {
+namespace {
+
+struct TopOptions {
+  double interval_seconds = 2;
+  int64_t count = 0;  // 0: without end
+  int hot_rows = 3;
+};
+
+const char* NameOf(Order order) {
+  switch (order) {
+    case Order::kBusy:
+      return "busy first";
+    case Order::kSlow:
+      return "slow first";
+    case Order::kName:
+      return "as listed";
+  }
+  return "";
+}
+
+Order NextOrder(Order order) {
+  switch (order) {
+    case Order::kBusy:
+      return Order::kSlow;
+    case Order::kSlow:
+      return Order::kName;
+    case Order::kName:
+      return Order::kBusy;
+  }
+  return Order::kBusy;
+}
+
+// Rates from one answer to the next.
+class Watch {
+ public:
+  Watch(const Session& session, int hot_rows) : source_(session, hot_rows) {}
+
+  // Since the last call that was answered; since the start, if there was none or another
+  // coordinator, or another life of it, has answered.
+  absl::StatusOr<Rates> Next() {
+    ASSIGN_OR_RETURN(auto stats, source_.Fetch());
+    since_start_ =
+        !last_.has_value() || last_address_ != source_.address() || !SameLife(*last_, stats);
+    const Rates rates = since_start_ ? TotalsOf(stats) : RatesBetween(*last_, stats);
+    last_ = std::move(stats);
+    last_address_ = source_.address();
+    return rates;
+  }
+  // Of the last answer.
+  bool since_start() const { return since_start_; }
+  const std::string& address() const { return last_address_; }
+
+ private:
+  StatsSource source_;
+  std::optional<v1::GetStatsResponse> last_;
+  std::string last_address_;
+  bool since_start_ = true;
+};
+
+// For files and pipes: one frame after another.
+absl::Status PrintFrames(Session& session, const TopOptions& options, Watch& watch) {
+  const absl::Duration interval = absl::Seconds(options.interval_seconds);
+  RETURN_IF_ERROR(watch.Next().status());
+  for (int64_t frame = 0; options.count == 0 || frame < options.count;) {
+    absl::SleepFor(interval);
+    ASSIGN_OR_RETURN(const auto rates, watch.Next());
+    if (watch.since_start()) continue;  // a new coordinator: rates come with its next answer
+    if (session.json) {
+      session.out << StatsJson(rates).dump() << std::endl;
+    } else {
+      if (frame > 0) session.out << "\n";
+      for (const std::string& line : TopFrame(rates, watch.address(), {})) {
+        session.out << line << "\n";
+      }
+      session.out << std::flush;
+    }
+    if (!session.out) return absl::OkStatus();  // nobody reads any more
+    ++frame;
+  }
+  return absl::OkStatus();
+}
+
+// The live view.
+class Screen {
+ public:
+  Screen(Terminal& terminal, Watch& watch, const TopOptions& options)
+      : terminal_(terminal), watch_(watch), interval_(absl::Seconds(options.interval_seconds)) {}
+
+  // Until somebody wants to leave.
+  void Run(absl::StatusOr<Rates> rates) {
+    while (true) {
+      if (rates.ok()) shown_ = *std::move(rates);
+      error_ = rates.status();
+      const absl::Time next = absl::Now() + interval_;
+      Draw();
+      for (auto event = terminal_.WaitUntil(next); event.kind != Terminal::Event::kTimeout;
+           event = terminal_.WaitUntil(next)) {
+        if (event.kind == Terminal::Event::kStop || event.key == 'q') return;
+        if (event.key == 's') order_ = NextOrder(order_);
+        Draw();
+      }
+      rates = watch_.Next();
+    }
+  }
+
+ private:
+  void Draw() {
+    const Terminal::Size size = terminal_.size();
+    FrameOptions options;
+    options.order = order_;
+    options.colors = WantsColors();
+    options.columns = size.columns;
+    options.rows = size.rows;
+    if (error_.ok()) {
+      const std::string period = watch_.since_start()
+                                     ? "means since the start"
+                                     : absl::StrFormat("of the last %.1f s", shown_.seconds);
+      options.hint = absl::StrCat("q: leave  s: sort (", NameOf(order_), ")  ", period);
+    } else {
+      options.hint = absl::StrCat("q: leave  NO ANSWER: ", std::string(error_.message()));
+    }
+    terminal_.Draw(TopFrame(shown_, watch_.address(), options));
+  }
+
+  Terminal& terminal_;
+  Watch& watch_;
+  const absl::Duration interval_;
+  Order order_ = Order::kBusy;
+  Rates shown_;
+  absl::Status error_;
+};
+
+absl::Status Top(Session& session, const TopOptions& options) {
+  Session impatient = session.At("");
+  impatient.addresses = session.addresses;
+  const bool live = session.terminal && CanDraw() && !session.json && options.count == 0;
+  // The keys wait as long as an answer does.
+  constexpr double kPatience = 2;
+  if (live) impatient.timeout_seconds = std::min(session.timeout_seconds, kPatience);
+  Watch watch(impatient, options.hot_rows);
+  if (!live) return PrintFrames(session, options, watch);
+  auto first = watch.Next();  // an error here belongs on an ordinary screen
+  if (!first.ok()) return first.status();
+  ASSIGN_OR_RETURN(auto terminal, Terminal::Open());
+  Screen(*terminal, watch, options).Run(std::move(first));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddTop(CLI::App& app, Session& session, Command& command) {
+  auto options = std::make_shared<TopOptions>();
+  CLI::App* top = app.add_subcommand(
+      "top",
+      "Watch a coordinator and the shards live; q leaves, s sorts otherwise. Where standard output "
+      "is no terminal, and with --count or --json, frames follow one another");
+  top->add_option("--interval", options->interval_seconds, "Seconds from one frame to the next")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->capture_default_str();
+  top->add_option("--count", options->count, "Print so many frames, then end")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  top->add_option("--hot-rows", options->hot_rows, "Rows to list of each table and shard")
+      ->check(CLI::Range(0, 100))
+      ->capture_default_str();
+  SetExample(top, "emberctl top --interval 1");
+  top->callback([options, &session, &command] {
+    command = [options, &session] { return Top(session, *options); };
+  });
+}
+
+}  // namespace emberd::emberctl

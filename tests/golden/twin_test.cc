@@ -1,0 +1,165 @@
+// Would catch: a server path (plan, layout, limits, hash, cuts, buffers) that differs from the
+// recorded behaviour of JAX, which golden_jax_test holds RunJaxCase to. Random models go both ways
+// and must give the same buffers.
+#include <cmath>
+#include <iostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "client/emberctl/explain/jax_case.h"
+#include "tests/testing/random_case.h"
+
+namespace emberd::preprocess {
+namespace {
+
+using nlohmann::json;
+
+// A random case within what JAX can express: sample counts divide by the slots, and limits are
+// positive and the same for all tables; weights are positive, because JAX divides by zero.
+RandomCase MakeTwinCase(Random& random) {
+  RandomCase c = MakeRandomCase(random, /*limits=*/false);
+  const int max_ids = 1 + static_cast<int>(random() % 24);
+  const int max_unique = 1 + static_cast<int>(random() % 24);
+  for (v1::TableConfig& table : *c.model.mutable_tables()) {
+    table.set_max_ids_per_partition(max_ids);
+    table.set_max_unique_ids_per_partition(max_unique);
+  }
+  c.model.mutable_plan()->set_rules(v1::JAX);
+  c.model.mutable_plan()->set_bucket_hash(v1::HIGHWAY_HASH);
+  const size_t slots = c.topology.sparsecores_per_shard;
+  for (auto& feature : c.features) {
+    const size_t samples = std::max(slots, feature->samples.size() / slots * slots);
+    feature->samples.resize(samples);
+    if (!feature->weights.empty()) feature->weights.resize(samples);
+    for (auto& weights : feature->weights) {
+      for (float& weight : weights) weight = std::abs(weight) + 0.25f;
+    }
+    MakeInput(random, feature.get());
+  }
+  return c;
+}
+
+std::string CombinerName(v1::Combiner combiner) {
+  if (combiner == v1::MEAN) return "mean";
+  return combiner == v1::SQRTN ? "sqrtn" : "sum";
+}
+
+json JaxCaseOf(const RandomCase& c, const Plan& plan) {
+  json stacks = json::object(), features = json::array();
+  for (const auto& feature : c.features) {
+    features.push_back({{"ids", feature->samples}});
+    if (!feature->weights.empty()) features.back()["weights"] = feature->weights;
+  }
+  for (const StackPlan& stack : plan.stacks) {
+    int64_t row_offset = 0;
+    for (const FeaturePlan& feature : stack.features) {
+      const TablePlan& table = stack.tables[feature.table_in_stack];
+      const size_t samples = c.features[feature.feature]->samples.size();
+      stacks[stack.name].push_back(
+          {{"name", feature.name},
+           {"feature_index", feature.feature},
+           {"max_ids_per_partition", stack.max_ids_per_partition},
+           {"max_unique_ids_per_partition", stack.max_unique_ids_per_partition},
+           {"row_offset", row_offset},
+           {"col_offset", feature.col_offset},
+           {"col_shift", feature.col_shift},
+           {"batch_size", samples},
+           {"suggested_coo_buffer_size_per_device", nullptr},
+           {"combiner", CombinerName(c.model.tables(table.table).combiner())}});
+      row_offset += static_cast<int64_t>(samples) * plan.topology.shards;
+    }
+  }
+  const bool split_last = c.model.plan().sample_layout() == v1::STACK_THEN_SPLIT;
+  return {{"kind", "preprocess"},
+          {"input",
+           {{"options",
+             {{"local_device_count", 1},
+              {"global_device_count", plan.topology.shards},
+              {"num_sc_per_device", plan.topology.sparsecores_per_shard},
+              {"allow_id_dropping", c.model.plan().allow_id_dropping()},
+              {"enable_minibatching", true},
+              {"stacking_strategy", split_last ? "STACK_THEN_SPLIT" : "SPLIT_THEN_STACK"}}},
+            {"stacks", stacks},
+            {"hosts", {{{"features", features}}}}}}};
+}
+
+// The entries of every (slot, mini-batch, partition), in order.
+using Segments = std::vector<std::vector<std::tuple<int32_t, int32_t, float>>>;
+
+Segments SegmentsOf(const json& device, int64_t partitions) {
+  Segments segments;
+  const auto pointers = device.at("row_pointers").get<std::vector<int64_t>>();
+  const int64_t block = std::max<int64_t>(partitions, kCsrAlignment);
+  int64_t begin = 0;
+  for (size_t first = 0; first < pointers.size(); first += block) {
+    for (int64_t p = 0; p < partitions; ++p) {
+      auto& segment = segments.emplace_back();
+      for (int64_t i = begin; i < pointers[first + p]; ++i) {
+        segment.emplace_back(device.at("embedding_ids")[i], device.at("sample_ids")[i],
+                             device.at("gains")[i]);
+      }
+      begin = AlignCsr(pointers[first + p]);
+    }
+  }
+  return segments;
+}
+
+Segments SegmentsOf(const PreprocessedBatch& batch, const Plan& plan, int stack) {
+  const int slots = plan.topology.sparsecores_per_shard;
+  Segments segments;
+  const size_t count = batch.ShardView(0)[stack].segments.size();
+  for (size_t n = 0; n < count; ++n) {
+    for (int shard = 0; shard < plan.topology.shards; ++shard) {
+      const CsrSegmentView view = batch.ShardView(shard)[stack].segments[n];
+      for (int k = 0; k < slots; ++k) {
+        auto& segment = segments.emplace_back();
+        const int64_t begin = k == 0 ? view.base : AlignCsr(view.row_ends[k - 1]);
+        for (int64_t i = begin - view.base; i < view.row_ends[k] - view.base; ++i) {
+          segment.emplace_back(view.embedding_ids[i], view.sample_ids[i], view.gains[i]);
+        }
+      }
+    }
+  }
+  return segments;
+}
+
+TEST(TwinTest, TheServerBuildsTheBuffersOfJax) {
+  const uint64_t seed = TestSeed();
+  int cut = 0, refused = 0, dropped = 0;
+  for (int n = 0; n < TestCases(1000); ++n) {
+    SCOPED_TRACE(testing::Message() << "case " << n);
+    Random random(seed * 1000003 + n);
+    RandomCase c = MakeTwinCase(random);
+    c.model.mutable_plan()->set_allow_id_dropping(n % 3 == 0);
+    const auto plan = MakePlan(c.model, c.topology);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto preprocessor = *Preprocessor::Create(&c.model, &*plan, {});
+    const auto jax = RunJaxCase(JaxCaseOf(c, *plan));
+    ASSERT_TRUE(jax.ok()) << jax.status();
+    const auto batch = preprocessor->Run(c.inputs());
+    ASSERT_EQ(jax->contains("fatal"), !batch.ok()) << batch.status() << jax->dump().substr(0, 300);
+    refused += !batch.ok();
+    if (!batch.ok()) continue;
+    const json& host = jax->at("hosts")[0];
+    ASSERT_EQ(host.at("num_minibatches"), (*batch)->statistics().num_minibatches());
+    cut += (*batch)->statistics().num_minibatches() > 1;
+    for (size_t k = 0; k < plan->stacks.size(); ++k) {
+      const json& stack = host.at("stacks").at(plan->stacks[k].name);
+      ASSERT_EQ(SegmentsOf(stack.at("devices")[0], plan->topology.partitions()),
+                SegmentsOf(**batch, *plan, static_cast<int>(k)));
+      const auto& statistics = (*batch)->statistics().stacks(static_cast<int>(k));
+      ASSERT_EQ(stack.at("stats").at("dropped_id_count"), statistics.dropped_ids());
+      dropped += statistics.dropped_ids() > 0;
+    }
+  }
+  std::cout << "cut " << cut << ", refused " << refused << ", dropped " << dropped << std::endl;
+  EXPECT_GT(cut, 0);
+  EXPECT_GT(dropped, 0);
+}
+
+}  // namespace
+}  // namespace emberd::preprocess
