@@ -1,0 +1,428 @@
+// emberd_demo: one command that starts a cluster and trainers, trains a model, judges it, and stops
+// everything; and its parts as subcommands.
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/file_descriptor.h"
+#include "base/status.h"
+#include "tests/bench/demo/click_log.h"
+#include "tests/bench/demo/cluster.h"
+#include "tests/bench/demo/dataset.h"
+#include "tests/bench/demo/display.h"
+#include "tests/bench/demo/experiment.h"
+#include "tests/bench/demo/group.h"
+#include "tests/bench/demo/metrics.h"
+#include "tests/bench/demo/plain_trainer.h"
+#include "tests/bench/demo/trainer.h"
+#include "tests/bench/demo/training.h"
+
+namespace emberd::demo {
+namespace {
+
+// Ctrl-C and SIGTERM as something to look at, instead of an interruption. Make one in main, before
+// any thread starts: threads inherit what is blocked. Not thread-safe.
+class StopSignals {
+ public:
+  StopSignals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    sigprocmask(SIG_BLOCK, &signals, nullptr);
+    descriptor_ = FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+
+  int descriptor() const { return descriptor_.get(); }  // readable when a signal has come
+  // True once a signal has come.
+  bool Requested() {
+    signalfd_siginfo info;
+    requested_ = requested_ || read(descriptor_.get(), &info, sizeof(info)) == sizeof(info);
+    return requested_;
+  }
+
+ private:
+  FileDescriptor descriptor_;
+  bool requested_ = false;
+};
+
+struct DemoOptions {
+  ExperimentOptions experiment;
+  int coordinators = 2;
+  int shards = 4;
+  int sparsecores = 2;             // per shard; results depend on their total alone
+  std::string out = "build/demo";  // directory for curve.csv, curve.svg, emberd.log
+  bool keep_running = false;       // leave the cluster up until Ctrl-C
+  double max_gap = -1;             // negative: the experiment's
+  std::string emberd;              // path of the server's program
+  std::string self;                // path of this program, to start trainers
+};
+
+// The initial rows of all tables, in their order.
+absl::StatusOr<std::vector<std::vector<float>>> ReadTables(Embeddings* embeddings) {
+  std::vector<std::vector<float>> tables;
+  for (const client::TableInfo& table : embeddings->model().tables) {
+    std::vector<float>& rows = tables.emplace_back();
+    const auto add = [&rows](int64_t, absl::Span<const float> values, int64_t) {
+      rows.insert(rows.end(), values.begin(), values.end());
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(embeddings->Export(table.name, add));
+  }
+  return tables;
+}
+
+class Demo {
+ public:
+  Demo(const DemoOptions& options, StopSignals* signals)
+      : options_(options), signals_(signals), display_(stdout) {}
+
+  // The last line on standard output is
+  //   demo: auc=0.xxxx best_auc=0.xxxx examples_per_s=N table_sha256=...
+  // False: the model came out worse than it may, as has been said. CANCELLED: stopped by a signal.
+  absl::StatusOr<bool> Run();
+
+ private:
+  absl::Status Prepare();
+  absl::Status Train();
+  absl::Status Judge();
+  absl::StatusOr<double> PlainAuc();
+  absl::Status WriteFiles();
+  bool GoodEnough();
+  void WaitForSignal();
+  std::vector<std::string> TrainerCommand(int rank) const;
+  std::string Path(const std::string& name) const { return absl::StrCat(options_.out, "/", name); }
+
+  const DemoOptions& options_;
+  StopSignals* signals_;
+  Display display_;
+  Experiment experiment_;
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<Embeddings> embeddings_;
+  // For the plain run; empty where the optimum is planted.
+  std::vector<std::vector<float>> initial_tables_;
+  std::unique_ptr<Monitor> monitor_;
+  std::unique_ptr<Training> training_;
+  Outcome outcome_;
+};
+
+absl::StatusOr<bool> Demo::Run() {
+  absl::Status status = Prepare();
+  if (status.ok()) status = Train();
+  if (status.ok()) status = Judge();
+  bool good = false;
+  if (status.ok()) {
+    display_.Print(SummaryTable(experiment_, embeddings_->model(), options_.coordinators,
+                                training_->result(), monitor_->Traffic(), outcome_));
+    status = WriteFiles();
+  }
+  if (status.ok()) {
+    good = GoodEnough();
+    if (options_.keep_running) {
+      display_.Print(absl::StrCat("the cluster stays up until Ctrl-C: ", cluster_->ready_line()));
+    }
+    display_.Print(LastLine(training_->result(), outcome_));
+    if (options_.keep_running) WaitForSignal();
+  }
+  monitor_.reset();
+  embeddings_.reset();
+  if (cluster_ != nullptr) cluster_->Stop();
+  if (!status.ok()) return status;
+  return good;
+}
+
+absl::Status Demo::Prepare() {
+  ASSIGN_OR_RETURN(experiment_, MakeExperiment(options_.experiment));
+  std::error_code error;
+  std::filesystem::create_directories(options_.out, error);
+  if (error)
+    return absl::FailedPreconditionError(absl::StrCat(options_.out, ": ", error.message()));
+  const Dataset& dataset = *experiment_.dataset;
+  display_.Print(dataset.info().description);
+  ASSIGN_OR_RETURN(outcome_.best_auc, PlantedAuc(dataset, experiment_.held_out));
+  outcome_.planted = outcome_.best_auc >= 0;
+
+  ASSIGN_OR_RETURN(cluster_,
+                   Cluster::Start({options_.emberd, options_.coordinators, options_.shards,
+                                   options_.sparsecores, Path("emberd.log")},
+                                  [this] { return signals_->Requested(); }));
+  display_.Print(cluster_->ready_line());
+  ASSIGN_OR_RETURN(embeddings_,
+                   Embeddings::Connect(cluster_->Coordinators(),
+                                       DescribeModel(dataset.info(), experiment_.parameters,
+                                                     experiment_.schedule.batch_size)));
+  if (!outcome_.planted) {
+    ASSIGN_OR_RETURN(initial_tables_, ReadTables(embeddings_.get()));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> Demo::TrainerCommand(int rank) const {
+  std::vector<std::string> command = {
+      options_.self,   "trainer",
+      "--coordinator", cluster_->Field("coordinator"),
+      "--rank",        absl::StrCat(rank),
+      "--group",       "demo",
+      "--hub",         absl::StrCat(ChildProcess::kExtraDescriptor)};
+  for (std::string& argument : options_.experiment.Arguments())
+    command.push_back(std::move(argument));
+  return command;
+}
+
+absl::Status Demo::Train() {
+  monitor_ = std::make_unique<Monitor>([this] { return embeddings_->Status(); });
+  training_ = std::make_unique<Training>(
+      Training::Setup{.experiment = &experiment_,
+                      .embeddings = embeddings_.get(),
+                      .monitor = monitor_.get(),
+                      .display = &display_,
+                      .stop_requested = [this] { return signals_->Requested(); },
+                      .cluster_runs = [this] { return cluster_->Running(); },
+                      .trainer_command = [this](int rank) { return TrainerCommand(rank); }});
+  return training_->Run();
+}
+
+absl::Status Demo::Judge() {
+  ASSIGN_OR_RETURN(outcome_.held_out,
+                   EvaluateHeldOut(*experiment_.dataset, training_->dense(), embeddings_.get(),
+                                   experiment_.held_out, [this] { return signals_->Requested(); }));
+  ASSIGN_OR_RETURN(outcome_.table_sha256, TableChecksum(embeddings_.get()));
+  outcome_.restarts = monitor_->Restarts();
+  if (!outcome_.planted) {
+    ASSIGN_OR_RETURN(outcome_.best_auc, PlainAuc());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> Demo::PlainAuc() {
+  display_.Print("training the same model in this process by plain loops, with no emberd");
+  PlainTrainer plain(experiment_.dataset.get(), experiment_.parameters, experiment_.schedule);
+  for (size_t f = 0; f < initial_tables_.size(); ++f)
+    plain.tables()[f].weights() = initial_tables_[f];
+  for (int64_t round = 0; round < experiment_.schedule.Rounds(); ++round) {
+    if (signals_->Requested()) return absl::CancelledError("stopped");
+    RETURN_IF_ERROR(plain.Round(round, nullptr, nullptr));
+  }
+  plain.Finish();
+  return plain.Evaluate(experiment_.held_out);
+}
+
+absl::Status Demo::WriteFiles() {
+  const TrainingResult& training = training_->result();
+  const std::string svg =
+      CurveSvg(experiment_.dataset->info().description, training.curve, outcome_.best_auc,
+               outcome_.planted ? "best reachable AUC" : "AUC of the plain run");
+  RETURN_IF_ERROR(WriteFile(Path("curve.csv"), CurveCsv(training.curve)));
+  RETURN_IF_ERROR(WriteFile(Path("curve.svg"), svg));
+  display_.Print(absl::StrCat("learning curve: ", Path("curve.svg"), ", ", Path("curve.csv"),
+                              "; log of the cluster: ", Path("emberd.log")));
+  display_.Print(BestAucMeaning(outcome_));
+  return absl::OkStatus();
+}
+
+bool Demo::GoodEnough() {
+  if (outcome_.restarts > 0 || training_->result().replaced_trainers > 0) {
+    display_.Print("rows or examples were lost on the way: the AUC is not judged");
+    return true;
+  }
+  const double max_gap = options_.max_gap >= 0 ? options_.max_gap : experiment_.max_gap;
+  const double gap = outcome_.best_auc - outcome_.held_out.auc;
+  // The plain run must be met from both sides; a planted optimum can be beaten by luck alone.
+  if ((outcome_.planted ? gap : std::abs(gap)) <= max_gap) return true;
+  display_.Print(
+      absl::StrFormat("NOT GOOD ENOUGH: the AUC differs from best_auc by %.4f; allowed are %.4f",
+                      std::abs(gap), max_gap));
+  return false;
+}
+
+void Demo::WaitForSignal() {
+  while (!signals_->Requested() && cluster_->Running()) {
+    pollfd waiting{signals_->descriptor(), POLLIN, 0};
+    poll(&waiting, 1, 500);
+  }
+}
+
+constexpr char kDescription[] =
+    "Trains a model whose embeddings live in a cluster of emberd processes: 2 coordinators and 4 "
+    "shards on\n"
+    "this machine, with 2 trainer processes beside them. To emberd the trainers are the ranks of "
+    "one "
+    "synchronous\n"
+    "group: their batches make one global batch, and every row gets one update a step. Their "
+    "dense "
+    "part, a small\n"
+    "MLP, are equal replicas, whose gradients are summed (all-reduce). A run repeats bit by bit: "
+    "equal options\n"
+    "give an equal table_sha256, and so does one trainer with twice the batch.";
+
+constexpr char kExamples[] =
+    "Examples:\n"
+    "  emberd_demo                           a generated click log whose best reachable AUC is "
+    "known\n"
+    "  emberd_demo --quick                   the same, in less than a minute\n"
+    "  emberd_demo --data ml-100k            MovieLens-100K; its AUC is held against a plain "
+    "run\n"
+    "  emberd_demo --data train.txt --examples 1000000\n"
+    "                                        a click log in Criteo's TSV layout\n"
+    "  emberd_demo --keep-running            leave the cluster up afterwards, to look around "
+    "with "
+    "emberctl\n"
+    "  emberd_demo generate --out log.tsv --examples 100000\n"
+    "  emberd_demo trainer --coordinator 127.0.0.1:7400\n"
+    "                                        one trainer against a cluster that runs already\n"
+    "\n"
+    "The last line is: demo: auc=0.xxxx best_auc=0.xxxx examples_per_s=N table_sha256=...\n"
+    "best_auc: for the generated log the AUC of the probabilities that drew the labels; for "
+    "files "
+    "the AUC of\n"
+    "the same model trained by plain loops with no emberd. Exit status 1 means that the AUC is "
+    "too "
+    "far from\n"
+    "it (--max-gap), or an error; 130 that a signal stopped the run.";
+
+struct GenerateOptions {
+  std::string out;
+  int64_t examples = 100'000;
+  uint64_t seed = 1;
+};
+
+struct TrainerOptions {
+  ExperimentOptions experiment;
+  TrainerSetup setup;
+  int hub = -1;
+};
+
+void AddDemo(CLI::App* app, DemoOptions* options) {
+  options->experiment.AddTo(app);
+  app->add_option("--coordinators", options->coordinators,
+                  "Coordinator processes; trainer r uses the r-th, as far as there are so many")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app->add_option("--shards", options->shards, "Shard processes, a power of two")
+      ->capture_default_str();
+  app->add_option("--sparsecores", options->sparsecores,
+                  "SparseCores of a shard, a power of two; the tables depend on shards x "
+                  "SparseCores alone")
+      ->capture_default_str();
+  app->add_option("--out", options->out, "Directory for curve.svg, curve.csv and emberd.log")
+      ->capture_default_str();
+  app->add_option(
+      "--max-gap", options->max_gap,
+      "How far the AUC may end from best_auc (default: 0.01 for a full run on the generated log, "
+      "0.03 for a quick one, 0.003 for files)");
+  app->add_flag("--keep-running", options->keep_running, "Leave the cluster up until Ctrl-C");
+  app->add_option("--emberd", options->emberd, "The server's program")->capture_default_str();
+}
+
+CLI::App* AddGenerate(CLI::App* app, GenerateOptions* options) {
+  CLI::App* command =
+      app->add_subcommand("generate", "Write the generated click log as Criteo's TSV");
+  command->add_option("--out", options->out, "File to write")->required();
+  command->add_option("--examples", options->examples, "Lines")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
+  command->add_option("--seed", options->seed, "The same seed gives the same log")
+      ->capture_default_str();
+  return command;
+}
+
+CLI::App* AddTrainer(CLI::App* app, TrainerOptions* options) {
+  CLI::App* command =
+      app->add_subcommand("trainer", "One trainer process against a running cluster");
+  command
+      ->add_option("--coordinator", options->setup.coordinators,
+                   "host:port, or several, divided by commas")
+      ->delimiter(',')
+      ->required();
+  command->add_option("--rank", options->setup.rank, "Which trainer of the group this is")
+      ->capture_default_str();
+  command->add_option("--group", options->setup.group_name,
+                      "Name of the group in emberd (default: one that nobody else has)");
+  command->add_option(
+      "--hub", options->hub,
+      "File descriptor to the process that sums the trainers' dense gradients (default: none, a "
+      "trainer by itself)");
+  options->experiment.AddTo(command);
+  return command;
+}
+
+absl::Status Generate(const GenerateOptions& options) {
+  return WriteCriteoFile(ClickLog(options.seed, options.examples, 0), options.examples,
+                         options.out);
+}
+
+absl::Status RunAlone(TrainerOptions* options) {
+  options->experiment.trainers = 1;
+  ASSIGN_OR_RETURN(const Experiment experiment, MakeExperiment(options->experiment));
+  SoloGroup group;
+  const absl::Status status = RunTrainer(experiment, options->setup, &group);
+  group.Print();
+  return status;
+}
+
+// The error goes to the hub, which shows it.
+absl::Status RunInGroup(const TrainerOptions& options) {
+  SocketGroup group(options.hub);
+  const absl::StatusOr<Experiment> experiment = MakeExperiment(options.experiment);
+  const absl::Status status =
+      experiment.ok() ? RunTrainer(*experiment, options.setup, &group) : experiment.status();
+  if (!status.ok()) group.Report("gives up: " + status.ToString());
+  return status;
+}
+
+int Main(int argc, char** argv) {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  DemoOptions demo;
+  demo.self = self.string();
+  demo.emberd = (self.parent_path() / "emberd").string();
+  GenerateOptions generate;
+  TrainerOptions trainer;
+
+  CLI::App app(kDescription);
+  app.footer(kExamples);
+  AddDemo(&app, &demo);
+  CLI::App* generate_command = AddGenerate(&app, &generate);
+  CLI::App* trainer_command = AddTrainer(&app, &trainer);
+  app.require_subcommand(0, 1);
+  CLI11_PARSE(app, argc, argv);
+
+  absl::Status status;
+  if (generate_command->parsed()) {
+    status = Generate(generate);
+  } else if (trainer_command->parsed()) {
+    if (trainer.hub >= 0) return RunInGroup(trainer).ok() ? 0 : 1;
+    status = RunAlone(&trainer);
+  } else {
+    StopSignals signals;
+    const absl::StatusOr<bool> good = Demo(demo, &signals).Run();
+    if (good.ok()) return *good ? 0 : 1;
+    status = good.status();
+    if (absl::IsCancelled(status) && signals.Requested()) {
+      std::fprintf(stderr, "emberd_demo: stopped\n");
+      return 130;
+    }
+  }
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "emberd_demo: %s\n", status.ToString().c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace emberd::demo
+
+int main(int argc, char** argv) { return emberd::demo::Main(argc, argv); }

@@ -1,0 +1,239 @@
+// Runs the demo as a newcomer does, as a process with all its processes. It would catch what no
+// unit test can: children that stay behind, a run that hangs when something dies, and a cluster
+// that does not compute what one process does.
+#include <fstream>
+#include <memory>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/child_process.h"
+#include "base/file_descriptor.h"
+#include "base/testing/paths.h"
+#include "tests/bench/demo/cluster.h"
+
+namespace emberd::demo {
+namespace {
+
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::MatchesRegex;
+
+constexpr absl::Duration kTimeout = absl::Minutes(4);
+constexpr char kLastLine[] =
+    "demo: auc=0\\.[0-9]{4} best_auc=[01]\\.[0-9]{4} examples_per_s=[0-9]+ "
+    "table_sha256=[0-9a-f]{64}";
+
+class DemoTest : public testing::Test {
+ protected:
+  void Start(const std::string& name, const std::vector<std::string>& arguments) {
+    out_ = TempPath(name);
+    log_ = out_ + ".txt";
+    const FileDescriptor log(
+        open(log_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
+    std::vector<std::string> command = {BuildPath("bin/emberd_demo"), "--out", out_};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    auto child = ChildProcess::Start(command, {.output = log.get(), .error = log.get()});
+    ASSERT_TRUE(child.ok()) << child.status();
+    demo_ = *std::move(child);
+  }
+
+  std::string Output() const {
+    std::ostringstream text;
+    text << std::ifstream(log_).rdbuf();
+    return text.str();
+  }
+  // Waits until the output contains `text`, or the demo has ended.
+  void AwaitOutput(const std::string& text) {
+    const absl::Time deadline = absl::Now() + kTimeout;
+    while (Output().find(text) == std::string::npos && demo_->Running() && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    ASSERT_THAT(Output(), HasSubstr(text));
+  }
+  std::vector<pid_t> ServerPids() const {
+    const std::string output = Output();
+    const size_t ready = output.find("emberd: ready ");
+    std::vector<pid_t> pids;
+    if (ready == std::string::npos) return pids;
+    for (absl::string_view pid : absl::StrSplit(
+             FieldOf(output.substr(ready, output.find('\n', ready) - ready), "pids"), ',')) {
+      pids.emplace_back();
+      EXPECT_TRUE(absl::SimpleAtoi(pid, &pids.back()));
+    }
+    return pids;
+  }
+  // The last line of a run that ended well and left no process.
+  std::string Finish(const std::string& end = "exited with status 0") {
+    EXPECT_TRUE(demo_->WaitFor(kTimeout)) << Output();
+    EXPECT_EQ(demo_->End(), end) << Output();
+    for (pid_t pid : ServerPids())
+      EXPECT_EQ(kill(pid, 0), -1) << "process " << pid << " is left behind";
+    const std::vector<std::string> lines = absl::StrSplit(Output(), '\n', absl::SkipEmpty());
+    return lines.empty() ? "" : lines.back();
+  }
+
+  std::string out_, log_;
+  std::unique_ptr<ChildProcess> demo_;
+};
+
+TEST_F(DemoTest, EndsWithItsLineAndLeavesItsCurve) {
+  Start("small", {"--quick", "--examples", "20000"});
+  EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
+  EXPECT_THAT(Output(), HasSubstr("best reachable AUC"));
+  std::ifstream csv(out_ + "/curve.csv"), svg(out_ + "/curve.svg");
+  std::string line;
+  EXPECT_TRUE(std::getline(csv, line) && line == "examples,seconds,loss,auc,held_out_auc");
+  int points = 0;
+  while (std::getline(csv, line)) ++points;
+  EXPECT_EQ(points, 5);
+  EXPECT_TRUE(std::getline(svg, line) && line.substr(0, 4) == "<svg");
+}
+
+TEST_F(DemoTest, TablesDoNotDependOnTheNumberOfShards) {
+  std::vector<std::string> checksums;
+  for (const auto& [shards, sparsecores] : {std::pair("1", "4"), {"2", "2"}, {"4", "1"}}) {
+    Start(absl::StrCat("shards", shards),
+          {"--quick", "--examples", "12000", "--shards", shards, "--sparsecores", sparsecores});
+    checksums.push_back(FieldOf(Finish(), "table_sha256"));
+  }
+  EXPECT_EQ(checksums[0], checksums[1]);
+  EXPECT_EQ(checksums[0], checksums[2]);
+}
+
+TEST_F(DemoTest, TablesDoNotDependOnMinibatches) {
+  std::vector<std::string> checksums;
+  for (const char* limits : {"none", "tight"}) {
+    Start(absl::StrCat("limits_", limits), {"--quick", "--examples", "12000", "--limits", limits});
+    checksums.push_back(FieldOf(Finish(), "table_sha256"));
+    const bool one = Output().find("mini-batches of a step     1.00") != std::string::npos;
+    EXPECT_EQ(one, limits == std::string("none")) << Output();
+  }
+  EXPECT_EQ(checksums[0], checksums[1]);
+}
+
+// A synchronous group is one trainer that has all of its batch, on however many coordinators.
+TEST_F(DemoTest, TablesDoNotDependOnTheNumberOfTrainers) {
+  using Arguments = std::vector<std::string>;
+  for (const Arguments& more : {Arguments{}, Arguments{"--pipelined"}}) {
+    std::vector<std::string> checksums;
+    for (const Arguments& trainers :
+         {Arguments{"--trainers", "1", "--coordinators", "1", "--batch", "1024"},
+          Arguments{"--trainers", "4", "--coordinators", "2", "--batch", "256"}}) {
+      Arguments arguments = {"--quick", "--examples", "12000"};
+      arguments.insert(arguments.end(), trainers.begin(), trainers.end());
+      arguments.insert(arguments.end(), more.begin(), more.end());
+      Start(absl::StrCat("trainers", trainers[1], more.size()), arguments);
+      checksums.push_back(FieldOf(Finish(), "table_sha256"));
+    }
+    EXPECT_EQ(checksums[0], checksums[1]);
+  }
+}
+
+TEST_F(DemoTest, GroupsMayBeAsynchronous) {
+  for (const char* consistency : {"async", "bounded:2"}) {
+    Start(consistency, {"--quick", "--examples", "12000", "--consistency", consistency});
+    EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
+  }
+}
+
+TEST_F(DemoTest, MeetsThePlainRunOnFiles) {
+  Start("movielens",
+        {"--data", SourcePath("tests/data/movielens"), "--examples", "500", "--batch", "4"});
+  const std::string line = Finish();
+  EXPECT_THAT(line, MatchesRegex(kLastLine));
+  EXPECT_EQ(FieldOf(line, "auc"), FieldOf(line, "best_auc"));
+  EXPECT_THAT(Output(), HasSubstr("AUC of the plain run"));
+}
+
+TEST_F(DemoTest, GoesOnAfterAShardIsKilled) {
+  Start("kill", {"--quick", "--examples", "150000"});
+  AwaitOutput(" examples  ");  // it trains
+  const std::vector<pid_t> pids = ServerPids();
+  ASSERT_EQ(pids.size(), 6u);
+  ASSERT_EQ(kill(pids[3], SIGKILL), 0);
+  EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
+  // ABORTED: it died between two steps and was back before the next one.
+  EXPECT_THAT(Output(), ContainsRegex("waits: (UNAVAILABLE|ABORTED): shard 1 at "));
+  EXPECT_THAT(Output(), HasSubstr("goes on after "));
+  EXPECT_THAT(Output(), HasSubstr("[####################] 100%"));
+}
+
+// Both, for on a busy machine trainer 1 may have turned to the first when it began.
+TEST_F(DemoTest, GoesOnAfterItsCoordinatorsAreKilled) {
+  Start("coordinator", {"--quick", "--examples", "150000"});
+  AwaitOutput(" examples  ");
+  const std::vector<pid_t> pids = ServerPids();
+  ASSERT_EQ(pids.size(), 6u);
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(kill(pids[i], SIGKILL), 0);
+  EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
+  EXPECT_THAT(Output(), HasSubstr("trainer 1 waits: "));
+  EXPECT_THAT(Output(), HasSubstr("goes on after "));
+}
+
+TEST_F(DemoTest, ReplacesATrainerThatIsKilled) {
+  Start("trainer", {"--quick", "--examples", "150000"});
+  AwaitOutput(" examples  ");
+  pid_t trainer = 0;
+  // Trainers are the demo's own children; the one of rank 1 has it on its command line.
+  std::ifstream children(absl::StrCat("/proc/", demo_->pid(), "/task/", demo_->pid(), "/children"));
+  for (pid_t pid; children >> pid;) {
+    std::ifstream file(absl::StrCat("/proc/", pid, "/cmdline"));
+    std::string command;
+    std::getline(file, command);
+    if (command.find(std::string("--rank\0"
+                                 "1\0",
+                                 9)) != std::string::npos)
+      trainer = pid;
+  }
+  ASSERT_NE(trainer, 0);
+  ASSERT_EQ(kill(trainer, SIGKILL), 0);
+  EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
+  EXPECT_THAT(Output(), HasSubstr("trainer 1 was killed by signal 9; it is started again"));
+  EXPECT_THAT(Output(), HasSubstr("trainer 0 goes on after "));
+  EXPECT_THAT(Output(), HasSubstr("[####################] 100%"));
+}
+
+TEST_F(DemoTest, StopsEverythingOnSigint) {
+  Start("sigint", {});
+  AwaitOutput(" examples  ");
+  ASSERT_EQ(kill(demo_->pid(), SIGINT), 0);
+  EXPECT_EQ(Finish("exited with status 130"), "emberd_demo: stopped");
+}
+
+TEST_F(DemoTest, ItsOwnDeathTakesTheClusterAlong) {
+  Start("sigkill", {});
+  AwaitOutput(" examples  ");
+  const std::vector<pid_t> pids = ServerPids();
+  ASSERT_EQ(kill(demo_->pid(), SIGKILL), 0);
+  const absl::Time deadline = absl::Now() + kTimeout;
+  for (pid_t pid : pids) {
+    while (kill(pid, 0) == 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_EQ(kill(pid, 0), -1) << "process " << pid << " is left behind";
+  }
+}
+
+TEST_F(DemoTest, AModelThatIsNotGoodEnoughFails) {
+  Start("bad", {"--quick", "--examples", "12000", "--max-gap", "0.0001"});
+  EXPECT_THAT(Finish("exited with status 1"), MatchesRegex(kLastLine));
+  EXPECT_THAT(Output(), HasSubstr("NOT GOOD ENOUGH"));
+}
+
+TEST_F(DemoTest, ServerThatDoesNotStartIsAnError) {
+  Start("three", {"--shards", "3"});
+  EXPECT_THAT(Finish("exited with status 1"), HasSubstr("must be a power of two"));
+}
+
+}  // namespace
+}  // namespace emberd::demo
