@@ -7,6 +7,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/float_pool.h"
@@ -129,7 +130,9 @@ absl::Status TrainStream::Impl::SendUpdate(int64_t step,
 template <typename Result, typename Expected>
 absl::StatusOr<Result> TrainStream::Impl::Receive(const char* what, std::deque<Result>* results,
                                                   const std::deque<Expected>& expected) {
-  const auto settled = [&]() { return !results->empty() || expected.empty() || end_.has_value(); };
+  const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !results->empty() || expected.empty() || end_.has_value();
+  };
   mutex_.Await(absl::Condition(&settled));
   if (!results->empty()) {
     Result result = std::move(results->front());

@@ -48,7 +48,8 @@ std::string Quantity(double value) {
   size_t unit = 0;
   for (; value >= 999.5 && unit + 1 < std::size(units); ++unit) value /= 1000;
   if (unit == 0 && (value == 0 || value >= 99.95)) return absl::StrFormat("%.0f", value);
-  return absl::StrFormat(value < 99.95 ? "%.1f%s" : "%.0f%s", value, units[unit]);
+  return value < 99.95 ? absl::StrFormat("%.1f%s", value, units[unit])
+                       : absl::StrFormat("%.0f%s", value, units[unit]);
 }
 
 std::string Seconds(double seconds) {
@@ -60,7 +61,8 @@ std::string Seconds(double seconds) {
 std::string Percent(double part, double whole) {
   if (whole <= 0) return "-";
   const double percent = 100 * part / whole;
-  return absl::StrFormat(percent < 9.95 && percent > 0 ? "%.1f%%" : "%.0f%%", percent);
+  return percent < 9.95 && percent > 0 ? absl::StrFormat("%.1f%%", percent)
+                                       : absl::StrFormat("%.0f%%", percent);
 }
 
 std::string Uptime(int64_t milliseconds) {

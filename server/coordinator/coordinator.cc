@@ -201,7 +201,7 @@ void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
   ForEachShard(ShardsFrom(0, shards_.size()), [&](int shard) {
     auto status = shards_[shard]->GetStatus(hot_rows, &context);
     v1::ShardStatus& to = *shards->Mutable(shard);
-    if (status.ok()) to = *std::move(status);
+    if (status.ok()) to = std::move(*status);
     to.set_index(shard);
     to.set_address(shards_[shard]->address());
     to.set_http_address(shard_http_addresses_[shard]);

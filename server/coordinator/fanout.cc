@@ -201,7 +201,7 @@ absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> Fanout::OpenGroup(
   const auto open = [&](int shard) {
     return WithModel(model, shard, context, [&] {
       auto response = shards_[shard]->OpenGroup(request, context);
-      if (response.ok()) responses[shard] = *std::move(response);
+      if (response.ok()) responses[shard] = std::move(*response);
       return response.status();
     });
   };

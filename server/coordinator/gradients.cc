@@ -60,12 +60,6 @@ absl::Status DecodeFeature(const v1::FeatureGradient& gradient, int feature, con
   return any_value ? absl::OkStatus() : CheckFinite(*view, samples, dim, path);
 }
 
-// The optimizer that the tables of a stack share.
-const v1::OptimizerConfig& OptimizerOf(const ServedModel& model,
-                                       const preprocess::StackPlan& stack) {
-  return model.config.tables(stack.tables.front().table).optimizer();
-}
-
 // What a step sets of the optimizer of one stack.
 struct StackOverrides {
   v1::OptimizerConfig optimizer;  // with the values

@@ -103,7 +103,7 @@ class Screen {
   // Until somebody wants to leave.
   void Run(absl::StatusOr<Rates> rates) {
     while (true) {
-      if (rates.ok()) shown_ = *std::move(rates);
+      if (rates.ok()) shown_ = std::move(*rates);
       error_ = rates.status();
       const absl::Time next = absl::Now() + interval_;
       Draw();

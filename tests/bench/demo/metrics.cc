@@ -107,8 +107,8 @@ std::string Grid(const Axes& axes) {
   for (int i = 0; i <= 5; ++i) {
     const double examples = axes.max_examples * i / 5;
     svg += Text(axes.X(examples), kHeight - kBottom + 20, "middle",
-                absl::StrFormat(axes.max_examples >= 1e6 ? "%.2f M" : "%.0f k",
-                                examples / (axes.max_examples >= 1e6 ? 1e6 : 1e3)));
+                axes.max_examples >= 1e6 ? absl::StrFormat("%.2f M", examples / 1e6)
+                                         : absl::StrFormat("%.0f k", examples / 1e3));
   }
   return svg + Text(kWidth / 2, kHeight - 10, "middle", "training examples");
 }
