@@ -56,6 +56,7 @@ class Cluster {
   ChildProcess* coordinator_process(int coordinator) {
     return coordinators_[coordinator].process.get();
   }
+  ChildProcess* shard_process(int shard) { return shards_[shard].process.get(); }
 
   // kill -9.
   void KillCoordinator(int coordinator);
