@@ -5,77 +5,156 @@
 
 namespace emberd {
 
-BlockingPool::BlockingPool(int threads, int max_queued, std::function<void(int)> on_queued)
-    : max_queued_(max_queued), on_queued_(std::move(on_queued)) {
-  threads_.reserve(threads);
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
-}
-
 BlockingPool::~BlockingPool() {
+  std::vector<std::thread> threads;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stopping_ = true;
+    work_or_stop_.SignalAll();
+    threads.swap(threads_);
   }
-  for (std::thread& thread : threads_) thread.join();
+  for (std::thread& thread : threads) thread.join();
 }
 
-bool BlockingPool::Submit(std::function<void()> task) {
-  absl::MutexLock lock(&mutex_);
+void BlockingPool::Run(std::function<void()> task) {
+  MutexLock lock(&mutex_);
+  tasks_.push_back(std::move(task));
+  if (idle_ >= static_cast<int>(tasks_.size())) {
+    work_or_stop_.Signal();
+  } else {
+    threads_.emplace_back([this] { Work(); });
+  }
+}
+
+void BlockingPool::RunEach(int count, absl::FunctionRef<void(int)> call) {
+  Mutex mutex;
+  CondVar all_done;
+  int left = count - 1;
+  for (int i = 1; i < count; ++i) {
+    Run([&, i] {
+      call(i);
+      MutexLock lock(&mutex);
+      if (--left == 0) all_done.Signal();
+    });
+  }
+  if (count > 0) call(0);
+  MutexLock lock(&mutex);
+  while (left > 0) all_done.Wait(&mutex);
+}
+
+int BlockingPool::threads() const {
+  MutexLock lock(&mutex_);
+  return static_cast<int>(threads_.size());
+}
+
+int BlockingPool::idle() const {
+  MutexLock lock(&mutex_);
+  return idle_ - static_cast<int>(tasks_.size());
+}
+
+void BlockingPool::Work() {
+  MutexLock lock(&mutex_);
+  while (true) {
+    if (!tasks_.empty()) {
+      std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      mutex_.Unlock();
+      task();
+      task = nullptr;
+      mutex_.Lock();
+    } else if (stopping_) {
+      return;
+    } else {
+      ++idle_;
+      work_or_stop_.Wait(&mutex_);
+      --idle_;
+    }
+  }
+}
+
+TaskQueue::TaskQueue(BlockingPool* pool, int max_running, int max_queued,
+                     std::function<void(int)> on_queued)
+    : pool_(pool),
+      max_running_(max_running),
+      max_queued_(max_queued),
+      on_queued_(std::move(on_queued)) {}
+
+TaskQueue::~TaskQueue() {
+  MutexLock lock(&mutex_);
+  while (running_ > 0) none_runs_.Wait(&mutex_);
+}
+
+bool TaskQueue::Submit(std::function<void()> task) {
+  MutexLock lock(&mutex_);
+  if (running_ < max_running_) {
+    Start(std::move(task));
+    return true;
+  }
   if (static_cast<int>(queue_.size()) >= max_queued_) return false;
   queue_.push_back(std::move(task));
   TellQueued();
   return true;
 }
 
-int BlockingPool::queued() const {
-  absl::MutexLock lock(&mutex_);
+bool TaskQueue::SubmitPair(std::function<void()> first, std::function<void()> second) {
+  MutexLock lock(&mutex_);
+  if (running_ + 2 > max_running_) return false;
+  Start(std::move(first));
+  Start(std::move(second));
+  return true;
+}
+
+void TaskQueue::Start(std::function<void()> task) {
+  ++running_;
+  pool_->Run([this, task = std::move(task)]() mutable {
+    while (task != nullptr) {
+      task();
+      task = nullptr;
+      task = Next();
+    }
+  });
+}
+
+std::function<void()> TaskQueue::Next() {
+  MutexLock lock(&mutex_);
+  if (queue_.empty()) {
+    if (--running_ == 0) none_runs_.SignalAll();
+    return nullptr;
+  }
+  std::function<void()> task = std::move(queue_.front());
+  queue_.pop_front();
+  TellQueued();
+  return task;
+}
+
+int TaskQueue::queued() const {
+  MutexLock lock(&mutex_);
   return static_cast<int>(queue_.size());
 }
 
-int BlockingPool::tasks() const {
-  absl::MutexLock lock(&mutex_);
+int TaskQueue::tasks() const {
+  MutexLock lock(&mutex_);
   return static_cast<int>(queue_.size()) + running_;
 }
 
-absl::Duration BlockingPool::ExpectedTime() const {
-  absl::MutexLock lock(&mutex_);
+absl::Duration TaskQueue::ExpectedTime() const {
+  MutexLock lock(&mutex_);
   return mean_share_ * (static_cast<int64_t>(queue_.size()) + running_ + 1);
 }
 
-absl::Duration BlockingPool::ExpectedRunTime() const {
-  absl::MutexLock lock(&mutex_);
+absl::Duration TaskQueue::ExpectedRunTime() const {
+  MutexLock lock(&mutex_);
   return mean_share_ * static_cast<int64_t>(running_);
 }
 
-void BlockingPool::RecordDuration(absl::Duration took) {
+void TaskQueue::RecordDuration(absl::Duration took) {
   constexpr double kWeight = 1.0 / 16;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   mean_share_ += (took / std::max(running_, 1) - mean_share_) * kWeight;
 }
 
-void BlockingPool::TellQueued() {
+void TaskQueue::TellQueued() {
   if (on_queued_ != nullptr) on_queued_(static_cast<int>(queue_.size()));
-}
-
-void BlockingPool::Work() {
-  const auto work_or_stop = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return !queue_.empty() || stopping_;
-  };
-  while (true) {
-    std::function<void()> task;
-    {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&work_or_stop));
-      if (queue_.empty()) return;
-      task = std::move(queue_.front());
-      queue_.pop_front();
-      ++running_;
-      TellQueued();
-    }
-    task();
-    absl::MutexLock lock(&mutex_);
-    --running_;
-  }
 }
 
 }  // namespace emberd

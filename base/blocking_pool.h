@@ -1,4 +1,5 @@
-// A fixed set of threads for work that may block, so that gRPC's own threads never do.
+// The threads of a process that may block: on the network, on other trainers, on a lock. Whoever
+// has such work takes its threads from one BlockingPool, and keeps it in bounds with a TaskQueue.
 #pragma once
 
 #include <deque>
@@ -7,26 +8,60 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 
 namespace emberd {
 
-// Thread-safe.
+// Thread-safe. Every task has a thread at once; threads are kept for later tasks.
 class BlockingPool {
  public:
-  // `max_queued`: tasks that may wait for a thread. `on_queued`, if given, hears how many do,
-  // whenever that changes; it must be quick.
-  BlockingPool(int threads, int max_queued, std::function<void(int queued)> on_queued = nullptr);
-  // Runs what is queued, then stops.
+  BlockingPool() = default;
+  // Waits for all tasks. They must start no others by then.
   ~BlockingPool();
   BlockingPool(const BlockingPool&) = delete;
   BlockingPool& operator=(const BlockingPool&) = delete;
 
-  // False, and nothing is done, if max_queued tasks are waiting already.
+  void Run(std::function<void()> task);
+  // Calls call(0) to call(count - 1) at the same time, the first on the caller's thread; returns
+  // when all are done.
+  void RunEach(int count, absl::FunctionRef<void(int)> call);
+
+  int threads() const;
+  // Threads without a task.
+  int idle() const;
+
+ private:
+  void Work();
+
+  mutable Mutex mutex_;
+  CondVar work_or_stop_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);  // each has a thread waking up
+  int idle_ ABSL_GUARDED_BY(mutex_) = 0;                             // those that wake up count
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Tasks of one kind: so many run at a time, so many more wait for their turn. Thread-safe.
+class TaskQueue {
+ public:
+  // `on_queued`, if given, hears how many tasks wait, whenever that changes; it must be quick.
+  // `pool` must outlive the queue.
+  TaskQueue(BlockingPool* pool, int max_running, int max_queued,
+            std::function<void(int queued)> on_queued = nullptr);
+  // Waits until everything submitted has run.
+  ~TaskQueue();
+  TaskQueue(const TaskQueue&) = delete;
+  TaskQueue& operator=(const TaskQueue&) = delete;
+
+  // False, and nothing is done, if max_queued tasks wait already.
   [[nodiscard]] bool Submit(std::function<void()> task);
+  // Both run at the same time, from now on; or neither: false if not two more may run.
+  [[nodiscard]] bool SubmitPair(std::function<void()> first, std::function<void()> second);
+
   int max_queued() const { return max_queued_; }
-  // Tasks that wait for a thread.
+  // Tasks that wait.
   int queued() const;
   // Tasks that wait or run.
   int tasks() const;
@@ -40,19 +75,22 @@ class BlockingPool {
   void RecordDuration(absl::Duration took);
 
  private:
-  void Work();
+  void Start(std::function<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The one to run after a task has ended; null if none waits.
+  std::function<void()> Next();
   void TellQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  BlockingPool* const pool_;
+  const int max_running_;
   const int max_queued_;
   const std::function<void(int)> on_queued_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
+  CondVar none_runs_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   int running_ ABSL_GUARDED_BY(mutex_) = 0;
   // What one task of late has kept the others waiting: its duration over the tasks that ran beside
   // it.
   absl::Duration mean_share_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::thread> threads_;
 };
 
 }  // namespace emberd

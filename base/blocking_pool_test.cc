@@ -1,79 +1,119 @@
 #include "base/blocking_pool.h"
 
 #include <atomic>
+#include <latch>
+#include <vector>
 
 #include <gtest/gtest.h>
 
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "base/periodic_task.h"
 
 namespace emberd {
 namespace {
 
-TEST(WorkerPoolTest, RunsEverythingBeforeItStops) {
+// A thread that has run a task needs a moment until it is free.
+void AwaitIdle(const BlockingPool& pool) {
+  while (pool.idle() < pool.threads()) absl::SleepFor(absl::Microseconds(50));
+}
+
+TEST(BlockingPoolTest, EveryTaskHasAThreadAtOnceAndThreadsAreKept) {
+  BlockingPool pool;
+  for (int round = 0; round < 20; ++round) {
+    std::latch all_six(6);
+    for (int i = 0; i < 6; ++i) pool.Run([&] { all_six.arrive_and_wait(); });
+    all_six.wait();
+    AwaitIdle(pool);
+    EXPECT_EQ(pool.threads(), 6);
+  }
+}
+
+TEST(BlockingPoolTest, CallsEachAtTheSameTime) {
+  BlockingPool pool;
+  for (int count : {0, 1, 5}) {
+    std::vector<int> calls(count);
+    std::latch together(count);
+    pool.RunEach(count, [&](int i) {
+      ++calls[i];
+      together.arrive_and_wait();
+    });
+    EXPECT_EQ(calls, std::vector<int>(count, 1));
+  }
+  EXPECT_LE(pool.threads(), 4);
+}
+
+TEST(BlockingPoolTest, DestructionWaitsForTasks) {
+  std::atomic<int> ended = 0;
+  {
+    BlockingPool pool;
+    for (int i = 0; i < 2; ++i) {
+      pool.Run([&] {
+        absl::SleepFor(absl::Milliseconds(20));
+        ++ended;
+      });
+    }
+  }
+  EXPECT_EQ(ended, 2);
+}
+
+TEST(TaskQueueTest, RunsEverythingBeforeItEnds) {
+  BlockingPool pool;
   std::atomic<int> ran = 0;
   {
-    BlockingPool pool(3, 100);
-    for (int i = 0; i < 100; ++i) ASSERT_TRUE(pool.Submit([&] { ++ran; }));
+    TaskQueue queue(&pool, 3, 100);
+    for (int i = 0; i < 100; ++i) ASSERT_TRUE(queue.Submit([&] { ++ran; }));
   }
   EXPECT_EQ(ran, 100);
+  EXPECT_LE(pool.threads(), 4);  // one may have ended its last task and not be free yet
 }
 
-TEST(WorkerPoolTest, RefusesWhatItsQueueCannotHold) {
-  absl::Notification started, release;
-  BlockingPool pool(1, 2);
-  ASSERT_TRUE(pool.Submit([&] {
-    started.Notify();
-    release.WaitForNotification();
-  }));
-  started.WaitForNotification();
-  EXPECT_TRUE(pool.Submit([] {}));
-  EXPECT_TRUE(pool.Submit([] {}));
-  EXPECT_FALSE(pool.Submit([] {}));
-  release.Notify();
+TEST(TaskQueueTest, RefusesWhatItCannotHold) {
+  std::latch release(1);
+  BlockingPool pool;
+  std::vector<int> queued;
+  TaskQueue queue(&pool, 1, 2, [&](int now) { queued.push_back(now); });
+  ASSERT_TRUE(queue.Submit([&] { release.wait(); }));
+  EXPECT_TRUE(queue.Submit([] {}));
+  EXPECT_TRUE(queue.Submit([] {}));
+  EXPECT_FALSE(queue.Submit([] {}));
+  EXPECT_FALSE(queue.SubmitPair([] {}, [] {}));
+  EXPECT_EQ(queue.queued(), 2);
+  EXPECT_EQ(queued, (std::vector<int>{1, 2}));
+  release.count_down();
 }
 
-TEST(WorkerPoolTest, ForetellsTheTimeFromWhatIsThereAndWhatTasksTook) {
-  absl::Notification both, release;
-  std::atomic<int> started = 0;
-  BlockingPool pool(2, 100);
-  EXPECT_EQ(pool.ExpectedTime(), absl::ZeroDuration());
+TEST(TaskQueueTest, PairsRunAtOnceOrNotAtAll) {
+  BlockingPool pool;
+  std::latch release(1);
+  TaskQueue queue(&pool, 5, 0);
+  std::latch running(4);
+  const auto task = [&] {
+    running.count_down();
+    release.wait();
+  };
+  EXPECT_TRUE(queue.SubmitPair(task, task));
+  EXPECT_TRUE(queue.SubmitPair(task, task));
+  EXPECT_FALSE(queue.SubmitPair(task, task)) << "there is room for one";
+  running.wait();  // all four run at the same time
+  release.count_down();
+}
+
+TEST(TaskQueueTest, ForetellsTheTimeFromWhatIsThereAndWhatTasksTook) {
+  std::latch release(1);
+  BlockingPool pool;
+  TaskQueue queue(&pool, 2, 100);
+  EXPECT_EQ(queue.ExpectedTime(), absl::ZeroDuration());
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(pool.Submit([&] {
-      if (++started == 2) both.Notify();
-      release.WaitForNotification();
-    }));
+    ASSERT_TRUE(queue.Submit([&] { release.wait(); }));
   }
-  both.WaitForNotification();
   // Two seconds beside another one: a task a second.
-  for (int i = 0; i < 1000; ++i) pool.RecordDuration(absl::Seconds(2));
-  EXPECT_EQ(pool.tasks(), 2);
-  EXPECT_NEAR(absl::ToDoubleSeconds(pool.ExpectedTime()), 3, 0.01);
-  EXPECT_NEAR(absl::ToDoubleSeconds(pool.ExpectedRunTime()), 2, 0.01);
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(pool.Submit([] {}));
-  EXPECT_EQ(pool.queued(), 20);
-  EXPECT_NEAR(absl::ToDoubleSeconds(pool.ExpectedTime()), 23, 0.1);
-  release.Notify();
-}
-
-TEST(PeriodicTaskTest, RunsAgainAndAgainAndStopsAtOnce) {
-  std::atomic<int> runs = 0;
-  absl::Notification three;
-  {
-    PeriodicTask task(absl::Milliseconds(1), [&] {
-      if (++runs == 3) three.Notify();
-    });
-    three.WaitForNotification();
-  }
-  const int at_end = runs;
-  EXPECT_EQ(runs, at_end);
-  // A long period must not delay the end.
-  const absl::Time start = absl::Now();
-  {
-    PeriodicTask sleepy(absl::Hours(1), [] {});
-  }
-  EXPECT_LT(absl::Now() - start, absl::Minutes(10));
+  for (int i = 0; i < 1000; ++i) queue.RecordDuration(absl::Seconds(2));
+  EXPECT_EQ(queue.tasks(), 2);
+  EXPECT_NEAR(absl::ToDoubleSeconds(queue.ExpectedTime()), 3, 0.01);
+  EXPECT_NEAR(absl::ToDoubleSeconds(queue.ExpectedRunTime()), 2, 0.01);
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(queue.Submit([] {}));
+  EXPECT_EQ(queue.queued(), 20);
+  EXPECT_NEAR(absl::ToDoubleSeconds(queue.ExpectedTime()), 23, 0.1);
+  release.count_down();
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ constexpr int kRounds = 4000;  // per test; each round mutates every sample
 class RobustnessTest : public ::testing::Test {
  protected:
   RobustnessTest() {
-    random_.seed(emberd::testing::TestSeed(20240229));
+    random_.seed(TestSeed(20240229));
     for (const auto& file : std::filesystem::directory_iterator(SourcePath("config/samples"))) {
       std::stringstream text;
       text << std::ifstream(file.path()).rdbuf();

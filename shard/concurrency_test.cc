@@ -31,9 +31,9 @@ class ConcurrencyTest : public ::testing::TestWithParam<bool> {
     StackSpec stack =
         OneTableStack(kShape, kWidth, kWidth, testing::CompleteOptimizer("adagrad {}"));
     stack.tables[0].initializer.mutable_row_id();
-    engine_ = std::make_unique<TestEngine>(
-        std::vector<StackSpec>{stack, stack}, kShape, 0, 4,
-        EngineOptions{.threads = 3, .eager_bytes = GetParam() ? 0 : 1 << 20});
+    engine_ =
+        std::make_unique<TestEngine>(std::vector<StackSpec>{stack, stack}, kShape, 0, 4,
+                                     EngineOptions{.eager_bytes = GetParam() ? 0 : 1 << 20}, 3);
   }
 
   std::vector<TestEntry> Entries(std::mt19937_64& random) {
@@ -112,7 +112,7 @@ class ConcurrencyTest : public ::testing::TestWithParam<bool> {
 };
 
 TEST_P(ConcurrencyTest, RowsAreNeverSeenHalfUpdated) {
-  const uint64_t seed = testing::TestSeed();
+  const uint64_t seed = TestSeed();
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) threads.emplace_back([&, i] { Train(seed + i); });
   for (int i = 0; i < 2; ++i) threads.emplace_back([&, i] { TrainAsGroup(seed + 20 + i); });
@@ -121,7 +121,7 @@ TEST_P(ConcurrencyTest, RowsAreNeverSeenHalfUpdated) {
 }
 
 TEST_P(ConcurrencyTest, ModelMayBeDroppedUnderRunningRequests) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   TestBatch test_batch(Entries(random), kShape, 0, 4, 2, 1);
   const auto batch = *engine_->Prepare(test_batch.view());
   const StagedUpdate update = *testing::Stage({{batch, {}}});

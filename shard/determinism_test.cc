@@ -118,7 +118,7 @@ class Cluster {
     for (int s = 0; s < variant.shards; ++s) {
       engines_.push_back(std::make_unique<TestEngine>(
           training.stacks, kShape, s * PerShard(), PerShard(),
-          EngineOptions{.threads = variant.threads, .eager_bytes = variant.lazy ? 0 : 1 << 20}));
+          EngineOptions{.eager_bytes = variant.lazy ? 0 : 1 << 20}, variant.threads));
     }
   }
 
@@ -242,7 +242,7 @@ std::string ScalarTraining(const Training& training) {
 
 // Every variant against the plain one, and that against scalar code.
 void ExpectOneResult(const std::vector<StackSpec>& stacks) {
-  const uint64_t first_seed = testing::TestSeed();
+  const uint64_t first_seed = TestSeed();
   for (uint64_t seed = first_seed; seed < first_seed + kSeeds; ++seed) {
     const Training training(stacks, seed);
     const auto expected = Cluster(training, {"base"}).Train();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -37,22 +36,18 @@ StackShape ShapeOf(const StackStore& store) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
-  if (options.threads < 0 || options.threads > 1024) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("threads ", options.threads, " must be in [0, 1024]"));
-  }
   if (options.bytes_per_partition < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("bytes_per_partition ", options.bytes_per_partition, " must be >= 0"));
   }
-  if (options.threads == 0) options.threads = std::max(1u, std::thread::hardware_concurrency());
   return absl::WrapUnique(new Engine(options));
 }
 
 Engine::Engine(const EngineOptions& options)
     : store_options_{options.eager_bytes, options.huge_page_bytes},
       budget_(std::make_shared<Budget>(options.bytes_per_partition)),
-      executor_(options.threads) {}
+      cpu_(*options.cpu),
+      executor_(options.cpu) {}
 
 absl::StatusOr<std::shared_ptr<Model>> Engine::FindModel(uint64_t model_id) const {
   MutexLock lock(&mutex_);
@@ -68,7 +63,7 @@ absl::Status Engine::CreateModel(const ModelSpec& spec) {
   };
   if (FindModel(spec.model_id).ok()) return exists();
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                   Model::Create(spec, store_options_, budget_, executor_));
+                   Model::Create(spec, store_options_, budget_, cpu_));
   MutexLock lock(&mutex_);
   return models_.emplace(spec.model_id, std::move(model)).second ? absl::OkStatus() : exists();
 }
@@ -98,7 +93,7 @@ absl::StatusOr<std::shared_ptr<const Batch>> Engine::PrepareBatch(
     }
     seen[view.stack] = true;
     ASSIGN_OR_RETURN(StackEntries entries,
-                     ArrangeEntries(view, ShapeOf(model->stack(view.stack)), pool_, executor_));
+                     ArrangeEntries(view, ShapeOf(model->stack(view.stack)), pool_, cpu_));
     arranged.push_back(std::move(entries));
   }
   return std::make_shared<const Batch>(model, std::move(arranged));

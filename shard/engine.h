@@ -1,10 +1,10 @@
 // The emulated SparseCores of one shard process: rows and optimizer slots of its partitions, gather
 // and update. Knows nothing of gRPC, of other shards, or of who is asking.
 //
-// Threads: the engine owns a fixed pool. Rows of a partition are changed by one thread at a time,
-// in the order in which work was submitted; neighbouring reads share a partition, everything else
-// runs in parallel. All public methods may be called from any thread and do not block on other
-// requests' work; callbacks run on a pool thread and must be short.
+// Threads: the engine works on those of a CpuPool. Rows of a partition are changed by one thread at
+// a time, in the order in which work was submitted; neighbouring reads share a partition,
+// everything else runs in parallel. All public methods may be called from any thread and do not
+// block on other requests' work; callbacks run on a pool thread and must be short.
 #pragma once
 
 #include <atomic>
@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
+#include "base/cpu_pool.h"
 #include "base/mutex.h"
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
@@ -84,6 +85,7 @@ class Engine {
 
   const StoreOptions store_options_;
   const std::shared_ptr<Budget> budget_;
+  CpuPool& cpu_;
   BufferPool pool_;
 
   mutable Mutex mutex_;

@@ -49,7 +49,7 @@ class EngineTest : public ::testing::TestWithParam<Cut> {};
 // pick up values.
 TEST_P(EngineTest, StepEqualsPlainLoops) {
   const Cut cut = GetParam();
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   const TestShape shape{cut.partitions, 40, 60};
   TestEngine engine({OneTableStack(shape, cut.width, cut.columns, Adagrad(0.25f))}, shape,
                     cut.first, cut.count);
@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Cuts, EngineTest,
 // Prevents: stored bits read as another type, quantization after the gain or of what is stored, a
 // clamp or rounding that differs between the vector code and the formula.
 TEST(Engine, GatherReadsEveryStorageTypeAndQuantizes) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   for (const int width : {8, 24, 32, 64, 136}) {
     for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16, v1::FLOAT16}) {
       for (const bool quantized : {false, true}) {
@@ -314,7 +314,8 @@ TEST(Engine, RowsAreReadAndAssigned) {
 
 TEST(Engine, BudgetIsCheckedAndReturned) {
   const TestShape shape{2, 64, 4};
-  auto engine = *Engine::Create({.threads = 1, .bytes_per_partition = 64 * 2 * 32 * 4});
+  CpuPool cpu(1);
+  auto engine = *Engine::Create({.cpu = &cpu, .bytes_per_partition = 64 * 2 * 32 * 4});
   ModelSpec spec;
   spec.model_id = 1;
   spec.partitions = spec.partition_count = 2;

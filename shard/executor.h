@@ -1,14 +1,15 @@
-// A fixed pool of threads, and the order in which work on partitions runs.
+// The order in which work on partitions runs.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "base/cpu_pool.h"
 #include "base/mutex.h"
 
 namespace emberd::shard {
@@ -43,34 +44,27 @@ struct Job {
 // Thread-safe. The destructor waits for all submitted jobs.
 class Executor {
  public:
-  explicit Executor(int threads);
+  // Jobs run on `cpu`, which must outlive the executor.
+  explicit Executor(CpuPool* cpu) : cpu_(cpu) {}
   ~Executor();
-  int threads() const { return static_cast<int>(threads_.size()); }
   // Chunks of jobs that hold their strands and wait for a thread.
-  int queued() const;
+  int queued() const { return queued_; }
 
   // Takes places in all lines at one moment: of two calls, one is first everywhere.
   void Submit(std::vector<Job> jobs);
-
-  // Runs body(0) .. body(count - 1), on this thread and on idle ones of the pool; returns when all
-  // are done. Waits for no other work.
-  void ParallelFor(int count, const std::function<void(int)>& body);
 
  private:
   void Enqueue(std::unique_ptr<Work> work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveLines(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Grant(Strand& strand) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeReady(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Loop();
+  void Finish(Work* work);
 
-  mutable Mutex mutex_;
-  CondVar work_or_stop_;
+  CpuPool* const cpu_;
+  std::atomic<int> queued_{0};
+  Mutex mutex_;
   CondVar all_finished_;
-  // Jobs that hold their strands and have chunks nobody took yet.
-  std::deque<Work*> ready_ ABSL_GUARDED_BY(mutex_);
   int64_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;
 };
 
 }  // namespace emberd::shard

@@ -22,7 +22,8 @@ Job MakeJob(std::vector<Strand*> strands, Job::Mode mode, std::function<void()> 
 TEST(Executor, RunsEveryChunkOnceAndThenDone) {
   std::vector<std::atomic<int>> runs(100);
   std::promise<void> done;
-  Executor executor(3);
+  CpuPool cpu(3);
+  Executor executor(&cpu);
   Job job;
   job.chunks = 100;
   job.run = [&](int chunk) { ++runs[chunk]; };
@@ -38,7 +39,8 @@ TEST(Executor, CountsWhatCouldRunButWaitsForAThread) {
   std::promise<void> started, release;
   const std::shared_future<void> released = release.get_future().share();
   Strand strand;
-  Executor executor(1);
+  CpuPool cpu(1);
+  Executor executor(&cpu);
   executor.Submit({MakeJob({&strand}, Job::Mode::kWrite, [&] {
     started.set_value();
     released.wait();
@@ -58,15 +60,16 @@ TEST(Executor, CountsWhatCouldRunButWaitsForAThread) {
 TEST(Executor, ParallelForCoversTheRangeWhileTheExecutorIsBusy) {
   std::promise<void> release;
   const std::shared_future<void> released = release.get_future().share();
-  Executor executor(2);
+  CpuPool cpu(2);
+  Executor executor(&cpu);
   Job block;
   block.chunks = 2;
   block.run = [&](int) { released.wait(); };
   executor.Submit({block});
   std::vector<std::atomic<int>> runs(1000);
-  executor.ParallelFor(1000, [&](int i) { ++runs[i]; });  // nobody else is free
+  cpu.ParallelFor(1000, [&](int i) { ++runs[i]; });  // nobody else is free
   for (const std::atomic<int>& count : runs) EXPECT_EQ(count, 1);
-  executor.ParallelFor(0, [&](int) { ADD_FAILURE(); });
+  cpu.ParallelFor(0, [&](int) { ADD_FAILURE(); });
   release.set_value();
 }
 
@@ -74,7 +77,8 @@ TEST(Executor, ParallelForCoversTheRangeWhileTheExecutorIsBusy) {
 TEST(Executor, NeighbouringReadersShare) {
   std::atomic<int> inside{0};
   Strand strand;
-  Executor executor(2);
+  CpuPool cpu(2);
+  Executor executor(&cpu);
   const auto read = [&] {
     ++inside;
     while (inside.load() < 2) std::this_thread::yield();
@@ -86,7 +90,7 @@ TEST(Executor, NeighbouringReadersShare) {
 // Prevents: a reader that overtakes a writer or runs beside one, two writers at once, and requests
 // that see one another's work in one partition but not in another.
 TEST(Executor, KeepsTheOrderOfSubmissionOnEveryStrand) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   constexpr int kStrands = 4, kJobs = 400;
   struct Cell {
     std::atomic<int> readers{0}, writers{0};
@@ -95,7 +99,8 @@ TEST(Executor, KeepsTheOrderOfSubmissionOnEveryStrand) {
   std::vector<Cell> cells(kStrands);
   std::vector<int> versions(kStrands);  // as they must be when the next job runs
   Strand strands[kStrands];
-  Executor executor(4);
+  CpuPool cpu(4);
+  Executor executor(&cpu);
   for (int i = 0; i < kJobs; ++i) {
     std::vector<int> mine;
     for (int s = 0; s < kStrands; ++s) {
@@ -128,7 +133,8 @@ TEST(Executor, DestructorWaitsForWorkThatSubmitsMoreWork) {
   std::atomic<int> ran{0};
   std::function<void()> again;
   {
-    Executor executor(2);
+    CpuPool cpu(2);
+    Executor executor(&cpu);
     again = [&] {
       if (++ran < 50) executor.Submit({MakeJob({}, Job::Mode::kRead, again)});
     };

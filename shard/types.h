@@ -9,13 +9,14 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
+#include "base/cpu_pool.h"
 #include "config/optimizers.h"
 #include "emberd/v1/model.pb.h"
 
 namespace emberd::shard {
 
 struct EngineOptions {
-  int threads = 0;  // 0: number of CPUs
+  CpuPool* cpu = nullptr;  // required; must outlive the engine
   // Bytes of weights and slots that one partition may hold over all models; checked before memory
   // is taken.
   int64_t bytes_per_partition = int64_t{16} << 30;

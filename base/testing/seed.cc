@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <random>
 
-namespace emberd::testing {
+namespace emberd {
 
 uint64_t TestSeed(std::optional<uint64_t> usual) {
   const char* given = std::getenv("EMBERD_TEST_SEED");
@@ -17,4 +17,4 @@ uint64_t TestSeed(std::optional<uint64_t> usual) {
   return seed;
 }
 
-}  // namespace emberd::testing
+}  // namespace emberd

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace emberd::testing {
+namespace emberd {
 namespace {
 
 TEST(SeedTest, TheEnvironmentGoesBeforeTheUsualOne) {
@@ -21,4 +21,4 @@ TEST(SeedTest, TheEnvironmentGoesBeforeTheUsualOne) {
 }
 
 }  // namespace
-}  // namespace emberd::testing
+}  // namespace emberd

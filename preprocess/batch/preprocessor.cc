@@ -73,13 +73,8 @@ std::shared_ptr<const PreprocessedBatch> SortedBatch::Share() {
 }
 
 absl::StatusOr<std::unique_ptr<Preprocessor>> Preprocessor::Create(const v1::ModelConfig* model,
-                                                                   const Plan* plan,
-                                                                   PreprocessorOptions options) {
-  if (options.threads < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("threads: ", options.threads, " is not allowed; it must be >= 1"));
-  }
-  return absl::WrapUnique(new Preprocessor(*model, *plan, options.threads));
+                                                                   const Plan* plan, CpuPool* cpu) {
+  return absl::WrapUnique(new Preprocessor(*model, *plan, cpu));
 }
 
 absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Run(
@@ -107,11 +102,11 @@ absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(
   return Finish(cuts, batch.get());
 }
 
-Preprocessor::Preprocessor(const v1::ModelConfig& model, const Plan& plan, int threads)
+Preprocessor::Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPool* cpu)
     : model_(model),
       plan_(plan),
       allow_dropping_(model.plan().allow_id_dropping()),
-      workers_(threads),
+      cpu_(cpu),
       scratch_(kIdleScratch),
       batches_(kIdleBatches) {
   for (const StackPlan& stack : plan_.stacks) {
@@ -179,7 +174,7 @@ absl::Status Preprocessor::Validate(absl::Span<const FeatureInput> inputs,
                                                    "; the model has ", model_.features_size()));
   }
   found->assign(inputs.size(), absl::OkStatus());
-  workers_.ParallelFor(static_cast<int64_t>(inputs.size()), [&](int64_t f) {
+  ParallelFor(cpu_, static_cast<int64_t>(inputs.size()), [&](int64_t f) {
     const auto [stack, position] = plan_.feature_at[f];
     const StackPlan& in = plan_.stacks[stack];
     const TablePlan& table = in.tables[in.features[position].table_in_stack];
@@ -272,7 +267,7 @@ std::shared_ptr<const PreprocessedBatch> Preprocessor::Finish(CutSet cuts, Sorte
 
 void Preprocessor::ForEachSlot(PreprocessedBatch* batch, SlotWork work) {
   const int64_t tasks = static_cast<int64_t>(stacks_.size()) * slots();
-  workers_.ParallelFor(tasks, [&](int64_t task) {
+  ParallelFor(cpu_, tasks, [&](int64_t task) {
     const int64_t stack = task / slots();
     std::unique_ptr<SlotScratch> scratch = scratch_.Take();
     work(stacks_[stack], &batch->stacks_[stack], static_cast<int>(task % slots()), scratch.get());

@@ -56,18 +56,13 @@ class SortedBatch {
   bool needs_minibatches_ = false;
 };
 
-struct PreprocessorOptions {
-  // Worker threads; results do not depend on it. 1: everything runs on the caller's thread.
-  int threads = 1;
-};
-
 // Thread-safe: several batches may be in preparation at once.
 class Preprocessor {
  public:
-  // `model` and `plan` belong together; both must outlive the preprocessor and its batches.
+  // `model` and `plan` belong together; both must outlive the preprocessor and its batches, and so
+  // must `cpu`. Results do not depend on its threads; null: everything runs on the caller's thread.
   static absl::StatusOr<std::unique_ptr<Preprocessor>> Create(const v1::ModelConfig* model,
-                                                              const Plan* plan,
-                                                              PreprocessorOptions options);
+                                                              const Plan* plan, CpuPool* cpu);
 
   // `inputs[i]` belongs to feature i of the config. Everything is checked before any work is done:
   // INVALID_ARGUMENT for malformed input, OUT_OF_RANGE for an id or a sample outside of its range,
@@ -95,7 +90,7 @@ class Preprocessor {
   using SlotWork =
       absl::FunctionRef<void(const StackInfo&, StackBatch*, int slot, SlotScratch* scratch)>;
 
-  Preprocessor(const v1::ModelConfig& model, const Plan& plan, int threads);
+  Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPool* cpu);
   void RememberBuckets();
 
   absl::Status Sort(absl::Span<const FeatureInput> inputs, SortedBatch* sorted);
@@ -118,7 +113,7 @@ class Preprocessor {
   // Whether the batch before was cut. The next one then fills its buckets while its slots are still
   // in the processor's cache; if they are not needed, only that time is lost.
   std::atomic<bool> expect_cuts_{false};
-  CpuPool workers_;
+  CpuPool* const cpu_;  // may be null
   Recycler<SlotScratch> scratch_;
   Recycler<PreprocessedBatch> batches_;
 };

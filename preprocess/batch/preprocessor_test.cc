@@ -1,6 +1,7 @@
 // Would catch: an id lost, doubled, moved to another row or sample, or given another gain on its
 // way through extraction, sort, merge and partitioning, for any form of input, stacking, layout and
 // topology.
+#include "base/testing/seed.h"
 #include "preprocess/batch/preprocessor.h"
 
 #include <cstring>
@@ -65,14 +66,14 @@ void ExpectWithinLimits(const PreprocessedBatch& batch, const Plan& plan) {
 // Runs random cases and hands what comes out to `check`.
 void ForRandomCases(bool limits, int count,
                     const std::function<void(RandomCase&, const Plan&, Preprocessor&)>& check) {
-  const uint64_t seed = TestSeed();
+  const uint64_t seed = TestSeed(1);
   for (int n = 0; n < TestCases(count); ++n) {
     SCOPED_TRACE(testing::Message() << "case " << n);
     Random random(seed * 1000003 + n);
     RandomCase c = MakeRandomCase(random, limits);
     const auto plan = MakePlan(c.model, c.topology);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const auto preprocessor = Preprocessor::Create(&c.model, &*plan, {});
+    const auto preprocessor = Preprocessor::Create(&c.model, &*plan, nullptr);
     ASSERT_TRUE(preprocessor.ok()) << preprocessor.status();
     check(c, *plan, **preprocessor);
     if (testing::Test::HasFatalFailure()) {
@@ -115,7 +116,7 @@ TEST(PreprocessorTest, DroppingKeepsTheLimitsAndCountsWhatItDrops) {
   ForRandomCases(/*limits=*/true, 2000, [&](RandomCase& c, const Plan& plan, Preprocessor& pre) {
     const bool fits = pre.Run(c.inputs()).ok();
     c.model.mutable_plan()->set_allow_id_dropping(true);
-    const auto dropper = Preprocessor::Create(&c.model, &plan, {});
+    const auto dropper = Preprocessor::Create(&c.model, &plan, nullptr);
     const auto batch = (*dropper)->Run(c.inputs());
     ASSERT_TRUE(batch.ok()) << batch.status();
     ExpectWithinLimits(**batch, plan);
@@ -180,7 +181,8 @@ TEST(PreprocessorTest, AnyNumberOfThreadsGivesTheSameBits) {
   ForRandomCases(/*limits=*/true, 300, [](RandomCase& c, const Plan& plan, Preprocessor& one) {
     const auto expected = one.Run(c.inputs());
     for (int threads : {2, 8}) {
-      const auto many = *Preprocessor::Create(&c.model, &plan, {threads});
+      CpuPool cpu(threads);
+      const auto many = *Preprocessor::Create(&c.model, &plan, &cpu);
       for (int repeat = 0; repeat < 2; ++repeat) {
         const auto got = many->Run(c.inputs());
         ASSERT_EQ(expected.status(), got.status());
@@ -199,7 +201,7 @@ TEST(PreprocessorTest, ShardsAndSlotsDoNotChangeTheEntries) {
     EntryMap expected;
     for (Topology topology : {Topology{1, 8}, Topology{2, 4}, Topology{8, 1}}) {
       const auto plan = MakePlan(c.model, topology);
-      const auto pre = *Preprocessor::Create(&c.model, &*plan, {});
+      const auto pre = *Preprocessor::Create(&c.model, &*plan, nullptr);
       const auto batch = pre->Run(c.inputs());
       ASSERT_TRUE(batch.ok()) << batch.status();
       const EntryMap entries = EntriesOf(**batch, *plan);
@@ -227,7 +229,7 @@ v1::ModelConfig OneTable(int64_t rows, int max_ids) {
 TEST(PreprocessorTest, AHotIdOverTheLimitIsAnErrorThatHelps) {
   const v1::ModelConfig model = OneTable(100, 4);
   const auto plan = MakePlan(model, {1, 1});
-  const auto pre = *Preprocessor::Create(&model, &*plan, {});
+  const auto pre = *Preprocessor::Create(&model, &*plan, nullptr);
   const std::vector<int32_t> ids(5, 7);
   FeatureInput input;
   input.ids = DenseInput{absl::MakeConstSpan(ids), 1, 5};
@@ -247,7 +249,7 @@ TEST(PreprocessorTest, AHotIdOverTheLimitIsAnErrorThatHelps) {
 TEST(PreprocessorTest, StatisticsSayWhatABatchNeeded) {
   const v1::ModelConfig model = OneTable(100, 0);
   const auto plan = MakePlan(model, {1, 2});
-  const auto pre = *Preprocessor::Create(&model, &*plan, {});
+  const auto pre = *Preprocessor::Create(&model, &*plan, nullptr);
   // Slot 0: samples {2, 2, 4}, {1}; slot 1: {2, 6}, {}.
   const std::vector<int32_t> ids = {2, 2, 4, 1, 2, 6}, splits = {0, 3, 4, 6, 6};
   FeatureInput input;

@@ -152,7 +152,7 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   response.set_in_flight_requests(InFlightRequests());
   response.set_in_flight_bytes(parts_.admission->bytes());
   response.set_in_flight_budget_bytes(parts_.in_flight_budget_bytes);
-  response.set_queued_requests(parts_.pool->queued());
+  response.set_queued_requests(parts_.queue->queued());
   response.set_train_streams(parts_.train_streams->count());
   response.set_batches(static_cast<int>(coordinator.resources().path->batches().count()));
   response.set_batch_bytes(coordinator.resources().path->batches().bytes());

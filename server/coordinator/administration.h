@@ -26,7 +26,7 @@ class Administration {
  public:
   struct Parts {
     Coordinator* coordinator = nullptr;
-    const BlockingPool* pool = nullptr;    // where its requests run
+    const TaskQueue* queue = nullptr;      // where its requests run
     const Admission* admission = nullptr;  // of its requests
     TrainStreams* train_streams = nullptr;
     DrainSwitch* drain = nullptr;

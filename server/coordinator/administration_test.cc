@@ -50,11 +50,13 @@ class AdministrationTest : public testing::Test {
         budgets { batch_bytes: 1000000 in_flight_bytes: 2000000 })");
     EXPECT_TRUE(config::CompleteCluster(&cluster_).ok());
     std::vector<std::shared_ptr<ShardBackend>> shards;
-    for (int i = 0; i < 2; ++i) shards.push_back(*MakeLocalShard(cluster_, i, &metrics_));
+    for (int i = 0; i < 2; ++i)
+      shards.push_back(*MakeLocalShard(cluster_, i, &metrics_, &threads_));
     server_ = *CoordinatorServer::Start({.cluster = cluster_,
                                          .coordinator_index = 0,
                                          .shards = std::move(shards),
-                                         .metrics = &metrics_});
+                                         .metrics = &metrics_,
+                                         .threads = &threads_});
     channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
     embedding_ = v1::EmbeddingService::NewStub(channel_);
     admin_ = v1::AdminService::NewStub(channel_);
@@ -128,6 +130,7 @@ class AdministrationTest : public testing::Test {
   v1::ClusterConfig cluster_;
   std::shared_ptr<grpc::Channel> channel_;
   ops::Metrics metrics_{"up"};
+  ThreadPools threads_{2};
   std::unique_ptr<CoordinatorServer> server_;
   std::unique_ptr<v1::EmbeddingService::Stub> embedding_;
   std::unique_ptr<v1::AdminService::Stub> admin_;

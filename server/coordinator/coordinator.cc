@@ -1,7 +1,6 @@
 #include "server/coordinator/coordinator.h"
 
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "absl/random/random.h"
@@ -17,23 +16,19 @@ namespace {
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 constexpr absl::Duration kStatusDeadline = absl::Seconds(1);
 
-int ThreadCount(const v1::ClusterConfig& cluster) {
-  return cluster.coordinator_threads() > 0 ? cluster.coordinator_threads()
-                                           : static_cast<int>(std::thread::hardware_concurrency());
-}
-
-ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metrics* metrics) {
+ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metrics* metrics,
+                                     ThreadPools* threads) {
   ModelRegistryOptions options;
   options.topology = {cluster.shards_size(), cluster.sparsecores_per_shard()};
-  options.preprocess_threads = ThreadCount(cluster);
+  options.threads = threads;
   options.metrics = metrics;
   return options;
 }
 
-FanoutOptions MakeFanoutOptions(const v1::ClusterConfig& cluster) {
+FanoutOptions MakeFanoutOptions(const v1::ClusterConfig& cluster, ThreadPools* threads) {
   return {.batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
           .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
-          .threads = ThreadCount(cluster)};
+          .threads = threads};
 }
 
 std::string NewIdentity(int index) {
@@ -57,7 +52,8 @@ std::vector<Collective*> CollectivesOf(const std::vector<std::shared_ptr<ShardBa
 }  // namespace
 
 Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
-                         std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics)
+                         std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics,
+                         ThreadPools* threads)
     : shards_(std::move(shards)),
       collective_(CollectivesOf(shards_)),
       shard_http_addresses_(HttpAddresses(cluster)),
@@ -65,9 +61,10 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       max_message_bytes_(cluster.budgets().max_message_bytes()),
       start_(absl::Now()),
       metrics_(metrics),
+      threads_(threads),
       server_metrics_(metrics->Server("coordinator", index)),
-      registry_(shards_, RegistryOptions(cluster, metrics)),
-      fanout_(shards_, MakeFanoutOptions(cluster), &registry_, metrics),
+      registry_(shards_, RegistryOptions(cluster, metrics, threads)),
+      fanout_(shards_, MakeFanoutOptions(cluster, threads), &registry_, metrics),
       path_({.max_activation_bytes = max_message_bytes_,
              .batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
              .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}},
@@ -198,7 +195,7 @@ void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
                             google::protobuf::RepeatedPtrField<v1::ShardStatus>* shards) {
   rpc::CallContext context(absl::Now() + kStatusDeadline, caller->trace());
   for (size_t i = 0; i < shards_.size(); ++i) shards->Add();
-  ForEachShard(ShardsFrom(0, shards_.size()), [&](int shard) {
+  ForEachShard(&threads_->blocking, ShardsFrom(0, shards_.size()), [&](int shard) {
     auto status = shards_[shard]->GetStatus(hot_rows, &context);
     v1::ShardStatus& to = *shards->Mutable(shard);
     if (status.ok()) to = std::move(*status);

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/periodic_task.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
@@ -45,9 +46,11 @@ struct CoordinatorResources {
 // cancellation. Errors and their codes: see emberd/v1/embedding_service.proto.
 class Coordinator {
  public:
-  // `cluster` is complete; `shards[i]` is its shard i. `metrics` must outlive the coordinator.
+  // `cluster` is complete; `shards[i]` is its shard i. `metrics` and `threads` must outlive the
+  // coordinator.
   Coordinator(const v1::ClusterConfig& cluster, int index,
-              std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics);
+              std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics,
+              ThreadPools* threads);
 
   absl::StatusOr<v1::DeclareModelResponse> DeclareModel(const v1::DeclareModelRequest& request,
                                                         rpc::CallContext* context);
@@ -100,6 +103,7 @@ class Coordinator {
   const int64_t max_message_bytes_;
   const absl::Time start_;
   ops::Metrics* const metrics_;
+  ThreadPools* const threads_;
   ops::ServerMetrics* const server_metrics_;
   ModelRegistry registry_;
   Fanout fanout_;

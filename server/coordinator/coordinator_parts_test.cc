@@ -26,8 +26,9 @@ constexpr char kModel[] = R"(
 class CoordinatorPartsTest : public testing::Test {
  protected:
   std::shared_ptr<const ServedModel> Model(const char* text, int shards) {
-    auto model = MakeServedModel(*config::ParseModel(text),
-                                 {.shards = shards, .sparsecores_per_shard = 1}, 1, &metrics_);
+    auto model =
+        MakeServedModel(*config::ParseModel(text), {.shards = shards, .sparsecores_per_shard = 1},
+                        nullptr, &metrics_);
     EXPECT_TRUE(model.ok()) << model.status();
     return *model;
   }

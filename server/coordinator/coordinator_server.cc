@@ -42,23 +42,24 @@ class CoordinatorServerImpl final : public CoordinatorServer {
  public:
   CoordinatorServerImpl(const CoordinatorServerOptions& options,
                         std::vector<std::shared_ptr<ShardBackend>> shards)
-      : coordinator_(options.cluster, options.coordinator_index, std::move(shards),
-                     options.metrics),
+      : coordinator_(options.cluster, options.coordinator_index, std::move(shards), options.metrics,
+                     options.threads),
         admission_(options.cluster.budgets()),
-        pool_(
-            kRequestThreads, options.cluster.budgets().max_waiting_requests(),
+        requests_(
+            &options.threads->blocking, kRequestThreads,
+            options.cluster.budgets().max_waiting_requests(),
             [metrics = coordinator_.server_metrics()](int queued) { metrics->SetQueued(queued); }),
-        environment_{.pool = &pool_,
+        environment_{.queue = &requests_,
                      .admission = &admission_,
                      .drain = &drain_,
                      .metrics = coordinator_.server_metrics(),
                      .default_deadline = coordinator_.default_deadline(),
                      .slow_call = coordinator_.resources().slow_step},
-        train_streams_(&coordinator_.resources(), environment_,
+        train_streams_(&coordinator_.resources(), environment_, &options.threads->blocking,
                        options.cluster.budgets().max_train_streams()),
         embedding_service_(MakeEmbeddingService(&coordinator_, &train_streams_, environment_)),
         administration_({.coordinator = &coordinator_,
-                         .pool = &pool_,
+                         .queue = &requests_,
                          .admission = &admission_,
                          .train_streams = &train_streams_,
                          .drain = &drain_,
@@ -66,7 +67,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                          .in_flight_budget_bytes = options.cluster.budgets().in_flight_bytes(),
                          .batch_budget_bytes = options.cluster.budgets().batch_bytes()}),
         admin_admission_(options.cluster.budgets()),
-        admin_pool_(kAdminThreads, kAdminWaiting),
+        admin_requests_(&options.threads->blocking, kAdminThreads, kAdminWaiting),
         admin_service_(MakeAdminService(&administration_, AdminEnvironment())) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
@@ -107,7 +108,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   }
   CallEnvironment AdminEnvironment() {
     CallEnvironment environment = environment_;
-    environment.pool = &admin_pool_;
+    environment.queue = &admin_requests_;
     environment.waiting_limit = "AdminService";
     environment.admission = &admin_admission_;
     environment.drain = nullptr;
@@ -118,13 +119,13 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Coordinator coordinator_;
   Admission admission_;
   DrainSwitch drain_;
-  BlockingPool pool_;
+  TaskQueue requests_;
   const CallEnvironment environment_;
   TrainStreams train_streams_;
   std::unique_ptr<grpc::Service> embedding_service_;
   Administration administration_;
   Admission admin_admission_;
-  BlockingPool admin_pool_;
+  TaskQueue admin_requests_;
   std::unique_ptr<grpc::Service> admin_service_;
   absl::Mutex health_mutex_;
   std::atomic<GrpcServer*> health_ = nullptr;  // once there is a server

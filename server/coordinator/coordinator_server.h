@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
 #include "server/security/security.h"
@@ -23,6 +24,7 @@ struct CoordinatorServerOptions {
   // Shard by shard; empty: the shards at the addresses of `cluster`.
   std::vector<std::shared_ptr<ShardBackend>> shards;
   ops::Metrics* metrics = nullptr;  // required; must outlive the server
+  ThreadPools* threads = nullptr;   // the same
   // Null: made as `cluster` says. Its tokens then name the clients of the whole process.
   std::shared_ptr<const security::Security> security = nullptr;
 };

@@ -96,14 +96,14 @@ class Cluster {
         servers_.push_back(nullptr);
         StartShard(i);
       } else {
-        backends_.push_back(*MakeLocalShard(cluster_, i, &metrics_));
+        backends_.push_back(*MakeLocalShard(cluster_, i, &metrics_, &threads_));
       }
     }
     for (size_t i = 0; i < servers_.size(); ++i) {
       backends_.push_back(MakeRemoteShard(
           {static_cast<int>(i), servers_[i]->address(), cluster_.budgets().max_message_bytes()}));
     }
-    coordinator_ = std::make_unique<Coordinator>(cluster_, 0, backends_, &metrics_);
+    coordinator_ = std::make_unique<Coordinator>(cluster_, 0, backends_, &metrics_, &threads_);
   }
 
   // Starts shard i, at its old address if it had one.
@@ -111,7 +111,7 @@ class Cluster {
     if (servers_[i] != nullptr)
       *cluster_.mutable_shards(i)->mutable_address() = servers_[i]->address();
     servers_[i].reset();
-    auto server = ShardServer::Start({cluster_, i, &metrics_});
+    auto server = ShardServer::Start({cluster_, i, &metrics_, &threads_});
     ASSERT_TRUE(server.ok()) << server.status();
     servers_[i] = *std::move(server);
   }
@@ -145,6 +145,7 @@ class Cluster {
  private:
   v1::ClusterConfig cluster_;
   ops::Metrics metrics_{"test"};
+  ThreadPools threads_{2};
   std::vector<std::unique_ptr<ShardServer>> servers_;
   std::vector<std::shared_ptr<ShardBackend>> backends_;
   std::unique_ptr<Coordinator> coordinator_;

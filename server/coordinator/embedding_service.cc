@@ -80,7 +80,7 @@ absl::Status ExportStream::Admit(const std::string& client) {
 }
 
 void ExportStream::SubmitNext() {
-  if (environment_.pool->Submit([this] { MakeNext(); })) return;
+  if (environment_.queue->Submit([this] { MakeNext(); })) return;
   End(QueueFullError(environment_));
 }
 

@@ -50,7 +50,7 @@ Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions 
       options_(options),
       registry_(registry),
       metrics_(metrics),
-      pooler_(std::make_unique<shard::RowPooler>(options.threads)) {}
+      pooler_(&options.threads->cpu) {}
 
 absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     const std::shared_ptr<const ServedModel>& model,
@@ -90,9 +90,8 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
     // Here, and not when all answers are there: the other shards are still at work.
     if (status.ok()) {
-      status =
-          Annotate(PoolUniqueRows(*model, *batch, static_cast<int>(i), pooler_.get(), &*result),
-                   shards_[i]->name());
+      status = Annotate(PoolUniqueRows(*model, *batch, static_cast<int>(i), &pooler_, &*result),
+                        shards_[i]->name());
     }
     if (status.ok()) {
       results[i] = *std::move(result);
@@ -190,7 +189,7 @@ absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput&
 
 void Fanout::Release(uint64_t model_id, uint64_t handle) {
   rpc::CallContext context(absl::Now() + kReleaseDeadline);
-  ForEachShard(ShardsFrom(0, shards_.size()),
+  ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()),
                [&](int shard) { return shards_[shard]->ReleaseBatch(model_id, handle, &context); });
 }
 
@@ -205,7 +204,8 @@ absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> Fanout::OpenGroup(
       return response.status();
     });
   };
-  RETURN_IF_ERROR(FirstError(ForEachShard(ShardsFrom(0, shards_.size()), open)));
+  RETURN_IF_ERROR(
+      FirstError(ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()), open)));
   return responses;
 }
 

@@ -6,12 +6,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/thread_pools.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/gradients.h"
 #include "server/coordinator/kept_batch.h"
@@ -29,14 +29,10 @@ class ModelRegistry;
 // `shards`. Threads of their own: these calls are rare (declarations, row access) and block on the
 // network.
 template <typename Call>
-std::vector<absl::Status> ForEachShard(const std::vector<int>& shards, const Call& call) {
+std::vector<absl::Status> ForEachShard(BlockingPool* threads, const std::vector<int>& shards,
+                                       const Call& call) {
   std::vector<absl::Status> statuses(shards.size());
-  std::vector<std::thread> threads;
-  for (size_t i = 1; i < shards.size(); ++i) {
-    threads.emplace_back([&, i] { statuses[i] = call(shards[i]); });
-  }
-  if (!shards.empty()) statuses[0] = call(shards[0]);
-  for (std::thread& thread : threads) thread.join();
+  threads->RunEach(static_cast<int>(shards.size()), [&](int i) { statuses[i] = call(shards[i]); });
   return statuses;
 }
 // first, ..., count - 1.
@@ -45,9 +41,9 @@ std::vector<int> ShardsFrom(int first, size_t count);
 absl::Status FirstError(const std::vector<absl::Status>& statuses);
 
 struct FanoutOptions {
-  absl::Duration batch_ttl;   // how long shards keep an unused batch
-  absl::Duration shard_call;  // how long an update may take, whatever the caller's deadline
-  int threads = 1;            // that pool unique rows, besides the callers'
+  absl::Duration batch_ttl;        // how long shards keep an unused batch
+  absl::Duration shard_call;       // how long an update may take, whatever the caller's deadline
+  ThreadPools* threads = nullptr;  // required
 };
 
 // What an update is known by: to the shards' records, or as one rank's part of a group's step.
@@ -128,7 +124,7 @@ class Fanout {
   const FanoutOptions options_;
   ModelRegistry* const registry_;
   ops::Metrics* const metrics_;
-  const std::unique_ptr<shard::RowPooler> pooler_;
+  shard::RowPooler pooler_;
 };
 
 }  // namespace emberd::server

@@ -35,7 +35,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
   std::shared_ptr<const ServedModel> model = Known(config::ModelFingerprint(config));
   if (model == nullptr) {
     ASSIGN_OR_RETURN(auto made, MakeServedModel(std::move(config), options_.topology,
-                                                options_.preprocess_threads, options_.metrics));
+                                                &options_.threads->cpu, options_.metrics));
     model = std::move(made);
   }
   absl::StatusOr<Declared> declared = CreateOnShards(model, context);
@@ -66,7 +66,8 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::CreateOnShards(
   // there.
   absl::Status status = create(0);
   if (status.ok()) {
-    status = FirstError(ForEachShard(ShardsFrom(1, shards_.size()), create));
+    status = FirstError(
+        ForEachShard(&options_.threads->blocking, ShardsFrom(1, shards_.size()), create));
   }
   size_t count = 0;
   for (const char shard_created : created) count += shard_created;
@@ -104,7 +105,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::FindOnShards(
       continue;
     }
     ASSIGN_OR_RETURN(auto model, MakeServedModel(found->config(), options_.topology,
-                                                 options_.preprocess_threads, options_.metrics));
+                                                 &options_.threads->cpu, options_.metrics));
     absl::MutexLock lock(&mutex_);
     return models_.try_emplace(model->id, model).first->second;
   }

@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/served_model.h"
 #include "server/rpc/call_context.h"
@@ -20,7 +21,7 @@ namespace emberd::server {
 
 struct ModelRegistryOptions {
   preprocess::Topology topology;
-  int preprocess_threads = 1;
+  ThreadPools* threads = nullptr;  // required; must outlive the registry and its models
   ops::Metrics* metrics = nullptr;
 };
 

@@ -47,7 +47,7 @@ absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration def
 
 absl::Status QueueFullError(const CallEnvironment& environment) {
   return absl::ResourceExhaustedError(
-      absl::StrCat(environment.pool->max_queued(), " requests wait already; ",
+      absl::StrCat(environment.queue->max_queued(), " requests wait already; ",
                    environment.waiting_limit, " allows no more; retry later"));
 }
 
@@ -77,17 +77,17 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
   if (environment_.drain != nullptr && environment_.drain->draining() && !FinishesABatch(rpc_)) {
     return DrainingError();
   }
-  BlockingPool& pool = *environment_.pool;
+  TaskQueue& queue = *environment_.queue;
   // What could not be answered in time is refused at once: it would only delay what can be.
   const absl::Duration patience = context_.deadline() - began_;
-  const absl::Duration expected = pool.ExpectedTime();
-  if (MayBeShed(rpc_) && pool.tasks() >= kAlwaysTaken && expected > patience * 3 / 4) {
+  const absl::Duration expected = queue.ExpectedTime();
+  if (MayBeShed(rpc_) && queue.tasks() >= kAlwaysTaken && expected > patience * 3 / 4) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(pool.tasks(), " requests are here already; with them this one would take ",
+        absl::StrCat(queue.tasks(), " requests are here already; with them this one would take ",
                      absl::ToInt64Milliseconds(expected), " ms, and its deadline is in ",
                      absl::ToInt64Milliseconds(patience), " ms; retry later"));
   }
-  if (pool.Submit([this, work = std::move(work)] { Run(work); })) return absl::OkStatus();
+  if (queue.Submit([this, work = std::move(work)] { Run(work); })) return absl::OkStatus();
   return QueueFullError(environment_);
 }
 
@@ -106,7 +106,7 @@ void PooledCall::Run(const Work& work) {
   // The queue has grown slower than was foreseen.
   const absl::Duration waited = start - began_;
   const absl::Duration left = context_.deadline() - start;
-  if (MayBeShed(rpc_) && waited > left / 3 && left < environment_.pool->ExpectedRunTime()) {
+  if (MayBeShed(rpc_) && waited > left / 3 && left < environment_.queue->ExpectedRunTime()) {
     End(absl::ResourceExhaustedError(absl::StrCat(
         "the request waited ", absl::ToInt64Milliseconds(waited), " ms, and the ",
         absl::ToInt64Milliseconds(left), " ms that are left would not do; retry later")));
@@ -114,7 +114,7 @@ void PooledCall::Run(const Work& work) {
   }
   int64_t response_bytes = 0;
   const absl::Status status = work(&context_, &response_bytes);
-  environment_.pool->RecordDuration(absl::Now() - start);
+  environment_.queue->RecordDuration(absl::Now() - start);
   timer_.AddResponseBytes(response_bytes);
   End(status);
 }

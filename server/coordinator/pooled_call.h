@@ -1,4 +1,4 @@
-// One unary call whose work blocks: it runs on a BlockingPool, under budgets, with the caller's
+// One unary call whose work blocks: it waits in a TaskQueue, under budgets, with the caller's
 // deadline and cancellation.
 #pragma once
 
@@ -40,8 +40,8 @@ inline absl::Status DrainingError() {
 
 // What the calls of one service share.
 struct CallEnvironment {
-  BlockingPool* pool = nullptr;
-  // What sets pool->max_queued(), for errors.
+  TaskQueue* queue = nullptr;
+  // What sets queue->max_queued(), for errors.
   absl::string_view waiting_limit = "budgets.max_waiting_requests";
   Admission* admission = nullptr;
   const DrainSwitch* drain = nullptr;  // null: everything is always taken
@@ -50,7 +50,7 @@ struct CallEnvironment {
   absl::Duration slow_call;         // calls that take longer are logged
 };
 
-// RESOURCE_EXHAUSTED for what finds no room in the queue of the environment's pool.
+// RESOURCE_EXHAUSTED for what finds no room in the environment's queue.
 absl::Status QueueFullError(const CallEnvironment& environment);
 
 // The deadline of a call: the caller's, or the environment's default.

@@ -156,7 +156,7 @@ absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
     }
     return status;
   };
-  RETURN_IF_ERROR(FirstError(ForEachShard(NonEmpty(shards), read)));
+  RETURN_IF_ERROR(FirstError(ForEachShard(&threads_->blocking, NonEmpty(shards), read)));
   return tensor;
 }
 
@@ -207,7 +207,8 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
       return replayed.status();
     });
   };
-  if (absl::Status status = FirstError(ForEachShard(NonEmpty(shards), assign)); !status.ok()) {
+  if (absl::Status status = FirstError(ForEachShard(&threads_->blocking, NonEmpty(shards), assign));
+      !status.ok()) {
     // A retry finishes what is missing: shards that were done answer from their record.
     record_.Abort(mutation);
     return status;

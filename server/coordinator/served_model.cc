@@ -86,7 +86,7 @@ void ServedModel::Observe(const preprocess::PreprocessedBatch& batch) const {
 }
 
 absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
-    v1::ModelConfig config, const preprocess::Topology& topology, int threads,
+    v1::ModelConfig config, const preprocess::Topology& topology, CpuPool* cpu,
     ops::Metrics* metrics) {
   auto model = std::make_shared<ServedModel>();
   model->id = config::ModelFingerprint(config);
@@ -94,8 +94,8 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
   ASSIGN_OR_RETURN(preprocess::Plan plan, preprocess::MakePlan(model->config, topology));
   model->plan = std::move(plan);
   model->shard_stacks = ModelSpecFromPlan(model->id, model->config, model->plan, 0).stacks;
-  ASSIGN_OR_RETURN(auto preprocessor, preprocess::Preprocessor::Create(&model->config, &model->plan,
-                                                                       {.threads = threads}));
+  ASSIGN_OR_RETURN(auto preprocessor,
+                   preprocess::Preprocessor::Create(&model->config, &model->plan, cpu));
   model->preprocessor = std::move(preprocessor);
   for (int i = 0; i < model->config.features_size(); ++i)
     model->features[model->config.features(i).name()] = i;

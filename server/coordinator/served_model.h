@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "base/cpu_pool.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/model.pb.h"
 #include "emberd/v1/statistics.pb.h"
@@ -76,9 +77,9 @@ struct ServedModel {
   }
 };
 
-// Plans a complete config. `threads`: see PreprocessorOptions.
+// Plans a complete config. `cpu`: see Preprocessor::Create.
 absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
-    v1::ModelConfig config, const preprocess::Topology& topology, int threads,
+    v1::ModelConfig config, const preprocess::Topology& topology, CpuPool* cpu,
     ops::Metrics* metrics);
 
 }  // namespace emberd::server

@@ -39,8 +39,9 @@ class Cluster {
     for (int i = 0; i < shards; ++i) absl::StrAppend(&text, " shards { address: '127.0.0.1:0' }");
     const v1::ClusterConfig cluster = *config::ParseCluster(text);
     std::vector<std::shared_ptr<ShardBackend>> backends;
-    for (int i = 0; i < shards; ++i) backends.push_back(*MakeLocalShard(cluster, i, &metrics_));
-    coordinator_ = std::make_unique<Coordinator>(cluster, 0, backends, &metrics_);
+    for (int i = 0; i < shards; ++i)
+      backends.push_back(*MakeLocalShard(cluster, i, &metrics_, &threads_));
+    coordinator_ = std::make_unique<Coordinator>(cluster, 0, backends, &metrics_, &threads_);
   }
 
   void Declare(const std::string& config) {
@@ -82,6 +83,7 @@ class Cluster {
 
  private:
   ops::Metrics metrics_{"test"};
+  ThreadPools threads_{2};
   std::unique_ptr<Coordinator> coordinator_;
   rpc::CallContext context_{absl::Now() + absl::Seconds(100)};
   uint64_t model_ = 0;
@@ -175,7 +177,7 @@ class WrongRowsTest : public testing::Test {
                 "name: 'm' tables { name: 'a' vocabulary_size: 40 embedding_dim: 8 }"
                 "tables { name: 'b' vocabulary_size: 40 embedding_dim: 16 storage_dtype: BFLOAT16 }"
                 "features { name: 'fa' table: 'a' } features { name: 'fb' table: 'b' }"),
-            {.shards = 1, .sparsecores_per_shard = 1}, 1, &metrics_)) {
+            {.shards = 1, .sparsecores_per_shard = 1}, nullptr, &metrics_)) {
     std::vector<preprocess::FeatureInput> inputs(2);
     for (auto& input : inputs) input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids_), 1, 2};
     batch_ = *model_->preprocessor->Run(inputs);
@@ -193,7 +195,8 @@ class WrongRowsTest : public testing::Test {
   const std::vector<char> bytes_ = std::vector<char>(1000);
   const std::shared_ptr<const ServedModel> model_;
   std::shared_ptr<const preprocess::PreprocessedBatch> batch_;
-  shard::RowPooler pooler_{1};
+  CpuPool cpu_{1};
+  shard::RowPooler pooler_{&cpu_};
 };
 
 TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {

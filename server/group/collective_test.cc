@@ -242,7 +242,7 @@ grpc::Status SendBytes(Host& host, const std::string& method, const std::string&
 
 TEST(CollectiveServiceTest, BytesThatAreNoRequestAreRefused) {
   Host host;
-  std::mt19937 random(static_cast<uint32_t>(emberd::testing::TestSeed()));
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
   for (const std::string method : {"Join", "AllGather", "Advance", "Leave", "Watch"}) {
     const grpc::Status broken = SendBytes(host, method, std::string(7, '\xff'));
     EXPECT_EQ(broken.error_code(), grpc::StatusCode::INVALID_ARGUMENT);

@@ -198,7 +198,7 @@ class Schedule {
 };
 
 TEST(RandomScheduleTest, MembersAgreeOnEveryOutcome) {
-  const auto seed = static_cast<uint32_t>(emberd::testing::TestSeed());
+  const auto seed = static_cast<uint32_t>(TestSeed());
   int64_t gathered = 0;
   for (uint32_t i = 0; i < 400 && !HasFailure(); ++i) {
     SCOPED_TRACE(absl::StrCat("schedule ", i));
@@ -213,7 +213,7 @@ TEST(RandomScheduleTest, MembersAgreeOnEveryOutcome) {
 // the others hear of it and join again.
 TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
   constexpr int kSize = 4;
-  const auto seed = static_cast<uint32_t>(emberd::testing::TestSeed());
+  const auto seed = static_cast<uint32_t>(TestSeed());
   Rendezvous rendezvous;
   CollectiveRouter router({&rendezvous});
   const v1::GroupOptions options = MakeOptions(kSize, v1::SYNC, 50);

@@ -47,7 +47,7 @@ absl::Status Announce(const std::string& name, const ReadyInfo& info,
 // it, `start` makes the server, and `pages` what its web server serves.
 template <typename Process, typename Start, typename Pages>
 absl::Status Serve(const ServeOptions& options, const std::string& role, const Process& process,
-                   Start start, Pages pages) {
+                   int cpu_threads, Start start, Pages pages) {
   ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create());
   const std::string name = absl::StrCat(role, "-", options.index);
   const v1::ClusterConfig& cluster = options.cluster;
@@ -58,8 +58,9 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   ASSIGN_OR_RETURN(const auto security, security::Security::Create(cluster.security(), &metrics));
   Log(LogLevel::kInfo, "starting", {{"version", EMBERD_VERSION}, {"pid", getpid()}});
 
+  ThreadPools threads(cpu_threads);  // after `shutdown`, whose signals no thread may take
   std::atomic<bool> ending = false;
-  ASSIGN_OR_RETURN(auto server, start(&metrics, security));
+  ASSIGN_OR_RETURN(auto server, start(&metrics, &threads, security));
   const auto serving = [&ending] { return !ending; };
   ASSIGN_OR_RETURN(auto http, StartHttp(process.http_address(),
                                         pages(name, server.get(), metrics, serving), *security));
@@ -79,10 +80,11 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
 }  // namespace
 
 absl::Status ServeShard(const ServeOptions& options) {
-  const auto start = [&](ops::Metrics* metrics, auto security) {
+  const auto start = [&](ops::Metrics* metrics, ThreadPools* threads, auto security) {
     return server::ShardServer::Start({.cluster = options.cluster,
                                        .shard_index = options.index,
                                        .metrics = metrics,
+                                       .threads = threads,
                                        .security = std::move(security)});
   };
   const auto pages = [](const std::string& name, server::ShardServer*, const ops::Metrics& metrics,
@@ -90,19 +92,21 @@ absl::Status ServeShard(const ServeOptions& options) {
     return {ops::MetricsRoute(metrics), ops::HealthRoute(std::move(serving)),
             ops::IndexRoute(name, {"/metrics", "/healthz"})};
   };
-  return Serve(options, "shard", options.cluster.shards(options.index), start, pages);
+  return Serve(options, "shard", options.cluster.shards(options.index),
+               options.cluster.shard_threads(), start, pages);
 }
 
 absl::Status ServeCoordinator(const ServeOptions& options) {
-  const auto start = [&](ops::Metrics* metrics, auto security) {
+  const auto start = [&](ops::Metrics* metrics, ThreadPools* threads, auto security) {
     return server::CoordinatorServer::Start({.cluster = options.cluster,
                                              .coordinator_index = options.index,
                                              .shards = {},
                                              .metrics = metrics,
+                                             .threads = threads,
                                              .security = std::move(security)});
   };
-  return Serve(options, "coordinator", options.cluster.coordinators(options.index), start,
-               &CoordinatorPages);
+  return Serve(options, "coordinator", options.cluster.coordinators(options.index),
+               options.cluster.coordinator_threads(), start, &CoordinatorPages);
 }
 
 void DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,

@@ -1,5 +1,6 @@
 #include "server/launcher/up.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "base/temp_dir.h"
+#include "base/thread_pools.h"
 #include "server/coordinator/coordinator_server.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/supervisor.h"
@@ -200,15 +202,19 @@ absl::Status UpEmbedded(const UpOptions& options) {
 
   ops::Metrics metrics("up");
   ASSIGN_OR_RETURN(const auto security, security::Security::Create(cluster.security(), &metrics));
+  // After `shutdown`, whose signals no thread may take.
+  ThreadPools threads(
+      std::max(cluster.coordinator_threads(), cluster.shards_size() * cluster.shard_threads()));
   std::atomic<bool> ending = false;
   std::vector<std::shared_ptr<server::ShardBackend>> shards(cluster.shards_size());
   for (int i = 0; i < cluster.shards_size(); ++i) {
-    ASSIGN_OR_RETURN(shards[i], server::MakeLocalShard(cluster, i, &metrics));
+    ASSIGN_OR_RETURN(shards[i], server::MakeLocalShard(cluster, i, &metrics, &threads));
   }
   ASSIGN_OR_RETURN(auto server, server::CoordinatorServer::Start({.cluster = cluster,
                                                                   .coordinator_index = 0,
                                                                   .shards = std::move(shards),
                                                                   .metrics = &metrics,
+                                                                  .threads = &threads,
                                                                   .security = security}));
   const auto serving = [&ending] { return !ending; };
   ASSIGN_OR_RETURN(auto http,

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/testing/seed.h"
 #include "server/shard/hosted_models.h"
 #include "shard/testing/test_engine.h"
 #include "tests/testing/random_case.h"
@@ -98,7 +99,7 @@ class Step {
       table.set_result_mode(v1::PARTIAL_SUMS);
     }
     plan_ = *preprocess::MakePlan(global_.model, global_.topology);
-    preprocessor_ = *Preprocessor::Create(&global_.model, &plan_, {});
+    preprocessor_ = *Preprocessor::Create(&global_.model, &plan_, nullptr);
     whole_ = Preprocess(*preprocessor_, global_.features);
     cuts_ = MakeCuts(global_, ranks, random);
     for (int r = 0; r < ranks; ++r) {
@@ -170,7 +171,7 @@ class Step {
 };
 
 TEST(GroupBatchesTest, UpdateAsTheConcatenatedBatchDoes) {
-  Random random(preprocess::TestSeed());
+  Random random(TestSeed(1));
   for (int i = 0; i < preprocess::TestCases(60); ++i) {
     SCOPED_TRACE(i);
     Step step(preprocess::MakeRandomCase(random, /*limits=*/false), 1 + i % 4, random);

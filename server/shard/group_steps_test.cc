@@ -281,8 +281,9 @@ class HeldPartsTest : public GroupStepsTest {
     return *checked;
   }
 
+  CpuPool cpu_{1};
   std::unique_ptr<shard::Engine> engine_ =
-      *shard::Engine::Create({.threads = 1, .bytes_per_partition = 1 << 20});
+      *shard::Engine::Create({.cpu = &cpu_, .bytes_per_partition = 1 << 20});
   std::unique_ptr<GroupSteps> steps_;
 };
 

@@ -167,10 +167,10 @@ class LocalShard final : public ShardBackend {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster,
-                                                             int shard_index,
-                                                             ops::Metrics* metrics) {
+                                                             int shard_index, ops::Metrics* metrics,
+                                                             ThreadPools* threads) {
   ASSIGN_OR_RETURN(std::unique_ptr<ShardHost> host,
-                   ShardHost::Create(cluster, shard_index, metrics));
+                   ShardHost::Create(cluster, shard_index, metrics, threads));
   return std::make_shared<LocalShard>(std::move(host), shard_index);
 }
 

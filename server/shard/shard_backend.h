@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
@@ -155,10 +156,11 @@ class ShardBackend {
 };
 
 // A shard in this process: calls go straight to a ShardHost, with no copy and no network. `cluster`
-// is complete (config::CompleteCluster). `metrics` must outlive the shard.
+// is complete (config::CompleteCluster). `metrics` and `threads` must
+// outlive the shard.
 absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterConfig& cluster,
-                                                             int shard_index,
-                                                             ops::Metrics* metrics);
+                                                             int shard_index, ops::Metrics* metrics,
+                                                             ThreadPools* threads);
 
 struct RemoteShardOptions {
   int index = 0;

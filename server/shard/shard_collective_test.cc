@@ -22,10 +22,11 @@ class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
         "shards { address: '127.0.0.1:0' } "
         "coordinators { address: '127.0.0.1:0' }");
     if (GetParam()) {
-      server_ = *ShardServer::Start({.cluster = cluster, .shard_index = 0, .metrics = &metrics_});
+      server_ = *ShardServer::Start(
+          {.cluster = cluster, .shard_index = 0, .metrics = &metrics_, .threads = &threads_});
       shard_ = MakeRemoteShard({0, server_->address(), 1 << 20});
     } else {
-      shard_ = *MakeLocalShard(cluster, 0, &metrics_);
+      shard_ = *MakeLocalShard(cluster, 0, &metrics_, &threads_);
     }
     router_.emplace(std::vector<Collective*>{shard_->collective()});
     options_.set_size(2);
@@ -43,6 +44,7 @@ class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
   v1::GroupOptions options_;
   rpc::CallContext context_{absl::Now() + absl::Minutes(1)};
   ops::Metrics metrics_{"shard"};
+  ThreadPools threads_{2};
   std::unique_ptr<ShardServer> server_;
   std::shared_ptr<ShardBackend> shard_;
   std::optional<CollectiveRouter> router_;

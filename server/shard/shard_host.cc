@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,10 +16,6 @@ namespace {
 
 constexpr int kMaxQueuedRequests = 4096;
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
-
-int ThreadCount(int configured) {
-  return configured > 0 ? configured : static_cast<int>(std::thread::hardware_concurrency());
-}
 
 uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
 
@@ -80,22 +75,22 @@ absl::Status CheckHotRows(int hot_rows) {
 }
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterConfig& cluster,
-                                                             int shard_index,
-                                                             ops::Metrics* metrics) {
+                                                             int shard_index, ops::Metrics* metrics,
+                                                             ThreadPools* threads) {
   if (shard_index < 0 || shard_index >= cluster.shards_size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("shard index ", shard_index, " is not in 0 .. ", cluster.shards_size() - 1));
   }
   shard::EngineOptions options;
-  options.threads = ThreadCount(cluster.shard_threads());
+  options.cpu = &threads->cpu;
   options.bytes_per_partition = cluster.budgets().bytes_per_sparsecore();
   ASSIGN_OR_RETURN(std::unique_ptr<shard::Engine> engine, shard::Engine::Create(options));
   return std::unique_ptr<ShardHost>(
-      new ShardHost(cluster, shard_index, metrics, std::move(engine)));
+      new ShardHost(cluster, shard_index, metrics, &threads->blocking, std::move(engine)));
 }
 
 ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,
-                     std::unique_ptr<shard::Engine> engine)
+                     BlockingPool* threads, std::unique_ptr<shard::Engine> engine)
     : place_{cluster.shards_size(), cluster.sparsecores_per_shard(), shard_index},
       incarnation_(NewIncarnation()),
       start_(absl::Now()),
@@ -116,7 +111,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                           AddUpdate(model_id, result);
                         }}),
       engine_(std::move(engine)),
-      workers_(ThreadCount(cluster.shard_threads()), kMaxQueuedRequests,
+      workers_(threads, std::max(cluster.shard_threads(), 1), kMaxQueuedRequests,
                [metrics = server_metrics_](int queued) { metrics->SetQueued(queued); }),
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
   server_metrics_->SetTableBudget(table_budget_bytes_);

@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/blocking_pool.h"
 #include "base/periodic_task.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/handle_store.h"
@@ -29,9 +29,11 @@ namespace emberd::server {
 // Thread-safe. Callbacks run on a thread of the host or of its engine and must be short.
 class ShardHost {
  public:
-  // `cluster` is complete (config::CompleteCluster). `metrics` must outlive the host.
+  // `cluster` is complete (config::CompleteCluster). `metrics` and `threads` must
+  // outlive the host.
   static absl::StatusOr<std::unique_ptr<ShardHost>> Create(const v1::ClusterConfig& cluster,
-                                                           int shard_index, ops::Metrics* metrics);
+                                                           int shard_index, ops::Metrics* metrics,
+                                                           ThreadPools* threads);
   // Finishes work in progress.
   ~ShardHost();
 
@@ -99,7 +101,7 @@ class ShardHost {
   };
 
   ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Metrics* metrics,
-            std::unique_ptr<shard::Engine> engine);
+            BlockingPool* threads, std::unique_ptr<shard::Engine> engine);
 
   // Counts the rows of an update.
   void AddUpdate(uint64_t model_id, const shard::ApplyResult& result);
@@ -134,7 +136,7 @@ class ShardHost {
   HostedModels models_;
   GroupSteps group_steps_;
   std::unique_ptr<shard::Engine> engine_;
-  BlockingPool workers_;
+  TaskQueue workers_;
   PeriodicTask sweeper_;
 };
 

@@ -124,8 +124,11 @@ using ShardServiceBase = pb::ShardService::WithCallbackMethod_CreateModel<
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
  public:
-  ShardServiceImpl(ShardHost* host, int64_t max_message_bytes)
-      : host_(host), max_message_bytes_(max_message_bytes) {}
+  ShardServiceImpl(ShardHost* host, int64_t max_message_bytes, BlockingPool* threads)
+      : host_(host),
+        max_message_bytes_(max_message_bytes),
+        slow_calls_(threads, 1, kMaxQueuedCalls),
+        status_calls_(threads, 1, kMaxQueuedCalls) {}
 
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
@@ -141,7 +144,7 @@ class ShardServiceImpl final : public ShardServiceBase {
   Reactor* CreateModel(Context* context, const pb::CreateModelRequest* request,
                        pb::CreateModelResponse* response) override {
     Reactor* reactor = context->DefaultReactor();
-    return OnPool(&slow_calls_, reactor, "models are being created already", [=, this] {
+    return InQueue(&slow_calls_, reactor, "models are being created already", [=, this] {
       UnaryCall call(host_, ops::Rpc::kShardCreateModel, reactor);
       call.End(host_->CreateModel(*request), response);
     });
@@ -225,7 +228,7 @@ class ShardServiceImpl final : public ShardServiceBase {
   Reactor* GetStatus(Context* context, const pb::GetShardStatusRequest* request,
                      v1::ShardStatus* response) override {
     Reactor* reactor = context->DefaultReactor();
-    return OnPool(&status_calls_, reactor, "calls of it wait already", [=, this] {
+    return InQueue(&status_calls_, reactor, "calls of it wait already", [=, this] {
       UnaryCall call(host_, ops::Rpc::kShardGetStatus, reactor);
       const absl::Status status = CheckHotRows(request->hot_rows());
       if (status.ok()) *response = host_->GetStatus(request->hot_rows());
@@ -241,19 +244,19 @@ class ShardServiceImpl final : public ShardServiceBase {
   }
   // `full` goes on after "64 ".
   template <typename Work>
-  static Reactor* OnPool(BlockingPool* pool, Reactor* reactor, absl::string_view full, Work work) {
-    if (!pool->Submit(std::move(work))) {
+  static Reactor* InQueue(TaskQueue* queue, Reactor* reactor, absl::string_view full, Work work) {
+    if (!queue->Submit(std::move(work))) {
       reactor->Finish(rpc::ToGrpcStatus(
-          absl::ResourceExhaustedError(absl::StrCat(pool->max_queued(), " ", full))));
+          absl::ResourceExhaustedError(absl::StrCat(queue->max_queued(), " ", full))));
     }
     return reactor;
   }
 
   ShardHost* const host_;
   const int64_t max_message_bytes_;
-  BlockingPool slow_calls_{1, kMaxQueuedCalls};
+  TaskQueue slow_calls_;
   // Apart from the slow ones: who asks for the status waits for a second only.
-  BlockingPool status_calls_{1, kMaxQueuedCalls};
+  TaskQueue status_calls_;
 };
 
 }  // namespace
@@ -264,9 +267,11 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
     ASSIGN_OR_RETURN(options.security,
                      security::Security::Create(options.cluster.security(), options.metrics));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<ShardHost> host,
-                   ShardHost::Create(options.cluster, options.shard_index, options.metrics));
-  auto server = std::unique_ptr<ShardServer>(new ShardServer(std::move(host), max_message_bytes));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<ShardHost> host,
+      ShardHost::Create(options.cluster, options.shard_index, options.metrics, options.threads));
+  auto server = std::unique_ptr<ShardServer>(
+      new ShardServer(std::move(host), max_message_bytes, &options.threads->blocking));
 
   GrpcServer::Options serving;
   serving.field = absl::StrCat("shards[", options.shard_index, "].address");
@@ -280,9 +285,10 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
   return server;
 }
 
-ShardServer::ShardServer(std::unique_ptr<ShardHost> host, int64_t max_message_bytes)
+ShardServer::ShardServer(std::unique_ptr<ShardHost> host, int64_t max_message_bytes,
+                         BlockingPool* threads)
     : host_(std::move(host)),
-      shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), max_message_bytes)),
+      shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), max_message_bytes, threads)),
       collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics())) {}
 
 ShardServer::~ShardServer() = default;

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/group/rendezvous.h"
 #include "server/ops/metrics.h"
@@ -19,6 +20,7 @@ struct ShardServerOptions {
   v1::ClusterConfig cluster;        // complete (config::CompleteCluster)
   int shard_index = 0;              // serves cluster.shards(shard_index)
   ops::Metrics* metrics = nullptr;  // required; must outlive the server
+  ThreadPools* threads = nullptr;   // the same
   // Null: made as `cluster` says. Its tokens then name the clients of the whole process.
   std::shared_ptr<const security::Security> security = nullptr;
 };
@@ -39,7 +41,7 @@ class ShardServer {
   void Drain(absl::Duration grace);
 
  private:
-  ShardServer(std::unique_ptr<ShardHost> host, int64_t max_message_bytes);
+  ShardServer(std::unique_ptr<ShardHost> host, int64_t max_message_bytes, BlockingPool* threads);
 
   // In this order: the server goes first, then what it calls.
   const std::unique_ptr<ShardHost> host_;

@@ -32,8 +32,8 @@ class TestHost : public testing::Test {
   explicit TestHost(const char* cluster = kCluster)
       : config_(*config::ParseModel(kModel)),
         plan_(*preprocess::MakePlan(config_, {.shards = 1, .sparsecores_per_shard = 2})),
-        preprocessor_(*preprocess::Preprocessor::Create(&config_, &plan_, {})),
-        host_(*ShardHost::Create(*config::ParseCluster(cluster), 0, &metrics_)) {
+        preprocessor_(*preprocess::Preprocessor::Create(&config_, &plan_, nullptr)),
+        host_(*ShardHost::Create(*config::ParseCluster(cluster), 0, &metrics_, &threads_)) {
     EXPECT_TRUE(host_->CreateModel(CreateRequest()).ok());
   }
 
@@ -124,6 +124,7 @@ class TestHost : public testing::Test {
   }
 
   ops::Metrics metrics_{"test"};
+  ThreadPools threads_{2};
   const v1::ModelConfig config_;
   const preprocess::Plan plan_;
   const std::unique_ptr<preprocess::Preprocessor> preprocessor_;

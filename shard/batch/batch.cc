@@ -258,7 +258,7 @@ struct CountedBatch {
 };
 
 absl::StatusOr<CountedBatch> CheckAndCount(const StackBatchView& view, const StackShape& shape,
-                                           BufferPool& pool, Executor& executor) {
+                                           BufferPool& pool, CpuPool& cpu) {
   absl::StatusOr<RunTable> runs = RunTable::Make(view, shape.partitions);
   if (!runs.ok()) return runs.status();
   if (runs->entries() > std::numeric_limits<int32_t>::max()) {
@@ -273,7 +273,7 @@ absl::StatusOr<CountedBatch> CheckAndCount(const StackBatchView& view, const Sta
   std::fill_n(batch.counts.data(), batch.counts.size(), 0u);
   // A sample lies in one slot, so slots can be worked on in parallel.
   std::vector<SlotCheck> checks(view.slots);
-  executor.ParallelFor(view.slots, [&](int slot) {
+  cpu.ParallelFor(view.slots, [&](int slot) {
     checks[slot] = CountSlot(view, batch.runs, batch.map.slot(slot), shape, slot,
                              batch.counts.data(), batch.groups.data());
   });
@@ -287,7 +287,7 @@ absl::StatusOr<CountedBatch> CheckAndCount(const StackBatchView& view, const Sta
 // The entries by sample. Uses up the counts.
 StackEntries PlaceEntries(const StackBatchView& view, const StackShape& shape,
                           const DistinctRows* ranked, CountedBatch& batch, BufferPool& pool,
-                          Executor& executor) {
+                          CpuPool& cpu) {
   StackEntries result;
   result.stack = view.stack;
   result.entry_count = batch.runs.entries();
@@ -296,7 +296,7 @@ StackEntries PlaceEntries(const StackBatchView& view, const StackShape& shape,
   MakeFeatureOffsets(view.feature_samples, result);
   result.entries = PooledArray<Entry>(pool, result.entry_count + kEntryPadding);
   std::fill_n(result.entries.data() + result.entry_count, kEntryPadding, Entry{0, 0});
-  executor.ParallelFor(view.slots, [&](int slot) {
+  cpu.ParallelFor(view.slots, [&](int slot) {
     PlaceSlot(batch.runs, batch.map.slot(slot), shape, slot, ranked, batch.counts.data(),
               result.entries.data());
   });
@@ -306,7 +306,7 @@ StackEntries PlaceEntries(const StackBatchView& view, const StackShape& shape,
 
 // Chooses what a gather of `entries` returns, and lists the distinct rows if it is those.
 void ChooseResult(const StackShape& shape, const CountedBatch& batch, BufferPool& pool,
-                  Executor& executor, StackEntries& entries) {
+                  CpuPool& cpu, StackEntries& entries) {
   if (shape.result_mode == v1::PARTIAL_SUMS) return;
   const bool forced = shape.result_mode == v1::UNIQUE_ROWS;
   const int64_t sums_bytes = static_cast<int64_t>(entries.samples.size()) * shape.sum_bytes;
@@ -316,7 +316,7 @@ void ChooseResult(const StackShape& shape, const CountedBatch& batch, BufferPool
   // Counting exactly takes a merge over the slots.
   if (too_many(LeastDistinctRows(batch.runs, batch.groups))) return;
   DistinctRows distinct =
-      FindDistinctRows(batch.runs, batch.groups, shape.rows_per_partition, pool, executor);
+      FindDistinctRows(batch.runs, batch.groups, shape.rows_per_partition, pool, cpu);
   if (too_many(static_cast<int64_t>(distinct.rows.size()))) return;
   entries.unique_rows = true;
   entries.distinct_rows = std::move(distinct.rows);
@@ -373,25 +373,25 @@ absl::Status RunTable::AddSegment(const StackBatchView& view, size_t s) {
 }
 
 absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const StackShape& shape,
-                                            BufferPool& pool, Executor& executor) {
-  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, executor);
+                                            BufferPool& pool, CpuPool& cpu) {
+  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, cpu);
   if (!batch.ok()) return batch.status();
-  StackEntries result = PlaceEntries(view, shape, nullptr, *batch, pool, executor);
+  StackEntries result = PlaceEntries(view, shape, nullptr, *batch, pool, cpu);
   for (int k = 1; k <= shape.partitions; ++k) {
     result.partition_ends.push_back(static_cast<uint64_t>(k) * shape.rows_per_partition);
   }
-  ChooseResult(shape, *batch, pool, executor, result);
+  ChooseResult(shape, *batch, pool, cpu, result);
   return result;
 }
 
 absl::StatusOr<StackEntries> ArrangeForUniqueRows(const StackBatchView& view,
                                                   const StackShape& shape, BufferPool& pool,
-                                                  Executor& executor) {
-  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, executor);
+                                                  CpuPool& cpu) {
+  absl::StatusOr<CountedBatch> batch = CheckAndCount(view, shape, pool, cpu);
   if (!batch.ok()) return batch.status();
   DistinctRows distinct =
-      FindDistinctRows(batch->runs, batch->groups, shape.rows_per_partition, pool, executor);
-  StackEntries result = PlaceEntries(view, shape, &distinct, *batch, pool, executor);
+      FindDistinctRows(batch->runs, batch->groups, shape.rows_per_partition, pool, cpu);
+  StackEntries result = PlaceEntries(view, shape, &distinct, *batch, pool, cpu);
   result.partition_ends = std::move(distinct.partition_ends);
   return result;
 }

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
+#include "base/cpu_pool.h"
 #include "preprocess/batch/csr.h"
-#include "shard/executor.h"
 #include "shard/kernel_types.h"
 #include "shard/types.h"
 
@@ -106,12 +106,12 @@ struct StackShape {
 // sort by sample. INVALID_ARGUMENT names segment, position, value and allowed range.
 absl::StatusOr<StackEntries> ArrangeEntries(const preprocess::StackBatchView& view,
                                             const StackShape& shape, BufferPool& pool,
-                                            Executor& executor);
+                                            CpuPool& cpu);
 // The same for one who has not the stack but the unique rows of this batch: entries name a row by
 // its place among these, and so do partition_ends. `shape` needs no result_mode.
 absl::StatusOr<StackEntries> ArrangeForUniqueRows(const preprocess::StackBatchView& view,
                                                   const StackShape& shape, BufferPool& pool,
-                                                  Executor& executor);
+                                                  CpuPool& cpu);
 
 // A batch that has been checked against the model and arranged for gather and update. Immutable,
 // thread-safe.

@@ -27,7 +27,7 @@ class BatchTest : public ::testing::Test {
   }
   absl::StatusOr<StackEntries> Arrange(const TestBatch& batch) {
     return ArrangeEntries(const_cast<TestBatch&>(batch).view(), {2, kShape.rows_per_partition},
-                          pool_, executor_);
+                          pool_, cpu_);
   }
   void ExpectRefused(const std::function<void(TestBatch&)>& breakage, const std::string& message) {
     TestBatch batch = MakeBatch();
@@ -38,7 +38,7 @@ class BatchTest : public ::testing::Test {
   }
 
   BufferPool pool_;
-  Executor executor_{2};
+  CpuPool cpu_{2};
 };
 
 TEST_F(BatchTest, ArrangesBySampleThenRow) {

@@ -82,13 +82,12 @@ StackEntries Arranged(const std::vector<TestEntry>& entries, BufferPool& pool) {
 class HotRowsTest : public ::testing::Test {
  protected:
   HotRowsTest()
-      : executor_(1),
-        store_(*StackStore::Create(spec_, spec_.stacks[0], StoreOptions(), executor_)) {}
+      : cpu_(1), store_(*StackStore::Create(spec_, spec_.stacks[0], StoreOptions(), cpu_)) {}
 
-  std::mt19937_64 random_{testing::TestSeed()};
+  std::mt19937_64 random_{TestSeed()};
   BufferPool pool_;
   const ModelSpec spec_ = TwoTables();
-  Executor executor_;
+  CpuPool cpu_;
   const std::unique_ptr<StackStore> store_;
 };
 
@@ -235,7 +234,7 @@ class SpaceSavingTest : public ::testing::TestWithParam<Stream> {};
 
 TEST_P(SpaceSavingTest, CountsAreTooHighByAtMostTheirError) {
   const Stream stream = GetParam();
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   SpaceSaving sketch(stream.counters);
   std::map<uint32_t, int64_t> exact;
   int64_t total = 0;
@@ -273,7 +272,7 @@ INSTANTIATE_TEST_SUITE_P(Streams, SpaceSavingTest,
                                            Stream{1024, 500, 1.2}));
 
 TEST(SpaceSaving, IsExactAsLongAsAllKeysHaveACounter) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   SpaceSaving sketch(300);
   std::map<uint32_t, int64_t> exact;
   for (const uint32_t key : ZipfKeys(300, 1.05, 20'000, random)) {
@@ -287,7 +286,7 @@ TEST(SpaceSaving, IsExactAsLongAsAllKeysHaveACounter) {
 }
 
 TEST(SpaceSaving, TheHottestKeysOfAZipfStreamComeFirst) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   SpaceSaving sketch(1024);
   for (const uint32_t key : ZipfKeys(100'000, 1.2, 200'000, random)) sketch.Add(key, 1);
   const std::vector<SpaceSaving::Item> top = sketch.Top(5);

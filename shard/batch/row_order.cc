@@ -161,7 +161,7 @@ int64_t CountGroups(const Run& run) {
 }
 
 DistinctRows FindDistinctRows(const RunTable& runs, absl::Span<const int64_t> groups,
-                              int64_t rows_per_partition, BufferPool& pool, Executor& executor) {
+                              int64_t rows_per_partition, BufferPool& pool, CpuPool& cpu) {
   DistinctRows result;
   result.first_group.resize(runs.size());
   std::vector<int64_t> partition_first;
@@ -177,7 +177,7 @@ DistinctRows FindDistinctRows(const RunTable& runs, absl::Span<const int64_t> gr
     }
   }
   std::vector<PartitionGroups> ordered(runs.partitions());
-  executor.ParallelFor(runs.partitions(), [&](int k) {
+  cpu.ParallelFor(runs.partitions(), [&](int k) {
     ordered[k] = OrderGroups(runs, groups, k, partition_first[k], pool);
   });
   uint64_t distinct = 0;
@@ -187,7 +187,7 @@ DistinctRows FindDistinctRows(const RunTable& runs, absl::Span<const int64_t> gr
   }
   result.rows = PooledArray<uint32_t>(pool, distinct);
   result.ranks = PooledArray<uint32_t>(pool, total);
-  executor.ParallelFor(runs.partitions(), [&](int k) {
+  cpu.ParallelFor(runs.partitions(), [&](int k) {
     const PooledArray<uint64_t>& keys = ordered[k].keys;
     const uint32_t base = static_cast<uint32_t>(k * rows_per_partition);
     int64_t next = static_cast<int64_t>(result.partition_ends[k]) - ordered[k].distinct;

@@ -10,8 +10,8 @@
 
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
+#include "base/cpu_pool.h"
 #include "shard/batch/batch.h"
-#include "shard/executor.h"
 #include "shard/kernel_types.h"
 
 namespace emberd::shard {
@@ -43,7 +43,7 @@ struct DistinctRows {
 
 // `groups`: CountGroups of each run. Local rows have been checked against `rows_per_partition`.
 DistinctRows FindDistinctRows(const RunTable& runs, absl::Span<const int64_t> groups,
-                              int64_t rows_per_partition, BufferPool& pool, Executor& executor);
+                              int64_t rows_per_partition, BufferPool& pool, CpuPool& cpu);
 
 // A number of rows that DistinctRows cannot fall below if `runs` are a slot's mini-batches as
 // preprocessing makes them, which share no row: the groups of the fullest slot of each partition.

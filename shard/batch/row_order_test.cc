@@ -24,14 +24,14 @@ class RowOrderTest : public ::testing::TestWithParam<Shape> {};
 // Prevents a sort that is not stable, or that forgets high digits of the row: a row's gradients
 // would be summed in another order, or in two pieces.
 TEST_P(RowOrderTest, OrdersByRowAndSample) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   const auto [partitions, rows, samples] = GetParam();
   const testing::TestShape shape{partitions, rows, samples};
   std::vector<testing::TestEntry> entries = testing::RandomEntries(shape, 5, random);
   testing::TestBatch batch(entries, shape, 0, partitions, 2, 1);
   BufferPool pool;
-  Executor executor(1);
-  const StackEntries stack = *ArrangeEntries(batch.view(), {partitions, rows}, pool, executor);
+  CpuPool cpu(1);
+  const StackEntries stack = *ArrangeEntries(batch.view(), {partitions, rows}, pool, cpu);
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return std::tie(a.partition, a.row) < std::tie(b.partition, b.row);
   });
@@ -79,8 +79,7 @@ class DistinctRowsTest : public ::testing::Test {
       }
       expected_ends.push_back(expected.size());
     }
-    const DistinctRows found =
-        FindDistinctRows(*runs, groups, rows_per_partition, pool_, executor_);
+    const DistinctRows found = FindDistinctRows(*runs, groups, rows_per_partition, pool_, cpu_);
     EXPECT_THAT(absl::Span<const uint32_t>(found.rows), ::testing::ElementsAreArray(expected));
     EXPECT_EQ(found.partition_ends, expected_ends);
     CheckRanks(*runs, rows_per_partition, found);
@@ -104,13 +103,13 @@ class DistinctRowsTest : public ::testing::Test {
   }
 
   BufferPool pool_;
-  Executor executor_{2};
+  CpuPool cpu_{2};
   int64_t least_ = 0;
   int64_t distinct_ = 0;
 };
 
 TEST_F(DistinctRowsTest, FindsEachRowOfRandomBatchesOnce) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   for (int i = 0; i < 60; ++i) {
     const int partitions = 1 << random() % 4;
     const TestShape shape{partitions, static_cast<int64_t>(8 + random() % 60), 40};
@@ -123,7 +122,7 @@ TEST_F(DistinctRowsTest, FindsEachRowOfRandomBatchesOnce) {
 }
 
 TEST_F(DistinctRowsTest, MergesRowsOutOfOrder) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   const TestShape shape{2, 30, 50};
   for (int i = 0; i < 20; ++i) {
     TestBatch batch(testing::RandomEntries(shape, 5, random), shape, 0, 2, 2, 3);

@@ -70,9 +70,8 @@ void Pooling::Run(int chunk) const {
 absl::StatusOr<StackSums> RowPooler::Pool(const preprocess::StackBatchView& view,
                                           const StackSpec& spec, int partitions,
                                           absl::Span<const char> rows) {
-  ASSIGN_OR_RETURN(
-      const StackEntries entries,
-      ArrangeForUniqueRows(view, {partitions, spec.rows_per_partition}, pool_, executor_));
+  ASSIGN_OR_RETURN(const StackEntries entries,
+                   ArrangeForUniqueRows(view, {partitions, spec.rows_per_partition}, pool_, cpu_));
   const uint64_t count = entries.partition_ends.back();
   if (rows.size() != count * RowBytes(spec)) {
     return absl::InvalidArgumentError(absl::StrCat("stack ", spec.name, ": ", rows.size(),
@@ -80,7 +79,7 @@ absl::StatusOr<StackSums> RowPooler::Pool(const preprocess::StackBatchView& view
                                                    " of ", RowBytes(spec), " bytes"));
   }
   Pooling pooling(spec, rows.data(), entries, pool_);
-  executor_.ParallelFor(pooling.chunks(), [&](int chunk) { pooling.Run(chunk); });
+  cpu_.ParallelFor(pooling.chunks(), [&](int chunk) { pooling.Run(chunk); });
   return pooling.TakeSums();
 }
 

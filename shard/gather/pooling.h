@@ -8,9 +8,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
+#include "base/cpu_pool.h"
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
-#include "shard/executor.h"
 #include "shard/gather/gather_kernels.h"
 #include "shard/types.h"
 
@@ -43,8 +43,8 @@ class Pooling {
 // Thread-safe. Its results outlive it.
 class RowPooler {
  public:
-  // Besides the callers'; >= 1.
-  explicit RowPooler(int threads) : executor_(threads) {}
+  // `cpu` must outlive the pooler.
+  explicit RowPooler(CpuPool* cpu) : cpu_(*cpu) {}
 
   // `view`: what the shard was asked to gather, of one stack; `spec`: that stack; `partitions`: of
   // the shard. `rows`: the shard's answer, StackRows.rows.
@@ -53,8 +53,8 @@ class RowPooler {
                                  int partitions, absl::Span<const char> rows);
 
  private:
+  CpuPool& cpu_;
   BufferPool pool_;
-  Executor executor_;
 };
 
 }  // namespace emberd::shard

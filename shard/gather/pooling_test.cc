@@ -60,11 +60,12 @@ int64_t BytesOf(const StackSums& sums) {
 
 class RowPoolerTest : public ::testing::Test {
  protected:
-  RowPooler pooler_{2};
+  CpuPool cpu_{2};
+  RowPooler pooler_{&cpu_};
 };
 
 TEST_F(RowPoolerTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   int unique = 0, sums = 0;
   for (int i = 0; i < 60; ++i) {
     const int all_partitions = 1 << random() % 4;
@@ -80,7 +81,7 @@ TEST_F(RowPoolerTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
       StackSpec with_mode = stack;
       with_mode.result_mode = mode;
       TestEngine engine({with_mode}, shape, first, partitions,
-                        EngineOptions{.threads = 2, .eager_bytes = i % 2 == 0 ? 0 : 1 << 20});
+                        EngineOptions{.eager_bytes = i % 2 == 0 ? 0 : 1 << 20});
       output[mode] = engine.GatherEither(*engine.Prepare(batch.view()));
     }
     ASSERT_EQ(output[v1::PARTIAL_SUMS].sums.size(), 1u);
@@ -131,7 +132,7 @@ TEST_F(RowPoolerTest, RepeatedRowsTravelOnce) {
 }
 
 TEST_F(RowPoolerTest, LargeBatchesAreSharedAmongThreads) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   const TestShape shape{1, 64, 30'000};
   StackSpec stack = OneTableStack(shape, 128, 128, Sgd());
   TestBatch batch(testing::RandomEntries(shape, 2, random), shape, 0, 1, 4, 1);

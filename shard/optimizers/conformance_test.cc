@@ -76,7 +76,7 @@ class OptimizerConformanceTest
 // Prevents: a kernel that differs from the formula by one bit on this CPU; untouched rows that
 // move; padding that picks up values; 16-bit weights rounded twice or cut.
 TEST_P(OptimizerConformanceTest, EqualsScalarTwinBitByBit) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   std::normal_distribution<float> normal;
   for (int step = 0; step < 4; ++step) {
     const std::vector<TestEntry> entries = RandomEntries(kTwoPartitions, 2, random);

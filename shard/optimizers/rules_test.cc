@@ -128,7 +128,7 @@ double Error(float value, const Exact& exact) {
 // keeps the promise of rules.h about accuracy. Each step starts from the kernel's own float32
 // state, so that the bound is that of one update.
 TEST_P(OptimizerAccuracyTest, TenThousandStepsStayWithinTheBound) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   std::normal_distribution<float> normal;
   const v1::OptimizerConfig optimizer = testing::CompleteOptimizer(GetParam().text);
   double worst = 0;

@@ -87,8 +87,7 @@ void Budget::Return(int64_t bytes) {
 
 absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
                                                      const StoreOptions& options,
-                                                     std::shared_ptr<Budget> budget,
-                                                     Executor& executor) {
+                                                     std::shared_ptr<Budget> budget, CpuPool& cpu) {
   if (absl::Status status = CheckPlace(spec); !status.ok()) return status;
   // A hostile shape must not overflow the sum: each stack is checked on its own first.
   int64_t bytes = 0;
@@ -105,7 +104,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
   for (const StackSpec& stack : spec.stacks) tables += static_cast<int>(stack.tables.size());
   for (const StackSpec& stack : spec.stacks) {
     absl::StatusOr<std::unique_ptr<StackStore>> store =
-        StackStore::Create(spec, stack, options, executor);
+        StackStore::Create(spec, stack, options, cpu);
     if (!store.ok()) return store.status();
     model->stacks_.push_back(*std::move(store));
     model->hot_rows_.push_back(

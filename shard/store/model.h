@@ -10,9 +10,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/cpu_pool.h"
 #include "base/mutex.h"
 #include "shard/batch/hot_rows.h"
-#include "shard/executor.h"
 #include "shard/store/stack_store.h"
 #include "shard/types.h"
 
@@ -37,7 +37,7 @@ class Model {
   static absl::StatusOr<std::shared_ptr<Model>> Create(const ModelSpec& spec,
                                                        const StoreOptions& options,
                                                        std::shared_ptr<Budget> budget,
-                                                       Executor& executor);
+                                                       CpuPool& cpu);
   ~Model() { budget_->Return(bytes_per_partition_); }
 
   const ModelSpec& spec() const { return spec_; }

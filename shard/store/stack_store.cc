@@ -83,7 +83,7 @@ StackStore::StackStore(const ModelSpec& model, const StackSpec& spec)
 absl::StatusOr<std::unique_ptr<StackStore>> StackStore::Create(const ModelSpec& model,
                                                                const StackSpec& spec,
                                                                const StoreOptions& options,
-                                                               Executor& executor) {
+                                                               CpuPool& cpu) {
   if (absl::Status status = CheckShape(spec, model.partition_count); !status.ok()) return status;
   std::unique_ptr<StackStore> store(new StackStore(model, spec));
   if (absl::Status status = store->MakeRanges(); !status.ok()) return status;
@@ -91,7 +91,7 @@ absl::StatusOr<std::unique_ptr<StackStore>> StackStore::Create(const ModelSpec& 
   if (BytesPerPartition(spec) * store->partitions() <= options.eager_bytes) {
     constexpr int64_t kRowsPerTask = 4096;
     const int64_t rows = store->rows();
-    executor.ParallelFor(static_cast<int>((rows + kRowsPerTask - 1) / kRowsPerTask), [&](int task) {
+    cpu.ParallelFor(static_cast<int>((rows + kRowsPerTask - 1) / kRowsPerTask), [&](int task) {
       const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
       for (int64_t row = task * kRowsPerTask; row < end; ++row) store->EnsureRow(row);
     });

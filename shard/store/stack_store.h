@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/cpu_pool.h"
 #include "base/mapped_memory.h"
 #include "config/optimizers.h"
 #include "shard/executor.h"
@@ -55,7 +56,7 @@ class StackStore {
   static absl::StatusOr<std::unique_ptr<StackStore>> Create(const ModelSpec& model,
                                                             const StackSpec& spec,
                                                             const StoreOptions& options,
-                                                            Executor& executor);
+                                                            CpuPool& cpu);
   // Bytes of weights and slots in one partition.
   static int64_t BytesPerPartition(const StackSpec& spec);
 

@@ -50,7 +50,7 @@ TEST(StackStore, RowsFollowPlacementAndRotation) {
   stack.tables[1].shard_rotation = 3;
   stack.tables[1].embedding_dim = 5;
   for (const int64_t eager : {0, 1 << 20}) {
-    TestEngine engine({stack}, shape, 2, 2, {.threads = 1, .eager_bytes = eager});
+    TestEngine engine({stack}, shape, 2, 2, {.eager_bytes = eager}, 1);
     for (const int partition : {2, 3}) {
       for (int local = 0; local < 16; ++local) {
         const int id = local * 4 + partition;
@@ -71,7 +71,8 @@ TEST(StackStore, RowsFollowPlacementAndRotation) {
 
 TEST(StackStore, RefusesTablesThatDoNotFit) {
   const TestShape shape{4, 16, 4};
-  auto engine = *Engine::Create({.threads = 1});
+  CpuPool cpu(1);
+  auto engine = *Engine::Create({.cpu = &cpu});
   const auto create = [&](const std::function<void(ModelSpec&)>& change) {
     ModelSpec spec;
     spec.model_id = 1;
@@ -110,13 +111,13 @@ TEST(StackStore, ABillionRowsCostOnlyThePagesTouched) {
   const StackSpec stack = OneTableStack(shape, 32, 32, testing::CompleteOptimizer("adagrad {}"));
   const int64_t before = ResidentBytes();
   const auto start = std::chrono::steady_clock::now();
-  TestEngine engine({stack}, shape, 0, 1, {.threads = 2, .bytes_per_partition = int64_t{1} << 40});
+  TestEngine engine({stack}, shape, 0, 1, {.bytes_per_partition = int64_t{1} << 40});
   printf("declared in %.3f s\n",
          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   EXPECT_EQ(engine.engine().Statistics().table_bytes, kRows * 32 * 8);
   EXPECT_LT(ResidentBytes() - before, 8 << 20);
 
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   std::vector<TestEntry> entries;
   for (int i = 0; i < kLookups; ++i) {
     entries.push_back({i, 0, static_cast<int32_t>(random() % kRows), 1.0f});
@@ -143,7 +144,7 @@ TEST(StackStore, DenseTableTakesItsRowsAndLittleMore) {
     StackSpec stack = OneTableStack(shape, 32, 32, testing::CompleteOptimizer("adagrad {}"));
     stack.storage_dtype = dtype;
     const int64_t before = ResidentBytes();
-    TestEngine engine({stack}, shape, 0, 2, {.threads = 1, .eager_bytes = int64_t{1} << 30});
+    TestEngine engine({stack}, shape, 0, 2, {.eager_bytes = int64_t{1} << 30}, 1);
     EXPECT_LT(ResidentBytes() - before, kRows * row_bytes * 1.10);
     EXPECT_GE(ResidentBytes() - before, kRows * row_bytes * 0.99);
   }

@@ -12,19 +12,11 @@
 #include <gtest/gtest.h>
 
 #include "base/status.h"
+#include "base/testing/seed.h"
 #include "shard/engine.h"
 #include "shard/testing/test_batch.h"
 
 namespace emberd::shard::testing {
-
-// From EMBERD_TEST_SEED, or new; printed so that a failure can be repeated.
-inline uint64_t TestSeed() {
-  const char* text = std::getenv("EMBERD_TEST_SEED");
-  const uint64_t seed = text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
-  ::testing::Test::RecordProperty("seed", std::to_string(seed));
-  printf("EMBERD_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return seed;
-}
 
 // A stack of one table that fills it, `columns` of `width` live.
 inline StackSpec OneTableStack(const TestShape& shape, int width, int columns,
@@ -67,9 +59,11 @@ class TestEngine {
  public:
   // Partitions [first, first + count) of shape.partitions.
   TestEngine(std::vector<StackSpec> stacks, const TestShape& shape, int first, int count,
-             EngineOptions options = {})
-      : TestEngine(MakeSpec(std::move(stacks), shape, first, count), options) {}
-  explicit TestEngine(ModelSpec spec, EngineOptions options = {}) : spec_(std::move(spec)) {
+             EngineOptions options = {}, int threads = 2)
+      : TestEngine(MakeSpec(std::move(stacks), shape, first, count), options, threads) {}
+  explicit TestEngine(ModelSpec spec, EngineOptions options = {}, int threads = 2)
+      : spec_(std::move(spec)), cpu_(threads) {
+    options.cpu = &cpu_;
     engine_ = *Engine::Create(options);
     const absl::Status status = engine_->CreateModel(spec_);
     EXPECT_TRUE(status.ok()) << status;
@@ -171,6 +165,7 @@ class TestEngine {
   }
 
   ModelSpec spec_;
+  CpuPool cpu_;
   std::unique_ptr<Engine> engine_;
 };
 

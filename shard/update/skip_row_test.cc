@@ -48,7 +48,7 @@ class SkipRowTest : public ::testing::TestWithParam<testing::OptimizerCase> {
 };
 
 TEST_P(SkipRowTest, LeavesExactlyTheRowsOfBadSamples) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   std::normal_distribution<float> normal;
   for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16, v1::FLOAT16}) {
     const auto engine = MakeEngine(dtype), twin = MakeEngine(dtype);

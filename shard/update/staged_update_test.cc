@@ -143,7 +143,7 @@ class ApplyPartsTest : public ::testing::TestWithParam<testing::OptimizerCase> {
 };
 
 TEST_P(ApplyPartsTest, EqualsOneProcessFedTheConcatenatedBatch) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   std::normal_distribution<float> normal;
   for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16, v1::FLOAT16}) {
     const TestShape shape{kPartitions, kRows};
@@ -192,7 +192,7 @@ TEST_P(ApplyPartsTest, EqualsOneProcessFedTheConcatenatedBatch) {
 
 // Independent of the engine's order and kernels: one update per row, from the sum over all ranks.
 TEST_P(ApplyPartsTest, AgreesWithDoublePrecision) {
-  std::mt19937_64 random(testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   std::normal_distribution<float> normal;
   TestEngine engine({Stack(optimizer_)}, {kPartitions, kRows}, 0, kPartitions);
   for (int step = 0; step < 4; ++step) {

@@ -105,8 +105,9 @@ void Run(Report& report, shard::Engine& engine, int threads, bool zipf, int bag)
 int main(int argc, char** argv) {
   emberd::bench::Report report(argc, argv);
   for (const int threads : {1, 2}) {
+    emberd::CpuPool cpu(threads);
     const auto engine =
-        *emberd::shard::Engine::Create({.threads = threads, .eager_bytes = int64_t{8} << 30});
+        *emberd::shard::Engine::Create({.cpu = &cpu, .eager_bytes = int64_t{8} << 30});
     if (!engine->CreateModel(emberd::bench::MakeModel()).ok()) return 1;
     for (const bool zipf : {false, true}) {
       for (const int bag : {10, 50}) emberd::bench::Run(report, *engine, threads, zipf, bag);

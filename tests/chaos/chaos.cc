@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/child_process.h"
 #include "base/status.h"
 #include "base/temp_dir.h"
 #include "tests/chaos/chaos_trainer.h"
@@ -58,7 +59,8 @@ struct Damage {
 struct Trainer {
   Mode mode;
   int rank;
-  std::unique_ptr<testing::Process> process;
+  std::unique_ptr<ChildProcess> process;
+  std::string log_path;
 };
 
 class Chaos {
@@ -85,7 +87,7 @@ class Chaos {
   absl::Status Disturb();
   absl::Status KillCoordinators(const std::vector<int>& coordinators);
   absl::Status KillTrainer();
-  void Stop(const std::string& what, testing::Process* process);
+  void Stop(const std::string& what, ChildProcess* process);
   // Until every rank has made a stride, or patience ends.
   absl::Status AwaitProgress();
   absl::Status Finish();
@@ -126,14 +128,14 @@ absl::Status Chaos::Start() {
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(cluster_->client_options()));
   for (const Mode mode : kModes) {
     RETURN_IF_ERROR(client->DeclareModel(ModelOf(mode, kRanks)).status());
-    for (int rank = 0; rank < kRanks; ++rank) trainers_.push_back({mode, rank, nullptr});
+    for (int rank = 0; rank < kRanks; ++rank) trainers_.push_back({mode, rank, nullptr, ""});
   }
   for (Trainer& trainer : trainers_) RETURN_IF_ERROR(StartTrainer(&trainer));
   return AwaitProgress();
 }
 
 absl::Status Chaos::StartTrainer(Trainer* trainer) {
-  const std::string name = absl::StrCat(NameOf(trainer->mode), ".", trainer->rank);
+  trainer->log_path = absl::StrCat(folder_, "/", NameOf(trainer->mode), ".", trainer->rank, ".log");
   // Ranks begin at different coordinators.
   const int first = trainer->rank % kCoordinators;
   std::vector<std::string> argv = {program_,
@@ -150,8 +152,7 @@ absl::Status Chaos::StartTrainer(Trainer* trainer) {
   if (trainer->mode == Mode::kBounded && trainer->rank == 0 && !options_.plant.empty()) {
     argv.insert(argv.end(), {"--plant", options_.plant});
   }
-  ASSIGN_OR_RETURN(trainer->process,
-                   testing::Process::Start(argv, absl::StrCat(folder_, "/", name, ".log")));
+  ASSIGN_OR_RETURN(trainer->process, testing::StartProcess(argv, trainer->log_path));
   return absl::OkStatus();
 }
 
@@ -173,9 +174,8 @@ absl::Status Chaos::AwaitProgress() {
     if (all) return absl::OkStatus();
     for (Trainer& trainer : trainers_) {
       if (trainer.process->Running()) continue;
-      return absl::InternalError(absl::StrCat("the trainer of ", trainer.process->log_path(),
-                                              " ended:\n",
-                                              testing::ReadFile(trainer.process->log_path())));
+      return absl::InternalError(absl::StrCat("the trainer of ", trainer.log_path, " ended:\n",
+                                              testing::ReadFile(trainer.log_path)));
     }
     absl::SleepFor(absl::Milliseconds(10));
   }
@@ -209,7 +209,7 @@ absl::Status Chaos::KillTrainer() {
   return StartTrainer(&trainer);
 }
 
-void Chaos::Stop(const std::string& what, testing::Process* process) {
+void Chaos::Stop(const std::string& what, ChildProcess* process) {
   // Some are longer than any timeout of a call or of a step.
   const absl::Duration pause = Below(4) == 0 ? Between(5500, 8000) : Between(20, 3500);
   Say(absl::StrCat("stop ", what, " for ", absl::FormatDuration(pause)));
@@ -303,8 +303,8 @@ absl::Status Chaos::Finish() {
     const bool in_time = trainer.process->WaitFor(kPatience + absl::Minutes(10));
     if (in_time && trainer.process->exit_status() == 0) continue;
     ++damage_.stuck;
-    return absl::InternalError(absl::StrCat("a trainer did not end as it should:\n",
-                                            testing::ReadFile(trainer.process->log_path())));
+    return absl::InternalError(
+        absl::StrCat("a trainer did not end as it should:\n", testing::ReadFile(trainer.log_path)));
   }
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(cluster_->client_options()));
   RETURN_IF_ERROR(CheckCounts(*client, Mode::kPipelined));

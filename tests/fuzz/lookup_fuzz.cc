@@ -50,7 +50,7 @@ constexpr std::array<const char*, 6> kPlans = {
     "rotation: 0 auto_stack: false"};
 constexpr int64_t kMaxActivationBytes = 1 << 18;
 
-std::shared_ptr<const ServedModel> MakeModel(const char* plan, int threads) {
+std::shared_ptr<const ServedModel> MakeModel(const char* plan, CpuPool* cpu) {
   auto config = config::ParseModel(absl::StrCat(kModel, "plan {", plan, "}"));
   Require(config.ok(), "the model is valid");
   auto model = std::make_shared<ServedModel>();
@@ -58,8 +58,7 @@ std::shared_ptr<const ServedModel> MakeModel(const char* plan, int threads) {
   auto placed = preprocess::MakePlan(model->config, {2, 2});
   Require(placed.ok(), "the model can be planned");
   model->plan = *std::move(placed);
-  auto preprocessor =
-      preprocess::Preprocessor::Create(&model->config, &model->plan, {.threads = threads});
+  auto preprocessor = preprocess::Preprocessor::Create(&model->config, &model->plan, cpu);
   Require(preprocessor.ok(), "there is a preprocessor");
   model->preprocessor = *std::move(preprocessor);
   for (int i = 0; i < model->config.features_size(); ++i) {
@@ -78,7 +77,9 @@ struct Models {
 const Models& ModelOf(uint8_t choice) {
   static const auto* const models = [] {
     auto* all = new std::vector<Models>;
-    for (const char* plan : kPlans) all->push_back({MakeModel(plan, 1), MakeModel(plan, 2)});
+    auto* const cpu = new CpuPool(2);
+    for (const char* plan : kPlans)
+      all->push_back({MakeModel(plan, nullptr), MakeModel(plan, cpu)});
     return all;
   }();
   return (*models)[choice % models->size()];

@@ -73,11 +73,11 @@ class Shard {
     Require(plan.ok(), "the model can be planned");
     plan_ = *std::move(plan);
     spec_ = server::ModelSpecFromPlan(kModelId, model_, plan_, 0);
-    auto engine = shard::Engine::Create({.threads = 1});
+    auto engine = shard::Engine::Create({.cpu = &cpu_});
     Require(engine.ok(), "there is an engine");
     engine_ = *std::move(engine);
     Require(engine_->CreateModel(spec_).ok(), "the model can be created");
-    preprocessor_ = *preprocess::Preprocessor::Create(&model_, &plan_, {});
+    preprocessor_ = *preprocess::Preprocessor::Create(&model_, &plan_, nullptr);
     const std::vector<int32_t> ids = {0, 4, 8, 3};
     const preprocess::FeatureInput input = {
         preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 4}, false, {}};
@@ -172,9 +172,10 @@ class Shard {
   shard::ModelSpec spec_;
   std::unique_ptr<preprocess::Preprocessor> preprocessor_;
   std::shared_ptr<const preprocess::PreprocessedBatch> preprocessed_;
+  CpuPool cpu_{1};
   std::unique_ptr<shard::Engine> engine_;
   std::shared_ptr<const shard::Batch> batch_;
-  shard::RowPooler pooler_{1};
+  shard::RowPooler pooler_{&cpu_};
 };
 
 void Try(int kind, const rpc::IncomingMessage& message) {

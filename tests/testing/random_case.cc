@@ -54,13 +54,6 @@ absl::Span<const T> Store(const std::vector<S>& from, std::vector<T>* to) {
 
 }  // namespace
 
-uint64_t TestSeed() {
-  const char* text = std::getenv("EMBERD_TEST_SEED");
-  const uint64_t seed = text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
-  std::cout << "EMBERD_TEST_SEED=" << seed << std::endl;
-  return seed;
-}
-
 int TestCases(int fallback) {
   const char* text = std::getenv("EMBERD_TEST_CASES");
   return text == nullptr ? fallback : std::atoi(text);

@@ -18,8 +18,6 @@ namespace emberd::preprocess {
 
 using Random = std::mt19937_64;
 
-// EMBERD_TEST_SEED or 1; printed, so that a failure can be repeated.
-uint64_t TestSeed();
 // EMBERD_TEST_CASES or `fallback`.
 int TestCases(int fallback);
 

@@ -92,7 +92,8 @@ absl::Status ExplainBatch(Session& session, const ExplainOptions& options) {
   const preprocess::Topology topology = {cluster.shards_size(), cluster.sparsecores_per_shard()};
   ASSIGN_OR_RETURN(const preprocess::Plan plan, preprocess::MakePlan(model, topology));
   ASSIGN_OR_RETURN(const BatchFile file, BatchFile::Load(options.batches, model));
-  ASSIGN_OR_RETURN(const auto preprocessor, preprocess::Preprocessor::Create(&model, &plan, {}));
+  ASSIGN_OR_RETURN(const auto preprocessor,
+                   preprocess::Preprocessor::Create(&model, &plan, nullptr));
   ASSIGN_OR_RETURN(auto sorted, preprocessor->Sort(file.inputs()));
   absl::StatusOr<uint64_t> cuts = 0;
   if (sorted->needs_minibatches()) cuts = preprocessor->FindCuts(sorted.get());

@@ -26,11 +26,12 @@ absl::Status Stopping() {
 }  // namespace
 
 TrainStreams::TrainStreams(const CoordinatorResources* resources,
-                           const CallEnvironment& environment, int max_streams)
+                           const CallEnvironment& environment, BlockingPool* threads,
+                           int max_streams)
     : resources_(resources),
       environment_(environment),
       max_streams_(max_streams),
-      pool_(2 * max_streams) {}
+      workers_(threads, 2 * max_streams, /*max_queued=*/0) {}
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start(
     const grpc::CallbackServerContext& server_context) {
@@ -193,7 +194,7 @@ absl::Status TrainStream::Take(const grpc::ByteBuffer& message) {
 absl::Status TrainStream::TakeStart(v1::TrainStart start) {
   absl::MutexLock lock(&mutex_);
   if (no_more_) return absl::OkStatus();
-  const bool submitted = streams_->pool_.SubmitPair(
+  const bool submitted = streams_->workers_.SubmitPair(
       [this, start = std::move(start)] { RunLookups(start); }, [this] { RunUpdates(); });
   if (!submitted) {
     return absl::ResourceExhaustedError(absl::StrCat(

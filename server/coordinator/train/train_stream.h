@@ -19,7 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/elastic_pool.h"
+#include "base/blocking_pool.h"
 #include "server/coordinator/pooled_call.h"
 #include "server/coordinator/train/train_assembler.h"
 #include "server/coordinator/train/train_session.h"
@@ -32,10 +32,10 @@ class TrainStream;
 // The training streams of a coordinator. Thread-safe; must outlive them, that is, the server.
 class TrainStreams {
  public:
-  // `resources` and what `environment` points to must outlive it. At most `max_streams` at once;
-  // each has two threads.
+  // `resources`, `threads` and what `environment` points to must outlive it. At most `max_streams`
+  // at once; each has two threads.
   TrainStreams(const CoordinatorResources* resources, const CallEnvironment& environment,
-               int max_streams);
+               BlockingPool* threads, int max_streams);
 
   // Makes the stream of a new call. It deletes itself when the call is over.
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(
@@ -60,7 +60,7 @@ class TrainStreams {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<TrainStream*> streams_ ABSL_GUARDED_BY(mutex_);
-  ElasticPool pool_;  // last: its destructor waits for work that uses the rest
+  TaskQueue workers_;  // last: its destructor waits for work that uses the rest
 };
 
 class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
