@@ -1,5 +1,4 @@
 // Would catch: a cost that does not follow from the buffers, for any model, batch and topology.
-#include "base/testing/seed.h"
 #include "preprocess/batch/batch_statistics.h"
 
 #include <map>
@@ -7,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/testing/seed.h"
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
 #include "tests/testing/random_case.h"

@@ -1,7 +1,6 @@
 // Would catch: an id lost, doubled, moved to another row or sample, or given another gain on its
 // way through extraction, sort, merge and partitioning, for any form of input, stacking, layout and
 // topology.
-#include "base/testing/seed.h"
 #include "preprocess/batch/preprocessor.h"
 
 #include <cstring>
@@ -15,6 +14,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/testing/seed.h"
 #include "preprocess/batch/cuts.h"
 #include "tests/testing/random_case.h"
 
