@@ -247,7 +247,9 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
   v1::StepTimes* times = result.mutable_times();
   times->set_slowest_rank(-1);
   RETURN_IF_ERROR(AwaitLookups(step, times));
-  UpdateName name{.model_id = model_->id, .group_part = member_->Part(step)};
+  UpdateName name;
+  name.model_id = model_->id;
+  name.group_part = member_->Part(step);
   {
     absl::MutexLock lock(&mutex_);
     name.handle = steps_.at(step).handle;
