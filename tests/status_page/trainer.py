@@ -148,5 +148,5 @@ class Trainer:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as stubs_folder:
         Trainer(sys.argv[1], sys.argv[2], stubs_folder).run()
-        sys.stdout.flush()
-        os._exit(0)  # a channel of Debian's gRPC may keep threads that never end
+    sys.stdout.flush()
+    os._exit(0)  # a channel of Debian's gRPC may keep threads that never end

@@ -1,6 +1,8 @@
 // Runs the demo as a newcomer does, as a process with all its processes. It would catch what no
 // unit test can: children that stay behind, a run that hangs when something dies, and a cluster
 // that does not compute what one process does.
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <regex>
@@ -20,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "base/child_process.h"
 #include "base/file_descriptor.h"
+#include "base/temp_dir.h"
 #include "base/testing/paths.h"
 #include "tests/bench/demo/cluster.h"
 
@@ -200,7 +203,8 @@ TEST_F(DemoTest, ReplacesATrainerThatIsKilled) {
   ASSERT_NE(trainer, 0);
   ASSERT_EQ(kill(trainer, SIGKILL), 0);
   EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
-  EXPECT_THAT(Output(), HasSubstr("trainer 1 was killed by signal 9; it is started again"));
+  EXPECT_THAT(Output(),
+              HasSubstr("trainer 1 was killed by signal 9 (Killed); it is started again"));
   EXPECT_THAT(Output(), HasSubstr("trainer 0 goes on after "));
   EXPECT_THAT(Output(), HasSubstr("[####################] 100%"));
 }
@@ -213,7 +217,12 @@ TEST_F(DemoTest, StopsEverythingOnSigint) {
 }
 
 TEST_F(DemoTest, ItsOwnDeathTakesTheClusterAlong) {
+  // What is killed cannot clean up, so its temporary files lie in a folder of the test.
+  const TempDir folder = *TempDir::Create();
+  const std::string usual = std::filesystem::temp_directory_path();
+  setenv("TMPDIR", folder.path().c_str(), /*overwrite=*/1);
   Start("sigkill", {});
+  setenv("TMPDIR", usual.c_str(), /*overwrite=*/1);
   AwaitOutput(" examples  ");
   const std::vector<pid_t> pids = ServerPids();
   ASSERT_EQ(kill(demo_->pid(), SIGKILL), 0);
