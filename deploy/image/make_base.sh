@@ -48,7 +48,9 @@ make_tree() {
   echo 'APT::Install-Recommends "false";' >"$tree/etc/apt/apt.conf.d/90small"
   no_documents >"$tree/etc/dpkg/dpkg.cfg.d/90small"
   say "security updates"
-  { chroot "$tree" apt-get -q update && DEBIAN_FRONTEND=noninteractive chroot "$tree" apt-get -q -y dist-upgrade; } \
+  # The caller's folder for temporary files is not there inside.
+  { TMPDIR=/tmp chroot "$tree" apt-get -q update &&
+      TMPDIR=/tmp DEBIAN_FRONTEND=noninteractive chroot "$tree" apt-get -q -y dist-upgrade; } \
     >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; die "apt-get failed"; }
 }
 
