@@ -9,6 +9,7 @@ parent=$1
 shift
 
 for old in "$parent"/*; do
+  case ${old##*/} in *[!0-9]*) continue ;; esac # not ours
   kill -0 "${old##*/}" 2>/dev/null || rm -rf "$old"
 done
 
