@@ -175,7 +175,10 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const int64_t samples = std::max<int64_t>(0, SampleCount(ids));
     const int64_t dim = (*info)->embedding_dim;
     expected->features.push_back({name, samples, dim, expected->floats});
-    expected->floats += samples * dim;
+    // Rounded up, so that the next feature begins at a 64-byte boundary, too: some frameworks use
+    // memory in place only then.
+    constexpr size_t kFloats = 64 / sizeof(float);
+    expected->floats += (static_cast<size_t>(samples * dim) + kFloats - 1) / kFloats * kFloats;
     *request.mutable_lookup()->add_features() = std::move(ids);
     bytes += size;
   }

@@ -30,6 +30,8 @@ class TrainStream::Impl final : public RawStreamListener {
                           const UpdateOptions& options);
   absl::StatusOr<TrainLookupResult> ReceiveLookup();
   absl::StatusOr<TrainUpdateResult> ReceiveUpdate();
+  bool WaitForLookup(absl::Duration timeout);
+  bool WaitForUpdate(absl::Duration timeout);
   absl::Status Finish();
 
   const v1::TrainStarted& started() const { return started_; }
@@ -45,6 +47,10 @@ class TrainStream::Impl final : public RawStreamListener {
   absl::Status CheckOpen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The status of a stream that has ended, where an answer is missing.
   absl::Status MissingAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits until there is one of `results`, or none to wait for; false after `timeout`.
+  template <typename Result, typename Expected>
+  bool Await(absl::Duration timeout, const std::deque<Result>& results,
+             const std::deque<Expected>& expected) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits for the next of `results`, while any is `expected`.
   template <typename Result, typename Expected>
   absl::StatusOr<Result> Receive(const char* what, std::deque<Result>* results,
@@ -128,12 +134,18 @@ absl::Status TrainStream::Impl::SendUpdate(int64_t step,
 }
 
 template <typename Result, typename Expected>
+bool TrainStream::Impl::Await(absl::Duration timeout, const std::deque<Result>& results,
+                              const std::deque<Expected>& expected) {
+  const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !results.empty() || expected.empty() || end_.has_value();
+  };
+  return mutex_.AwaitWithTimeout(absl::Condition(&settled), timeout);
+}
+
+template <typename Result, typename Expected>
 absl::StatusOr<Result> TrainStream::Impl::Receive(const char* what, std::deque<Result>* results,
                                                   const std::deque<Expected>& expected) {
-  const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !results->empty() || expected.empty() || end_.has_value();
-  };
-  mutex_.Await(absl::Condition(&settled));
+  Await(absl::InfiniteDuration(), *results, expected);
   if (!results->empty()) {
     Result result = std::move(results->front());
     results->pop_front();
@@ -151,6 +163,16 @@ absl::StatusOr<TrainLookupResult> TrainStream::Impl::ReceiveLookup() {
 absl::StatusOr<TrainUpdateResult> TrainStream::Impl::ReceiveUpdate() {
   absl::MutexLock lock(&mutex_);
   return Receive("update", &update_results_, updates_);
+}
+
+bool TrainStream::Impl::WaitForLookup(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  return Await(timeout, lookup_results_, lookups_);
+}
+
+bool TrainStream::Impl::WaitForUpdate(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  return Await(timeout, update_results_, updates_);
 }
 
 absl::Status TrainStream::Impl::Finish() {
@@ -269,6 +291,8 @@ absl::Status TrainStream::SendUpdate(int64_t step, absl::Span<const FeatureGradi
 }
 absl::StatusOr<TrainLookupResult> TrainStream::ReceiveLookup() { return impl_->ReceiveLookup(); }
 absl::StatusOr<TrainUpdateResult> TrainStream::ReceiveUpdate() { return impl_->ReceiveUpdate(); }
+bool TrainStream::WaitForLookup(absl::Duration timeout) { return impl_->WaitForLookup(timeout); }
+bool TrainStream::WaitForUpdate(absl::Duration timeout) { return impl_->WaitForUpdate(timeout); }
 absl::Status TrainStream::Finish() { return impl_->Finish(); }
 
 }  // namespace emberd::client

@@ -123,6 +123,10 @@ class TrainStream {
   // FAILED_PRECONDITION if there is none. Lookups and updates are received independently.
   absl::StatusOr<TrainLookupResult> ReceiveLookup();
   absl::StatusOr<TrainUpdateResult> ReceiveUpdate();
+  // True once the call above would not wait; false after `timeout`. For callers who look after
+  // something else in between.
+  bool WaitForLookup(absl::Duration timeout);
+  bool WaitForUpdate(absl::Duration timeout);
 
   // No more requests: waits until those sent are answered and gives the stream's final status, OK
   // if all went well. Answers can still be received afterwards.
