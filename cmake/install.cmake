@@ -1,6 +1,7 @@
-# What `cmake --install build` puts where. Two components:
+# What `cmake --install build` puts where. Three components:
 #   client    the C++ client: headers, static libraries, and what find_package(emberd) reads; needs the target
 #             emberd_client to be built
+#   c         the C interface of the client: its header and libemberd_client.so; needs the target emberd_client_so
 #   programs  emberd and emberctl
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -13,6 +14,9 @@ set(EMBERD_PACKAGE ${CMAKE_INSTALL_LIBDIR}/cmake/emberd)
 set(headers batch.h client.h model.h options.h status.h train_stream.h)
 list(TRANSFORM headers PREPEND ${CMAKE_SOURCE_DIR}/client/cpp/)
 install(FILES ${headers} DESTINATION ${EMBERD_INCLUDES}/client/cpp COMPONENT client)
+
+install(FILES ${CMAKE_SOURCE_DIR}/client/c/emberd.h DESTINATION ${EMBERD_INCLUDES}/client/c COMPONENT c)
+install(TARGETS emberd_client_so LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT c)
 
 set_target_properties(emberd_client PROPERTIES EXPORT_NAME client)
 install(TARGETS emberd_client emberd_config emberd_base emberd_grpc emberd_proto

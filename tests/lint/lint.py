@@ -20,6 +20,7 @@ MODULES = {
     "client": ({"proto", "base", "config", "preprocess", "grpc"}, set()),
     "client/cpp": ({"proto", "base", "config", "preprocess", "grpc"}, set()),
     "tests/bench/demo": ({"proto", "base", "config", "preprocess", "grpc", "client/cpp"}, set()),
+    "client/c": ({"base", "client/cpp"}, set()),
     "client/examples": ({"client/cpp"}, set()),
     "client/emberctl": ({"proto", "base", "config", "preprocess", "grpc", "client/cpp"}, set()),
     "tests": ({"proto", "base", "config", "preprocess", "shard", "server", "client", "client/cpp", "tests/bench/demo",

@@ -1,0 +1,168 @@
+#include "client/c/arguments.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "base/status.h"
+
+namespace emberd::c {
+namespace {
+
+absl::StatusOr<client::WireType> ReadWireType(const char* what, int32_t type) {
+  switch (type) {
+    case EMBERD_FLOAT32:
+      return client::WireType::kFloat32;
+    case EMBERD_BFLOAT16:
+      return client::WireType::kBfloat16;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(what, ": ", type,
+                                                 " is not allowed; it must be 0 (EMBERD_FLOAT32) "
+                                                 "or 1 (EMBERD_BFLOAT16)"));
+}
+
+absl::StatusOr<client::Consistency> ReadConsistency(int32_t consistency) {
+  switch (consistency) {
+    case EMBERD_SYNC:
+      return client::Consistency::kSync;
+    case EMBERD_ASYNC:
+      return client::Consistency::kAsync;
+    case EMBERD_BOUNDED:
+      return client::Consistency::kBounded;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("consistency: ", consistency,
+                   " is not allowed; it must be 0 (EMBERD_SYNC), 1 (EMBERD_ASYNC) or 2 "
+                   "(EMBERD_BOUNDED)"));
+}
+
+absl::StatusOr<client::IntSpan> ReadInts(const char* what, const void* ints, int64_t count,
+                                         int32_t bytes) {
+  if (bytes == sizeof(int32_t)) {
+    ASSIGN_OR_RETURN(auto span, Array(what, static_cast<const int32_t*>(ints), count));
+    return span;
+  }
+  if (bytes == sizeof(int64_t)) {
+    ASSIGN_OR_RETURN(auto span, Array(what, static_cast<const int64_t*>(ints), count));
+    return span;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": integers of ", bytes, " bytes are not allowed; they must have 4 or 8"));
+}
+
+absl::Status ReadFeature(const emberd_feature_ids& given, client::FeatureIds* feature) {
+  if (given.feature == nullptr) return absl::InvalidArgumentError("feature: the name is NULL");
+  feature->feature = given.feature;
+  ASSIGN_OR_RETURN(client::IntSpan ids, ReadInts("ids", given.ids, given.id_count, given.id_bytes));
+  ASSIGN_OR_RETURN(feature->weights, Array("weights", given.weights, given.weight_count));
+  if (given.layout == EMBERD_DENSE) {
+    feature->ids = client::DenseIds{ids, given.ids_per_sample};
+    return absl::OkStatus();
+  }
+  if (given.layout != EMBERD_RAGGED && given.layout != EMBERD_SPARSE) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "layout: ", given.layout,
+        " is not allowed; it must be 0 (EMBERD_DENSE), 1 (EMBERD_RAGGED) or 2 (EMBERD_SPARSE)"));
+  }
+  ASSIGN_OR_RETURN(client::IntSpan index,
+                   ReadInts("index", given.index, given.index_count, given.index_bytes));
+  if (given.layout == EMBERD_RAGGED) {
+    feature->ids = client::RaggedIds{index, ids};
+  } else {
+    feature->ids = client::SparseIds{index, ids, given.samples};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AtFeature(const char* name, const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrCat("feature \"", Text(name), "\": ", status.message()));
+}
+
+}  // namespace
+
+absl::StatusOr<client::ClientOptions> ReadClientOptions(const emberd_client_options* options) {
+  ASSIGN_OR_RETURN(const emberd_client_options given, Options("emberd_client_options", options));
+  client::ClientOptions result;
+  ASSIGN_OR_RETURN(auto addresses, Array("addresses", given.addresses, given.address_count));
+  for (const char* address : addresses) result.addresses.push_back(Text(address));
+  if (given.tls != 0) {
+    result.tls = client::TlsOptions{Text(given.ca_file), Text(given.certificate_file),
+                                    Text(given.key_file), Text(given.server_name)};
+  }
+  result.token = Text(given.token);
+  result.token_file = Text(given.token_file);
+  if (given.connect_timeout_ms != 0) {
+    result.connect_timeout = absl::Milliseconds(given.connect_timeout_ms);
+  }
+  if (given.deadline_ms != 0) result.deadline = absl::Milliseconds(given.deadline_ms);
+  ASSIGN_OR_RETURN(result.activation_type, ReadWireType("activation_type", given.activation_type));
+  ASSIGN_OR_RETURN(result.gradient_type, ReadWireType("gradient_type", given.gradient_type));
+  return result;
+}
+
+absl::StatusOr<client::TrainOptions> ReadTrainOptions(const emberd_train_options* options) {
+  ASSIGN_OR_RETURN(const emberd_train_options given, Options("emberd_train_options", options));
+  client::TrainOptions result;
+  result.group = Text(given.group);
+  result.rank = given.rank;
+  if (given.ranks != 0) result.size = given.ranks;
+  ASSIGN_OR_RETURN(result.consistency, ReadConsistency(given.consistency));
+  result.staleness_bound = given.staleness_bound;
+  result.pipelined = given.pipelined != 0;
+  result.first_step = given.first_step;
+  if (given.step_timeout_ms != 0) result.step_timeout = absl::Milliseconds(given.step_timeout_ms);
+  return result;
+}
+
+absl::StatusOr<std::vector<client::FeatureIds>> ReadFeatures(const emberd_feature_ids* features,
+                                                             int32_t count) {
+  ASSIGN_OR_RETURN(auto given, Array("features", features, count));
+  std::vector<client::FeatureIds> result(given.size());
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (absl::Status status = ReadFeature(given[i], &result[i]); !status.ok()) {
+      return AtFeature(given[i].feature, status);
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<std::vector<client::FeatureGradient>> ReadGradients(const emberd_gradient* gradients,
+                                                                   int32_t count) {
+  ASSIGN_OR_RETURN(auto given, Array("gradients", gradients, count));
+  std::vector<client::FeatureGradient> result;
+  for (const emberd_gradient& gradient : given) {
+    if (gradient.feature == nullptr) {
+      return absl::InvalidArgumentError("gradients: the name of a feature is NULL");
+    }
+    if (gradient.samples < 0 || gradient.dim < 1 ||
+        gradient.samples > std::numeric_limits<int64_t>::max() / gradient.dim) {
+      return AtFeature(gradient.feature,
+                       absl::InvalidArgumentError(absl::StrCat(
+                           "gradient: the shape [", gradient.samples, ", ", gradient.dim,
+                           "] is not allowed; it must be that of the "
+                           "activations")));
+    }
+    absl::StatusOr<absl::Span<const float>> values =
+        Array("gradient", gradient.values, gradient.samples * gradient.dim);
+    if (!values.ok()) return AtFeature(gradient.feature, values.status());
+    result.push_back({gradient.feature, *values, gradient.samples});
+  }
+  return result;
+}
+
+absl::StatusOr<std::vector<client::StepHyperparameters>> ReadHyperparameters(
+    const emberd_hyperparameter* parameters, int32_t count) {
+  ASSIGN_OR_RETURN(auto given, Array("hyperparameters", parameters, count));
+  std::vector<client::StepHyperparameters> result;
+  for (const emberd_hyperparameter& parameter : given) {
+    const std::string table = Text(parameter.table);
+    auto same = std::find_if(result.begin(), result.end(),
+                             [&](const auto& other) { return other.table == table; });
+    if (same == result.end()) same = result.insert(same, {table, {}});
+    same->values[Text(parameter.name)] = parameter.value;
+  }
+  return result;
+}
+
+}  // namespace emberd::c

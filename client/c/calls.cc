@@ -1,0 +1,214 @@
+// The calls of emberd.h: each reads its arguments at once, and runs on a thread of the library.
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "client/c/arguments.h"
+#include "client/c/describe.h"
+#include "client/c/handles.h"
+
+namespace {
+
+using emberd::c::Array;
+using emberd::c::Text;
+using emberd::client::Client;
+using emberd::client::Model;
+using Result = emberd_call::Result;
+
+// `begin` reads arguments and gives the work, or what is wrong.
+template <typename Reader>
+emberd_call* Call(const Reader& begin) {
+  emberd_call::Work work;
+  const absl::Status status = emberd::c::Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(work, begin());
+    return absl::OkStatus();
+  });
+  return status.ok() ? emberd_call::Begin(std::move(work)) : emberd_call::Failed(status);
+}
+using Work = absl::StatusOr<emberd_call::Work>;
+
+absl::Status KeepModel(absl::StatusOr<Model> model, Result* result) {
+  RETURN_IF_ERROR(model.status());
+  std::string json = emberd::c::Describe(*model);
+  *result = std::make_unique<emberd_model>(
+      emberd_model{std::make_shared<const Model>(*std::move(model)), std::move(json)});
+  return absl::OkStatus();
+}
+
+absl::Status KeepRows(absl::StatusOr<emberd::client::RowValues> rows, Result* result) {
+  RETURN_IF_ERROR(rows.status());
+  *result = std::make_unique<emberd_rows>(emberd_rows{*std::move(rows)});
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+extern "C" {
+
+emberd_call* emberd_connect(const emberd_client_options* options) {
+  return Call([&]() -> Work {
+    ASSIGN_OR_RETURN(emberd::client::ClientOptions read, emberd::c::ReadClientOptions(options));
+    return [read = std::move(read)](Result* result) -> absl::Status {
+      ASSIGN_OR_RETURN(std::shared_ptr<Client> client, Client::Connect(read));
+      *result = std::make_unique<emberd_client>(emberd_client{std::move(client)});
+      return absl::OkStatus();
+    };
+  });
+}
+
+void emberd_client_cancel(emberd_client* client) { client->client->CancelCalls(); }
+void emberd_client_free(emberd_client* client) { delete client; }
+
+emberd_call* emberd_client_status(emberd_client* client) {
+  return Call([&]() -> Work {
+    return [client = client->client](Result* result) -> absl::Status {
+      ASSIGN_OR_RETURN(const emberd::client::ClusterStatus status, client->GetStatus());
+      *result = std::make_unique<emberd_text>(emberd_text{emberd::c::Describe(status)});
+      return absl::OkStatus();
+    };
+  });
+}
+
+emberd_call* emberd_declare(emberd_client* client, const char* config) {
+  return Call([&]() -> Work {
+    return [client = client->client, config = Text(config)](Result* result) {
+      return KeepModel(client->DeclareModel(config), result);
+    };
+  });
+}
+
+emberd_call* emberd_describe(emberd_client* client, const char* name) {
+  return Call([&]() -> Work {
+    return [client = client->client, name = Text(name)](Result* result) {
+      return KeepModel(client->DescribeModel(name), result);
+    };
+  });
+}
+
+emberd_call* emberd_lookup_begin(emberd_client* client, const emberd_model* model,
+                                 const emberd_feature_ids* features, int32_t count,
+                                 int32_t inference, int64_t deadline_ms) {
+  return Call([&]() -> Work {
+    ASSIGN_OR_RETURN(auto read, emberd::c::ReadFeatures(features, count));
+    const emberd::client::LookupOptions options = {inference != 0, absl::Milliseconds(deadline_ms)};
+    return [client = client->client, model = model->model, features = std::move(read),
+            options](Result* result) -> absl::Status {
+      ASSIGN_OR_RETURN(emberd::client::LookupResult found,
+                       client->Lookup(*model, features, options));
+      auto lookup = std::make_unique<emberd_lookup>();
+      lookup->batch = found.batch;
+      lookup->activations = std::move(found.activations);
+      lookup->statistics = std::move(found.statistics);
+      lookup->memory = std::move(found.memory);
+      *result = std::move(lookup);
+      return absl::OkStatus();
+    };
+  });
+}
+
+emberd_call* emberd_apply(emberd_client* client, const emberd_model* model,
+                          const emberd_lookup* lookup, const emberd_gradient* gradients,
+                          int32_t count, const emberd_hyperparameter* hyperparameters,
+                          int32_t hyperparameter_count, int64_t step, int64_t deadline_ms) {
+  return Call([&]() -> Work {
+    ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, count));
+    emberd::client::ApplyOptions options;
+    ASSIGN_OR_RETURN(options.hyperparameters,
+                     emberd::c::ReadHyperparameters(hyperparameters, hyperparameter_count));
+    options.step = step;
+    options.deadline = absl::Milliseconds(deadline_ms);
+    return [client = client->client, model = model->model, batch = lookup->batch,
+            gradients = std::move(read),
+            options = std::move(options)](Result* result) -> absl::Status {
+      ASSIGN_OR_RETURN(const emberd::client::ApplyResult applied,
+                       client->ApplyGradients(*model, batch, gradients, options));
+      *result = emberd_update{options.step, applied.rows_updated, applied.rows_skipped,
+                              applied.replayed ? 1 : 0};
+      return absl::OkStatus();
+    };
+  });
+}
+
+emberd_call* emberd_release(emberd_client* client, const emberd_model* model,
+                            const emberd_lookup* lookup) {
+  return Call([&]() -> Work {
+    return [client = client->client, model = model->model, batch = lookup->batch](Result*) {
+      return client->ReleaseBatch(*model, batch);
+    };
+  });
+}
+
+emberd_call* emberd_read_rows(emberd_client* client, const emberd_model* model, const char* table,
+                              const int64_t* ids, int64_t count, const char* slot) {
+  return Call([&]() -> Work {
+    ASSIGN_OR_RETURN(auto span, Array("ids", ids, count));
+    return [client = client->client, model = model->model, table = Text(table), ids = span,
+            slot = Text(slot)](Result* result) {
+      return KeepRows(client->ReadRows(*model, table, ids, slot), result);
+    };
+  });
+}
+
+emberd_call* emberd_export_rows(emberd_client* client, const emberd_model* model, const char* table,
+                                int64_t first_row, int64_t row_count, const char* slot) {
+  return Call([&]() -> Work {
+    emberd::client::ExportOptions options;
+    options.slot = Text(slot);
+    options.first_row = first_row;
+    options.row_count = row_count;
+    return [client = client->client, model = model->model, table = Text(table),
+            options = std::move(options)](Result* result) -> absl::Status {
+      emberd::client::RowValues rows;
+      const auto keep = [&rows](int64_t, absl::Span<const float> values, int64_t dim) {
+        rows.dim = dim;
+        rows.values.insert(rows.values.end(), values.begin(), values.end());
+        return absl::OkStatus();
+      };
+      RETURN_IF_ERROR(client->ExportTable(*model, table, keep, options));
+      return KeepRows(std::move(rows), result);
+    };
+  });
+}
+
+emberd_call* emberd_assign_rows(emberd_client* client, const emberd_model* model, const char* table,
+                                const int64_t* ids, int64_t count, const float* values,
+                                int64_t value_count, const char* slot) {
+  return Call([&]() -> Work {
+    ASSIGN_OR_RETURN(auto rows, Array("ids", ids, count));
+    ASSIGN_OR_RETURN(auto floats, Array("values", values, value_count));
+    emberd::client::AssignOptions options;
+    options.slot = Text(slot);
+    return [client = client->client, model = model->model, table = Text(table), rows, floats,
+            options = std::move(options)](Result* result) -> absl::Status {
+      ASSIGN_OR_RETURN(const bool replayed,
+                       client->AssignRows(*model, table, rows, floats, options));
+      *result = emberd_update{-1, static_cast<int64_t>(rows.size()), 0, replayed ? 1 : 0};
+      return absl::OkStatus();
+    };
+  });
+}
+
+emberd_call* emberd_train(emberd_client* client, const emberd_model* model,
+                          const emberd_train_options* options) {
+  return Call([&]() -> Work {
+    ASSIGN_OR_RETURN(emberd::client::TrainOptions read, emberd::c::ReadTrainOptions(options));
+    return [client = client->client, model = model->model,
+            read = std::move(read)](Result* result) -> absl::Status {
+      ASSIGN_OR_RETURN(std::shared_ptr<emberd::client::TrainStream> stream,
+                       client->Train(*model, read));
+      *result = std::make_unique<emberd_stream>(emberd_stream{client, std::move(stream)});
+      return absl::OkStatus();
+    };
+  });
+}
+
+emberd_call* emberd_stream_finish(emberd_stream* stream) {
+  return Call(
+      [&]() -> Work { return [held = *stream](Result*) { return held.stream->Finish(); }; });
+}
+
+}  // extern "C"

@@ -1,0 +1,268 @@
+// Covers: arguments.cc calls.cc describe.cc handles.cc stream.cc
+#include "client/c/emberd.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/cpp/testing/fake_service.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+using ::emberd::client::testing::FakeService;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr int kDim = 4;
+constexpr char kConfig[] =
+    R"({"name": "m", "tables": [{"name": "a", "vocabulary_size": 10, "embedding_dim": 4},
+                                {"name": "b", "vocabulary_size": 10, "embedding_dim": 4}],
+        "features": [{"name": "a", "table": "a"}, {"name": "b", "table": "b"}]})";
+
+struct Free {
+  void operator()(emberd_error* handle) const { emberd_error_free(handle); }
+  void operator()(emberd_call* handle) const { emberd_call_free(handle); }
+  void operator()(emberd_client* handle) const { emberd_client_free(handle); }
+  void operator()(emberd_model* handle) const { emberd_model_free(handle); }
+  void operator()(emberd_lookup* handle) const { emberd_lookup_free(handle); }
+  void operator()(emberd_rows* handle) const { emberd_rows_free(handle); }
+  void operator()(emberd_text* handle) const { emberd_text_free(handle); }
+  void operator()(emberd_stream* handle) const { emberd_stream_free(handle); }
+  void operator()(emberd_lease* handle) const { emberd_lease_free(handle); }
+};
+template <typename T>
+using Held = std::unique_ptr<T, Free>;
+
+// "code: message" of a call that has ended.
+std::string Outcome(emberd_call* call) {
+  Held<emberd_error> error(emberd_call_error(call));
+  return std::to_string(emberd_error_code(error.get())) + ": " + emberd_error_message(error.get());
+}
+std::string Message(emberd_error* error) {
+  const Held<emberd_error> held(error);
+  return std::to_string(emberd_error_code(error)) + ": " + emberd_error_message(error);
+}
+Held<emberd_call> Done(emberd_call* call) {
+  EXPECT_EQ(emberd_call_wait(call, -1), 1);
+  return Held<emberd_call>(call);
+}
+
+class CInterfaceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* address = service_.address().c_str();
+    emberd_client_options options = {};
+    options.size = sizeof(options);
+    options.addresses = &address;
+    options.address_count = 1;
+    const Held<emberd_call> connected = Done(emberd_connect(&options));
+    client_.reset(emberd_call_take_client(connected.get()));
+    ASSERT_NE(client_, nullptr) << Outcome(connected.get());
+    const Held<emberd_call> declared = Done(emberd_declare(client_.get(), kConfig));
+    model_.reset(emberd_call_take_model(declared.get()));
+    ASSERT_NE(model_, nullptr) << Outcome(declared.get());
+  }
+
+  Held<emberd_call> Lookup(const std::vector<emberd_feature_ids>& features) {
+    return Done(emberd_lookup_begin(client_.get(), model_.get(), features.data(),
+                                    static_cast<int32_t>(features.size()), 0, 0));
+  }
+  Held<emberd_stream> Open() {
+    emberd_train_options options = {};
+    options.size = sizeof(options);
+    options.group = "run";
+    const Held<emberd_call> call = Done(emberd_train(client_.get(), model_.get(), &options));
+    EXPECT_EQ(Outcome(call.get()), "0: ");
+    return Held<emberd_stream>(emberd_call_take_stream(call.get()));
+  }
+
+  const std::vector<int64_t> ids_ = {1, 2, 3};
+  const std::vector<int32_t> splits_ = {0, 3};
+  const emberd_feature_ids dense_ = {"a", EMBERD_DENSE, 8, ids_.data(), 3, 1, nullptr, 0, 0, 0,
+                                     0,   nullptr,      0};
+  const emberd_feature_ids ragged_ = {
+      "b", EMBERD_RAGGED, 8, ids_.data(), 3, 0, splits_.data(), 2, 4, 0, 0, nullptr, 0};
+  FakeService service_;
+  Held<emberd_client> client_;
+  Held<emberd_model> model_;
+};
+
+TEST_F(CInterfaceTest, SaysWhichItIs) {
+  EXPECT_EQ(emberd_abi_version(), EMBERD_ABI_VERSION);
+  EXPECT_THAT(emberd_version(), ::testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
+  EXPECT_THAT(emberd_model_json(model_.get()), HasSubstr(R"("id":"42")"));
+  const Held<emberd_call> call = Done(emberd_client_status(client_.get()));
+  const Held<emberd_text> text(emberd_call_take_text(call.get()));
+  EXPECT_THAT(emberd_text_string(text.get()), HasSubstr(R"("shards":[)"));
+}
+
+TEST_F(CInterfaceTest, AStepGoesThrough) {
+  const Held<emberd_call> looked_up = Lookup({dense_, ragged_});
+  const Held<emberd_lookup> lookup(emberd_call_take_lookup(looked_up.get()));
+  ASSERT_NE(lookup, nullptr) << Outcome(looked_up.get());
+  EXPECT_EQ(emberd_call_take_lookup(looked_up.get()), nullptr) << "given twice";
+  emberd_activation activations[2];
+  ASSERT_EQ(emberd_lookup_activations(lookup.get(), activations, 2), 2);
+  EXPECT_STREQ(activations[1].feature, "b");
+  EXPECT_EQ(activations[0].samples, 3);
+  EXPECT_EQ(activations[0].dim, kDim);
+  EXPECT_EQ(activations[0].values[2 * kDim], 2);
+  EXPECT_EQ(activations[1].values[0], 100);
+
+  const std::vector<float> values(3 * kDim, 0.5f);
+  const emberd_gradient gradient = {"a", values.data(), 3, kDim};
+  const emberd_hyperparameter rate = {nullptr, "learning_rate", 0.25};
+  const Held<emberd_call> applied =
+      Done(emberd_apply(client_.get(), model_.get(), lookup.get(), &gradient, 1, &rate, 1, 11, 0));
+  emberd_update update;
+  ASSERT_EQ(emberd_call_update(applied.get(), &update), 1) << Outcome(applied.get());
+  EXPECT_EQ(update.rows_updated, 1);
+  ASSERT_EQ(service_.applies().size(), 1);
+  EXPECT_EQ(service_.applies()[0].step(), 11);
+  EXPECT_EQ(service_.applies()[0].hyperparameters(0).values().at("learning_rate"), 0.25);
+}
+
+// What this would catch: a wrong argument that is read past its end, or that ends the process.
+TEST_F(CInterfaceTest, WrongArgumentsAreRefusedByName) {
+  emberd_feature_ids wrong = dense_;
+  wrong.id_bytes = 2;
+  EXPECT_THAT(Outcome(Lookup({wrong, ragged_}).get()),
+              HasSubstr("3: feature \"a\": ids: integers"));
+  wrong = dense_;
+  wrong.id_count = -1;
+  EXPECT_THAT(Outcome(Lookup({wrong, ragged_}).get()), HasSubstr("3: feature \"a\": ids: -1"));
+  wrong = dense_;
+  wrong.ids = nullptr;
+  EXPECT_THAT(Outcome(Lookup({wrong, ragged_}).get()), HasSubstr("at NULL"));
+  wrong = ragged_;
+  wrong.layout = 7;
+  EXPECT_THAT(Outcome(Lookup({dense_, wrong}).get()), HasSubstr("3: feature \"b\": layout: 7"));
+  wrong = dense_;
+  wrong.feature = nullptr;
+  EXPECT_THAT(Outcome(Lookup({wrong, ragged_}).get()), HasSubstr("NULL"));
+  EXPECT_THAT(service_.lookups(), ::testing::IsEmpty());
+
+  EXPECT_THAT(Outcome(Done(emberd_connect(nullptr)).get()), HasSubstr("3: emberd_client_options"));
+  emberd_train_options train = {};
+  train.size = sizeof(train);
+  train.consistency = 9;
+  EXPECT_THAT(Outcome(Done(emberd_train(client_.get(), model_.get(), &train)).get()),
+              HasSubstr("3: consistency: 9"));
+  EXPECT_THAT(
+      Outcome(Done(emberd_read_rows(client_.get(), model_.get(), "a", nullptr, 5, "")).get()),
+      HasSubstr("3: ids: 5 elements at NULL"));
+}
+
+TEST_F(CInterfaceTest, ErrorsKeepCodeAndText) {
+  service_.AddFault({.status = {grpc::StatusCode::RESOURCE_EXHAUSTED, "too \"much\""}});
+  EXPECT_EQ(Outcome(Lookup({dense_, ragged_}).get()), "8: too \"much\"");
+}
+
+// What this would catch: a wait that holds its caller until the server answers.
+TEST_F(CInterfaceTest, WaitsEndAndCancelledCallsToo) {
+  service_.AddFault({.delay = absl::Hours(1)});
+  const Held<emberd_call> call(emberd_describe(client_.get(), "m"));
+  EXPECT_EQ(emberd_call_wait(call.get(), 10), 0);
+  EXPECT_EQ(Outcome(call.get()), "0: ") << "it has not ended";
+  EXPECT_EQ(emberd_call_take_model(call.get()), nullptr);
+  do {  // the call may not have begun
+    emberd_client_cancel(client_.get());
+  } while (emberd_call_wait(call.get(), 10) == 0);
+  EXPECT_THAT(Outcome(call.get()), HasSubstr("1: "));
+}
+
+TEST_F(CInterfaceTest, AHandleKeepsWhatItNeeds) {
+  const Held<emberd_stream> stream = Open();
+  client_.reset();
+  model_.reset();
+  const emberd_feature_ids features[] = {dense_, ragged_};
+  ASSERT_EQ(emberd_stream_send_lookup(stream.get(), 7, features, 2), nullptr);
+  emberd_lookup* lookup = nullptr;
+  emberd_error* error = nullptr;
+  ASSERT_EQ(emberd_stream_receive_lookup(stream.get(), -1, &lookup, &error), 1);
+  ASSERT_NE(lookup, nullptr) << Message(error);
+  emberd_lookup_free(lookup);
+}
+
+TEST_F(CInterfaceTest, AStreamOfSteps) {
+  const Held<emberd_stream> stream = Open();
+  EXPECT_EQ(emberd_stream_next_step(stream.get()), 7);
+  EXPECT_EQ(emberd_stream_generation(stream.get()), 5);
+  const emberd_feature_ids features[] = {dense_, ragged_};
+  ASSERT_EQ(emberd_stream_send_lookup(stream.get(), 7, features, 2), nullptr);
+  emberd_lookup* raw = nullptr;
+  emberd_error* error = nullptr;
+  ASSERT_EQ(emberd_stream_receive_lookup(stream.get(), -1, &raw, &error), 1);
+  const Held<emberd_lookup> lookup(raw);
+  ASSERT_NE(lookup, nullptr) << Message(error);
+  EXPECT_EQ(emberd_lookup_step(lookup.get()), 7);
+  EXPECT_THAT(emberd_lookup_statistics_json(lookup.get()), HasSubstr("times_us"));
+  emberd_activation activations[2];
+  emberd_lookup_activations(lookup.get(), activations, 2);
+  for (const emberd_activation& activation : activations) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(activation.values) % 64, 0) << activation.feature;
+  }
+  EXPECT_EQ(activations[1].values[0], 7100);
+
+  const std::vector<float> values(3 * kDim, 0.5f);
+  const emberd_gradient gradient = {"a", values.data(), 3, kDim};
+  emberd_lease* lease = nullptr;
+  ASSERT_EQ(emberd_stream_send_update(stream.get(), 7, &gradient, 1, nullptr, 0, &lease), nullptr);
+  emberd_update update;
+  ASSERT_EQ(emberd_stream_receive_update(stream.get(), -1, &update, &error), 1);
+  EXPECT_EQ(error, nullptr);
+  EXPECT_EQ(update.step, 7);
+  // gRPC may give the memory back a moment after the answer has come.
+  while (emberd_lease_released(lease) == 0) absl::SleepFor(absl::Milliseconds(1));
+  emberd_lease_free(lease);
+  EXPECT_EQ(Outcome(Done(emberd_stream_finish(stream.get())).get()), "0: ");
+
+  ASSERT_EQ(emberd_stream_receive_update(stream.get(), 0, &update, &error), 1);
+  EXPECT_THAT(Message(error), HasSubstr("9: no update awaits its answer"));
+}
+
+TEST_F(CInterfaceTest, ReceivingHasATimeOut) {
+  service_.damage_train = [](emberd::v1::TrainResponse* response) {
+    if (response->has_lookup()) absl::SleepFor(absl::Milliseconds(300));
+  };
+  const Held<emberd_stream> stream = Open();
+  const emberd_feature_ids features[] = {dense_, ragged_};
+  ASSERT_EQ(emberd_stream_send_lookup(stream.get(), 7, features, 2), nullptr);
+  emberd_lookup* lookup = nullptr;
+  emberd_error* error = nullptr;
+  int waits = 0;
+  while (emberd_stream_receive_lookup(stream.get(), 1, &lookup, &error) == 0) ++waits;
+  EXPECT_GT(waits, 0);
+  ASSERT_NE(lookup, nullptr) << Message(error);
+  emberd_lookup_free(lookup);
+}
+
+TEST_F(CInterfaceTest, RowsAreReadAssignedAndExported) {
+  const std::vector<float> values(3 * kDim, 9);
+  emberd_update update;
+  ASSERT_EQ(
+      emberd_call_update(Done(emberd_assign_rows(client_.get(), model_.get(), "a", ids_.data(), 3,
+                                                 values.data(), 3 * kDim, nullptr))
+                             .get(),
+                         &update),
+      1);
+  EXPECT_EQ(update.rows_updated, 3);
+  for (emberd_call* call :
+       {emberd_read_rows(client_.get(), model_.get(), "a", ids_.data(), 3, nullptr),
+        emberd_export_rows(client_.get(), model_.get(), "a", 1, 3, "")}) {
+    const Held<emberd_call> done = Done(call);
+    const Held<emberd_rows> rows(emberd_call_take_rows(done.get()));
+    ASSERT_NE(rows, nullptr) << Outcome(done.get());
+    EXPECT_EQ(emberd_rows_count(rows.get()), 3);
+    EXPECT_EQ(emberd_rows_dim(rows.get()), kDim);
+    EXPECT_THAT(std::vector<float>(emberd_rows_values(rows.get()),
+                                   emberd_rows_values(rows.get()) + 3 * kDim),
+                Each(9));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,132 @@
+#include "client/c/handles.h"
+
+#include <atomic>
+
+#include "base/blocking_pool.h"
+#include "client/c/describe.h"
+
+namespace emberd::c {
+namespace {
+
+// Never destroyed: at the end of the process its threads may still wait for a server.
+BlockingPool& Threads() {
+  static auto* pool = new BlockingPool;
+  return *pool;
+}
+
+}  // namespace
+
+emberd_error* MakeError(const absl::Status& status) {
+  if (status.ok()) return nullptr;
+  return new emberd_error{status, std::string(status.message())};
+}
+
+absl::Duration Timeout(int64_t milliseconds) {
+  return milliseconds < 0 ? absl::InfiniteDuration() : absl::Milliseconds(milliseconds);
+}
+
+}  // namespace emberd::c
+
+using emberd::c::Guarded;
+
+emberd_call* emberd_call::Begin(Work work) {
+  auto* call = new emberd_call;
+  const absl::Status status = Guarded([&] {
+    emberd::c::Threads().Run([call, work = std::move(work)]() mutable { call->Run(&work); });
+    return absl::OkStatus();
+  });
+  if (!status.ok()) {
+    call->status_ = status;
+    call->ended_.Notify();
+  }
+  return call;
+}
+
+emberd_call* emberd_call::Failed(absl::Status status) {
+  auto* call = new emberd_call;
+  call->status_ = std::move(status);
+  call->ended_.Notify();
+  return call;
+}
+
+void emberd_call::Run(Work* work) {
+  status_ = Guarded([&] { return (*work)(&result_); });
+  if (!status_.ok()) result_ = std::monostate();
+  *work = nullptr;  // what it holds goes before somebody may end the process
+  ended_.Notify();
+}
+
+extern "C" {
+
+int32_t emberd_abi_version(void) { return EMBERD_ABI_VERSION; }
+const char* emberd_version(void) { return EMBERD_VERSION; }
+
+int32_t emberd_error_code(const emberd_error* error) {
+  return error != nullptr ? static_cast<int32_t>(error->status.code()) : 0;
+}
+const char* emberd_error_message(const emberd_error* error) {
+  return error != nullptr ? error->message.c_str() : "";
+}
+void emberd_error_free(emberd_error* error) { delete error; }
+
+int32_t emberd_call_wait(emberd_call* call, int64_t milliseconds) {
+  return call->Wait(emberd::c::Timeout(milliseconds)) ? 1 : 0;
+}
+emberd_error* emberd_call_error(emberd_call* call) { return emberd::c::MakeError(call->status()); }
+void emberd_call_free(emberd_call* call) { delete call; }
+
+emberd_client* emberd_call_take_client(emberd_call* call) { return call->Take<emberd_client>(); }
+emberd_model* emberd_call_take_model(emberd_call* call) { return call->Take<emberd_model>(); }
+emberd_lookup* emberd_call_take_lookup(emberd_call* call) { return call->Take<emberd_lookup>(); }
+emberd_rows* emberd_call_take_rows(emberd_call* call) { return call->Take<emberd_rows>(); }
+emberd_text* emberd_call_take_text(emberd_call* call) { return call->Take<emberd_text>(); }
+emberd_stream* emberd_call_take_stream(emberd_call* call) { return call->Take<emberd_stream>(); }
+int32_t emberd_call_update(emberd_call* call, emberd_update* update) {
+  const emberd_update* result = call->Get<emberd_update>();
+  if (result != nullptr) *update = *result;
+  return result != nullptr ? 1 : 0;
+}
+
+const char* emberd_model_json(const emberd_model* model) { return model->json.c_str(); }
+void emberd_model_free(emberd_model* model) { delete model; }
+
+int32_t emberd_lookup_activations(const emberd_lookup* lookup, emberd_activation* activations,
+                                  int32_t capacity) {
+  const auto count = static_cast<int32_t>(lookup->activations.size());
+  for (int32_t i = 0; i < count && i < capacity; ++i) {
+    const emberd::client::Activation& activation = lookup->activations[i];
+    activations[i] = {activation.feature.c_str(), activation.values.data(), activation.samples,
+                      activation.dim};
+  }
+  return count;
+}
+int64_t emberd_lookup_step(const emberd_lookup* lookup) { return lookup->step; }
+const char* emberd_lookup_statistics_json(emberd_lookup* lookup) {
+  emberd::MutexLock lock(&lookup->mutex);
+  if (lookup->json.empty()) {
+    lookup->json =
+        emberd::c::Describe(lookup->statistics, lookup->step >= 0 ? &lookup->times : nullptr);
+  }
+  return lookup->json.c_str();
+}
+void emberd_lookup_free(emberd_lookup* lookup) { delete lookup; }
+
+const float* emberd_rows_values(const emberd_rows* rows) { return rows->rows.values.data(); }
+int64_t emberd_rows_count(const emberd_rows* rows) {
+  const auto size = static_cast<int64_t>(rows->rows.values.size());
+  return rows->rows.dim > 0 ? size / rows->rows.dim : 0;
+}
+int64_t emberd_rows_dim(const emberd_rows* rows) { return rows->rows.dim; }
+void emberd_rows_free(emberd_rows* rows) { delete rows; }
+
+const char* emberd_text_string(const emberd_text* text) { return text->text.c_str(); }
+void emberd_text_free(emberd_text* text) { delete text; }
+
+int32_t emberd_lease_released(const emberd_lease* lease) {
+  if (!lease->memory.expired()) return 0;
+  std::atomic_thread_fence(std::memory_order_acquire);  // what was read was read before
+  return 1;
+}
+void emberd_lease_free(emberd_lease* lease) { delete lease; }
+
+}  // extern "C"

@@ -1,0 +1,126 @@
+// What stands behind the handles of emberd.h. Internal to the C interface.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "client/c/emberd.h"
+#include "client/cpp/client.h"
+
+namespace emberd::c {
+
+// Runs `work`; what it throws becomes a status.
+template <typename Work>
+absl::Status Guarded(const Work& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("this process has no memory left for the request");
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("the client failed: ", error.what()));
+  }
+}
+
+}  // namespace emberd::c
+
+struct emberd_error {
+  absl::Status status;
+  std::string message;
+};
+
+struct emberd_client {
+  std::shared_ptr<emberd::client::Client> client;
+};
+
+struct emberd_model {
+  std::shared_ptr<const emberd::client::Model> model;
+  std::string json;
+};
+
+struct emberd_lookup {
+  emberd::client::BatchHandle batch;
+  std::vector<emberd::client::Activation> activations;
+  emberd::client::BatchStatistics statistics;
+  emberd::client::StepTimes times;
+  int64_t step = -1;
+  std::shared_ptr<const void> memory;
+  emberd::Mutex mutex;
+  std::string json ABSL_GUARDED_BY(mutex);  // of the statistics, once somebody has asked
+};
+
+struct emberd_rows {
+  emberd::client::RowValues rows;
+};
+
+struct emberd_text {
+  std::string text;
+};
+
+struct emberd_stream {
+  // Behind the stream, which has to go first.
+  std::shared_ptr<emberd::client::Client> client;
+  std::shared_ptr<emberd::client::TrainStream> stream;
+};
+
+struct emberd_lease {
+  std::weak_ptr<const void> memory;
+};
+
+// A task on a thread of the library, and then its result.
+struct emberd_call {
+ public:
+  using Result =
+      std::variant<std::monostate, std::unique_ptr<emberd_client>, std::unique_ptr<emberd_model>,
+                   std::unique_ptr<emberd_lookup>, std::unique_ptr<emberd_rows>,
+                   std::unique_ptr<emberd_text>, std::unique_ptr<emberd_stream>, emberd_update>;
+  using Work = std::function<absl::Status(Result*)>;
+
+  // `work` fills its argument, or fails. Null only if there is no memory.
+  static emberd_call* Begin(Work work);
+  // A call that failed before it began.
+  static emberd_call* Failed(absl::Status status);
+  // Waits for the end.
+  ~emberd_call() { ended_.WaitForNotification(); }
+
+  bool Wait(absl::Duration timeout) { return ended_.WaitForNotificationWithTimeout(timeout); }
+  // OK while it runs.
+  absl::Status status() const { return ended_.HasBeenNotified() ? status_ : absl::OkStatus(); }
+  // The result, if the call has ended with a T.
+  template <typename T>
+  T* Get() {
+    return ended_.HasBeenNotified() ? std::get_if<T>(&result_) : nullptr;
+  }
+  template <typename T>
+  T* Take() {
+    std::unique_ptr<T>* held = Get<std::unique_ptr<T>>();
+    return held != nullptr ? held->release() : nullptr;
+  }
+
+ private:
+  void Run(Work* work);
+
+  Result result_;
+  absl::Status status_;
+  absl::Notification ended_;  // from then on, the two above stay as they are
+};
+
+namespace emberd::c {
+
+// Null for OK.
+emberd_error* MakeError(const absl::Status& status);
+// Of what a caller means by `milliseconds`: negative is for ever.
+absl::Duration Timeout(int64_t milliseconds);
+
+}  // namespace emberd::c

@@ -1,0 +1,92 @@
+// What goes over a training stream: sending never waits, and receiving has a time-out.
+#include <memory>
+#include <utility>
+
+#include "base/status.h"
+#include "client/c/arguments.h"
+#include "client/c/handles.h"
+
+namespace {
+
+using emberd::c::Guarded;
+using emberd::c::MakeError;
+using emberd::client::TrainLookupResult;
+using emberd::client::TrainUpdateResult;
+
+emberd_lookup* KeepLookup(TrainLookupResult found) {
+  auto* lookup = new emberd_lookup;
+  lookup->activations = std::move(found.activations);
+  lookup->statistics = std::move(found.statistics);
+  lookup->times = found.times;
+  lookup->step = found.step;
+  lookup->memory = std::move(found.memory);
+  return lookup;
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t emberd_stream_next_step(const emberd_stream* stream) { return stream->stream->next_step(); }
+uint64_t emberd_stream_generation(const emberd_stream* stream) {
+  return stream->stream->generation();
+}
+
+emberd_error* emberd_stream_send_lookup(emberd_stream* stream, int64_t step,
+                                        const emberd_feature_ids* features, int32_t count) {
+  return MakeError(Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(auto read, emberd::c::ReadFeatures(features, count));
+    return stream->stream->SendLookup(step, read);
+  }));
+}
+
+emberd_error* emberd_stream_send_update(emberd_stream* stream, int64_t step,
+                                        const emberd_gradient* gradients, int32_t count,
+                                        const emberd_hyperparameter* hyperparameters,
+                                        int32_t hyperparameter_count, emberd_lease** lease) {
+  std::weak_ptr<const void> held;
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, count));
+    emberd::client::UpdateOptions options;
+    ASSIGN_OR_RETURN(options.hyperparameters,
+                     emberd::c::ReadHyperparameters(hyperparameters, hyperparameter_count));
+    if (lease != nullptr) {
+      // It owns nothing; what counts is who still refers to it.
+      options.memory = std::make_shared<char>();
+      held = options.memory;
+    }
+    return stream->stream->SendUpdate(step, read, options);
+  });
+  if (lease != nullptr) *lease = new emberd_lease{std::move(held)};
+  return MakeError(status);
+}
+
+int32_t emberd_stream_receive_lookup(emberd_stream* stream, int64_t milliseconds,
+                                     emberd_lookup** lookup, emberd_error** error) {
+  *lookup = nullptr;
+  *error = nullptr;
+  if (!stream->stream->WaitForLookup(emberd::c::Timeout(milliseconds))) return 0;
+  *error = MakeError(Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(TrainLookupResult found, stream->stream->ReceiveLookup());
+    *lookup = KeepLookup(std::move(found));
+    return absl::OkStatus();
+  }));
+  return 1;
+}
+
+int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t milliseconds,
+                                     emberd_update* update, emberd_error** error) {
+  *update = {};
+  *error = nullptr;
+  if (!stream->stream->WaitForUpdate(emberd::c::Timeout(milliseconds))) return 0;
+  *error = MakeError(Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const TrainUpdateResult updated, stream->stream->ReceiveUpdate());
+    *update = {updated.step, updated.rows_updated, updated.rows_skipped, 0};
+    return absl::OkStatus();
+  }));
+  return 1;
+}
+
+void emberd_stream_free(emberd_stream* stream) { delete stream; }
+
+}  // extern "C"
