@@ -12,6 +12,7 @@
 #include "server/coordinator/embedding_service.h"
 #include "server/coordinator/pooled_call.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/shard_place.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {
@@ -33,6 +34,7 @@ std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServer
     shards.push_back(MakeRemoteShard({.index = i,
                                       .address = cluster.shards(i).address(),
                                       .max_message_bytes = cluster.budgets().max_message_bytes(),
+                                      .place = rpc::PlaceOf(cluster, i),
                                       .security = options.security}));
   }
   return shards;

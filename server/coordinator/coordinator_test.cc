@@ -100,8 +100,11 @@ class Cluster {
       }
     }
     for (size_t i = 0; i < servers_.size(); ++i) {
-      backends_.push_back(MakeRemoteShard(
-          {static_cast<int>(i), servers_[i]->address(), cluster_.budgets().max_message_bytes()}));
+      backends_.push_back(
+          MakeRemoteShard({.index = static_cast<int>(i),
+                           .address = servers_[i]->address(),
+                           .max_message_bytes = cluster_.budgets().max_message_bytes(),
+                           .place = rpc::PlaceOf(cluster_, static_cast<int>(i))}));
     }
     coordinator_ = std::make_unique<Coordinator>(cluster_, 0, backends_, &metrics_, &threads_);
   }

@@ -61,16 +61,17 @@ class CollectiveCall final : public grpc::ServerUnaryReactor {
 
 class CollectiveServiceImpl final : public ServiceBase {
  public:
-  CollectiveServiceImpl(Collective* collective, ops::ServerMetrics* metrics)
-      : collective_(collective), metrics_(metrics) {}
+  CollectiveServiceImpl(Collective* collective, ops::ServerMetrics* metrics,
+                        const rpc::ShardPlaceCheck* place)
+      : collective_(collective), metrics_(metrics), place_(place) {}
 
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
   using Reactor = grpc::ServerUnaryReactor;
 
-  Reactor* Join(Context*, const Bytes* bytes, Bytes* response) override {
+  Reactor* Join(Context* context, const Bytes* bytes, Bytes* response) override {
     return Start<pb::JoinRequest>(
-        ops::Rpc::kCollectiveJoin, *bytes, response,
+        *context, ops::Rpc::kCollectiveJoin, *bytes, response,
         [this](const pb::JoinRequest& request, CollectiveCall* call) {
           return collective_->Join(
               IdOf(request.name()), {request.rank(), request.options(), request.coordinator()},
@@ -86,9 +87,9 @@ class CollectiveServiceImpl final : public ServiceBase {
         });
   }
 
-  Reactor* AllGather(Context*, const Bytes* bytes, Bytes* response) override {
+  Reactor* AllGather(Context* context, const Bytes* bytes, Bytes* response) override {
     return Start<pb::AllGatherRequest>(
-        ops::Rpc::kCollectiveAllGather, *bytes, response,
+        *context, ops::Rpc::kCollectiveAllGather, *bytes, response,
         [this](pb::AllGatherRequest& request, CollectiveCall* call) {
           return collective_->AllGather(
               IdOf(request.name()),
@@ -108,9 +109,9 @@ class CollectiveServiceImpl final : public ServiceBase {
         });
   }
 
-  Reactor* Advance(Context*, const Bytes* bytes, Bytes* response) override {
+  Reactor* Advance(Context* context, const Bytes* bytes, Bytes* response) override {
     return Start<pb::AdvanceRequest>(
-        ops::Rpc::kCollectiveAdvance, *bytes, response,
+        *context, ops::Rpc::kCollectiveAdvance, *bytes, response,
         [this](const pb::AdvanceRequest& request, CollectiveCall* call) {
           return collective_->Advance(
               IdOf(request.name()),
@@ -120,9 +121,9 @@ class CollectiveServiceImpl final : public ServiceBase {
         });
   }
 
-  Reactor* Leave(Context*, const Bytes* bytes, Bytes* response) override {
+  Reactor* Leave(Context* context, const Bytes* bytes, Bytes* response) override {
     return Start<pb::LeaveRequest>(
-        ops::Rpc::kCollectiveLeave, *bytes, response,
+        *context, ops::Rpc::kCollectiveLeave, *bytes, response,
         [this](const pb::LeaveRequest& request, CollectiveCall* call) {
           return collective_->Leave(
               IdOf(request.name()),
@@ -133,9 +134,9 @@ class CollectiveServiceImpl final : public ServiceBase {
   }
 
   // Not counted: it takes as long as its generation lives.
-  Reactor* Watch(Context*, const Bytes* bytes, Bytes* response) override {
+  Reactor* Watch(Context* context, const Bytes* bytes, Bytes* response) override {
     return Start<pb::WatchRequest>(
-        std::nullopt, *bytes, response,
+        *context, std::nullopt, *bytes, response,
         [this](const pb::WatchRequest& request, CollectiveCall* call) {
           return collective_->Watch(
               IdOf(request.name()), request.generation(),
@@ -146,12 +147,14 @@ class CollectiveServiceImpl final : public ServiceBase {
  private:
   // `work` gets the request and the call that it must see answered.
   template <typename Request, typename Work>
-  Reactor* Start(std::optional<ops::Rpc> rpc, const Bytes& bytes, Bytes* response,
-                 const Work& work) {
+  Reactor* Start(const Context& context, std::optional<ops::Rpc> rpc, const Bytes& bytes,
+                 Bytes* response, const Work& work) {
     auto* call = new CollectiveCall(response);
     if (rpc.has_value()) call->CountAs(metrics_, *rpc, bytes.Length());
     Request request;
-    if (absl::Status status = rpc::DecodeMessage(bytes, &request); !status.ok()) {
+    absl::Status status = place_ == nullptr ? absl::OkStatus() : place_->Check(context);
+    if (status.ok()) status = rpc::DecodeMessage(bytes, &request);
+    if (!status.ok()) {
       call->Answer(status, Request());
     } else {
       call->OnCallerGone(work(request, call));
@@ -161,6 +164,7 @@ class CollectiveServiceImpl final : public ServiceBase {
 
   Collective* const collective_;
   ops::ServerMetrics* const metrics_;
+  const rpc::ShardPlaceCheck* const place_;
 };
 
 // What the calls of a RemoteCollective have in common. Lives until gRPC is done with it.
@@ -293,8 +297,9 @@ class RemoteCollective final : public Collective {
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeCollectiveService(Collective* collective,
-                                                     ops::ServerMetrics* metrics) {
-  return std::make_unique<CollectiveServiceImpl>(collective, metrics);
+                                                     ops::ServerMetrics* metrics,
+                                                     const rpc::ShardPlaceCheck* place) {
+  return std::make_unique<CollectiveServiceImpl>(collective, metrics, place);
 }
 
 std::unique_ptr<Collective> MakeRemoteCollective(const std::shared_ptr<grpc::Channel>& channel,

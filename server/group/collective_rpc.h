@@ -9,13 +9,16 @@
 
 #include "server/group/collective.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/shard_place.h"
 
 namespace emberd::server {
 
-// Both must outlive the service. Close a rendezvous before the gRPC server is shut down: calls that
-// wait would hold it up.
+// What is given must outlive the service; without `place`, calls need not say for which shard they
+// are meant. Close a rendezvous before the gRPC server is shut down: calls that wait would hold it
+// up.
 std::unique_ptr<grpc::Service> MakeCollectiveService(Collective* collective,
-                                                     ops::ServerMetrics* metrics);
+                                                     ops::ServerMetrics* metrics,
+                                                     const rpc::ShardPlaceCheck* place = nullptr);
 
 // `host` names it in errors of the transport, e.g. "shard 2 at 10.0.0.7:7002"; what the service
 // itself says begins with the group's name. May go before the answers have come.

@@ -20,33 +20,32 @@ using grpc::experimental::InterceptionHookPoints;
 using grpc::experimental::Interceptor;
 using grpc::experimental::InterceptorBatchMethods;
 
-// Adds a token to the metadata of every call of a channel. Call credentials would do the same, but
-// not on a channel in plain text.
-class TokenSender final : public Interceptor {
+// Adds to the metadata of every call of a channel. Call credentials would do the same, but not on a
+// channel in plain text.
+class MetadataSender final : public Interceptor {
  public:
-  explicit TokenSender(const std::string& authorization) : authorization_(authorization) {}
+  explicit MetadataSender(const Security::Metadata& metadata) : metadata_(metadata) {}
 
   void Intercept(InterceptorBatchMethods* methods) override {
     if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
-      methods->GetSendInitialMetadata()->emplace("authorization", authorization_);
+      methods->GetSendInitialMetadata()->insert(metadata_.begin(), metadata_.end());
     }
     methods->Proceed();
   }
 
  private:
-  const std::string& authorization_;
+  const Security::Metadata& metadata_;
 };
 
-class TokenSenderFactory final : public ClientInterceptorFactoryInterface {
+class MetadataSenderFactory final : public ClientInterceptorFactoryInterface {
  public:
-  explicit TokenSenderFactory(const std::string& token)
-      : authorization_(absl::StrCat("Bearer ", token)) {}
+  explicit MetadataSenderFactory(Security::Metadata metadata) : metadata_(std::move(metadata)) {}
   Interceptor* CreateClientInterceptor(ClientRpcInfo*) override {
-    return new TokenSender(authorization_);
+    return new MetadataSender(metadata_);
   }
 
  private:
-  const std::string authorization_;
+  const Security::Metadata metadata_;
 };
 
 // The cluster's token from its file, which must be in `table`: else the shards refuse it.
@@ -96,11 +95,15 @@ std::shared_ptr<grpc::ServerCredentials> Security::ServerCredentials() const {
 }
 
 std::shared_ptr<grpc::Channel> Security::Connect(const std::string& address,
-                                                 const grpc::ChannelArguments& arguments) const {
+                                                 const grpc::ChannelArguments& arguments,
+                                                 Metadata metadata) const {
   const std::shared_ptr<grpc::ChannelCredentials> credentials = transport_->ChannelCredentials();
-  if (cluster_token_.empty()) return grpc::CreateCustomChannel(address, credentials, arguments);
+  if (!cluster_token_.empty()) {
+    metadata.emplace_back("authorization", absl::StrCat("Bearer ", cluster_token_));
+  }
+  if (metadata.empty()) return grpc::CreateCustomChannel(address, credentials, arguments);
   std::vector<std::unique_ptr<ClientInterceptorFactoryInterface>> interceptors;
-  interceptors.push_back(std::make_unique<TokenSenderFactory>(cluster_token_));
+  interceptors.push_back(std::make_unique<MetadataSenderFactory>(std::move(metadata)));
   return grpc::experimental::CreateCustomChannelWithInterceptors(address, credentials, arguments,
                                                                  std::move(interceptors));
 }

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <grpcpp/channel.h>
 #include <grpcpp/security/server_credentials.h>
@@ -28,9 +30,12 @@ class Security {
 
   // For a gRPC port.
   std::shared_ptr<grpc::ServerCredentials> ServerCredentials() const;
-  // A connection to another process of the cluster, which sends the cluster's token with each call.
+  // A connection to another process of the cluster, which sends `metadata` and the cluster's token
+  // with each call.
+  using Metadata = std::vector<std::pair<std::string, std::string>>;
   std::shared_ptr<grpc::Channel> Connect(const std::string& address,
-                                         const grpc::ChannelArguments& arguments) const;
+                                         const grpc::ChannelArguments& arguments,
+                                         Metadata metadata = {}) const;
   // For the web server: fills in `tls` and `admit`.
   void Protect(ops::HttpOptions* options) const;
 

@@ -4,9 +4,7 @@
 #include <utility>
 
 #include <grpcpp/channel.h>
-#include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/security/credentials.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -15,6 +13,7 @@
 #include "server/group/collective_rpc.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
+#include "server/rpc/shard_place.h"
 #include "server/rpc/wire.h"
 #include "server/shard/shard_backend.h"
 #include "server/shard/shard_codec.h"
@@ -36,6 +35,11 @@ constexpr int kMinResolveMs = 1000;
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 15'000;
 
+std::shared_ptr<const security::Security> SecurityOf(const RemoteShardOptions& options) {
+  if (options.security != nullptr) return options.security;
+  return *security::Security::Create({});  // plain text without a token: nothing can be wrong
+}
+
 std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
   grpc::ChannelArguments arguments;
   // Shards stand in the coordinator's own network.
@@ -53,8 +57,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // any number
   // Several clusters may live in one process: connections are not shared.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  if (options.security != nullptr) return options.security->Connect(options.address, arguments);
-  return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+  security::Security::Metadata metadata = {
+      {rpc::kShardPlaceKey, options.place.SerializeAsString()}};
+  return SecurityOf(options)->Connect(options.address, arguments, std::move(metadata));
 }
 
 // Says which shard an error came from, and sees that a shard out of reach is looked for without

@@ -166,6 +166,8 @@ struct RemoteShardOptions {
   int index = 0;
   std::string address;            // "host:port"
   int64_t max_message_bytes = 0;  // budgets.max_message_bytes
+  // Sent with each call. A shard refuses calls that are meant for another one.
+  internal::v1::ShardPlace place = {};
   // How to connect; null: in plain text, without a token.
   std::shared_ptr<const security::Security> security = nullptr;
 };

@@ -24,7 +24,10 @@ class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
     if (GetParam()) {
       server_ = *ShardServer::Start(
           {.cluster = cluster, .shard_index = 0, .metrics = &metrics_, .threads = &threads_});
-      shard_ = MakeRemoteShard({0, server_->address(), 1 << 20});
+      shard_ = MakeRemoteShard({.index = 0,
+                                .address = server_->address(),
+                                .max_message_bytes = 1 << 20,
+                                .place = rpc::PlaceOf(cluster, 0)});
     } else {
       shard_ = *MakeLocalShard(cluster, 0, &metrics_, &threads_);
     }

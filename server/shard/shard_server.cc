@@ -124,8 +124,10 @@ using ShardServiceBase = pb::ShardService::WithCallbackMethod_CreateModel<
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
  public:
-  ShardServiceImpl(ShardHost* host, int64_t max_message_bytes, BlockingPool* threads)
+  ShardServiceImpl(ShardHost* host, const rpc::ShardPlaceCheck* place, int64_t max_message_bytes,
+                   BlockingPool* threads)
       : host_(host),
+        place_(place),
         max_message_bytes_(max_message_bytes),
         slow_calls_(threads, 1, kMaxQueuedCalls),
         status_calls_(threads, 1, kMaxQueuedCalls) {}
@@ -134,125 +136,137 @@ class ShardServiceImpl final : public ShardServiceBase {
   using Reactor = grpc::ServerUnaryReactor;
 
   MessageReactor* Gather(Context* context) override {
-    return NewGatherStream(host_, *context, max_message_bytes_);
+    const absl::Status status = place_->Check(*context);
+    return status.ok() ? NewGatherStream(host_, *context, max_message_bytes_)
+                       : NewRefusedStream(status);
   }
   MessageReactor* Apply(Context* context) override {
-    return NewApplyStream(host_, *context, max_message_bytes_);
+    const absl::Status status = place_->Check(*context);
+    return status.ok() ? NewApplyStream(host_, *context, max_message_bytes_)
+                       : NewRefusedStream(status);
   }
 
   // Filling tables takes a while: not on a gRPC thread.
   Reactor* CreateModel(Context* context, const pb::CreateModelRequest* request,
                        pb::CreateModelResponse* response) override {
-    Reactor* reactor = context->DefaultReactor();
-    return InQueue(&slow_calls_, reactor, "models are being created already", [=, this] {
-      UnaryCall call(host_, ops::Rpc::kShardCreateModel, reactor);
-      call.End(host_->CreateModel(*request), response);
+    return Start(context, [=, this](Reactor* reactor) {
+      InQueue(&slow_calls_, reactor, "models are being created already", [=, this] {
+        UnaryCall call(host_, ops::Rpc::kShardCreateModel, reactor);
+        call.End(host_->CreateModel(*request), response);
+      });
     });
   }
 
   Reactor* FindModel(Context* context, const pb::FindModelRequest* request,
                      pb::FindModelResponse* response) override {
-    absl::StatusOr<pb::FindModelResponse> found = host_->FindModel(*request);
-    if (!found.ok()) return Finish(context, found.status());
-    *response = *std::move(found);
-    return Finish(context, absl::OkStatus());
+    return Start(context, [=, this](Reactor* reactor) {
+      absl::StatusOr<pb::FindModelResponse> found = host_->FindModel(*request);
+      const absl::Status status = found.status();
+      if (found.ok()) *response = *std::move(found);
+      reactor->Finish(rpc::ToGrpcStatus(status));
+    });
   }
 
   Reactor* DropModel(Context* context, const pb::DropModelRequest* request,
                      pb::DropModelResponse*) override {
-    return Finish(context, host_->DropModel(request->model_id()));
+    return Start(context, [=, this](Reactor* reactor) {
+      reactor->Finish(rpc::ToGrpcStatus(host_->DropModel(request->model_id())));
+    });
   }
 
   Reactor* OpenGroup(Context* context, const pb::OpenGroupRequest* request,
                      pb::OpenGroupResponse* response) override {
-    Reactor* reactor = context->DefaultReactor();
-    UnaryCall call(host_, ops::Rpc::kShardOpenGroup, reactor);
-    call.End(host_->OpenGroup(*request), response);
-    return reactor;
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardOpenGroup, reactor);
+      call.End(host_->OpenGroup(*request), response);
+    });
   }
 
   Reactor* DecideStep(Context* context, const pb::DecideStepRequest* request,
                       pb::DecideStepResponse* response) override {
-    Reactor* reactor = context->DefaultReactor();
-    auto call = std::make_shared<UnaryCall>(host_, ops::Rpc::kShardDecideStep, reactor);
-    host_->DecideStep(*request, [call, response](absl::StatusOr<RowCounts> rows) {
-      if (rows.ok()) SetRowCounts(*rows, response);
-      call->End(rows.status());
+    return Start(context, [=, this](Reactor* reactor) {
+      auto call = std::make_shared<UnaryCall>(host_, ops::Rpc::kShardDecideStep, reactor);
+      host_->DecideStep(*request, [call, response](absl::StatusOr<RowCounts> rows) {
+        if (rows.ok()) SetRowCounts(*rows, response);
+        call->End(rows.status());
+      });
     });
-    return reactor;
   }
 
   Reactor* ReleaseBatch(Context* context, const pb::ReleaseBatchRequest* request,
                         pb::ReleaseBatchResponse*) override {
-    Reactor* reactor = context->DefaultReactor();
-    UnaryCall call(host_, ops::Rpc::kShardReleaseBatch, reactor);
-    call.End(host_->ReleaseBatch(request->model_id(), request->batch_handle()));
-    return reactor;
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardReleaseBatch, reactor);
+      call.End(host_->ReleaseBatch(request->model_id(), request->batch_handle()));
+    });
   }
 
   Reactor* ReadRows(Context* context, const pb::ReadShardRowsRequest* request,
                     pb::ReadShardRowsResponse* response) override {
-    Reactor* reactor = context->DefaultReactor();
-    auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardReadRows, reactor);
-    if (absl::Status status = ReadRequest(*request, max_message_bytes_, call.get()); !status.ok()) {
-      call->End(status);
-      return reactor;
-    }
-    host_->ReadRows(call->selection, absl::MakeSpan(call->values),
-                    [call, response](const absl::Status& status) {
-                      const size_t bytes = call->values.size() * sizeof(float);
-                      if (status.ok()) response->set_values(call->values.data(), bytes);
-                      call->End(status, status.ok() ? bytes : 0);
-                    });
-    return reactor;
+    return Start(context, [=, this](Reactor* reactor) {
+      auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardReadRows, reactor);
+      const absl::Status bad = ReadRequest(*request, max_message_bytes_, call.get());
+      if (!bad.ok()) return call->End(bad);
+      host_->ReadRows(call->selection, absl::MakeSpan(call->values),
+                      [call, response](const absl::Status& status) {
+                        const size_t bytes = call->values.size() * sizeof(float);
+                        if (status.ok()) response->set_values(call->values.data(), bytes);
+                        call->End(status, status.ok() ? bytes : 0);
+                      });
+    });
   }
 
   Reactor* AssignRows(Context* context, const pb::AssignShardRowsRequest* request,
                       pb::AssignShardRowsResponse* response) override {
-    Reactor* reactor = context->DefaultReactor();
-    auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardAssignRows, reactor,
-                                           request->values().size());
-    if (absl::Status status = ReadRequest(*request, call.get()); !status.ok()) {
-      call->End(status);
-      return reactor;
-    }
-    host_->AssignRows(call->selection, call->values,
-                      {request->client_id(), request->sequence(), request->tag()},
-                      [call, response](const absl::StatusOr<bool>& replayed) {
-                        if (replayed.ok()) response->set_replayed(*replayed);
-                        call->End(replayed.status());
-                      });
-    return reactor;
+    return Start(context, [=, this](Reactor* reactor) {
+      auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardAssignRows, reactor,
+                                             request->values().size());
+      const absl::Status bad = ReadRequest(*request, call.get());
+      if (!bad.ok()) return call->End(bad);
+      host_->AssignRows(call->selection, call->values,
+                        {request->client_id(), request->sequence(), request->tag()},
+                        [call, response](const absl::StatusOr<bool>& replayed) {
+                          if (replayed.ok()) response->set_replayed(*replayed);
+                          call->End(replayed.status());
+                        });
+    });
   }
 
   Reactor* GetStatus(Context* context, const pb::GetShardStatusRequest* request,
                      v1::ShardStatus* response) override {
-    Reactor* reactor = context->DefaultReactor();
-    return InQueue(&status_calls_, reactor, "calls of it wait already", [=, this] {
-      UnaryCall call(host_, ops::Rpc::kShardGetStatus, reactor);
-      const absl::Status status = CheckHotRows(request->hot_rows());
-      if (status.ok()) *response = host_->GetStatus(request->hot_rows());
-      call.End(status);
+    return Start(context, [=, this](Reactor* reactor) {
+      InQueue(&status_calls_, reactor, "calls of it wait already", [=, this] {
+        UnaryCall call(host_, ops::Rpc::kShardGetStatus, reactor);
+        const absl::Status status = CheckHotRows(request->hot_rows());
+        if (status.ok()) *response = host_->GetStatus(request->hot_rows());
+        call.End(status);
+      });
     });
   }
 
  private:
-  static Reactor* Finish(Context* context, const absl::Status& status) {
+  // Begins a unary call; `work` gets the reactor that it must see finished.
+  template <typename Work>
+  Reactor* Start(Context* context, const Work& work) {
     Reactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpcStatus(status));
+    const absl::Status status = place_->Check(*context);
+    if (status.ok()) {
+      work(reactor);
+    } else {
+      reactor->Finish(rpc::ToGrpcStatus(status));
+    }
     return reactor;
   }
   // `full` goes on after "64 ".
   template <typename Work>
-  static Reactor* InQueue(TaskQueue* queue, Reactor* reactor, absl::string_view full, Work work) {
-    if (!queue->Submit(std::move(work))) {
-      reactor->Finish(rpc::ToGrpcStatus(
-          absl::ResourceExhaustedError(absl::StrCat(queue->max_queued(), " ", full))));
-    }
-    return reactor;
+  static void InQueue(TaskQueue* queue, Reactor* reactor, absl::string_view full, Work work) {
+    if (queue->Submit(std::move(work))) return;
+    reactor->Finish(rpc::ToGrpcStatus(
+        absl::ResourceExhaustedError(absl::StrCat(queue->max_queued(), " ", full))));
   }
 
   ShardHost* const host_;
+  const rpc::ShardPlaceCheck* const place_;
   const int64_t max_message_bytes_;
   TaskQueue slow_calls_;
   // Apart from the slow ones: who asks for the status waits for a second only.
@@ -270,8 +284,7 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
   ASSIGN_OR_RETURN(
       std::unique_ptr<ShardHost> host,
       ShardHost::Create(options.cluster, options.shard_index, options.metrics, options.threads));
-  auto server = std::unique_ptr<ShardServer>(
-      new ShardServer(std::move(host), max_message_bytes, &options.threads->blocking));
+  auto server = std::unique_ptr<ShardServer>(new ShardServer(options, std::move(host)));
 
   GrpcServer::Options serving;
   serving.field = absl::StrCat("shards[", options.shard_index, "].address");
@@ -285,11 +298,13 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
   return server;
 }
 
-ShardServer::ShardServer(std::unique_ptr<ShardHost> host, int64_t max_message_bytes,
-                         BlockingPool* threads)
+ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<ShardHost> host)
     : host_(std::move(host)),
-      shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), max_message_bytes, threads)),
-      collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics())) {}
+      place_(options.cluster, options.shard_index),
+      shard_service_(std::make_unique<ShardServiceImpl>(
+          host_.get(), &place_, options.cluster.budgets().max_message_bytes(),
+          &options.threads->blocking)),
+      collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics(), &place_)) {}
 
 ShardServer::~ShardServer() = default;
 

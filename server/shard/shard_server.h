@@ -11,6 +11,7 @@
 #include "server/group/rendezvous.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/shard_place.h"
 #include "server/security/security.h"
 #include "server/shard/shard_host.h"
 
@@ -41,10 +42,11 @@ class ShardServer {
   void Drain(absl::Duration grace);
 
  private:
-  ShardServer(std::unique_ptr<ShardHost> host, int64_t max_message_bytes, BlockingPool* threads);
+  ShardServer(const ShardServerOptions& options, std::unique_ptr<ShardHost> host);
 
   // In this order: the server goes first, then what it calls.
   const std::unique_ptr<ShardHost> host_;
+  const rpc::ShardPlaceCheck place_;
   Rendezvous rendezvous_;
   const std::unique_ptr<grpc::Service> shard_service_;
   const std::unique_ptr<grpc::Service> collective_service_;

@@ -10,6 +10,7 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
+#include "server/rpc/wire.h"
 #include "server/shard/shard_codec.h"
 
 namespace emberd::server {
@@ -180,7 +181,17 @@ class ApplyStream final : public rpc::ServerMessageStream {
   std::optional<ShardHost::StagedApply> staged_;
 };
 
+class RefusedStream final : public MessageReactor {
+ public:
+  explicit RefusedStream(const absl::Status& status) { Finish(rpc::ToGrpcStatus(status)); }
+
+ private:
+  void OnDone() override { delete this; }
+};
+
 }  // namespace
+
+MessageReactor* NewRefusedStream(const absl::Status& status) { return new RefusedStream(status); }
 
 MessageReactor* NewGatherStream(ShardHost* host, const grpc::ServerContextBase& context,
                                 int64_t max_message_bytes) {

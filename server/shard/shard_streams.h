@@ -17,5 +17,7 @@ MessageReactor* NewGatherStream(ShardHost* host, const grpc::ServerContextBase& 
                                 int64_t max_message_bytes);
 MessageReactor* NewApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
                                int64_t max_message_bytes);
+// Ends the call at once.
+MessageReactor* NewRefusedStream(const absl::Status& status);
 
 }  // namespace emberd::server

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/testing/seed.h"
+#include "emberd/internal/v1/shard_service.pb.h"
 #include "gtest/gtest.h"
 #include "tests/integration/bad_cases.h"
 #include "tests/testing/cluster_fixture.h"
@@ -122,13 +123,21 @@ std::vector<Method> AllMethods() {
 TEST_F(GarbageTest, BytesAsTheBodyOfEveryMethod) {
   const Api coordinator(cluster_->address());
   const Api shard(cluster_->shard_address(0));
+  internal::v1::ShardPlace place;  // as the cluster's own coordinator has it
+  place.set_shards(2);
+  place.set_sparsecores_per_shard(2);
   for (const Method& method : AllMethods()) {
     grpc::GenericStub stub(method.of_shard ? shard.channel : coordinator.channel);
     std::vector<std::string> bodies = {"", "\x0a", std::string(1, '\0'), std::string(64, '\xff'),
                                        std::string("\x0a\xff\xff\xff\xff\x0f", 6)};
     for (int i = 0; i < 20; ++i) bodies.push_back(RandomBytes(random_, random_() % 300));
     for (const std::string& body : bodies) {
-      const grpc::StatusCode code = SendMessage(stub, method.name, body, kDeadline);
+      const grpc::StatusCode code = SendMessage(stub, method.name, body, kDeadline,
+                                                method.of_shard ? place.SerializeAsString() : "");
+      // The call came to the right shard, if not with a model of this cluster.
+      if (!method.name.ends_with("CreateModel")) {
+        EXPECT_NE(code, grpc::FAILED_PRECONDITION) << method.name;
+      }
       EXPECT_NE(code, grpc::DEADLINE_EXCEEDED) << method.name;
       EXPECT_NE(code, grpc::UNAVAILABLE) << method.name;
       // What gRPC says by itself would send users looking for another server.

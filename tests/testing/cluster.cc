@@ -49,6 +49,7 @@ Cluster::Cluster(ClusterOptions options, TempDir directory)
   }
   for (std::vector<Member>* members : {&shards_, &coordinators_}) {
     for (Member& member : *members) {
+      member.config_path = directory_.Path("cluster.textproto");
       member.log_path = directory_.Path(member.name + ".log");
     }
   }
@@ -106,8 +107,8 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
   std::filesystem::remove(ready);
   ASSIGN_OR_RETURN(
       member->process,
-      StartProcess({kProgram, role, "--config", directory_.Path("cluster.textproto"), "--index",
-                    absl::StrCat(index), "--address", address(member->address), "--http-address",
+      StartProcess({kProgram, role, "--config", member->config_path, "--index", absl::StrCat(index),
+                    "--address", address(member->address), "--http-address",
                     address(member->http_address), "--ready-file", ready},
                    member->log_path));
   return absl::OkStatus();
@@ -164,6 +165,18 @@ std::unique_ptr<client::Client> Cluster::Connect() const {
   if (client.ok()) return *std::move(client);
   ADD_FAILURE() << client.status();
   return nullptr;
+}
+
+absl::StatusOr<int> Cluster::StartStranger(const std::string& description) {
+  const int number = static_cast<int>(coordinators_.size());
+  Member& member = coordinators_.emplace_back();
+  member.name = absl::StrCat("stranger-", number);
+  member.config_path = directory_.Path(member.name + ".textproto");
+  member.log_path = directory_.Path(member.name + ".log");
+  WriteFile(member.config_path, description);
+  RETURN_IF_ERROR(Launch("coordinator", 0, &member));
+  RETURN_IF_ERROR(WaitReady(&member));
+  return number;
 }
 
 void Cluster::KillCoordinator(int coordinator) { Kill(&coordinators_[coordinator]); }

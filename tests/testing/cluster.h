@@ -64,6 +64,9 @@ class Cluster {
   // Starts a killed process on its old port; returns when it serves.
   absl::Status RestartCoordinator(int coordinator);
   absl::Status RestartShard(int shard);
+  // Starts one more coordinator, with a cluster description of its own; returns its number when it
+  // serves.
+  absl::StatusOr<int> StartStranger(const std::string& description);
   // SIGSTOP and SIGCONT: between them the process is there but does nothing.
   void SuspendShard(int shard);
   void SuspendCoordinator(int coordinator);
@@ -82,6 +85,7 @@ class Cluster {
     std::string name;  // "shard-0"
     std::string address;
     std::string http_address;
+    std::string config_path;
     std::string log_path;
     std::unique_ptr<ChildProcess> process;
   };

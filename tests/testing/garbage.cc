@@ -13,9 +13,11 @@ std::string RandomBytes(std::mt19937& random, size_t size) {
 }
 
 grpc::StatusCode SendMessage(grpc::GenericStub& stub, const std::string& method,
-                             const std::string& message, absl::Duration deadline) {
+                             const std::string& message, absl::Duration deadline,
+                             const std::string& place) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+  if (!place.empty()) context.AddMetadata("emberd-shard-place-bin", place);
   grpc::CompletionQueue queue;
   const grpc::Slice slice(message);
   const grpc::ByteBuffer request(&slice, 1);
