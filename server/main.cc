@@ -32,6 +32,7 @@ struct Flags {
   bool insecure = false;
   bool processes = false;
   bool no_restart = false;
+  bool stop_on_eof = false;
   launcher::LocalCluster local;
   launcher::Overrides overrides;
   launcher::HealthOptions health;
@@ -96,6 +97,10 @@ void AddUp(CLI::App* app, Flags* flags) {
       ->type_name("HOST:PORT");
   up->add_flag("--processes", flags->processes,
                "Run each shard and coordinator in a process of its own; default: all in this one");
+  up->add_flag(
+      "--stop-on-eof", flags->stop_on_eof,
+      "Stop when standard input ends, too: for a program that starts a cluster for itself, "
+      "and may be killed");
   up->add_flag("--no-restart", flags->no_restart,
                "With --processes: do not restart a process that dies");
   AddCommonFlags(up, flags);
@@ -206,6 +211,7 @@ absl::Status RunUp(const Flags& flags) {
   const launcher::UpOptions options = {.cluster = *std::move(cluster),
                                        .insecure = flags.insecure,
                                        .restart = !flags.no_restart,
+                                       .stop_on_eof = flags.stop_on_eof,
                                        .program = OwnPath()};
   return flags.processes ? launcher::UpProcesses(options) : launcher::UpEmbedded(options);
 }

@@ -67,6 +67,18 @@ TEST(CommandLineTest, HealthSaysByItsExitStatusWhetherAProcessServes) {
   EXPECT_THAT(gone.err, HasSubstr(address));
 }
 
+// The fault that this would catch: a cluster that outlives the program that started it.
+TEST(CommandLineTest, UpEndsWithItsStandardInputIfAsked) {
+  for (const char* processes : {"", "--processes"}) {
+    TestingProgram cluster(
+        {"/bin/sh", "-c",
+         absl::StrCat("sleep 0.2 | ", kEmberd, " up --stop-on-eof --listen 127.0.0.1:0 --http '' ",
+                      processes)});
+    EXPECT_EQ(cluster.Wait(), 0) << cluster.Err();
+    EXPECT_THAT(cluster.Err(), HasSubstr("standard input has ended"));
+  }
+}
+
 struct BadCase {
   const char* name;
   std::vector<std::string> arguments;

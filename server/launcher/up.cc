@@ -189,7 +189,7 @@ std::string ReadyLine(const ClusterInfo& info) {
 
 absl::Status UpEmbedded(const UpOptions& options) {
   const v1::ClusterConfig& cluster = options.cluster;
-  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create());
+  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create(options.stop_on_eof));
   RETURN_IF_ERROR(ops::SetUpLogging(cluster.logging(), "up"));
   if (cluster.coordinators_size() != 1) {
     return absl::InvalidArgumentError(
@@ -239,7 +239,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
 }
 
 absl::Status UpProcesses(const UpOptions& options) {
-  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create());
+  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create(options.stop_on_eof));
   RETURN_IF_ERROR(ops::SetUpLogging(options.cluster.logging(), "up"));
   RETURN_IF_ERROR(CheckAllAddresses(options));
   ASSIGN_OR_RETURN(const TempDir directory, TempDir::Create());

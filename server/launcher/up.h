@@ -14,6 +14,7 @@ struct UpOptions {
   v1::ClusterConfig cluster;  // complete; at least one coordinator
   bool insecure = false;      // listen beyond the loopback interface, although strangers may call
   bool restart = true;        // with processes: start again what dies
+  bool stop_on_eof = false;   // stop when standard input ends, too
   std::string program;        // with processes: path of the emberd to run
 };
 

@@ -26,7 +26,7 @@ sigset_t StopSignals() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
+absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create(bool stop_on_eof) {
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
@@ -37,11 +37,14 @@ absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create() {
     pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
     return absl::ErrnoToStatus(error, "cannot receive signals");
   }
-  return std::unique_ptr<ShutdownSignal>(new ShutdownSignal(signal_fd, stop_fd));
+  return std::unique_ptr<ShutdownSignal>(new ShutdownSignal(signal_fd, stop_fd, stop_on_eof));
 }
 
-ShutdownSignal::ShutdownSignal(int signal_fd, int stop_fd)
-    : signal_fd_(signal_fd), stop_fd_(stop_fd), thread_([this] { Run(); }) {}
+ShutdownSignal::ShutdownSignal(int signal_fd, int stop_fd, bool stop_on_eof)
+    : signal_fd_(signal_fd),
+      stop_fd_(stop_fd),
+      stop_on_eof_(stop_on_eof),
+      thread_([this] { Run(); }) {}
 
 ShutdownSignal::~ShutdownSignal() {
   eventfd_write(stop_fd_, 1);
@@ -53,20 +56,39 @@ ShutdownSignal::~ShutdownSignal() {
 }
 
 void ShutdownSignal::Run() {
-  pollfd ready[] = {{signal_fd_, POLLIN, 0}, {stop_fd_, POLLIN, 0}};
+  // A negative descriptor is not looked at.
+  pollfd ready[] = {{signal_fd_, POLLIN, 0},
+                    {stop_fd_, POLLIN, 0},
+                    {stop_on_eof_ ? STDIN_FILENO : -1, POLLIN, 0}};
   while (true) {
-    if (poll(ready, 2, -1) < 0 && errno != EINTR) return;
+    if (poll(ready, 3, -1) < 0 && errno != EINTR) return;
     if ((ready[1].revents & POLLIN) != 0) return;
-    signalfd_siginfo info{};
-    if ((ready[0].revents & POLLIN) == 0 || read(signal_fd_, &info, sizeof(info)) < 0) continue;
-    const char* const name = info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM";
-    if (requested_.HasBeenNotified()) {
-      Log(LogLevel::kWarning, "second signal: exiting at once", {{"signal", name}});
-      _exit(1);
+    if ((ready[0].revents & POLLIN) != 0) OnSignal();
+    if (ready[2].revents != 0 && !ReadInput()) {
+      ready[2].fd = -1;
+      if (requested_.HasBeenNotified()) continue;
+      Log(LogLevel::kInfo, "stopping", {{"reason", "standard input has ended"}});
+      requested_.Notify();
     }
-    Log(LogLevel::kInfo, "stopping", {{"signal", name}});
-    requested_.Notify();
   }
+}
+
+void ShutdownSignal::OnSignal() {
+  signalfd_siginfo info{};
+  if (read(signal_fd_, &info, sizeof(info)) < 0) return;
+  const char* const name = info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM";
+  if (requested_.HasBeenNotified()) {
+    Log(LogLevel::kWarning, "second signal: exiting at once", {{"signal", name}});
+    _exit(1);
+  }
+  Log(LogLevel::kInfo, "stopping", {{"signal", name}});
+  requested_.Notify();
+}
+
+bool ShutdownSignal::ReadInput() {
+  char ignored[4096];
+  const ssize_t size = read(STDIN_FILENO, ignored, sizeof(ignored));
+  return size > 0 || (size < 0 && (errno == EINTR || errno == EAGAIN));
 }
 
 ExitDeadline::ExitDeadline(absl::Duration limit)

@@ -22,7 +22,9 @@ namespace emberd::ops {
 // The first signal asks for shutdown; the second one ends the process at once with status 1.
 class ShutdownSignal {
  public:
-  static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create();
+  // With `stop_on_eof`, the end of standard input asks for shutdown, too: whoever holds the other
+  // end of the pipe has closed it, or has died, however it did. What comes before is not looked at.
+  static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create(bool stop_on_eof = false);
   ~ShutdownSignal();  // the signals are unblocked again
 
   void Wait() const { requested_.WaitForNotification(); }
@@ -32,11 +34,15 @@ class ShutdownSignal {
   }
 
  private:
-  ShutdownSignal(int signal_fd, int stop_fd);
+  ShutdownSignal(int signal_fd, int stop_fd, bool stop_on_eof);
   void Run();
+  void OnSignal();
+  // False: it has ended.
+  bool ReadInput();
 
   const int signal_fd_;
   const int stop_fd_;
+  const bool stop_on_eof_;
   absl::Notification requested_;
   std::thread thread_;
 };
