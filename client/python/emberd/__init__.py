@@ -1,0 +1,35 @@
+"""Embedding tables of any size for PyTorch, JAX, Keras or NumPy, on a cluster of emberd.
+
+    import emberd, numpy as np
+
+    with emberd.local(shards=2) as cluster, cluster.connect() as client:
+        model = client.declare(emberd.ModelConfig(
+            "clicks", tables=[emberd.TableConfig("users", vocabulary_size=1000, embedding_dim=16)],
+            features=[emberd.FeatureConfig("user", "users")], optimizer=emberd.Adagrad(learning_rate=0.1)))
+        found = model.lookup({"user": np.array([3, 1, 4])}, train=True)
+        found.apply({"user": found["user"] - 1})
+"""
+
+from .arrays import Dense, Floats, Ids, Ragged, Sparse
+from .client import Applied, Client, Feature, Lookup, Model, Table, Tls, connect
+from .config import (F2A, SGD, Adagrad, AdagradMomentum, Adam, AdamW, Constant, FeatureConfig, Ftrl, Initializer, LaProp,
+                     ModelConfig, Momentum, Normal, Optimizer, PlanConfig, QuantizationConfig, RMSProp, RowId,
+                     RowwiseAdagrad, StackGroup, TableConfig, TruncatedNormal, Uniform, Zeros)
+from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition,
+                     ForkedProcess, Internal, InvalidArgument, NotFound, OutOfRange, PermissionDenied,
+                     ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, Unknown)
+from .local import LocalCluster, local
+from .train import TrainStream
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "Cancelled", "Client",
+    "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A", "FailedPrecondition", "Feature",
+    "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "Ids", "Initializer", "Internal", "InvalidArgument",
+    "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "Momentum", "Normal", "NotFound", "Optimizer",
+    "OutOfRange", "PermissionDenied", "PlanConfig", "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted",
+    "RowId", "RowwiseAdagrad", "SGD", "Sparse", "StackGroup", "Table", "TableConfig", "Tls", "TrainStream",
+    "TruncatedNormal", "Unauthenticated", "Unavailable", "Uniform", "Unimplemented", "Unknown", "Zeros", "connect",
+    "local",
+]

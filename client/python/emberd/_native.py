@@ -1,0 +1,252 @@
+"""The C interface of the client (emberd.h) by ctypes: the library, waits that Ctrl-C ends, and who holds memory.
+
+Nothing here copies activations or gradients.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, List, Optional, Tuple
+
+from . import errors
+
+ABI = 1
+WAIT_MS = 100  # between two looks at signals
+HERE = Path(__file__).resolve().parent
+
+
+class ClientOptions(ctypes.Structure):
+    _fields_ = [("size", c_uint64), ("addresses", POINTER(c_char_p)), ("address_count", c_int32), ("tls", c_int32),
+                ("ca_file", c_char_p), ("certificate_file", c_char_p), ("key_file", c_char_p),
+                ("server_name", c_char_p), ("token", c_char_p), ("token_file", c_char_p),
+                ("connect_timeout_ms", c_int64), ("deadline_ms", c_int64), ("activation_type", c_int32),
+                ("gradient_type", c_int32)]
+
+
+class TrainOptions(ctypes.Structure):
+    _fields_ = [("size", c_uint64), ("group", c_char_p), ("rank", c_int32), ("ranks", c_int32),
+                ("consistency", c_int32), ("pipelined", c_int32), ("staleness_bound", c_int64),
+                ("first_step", c_int64), ("step_timeout_ms", c_int64)]
+
+
+class FeatureIds(ctypes.Structure):
+    _fields_ = [("feature", c_char_p), ("layout", c_int32), ("id_bytes", c_int32), ("ids", c_void_p),
+                ("id_count", c_int64), ("ids_per_sample", c_int64), ("index", c_void_p), ("index_count", c_int64),
+                ("index_bytes", c_int32), ("reserved", c_int32), ("samples", c_int64), ("weights", c_void_p),
+                ("weight_count", c_int64)]
+
+
+class Activation(ctypes.Structure):
+    _fields_ = [("feature", c_char_p), ("values", c_void_p), ("samples", c_int64), ("dim", c_int64)]
+
+
+class Gradient(ctypes.Structure):
+    _fields_ = [("feature", c_char_p), ("values", c_void_p), ("samples", c_int64), ("dim", c_int64)]
+
+
+class Hyperparameter(ctypes.Structure):
+    _fields_ = [("table", c_char_p), ("name", c_char_p), ("value", c_double)]
+
+
+class Update(ctypes.Structure):
+    _fields_ = [("step", c_int64), ("rows_updated", c_int64), ("rows_skipped", c_int64), ("replayed", c_int64)]
+
+
+# Name, result, arguments.
+_P = c_void_p
+_FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
+    ("abi_version", c_int32, []), ("version", c_char_p, []),
+    ("error_code", c_int32, [_P]), ("error_message", c_char_p, [_P]), ("error_free", None, [_P]),
+    ("call_wait", c_int32, [_P, c_int64]), ("call_error", _P, [_P]), ("call_free", None, [_P]),
+    ("call_take_client", _P, [_P]), ("call_take_model", _P, [_P]), ("call_take_lookup", _P, [_P]),
+    ("call_take_rows", _P, [_P]), ("call_take_text", _P, [_P]), ("call_take_stream", _P, [_P]),
+    ("call_update", c_int32, [_P, POINTER(Update)]),
+    ("connect", _P, [POINTER(ClientOptions)]), ("client_cancel", None, [_P]), ("client_free", None, [_P]),
+    ("client_status", _P, [_P]),
+    ("declare", _P, [_P, c_char_p]), ("describe", _P, [_P, c_char_p]), ("model_json", c_char_p, [_P]),
+    ("model_free", None, [_P]),
+    ("lookup_begin", _P, [_P, _P, POINTER(FeatureIds), c_int32, c_int32, c_int64]),
+    ("lookup_activations", c_int32, [_P, POINTER(Activation), c_int32]), ("lookup_step", c_int64, [_P]),
+    ("lookup_statistics_json", c_char_p, [_P]), ("lookup_free", None, [_P]),
+    ("apply", _P, [_P, _P, _P, POINTER(Gradient), c_int32, POINTER(Hyperparameter), c_int32, c_int64, c_int64]),
+    ("release", _P, [_P, _P, _P]),
+    ("read_rows", _P, [_P, _P, c_char_p, _P, c_int64, c_char_p]),
+    ("export_rows", _P, [_P, _P, c_char_p, c_int64, c_int64, c_char_p]),
+    ("assign_rows", _P, [_P, _P, c_char_p, _P, c_int64, _P, c_int64, c_char_p]),
+    ("rows_values", _P, [_P]), ("rows_count", c_int64, [_P]), ("rows_dim", c_int64, [_P]), ("rows_free", None, [_P]),
+    ("text_string", c_char_p, [_P]), ("text_free", None, [_P]),
+    ("train", _P, [_P, _P, POINTER(TrainOptions)]), ("stream_next_step", c_int64, [_P]),
+    ("stream_generation", c_uint64, [_P]),
+    ("stream_send_lookup", _P, [_P, c_int64, POINTER(FeatureIds), c_int32]),
+    ("stream_send_update", _P, [_P, c_int64, POINTER(Gradient), c_int32, POINTER(Hyperparameter), c_int32,
+                                POINTER(c_void_p)]),
+    ("lease_released", c_int32, [_P]), ("lease_free", None, [_P]),
+    ("stream_receive_lookup", c_int32, [_P, c_int64, POINTER(c_void_p), POINTER(c_void_p)]),
+    ("stream_receive_update", c_int32, [_P, c_int64, POINTER(Update), POINTER(c_void_p)]),
+    ("stream_finish", _P, [_P]), ("stream_free", None, [_P]),
+]
+
+
+def library_path() -> Path:
+    """EMBERD_LIBRARY, or the library of this package."""
+    named = os.environ.get("EMBERD_LIBRARY")
+    return Path(named) if named else HERE / "_lib" / "libemberd_client.so.1"
+
+
+def program_path(name: str = "emberd") -> Path:
+    """A program of this package, or of the folder EMBERD_PROGRAMS."""
+    named = os.environ.get("EMBERD_PROGRAMS")
+    path = (Path(named) if named else HERE / "_bin") / name
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there; install the wheel of emberd, or set EMBERD_PROGRAMS to the "
+                                f"folder of {name}")
+    return path
+
+
+class _State:
+    library: Optional[Any] = None
+    forked = False
+    lock = threading.Lock()
+
+
+def _load() -> Any:
+    path = library_path()
+    if not path.exists():
+        raise ImportError(f"{path} is not there; install the wheel of emberd, or set EMBERD_LIBRARY to "
+                          "libemberd_client.so of a build")
+    # Its names stay its own, whatever else this process has loaded or will load.
+    library = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    for name, result, arguments in _FUNCTIONS:
+        function = getattr(library, "emberd_" + name)
+        function.restype, function.argtypes = result, arguments
+        setattr(library, name, function)
+    if library.abi_version() != ABI:
+        raise ImportError(f"{path} has version {library.abi_version()} of the interface; this package needs {ABI}")
+    return library
+
+
+def lib() -> Any:
+    """The library, loaded at the first call. ForkedProcess in a child of a process that has used it."""
+    if _State.forked:
+        raise errors.ForkedProcess("emberd was used before this process was forked; start it by spawn, or connect in "
+                                   "the child and not before")
+    if _State.library is None:
+        with _State.lock:
+            if _State.library is None:
+                _State.library = _load()
+    return _State.library
+
+
+def _after_fork() -> None:
+    _State.forked = _State.library is not None
+    _State.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Handle:
+    """Owns a handle of the library, and frees it, though not in a forked child, where nothing of it works."""
+
+    __slots__ = ("value", "_free", "__weakref__")
+
+    def __init__(self, value: int, free: str) -> None:
+        self.value: Optional[int] = value
+        self._free = free
+
+    def get(self) -> int:
+        if _State.forked:
+            lib()
+        if self.value is None:
+            raise ValueError("it has been closed")
+        return self.value
+
+    def close(self) -> None:
+        value, self.value = self.value, None
+        if value is not None and not _State.forked and _State.library is not None:
+            getattr(_State.library, self._free)(value)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def check(error: Optional[int]) -> None:
+    """Raises what an emberd_error* says; None is none."""
+    if not error:
+        return
+    library = lib()
+    code = library.error_code(error)
+    message = library.error_message(error).decode("utf-8", "replace")
+    library.error_free(error)
+    raise errors.make(code, message)
+
+
+# Calls that were interrupted, and updates on their way, with what their memory is: Python must not free it before the
+# library has done with it.
+_abandoned: List[Tuple[int, Any]] = []
+_leases: List[Tuple[int, Any]] = []
+_held_lock = threading.Lock()
+
+
+def _sweep() -> None:
+    library = lib()
+    with _held_lock:
+        for held, over, free in ((_abandoned, lambda call: library.call_wait(call, 0), library.call_free),
+                                 (_leases, library.lease_released, library.lease_free)):
+            for entry in [entry for entry in held if over(entry[0])]:
+                free(entry[0])
+                held.remove(entry)
+
+
+def hold(lease: Optional[int], memory: Any) -> None:
+    """Keeps `memory` until the library says that nobody reads it any more."""
+    if lease:
+        with _held_lock:
+            _leases.append((lease, memory))
+
+
+def held() -> int:
+    """How many updates or calls still hold memory of this process."""
+    _sweep()
+    return len(_abandoned) + len(_leases)
+
+
+class Call:
+    """A call that has ended well, for its result. `memory` is what its arguments point at."""
+
+    def __init__(self, call: int, memory: Any = None) -> None:
+        self._handle: Optional[Handle] = None
+        library = lib()
+        try:
+            while not library.call_wait(call, WAIT_MS):
+                pass  # between two waits Python looks at signals
+        except BaseException:
+            # Ctrl-C. The call goes on by itself, and nobody hears of its end.
+            with _held_lock:
+                _abandoned.append((call, memory))
+            raise
+        self._handle = Handle(call, "call_free")
+        if _abandoned or _leases:
+            _sweep()
+        check(library.call_error(call))
+
+    def take(self, kind: str) -> Handle:
+        assert self._handle is not None
+        value = getattr(lib(), "call_take_" + kind)(self._handle.get())
+        assert value, kind
+        return Handle(value, kind + "_free")
+
+    def update(self) -> Update:
+        assert self._handle is not None
+        update = Update()
+        lib().call_update(self._handle.get(), ctypes.byref(update))
+        return update
+
+
+def sweep_leases() -> None:
+    if _leases:
+        _sweep()

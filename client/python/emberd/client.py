@@ -1,0 +1,296 @@
+"""Clients, models, lookups and rows. Everything is thread-safe, and Ctrl-C ends every wait."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native, arrays
+from ._native import Call, Handle
+from .arrays import Floats, Hyper, Ids
+from .config import ModelConfig
+
+if TYPE_CHECKING:
+    from .train import TrainStream
+
+WIRE = {"float32": 0, "bfloat16": 1}
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files, and the name that certificates must have instead of the host. All may be empty."""
+
+    ca_file: str = ""  # who signs coordinators' certificates; empty: this system's authorities
+    certificate_file: str = ""  # mutual TLS: both of them
+    key_file: str = ""
+    server_name: str = ""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What an update did."""
+
+    step: int  # of a training stream, or what the caller gave; -1: none
+    rows_updated: int
+    rows_skipped: int  # left as they were: their gradient was not finite
+    replayed: bool = False  # it had been applied before, and nothing was done now
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    stack: str
+    optimizer: str
+    slots: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Feature:
+    name: str
+    table: str
+    embedding_dim: int
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None] = None, token: str = "",
+            token_file: str = "", deadline: float = 30.0, connect_timeout: float = 10.0, wire: str = "float32",
+            gradient_wire: Optional[str] = None) -> "Client":
+    """A client of a cluster.
+
+    addresses: "host:port" of the coordinators, one or several; the first that answers is used.
+    tls: True for encryption with this system's authorities, or Tls with files.
+    token, token_file: the token, or the file that holds it in one line.
+    deadline: seconds for every call, all retries included.
+    wire: how activations travel, "float32" or "bfloat16" (half the bytes); gradients too, unless gradient_wire is given.
+    """
+    given = dict(tls=tls, token=token, token_file=token_file, deadline=deadline, connect_timeout=connect_timeout,
+                 wire=wire, gradient_wire=gradient_wire)
+    hosts = [addresses] if isinstance(addresses, str) else list(addresses)
+    for kind in (wire, gradient_wire):
+        if kind is not None and kind not in WIRE:
+            raise ValueError(f"wire: {kind!r} is not allowed; it must be 'float32' or 'bfloat16'")
+    options = _native.ClientOptions(size=ctypes.sizeof(_native.ClientOptions))
+    options.addresses = (ctypes.c_char_p * max(1, len(hosts)))(*[host.encode() for host in hosts])
+    options.address_count = len(hosts)
+    files = tls if isinstance(tls, Tls) else Tls()
+    options.tls = 1 if tls else 0
+    options.ca_file, options.certificate_file = os.fsencode(files.ca_file), os.fsencode(files.certificate_file)
+    options.key_file, options.server_name = os.fsencode(files.key_file), files.server_name.encode()
+    options.token, options.token_file = token.encode(), os.fsencode(token_file)
+    options.connect_timeout_ms, options.deadline_ms = _milliseconds(connect_timeout), _milliseconds(deadline)
+    options.activation_type, options.gradient_type = WIRE[wire], WIRE[gradient_wire or wire]
+    handle = Call(_native.lib().connect(ctypes.byref(options))).take("client")
+    return Client(handle, hosts, given)
+
+
+class Client:
+    """Made by `connect`. It may be pickled, with its token: the copy connects anew, in a spawned process for instance."""
+
+    def __init__(self, handle: Handle, addresses: Sequence[str], options: Mapping[str, Any]) -> None:
+        self._handle = handle
+        self.addresses = list(addresses)
+        self._options = dict(options)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _connect_again, (self.addresses, self._options)
+
+    def __repr__(self) -> str:
+        return f"emberd.Client({', '.join(self.addresses)})"
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def declare(self, config: Union[ModelConfig, str, "os.PathLike[str]"]) -> "Model":
+        """Makes the tables of a model, or finds them.
+
+        config: a ModelConfig, its text (text proto or JSON), or the path of a file that holds it.
+        AlreadyExists if another model of this name is there.
+        """
+        if isinstance(config, ModelConfig):
+            text = config.to_json()
+        elif isinstance(config, os.PathLike) or ("\n" not in config and os.path.isfile(config)):
+            text = Path(config).read_text(encoding="utf-8")
+        else:
+            text = config
+        return Model(self, Call(_native.lib().declare(self._handle.get(), text.encode())).take("model"))
+
+    def model(self, name: str) -> "Model":
+        """A model that somebody declared. NotFound if nobody did."""
+        return Model(self, Call(_native.lib().describe(self._handle.get(), name.encode())).take("model"))
+
+    def status(self) -> Dict[str, Any]:
+        """The cluster: version, uptime_ms, models, shards, batches and batch_bytes that wait for gradients."""
+        text = Call(_native.lib().client_status(self._handle.get())).take("text")
+        result: Dict[str, Any] = json.loads(_native.lib().text_string(text.get()))
+        return result
+
+    def cancel(self) -> None:
+        """Ends all calls and streams of this client, on all threads, with Cancelled. Later calls are not affected."""
+        _native.lib().client_cancel(self._handle.get())
+
+    def close(self) -> None:
+        """Cancels what is under way and disconnects. Closing twice does nothing."""
+        if self._handle.value is not None:
+            self.cancel()
+            self._handle.close()
+
+
+def _connect_again(addresses: List[str], options: Dict[str, Any]) -> Client:
+    return connect(addresses, **options)
+
+
+def _model_again(client: Client, name: str) -> "Model":
+    return client.model(name)
+
+
+class Model:
+    """A declared model: `tables` and `features` by name, in the order of the config."""
+
+    def __init__(self, client: Client, handle: Handle) -> None:
+        self.client = client
+        self._handle = handle
+        self.description: Dict[str, Any] = json.loads(_native.lib().model_json(handle.get()))
+        self.name: str = self.description["name"]
+        self.id = int(self.description["id"])
+        self.created: bool = self.description["created"]  # False: it was there already
+        self.tables = {one["name"]: Table(one["name"], one["vocabulary_size"], one["embedding_dim"], one["stack"],
+                                          one["optimizer"], tuple(one["slots"]))
+                       for one in self.description["tables"]}
+        self.features = {one["name"]: Feature(**one) for one in self.description["features"]}
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _model_again, (self.client, self.name)
+
+    def __repr__(self) -> str:
+        return f"emberd.Model({self.name!r}, tables={list(self.tables)}, features={list(self.features)})"
+
+    def lookup(self, ids: Mapping[str, Ids], *, train: bool = False, deadline: Optional[float] = None) -> "Lookup":
+        """Looks every feature up: a mapping from its name to float32 [samples, embedding_dim].
+
+        ids: for every feature an array [samples] or [samples, k] of ids, Dense, Ragged or Sparse. What speaks the buffer
+        protocol or DLPack is read where it lies.
+        train: the batch is kept on the server for `Lookup.apply`.
+        """
+        rows, count, kept = arrays.pack_ids(ids)
+        call = _native.lib().lookup_begin(self.client._handle.get(), self._handle.get(), rows, count, 0 if train else 1,
+                                          0 if deadline is None else _milliseconds(deadline))
+        return Lookup(self, Call(call, kept).take("lookup"), count)
+
+    def train(self, group: str, rank: int = 0, size: int = 1, *, consistency: str = "sync", pipelined: bool = False,
+              staleness_bound: int = 0, first_step: int = 0, step_timeout: float = 60.0) -> "TrainStream":
+        """Joins a group of trainers, or begins one: see TrainStream. Waits until all ranks are there.
+
+        consistency: "sync" (all ranks form one batch per step), "async", or "bounded" with `staleness_bound`.
+        pipelined: of "sync": lookup k sees the updates of the steps before k - 1, so that updates overlap computing.
+        step_timeout: seconds that a step waits for another rank.
+        """
+        from .train import open_stream
+        return open_stream(self, group, rank, size, consistency, pipelined, staleness_bound, first_step, step_timeout)
+
+    def read_rows(self, table: str, ids: Any, *, slot: str = "") -> Floats:
+        """Rows by id, float32 [ids, embedding_dim]; of the weights, or of a slot of the optimizer."""
+        array = np.ascontiguousarray(arrays.as_ints(ids, "ids"), dtype=np.int64)
+        call = _native.lib().read_rows(self.client._handle.get(), self._handle.get(), table.encode(),
+                                       array.ctypes.data, array.size, slot.encode())
+        return _rows(Call(call, array))
+
+    def assign_rows(self, table: str, ids: Any, values: Any, *, slot: str = "") -> None:
+        """Overwrites rows; ids may not repeat."""
+        array = np.ascontiguousarray(arrays.as_ints(ids, "ids"), dtype=np.int64)
+        floats = arrays.as_floats(values, "values")
+        call = _native.lib().assign_rows(self.client._handle.get(), self._handle.get(), table.encode(),
+                                         array.ctypes.data, array.size, floats.ctypes.data, floats.size, slot.encode())
+        Call(call, (array, floats))
+
+    def export(self, table: str, *, slot: str = "", first_row: int = 0, row_count: Optional[int] = None,
+               rows_at_a_time: Optional[int] = None) -> Iterator[Tuple[int, Floats]]:
+        """A whole table, or some of its rows, run after run: (first row, float32 [rows, embedding_dim])."""
+        if table not in self.tables:
+            raise KeyError(f"model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
+        info = self.tables[table]
+        end = info.vocabulary_size if row_count is None else first_row + row_count
+        run = rows_at_a_time or max(1, (32 << 20) // (4 * info.embedding_dim))
+        for begin in range(first_row, end, run):
+            call = _native.lib().export_rows(self.client._handle.get(), self._handle.get(), table.encode(), begin,
+                                             min(run, end - begin), slot.encode())
+            yield begin, _rows(Call(call))
+
+    def table(self, name: str, *, slot: str = "") -> Floats:
+        """A whole table as one array."""
+        return np.concatenate([values for _, values in self.export(name, slot=slot)])
+
+
+def _rows(call: Call) -> Floats:
+    rows = call.take("rows")
+    library = _native.lib()
+    shape = (library.rows_count(rows.get()), library.rows_dim(rows.get()))
+    return arrays.view(library.rows_values(rows.get()), shape, rows)
+
+
+class Lookup(Mapping[str, Floats]):
+    """Activations by feature, float32 [samples, embedding_dim]: arrays over the memory into which they were received."""
+
+    def __init__(self, model: Model, handle: Handle, count: int) -> None:
+        self.model = model
+        self._handle = handle
+        self._activations = arrays.unpack_activations(handle, count)
+
+    def __getitem__(self, feature: str) -> Floats:
+        return self._activations[feature]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._activations)
+
+    def __len__(self) -> int:
+        return len(self._activations)
+
+    @property
+    def step(self) -> int:
+        """On a training stream: its step. Otherwise -1."""
+        return int(_native.lib().lookup_step(self._handle.get()))
+
+    @property
+    def concat(self) -> Floats:
+        """All features side by side, [samples, sum of embedding_dim]: a copy."""
+        return np.concatenate(list(self._activations.values()), axis=1)
+
+    @property
+    def statistics(self) -> Dict[str, Any]:
+        """What the batch needed: see statistics.proto; on a training stream also where the time went."""
+        result: Dict[str, Any] = json.loads(_native.lib().lookup_statistics_json(self._handle.get()))
+        return result
+
+    def apply(self, gradients: Mapping[str, npt.ArrayLike], *, step: Optional[int] = None, hyper: Optional[Hyper] = None,
+              deadline: Optional[float] = None) -> Applied:
+        """One update of every row that the batch touched. A feature that is missing has a zero gradient.
+
+        gradients: by feature, of the shape of its activations; float32 is read where it lies.
+        step: the number of the step, from 0, for optimizers that count.
+        hyper: for this step only, {"learning_rate": 0.1}, or by table {"users": {"learning_rate": 0.1}}.
+        """
+        rows, count, kept = arrays.pack_gradients(gradients)
+        hypers, hyper_count = arrays.pack_hyper(hyper)
+        call = _native.lib().apply(self.model.client._handle.get(), self.model._handle.get(), self._handle.get(), rows,
+                                   count, hypers, hyper_count, -1 if step is None else step,
+                                   0 if deadline is None else _milliseconds(deadline))
+        update = Call(call, (kept, hypers)).update()
+        return Applied(update.step, update.rows_updated, update.rows_skipped, bool(update.replayed))
+
+    def release(self) -> None:
+        """Gives a batch of `lookup(train=True)` back that will not be applied."""
+        Call(_native.lib().release(self.model.client._handle.get(), self.model._handle.get(), self._handle.get()))

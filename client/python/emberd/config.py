@@ -1,0 +1,272 @@
+"""Descriptions of models: the fields of model.proto, with its names. What is None keeps the server's default.
+
+model.proto has the meaning, range and default of each field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Dict, Optional, Sequence
+
+
+def _fields(message: Any) -> Dict[str, Any]:
+    """The fields that are set, as JSON has them."""
+    result: Dict[str, Any] = {}
+    for entry in dataclasses.fields(message):
+        value = getattr(message, entry.name)
+        if value is None:
+            continue
+        if isinstance(value, (Optimizer, Initializer)):
+            value = value.to_json()
+        elif dataclasses.is_dataclass(value):
+            value = _fields(value)
+        elif isinstance(value, str) and entry.metadata.get("enum"):
+            value = value.upper()
+        elif isinstance(value, (list, tuple)):
+            value = [_fields(one) if dataclasses.is_dataclass(one) else one for one in value]
+        result[entry.name] = value
+    return result
+
+
+def _enum(default: Optional[str] = None) -> Any:
+    """A field with a name of an enum of model.proto, in either case."""
+    return field(default=default, metadata={"enum": True})
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """Initial values of a table: one of the classes below."""
+
+    kind: ClassVar[str] = ""
+
+    def to_json(self) -> Dict[str, Any]:
+        return {self.kind: _fields(self)}
+
+
+@dataclass(frozen=True)
+class Zeros(Initializer):
+    kind: ClassVar[str] = "zeros"
+
+
+@dataclass(frozen=True)
+class Constant(Initializer):
+    value: float
+    kind: ClassVar[str] = "constant"
+
+
+@dataclass(frozen=True)
+class Uniform(Initializer):
+    """[lower, upper)"""
+
+    lower: float
+    upper: float
+    kind: ClassVar[str] = "uniform"
+
+
+@dataclass(frozen=True)
+class Normal(Initializer):
+    mean: float = 0.0
+    stddev: float = 1.0
+    kind: ClassVar[str] = "normal"
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(Normal):
+    """Redrawn while farther than 2 standard deviations from the mean."""
+
+    kind: ClassVar[str] = "truncated_normal"
+
+
+@dataclass(frozen=True)
+class RowId(Initializer):
+    """Every column of row r is r."""
+
+    kind: ClassVar[str] = "row_id"
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What all optimizers have; use one of the classes below. `learning_rate` may also be given step by step."""
+
+    learning_rate: Optional[float] = None
+    clip_gradient_min: Optional[float] = None
+    clip_gradient_max: Optional[float] = None
+    weight_decay_factor: Optional[float] = None
+    multiply_weight_decay_factor_by_learning_rate: Optional[bool] = None
+    clip_weight_min: Optional[float] = None
+    clip_weight_max: Optional[float] = None
+    kind: ClassVar[str] = ""
+
+    def to_json(self) -> Dict[str, Any]:
+        common = {entry.name for entry in dataclasses.fields(Optimizer)}
+        given = _fields(self)
+        result = {name: value for name, value in given.items() if name in common}
+        result[self.kind or "adagrad"] = {name: value for name, value in given.items() if name not in common}
+        return result
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    kind: ClassVar[str] = "sgd"
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    initial_accumulator: Optional[float] = None
+    kind: ClassVar[str] = "adagrad"
+
+
+@dataclass(frozen=True)
+class RowwiseAdagrad(Optimizer):
+    initial_accumulator: Optional[float] = None
+    epsilon: Optional[float] = None
+    kind: ClassVar[str] = "rowwise_adagrad"
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    momentum: Optional[float] = None
+    use_nesterov: Optional[bool] = None
+    kind: ClassVar[str] = "momentum"
+
+
+@dataclass(frozen=True)
+class AdagradMomentum(Optimizer):
+    momentum: Optional[float] = None
+    beta2: Optional[float] = None
+    epsilon: Optional[float] = None
+    exponent: Optional[float] = None
+    use_nesterov: Optional[bool] = None
+    initial_accumulator: Optional[float] = None
+    initial_momentum: Optional[float] = None
+    kind: ClassVar[str] = "adagrad_momentum"
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """TensorFlow's; with bias_correction, JAX's and PyTorch's."""
+
+    beta1: Optional[float] = None
+    beta2: Optional[float] = None
+    epsilon: Optional[float] = None
+    bias_correction: Optional[bool] = None
+    sum_inside_sqrt: Optional[bool] = None
+    kind: ClassVar[str] = "adam"
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
+    beta1: Optional[float] = None
+    beta2: Optional[float] = None
+    epsilon: Optional[float] = None
+    weight_decay: Optional[float] = None
+    kind: ClassVar[str] = "adamw"
+
+
+@dataclass(frozen=True)
+class Ftrl(Optimizer):
+    learning_rate_power: Optional[float] = None
+    l1: Optional[float] = None
+    l2: Optional[float] = None
+    beta: Optional[float] = None
+    initial_accumulator: Optional[float] = None
+    initial_linear: Optional[float] = None
+    multiply_linear_by_learning_rate: Optional[bool] = None
+    kind: ClassVar[str] = "ftrl"
+
+
+@dataclass(frozen=True)
+class LaProp(Optimizer):
+    beta1: Optional[float] = None
+    beta2: Optional[float] = None
+    epsilon: Optional[float] = None
+    kind: ClassVar[str] = "laprop"
+
+
+@dataclass(frozen=True)
+class F2A(Optimizer):
+    rho: Optional[float] = None
+    initial_accumulator: Optional[float] = None
+    l1: Optional[float] = None
+    l2: Optional[float] = None
+    max_lr_multiplier: Optional[float] = None
+    kind: ClassVar[str] = "f2a"
+
+
+@dataclass(frozen=True)
+class RMSProp(Optimizer):
+    decay: Optional[float] = None
+    momentum: Optional[float] = None
+    epsilon: Optional[float] = None
+    kind: ClassVar[str] = "rmsprop"
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """Rounds looked-up elements; storage stays as it is."""
+
+    lower: float
+    upper: float
+    num_buckets: int
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    combiner: Optional[str] = _enum()  # "mean" (default), "sum", "sqrtn"
+    initializer: Optional[Initializer] = None
+    optimizer: Optional[Optimizer] = None  # default: the model's
+    max_ids_per_partition: Optional[int] = None
+    max_unique_ids_per_partition: Optional[int] = None
+    quantization: Optional[QuantizationConfig] = None
+    storage_dtype: Optional[str] = _enum()  # "float32" (default), "bfloat16", "float16"
+    update_rounding: Optional[str] = _enum()  # "nearest" (default), "stochastic"
+    on_nonfinite_gradient: Optional[str] = _enum()  # "reject" (default), "skip_row"
+    result_mode: Optional[str] = _enum()  # "auto" (default), "partial_sums", "unique_rows"
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """One input; several may look up one table."""
+
+    name: str
+    table: str
+    batch_size: Optional[int] = None  # samples that the plan is made for; a request may carry any number
+
+
+@dataclass(frozen=True)
+class StackGroup:
+    tables: Sequence[str]
+    name: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    rules: Optional[str] = _enum()  # "jax" (default), "tensorflow"
+    sample_layout: Optional[str] = _enum()  # "split_then_stack" (default), "stack_then_split"
+    bucket_hash: Optional[str] = _enum()  # "highway_hash" (default), "id_range", "id_modulo", "local_row_modulo"
+    auto_stack: Optional[bool] = None
+    groups: Optional[Sequence[StackGroup]] = None
+    rotation: Optional[int] = None
+    activation_bytes_limit: Optional[int] = None
+    shard_bytes_limit: Optional[int] = None
+    allow_id_dropping: Optional[bool] = None
+    short_stack_names: Optional[bool] = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str
+    tables: Sequence[TableConfig]
+    features: Sequence[FeatureConfig]
+    optimizer: Optional[Optimizer] = None  # of tables that name none
+    plan: Optional[PlanConfig] = None
+    seed: Optional[int] = None
+
+    def to_json(self) -> str:
+        """What declares it, and what a file may hold."""
+        return json.dumps(_fields(self))

@@ -1,0 +1,129 @@
+"""What a call raises: one class for each gRPC code, with the server's text unchanged.
+
+Classes that have a counterpart in Python are that, too: ``except ValueError`` catches InvalidArgument.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Type
+
+
+class Error(Exception):
+    """The base of all. ``str(error)`` is the message of the server, or of the client for what cannot be sent."""
+
+    code: int = 2  # gRPC's number
+    name: str = "UNKNOWN"
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Cancelled(Error):
+    """The call was given up, by this client or by the server."""
+
+    code, name = 1, "CANCELLED"
+
+
+class Unknown(Error):
+    code, name = 2, "UNKNOWN"
+
+
+class InvalidArgument(Error, ValueError):
+    """Malformed: a wrong name, type, shape or order, or a value that is not finite."""
+
+    code, name = 3, "INVALID_ARGUMENT"
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    code, name = 4, "DEADLINE_EXCEEDED"
+
+
+class NotFound(Error, LookupError):
+    """An unknown model or table, or a batch that was used up, given back, or has expired."""
+
+    code, name = 5, "NOT_FOUND"
+
+
+class AlreadyExists(Error):
+    """Another model of this name is declared; the message names the first field that differs."""
+
+    code, name = 6, "ALREADY_EXISTS"
+
+
+class PermissionDenied(Error, PermissionError):
+    """The token's role does not allow it."""
+
+    code, name = 7, "PERMISSION_DENIED"
+
+
+class ResourceExhausted(Error):
+    """Over a budget or a limit; the message gives the figure that is needed."""
+
+    code, name = 8, "RESOURCE_EXHAUSTED"
+
+
+class FailedPrecondition(Error):
+    """Not in this state, for instance because a shard restarted and lost the batch."""
+
+    code, name = 9, "FAILED_PRECONDITION"
+
+
+class Aborted(Error):
+    """Another rank of the group failed; the message names it and its reason."""
+
+    code, name = 10, "ABORTED"
+
+
+class OutOfRange(Error, IndexError):
+    """An id or a row outside of its range."""
+
+    code, name = 11, "OUT_OF_RANGE"
+
+
+class Unimplemented(Error, NotImplementedError):
+    code, name = 12, "UNIMPLEMENTED"
+
+
+class Internal(Error):
+    """An answer that does not fit its request, or a fault of the server."""
+
+    code, name = 13, "INTERNAL"
+
+
+class Unavailable(Error, ConnectionError):
+    """Nobody can be reached, or the process is stopping. Calls have been tried again within their deadline."""
+
+    code, name = 14, "UNAVAILABLE"
+
+
+class DataLoss(Error):
+    code, name = 15, "DATA_LOSS"
+
+
+class Unauthenticated(Error, PermissionError):
+    """The token or the certificate is not known."""
+
+    code, name = 16, "UNAUTHENTICATED"
+
+
+class ForkedProcess(RuntimeError):
+    """emberd was used before this process was forked: its connections did not survive that.
+
+    Start workers by ``spawn``, or connect in each worker and not before.
+    """
+
+
+BY_CODE: Dict[int, Type[Error]] = {
+    kind.code: kind
+    for kind in (Cancelled, Unknown, InvalidArgument, DeadlineExceeded, NotFound, AlreadyExists, PermissionDenied,
+                 ResourceExhausted, FailedPrecondition, Aborted, OutOfRange, Unimplemented, Internal, Unavailable,
+                 DataLoss, Unauthenticated)
+}
+
+
+def make(code: int, message: str) -> Error:
+    return BY_CODE.get(code, Unknown)(message)

@@ -1,0 +1,122 @@
+"""A cluster of this process's own: the real server, `emberd up`, which ends with this process however that ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from typing import Any, Iterable, List, Optional
+
+from . import _native
+from .client import Client, connect
+
+_READY = re.compile(rb"^emberd: ready coordinator=(\S+) http=(\S*)", re.MULTILINE)
+_running: "weakref.WeakSet[LocalCluster]" = weakref.WeakSet()
+
+
+class LocalCluster:
+    """Made by `local`. A context manager; `addresses` are those of the coordinators."""
+
+    def __init__(self, arguments: List[str], timeout: float) -> None:
+        self._log = tempfile.TemporaryFile()
+        # A session of its own: Ctrl-C in the terminal is for this process. The server ends when the pipe to its standard
+        # input is closed, which the kernel does if nobody else.
+        self._process = subprocess.Popen([str(_native.program_path()), "up", "--stop-on-eof", *arguments],
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+                                         start_new_session=True)
+        _running.add(self)
+        try:
+            ready = self._wait_ready(timeout)
+        except BaseException:
+            self._process.kill()
+            self.close()
+            raise
+        self.addresses: List[str] = ready[1].decode().split(",")
+        self.http: str = ready[2].decode()
+
+    @property
+    def address(self) -> str:
+        return self.addresses[0]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def log(self) -> str:
+        """What the server has written to standard error."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode("utf-8", "replace")
+
+    def connect(self, **options: Any) -> Client:
+        """A client: `emberd.connect` with the addresses of this cluster."""
+        return connect(self.addresses, **options)
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the server and waits for its end. Rows that it held are gone."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def _wait_ready(self, timeout: float) -> "re.Match[bytes]":
+        lines: List[bytes] = []
+        stdout = self._process.stdout
+        assert stdout is not None
+        reader = threading.Thread(target=_read_lines, args=(stdout, lines), daemon=True)
+        reader.start()
+        end = time.monotonic() + timeout
+        while True:
+            ready = _READY.search(b"".join(lines))
+            if ready is not None:
+                return ready
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"emberd up did not get ready:\n{self.log()}")
+            time.sleep(0.01)
+
+
+def _read_lines(stdout: Iterable[bytes], lines: List[bytes]) -> None:
+    try:
+        for line in stdout:
+            lines.append(line)
+    except ValueError:
+        pass  # closed
+
+
+def _after_fork() -> None:
+    # A forked child must not keep the server alive.
+    for cluster in list(_running):
+        if cluster._process.stdin is not None:
+            cluster._process.stdin.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, processes: Optional[bool] = None,
+          listen: str = "127.0.0.1:0", http: str = "", timeout: float = 60.0) -> LocalCluster:
+    """Starts a cluster on this machine. Its rows live as long as it does.
+
+    processes: a process for each shard and coordinator; otherwise all in one, which is faster. Several coordinators need it.
+    http: "127.0.0.1:0" for the status page and metrics on a free port; `LocalCluster.http` has the address.
+    """
+    arguments = ["--shards", str(shards), "--sparsecores", str(sparsecores), "--coordinators", str(coordinators),
+                 "--listen", listen, "--http", http]
+    if coordinators > 1 if processes is None else processes:
+        arguments.append("--processes")
+    return LocalCluster(arguments, timeout)

@@ -1,0 +1,149 @@
+"""Training on a stream: lookups and updates of many steps, several under way at once, alone or as a rank of a group.
+
+    with model.train("run-7", rank=rank, size=2) as stream:
+        for step in range(stream.next_step, steps):
+            found = stream.lookup({"user": users})
+            …  # forward and backward on found["user"]
+            stream.update({"user": gradient})
+
+Lookups may be sent ahead: the ids of step k + 1 while step k computes. A stream that has failed raises the same error
+from then on; open another one and go on from its `next_step`: all steps before it have been applied, no other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, Mapping, Optional
+
+from . import _native, arrays, errors
+from ._native import Call, Handle
+from .arrays import Hyper, Ids
+from .client import Applied, Lookup, Model, _milliseconds
+
+CONSISTENCY = {"sync": 0, "async": 1, "bounded": 2}
+
+
+def open_stream(model: Model, group: str, rank: int, size: int, consistency: str, pipelined: bool,
+                staleness_bound: int, first_step: int, step_timeout: float) -> "TrainStream":
+    if consistency not in CONSISTENCY:
+        raise ValueError(f"consistency: {consistency!r} is not allowed; it must be one of {', '.join(CONSISTENCY)}")
+    options = _native.TrainOptions(ctypes.sizeof(_native.TrainOptions), group.encode(), rank, size,
+                                   CONSISTENCY[consistency], int(pipelined), staleness_bound, first_step,
+                                   _milliseconds(step_timeout))
+    call = _native.lib().train(model.client._handle.get(), model._handle.get(), ctypes.byref(options))
+    return TrainStream(model, Call(call).take("stream"), pipelined)
+
+
+class TrainStream:
+    """One thread may send while another receives; a single thread may do both. Sending never waits."""
+
+    def __init__(self, model: Model, handle: Handle, pipelined: bool) -> None:
+        self.model = model
+        self.pipelined = pipelined
+        self._handle = handle
+        self.next_step: int = _native.lib().stream_next_step(handle.get())
+        self.generation: int = _native.lib().stream_generation(handle.get())  # grows whenever members join anew
+        # Of the step whose turn it is.
+        self._send_lookup = self._receive_lookup = self._send_update = self._receive_update = self.next_step
+        self._finishing = False
+        self._counts: Dict[int, int] = {}  # features of lookups under way
+
+    def __enter__(self) -> "TrainStream":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.close()
+
+    def send_lookup(self, ids: Mapping[str, Ids]) -> int:
+        """Sends the ids of the next step, which are copied, and gives its number."""
+        rows, count, _ = arrays.pack_ids(ids)
+        step = self._send_lookup
+        _native.check(_native.lib().stream_send_lookup(self._handle.get(), step, rows, count))
+        self._counts[step] = count
+        self._send_lookup += 1
+        return step
+
+    def receive_lookup(self, timeout: Optional[float] = None) -> Lookup:
+        """The activations of the oldest lookup that was sent and not received."""
+        step = self._receive_lookup
+        if step < self._send_lookup and step - int(self.pipelined) > self._send_update:
+            raise errors.FailedPrecondition(
+                f"the lookup of step {step} is answered once the update of step {step - 1 - int(self.pipelined)} has been "
+                "made; send that first")
+        found = arrays.null()
+        self._receive("stream_receive_lookup", found, timeout)
+        assert found.value is not None
+        lookup = Lookup(self.model, Handle(found.value, "lookup_free"), self._counts.pop(step))
+        self._receive_lookup += 1
+        return lookup
+
+    def send_update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None, copy: bool = False) -> int:
+        """Sends the gradients of the next step, and gives its number. A feature that is missing, or None, has a zero
+        gradient: its rows are updated all the same.
+
+        float32 gradients are sent from where they lie and must not change until `receive_update`, unless copy is true.
+        hyper: as in Lookup.apply; every rank of a synchronous group gives the same.
+        """
+        rows, count, kept = arrays.pack_gradients(gradients)
+        hypers, hyper_count = arrays.pack_hyper(hyper)
+        step = self._send_update
+        lease = arrays.null()
+        error = _native.lib().stream_send_update(self._handle.get(), step, rows, count, hypers, hyper_count,
+                                                 None if copy else ctypes.byref(lease))
+        _native.hold(lease.value, kept)
+        _native.check(error)
+        self._send_update += 1
+        return step
+
+    def receive_update(self, timeout: Optional[float] = None) -> Applied:
+        """What the oldest update did that was sent and not received. TimeoutError after `timeout` seconds."""
+        step = self._receive_update
+        if self.pipelined and step < self._send_update and self._send_lookup <= step + 1 and not self._finishing:
+            raise errors.FailedPrecondition(
+                f"pipelined: the update of step {step} is answered once the lookup of step {step + 1} has been sent, or "
+                "finish called; do that first")
+        update = _native.Update()
+        self._receive("stream_receive_update", update, timeout)
+        self._receive_update += 1
+        _native.sweep_leases()
+        return Applied(update.step, update.rows_updated, update.rows_skipped)
+
+    def _receive(self, function: str, result: Any, timeout: Optional[float]) -> None:
+        receive = getattr(_native.lib(), function)
+        error = arrays.null()
+        left = None if timeout is None else _milliseconds(timeout)
+        while True:
+            wait = _native.WAIT_MS if left is None else min(left, _native.WAIT_MS)
+            if receive(self._handle.get(), wait, ctypes.byref(result), ctypes.byref(error)):
+                return _native.check(error.value)
+            if left is not None:
+                left -= wait
+                if left <= 0:
+                    raise TimeoutError(f"no answer within {timeout} s; it may still be received")
+
+    def lookup(self, ids: Mapping[str, Ids]) -> Lookup:
+        """Sends a lookup and receives it. None may be under way."""
+        if self._receive_lookup != self._send_lookup:
+            raise errors.FailedPrecondition("lookups have been sent ahead; use receive_lookup")
+        self.send_lookup(ids)
+        return self.receive_lookup()
+
+    def update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None) -> Applied:
+        """Sends an update and receives it. None may be under way."""
+        if self._receive_update != self._send_update:
+            raise errors.FailedPrecondition("updates have been sent ahead; use receive_update")
+        self.send_update(gradients, hyper=hyper)
+        return self.receive_update()
+
+    def finish(self) -> None:
+        """No more requests: waits until those sent are answered. Raises what the stream ended with."""
+        self._finishing = True
+        Call(_native.lib().stream_finish(self._handle.get()))
+
+    def close(self) -> None:
+        """Cancels what is under way. Activations stay."""
+        self._handle.close()

@@ -1,0 +1,290 @@
+"""Lookups, updates, rows and errors of the Python client on a real cluster, against NumPy.
+
+What this would catch: ids in a form that is read wrongly, activations or gradients that are copied or freed too early, an
+error that loses its code or its text, and a wait that does not hear Ctrl-C.
+"""
+
+import array
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import unittest
+
+from cluster import ClusterTest, counting_model, emberd, main
+
+import numpy as np
+
+
+def look_up(model, ids, **options):
+    return model.lookup({"t": ids}, **options)["t"]
+
+
+def use_in_child(client, pipe):
+    try:
+        client.status()
+        pipe.send("it answered")
+    except emberd.ForkedProcess as error:
+        pipe.send(str(error))
+
+
+def use_pickled(data, pipe):
+    pipe.send(pickle.loads(data).read_rows("t", [3]).tolist())
+
+
+class LookupTest(ClusterTest):
+    def setUp(self):
+        self.model = self.declare(initializer=emberd.RowId(), dim=2)
+
+    def test_ids_in_every_form(self):
+        expected = [[3, 3], [5, 5]]
+        for ids in (np.array([3, 5]), np.array([3, 5], np.int32), [3, 5], np.array([3, 5], np.uint8),
+                    array.array("q", [3, 5]), np.array([3, 9, 5, 9])[::2], np.array([[3], [5]])):
+            self.assertEqual(look_up(self.model, ids).tolist(), expected, ids)
+
+    def test_several_ids_of_a_sample(self):
+        expected = [[1 + 2 + 2] * 2, [0] * 2, [7] * 2]
+        splits = np.array([0, 3, 3, 4])
+        values = np.array([1, 2, 2, 7], np.int32)
+        indices = np.array([[0, 0], [0, 1], [0, 2], [2, 0]], np.int32)
+        for ids in (emberd.Ragged(values, splits), emberd.Ragged.from_lists([[1, 2, 2], [], [7]]),
+                    emberd.Sparse(indices, values, 3)):
+            self.assertEqual(look_up(self.model, ids).tolist(), expected, ids)
+        self.assertEqual(look_up(self.model, np.array([[1, 2], [3, 4]])).tolist(), [[3, 3], [7, 7]])
+
+    def test_weights(self):
+        weights = np.array([1, 0.5, 2, 4], np.float32)
+        for ids in (emberd.Ragged([1, 2, 3, 4], [0, 2, 4], weights),
+                    emberd.Ragged.from_lists([[1, 2], [3, 4]], [[1, 0.5], [2, 4]]),
+                    emberd.Dense(np.array([[1, 2], [3, 4]]), weights.reshape(2, 2)),
+                    emberd.Sparse([[0, 0], [0, 1], [1, 0], [1, 1]], [1, 2, 3, 4], 2, weights.astype(np.float64))):
+            self.assertEqual(look_up(self.model, ids).tolist(), [[2, 2], [22, 22]], ids)
+        self.assertEqual(look_up(self.model, emberd.Dense([[1, 2]], 3.0)).tolist(), [[9, 9]])
+
+    def test_empty_batches(self):
+        self.assertEqual(look_up(self.model, []).shape, (0, 2))
+        self.assertEqual(look_up(self.model, emberd.Ragged([], [0, 0, 0])).tolist(), [[0, 0], [0, 0]])
+
+    def test_what_is_no_id_is_refused_by_name(self):
+        for ids, error, text in ((np.array([1.5]), TypeError, 'feature "t": float64'),
+                                 (np.zeros((2, 2, 2), int), ValueError, r"\[2, 2, 2\]"),
+                                 (np.array([True]), TypeError, "bool"),
+                                 (np.array([64]), emberd.OutOfRange, "64"),
+                                 (emberd.Ragged([1, 2], [0, 1]), emberd.InvalidArgument, "row_splits"),
+                                 (emberd.Sparse([[1, 0], [0, 0]], [1, 2], 2), emberd.InvalidArgument, "indices")):
+            with self.assertRaisesRegex(error, text):
+                look_up(self.model, ids)
+        with self.assertRaisesRegex(emberd.InvalidArgument, "no such feature"):
+            self.model.lookup({"t": [1], "other": [1]})
+
+    def test_a_mapping_and_statistics(self):
+        found = self.model.lookup({"t": [1, 1, 2]})
+        self.assertEqual((list(found), len(found), found["t"].dtype), (["t"], 1, np.float32))
+        self.assertEqual(found.concat.tolist(), [[1, 1], [1, 1], [2, 2]])
+        self.assertEqual(found.statistics["stacks"][0]["ids"], 3)
+        self.assertEqual(found.statistics["stacks"][0]["unique_ids"], 2)
+        self.assertEqual(found.step, -1)
+
+    def test_activations_are_not_copied_and_outlive_everything(self):
+        model = self.client.model(self.model.name)
+        found = model.lookup({"t": [5, 6]})
+        rows = found["t"]
+        self.assertFalse(rows.flags.owndata)
+        self.assertTrue(np.shares_memory(rows, found["t"]))
+        part = rows[1:]
+        del found, rows, model
+        gc.collect()
+        for _ in range(20):  # what was freed would be written over
+            self.model.lookup({"t": [1] * 64})
+        self.assertEqual(part.tolist(), [[6, 6]])
+
+    def test_bfloat16_on_the_way(self):
+        with self.cluster.connect(wire="bfloat16") as client:
+            model = client.declare(counting_model("bfloat16", initializer=emberd.Constant(1 + 2 ** -10)))
+            self.assertEqual(look_up(model, [1]).tolist(), [[1, 1, 1, 1]])
+            found = model.lookup({"t": [1]}, train=True)
+            found.apply({"t": np.full((1, 4), 1 + 2 ** -10, np.float32)})
+            self.assertEqual(model.read_rows("t", [1]).tolist(), [[2 ** -10] * 4])
+
+
+class UpdateTest(ClusterTest):
+    def test_updates_are_those_of_numpy(self):
+        model = self.declare(tables=("a", "b"), rows=16)
+        random = np.random.default_rng(7)
+        tables = {name: np.zeros((16, 4), np.float32) for name in "ab"}
+        for _ in range(20):
+            ids = {name: random.integers(0, 16, (6, 2)) for name in "ab"}
+            found = model.lookup(ids, train=True)
+            gradients = {}
+            for name in "ab":
+                np.testing.assert_array_equal(found[name], tables[name][ids[name]].sum(1))
+                gradients[name] = random.integers(-3, 4, (6, 4)).astype(np.float32)
+                np.subtract.at(tables[name], ids[name], gradients[name][:, None])
+            found.apply(gradients)
+        for name in "ab":
+            np.testing.assert_array_equal(model.table(name), tables[name])
+
+    def test_gradients_in_every_form(self):
+        model = self.declare()
+        ones = np.ones((1, 4))
+        for gradient in (ones.astype(np.float32), ones, ones.astype(np.int64), ones.tolist(),
+                         np.ones((4, 1), np.float32).T, np.ones((1, 8), np.float32)[:, ::2]):
+            before = model.read_rows("t", [2])
+            self.assertEqual(model.lookup({"t": [2]}, train=True).apply({"t": gradient}).rows_updated, 1)
+            np.testing.assert_array_equal(model.read_rows("t", [2]), before - 1)
+        model.lookup({"t": [2]}, train=True).apply({"t": None})
+        np.testing.assert_array_equal(model.read_rows("t", [2]), before - 1)
+        with self.assertRaisesRegex(emberd.InvalidArgument, r"\[1, 3\]|shape"):
+            model.lookup({"t": [2]}, train=True).apply({"t": np.ones((1, 3))})
+        with self.assertRaisesRegex(ValueError, r"\[4\]"):
+            model.lookup({"t": [2]}, train=True).apply({"t": np.ones(4)})
+
+    def test_learning_rate_of_a_step(self):
+        model = self.declare(tables=("a", "b"), optimizer=emberd.SGD(learning_rate=1.0))
+        one = np.ones((1, 4), np.float32)
+        for hyper in ({"learning_rate": 0.5}, {"a": {"learning_rate": 0.25}, "b": {"learning_rate": 0.25}}):
+            model.lookup({"a": [0], "b": [0]}, train=True).apply({"a": one, "b": one}, hyper=hyper)
+        self.assertEqual(model.read_rows("a", [0]).tolist(), [[-0.75] * 4])
+
+    def test_a_step_number_where_the_optimizer_counts(self):
+        model = self.declare(optimizer=emberd.AdamW(learning_rate=0.1))
+        one = {"t": np.ones((1, 4), np.float32)}
+        found = model.lookup({"t": [0]}, train=True)
+        with self.assertRaisesRegex(emberd.InvalidArgument, "step"):
+            found.apply(one)
+        self.assertEqual(found.apply(one, step=0).rows_updated, 1)
+
+    def test_a_batch_is_used_once_or_given_back(self):
+        model = self.declare()
+        one = {"t": np.ones((1, 4), np.float32)}
+        found = model.lookup({"t": [0]}, train=True)
+        found.apply(one)
+        with self.assertRaises(emberd.NotFound):
+            found.apply(one)
+        released = model.lookup({"t": [0]}, train=True)
+        released.release()
+        with self.assertRaises(LookupError):
+            released.apply(one)
+        with self.assertRaises(emberd.InvalidArgument):
+            model.lookup({"t": [0]}).apply(one)
+
+
+class RowsTest(ClusterTest):
+    def test_rows_are_read_assigned_and_exported(self):
+        model = self.declare(optimizer=emberd.Adagrad(initial_accumulator=0.5))
+        values = np.arange(8, dtype=np.float32).reshape(2, 4)
+        model.assign_rows("t", [9, 3], values)
+        np.testing.assert_array_equal(model.read_rows("t", [3, 9, 3]), values[[1, 0, 1]])
+        self.assertEqual(model.read_rows("t", [1], slot="accumulator").tolist(), [[0.5] * 4])
+        runs = list(model.export("t", rows_at_a_time=10))
+        self.assertEqual([first for first, _ in runs], list(range(0, 64, 10)))
+        np.testing.assert_array_equal(np.concatenate([rows for _, rows in runs])[[9, 3]], values)
+        self.assertEqual([rows.shape for _, rows in model.export("t", first_row=60)], [(4, 4)])
+        with self.assertRaises(KeyError):
+            list(model.export("other"))
+        with self.assertRaises(emberd.OutOfRange):
+            model.read_rows("t", [64])
+        with self.assertRaises(emberd.InvalidArgument):
+            model.assign_rows("t", [1], [[float("nan")] * 4])
+        self.assertEqual(model.read_rows("t", []).shape, (0, 4))
+
+
+class ClientTest(ClusterTest):
+    def test_models_are_declared_once_and_found(self):
+        config = counting_model("once")
+        self.assertTrue(self.client.declare(config).created)
+        self.assertFalse(self.client.declare(config.to_json()).created)
+        self.assertEqual(self.client.model("once").tables["t"].vocabulary_size, 64)
+        with self.assertRaisesRegex(emberd.AlreadyExists, "embedding_dim"):
+            self.client.declare(counting_model("once", dim=8))
+        with self.assertRaises(emberd.NotFound):
+            self.client.model("never")
+        with self.assertRaisesRegex(emberd.InvalidArgument, "vocabulary_size"):
+            self.client.declare(counting_model("bad", rows=-1))
+
+    def test_status(self):
+        status = self.client.status()
+        self.assertEqual([shard["reachable"] for shard in status["shards"]], [True, True])
+
+    def test_every_code_has_its_class(self):
+        for code, kind in emberd.errors.BY_CODE.items():
+            error = emberd.errors.make(code, "why")
+            self.assertEqual((type(error), error.code, str(error)), (kind, code, "why"))
+            self.assertIsInstance(pickle.loads(pickle.dumps(error)), kind)
+        self.assertEqual(sorted(emberd.errors.BY_CODE), list(range(1, 17)))
+        self.assertIs(type(emberd.errors.make(99, "?")), emberd.Unknown)
+        for kind, builtin in ((emberd.InvalidArgument, ValueError), (emberd.NotFound, LookupError),
+                              (emberd.Unavailable, ConnectionError), (emberd.DeadlineExceeded, TimeoutError),
+                              (emberd.PermissionDenied, PermissionError), (emberd.OutOfRange, IndexError)):
+            self.assertTrue(issubclass(kind, builtin), kind)
+
+    def test_nobody_there(self):
+        with self.assertRaisesRegex(ConnectionError, "127.0.0.1:1"):
+            emberd.connect("127.0.0.1:1", connect_timeout=0.3)
+        with self.assertRaises(ValueError):
+            emberd.connect("127.0.0.1:1", wire="float64")
+        with self.assertRaises(emberd.InvalidArgument):
+            emberd.connect([])
+
+    def test_many_threads(self):
+        model = self.declare(initializer=emberd.RowId(), rows=1000)
+        wrong = []
+
+        def work(k):
+            for i in range(50):
+                rows = model.lookup({"t": [k * 100 + i]})["t"]
+                if rows[0, 0] != k * 100 + i:
+                    wrong.append(rows)
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+    def test_ctrl_c_ends_a_wait(self):
+        model = self.declare()
+        joining = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        joining.start()
+        began = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            model.train("alone", size=2)  # the other rank never comes
+        self.assertLess(time.monotonic() - began, 30)  # it would be 60 s; the aim is 0.5 s
+        self.client.cancel()
+        self.assertEqual(model.lookup({"t": [1]})["t"].tolist(), [[0] * 4], "the client goes on")
+        while emberd._native.held():
+            time.sleep(0.01)
+
+    def test_a_forked_child_is_told(self):
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        child = context.Process(target=use_in_child, args=(self.client, there))
+        child.start()
+        self.assertIn("spawn", here.recv())
+        child.join()
+        self.assertEqual(child.exitcode, 0)
+        self.client.status()
+
+    def test_a_pickled_model_connects_anew(self):
+        model = self.declare(initializer=emberd.RowId())
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        child = context.Process(target=use_pickled, args=(pickle.dumps(model), there))
+        child.start()
+        self.assertEqual(here.recv(), [[3] * 4])
+        child.join()
+
+    def test_a_closed_client_says_so(self):
+        client = self.cluster.connect()
+        client.close()
+        client.close()
+        with self.assertRaisesRegex(ValueError, "closed"):
+            client.status()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The classes of emberd.config have every field of model.proto, and no other, and the server takes all of them.
+
+What this would catch: a field that was added to the API and is not to be had from Python, or is spelled otherwise.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+from cluster import ClusterTest, emberd, main
+
+from emberd import config
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
+
+
+def model_proto():
+    """The descriptors of model.proto, by message."""
+    from google.protobuf import descriptor_pb2
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "set")
+        subprocess.run(["protoc", f"-I{ROOT}/proto", f"--descriptor_set_out={path}", "emberd/v1/model.proto"], check=True)
+        with open(path, "rb") as file:
+            found = descriptor_pb2.FileDescriptorSet.FromString(file.read())
+    return found.file[0]
+
+
+def every_subclass(kind):
+    for one in kind.__subclasses__():
+        yield one
+        yield from every_subclass(one)
+
+
+def names(kind):
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+class ConfigTest(ClusterTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        file = model_proto()
+        cls.messages = {message.name: message for message in file.message_type}
+        cls.enums = {enum.name: [value.name for value in enum.value[1:]] for enum in file.enum_type}
+
+    def proto_names(self, message):
+        return {field.name for field in self.messages[message].field}
+
+    def test_every_field_is_there(self):
+        for kind in (config.ModelConfig, config.TableConfig, config.FeatureConfig, config.QuantizationConfig,
+                     config.PlanConfig, config.StackGroup):
+            self.assertEqual(names(kind), self.proto_names(kind.__name__), kind)
+
+    def test_every_kind_is_there_with_every_field(self):
+        for base, message in ((config.Optimizer, "OptimizerConfig"), (config.Initializer, "InitializerConfig")):
+            kinds = {kind.kind: kind for kind in every_subclass(base)}
+            common = names(base)
+            in_proto = {field.name: field.type_name.split(".")[-1] for field in self.messages[message].field
+                        if field.HasField("oneof_index") and not field.proto3_optional}
+            self.assertEqual(set(kinds), set(in_proto))
+            self.assertEqual(common | set(in_proto), self.proto_names(message))
+            for kind, nested in in_proto.items():
+                self.assertEqual(names(kinds[kind]) - common, self.proto_names(nested), kind)
+
+    def test_the_server_takes_every_kind(self):
+        optimizers = [kind() for kind in every_subclass(config.Optimizer)]
+        initializers = [config.Zeros(), config.Constant(1.5), config.Uniform(-1, 1), config.Normal(0, 0.1),
+                        config.TruncatedNormal(0, 0.1), config.RowId(), None]
+        self.assertEqual(len({type(one) for one in initializers}) - 1, len(set(every_subclass(config.Initializer))))
+        tables = [emberd.TableConfig(f"o{i}", 8, 4, optimizer=one) for i, one in enumerate(optimizers)]
+        tables += [emberd.TableConfig(f"i{i}", 8, 4, initializer=one) for i, one in enumerate(initializers)]
+        model = self.client.declare(emberd.ModelConfig(
+            "kinds", tables, [emberd.FeatureConfig(table.name, table.name, 4) for table in tables], seed=2 ** 63))
+        for i, one in enumerate(optimizers):
+            self.assertEqual(model.tables[f"o{i}"].optimizer, one.kind)
+
+    def test_every_enum_is_taken_in_either_case(self):
+        cases = {"combiner": "Combiner", "update_rounding": "UpdateRounding",
+                 "on_nonfinite_gradient": "NonfinitePolicy", "result_mode": "ResultMode"}
+        tables = [emberd.TableConfig(f"{field}_{value}", 8, 4, storage_dtype="bfloat16",
+                                     **{field: value if i % 2 else value.lower()})
+                  for field, enum in cases.items() for i, value in enumerate(self.enums[enum])]
+        for rules in self.enums["PlanRules"]:
+            self.client.declare(emberd.ModelConfig(
+                "enums_" + rules, tables, [emberd.FeatureConfig(table.name, table.name) for table in tables],
+                plan=emberd.PlanConfig(rules=rules.lower(), bucket_hash="id_modulo", rotation=1, auto_stack=True,
+                                       groups=[emberd.StackGroup(["combiner_SUM", "combiner_MEAN"], "both")])))
+
+    def test_what_is_not_given_is_not_sent(self):
+        text = emberd.ModelConfig("m", [emberd.TableConfig("t", 8, 4)], [emberd.FeatureConfig("t", "t")]).to_json()
+        self.assertEqual(json.loads(text), {"name": "m", "features": [{"name": "t", "table": "t"}],
+                                            "tables": [{"name": "t", "vocabulary_size": 8, "embedding_dim": 4}]})
+
+    def test_a_model_from_a_file(self):
+        model = self.client.declare(os.path.join(ROOT, "config", "samples", "model_small.textproto"))
+        self.assertEqual(model.name, "small")
+
+
+class TypesTest(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("mypy"), "SKIP: mypy is not installed (deploy/packages.txt)")
+    def test_the_package_is_typed(self):
+        package = os.path.join(ROOT, "client", "python", "emberd")
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(["mypy", "--strict", "--python-version", "3.10", "--cache-dir", folder, package],
+                                  capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A cluster that a program starts for itself ends with the program, however that ends.
+
+What this would catch: servers that are left when a trainer is killed, or that a worker forked from it keeps alive.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from cluster import emberd, main
+
+SCRIPT = """
+import os, sys
+import emberd
+cluster = emberd.local(shards=2, processes={processes})
+if {fork} and os.fork() == 0:
+    os.setpgid(0, 0)
+    os.write(1, b"child %d\\n" % os.getpid())
+    sys.stdin.read()
+    os._exit(0)
+os.write(1, b"ready %d\\n" % cluster.pid)
+sys.stdin.read()  # ends with the test
+"""
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+class LocalTest(unittest.TestCase):
+    def start(self, **options):
+        """A program with a cluster; gives what it printed, by word."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        script = SCRIPT.format(**{"processes": False, "fork": False, **options})
+        program = subprocess.Popen([sys.executable, "-B", "-c", script], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+        self.addCleanup(program.stdout.close)
+        self.addCleanup(program.stdin.close)
+        self.addCleanup(program.wait)
+        self.addCleanup(program.kill)
+        said = {}
+        while "ready" not in said or (options.get("fork") and "child" not in said):
+            word, pid = program.stdout.readline().split()
+            said[word] = int(pid)
+        return program, said
+
+    def assert_ends(self, pids):
+        end = time.monotonic() + 60
+        while any(running(pid) for pid in pids):
+            self.assertLess(time.monotonic(), end, [pid for pid in pids if running(pid)])
+            time.sleep(0.05)
+
+    def test_nothing_is_left_of_a_killed_program(self):
+        for processes in (False, True):
+            program, said = self.start(processes=processes)
+            servers = [said["ready"], *children(said["ready"])]
+            self.assertEqual(len(servers), 4 if processes else 1)
+            program.send_signal(signal.SIGKILL)
+            self.assert_ends(servers)
+
+    def test_a_forked_worker_does_not_keep_it(self):
+        program, said = self.start(fork=True)
+        program.send_signal(signal.SIGKILL)
+        self.assert_ends([said["ready"]])
+        self.assertTrue(running(said["child"]))
+
+    def test_ctrl_c_is_for_the_program(self):
+        program, said = self.start()
+        program.send_signal(signal.SIGINT)
+        self.assertNotEqual(program.wait(60), 0)
+        self.assert_ends([said["ready"]])
+
+    def test_what_is_wrong_is_said(self):
+        with self.assertRaisesRegex(RuntimeError, "power of two"):
+            emberd.local(shards=3)
+
+    def test_it_serves_until_it_is_closed(self):
+        with emberd.local(shards=1, http="127.0.0.1:0") as cluster:
+            self.assertRegex(cluster.http, r"^127\.0\.0\.1:\d+$")
+            with cluster.connect() as client:
+                self.assertEqual(len(client.status()["shards"]), 1)
+            pid = cluster.pid
+        self.assertFalse(running(pid))
+        cluster.close()
+        with self.assertRaises(emberd.Unavailable):
+            emberd.connect(cluster.address, connect_timeout=0.3)
+
+
+if __name__ == "__main__":
+    main()

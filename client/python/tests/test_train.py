@@ -1,0 +1,281 @@
+"""Training streams of the Python client on a real cluster: alone, in groups, ahead, and after failures.
+
+What this would catch: an update that is lost or made twice when a stream is opened again, ranks that do not make one
+batch, gradients that are copied, or freed while they are sent, and a wait for what cannot come.
+"""
+
+import hashlib
+import os
+import signal
+import threading
+import time
+import tracemalloc
+import unittest
+
+from cluster import ClusterTest, counting_model, emberd, main
+
+import numpy as np
+
+ONE = np.ones((1, 4), np.float32)
+
+
+def sha(model):
+    digest = hashlib.sha256()
+    for table in model.tables:
+        digest.update(model.table(table).tobytes())
+    return digest.hexdigest()
+
+
+class StreamTest(ClusterTest):
+    def test_steps_are_those_of_numpy(self):
+        model = self.declare(tables=("a", "b"))
+        random = np.random.default_rng(3)
+        tables = {name: np.zeros((64, 4), np.float32) for name in "ab"}
+        with model.train("run") as stream:
+            for step in range(10):
+                ids = {name: random.integers(0, 64, 8) for name in "ab"}
+                found = stream.lookup(ids)
+                self.assertEqual(found.step, step)
+                gradients = {}
+                for name in "ab":
+                    np.testing.assert_array_equal(found[name], tables[name][ids[name]])
+                    gradients[name] = random.integers(-3, 4, (8, 4)).astype(np.float32)
+                    np.subtract.at(tables[name], ids[name], gradients[name])
+                applied = stream.update(gradients)
+                self.assertEqual((applied.step, applied.rows_skipped), (step, 0))
+                self.assertEqual(applied.rows_updated, sum(len(set(ids[name])) for name in "ab"))
+        for name in "ab":
+            np.testing.assert_array_equal(model.table(name), tables[name])
+
+    def test_lookups_may_be_ahead(self):
+        model = self.declare()
+        with model.train("run") as stream:
+            self.assertEqual([stream.send_lookup({"t": [1]}) for _ in range(3)], [0, 1, 2])
+            for step in range(3):
+                self.assertEqual(stream.receive_lookup()["t"][0, 0], -step)
+                stream.send_update({"t": ONE})
+            self.assertEqual([stream.receive_update().step for _ in range(3)], [0, 1, 2])
+
+    def test_pipelined_lookups_see_one_update_less(self):
+        model = self.declare()
+        with model.train("run", pipelined=True) as stream:
+            stream.send_lookup({"t": [1]})
+            seen = []
+            for step in range(5):
+                seen.append(float(stream.receive_lookup()["t"][0, 0]))
+                stream.send_lookup({"t": [1]})
+                stream.send_update({"t": ONE})
+                self.assertEqual(stream.receive_update().step, step)
+            stream.receive_lookup()
+            stream.send_update({"t": ONE})
+        self.assertEqual(seen, [0, 0, -1, -2, -3])
+        self.assertEqual(model.read_rows("t", [1])[0, 0], -6)
+
+    def test_waiting_for_what_cannot_come_is_an_error_at_once(self):
+        model = self.declare()
+        with model.train("plain") as stream:
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "no lookup awaits"):
+                stream.receive_lookup()
+            stream.send_lookup({"t": [1]})
+            stream.send_lookup({"t": [1]})
+            stream.receive_lookup()
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "update of step 0"):
+                stream.receive_lookup()
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "no update awaits"):
+                stream.receive_update()
+            stream.update({"t": ONE})
+            self.assertEqual(stream.receive_lookup()["t"][0, 0], -1)
+            stream.update({"t": ONE})
+        with model.train("ahead", pipelined=True) as stream:
+            stream.lookup({"t": [1]})
+            stream.send_update({"t": ONE})
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "lookup of step 1"):
+                stream.receive_update()
+            stream.finish()
+            self.assertEqual(stream.receive_update().step, 0)
+
+    def test_a_wrong_request_leaves_the_stream_open(self):
+        model = self.declare()
+        with model.train("run") as stream:
+            with self.assertRaises(ValueError):
+                stream.send_lookup({"other": [1]})
+            stream.lookup({"t": [1]})
+            with self.assertRaisesRegex(emberd.InvalidArgument, "gradient"):
+                stream.send_update({"t": np.ones((2, 3))})
+            self.assertEqual(stream.update({"t": ONE}).step, 0)
+
+    def test_a_stream_that_failed_is_opened_again_where_it_was(self):
+        model = self.declare()
+        stream = model.train("run")
+        stream.lookup({"t": [1]})
+        stream.update({"t": ONE})
+        stream.send_lookup({"t": [64]})  # out of range: the server ends the stream
+        with self.assertRaisesRegex(IndexError, "64"):
+            stream.receive_lookup()
+        with self.assertRaises(emberd.OutOfRange):
+            stream.send_lookup({"t": [1]})
+        stream.close()
+        with model.train("run") as stream:
+            self.assertEqual(stream.next_step, 1)
+            stream.lookup({"t": [1]})
+            stream.update({"t": ONE})
+        self.assertEqual(model.read_rows("t", [1])[0, 0], -2)
+
+    def test_a_time_out_loses_nothing(self):
+        model = self.declare()
+        result = []
+
+        def other_rank():
+            with self.cluster.connect() as client, client.model(model.name).train("run", 1, 2) as stream:
+                go.wait()
+                stream.lookup({"t": [1]})
+                result.append(stream.update({"t": ONE}))
+
+        go = threading.Event()
+        thread = threading.Thread(target=other_rank)
+        thread.start()
+        with model.train("run", 0, 2) as stream:
+            stream.send_lookup({"t": [1]})
+            with self.assertRaises(TimeoutError):
+                stream.receive_lookup(timeout=0.05)
+            go.set()
+            stream.receive_lookup()
+            stream.update({"t": ONE})
+        thread.join()
+        self.assertEqual(model.read_rows("t", [1])[0, 0], -2)
+        self.assertEqual(len(result), 1)
+
+    def test_gradients_may_be_copied(self):
+        model = self.declare()
+        gradient = ONE.copy()
+        with model.train("run") as stream:
+            stream.lookup({"t": [1]})
+            stream.send_update({"t": gradient}, copy=True)
+            gradient[:] = 100
+            stream.receive_update()
+        self.assertEqual(model.read_rows("t", [1])[0, 0], -1)
+
+    def test_neither_activations_nor_gradients_are_copied(self):
+        model = self.declare(rows=8, dim=1024)
+        ids = np.zeros(4096, np.int32)
+        gradient = np.zeros((4096, 1024), np.float32)
+        with model.train("run") as stream:
+            stream.lookup({"t": ids})
+            stream.update({"t": gradient})
+            tracemalloc.start()
+            found = stream.lookup({"t": ids})
+            stream.update({"t": gradient})
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            self.assertEqual(found["t"].nbytes, gradient.nbytes)
+            self.assertLess(peak, gradient.nbytes // 16)
+            self.assertEqual(found["t"].ctypes.data % 64, 0)
+
+    def test_memory_of_gradients_is_given_back(self):
+        model = self.declare(dim=64)
+        with model.train("run") as stream:
+            for _ in range(50):
+                stream.lookup({"t": np.arange(64)})
+                stream.update({"t": np.zeros((64, 64), np.float32)})
+        stream.close()
+        end = time.monotonic() + 30
+        while emberd._native.held() and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertEqual(emberd._native.held(), 0)
+
+
+class GroupTest(ClusterTest):
+    def train(self, model, rank, size, batches, **options):
+        with self.cluster.connect() as client:
+            with client.model(model.name).train("run", rank, size, **options) as stream:
+                for ids, gradient in batches:
+                    stream.lookup({"t": ids})
+                    stream.update({"t": gradient})
+
+    def test_two_ranks_are_one_with_both_batches(self):
+        random = np.random.default_rng(11)
+        steps = [[(random.integers(0, 64, 16), random.standard_normal((16, 4)).astype(np.float32)) for _ in range(2)]
+                 for _ in range(8)]
+        optimizer = emberd.Adagrad(learning_rate=0.3)
+        two = self.client.declare(counting_model("two", optimizer=optimizer))
+        one = self.client.declare(counting_model("one", optimizer=optimizer))
+        ranks = [threading.Thread(target=self.train, args=(two, rank, 2, [step[rank] for step in steps]))
+                 for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        self.train(one, 0, 1, [tuple(np.concatenate(both) for both in zip(*step)) for step in steps])
+        self.assertEqual(sha(two), sha(one))
+        self.assertNotEqual(one.table("t").any(), False)
+
+    def test_ranks_on_their_own(self):
+        for options in ({"consistency": "async"}, {"consistency": "bounded", "staleness_bound": 1}):
+            model = self.client.declare(counting_model("own_" + options["consistency"]))
+            ranks = [threading.Thread(target=self.train, args=(model, rank, 2, [([rank, 5], np.ones((2, 4)))] * 6),
+                                      kwargs=options) for rank in range(2)]
+            for rank in ranks:
+                rank.start()
+            for rank in ranks:
+                rank.join()
+            self.assertEqual(model.read_rows("t", [0, 1, 5])[:, 0].tolist(), [-6, -6, -12])
+
+    def test_wrong_groups_are_refused(self):
+        model = self.declare()
+        with self.assertRaises(emberd.InvalidArgument):
+            model.train("run", 2, 2)
+        with self.assertRaises(emberd.InvalidArgument):
+            model.train("")
+        with self.assertRaisesRegex(ValueError, "consistency"):
+            model.train("run", consistency="eventual")
+
+
+class FailureTest(unittest.TestCase):
+    def test_killing_the_coordinator_neither_loses_nor_doubles_an_update(self):
+        with emberd.local(shards=2, processes=True) as cluster, cluster.connect() as client:
+            model = client.declare(counting_model("m"))
+            done = kills = 0
+            stream = model.train("run")
+            while done < 60:
+                try:
+                    stream.lookup({"t": [1]})
+                    stream.send_update({"t": ONE})
+                    if done % 20 == 10 and kills <= done // 20:
+                        os.kill(coordinator(cluster), signal.SIGKILL)
+                        kills += 1
+                    stream.receive_update()
+                    done += 1
+                except emberd.Error:
+                    stream.close()
+                    stream = self.join_again(model)
+                    done = stream.next_step
+            stream.close()
+            self.assertEqual(kills, 3)
+            self.assertEqual(model.read_rows("t", [1]).tolist(), [[-60] * 4])
+
+    def join_again(self, model):
+        end = time.monotonic() + 60
+        while True:
+            try:
+                return model.train("run")
+            except emberd.Error:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+
+def coordinator(cluster):
+    """The process of the coordinator now."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        with open(f"/proc/{cluster.pid}/task/{cluster.pid}/children") as file:
+            for pid in file.read().split():
+                with open(f"/proc/{pid}/cmdline", "rb") as line:
+                    if b"coordinator" in line.read().split(b"\0"):
+                        return int(pid)
+        time.sleep(0.05)
+    raise AssertionError("no coordinator runs")
+
+
+if __name__ == "__main__":
+    main()
