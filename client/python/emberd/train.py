@@ -47,13 +47,14 @@ class TrainStream:
         self._send_lookup = self._receive_lookup = self._send_update = self._receive_update = self.next_step
         self._finishing = False
         self._counts: Dict[int, int] = {}  # features of lookups under way
+        self._last_lookup: Dict[int, int] = {}  # sent before each update under way
 
     def __enter__(self) -> "TrainStream":
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
-            if kind is None:
+            if kind is None and self._handle.value is not None:
                 self.finish()
         finally:
             self.close()
@@ -96,6 +97,7 @@ class TrainStream:
                                                  None if copy else ctypes.byref(lease))
         _native.hold(lease.value, kept)
         _native.check(error)
+        self._last_lookup[step] = self._send_lookup - 1
         self._send_update += 1
         return step
 
@@ -106,8 +108,14 @@ class TrainStream:
             raise errors.FailedPrecondition(
                 f"pipelined: the update of step {step} is answered once the lookup of step {step + 1} has been sent, or "
                 "finish called; do that first")
+        last = self._last_lookup.get(step, step)
+        if last - int(self.pipelined) > self._send_update:
+            raise errors.FailedPrecondition(
+                f"answers come in the order of the requests, and the lookup of step {last} was sent before the update of step "
+                f"{step}: it needs the update of step {last - 1 - int(self.pipelined)}; send that first")
         update = _native.Update()
         self._receive("stream_receive_update", update, timeout)
+        self._last_lookup.pop(step, None)
         self._receive_update += 1
         _native.sweep_leases()
         return Applied(update.step, update.rows_updated, update.rows_skipped)

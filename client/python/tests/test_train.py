@@ -86,6 +86,14 @@ class StreamTest(ClusterTest):
             stream.update({"t": ONE})
             self.assertEqual(stream.receive_lookup()["t"][0, 0], -1)
             stream.update({"t": ONE})
+        with model.train("far") as stream:
+            for _ in range(3):
+                stream.send_lookup({"t": [1]})
+            stream.receive_lookup()
+            stream.send_update({"t": ONE})
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "lookup of step 2 .* update of step 1"):
+                stream.receive_update()
+            stream.close()
         with model.train("ahead", pipelined=True) as stream:
             stream.lookup({"t": [1]})
             stream.send_update({"t": ONE})

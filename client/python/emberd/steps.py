@@ -1,0 +1,262 @@
+"""Steps of training that survive what may happen to a stream: what the layers of frameworks are made of.
+
+A step is one lookup and one update. When a stream fails because a coordinator, a connection or another rank has gone, it
+is opened again: `next_step` then says which updates were made, and the others are sent again, with the same ids and the
+same gradients. So an update is made once, and none is lost; where rows were lost, RowsLost is raised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Mapping, Optional
+
+from . import errors
+from .arrays import Hyper, Ids
+from .client import Applied, Lookup, Model
+from .train import TrainStream
+
+# What may be over after a while.
+PASSING = (errors.Unavailable, errors.Aborted, errors.DeadlineExceeded, errors.FailedPrecondition)
+
+
+class RowsLost(errors.Error):
+    """The tables are not where the trainer is: a shard lost its rows, or somebody else trains in this group."""
+
+    code, name = errors.DataLoss.code, errors.DataLoss.name
+
+
+class Step:
+    """A lookup that has been sent, until its update has been made."""
+
+    def __init__(self, number: int, ids: Mapping[str, Ids]) -> None:
+        self.number = number
+        self.ids = ids
+        self.received = False
+        self.last_lookup = number  # sent before its update
+        self.forgotten = False  # by a request that was refused: to be sent again
+        self.gradients: Optional[Mapping[str, Any]] = None
+        self.hyper: Optional[Hyper] = None
+
+
+class Steps:
+    """Not thread-safe. Joins the group at the first lookup.
+
+    patience: seconds after which a failure that does not pass is raised.
+    """
+
+    def __init__(self, model: Model, group: str, rank: int = 0, size: int = 1, *, pipelined: bool = False,
+                 consistency: str = "sync", staleness_bound: int = 0, first_step: int = 0, step_timeout: float = 60.0,
+                 patience: float = 60.0) -> None:
+        self.model = model
+        self.group, self.rank, self.size, self.pipelined = group, rank, size, pipelined
+        self.patience = patience
+        self.expected: Optional[int] = None  # where the tables must be when the group is joined
+        self.applied: Optional[Applied] = None  # of the last update that was made
+        self._options = dict(consistency=consistency, staleness_bound=staleness_bound, first_step=first_step,
+                             step_timeout=step_timeout, pipelined=pipelined)
+        self._stream: Optional[TrainStream] = None
+        self._next: Optional[int] = None  # of the next lookup; None: not joined yet
+        self._under_way: Deque[Step] = deque()
+
+    @property
+    def next_step(self) -> int:
+        """The step whose update is to be given next. Joins the group."""
+        if self._next is None:
+            self._try(lambda: None, None)
+        assert self._next is not None
+        waiting = [step for step in self._under_way if step.gradients is None]
+        return waiting[0].number if waiting else self._next
+
+    @property
+    def joined(self) -> bool:
+        return self._next is not None
+
+    def send(self, ids: Mapping[str, Ids]) -> Step:
+        """Sends a lookup. `ids` must not change before the update has been made."""
+        step = Step(-1, ids)
+
+        def attempt() -> None:
+            assert self._stream is not None and self._next is not None
+            self._stream.send_lookup(ids)
+            step.number = self._next
+            self._next += 1
+            self._under_way.append(step)
+
+        self._try(attempt, None)
+        return step
+
+    def receive(self, step: Step) -> Lookup:
+        """The activations of the oldest lookup that has not been received."""
+
+        def attempt() -> Lookup:
+            assert self._stream is not None
+            return self._stream.receive_lookup()
+
+        first = next((one for one in self._under_way if not one.received), None)
+        if step is not first:
+            raise RuntimeError(f"step {step.number} is not the next to be received"
+                               + (f"; that is step {first.number}" if first else ""))
+        self.confirm()
+        try:
+            lookup: Lookup = self._try(attempt, step)
+        except errors.Error:
+            self._forget_lookups()
+            raise
+        step.received = True
+        return lookup
+
+    def update(self, step: Step, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None) -> None:
+        """The update of the oldest step without one. Unless pipelined, or more than one lookup is ahead, it has been made
+        when this returns. The gradients must not change before that."""
+        self._check_turn(step)
+
+        def attempt() -> None:
+            assert self._stream is not None
+            self._stream.send_update(gradients, hyper=hyper)
+            step.gradients, step.hyper = gradients, hyper
+            step.last_lookup = self._under_way[-1].number
+
+        self._try(attempt, step)
+        self.confirm()
+
+    def drop(self, step: Step) -> None:
+        """Gives the oldest step without an update up: no row changes, and its number is free again. Every rank of a group
+        drops it, or none. Later lookups that were sent are sent again."""
+        self._check_turn(step)
+        self.confirm()
+        self._leave()
+        self._under_way.remove(step)
+        for later in self._under_way:
+            if later.gradients is None:
+                later.number -= 1
+        assert self._next is not None
+        self._next -= 1
+
+    def confirm(self, all_of_them: bool = False) -> None:
+        """Waits for the updates that were sent, but not for what the trainer has to do something for: answers come in the
+        order of the requests. If pipelined, the last update is left to overlap with what the trainer does."""
+
+        def ready() -> bool:
+            sent = sum(step.gradients is not None for step in self._under_way)
+            if sent <= int(self.pipelined):
+                return all_of_them and sent > 0
+            head = self._under_way[0]
+            return head.last_lookup - int(self.pipelined) <= head.number + sent
+
+        def attempt() -> None:
+            if ready():  # not so if it turned out that the update had been made
+                assert self._stream is not None
+                self.applied = self._stream.receive_update()
+                self._under_way.popleft()
+
+        while ready():
+            self._try(attempt, self._under_way[0])
+
+    def forget(self) -> None:
+        """Forgets the lookups that have not been received."""
+        if self._under_way and not self._under_way[-1].received:
+            self._leave()
+            self._forget_lookups()
+
+    def finish(self) -> None:
+        """All updates have been made when it returns; lookups without one are forgotten. The next lookup joins again."""
+        if any(step.gradients is None for step in self._under_way):
+            self._leave()  # they would hold the answers of updates back
+            while self._under_way and self._under_way[-1].gradients is None:
+                forgotten = self._under_way.pop()
+                forgotten.forgotten = True
+                self._next = forgotten.number
+        if self.pipelined and self._under_way:
+
+            def attempt() -> None:  # no lookup follows that the last update could wait for
+                if self._under_way:
+                    assert self._stream is not None
+                    self._stream.finish()
+
+            self._try(attempt, self._under_way[-1])
+        self.confirm(all_of_them=True)
+        self._leave()
+
+    def _check_turn(self, step: Step) -> None:
+        first = next((one for one in self._under_way if one.gradients is None), None)
+        if step is not first or not step.received:
+            raise RuntimeError(f"step {step.number} is not the next to be updated or dropped")
+
+    def _forget_lookups(self, last: Optional[Step] = None) -> None:
+        """Those after `last`; None: those that have not been received."""
+        while self._under_way and self._under_way[-1] is not last and self._under_way[-1].gradients is None:
+            if last is None and self._under_way[-1].received:
+                return
+            forgotten = self._under_way.pop()
+            forgotten.forgotten = True
+            self._next = forgotten.number
+
+    def _leave(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _try(self, attempt: Callable[[], Any], last: Optional[Step]) -> Any:
+        """Until it succeeds, or it is clear that it will not. `last` is the step that it is for, or None for a new one."""
+        began: Optional[float] = None
+        pause, refused = 0.05, False
+        while True:
+            try:
+                if self._stream is None:
+                    self._join()
+                return attempt()
+            except RowsLost:
+                self._leave()
+                raise
+            except PASSING:
+                self._leave()
+                now = time.monotonic()
+                began = began or now
+                if now - began > self.patience:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+            except errors.Error:
+                # A stream ends with the first request that is refused, which may be one that was sent ahead: without those
+                # it is tried once more.
+                self._leave()
+                if refused:
+                    raise
+                refused = True
+                self._forget_lookups(last)
+
+    def _join(self) -> None:
+        stream = self.model.train(self.group, self.rank, self.size, **self._options)  # type: ignore[arg-type]
+        try:
+            self._check_place(stream.next_step)
+            self._send_again(stream)
+        except BaseException:
+            stream.close()
+            raise
+        self._stream = stream
+
+    def _check_place(self, reached: int) -> None:
+        """All steps before `reached` have been made."""
+        if self._next is None:
+            if self.expected is not None and reached != self.expected:
+                raise RowsLost(f"the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group "
+                               f"{self.group!r}, are at step {reached}; load what belongs together")
+            self._next = reached
+            return
+        first = self._under_way[0].number if self._under_way else self._next
+        sent = sum(step.gradients is not None for step in self._under_way)
+        if not first <= reached <= first + sent:
+            raise RowsLost(f"this trainer is at step {first}, the tables of model {self.model.name!r}, group "
+                           f"{self.group!r}, are at step {reached}: rows were lost, or somebody else trains in this group")
+        while self._under_way and self._under_way[0].number < reached:
+            self._under_way.popleft()
+
+    def _send_again(self, stream: TrainStream) -> None:
+        for step in self._under_way:
+            stream.send_lookup(step.ids)
+            if step.received:
+                stream.receive_lookup()  # the gradients are those of what came the first time
+            if step.gradients is not None:
+                stream.send_update(step.gradients, hyper=step.hyper)
+                step.last_lookup = step.number

@@ -1,0 +1,341 @@
+"""Embedding tables of a cluster in PyTorch, from version 1.13 on.
+
+    ebc = emberd.torch.EmbeddingBagCollection(tables, client=client, model="ctr", group="run-7")
+    opt, sparse = torch.optim.Adam(net.parameters()), ebc.optimizer(lr=0.02)
+    for batch in emberd.torch.Prefetcher(loader, ebc, ids=lambda batch: batch.ids):
+        loss = bce(net(batch.dense, ebc(batch.ids)), batch.label)
+        loss.backward(); opt.step(); sparse.step(); opt.zero_grad(); sparse.zero_grad()
+
+Gradients of the ranks of a group are **summed**; `reduction="mean"` scales them by 1 / size, as DDP does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+
+from . import config, errors
+from .arrays import Dense, Ids, Ragged, Sparse
+from .client import Client, Model
+from .steps import Step, Steps
+
+__all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingOptimizer", "KeyedTensor", "Prefetcher"]
+
+
+def _array(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def _ids(value: Any) -> Ids:
+    """Tensors as NumPy sees them, without a copy where they are on the CPU."""
+    if isinstance(value, Ragged):
+        return Ragged(_array(value.values), _array(value.row_splits), _array(value.weights))
+    if isinstance(value, Sparse):
+        return Sparse(_array(value.indices), _array(value.values), value.samples, _array(value.weights))
+    if isinstance(value, Dense):
+        return Dense(_array(value.ids), _array(value.weights))
+    return _array(value)
+
+
+def _is_jagged(ids: Any) -> bool:
+    """A KeyedJaggedTensor of torchrec, or what has its methods."""
+    return all(hasattr(ids, name) for name in ("keys", "values", "lengths", "weights_or_none"))
+
+
+def _split_jagged(ids: Any) -> Dict[str, Ids]:
+    keys = list(ids.keys())
+    lengths = ids.lengths().detach().cpu().reshape(len(keys), -1).to(torch.int64)
+    values, weights = _array(ids.values()), ids.weights_or_none()
+    floats = None if weights is None else _array(weights)
+    result: Dict[str, Ids] = {}
+    begin = 0
+    for key, of_key in zip(keys, lengths):
+        splits = torch.cat([torch.zeros(1, dtype=torch.int64), of_key.cumsum(0)]).numpy()
+        end = begin + int(splits[-1])
+        result[key] = Ragged(values[begin:end], splits, None if floats is None else floats[begin:end])
+        begin = end
+    return result
+
+
+class KeyedTensor:
+    """What comes of a KeyedJaggedTensor, with the methods of torchrec's class: activations by key, side by side."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def keys(self) -> List[str]:
+        return list(self._tensors)
+
+    def values(self) -> torch.Tensor:
+        """[samples, sum of embedding_dim]"""
+        return torch.cat(list(self._tensors.values()), dim=1)
+
+    def length_per_key(self) -> List[int]:
+        return [tensor.shape[1] for tensor in self._tensors.values()]
+
+    def to_dict(self) -> Dict[str, torch.Tensor]:
+        return dict(self._tensors)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self._tensors[key]
+
+
+def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
+    if rank is None and size is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return rank or 0, size or 1
+
+
+class _Ahead:
+    """What was prefetched: ids as they were given, and their step once they have been sent."""
+
+    def __init__(self, ids: Any) -> None:
+        self.ids = ids
+        self.step: Optional[Step] = None
+
+
+class EmbeddingBagCollection(torch.nn.Module):
+    """Tables of a cluster as a module: ids by feature in, activations [samples, embedding_dim] by feature out.
+
+    tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none.
+    features: emberd.FeatureConfig; default: one for each table, of its name.
+    model: the name under which the tables are declared.
+    group: the name of the run: who trains under it again goes on in it. rank and size default to those of
+      torch.distributed, if that is initialized.
+    pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
+    reduction: "sum" of the gradients of all ranks, or "mean".
+    patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
+
+    It has no parameters, so that DDP, FSDP and averaging leave the tables alone. In training, with gradients enabled,
+    each call is a step, which `optimizer().step()` ends; a step that is not ended, as when a GradScaler has found an
+    overflow, is dropped by the next call: no row changes. In evaluation or under no_grad rows are only looked up.
+    """
+
+    def __init__(self, tables: Sequence[config.TableConfig], *, client: Client, model: str,
+                 features: Optional[Sequence[config.FeatureConfig]] = None, group: str = "train",
+                 rank: Optional[int] = None, size: Optional[int] = None, pipelined: bool = False,
+                 consistency: str = "sync", staleness_bound: int = 0, reduction: str = "sum",
+                 optimizer: Optional[config.Optimizer] = None, plan: Optional[config.PlanConfig] = None,
+                 seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0) -> None:
+        super().__init__()
+        if reduction not in ("sum", "mean"):
+            raise ValueError(f"reduction: {reduction!r} is not allowed; it must be 'sum' or 'mean'")
+        given = features or [config.FeatureConfig(table.name, table.name) for table in tables]
+        self.config = config.ModelConfig(model, list(tables), list(given), optimizer, plan, seed)
+        self.model: Model = client.declare(self.config)
+        self.reduction = reduction
+        rank, size = _rank_and_size(rank, size)
+        self._steps = Steps(self.model, group, rank, size, pipelined=pipelined, consistency=consistency,
+                            staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience)
+        self._ahead: Deque[_Ahead] = deque()
+        self._current: Optional[Step] = None
+        self._leaves: Dict[str, torch.Tensor] = {}
+        self._optimizers: List[EmbeddingOptimizer] = []
+
+    def forward(self, ids: Any) -> Any:
+        """`ids`: by feature a tensor [samples] or [samples, k], emberd.Ragged, Sparse or Dense; gives a dict of tensors.
+        Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor."""
+        jagged = _is_jagged(ids)
+        found = self._train(ids) if self.training and torch.is_grad_enabled() else self._evaluate(ids)
+        return KeyedTensor(found) if jagged else found
+
+    def prefetch(self, ids: Any) -> None:
+        """Sends the ids of a later call of forward, which must get the same object, in the same order. What is wrong with
+        them is raised there."""
+        self._ahead.append(_Ahead(ids))
+        self._send_ahead()
+
+    def optimizer(self, lr: Optional[float] = None) -> "EmbeddingOptimizer":
+        """A torch.optim.Optimizer whose step is the update. lr: of every table; default: what the config says."""
+        made = EmbeddingOptimizer(self, lr)
+        self._optimizers.append(made)
+        return made
+
+    @property
+    def next_step(self) -> int:
+        """The step whose update comes next. Joins the group, which waits for its other ranks."""
+        return self._steps.next_step
+
+    def finish(self) -> None:
+        """Leaves the group, once all updates have been made. The next step joins again."""
+        self._forget()
+        self._ahead.clear()
+        self._steps.finish()
+
+    def get_extra_state(self) -> Dict[str, Any]:
+        """For state_dict: names and the next step; no tables."""
+        return {"model": self.model.name, "group": self._steps.group, "next_step": self._steps.next_step}
+
+    def set_extra_state(self, state: Dict[str, Any]) -> None:
+        """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group
+        is joined."""
+        if state["model"] != self.model.name:
+            raise ValueError(f"the state is of model {state['model']!r}, this is {self.model.name!r}")
+        if self._steps.joined and self._steps.next_step != state["next_step"]:
+            raise RuntimeError(f"the dense part is at step {state['next_step']}, the tables of model {self.model.name!r}, "
+                               f"group {self._steps.group!r}, are at step {self._steps.next_step}")
+        self._steps.expected = state["next_step"]
+
+    def _prepare(self, ids: Any) -> Dict[str, Ids]:
+        return _split_jagged(ids) if _is_jagged(ids) else {name: _ids(value) for name, value in ids.items()}
+
+    def _send_ahead(self) -> None:
+        for ahead in self._ahead:
+            if ahead.step is None or ahead.step.forgotten:
+                try:
+                    ahead.step = self._steps.send(self._prepare(ahead.ids))
+                except (errors.Error, ValueError, TypeError):
+                    return
+
+    def _evaluate(self, ids: Any) -> Dict[str, torch.Tensor]:
+        self._steps.confirm()
+        found = self.model.lookup(self._prepare(ids))
+        return {name: torch.from_numpy(values) for name, values in found.items()}
+
+    def _train(self, ids: Any) -> Dict[str, torch.Tensor]:
+        if self._current is not None:
+            if not self._current.forgotten:
+                self._steps.drop(self._current)
+            self._forget()
+        if self._ahead and self._ahead[0].ids is not ids:
+            raise RuntimeError("these are not the ids that were prefetched next; give forward the same object, or finish()")
+        step = self._ahead.popleft().step if self._ahead else None
+        try:
+            if step is None or step.forgotten:
+                self._steps.forget()
+                step = self._steps.send(self._prepare(ids))
+            found = self._steps.receive(step)
+        finally:
+            self._send_ahead()
+        self._current = step
+        self._leaves = {name: torch.from_numpy(values).requires_grad_() for name, values in found.items()}
+        for optimizer in self._optimizers:
+            optimizer._show(self._leaves)
+        return dict(self._leaves)
+
+    def _update(self, rates: Mapping[str, float]) -> None:
+        if self._current is None:
+            raise RuntimeError("there is no step to end: call the module with ids in training, then backward, then step")
+        gradients: Dict[str, Any] = {}
+        for name, leaf in self._leaves.items():
+            if leaf.grad is not None:
+                gradient = leaf.grad
+                if self.reduction == "mean" and self._steps.size > 1:
+                    gradient = gradient * (1.0 / self._steps.size)
+                gradients[name] = gradient.detach().numpy()
+        hyper = {table: {"learning_rate": rate} for table, rate in rates.items()}
+        self._steps.update(self._current, gradients, hyper)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._current = None
+        self._leaves = {}
+        for optimizer in self._optimizers:
+            optimizer._show({})
+
+
+class EmbeddingOptimizer(torch.optim.Optimizer):
+    """The update of an EmbeddingBagCollection. It has a group for each table, of whose values `lr` goes to the cluster with
+    each step; the formula and its other values are those of the table. Learning-rate schedulers and GradScaler work."""
+
+    def __init__(self, collection: EmbeddingBagCollection, lr: Optional[float]) -> None:
+        self.collection = collection
+        groups = []
+        for table in collection.config.tables:
+            declared = (table.optimizer or collection.config.optimizer or config.Adagrad()).learning_rate
+            rate = lr if lr is not None else 0.01 if declared is None else declared
+            # Until there are activations: an optimizer must have a parameter in each group.
+            groups.append({"params": [torch.zeros(0, requires_grad=True)], "lr": rate, "table": table.name})
+        super().__init__(groups, {"lr": 0.01 if lr is None else lr})
+        self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
+
+    def _show(self, leaves: Mapping[str, torch.Tensor]) -> None:
+        """Makes the activations of the step the parameters, for who looks at their gradients."""
+        for group in self.param_groups:
+            mine = [leaves[feature.name] for feature in self.collection.config.features
+                    if feature.table == group["table"] and feature.name in leaves]
+            group["params"] = mine or [self._placeholders[group["table"]]]
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """Ends the step: one update of each row that was looked up. Unless pipelined, it has been made on return."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.collection._update({group["table"]: float(group["lr"]) for group in self.param_groups})
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Activations are new in each step, so that there is nothing to fill with zeros."""
+        super().zero_grad(set_to_none=True)
+
+
+class EmbeddingBag(torch.nn.Module):
+    """One table with the signature of torch.nn.EmbeddingBag; `optimizer()` and `finish()` as in EmbeddingBagCollection,
+    which takes the other arguments."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, *, client: Client, model: str, mode: str = "mean",
+                 include_last_offset: bool = False, table: Optional[config.TableConfig] = None, **options: Any) -> None:
+        super().__init__()
+        if mode not in ("mean", "sum"):
+            raise ValueError(f"mode: {mode!r} is not allowed; it must be 'mean' or 'sum'")
+        self.include_last_offset = include_last_offset
+        described = table or config.TableConfig("weight", num_embeddings, embedding_dim, combiner=mode)
+        self.feature = described.name
+        self.collection = EmbeddingBagCollection([described], client=client, model=model, **options)
+
+    def forward(self, input: torch.Tensor, offsets: Optional[torch.Tensor] = None,
+                per_sample_weights: Optional[torch.Tensor] = None) -> torch.Tensor:
+        ids: Ids
+        if offsets is None:
+            ids = input if per_sample_weights is None else Dense(input, per_sample_weights)
+        else:
+            splits = offsets
+            if not self.include_last_offset:
+                splits = torch.cat([offsets, offsets.new_tensor([input.numel()])])
+            ids = Ragged(input, splits, per_sample_weights)
+        found: Dict[str, torch.Tensor] = self.collection({self.feature: ids})
+        return found[self.feature]
+
+    def optimizer(self, lr: Optional[float] = None) -> EmbeddingOptimizer:
+        return self.collection.optimizer(lr)
+
+    def finish(self) -> None:
+        self.collection.finish()
+
+
+class Prefetcher:
+    """Iterates over `loader`; the ids of later batches are on their way before a batch is given.
+
+    ids: gives the ids of a batch, the same object that is given to the module: by default its attribute or item "ids".
+    depth: lookups that are under way at a time, that of the batch given included. At least 2 for `pipelined`; with more than
+      2, an update may still be on its way when the optimizer's step returns.
+    """
+
+    def __init__(self, loader: Iterable[Any], collection: EmbeddingBagCollection, depth: int = 2,
+                 ids: Optional[Callable[[Any], Any]] = None) -> None:
+        if not 1 <= depth <= 4:
+            raise ValueError(f"depth: {depth} is not allowed; it must be in [1, 4]")
+        self.loader, self.collection, self.depth = loader, collection, depth
+        self.ids = ids or _ids_of
+
+    def __iter__(self) -> Iterator[Any]:
+        waiting: Deque[Any] = deque()
+        for batch in self.loader:
+            if self.collection.training:
+                self.collection.prefetch(self.ids(batch))
+            waiting.append(batch)
+            if len(waiting) >= self.depth:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+
+def _ids_of(batch: Union[Mapping[str, Any], Any]) -> Any:
+    return batch["ids"] if isinstance(batch, Mapping) else batch.ids

@@ -1,0 +1,348 @@
+"""emberd.torch on a real cluster, against torch.nn in this process.
+
+What this would catch: a step that is lost, doubled or not dropped, ranks that do not end with the tables of one rank, a
+learning rate that does not arrive, and activations that autograd or an optimizer treats otherwise than torch.nn's.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+import tempfile
+import unittest
+import warnings
+
+from cluster import ClusterTest, emberd, main
+from test_train import coordinator
+
+try:
+    import torch
+except ImportError:
+    print("SKIP: PyTorch is not installed (deploy/packages.txt: python3-torch)")
+    sys.exit(77)
+
+import emberd.torch  # noqa: E402
+
+warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+
+
+def tables(*names, dim=4, rows=64, **options):
+    options = {"combiner": "sum", "initializer": emberd.Zeros(), "optimizer": emberd.SGD(learning_rate=1.0), **options}
+    return [emberd.TableConfig(name, rows, dim, **options) for name in names]
+
+
+def sha(model):
+    digest = hashlib.sha256()
+    for table in model.tables:
+        digest.update(model.table(table).tobytes())
+    return digest.hexdigest()
+
+
+class Case(ClusterTest):
+    def make(self, *names, described=None, **options):
+        name = options.pop("model", self.id().split(".")[-1])
+        ebc = emberd.torch.EmbeddingBagCollection(described or tables(*(names or "t")), client=self.client, model=name,
+                                                  **options)
+        self.addCleanup(ebc.finish)
+        return ebc
+
+
+class ModuleTest(Case):
+    def test_a_model_learns_as_with_torch_nn(self):
+        torch.manual_seed(5)
+        rows, dim, rate = 50, 8, 0.1
+        users = tables("user", "item", rows=rows, dim=dim, combiner="mean",
+                       optimizer=emberd.Adagrad(learning_rate=rate, initial_accumulator=0.1))
+        ebc = self.make(described=users)
+        sparse = ebc.optimizer()
+        bags = {name: torch.nn.EmbeddingBag(rows, dim, mode="mean", sparse=True) for name in ("user", "item")}
+        for name, bag in bags.items():
+            ebc.model.assign_rows(name, range(rows), bag.weight.detach())
+        plain = torch.optim.Adagrad([bag.weight for bag in bags.values()], lr=rate, initial_accumulator_value=0.1,
+                                    eps=0.0)
+        nets = [torch.nn.Linear(2 * dim, 1) for _ in range(2)]
+        nets[1].load_state_dict(nets[0].state_dict())
+        dense = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+        for _ in range(10):
+            ids = {name: torch.randint(0, rows, (16, 3)) for name in bags}
+            label = torch.rand(16, 1)
+            losses = []
+            for net, opts, found in ((nets[0], (dense[0], sparse), ebc(ids)),
+                                     (nets[1], (dense[1], plain), {name: bags[name](ids[name]) for name in bags})):
+                loss = torch.nn.functional.mse_loss(net(torch.cat([found["user"], found["item"]], 1)), label)
+                loss.backward()
+                for opt in opts:
+                    opt.step()
+                    opt.zero_grad()
+                losses.append(float(loss))
+            self.assertAlmostEqual(losses[0], losses[1], places=6)
+        for name, bag in bags.items():
+            torch.testing.assert_close(torch.from_numpy(ebc.model.table(name)), bag.weight.detach(), atol=1e-5, rtol=1e-5)
+
+    def test_activations_are_leaves_and_tables_no_parameters(self):
+        ebc = self.make()
+        self.assertEqual(list(ebc.parameters()), [])
+        found = ebc({"t": torch.tensor([1, 2])})["t"]
+        self.assertTrue(found.is_leaf and found.requires_grad)
+        (found * 2).sum().backward()
+        (found * 3).sum().backward()
+        self.assertEqual(found.grad.tolist(), [[5] * 4] * 2)
+
+    def test_gradients_of_a_feature_that_was_not_used_are_zero(self):
+        ebc = self.make("a", "b")
+        sparse = ebc.optimizer()
+        ebc({"a": torch.tensor([1]), "b": torch.tensor([1])})["a"].sum().backward()
+        sparse.step()
+        self.assertEqual(ebc.model.read_rows("a", [1]).tolist(), [[-1] * 4])
+        self.assertEqual(ebc.model.read_rows("b", [1]).tolist(), [[0] * 4])
+
+    def test_features_that_share_a_table(self):
+        ebc = self.make(described=tables("t"), features=[emberd.FeatureConfig("x", "t"), emberd.FeatureConfig("y", "t")])
+        sparse = ebc.optimizer()
+        found = ebc({"x": torch.tensor([1]), "y": emberd.Ragged(torch.tensor([1, 2]), torch.tensor([0, 2]))})
+        (found["x"] + found["y"]).sum().backward()
+        sparse.step()
+        self.assertEqual(ebc.model.read_rows("t", [1, 2])[:, 0].tolist(), [-2, -1])
+
+    def test_evaluation_is_no_step(self):
+        ebc = self.make()
+        sparse = ebc.optimizer()
+        ids = {"t": torch.tensor([1])}
+        ebc(ids)["t"].sum().backward()
+        sparse.step()
+        with torch.no_grad():
+            self.assertFalse(ebc(ids)["t"].requires_grad)
+        ebc.eval()
+        self.assertEqual(ebc(ids)["t"].tolist(), [[-1] * 4])
+        ebc.train()
+        self.assertEqual(ebc.next_step, 1)
+
+    def test_a_step_without_its_update_is_dropped(self):
+        """As a GradScaler does that has found an overflow."""
+        for prefetch in (False, True):
+            ebc = self.make(model=f"dropped_{prefetch}")
+            sparse = ebc.optimizer()
+            batches = [{"ids": {"t": torch.tensor([k])}} for k in range(4)]
+            for k, batch in enumerate(emberd.torch.Prefetcher(batches, ebc) if prefetch else batches):
+                ebc(batch["ids"])["t"].sum().backward()
+                if k != 1:
+                    sparse.step()
+            self.assertEqual(ebc.model.read_rows("t", range(5))[:, 0].tolist(), [-1, 0, -1, -1, 0])
+            self.assertEqual(ebc.next_step, 3)
+
+    def test_wrong_ids_leave_a_module_that_goes_on(self):
+        ebc = self.make()
+        sparse = ebc.optimizer()
+        batches = [{"ids": {"t": torch.tensor([k])}} for k in (1, 64, 2)]
+        wrong = 0
+        for batch in emberd.torch.Prefetcher(batches, ebc):
+            try:
+                ebc(batch["ids"])["t"].sum().backward()
+                sparse.step()
+            except IndexError as error:
+                self.assertIn("64", str(error))
+                wrong += 1
+        self.assertEqual((wrong, ebc.next_step), (1, 2))
+        self.assertEqual(ebc.model.read_rows("t", [1, 2])[:, 0].tolist(), [-1, -1])
+        with self.assertRaisesRegex(RuntimeError, "no step to end"):
+            sparse.step()
+
+    def test_a_jagged_tensor_as_torchrec_has_it(self):
+        class Jagged:
+            def keys(self):
+                return ["a", "b"]
+
+            def values(self):
+                return torch.tensor([1, 2, 3, 4])
+
+            def lengths(self):
+                return torch.tensor([2, 0, 1, 1])
+
+            def weights_or_none(self):
+                return torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+        ebc = self.make(described=tables("a", "b", dim=2, initializer=emberd.RowId()))
+        found = ebc(Jagged())
+        self.assertEqual((found.keys(), found.length_per_key()), (["a", "b"], [2, 2]))
+        self.assertEqual(found.values().tolist(), [[5, 5, 9, 9], [0, 0, 16, 16]])
+        found.values().sum().backward()
+        ebc.optimizer().step()
+        self.assertEqual(found["a"].grad.tolist(), [[1, 1], [1, 1]])
+        self.assertEqual(ebc.model.read_rows("b", [4])[0, 0], 0)
+
+    def test_embedding_bag_has_the_signature_of_torch_nn(self):
+        plain = torch.nn.EmbeddingBag(20, 3, mode="mean")
+        bag = emberd.torch.EmbeddingBag(20, 3, client=self.client, model="bag")
+        self.addCleanup(bag.finish)
+        bag.collection.model.assign_rows("weight", range(20), plain.weight.detach())
+        bag.eval()
+        flat, offsets = torch.tensor([1, 2, 4, 5, 4, 3]), torch.tensor([0, 2, 2])
+        for arguments in ((torch.tensor([[1, 2], [4, 5]]),), (flat, offsets)):
+            torch.testing.assert_close(bag(*arguments), plain(*arguments).detach(), atol=1e-6, rtol=1e-6)
+        with self.assertRaisesRegex(ValueError, "max"):
+            emberd.torch.EmbeddingBag(20, 3, client=self.client, model="bag", mode="max")
+
+
+class OptimizerTest(Case):
+    def test_a_scheduler_sets_the_rate_of_each_step(self):
+        ebc = self.make("a", "b")
+        sparse = ebc.optimizer(lr=1.0)
+        self.assertEqual([group["table"] for group in sparse.param_groups], ["a", "b"])
+        scheduler = torch.optim.lr_scheduler.StepLR(sparse, step_size=1, gamma=0.5)
+        for _ in range(3):
+            found = ebc({"a": torch.tensor([1]), "b": torch.tensor([1])})
+            (found["a"] + found["b"]).sum().backward()
+            sparse.step()
+            scheduler.step()
+        self.assertEqual(ebc.model.read_rows("a", [1])[0, 0], -1.75)
+
+    def test_activations_are_its_parameters_while_a_step_lasts(self):
+        ebc = self.make()
+        sparse = ebc.optimizer()
+        found = ebc({"t": torch.tensor([1])})["t"]
+        found.sum().backward()
+        self.assertIs(sparse.param_groups[0]["params"][0], found)
+        torch.nn.utils.clip_grad_norm_(sparse.param_groups[0]["params"], 1.0)
+        sparse.step(lambda: None)
+        self.assertAlmostEqual(ebc.model.read_rows("t", [1])[0, 0], -0.5, places=5)
+        self.assertEqual(sparse.param_groups[0]["params"][0].numel(), 0)
+
+    def test_its_state_is_saved_and_loaded(self):
+        ebc = self.make()
+        sparse = ebc.optimizer(lr=0.25)
+        state = sparse.state_dict()
+        other = ebc.optimizer(lr=1.0)
+        other.load_state_dict(state)
+        self.assertEqual(other.param_groups[0]["lr"], 0.25)
+
+
+class PrefetcherTest(Case):
+    def train(self, name, depth, pipelined):
+        torch.manual_seed(1)
+        ebc = self.make("a", "b", model=name, pipelined=pipelined)
+        sparse = ebc.optimizer()
+        batches = [{"ids": {one: torch.randint(0, 64, (8,)) for one in "ab"}, "number": k} for k in range(12)]
+        seen, numbers = [], []
+        for batch in emberd.torch.Prefetcher(batches, ebc, depth=depth) if depth else batches:
+            found = ebc(batch["ids"])
+            seen.append([found[one].detach().tolist() for one in "ab"])
+            numbers.append(batch["number"])
+            (found["a"] * found["b"] + found["a"]).sum().backward()
+            sparse.step()
+            sparse.zero_grad()
+        ebc.finish()
+        self.assertEqual(numbers, list(range(12)))
+        return seen, sha(ebc.model)
+
+    def test_prefetching_changes_nothing(self):
+        expected = self.train("none", 0, False)
+        for depth in (1, 2, 4):
+            self.assertEqual(self.train(f"depth{depth}", depth, False), expected)
+
+    def test_pipelined_training_is_the_same_each_time(self):
+        expected = self.train("pipelined0", 2, True)
+        self.assertEqual(self.train("pipelined1", 3, True), expected)
+        self.assertNotEqual(expected, self.train("plain", 2, False))
+
+    def test_other_ids_than_those_prefetched_are_refused(self):
+        ebc = self.make()
+        for _ in emberd.torch.Prefetcher([{"ids": {"t": torch.tensor([1])}}] * 2, ebc):
+            with self.assertRaisesRegex(RuntimeError, "prefetched"):
+                ebc({"t": torch.tensor([1])})
+            break
+
+
+class StateTest(Case):
+    def test_a_state_that_does_not_fit_is_refused(self):
+        ebc = self.make()
+        sparse = ebc.optimizer()
+        for _ in range(3):
+            ebc({"t": torch.tensor([1])})["t"].sum().backward()
+            sparse.step()
+        net = torch.nn.Sequential(ebc, torch.nn.Linear(4, 1))
+        state = net.state_dict()
+        self.assertEqual(state["0._extra_state"], {"model": ebc.model.name, "group": "train", "next_step": 3})
+        net.load_state_dict(state)
+        ebc({"t": torch.tensor([1])})["t"].sum().backward()
+        sparse.step()
+        with self.assertRaisesRegex(RuntimeError, "dense part is at step 3.*are at step 4"):
+            net.load_state_dict(state)
+        ebc.finish()
+        again = self.make(model=ebc.model.name)
+        again.load_state_dict({"_extra_state": state["0._extra_state"]})
+        with self.assertRaisesRegex(emberd.Error, "dense part is at step 3.*are at step 4"):
+            again({"t": torch.tensor([1])})
+
+    def test_training_goes_on_where_it_was(self):
+        first = self.make()
+        sparse = first.optimizer()
+        first({"t": torch.tensor([1])})["t"].sum().backward()
+        sparse.step()
+        first.finish()
+        second = self.make(model=first.model.name)
+        self.assertEqual(second.next_step, 1)
+        self.assertEqual(second({"t": torch.tensor([1])})["t"].tolist(), [[-1] * 4])
+
+
+def ddp_rank(rank, size, address, name, rendezvous):
+    """A rank of a model with DDP; each trains on its part of the same batches."""
+    torch.manual_seed(3)
+    if size > 1:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
+    with emberd.connect(address) as client:
+        ebc = emberd.torch.EmbeddingBagCollection(tables("t", dim=4), client=client, model=name, reduction="mean")
+        sparse = ebc.optimizer(lr=0.5)
+        net = torch.nn.Linear(4, 1, bias=False)
+        torch.nn.init.constant_(net.weight, 0.5)
+        if size > 1:
+            net = torch.nn.parallel.DistributedDataParallel(net)
+        dense = torch.optim.SGD(net.parameters(), lr=0.125)
+        for step in range(6):
+            part = slice(rank * 4, (rank + 1) * 4) if size > 1 else slice(0, 8)
+            ids = torch.arange(step, step + 8)[part]
+            loss = net(ebc({"t": ids})["t"] + 1).mean()
+            loss.backward()
+            for opt in (dense, sparse):
+                opt.step()
+                opt.zero_grad()
+        ebc.finish()
+    if size > 1:
+        torch.distributed.destroy_process_group()
+
+
+class GroupTest(Case):
+    @unittest.skipUnless(torch.distributed.is_available(), "SKIP: PyTorch was built without distributed")
+    def test_two_ranks_under_ddp_are_one_with_both_batches(self):
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(ddp_rank, (2, self.cluster.address, "ddp", f"{folder}/rendezvous"), nprocs=2)
+        ddp_rank(0, 1, self.cluster.address, "single", "")
+        self.assertEqual(sha(self.client.model("ddp")), sha(self.client.model("single")))
+        self.assertTrue(self.client.model("ddp").table("t").any())
+
+
+class FailureTest(unittest.TestCase):
+    def test_killing_the_coordinator_neither_loses_nor_doubles_a_step(self):
+        for pipelined in (False, True):
+            with emberd.local(shards=2, processes=True) as cluster, cluster.connect() as client:
+                ebc = emberd.torch.EmbeddingBagCollection(tables("t"), client=client, model="m", pipelined=pipelined)
+                sparse = ebc.optimizer()
+                batches = [{"ids": {"t": torch.tensor([1, k % 64])}} for k in range(60)]
+                for k, batch in enumerate(emberd.torch.Prefetcher(batches, ebc)):
+                    if k == 5:
+                        os.kill(coordinator(cluster), signal.SIGKILL)
+                    found = ebc(batch["ids"])["t"]
+                    if k == 40:
+                        os.kill(coordinator(cluster), signal.SIGKILL)
+                    found.sum().backward()
+                    sparse.step()
+                    sparse.zero_grad()
+                ebc.finish()
+                self.assertEqual(ebc.next_step, 60)
+                rows = ebc.model.table("t")[:, 0]
+                self.assertEqual(rows[1], -61)
+                self.assertEqual(rows[[0, 59, 60]].tolist(), [-1, -1, 0])
+                ebc.finish()
+
+
+if __name__ == "__main__":
+    main()
