@@ -1,0 +1,85 @@
+"""Makes the wheel, installs it into an empty environment, and trains there.
+
+What this would catch: a library that is missing from the wheel or comes from this machine, a program that cannot be run,
+and a wheel that grows beyond what it may be.
+
+usage: test_wheel.py BUILD_FOLDER
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+
+BUILD = sys.argv.pop(1)
+HERE = os.path.dirname(os.path.abspath(__file__))
+README = os.path.join(HERE, "..", "README.md")
+MOST_BYTES = 30 << 20
+SKIPPED = 77
+
+
+def run(*argv, **options):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("EMBERD_", "PYTHON"))}
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=environment,
+                          **options)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(argv)} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class WheelTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
+        cls.wheel = run(sys.executable, "-B", os.path.join(HERE, "..", "make_wheel.py"), BUILD, folder.name).strip()
+        environment = os.path.join(folder.name, "environment")
+        run(sys.executable, "-m", "venv", "--system-site-packages", environment)  # which has NumPy
+        cls.python = os.path.join(environment, "bin", "python")
+        cls.bin = os.path.join(environment, "bin")
+        run(cls.python, "-m", "pip", "install", "--no-index", "--no-deps", "--disable-pip-version-check", cls.wheel)
+        cls.package = run(cls.python, "-c", "import emberd; print(emberd.__path__[0])", cwd="/").strip()
+
+    def test_its_name_and_size(self):
+        self.assertRegex(os.path.basename(self.wheel), r"^emberd-[\d.]+-py3-none-manylinux_2_36_x86_64\.whl$")
+        self.assertLess(os.path.getsize(self.wheel), MOST_BYTES)
+        with zipfile.ZipFile(self.wheel) as archive:
+            names = archive.namelist()
+        self.assertIn("emberd/py.typed", names)
+        self.assertTrue([name for name in names if name.endswith("licenses/LICENSE")])
+
+    def test_the_example_of_the_readme_learns(self):
+        with open(README, encoding="utf-8") as file:
+            example = re.search(r"^```python\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[1]
+        self.assertTrue(self.package.startswith(self.folder), self.package)
+        self.assertLess(float(re.search(r"loss=(\S+)", run(self.python, "-c", example, cwd="/"))[1]), 0.1)
+
+    def test_programs_are_commands(self):
+        for name in ("emberd", "emberctl"):
+            self.assertIn(name, run(os.path.join(self.bin, name), "--help"))
+
+    def test_libraries_come_from_the_wheel_or_from_every_system(self):
+        everywhere = re.compile(r"^(linux-vdso|ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libgcc_s|"
+                                r"libstdc\+\+)\.so")
+        checked = 0
+        for kind in ("_bin", "_lib"):
+            for name in os.listdir(os.path.join(self.package, kind)):
+                for line in run("ldd", os.path.join(self.package, kind, name)).splitlines():
+                    library = os.path.basename(line.split()[0])
+                    if "statically linked" not in line and not everywhere.match(library):
+                        self.assertIn(self.package, line, name)
+                        self.assertRegex(library, r"-[0-9a-f]{8}\.so", "it could meet another of its name")
+                        checked += 1
+        self.assertGreater(checked, 10)
+
+
+if __name__ == "__main__":
+    if not shutil.which("patchelf"):
+        print("SKIP: patchelf is not installed (deploy/packages.txt)")
+        sys.exit(SKIPPED)
+    unittest.main()
