@@ -1,4 +1,4 @@
-"""Runs the first example of README.md as it stands there, and checks that it learns."""
+"""Runs what the READMEs and the examples tell a user to run, as it stands there, and checks that it learns."""
 
 import os
 import re
@@ -8,17 +8,46 @@ import unittest
 
 from cluster import main
 
-README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "README.md")
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.join(HERE, "..", "..", "..")
+
+
+def has_torch():
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.__version__)
 
 
 class ReadmeTest(unittest.TestCase):
-    def test_the_first_example_learns(self):
-        with open(README, encoding="utf-8") as file:
-            example = re.search(r"^```python\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[1]
-        done = subprocess.run([sys.executable, "-B", "-c", example], capture_output=True, text=True, timeout=120,
+    def run_python(self, *arguments):
+        done = subprocess.run([sys.executable, "-B", *arguments], capture_output=True, text=True, timeout=120,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertLess(float(re.search(r"loss=(\S+)", done.stdout)[1]), 0.1)
+        return done.stdout
+
+    def loss_of(self, *path):
+        """Of the first example of a README."""
+        with open(os.path.join(*path), encoding="utf-8") as file:
+            example = re.search(r"^```python\n(import emberd.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[1]
+        return float(re.search(r"loss=(\S+)", self.run_python("-c", example))[1])
+
+    def test_the_example_of_the_package(self):
+        self.assertLess(self.loss_of(HERE, "..", "README.md"), 0.1)
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
+    def test_the_example_of_the_repository(self):
+        self.assertLess(self.loss_of(ROOT, "README.md"), 0.6)  # a coin has 0.693
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
+    def test_movielens_is_learned_as_by_plain_torch(self):
+        script = os.path.join(HERE, "..", "examples", "movielens.py")
+        data = os.path.join(ROOT, "tests", "data", "movielens")
+        results = [re.search(r"loss=(\S+) auc=(\S+)", self.run_python(script, data, *options)).groups()
+                   for options in ((), ("--plain",))]
+        self.assertAlmostEqual(float(results[0][0]), float(results[1][0]), delta=1e-4)
+        self.assertAlmostEqual(float(results[0][1]), float(results[1][1]), delta=1e-3)
 
 
 if __name__ == "__main__":
