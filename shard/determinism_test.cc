@@ -206,7 +206,7 @@ std::string ScalarTraining(const Training& training) {
       for (const auto& [key, gradient] :
            testing::ReferenceGradients(step.entries[k], 0, kPartitions, columns, gradient_of)) {
         const auto& [partition, row] = key;
-        const auto table = [&](const std::string& slot) -> Row& {
+        const auto table = [&, partition = partition, row = row](const std::string& slot) -> Row& {
           return tables.at({static_cast<int>(k), partition, row, slot});
         };
         RowValues values{Row(table("").begin(), table("").begin() + columns), {}};

@@ -12,7 +12,6 @@
 namespace emberd::emberctl {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;

@@ -270,7 +270,7 @@ absl::Status Train(const Options& options, int rank, AllReduce* all_reduce) {
     const absl::StatusOr<client::TrainUpdateResult> updated = stream.ReceiveUpdate();
     if (!updated.ok()) return updated.status();
     if (rank == 0 && (step + 1) % 100 == 0) {
-      std::printf("step %lld: loss %.4f, %lld rows updated\n", static_cast<long long>(step + 1),
+      std::printf("step %lld: loss %.4f, %lld rows updated\n", static_cast<long long>(step) + 1,
                   LogLoss(result.probabilities, batch.labels),
                   static_cast<long long>(updated->rows_updated));
     }

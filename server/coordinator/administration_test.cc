@@ -24,7 +24,6 @@
 namespace emberd::server {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 

@@ -25,7 +25,6 @@ namespace emberd::server::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 const GroupId kGroup{7, "g"};

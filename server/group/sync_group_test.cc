@@ -11,7 +11,6 @@ namespace emberd::server::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 const GroupId kGroup{7, "g"};
 

@@ -71,7 +71,7 @@ void UseEverything(Metrics* metrics) {
   server->AddExpiredBatches(3);
   server->AddReplay();
   RpcTimer(server, Rpc::kLookup, 10).Finish(absl::StatusCode::kOk);
-  StageTimer(metrics, Stage::kCombine);
+  { const StageTimer timer(metrics, Stage::kCombine); }
   ModelMetrics* model = metrics->Model("ctr", {"a", "b"});
   model->ObserveBatch(TwoStacks());
   model->AddExamples(16);
