@@ -4,7 +4,6 @@
 #include "server/coordinator/coordinator.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <map>
 #include <random>
 
@@ -13,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/seed.h"
 #include "config/config.h"
 #include "server/coordinator/row_access.h"
 #include "server/shard/shard_backend.h"
@@ -211,10 +211,7 @@ v1::LookupRequest LookupOf(uint64_t model, const Batch& batch) {
 }
 
 TEST_P(CoordinatorTest, LookupsAndUpdatesAgreeWithPlainLoops) {
-  const char* given = std::getenv("EMBERD_TEST_SEED");
-  const unsigned seed = given != nullptr ? std::strtoul(given, nullptr, 10) : 20261121;
-  SCOPED_TRACE(absl::StrCat("EMBERD_TEST_SEED=", seed));
-  std::mt19937 random(seed);
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
   Cluster cluster(2, 2, remote());
   const uint64_t model = cluster.Declare();
 

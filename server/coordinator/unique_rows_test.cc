@@ -1,7 +1,6 @@
 // What travels from the shards must never show in a result. Catches: rows of one stack pooled as
 // another's, sums out of plan order, samples lost between Lookup and ApplyGradients, an order of
 // additions that depends on the mode or on the number of shards, and answers that do not fit.
-#include <cstdlib>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -9,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/seed.h"
 #include "config/config.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/coordinator.h"
@@ -141,11 +141,7 @@ std::string WithMode(std::string model, const std::string& mode) {
 }
 
 TEST(UniqueRowsTest, NoModeAndNoNumberOfShardsChangesABit) {
-  const char* given = std::getenv("EMBERD_TEST_SEED");
-  const unsigned seed =
-      given != nullptr ? std::strtoul(given, nullptr, 10) : std::random_device()();
-  SCOPED_TRACE(absl::StrCat("EMBERD_TEST_SEED=", seed));
-  std::mt19937 random(seed);
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
   for (int trial = 0; trial < 8; ++trial) {
     const std::string model = RandomModel(random);
     SCOPED_TRACE(model);

@@ -1,6 +1,5 @@
 #include "server/rpc/message_stream.h"
 
-#include <cstdlib>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/testing/seed.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 
 namespace emberd::rpc {
@@ -114,10 +114,7 @@ TEST(LongMessageTest, RefusesAFirstPartWithoutSize) {
 // Bytes from a port may be anything. None may crash the reader or make it take memory beyond the
 // budget.
 TEST(LongMessageTest, SurvivesRandomBytes) {
-  const char* given = std::getenv("EMBERD_TEST_SEED");
-  const unsigned seed = given != nullptr ? std::strtoul(given, nullptr, 10) : 20261121;
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
   const std::string valid = [] {
     grpc::Slice slice;
     EXPECT_TRUE(SplitMessage(MakeMessage({{1, 2, 3, 4}})).front().DumpToSingleSlice(&slice).ok());

@@ -1,10 +1,11 @@
 #include "server/shard/shard_codec.h"
 
-#include <cstdlib>
 #include <random>
 
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
+
+#include "base/testing/seed.h"
 
 namespace emberd::server {
 namespace {
@@ -189,10 +190,7 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
 // The header of another message, counts that lie, sizes that overflow: each must be an error, never
 // a crash.
 TEST(ShardCodecTest, DamagedMessagesAreRefusedOrHarmless) {
-  const char* given = std::getenv("EMBERD_TEST_SEED");
-  const unsigned seed = given != nullptr ? std::strtoul(given, nullptr, 10) : 20261121;
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
   google::protobuf::LogSilencer no_log_of_every_damage;
   const rpc::OutgoingMessage good = EncodeGather(MakeGather(std::make_shared<GatherMemory>()));
   const std::vector<int32_t> samples = {0, 4};
