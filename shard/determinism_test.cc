@@ -7,11 +7,11 @@
 #include <tuple>
 
 #include <gtest/gtest.h>
-#include <openssl/sha.h>
 
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
 #include "base/float16.h"
+#include "base/sha256.h"
 #include "config/optimizers.h"
 #include "hwy/targets.h"
 #include "shard/store/portable_numbers.h"
@@ -41,11 +41,7 @@ class Recorder {
     bytes_.append(reinterpret_cast<const char*>(values), count * sizeof(float));
   }
   void Add(const Row& row) { Add(row.data(), row.size()); }
-  std::string Digest() const {
-    unsigned char digest[SHA256_DIGEST_LENGTH];
-    SHA256(reinterpret_cast<const unsigned char*>(bytes_.data()), bytes_.size(), digest);
-    return std::string(reinterpret_cast<const char*>(digest), sizeof(digest));
-  }
+  std::string Digest() const { return Sha256Hex(bytes_); }
 
  private:
   std::string bytes_;

@@ -1,12 +1,9 @@
 #include "tests/testing/training.h"
 
 #include <cmath>
-#include <memory>
 #include <random>
 
-#include <openssl/evp.h>
-
-#include "absl/strings/escaping.h"
+#include "base/sha256.h"
 
 namespace emberd::testing {
 namespace {
@@ -157,9 +154,7 @@ absl::Status TrainStep(client::Client& client, const client::Model& model, uint6
 }
 
 absl::StatusOr<std::string> Digest(client::Client& client, const client::Model& model) {
-  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> sha(EVP_MD_CTX_new(),
-                                                                    EVP_MD_CTX_free);
-  EVP_DigestInit_ex(sha.get(), EVP_sha256(), nullptr);
+  Sha256Stream sha;
   for (const client::TableInfo& table : model.tables) {
     std::vector<std::string> parts = {""};  // the weights
     parts.insert(parts.end(), table.slots.begin(), table.slots.end());
@@ -169,17 +164,14 @@ absl::StatusOr<std::string> Digest(client::Client& client, const client::Model& 
       const absl::Status status = client.ExportTable(
           model, table.name,
           [&](int64_t, absl::Span<const float> values, int64_t) {
-            EVP_DigestUpdate(sha.get(), values.data(), values.size() * sizeof(float));
+            sha.Add({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
             return absl::OkStatus();
           },
           options);
       if (!status.ok()) return status;
     }
   }
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int size = 0;
-  EVP_DigestFinal_ex(sha.get(), digest, &size);
-  return absl::BytesToHexString(std::string(reinterpret_cast<const char*>(digest), size));
+  return sha.Hex();
 }
 
 }  // namespace emberd::testing
