@@ -1,33 +1,14 @@
 #include "tests/bench/torch_peer.h"
 
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 
-#include <stdlib.h>
-
 #include "absl/strings/str_cat.h"
+#include "base/temp_dir.h"
 #include "base/testing/paths.h"
 
 namespace emberd::bench {
 namespace {
-
-// A folder that goes away with its files.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "emberd_bench_XXXXXX").string();
-    if (mkdtemp(name.data()) != nullptr) path_ = name;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 void WriteIds(const std::string& path, const std::vector<uint32_t>& ids) {
   const std::vector<int64_t> wide(ids.begin(), ids.end());
@@ -39,12 +20,13 @@ void WriteIds(const std::string& path, const std::vector<uint32_t>& ids) {
 
 std::vector<TorchSeconds> RunTorch(int64_t rows, int width, const std::vector<TorchBatch>& batches,
                                    bool huge_pages) {
-  const ScratchFolder folder;
+  const absl::StatusOr<TempDir> folder = TempDir::Create();
+  if (!folder.ok()) return {};
   std::string command =
       absl::StrCat(huge_pages ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " : "", EMBERD_PYTHON " ",
                    SourcePath("tests/bench/torch_steps.py "), rows, " ", width);
   for (const TorchBatch& batch : batches) {
-    const std::string path = absl::StrCat(folder.path(), "/", batch.name);
+    const std::string path = folder->Path(batch.name);
     WriteIds(path, batch.ids);
     absl::StrAppend(&command, " ", batch.name, " ", batch.bag, " ", path);
   }
