@@ -188,7 +188,7 @@ uint64_t StackStore::NextRoundingKey(int64_t step) {
 }
 
 void StackStore::InitializeChunk(int64_t chunk) {
-  std::lock_guard<std::mutex> lock(locks_[chunk % kLocks]);
+  const MutexLock lock(&locks_[chunk % kLocks]);
   const uint64_t bit = uint64_t{1} << (chunk % 64);
   if (Word(chunk).load(std::memory_order_relaxed) & bit) return;
   std::vector<float> values(width());

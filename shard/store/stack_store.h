@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "absl/types/span.h"
 #include "base/cpu_pool.h"
 #include "base/mapped_memory.h"
+#include "base/mutex.h"
 #include "config/optimizers.h"
 #include "shard/executor.h"
 #include "shard/kernel_types.h"
@@ -122,7 +122,7 @@ class StackStore {
   MappedMemory bitmap_;
   std::atomic<int64_t> missing_chunks_{0};
   static constexpr int kLocks = 64;
-  std::mutex locks_[kLocks];  // chunk c is initialised under lock c mod 64
+  Mutex locks_[kLocks];  // chunk c is initialised under lock c mod 64
 };
 
 }  // namespace emberd::shard

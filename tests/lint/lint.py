@@ -30,6 +30,8 @@ MODULES = {
 MAX_LINES = 500
 SOURCE_SUFFIXES = {".h", ".cc", ".py", ".proto", ".cmake", ".sh", ".js", ".css", ".html"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
+# base/mutex.h stands for them: clang's analysis follows it.
+MUTEXES = {"mutex", "shared_mutex", "condition_variable"}
 LEFTOVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
 COVERS = re.compile(r"^// Covers: (.+)$", re.MULTILINE)
 
@@ -109,6 +111,8 @@ class Linter:
             quote, include = found.groups()
             if quote == '"' and "/" not in include:
                 self.fault(path, number, f'"{include}": include by the path from the root')
+            if quote == "<" and include in MUTEXES and path != "base/mutex.h":
+                self.fault(path, number, f"<{include}>: include base/mutex.h, which clang checks")
             if path.endswith("_test.cc") and include.startswith("tests/testing/"):
                 continue
             target = target_of(include)

@@ -60,6 +60,8 @@ BAD = {
                                        "tests/bench/demo/main.cc:1: tests/bench/demo may not include emberd/internal"),
     "include by bare name": ("config/a.cc", '#include "config/b.h"\n#include "x.h"\n',
                              'config/a.cc:2: "x.h": include by the path from the root'),
+    "mutex that clang does not follow": ("config/a.cc", '#include <mutex>\n#include "config/b.h"\n',
+                                         "config/a.cc:1: <mutex>: include base/mutex.h"),
     "no pragma once": ("config/b.h", "#ifndef B_H\n#define B_H\n#endif\n",
                        "config/b.h:1: the header has no #pragma once"),
     "long file": ("config/a_test.cc", '#include "config/a.h"\n' + "\n" * 500,

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <thread>
+
+#include "base/mutex.h"
 
 namespace emberd::testing {
 namespace {
@@ -149,10 +150,10 @@ absl::Status RunSteps(client::TrainStream& stream, int rank, int size, int64_t b
 absl::Status TrainGroup(const Cluster& cluster, const client::Model& model,
                         const client::TrainOptions& options, int coordinators, int64_t steps,
                         const LookupObserver& saw) {
-  std::mutex mutex;
+  Mutex mutex;
   absl::Status error;
   const auto observe = [&](const client::TrainLookupResult& found) {
-    std::lock_guard<std::mutex> lock(mutex);
+    const MutexLock lock(&mutex);
     if (saw != nullptr) saw(found);
   };
   const auto train = [&](int rank) -> absl::Status {
@@ -175,7 +176,7 @@ absl::Status TrainGroup(const Cluster& cluster, const client::Model& model,
   for (int rank = 0; rank < options.size; ++rank) {
     threads.emplace_back([&, rank] {
       const absl::Status status = train(rank);
-      std::lock_guard<std::mutex> lock(mutex);
+      const MutexLock lock(&mutex);
       if (error.ok()) error = status;
     });
   }
