@@ -97,8 +97,8 @@ absl::StatusOr<std::unique_ptr<SortedBatch>> Preprocessor::Sort(
 
 absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(
     std::unique_ptr<SortedBatch> batch, CutSet cuts) {
-  // Usually done already; a batch that needs no cuts of its own may still need its buckets.
-  if (cuts != 0) RETURN_IF_ERROR(FindCuts(batch.get()).status());
+  // A batch that needs no cuts of its own has no buckets yet.
+  if (cuts != 0) FillAllBuckets(batch->batch_.get());
   return Finish(cuts, batch.get());
 }
 
@@ -218,14 +218,17 @@ bool Preprocessor::NeedsMinibatches(const PreprocessedBatch& batch) const {
   return false;
 }
 
+void Preprocessor::FillAllBuckets(PreprocessedBatch* batch) {
+  if (batch->bucketed_) return;
+  ForEachSlot(batch, [this](const StackInfo& info, StackBatch* stack, int slot, SlotScratch*) {
+    FillSlotBuckets(info, slot, stack);
+  });
+  batch->bucketed_ = true;
+}
+
 absl::StatusOr<CutSet> Preprocessor::FindCuts(SortedBatch* sorted) {
   PreprocessedBatch* batch = sorted->batch_.get();
-  if (!batch->bucketed_) {
-    ForEachSlot(batch, [this](const StackInfo& info, StackBatch* stack, int slot, SlotScratch*) {
-      FillSlotBuckets(info, slot, stack);
-    });
-    batch->bucketed_ = true;
-  }
+  FillAllBuckets(batch);
   CutSet cuts = 0;
   for (size_t k = 0; k < stacks_.size(); ++k) {
     const StackBatch& stack = batch->stacks_[k];

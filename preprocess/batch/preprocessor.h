@@ -99,6 +99,8 @@ class Preprocessor {
   bool NeedsMinibatches(const PreprocessedBatch& batch) const;
   absl::Status CheckBuckets(size_t stack_index, const StackBatch& stack) const;
   void FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const;
+  // Nothing if they are filled already.
+  void FillAllBuckets(PreprocessedBatch* batch);
   // Cuts the batch, whose cuts have been found unless `cuts` is 0, and writes its statistics.
   std::shared_ptr<const PreprocessedBatch> Finish(CutSet cuts, SortedBatch* sorted);
   // Calls `work` for every source slot of every stack, spread over the threads.
