@@ -2,8 +2,11 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include <gtest/gtest.h>
+
+#include "base/testing/seed.h"
 
 namespace emberd {
 namespace {
@@ -16,6 +19,28 @@ TEST(Bfloat16, RoundsToNearestEven) {
   EXPECT_EQ(ToBfloat16(std::bit_cast<float>(0x3f808001u)), 0x3f81);  // just above half
   EXPECT_EQ(ToBfloat16(-0.0f), 0x8000);
   EXPECT_EQ(ToBfloat16(std::numeric_limits<float>::denorm_min()), 0);
+}
+
+// The reference looks at both neighbours in double, where their distance to the value is exact.
+uint16_t NearestByDistance(float value) {
+  const uint16_t down = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+  const uint16_t up = static_cast<uint16_t>(down + 1);
+  const double to_down = std::fabs(static_cast<double>(value) - FromBfloat16(down));
+  const double to_up = std::fabs(static_cast<double>(value) - FromBfloat16(up));
+  if (to_down != to_up) return to_down < to_up ? down : up;
+  return down % 2 == 0 ? down : up;
+}
+
+TEST(Bfloat16, RoundsToTheNearerNeighbour) {
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
+  for (int i = 0; i < 200000; ++i) {
+    uint32_t bits = random();
+    if (i % 4 == 0) bits = (bits & 0xffff0000u) | 0x8000u;  // a tie
+    const float value = std::bit_cast<float>(bits);
+    // At the top of the range the upper neighbour is infinity, whose distance says nothing.
+    if (!std::isfinite(value) || std::fabs(value) > 3e38f) continue;
+    ASSERT_EQ(ToBfloat16(value), NearestByDistance(value)) << value;
+  }
 }
 
 TEST(Bfloat16, KeepsInfinityAndNan) {

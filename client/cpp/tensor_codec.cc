@@ -1,11 +1,17 @@
 #include "client/cpp/tensor_codec.h"
 
+#include <bit>
+#include <cstring>
+
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cpp/bfloat16.h"
+#include "base/bfloat16.h"
 
 namespace emberd::client {
+
+static_assert(std::endian::native == std::endian::little, "tensors travel in memory order");
+
 namespace {
 
 void SetShape(absl::Span<const int64_t> shape, v1::Tensor* tensor) {
@@ -15,6 +21,21 @@ void SetShape(absl::Span<const int64_t> shape, v1::Tensor* tensor) {
 }  // namespace
 
 int64_t ElementBytes(WireType type) { return type == WireType::kBfloat16 ? 2 : 4; }
+
+void ToBfloat16Bytes(absl::Span<const float> values, char* bytes) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = ToBfloat16(values[i]);
+    std::memcpy(bytes + 2 * i, &half, sizeof(half));
+  }
+}
+
+void FromBfloat16Bytes(const char* bytes, absl::Span<float> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint16_t half;
+    std::memcpy(&half, bytes + 2 * i, sizeof(half));
+    values[i] = FromBfloat16(half);
+  }
+}
 
 int64_t Size(const IntSpan& ints) {
   return std::visit([](auto span) { return static_cast<int64_t>(span.size()); }, ints);

@@ -14,6 +14,10 @@ namespace emberd::client {
 
 int64_t Size(const IntSpan& ints);
 
+// Two bytes an element, little-endian; `bytes` has 2 * values.size() bytes, at any alignment.
+void ToBfloat16Bytes(absl::Span<const float> values, char* bytes);
+void FromBfloat16Bytes(const char* bytes, absl::Span<float> values);
+
 // The shape must fit the number of elements.
 void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor);
 void EncodeFloats(absl::Span<const float> floats, absl::Span<const int64_t> shape, WireType type,
