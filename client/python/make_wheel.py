@@ -34,6 +34,8 @@ Requires-Python: >=3.10
 Requires-Dist: numpy >=1.22
 Provides-Extra: torch
 Requires-Dist: torch >=1.13 ; extra == "torch"
+Provides-Extra: jax
+Requires-Dist: jax ; extra == "jax"
 Description-Content-Type: text/markdown
 
 {description}"""

@@ -1,0 +1,129 @@
+"""emberd.jax on a real cluster, against NumPy.
+
+What this would catch: activations that change under a computation that JAX has not begun yet, gradients of another step
+than the one named, and updates that jitting makes otherwise than NumPy.
+"""
+
+import sys
+import threading
+import unittest
+
+from cluster import ClusterTest, counting_model, emberd, main
+
+try:
+    import jax
+except ImportError:
+    print("SKIP: JAX is not installed")
+    sys.exit(77)
+
+import jax.numpy as jnp
+import numpy as np
+
+import emberd.jax  # noqa: E402
+
+jax.config.update("jax_platforms", "cpu")
+ROWS, DIM, BATCH, RATE = 64, 4, 8, 0.5
+
+
+@jax.jit
+def loss_of(activations, dense, label):
+    return jnp.mean(((activations["t"] * dense).sum(1) - label) ** 2)
+
+
+step_of = jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1)))
+
+
+def batches(count, seed=5):
+    random = np.random.default_rng(seed)
+    return [{"ids": {"t": random.integers(0, ROWS, BATCH)}, "label": random.standard_normal(BATCH).astype(np.float32)}
+            for _ in range(count)]
+
+
+class JaxTest(ClusterTest):
+    def make(self, name=None, **options):
+        config = counting_model(name or self.id().split(".")[-1], dim=DIM, rows=ROWS, initializer=emberd.Constant(0.25),
+                                optimizer=emberd.SGD(learning_rate=RATE))
+        emb = emberd.jax.Embedding(self.client.declare(config), group="run", **options)
+        self.addCleanup(emb.finish)
+        return emb
+
+    def test_steps_are_those_of_numpy(self):
+        emb = self.make()
+        table = np.full((ROWS, DIM), 0.25, np.float32)
+        dense = np.linspace(0.5, 1, DIM, dtype=np.float32)
+        for step, batch in emb.prefetch(batches(10)):
+            ids, label = batch["ids"]["t"], batch["label"]
+            activations = emb.receive(step)
+            self.assertIsInstance(activations["t"], jax.Array)
+            loss, (gradients, of_dense) = step_of(activations, dense, label)
+            emb.update(step, gradients)
+            error = (table[ids] * dense).sum(1) - label
+            self.assertAlmostEqual(float(loss), float(np.mean(error ** 2)), places=5)
+            np.testing.assert_allclose(of_dense, (2 / BATCH * error) @ table[ids], atol=1e-5)
+            np.subtract.at(table, ids, RATE * 2 / BATCH * error[:, None] * dense)
+        np.testing.assert_allclose(emb.model.table("t"), table, atol=1e-6)
+        self.assertEqual(emb.next_step, 10)
+
+    def train(self, emb, depth):
+        """In prefetched steps; gives what was seen, and the table."""
+        seen = []
+        for step, batch in emb.prefetch(batches(12), depth=depth):
+            activations = emb.receive(step)
+            seen.append(activations["t"])
+            emb.update(step, {"t": activations["t"] * 0.5 + 1})
+        emb.finish()
+        return [np.asarray(one).tolist() for one in seen], emb.model.table("t").tolist()
+
+    def test_prefetching_changes_nothing_and_activations_stay(self):
+        expected = self.train(self.make("depth1"), 1)
+        for depth in (2, 4):
+            self.assertEqual(self.train(self.make(f"depth{depth}"), depth), expected)
+        self.assertEqual(self.train(self.make("pipelined3", pipelined=True), 3),
+                         self.train(self.make("pipelined2", pipelined=True), 2))
+
+    def test_ids_of_jax_and_evaluation(self):
+        emb = self.make()
+        ids = {"t": jnp.array([1, 2])}
+        step = emb.send(ids)
+        emb.update(step, {"t": jnp.ones_like(emb.receive(step)["t"])})
+        self.assertEqual(np.asarray(emb.lookup(ids)["t"]).tolist(), [[-0.25] * DIM] * 2)
+        self.assertEqual(emb.next_step, 1)
+
+    def test_a_learning_rate_of_the_step(self):
+        emb = self.make()
+        step = emb.send({"t": [1]})
+        emb.receive(step)
+        emb.update(step, {"t": np.ones((1, DIM))}, {"learning_rate": 0.25})
+        self.assertEqual(emb.model.read_rows("t", [1]).tolist(), [[0.0] * DIM])
+
+    def test_a_step_that_is_not_under_way_is_refused(self):
+        emb = self.make()
+        step = emb.send({"t": [1]})
+        with self.assertRaisesRegex(ValueError, rf"step 7 is not under way; under way are \[{step}\]"):
+            emb.receive(7)
+
+    def test_two_ranks_make_one_batch(self):
+        emb = self.make()
+        emb.finish()
+        other = self.cluster.connect()
+        self.addCleanup(other.close)
+
+        def rank(model, number):
+            mine = emberd.jax.Embedding(model, "both", number, 2)
+            for step, batch in mine.prefetch(batches(4, seed=number)):
+                mine.update(step, {"t": jnp.ones_like(mine.receive(step)["t"])})
+            mine.finish()
+
+        thread = threading.Thread(target=rank, args=(other.model(emb.model.name), 1))
+        thread.start()
+        rank(emb.model, 0)
+        thread.join()
+        expected = np.full(ROWS, 0.25)
+        for seed in (0, 1):
+            for batch in batches(4, seed=seed):
+                np.subtract.at(expected, batch["ids"]["t"], RATE)
+        np.testing.assert_array_equal(emb.model.table("t")[:, 0], expected)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Runs a test in an environment with packages that Debian does not have; makes it where it is not there yet.
+
+usage: with_packages.py ENVIRONMENT PACKAGE... -- TEST ARGUMENTS...
+
+Where the packages cannot be had the test is skipped, with the reason (status 77).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+SKIPPED = 77
+
+
+def install(environment, packages):
+    """What went wrong, or None. A half-made environment is not left."""
+    made = environment + ".new"
+    shutil.rmtree(made, ignore_errors=True)
+    pip = [os.path.join(made, "bin", "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+           "--timeout", "20", "--retries", "1", *packages]
+    for argv in ([sys.executable, "-m", "venv", made], pip):
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240)
+        except subprocess.TimeoutExpired:
+            return f"{' '.join(argv)} takes longer than 240 s"
+        if done.returncode != 0:
+            return (done.stdout + done.stderr).strip().splitlines()[-1]
+    with open(os.path.join(made, "packages"), "w", encoding="utf-8") as file:
+        file.write(" ".join(packages))
+    shutil.rmtree(environment, ignore_errors=True)
+    os.rename(made, environment)
+    return None
+
+
+def is_there(environment, packages):
+    try:
+        with open(os.path.join(environment, "packages"), encoding="utf-8") as file:
+            return file.read() == " ".join(packages)
+    except FileNotFoundError:
+        return False
+
+
+def main():
+    end = sys.argv.index("--")
+    environment, packages, test = sys.argv[1], sys.argv[2:end], sys.argv[end + 1:]
+    if not is_there(environment, packages):
+        failure = install(environment, packages)
+        if failure:
+            print(f"SKIP: {' '.join(packages)} cannot be installed: {failure}")
+            shutil.rmtree(environment + ".new", ignore_errors=True)
+            sys.exit(SKIPPED)
+    python = os.path.join(environment, "bin", "python")
+    os.execv(python, [python, "-B", *test])
+
+
+if __name__ == "__main__":
+    main()
