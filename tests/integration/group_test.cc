@@ -31,7 +31,7 @@ std::string DigestOfOneTrainer(int64_t steps, bool pipelined) {
   std::map<int64_t, client::LookupResult> found;
   const auto lookup = [&](int64_t step) {
     auto result = client->Lookup(*model, MakeShare(step, 0, 1).Features());
-    if (result.ok()) found[step] = *std::move(result);
+    if (result.ok()) found[step] = std::move(*result);
     return result.status();
   };
   const auto update = [&](int64_t step) {

@@ -28,7 +28,6 @@ namespace emberd::testing {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using v1::Token;
