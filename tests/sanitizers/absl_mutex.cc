@@ -134,9 +134,12 @@ bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
                (CondVar*, Mutex*, Time), this, mutex, deadline);
 }
 
+// Written out, for HasBeenNotified is a header's, and reads what must be written under the same
+// eyes.
 void Notification::Notify() {
   __tsan_release(this);
-  CALL_PACKAGE(void, "_ZN4absl7debian312Notification6NotifyEv", (Notification*), this);
+  const MutexLock lock(&mutex_);
+  notified_yet_.store(true, std::memory_order_release);
 }
 
 void Notification::WaitForNotification() const {
