@@ -35,7 +35,7 @@ Requires-Dist: numpy >=1.22
 Provides-Extra: torch
 Requires-Dist: torch >=1.13 ; extra == "torch"
 Provides-Extra: jax
-Requires-Dist: jax ; extra == "jax"
+Requires-Dist: jax >=0.5 ; extra == "jax"
 Description-Content-Type: text/markdown
 
 {description}"""

@@ -75,7 +75,7 @@ class Embedding:
         """The activations of a step, float32 [samples, embedding_dim] by feature."""
         found = self._steps.receive(self._at(step))
         # On the CPU, JAX uses the memory into which they were received, and keeps it.
-        return {name: jax.numpy.asarray(values) for name, values in found.items()}
+        return {name: jax.device_put(values, may_alias=True) for name, values in found.items()}
 
     def update(self, step: int, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None) -> None:
         """One update of each row that the step looked up. A feature that is missing has a zero gradient.

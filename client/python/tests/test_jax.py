@@ -40,6 +40,18 @@ def batches(count, seed=5):
 
 
 class JaxTest(ClusterTest):
+    def setUp(self):
+        """Notes what comes from the stream."""
+        self.received = []
+        receive = emberd.TrainStream.receive_lookup
+
+        def noted(stream, timeout=None):
+            self.received.append(receive(stream, timeout))
+            return self.received[-1]
+
+        emberd.TrainStream.receive_lookup = noted
+        self.addCleanup(setattr, emberd.TrainStream, "receive_lookup", receive)
+
     def make(self, name=None, **options):
         config = counting_model(name or self.id().split(".")[-1], dim=DIM, rows=ROWS, initializer=emberd.Constant(0.25),
                                 optimizer=emberd.SGD(learning_rate=RATE))
@@ -80,6 +92,12 @@ class JaxTest(ClusterTest):
             self.assertEqual(self.train(self.make(f"depth{depth}"), depth), expected)
         self.assertEqual(self.train(self.make("pipelined3", pipelined=True), 3),
                          self.train(self.make("pipelined2", pipelined=True), 2))
+
+    def test_activations_are_not_copied(self):
+        emb = self.make()
+        found = emb.receive(emb.send({"t": range(BATCH)}))["t"]
+        self.assertEqual(found.unsafe_buffer_pointer() % 64, 0)
+        self.assertEqual([one["t"].ctypes.data for one in self.received], [found.unsafe_buffer_pointer()])
 
     def test_ids_of_jax_and_evaluation(self):
         emb = self.make()

@@ -26,6 +26,11 @@ def sha(model):
     return digest.hexdigest()
 
 
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class StreamTest(ClusterTest):
     def test_steps_are_those_of_numpy(self):
         model = self.declare(tables=("a", "b"))
@@ -190,6 +195,18 @@ class StreamTest(ClusterTest):
         while emberd._native.held() and time.monotonic() < end:
             time.sleep(0.01)
         self.assertEqual(emberd._native.held(), 0)
+
+
+    def test_many_steps_need_no_more_memory(self):
+        model = self.declare(dim=64)
+        gradient = {"t": np.zeros((64, 64), np.float32)}
+        with model.train("run") as stream:
+            for step in range(3000):
+                stream.lookup({"t": np.arange(64)})
+                stream.update(gradient)
+                if step == 500:
+                    before = resident_bytes()
+        self.assertLess(resident_bytes() - before, 4 << 20)  # 16 KiB that a step left would be 40 MiB
 
 
 class GroupTest(ClusterTest):
