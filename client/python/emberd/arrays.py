@@ -90,6 +90,36 @@ def as_floats(value: Any, what: str) -> Floats:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
+def _as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any], Optional[Floats]]:
+    """Values, the number of ids of each sample, and a weight for each id, if any."""
+    if isinstance(ids, Sparse):
+        values, weights = as_ints(ids.values, what), ids.weights
+        samples = np.asarray(ids.indices).reshape(-1, 2)[:, 0]
+        lengths = np.bincount(samples, minlength=ids.samples)
+    elif isinstance(ids, Ragged):
+        values, weights = as_ints(ids.values, what), ids.weights
+        lengths = np.diff(np.asarray(ids.row_splits))
+    else:
+        weights = ids.weights if isinstance(ids, Dense) else None
+        array = as_ints(ids.ids if isinstance(ids, Dense) else ids, what)
+        values = array.reshape(-1)
+        lengths = np.full(len(array), array.shape[1] if array.ndim == 2 else 1)
+    if weights is None:
+        return values, lengths, None
+    return values, lengths, np.broadcast_to(as_floats(weights, what).reshape(-1), values.shape)
+
+
+def concatenate(parts: Sequence[Ids], what: str) -> Ragged:
+    """The batches one after the other."""
+    split = [_as_ragged(part, what) for part in parts]
+    values = np.concatenate([one[0].astype(np.int64, copy=False) for one in split])
+    splits = np.concatenate([[0], np.cumsum(np.concatenate([one[1] for one in split]))]).astype(np.int64)
+    if all(one[2] is None for one in split):
+        return Ragged(values, splits)
+    return Ragged(values, splits, np.concatenate([np.ones(len(one[0]), np.float32) if one[2] is None else one[2]
+                                                  for one in split]))
+
+
 def _address(array: npt.NDArray[Any]) -> Optional[int]:
     return int(array.__array_interface__["data"][0]) if array.size else None
 

@@ -17,7 +17,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping
 import torch
 
 from . import config, errors
-from .arrays import Dense, Ids, Ragged, Sparse
+from .arrays import Dense, Ids, Ragged, Sparse, concatenate
 from .client import Client, Model
 from .steps import Step, Steps
 
@@ -106,6 +106,7 @@ class EmbeddingBagCollection(torch.nn.Module):
       torch.distributed, if that is initialized.
     pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
     reduction: "sum" of the gradients of all ranks, or "mean".
+    accumulate: the calls before `optimizer().step()` make one step together, as one large batch would.
     patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
 
     It has no parameters, so that DDP, FSDP and averaging leave the tables alone. In training, with gradients enabled,
@@ -117,33 +118,39 @@ class EmbeddingBagCollection(torch.nn.Module):
                  features: Optional[Sequence[config.FeatureConfig]] = None, group: str = "train",
                  rank: Optional[int] = None, size: Optional[int] = None, pipelined: bool = False,
                  consistency: str = "sync", staleness_bound: int = 0, reduction: str = "sum",
-                 optimizer: Optional[config.Optimizer] = None, plan: Optional[config.PlanConfig] = None,
+                 accumulate: bool = False, optimizer: Optional[config.Optimizer] = None, plan: Optional[config.PlanConfig] = None,
                  seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0) -> None:
         super().__init__()
         if reduction not in ("sum", "mean"):
             raise ValueError(f"reduction: {reduction!r} is not allowed; it must be 'sum' or 'mean'")
+        if accumulate and pipelined:
+            raise ValueError("accumulate: not allowed together with pipelined; each call must see all updates before it")
         given = features or [config.FeatureConfig(table.name, table.name) for table in tables]
         self.config = config.ModelConfig(model, list(tables), list(given), optimizer, plan, seed)
         self.model: Model = client.declare(self.config)
-        self.reduction = reduction
+        self.reduction, self.accumulate = reduction, accumulate
         rank, size = _rank_and_size(rank, size)
         self._steps = Steps(self.model, group, rank, size, pipelined=pipelined, consistency=consistency,
                             staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience)
         self._ahead: Deque[_Ahead] = deque()
         self._current: Optional[Step] = None
         self._leaves: Dict[str, torch.Tensor] = {}
+        self._parts: List[Tuple[Dict[str, Ids], Dict[str, torch.Tensor]]] = []  # of a step that accumulates: ids, activations
         self._optimizers: List[EmbeddingOptimizer] = []
 
     def forward(self, ids: Any) -> Any:
         """`ids`: by feature a tensor [samples] or [samples, k], emberd.Ragged, Sparse or Dense; gives a dict of tensors.
         Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor."""
         jagged = _is_jagged(ids)
-        found = self._train(ids) if self.training and torch.is_grad_enabled() else self._evaluate(ids)
+        train = self._train_part if self.accumulate else self._train
+        found = train(ids) if self.training and torch.is_grad_enabled() else self._evaluate(ids)
         return KeyedTensor(found) if jagged else found
 
     def prefetch(self, ids: Any) -> None:
         """Sends the ids of a later call of forward, which must get the same object, in the same order. What is wrong with
         them is raised there."""
+        if self.accumulate:
+            raise RuntimeError("accumulate: the ids of a step are known when it ends, so that they cannot be prefetched")
         self._ahead.append(_Ahead(ids))
         self._send_ahead()
 
@@ -215,7 +222,33 @@ class EmbeddingBagCollection(torch.nn.Module):
             optimizer._show(self._leaves)
         return dict(self._leaves)
 
+    def _train_part(self, ids: Any) -> Dict[str, torch.Tensor]:
+        """No update comes between the calls of a step, so that each may look up by itself."""
+        prepared = self._prepare(ids)
+        self._steps.confirm(all_of_them=True)
+        leaves = {name: torch.from_numpy(values).requires_grad_() for name, values in self.model.lookup(prepared).items()}
+        self._parts.append((prepared, leaves))
+        for optimizer in self._optimizers:
+            optimizer._show(*(part for _, part in self._parts))
+        return dict(leaves)
+
+    def _join_parts(self) -> None:
+        """Makes one step of the calls: its lookup tells the cluster all ids."""
+        names = self._parts[0][0]
+        step = self._steps.send({name: concatenate([ids[name] for ids, _ in self._parts], f'feature "{name}"')
+                                 for name in names})
+        self._steps.receive(step)
+        self._current = step
+        for name in names:
+            leaves = [part[name] for _, part in self._parts]
+            self._leaves[name] = torch.cat([leaf.detach() for leaf in leaves])
+            if any(leaf.grad is not None for leaf in leaves):
+                self._leaves[name].grad = torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                                                     for leaf in leaves])
+
     def _update(self, rates: Mapping[str, float]) -> None:
+        if self._parts:
+            self._join_parts()
         if self._current is None:
             raise RuntimeError("there is no step to end: call the module with ids in training, then backward, then step")
         gradients: Dict[str, Any] = {}
@@ -232,8 +265,9 @@ class EmbeddingBagCollection(torch.nn.Module):
     def _forget(self) -> None:
         self._current = None
         self._leaves = {}
+        self._parts = []
         for optimizer in self._optimizers:
-            optimizer._show({})
+            optimizer._show()
 
 
 class EmbeddingOptimizer(torch.optim.Optimizer):
@@ -251,10 +285,10 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
 
-    def _show(self, leaves: Mapping[str, torch.Tensor]) -> None:
+    def _show(self, *parts: Mapping[str, torch.Tensor]) -> None:
         """Makes the activations of the step the parameters, for who looks at their gradients."""
         for group in self.param_groups:
-            mine = [leaves[feature.name] for feature in self.collection.config.features
+            mine = [leaves[feature.name] for leaves in parts for feature in self.collection.config.features
                     if feature.table == group["table"] and feature.name in leaves]
             group["params"] = mine or [self._placeholders[group["table"]]]
 
@@ -269,8 +303,10 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Activations are new in each step, so that there is nothing to fill with zeros."""
+        """Activations are new in each step, so that there is nothing to fill with zeros. Calls that accumulate begin anew."""
         super().zero_grad(set_to_none=True)
+        if self.collection._parts:
+            self.collection._forget()
 
 
 class EmbeddingBag(torch.nn.Module):

@@ -64,6 +64,12 @@ class LookupTest(ClusterTest):
             self.assertEqual(look_up(self.model, ids).tolist(), [[2, 2], [22, 22]], ids)
         self.assertEqual(look_up(self.model, emberd.Dense([[1, 2]], 3.0)).tolist(), [[9, 9]])
 
+    def test_batches_one_after_the_other(self):
+        parts = [np.array([3, 5], np.int32), np.array([[1, 2], [3, 4]]), emberd.Dense([[1, 2]], 3.0),
+                 emberd.Ragged([1, 2, 3], [0, 2, 2, 3], [1, 2, 3]), emberd.Sparse([[1, 0], [1, 1]], [6, 7], 3)]
+        whole = look_up(self.model, emberd.arrays.concatenate(parts, "t"))
+        np.testing.assert_array_equal(whole, np.concatenate([look_up(self.model, part) for part in parts]))
+
     def test_empty_batches(self):
         self.assertEqual(look_up(self.model, []).shape, (0, 2))
         self.assertEqual(look_up(self.model, emberd.Ragged([], [0, 0, 0])).tolist(), [[0, 0], [0, 0]])

@@ -130,6 +130,32 @@ class ModuleTest(Case):
             self.assertEqual(ebc.model.read_rows("t", range(5))[:, 0].tolist(), [-1, 0, -1, -1, 0])
             self.assertEqual(ebc.next_step, 3)
 
+    def test_accumulated_calls_are_one_large_batch(self):
+        torch.manual_seed(2)
+        described = tables("a", "b", initializer=None, combiner="mean", optimizer=emberd.Adagrad(learning_rate=0.2))
+        parts = self.make(described=described, model="parts", seed=1, accumulate=True)
+        whole = self.make(described=described, model="whole", seed=1)
+        optimizers = parts.optimizer(), whole.optimizer()
+        for _ in range(3):
+            dense = torch.randint(0, 64, (12, 2))
+            ragged = [torch.randint(0, 64, (k % 4,)).tolist() for k in range(12)]
+            batches = [{"a": dense[i:i + 3], "b": emberd.Ragged.from_lists(ragged[i:i + 3])} for i in range(0, 12, 3)]
+            for batch in batches:
+                found = parts(batch)
+                (found["a"] * found["b"] + found["a"]).sum().backward()
+            self.assertEqual(len(optimizers[0].param_groups[0]["params"]), 4)
+            found = whole({"a": dense, "b": emberd.Ragged.from_lists(ragged)})
+            (found["a"] * found["b"] + found["a"]).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        self.assertEqual(sha(parts.model), sha(whole.model))
+        self.assertEqual(parts.next_step, 3)
+        parts(batches[0])["a"].sum().backward()
+        optimizers[0].zero_grad()  # as after an overflow: nothing is left of the call
+        with self.assertRaisesRegex(RuntimeError, "no step to end"):
+            optimizers[0].step()
+
     def test_wrong_ids_leave_a_module_that_goes_on(self):
         ebc = self.make()
         sparse = ebc.optimizer()
