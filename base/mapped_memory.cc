@@ -3,12 +3,27 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include <sys/mman.h>
 
 #include "absl/strings/str_cat.h"
 
 namespace emberd {
+namespace {
+
+// Anonymous memory can have them unless the file says "always madvise [never]", or is not there.
+bool KernelGivesHugePages() {
+  static const bool gives = [] {
+    std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+    std::string choices;
+    return std::getline(file, choices) && choices.find("[never]") == std::string::npos;
+  }();
+  return gives;
+}
+
+}  // namespace
 
 absl::StatusOr<MappedMemory> MappedMemory::Map(size_t bytes, bool huge_pages) {
   MappedMemory memory;
@@ -26,7 +41,8 @@ absl::StatusOr<MappedMemory> MappedMemory::Map(size_t bytes, bool huge_pages) {
   memory.data_ = memory.mapping_ + (-reinterpret_cast<uintptr_t>(mapping) & (alignment - 1));
   memory.size_ = bytes;
   // Advice only: a kernel without huge pages refuses and everything works, slower.
-  madvise(memory.data_, bytes, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  const int refused = madvise(memory.data_, bytes, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  memory.huge_pages_ = huge_pages && refused == 0 && KernelGivesHugePages();
   return memory;
 }
 
@@ -35,6 +51,7 @@ MappedMemory& MappedMemory::operator=(MappedMemory&& other) noexcept {
   std::swap(mapping_size_, other.mapping_size_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(huge_pages_, other.huge_pages_);
   return *this;
 }
 

@@ -25,12 +25,15 @@ class MappedMemory {
 
   char* data() const { return data_; }
   size_t size() const { return size_; }
+  // Asked for, and the kernel gives them.
+  bool huge_pages() const { return huge_pages_; }
 
  private:
   char* mapping_ = nullptr;
   size_t mapping_size_ = 0;
   char* data_ = nullptr;
   size_t size_ = 0;
+  bool huge_pages_ = false;
 };
 
 }  // namespace emberd

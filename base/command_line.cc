@@ -1,0 +1,84 @@
+#include "base/command_line.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace emberd {
+namespace {
+
+// The innermost command that was named.
+const CLI::App& CommandNamed(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().back();
+  return *command;
+}
+
+// "emberctl rows get"
+std::string NameOf(const CLI::App& command) {
+  return command.get_parent() == nullptr
+             ? command.get_name()
+             : absl::StrCat(NameOf(*command.get_parent()), " ", command.get_name());
+}
+
+std::vector<std::string> CommandsOf(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::App* one : command.get_subcommands([](const CLI::App*) { return true; })) {
+    if (!one->get_name().empty()) names.push_back(one->get_name());  // others group options
+  }
+  return names;
+}
+
+// Those of the command, then those of the commands around it.
+void AddOptions(const CLI::App& command, std::vector<std::string>* names) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (!option->get_lnames().empty()) names->push_back("--" + option->get_lnames().front());
+  }
+  for (const CLI::App* one : command.get_subcommands([](const CLI::App*) { return true; })) {
+    if (one->get_name().empty()) AddOptions(*one, names);
+  }
+}
+
+std::vector<std::string> OptionsOf(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::App* one = &command; one != nullptr; one = one->get_parent()) {
+    AddOptions(*one, &names);
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+std::string Describe(const CLI::App& app, const CLI::App& command, const CLI::ParseError& error) {
+  const std::string name = NameOf(command);
+  const std::vector<std::string> commands = CommandsOf(command);
+  const std::vector<std::string> left = app.remaining(/*recurse=*/true);
+  const std::string what = error.what();
+  if (!left.empty() && absl::StartsWith(left.front(), "-")) {
+    return absl::StrCat("there is no option ", left.front(), "; ",
+                        KnownNames("options", left.front(), OptionsOf(command)));
+  }
+  if (!left.empty() && !commands.empty()) {
+    return absl::StrCat("there is no command \"", left.front(), "\"; ",
+                        KnownNames("commands", left.front(), commands));
+  }
+  if (!left.empty()) {
+    return absl::StrCat("\"", left.front(), "\" is one argument more than `", name, "` takes");
+  }
+  if (!commands.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    return absl::StrCat("`", name, "` needs a command: ", absl::StrJoin(commands, ", "));
+  }
+  return what;
+}
+
+}  // namespace
+
+std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = CommandNamed(app);
+  return absl::StrCat(Describe(app, command, error), "\nSee `", NameOf(command), " --help`");
+}
+
+}  // namespace emberd

@@ -1,0 +1,35 @@
+// What a wrong command line is told, for programs whose options CLI11 reads.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "base/suggest.h"
+
+namespace emberd {
+
+// `error` in words: unknown commands and options list the known ones and the nearest. Two lines:
+// what is wrong, and where to read on.
+std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error);
+
+// For an option that takes one of the names of an enum, whatever their case. An error lists them.
+template <typename Enum>
+CLI::Validator OneOf(const std::string& plural, const std::map<std::string, Enum>& values) {
+  return CLI::Validator(
+      [plural, values](std::string& text) {
+        std::vector<std::string> names;
+        for (const auto& [name, value] : values) {
+          if (CLI::detail::to_lower(text) == name) {
+            text = std::to_string(static_cast<int>(value));
+            return std::string();
+          }
+          names.push_back(name);
+        }
+        return "\"" + text + "\" is not known; " + KnownNames(plural, text, names);
+      },
+      "");
+}
+
+}  // namespace emberd

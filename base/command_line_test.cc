@@ -1,0 +1,70 @@
+#include "base/command_line.h"
+
+#include <gtest/gtest.h>
+
+namespace emberd {
+namespace {
+
+enum class Bird { kOwl = 3, kWren = 5 };
+
+class CommandLineErrorTest : public ::testing::Test {
+ protected:
+  CommandLineErrorTest() : app_("a program", "prog") {
+    app_.require_subcommand(1);
+    app_.fallthrough();
+    app_.add_flag("--json");
+    CLI::App* rows = app_.add_subcommand("rows");
+    rows->require_subcommand(1);
+    CLI::App* get = rows->add_subcommand("get");
+    get->add_option("NAME", name_)->required();
+    get->add_option("--slot", slot_);
+    get->add_option("--bird", bird_)
+        ->transform(OneOf<Bird>(
+            "birds", std::map<std::string, Bird>{{"owl", Bird::kOwl}, {"wren", Bird::kWren}}));
+    rows->add_subcommand("set");
+    app_.add_subcommand("status");
+  }
+  std::string Parse(std::vector<std::string> arguments) {
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+    try {
+      app_.parse(arguments);
+    } catch (const CLI::ParseError& error) {
+      return CommandLineError(app_, error);
+    }
+    return "";
+  }
+
+  CLI::App app_;
+  std::string name_, slot_;
+  Bird bird_ = Bird::kOwl;
+};
+
+TEST_F(CommandLineErrorTest, ListsCommands) {
+  EXPECT_EQ(Parse({}), "`prog` needs a command: rows, status\nSee `prog --help`");
+  EXPECT_EQ(Parse({"statsu"}),
+            "there is no command \"statsu\"; did you mean \"status\"? Known commands: rows, "
+            "status\nSee `prog --help`");
+  EXPECT_EQ(Parse({"rows"}), "`prog rows` needs a command: get, set\nSee `prog rows --help`");
+  EXPECT_EQ(Parse({"rows", "take", "n"}),
+            "there is no command \"take\"; known commands: get, set\nSee `prog rows --help`");
+}
+
+TEST_F(CommandLineErrorTest, ListsOptions) {
+  EXPECT_EQ(Parse({"rows", "get", "n", "--slto", "x"}),
+            "there is no option --slto; did you mean \"--slot\"? Known options: --bird, --help, "
+            "--json, --slot\nSee `prog rows get --help`");
+  EXPECT_EQ(Parse({"status", "now"}),
+            "\"now\" is one argument more than `prog status` takes\nSee `prog status --help`");
+  EXPECT_EQ(Parse({"rows", "get"}), "NAME is required\nSee `prog rows get --help`");
+}
+
+TEST_F(CommandLineErrorTest, ListsNamesOfAnEnum) {
+  EXPECT_EQ(Parse({"rows", "get", "n", "--bird", "Wren"}), "");
+  EXPECT_EQ(bird_, Bird::kWren);
+  EXPECT_EQ(Parse({"rows", "get", "n", "--bird", "wern"}),
+            "--bird: \"wern\" is not known; did you mean \"wren\"? Known birds: owl, wren\nSee "
+            "`prog rows get --help`");
+}
+
+}  // namespace
+}  // namespace emberd

@@ -1,0 +1,20 @@
+// What to tell somebody who wrote a name that is not known.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace emberd {
+
+// The name that `text` was probably meant to be: the one with the fewest letters changed, whatever
+// their case, if it is near at all; else empty.
+std::string NearestName(absl::string_view text, const std::vector<std::string>& names);
+
+// For the end of an error: "did you mean "users"? Known tables: items, users", or without the
+// question if no name is near. Of very many names, the first.
+std::string KnownNames(absl::string_view plural, absl::string_view text,
+                       const std::vector<std::string>& names);
+
+}  // namespace emberd
