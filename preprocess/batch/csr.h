@@ -7,6 +7,7 @@
 // TensorFlow's GetMinibatchesInCsr.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -18,6 +19,12 @@ namespace emberd::preprocess {
 inline constexpr int32_t kCsrAlignment = 8;
 // What a pad cell holds in embedding_ids and sample_ids; its gain is NaN.
 inline constexpr int32_t kCsrPadId = 2147483647;
+
+// Rows that a partition of a stack can have: an int32 names a row of a partition, a uint32 one of
+// all rows of the stack on a shard. `partitions` of it are on the shard: sparsecores_per_shard.
+constexpr int64_t MaxRowsPerPartition(int partitions) {
+  return std::min<int64_t>((int64_t{1} << 31) - 8, (int64_t{1} << 32) / partitions);
+}
 
 constexpr int64_t AlignCsr(int64_t index) {
   return (index + kCsrAlignment - 1) / kCsrAlignment * kCsrAlignment;

@@ -101,11 +101,12 @@ float Gain(float weight, float divisor, bool divide_by_zero) {
   return weight / divisor;
 }
 
-// Turns ids of one feature into the upper half of keys, in place.
+// Turns ids of one feature into the upper bits of keys.
 struct KeyMaker {
   KeyMaker(const StackShape& shape, const FeatureShape& feature)
       : partition_bits(shape.partition_bits()),
         row_bits(shape.row_bits()),
+        sample_bits(shape.sample_bits()),
         partition_mask(shape.partitions - 1),
         rotation(feature.rotation),
         row_offset(feature.row_offset) {}
@@ -115,11 +116,12 @@ struct KeyMaker {
     const auto wide = static_cast<uint64_t>(id);
     const uint64_t partition = (wide + rotation) & partition_mask;
     const uint64_t row = (wide >> partition_bits) + row_offset;
-    return (partition << row_bits | row) << 32;
+    return (partition << row_bits | row) << sample_bits;
   }
 
   int partition_bits;
   int row_bits;
+  int sample_bits;
   uint64_t partition_mask;
   uint64_t rotation;
   uint64_t row_offset;

@@ -1,6 +1,7 @@
 // Features to COO: a sort key and a gain for each id of a source slot.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -30,6 +31,8 @@ struct StackShape {
 
   int row_bits() const { return BitsFor(rows_per_partition); }
   int partition_bits() const { return BitsFor(partitions); }
+  // Bits of a key that are left for the sample.
+  int sample_bits() const { return std::min(32, 64 - partition_bits() - row_bits()); }
 };
 
 // The inputs of the stack's features, in the order of StackShape.features. ValidateFeature accepts
@@ -50,10 +53,10 @@ struct WeightedSample {
 };
 
 // The occurrences of one source slot, in canonical order. A key is
-//   bits 63..32: partition << row_bits | local row;  bits 31..0: sample id in the slot, or, for
-//   kPerOccurrence, the ordinal of the occurrence, under which `weighted` holds its sample and
+//   from bit sample_bits on: partition << row_bits | local row;  below: sample id in the slot, or,
+//   for kPerOccurrence, the ordinal of the occurrence, under which `weighted` holds its sample and
 //   gain.
-// Samples ascend, so a stable sort by the upper half alone orders keys as (partition, local row,
+// Samples ascend, so a stable sort by the upper bits alone orders keys as (partition, local row,
 // sample, position).
 struct Occurrences {
   GainKind gain_kind = GainKind::kOne;

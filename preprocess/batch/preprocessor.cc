@@ -148,7 +148,7 @@ absl::Status Preprocessor::Sort(absl::Span<const FeatureInput> inputs, SortedBat
   batch->LayOut(plan_, model_.plan().sample_layout(), inputs);
   for (size_t k = 0; k < stacks_.size(); ++k) {
     StackBatch& stack = batch->stacks_[k];
-    RETURN_IF_ERROR(CheckSize(plan_.stacks[k], stack));
+    RETURN_IF_ERROR(CheckSize(k, stack));
     stack.gain_kind = GainKindOf(stacks_[k].shape, stack.inputs);
   }
   batch->bucketed_ = expect_cuts_.load(std::memory_order_relaxed);
@@ -188,14 +188,17 @@ absl::Status Preprocessor::Validate(absl::Span<const FeatureInput> inputs,
 }
 
 // Refuses what 32-bit indices cannot hold.
-absl::Status Preprocessor::CheckSize(const StackPlan& plan, const StackBatch& stack) const {
+absl::Status Preprocessor::CheckSize(size_t stack_index, const StackBatch& stack) const {
+  const StackPlan& plan = plan_.stacks[stack_index];
   if (stack.samples > kMaxStackSamples) {
     return absl::InvalidArgumentError(
         absl::StrCat("the features of stack '", plan.name, "' have ", stack.samples,
                      " samples together; allowed: [0, ", kMaxStackSamples, "]"));
   }
   const int64_t max_pads = kCsrAlignment * kBuckets * int64_t{plan_.topology.partitions()};
-  const int64_t max_ids = std::numeric_limits<int32_t>::max() - max_pads;
+  // Of a large stack, a key has fewer bits for the number of an id.
+  const int64_t max_ids = std::min<int64_t>(std::numeric_limits<int32_t>::max() - max_pads,
+                                            int64_t{1} << stacks_[stack_index].shape.sample_bits());
   for (const SlotLayout& slot : stack.layout) {
     const int64_t ids = CountIds(slot, stack.inputs);
     if (ids <= max_ids) continue;

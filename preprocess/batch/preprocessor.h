@@ -95,7 +95,7 @@ class Preprocessor {
 
   absl::Status Sort(absl::Span<const FeatureInput> inputs, SortedBatch* sorted);
   absl::Status Validate(absl::Span<const FeatureInput> inputs, std::vector<absl::Status>* found);
-  absl::Status CheckSize(const StackPlan& plan, const StackBatch& stack) const;
+  absl::Status CheckSize(size_t stack_index, const StackBatch& stack) const;
   bool NeedsMinibatches(const PreprocessedBatch& batch) const;
   absl::Status CheckBuckets(size_t stack_index, const StackBatch& stack) const;
   void FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const;

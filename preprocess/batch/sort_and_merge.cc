@@ -9,9 +9,8 @@
 namespace emberd::preprocess {
 namespace {
 
-constexpr int kKeyShift = 32;
 constexpr int kMaxDigitBits = 11;  // 2,048 counters of 4 bytes stay in the first-level cache
-constexpr int kMaxPasses = 4;      // 32 live bits in digits of 8 or more
+constexpr int kMaxPasses = 6;      // kMaxLiveBits in digits of 8 or more
 // Below so many keys, clearing and summing counters costs more than a comparison sort.
 constexpr int64_t kFewKeys = 48;
 // Below so many, three passes over small counters beat two over large ones.
@@ -20,13 +19,14 @@ constexpr int kSmallDigitBits = 8;
 
 using Counters = std::array<uint32_t, 1 << kMaxDigitBits>;
 
-void Count(const uint64_t* keys, int64_t n, int passes, int digit_bits, Counters* counters) {
+void Count(const uint64_t* keys, int64_t n, int low_bits, int passes, int digit_bits,
+           Counters* counters) {
   const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
   for (int pass = 0; pass < passes; ++pass) {
     std::memset(counters[pass].data(), 0, sizeof(uint32_t) << digit_bits);
   }
   for (int64_t i = 0; i < n; ++i) {
-    uint64_t rest = keys[i] >> kKeyShift;
+    uint64_t rest = keys[i] >> low_bits;
     for (int pass = 0; pass < passes; ++pass, rest >>= digit_bits) ++counters[pass][rest & mask];
   }
 }
@@ -46,17 +46,20 @@ bool SumUp(int64_t n, int digit_bits, Counters* counters) {
 // Sample and gain of an occurrence, by kind.
 template <GainKind kind>
 struct OccurrenceAt {
-  explicit OccurrenceAt(const Occurrences& occurrences)
-      : sample_gains(occurrences.sample_gains.data()), weighted(occurrences.weighted.data()) {}
+  OccurrenceAt(const StackShape& shape, const Occurrences& occurrences)
+      : low_mask((uint64_t{1} << shape.sample_bits()) - 1),
+        sample_gains(occurrences.sample_gains.data()),
+        weighted(occurrences.weighted.data()) {}
 
   WeightedSample operator()(uint64_t key) const {
-    const auto low = static_cast<uint32_t>(key);
+    const auto low = static_cast<uint32_t>(key & low_mask);
     if constexpr (kind == GainKind::kPerOccurrence) return weighted[low];
     if constexpr (kind == GainKind::kPerSample)
       return {static_cast<int32_t>(low), sample_gains[low]};
     return {static_cast<int32_t>(low), 1.0f};
   }
 
+  const uint64_t low_mask;
   const float* sample_gains;
   const WeightedSample* weighted;
 };
@@ -64,7 +67,8 @@ struct OccurrenceAt {
 template <GainKind kind, bool kCountOccurrences>
 void Merge(const StackShape& shape, const Occurrences& occurrences, const uint64_t* sorted,
            int32_t* multiplicity, SlotCsr* csr) {
-  const OccurrenceAt<kind> occurrence_at(occurrences);
+  const OccurrenceAt<kind> occurrence_at(shape, occurrences);
+  const int sample_bits = shape.sample_bits();
   const int row_bits = shape.row_bits();
   const uint64_t row_mask = (uint64_t{1} << row_bits) - 1;
   int32_t* embedding_ids = csr->embedding_ids.data();
@@ -80,7 +84,7 @@ void Merge(const StackShape& shape, const Occurrences& occurrences, const uint64
     uint64_t row_before = ~uint64_t{0};
     int32_t sample_before = -1;
     for (; i < occurrences.count; ++i) {
-      const uint64_t place = sorted[i] >> 32;
+      const uint64_t place = sorted[i] >> sample_bits;
       if (place >= bound) break;
       const WeightedSample occurrence = occurrence_at(sorted[i]);
       if (place == row_before && occurrence.sample == sample_before) {
@@ -149,7 +153,7 @@ int64_t PadCells(SlotCsr* csr, int64_t cell) {
   return end;
 }
 
-uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits) {
+uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits, int low_bits) {
   if (n < kFewKeys) {
     std::sort(keys, keys + n);
     return keys;
@@ -157,13 +161,13 @@ uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits) {
   const int most_bits = n < kSomeKeys ? kSmallDigitBits : kMaxDigitBits;
   const int passes = std::max(1, (live_bits + most_bits - 1) / most_bits);
   const int digit_bits = std::max(1, (live_bits + passes - 1) / passes);
-  static_assert(kMaxPasses * kSmallDigitBits >= 32);
+  static_assert(kMaxPasses * kSmallDigitBits >= kMaxLiveBits);
   Counters counters[kMaxPasses];
-  Count(keys, n, passes, digit_bits, counters);
+  Count(keys, n, low_bits, passes, digit_bits, counters);
   const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
   for (int pass = 0; pass < passes; ++pass) {
     if (!SumUp(n, digit_bits, &counters[pass])) continue;
-    const int shift = kKeyShift + pass * digit_bits;
+    const int shift = low_bits + pass * digit_bits;
     uint32_t* position = counters[pass].data();
     for (int64_t i = 0; i < n; ++i) spare[position[keys[i] >> shift & mask]++] = keys[i];
     std::swap(keys, spare);
@@ -177,7 +181,7 @@ void SortSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slo
   MakeKeys(shape, inputs, slot, kind, &occurrences);
   const uint64_t* sorted =
       SortKeys(occurrences.keys.data(), scratch->spare_keys.Reserve(occurrences.count),
-               occurrences.count, shape.partition_bits() + shape.row_bits());
+               occurrences.count, shape.partition_bits() + shape.row_bits(), shape.sample_bits());
   MergeSorted(shape, occurrences, sorted, multiplicity, csr);
 }
 

@@ -66,10 +66,13 @@ struct SlotScratch {
 void SortSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
               SlotScratch* scratch, Buffer<int32_t>* multiplicity, SlotCsr* csr);
 
-// Sorts n keys ascending by bits [32, 32 + live_bits), keeping the order of keys that are equal
-// there; higher bits are zero and lower bits ascend. `spare` has room for n keys. Returns the array
-// that holds the result: `keys` or `spare`. LSD radix sort; passes in which all keys agree are left
-// out.
-uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits);
+// Bits of a partition, of at most 1024, and of a row of it, below 2^31.
+inline constexpr int kMaxLiveBits = 41;
+
+// Sorts n keys ascending by bits [low_bits, low_bits + live_bits), keeping the order of keys that
+// are equal there; higher bits are zero and lower bits ascend. `spare` has room for n keys. Returns
+// the array that holds the result: `keys` or `spare`. LSD radix sort; passes in which all keys
+// agree are left out.
+uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits, int low_bits);
 
 }  // namespace emberd::preprocess

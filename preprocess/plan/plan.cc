@@ -1,7 +1,6 @@
 #include "preprocess/plan/plan.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -9,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "preprocess/batch/csr.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/stacking.h"
 
@@ -189,6 +189,17 @@ class Planner {
     return std::min(folded, limit);
   }
 
+  absl::Status CheckRows(int table, const std::string& stack, int64_t rows_per_partition) const {
+    const int on_shard = topology_.sparsecores_per_shard;
+    const int64_t most = MaxRowsPerPartition(on_shard);
+    if (rows_per_partition <= most) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tables[", table, "].vocabulary_size: ", model_.tables(table).vocabulary_size(),
+        " makes stack '", stack, "' ", rows_per_partition, " rows long in each of ", partitions_,
+        " partitions; with ", on_shard, " SparseCores per shard a partition holds at most ", most,
+        " rows of a stack. Use more shards, or put the tables into several groups"));
+  }
+
   absl::StatusOr<StackPlan> PlaceStack(const StackDraft& draft, int index, Plan* plan) const {
     StackPlan stack;
     stack.name = draft.name;
@@ -208,12 +219,7 @@ class Planner {
       const int64_t shift = static_cast<int64_t>(k) * rotation % partitions_;
       table.shard_rotation = static_cast<int>((shift + partitions_) % partitions_);
       stack.rows_per_partition += table.padded_vocabulary_size / partitions_;
-      if (stack.rows_per_partition * partitions_ > std::numeric_limits<int32_t>::max()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("tables[", t, "].vocabulary_size: ", config.vocabulary_size(),
-                         " makes stack '", draft.name, "' ", stack.rows_per_partition * partitions_,
-                         " rows long; a stack holds less than 2^31 rows"));
-      }
+      RETURN_IF_ERROR(CheckRows(t, draft.name, stack.rows_per_partition));
       stack.embedding_dim =
           std::max(stack.embedding_dim, static_cast<int>(PaddedWidth(config.embedding_dim())));
       stack.max_ids_per_partition =

@@ -74,7 +74,7 @@ struct Plan {
 
 // Plans a model whose config has been checked and completed by config::CompleteModel.
 // INVALID_ARGUMENT names the offending field (for instance a group of tables with different
-// optimizers, or a stack of 2^31 rows or more).
+// optimizers, or a stack of more than MaxRowsPerPartition rows).
 absl::StatusOr<Plan> MakePlan(const v1::ModelConfig& model, const Topology& topology);
 
 // The plan as the API shows it.

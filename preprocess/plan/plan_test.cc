@@ -159,6 +159,24 @@ TEST(PlanTest, NamesWhatIsWrong) {
   EXPECT_FALSE(MakePlan(model, {1, 0}).ok());
 }
 
+TEST(PlanTest, APartitionHasAsManyRowsAsItsNumbersHold) {
+  const auto refusal = [](int64_t rows, Topology topology) {
+    v1::ModelConfig model;
+    AddTable(&model, "t", rows, 8);
+    const auto plan = MakePlan(model, topology);
+    return plan.ok() ? "" : std::string(plan.status().message());
+  };
+  EXPECT_EQ(refusal(int64_t{1} << 40, {256, 4}), "");  // the largest table that a config allows
+  EXPECT_EQ(refusal((int64_t{1} << 31) - 8, {1, 1}), "");
+  EXPECT_EQ(refusal(int64_t{1} << 31, {1, 2}), "");
+  EXPECT_EQ(refusal(int64_t{1} << 31, {1, 1}),
+            "tables[0].vocabulary_size: 2147483648 makes stack 't' 2147483648 rows long in each of "
+            "1 partitions; with 1 SparseCores per shard a partition holds at most 2147483640 rows "
+            "of a stack. Use more shards, or put the tables into several groups");
+  EXPECT_THAT(refusal(int64_t{1} << 40, {128, 8}),
+              HasSubstr("with 8 SparseCores per shard a partition holds at most 536870912 rows"));
+}
+
 TEST(PlanTest, ProtoShowsThePlan) {
   v1::ModelConfig model;
   AddTable(&model, "a", 100, 6, 32);

@@ -167,7 +167,7 @@ double SortLimit(const Workload& workload, const Plan& plan) {
       for (int s = 0; s < slots; ++s) {
         work.assign(keys[k].begin(), keys[k].end());
         spare.resize(work.size());
-        SortKeys(work.data(), spare.data(), static_cast<int64_t>(work.size()), bits[k]);
+        SortKeys(work.data(), spare.data(), static_cast<int64_t>(work.size()), bits[k], 32);
       }
     }
   });
