@@ -9,6 +9,7 @@
 #include "absl/numeric/bits.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/machine_memory.h"
 #include "base/status.h"
 #include "config/address.h"
 #include "config/config.h"
@@ -19,6 +20,10 @@ namespace {
 
 constexpr int kMaxPartitions = 1024;
 constexpr int kDigestDigits = 64;
+// Bounds of budgets that are shares of a machine's memory.
+constexpr int64_t kMinBudget = int64_t{1} << 20;
+constexpr int64_t kMaxBatchBytes = int64_t{1} << 30;
+constexpr int64_t kMaxInFlightBytes = int64_t{4} << 30;
 
 // Collects the addresses of a cluster: each may stand once.
 class AddressChecker {
@@ -146,6 +151,34 @@ int CpuCount() { return std::max(1u, std::thread::hardware_concurrency()); }
 
 }  // namespace
 
+int ShardsOnOneHost(const v1::ClusterConfig& cluster) {
+  absl::flat_hash_map<std::string, int> shards;  // by host
+  int most = 1;
+  for (const v1::ShardConfig& shard : cluster.shards()) {
+    const absl::StatusOr<Address> address = ParseAddress(shard.address());
+    if (address.ok()) most = std::max(most, ++shards[address->host]);
+  }
+  return most;
+}
+
+// Half of the memory is for tables. The other half is for batches and requests of all processes,
+// for what they need themselves, and for whatever else runs there.
+void FillBudgets(int64_t memory_bytes, v1::ClusterConfig* cluster) {
+  v1::BudgetConfig& budgets = *cluster->mutable_budgets();
+  const auto fill = [&budgets](int64_t (v1::BudgetConfig::*get)() const,
+                               void (v1::BudgetConfig::*set)(int64_t), int64_t value) {
+    if ((budgets.*get)() == 0) (budgets.*set)(value);
+  };
+  const int64_t partitions =
+      int64_t{ShardsOnOneHost(*cluster)} * std::max(1, cluster->sparsecores_per_shard());
+  fill(&v1::BudgetConfig::bytes_per_sparsecore, &v1::BudgetConfig::set_bytes_per_sparsecore,
+       std::max(kMinBudget, memory_bytes / 2 / partitions));
+  fill(&v1::BudgetConfig::batch_bytes, &v1::BudgetConfig::set_batch_bytes,
+       std::clamp(memory_bytes / 16, kMinBudget, kMaxBatchBytes));
+  fill(&v1::BudgetConfig::in_flight_bytes, &v1::BudgetConfig::set_in_flight_bytes,
+       std::clamp(memory_bytes / 8, kMinBudget, kMaxInFlightBytes));
+}
+
 absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
   RETURN_IF_ERROR(CheckFields(*cluster));
   v1::ClusterConfig complete = *cluster;
@@ -153,6 +186,7 @@ absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
   complete.mutable_timeouts();
   complete.mutable_logging();
   FillFields(&complete);
+  FillBudgets(ReadMachineMemory().limit, &complete);
   if (complete.shard_threads() == 0) complete.set_shard_threads(CpuCount());
   if (complete.coordinator_threads() == 0) complete.set_coordinator_threads(CpuCount());
 

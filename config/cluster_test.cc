@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/machine_memory.h"
 #include "config/config.h"
 #include "google/protobuf/util/message_differencer.h"
 
@@ -21,11 +22,14 @@ TEST(CompleteCluster, WritesTheDefaultsOfTheProtoFile) {
   const auto cluster = ParseCluster(kOneShard);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   EXPECT_EQ(cluster->sparsecores_per_shard(), 2);
-  EXPECT_EQ(cluster->budgets().bytes_per_sparsecore(), int64_t{16} << 30);
-  EXPECT_EQ(cluster->budgets().batch_bytes(), int64_t{1} << 30);
   EXPECT_EQ(cluster->budgets().max_batches(), 1024);
   EXPECT_EQ(cluster->budgets().max_message_bytes(), int64_t{1} << 30);
-  EXPECT_EQ(cluster->budgets().in_flight_bytes(), int64_t{4} << 30);
+  v1::ClusterConfig shares = *ParseCluster(kOneShard);
+  shares.clear_budgets();
+  FillBudgets(ReadMachineMemory().limit, &shares);
+  EXPECT_EQ(cluster->budgets().bytes_per_sparsecore(), shares.budgets().bytes_per_sparsecore());
+  EXPECT_EQ(cluster->budgets().batch_bytes(), shares.budgets().batch_bytes());
+  EXPECT_EQ(cluster->budgets().in_flight_bytes(), shares.budgets().in_flight_bytes());
   EXPECT_EQ(cluster->budgets().max_train_streams(), 512);
   EXPECT_EQ(cluster->budgets().client_requests(), 256);
   EXPECT_EQ(cluster->budgets().client_in_flight_bytes(), int64_t{4} << 30);
@@ -38,6 +42,31 @@ TEST(CompleteCluster, WritesTheDefaultsOfTheProtoFile) {
   EXPECT_EQ(cluster->logging().level(), v1::LoggingConfig::INFO);
   EXPECT_GE(cluster->shard_threads(), 1);
   EXPECT_GE(cluster->coordinator_threads(), 1);
+}
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+TEST(FillBudgets, TakesSharesOfTheMemory) {
+  v1::ClusterConfig cluster = *ParseCluster(
+      "shards { address: 'a:1' } shards { address: 'a:2' } shards { address: 'b:1' } "
+      "shards { address: 'b:2' } sparsecores_per_shard: 4");
+  EXPECT_EQ(ShardsOnOneHost(cluster), 2);
+  cluster.clear_budgets();
+  FillBudgets(1536 * kMiB, &cluster);
+  // Two shards of four share the half of a machine.
+  EXPECT_EQ(cluster.budgets().bytes_per_sparsecore(), 96 * kMiB);
+  EXPECT_EQ(cluster.budgets().batch_bytes(), 96 * kMiB);
+  EXPECT_EQ(cluster.budgets().in_flight_bytes(), 192 * kMiB);
+}
+
+TEST(FillBudgets, GivesBatchesAndRequestsNoMoreOfALargeMachine) {
+  v1::ClusterConfig cluster = *ParseCluster(kOneShard);
+  cluster.clear_budgets();
+  cluster.mutable_budgets()->set_bytes_per_sparsecore(7);
+  FillBudgets(int64_t{1} << 40, &cluster);
+  EXPECT_EQ(cluster.budgets().bytes_per_sparsecore(), 7);
+  EXPECT_EQ(cluster.budgets().batch_bytes(), 1024 * kMiB);
+  EXPECT_EQ(cluster.budgets().in_flight_bytes(), 4096 * kMiB);
 }
 
 TEST(CompleteCluster, KeepsWhatIsGiven) {
@@ -146,7 +175,7 @@ const BadCluster kBadClusters[] = {
     {"ManyThreads", "coordinators", "coordinator_threads: 5000 coordinators",
      "coordinator_threads: 5000 is not allowed"},
     {"NegativeBudget", "coordinators", "budgets { bytes_per_sparsecore: -1 } coordinators",
-     "budgets.bytes_per_sparsecore: -1 is not allowed; it must be in [1, 1125899906842624]"},
+     "budgets.bytes_per_sparsecore: -1 is not allowed; it must be in [0, 1125899906842624]"},
     {"NegativeBatchBudget", "coordinators", "budgets { batch_bytes: -1 } coordinators",
      "budgets.batch_bytes: -1 is not allowed"},
     {"NegativeBatches", "coordinators", "budgets { max_batches: -1 } coordinators",

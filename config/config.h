@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -37,8 +38,18 @@ absl::Status CompleteCluster(v1::ClusterConfig* cluster);
 // The same for a token file, whose digests become lower case.
 absl::Status CompleteTokenFile(v1::TokenFile* file);
 
+// Most shards of the cluster that have one host, and so share its memory.
+int ShardsOnOneHost(const v1::ClusterConfig& cluster);
+// Fills in the budgets that depend on how much memory a machine of the cluster has. CompleteCluster
+// does so with that of this one.
+void FillBudgets(int64_t memory_bytes, v1::ClusterConfig* cluster);
+
 // Hash of a complete model config: equal on every process and machine, never 0. It is the model_id.
 uint64_t ModelFingerprint(const v1::ModelConfig& model);
+
+// For errors: the names that there are, in their order.
+std::vector<std::string> TableNames(const v1::ModelConfig& model);
+std::vector<std::string> FeatureNames(const v1::ModelConfig& model);
 
 // Path and both values of the first field, in field order, in which two complete configs differ;
 // empty if none.

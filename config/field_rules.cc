@@ -24,6 +24,7 @@ constexpr double kMaxInt32 = 2147483647;
 constexpr double kMiB = 1 << 20;
 constexpr double kGiB = 1 << 30;
 constexpr Range kBytes = Between(1, kMiB* kGiB);  // to 1 PiB: sums of budgets do not overflow
+constexpr Range kShareOfMemory = Between(0, kMiB* kGiB);  // 0: FillBudgets decides
 constexpr Range kMilliseconds = Between(1, kMaxInt32);
 constexpr Range kThreads = Between(0, 1024);
 
@@ -111,11 +112,11 @@ constexpr FieldRule kRules[] = {
     {"ClusterConfig.sparsecores_per_shard", Between(1, 64), 2},
     {"ClusterConfig.shard_threads", kThreads},
     {"ClusterConfig.coordinator_threads", kThreads},
-    {"BudgetConfig.bytes_per_sparsecore", kBytes, 16 * kGiB},
-    {"BudgetConfig.batch_bytes", kBytes, kGiB},
+    {"BudgetConfig.bytes_per_sparsecore", kShareOfMemory},
+    {"BudgetConfig.batch_bytes", kShareOfMemory},
     {"BudgetConfig.max_batches", AtLeast(1), 1024},
     {"BudgetConfig.max_message_bytes", Between(1, kMaxInt32), kGiB},
-    {"BudgetConfig.in_flight_bytes", kBytes, 4 * kGiB},
+    {"BudgetConfig.in_flight_bytes", kShareOfMemory},
     {"BudgetConfig.max_train_streams", Between(1, 16384), 512},
     {"BudgetConfig.client_requests", AtLeast(1), 256},
     {"BudgetConfig.client_in_flight_bytes", kBytes, 4 * kGiB},

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/suggest.h"
 #include "config/config.h"
 #include "config/field_rules.h"
 #include "config/fields.h"
@@ -64,6 +65,13 @@ absl::Status CheckTable(const v1::TableConfig& table, const std::string& path) {
   return CheckBounds(table.initializer().uniform(), FieldPath(path, "initializer.uniform"), true);
 }
 
+template <typename List>
+std::vector<std::string> NamesOf(const List& list) {
+  std::vector<std::string> names;
+  for (const auto& element : list) names.push_back(element.name());
+  return names;
+}
+
 // Every feature names a table that exists, and every table is named by a feature.
 absl::Status CheckReferences(const v1::ModelConfig& model) {
   absl::flat_hash_set<std::string> tables;
@@ -72,8 +80,9 @@ absl::Status CheckReferences(const v1::ModelConfig& model) {
   for (int i = 0; i < model.features_size(); ++i) {
     const std::string& table = model.features(i).table();
     if (!tables.contains(table)) {
-      return NotAllowed(FieldPath(FieldPath("", "features", i), "table"), QuotedText(table),
-                        "the name of a table");
+      return NotAllowed(
+          FieldPath(FieldPath("", "features", i), "table"), QuotedText(table),
+          absl::StrCat("the name of a table; ", KnownNames("tables", table, TableNames(model))));
     }
     used.insert(table);
   }
@@ -188,6 +197,14 @@ absl::Status CompleteGroups(v1::ModelConfig* model) {
 }
 
 }  // namespace
+
+std::vector<std::string> TableNames(const v1::ModelConfig& model) {
+  return NamesOf(model.tables());
+}
+
+std::vector<std::string> FeatureNames(const v1::ModelConfig& model) {
+  return NamesOf(model.features());
+}
 
 absl::Status CompleteModel(v1::ModelConfig* model) {
   RETURN_IF_ERROR(CheckModel(*model));

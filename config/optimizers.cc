@@ -5,8 +5,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/suggest.h"
 #include "config/field_rules.h"
 #include "config/fields.h"
 
@@ -159,8 +159,8 @@ absl::StatusOr<double> SetHyperparameter(OptimizerConfig* optimizer, absl::strin
   if (field == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(*optimizer),
-                     " has none of this name that can be set per step; it has ",
-                     absl::StrJoin(HyperparameterNames(*optimizer), ", ")));
+                     " has none of this name that can be set per step; ",
+                     KnownNames("hyper-parameters", name, HyperparameterNames(*optimizer))));
   }
   double held = value == 0 ? 0 : value;  // -0 is written as 0, as FillFields does
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {

@@ -14,8 +14,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "base/suggest.h"
 #include "config/config.h"
 #include "config/fields.h"
 #include "google/protobuf/io/tokenizer.h"
@@ -25,6 +27,8 @@
 namespace emberd::config {
 namespace {
 
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
 // Keeps the first error of a text proto parser.
@@ -41,12 +45,112 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   std::string text_;
 };
 
+std::vector<std::string> FieldNames(const Descriptor& type) {
+  std::vector<std::string> names;
+  for (int i = 0; i < type.field_count(); ++i) names.push_back(type.field(i)->name());
+  return names;
+}
+
+std::vector<std::string> ValueNames(const google::protobuf::EnumDescriptor& type) {
+  std::vector<std::string> names;
+  for (int i = 0; i < type.value_count(); ++i) {
+    if (type.value(i)->number() != 0) names.push_back(type.value(i)->name());
+  }
+  return names;
+}
+
+// The message type of this full name among `type` and those that its fields hold.
+const Descriptor* FindType(const Descriptor& type, absl::string_view name) {
+  if (type.full_name() == name) return &type;
+  for (int i = 0; i < type.field_count(); ++i) {
+    const Descriptor* const inner = type.field(i)->message_type();
+    const Descriptor* const found = inner == nullptr ? nullptr : FindType(*inner, name);
+    if (found != nullptr) return found;
+  }
+  return nullptr;
+}
+
+// The enum of the first field of this name there.
+const google::protobuf::EnumDescriptor* FindEnum(const Descriptor& type, const std::string& field) {
+  const FieldDescriptor* const here = type.FindFieldByName(field);
+  if (here != nullptr && here->enum_type() != nullptr) return here->enum_type();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const Descriptor* const inner = type.field(i)->message_type();
+    const auto* const found = inner == nullptr ? nullptr : FindEnum(*inner, field);
+    if (found != nullptr) return found;
+  }
+  return nullptr;
+}
+
+// What stands in quotes in `text`, in order.
+std::vector<std::string> Quoted(absl::string_view text) {
+  std::vector<std::string> parts = absl::StrSplit(text, '"');
+  std::vector<std::string> quoted;
+  for (size_t i = 1; i < parts.size(); i += 2) quoted.push_back(parts[i]);
+  return quoted;
+}
+
+// Protobuf's errors of text proto in words for people who do not know protobuf, with the names that
+// are known.
+std::string InWords(const std::string& message, const Descriptor& root) {
+  const std::vector<std::string> quoted = Quoted(message);
+  if (absl::StrContains(message, "has no field named") && quoted.size() == 2) {
+    const Descriptor* const type = FindType(root, quoted[0]);
+    if (type == nullptr) return message;
+    return absl::StrCat("there is no field \"", quoted[1], "\" in ", type->name(), "; ",
+                        KnownNames("fields", quoted[1], FieldNames(*type)));
+  }
+  if (absl::StrContains(message, "Unknown enumeration value") && quoted.size() == 2) {
+    const auto* const type = FindEnum(root, quoted[1]);
+    if (type == nullptr) return message;
+    return absl::StrCat(quoted[1], ": ", quoted[0], " is not allowed; ",
+                        KnownNames("values", quoted[0], ValueNames(*type)));
+  }
+  return message;
+}
+
 absl::Status ParseTextProto(const std::string& text, Message* message) {
   FirstError error;
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
   if (parser.ParseFromString(text, message)) return absl::OkStatus();
-  return absl::InvalidArgumentError(error.text());
+  const std::string place = error.text().substr(0, error.text().find(": ") + 2);
+  const bool placed = absl::StartsWith(place, "line ");
+  return absl::InvalidArgumentError(absl::StrCat(
+      placed ? place : "",
+      InWords(error.text().substr(placed ? place.size() : 0), *message->GetDescriptor())));
+}
+
+// The type of the message at a path like "tables[0].optimizer"; null if there is none.
+const Descriptor* TypeAt(const Descriptor& root, absl::string_view path) {
+  const Descriptor* type = &root;
+  for (absl::string_view part : absl::StrSplit(path, '.', absl::SkipEmpty())) {
+    const std::string name(part.substr(0, part.find('[')));
+    const FieldDescriptor* field = type->FindFieldByName(name);
+    if (field == nullptr) field = type->FindFieldByCamelcaseName(name);
+    if (field == nullptr || field->message_type() == nullptr) return nullptr;
+    type = field->message_type();
+  }
+  return type;
+}
+
+// Adds the names that are known in place of the one that `message`, which is PathFirst's, complains
+// of.
+std::string JsonInWords(const std::string& message, const Descriptor& root) {
+  const std::string path = message.substr(0, message.find(": "));
+  const size_t dot = path.rfind('.');
+  const std::string parent = dot == std::string::npos ? "" : path.substr(0, dot);
+  const std::string name = path.substr(dot == std::string::npos ? 0 : dot + 1);
+  const Descriptor* const type = TypeAt(root, parent);
+  if (type == nullptr) return message;
+  if (absl::EndsWith(message, ": unknown field")) {
+    return absl::StrCat(message, "; ", KnownNames("fields", name, FieldNames(*type)));
+  }
+  const FieldDescriptor* const field = type->FindFieldByName(name);
+  const std::vector<std::string> quoted = Quoted(message);
+  if (field == nullptr || field->enum_type() == nullptr || quoted.empty()) return message;
+  return absl::StrCat(path, ": \"", quoted[0], "\" is not allowed; ",
+                      KnownNames("values", quoted[0], ValueNames(*field->enum_type())));
 }
 
 // Protobuf writes "(tables[0]) foo: Cannot find field." and "(tables[0].name): invalid value 5
@@ -135,7 +239,8 @@ absl::Status ParseJson(const std::string& text, Message* message) {
   RETURN_IF_ERROR(checker.status());
   const auto parsed = google::protobuf::util::JsonStringToMessage(text, message);
   if (parsed.ok()) return absl::OkStatus();
-  return absl::InvalidArgumentError(PathFirst(std::string(parsed.message())));
+  const std::string fault = PathFirst(std::string(parsed.message()));
+  return absl::InvalidArgumentError(JsonInWords(fault, *message->GetDescriptor()));
 }
 
 // Blanks out white space and # comments at the start, so that JSON may follow them and keeps its
@@ -150,8 +255,31 @@ std::string WithoutLeadingComments(absl::string_view text) {
   return result;
 }
 
+// Whether a text that is no text proto looks like YAML: its first line of content is "---", or a
+// name, a colon and nothing or a text without quotes, and lists follow in lines of their own.
+bool LooksLikeYaml(absl::string_view text) {
+  bool lists = false;
+  bool name_first = false;
+  bool first = true;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    line = absl::StripAsciiWhitespace(line.substr(0, line.find('#')));
+    if (line.empty()) continue;
+    if (first && line == "---") return true;
+    if (first) name_first = absl::StrContains(line, ":") && !absl::StrContains(line, "{");
+    first = false;
+    lists |= absl::StartsWith(line, "- ");
+  }
+  return name_first && lists;
+}
+
 absl::Status Parse(absl::string_view text, Message* message) {
   const std::string body = WithoutLeadingComments(text);
+  if (LooksLikeYaml(body)) {
+    return absl::InvalidArgumentError(
+        "this looks like YAML, which is not read; write text proto (shards { address: \"a:1\" }) "
+        "or "
+        "JSON ({\"shards\": [{\"address\": \"a:1\"}]}). config/samples has examples of both");
+  }
   const bool is_json = absl::StartsWith(absl::StripLeadingAsciiWhitespace(body), "{");
   return is_json ? ParseJson(body, message) : ParseTextProto(body, message);
 }

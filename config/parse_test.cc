@@ -58,14 +58,14 @@ struct BadSyntax {
 TEST(ParseModel, ErrorsOfTextGiveLineAndColumn) {
   const BadSyntax cases[] = {
       {"name: 'm'\n  bogus: 1",
-       "line 2, column 8: Message type \"emberd.v1.ModelConfig\" has no "
-       "field named \"bogus\""},
+       "line 2, column 8: there is no field \"bogus\" in ModelConfig; known fields: name, "},
       {"name: 'm'\nname: 'n'", "line 2, column 5: Non-repeated field \"name\" is specified mult"},
       {"tables { embedding_dim: 1.5 }", "line 1, column 25: Expected integer"},
       {"tables { embedding_dim: 'x' }", "line 1, column 25: Expected integer"},
       {"tables { embedding_dim: 3000000000 }", "line 1, column 25: Integer out of range"},
       {"seed: -1", "line 1, column 7: Expected integer"},
-      {"tables { combiner: AVERAGE }", "line 1, column 28: Unknown enumeration value"},
+      {"tables { combiner: AVERAGE }",
+       "line 1, column 28: combiner: AVERAGE is not allowed; known values: MEAN, SUM, SQRTN"},
       {"optimizer { adam {} sgd {} }", "line 1, column 25: Field \"sgd\" is specified along with"},
       {"tables {", "line 1, column 9: "},
       {"\377\376", "line 1, column "},
@@ -77,6 +77,18 @@ TEST(ParseModel, ErrorsOfTextGiveLineAndColumn) {
 
 TEST(ParseModel, ErrorsOfJsonGiveTheField) {
   const BadSyntax cases[] = {
+      {"tables { vocab: 5 }",
+       "line 1, column 15: there is no field \"vocab\" in TableConfig; did you mean "
+       "\"vocabulary_size\"? Known fields: name, vocabulary_size, embedding_dim, "},
+      {"tables { combiner: MEEN }",
+       "line 1, column 25: combiner: MEEN is not allowed; did you mean \"MEAN\"? Known values: "
+       "MEAN, SUM, SQRTN"},
+      {R"({"tables": [{"combiner": "MEEN"}]})",
+       "tables[0].combiner: \"MEEN\" is not allowed; did you mean \"MEAN\"? Known values: MEAN, "
+       "SUM, SQRTN"},
+      {R"({"tabels": []})", "tabels: unknown field; did you mean \"tables\"? Known fields: name, "},
+      {"name: m\ntables:\n  - name: t\n", "this looks like YAML, which is not read"},
+      {"---\nname: m\n", "this looks like YAML, which is not read"},
       {R"({"bogus": 1})", "bogus: unknown field"},
       {R"({"tables": [{}, {"optimizer": {"foo": {}}}]})", "tables[1].optimizer.foo: unknown field"},
       {R"({"tables": [{"embedding_dim": 1.5}]})", "tables[0].embedding_dim: invalid value 1.5"},
@@ -137,7 +149,7 @@ TEST(ParseModel, TakesStrictJsonOnly) {
   // What is good JSON is refused for its fields alone.
   for (const char* good : {R"({"a": 1, "b": [1, 2.5, "x", true, {"a": null}], "c": []})",
                            R"({"a": [{"a": 1}, {"a": 1}]})"}) {
-    EXPECT_THAT(ErrorOf(good), testing::EndsWith(": unknown field")) << good;
+    EXPECT_THAT(ErrorOf(good), testing::HasSubstr(": unknown field")) << good;
   }
   EXPECT_TRUE(ParseModel(R"({
     "name": "m", "seed": null, "plan": null, "features": [{"name": "f", "table": "t"}],

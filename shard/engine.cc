@@ -14,6 +14,7 @@
 #include "shard/gather/gather_kernels.h"
 #include "shard/gather/pooling.h"
 #include "shard/store/model.h"
+#include "shard/store/new_pages.h"
 #include "shard/update/update_work.h"
 
 namespace emberd::shard {
@@ -53,13 +54,15 @@ absl::StatusOr<std::shared_ptr<Model>> Engine::FindModel(uint64_t model_id) cons
   MutexLock lock(&mutex_);
   const auto it = models_.find(model_id);
   if (it == models_.end())
-    return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not known"));
+    return absl::NotFoundError(
+        absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not known"));
   return it->second;
 }
 
 absl::Status Engine::CreateModel(const ModelSpec& spec) {
   const auto exists = [&] {
-    return absl::AlreadyExistsError(absl::StrCat("model_id ", spec.model_id, " exists"));
+    return absl::AlreadyExistsError(
+        absl::StrCat("model_id ", absl::Hex(spec.model_id, absl::kZeroPad16), " exists"));
   };
   if (FindModel(spec.model_id).ok()) return exists();
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
@@ -73,7 +76,8 @@ absl::Status Engine::DropModel(uint64_t model_id) {
   MutexLock lock(&mutex_);
   const auto it = models_.find(model_id);
   if (it == models_.end())
-    return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not known"));
+    return absl::NotFoundError(
+        absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not known"));
   model = std::move(it->second);
   models_.erase(it);
   return absl::OkStatus();
@@ -249,6 +253,39 @@ void Engine::AssignRows(const RowSelection& rows, absl::Span<const float> values
              values](int) { CopyRowsIn(*target, 0, count, values.data()); };
   job.done = [done = std::move(done)] { done(absl::OkStatus()); };
   executor_.Submit({std::move(job)});
+}
+
+int64_t Engine::UntouchedBytes(uint64_t model_id) const {
+  const auto model = FindModel(model_id);
+  if (!model.ok()) return 0;
+  int64_t bytes = 0;
+  for (int i = 0; i < (*model)->stack_count(); ++i) bytes += (*model)->stack(i).UntouchedBytes();
+  return bytes;
+}
+
+int64_t Engine::BytesToTouch(const Batch& batch) const {
+  const auto model = batch.model();
+  if (!model.ok()) return 0;
+  int64_t bytes = 0;
+  for (const StackEntries& entries : batch.stacks()) {
+    const StackStore& store = (*model)->stack(entries.stack);
+    if (store.Complete()) continue;
+    NewPages pages(store);
+    for (int64_t i = 0; i < entries.entry_count; ++i) pages.Add(entries.entries.data()[i].row);
+    bytes += pages.bytes();
+  }
+  return bytes;
+}
+
+int64_t Engine::BytesToTouch(const RowSelection& rows) const {
+  const auto model = FindModel(rows.model_id);
+  if (!model.ok()) return 0;
+  const auto target =
+      ResolveRows(**model, rows, rows.local_rows.size() * rows.columns, /*writing=*/false);
+  if (!target.ok() || target->store->Complete()) return 0;
+  NewPages pages(*target->store);
+  for (const int64_t row : target->rows) pages.Add(row);
+  return pages.bytes();
 }
 
 EngineStatistics Engine::Statistics() const {

@@ -69,6 +69,13 @@ class Engine {
   void ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done);
   void AssignRows(const RowSelection& rows, absl::Span<const float> values, DoneCallback done);
 
+  // What touching rows for the first time takes. Bytes that the model can take at most beyond what
+  // it has; those that a batch, or a selection, takes of them. 0 for a model that is not known, and
+  // for what Gather or ReadRows will refuse.
+  int64_t UntouchedBytes(uint64_t model_id) const;
+  int64_t BytesToTouch(const Batch& batch) const;
+  int64_t BytesToTouch(const RowSelection& rows) const;
+
   EngineStatistics Statistics() const;
   // At most `count` rows of every table, by model and table.
   std::vector<HotTable> HotRows(int count) const;

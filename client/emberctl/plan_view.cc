@@ -1,8 +1,12 @@
 #include "client/emberctl/plan_view.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include <google/protobuf/text_format.h>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
@@ -27,10 +31,12 @@ void AddClusterShapeOptions(CLI::App* command, CLI::Option* needed, ClusterShape
       command->add_option("--cluster", shape->file, "ClusterConfig that gives both numbers")
           ->needs(needed);
   command->add_option("--shards", shape->shards, "Shards of the cluster")
+      ->needs(needed)
       ->check(CLI::Range(1, kMaxPartitions))
       ->excludes(cluster)
       ->capture_default_str();
   command->add_option("--sparsecores", shape->sparsecores_per_shard, "SparseCores of each shard")
+      ->needs(needed)
       ->check(CLI::Range(1, kMaxPartitions))
       ->excludes(cluster)
       ->capture_default_str();
@@ -43,6 +49,22 @@ PlanMemory MemoryOf(const v1::ModelPlan& plan) {
   }
   memory.shard_bytes = memory.partition_bytes * plan.sparsecores_per_shard();
   return memory;
+}
+
+std::string MissingMemory(const v1::GetStatusResponse& cluster) {
+  const auto missing = [](const v1::ShardStatus& shard) {
+    return shard.memory_bytes() == 0 ? 0 : shard.table_bytes() - shard.memory_bytes();
+  };
+  const auto& shards = cluster.shards();
+  const auto worst =
+      std::max_element(shards.begin(), shards.end(),
+                       [&](const auto& a, const auto& b) { return missing(a) < missing(b); });
+  if (worst == shards.end() || missing(*worst) <= 0) return "";
+  return absl::StrCat("if every row is touched, the tables of shard ", worst->index(), " need ",
+                      Bytes(worst->table_bytes()), ", and it has ", Bytes(worst->memory_bytes()),
+                      " of memory: ", Bytes(missing(*worst)),
+                      " could not be held. It will refuse lookups of new rows before that. Add "
+                      "memory or shards, or store rows in 16 bits");
 }
 
 Padding PaddingOf(const v1::StackPlan& stack, const v1::TablePlan& table) {
@@ -119,6 +141,22 @@ void AppendTableLines(const v1::DescribeModelResponse& model,
                       stack->slots().empty() ? "-" : absl::StrJoin(stack->slots(), ","),
                       stack->name()});
   }
+}
+
+void PrintTraining(const v1::ModelConfig& model, std::ostream& out) {
+  google::protobuf::TextFormat::Printer printer;
+  printer.SetSingleLineMode(true);
+  const auto text = [&printer](const google::protobuf::Message& message) {
+    std::string line;
+    printer.PrintToString(message, &line);
+    absl::StripAsciiWhitespace(&line);
+    return line;
+  };
+  std::vector<std::vector<std::string>> lines = {{"TABLE", "INITIALIZER", "OPTIMIZER"}};
+  for (const v1::TableConfig& table : model.tables()) {
+    lines.push_back({table.name(), text(table.initializer()), text(table.optimizer())});
+  }
+  PrintColumns(lines, out);
 }
 
 }  // namespace emberd::emberctl

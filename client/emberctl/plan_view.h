@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/status/statusor.h"
+#include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/plan.pb.h"
@@ -35,6 +36,10 @@ struct PlanMemory {
 };
 PlanMemory MemoryOf(const v1::ModelPlan& plan);
 
+// What the fullest shard could not hold if every row of its tables were touched: a sentence, or
+// nothing if all have the memory.
+std::string MissingMemory(const v1::GetStatusResponse& cluster);
+
 // Weights that somebody asked for, and cells that hold them: rows are padded for the partitions,
 // columns for the width.
 struct Padding {
@@ -55,6 +60,8 @@ void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out);
 std::vector<std::string> TableHeadings();
 void AppendTableLines(const v1::DescribeModelResponse& model,
                       std::vector<std::vector<std::string>>* lines);
+// One line per table: its optimizer and its initial values, with all parameters.
+void PrintTraining(const v1::ModelConfig& model, std::ostream& out);
 // The stack of a table; null if the plan does not hold it.
 const v1::StackPlan* StackOf(const v1::ModelPlan& plan, const std::string& table);
 

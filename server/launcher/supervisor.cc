@@ -101,12 +101,22 @@ void Supervisor::Watch(Process* process) {
   Log(LogLevel::kInfo, "serves again", {{"child", process->spec.name}, {"grpc", info->grpc}});
 }
 
+// The cgroup's count is of this cluster's processes alone; where there is none, the machine's.
+bool Supervisor::KilledForMemory() {
+  const MemoryKills before = std::exchange(kills_, options_.memory_kills());
+  return kills_.cgroup > before.cgroup || (kills_.cgroup == 0 && kills_.machine > before.machine);
+}
+
 void Supervisor::OnDeath(Process* process) {
   const absl::Time now = absl::Now();
   if (now - process->started >= options_.stable_after) process->backoff = options_.min_backoff;
   std::vector<ops::LogField> fields = {{"child", process->spec.name},
                                        {"pid", process->child->pid()},
                                        {"end", process->child->End()}};
+  if (process->child->exit_status() == -SIGKILL && KilledForMemory()) {
+    fields.emplace_back("cause", "the kernel killed it because memory ran out");
+    fields.emplace_back("advice", options_.memory_advice);
+  }
   process->child.reset();
   if (options_.restart) {
     process->next_start = now + process->backoff;

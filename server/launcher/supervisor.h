@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/child_process.h"
+#include "base/machine_memory.h"
 #include "server/launcher/files.h"
 
 namespace emberd::launcher {
@@ -26,6 +27,9 @@ struct SupervisorOptions {
   absl::Duration min_backoff = absl::Milliseconds(200);
   absl::Duration max_backoff = absl::Seconds(5);
   absl::Duration stable_after = absl::Seconds(10);
+  // What the log advises when the kernel has killed a process for want of memory.
+  std::string memory_advice;
+  std::function<MemoryKills()> memory_kills = [] { return ReadMemoryKills(); };
   // How long a process may take to get ready, and to end after SIGTERM.
   absl::Duration ready_timeout = absl::Seconds(60);
   absl::Duration stop_timeout = absl::Seconds(15);
@@ -42,7 +46,8 @@ struct ProcessSpec {
 // still runs.
 class Supervisor {
  public:
-  explicit Supervisor(SupervisorOptions options) : options_(std::move(options)) {}
+  explicit Supervisor(SupervisorOptions options)
+      : options_(std::move(options)), kills_(options_.memory_kills()) {}
 
   // Starts a process and gives its number, 0, 1, ... Does not wait for it.
   absl::StatusOr<int> Start(ProcessSpec spec);
@@ -73,11 +78,14 @@ class Supervisor {
   absl::Status Launch(Process* process);
   void Watch(Process* process);
   void OnDeath(Process* process);
+  // Whether the kernel has killed a process for want of memory since the last time.
+  bool KilledForMemory();
   void StopStage(int stage);
 
   const SupervisorOptions options_;
   std::vector<Process> processes_;
   int restarts_ = 0;
+  MemoryKills kills_;  // when last looked at
 };
 
 }  // namespace emberd::launcher

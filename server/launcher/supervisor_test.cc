@@ -22,7 +22,9 @@
 namespace emberd::launcher {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class SupervisorTest : public ::testing::Test {
  protected:
@@ -61,6 +63,31 @@ class SupervisorTest : public ::testing::Test {
   std::function<bool()> stop_ = [] { return false; };
   const TempDir directory_ = TempDir::Create().value();
 };
+
+TEST_F(SupervisorTest, NamesAProcessThatWasKilledForMemory) {
+  SupervisorOptions options = Options();
+  int64_t kills = 3;
+  options.memory_kills = [&kills] { return MemoryKills{.cgroup = kills}; };
+  options.memory_advice = "set less";
+  options.restart = false;
+  for (const bool for_memory : {true, false}) {
+    Supervisor supervisor(options);
+    const auto process = supervisor.Start(Script("shard-0", "exec sleep 100"));
+    ASSERT_TRUE(process.ok() && supervisor.WaitReady(*process).ok());
+    if (for_memory) ++kills;
+    ::testing::internal::CaptureStderr();
+    kill(supervisor.pid(*process), SIGKILL);
+    EXPECT_EQ(supervisor.Run().code(), absl::StatusCode::kUnavailable);
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(log, HasSubstr("was killed by signal 9 (Killed)"));
+    const auto named = HasSubstr("the kernel killed it because memory ran out");
+    if (for_memory) {
+      EXPECT_THAT(log, AllOf(named, HasSubstr("set less")));
+    } else {
+      EXPECT_THAT(log, Not(named));
+    }
+  }
+}
 
 TEST_F(SupervisorTest, RestartsWhatDiesAndStopsOnRequest) {
   Supervisor supervisor(Options());

@@ -15,9 +15,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "base/machine_memory.h"
 #include "base/status.h"
 #include "base/temp_dir.h"
 #include "base/thread_pools.h"
+#include "config/config.h"
 #include "server/coordinator/coordinator_server.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/supervisor.h"
@@ -50,6 +52,18 @@ void PrintReady(const ClusterInfo& info, const v1::LoggingConfig& logging) {
   if (!json_log) std::fputs(Banner(info).c_str(), stderr);
   std::printf("%s\n", ReadyLine(info).c_str());
   std::fflush(stdout);
+}
+
+// What to set so that the tables of all shards leave the other half of the memory free.
+std::string MemoryAdvice(v1::ClusterConfig cluster, int64_t memory) {
+  const int64_t now = cluster.budgets().bytes_per_sparsecore();
+  cluster.clear_budgets();
+  config::FillBudgets(memory, &cluster);
+  return absl::StrCat("set budgets.bytes_per_sparsecore to ",
+                      std::min(now, cluster.budgets().bytes_per_sparsecore()), " or less (now ",
+                      now, "): there are ", memory, " bytes of memory for ",
+                      config::ShardsOnOneHost(cluster), " shards with ",
+                      cluster.sparsecores_per_shard(), " SparseCores each");
 }
 
 // Coordinators stop first: they finish what they accepted, for which they need the shards.
@@ -88,6 +102,7 @@ class ProcessCluster {
     SupervisorOptions result;
     result.stop_requested = [&shutdown](absl::Duration limit) { return shutdown.WaitFor(limit); };
     result.restart = options.restart;
+    result.memory_advice = MemoryAdvice(options.cluster, ReadMachineMemory().limit);
     // A child ends by itself within its own deadline; the second on top is for its exit.
     result.stop_timeout = absl::Milliseconds(options.cluster.timeouts().drain_ms()) +
                           absl::Seconds(kDrainMarginSeconds + 1);

@@ -61,8 +61,9 @@ absl::Status HostedModels::CheckPlace(const internal::v1::CreateModelRequest& re
 absl::Status HostedModels::CheckName(const v1::ModelConfig& config) const {
   for (const auto& [id, model] : models_) {
     if (model.config.name() == config.name()) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("another model '", config.name(), "' is declared here, with model_id ", id));
+      return absl::AlreadyExistsError(absl::StrCat("another model '", config.name(),
+                                                   "' is declared here, with model_id ",
+                                                   absl::Hex(id, absl::kZeroPad16)));
     }
   }
   return absl::OkStatus();
@@ -110,7 +111,8 @@ absl::StatusOr<internal::v1::FindModelResponse> HostedModels::Find(
 absl::Status HostedModels::Drop(uint64_t model_id, absl::FunctionRef<void()> forget_rest) {
   absl::MutexLock lock(&mutex_);
   if (models_.erase(model_id) == 0) {
-    return absl::NotFoundError(absl::StrCat("model_id ", model_id, " is not declared here"));
+    return absl::NotFoundError(
+        absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not declared here"));
   }
   forget_rest();
   return engine_->DropModel(model_id);

@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "config/config.h"
+#include "server/ops/logging.h"
 #include "server/ops/process_metrics.h"
 
 namespace emberd::server {
@@ -84,6 +86,9 @@ absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterCo
   shard::EngineOptions options;
   options.cpu = &threads->cpu;
   options.bytes_per_partition = cluster.budgets().bytes_per_sparsecore();
+  // In huge pages, the first rows of a large table take as much as all of them.
+  const int64_t memory = ReadMachineMemory().limit / config::ShardsOnOneHost(cluster);
+  if (memory > 0) options.huge_page_bytes = std::min(options.huge_page_bytes, memory / 2);
   ASSIGN_OR_RETURN(std::unique_ptr<shard::Engine> engine, shard::Engine::Create(options));
   return std::unique_ptr<ShardHost>(
       new ShardHost(cluster, shard_index, metrics, &threads->blocking, std::move(engine)));
@@ -100,6 +105,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       server_metrics_(metrics->Server("shard", shard_index)),
       partition_metrics_(MakePartitionMetrics(cluster, shard_index, metrics)),
       counted_partitions_(partition_metrics_.size()),
+      memory_(config::ShardsOnOneHost(cluster)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       models_(place_, engine.get(), metrics),
       group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
@@ -123,7 +129,10 @@ ShardHost::~ShardHost() = default;
 absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
     const internal::v1::CreateModelRequest& request) {
   ASSIGN_OR_RETURN(const bool created, models_.Create(request));
-  if (created) ShowHotRows();
+  if (created) {
+    ShowHotRows();
+    WarnOfMemory(request.config().name());
+  }
   internal::v1::CreateModelResponse response;
   response.set_created(created);
   response.set_incarnation(incarnation_);
@@ -132,6 +141,24 @@ absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
 
 absl::Status ShardHost::DropModel(uint64_t model_id) {
   return models_.Drop(model_id, [&] { group_steps_.DropModel(model_id); });
+}
+
+void ShardHost::WarnOfMemory(const std::string& model) const {
+  const int64_t needed = engine_->Statistics().table_bytes;
+  if (needed <= memory_.share() || memory_.share() == 0) return;
+  ops::Log(ops::LogLevel::kWarning,
+           "the tables need more memory than there is, once every row was touched; lookups of new "
+           "rows will then be refused",
+           {{"model", model},
+            {"shard", place_.index},
+            {"table_bytes", needed},
+            {"memory_bytes", memory_.share()}});
+}
+
+template <typename Rows>
+absl::Status ShardHost::CheckMemory(uint64_t model_id, const Rows& rows) {
+  return memory_.Check(engine_->UntouchedBytes(model_id),
+                       [&] { return engine_->BytesToTouch(rows); });
 }
 
 void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
@@ -189,6 +216,9 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
       engine_->PrepareBatch(command.model_id, std::move(command.stacks), std::move(command.owner));
   if (!batch.ok()) return done(batch.status());
+  if (absl::Status status = CheckMemory(command.model_id, **batch); !status.ok()) {
+    return done(status);
+  }
   if (command.batch_handle != 0) {
     auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
     absl::Status status = batches_.Insert(command.batch_handle, std::move(kept), (*batch)->bytes(),
@@ -210,8 +240,8 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
 absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
     const internal::v1::OpenGroupRequest& request) {
   if (!models_.Has(request.model_id())) {
-    return absl::NotFoundError(
-        absl::StrCat("model_id ", request.model_id(), " is not declared here"));
+    return absl::NotFoundError(absl::StrCat(
+        "model_id ", absl::Hex(request.model_id(), absl::kZeroPad16), " is not declared here"));
   }
   return group_steps_.Open(request);
 }
@@ -255,8 +285,9 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand command
 }
 
 absl::Status ShardHost::WrongModel(uint64_t batch_handle, const KeptBatch& kept) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("batch_handle ", batch_handle, " belongs to model_id ", kept.model_id));
+  return absl::InvalidArgumentError(absl::StrCat("batch_handle ", batch_handle,
+                                                 " belongs to model_id ",
+                                                 absl::Hex(kept.model_id, absl::kZeroPad16)));
 }
 
 absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ShardHost::ClaimChecked(
@@ -324,12 +355,24 @@ absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
   return absl::OkStatus();
 }
 
+void ShardHost::ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
+                         DoneCallback done) {
+  if (absl::Status status = CheckMemory(selection.model_id, selection); !status.ok()) {
+    return done(status);
+  }
+  engine_->ReadRows(selection, values, std::move(done));
+}
+
 void ShardHost::AssignRows(const shard::RowSelection& selection, absl::Span<const float> values,
                            Mutation mutation, AssignCallback done) {
   absl::StatusOr<std::optional<RowCounts>> before = record_.Begin(mutation);
   if (!before.ok() || before->has_value()) {
     done(before.ok() ? absl::StatusOr<bool>(true) : before.status());
     return;
+  }
+  if (absl::Status status = CheckMemory(selection.model_id, selection); !status.ok()) {
+    record_.Abort(mutation);
+    return done(status);
   }
   engine_->AssignRows(selection, values, [this, mutation, done](absl::Status status) {
     if (status.ok()) {
@@ -356,6 +399,7 @@ v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
   status.set_rows_gathered(statistics.rows_gathered);
   status.set_rows_updated(statistics.rows_updated);
   status.set_table_budget_bytes(table_budget_bytes_);
+  status.set_memory_bytes(memory_.share());
   status.set_resident_bytes(ops::ResidentBytes().value_or(0));
   status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
   status.set_queued(workers_.queued() + statistics.queued);

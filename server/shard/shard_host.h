@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "server/rpc/handle_store.h"
 #include "server/shard/group_steps.h"
 #include "server/shard/hosted_models.h"
+#include "server/shard/memory_guard.h"
 #include "server/shard/mutation_record.h"
 #include "server/shard/shard_backend.h"
 #include "shard/engine.h"
@@ -83,9 +85,7 @@ class ShardHost {
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle);
 
   using DoneCallback = std::function<void(absl::Status)>;
-  void ReadRows(const shard::RowSelection& selection, absl::Span<float> values, DoneCallback done) {
-    engine_->ReadRows(selection, values, std::move(done));
-  }
+  void ReadRows(const shard::RowSelection& selection, absl::Span<float> values, DoneCallback done);
   using AssignCallback = std::function<void(absl::StatusOr<bool>)>;
   void AssignRows(const shard::RowSelection& selection, absl::Span<const float> values,
                   Mutation mutation, AssignCallback done);
@@ -118,6 +118,12 @@ class ShardHost {
   static absl::Status WrongModel(uint64_t batch_handle, const KeptBatch& kept);
   absl::StatusOr<StagedApply> StagePart(ApplyCommand command);
   void AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part);
+  // RESOURCE_EXHAUSTED: touching the rows of a batch, or of a selection, for the first time would
+  // take memory that is not there.
+  template <typename Rows>
+  absl::Status CheckMemory(uint64_t model_id, const Rows& rows);
+  // Says in the log what could not be held if every row were touched.
+  void WarnOfMemory(const std::string& model) const;
 
   const ShardPlace place_;
   const uint64_t incarnation_;
@@ -129,6 +135,7 @@ class ShardHost {
   const std::vector<ops::PartitionMetrics> partition_metrics_;  // of this shard
   std::vector<shard::PartitionStatistics> counted_partitions_;  // what the sweeper has added
 
+  MemoryGuard memory_;
   HandleStore<KeptBatch> batches_;
   MutationRecord record_;
 

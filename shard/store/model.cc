@@ -72,9 +72,11 @@ absl::Status AddRows(const ModelSpec& spec, const RowSelection& selection, bool 
 absl::Status Budget::Take(int64_t bytes) {
   MutexLock lock(&mutex_);
   if (bytes > limit_ - used_) {
-    return absl::ResourceExhaustedError(absl::StrCat("needs ", bytes, " bytes in every partition; ",
-                                                     used_, " of the budget of ", limit_,
-                                                     " are taken"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "needs ", bytes, " bytes in every partition; ", used_, " of the budget of ", limit_,
+        " (budgets.bytes_per_sparsecore) are taken, so ", bytes - (limit_ - used_),
+        " could not be held. Raise the budget if the machines have the memory, add shards, or "
+        "store rows in 16 bits"));
   }
   used_ += bytes;
   return absl::OkStatus();

@@ -7,13 +7,13 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "base/status.h"
+#include "preprocess/batch/csr.h"
 #include "shard/store/portable_numbers.h"
 
 namespace emberd::shard {
 namespace {
 
 constexpr int64_t kChunkBytes = 4096;
-constexpr int64_t kMaxRows = int64_t{1} << 32;  // entries name a row by 32 bits
 constexpr int kMaxWidth = 8192;
 
 }  // namespace
@@ -46,10 +46,11 @@ absl::Status StackStore::CheckShape(const StackSpec& spec, int partitions) {
         absl::StrCat("stack ", spec.name, ": embedding_dim ", spec.embedding_dim,
                      " must be a multiple of 8 in [8, ", kMaxWidth, "]"));
   }
-  if (spec.rows_per_partition < 1 || spec.rows_per_partition > kMaxRows / partitions) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "stack ", spec.name, ": rows_per_partition ", spec.rows_per_partition, " must be in [1, ",
-        kMaxRows / partitions, "] for ", partitions, " partitions on one shard"));
+  const int64_t most = preprocess::MaxRowsPerPartition(partitions);
+  if (spec.rows_per_partition < 1 || spec.rows_per_partition > most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stack ", spec.name, ": rows_per_partition ", spec.rows_per_partition,
+                     " must be in [1, ", most, "] for ", partitions, " partitions on one shard"));
   }
   if (spec.storage_dtype != v1::FLOAT32 && spec.storage_dtype != v1::BFLOAT16 &&
       spec.storage_dtype != v1::FLOAT16) {
@@ -187,6 +188,19 @@ uint64_t StackStore::NextRoundingKey(int64_t step) {
                 step >= 0 ? static_cast<uint64_t>(step) : kUnnumbered | unnumbered_updates_++);
 }
 
+int64_t StackStore::UntouchedBytes() const {
+  const int64_t bytes = BytesPerPartition(spec_) * partitions_;
+  const int64_t rows_left = missing_chunks_.load(std::memory_order_acquire) << chunk_shift_;
+  return std::min(bytes, BytesPerPartition(spec_) / spec_.rows_per_partition * rows_left);
+}
+
+bool StackStore::Touched(int64_t begin, int64_t end) const {
+  for (int64_t chunk = begin >> chunk_shift_; chunk <= (end - 1) >> chunk_shift_; ++chunk) {
+    if (Word(chunk).load(std::memory_order_acquire) >> (chunk % 64) & 1) return true;
+  }
+  return false;
+}
+
 void StackStore::InitializeChunk(int64_t chunk) {
   const MutexLock lock(&locks_[chunk % kLocks]);
   const uint64_t bit = uint64_t{1} << (chunk % 64);
@@ -207,13 +221,15 @@ void StackStore::InitializeRow(int64_t row, const RowRange& range, std::vector<f
   const TableSpec& table = spec_.tables[range.table];
   const int64_t id = IdOf(row);
   // Rows that pad the vocabulary hold zeros.
+  // Zeros are written, too: what an update will need is taken now, when it can still be refused.
+  char* const weights = weights_.data() + row * row_bytes();
   if (id < table.vocabulary_size && !initializers_[range.table].AllZero()) {
     initializers_[range.table].Fill(id, absl::MakeSpan(values.data(), range.columns));
-    WriteStoredRow(dtype(), absl::MakeSpan(values.data(), range.columns),
-                   weights_.data() + row * row_bytes());
+    WriteStoredRow(dtype(), absl::MakeSpan(values.data(), range.columns), weights);
+  } else {
+    std::memset(weights, 0, row_bytes());
   }
   for (const Slot& slot : slots_) {
-    if (slot.info.initial_value == 0) continue;
     float* first = slot.data() + row * slot.columns;
     std::fill(first, first + std::min(slot.columns, range.columns), slot.info.initial_value);
   }

@@ -69,6 +69,7 @@ class StackStore {
   v1::DataType dtype() const { return spec_.storage_dtype; }
   size_t row_bytes() const { return RowBytes(spec_); }
   char* weights() const { return weights_.data(); }
+  const MappedMemory& weights_memory() const { return weights_; }
   const std::vector<Slot>& slots() const { return slots_; }
   // Ascending, without gaps, over all local rows of a partition.
   const std::vector<RowRange>& ranges() const { return ranges_; }
@@ -87,6 +88,10 @@ class StackStore {
 
   // True once every row has its initial value; EnsureRow is then not needed.
   bool Complete() const { return missing_chunks_.load(std::memory_order_acquire) == 0; }
+  // Bytes of weights and slots of rows without one.
+  int64_t UntouchedBytes() const;
+  // Whether any of the rows [begin, end) may have its initial value.
+  bool Touched(int64_t begin, int64_t end) const;
   // Gives `row` its initial value if nobody has touched it. Whoever returns from this sees the row
   // initialised.
   void EnsureRow(int64_t row) {
@@ -100,7 +105,7 @@ class StackStore {
   absl::Status Reserve(const StoreOptions& options);
   void InitializeChunk(int64_t chunk);
   void InitializeRow(int64_t row, const RowRange& range, std::vector<float>& values);
-  std::atomic<uint64_t>& Word(int64_t chunk) {
+  std::atomic<uint64_t>& Word(int64_t chunk) const {
     return reinterpret_cast<std::atomic<uint64_t>*>(bitmap_.data())[chunk / 64];
   }
 

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "client/emberctl/output.h"
+#include "client/emberctl/plan_view.h"
 #include "client/emberctl/verbs/verb.h"
 #include "config/config.h"
 
@@ -26,9 +26,14 @@ absl::Status Declare(Session& session, const std::string& path) {
     return absl::OkStatus();
   }
   session.out << config.name() << ": " << (response.created() ? "created" : "was there already")
-              << ", id " << absl::StrFormat("%016x", response.model_id()) << ", "
-              << config.tables_size() << " tables in " << response.plan().stacks_size()
-              << " stacks, " << Bytes(response.plan().table_bytes()) << "\n";
+              << ", id " << HexId(response.model_id()) << ", "
+              << Counted(config.tables_size(), "table") << " in "
+              << Counted(response.plan().stacks_size(), "stack") << ", "
+              << Bytes(response.plan().table_bytes()) << "\n";
+  const absl::StatusOr<v1::GetStatusResponse> cluster = session.GetStatus();
+  if (!cluster.ok()) return absl::OkStatus();  // the model is there all the same
+  const std::string missing = MissingMemory(*cluster);
+  if (!missing.empty()) session.out << "warning: " << missing << "\n";
   return absl::OkStatus();
 }
 

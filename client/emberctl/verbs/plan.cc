@@ -27,6 +27,7 @@ struct Planned {
   std::string model;
   v1::ModelPlan plan;
   int64_t partition_budget = 0;  // bytes; 0: unknown
+  std::string missing_memory;    // MissingMemory
 };
 
 absl::StatusOr<Planned> PlanFile(const PlanOptions& options) {
@@ -36,13 +37,13 @@ absl::StatusOr<Planned> PlanFile(const PlanOptions& options) {
       const preprocess::Plan plan,
       preprocess::MakePlan(model, {cluster.shards_size(), cluster.sparsecores_per_shard()}));
   return Planned{model.name(), preprocess::PlanToProto(model, plan),
-                 cluster.budgets().bytes_per_sparsecore()};
+                 cluster.budgets().bytes_per_sparsecore(), ""};
 }
 
 absl::StatusOr<Planned> PlanOfDeclared(Session& session, const std::string& name) {
   ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(name));
   ASSIGN_OR_RETURN(const v1::GetStatusResponse cluster, session.GetStatus());
-  Planned planned{model.config().name(), model.plan()};
+  Planned planned{model.config().name(), model.plan(), 0, MissingMemory(cluster)};
   for (const v1::ShardStatus& shard : cluster.shards()) {
     if (!shard.reachable()) continue;
     planned.partition_budget =
@@ -65,6 +66,7 @@ void PrintMemory(const Planned& planned, std::ostream& out) {
   add("a shard", planned.plan.sparsecores_per_shard());
   add("the cluster", planned.plan.partitions());
   PrintColumns(lines, out);
+  if (!planned.missing_memory.empty()) out << "warning: " << planned.missing_memory << "\n";
 }
 
 void PrintPadding(const v1::ModelPlan& plan, std::ostream& out) {
@@ -87,9 +89,11 @@ void PrintPadding(const v1::ModelPlan& plan, std::ostream& out) {
 void Print(const Planned& planned, std::ostream& out) {
   const v1::ModelPlan& plan = planned.plan;
   const Padding padding = PaddingOf(plan);
-  out << planned.model << ": " << Bytes(plan.table_bytes()) << " on " << plan.shards()
-      << " shards x " << plan.sparsecores_per_shard() << " SparseCores = " << plan.partitions()
-      << " partitions; " << padding.weights << " weights, "
+  out << planned.model << ": " << Bytes(plan.table_bytes()) << " on "
+      << Counted(plan.shards(), "shard") << " x "
+      << Counted(plan.sparsecores_per_shard(), "SparseCore") << " = "
+      << Counted(plan.partitions(), "partition") << "; " << Counted(padding.weights, "weight")
+      << ", "
       << Percent(static_cast<double>(padding.cells - padding.weights),
                  static_cast<double>(padding.cells))
       << " of the cells are padding\n\n";
@@ -137,9 +141,11 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
   if (planned.partition_budget == 0 || needed <= planned.partition_budget) {
     return absl::OkStatus();
   }
-  return absl::ResourceExhaustedError(absl::StrCat(planned.model, ": a partition needs ", needed,
-                                                   " bytes; budgets.bytes_per_sparsecore is ",
-                                                   planned.partition_budget));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      planned.model, ": a partition needs ", needed, " bytes; budgets.bytes_per_sparsecore is ",
+      planned.partition_budget, ", so ", needed - planned.partition_budget,
+      " bytes could not be held if every row were touched. Raise the budget if the machines have "
+      "the memory, add shards, or store rows in 16 bits"));
 }
 
 }  // namespace
