@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "absl/status/status.h"
+#include "base/command_line.h"
 #include "config/config.h"
 #include "server/launcher/cluster_options.h"
 #include "server/launcher/health.h"
@@ -55,10 +56,10 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
       ->check(CLI::Range(1, 1024));
   command->add_option("--log-level", overrides.log_level, "debug, info, warning or error")
       ->type_name("LEVEL")
-      ->transform(CLI::CheckedTransformer(kLevels, CLI::ignore_case).description(""));
+      ->transform(OneOf("levels", kLevels));
   command->add_option("--log-format", overrides.log_format, "text, or json: one object a line")
       ->type_name("FORMAT")
-      ->transform(CLI::CheckedTransformer(kFormats, CLI::ignore_case).description(""));
+      ->transform(OneOf("formats", kFormats));
   command->add_option("--log-file", overrides.log_file, "Append the log to FILE, not to stderr")
       ->type_name("FILE");
   command->add_flag(
@@ -178,7 +179,7 @@ void AddToken(CLI::App* app, Flags* flags) {
   command->add_option("ROLE", flags->token.role, "reader, trainer, admin or cluster")
       ->type_name("ROLE")
       ->required()
-      ->transform(CLI::CheckedTransformer(kRoles, CLI::ignore_case).description(""));
+      ->transform(OneOf("roles", kRoles));
   command
       ->add_option("--file", flags->token.file,
                    "TokenFile as text proto, security.tokens_file of the cluster; made if it does "
@@ -278,7 +279,9 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsage;
+    if (error.get_exit_code() == 0) return app.exit(error);  // help, or the version
+    std::fprintf(stderr, "emberd: %s\n", CommandLineError(app, error).c_str());
+    return kUsage;
   }
   if (app.got_subcommand("up")) return ExitStatus(RunUp(flags));
   if (app.got_subcommand("shard")) return ExitStatus(RunServer(flags, launcher::Role::kShard));

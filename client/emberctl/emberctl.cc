@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "absl/status/status.h"
+#include "base/command_line.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/session.h"
 #include "client/emberctl/verbs/verb.h"
@@ -92,12 +93,14 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   Command command;
   CLI::App app("emberctl: looks into an emberd cluster and changes its tables", "emberctl");
   app.footer(kFooter);
+  app.set_version_flag("--version", "emberctl " EMBERD_VERSION, "Print the version and exit");
   app.require_subcommand(1);
   app.fallthrough();
   AddCommonOptions(app, session);
   // In the order in which the help lists them.
-  for (const auto add : {AddStatus, AddTables, AddDescribe, AddDeclare, AddValidate, AddRows,
-                         AddExplain, AddLimits, AddPlan, AddStats, AddTop, AddDrain, AddBench}) {
+  for (const auto add :
+       {AddStatus, AddTables, AddDescribe, AddDeclare, AddValidate, AddRows, AddExport, AddExplain,
+        AddLimits, AddPlan, AddStats, AddTop, AddDrain, AddBench, AddCompletion}) {
     add(app, session, command);
   }
   try {
@@ -106,10 +109,11 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
     return app.exit(help, out, err);
   } catch (const CLI::ParseError& error) {
     // Parsing may have ended before the flag.
+    const std::string message = CommandLineError(app, error);
     if (std::find(argv, argv + argc, std::string("--json")) == argv + argc) {
-      app.exit(error, out, err);
+      err << "emberctl: " << message << "\n";
     } else {
-      Report(absl::InvalidArgumentError(error.what()), /*json=*/true, err);
+      Report(absl::InvalidArgumentError(message), /*json=*/true, err);
     }
     return kUsage;
   }

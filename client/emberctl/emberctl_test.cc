@@ -55,7 +55,7 @@ class EmberctlTest : public ::testing::Test {
     const std::string path = WriteFile("model.textproto", kModel);
     const Outcome declared = Call({"declare", path.c_str()});
     ASSERT_EQ(declared.code, kOk) << declared.err;
-    EXPECT_THAT(declared.out, StartsWith("m: created, id 000000000000002a, 1 tables in 1 stacks"));
+    EXPECT_THAT(declared.out, StartsWith("m: created, id 000000000000002a, 1 table in 1 stack"));
   }
 
   FakeService service_;
@@ -164,12 +164,12 @@ TEST(ValidateTest, TellsModelsFromClusters) {
   const std::string model = WriteFile("a.textproto", kModel);
   Outcome outcome = Emberctl({"validate", model.c_str()});
   EXPECT_EQ(outcome.code, kOk) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("valid model \"m\": 1 tables, 1 features, 20 weights"));
+  EXPECT_THAT(outcome.out, HasSubstr("valid model \"m\": 1 table, 1 feature, 20 weights"));
   const std::string cluster = WriteFile(
       "b.json", R"({"shards": [{"address": "a:1"}], "coordinators": [{"address": "a:2"}]})");
   outcome = Emberctl({"validate", cluster.c_str()});
   EXPECT_EQ(outcome.code, kOk) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("valid cluster: 1 shards x 2 SparseCores, 1 coordinators"));
+  EXPECT_THAT(outcome.out, HasSubstr("valid cluster: 1 shard x 2 SparseCores, 1 coordinator"));
   // Defaults are filled in.
   outcome = Emberctl({"validate", cluster.c_str(), "--json"});
   EXPECT_EQ(Json::parse(outcome.out)["sparsecores_per_shard"], 2);

@@ -6,6 +6,7 @@
 #include <google/protobuf/util/json_util.h>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -25,13 +26,43 @@ void PrintColumns(const std::vector<std::vector<std::string>>& lines, std::ostre
   }
 }
 
+std::string HexId(uint64_t id) { return absl::StrFormat("%016x", id); }
+
+namespace {
+
+// Protobuf writes 64-bit integers as texts of decimal digits; those that are ids become hex.
+void WriteIdsAsHex(nlohmann::ordered_json& json) {
+  if (json.is_array()) {
+    for (nlohmann::ordered_json& element : json) WriteIdsAsHex(element);
+  }
+  if (!json.is_object()) return;
+  for (auto& [key, value] : json.items()) {
+    uint64_t id = 0;
+    const bool is_id = key == "model_id" || key == "batch_handle" || key == "incarnation";
+    if (is_id && value.is_string() && absl::SimpleAtoi(value.get<std::string>(), &id)) {
+      value = HexId(id);
+    } else {
+      WriteIdsAsHex(value);
+    }
+  }
+}
+
+}  // namespace
+
 void PrintJson(const google::protobuf::Message& message, std::ostream& out) {
   google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string text;
-  if (google::protobuf::util::MessageToJsonString(message, &text, options).ok()) out << text;
+  if (!google::protobuf::util::MessageToJsonString(message, &text, options).ok()) return;
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(text);
+  WriteIdsAsHex(json);
+  out << json.dump(1) << "\n";
+}
+
+std::string Counted(int64_t count, absl::string_view one, absl::string_view plural) {
+  if (count == 1) return absl::StrCat("1 ", one);
+  return plural.empty() ? absl::StrCat(count, " ", one, "s") : absl::StrCat(count, " ", plural);
 }
 
 std::string Bytes(int64_t bytes) {

@@ -21,9 +21,14 @@ using Json =
 
 // Lines of cells, the first of them the headings, in columns as wide as their widest cell.
 void PrintColumns(const std::vector<std::vector<std::string>>& lines, std::ostream& out);
-// A message as JSON, with its own field names and all fields written.
+// A model's id as it is shown everywhere: 16 hex digits.
+std::string HexId(uint64_t id);
+// A message as JSON, with its own field names and all fields written. Ids of models, batches and
+// processes are texts of 16 hex digits.
 void PrintJson(const google::protobuf::Message& message, std::ostream& out);
 
+// "1 batch", "2 batches". `plural`: where it is not `one` with an s.
+std::string Counted(int64_t count, absl::string_view one, absl::string_view plural = "");
 // "1.5 GiB"
 std::string Bytes(int64_t bytes);
 // "0", "1.5", "150", "12.3k", "4.0M": for what need not be exact. >= 0.

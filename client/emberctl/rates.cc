@@ -113,6 +113,11 @@ Rates Between(const v1::GetStatsResponse& before, const v1::GetStatsResponse& no
                                    [&](const auto& then) { return then.stage() == stage.stage(); });
     rates.stages.push_back({stage.stage(), LatencyOf(Growth(then.seconds(), stage.seconds()))});
   }
+  for (const auto& model : now.models()) {
+    const auto& then = FindOrEmpty(before.models(),
+                                   [&](const auto& then) { return then.model() == model.model(); });
+    rates.models.push_back({model.model(), Growth(then.examples(), model.examples())});
+  }
   for (const auto& stack : now.stacks()) {
     rates.stacks.push_back(Between(FindOrEmpty(before.stacks(),
                                                [&](const auto& then) {

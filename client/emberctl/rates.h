@@ -31,6 +31,10 @@ struct StageRates {
   std::string stage;
   Latency latency;
 };
+struct ModelRates {
+  std::string model;
+  int64_t examples = 0;
+};
 struct StackRates {
   v1::StackStats now;  // limits, and the largest needs since the start
   int64_t batches = 0;
@@ -58,6 +62,7 @@ struct Rates {
   double seconds = 0;  // > 0
   std::vector<MethodRates> methods;
   std::vector<StageRates> stages;
+  std::vector<ModelRates> models;
   std::vector<StackRates> stacks;
   std::vector<ShardRates> shards;
   std::vector<GroupRates> groups;

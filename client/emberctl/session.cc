@@ -1,9 +1,13 @@
 #include "client/emberctl/session.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "client/cpp/options.h"
+#include "client/emberctl/reachability.h"
 
 namespace emberd::emberctl {
 
@@ -31,15 +35,42 @@ client::ClientOptions Session::client_options() const {
   return options;
 }
 
-absl::Status Session::Call(client::Transport::Attempt attempt) {
-  if (transport_ == nullptr) {
-    const client::ClientOptions options = client_options();
-    RETURN_IF_ERROR(options.Validate());
-    ASSIGN_OR_RETURN(std::unique_ptr<client::Transport> transport,
-                     client::Transport::Connect(options));
-    transport_ = std::move(transport);
+absl::Status Session::CheckReachable() const {
+  const client::ClientOptions options = client_options();
+  RETURN_IF_ERROR(CheckAddresses(options));
+  RETURN_IF_ERROR(options.Validate());
+  return CheckListening(options, options.connect_timeout);
+}
+
+absl::Status Session::Connect() {
+  RETURN_IF_ERROR(CheckReachable());
+  client::ClientOptions options = client_options();
+  const absl::Duration patience = options.connect_timeout;
+  // What has not become a channel by now is something else; it is asked what.
+  constexpr absl::Duration kSoon = absl::Seconds(1);
+  options.connect_timeout = std::min(patience, kSoon);
+  absl::StatusOr<std::unique_ptr<client::Transport>> transport =
+      client::Transport::Connect(options);
+  if (absl::IsUnavailable(transport.status())) {
+    std::vector<std::string> found;
+    for (const std::string& address : addresses) {
+      const std::string what = WhatListens(options, address, options.connect_timeout);
+      if (!what.empty()) found.push_back(absl::StrCat(address, ": ", what));
+    }
+    if (found.size() == addresses.size()) {
+      return absl::UnavailableError(absl::StrJoin(found, "; "));
+    }
+    options.connect_timeout = patience;
+    transport = client::Transport::Connect(options);
   }
-  return transport_->Call({}, attempt);
+  RETURN_IF_ERROR(transport.status());
+  transport_ = *std::move(transport);
+  return absl::OkStatus();
+}
+
+absl::Status Session::Call(client::Transport::Attempt attempt) {
+  if (transport_ == nullptr) RETURN_IF_ERROR(Connect());
+  return WithAdvice(transport_->Call({}, attempt), client_options());
 }
 
 absl::StatusOr<v1::GetStatusResponse> Session::GetStatus() {

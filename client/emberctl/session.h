@@ -26,6 +26,10 @@ class Session {
   // Connects if need be, then calls as client::Transport::Call does.
   absl::Status Call(client::Transport::Attempt attempt);
 
+  // OK if something listens at one of the addresses. For commands that make clients themselves;
+  // Call does so first.
+  absl::Status CheckReachable() const;
+
   // Calls that several verbs need.
   absl::StatusOr<v1::GetStatusResponse> GetStatus();
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const std::string& name);
@@ -47,6 +51,9 @@ class Session {
   std::ostream& out;
 
  private:
+  // Errors say what was probably meant.
+  absl::Status Connect();
+
   std::unique_ptr<client::Transport> transport_;
 };
 

@@ -70,6 +70,7 @@ Table View::Methods() const {
   std::vector<Row> rows;
   for (const MethodRates& method : rates_.methods) {
     const Latency& latency = method.latency;
+    if (options_.hide_idle && latency.count == 0 && method.errors == 0) continue;
     rows.push_back({static_cast<double>(latency.count),
                     latency.p99,
                     {method.method, Count(latency.count),
@@ -91,10 +92,9 @@ Table View::Shards() const {
     if (!now.reachable()) {
       // First, however they are sorted.
       constexpr double kFirst = 1e300;
-      rows.push_back(
-          {kFirst,
-           kFirst,
-           {absl::StrCat(now.index()), now.address(), Cell("DOWN", Style::kAlarm), now.error()}});
+      rows.push_back({kFirst,
+                      kFirst,
+                      {absl::StrCat(now.index()), now.address(), Cell("DOWN", Style::kAlarm)}});
       continue;
     }
     const auto used = static_cast<double>(now.table_bytes());
@@ -183,7 +183,7 @@ Table View::HotRows() const {
   });
   Table table;
   if (hot.empty()) return table;
-  table.push_back({"MODEL", "TABLE", "HOT ROW", "LOOKUPS", "AT MOST TOO MANY", "OF ITS SHARD"});
+  table.push_back({"MODEL", "TABLE", "HOT ROW", "LOOKUPS", "ERROR UP TO", "OF ITS SHARD"});
   for (const v1::HotRow* row : hot) {
     table.push_back(
         {row->model(), row->table(), absl::StrCat(row->id()), absl::StrCat(row->lookups()),
@@ -201,13 +201,30 @@ std::vector<CellLine> SummaryLines(const Rates& rates, const std::string& addres
                     absl::StrCat(", up ", Uptime(now.uptime_ms()), ", ")};
   first.push_back(now.draining() ? Cell("DRAINING", Style::kAlarm) : Cell("in service"));
   const CellLine second = {
-      absl::StrCat(now.in_flight_requests(), " requests in work (", Bytes(now.in_flight_bytes()),
-                   " of ", Bytes(now.in_flight_budget_bytes()), "), "),
+      absl::StrCat(Counted(now.in_flight_requests(), "request"), " in work (",
+                   Bytes(now.in_flight_bytes()), " of ", Bytes(now.in_flight_budget_bytes()),
+                   "), "),
       Cell(absl::StrCat(now.queued_requests(), " waiting"),
            now.queued_requests() > 0 ? Style::kWarning : Style::kPlain),
-      absl::StrCat("; ", now.train_streams(), " training streams; ", now.batches(), " batches (",
-                   Bytes(now.batch_bytes()), " of ", Bytes(now.batch_budget_bytes()), ")")};
-  return {first, second};
+      absl::StrCat("; ", Counted(now.train_streams(), "training stream"), "; ",
+                   Counted(now.batches(), "batch", "batches"), " (", Bytes(now.batch_bytes()),
+                   " of ", Bytes(now.batch_budget_bytes()), ")")};
+  std::vector<CellLine> lines = {first, second};
+  for (const ModelRates& model : rates.models) {
+    if (model.examples == 0) continue;
+    lines.push_back(
+        {absl::StrCat("model ", model.model, ": "),
+         Cell(absl::StrCat(Quantity(static_cast<double>(model.examples) / rates.seconds),
+                           " examples/s"),
+              Style::kBold)});
+  }
+  for (const ShardRates& shard : rates.shards) {
+    if (shard.now.reachable()) continue;
+    lines.push_back(
+        {Cell(absl::StrCat("shard ", shard.now.index(), " does not answer: "), Style::kAlarm),
+         shard.now.error()});
+  }
+  return lines;
 }
 
 std::vector<Table> StatsTables(const Rates& rates, const StatsViewOptions& options) {
@@ -318,6 +335,16 @@ Json ShardsJson(const Rates& rates) {
   return shards;
 }
 
+Json ModelsJson(const Rates& rates) {
+  Json models = Json::array();
+  for (const ModelRates& model : rates.models) {
+    models.push_back({{"model", model.model},
+                      {"examples", model.examples},
+                      {"examples_per_second", PerSecond(rates, model.examples)}});
+  }
+  return models;
+}
+
 Json GroupsJson(const Rates& rates) {
   Json groups = Json::array();
   for (const GroupRates& group : rates.groups) {
@@ -350,32 +377,57 @@ Json StatsJson(const Rates& rates) {
           {"methods", MethodsJson(rates)},
           {"shards", ShardsJson(rates)},
           {"stacks", StacksJson(rates)},
+          {"models", ModelsJson(rates)},
           {"stages", StagesJson(rates)},
           {"groups", GroupsJson(rates)}};
 }
 
-std::vector<std::string> TopFrame(const Rates& rates, const std::string& address,
+namespace {
+
+// Everything, however low the window is.
+std::vector<std::string> AllLines(const Rates& rates, const std::string& address,
                                   const FrameOptions& options) {
   std::vector<std::string> lines;
   for (const CellLine& line : SummaryLines(rates, address)) {
     lines.push_back(LayOutLine(line, options.colors, options.columns));
   }
-  for (const auto& table : StatsTables(rates, {.per_second = true, .order = options.order})) {
+  const StatsViewOptions view = {.per_second = true, .order = options.order, .hide_idle = true};
+  for (const auto& table : StatsTables(rates, view)) {
     lines.emplace_back();
     for (std::string& line : LayOut(table, options.colors, options.columns)) {
       lines.push_back(std::move(line));
     }
   }
-  const int hints = options.hint.empty() ? 0 : 1;
-  const auto room = static_cast<size_t>(std::max(options.rows - hints, 1));
+  return lines;
+}
+
+// Lines of the window that the hint leaves.
+int RoomOf(const FrameOptions& options) {
+  return std::max(options.rows - (options.hint.empty() ? 0 : 1), 1);
+}
+
+}  // namespace
+
+int LastScroll(const Rates& rates, const std::string& address, const FrameOptions& options) {
+  if (options.rows == 0) return 0;
+  const auto lines = static_cast<int>(AllLines(rates, address, options).size());
+  return std::max(0, lines - RoomOf(options));
+}
+
+std::vector<std::string> TopFrame(const Rates& rates, const std::string& address,
+                                  const FrameOptions& options) {
+  std::vector<std::string> lines = AllLines(rates, address, options);
+  const size_t first = std::min(lines.size(), static_cast<size_t>(options.first));
+  lines.erase(lines.begin(), lines.begin() + static_cast<ptrdiff_t>(first));
+  const auto room = static_cast<size_t>(RoomOf(options));
   if (options.rows > 0 && lines.size() > room) {
     const size_t missing = lines.size() - room + 1;
     lines.resize(room - 1);
     lines.push_back(LayOutLine(
-        {Cell(absl::StrCat("... ", missing, " more lines; the window is too low"), Style::kBold)},
+        {Cell(absl::StrCat("... ", missing, " more lines: arrow down, or j"), Style::kBold)},
         options.colors, options.columns));
   }
-  if (hints > 0 && (options.rows == 0 || options.rows > 1)) {
+  if (!options.hint.empty() && (options.rows == 0 || options.rows > 1)) {
     lines.push_back(
         LayOutLine({Cell(options.hint, Style::kBold)}, options.colors, options.columns));
   }

@@ -19,6 +19,7 @@ enum class Order {
 struct StatsViewOptions {
   bool per_second = true;  // else counts
   Order order = Order::kName;
+  bool hide_idle = false;  // methods that were not called
 };
 
 // A few lines on the coordinator as a whole.
@@ -36,10 +37,13 @@ struct FrameOptions {
   int columns = 0;   // 0: as many as it takes
   int rows = 0;      // the same
   std::string hint;  // the last line, if not empty
+  int first = 0;     // lines to leave out at the top, because somebody has scrolled
 };
 
 // Lines that fit. Where there is too much, the last but the hint says how much is missing.
 std::vector<std::string> TopFrame(const Rates& rates, const std::string& address,
                                   const FrameOptions& options);
+// The largest `first` at which the frame is full.
+int LastScroll(const Rates& rates, const std::string& address, const FrameOptions& options);
 
 }  // namespace emberd::emberctl

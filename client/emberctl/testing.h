@@ -77,6 +77,9 @@ inline v1::GetStatsResponse StatsAfter(int64_t seconds) {
   stage->set_stage("preprocess");
   FillDistribution(100 * seconds, stage->mutable_seconds());
   stats.add_stages()->set_stage("commit");
+  v1::ModelStats* model = stats.add_models();
+  model->set_model("ads");
+  model->set_examples(51'200 * seconds);
   v1::StackStats* stack = stats.add_stacks();
   stack->set_model("ads");
   stack->set_stack("wide");

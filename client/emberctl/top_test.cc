@@ -39,13 +39,26 @@ TEST(TopFrameTest, FitsTheWindow) {
   const std::vector<std::string> frame = TopFrame(rates, "here:1", options);
   ASSERT_THAT(frame, SizeIs(8));
   for (const std::string& line : frame) EXPECT_LE(line.size(), 30u) << line;
-  EXPECT_EQ(frame[6], absl::StrCat("... ", all.size() - 6, " more lines; the window "));
+  EXPECT_EQ(frame[6],
+            absl::StrCat("... ", all.size() - 6, " more lines: arrow down, or j").substr(0, 30));
   EXPECT_EQ(frame[7], "q: leave");
   EXPECT_EQ(frame[5], all[5].substr(0, 30));
+  EXPECT_EQ(LastScroll(rates, "here:1", options), static_cast<int>(all.size()) - 7);
+  options.first = LastScroll(rates, "here:1", options);
+  EXPECT_EQ(TopFrame(rates, "here:1", options)[6], all.back().substr(0, 30));
+  EXPECT_THAT(TopFrame(rates, "here:1", options), SizeIs(8));
+  options.first = 0;
   options.rows = 1;
   EXPECT_THAT(TopFrame(rates, "here:1", options), SizeIs(1));
   options.rows = 1000;
   EXPECT_THAT(TopFrame(rates, "here:1", options), SizeIs(all.size() + 1));
+}
+
+TEST(TopFrameTest, CountsExamplesAndHidesIdleMethods) {
+  const auto lines = TopFrame(TwoSeconds(), "here:1", {});
+  EXPECT_EQ(lines[2], "model ads: 51.2k examples/s");
+  EXPECT_EQ(lines[3], "shard 1 does not answer: connection refused");
+  for (const std::string& line : lines) EXPECT_THAT(line, Not(HasSubstr("ReadRows")));
 }
 
 TEST(TopFrameTest, SortsByWhatIsAsked) {
@@ -61,7 +74,7 @@ TEST(TopFrameTest, SortsByWhatIsAsked) {
   const auto first_method = [&](Order order) {
     FrameOptions options;
     options.order = order;
-    return TopFrame(rates, "here:1", options)[4];
+    return TopFrame(rates, "here:1", options)[6];
   };
   EXPECT_THAT(first_method(Order::kBusy), HasSubstr("Lookup"));
   EXPECT_THAT(first_method(Order::kSlow), HasSubstr("ReadRows"));

@@ -60,6 +60,14 @@ void AddMethodStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* st
 }
 
 // Every stage.
+void AddModelStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats) {
+  for (const Series& examples : metrics.All(MetricId::kExamples)) {
+    v1::ModelStats* const to = stats->add_models();
+    to->set_model(examples.labels[0]);
+    to->set_examples(static_cast<int64_t>(examples.value));
+  }
+}
+
 void AddStageStats(const ops::MetricSnapshot& metrics, v1::GetStatsResponse* stats) {
   for (size_t i = 0; i < ops::kStageCount; ++i) {
     const std::string stage(ops::StageName(static_cast<ops::Stage>(i)));
@@ -161,6 +169,7 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   AddStageStats(metrics, &response);
   coordinator.AddStacks(&response);
   AddGroupStats(metrics, &response);
+  AddModelStats(metrics, &response);
   return response;
 }
 

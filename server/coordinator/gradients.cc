@@ -12,6 +12,8 @@
 #include "base/bfloat16.h"
 #include "base/finite.h"
 #include "base/status.h"
+#include "base/suggest.h"
+#include "config/config.h"
 #include "config/fields.h"
 #include "config/optimizers.h"
 #include "server/coordinator/request_reader.h"
@@ -108,9 +110,10 @@ absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
   for (int i = 0; i < request.hyperparameters_size(); ++i) {
     const v1::StepHyperparameters& step = request.hyperparameters(i);
     if (!step.table().empty() && !model.tables.contains(step.table())) {
-      return absl::InvalidArgumentError(absl::StrCat("hyperparameters[", i, "].table is '",
-                                                     step.table(), "', which model '",
-                                                     model.config.name(), "' does not have"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("hyperparameters[", i, "].table is '", step.table(), "', which model '",
+                       model.config.name(), "' does not have; ",
+                       KnownNames("tables", step.table(), config::TableNames(model.config))));
     }
     for (size_t k = 0; k < stacks.size(); ++k) {
       if (!IsFor(step, stacks[k])) continue;
@@ -192,9 +195,10 @@ absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& r
     const v1::FeatureGradient& gradient = request.gradients(i);
     const auto found = model.features.find(gradient.feature());
     if (found == model.features.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("gradients[", i, "].feature is '",
-                                                     gradient.feature(), "', which model '",
-                                                     model.config.name(), "' does not have"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gradients[", i, "].feature is '", gradient.feature(), "', which model '",
+          model.config.name(), "' does not have; ",
+          KnownNames("features", gradient.feature(), config::FeatureNames(model.config))));
     }
     FeatureGradientView* view = &input.features[found->second];
     if (view->data != nullptr) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/suggest.h"
 #include "config/config.h"
 #include "server/coordinator/fanout.h"
 #include "server/ops/logging.h"
@@ -47,7 +48,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
   if (declared->created) {
     ops::Log(ops::LogLevel::kInfo, "model created",
              {{"model", model->config.name()},
-              {"model_id", model->id},
+              {"model_id", absl::StrCat(absl::Hex(model->id, absl::kZeroPad16))},
               {"tables", model->config.tables_size()},
               {"stacks", model->plan.stacks.size()}});
   }
@@ -88,7 +89,8 @@ absl::Status ModelRegistry::DescribeConflict(const ServedModel& model, const abs
     auto found = shard->FindModel(request, context);
     if (!found.ok()) continue;
     return absl::AlreadyExistsError(absl::StrCat(
-        "another model '", model.config.name(), "' is declared, with model_id ", found->model_id(),
+        "another model '", model.config.name(), "' is declared, with model_id ",
+        absl::Hex(found->model_id(), absl::kZeroPad16),
         "; first difference: ", config::FirstDifference(found->config(), model.config)));
   }
   return conflict;
@@ -125,8 +127,8 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Find(uint64_t 
   if (std::shared_ptr<const ServedModel> model = Known(model_id)) return model;
   internal::v1::FindModelRequest request;
   request.set_model_id(model_id);
-  const absl::Status unknown = absl::NotFoundError(
-      absl::StrCat("model_id ", model_id, " is not declared; call DeclareModel"));
+  const absl::Status unknown = absl::NotFoundError(absl::StrCat(
+      "model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not declared; call DeclareModel"));
   if (model_id == 0) return unknown;  // 0 would ask for a name
   auto model = FindOnShards(request, context);
   return absl::IsNotFound(model.status()) ? unknown : model;
@@ -144,7 +146,11 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::FindByName(
   request.set_name(name);
   auto model = FindOnShards(request, context);
   if (!absl::IsNotFound(model.status())) return model;
-  return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared"));
+  std::vector<std::string> names;
+  for (const auto& known : models()) names.push_back(known->config.name());
+  return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared; ",
+                                          KnownNames("models", name, names),
+                                          ". `emberctl declare FILE` declares one"));
 }
 
 absl::Status ModelRegistry::Restore(const ServedModel& model, int shard,

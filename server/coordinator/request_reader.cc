@@ -7,6 +7,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
+#include "base/suggest.h"
+#include "config/config.h"
 
 namespace emberd::server {
 namespace {
@@ -245,9 +247,10 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
     const v1::FeatureIds& feature = request.features(i);
     const auto found = model.features.find(feature.feature());
     if (found == model.features.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("features[", i, "].feature is '",
-                                                     feature.feature(), "', which model '",
-                                                     model.config.name(), "' does not have"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "features[", i, "].feature is '", feature.feature(), "', which model '",
+          model.config.name(), "' does not have; ",
+          KnownNames("features", feature.feature(), config::FeatureNames(model.config))));
     }
     if (given[found->second]) {
       return absl::InvalidArgumentError(

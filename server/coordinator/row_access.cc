@@ -10,6 +10,8 @@
 #include "base/finite.h"
 #include "base/sha256.h"
 #include "base/status.h"
+#include "base/suggest.h"
+#include "config/config.h"
 #include "config/optimizers.h"
 #include "server/coordinator/request_reader.h"
 
@@ -23,8 +25,9 @@ absl::StatusOr<RowTarget> FindTarget(const ServedModel& model, const std::string
                                      const std::string& slot) {
   const auto found = model.tables.find(table);
   if (found == model.tables.end()) {
-    return absl::NotFoundError(absl::StrCat("table is '", table, "', which model '",
-                                            model.config.name(), "' does not have"));
+    return absl::NotFoundError(absl::StrCat(
+        "table is '", table, "', which model '", model.config.name(), "' does not have; ",
+        KnownNames("tables", table, config::TableNames(model.config))));
   }
   const auto location = model.plan.table_at[found->second];
   const v1::TableConfig& config = model.config.tables(found->second);

@@ -123,8 +123,11 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::err;
 }
 
+thread_local int quiet = 0;
+
 // gRPC says the same again for every connection that somebody tries, or that is tried in vain.
 void LogFromGrpc(gpr_log_func_args* args) {
+  if (quiet > 0) return;
   static auto* const log = new KeyedLog(absl::Minutes(1));
   const LogLevel level = args->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
                          : args->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
@@ -142,6 +145,9 @@ void LogFromProtobuf(google::protobuf::LogLevel, const char*, int, const std::st
 
 LogField::LogField(std::string_view key, double value)
     : key(key), value(absl::StrCat(value)), bare(std::isfinite(value)) {}
+
+QuietGrpc::QuietGrpc() { ++quiet; }
+QuietGrpc::~QuietGrpc() { --quiet; }
 
 absl::Status SetUpLogging(const v1::LoggingConfig& config, const std::string& process) {
   spdlog::sink_ptr sink;

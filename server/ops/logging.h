@@ -56,6 +56,16 @@ struct LogField {
 // TEXT, INFO, standard error.
 absl::Status SetUpLogging(const v1::LoggingConfig& config, const std::string& process);
 
+// While one lives, what gRPC says on this thread is left out of the log: for calls whose failure is
+// told better by whoever makes them.
+class QuietGrpc {
+ public:
+  QuietGrpc();
+  ~QuietGrpc();
+  QuietGrpc(const QuietGrpc&) = delete;
+  QuietGrpc& operator=(const QuietGrpc&) = delete;
+};
+
 // Thread-safe. Control characters and invalid UTF-8 cannot break a line.
 void Log(LogLevel level, std::string_view message, const std::vector<LogField>& fields = {});
 

@@ -1,12 +1,22 @@
 #include "server/rpc/grpc_server.h"
 
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <system_error>
+
 #include <grpcpp/server_builder.h>
+#include <netdb.h>
+#include <sys/socket.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/file_descriptor.h"
 #include "base/status.h"
 #include "config/address.h"
 #include "server/ops/lifecycle.h"
+#include "server/ops/logging.h"
 
 namespace emberd::server {
 namespace {
@@ -14,6 +24,37 @@ namespace {
 // Peers may ask this often whether the connection lives, also while no call is in progress
 // (coordinators and clients do). By default gRPC takes that for an attack.
 constexpr int kMinPingMs = 5000;
+
+// Why the system does not let a process listen at an address, and what to do.
+std::string BindFault(const config::Address& address) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  absl::string_view host = address.host;
+  absl::ConsumePrefix(&host, "[");
+  absl::ConsumeSuffix(&host, "]");
+  addrinfo* found = nullptr;
+  if (getaddrinfo(std::string(host).c_str(), std::to_string(address.port).c_str(), &hints,
+                  &found) != 0) {
+    return "cannot be used: its host is not known";
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
+  const FileDescriptor probe(socket(found->ai_family, found->ai_socktype, found->ai_protocol));
+  if (bind(probe.get(), found->ai_addr, found->ai_addrlen) == 0) {
+    return "cannot be used; the log of gRPC at level DEBUG may say why";
+  }
+  switch (errno) {
+    case EADDRINUSE:
+      return "is in use by another process; stop that one, or choose another port (0: the system "
+             "picks one)";
+    case EADDRNOTAVAIL:
+      return "is not an address of this machine; take one of its own, or 0.0.0.0 for all of them";
+    case EACCES:
+      return "may not be used by this user; ports below 1024 need privileges";
+    default:
+      return absl::StrCat("cannot be used: ", std::generic_category().message(errno));
+  }
+}
 
 }  // namespace
 
@@ -39,10 +80,13 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   ops::EnableStandardServices(&builder);
 
   auto server = std::unique_ptr<GrpcServer>(new GrpcServer());
-  server->server_ = builder.BuildAndStart();
+  {
+    const ops::QuietGrpc quiet;
+    server->server_ = builder.BuildAndStart();
+  }
   if (server->server_ == nullptr || port == 0) {
     return absl::UnavailableError(
-        absl::StrCat(options.field, ": ", options.address, " cannot be bound; is it in use?"));
+        absl::StrCat(options.field, ": ", options.address, " ", BindFault(bind)));
   }
   server->port_ = port;
   bind.port = port;

@@ -37,10 +37,12 @@ std::string OfLimit(int64_t count, int64_t limit) {
 
 void PrintHead(const Explanation& e, std::ostream& out) {
   const preprocess::Topology& topology = e.plan.topology;
-  out << "model \"" << e.model.name() << "\": " << e.model.tables_size() << " tables and "
-      << e.model.features_size() << " features in " << e.plan.stacks.size() << " stacks, on "
-      << topology.shards << " shards x " << topology.sparsecores_per_shard
-      << " SparseCores = " << topology.partitions() << " partitions\n"
+  out << "model \"" << e.model.name() << "\": " << Counted(e.model.tables_size(), "table")
+      << " and " << Counted(e.model.features_size(), "feature") << " in "
+      << Counted(static_cast<int64_t>(e.plan.stacks.size()), "stack") << ", on "
+      << Counted(topology.shards, "shard") << " x "
+      << Counted(topology.sparsecores_per_shard, "SparseCore") << " = "
+      << Counted(topology.partitions(), "partition") << "\n"
       << v1::PlanRules_Name(e.model.plan().rules()) << " rules, "
       << v1::SampleLayout_Name(e.model.plan().sample_layout()) << ", buckets by "
       << v1::BucketHash_Name(e.model.plan().bucket_hash()) << "\n\n";

@@ -191,9 +191,10 @@ void Print(Bench& bench, const BenchOptions& options, std::ostream& out) {
     return Bytes(static_cast<int64_t>(static_cast<double>(step_bytes) * steps / bench.seconds()));
   };
   out << bench.model().name << ": " << (options.update ? "whole steps" : "lookups") << " of "
-      << options.shape.batch << " samples x " << bench.model().features.size() << " features x "
-      << options.shape.ids_per_sample << " ids, Zipf " << options.shape.zipf << ", "
-      << options.clients << (options.clients == 1 ? " client, " : " clients, ")
+      << Counted(options.shape.batch, "sample") << " x "
+      << Counted(static_cast<int64_t>(bench.model().features.size()), "feature") << " x "
+      << Counted(options.shape.ids_per_sample, "id") << ", Zipf " << options.shape.zipf << ", "
+      << Counted(options.clients, "client") << ", "
       << absl::StrFormat("%.1f s\n\n", bench.seconds());
   PrintColumns({{"EXAMPLES/S", "STEPS/S", "SENT/S", "RECEIVED/S", "STEPS", "ERRORS"},
                 {Quantity(steps * static_cast<double>(options.shape.batch) / bench.seconds()),
@@ -278,14 +279,13 @@ void AddBench(CLI::App& app, Session& session, Command& command) {
   CLI::App* bench = app.add_subcommand(
       "bench",
       "Load a running cluster for a while, from outside, and tell how fast it answers. Lookups of "
-      "a "
-      "model that is there change and keep nothing; whole steps need a model of their own. 1 if a "
-      "step failed");
+      "a declared model leave it as it is; --update changes rows and wants a model of its own. 1 "
+      "if "
+      "a step failed");
   CLI::Option_group* subject = bench->add_option_group("subject");
   subject->add_option("--model", options->model, "Name of a declared model");
   CLI::Option* config = subject->add_option(
-      "--config", options->config,
-      "ModelConfig as text proto or JSON; it is declared, and cannot be taken away again");
+      "--config", options->config, "ModelConfig as text proto or JSON; it is declared, and stays");
   subject->require_option(1);
   bench
       ->add_flag("--update", options->update,

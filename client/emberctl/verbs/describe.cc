@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
@@ -19,13 +18,15 @@ absl::Status Describe(Session& session, const std::string& model) {
     return absl::OkStatus();
   }
   const v1::ModelPlan& plan = found.plan();
-  session.out << found.config().name() << ": id " << absl::StrFormat("%016x", found.model_id())
-              << ", " << Bytes(plan.table_bytes()) << " on " << plan.shards() << " shards x "
-              << plan.sparsecores_per_shard() << " SparseCores = " << plan.partitions()
-              << " partitions\n\n";
+  session.out << found.config().name() << ": id " << HexId(found.model_id()) << ", "
+              << Bytes(plan.table_bytes()) << " on " << Counted(plan.shards(), "shard") << " x "
+              << Counted(plan.sparsecores_per_shard(), "SparseCore") << " = "
+              << Counted(plan.partitions(), "partition") << "\n\n";
   std::vector<std::vector<std::string>> lines = {TableHeadings()};
   AppendTableLines(found, &lines);
   PrintColumns(lines, session.out);
+  session.out << "\n";
+  PrintTraining(found.config(), session.out);
   session.out << "\n";
   PrintStacks(plan, session.out);
   session.out << "\n";
@@ -38,7 +39,9 @@ absl::Status Describe(Session& session, const std::string& model) {
 void AddDescribe(CLI::App& app, Session& session, Command& command) {
   auto model = std::make_shared<std::string>();
   CLI::App* describe = app.add_subcommand(
-      "describe", "A declared model: its tables, stacks and features; for its memory see plan");
+      "describe",
+      "A declared model: its tables, optimizers, initializers, stacks and features; for its "
+      "memory see plan");
   describe->add_option("MODEL", *model, "Name of the model")->required();
   SetExample(describe, "emberctl describe my_model");
   describe->callback([model, &session, &command] {

@@ -15,8 +15,9 @@ struct DrainOptions {
 };
 
 std::string Left(const v1::DrainResponse& response) {
-  return absl::StrCat(response.in_flight_requests(), " requests, ", response.train_streams(),
-                      " training streams, ", response.batches(), " batches");
+  return absl::StrCat(Counted(response.in_flight_requests(), "request"), ", ",
+                      Counted(response.train_streams(), "training stream"), ", ",
+                      Counted(response.batches(), "batch", "batches"));
 }
 
 bool NothingLeft(const v1::DrainResponse& response) {

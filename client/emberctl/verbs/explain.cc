@@ -84,28 +84,45 @@ absl::Status ExplainCase(Session& session, const std::string& path, bool zero_ga
   return result.status();
 }
 
-// Stacks and places the model, cuts the batch into mini-batches, and prints a report or, with
-// session.json, everything down to the buffers.
-absl::Status ExplainBatch(Session& session, const ExplainOptions& options) {
-  ASSIGN_OR_RETURN(const v1::ModelConfig model, config::LoadModel(options.model));
-  ASSIGN_OR_RETURN(const v1::ClusterConfig cluster, ClusterOf(options.cluster));
-  const preprocess::Topology topology = {cluster.shards_size(), cluster.sparsecores_per_shard()};
-  ASSIGN_OR_RETURN(const preprocess::Plan plan, preprocess::MakePlan(model, topology));
-  ASSIGN_OR_RETURN(const BatchFile file, BatchFile::Load(options.batches, model));
+// Cuts the batch into mini-batches as `limits` says, which is `shown`, or the same without its
+// limits, and prints it with those of `shown`: a report or, with session.json, everything down to
+// the buffers.
+absl::Status Explain(Session& session, const BatchFile& file, const v1::ModelConfig& limits,
+                     const v1::ModelConfig& shown, const preprocess::Topology& topology) {
+  ASSIGN_OR_RETURN(const preprocess::Plan plan, preprocess::MakePlan(limits, topology));
+  ASSIGN_OR_RETURN(const preprocess::Plan shown_plan, preprocess::MakePlan(shown, topology));
   ASSIGN_OR_RETURN(const auto preprocessor,
-                   preprocess::Preprocessor::Create(&model, &plan, nullptr));
+                   preprocess::Preprocessor::Create(&limits, &plan, nullptr));
   ASSIGN_OR_RETURN(auto sorted, preprocessor->Sort(file.inputs()));
   absl::StatusOr<uint64_t> cuts = 0;
   if (sorted->needs_minibatches()) cuts = preprocessor->FindCuts(sorted.get());
   if (!cuts.ok()) return cuts.status();
   ASSIGN_OR_RETURN(const auto batch, preprocessor->Finish(std::move(sorted), *cuts));
-  const Explanation explanation = {model, plan, *batch, *cuts, preprocess::BatchCost(plan, *batch)};
+  const Explanation explanation = {shown, shown_plan, *batch, *cuts,
+                                   preprocess::BatchCost(shown_plan, *batch)};
   if (session.json) {
     PrintExplanationJson(explanation, session.out);
   } else {
     PrintReport(explanation, session.out);
   }
   return absl::OkStatus();
+}
+
+absl::Status ExplainBatch(Session& session, const ExplainOptions& options) {
+  ASSIGN_OR_RETURN(const v1::ModelConfig model, config::LoadModel(options.model));
+  ASSIGN_OR_RETURN(const v1::ClusterConfig cluster, ClusterOf(options.cluster));
+  const preprocess::Topology topology = {cluster.shards_size(), cluster.sparsecores_per_shard()};
+  ASSIGN_OR_RETURN(const BatchFile file, BatchFile::Load(options.batches, model));
+  absl::Status status = Explain(session, file, model, model, topology);
+  if (!absl::IsResourceExhausted(status)) return status;
+  // What is over the limits is best seen in the counts.
+  v1::ModelConfig unlimited = model;
+  for (v1::TableConfig& table : *unlimited.mutable_tables()) {
+    table.set_max_ids_per_partition(0);
+    table.set_max_unique_ids_per_partition(0);
+  }
+  RETURN_IF_ERROR(Explain(session, file, unlimited, model, topology));
+  return status;
 }
 
 }  // namespace

@@ -38,7 +38,30 @@ void PrintRows(Session& session, const RowsTarget& target, const std::vector<int
   session.out << all.dump(1) << "\n";
 }
 
-absl::Status GetRows(Session& session, const RowsTarget& target, const std::vector<int64_t>& ids) {
+// "7", or "7-12": the ids from 7 to 12.
+absl::Status AppendIds(const std::string& text, std::vector<int64_t>* ids) {
+  constexpr size_t kMaxIds = 1'000'000;
+  const std::vector<std::string> ends = absl::StrSplit(text, '-');
+  int64_t first = 0;
+  int64_t last = 0;
+  if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &first) ||
+      !absl::SimpleAtoi(ends.back(), &last) || last < first) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" is no id; write an id, 7, or a range of ids, 7-12"));
+  }
+  if (last - first >= static_cast<int64_t>(kMaxIds - ids->size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" makes more than ", kMaxIds,
+                     " ids; `emberctl export` writes whole tables to a file"));
+  }
+  for (int64_t id = first; id <= last; ++id) ids->push_back(id);
+  return absl::OkStatus();
+}
+
+absl::Status GetRows(Session& session, const RowsTarget& target,
+                     const std::vector<std::string>& id_texts) {
+  std::vector<int64_t> ids;
+  for (const std::string& text : id_texts) RETURN_IF_ERROR(AppendIds(text, &ids));
   ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(target.model));
   v1::ReadRowsRequest request;
   request.set_model_id(model.model_id());
@@ -121,7 +144,7 @@ absl::Status SetRows(Session& session, const RowsTarget& target,
   if (session.json) {
     session.out << Json{{"rows_written", n}}.dump(1) << "\n";
   } else {
-    session.out << n << " rows written\n";
+    session.out << Counted(n, "row") << " written\n";
   }
   return absl::OkStatus();
 }
@@ -135,11 +158,16 @@ void AddTarget(CLI::App* verb, RowsTarget* target) {
 
 void AddGet(CLI::App* rows, Session& session, Command& command) {
   auto target = std::make_shared<RowsTarget>();
-  auto ids = std::make_shared<std::vector<int64_t>>();
+  auto ids = std::make_shared<std::vector<std::string>>();
   CLI::App* get = rows->add_subcommand("get", "Print rows, one a line: ID=VALUE,VALUE,...");
   AddTarget(get, target.get());
-  get->add_option("ID", *ids, "Ids of the rows")->required();
-  SetExample(get, "emberctl rows get my_model users 7 8 --slot accumulator");
+  get->add_option("ID", *ids, "Ids of the rows, and ranges of them: 7 100-109")
+      ->required()
+      ->check([](const std::string& text) {
+        std::vector<int64_t> parsed;
+        return std::string(AppendIds(text, &parsed).message());
+      });
+  SetExample(get, "emberctl rows get my_model users 7 100-109 --slot accumulator");
   get->callback([target, ids, &session, &command] {
     command = [target, ids, &session] { return GetRows(session, *target, *ids); };
   });

@@ -1,7 +1,6 @@
 #include "base/status.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/verb.h"
 
@@ -15,10 +14,7 @@ void PrintShards(const v1::GetStatusResponse& status, std::ostream& out) {
   for (const v1::ShardStatus& shard : status.shards()) {
     std::vector<std::string>& line = lines.emplace_back();
     line = {absl::StrCat(shard.index()), shard.address(), shard.reachable() ? "ok" : "DOWN"};
-    if (!shard.reachable()) {
-      line.push_back(shard.error());
-      continue;
-    }
+    if (!shard.reachable()) continue;  // why stands in the error at the end
     line.push_back(Uptime(shard.uptime_ms()));
     line.push_back(absl::StrCat(shard.models()));
     line.push_back(Bytes(shard.table_bytes()));
@@ -32,9 +28,8 @@ void PrintShards(const v1::GetStatusResponse& status, std::ostream& out) {
 void PrintModels(const v1::GetStatusResponse& status, std::ostream& out) {
   std::vector<std::vector<std::string>> lines = {{"MODEL", "ID", "TABLES", "STACKS", "SIZE"}};
   for (const v1::ModelStatus& model : status.models()) {
-    lines.push_back({model.name(), absl::StrFormat("%016x", model.model_id()),
-                     absl::StrCat(model.tables()), absl::StrCat(model.stacks()),
-                     Bytes(model.table_bytes())});
+    lines.push_back({model.name(), HexId(model.model_id()), absl::StrCat(model.tables()),
+                     absl::StrCat(model.stacks()), Bytes(model.table_bytes())});
   }
   PrintColumns(lines, out);
 }
@@ -45,9 +40,9 @@ absl::Status ShowStatus(Session& session) {
     PrintJson(response, session.out);
   } else {
     session.out << "emberd " << response.version() << ", up " << Uptime(response.uptime_ms())
-                << (response.draining() ? ", DRAINING, " : ", ") << response.batches()
-                << " batches (" << Bytes(response.batch_bytes())
-                << ") between lookup and update\n\n";
+                << (response.draining() ? ", DRAINING, " : ", ")
+                << Counted(response.batches(), "batch", "batches") << " ("
+                << Bytes(response.batch_bytes()) << ") between lookup and update\n\n";
     PrintShards(response, session.out);
     session.out << "\n";
     PrintModels(response, session.out);

@@ -110,7 +110,7 @@ class Screen {
       for (auto event = terminal_.WaitUntil(next); event.kind != Terminal::Event::kTimeout;
            event = terminal_.WaitUntil(next)) {
         if (event.kind == Terminal::Event::kStop || event.key == 'q') return;
-        if (event.key == 's') order_ = NextOrder(order_);
+        OnKey(event.key);
         Draw();
       }
       rates = watch_.Next();
@@ -118,6 +118,22 @@ class Screen {
   }
 
  private:
+  // Arrow keys come as ESC [ A and ESC [ B, the keys that turn pages as ESC [ 5 ~ and ESC [ 6 ~.
+  void OnKey(char key) {
+    const int page = std::max(1, terminal_.size().rows - 2);
+    if (key == '\x1b' || (escape_ == "\x1b" && key == '[')) {
+      escape_ = key == '[' ? "\x1b[" : "\x1b";
+      return;
+    }
+    const bool arrow = escape_ == "\x1b[";
+    escape_.clear();
+    if (key == 's' && !arrow) order_ = NextOrder(order_);
+    if (arrow ? key == 'B' : key == 'j') ++first_;
+    if (arrow ? key == 'A' : key == 'k') --first_;
+    if (arrow ? key == '6' : key == ' ') first_ += page;
+    if (arrow ? key == '5' : key == 'b') first_ -= page;
+  }
+
   void Draw() {
     const Terminal::Size size = terminal_.size();
     FrameOptions options;
@@ -129,10 +145,13 @@ class Screen {
       const std::string period = watch_.since_start()
                                      ? "means since the start"
                                      : absl::StrFormat("of the last %.1f s", shown_.seconds);
-      options.hint = absl::StrCat("q: leave  s: sort (", NameOf(order_), ")  ", period);
+      options.hint =
+          absl::StrCat("q: leave  j, k: scroll  s: sort (", NameOf(order_), ")  ", period);
     } else {
       options.hint = absl::StrCat("q: leave  NO ANSWER: ", std::string(error_.message()));
     }
+    first_ = std::clamp(first_, 0, LastScroll(shown_, watch_.address(), options));
+    options.first = first_;
     terminal_.Draw(TopFrame(shown_, watch_.address(), options));
   }
 
@@ -140,6 +159,8 @@ class Screen {
   Watch& watch_;
   const absl::Duration interval_;
   Order order_ = Order::kBusy;
+  int first_ = 0;       // line at the top
+  std::string escape_;  // the bytes so far of a key that sends several
   Rates shown_;
   absl::Status error_;
 };
@@ -164,10 +185,12 @@ absl::Status Top(Session& session, const TopOptions& options) {
 
 void AddTop(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<TopOptions>();
-  CLI::App* top = app.add_subcommand(
-      "top",
-      "Watch a coordinator and the shards live; q leaves, s sorts otherwise. Where standard output "
-      "is no terminal, and with --count or --json, frames follow one another");
+  CLI::App* top =
+      app.add_subcommand("top",
+                         "Watch a coordinator and the shards live; q leaves, s sorts otherwise, j, "
+                         "k and the arrow keys "
+                         "scroll. Methods that nobody calls are left out. Where standard output "
+                         "is no terminal, and with --count or --json, frames follow one another");
   top->add_option("--interval", options->interval_seconds, "Seconds from one frame to the next")
       ->check(CLI::Range(0.1, 86400.0))
       ->capture_default_str();

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fstream>
 
 #include "absl/strings/ascii.h"
@@ -6,6 +7,7 @@
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/verb.h"
 #include "config/config.h"
+#include "preprocess/batch/csr.h"
 
 namespace emberd::emberctl {
 namespace {
@@ -35,6 +37,19 @@ bool IsCluster(const std::string& path, const std::string& kind) {
          v1::ClusterConfig::descriptor()->FindFieldByCamelcaseName(FirstWord(path)) != nullptr;
 }
 
+// The cluster that the largest table asks for, if it asks for more than one partition.
+std::string Needs(const v1::ModelConfig& model) {
+  int64_t rows = 0;
+  for (const v1::TableConfig& table : model.tables()) {
+    rows = std::max(rows, table.vocabulary_size());
+  }
+  int64_t partitions = 1;
+  while (rows > partitions * preprocess::MaxRowsPerPartition(/*partitions=*/1)) partitions *= 2;
+  return partitions == 1 ? ""
+                         : absl::StrCat("; needs a cluster of at least ", partitions,
+                                        " partitions (shards x SparseCores)");
+}
+
 absl::Status Validate(Session& session, const std::string& path, const std::string& kind) {
   const auto report = [&](const google::protobuf::Message& config, const std::string& summary) {
     if (session.json) {
@@ -46,18 +61,19 @@ absl::Status Validate(Session& session, const std::string& path, const std::stri
   };
   if (IsCluster(path, kind)) {
     ASSIGN_OR_RETURN(v1::ClusterConfig cluster, config::LoadCluster(path));
-    return report(cluster, absl::StrCat("cluster: ", cluster.shards_size(), " shards x ",
-                                        cluster.sparsecores_per_shard(), " SparseCores, ",
-                                        cluster.coordinators_size(), " coordinators"));
+    return report(cluster, absl::StrCat("cluster: ", Counted(cluster.shards_size(), "shard"), " x ",
+                                        Counted(cluster.sparsecores_per_shard(), "SparseCore"),
+                                        ", ", Counted(cluster.coordinators_size(), "coordinator")));
   }
   ASSIGN_OR_RETURN(v1::ModelConfig model, config::LoadModel(path));
   int64_t floats = 0;
   for (const v1::TableConfig& table : model.tables()) {
     floats += table.vocabulary_size() * table.embedding_dim();
   }
-  return report(model,
-                absl::StrCat("model \"", model.name(), "\": ", model.tables_size(), " tables, ",
-                             model.features_size(), " features, ", floats, " weights"));
+  return report(
+      model, absl::StrCat("model \"", model.name(), "\": ", Counted(model.tables_size(), "table"),
+                          ", ", Counted(model.features_size(), "feature"), ", ",
+                          Counted(floats, "weight"), Needs(model)));
 }
 
 }  // namespace
