@@ -86,9 +86,13 @@ TEST(ProgressLineTest, ShowsAllThatIsAsked) {
   progress.shards[0].rows_per_second = 510'000;
   progress.shards[1].reachable = false;
   EXPECT_EQ(ProgressLine(progress),
-            "[##########..........] 50%  500.0 k examples  31.2 k/s  loss 0.5000  AUC 0.7890  "
+            "[##########..........] 50%  500.0 k examples  31.2 k/s  training loss 0.5000  "
+            "training AUC 0.7890  "
             "12.30 M rows touched  "
             "shards 0.51 down M rows/s");
+  progress.held_out_auc = 0.7765;
+  EXPECT_THAT(ProgressLine(progress),
+              ::testing::HasSubstr("  training AUC 0.7890  held-out AUC 0.7765  12.30 M rows"));
 }
 
 TEST(WrapProgressTest, CutsBetweenParts) {

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "base/file_descriptor.h"
 #include "base/status.h"
 #include "tests/bench/demo/click_log.h"
@@ -161,6 +162,9 @@ absl::Status Demo::Prepare() {
                                    options_.sparsecores, Path("emberd.log")},
                                   [this] { return signals_->Requested(); }));
   display_.Print(cluster_->ready_line());
+  for (absl::string_view page : absl::StrSplit(cluster_->Field("http"), ',')) {
+    display_.Print(absl::StrCat("watch: http://", page, "/"));
+  }
   ASSIGN_OR_RETURN(embeddings_,
                    Embeddings::Connect(cluster_->Coordinators(),
                                        DescribeModel(dataset.info(), experiment_.parameters,

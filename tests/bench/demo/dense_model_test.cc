@@ -222,6 +222,20 @@ TEST(CurveTest, SvgWithoutPoints) {
   EXPECT_THAT(CurveSvg("t", {}, 0.8, "best"), HasSubstr("</svg>"));
 }
 
+TEST(CurveTest, TicksAreRoundAndTheClimbIsCutOff) {
+  std::vector<CurvePoint> points;
+  for (int i = 0; i <= 20; ++i) {
+    const double auc = i == 0 ? 0.5 : 0.78 + 0.001 * i;
+    points.push_back({.examples = 100'000 * i, .auc = auc, .held_out_auc = auc});
+  }
+  const std::string svg = CurveSvg("t", points, 0.81, "best");
+  for (const char* tick : {">0.780<", ">0.785<", ">0.810<", ">0 M<", ">0.5 M<", ">2 M<"}) {
+    EXPECT_THAT(svg, HasSubstr(tick));
+  }
+  EXPECT_EQ(svg.find(">0.50<"), std::string::npos);
+  EXPECT_THAT(svg, HasSubstr("clip-path"));
+}
+
 // The higher AUC must be higher up, that is at a smaller y, and the later point further to the
 // right.
 TEST(CurveTest, SvgHasTheRightWayUp) {

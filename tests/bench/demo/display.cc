@@ -37,11 +37,15 @@ std::string ProgressLine(const Progress& progress) {
                                           : static_cast<double>(progress.examples) /
                                                 static_cast<double>(progress.total);
   const int filled = static_cast<int>(std::clamp(done, 0.0, 1.0) * kBarWidth);
-  std::string line = absl::StrFormat(
-      "[%s%s] %.0f%%  %s examples  %s/s  loss %.4f  AUC %.4f  %s rows touched",
-      std::string(filled, '#'), std::string(kBarWidth - filled, '.'), 100 * done,
-      Short(static_cast<double>(progress.examples)), Short(progress.examples_per_second),
-      progress.loss, progress.auc, Short(static_cast<double>(progress.rows_touched)));
+  std::string line =
+      absl::StrFormat("[%s%s] %.0f%%  %s examples  %s/s  training loss %.4f  training AUC %.4f",
+                      std::string(filled, '#'), std::string(kBarWidth - filled, '.'), 100 * done,
+                      Short(static_cast<double>(progress.examples)),
+                      Short(progress.examples_per_second), progress.loss, progress.auc);
+  if (progress.held_out_auc >= 0) {
+    absl::StrAppendFormat(&line, "  held-out AUC %.4f", progress.held_out_auc);
+  }
+  absl::StrAppend(&line, "  ", Short(static_cast<double>(progress.rows_touched)), " rows touched");
   if (progress.shards.empty()) return line;
   absl::StrAppend(&line, "  shards");
   for (const ShardTraffic& shard : progress.shards) {

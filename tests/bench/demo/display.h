@@ -20,12 +20,13 @@ struct Progress {
   int64_t examples = 0, total = 0;
   double examples_per_second = 0;
   double loss = 0, auc = 0;  // of the latest training examples
+  double held_out_auc = -1;  // of the last evaluation; negative: none yet
   int64_t rows_touched = 0;
   std::vector<ShardTraffic> shards = {};
 };
 
-// "[#####.....] 50%  1.00 M examples  31.2 k/s  loss 0.5123  AUC 0.7890  12.3 M rows touched
-// shards 0.51 0.50 0.52 down M rows/s"
+// "[#####.....] 50%  1.00 M examples  31.2 k/s  training loss 0.5123  training AUC 0.7890  held-out
+// AUC 0.7765  12.3 M rows touched  shards 0.51 0.50 0.52 down M rows/s"
 std::string ProgressLine(const Progress& progress);
 // The line cut where two spaces stand, so that no part of it is wider than `width` (>= 1).
 std::string WrapProgress(const std::string& line, size_t width);

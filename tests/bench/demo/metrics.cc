@@ -55,7 +55,7 @@ double RollingMetrics::log_loss() const {
 namespace {
 
 constexpr double kWidth = 760, kHeight = 420;
-constexpr double kLeft = 64, kRight = 24, kTop = 48, kBottom = 52;
+constexpr double kLeft = 64, kRight = 24, kTop = 72, kBottom = 52;
 
 // From data to the picture.
 struct Axes {
@@ -69,16 +69,35 @@ struct Axes {
   }
 };
 
+// The step of about `ticks` round marks over a length: 1, 2 or 5 times a power of ten.
+double RoundStep(double length, int ticks) {
+  const double raw = std::max(length, 1e-9) / ticks;
+  const double power = std::pow(10, std::floor(std::log10(raw)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= raw) return factor * power;
+  }
+  return 10 * power;
+}
+
+constexpr int kAucTicks = 8;
+constexpr int kExampleTicks = 6;
+
+// The first tenth of a run climbs from an AUC of 0.5 and would leave no room for the rest; what is
+// below the axis is cut off.
 Axes Fit(const std::vector<CurvePoint>& points, double best_auc) {
   Axes axes{1, best_auc, best_auc};
   for (const CurvePoint& point : points) {
     axes.max_examples = std::max(axes.max_examples, static_cast<double>(point.examples));
-    axes.low = std::min({axes.low, point.auc, point.held_out_auc});
-    axes.high = std::max({axes.high, point.auc, point.held_out_auc});
   }
-  // Whole steps of 0.02 with room on both sides.
-  axes.low = std::floor(axes.low / 0.02 - 0.25) * 0.02;
-  axes.high = std::ceil(axes.high / 0.02 + 0.25) * 0.02;
+  for (const CurvePoint& point : points) {
+    axes.high = std::max({axes.high, point.auc, point.held_out_auc});
+    if (static_cast<double>(point.examples) < 0.1 * axes.max_examples) continue;
+    axes.low = std::min({axes.low, point.auc, point.held_out_auc});
+  }
+  // Round marks with room on both sides.
+  const double step = RoundStep(axes.high - axes.low + 0.002, kAucTicks);
+  axes.low = std::floor(axes.low / step - 0.25) * step;
+  axes.high = std::ceil(axes.high / step + 0.25) * step;
   return axes;
 }
 
@@ -97,18 +116,17 @@ std::string Line(double x1, double y1, double x2, double y2, const char* stroke)
 
 std::string Grid(const Axes& axes) {
   std::string svg;
-  const int steps = static_cast<int>(std::lround((axes.high - axes.low) / 0.02));
-  const int stride = std::max(1, steps / 8);
-  for (int i = 0; i <= steps; i += stride) {
-    const double auc = axes.low + 0.02 * i;
+  const double auc_step = RoundStep(axes.high - axes.low, kAucTicks);
+  const int decimals = auc_step < 0.0095 ? 3 : 2;
+  for (double auc = axes.low; auc < axes.high + auc_step / 2; auc += auc_step) {
     svg += Line(kLeft, axes.Y(auc), kWidth - kRight, axes.Y(auc), "stroke=\"#e4e4e4\"");
-    svg += Text(kLeft - 8, axes.Y(auc) + 4, "end", absl::StrFormat("%.2f", auc));
+    svg += Text(kLeft - 8, axes.Y(auc) + 4, "end", absl::StrFormat("%.*f", decimals, auc));
   }
-  for (int i = 0; i <= 5; ++i) {
-    const double examples = axes.max_examples * i / 5;
+  const double step = RoundStep(axes.max_examples, kExampleTicks);
+  for (double examples = 0; examples <= axes.max_examples; examples += step) {
     svg += Text(axes.X(examples), kHeight - kBottom + 20, "middle",
-                axes.max_examples >= 1e6 ? absl::StrFormat("%.2f M", examples / 1e6)
-                                         : absl::StrFormat("%.0f k", examples / 1e3));
+                axes.max_examples >= 1e6 ? absl::StrFormat("%.4g M", examples / 1e6)
+                                         : absl::StrFormat("%.4g k", examples / 1e3));
   }
   return svg + Text(kWidth / 2, kHeight - 10, "middle", "training examples");
 }
@@ -121,7 +139,9 @@ std::string Series(const Axes& axes, const std::vector<CurvePoint>& points,
                           axes.Y(point.*value));
   }
   return absl::StrFormat(
-      "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\" points=\"%s\"/>\n", color, path);
+      "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\" clip-path=\"url(#plot)\" "
+      "points=\"%s\"/>\n",
+      color, path);
 }
 
 }  // namespace
@@ -143,6 +163,10 @@ std::string CurveSvg(const std::string& title, const std::vector<CurvePoint>& po
       "font-family=\"sans-serif\" "
       "font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
       kWidth, kHeight);
+  absl::StrAppendFormat(&svg,
+                        "<clipPath id=\"plot\"><rect x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" "
+                        "height=\"%.0f\"/></clipPath>\n",
+                        kLeft, kTop, kWidth - kLeft - kRight, kHeight - kTop - kBottom);
   svg += Text(kLeft, 24, "start", title, " font-size=\"15\" font-weight=\"bold\"");
   svg += Grid(axes);
   svg += Line(kLeft, axes.Y(best_auc), kWidth - kRight, axes.Y(best_auc),
@@ -154,10 +178,14 @@ std::string CurveSvg(const std::string& title, const std::vector<CurvePoint>& po
     const char* style;
   } legend[] = {{absl::StrFormat("%s: %.4f", best_label, best_auc), " fill=\"#2c8a4b\""},
                 {"held-out AUC", " fill=\"#1f4e9c\""},
-                {"AUC of the latest training examples", " fill=\"#6f92c0\""}};
-  double y = kHeight - kBottom - 48;
-  for (const auto& entry : legend)
-    svg += Text(kWidth - kRight - 8, y += 16, "end", entry.text, entry.style);
+                {"training AUC, of the latest examples", " fill=\"#6f92c0\""}};
+  // Between the title and the plot.
+  double x = kLeft;
+  for (const auto& entry : legend) {
+    svg += Text(x, 48, "start", entry.text, entry.style);
+    constexpr double kLetter = 6.5, kGap = 24;
+    x += kLetter * static_cast<double>(entry.text.size()) + kGap;
+  }
   return svg + "</svg>\n";
 }
 

@@ -197,6 +197,7 @@ Progress Training::CurrentProgress() {
                                  std::max(1e-3, seconds - shown_seconds_);
   progress.loss = metrics_.log_loss();
   progress.auc = metrics_.auc();
+  if (!result_.curve.empty()) progress.held_out_auc = result_.curve.back().held_out_auc;
   progress.rows_touched = result_.total.rows_updated;
   progress.shards = setup_.monitor->Traffic();
   shown_examples_ = result_.examples;
