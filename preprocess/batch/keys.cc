@@ -136,9 +136,14 @@ bool HasOwnWeights(const FeatureInput& input) {
   return input.has_weights && input.weights.size() != 1;
 }
 
+void NoteOverflow(float divisor, const SlotSlice& slice, int64_t offset, WeightOverflow* overflow) {
+  if (!std::isinf(divisor) || overflow->feature >= 0) return;
+  *overflow = {slice.feature, slice.sample_begin + offset};
+}
+
 // Writes the keys of one slice and returns the end of the keys; fills `sample_gains` unless null.
 uint64_t* MakeUnweighted(const StackShape& shape, const FeatureInput& input, const SlotSlice& slice,
-                         float* sample_gains, uint64_t* key) {
+                         float* sample_gains, uint64_t* key, WeightOverflow* overflow) {
   const FeatureShape& feature = shape.features[slice.feature];
   const KeyMaker key_of(shape, feature);
   const float weight = CommonWeight(input);
@@ -148,6 +153,7 @@ uint64_t* MakeUnweighted(const StackShape& shape, const FeatureInput& input, con
                  for (int64_t i = 0; i < n; ++i) *key++ = key_of(ids[i]) | sample;
                  if (sample_gains == nullptr) return;
                  const float divisor = WeightDivisor(feature.combiner, weight, n);
+                 NoteOverflow(divisor, slice, offset, overflow);
                  sample_gains[sample] = Gain(weight, divisor, shape.divide_by_zero);
                });
   return key;
@@ -168,6 +174,7 @@ int64_t MakeWeighted(const StackShape& shape, const FeatureInput& input, const S
                  const float* weights = own_weights ? input.weights.data() + position : nullptr;
                  const float divisor = own_weights ? WeightDivisor(feature.combiner, weights, n)
                                                    : WeightDivisor(feature.combiner, common, n);
+                 NoteOverflow(divisor, slice, offset, &out->overflow);
                  for (int64_t i = 0; i < n; ++i, ++at) {
                    const float weight = own_weights ? weights[i] : common;
                    keys[at] = key_of(ids[i]) | static_cast<uint32_t>(at);
@@ -216,6 +223,7 @@ int64_t CountIds(const SlotLayout& slot, StackInputs inputs) {
 void MakeKeys(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
               Occurrences* out) {
   out->gain_kind = kind;
+  out->overflow = {};
   out->count = CountIds(slot, inputs);
   uint64_t* key = out->keys.Reserve(out->count);
   if (kind == GainKind::kPerOccurrence) {
@@ -228,7 +236,7 @@ void MakeKeys(const StackShape& shape, StackInputs inputs, const SlotLayout& slo
   }
   float* gains = kind == GainKind::kPerSample ? out->sample_gains.Reserve(slot.samples) : nullptr;
   for (const SlotSlice& slice : slot.slices) {
-    key = MakeUnweighted(shape, *inputs[slice.feature], slice, gains, key);
+    key = MakeUnweighted(shape, *inputs[slice.feature], slice, gains, key, &out->overflow);
   }
 }
 

@@ -52,6 +52,13 @@ struct WeightedSample {
   float gain;
 };
 
+// The first sample of a slot whose weights sum to more than a float32 holds (their squares, with
+// SQRTN), so that the sample's gains would be 0.
+struct WeightOverflow {
+  int feature = -1;    // in StackShape.features; -1: there is none
+  int64_t sample = 0;  // of the feature
+};
+
 // The occurrences of one source slot, in canonical order. A key is
 //   from bit sample_bits on: partition << row_bits | local row;  below: sample id in the slot, or,
 //   for kPerOccurrence, the ordinal of the occurrence, under which `weighted` holds its sample and
@@ -64,6 +71,7 @@ struct Occurrences {
   Buffer<uint64_t> keys;
   Buffer<float> sample_gains;       // [samples of the slot], kPerSample
   Buffer<WeightedSample> weighted;  // [count], kPerOccurrence
+  WeightOverflow overflow;
 };
 
 // The simplest kind that fits all features of the stack, so that all of its slots agree.

@@ -158,6 +158,7 @@ absl::Status Preprocessor::Sort(absl::Span<const FeatureInput> inputs, SortedBat
              multiplicity, &stack->slots[slot]);
     if (batch->bucketed_) FillSlotBuckets(info, slot, stack);
   });
+  RETURN_IF_ERROR(CheckWeightSums(*batch));
   sorted->needs_minibatches_ = NeedsMinibatches(*batch);
   return absl::OkStatus();
 }
@@ -205,6 +206,21 @@ absl::Status Preprocessor::CheckSize(size_t stack_index, const StackBatch& stack
     return absl::ResourceExhaustedError(absl::StrCat("stack '", plan.name, "' has ", ids,
                                                      " ids in one source slot; allowed: [0, ",
                                                      max_ids, "]; send smaller batches"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Preprocessor::CheckWeightSums(const PreprocessedBatch& batch) const {
+  for (size_t k = 0; k < stacks_.size(); ++k) {
+    for (const SlotCsr& slot : batch.stacks_[k].slots) {
+      const WeightOverflow& overflow = slot.overflow;
+      if (overflow.feature < 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("feature '", plan_.stacks[k].features[overflow.feature].name,
+                       "': the weights of sample ", overflow.sample,
+                       " (their squares, with SQRTN) sum to more than the largest float32, "
+                       "3.4e+38; scale them down"));
+    }
   }
   return absl::OkStatus();
 }

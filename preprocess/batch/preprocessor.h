@@ -96,6 +96,8 @@ class Preprocessor {
   absl::Status Sort(absl::Span<const FeatureInput> inputs, SortedBatch* sorted);
   absl::Status Validate(absl::Span<const FeatureInput> inputs, std::vector<absl::Status>* found);
   absl::Status CheckSize(size_t stack_index, const StackBatch& stack) const;
+  // INVALID_ARGUMENT names a sample whose weights sum to infinity.
+  absl::Status CheckWeightSums(const PreprocessedBatch& batch) const;
   bool NeedsMinibatches(const PreprocessedBatch& batch) const;
   absl::Status CheckBuckets(size_t stack_index, const StackBatch& stack) const;
   void FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const;

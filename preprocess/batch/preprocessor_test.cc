@@ -14,6 +14,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing/seed.h"
 #include "preprocess/batch/cuts.h"
 #include "tests/testing/random_case.h"
@@ -244,6 +245,33 @@ TEST(PreprocessorTest, AHotIdOverTheLimitIsAnErrorThatHelps) {
   // An error leaves nothing behind.
   input.ids = DenseInput{absl::MakeConstSpan(ids).subspan(1), 1, 4};
   EXPECT_TRUE(pre->Run({input}).ok());
+}
+
+// Would catch: gains of 0 for a sample whose weights are too large to be summed.
+TEST(PreprocessorTest, WeightsThatSumToInfinityAreAnError) {
+  for (const auto& [combiner, weight] : {std::pair(v1::MEAN, 2e38f), {v1::SQRTN, 1e20f}}) {
+    v1::ModelConfig model = OneTable(100, 0);
+    model.mutable_tables(0)->set_combiner(combiner);
+    const auto plan = MakePlan(model, {1, 2});
+    const auto pre = *Preprocessor::Create(&model, &*plan, nullptr);
+    const std::vector<int32_t> ids = {1, 2, 3, 4};
+    FeatureInput input;
+    input.ids = DenseInput{absl::MakeConstSpan(ids), 2, 2};
+    input.has_weights = true;
+    for (const std::vector<float>& weights :
+         {std::vector<float>{1, 1, weight, weight}, std::vector<float>{weight}}) {
+      input.weights = weights;
+      const int sample = weights.size() == 1 ? 0 : 1;
+      EXPECT_EQ(pre->Run({input}).status(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "feature 'title': the weights of sample ", sample,
+                    " (their squares, with SQRTN) sum to more than the largest float32, 3.4e+38; "
+                    "scale them down")));
+    }
+    const std::vector<float> ones(4, 1);
+    input.weights = ones;
+    EXPECT_TRUE(pre->Run({input}).ok());
+  }
 }
 
 TEST(PreprocessorTest, StatisticsSayWhatABatchNeeded) {

@@ -179,6 +179,7 @@ void SortSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slo
               SlotScratch* scratch, Buffer<int32_t>* multiplicity, SlotCsr* csr) {
   Occurrences& occurrences = scratch->occurrences;
   MakeKeys(shape, inputs, slot, kind, &occurrences);
+  csr->overflow = occurrences.overflow;
   const uint64_t* sorted =
       SortKeys(occurrences.keys.data(), scratch->spare_keys.Reserve(occurrences.count),
                occurrences.count, shape.partition_bits() + shape.row_bits(), shape.sample_bits());

@@ -24,6 +24,7 @@ struct SlotCsr {
   int64_t entries = 0;     // distinct (sample, row) pairs
   int64_t duplicates = 0;  // occurrences that merged into an entry
   int64_t dropped = 0;
+  WeightOverflow overflow;
   Buffer<int32_t> partition_ids;     // [partitions] distinct (sample, row) pairs
   Buffer<int32_t> partition_unique;  // [partitions] distinct rows
 
