@@ -10,6 +10,7 @@ Makes a certificate authority in DIR (a new or empty directory) and, signed by i
   server.pem, server-key.pem    for servers that are reached as HOST; default: localhost and 127.0.0.1.
                                 HOST is a DNS name, also *.example.com, or an IP address
   client.pem, client-key.pem    for clients, where mutual TLS asks for a certificate
+  client.p12                    the same for a browser, without a password: import it to see the status page
   expired.pem, expired-key.pem  as server.pem, but its time is over, to see that it is refused
 The authority itself is ca.pem, ca-key.pem. All but the expired one hold for 30 days.
 
@@ -66,6 +67,8 @@ for name in server client expired; do new_key "$name"; done
 sign server "emberd test server" "$days" "$both
 subjectAltName=$names"
 sign client "emberd test client" "$days" "extendedKeyUsage=clientAuth"
+(umask 077 && openssl pkcs12 -export -in client.pem -inkey client-key.pem -certfile ca.pem -name "emberd test client" \
+  -passout pass: -out client.p12)
 sign expired "emberd test server, expired" -1 "$both
 subjectAltName=$names"
 
@@ -74,6 +77,7 @@ made in $PWD, for $*:
   ca.pem                          the authority: clients trust it
   server.pem  server-key.pem      for processes
   client.pem  client-key.pem      for clients
+  client.p12                      for browsers; no password
   expired.pem expired-key.pem     to be refused
 In the cluster's description:
   security {

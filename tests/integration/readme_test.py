@@ -24,6 +24,7 @@ from processes import Program  # noqa: E402
 
 SKIPPED = 77  # CMakeLists.txt
 SECTION = "Run a cluster"
+TRAINERS = "Use it from a trainer"
 PORTS = (7400, 7401)
 INSIDE = "EMBERD_README_TEST_INSIDE"  # set in the namespace
 SERVER = re.compile(r"^\S*\bemberd (up|shard|coordinator)\b")
@@ -100,6 +101,24 @@ class ReadmeTest(unittest.TestCase):
                 ran += 1
         self.assertGreaterEqual(ran, 4)
         self.assertEqual(self.servers, [], "the section leaves a server running")
+
+    def test_a_trainers_first_commands_work(self):
+        with open(os.path.join(ROOT, "README.md")) as file:
+            text = section(file.read(), TRAINERS)
+        ran = 0
+        for command in commands(text):
+            if command.startswith("./run "):
+                continue  # the binaries are there
+            command = command.replace("build/bin/", BINARIES + "/").replace("build/stubs", self.folder + "/stubs")
+            with self.subTest(command):
+                if SERVER.search(command):
+                    self.start(command)
+                else:
+                    done = subprocess.run(["bash", "-c", command], cwd=ROOT, stdin=subprocess.DEVNULL,
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+                    self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}")
+                ran += 1
+        self.assertGreaterEqual(ran, 6)
 
     def test_what_the_section_links_to_is_there(self):
         for target in re.findall(r"\]\(([^)#:]+)\)", self.text):
