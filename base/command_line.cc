@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 namespace emberd {
@@ -71,10 +72,23 @@ std::string Describe(const CLI::App& app, const CLI::App& command, const CLI::Pa
   if (!commands.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
     return absl::StrCat("`", name, "` needs a command: ", absl::StrJoin(commands, ", "));
   }
+  // "Exactly 1 option from [MODEL,--model] is required"
+  const size_t list = what.find(" from [");
+  if (absl::StartsWith(what, "Exactly 1 option") && list != std::string::npos) {
+    const size_t begin = list + 7;
+    return absl::StrCat("give exactly one of ", what.substr(begin, what.find(']') - begin));
+  }
   return what;
 }
 
+// Ten digits are enough for what people type.
+std::string Number(double value) { return absl::StrFormat("%.10g", value); }
+
 }  // namespace
+
+std::string NotWithin(const std::string& text, double least, double most) {
+  return absl::StrCat("\"", text, "\" is no number from ", Number(least), " to ", Number(most));
+}
 
 std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = CommandNamed(app);

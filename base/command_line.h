@@ -14,6 +14,9 @@ namespace emberd {
 // what is wrong, and where to read on.
 std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error);
 
+// "soon" is no number from 0.1 to 60.
+std::string NotWithin(const std::string& text, double least, double most);
+
 // For an option that takes one of the names of an enum, whatever their case. An error lists them.
 template <typename Enum>
 CLI::Validator OneOf(const std::string& plural, const std::map<std::string, Enum>& values) {
@@ -28,6 +31,20 @@ CLI::Validator OneOf(const std::string& plural, const std::map<std::string, Enum
           names.push_back(name);
         }
         return "\"" + text + "\" is not known; " + KnownNames(plural, text, names);
+      },
+      "");
+}
+
+// For an option that takes a number from `least` to `most`.
+template <typename Number>
+CLI::Validator Within(Number least, Number most) {
+  return CLI::Validator(
+      [least, most](std::string& text) {
+        Number value{};
+        if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) {
+          return std::string();
+        }
+        return NotWithin(text, static_cast<double>(least), static_cast<double>(most));
       },
       "");
 }

@@ -1,5 +1,6 @@
 // Text proto or JSON to a config message, from memory or from a file.
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -105,6 +106,9 @@ std::string InWords(const std::string& message, const Descriptor& root) {
     if (type == nullptr) return message;
     return absl::StrCat(quoted[1], ": ", quoted[0], " is not allowed; ",
                         KnownNames("values", quoted[0], ValueNames(*type)));
+  }
+  if (absl::StartsWith(message, "Expected ") && absl::EndsWith(message, "got: ")) {
+    return "the text ends too soon; is a } missing?";
   }
   return message;
 }
@@ -285,6 +289,10 @@ absl::Status Parse(absl::string_view text, Message* message) {
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    return absl::InvalidArgumentError("is a folder; name a file in it");
+  }
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     const std::string reason = std::generic_category().message(errno);

@@ -53,7 +53,7 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
   launcher::Overrides& overrides = flags->overrides;
   command
       ->add_option("--threads", overrides.threads, "Worker threads of each shard and coordinator")
-      ->check(CLI::Range(1, 1024));
+      ->check(Within(1, 1024));
   command->add_option("--log-level", overrides.log_level, "debug, info, warning or error")
       ->type_name("LEVEL")
       ->transform(OneOf("levels", kLevels));
@@ -80,7 +80,7 @@ void AddUp(CLI::App* app, Flags* flags) {
       up->add_option("--coordinators", flags->local.coordinators,
                      "Number of coordinators, each of which serves any trainer; more than one need "
                      "--processes")
-          ->check(CLI::Range(1, 64))
+          ->check(Within(1, 64))
           ->capture_default_str();
   up->add_option("--config", flags->config,
                  "Cluster description, text proto or JSON, in place of the numbers above")
@@ -156,7 +156,7 @@ void AddHealth(CLI::App* app, Flags* flags) {
       ->type_name("HOST:PORT")
       ->capture_default_str();
   command->add_option("--timeout", flags->health_timeout, "Seconds to wait for the answer")
-      ->check(CLI::Range(0.001, 3600.0))
+      ->check(Within(0.001, 3600.0))
       ->capture_default_str();
   command
       ->add_option("--config", flags->config,

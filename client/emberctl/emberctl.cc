@@ -66,7 +66,7 @@ void AddCommonOptions(CLI::App& app, Session& session) {
       ->capture_default_str();
   app.add_flag("--json", session.json, "Write JSON, errors too");
   app.add_option("--timeout", session.timeout_seconds, "Seconds to wait for each answer")
-      ->check(CLI::Range(0.001, 86400.0))
+      ->check(Within(0.001, 86400.0))
       ->capture_default_str();
   AddSecurityOptions(app, session);
 }

@@ -107,8 +107,8 @@ TEST(DrainTest, ShowsProgressUntilNothingIsLeft) {
   const Outcome drain = Emberctl({"drain", "-a", service.address(), "--wait", "60"});
   EXPECT_EQ(drain.code, kOk) << drain.err;
   EXPECT_EQ(drain.out,
-            "draining; left: 2 requests, 1 training streams, 1 batches\n"
-            "draining; left: 0 requests, 1 training streams, 1 batches\n"
+            "draining; left: 2 requests, 1 training stream, 1 batch\n"
+            "draining; left: 0 requests, 1 training stream, 1 batch\n"
             "draining; left: 0 requests, 0 training streams, 0 batches\n"
             "drained\n");
 }

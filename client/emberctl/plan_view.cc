@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/command_line.h"
 #include "base/status.h"
 #include "client/emberctl/output.h"
 #include "config/config.h"
@@ -32,12 +33,12 @@ void AddClusterShapeOptions(CLI::App* command, CLI::Option* needed, ClusterShape
           ->needs(needed);
   command->add_option("--shards", shape->shards, "Shards of the cluster")
       ->needs(needed)
-      ->check(CLI::Range(1, kMaxPartitions))
+      ->check(Within(1, kMaxPartitions))
       ->excludes(cluster)
       ->capture_default_str();
   command->add_option("--sparsecores", shape->sparsecores_per_shard, "SparseCores of each shard")
       ->needs(needed)
-      ->check(CLI::Range(1, kMaxPartitions))
+      ->check(Within(1, kMaxPartitions))
       ->excludes(cluster)
       ->capture_default_str();
 }

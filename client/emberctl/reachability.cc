@@ -81,7 +81,8 @@ std::string WhatListens(const client::ClientOptions& options, const std::string&
 
 absl::Status WithAdvice(const absl::Status& status, const client::ClientOptions& options) {
   const auto with = [&status](absl::string_view advice) {
-    absl::Status advised(status.code(), absl::StrCat(status.message(), ". ", advice));
+    absl::Status advised(status.code(), absl::StrCat(status.message(),
+                                                     status.message().empty() ? "" : ". ", advice));
     status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
       advised.SetPayload(url, payload);
     });
@@ -99,6 +100,8 @@ absl::Status WithAdvice(const absl::Status& status, const client::ClientOptions&
                 "EMBERD_TOKEN_FILE"
               : "Check that --token-file names the file of a token that this cluster knows; "
                 "`emberd token` makes one");
+    case absl::StatusCode::kPermissionDenied:
+      return with("Take a token of that role with --token-file; `emberd token` makes one");
     default:
       return status;
   }

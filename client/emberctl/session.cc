@@ -1,10 +1,14 @@
 #include "client/emberctl/session.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
+
+#include <grpc/support/log.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/status.h"
 #include "client/cpp/options.h"
 #include "client/emberctl/reachability.h"
@@ -42,7 +46,35 @@ absl::Status Session::CheckReachable() const {
   return CheckListening(options, options.connect_timeout);
 }
 
+namespace {
+
+// gRPC writes what it does not like to standard error, several times over; the error of the command
+// says it once. GRPC_VERBOSITY gives it its voice back.
+void SilenceGrpc() {
+  static const bool silent = [] {
+    if (std::getenv("GRPC_VERBOSITY") != nullptr) return false;
+    gpr_set_log_function([](gpr_log_func_args*) {});
+    return true;
+  }();
+  static_cast<void>(silent);
+}
+
+// The client library names its own options.
+absl::Status WithOptionsOfEmberctl(const absl::Status& status) {
+  return absl::Status(
+      status.code(),
+      absl::StrReplaceAll(status.message(), {{"ClientOptions.tls.certificate_file", "--cert"},
+                                             {"ClientOptions.tls.key_file", "--key"},
+                                             {"ClientOptions.tls.ca_file", "--ca"},
+                                             {"ClientOptions.tls is needed", "give --ca FILE"},
+                                             {"ClientOptions.token_file", "--token-file"},
+                                             {"ClientOptions.token", "--token-file"}}));
+}
+
+}  // namespace
+
 absl::Status Session::Connect() {
+  SilenceGrpc();
   RETURN_IF_ERROR(CheckReachable());
   client::ClientOptions options = client_options();
   const absl::Duration patience = options.connect_timeout;
@@ -63,7 +95,7 @@ absl::Status Session::Connect() {
     options.connect_timeout = patience;
     transport = client::Transport::Connect(options);
   }
-  RETURN_IF_ERROR(transport.status());
+  RETURN_IF_ERROR(WithOptionsOfEmberctl(transport.status()));
   transport_ = *std::move(transport);
   return absl::OkStatus();
 }

@@ -75,10 +75,15 @@ void Expect(SSL* connection, const std::string& host) {
 }
 
 // What the handshake, or the first read after it, has failed with.
-std::string FaultOf(SSL* connection) {
+std::string FaultOf(SSL* connection, bool has_certificate) {
   if (const long verified = SSL_get_verify_result(connection); verified != X509_V_OK) {
-    return absl::StrCat("its certificate is not trusted: ",
-                        X509_verify_cert_error_string(verified));
+    const std::string why = X509_verify_cert_error_string(verified);
+    return absl::StrCat(
+        "its certificate is not trusted: ", why,
+        verified == X509_V_ERR_CERT_HAS_EXPIRED
+            ? "; whoever runs the coordinator must renew it"
+            : "; give the authority that signed it with --ca, and connect to a host "
+              "that it names");
   }
   const char* const text = ERR_reason_error_string(ERR_peek_last_error());
   const std::string reason = text == nullptr ? "" : text;
@@ -94,6 +99,13 @@ std::string FaultOf(SSL* connection) {
   }
   if (absl::StrContains(reason, "unknown ca") || absl::StrContains(reason, "bad certificate")) {
     return "it does not trust the certificate of --cert; take one that its authority has signed";
+  }
+  if (absl::StrContains(reason, "unexpected eof")) {
+    return has_certificate
+               ? "it closed the connection, probably because it does not trust the certificate of "
+                 "--cert; take one that its authority has signed"
+               : "it closed the connection, probably because it asks for a certificate; give one "
+                 "with --cert and --key";
   }
   return reason.empty() ? "" : absl::StrCat("the TLS handshake failed: ", reason);
 }
@@ -130,13 +142,14 @@ std::string Exchange(int socket, absl::string_view request, absl::Duration timeo
 std::string TlsFault(int socket, const client::TlsOptions& tls, const std::string& host,
                      absl::Duration timeout) {
   ERR_clear_error();
+  const bool has_certificate = !tls.certificate_file.empty();
   const Context context(SSL_CTX_new(TLS_client_method()), SSL_CTX_free);
   if (tls.ca_file.empty()) {
     SSL_CTX_set_default_verify_paths(context.get());
   } else {
     SSL_CTX_load_verify_locations(context.get(), tls.ca_file.c_str(), nullptr);
   }
-  if (!tls.certificate_file.empty()) {
+  if (has_certificate) {
     SSL_CTX_use_certificate_chain_file(context.get(), tls.certificate_file.c_str());
     SSL_CTX_use_PrivateKey_file(context.get(), tls.key_file.c_str(), SSL_FILETYPE_PEM);
   }
@@ -153,11 +166,12 @@ std::string TlsFault(int socket, const client::TlsOptions& tls, const std::strin
   Expect(connection.get(), tls.server_name.empty() ? BareHost(host) : tls.server_name);
   std::string fault;
   if (SSL_connect(connection.get()) != 1) {
-    fault = FaultOf(connection.get());
+    fault = FaultOf(connection.get(), has_certificate);
   } else {
     // With TLS 1.3, the server's word on the client's certificate comes after the handshake.
     char byte = 0;
-    if (SSL_read(connection.get(), &byte, 1) <= 0) fault = FaultOf(connection.get());
+    if (SSL_read(connection.get(), &byte, 1) <= 0)
+      fault = FaultOf(connection.get(), has_certificate);
   }
   ERR_clear_error();
   return fault;

@@ -101,7 +101,7 @@ TEST(TopTest, PrintsPlainFrames) {
   ASSERT_EQ(top.code, kOk) << top.err;
   EXPECT_THAT(top.out, Not(HasSubstr("\x1b")));
   EXPECT_THAT(top.out, AllOf(HasSubstr("up 12s"), HasSubstr("up 13s"), Not(HasSubstr("up 10s"))));
-  EXPECT_THAT(top.out, HasSubstr("EmbeddingService/Lookup    100 "));
+  EXPECT_THAT(top.out, HasSubstr("EmbeddingService/Lookup  100 "));
 }
 
 TEST(TopTest, WritesAnObjectALine) {

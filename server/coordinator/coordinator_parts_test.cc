@@ -71,7 +71,10 @@ TEST_F(CoordinatorPartsTest, DecodesFeaturesInAnyOrder) {
 TEST_F(CoordinatorPartsTest, RefusesWrongFeatures) {
   v1::LookupRequest request = GoodRequest();
   request.mutable_features(1)->set_feature("nobody");
-  EXPECT_EQ(Refusal(request), "features[1].feature is 'nobody', which model 'm' does not have");
+  EXPECT_EQ(
+      Refusal(request),
+      "features[1].feature is 'nobody', which model 'm' does not have; known features: fa, fb, "
+      "fc");
   request.mutable_features(1)->set_feature("fc");
   EXPECT_EQ(Refusal(request), "features[1].feature 'fc' is repeated");
   request = GoodRequest();

@@ -29,9 +29,9 @@ void OverrideCommon(const Overrides& overrides, v1::ClusterConfig* cluster) {
 
 absl::Status CheckIndex(const char* kind, int index, int count) {
   if (index >= 0 && index < count) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--index: ", index,
-                                                 " is not allowed; the configuration lists ", count,
-                                                 " ", kind, ", numbered from 0"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--index: ", index, " is not allowed; it must be in [0, ", count - 1,
+                   "], the number of one of the configuration's ", kind));
 }
 
 }  // namespace

@@ -50,6 +50,12 @@ absl::Status CheckHealth(const HealthOptions& options) {
                    done.Notify();
                  });
   done.WaitForNotification();
+  if (status.error_code() == grpc::UNAVAILABLE) {
+    return absl::UnavailableError(absl::StrCat(
+        options.address, ": ", status.error_message(),
+        ". Is the process running, is this its gRPC address, and does its description ask for TLS "
+        "(--config)?"));
+  }
   if (!status.ok()) return Annotate(rpc::FromGrpcStatus(status), options.address);
   if (response.value() != kServing) {
     return absl::UnavailableError(absl::StrCat(options.address, ": it does not serve (status ",

@@ -235,8 +235,10 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
   }
   const Listening listening = Listen(*parsed);
   if (listening.fd < 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", address, " for HTTP: ", listening.error));
+    return absl::UnavailableError(absl::StrCat(
+        "cannot listen on ", address, " for HTTP: ", listening.error,
+        ". Stop what listens there, or choose another address (--http, --http-address, "
+        "or http_address in the description; empty: no web pages)"));
   }
   std::unique_ptr<HttpServer> server(
       new HttpServer(std::move(options), parsed->host, PortOf(listening.fd)));

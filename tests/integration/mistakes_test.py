@@ -156,7 +156,9 @@ class Mistakes:
             model = stub.DescribeModel(api.DescribeModelRequest(name="ads"), timeout=30)
             message = text_format.Parse(text.replace("MODEL", str(model.model_id)), getattr(api, method + "Request")())
             try:
-                getattr(stub, method)(message, timeout=30)
+                answer = getattr(stub, method)(message, timeout=30)
+                if method == "ExportTable":
+                    list(answer)
             except grpc.RpcError as error:
                 return f"{error.code().name}\n{self.shown(error.details())}"
             return "OK"

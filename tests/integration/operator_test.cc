@@ -156,11 +156,11 @@ TEST_F(OperatorTest, DrainsWaitsAndComesBack) {
 
   Outcome drain = Emberctl({"drain", "--wait", "0.5"});
   EXPECT_EQ(drain.code, emberctl::kUnfinished);
-  EXPECT_THAT(drain.out, HasSubstr("draining; left: 0 requests, 0 training streams, 1 batches"));
+  EXPECT_THAT(drain.out, HasSubstr("draining; left: 0 requests, 0 training streams, 1 batch"));
   EXPECT_THAT(drain.err, HasSubstr("not drained within --wait 0.5 seconds"));
   EXPECT_EQ(EmberctlJson({"stats"})["draining"], true);
   EXPECT_EQ(EmberctlJson({"status"})["draining"], true);
-  EXPECT_THAT(Emberctl({"status"}).out, HasSubstr(", DRAINING, 1 batches"));
+  EXPECT_THAT(Emberctl({"status"}).out, HasSubstr(", DRAINING, 1 batch"));
   const Outcome refused = Emberctl({"tables", "bench_operator", "--timeout", "0.5", "--json"});
   EXPECT_EQ(refused.code, emberctl::kUnreachable);
   EXPECT_THAT(refused.err, HasSubstr("coordinator is draining"));

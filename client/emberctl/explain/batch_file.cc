@@ -17,6 +17,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "base/suggest.h"
+#include "config/config.h"
 
 namespace emberd::emberctl {
 
@@ -303,6 +305,14 @@ absl::Status BatchFile::Add(const std::string& feature, const std::string& part,
 }
 
 absl::Status BatchFile::MakeInputs(const v1::ModelConfig& model) {
+  const std::vector<std::string> known = config::FeatureNames(model);
+  for (const auto& [name, parts] : features_) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("feature '", name,
+                                                     "' of the batch is not in the model; ",
+                                                     KnownNames("features", name, known)));
+    }
+  }
   for (const v1::FeatureConfig& feature : model.features()) {
     const auto found = features_.find(feature.name());
     if (found == features_.end()) {
@@ -315,14 +325,6 @@ absl::Status BatchFile::MakeInputs(const v1::ModelConfig& model) {
           absl::StrCat("feature '", feature.name(), "': ", input.status().message()));
     }
     inputs_.push_back(*std::move(input));
-  }
-  if (features_.size() == inputs_.size()) return absl::OkStatus();
-  for (const auto& [name, parts] : features_) {
-    const auto known = [&name = name](const auto& feature) { return feature.name() == name; };
-    if (std::none_of(model.features().begin(), model.features().end(), known)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("feature '", name, "' of the batch is not in the model"));
-    }
   }
   return absl::OkStatus();
 }

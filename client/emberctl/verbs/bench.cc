@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/barrier.h"
 #include "absl/time/clock.h"
+#include "base/command_line.h"
 #include "base/status.h"
 #include "client/emberctl/bench_load.h"
 #include "client/emberctl/output.h"
@@ -84,7 +85,8 @@ absl::StatusOr<client::Model> Bench::FindModel(client::Client& client) const {
   if (options_.update && !absl::StartsWith(config.name(), kScratchPrefix)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--update: model \"", config.name(),
-        "\" is not changed; only one whose name begins with \"", kScratchPrefix, "\" is"));
+        "\" is left as it is; --update changes rows, so the name of its model must begin with \"",
+        kScratchPrefix, "\""));
   }
   return client.DeclareModelFile(options_.config);
 }
@@ -292,21 +294,21 @@ void AddBench(CLI::App& app, Session& session, Command& command) {
                  "Whole steps: lookup and update. The model's name must begin with \"bench\"")
       ->needs(config);
   bench->add_option("--batch", options->shape.batch, "Samples of every feature")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->check(Within(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
   bench->add_option("--ids-per-sample", options->shape.ids_per_sample, "Ids of every sample")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
+      ->check(Within(int64_t{1}, int64_t{1} << 16))
       ->capture_default_str();
   bench
       ->add_option("--zipf", options->shape.zipf,
                    "Exponent of the ids' distribution; 0: all ids are equally frequent")
-      ->check(CLI::Range(0.0, 10.0))
+      ->check(Within(0.0, 10.0))
       ->capture_default_str();
   bench->add_option("--clients", options->clients, "Connections, each with one call at a time")
-      ->check(CLI::Range(1, 256))
+      ->check(Within(1, 256))
       ->capture_default_str();
   bench->add_option("--seconds", options->seconds, "How long")
-      ->check(CLI::Range(0.1, 3600.0))
+      ->check(Within(0.1, 3600.0))
       ->capture_default_str();
   SetExample(bench, "emberctl bench --model my_model --clients 4 --batch 4096 --seconds 10");
   bench->callback([options, &session, &command] {

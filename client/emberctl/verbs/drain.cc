@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/command_line.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/verb.h"
 
@@ -82,7 +83,7 @@ void AddDrain(CLI::App& app, Session& session, Command& command) {
   drain
       ->add_option("--wait", options->wait_seconds,
                    "Seconds to wait until nothing is left; progress is printed")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->check(Within(0.0, 86400.0))
       ->excludes(undo);
   SetExample(drain, "emberctl drain --address 10.0.0.7:7400 --wait 60");
   drain->callback([options, &session, &command] {

@@ -26,7 +26,7 @@ absl::StatusOr<Format> FormatOf(const std::string& file) {
   if (absl::EndsWith(file, ".npy")) return Format::kNpy;
   if (absl::EndsWith(file, ".safetensors")) return Format::kSafetensors;
   return absl::InvalidArgumentError(absl::StrCat(
-      "FILE: \"", file, "\" must end with .npy or .safetensors, which says how it is written"));
+      "\"", file, "\" must end with .npy or .safetensors, which says how it is written"));
 }
 
 // What stands before `rows` x `columns` float32 in C order. Both formats want data that begin at a

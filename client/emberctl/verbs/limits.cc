@@ -6,6 +6,7 @@
 #include <google/protobuf/text_format.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/command_line.h"
 #include "base/status.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
@@ -138,7 +139,7 @@ void AddLimits(CLI::App& app, Session& session, Command& command) {
       "suggests; each --address is asked");
   limits->add_option("MODEL", options->model, "Name of the model")->required();
   limits->add_option("--headroom", options->headroom, "Suggested limit over observed maximum")
-      ->check(CLI::Range(1.0, 1e6))
+      ->check(Within(1.0, 1e6))
       ->capture_default_str();
   limits->add_option("--out", options->out,
                      "Write the model config, with the suggested limits, as text proto");

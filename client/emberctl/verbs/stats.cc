@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/command_line.h"
 #include "base/status.h"
 #include "client/emberctl/rates.h"
 #include "client/emberctl/stats_view.h"
@@ -59,12 +60,12 @@ void AddStats(CLI::App& app, Session& session, Command& command) {
       "stacks against their limits, shards, training groups, hot rows. Of several addresses, the "
       "first that answers is asked");
   stats->add_option("--hot-rows", options->hot_rows, "Rows to list of each table and shard")
-      ->check(CLI::Range(0, 100))
+      ->check(Within(0, 100))
       ->capture_default_str();
   stats
       ->add_option("--interval", options->interval_seconds,
                    "Watch for so many seconds and show what happens in one")
-      ->check(CLI::Range(0.1, 86400.0));
+      ->check(Within(0.1, 86400.0));
   SetExample(stats, "emberctl stats --interval 5 --hot-rows 3");
   stats->callback([options, &session, &command] {
     command = [options, &session] { return ShowStats(session, *options); };

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/command_line.h"
 #include "base/status.h"
 #include "client/emberctl/rates.h"
 #include "client/emberctl/stats_view.h"
@@ -192,12 +193,12 @@ void AddTop(CLI::App& app, Session& session, Command& command) {
                          "scroll. Methods that nobody calls are left out. Where standard output "
                          "is no terminal, and with --count or --json, frames follow one another");
   top->add_option("--interval", options->interval_seconds, "Seconds from one frame to the next")
-      ->check(CLI::Range(0.1, 86400.0))
+      ->check(Within(0.1, 86400.0))
       ->capture_default_str();
   top->add_option("--count", options->count, "Print so many frames, then end")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+      ->check(Within(int64_t{1}, int64_t{1} << 40));
   top->add_option("--hot-rows", options->hot_rows, "Rows to list of each table and shard")
-      ->check(CLI::Range(0, 100))
+      ->check(Within(0, 100))
       ->capture_default_str();
   SetExample(top, "emberctl top --interval 1");
   top->callback([options, &session, &command] {
