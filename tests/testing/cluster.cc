@@ -1,11 +1,13 @@
 #include "tests/testing/cluster.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <utility>
 
 #include <signal.h>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -21,6 +23,8 @@ namespace {
 constexpr absl::Duration kReadyTimeout = absl::Seconds(60);  // sanitizers start slowly
 constexpr char kAnyPort[] = "127.0.0.1:0";
 const std::string kProgram = BuildPath("bin/emberd");
+const std::string kFaultyProgram = BuildPath("tests/emberd_faulty");
+constexpr char kFailpoint[] = "EMBERD_FAILPOINT";  // see acting_failpoints.cc
 
 // The value of "key=value" among words that are separated by white space; empty if it is not there.
 std::string FindValue(const std::string& text, absl::string_view key) {
@@ -105,11 +109,16 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
   const auto address = [](const std::string& known) { return known.empty() ? kAnyPort : known; };
   const std::string ready = directory_.Path(member->name + ".ready");
   std::filesystem::remove(ready);
+  const auto failpoint = options_.failpoints.find(member->name);
+  const bool faulty =
+      failpoint != options_.failpoints.end() && !std::exchange(member->started_before, true);
+  if (faulty) setenv(kFailpoint, failpoint->second.c_str(), /*overwrite=*/1);
+  const absl::Cleanup disarm = [] { unsetenv(kFailpoint); };
   ASSIGN_OR_RETURN(
       member->process,
-      StartProcess({kProgram, role, "--config", member->config_path, "--index", absl::StrCat(index),
-                    "--address", address(member->address), "--http-address",
-                    address(member->http_address), "--ready-file", ready},
+      StartProcess({faulty ? kFaultyProgram : kProgram, role, "--config", member->config_path,
+                    "--index", absl::StrCat(index), "--address", address(member->address),
+                    "--http-address", address(member->http_address), "--ready-file", ready},
                    member->log_path));
   return absl::OkStatus();
 }
@@ -200,6 +209,9 @@ void Cluster::Kill(Member* member) {
 
 void Cluster::SuspendShard(int shard) { shards_[shard].process->Suspend(); }
 void Cluster::SuspendCoordinator(int coordinator) { coordinators_[coordinator].process->Suspend(); }
+void Cluster::ResumeCoordinator(int coordinator) {
+  coordinators_[coordinator].process->Signal(SIGCONT);
+}
 void Cluster::ResumeShard(int shard) { shards_[shard].process->Signal(SIGCONT); }
 
 absl::Status Cluster::Stop(absl::Duration timeout) {

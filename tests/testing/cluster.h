@@ -3,6 +3,7 @@
 // whatever becomes of the test.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ struct ClusterOptions {
   bool embedded = false;
   // More fields of the ClusterConfig, as text proto, e.g. "budgets { max_batches: 2 }".
   std::string config = {};
+  // By name of a process ("coordinator-0"): the failpoint that its first life has, see
+  // acting_failpoints.cc.
+  std::map<std::string, std::string> failpoints = {};
   // How client_options() connects.
   std::optional<client::TlsOptions> tls = std::nullopt;
   std::string token = {};
@@ -71,6 +75,7 @@ class Cluster {
   void SuspendShard(int shard);
   void SuspendCoordinator(int coordinator);
   void ResumeShard(int shard);
+  void ResumeCoordinator(int coordinator);
   // SIGTERM to everything, coordinators first; OK if all ended with exit status 0 within `timeout`.
   absl::Status Stop(absl::Duration timeout);
 
@@ -88,6 +93,7 @@ class Cluster {
     std::string config_path;
     std::string log_path;
     std::unique_ptr<ChildProcess> process;
+    bool started_before = false;
   };
 
   Cluster(ClusterOptions options, TempDir directory);

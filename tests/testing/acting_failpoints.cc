@@ -1,0 +1,58 @@
+// The failpoints of the tests' own build of the server. The variable EMBERD_FAILPOINT arms one of
+// them: NAME=ACTION[:MILLISECONDS][@TIMES], where ACTION is
+//   die   kill -9 of this process, MILLISECONDS after the failpoint was reached
+//   stop  SIGSTOP likewise; SIGCONT lets it go on
+//   wait  nothing else happens for MILLISECONDS
+// TIMES: the first time (1, also without it), the second, ...
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <signal.h>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/failpoint.h"
+
+namespace emberd {
+namespace {
+
+struct Armed {
+  std::string name;
+  std::string action;
+  int64_t milliseconds = 0;
+  int times = 1;
+};
+
+Armed FromEnvironment() {
+  const char* const value = std::getenv("EMBERD_FAILPOINT");
+  Armed armed;
+  if (value == nullptr) return armed;
+  const std::pair<std::string, std::string> halves = absl::StrSplit(value, absl::MaxSplits('=', 1));
+  const std::vector<std::string> times = absl::StrSplit(halves.second, '@');
+  const std::vector<std::string> action = absl::StrSplit(times[0], ':');
+  armed.name = halves.first;
+  armed.action = action[0];
+  const bool read = (times.size() < 2 || absl::SimpleAtoi(times[1], &armed.times)) &&
+                    (action.size() < 2 || absl::SimpleAtoi(action[1], &armed.milliseconds)) &&
+                    (armed.action == "die" || armed.action == "stop" || armed.action == "wait");
+  if (!read) std::abort();  // a mistake in a test
+  return armed;
+}
+
+}  // namespace
+
+void ReachFailpoint(const char* name) {
+  static const Armed armed = FromEnvironment();
+  static std::atomic<int> reached{0};
+  if (armed.name != name || ++reached != armed.times) return;
+  absl::SleepFor(absl::Milliseconds(armed.milliseconds));
+  // To this thread, which goes no further.
+  if (armed.action == "die") raise(SIGKILL);
+  if (armed.action == "stop") raise(SIGSTOP);
+}
+
+}  // namespace emberd
