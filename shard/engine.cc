@@ -180,9 +180,18 @@ Job Engine::CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntries&
   return job;
 }
 
+void Engine::Later(std::function<void()> done) {
+  Job job;
+  job.run = [](int) {};
+  job.done = std::move(done);
+  executor_.Submit({std::move(job)});
+}
+
 void Engine::Apply(StagedUpdate update, ApplyCallback done) {
   absl::StatusOr<std::shared_ptr<Model>> model = update.model();
-  if (!model.ok()) return done(model.status());
+  if (!model.ok()) {
+    return Later([done = std::move(done), status = model.status()] { done(status); });
+  }
   const auto work = std::make_shared<UpdateWork>(*std::move(model), std::move(update), pool_);
   work->done = std::move(done);
   std::vector<Job> jobs;
@@ -198,7 +207,7 @@ void Engine::Apply(StagedUpdate update, ApplyCallback done) {
     work->TakePlace();
     executor_.Submit(std::move(jobs));
   }
-  if (nothing_to_do) work->done(work->Result());
+  if (nothing_to_do) Later([work] { work->done(work->Result()); });
 }
 
 Job Engine::UpdateJob(std::shared_ptr<UpdateWork> work, const StackUpdate& stack, int k) {
@@ -234,24 +243,35 @@ void Engine::ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCa
   executor_.Submit({std::move(job)});
 }
 
-void Engine::AssignRows(const RowSelection& rows, absl::Span<const float> values,
-                        DoneCallback done) {
-  absl::StatusOr<std::shared_ptr<Model>> model = FindModel(rows.model_id);
-  if (!model.ok()) return done(model.status());
-  absl::StatusOr<RowTarget> target = ResolveRows(**model, rows, values.size(), true);
-  if (!target.ok()) return done(target.status());
+struct Engine::StagedAssign {
+  std::shared_ptr<Model> model;
+  RowTarget target;
+  absl::Span<const float> values;
+  std::shared_ptr<const void> owner;
+};
+
+absl::StatusOr<std::shared_ptr<const Engine::StagedAssign>> Engine::StageAssign(
+    const RowSelection& rows, absl::Span<const float> values, std::shared_ptr<const void> owner) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, FindModel(rows.model_id));
+  ASSIGN_OR_RETURN(RowTarget target, ResolveRows(*model, rows, values.size(), /*writing=*/true));
   if (const int64_t bad = FindNonFinite(values); bad >= 0) {
-    return done(absl::InvalidArgumentError(absl::StrCat("values: ", values[bad], " of row ",
-                                                        bad / rows.columns, ", column ",
-                                                        bad % rows.columns, " must be finite")));
+    return absl::InvalidArgumentError(absl::StrCat("values: ", values[bad], " of row ",
+                                                   bad / rows.columns, ", column ",
+                                                   bad % rows.columns, " must be finite"));
   }
-  const int64_t count = target->rows.size();
+  return std::make_shared<const StagedAssign>(
+      StagedAssign{std::move(model), std::move(target), values, std::move(owner)});
+}
+
+void Engine::Assign(std::shared_ptr<const StagedAssign> assign, std::function<void()> done) {
   Job job;
-  job.strands = target->strands;
+  job.strands = assign->target.strands;
   job.mode = Job::Mode::kWrite;
-  job.run = [model = *model, target = std::make_shared<RowTarget>(*std::move(target)), count,
-             values](int) { CopyRowsIn(*target, 0, count, values.data()); };
-  job.done = [done = std::move(done)] { done(absl::OkStatus()); };
+  job.run = [assign](int) {
+    const auto count = static_cast<int64_t>(assign->target.rows.size());
+    CopyRowsIn(assign->target, 0, count, assign->values.data());
+  };
+  job.done = std::move(done);
   executor_.Submit({std::move(job)});
 }
 

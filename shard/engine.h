@@ -59,15 +59,21 @@ class Engine {
   // batch: for each feature the samples of rank 0, then those of rank 1, and so on. A rank may lack
   // a stack; one that gives no gradients of a stack gives zeros.
   //
-  // `update` is complete. NOT_FOUND: its model was dropped.
+  // `update` is complete. NOT_FOUND: its model was dropped. Returns before `done` runs.
   using ApplyCallback = std::function<void(absl::StatusOr<ApplyResult>)>;
   void Apply(StagedUpdate update, ApplyCallback done);
 
-  // Rows in the order asked for, to (from) values[rows * columns]. Each row is read or written as a
-  // whole.
+  // Rows in the order asked for, to values[rows * columns]. Each row is read as a whole.
   using DoneCallback = std::function<void(absl::Status)>;
   void ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCallback done);
-  void AssignRows(const RowSelection& rows, absl::Span<const float> values, DoneCallback done);
+
+  // Rows that are to be written, from values[rows * columns], each as a whole. Staging checks
+  // everything; `owner` keeps the values alive. NOT_FOUND, OUT_OF_RANGE or INVALID_ARGUMENT names
+  // what does not fit.
+  struct StagedAssign;
+  absl::StatusOr<std::shared_ptr<const StagedAssign>> StageAssign(
+      const RowSelection& rows, absl::Span<const float> values, std::shared_ptr<const void> owner);
+  void Assign(std::shared_ptr<const StagedAssign> assign, std::function<void()> done);
 
   // What touching rows for the first time takes. Bytes that the model can take at most beyond what
   // it has; those that a batch, or a selection, takes of them. 0 for a model that is not known, and
@@ -89,6 +95,8 @@ class Engine {
   Job SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries);
   Job CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries);
   Job UpdateJob(std::shared_ptr<UpdateWork> work, const StackUpdate& stack, int k);
+  // Runs on a thread of the pool, without strands.
+  void Later(std::function<void()> done);
 
   const StoreOptions store_options_;
   const std::shared_ptr<Budget> budget_;

@@ -119,7 +119,8 @@ struct ApplyOptions {
                       // correction, AdamW, LaProp, F2A
   // Identity of this update, from Client::NextSequence; 0: a new one. To repeat a call whose
   // outcome is unknown (it ended with UNAVAILABLE, DEADLINE_EXCEEDED or CANCELLED), pass the number
-  // of the first try: it is applied once.
+  // of the first try: it is applied once. With the number of an update whose batch is gone
+  // (NOT_FOUND), pass the batch of a new lookup.
   uint64_t sequence = 0;
   absl::Duration deadline = absl::ZeroDuration();  // zero: the client's
 };

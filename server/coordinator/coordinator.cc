@@ -14,6 +14,7 @@ namespace emberd::server {
 namespace {
 
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
+constexpr int kSweepsPerSettlement = 5;
 constexpr absl::Duration kStatusDeadline = absl::Seconds(1);
 
 ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metrics* metrics,
@@ -64,11 +65,13 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       threads_(threads),
       server_metrics_(metrics->Server("coordinator", index)),
       registry_(shards_, RegistryOptions(cluster, metrics, threads)),
-      fanout_(shards_, MakeFanoutOptions(cluster, threads), &registry_, metrics),
+      mutations_(shards_, &threads->blocking,
+                 absl::Milliseconds(cluster.timeouts().shard_call_ms())),
+      fanout_(shards_, MakeFanoutOptions(cluster, threads), &registry_, &mutations_, metrics),
       path_({.max_activation_bytes = max_message_bytes_,
              .batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
              .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}},
-            &fanout_, metrics),
+            &fanout_, &mutations_, metrics),
       resources_{.identity = NewIdentity(index),
                  .registry = &registry_,
                  .fanout = &fanout_,
@@ -92,6 +95,8 @@ void Coordinator::Sweep() {
     table_bytes += preprocess::PlanToProto(model->config, model->plan).table_bytes();
   server_metrics_->SetModels(static_cast<int64_t>(models.size()));
   server_metrics_->SetTableBytes(table_bytes);
+  path_.RenewBatches();
+  if (++sweeps_ % kSweepsPerSettlement == 0) mutations_.SettleLeftovers();
 }
 
 absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
@@ -135,7 +140,8 @@ absl::StatusOr<LookupOutput> Coordinator::Lookup(const v1::LookupRequest& reques
 absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
     const v1::ApplyGradientsRequest& request, rpc::CallContext* context) {
   const uint64_t handle = request.batch_handle();
-  const Mutation mutation{request.mutation().client_id(), request.mutation().sequence(), handle};
+  const Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
+                          UpdateTag(request.model_id())};
   RETURN_IF_ERROR(CheckMutation(mutation));
   ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Begin(mutation));
   v1::ApplyGradientsResponse response;
@@ -149,15 +155,17 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   const UpdateName name{.model_id = request.model_id(), .handle = handle, .mutation = mutation};
   StepHooks no_hooks;
   StageTimes times;
-  const auto rows = path_.Update(name, request, context, &no_hooks, &times);
-  if (!rows.ok()) {
+  const auto made = path_.Update(name, request, context, &no_hooks, &times);
+  if (!made.ok()) {
     record_.Abort(mutation);
     // A shard restarted and lost the batch: no retry can succeed.
-    if (absl::IsFailedPrecondition(rows.status())) path_.Discard(request.model_id(), handle);
-    return rows.status();
+    if (absl::IsFailedPrecondition(made.status())) path_.Discard(request.model_id(), handle);
+    return made.status();
   }
-  record_.Finish(mutation, *rows);
-  SetRowCounts(*rows, &response);
+  record_.Finish(mutation, made->rows);
+  if (made->replayed) server_metrics_->AddReplay();
+  SetRowCounts(made->rows, &response);
+  response.set_replayed(made->replayed);
   return response;
 }
 

@@ -96,6 +96,11 @@ class Coordinator {
                                            absl::Span<const int64_t> ids,
                                            rpc::CallContext* context);
 
+  // One attempt at an assignment; command i is for shard i.
+  absl::StatusOr<MadeMutation> TryAssign(const ServedModel& model,
+                                         const std::vector<AssignCommand>& commands,
+                                         const std::vector<int>& shards, rpc::CallContext* context);
+
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   CollectiveRouter collective_;
   const std::vector<std::string> shard_http_addresses_;
@@ -106,9 +111,11 @@ class Coordinator {
   ThreadPools* const threads_;
   ops::ServerMetrics* const server_metrics_;
   ModelRegistry registry_;
+  Mutations mutations_;
   Fanout fanout_;
   StepPath path_;
-  MutationRecord record_;
+  MutationRecord record_;  // answers some retries without asking the shards
+  int sweeps_ = 0;
   const CoordinatorResources resources_;
   PeriodicTask sweeper_;
 };

@@ -1,12 +1,15 @@
 #include "server/coordinator/fanout.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/failpoint.h"
 #include "base/status.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/model_registry.h"
+#include "server/coordinator/mutations.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {
@@ -21,13 +24,6 @@ struct BatchOwner {
   std::shared_ptr<const ServedModel> model;
   std::shared_ptr<const preprocess::PreprocessedBatch> batch;
 };
-
-// Whether the decision to commit may not have reached the shard. The stream also runs out of time
-// where another rank was waited for; the shard holds this rank's part all the same.
-bool MayHaveMissed(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsUnknown(status) ||
-         absl::IsDeadlineExceeded(status);
-}
 
 }  // namespace
 
@@ -45,10 +41,11 @@ absl::Status FirstError(const std::vector<absl::Status>& statuses) {
 }
 
 Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
-               ModelRegistry* registry, ops::Metrics* metrics)
+               ModelRegistry* registry, Mutations* mutations, ops::Metrics* metrics)
     : shards_(std::move(shards)),
       options_(options),
       registry_(registry),
+      mutations_(mutations),
       metrics_(metrics),
       pooler_(&options.threads->cpu) {}
 
@@ -108,6 +105,16 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
 StagedUpdate::StagedUpdate(Fanout* fanout, const UpdateName& name, const std::string& trace)
     : fanout_(fanout), name_(name), context_(absl::Now() + fanout->options_.shard_call, trace) {}
 
+StagedUpdate::~StagedUpdate() {
+  if (!decided_ && !name_.group_part.has_value()) {
+    fanout_->mutations_->Abandon(name_.mutation, name_.attempt);
+  }
+}
+
+bool StagedUpdate::replayed() const {
+  return std::find(staged_.begin(), staged_.end(), true) == staged_.end();
+}
+
 absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& batch,
                                  rpc::CallContext* context) {
   rpc::CancelWatch watch(context, [this] { context_.Cancel(); });
@@ -118,6 +125,7 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
     command.batch_handle = name_.handle;
     command.incarnation = batch.shards[i].incarnation;
     command.mutation = name_.mutation;
+    command.attempt = name_.attempt;
     command.group_part = name_.group_part;
     command.input = GradientsForShard(input, batch, static_cast<int>(i));
     calls_.push_back(fanout_->shards_[i]->Apply(std::move(command), &context_));
@@ -138,18 +146,21 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
 
 absl::StatusOr<RowCounts> StagedUpdate::Commit() {
   ops::StageTimer timer(fanout_->metrics_, ops::Stage::kCommit);
+  decided_ = true;
+  ReachFailpoint("update.votes_are_in");
   const absl::Time began = absl::Now();
   for (size_t i = 0; i < calls_.size(); ++i) {
     if (staged_[i]) calls_[i]->Decide(/*commit=*/true);
+    ReachFailpoint("update.word_is_said");
   }
   absl::Status error;
   for (size_t i = 0; i < calls_.size(); ++i) {
     if (!staged_[i]) continue;
     const int shard = static_cast<int>(i);
     auto updated = calls_[i]->WaitDone();
-    if (name_.group_part.has_value() && MayHaveMissed(updated.status())) {
-      updated = DecideAgain(shard);
-    }
+    // The stream also runs out of time where another rank was waited for; the shard holds this
+    // rank's part all the same.
+    if (MayHaveMissed(updated.status())) updated = DecideAgain(shard);
     fanout_->ObserveLink(shard, ops::Rpc::kShardApply, updated.status(), began);
     if (updated.ok()) {
       rows_ += *updated;
@@ -158,10 +169,14 @@ absl::StatusOr<RowCounts> StagedUpdate::Commit() {
     }
   }
   if (!error.ok()) return error;
+  ReachFailpoint("update.is_made");
   return rows_;
 }
 
 absl::StatusOr<RowCounts> StagedUpdate::DecideAgain(int shard) {
+  if (!name_.group_part.has_value()) {
+    return fanout_->mutations_->Commit(shard, name_.mutation, name_.attempt, context_.trace());
+  }
   internal::v1::DecideStepRequest request;
   request.set_model_id(name_.model_id);
   request.set_group(name_.group_part->group);
@@ -185,6 +200,13 @@ absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput&
   std::unique_ptr<StagedUpdate> staged(new StagedUpdate(this, name, context->trace()));
   RETURN_IF_ERROR(staged->Stage(input, batch, context));
   return staged;
+}
+
+void Fanout::RenewBatches(const std::vector<uint64_t>& handles) {
+  rpc::CallContext context(absl::Now() + kReleaseDeadline);
+  ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()), [&](int shard) {
+    return shards_[shard]->RenewBatches(handles, options_.batch_ttl, &context);
+  });
 }
 
 void Fanout::Release(uint64_t model_id, uint64_t handle) {

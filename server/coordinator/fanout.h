@@ -24,6 +24,7 @@
 namespace emberd::server {
 
 class ModelRegistry;
+class Mutations;
 
 // Runs call(i) for every i in `shards` in parallel and waits; statuses come in the order of
 // `shards`. Threads of their own: these calls are rare (declarations, row access) and block on the
@@ -51,19 +52,23 @@ struct UpdateName {
   uint64_t model_id = 0;
   uint64_t handle = 0;
   Mutation mutation = {};
+  uint64_t attempt = 0;  // at the mutation
   std::optional<GroupPart> group_part = std::nullopt;
 };
 
 class Fanout;
 
-// An update that every shard has checked and holds. If it goes away undecided, shards discard it
-// (a rank's part of a group's step they keep, see ApplyHeader in shard_service.proto).
+// An update that every shard has checked and holds. If it goes away undecided, shards are told to
+// drop it (a rank's part of a group's step they keep, see ApplyHeader in shard_service.proto).
 class StagedUpdate {
  public:
+  ~StagedUpdate();
   // Makes the update on every shard; once. An error names a shard whose answer did not come; the
-  // others have made the update. Where the stream of a rank's part broke, the decision is sent
-  // again in calls of its own until the shard answers or time is over.
+  // others have made the update. Where a stream broke, the decision is sent again in calls of its
+  // own until the shard answers or time is over. ABORTED: another attempt has taken charge.
   absl::StatusOr<RowCounts> Commit();
+  // Every shard had made it before.
+  bool replayed() const;
 
  private:
   friend class Fanout;
@@ -76,6 +81,7 @@ class StagedUpdate {
   rpc::CallContext context_;  // outlives the calls
   std::vector<std::unique_ptr<ApplyCall>> calls_;
   std::vector<bool> staged_;  // false: it had been made there before
+  bool decided_ = false;
   RowCounts rows_;
 };
 
@@ -83,7 +89,7 @@ class StagedUpdate {
 class Fanout {
  public:
   Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
-         ModelRegistry* registry, ops::Metrics* metrics);
+         ModelRegistry* registry, Mutations* mutations, ops::Metrics* metrics);
 
   // Result i is shard i's, checked against the batch, all of it partial sums. A shard that lost the
   // model by restarting is given it again. The shards keep the batch under `handle`, unless that is
@@ -100,7 +106,8 @@ class Fanout {
                                                       const UpdateName& name,
                                                       rpc::CallContext* context);
 
-  // Best effort, under a deadline of its own: what is missed expires.
+  // Both best effort, under a deadline of their own: what is missed expires.
+  void RenewBatches(const std::vector<uint64_t>& handles);
   void Release(uint64_t model_id, uint64_t handle);
 
   // Answer i is shard i's.
@@ -123,6 +130,7 @@ class Fanout {
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   const FanoutOptions options_;
   ModelRegistry* const registry_;
+  Mutations* const mutations_;
   ops::Metrics* const metrics_;
   shard::RowPooler pooler_;
 };

@@ -1,12 +1,14 @@
 #include "server/coordinator/row_access.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
+#include <iterator>
+#include <memory>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "base/finite.h"
 #include "base/sha256.h"
 #include "base/status.h"
@@ -89,6 +91,21 @@ std::vector<ShardRows> PlaceRows(const preprocess::Topology& topology, const Row
     rows.positions.push_back(i);
   }
   return shards;
+}
+
+// The rows of one shard with their values, which are those of the request.
+AssignCommand AssignTo(const ShardRows& rows, const ServedModel& model, const RowTarget& target,
+                       absl::Span<const float> values) {
+  auto here = std::make_shared<std::vector<float>>(rows.positions.size() * target.columns);
+  for (size_t i = 0; i < rows.positions.size(); ++i) {
+    std::copy_n(values.data() + rows.positions[i] * target.columns, target.columns,
+                here->data() + i * target.columns);
+  }
+  AssignCommand command;
+  command.rows = rows.Selection(model.id, target);
+  command.values = *here;
+  command.owner = std::move(here);
+  return command;
 }
 
 std::vector<int> NonEmpty(const std::vector<ShardRows>& shards) {
@@ -194,31 +211,53 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
     return response;
   }
   const std::vector<ShardRows> shards = PlaceRows(model->plan.topology, target, ids);
-  // Another coordinator may have carried it out: then every shard says so.
-  std::atomic<bool> all_replayed = !ids.empty();
-  const auto assign = [&](int shard) {
-    const ShardRows& rows = shards[shard];
-    std::vector<float> here(rows.positions.size() * target.columns);
-    for (size_t i = 0; i < rows.positions.size(); ++i) {
-      std::copy_n(values.data() + rows.positions[i] * target.columns, target.columns,
-                  here.data() + i * target.columns);
+  const auto attempt = [&](uint64_t number) -> absl::StatusOr<MadeMutation> {
+    std::vector<AssignCommand> commands(shards.size());
+    for (const int shard : NonEmpty(shards)) {
+      commands[shard] = AssignTo(shards[shard], *model, target, values);
+      commands[shard].mutation = mutation;
+      commands[shard].attempt = number;
     }
-    return fanout_.WithModel(*model, shard, context, [&] {
-      auto replayed =
-          shards_[shard]->AssignRows(rows.Selection(model->id, target), here, mutation, context);
-      if (replayed.ok() && !*replayed) all_replayed = false;
+    return TryAssign(*model, commands, NonEmpty(shards), context);
+  };
+  const auto made = mutations_.Make(mutation, context, attempt);
+  if (!made.ok()) {
+    record_.Abort(mutation);
+    return made.status();
+  }
+  record_.Finish(mutation, {});
+  response.set_replayed(made->replayed);
+  return response;
+}
+
+absl::StatusOr<MadeMutation> Coordinator::TryAssign(const ServedModel& model,
+                                                    const std::vector<AssignCommand>& commands,
+                                                    const std::vector<int>& shards,
+                                                    rpc::CallContext* context) {
+  std::vector<char> staged(commands.size());  // not bool: written by several threads
+  const auto stage = [&](int shard) {
+    return fanout_.WithModel(model, shard, context, [&] {
+      const auto replayed = shards_[shard]->StageAssign(commands[shard], context);
+      staged[shard] = replayed.ok() && !*replayed;
       return replayed.status();
     });
   };
-  if (absl::Status status = FirstError(ForEachShard(&threads_->blocking, NonEmpty(shards), assign));
+  const AssignCommand* const any = shards.empty() ? nullptr : &commands[shards.front()];
+  if (absl::Status status = FirstError(ForEachShard(&threads_->blocking, shards, stage));
       !status.ok()) {
-    // A retry finishes what is missing: shards that were done answer from their record.
-    record_.Abort(mutation);
+    mutations_.Abandon(any->mutation, any->attempt);
     return status;
   }
-  record_.Finish(mutation, {});
-  response.set_replayed(all_replayed);
-  return response;
+  std::vector<int> holding;
+  std::copy_if(shards.begin(), shards.end(), std::back_inserter(holding),
+               [&](int shard) { return staged[shard]; });
+  ReachFailpoint("assign.votes_are_in");
+  RETURN_IF_ERROR(FirstError(ForEachShard(&threads_->blocking, holding, [&](int shard) {
+    ReachFailpoint("assign.word_is_next");
+    return mutations_.Commit(shard, any->mutation, any->attempt, context->trace()).status();
+  })));
+  ReachFailpoint("assign.is_made");
+  return MadeMutation{{}, /*replayed=*/any != nullptr && holding.empty()};
 }
 
 absl::StatusOr<std::unique_ptr<Coordinator::Export>> Coordinator::StartExport(

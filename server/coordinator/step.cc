@@ -1,5 +1,6 @@
 #include "server/coordinator/step.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -67,7 +68,9 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const Served
                    fanout_->Gather(model, batch, output.batch_handle, gather.get()));
   times->shards = gathering.worked();
   if (output.batch_handle != 0) {
-    RETURN_IF_ERROR(Keep(model, *batch, results, output.batch_handle));
+    const absl::Time expiry =
+        hooks->owns_batch() ? absl::InfiniteFuture() : absl::Now() + options_.batch_ttl;
+    RETURN_IF_ERROR(Keep(model, *batch, results, output.batch_handle, expiry));
     hooks->OnKept(output.batch_handle);
   }
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
@@ -106,33 +109,62 @@ absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
 
 absl::Status StepPath::Keep(const std::shared_ptr<const ServedModel>& model,
                             const preprocess::PreprocessedBatch& batch,
-                            absl::Span<const GatherResult> results, uint64_t handle) {
+                            absl::Span<const GatherResult> results, uint64_t handle,
+                            absl::Time expiry) {
   auto kept = std::make_shared<const KeptBatch>(model, batch, results);
   const int64_t bytes = kept->bytes();
-  absl::Status status =
-      batches_.Insert(handle, std::move(kept), bytes, absl::Now() + options_.batch_ttl);
+  absl::Status status = batches_.Insert(handle, std::move(kept), bytes, expiry);
   if (!status.ok()) fanout_->Release(model->id, handle);
   return status;
 }
 
-absl::StatusOr<RowCounts> StepPath::Update(const UpdateName& name,
-                                           const v1::ApplyGradientsRequest& request,
-                                           rpc::CallContext* context, StepHooks* hooks,
-                                           StageTimes* times) {
-  ASSIGN_OR_RETURN(const auto batch, Claim(name.model_id, name.handle));
+absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
+                                              const v1::ApplyGradientsRequest& request,
+                                              rpc::CallContext* context, StepHooks* hooks,
+                                              StageTimes* times) {
+  const auto batch = Claim(name.model_id, name.handle);
+  if (absl::IsNotFound(batch.status())) return FindMade(name, batch.status(), context);
+  if (!batch.ok()) return batch.status();
   const absl::Cleanup unclaim = [&] { batches_.Unclaim(name.handle); };
   GradientInput input;
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
-    ASSIGN_OR_RETURN(input, DecodeGradients(request, *batch));
+    ASSIGN_OR_RETURN(input, DecodeGradients(request, **batch));
   }
+  const auto attempt = [&](uint64_t number) {
+    UpdateName attempted = name;
+    attempted.attempt = number;
+    return TryUpdate(attempted, input, **batch, context, hooks, times);
+  };
+  ASSIGN_OR_RETURN(
+      const MadeMutation made,
+      name.group_part.has_value() ? attempt(0) : mutations_->Make(name.mutation, context, attempt));
+  if (made.replayed) {
+    Discard(name.model_id, name.handle);  // it may have been made with another batch
+  } else {
+    batches_.Erase(name.handle);
+  }
+  return made;
+}
+
+absl::StatusOr<MadeMutation> StepPath::TryUpdate(const UpdateName& name, const GradientInput& input,
+                                                 const KeptBatch& batch, rpc::CallContext* context,
+                                                 StepHooks* hooks, StageTimes* times) {
   WorkTimer timer;
-  ASSIGN_OR_RETURN(const auto staged, fanout_->Stage(input, *batch, name, context));
+  ASSIGN_OR_RETURN(const auto staged, fanout_->Stage(input, batch, name, context));
   RETURN_IF_ERROR(timer.Wait([&] { return hooks->BeforeCommit(); }));
-  ASSIGN_OR_RETURN(RowCounts rows, staged->Commit());
+  ASSIGN_OR_RETURN(const RowCounts rows, staged->Commit());
   times->shards = timer.worked();
-  batches_.Erase(name.handle);
-  return rows;
+  return MadeMutation{rows, staged->replayed()};
+}
+
+absl::StatusOr<MadeMutation> StepPath::FindMade(const UpdateName& name,
+                                                const absl::Status& no_batch,
+                                                rpc::CallContext* context) {
+  if (name.group_part.has_value()) return no_batch;
+  ASSIGN_OR_RETURN(const std::optional<RowCounts> rows, mutations_->Find(name.mutation, context));
+  if (!rows.has_value()) return no_batch;
+  return MadeMutation{*rows, /*replayed=*/true};
 }
 
 absl::StatusOr<std::shared_ptr<const KeptBatch>> StepPath::Claim(uint64_t model_id,
@@ -142,6 +174,14 @@ absl::StatusOr<std::shared_ptr<const KeptBatch>> StepPath::Claim(uint64_t model_
   batches_.Unclaim(handle);
   return absl::InvalidArgumentError(absl::StrCat("batch_handle ", handle, " belongs to model_id ",
                                                  batch->model->id, ", not ", model_id));
+}
+
+void StepPath::RenewBatches() {
+  const absl::Time now = absl::Now();
+  if (now < renewed_ + options_.batch_ttl / 4) return;
+  renewed_ = now;
+  const std::vector<uint64_t> handles = batches_.Endless();
+  if (!handles.empty()) fanout_->RenewBatches(handles);
 }
 
 absl::Status StepPath::Release(uint64_t model_id, uint64_t handle) {

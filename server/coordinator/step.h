@@ -2,6 +2,7 @@
 //
 //   lookup:  decode -> sort -> [agree on cuts] -> cut -> [may gather] -> gather -> keep -> combine
 //   update:  claim -> decode -> stage on all shards -> [all staged] -> commit on all shards
+//            (a unary one again, if another attempt at it was in the way: see mutations.h)
 //
 // In brackets: where a rank of a group waits for others, see StepHooks. A unary call does not.
 #pragma once
@@ -19,6 +20,7 @@
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/gradients.h"
 #include "server/coordinator/lookup_response.h"
+#include "server/coordinator/mutations.h"
 #include "server/coordinator/served_model.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
@@ -39,6 +41,8 @@ class StepHooks {
   virtual absl::Status BeforeGather() { return absl::OkStatus(); }
   // For callers without a deadline: how long shards may take to gather.
   virtual absl::Duration gather_limit() const { return absl::InfiniteDuration(); }
+  // Whether the batch lives as long as the caller says, who discards it: it does not expire.
+  virtual bool owns_batch() const { return false; }
   // All shards have gathered, and keep the batch under this handle.
   virtual void OnKept(uint64_t batch_handle) {}
   // All shards hold this update, which is committed next.
@@ -61,9 +65,13 @@ class StepPath {
     absl::Duration batch_ttl;          // an unused batch is kept for so long
     HandleStoreOptions batches;        // how many may be kept
   };
-  // `fanout` and `metrics` must outlive it.
-  StepPath(const Options& options, Fanout* fanout, ops::Metrics* metrics)
-      : options_(options), fanout_(fanout), metrics_(metrics), batches_(options.batches) {}
+  // What the constructor is given must outlive it.
+  StepPath(const Options& options, Fanout* fanout, Mutations* mutations, ops::Metrics* metrics)
+      : options_(options),
+        fanout_(fanout),
+        mutations_(mutations),
+        metrics_(metrics),
+        batches_(options.batches) {}
 
   // Fills `times` on success. The batch is kept for an update unless the request is for inference.
   absl::StatusOr<LookupOutput> Lookup(const std::shared_ptr<const ServedModel>& model,
@@ -71,17 +79,24 @@ class StepPath {
                                       StepHooks* hooks, StageTimes* times);
 
   // Updates the rows of the batch that `name` names, and forgets the batch. The handle and the
-  // mutation in the request do not count. After an error the batch is still there, and some shards
-  // may have made the update if it came from the commit: the same update under the same name
-  // finishes it (shards that made it answer from their record, the others make it).
-  absl::StatusOr<RowCounts> Update(const UpdateName& name, const v1::ApplyGradientsRequest& request,
-                                   rpc::CallContext* context, StepHooks* hooks, StageTimes* times);
+  // mutation in the request do not count, nor does the attempt in the name. After an error the
+  // batch is still there, and some shards may have made the update if it came from the commit: the
+  // same update under the same name finishes it, here or at another coordinator, which does not
+  // need the batch for that. NOT_FOUND: there is no batch, and no shard has made the update; it may
+  // be tried under the same name with another batch.
+  absl::StatusOr<MadeMutation> Update(const UpdateName& name,
+                                      const v1::ApplyGradientsRequest& request,
+                                      rpc::CallContext* context, StepHooks* hooks,
+                                      StageTimes* times);
 
   // Gives back a batch that will not be updated. NOT_FOUND if there is none, UNAVAILABLE while an
   // update uses it.
   absl::Status Release(uint64_t model_id, uint64_t handle);
   // The same for a batch that may be gone or in use, as far as shards can be reached.
   void Discard(uint64_t model_id, uint64_t handle);
+
+  // Sees that shards keep the batches of streams that are at work. To be called often.
+  void RenewBatches();
 
   // The batches between their lookup and their update.
   BatchStore& batches() { return batches_; }
@@ -95,14 +110,23 @@ class StepPath {
                                    StepHooks* hooks, absl::Duration* time);
   absl::Status Keep(const std::shared_ptr<const ServedModel>& model,
                     const preprocess::PreprocessedBatch& batch,
-                    absl::Span<const GatherResult> results, uint64_t handle);
+                    absl::Span<const GatherResult> results, uint64_t handle, absl::Time expiry);
+  // One attempt.
+  absl::StatusOr<MadeMutation> TryUpdate(const UpdateName& name, const GradientInput& input,
+                                         const KeptBatch& batch, rpc::CallContext* context,
+                                         StepHooks* hooks, StageTimes* times);
+  // The answer to an update whose batch is not here: what became of it if it came before.
+  absl::StatusOr<MadeMutation> FindMade(const UpdateName& name, const absl::Status& no_batch,
+                                        rpc::CallContext* context);
   // The batch for this caller alone. INVALID_ARGUMENT if it belongs to another model.
   absl::StatusOr<std::shared_ptr<const KeptBatch>> Claim(uint64_t model_id, uint64_t handle);
 
   const Options options_;
   Fanout* const fanout_;
+  Mutations* const mutations_;
   ops::Metrics* const metrics_;
   BatchStore batches_;
+  absl::Time renewed_;  // when shards were last told; used by RenewBatches alone
 };
 
 }  // namespace emberd::server

@@ -29,6 +29,8 @@ constexpr std::string_view kRpcNames[] = {
     "ShardService/ReleaseBatch",
     "ShardService/ReadRows",
     "ShardService/AssignRows",
+    "ShardService/FindMutation",
+    "ShardService/DecideMutation",
     "ShardService/GetStatus",
     "CollectiveService/Join",
     "CollectiveService/AllGather",

@@ -32,6 +32,8 @@ enum class Rpc {
   kShardReleaseBatch,
   kShardReadRows,
   kShardAssignRows,
+  kShardFindMutation,
+  kShardDecideMutation,
   kShardGetStatus,
   kCollectiveJoin,
   kCollectiveAllGather,

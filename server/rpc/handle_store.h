@@ -77,6 +77,23 @@ class HandleStore {
     entries_.erase(found);
   }
 
+  // Expires at `expiry` instead; nothing happens for an unknown handle.
+  void Renew(uint64_t handle, absl::Time expiry) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = entries_.find(handle);
+    if (found != entries_.end()) found->second.expiry = expiry;
+  }
+
+  // What never expires.
+  std::vector<uint64_t> Endless() const {
+    absl::MutexLock lock(&mutex_);
+    std::vector<uint64_t> handles;
+    for (const auto& [handle, entry] : entries_) {
+      if (entry.expiry == absl::InfiniteFuture()) handles.push_back(handle);
+    }
+    return handles;
+  }
+
   // Drops what expired and is not claimed; returns the handles.
   std::vector<uint64_t> Sweep(absl::Time now) {
     absl::MutexLock lock(&mutex_);

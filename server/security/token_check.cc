@@ -40,8 +40,12 @@ constexpr MethodRole kMethodRoles[] = {
     {"/emberd.internal.v1.ShardService/OpenGroup", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/DecideStep", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/ReleaseBatch", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/RenewBatches", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/ReadRows", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/AssignRows", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/FindMutation", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/DecideMutation", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/ListUndecided", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/GetStatus", Token::CLUSTER},
 
     {"/emberd.internal.v1.CollectiveService/Join", Token::CLUSTER},

@@ -1,6 +1,6 @@
 #include "server/shard/group_steps.h"
 
-#include <optional>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -28,8 +28,8 @@ absl::Status CheckOpen(const internal::v1::OpenGroupRequest& request) {
 
 }  // namespace
 
-GroupSteps::GroupSteps(Options options, shard::Engine* engine, Hooks hooks)
-    : options_(options), engine_(engine), hooks_(std::move(hooks)) {}
+GroupSteps::GroupSteps(Options options, shard::Engine* engine, Sequencer* order, Hooks hooks)
+    : options_(options), engine_(engine), hooks_(std::move(hooks)), order_(order) {}
 
 absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
     const internal::v1::OpenGroupRequest& request) {
@@ -37,22 +37,16 @@ absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
   std::vector<uint64_t> released;
   internal::v1::OpenGroupResponse response;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&order_->mutex);
     const Key key(request.model_id(), request.group());
-    if (!groups_.contains(key) && static_cast<int>(groups_.size()) >= options_.max_groups) {
-      return absl::ResourceExhaustedError(absl::StrCat(groups_.size(),
-                                                       " groups are known here already; at most ",
-                                                       options_.max_groups, " may be"));
-    }
+    if (!groups_.contains(key)) RETURN_IF_ERROR(MakeRoom());
     Group& group = groups_[key];
-    if (request.generation() < group.generation) {
-      return GroupError(absl::StatusCode::kAborted, request.group(), "generation ",
-                        request.generation(), " is over; the group is in generation ",
-                        group.generation);
-    }
+    RETURN_IF_ERROR(CheckNotOver(group, request.group(), request.generation()));
     if (request.generation() > group.generation) {
       group.generation = request.generation();
+      group.ended = false;
       group.size = request.size();
+      group.step_timeout = absl::Milliseconds(request.step_timeout_ms());
       const bool complete = group.waiting.number >= 0 && group.waiting.update.complete();
       if (!complete) Drop(&group, &released);
     }
@@ -66,10 +60,38 @@ absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
   return response;
 }
 
-absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) const {
-  if (part.generation != group.generation) {
-    return GroupError(absl::StatusCode::kAborted, part.group, "generation ", part.generation,
+absl::Status GroupSteps::MakeRoom() {
+  if (static_cast<int>(groups_.size()) < options_.max_groups) return absl::OkStatus();
+  const auto oldest =
+      std::min_element(groups_.begin(), groups_.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.second.busy(), a.second.touched) <
+               std::pair(b.second.busy(), b.second.touched);
+      });
+  if (oldest->second.busy() || oldest->second.touched + options_.idle > absl::Now()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        groups_.size(), " groups are known here already; at most ", options_.max_groups,
+        " may be, and none has been quiet for ", absl::FormatDuration(options_.idle)));
+  }
+  groups_.erase(oldest);
+  return absl::OkStatus();
+}
+
+absl::Status GroupSteps::CheckNotOver(const Group& group, const std::string& name,
+                                      uint64_t generation) const {
+  if (generation < group.generation) {
+    return GroupError(absl::StatusCode::kAborted, name, "generation ", generation,
                       " is over; the group is in generation ", group.generation);
+  }
+  if (generation > group.generation || !group.ended) return absl::OkStatus();
+  return GroupError(absl::StatusCode::kAborted, name, "generation ", generation,
+                    " is over: a part waited too long for those of other ranks; join again");
+}
+
+absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) const {
+  RETURN_IF_ERROR(CheckNotOver(group, part.group, part.generation));
+  if (part.generation > group.generation) {
+    return GroupError(absl::StatusCode::kAborted, part.group, "generation ", part.generation,
+                      " was not opened here");
   }
   if (part.size != group.size) {
     return GroupError(absl::StatusCode::kInvalidArgument, part.group, "size is ", part.size,
@@ -119,7 +141,7 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
   std::vector<uint64_t> released;
   absl::Status status;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&order_->mutex);
     const auto found = groups_.find(Key(command.model_id, part.group));
     if (found == groups_.end()) {
       return GroupError(absl::StatusCode::kAborted, part.group,
@@ -173,11 +195,10 @@ void GroupSteps::Commit(uint64_t model_id, const GroupPart& part, RowsCallback d
 
 void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCallback done) {
   const Key key(request.model_id(), request.group());
-  std::optional<Step> step;
   std::vector<uint64_t> released;
   absl::StatusOr<RowCounts> answer = RowCounts();
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&order_->mutex);
     const auto found = groups_.find(key);
     Group* const group = found == groups_.end() ? nullptr : &found->second;
     Step* const waiting = group == nullptr ? nullptr : &group->waiting;
@@ -189,19 +210,19 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
     } else if (AnswerApplied(group, request.step(), &done)) {
       answer = group->last_rows;
     } else if (waiting->number == request.step() && waiting->update.complete()) {
-      step = TakeStep(group);
       group->waiting_rows.push_back(std::exchange(done, nullptr));
+      Apply(key, TakeStep(group));
     } else {
       answer = GroupError(absl::StatusCode::kFailedPrecondition, request.group(),
                           "the parts of step ", request.step(), " are not all here");
     }
   }
   Release(released);
-  if (step.has_value()) Apply(key, *std::move(step));
   if (done != nullptr) done(std::move(answer));
 }
 
 void GroupSteps::Apply(const Key& key, Step step) {
+  ++order_->changes;
   engine_->Apply(std::move(step.update),
                  [this, key, handles = std::move(step.batch_handles)](
                      absl::StatusOr<shard::ApplyResult> result) { Applied(key, handles, result); });
@@ -219,7 +240,7 @@ void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
   }
   std::vector<RowsCallback> waiting;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&order_->mutex);
     const auto found = groups_.find(key);
     if (found == groups_.end()) return;  // its model was dropped, and the callbacks answered
     found->second.applying = false;
@@ -245,13 +266,18 @@ void GroupSteps::Release(const std::vector<uint64_t>& handles) {
 void GroupSteps::Sweep(absl::Time now) {
   std::vector<uint64_t> released;
   {
-    absl::MutexLock lock(&mutex_);
-    absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    MutexLock lock(&order_->mutex);
+    absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
       Group& group = entry.second;
-      if (group.waiting.number >= 0 && group.waiting.touched + options_.part_ttl <= now) {
+      const absl::Duration patience = std::max(options_.part_ttl, 2 * group.step_timeout);
+      const bool waits = group.waiting.number >= 0 && !group.waiting.update.complete();
+      if (waits && group.waiting.touched + patience <= now) {
+        // From now on the generation's words and parts are refused: nobody can take the step for
+        // whole because a part had been here.
         Drop(&group, &released);
+        group.ended = true;
       }
-      return !group.known && group.waiting.number < 0 && group.touched + options_.part_ttl <= now;
+      return !group.known && !group.busy() && group.touched + options_.idle <= now;
     });
   }
   Release(released);
@@ -261,8 +287,8 @@ void GroupSteps::DropModel(uint64_t model_id) {
   std::vector<uint64_t> released;
   std::vector<RowsCallback> waiting;
   {
-    absl::MutexLock lock(&mutex_);
-    absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    MutexLock lock(&order_->mutex);
+    absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
       if (entry.first.first != model_id) return false;
       Drop(&entry.second, &released);
       for (RowsCallback& done : entry.second.waiting_rows) waiting.push_back(std::move(done));
@@ -276,12 +302,12 @@ void GroupSteps::DropModel(uint64_t model_id) {
 }
 
 int64_t GroupSteps::held_parts() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&order_->mutex);
   return held_parts_;
 }
 
 int64_t GroupSteps::held_bytes() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&order_->mutex);
   return held_bytes_;
 }
 

@@ -13,9 +13,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
+#include "server/shard/sequencer.h"
 #include "server/shard/shard_backend.h"
 #include "shard/engine.h"
 
@@ -28,8 +28,10 @@ class GroupSteps {
  public:
   struct Options {
     int64_t max_held_bytes = 0;  // gradients of parts that wait
-    absl::Duration part_ttl;     // parts without a decision go after this long
-    int max_groups = 65536;      // that have applied steps: they are never forgotten
+    absl::Duration part_ttl;     // parts wait for others at least so long
+    int max_groups = 65536;
+    // A group may be forgotten after this long without a call, where room is needed.
+    absl::Duration idle = absl::Hours(24);
   };
   struct Hooks {
     // Gives up the batch of a part that made its update, or never will.
@@ -38,8 +40,8 @@ class GroupSteps {
   };
   using RowsCallback = std::function<void(absl::StatusOr<RowCounts>)>;
 
-  // `engine` must outlive this; hooks run on any thread, never under the lock.
-  GroupSteps(Options options, shard::Engine* engine, Hooks hooks);
+  // `engine` and `order` must outlive this; hooks run on any thread, never under the lock.
+  GroupSteps(Options options, shard::Engine* engine, Sequencer* order, Hooks hooks);
 
   // See shard_service.proto.
   absl::StatusOr<internal::v1::OpenGroupResponse> Open(
@@ -58,7 +60,8 @@ class GroupSteps {
 
   void Decide(const internal::v1::DecideStepRequest& request, RowsCallback done);
 
-  // Drops parts that are older than part_ttl.
+  // Ends generations in which parts have waited for others in vain: for longer than part_ttl and
+  // twice the group's step_timeout. A step whose parts are all here waits for ever.
   void Sweep(absl::Time now);
   // Drops all groups of a model that is gone.
   void DropModel(uint64_t model_id);
@@ -77,6 +80,8 @@ class GroupSteps {
   struct Group {
     uint64_t generation = 0;
     int size = 1;
+    bool ended = false;  // the generation was given up here
+    absl::Duration step_timeout;
     bool known = false;                                 // some step was applied
     int64_t next_step = 0;                              // if known
     Step waiting;                                       // the step whose parts come
@@ -84,35 +89,44 @@ class GroupSteps {
     absl::StatusOr<RowCounts> last_rows = RowCounts();  // of step next_step - 1
     std::vector<RowsCallback> waiting_rows;             // for last_rows
     absl::Time touched;
+
+    bool busy() const { return applying || waiting.number >= 0; }
   };
   using Key = std::pair<uint64_t, std::string>;
 
+  // ABORTED unless the generation is that of now, or a later one.
+  absl::Status CheckNotOver(const Group& group, const std::string& name, uint64_t generation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+
   absl::Status CheckIsNext(const Group& group, const GroupPart& part) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   // Opens the group's step if this is its first part, and puts the part in its place.
   absl::Status Place(Group* group, const ApplyCommand& command,
                      std::shared_ptr<const shard::CheckedPart> checked,
-                     std::vector<uint64_t>* released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                     std::vector<uint64_t>* released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   // The answer about a step that was applied, now or when it is.
   bool AnswerApplied(Group* group, int64_t step, RowsCallback* done)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes the group to the next step; its parts are the caller's to apply, without the lock.
-  Step TakeStep(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Apply(const Key& key, Step step) ABSL_LOCKS_EXCLUDED(mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+  // Takes the group to the next step; its parts are the caller's to apply, before the lock is gone.
+  Step TakeStep(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+  void Apply(const Key& key, Step step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   void Applied(const Key& key, const std::vector<uint64_t>& handles,
-               const absl::StatusOr<shard::ApplyResult>& result) ABSL_LOCKS_EXCLUDED(mutex_);
+               const absl::StatusOr<shard::ApplyResult>& result) ABSL_LOCKS_EXCLUDED(order_->mutex);
+  // Makes room for another group.
+  absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   // Empties the waiting step; its batches go to `released`.
-  void Drop(Group* group, std::vector<uint64_t>* released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Release(const std::vector<uint64_t>& handles) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Drop(Group* group, std::vector<uint64_t>* released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+  void Release(const std::vector<uint64_t>& handles) ABSL_LOCKS_EXCLUDED(order_->mutex);
 
   const Options options_;
   shard::Engine* const engine_;
   const Hooks hooks_;
 
-  mutable absl::Mutex mutex_;
-  absl::flat_hash_map<Key, Group> groups_ ABSL_GUARDED_BY(mutex_);
-  int64_t held_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t held_parts_ ABSL_GUARDED_BY(mutex_) = 0;
+  Sequencer* const order_;  // its lock is that of all that follows
+  absl::flat_hash_map<Key, Group> groups_ ABSL_GUARDED_BY(order_->mutex);
+  int64_t held_bytes_ ABSL_GUARDED_BY(order_->mutex) = 0;
+  int64_t held_parts_ ABSL_GUARDED_BY(order_->mutex) = 0;
 };
 
 }  // namespace emberd::server

@@ -255,10 +255,10 @@ TEST_F(GroupStepsTest, AnUnknownModelIsRefusedAndADroppedOneForgotten) {
 // GroupSteps alone, with an engine that holds the model.
 class HeldPartsTest : public GroupStepsTest {
  protected:
-  void Start(int64_t max_held_bytes, int size) {
+  void Start(int64_t max_held_bytes, int size, absl::Duration step_timeout = absl::Minutes(1)) {
     steps_ = std::make_unique<GroupSteps>(
         GroupSteps::Options{.max_held_bytes = max_held_bytes, .part_ttl = absl::Hours(1)},
-        engine_.get(),
+        engine_.get(), &order_,
         GroupSteps::Hooks{.release_batch = [](uint64_t) {},
                           .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
     internal::v1::OpenGroupRequest open;
@@ -266,6 +266,7 @@ class HeldPartsTest : public GroupStepsTest {
     open.set_group("g");
     open.set_generation(1);
     open.set_size(size);
+    open.set_step_timeout_ms(absl::ToInt64Milliseconds(step_timeout));
     ASSERT_TRUE(steps_->Open(open).ok());
     CreateModel();
   }
@@ -284,8 +285,42 @@ class HeldPartsTest : public GroupStepsTest {
   CpuPool cpu_{1};
   std::unique_ptr<shard::Engine> engine_ =
       *shard::Engine::Create({.cpu = &cpu_, .bytes_per_partition = 1 << 20});
+  Sequencer order_;
   std::unique_ptr<GroupSteps> steps_;
 };
+
+// A rank may be slow for as long as the group allows. When a step is given up, it is given up for
+// all: a part that comes later must not find itself in a step that looks whole elsewhere.
+TEST_F(HeldPartsTest, PartsThatWaitInVainEndTheirGeneration) {
+  Start(/*max_held_bytes=*/1 << 20, /*size=*/2, absl::Hours(2));
+  ApplyCommand command = Command(1);
+  command.group_part = {"g", 1, 0, 2, 0};
+  ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
+  steps_->Sweep(absl::Now() + absl::Hours(3));
+  EXPECT_EQ(steps_->held_parts(), 1) << "twice its step_timeout is not over";
+  steps_->Sweep(absl::Now() + absl::Hours(5));
+  EXPECT_EQ(steps_->held_parts(), 0);
+  command.group_part = {"g", 1, 1, 2, 0};
+  EXPECT_TRUE(absl::IsAborted(steps_->Hold(command, Check(command))));
+  internal::v1::OpenGroupRequest again;
+  again.set_model_id(5);
+  again.set_group("g");
+  again.set_generation(1);
+  again.set_size(2);
+  EXPECT_TRUE(absl::IsAborted(steps_->Open(again).status()));
+  again.set_generation(2);
+  EXPECT_TRUE(steps_->Open(again).ok());
+}
+
+// Another shard may have made it: no clock takes the vote back.
+TEST_F(HeldPartsTest, AWholeStepWaitsForItsDecisionHoweverLong) {
+  Start(/*max_held_bytes=*/1 << 20, /*size=*/1, absl::Seconds(1));
+  ApplyCommand command = Command(1);
+  command.group_part = {"g", 1, 0, 1, 0};
+  ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
+  steps_->Sweep(absl::Now() + absl::Hours(24 * 365));
+  EXPECT_EQ(steps_->held_parts(), 1);
+}
 
 TEST_F(HeldPartsTest, WaitingPartsHaveABudget) {
   Start(/*max_held_bytes=*/95, /*size=*/2);

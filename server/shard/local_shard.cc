@@ -55,24 +55,17 @@ class LocalApply final : public ApplyCall {
     host_->Stage(std::move(command),
                  [promise = staged_](auto staged) { promise->Set(std::move(staged)); });
   }
-  ~LocalApply() override {
-    absl::StatusOr<ShardHost::StagedApply>& staged = staged_->Wait();
-    if (staged.ok() && !staged->outcome().replayed && !decided_) host_->Discard(*std::move(staged));
-  }
-
   absl::StatusOr<StageOutcome> WaitStaged() override {
     absl::StatusOr<ShardHost::StagedApply>& staged = staged_->Wait();
     if (!staged.ok()) return Annotate(staged.status(), name_);
     return staged->outcome();
   }
   void Decide(bool commit) override {
-    decided_ = true;
-    ShardHost::StagedApply staged = *std::move(staged_->Wait());
+    const ShardHost::StagedApply& staged = *staged_->Wait();
     if (commit) {
-      host_->Commit(std::move(staged),
-                    [promise = done_](auto rows) { promise->Set(std::move(rows)); });
+      host_->Commit(staged, [promise = done_](auto rows) { promise->Set(std::move(rows)); });
     } else {
-      host_->Discard(std::move(staged));
+      host_->Discard(staged);
       done_->Set(RowCounts());
     }
   }
@@ -84,7 +77,6 @@ class LocalApply final : public ApplyCall {
  private:
   ShardHost* const host_;
   const std::string name_;
-  bool decided_ = false;
   std::shared_ptr<Promise<absl::StatusOr<ShardHost::StagedApply>>> staged_ =
       std::make_shared<Promise<absl::StatusOr<ShardHost::StagedApply>>>();
   std::shared_ptr<Promise<absl::StatusOr<RowCounts>>> done_ =
@@ -126,6 +118,11 @@ class LocalShard final : public ShardBackend {
     host_->DecideStep(request, [&](auto rows) { promise.Set(std::move(rows)); });
     return Named(std::move(promise.Wait()));
   }
+  absl::Status RenewBatches(const std::vector<uint64_t>& batch_handles, absl::Duration batch_ttl,
+                            rpc::CallContext*) override {
+    for (const uint64_t handle : batch_handles) host_->RenewBatch(handle, batch_ttl);
+    return absl::OkStatus();
+  }
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle, rpc::CallContext*) override {
     return Annotate(host_->ReleaseBatch(model_id, batch_handle), name_);
   }
@@ -136,13 +133,25 @@ class LocalShard final : public ShardBackend {
                     [&](absl::Status status) { promise.Set(std::move(status)); });
     return Annotate(promise.Wait(), name_);
   }
-  absl::StatusOr<bool> AssignRows(const shard::RowSelection& selection,
-                                  absl::Span<const float> values, const Mutation& mutation,
-                                  rpc::CallContext*) override {
-    Promise<absl::StatusOr<bool>> promise;
-    host_->AssignRows(selection, values, mutation,
-                      [&](auto replayed) { promise.Set(std::move(replayed)); });
+  absl::StatusOr<bool> StageAssign(const AssignCommand& command, rpc::CallContext*) override {
+    return Named(host_->StageAssign(command));
+  }
+  absl::StatusOr<MutationVotes::Found> FindMutation(const Mutation& mutation, uint64_t attempt,
+                                                    rpc::CallContext*) override {
+    Promise<absl::StatusOr<MutationVotes::Found>> promise;
+    host_->FindMutation(mutation, attempt, [&](auto found) { promise.Set(std::move(found)); });
     return Named(std::move(promise.Wait()));
+  }
+  absl::StatusOr<RowCounts> DecideMutation(const Mutation& mutation, uint64_t attempt, bool commit,
+                                           rpc::CallContext*) override {
+    Promise<absl::StatusOr<RowCounts>> promise;
+    host_->DecideMutation(mutation, attempt, commit,
+                          [&](auto rows) { promise.Set(std::move(rows)); });
+    return Named(std::move(promise.Wait()));
+  }
+  absl::StatusOr<std::vector<Mutation>> ListUndecided(absl::Duration older_than,
+                                                      rpc::CallContext*) override {
+    return host_->Undecided(older_than);
   }
   absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext*) override {
     v1::ShardStatus status = host_->GetStatus(hot_rows);

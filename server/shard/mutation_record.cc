@@ -1,9 +1,10 @@
 #include "server/shard/mutation_record.h"
 
 #include <algorithm>
-#include <iterator>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace emberd::server {
 
@@ -20,28 +21,47 @@ absl::Status CheckMutation(const Mutation& mutation) {
 
 MutationRecord::Client& MutationRecord::Touch(const std::string& client_id) {
   auto [it, is_new] = clients_.try_emplace(client_id);
-  if (is_new) {
-    recency_.push_front(client_id);
-  } else {
-    recency_.splice(recency_.begin(), recency_, it->second.recency);
+  Client& client = it->second;
+  if (!is_new) {
+    recency_.splice(recency_.begin(), recency_, client.recency);
+    return client;
   }
-  it->second.recency = recency_.begin();
-  if (static_cast<int>(clients_.size()) > options_.clients) {
-    // The least recent client with nothing in progress makes room; the one just touched is never
-    // it.
-    for (auto old = std::prev(recency_.end()); old != recency_.begin(); --old) {
-      if (clients_.at(*old).in_progress > 0) continue;
-      clients_.erase(*old);
-      recency_.erase(old);
-      break;
-    }
-  }
+  recency_.push_front(client_id);
+  client.recency = recency_.begin();
+  const auto before = forgotten_.find(std::hash<std::string>()(client_id));
+  if (before != forgotten_.end()) client.forgotten_up_to = before->second;
+  MakeRoom();
   return clients_.at(client_id);
 }
 
-absl::StatusOr<std::optional<RowCounts>> MutationRecord::Begin(const Mutation& mutation) {
-  absl::MutexLock lock(&mutex_);
-  Client& client = Touch(mutation.client_id);
+void MutationRecord::MakeRoom() {
+  auto quiet = recency_.end();
+  while (static_cast<int>(clients_.size()) > options_.clients || entries_ > options_.entries) {
+    do {
+      if (--quiet == recency_.begin()) return;
+    } while (clients_.at(*quiet).in_progress > 0);
+    const std::string client_id = *quiet;
+    quiet = recency_.erase(quiet);
+    Forget(client_id);
+  }
+}
+
+void MutationRecord::Forget(const std::string& client_id) {
+  const Client& client = clients_.at(client_id);
+  uint64_t highest = client.forgotten_up_to;
+  for (const auto& [sequence, entry] : client.entries) highest = std::max(highest, sequence);
+  entries_ -= static_cast<int>(client.entries.size());
+  clients_.erase(client_id);
+  const size_t hash = std::hash<std::string>()(client_id);
+  if (!forgotten_.insert_or_assign(hash, highest).second) return;
+  forgotten_order_.push_back(hash);
+  if (static_cast<int>(forgotten_order_.size()) <= options_.forgotten_clients) return;
+  forgotten_.erase(forgotten_order_.front());
+  forgotten_order_.pop_front();
+}
+
+absl::StatusOr<std::optional<RowCounts>> MutationRecord::FindIn(const Client& client,
+                                                                const Mutation& mutation) const {
   const auto found = client.entries.find(mutation.sequence);
   if (found != client.entries.end()) {
     const Entry& entry = found->second;
@@ -50,44 +70,71 @@ absl::StatusOr<std::optional<RowCounts>> MutationRecord::Begin(const Mutation& m
           absl::StrCat("mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
                        "' was used for another request; each request needs a number of its own"));
     }
-    if (!entry.done) {
-      return absl::UnavailableError(absl::StrCat("mutation ", mutation.sequence, " of client '",
-                                                 mutation.client_id,
-                                                 "' is in progress; retry later"));
-    }
-    return entry.result;
+    if (entry.done) return entry.result;
+    return absl::UnavailableError(absl::StrCat("mutation ", mutation.sequence, " of client '",
+                                               mutation.client_id,
+                                               "' is in progress; retry later"));
   }
-  if (mutation.sequence <= client.forgotten_up_to) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
-                     "' is older than the record reaches: the newest forgotten number is ",
-                     client.forgotten_up_to));
-  }
-  client.entries[mutation.sequence] = Entry{mutation.tag, false, {}};
+  if (mutation.sequence > client.forgotten_up_to) return std::optional<RowCounts>();
+  return absl::FailedPreconditionError(
+      absl::StrCat("mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
+                   "' is older than the record reaches: the newest forgotten number is ",
+                   client.forgotten_up_to));
+}
+
+absl::StatusOr<std::optional<RowCounts>> MutationRecord::Find(const Mutation& mutation) {
+  MutexLock lock(&mutex_);
+  const auto client = clients_.find(mutation.client_id);
+  if (client != clients_.end()) return FindIn(Touch(mutation.client_id), mutation);
+  Client unknown;
+  const auto before = forgotten_.find(std::hash<std::string>()(mutation.client_id));
+  if (before != forgotten_.end()) unknown.forgotten_up_to = before->second;
+  return FindIn(unknown, mutation);
+}
+
+absl::StatusOr<std::optional<RowCounts>> MutationRecord::Begin(const Mutation& mutation) {
+  MutexLock lock(&mutex_);
+  Client& client = Touch(mutation.client_id);
+  ASSIGN_OR_RETURN(const std::optional<RowCounts> before, FindIn(client, mutation));
+  if (before.has_value()) return before;
+  client.entries[mutation.sequence].tag = mutation.tag;
   ++client.in_progress;
-  return std::optional<RowCounts>();
+  ++entries_;
+  return before;
 }
 
 void MutationRecord::Finish(const Mutation& mutation, const RowCounts& result) {
-  absl::MutexLock lock(&mutex_);
-  Client& client = clients_.at(mutation.client_id);
-  Entry& entry = client.entries.at(mutation.sequence);
-  entry.done = true;
-  entry.result = result;
-  --client.in_progress;
+  MutexLock lock(&mutex_);
+  Client& client = Touch(mutation.client_id);
+  const auto [entry, is_new] = client.entries.try_emplace(mutation.sequence);
+  if (is_new) {
+    ++entries_;
+  } else {
+    --client.in_progress;
+  }
+  entry->second = {mutation.tag, true, result};
   client.finished.push_back(mutation.sequence);
   if (static_cast<int>(client.finished.size()) > options_.per_client) {
     client.forgotten_up_to = std::max(client.forgotten_up_to, client.finished.front());
     client.entries.erase(client.finished.front());
     client.finished.pop_front();
+    --entries_;
   }
+  MakeRoom();
 }
 
 void MutationRecord::Abort(const Mutation& mutation) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   Client& client = clients_.at(mutation.client_id);
   client.entries.erase(mutation.sequence);
   --client.in_progress;
+  --entries_;
+}
+
+void MutationRecord::Refuse(const Mutation& mutation) {
+  MutexLock lock(&mutex_);
+  Client& client = Touch(mutation.client_id);
+  client.forgotten_up_to = std::max(client.forgotten_up_to, mutation.sequence);
 }
 
 }  // namespace emberd::server

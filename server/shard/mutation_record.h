@@ -12,7 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 
 namespace emberd::server {
 
@@ -40,13 +40,17 @@ void SetRowCounts(const RowCounts& rows, Message* message) {
   message->set_rows_skipped(rows.skipped);
 }
 
-// Which request of which client. `tag` tells requests apart that wrongly share a sequence number:
-// the batch handle for ApplyGradients, a hash of the target for others.
+// Which request of which client. `tag` tells requests apart that wrongly share a sequence number: a
+// hash of what may not change from one try to the next. An update may be tried with another batch,
+// as after its coordinator died; an assignment names its rows.
 struct Mutation {
   std::string client_id;
   uint64_t sequence = 0;
   uint64_t tag = 0;
 };
+
+// The tag of all updates of a model.
+inline uint64_t UpdateTag(uint64_t model_id) { return ~model_id; }
 
 // INVALID_ARGUMENT unless client_id has 1 to 64 bytes and sequence is at least 1.
 absl::Status CheckMutation(const Mutation& mutation);
@@ -55,8 +59,12 @@ struct MutationRecordOptions {
   // The newest finished requests kept of one client. Older sequence numbers are refused, never
   // applied again.
   int per_client = 1024;
-  // Clients kept, least recently used go first.
-  int clients = 4096;
+  // Clients, and requests of all clients together: beyond either, the client that was quiet for
+  // longest is forgotten.
+  int clients = 65536;
+  int entries = 1 << 20;
+  // Forgotten clients of whom one number is still known: what they asked for up to it is refused.
+  int forgotten_clients = 1 << 20;
 };
 
 // Thread-safe.
@@ -64,12 +72,16 @@ class MutationRecord {
  public:
   explicit MutationRecord(MutationRecordOptions options = {}) : options_(options) {}
 
-  // Nothing: the request is new, and in progress until Finish or Abort. A value: it was carried out
-  // before, with this result. UNAVAILABLE: it is in progress. INVALID_ARGUMENT: the number belongs
-  // to another request. FAILED_PRECONDITION: the number is older than the record reaches.
+  // The result of a request that was carried out; nothing for one that is new. UNAVAILABLE: it is
+  // in progress. INVALID_ARGUMENT: the number belongs to another request. FAILED_PRECONDITION: the
+  // number is older than the record reaches.
+  absl::StatusOr<std::optional<RowCounts>> Find(const Mutation& mutation);
+  // The same, and a new request is in progress until Finish or Abort.
   absl::StatusOr<std::optional<RowCounts>> Begin(const Mutation& mutation);
   void Finish(const Mutation& mutation, const RowCounts& result);
   void Abort(const Mutation& mutation);
+  // From now on the number and all smaller ones that were not carried out are too old.
+  void Refuse(const Mutation& mutation);
 
  private:
   struct Entry {
@@ -84,12 +96,23 @@ class MutationRecord {
     int in_progress = 0;
     std::list<std::string>::iterator recency;
   };
+  // The client, which is now the most recent.
   Client& Touch(const std::string& client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::optional<RowCounts>> FindIn(const Client& client,
+                                                  const Mutation& mutation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Forgets clients until the record is within its limits. The most recent one stays.
+  void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(const std::string& client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const MutationRecordOptions options_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   absl::flat_hash_map<std::string, Client> clients_ ABSL_GUARDED_BY(mutex_);
   std::list<std::string> recency_ ABSL_GUARDED_BY(mutex_);  // most recent first
+  int entries_ ABSL_GUARDED_BY(mutex_) = 0;                 // of all clients
+  // By hash of a forgotten client's name: its highest number.
+  absl::flat_hash_map<size_t, uint64_t> forgotten_ ABSL_GUARDED_BY(mutex_);
+  std::deque<size_t> forgotten_order_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };
 
 }  // namespace emberd::server

@@ -201,6 +201,15 @@ class RemoteShard final : public ShardBackend {
                                               &ShardService::Stub::DecideStep, request, context));
     return RowCountsOf(response);
   }
+  absl::Status RenewBatches(const std::vector<uint64_t>& batch_handles, absl::Duration batch_ttl,
+                            rpc::CallContext* context) override {
+    internal::v1::RenewBatchesRequest request;
+    request.mutable_batch_handles()->Add(batch_handles.begin(), batch_handles.end());
+    request.set_batch_ttl_ms(absl::ToInt64Milliseconds(batch_ttl));
+    return Unary<internal::v1::RenewBatchesResponse>(&ShardService::Stub::RenewBatches, request,
+                                                     context)
+        .status();
+  }
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
                             rpc::CallContext* context) override {
     internal::v1::ReleaseBatchRequest request;
@@ -227,17 +236,48 @@ class RemoteShard final : public ShardBackend {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<bool> AssignRows(const shard::RowSelection& selection,
-                                  absl::Span<const float> values, const Mutation& mutation,
-                                  rpc::CallContext* context) override {
-    auto request = Select<internal::v1::AssignShardRowsRequest>(selection);
-    request.set_values(BytesOf(values));
-    request.set_client_id(mutation.client_id);
-    request.set_sequence(mutation.sequence);
-    request.set_tag(mutation.tag);
+  absl::StatusOr<bool> StageAssign(const AssignCommand& command,
+                                   rpc::CallContext* context) override {
+    auto request = Select<internal::v1::AssignShardRowsRequest>(command.rows);
+    request.set_values(BytesOf(command.values));
+    *request.mutable_mutation() = NameToProto(command.mutation);
+    request.set_attempt(command.attempt);
     ASSIGN_OR_RETURN(const auto response, Unary<internal::v1::AssignShardRowsResponse>(
                                               &ShardService::Stub::AssignRows, request, context));
     return response.replayed();
+  }
+
+  absl::StatusOr<MutationVotes::Found> FindMutation(const Mutation& mutation, uint64_t attempt,
+                                                    rpc::CallContext* context) override {
+    internal::v1::FindMutationRequest request;
+    *request.mutable_mutation() = NameToProto(mutation);
+    request.set_attempt(attempt);
+    ASSIGN_OR_RETURN(const auto found, Unary<internal::v1::FindMutationResponse>(
+                                           &ShardService::Stub::FindMutation, request, context));
+    return MutationVotes::Found{found.state(), RowCountsOf(found), found.attempt()};
+  }
+  absl::StatusOr<RowCounts> DecideMutation(const Mutation& mutation, uint64_t attempt, bool commit,
+                                           rpc::CallContext* context) override {
+    internal::v1::DecideMutationRequest request;
+    *request.mutable_mutation() = NameToProto(mutation);
+    request.set_attempt(attempt);
+    request.set_commit(commit);
+    ASSIGN_OR_RETURN(const auto decided,
+                     Unary<internal::v1::DecideMutationResponse>(
+                         &ShardService::Stub::DecideMutation, request, context));
+    return RowCountsOf(decided);
+  }
+  absl::StatusOr<std::vector<Mutation>> ListUndecided(absl::Duration older_than,
+                                                      rpc::CallContext* context) override {
+    internal::v1::ListUndecidedRequest request;
+    request.set_older_than_ms(absl::ToInt64Milliseconds(older_than));
+    ASSIGN_OR_RETURN(const auto listed, Unary<internal::v1::ListUndecidedResponse>(
+                                            &ShardService::Stub::ListUndecided, request, context));
+    std::vector<Mutation> mutations;
+    for (const internal::v1::MutationName& name : listed.mutations()) {
+      ASSIGN_OR_RETURN(mutations.emplace_back(), MutationOf(name));
+    }
+    return mutations;
   }
 
   absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) override {

@@ -21,6 +21,7 @@
 #include "server/rpc/call_context.h"
 #include "server/security/security.h"
 #include "server/shard/mutation_record.h"
+#include "server/shard/mutation_votes.h"
 #include "shard/types.h"
 
 namespace emberd::server {
@@ -82,7 +83,8 @@ struct ApplyCommand {
   uint64_t model_id = 0;
   uint64_t batch_handle = 0;
   uint64_t incarnation = 0;  // the shard's, when it gathered the batch
-  Mutation mutation;         // its tag is the batch handle; not used with a group_part
+  Mutation mutation;         // this and `attempt` are not used with a group_part
+  uint64_t attempt = 0;      // see MutationVotes
   std::optional<GroupPart> group_part;
   shard::ApplyInput input;
 };
@@ -92,6 +94,14 @@ struct StageOutcome {
   RowCounts rows;
 };
 
+struct AssignCommand {
+  shard::RowSelection rows;
+  absl::Span<const float> values;     // [rows, rows.columns]
+  std::shared_ptr<const void> owner;  // keeps the views alive
+  Mutation mutation;
+  uint64_t attempt = 0;
+};
+
 // A Gather under way. The destructor cancels it.
 class GatherCall {
  public:
@@ -99,8 +109,8 @@ class GatherCall {
   virtual absl::StatusOr<GatherResult> Wait() = 0;
 };
 
-// An Apply under way: staged first, then committed or discarded as the coordinator decides. A call
-// that goes away undecided discards.
+// An Apply under way: staged first, then committed or discarded as the coordinator decides. What is
+// staged stays so if the call goes away undecided.
 class ApplyCall {
  public:
   virtual ~ApplyCall() = default;
@@ -137,16 +147,28 @@ class ShardBackend {
   // Rows updated.
   virtual absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
                                                rpc::CallContext* context) = 0;
+  // Keeps those that are there for `batch_ttl` from now on.
+  virtual absl::Status RenewBatches(const std::vector<uint64_t>& batch_handles,
+                                    absl::Duration batch_ttl, rpc::CallContext* context) = 0;
   virtual absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
                                     rpc::CallContext* context) = 0;
 
   // Rows in the order asked for, into (from) [rows, selection.columns].
   virtual absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                                 rpc::CallContext* context) = 0;
-  // True: it had been carried out before.
-  virtual absl::StatusOr<bool> AssignRows(const shard::RowSelection& selection,
-                                          absl::Span<const float> values, const Mutation& mutation,
-                                          rpc::CallContext* context) = 0;
+  // Holds the rows until DecideMutation. True: they were written before, there is nothing to
+  // decide.
+  virtual absl::StatusOr<bool> StageAssign(const AssignCommand& command,
+                                           rpc::CallContext* context) = 0;
+
+  // See MutationVotes and shard_service.proto.
+  virtual absl::StatusOr<MutationVotes::Found> FindMutation(const Mutation& mutation,
+                                                            uint64_t attempt,
+                                                            rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<RowCounts> DecideMutation(const Mutation& mutation, uint64_t attempt,
+                                                   bool commit, rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<std::vector<Mutation>> ListUndecided(absl::Duration older_than,
+                                                              rpc::CallContext* context) = 0;
 
   // With `hot_rows` rows of each table, 0 to kMaxHotRows.
   virtual absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) = 0;

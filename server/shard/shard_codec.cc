@@ -215,6 +215,7 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   header.set_incarnation(command.incarnation);
   header.set_client_id(command.mutation.client_id);
   header.set_sequence(command.mutation.sequence);
+  header.set_attempt(command.attempt);
   header.set_step(command.input.step);
   if (command.group_part.has_value()) {
     internal::v1::GroupPart* part = header.mutable_group_part();
@@ -256,10 +257,14 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
   command.model_id = header.model_id();
   command.batch_handle = header.batch_handle();
   command.incarnation = header.incarnation();
-  command.mutation = {header.client_id(), header.sequence(), header.batch_handle()};
-  RETURN_IF_ERROR(header.has_group_part()
-                      ? DecodeGroupPart(header.group_part(), &command.group_part.emplace())
-                      : CheckMutation(command.mutation));
+  if (header.has_group_part()) {
+    RETURN_IF_ERROR(DecodeGroupPart(header.group_part(), &command.group_part.emplace()));
+  } else {
+    command.mutation = {header.client_id(), header.sequence(), UpdateTag(header.model_id())};
+    command.attempt = header.attempt();
+    RETURN_IF_ERROR(CheckMutation(command.mutation));
+    RETURN_IF_ERROR(CheckAttempt(command.attempt));
+  }
   command.input.step = header.step();
   rpc::PayloadReader payload(message.payload());
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {

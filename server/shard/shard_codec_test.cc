@@ -170,7 +170,8 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
   sent.model_id = 1;
   sent.batch_handle = 2;
   sent.incarnation = 3;
-  sent.mutation = {"client", 4, 2};
+  sent.mutation = {"client", 4, UpdateTag(1)};
+  sent.attempt = 6;
   sent.input.step = 5;
   sent.input.stacks.push_back({0, {}, {}});
   sent.input.stacks.push_back({1, gradients, {{"learning_rate", 0.25}, {"beta2", 0.999}}});
@@ -180,7 +181,8 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
   EXPECT_EQ(got->incarnation, 3u);
   EXPECT_EQ(got->mutation.client_id, "client");
   EXPECT_EQ(got->mutation.sequence, 4u);
-  EXPECT_EQ(got->mutation.tag, 2u);
+  EXPECT_EQ(got->mutation.tag, UpdateTag(1));
+  EXPECT_EQ(got->attempt, 6u);
   EXPECT_EQ(got->input.step, 5);
   EXPECT_TRUE(got->input.stacks[0].gradients.empty());
   EXPECT_EQ(got->input.stacks[1].gradients, absl::MakeConstSpan(gradients));

@@ -108,9 +108,10 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       memory_(config::ShardsOnOneHost(cluster)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       models_(place_, engine.get(), metrics),
+      votes_({.max_held_bytes = cluster.budgets().in_flight_bytes()}, &order_),
       group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
                     .part_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms())},
-                   engine.get(),
+                   engine.get(), &order_,
                    {.release_batch = [this](uint64_t handle) { batches_.Erase(handle); },
                     .step_applied =
                         [this](uint64_t model_id, const shard::ApplyResult& result) {
@@ -140,7 +141,10 @@ absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
 }
 
 absl::Status ShardHost::DropModel(uint64_t model_id) {
-  return models_.Drop(model_id, [&] { group_steps_.DropModel(model_id); });
+  return models_.Drop(model_id, [&] {
+    group_steps_.DropModel(model_id);
+    votes_.DropModel(model_id);
+  });
 }
 
 void ShardHost::WarnOfMemory(const std::string& model) const {
@@ -254,34 +258,64 @@ void ShardHost::Stage(ApplyCommand command, StageCallback done) {
 }
 
 absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
-  if (command.group_part.has_value()) return StagePart(std::move(command));
-  StagedApply staged;
-  ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Begin(command.mutation));
-  if (before.has_value()) {
-    staged.outcome_ = {.replayed = true, .rows = *before};
-    server_metrics_->AddReplay();
-    return staged;
-  }
-  absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> part = ClaimChecked(command);
-  if (!part.ok()) {
-    record_.Abort(command.mutation);
-    return part.status();
-  }
-  staged.part_ = *std::move(part);
-  staged.command_ = std::move(command);
+  const auto stage =
+      command.group_part.has_value() ? &ShardHost::StagePart : &ShardHost::StageUpdate;
+  ASSIGN_OR_RETURN(StagedApply staged, (this->*stage)(command));
+  staged.model_id_ = command.model_id;
+  staged.mutation_ = std::move(command.mutation);
+  staged.attempt_ = command.attempt;
+  staged.group_part_ = std::move(command.group_part);
   return staged;
 }
 
-absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand command) {
+absl::StatusOr<ShardHost::StagedApply> ShardHost::StageUpdate(ApplyCommand& command) {
+  StagedApply staged;
+  // Before the batch is asked for: an update that was made has none any more.
+  ASSIGN_OR_RETURN(std::optional<RowCounts> before,
+                   votes_.MayStage(command.mutation, command.attempt));
+  if (!before.has_value()) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, ClaimChecked(command));
+    const auto voted = votes_.Stage(command.mutation, command.attempt, ChangeOf(command, part));
+    if (!voted.ok() || voted->has_value()) batches_.Unclaim(command.batch_handle);
+    if (!voted.ok()) return voted.status();
+    before = *voted;
+    if (!before.has_value()) AddReceivedBytes(command.model_id, *part);
+  }
+  if (before.has_value()) {
+    staged.outcome_ = {.replayed = true, .rows = *before};
+    server_metrics_->AddReplay();
+  }
+  return staged;
+}
+
+MutationVotes::Change ShardHost::ChangeOf(const ApplyCommand& command,
+                                          std::shared_ptr<const shard::CheckedPart> part) {
+  const uint64_t model_id = command.model_id;
+  const uint64_t handle = command.batch_handle;
+  MutationVotes::Change change;
+  change.model_id = model_id;
+  change.bytes = part->gradient_bytes();
+  change.drop = [this, handle] { batches_.Unclaim(handle); };
+  change.make = [this, model_id, handle, part = std::move(part)](RowsCallback done) {
+    engine_->Apply(shard::StagedUpdate(part),
+                   [this, model_id, handle, done](absl::StatusOr<shard::ApplyResult> result) {
+                     batches_.Erase(handle);
+                     if (!result.ok()) return done(result.status());
+                     AddUpdate(model_id, *result);
+                     done(RowCounts{result->rows_updated, result->rows_skipped});
+                   });
+  };
+  return change;
+}
+
+absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand& command) {
   ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, ClaimChecked(command));
   if (absl::Status status = group_steps_.Hold(command, part); !status.ok()) {
     batches_.Unclaim(command.batch_handle);
     return status;
   }
   AddReceivedBytes(command.model_id, *part);
-  StagedApply staged;
-  staged.command_ = std::move(command);
-  return staged;
+  return StagedApply();
 }
 
 absl::Status ShardHost::WrongModel(uint64_t batch_handle, const KeptBatch& kept) {
@@ -314,35 +348,18 @@ void ShardHost::AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& pa
   }
 }
 
-void ShardHost::Commit(StagedApply staged, RowsCallback done) {
-  if (staged.command_.group_part.has_value()) {
-    group_steps_.Commit(staged.command_.model_id, *staged.command_.group_part, std::move(done));
-    return;
+void ShardHost::Commit(const StagedApply& staged, RowsCallback done) {
+  if (staged.group_part_.has_value()) {
+    group_steps_.Commit(staged.model_id_, *staged.group_part_, std::move(done));
+  } else {
+    votes_.Decide(staged.mutation_, staged.attempt_, /*commit=*/true, std::move(done));
   }
-  const Mutation mutation = staged.command_.mutation;
-  const uint64_t handle = staged.command_.batch_handle;
-  const uint64_t model_id = staged.command_.model_id;
-  AddReceivedBytes(model_id, *staged.part_);
-  engine_->Apply(
-      shard::StagedUpdate(std::move(staged.part_)),
-      [this, mutation, handle, model_id, done](absl::StatusOr<shard::ApplyResult> result) {
-        if (!result.ok()) {
-          record_.Abort(mutation);
-          batches_.Unclaim(handle);
-          return done(result.status());
-        }
-        const RowCounts rows{result->rows_updated, result->rows_skipped};
-        AddUpdate(model_id, *result);
-        record_.Finish(mutation, rows);
-        batches_.Erase(handle);
-        done(rows);
-      });
 }
 
-void ShardHost::Discard(StagedApply staged) {
-  if (staged.command_.group_part.has_value()) return;
-  record_.Abort(staged.command_.mutation);
-  batches_.Unclaim(staged.command_.batch_handle);
+void ShardHost::Discard(const StagedApply& staged) {
+  if (staged.group_part_.has_value()) return;
+  // Another attempt may be in charge by now, and decides.
+  votes_.Decide(staged.mutation_, staged.attempt_, /*commit=*/false, [](const auto&) {});
 }
 
 absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
@@ -363,26 +380,21 @@ void ShardHost::ReadRows(const shard::RowSelection& selection, absl::Span<float>
   engine_->ReadRows(selection, values, std::move(done));
 }
 
-void ShardHost::AssignRows(const shard::RowSelection& selection, absl::Span<const float> values,
-                           Mutation mutation, AssignCallback done) {
-  absl::StatusOr<std::optional<RowCounts>> before = record_.Begin(mutation);
-  if (!before.ok() || before->has_value()) {
-    done(before.ok() ? absl::StatusOr<bool>(true) : before.status());
-    return;
-  }
-  if (absl::Status status = CheckMemory(selection.model_id, selection); !status.ok()) {
-    record_.Abort(mutation);
-    return done(status);
-  }
-  engine_->AssignRows(selection, values, [this, mutation, done](absl::Status status) {
-    if (status.ok()) {
-      record_.Finish(mutation, {});
-      done(false);
-    } else {
-      record_.Abort(mutation);
-      done(status);
-    }
-  });
+absl::StatusOr<bool> ShardHost::StageAssign(const AssignCommand& command) {
+  ASSIGN_OR_RETURN(std::optional<RowCounts> before,
+                   votes_.MayStage(command.mutation, command.attempt));
+  if (before.has_value()) return true;
+  RETURN_IF_ERROR(CheckMemory(command.rows.model_id, command.rows));
+  ASSIGN_OR_RETURN(auto assign, engine_->StageAssign(command.rows, command.values, command.owner));
+  MutationVotes::Change change;
+  change.model_id = command.rows.model_id;
+  change.bytes = static_cast<int64_t>(command.values.size() * sizeof(float));
+  change.drop = [] {};
+  change.make = [this, assign = std::move(assign)](RowsCallback done) {
+    engine_->Assign(assign, [done = std::move(done)] { done(RowCounts()); });
+  };
+  ASSIGN_OR_RETURN(before, votes_.Stage(command.mutation, command.attempt, std::move(change)));
+  return before.has_value();
 }
 
 v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/periodic_task.h"
 #include "base/thread_pools.h"
@@ -22,7 +23,8 @@
 #include "server/shard/group_steps.h"
 #include "server/shard/hosted_models.h"
 #include "server/shard/memory_guard.h"
-#include "server/shard/mutation_record.h"
+#include "server/shard/mutation_votes.h"
+#include "server/shard/sequencer.h"
 #include "server/shard/shard_backend.h"
 #include "shard/engine.h"
 
@@ -63,8 +65,8 @@ class ShardHost {
     group_steps_.Decide(request, std::move(done));
   }
 
-  // An Apply that was checked and waits for its decision. It holds its batch and its mutation; a
-  // group's part is held by the group's step instead, and Discard leaves it there.
+  // Names an Apply that was checked and waits for its decision: the host holds it, whoever goes
+  // away.
   class StagedApply {
    public:
     StagedApply() = default;
@@ -73,22 +75,35 @@ class ShardHost {
    private:
     friend class ShardHost;
     StageOutcome outcome_;
-    ApplyCommand command_;
-    std::shared_ptr<const shard::CheckedPart> part_;
+    uint64_t model_id_ = 0;
+    Mutation mutation_;
+    uint64_t attempt_ = 0;
+    std::optional<GroupPart> group_part_;
   };
   using StageCallback = std::function<void(absl::StatusOr<StagedApply>)>;
   void Stage(ApplyCommand command, StageCallback done);
-  // Exactly one of the two for every StagedApply that was not replayed.
-  void Commit(StagedApply staged, RowsCallback done);
-  void Discard(StagedApply staged);
+  void Commit(const StagedApply& staged, RowsCallback done);
+  // A part of a group stays with the group's step.
+  void Discard(const StagedApply& staged);
 
+  void RenewBatch(uint64_t batch_handle, absl::Duration batch_ttl) {
+    batches_.Renew(batch_handle, absl::Now() + batch_ttl);
+  }
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle);
 
   using DoneCallback = std::function<void(absl::Status)>;
   void ReadRows(const shard::RowSelection& selection, absl::Span<float> values, DoneCallback done);
-  using AssignCallback = std::function<void(absl::StatusOr<bool>)>;
-  void AssignRows(const shard::RowSelection& selection, absl::Span<const float> values,
-                  Mutation mutation, AssignCallback done);
+  // See ShardBackend.
+  absl::StatusOr<bool> StageAssign(const AssignCommand& command);
+  void FindMutation(const Mutation& mutation, uint64_t attempt, MutationVotes::FoundCallback done) {
+    votes_.Find(mutation, attempt, std::move(done));
+  }
+  void DecideMutation(const Mutation& mutation, uint64_t attempt, bool commit, RowsCallback done) {
+    votes_.Decide(mutation, attempt, commit, std::move(done));
+  }
+  std::vector<Mutation> Undecided(absl::Duration older_than) const {
+    return votes_.Undecided(absl::Now() - older_than);
+  }
 
   // With `hot_rows` rows of each table, 0 to 100. Takes as long as HugePageBytes
   // (process_metrics.h).
@@ -116,7 +131,12 @@ class ShardHost {
   // Claims the batch of the command and checks the command's input, which it uses up.
   absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ClaimChecked(ApplyCommand& command);
   static absl::Status WrongModel(uint64_t batch_handle, const KeptBatch& kept);
-  absl::StatusOr<StagedApply> StagePart(ApplyCommand command);
+  // An update on its own, and a part of a group's step; what is returned has the outcome only.
+  absl::StatusOr<StagedApply> StageUpdate(ApplyCommand& command);
+  absl::StatusOr<StagedApply> StagePart(ApplyCommand& command);
+  // The update as what is voted on.
+  MutationVotes::Change ChangeOf(const ApplyCommand& command,
+                                 std::shared_ptr<const shard::CheckedPart> part);
   void AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part);
   // RESOURCE_EXHAUSTED: touching the rows of a batch, or of a selection, for the first time would
   // take memory that is not there.
@@ -137,10 +157,11 @@ class ShardHost {
 
   MemoryGuard memory_;
   HandleStore<KeptBatch> batches_;
-  MutationRecord record_;
 
   // Before the engine, whose last callbacks use them.
   HostedModels models_;
+  Sequencer order_;
+  MutationVotes votes_;
   GroupSteps group_steps_;
   std::unique_ptr<shard::Engine> engine_;
   TaskQueue workers_;

@@ -28,7 +28,7 @@ TEST_F(ShardHostTest, ADiscardedUpdateLeavesNoTrace) {
   ASSERT_TRUE(staged.ok()) << staged.status();
   host_->Discard(*std::move(staged));
   EXPECT_EQ(FirstColumnOf(3), 3.0f);
-  auto again = Stage(1, 1);
+  auto again = Stage(1, 1, 2);
   ASSERT_TRUE(again.ok()) << "batch and sequence are free again: " << again.status();
   EXPECT_TRUE(Commit(*std::move(again)).ok());
 }
@@ -47,7 +47,7 @@ TEST_F(ShardHostTest, TwoUpdatesCannotHoldOneBatch) {
   ASSERT_TRUE(Gather(1).ok());
   auto staged = Stage(1, 1);
   ASSERT_TRUE(staged.ok());
-  EXPECT_EQ(Stage(1, 1).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Stage(1, 1, 2).status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(Stage(1, 2).status().code(), absl::StatusCode::kUnavailable);
   host_->Discard(*std::move(staged));
 }
@@ -58,7 +58,8 @@ TEST_F(ShardHostTest, RefusesGradientsThatDoNotFitTheBatch) {
   command.model_id = 5;
   command.batch_handle = 1;
   command.incarnation = host_->incarnation();
-  command.mutation = {"c", 1, 1};
+  command.mutation = {"c", 1, UpdateTag(5)};
+  command.attempt = 1;
   command.input.stacks.push_back({0, absl::MakeConstSpan(gradients_).subspan(1), {}});
   absl::Notification done;
   absl::Status status;

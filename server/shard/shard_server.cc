@@ -101,7 +101,8 @@ absl::Status ReadRequest(const pb::ReadShardRowsRequest& request, int64_t max_me
 
 absl::Status ReadRequest(const pb::AssignShardRowsRequest& request, RowsCall* call) {
   RETURN_IF_ERROR(call->Read(request));
-  RETURN_IF_ERROR(CheckMutation({request.client_id(), request.sequence(), request.tag()}));
+  RETURN_IF_ERROR(MutationOf(request.mutation()).status());
+  RETURN_IF_ERROR(CheckAttempt(request.attempt()));
   ASSIGN_OR_RETURN(call->values, Unpack<float>(request.values(), "values"));
   if (call->values.size() == call->floats()) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -116,10 +117,14 @@ using ShardServiceBase = pb::ShardService::WithCallbackMethod_CreateModel<
                 pb::ShardService::WithCallbackMethod_OpenGroup<
                     pb::ShardService::WithCallbackMethod_DecideStep<
                         pb::ShardService::WithCallbackMethod_ReleaseBatch<
-                            pb::ShardService::WithCallbackMethod_ReadRows<
-                                pb::ShardService::WithCallbackMethod_AssignRows<
-                                    pb::ShardService::WithCallbackMethod_GetStatus<
-                                        pb::ShardService::Service>>>>>>>>>>>;
+                            pb::ShardService::WithCallbackMethod_RenewBatches<
+                                pb::ShardService::WithCallbackMethod_ReadRows<
+                                    pb::ShardService::WithCallbackMethod_AssignRows<
+                                        pb::ShardService::WithCallbackMethod_FindMutation<
+                                            pb::ShardService::WithCallbackMethod_DecideMutation<
+                                                pb::ShardService::WithCallbackMethod_ListUndecided<
+                                                    pb::ShardService::WithCallbackMethod_GetStatus<
+                                                        pb::ShardService::Service>>>>>>>>>>>>>>>;
 
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
@@ -201,6 +206,16 @@ class ShardServiceImpl final : public ShardServiceBase {
     });
   }
 
+  Reactor* RenewBatches(Context* context, const pb::RenewBatchesRequest* request,
+                        pb::RenewBatchesResponse*) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      for (const uint64_t handle : request->batch_handles()) {
+        host_->RenewBatch(handle, absl::Milliseconds(request->batch_ttl_ms()));
+      }
+      reactor->Finish(grpc::Status::OK);
+    });
+  }
+
   Reactor* ReadRows(Context* context, const pb::ReadShardRowsRequest* request,
                     pb::ReadShardRowsResponse* response) override {
     return Start(context, [=, this](Reactor* reactor) {
@@ -223,12 +238,54 @@ class ShardServiceImpl final : public ShardServiceBase {
                                              request->values().size());
       const absl::Status bad = ReadRequest(*request, call.get());
       if (!bad.ok()) return call->End(bad);
-      host_->AssignRows(call->selection, call->values,
-                        {request->client_id(), request->sequence(), request->tag()},
-                        [call, response](const absl::StatusOr<bool>& replayed) {
-                          if (replayed.ok()) response->set_replayed(*replayed);
-                          call->End(replayed.status());
-                        });
+      const absl::StatusOr<bool> replayed =
+          host_->StageAssign({call->selection, call->values, call, *MutationOf(request->mutation()),
+                              request->attempt()});
+      if (replayed.ok()) response->set_replayed(*replayed);
+      call->End(replayed.status());
+    });
+  }
+
+  Reactor* FindMutation(Context* context, const pb::FindMutationRequest* request,
+                        pb::FindMutationResponse* response) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      auto call = std::make_shared<UnaryCall>(host_, ops::Rpc::kShardFindMutation, reactor);
+      const absl::StatusOr<Mutation> mutation = MutationOf(request->mutation());
+      if (!mutation.ok()) return call->End(mutation.status());
+      host_->FindMutation(*mutation, request->attempt(),
+                          [call, response](const absl::StatusOr<MutationVotes::Found>& found) {
+                            if (found.ok()) {
+                              response->set_state(found->state);
+                              response->set_attempt(found->attempt);
+                              SetRowCounts(found->rows, response);
+                            }
+                            call->End(found.status());
+                          });
+    });
+  }
+
+  Reactor* DecideMutation(Context* context, const pb::DecideMutationRequest* request,
+                          pb::DecideMutationResponse* response) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      auto call = std::make_shared<UnaryCall>(host_, ops::Rpc::kShardDecideMutation, reactor);
+      const absl::StatusOr<Mutation> mutation = MutationOf(request->mutation());
+      if (!mutation.ok()) return call->End(mutation.status());
+      host_->DecideMutation(*mutation, request->attempt(), request->commit(),
+                            [call, response](const absl::StatusOr<RowCounts>& rows) {
+                              if (rows.ok()) SetRowCounts(*rows, response);
+                              call->End(rows.status());
+                            });
+    });
+  }
+
+  Reactor* ListUndecided(Context* context, const pb::ListUndecidedRequest* request,
+                         pb::ListUndecidedResponse* response) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      for (const Mutation& mutation :
+           host_->Undecided(absl::Milliseconds(request->older_than_ms()))) {
+        *response->add_mutations() = NameToProto(mutation);
+      }
+      reactor->Finish(grpc::Status::OK);
     });
   }
 

@@ -133,10 +133,9 @@ class ApplyStream final : public rpc::ServerMessageStream {
   void Decide(const rpc::IncomingMessage& message) {
     pb::ApplyDecision decision;
     if (!decision.ParseFromString(message.header())) {
-      Discard();
       End(absl::InvalidArgumentError("malformed message: its header is not a valid ApplyDecision"));
     } else if (!decision.commit()) {
-      Discard();
+      host_->Discard(*std::exchange(staged_, std::nullopt));
       Conclude(pb::ApplyReply::DISCARDED, {});
     } else {
       slow_log_.Begin();
@@ -151,13 +150,9 @@ class ApplyStream final : public rpc::ServerMessageStream {
     }
   }
 
+  // What is staged stays: whoever gets the retry decides.
   void OnPeerGone() override {
-    Discard();
     End(absl::CancelledError("the coordinator went away before its decision"));
-  }
-
-  void Discard() {
-    if (staged_.has_value()) host_->Discard(*std::exchange(staged_, std::nullopt));
   }
 
   static rpc::OutgoingMessage Reply(pb::ApplyReply::State state, const RowCounts& rows) {

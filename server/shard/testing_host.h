@@ -81,9 +81,11 @@ class TestHost : public testing::Test {
     return command;
   }
 
-  absl::StatusOr<ShardHost::StagedApply> Stage(uint64_t handle, uint64_t sequence) {
+  absl::StatusOr<ShardHost::StagedApply> Stage(uint64_t handle, uint64_t sequence,
+                                               uint64_t attempt = 1) {
     ApplyCommand command = Command(handle);
-    command.mutation = {"c", sequence, handle};
+    command.mutation = {"c", sequence, UpdateTag(5)};
+    command.attempt = attempt;
     return Stage(std::move(command));
   }
   absl::StatusOr<ShardHost::StagedApply> Stage(ApplyCommand command) {

@@ -128,14 +128,13 @@ class TestEngine {
   }
 
   absl::Status Assign(const RowSelection& rows, absl::Span<const float> values) {
-    absl::Status result;
+    absl::StatusOr<std::shared_ptr<const Engine::StagedAssign>> assign =
+        engine_->StageAssign(rows, values, nullptr);
+    if (!assign.ok()) return assign.status();
     std::promise<void> done;
-    engine_->AssignRows(rows, values, [&](absl::Status status) {
-      result = status;
-      done.set_value();
-    });
+    engine_->Assign(*std::move(assign), [&] { done.set_value(); });
     done.get_future().wait();
-    return result;
+    return absl::OkStatus();
   }
 
   // `columns` values of one row of the weights or a slot; `partition` is global.

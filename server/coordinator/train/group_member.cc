@@ -112,6 +112,7 @@ absl::StatusOr<int64_t> GroupMember::OpenOnShards(rpc::CallContext* context) {
   request.set_group(shard_group_);
   request.set_generation(membership_.generation);
   request.set_size(sync() ? start_.options().size() : 1);
+  request.set_step_timeout_ms(start_.options().step_timeout_ms());
   ASSIGN_OR_RETURN(auto shards, environment_.fanout->OpenGroup(*model_, request, context));
 
   int64_t next = -1;

@@ -36,6 +36,7 @@ class TrainSession::LookupHooks final : public StepHooks {
     return status;
   }
   absl::Duration gather_limit() const override { return session_->resources_.shard_call; }
+  bool owns_batch() const override { return true; }
   void OnKept(uint64_t batch_handle) override { session_->Gathered(step_, batch_handle); }
 
  private:
@@ -256,10 +257,10 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
   }
   UpdateHooks hooks(this, step, times);
   StageTimes stages;
-  ASSIGN_OR_RETURN(const RowCounts rows,
+  ASSIGN_OR_RETURN(const MadeMutation made,
                    resources_.path->Update(name, request, context_, &hooks, &stages));
   times->set_shards_us(Us(stages.shards));
-  SetRowCounts(rows, &result);
+  SetRowCounts(made.rows, &result);
 
   absl::Duration lookup_time;
   {

@@ -1,0 +1,157 @@
+#include "server/coordinator/mutations.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/coordinator/fanout.h"
+#include "server/ops/logging.h"
+
+namespace emberd::server {
+namespace {
+
+using internal::v1::FindMutationResponse;
+
+constexpr absl::Duration kAbandonDeadline = absl::Seconds(1);
+constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
+constexpr int kMaxTries = 3;
+constexpr int kRandomBits = 10;
+
+// Of two attempts, mostly the later one has the larger number; no two have the same. What is right
+// does not depend on the clock, only who gives way.
+uint64_t NewAttempt(uint64_t larger_than) {
+  thread_local absl::BitGen generator;
+  const auto now = static_cast<uint64_t>(absl::ToUnixMicros(absl::Now()));
+  const uint64_t attempt = (std::max(now, (larger_than >> kRandomBits) + 1)) << kRandomBits;
+  return attempt + absl::Uniform<uint64_t>(generator, 0, uint64_t{1} << kRandomBits);
+}
+
+// Another coordinator is at work on the same mutation: the trainer's next try finds the result.
+absl::Status RetryLater(const absl::Status& status) {
+  return absl::IsAborted(status) ? absl::UnavailableError(status.message()) : status;
+}
+
+}  // namespace
+
+bool MayHaveMissed(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsUnknown(status) ||
+         absl::IsDeadlineExceeded(status);
+}
+
+absl::StatusOr<MadeMutation> Mutations::Make(
+    const Mutation& mutation, rpc::CallContext* context,
+    const std::function<absl::StatusOr<MadeMutation>(uint64_t attempt)>& try_once) {
+  uint64_t attempt = NewAttempt(0);
+  for (int tries = 1;; ++tries) {
+    absl::StatusOr<MadeMutation> made = try_once(attempt);
+    if (!absl::IsAborted(made.status())) return made;
+    if (tries == kMaxTries) return RetryLater(made.status());
+    ASSIGN_OR_RETURN(const Answers seen, Ask(mutation, /*attempt=*/0, context));
+    ASSIGN_OR_RETURN(const std::optional<RowCounts> before,
+                     Settle(mutation, seen, &attempt, context));
+    if (before.has_value()) return MadeMutation{*before, /*replayed=*/true};
+    attempt = NewAttempt(attempt);  // a late word of now must not take back the votes to come
+  }
+}
+
+absl::StatusOr<std::optional<RowCounts>> Mutations::Find(const Mutation& mutation,
+                                                         rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(const Answers seen, Ask(mutation, /*attempt=*/0, context));
+  const bool unknown = std::all_of(seen.begin(), seen.end(), [](const auto& found) {
+    return found->state == FindMutationResponse::UNKNOWN;
+  });
+  if (unknown) return std::nullopt;
+  uint64_t attempt = 0;
+  return Settle(mutation, seen, &attempt, context);
+}
+
+absl::StatusOr<Mutations::Answers> Mutations::Ask(const Mutation& mutation, uint64_t attempt,
+                                                  rpc::CallContext* context) {
+  Answers answers(shards_.size(), absl::UnknownError("not asked"));
+  RETURN_IF_ERROR(FirstError(ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
+    answers[shard] = shards_[shard]->FindMutation(mutation, attempt, context);
+    return RetryLater(answers[shard].status());
+  })));
+  return answers;
+}
+
+absl::StatusOr<std::optional<RowCounts>> Mutations::Settle(const Mutation& mutation,
+                                                           const Answers& seen, uint64_t* attempt,
+                                                           rpc::CallContext* context) {
+  uint64_t in_charge = 0;
+  for (const auto& found : seen) in_charge = std::max(in_charge, found->attempt);
+  *attempt = NewAttempt(in_charge);
+  rpc::LinkedContext settling(context, shard_call_);
+  ASSIGN_OR_RETURN(const Answers now, Ask(mutation, *attempt, settling.get()));
+  const bool made = std::any_of(now.begin(), now.end(), [](const auto& found) {
+    return found->state == FindMutationResponse::COMMITTED;
+  });
+  RowCounts rows;
+  std::vector<int> holding;
+  for (size_t i = 0; i < now.size(); ++i) {
+    rows += now[i]->rows;
+    if (now[i]->state == FindMutationResponse::STAGED) holding.push_back(static_cast<int>(i));
+  }
+  // The coordinator that took the votes commits only when all shards have voted: where one has made
+  // the change, the others hold it.
+  std::vector<RowCounts> decided(shards_.size());
+  RETURN_IF_ERROR(FirstError(ForEachShard(threads_, holding, [&](int shard) {
+    const auto result = shards_[shard]->DecideMutation(mutation, *attempt, made, settling.get());
+    if (result.ok()) decided[shard] = *result;
+    return RetryLater(result.status());
+  })));
+  if (!made) return std::nullopt;
+  for (const RowCounts& more : decided) rows += more;
+  return rows;
+}
+
+absl::StatusOr<RowCounts> Mutations::Commit(int shard, const Mutation& mutation, uint64_t attempt,
+                                            const std::string& trace) {
+  rpc::CallContext context(absl::Now() + shard_call_, trace);
+  while (true) {
+    auto rows = shards_[shard]->DecideMutation(mutation, attempt, /*commit=*/true, &context);
+    if (!MayHaveMissed(rows.status()) || absl::Now() + kRetryPause > context.deadline()) {
+      return rows;
+    }
+    absl::SleepFor(kRetryPause);
+  }
+}
+
+void Mutations::Abandon(const Mutation& mutation, uint64_t attempt) {
+  rpc::CallContext context(absl::Now() + kAbandonDeadline);
+  ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
+    return shards_[shard]->DecideMutation(mutation, attempt, /*commit=*/false, &context).status();
+  });
+}
+
+void Mutations::SettleLeftovers() {
+  std::vector<std::vector<Mutation>> held(shards_.size());
+  rpc::CallContext context(absl::Now() + kAbandonDeadline);
+  ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
+    auto listed = shards_[shard]->ListUndecided(shard_call_, &context);
+    if (listed.ok()) held[shard] = *std::move(listed);
+    return listed.status();
+  });
+  const auto less = [](const Mutation& a, const Mutation& b) {
+    return std::tie(a.client_id, a.sequence) < std::tie(b.client_id, b.sequence);
+  };
+  std::set<Mutation, decltype(less)> mutations(less);
+  for (const auto& of_shard : held) mutations.insert(of_shard.begin(), of_shard.end());
+  for (const Mutation& mutation : mutations) {
+    rpc::CallContext settling(absl::Now() + kAbandonDeadline);
+    const auto made = Find(mutation, &settling);
+    if (!made.ok()) continue;  // a shard is out of reach, or another coordinator is at it
+    ops::Log(ops::LogLevel::kInfo, "decided on an update whose coordinator went away",
+             {{"client", mutation.client_id},
+              {"sequence", mutation.sequence},
+              {"made", made->has_value()}});
+  }
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,74 @@
+// The updates and assignments of trainers, each made on all shards or on none, and once, whichever
+// coordinator is asked how often. The shards vote and remember (server/shard/mutation_votes.h);
+// here is who asks them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/blocking_pool.h"
+#include "server/rpc/call_context.h"
+#include "server/shard/mutation_record.h"
+#include "server/shard/shard_backend.h"
+
+namespace emberd::server {
+
+struct MadeMutation {
+  RowCounts rows;
+  bool replayed = false;  // an earlier attempt had made it
+};
+
+// Thread-safe; what the constructor is given must outlive it.
+class Mutations {
+ public:
+  // `shard_call`: how long shards may take for a word, and how old a vote must be before somebody
+  // else than its coordinator decides on it.
+  Mutations(std::vector<std::shared_ptr<ShardBackend>> shards, BlockingPool* threads,
+            absl::Duration shard_call)
+      : shards_(std::move(shards)), threads_(threads), shard_call_(shard_call) {}
+
+  // Calls try_once(attempt), which asks shards for their votes and commits. While that is ABORTED,
+  // for another attempt is in charge: finds out what became of that one, and tries again if it made
+  // nothing. UNAVAILABLE: it cannot be known yet, a retry will.
+  absl::StatusOr<MadeMutation> Make(
+      const Mutation& mutation, rpc::CallContext* context,
+      const std::function<absl::StatusOr<MadeMutation>(uint64_t attempt)>& try_once);
+
+  // The result of a mutation that some shard has made, or holds and is now told to make for another
+  // has. Nothing: no shard has, and none will by an attempt of before.
+  absl::StatusOr<std::optional<RowCounts>> Find(const Mutation& mutation,
+                                                rpc::CallContext* context);
+
+  // Says the word of `attempt` to a shard, again and again until it answers or time is over.
+  absl::StatusOr<RowCounts> Commit(int shard, const Mutation& mutation, uint64_t attempt,
+                                   const std::string& trace);
+  // Best effort, under a deadline of its own: what is missed, a retry or SettleLeftovers finds.
+  void Abandon(const Mutation& mutation, uint64_t attempt);
+
+  // Decides on what shards hold and nobody has decided on for long.
+  void SettleLeftovers();
+
+ private:
+  using Answers = std::vector<absl::StatusOr<MutationVotes::Found>>;
+
+  // Asks all shards; every one must answer.
+  absl::StatusOr<Answers> Ask(const Mutation& mutation, uint64_t attempt,
+                              rpc::CallContext* context);
+  // Takes charge on all shards with a larger attempt, which is returned in `attempt`; then as Find.
+  absl::StatusOr<std::optional<RowCounts>> Settle(const Mutation& mutation, const Answers& seen,
+                                                  uint64_t* attempt, rpc::CallContext* context);
+
+  const std::vector<std::shared_ptr<ShardBackend>> shards_;
+  BlockingPool* const threads_;
+  const absl::Duration shard_call_;
+};
+
+// Whether the word to commit may not have reached a shard.
+bool MayHaveMissed(const absl::Status& status);
+
+}  // namespace emberd::server

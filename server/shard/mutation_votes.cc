@@ -1,0 +1,251 @@
+#include "server/shard/mutation_votes.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+
+namespace emberd::server {
+namespace {
+
+using internal::v1::FindMutationResponse;
+
+std::string NameOf(const Mutation& mutation) {
+  return absl::StrCat("mutation ", mutation.sequence, " of client '", mutation.client_id, "'");
+}
+
+absl::Status NotInCharge(const Mutation& mutation) {
+  return absl::AbortedError(absl::StrCat("another attempt at ", NameOf(mutation),
+                                         " is under way; retry to get its result"));
+}
+
+}  // namespace
+
+absl::Status CheckAttempt(uint64_t attempt) {
+  if (attempt != 0) return absl::OkStatus();
+  return absl::InvalidArgumentError("attempt is 0; it must be >= 1");
+}
+
+internal::v1::MutationName NameToProto(const Mutation& mutation) {
+  internal::v1::MutationName name;
+  name.set_client_id(mutation.client_id);
+  name.set_sequence(mutation.sequence);
+  name.set_tag(mutation.tag);
+  return name;
+}
+
+absl::StatusOr<Mutation> MutationOf(const internal::v1::MutationName& name) {
+  Mutation mutation{name.client_id(), name.sequence(), name.tag()};
+  RETURN_IF_ERROR(CheckMutation(mutation));
+  return mutation;
+}
+
+absl::StatusOr<MutationVotes::Vote*> MutationVotes::FindVote(const Mutation& mutation) {
+  const auto found = votes_.find(KeyOf(mutation));
+  if (found == votes_.end()) return nullptr;
+  if (found->second.tag == mutation.tag) return &found->second;
+  return absl::InvalidArgumentError(
+      absl::StrCat("mutation.sequence ", mutation.sequence, " of client '", mutation.client_id,
+                   "' is in use for another request; each request needs a number of its own"));
+}
+
+absl::StatusOr<std::optional<RowCounts>> MutationVotes::CheckStage(const Mutation& mutation,
+                                                                   uint64_t attempt) {
+  ASSIGN_OR_RETURN(const Vote* const vote, FindVote(mutation));
+  if (vote == nullptr) return record_.Find(mutation);
+  if (vote->making || vote->change.has_value() || attempt < vote->attempt) {
+    return NotInCharge(mutation);
+  }
+  return std::optional<RowCounts>();
+}
+
+absl::StatusOr<std::optional<RowCounts>> MutationVotes::MayStage(const Mutation& mutation,
+                                                                 uint64_t attempt) {
+  MutexLock lock(&order_->mutex);
+  return CheckStage(mutation, attempt);
+}
+
+absl::StatusOr<std::optional<RowCounts>> MutationVotes::Stage(const Mutation& mutation,
+                                                              uint64_t attempt, Change change) {
+  MutexLock lock(&order_->mutex);
+  ASSIGN_OR_RETURN(const std::optional<RowCounts> before, CheckStage(mutation, attempt));
+  if (before.has_value()) return before;
+  if (held_ >= options_.max_held || held_bytes_ + change.bytes > options_.max_held_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the request has ", change.bytes, " bytes beside the ", held_bytes_, " of ",
+                     held_, " that wait for their decision; budgets.in_flight_bytes is ",
+                     options_.max_held_bytes, ", and at most ", options_.max_held, " may wait"));
+  }
+  ++held_;
+  held_bytes_ += change.bytes;
+  Vote& vote = votes_[KeyOf(mutation)];
+  vote.tag = mutation.tag;
+  vote.attempt = attempt;
+  vote.change = std::move(change);
+  vote.since = absl::Now();
+  return before;
+}
+
+void MutationVotes::Find(const Mutation& mutation, uint64_t attempt, FoundCallback done) {
+  absl::StatusOr<std::optional<Found>> found = std::nullopt;
+  {
+    MutexLock lock(&order_->mutex);
+    found = TryFind(mutation, attempt, &done);
+  }
+  if (!found.ok()) {
+    done(found.status());
+  } else if (found->has_value()) {
+    done(**found);
+  }
+}
+
+absl::StatusOr<std::optional<MutationVotes::Found>> MutationVotes::TryFind(const Mutation& mutation,
+                                                                           uint64_t attempt,
+                                                                           FoundCallback* done) {
+  ASSIGN_OR_RETURN(Vote * vote, FindVote(mutation));
+  if (vote == nullptr) {
+    ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Find(mutation));
+    if (before.has_value()) return Found{FindMutationResponse::COMMITTED, *before, 0};
+    if (attempt == 0) return Found{};
+    vote = &votes_[KeyOf(mutation)];
+    vote->tag = mutation.tag;
+    KeepFence(mutation);
+  }
+  if (vote->making) {
+    vote->waiting.push_back([done = std::move(*done)](absl::StatusOr<RowCounts> rows) {
+      if (!rows.ok()) return done(rows.status());
+      done(Found{FindMutationResponse::COMMITTED, *rows, 0});
+    });
+    return std::nullopt;
+  }
+  if (attempt != 0) {
+    if (attempt < vote->attempt) return NotInCharge(mutation);
+    vote->attempt = attempt;
+  }
+  return Found{
+      vote->change.has_value() ? FindMutationResponse::STAGED : FindMutationResponse::UNKNOWN,
+      {},
+      vote->attempt};
+}
+
+void MutationVotes::Decide(const Mutation& mutation, uint64_t attempt, bool commit,
+                           RowsCallback done) {
+  absl::StatusOr<std::optional<RowCounts>> rows = std::nullopt;
+  std::function<void()> drop;
+  {
+    MutexLock lock(&order_->mutex);
+    rows = TryDecide(mutation, attempt, commit, &done, &drop);
+  }
+  if (drop != nullptr) drop();
+  if (!rows.ok()) {
+    done(rows.status());
+  } else if (rows->has_value()) {
+    done(**rows);
+  }
+}
+
+absl::StatusOr<std::optional<RowCounts>> MutationVotes::TryDecide(const Mutation& mutation,
+                                                                  uint64_t attempt, bool commit,
+                                                                  RowsCallback* done,
+                                                                  std::function<void()>* drop) {
+  ASSIGN_OR_RETURN(Vote* const vote, FindVote(mutation));
+  if (vote == nullptr) {
+    // The word has come before, or nothing was ever held.
+    ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Find(mutation));
+    if (before.has_value() == commit) return before.value_or(RowCounts());
+    return NotInCharge(mutation);
+  }
+  if (commit && vote->making) {
+    vote->waiting.push_back(std::move(*done));
+    return std::nullopt;
+  }
+  if (vote->making || attempt != vote->attempt) return NotInCharge(mutation);
+  if (!vote->change.has_value()) {
+    if (!commit) return RowCounts();
+    return absl::AbortedError(absl::StrCat("nothing of ", NameOf(mutation), " is held"));
+  }
+  if (commit) {
+    vote->waiting.push_back(std::move(*done));
+    Make(mutation, vote);
+    return std::nullopt;
+  }
+  *drop = Take(vote).drop;
+  KeepFence(mutation);
+  return RowCounts();
+}
+
+void MutationVotes::Make(const Mutation& mutation, Vote* vote) {
+  vote->making = true;
+  ++order_->changes;
+  const Change change = Take(vote);
+  change.make([this, mutation](const absl::StatusOr<RowCounts>& rows) { Made(mutation, rows); });
+}
+
+void MutationVotes::Made(const Mutation& mutation, const absl::StatusOr<RowCounts>& rows) {
+  std::vector<RowsCallback> waiting;
+  {
+    MutexLock lock(&order_->mutex);
+    const auto vote = votes_.find(KeyOf(mutation));
+    waiting.swap(vote->second.waiting);
+    votes_.erase(vote);
+    if (rows.ok()) record_.Finish(mutation, *rows);
+  }
+  for (const RowsCallback& done : waiting) done(rows);
+}
+
+MutationVotes::Change MutationVotes::Take(Vote* vote) {
+  Change change = *std::exchange(vote->change, std::nullopt);
+  --held_;
+  held_bytes_ -= change.bytes;
+  return change;
+}
+
+void MutationVotes::KeepFence(const Mutation& mutation) {
+  fenced_.push_back(mutation);
+  while (static_cast<int>(fenced_.size()) > options_.max_fenced) {
+    const Mutation oldest = std::move(fenced_.front());
+    fenced_.pop_front();
+    const auto vote = votes_.find(KeyOf(oldest));
+    if (vote == votes_.end() || vote->second.making || vote->second.change.has_value()) continue;
+    votes_.erase(vote);
+    record_.Refuse(oldest);
+  }
+}
+
+std::vector<Mutation> MutationVotes::Undecided(absl::Time since) const {
+  MutexLock lock(&order_->mutex);
+  std::vector<Mutation> undecided;
+  for (const auto& [key, vote] : votes_) {
+    if (vote.change.has_value() && vote.since <= since) {
+      undecided.push_back({key.first, key.second, vote.tag});
+    }
+  }
+  return undecided;
+}
+
+void MutationVotes::DropModel(uint64_t model_id) {
+  std::vector<std::function<void()>> dropped;
+  {
+    MutexLock lock(&order_->mutex);
+    absl::erase_if(votes_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
+      Vote& vote = entry.second;
+      if (!vote.change.has_value() || vote.change->model_id != model_id) return false;
+      dropped.push_back(Take(&vote).drop);
+      return true;
+    });
+  }
+  for (const auto& drop : dropped) drop();
+}
+
+int64_t MutationVotes::held() const {
+  MutexLock lock(&order_->mutex);
+  return held_;
+}
+
+int64_t MutationVotes::held_bytes() const {
+  MutexLock lock(&order_->mutex);
+  return held_bytes_;
+}
+
+}  // namespace emberd::server
