@@ -1,9 +1,9 @@
-// Trains three groups (synchronous, pipelined, bounded) on a cluster of processes while
-// coordinators and trainers are killed, and coordinators, trainers and shards are stopped, one
-// after another, at moments that a seed decides. After each fault every group must go on by itself.
-// At the end no update may be lost, doubled or torn: the synchronous group's tables must equal, to
-// the bit, those of one trainer on a cluster that nobody disturbed; every row of the other groups
-// has counted its own updates.
+// Trains three groups (synchronous, pipelined, bounded) and two trainers without a group on a
+// cluster of processes while coordinators and trainers are killed, and coordinators, trainers and
+// shards are stopped, one after another, at moments that a seed decides. After each fault all must
+// go on by themselves. At the end no update may be lost, doubled or torn: the synchronous group's
+// tables must equal, to the bit, those of one trainer on a cluster that nobody disturbed; every row
+// of the others has counted its own updates.
 //
 //   emberd_chaos --minutes 10 --seed 7       exit status 0: all of that held
 //
@@ -36,7 +36,7 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int kShards = 4;
 constexpr int kCoordinators = 2;
-constexpr Mode kModes[] = {Mode::kSync, Mode::kPipelined, Mode::kBounded};
+constexpr Mode kModes[] = {Mode::kSync, Mode::kPipelined, Mode::kBounded, Mode::kUnary};
 // A group that makes no progress for this long is stuck.
 constexpr absl::Duration kPatience = absl::Seconds(90);
 
@@ -309,6 +309,7 @@ absl::Status Chaos::Finish() {
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(cluster_->client_options()));
   RETURN_IF_ERROR(CheckCounts(*client, Mode::kPipelined));
   RETURN_IF_ERROR(CheckCounts(*client, Mode::kBounded));
+  RETURN_IF_ERROR(CheckCounts(*client, Mode::kUnary));
   return CheckDigest(*client);
 }
 

@@ -1,5 +1,6 @@
 #include "tests/chaos/chaos_trainer.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +19,14 @@ namespace {
 constexpr int kColumns = 4;
 // Longer than a pause that a busy machine makes, shorter than most pauses that the test makes.
 constexpr absl::Duration kStepTimeout = absl::Seconds(5);
+
+constexpr absl::Duration kPause = absl::Milliseconds(50);
+
+bool MayPass(const absl::Status& status) {
+  return absl::IsAborted(status) || absl::IsUnavailable(status) ||
+         absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) ||
+         absl::IsNotFound(status);  // a batch that went with its coordinator
+}
 
 // What an update adds to a row. A planted mistake comes in a step that every run makes.
 float GainOf(Plant plant, int64_t step) {
@@ -43,6 +52,42 @@ absl::Status CountSteps(client::TrainStream& stream, const TrainerOptions& optio
     RETURN_IF_ERROR(stream.ReceiveUpdate().status());
   }
   return absl::OkStatus();
+}
+
+// One update, until it is acknowledged: the same number again after every failure, at each
+// coordinator in turn, with a new batch where the old one is gone.
+absl::Status CountOnce(client::Client& client, const client::Model& model,
+                       const TrainerOptions& options, int64_t step) {
+  std::vector<int64_t> ids(kRowsPerRank);
+  std::iota(ids.begin(), ids.end(), int64_t{options.rank} * kRowsPerRank);
+  const std::vector<float> gradients(kRowsPerRank * kColumns, -GainOf(options.plant, step));
+  const auto look_up = [&] {
+    return client.Lookup(model, {{"row", client::DenseIds{ids}}}, {.deadline = kStepTimeout});
+  };
+  ASSIGN_OR_RETURN(client::LookupResult found, look_up());
+  while (true) {
+    client::ApplyOptions apply;
+    apply.sequence = static_cast<uint64_t>(step) + 1;
+    apply.deadline = kStepTimeout;
+    const absl::Status status =
+        client.ApplyGradients(model, found.batch, {{"row", gradients, kRowsPerRank}}, apply)
+            .status();
+    if (status.ok() || !MayPass(status)) return status;
+    std::printf("step %lld: %s\n", static_cast<long long>(step), status.ToString().c_str());
+    std::fflush(stdout);
+    absl::SleepFor(kPause);
+    if (absl::IsNotFound(status)) {
+      ASSIGN_OR_RETURN(found, look_up());
+    } else {
+      const auto coordinators = static_cast<int>(options.addresses.size());
+      found.batch.coordinator = (found.batch.coordinator + 1) % coordinators;
+    }
+  }
+}
+
+// Of its progress, in the control folder; also its name as a client.
+std::string FileOf(const TrainerOptions& options) {
+  return absl::StrCat(NameOf(options.mode), ".", options.rank);
 }
 
 int64_t EndOf(const TrainerOptions& options) {
@@ -80,21 +125,27 @@ absl::Status TrainOnce(const TrainerOptions& options, client::Client& client,
       return absl::OkStatus();
     }
     *next_step = end;
-    WriteNumber(options.control_folder, absl::StrCat(train.group, ".", options.rank), end);
+    WriteNumber(options.control_folder, FileOf(options), end);
   }
   return stream->Finish();
 }
 
-bool MayPass(const absl::Status& status) {
-  return absl::IsAborted(status) || absl::IsUnavailable(status) ||
-         absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) ||
-         absl::IsNotFound(status);  // a batch that went with its coordinator
+// Trains from *next_step, which it keeps up to date, until the end or a failure.
+absl::Status TrainAlone(const TrainerOptions& options, client::Client& client,
+                        const client::Model& model, int64_t* next_step) {
+  for (; *next_step < EndOf(options); ++*next_step) {
+    RETURN_IF_ERROR(CountOnce(client, model, options, *next_step));
+    if ((*next_step + 1) % kStride == 0) {
+      WriteNumber(options.control_folder, FileOf(options), *next_step + 1);
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 std::optional<Mode> ModeOf(const std::string& name) {
-  for (const Mode mode : {Mode::kSync, Mode::kPipelined, Mode::kBounded}) {
+  for (const Mode mode : {Mode::kSync, Mode::kPipelined, Mode::kBounded, Mode::kUnary}) {
     if (NameOf(mode) == name) return mode;
   }
   return std::nullopt;
@@ -102,7 +153,8 @@ std::optional<Mode> ModeOf(const std::string& name) {
 
 std::string NameOf(Mode mode) {
   if (mode == Mode::kSync) return "sync";
-  return mode == Mode::kPipelined ? "pipelined" : "bounded";
+  if (mode == Mode::kPipelined) return "pipelined";
+  return mode == Mode::kBounded ? "bounded" : "unary";
 }
 
 client::ModelDescription CountingModel(const std::string& name, int ranks) {
@@ -128,22 +180,25 @@ absl::Status Train(const TrainerOptions& options) {
   client::ClientOptions client_options;
   client_options.addresses = options.addresses;
   client_options.connect_timeout = absl::Minutes(1);
+  if (options.mode == Mode::kUnary) client_options.client_id = FileOf(options);
   ASSIGN_OR_RETURN(const std::unique_ptr<client::Client> client,
                    client::Client::Connect(client_options));
   ASSIGN_OR_RETURN(const client::Model model,
                    client->DeclareModel(ModelOf(options.mode, options.size)));
-  int64_t next_step = 0;
+  // A group knows its step. A trainer alone begins where it last wrote that it was, and what it
+  // sends again is answered from the record.
+  int64_t next_step = std::max<int64_t>(0, ReadNumber(options.control_folder, FileOf(options)));
+  const auto train = options.mode == Mode::kUnary ? TrainAlone : TrainOnce;
   while (next_step < EndOf(options)) {
-    const absl::Status status = TrainOnce(options, *client, model, &next_step);
+    const absl::Status status = train(options, *client, model, &next_step);
     if (status.ok()) {
-      WriteNumber(options.control_folder, absl::StrCat(NameOf(options.mode), ".", options.rank),
-                  next_step);
+      WriteNumber(options.control_folder, FileOf(options), next_step);
       continue;
     }
     std::printf("step %lld: %s\n", static_cast<long long>(next_step), status.ToString().c_str());
     std::fflush(stdout);
     if (!MayPass(status)) return status;
-    absl::SleepFor(absl::Milliseconds(50));
+    absl::SleepFor(kPause);
   }
   return absl::OkStatus();
 }

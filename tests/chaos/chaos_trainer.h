@@ -17,6 +17,7 @@ enum class Mode {
   kSync,  // gradients depend on activations: one wrong bit shows; against an undisturbed cluster
   kPipelined,  // rows count their updates
   kBounded,    // the same; ranks may be kStalenessBound steps apart
+  kUnary,      // the same, without a group: Lookup and ApplyGradients, each through any coordinator
 };
 inline constexpr int64_t kStalenessBound = 3;
 std::optional<Mode> ModeOf(const std::string& name);
