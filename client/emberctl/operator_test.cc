@@ -119,7 +119,7 @@ TEST(DrainTest, TellsByItsExitCodeThatSomethingIsLeft) {
   const Outcome waited = Emberctl({"drain", "-a", service.address(), "--wait", "0.3"});
   EXPECT_EQ(waited.code, kUnfinished);
   EXPECT_THAT(waited.err, HasSubstr("not drained within --wait 0.3 seconds; left: 0 requests, 1 "
-                                    "training streams, 0 batches"));
+                                    "training stream, 0 batches"));
   const Outcome told = Emberctl({"drain", "-a", service.address(), "--json"});
   EXPECT_EQ(told.code, kOk);  // nobody wanted to wait
   EXPECT_EQ(Json::parse(told.out)["train_streams"], 1);

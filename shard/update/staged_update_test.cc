@@ -4,6 +4,7 @@
 // believed.
 #include <algorithm>
 #include <cstring>
+#include <future>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -320,10 +321,11 @@ TEST_F(ApplyPartsErrorTest, ADroppedModelIsNotFound) {
   absl::StatusOr<StagedUpdate> update = testing::Stage(parts_);
   ASSERT_TRUE(engine_.engine().DropModel(7).ok());
   EXPECT_EQ(testing::Stage(parts_).status().code(), absl::StatusCode::kNotFound);
-  absl::Status status;
-  engine_.engine().Apply(*std::move(update),
-                         [&](absl::StatusOr<ApplyResult> r) { status = r.status(); });
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  std::promise<absl::Status> status;
+  engine_.engine().Apply(*std::move(update), [&](const absl::StatusOr<ApplyResult>& result) {
+    status.set_value(result.status());
+  });
+  EXPECT_EQ(status.get_future().get().code(), absl::StatusCode::kNotFound);
 }
 
 // A part that came too late finds its model gone, even if it was checked before.
