@@ -109,8 +109,8 @@ TEST_P(BadCommandLineTest, ExitsWithTwoAndSaysWhatIsWrong) {
 INSTANTIATE_TEST_SUITE_P(
     All, BadCommandLineTest,
     ::testing::ValuesIn(std::vector<BadCase>{
-        {"NoCommand", {}, "subcommand is required"},
-        {"UnknownCommand", {"down"}, "subcommand is required"},
+        {"NoCommand", {}, "`emberd` needs a command: up, coordinator"},
+        {"UnknownCommand", {"down"}, "there is no command \"down\"; known commands: up"},
         {"UnknownFlag", {"up", "--shard", "2"}, "--shard"},
         {"NotANumber", {"up", "--shards", "two"}, "--shards"},
         {"ShardsNotAPowerOfTwo", {"up", "--shards", "3"}, "shards: a count of 3"},

@@ -317,8 +317,10 @@ class ImageTest(unittest.TestCase):
         for program in ("emberd", "emberctl"):
             path = os.path.join(BINARIES, program)
             dynamic = subprocess.run(["readelf", "-d", path], check=True, capture_output=True, text=True).stdout
-            where = dict(re.findall(r"(\S+) => (\S+)", subprocess.run(
-                ["ldd", path], check=True, capture_output=True, text=True).stdout))
+            # The loader itself stands there by its path alone.
+            where = {os.path.basename(name): found or name for name, found in re.findall(
+                r"^\s*(\S+)(?: => (\S+))? \(0x", subprocess.run(
+                    ["ldd", path], check=True, capture_output=True, text=True).stdout, re.MULTILINE)}
             for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
                 found = os.path.realpath(where[library])
                 owners = subprocess.run(["dpkg", "-S", found, found.removeprefix("/usr")], capture_output=True,

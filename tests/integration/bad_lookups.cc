@@ -31,7 +31,7 @@ v1::SparseIds* City(Request* r) { return r->mutable_features(2)->mutable_sparse(
 
 std::vector<BadCase> BadNames() {
   return {
-      Case("UnknownModel", grpc::NOT_FOUND, {"model_id", "12345"},
+      Case("UnknownModel", grpc::NOT_FOUND, {"model_id", "0000000000003039"},
            [](Request* r) { r->set_model_id(12345); }),
       Case("UnknownFeature", kInvalid, {"usr", "strict"},
            [](Request* r) { r->mutable_features(0)->set_feature("usr"); }),

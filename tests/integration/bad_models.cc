@@ -65,7 +65,7 @@ std::vector<BadCase> BadModels() {
        }},
       {"DescribeUnknownId",
        grpc::NOT_FOUND,
-       {"12345"},
+       {"0000000000003039"},
        [](const BadCall& call) {
          v1::DescribeModelRequest request;
          request.set_model_id(12345);

@@ -196,7 +196,7 @@ std::vector<BadCase> BadHyperparameters() {
 
 std::vector<BadCase> BadAssigns() {
   return {
-      AssignCase("UnknownModel", grpc::NOT_FOUND, {"model_id", "12345"},
+      AssignCase("UnknownModel", grpc::NOT_FOUND, {"model_id", "0000000000003039"},
                  [](Assign* r) { r->set_model_id(12345); }),
       AssignCase("UnknownTable", grpc::NOT_FOUND, {"usrs", "strict"},
                  [](Assign* r) { r->set_table("usrs"); }),
@@ -244,7 +244,7 @@ std::vector<BadCase> BadReads() {
   using Read = v1::ReadRowsRequest;
   using Export = v1::ExportTableRequest;
   return {
-      ReadCase("ReadUnknownModel", grpc::NOT_FOUND, {"model_id", "12345"},
+      ReadCase("ReadUnknownModel", grpc::NOT_FOUND, {"model_id", "0000000000003039"},
                [](Read* r) { r->set_model_id(12345); }),
       ReadCase("ReadUnknownTable", grpc::NOT_FOUND, {"usrs", "strict"},
                [](Read* r) { r->set_table("usrs"); }),
