@@ -144,6 +144,7 @@ struct RowSelection {
   absl::Span<const int32_t> partitions;
   absl::Span<const int64_t> local_rows;
   int columns = 0;
+  uint64_t history = 0;  // of the rows, for who keeps several: the engine does not look at it
 };
 
 // --- Figures.

@@ -218,6 +218,27 @@ absl::StatusOr<ClusterStatus> Client::GetStatus() {
   return DecodeStatus(response);
 }
 
+absl::StatusOr<bool> Client::DropModel(const std::string& name) {
+  v1::DropModelRequest request;
+  request.set_name(name);
+  v1::DropModelResponse response;
+  absl::Status status =
+      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.admin->DropModel(context, request, &response);
+      });
+  if (!status.ok()) return status;
+  return response.dropped();
+}
+
+absl::Status Client::ResetModel(const std::string& name) {
+  v1::ResetModelRequest request;
+  request.set_name(name);
+  v1::ResetModelResponse response;
+  return impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
+    return coordinator.admin->ResetModel(context, request, &response);
+  });
+}
+
 uint64_t Client::NextSequence() { return impl_->next_sequence++; }
 void Client::CancelCalls() { impl_->transport->CancelCalls(); }
 const std::string& Client::client_id() const { return impl_->options.client_id; }

@@ -84,6 +84,11 @@ class Client {
                            const ExportOptions& options = {});
 
   absl::StatusOr<ClusterStatus> GetStatus();
+  // Removes a model and its rows. False: there was none of this name.
+  absl::StatusOr<bool> DropModel(const std::string& name);
+  // Gives up all rows of a model: initial rows again, also after DATA_LOSS. NOT_FOUND if nobody has
+  // declared it.
+  absl::Status ResetModel(const std::string& name);
 
   // A number that no other update of this client has, for ApplyOptions and AssignOptions.
   uint64_t NextSequence();

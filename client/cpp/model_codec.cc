@@ -153,8 +153,8 @@ ClusterStatus DecodeStatus(const v1::GetStatusResponse& response) {
   status.batches = response.batches();
   status.batch_bytes = response.batch_bytes();
   for (const v1::ModelStatus& model : response.models()) {
-    status.models.push_back(
-        {model.model_id(), model.name(), model.tables(), model.stacks(), model.table_bytes()});
+    status.models.push_back({model.model_id(), model.name(), model.tables(), model.stacks(),
+                             model.table_bytes(), model.lost()});
   }
   for (const v1::ShardStatus& shard : response.shards()) {
     status.shards.push_back({shard.index(), shard.address(), shard.reachable(), shard.error(),

@@ -13,6 +13,7 @@ struct ModelStatus {
   int32_t tables = 0;
   int32_t stacks = 0;
   int64_t table_bytes = 0;
+  std::string lost;  // if shards have lost its rows: what every call on it fails with
 };
 
 struct ShardStatus {

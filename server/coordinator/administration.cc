@@ -127,6 +127,28 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
     return PooledCall::Start(environment_, *context, ops::Rpc::kDrain, 0, work);
   }
 
+  grpc::ServerUnaryReactor* DropModel(grpc::CallbackServerContext* context,
+                                      const v1::DropModelRequest* request,
+                                      v1::DropModelResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
+      auto dropped = administration_->DropModel(*request, call);
+      if (dropped.ok()) *response = *std::move(dropped);
+      return dropped.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kDropModel, 0, work);
+  }
+
+  grpc::ServerUnaryReactor* ResetModel(grpc::CallbackServerContext* context,
+                                       const v1::ResetModelRequest* request,
+                                       v1::ResetModelResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
+      auto reset = administration_->ResetModel(*request, call);
+      if (reset.ok()) *response = *std::move(reset);
+      return reset.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kResetModel, 0, work);
+  }
+
  private:
   Administration* const administration_;
   const CallEnvironment environment_;

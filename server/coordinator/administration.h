@@ -21,7 +21,8 @@
 
 namespace emberd::server {
 
-// Thread-safe. Methods block for as long as shards take to answer, about a second at most.
+// Thread-safe. Methods block for as long as shards take to answer: about a second at most, but for
+// DropModel and ResetModel, which may fill tables.
 class Administration {
  public:
   struct Parts {
@@ -42,6 +43,14 @@ class Administration {
                                                   rpc::CallContext* context);
   absl::StatusOr<v1::GetStatsResponse> GetStats(const v1::GetStatsRequest& request,
                                                 rpc::CallContext* context);
+  absl::StatusOr<v1::DropModelResponse> DropModel(const v1::DropModelRequest& request,
+                                                  rpc::CallContext* context) {
+    return parts_.coordinator->DropModel(request, context);
+  }
+  absl::StatusOr<v1::ResetModelResponse> ResetModel(const v1::ResetModelRequest& request,
+                                                    rpc::CallContext* context) {
+    return parts_.coordinator->ResetModel(request, context);
+  }
   // Takes the coordinator out of service or back into it, and tells what is left to do.
   // FAILED_PRECONDITION: back into service after Stop.
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request);

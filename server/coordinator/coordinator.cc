@@ -67,7 +67,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       registry_(shards_, RegistryOptions(cluster, metrics, threads)),
       mutations_(shards_, &threads->blocking,
                  absl::Milliseconds(cluster.timeouts().shard_call_ms())),
-      fanout_(shards_, MakeFanoutOptions(cluster, threads), &registry_, &mutations_, metrics),
+      fanout_(shards_, MakeFanoutOptions(cluster, threads), &mutations_, metrics),
       path_({.max_activation_bytes = max_message_bytes_,
              .batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
              .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}},
@@ -80,7 +80,8 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                  .metrics = metrics,
                  .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
                  .slow_step = absl::Milliseconds(cluster.logging().slow_step_ms())},
-      sweeper_(kSweepPeriod, [this] { Sweep(); }) {
+      sweeper_(kSweepPeriod, [this] { Sweep(); }),
+      watch_(kSweepPeriod, [this] { registry_.Watch(); }) {
   server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
   server_metrics_->SetInFlightBudget(cluster.budgets().in_flight_bytes());
 }
@@ -91,8 +92,9 @@ void Coordinator::Sweep() {
   server_metrics_->SetBatches(path_.batches().count(), path_.batches().bytes());
   const auto models = registry_.models();
   int64_t table_bytes = 0;
-  for (const auto& model : models)
-    table_bytes += preprocess::PlanToProto(model->config, model->plan).table_bytes();
+  for (const ModelRegistry::Known& known : models) {
+    table_bytes += preprocess::PlanToProto(known.model->config, known.model->plan).table_bytes();
+  }
   server_metrics_->SetModels(static_cast<int64_t>(models.size()));
   server_metrics_->SetTableBytes(table_bytes);
   path_.RenewBatches();
@@ -105,19 +107,43 @@ absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
   v1::DeclareModelResponse response;
   response.set_model_id(declared.model->id);
   response.set_created(declared.created);
+  response.set_history(declared.model->history);
   *response.mutable_plan() = preprocess::PlanToProto(declared.model->config, declared.model->plan);
+  return response;
+}
+
+absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModelRequest& request,
+                                                             rpc::CallContext* context) {
+  v1::DropModelResponse response;
+  ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), context));
+  response.set_dropped(dropped);
+  return response;
+}
+
+absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetModelRequest& request,
+                                                               rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(const auto model, registry_.Reset(request.name(), context));
+  v1::ResetModelResponse response;
+  response.set_model_id(model->id);
+  response.set_history(model->history);
   return response;
 }
 
 absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
     const v1::DescribeModelRequest& request, rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(auto model, request.model_id() != 0
-                                   ? registry_.Find(request.model_id(), context)
-                                   : registry_.FindByName(request.name(), context));
+  const uint64_t id = request.model_id() != 0 ? request.model_id() : registry_.IdOf(request.name());
+  ModelRegistry::Known known = registry_.Recall(id);
+  if (known.model == nullptr) {
+    ASSIGN_OR_RETURN(known.model, request.model_id() != 0
+                                      ? registry_.Find(request.model_id(), context)
+                                      : registry_.FindByName(request.name(), context));
+  }
   v1::DescribeModelResponse response;
-  response.set_model_id(model->id);
-  *response.mutable_config() = model->config;
-  *response.mutable_plan() = preprocess::PlanToProto(model->config, model->plan);
+  response.set_model_id(known.model->id);
+  response.set_history(known.model->history);
+  response.set_lost(known.lost);
+  *response.mutable_config() = known.model->config;
+  *response.mutable_plan() = preprocess::PlanToProto(known.model->config, known.model->plan);
   return response;
 }
 
@@ -131,14 +157,16 @@ absl::StatusOr<LookupOutput> Coordinator::LookupForReader(const v1::LookupReques
 
 absl::StatusOr<LookupOutput> Coordinator::Lookup(const v1::LookupRequest& request,
                                                  rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(const auto model, registry_.Find(request.model_id(), context));
-  StepHooks no_hooks;
-  StageTimes times;
-  return path_.Lookup(model, request, context, &no_hooks, &times);
+  return OnModel(request.model_id(), context, [&](const std::shared_ptr<const ServedModel>& model) {
+    StepHooks no_hooks;
+    StageTimes times;
+    return path_.Lookup(model, request, context, &no_hooks, &times);
+  });
 }
 
 absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
     const v1::ApplyGradientsRequest& request, rpc::CallContext* context) {
+  RETURN_IF_ERROR(registry_.CheckNotLost(request.model_id(), context));
   const uint64_t handle = request.batch_handle();
   const Mutation mutation{request.mutation().client_id(), request.mutation().sequence(),
                           UpdateTag(request.model_id())};
@@ -158,9 +186,10 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   const auto made = path_.Update(name, request, context, &no_hooks, &times);
   if (!made.ok()) {
     record_.Abort(mutation);
-    // A shard restarted and lost the batch: no retry can succeed.
-    if (absl::IsFailedPrecondition(made.status())) path_.Discard(request.model_id(), handle);
-    return made.status();
+    if (!absl::IsDataLoss(made.status())) return made.status();
+    // The rows that the batch was looked up from are gone: no retry can succeed.
+    path_.Discard(request.model_id(), handle);
+    return registry_.Explain(request.model_id(), /*history=*/0, made.status());
   }
   record_.Finish(mutation, made->rows);
   if (made->replayed) server_metrics_->AddReplay();
@@ -187,8 +216,10 @@ v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
   response.set_uptime_ms(absl::ToInt64Milliseconds(uptime()));
   response.set_batches(static_cast<int>(path_.batches().count()));
   response.set_batch_bytes(path_.batches().bytes());
-  for (const auto& model : registry_.models()) {
+  for (const auto& [model, lost] : registry_.models()) {
     v1::ModelStatus* status = response.add_models();
+    status->set_history(model->history);
+    status->set_lost(lost);
     status->set_model_id(model->id);
     status->set_name(model->config.name());
     status->set_tables(model->config.tables_size());
@@ -218,7 +249,7 @@ void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
 }
 
 void Coordinator::AddStacks(v1::GetStatsResponse* stats) const {
-  for (const auto& model : registry_.models()) {
+  for (const auto& [model, lost] : registry_.models()) {
     for (v1::StackStats& stack : model->observed->Stats(model->plan)) {
       stack.set_model(model->config.name());
       *stats->add_stacks() = std::move(stack);

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/periodic_task.h"
+#include "base/status.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
@@ -54,6 +55,11 @@ class Coordinator {
 
   absl::StatusOr<v1::DeclareModelResponse> DeclareModel(const v1::DeclareModelRequest& request,
                                                         rpc::CallContext* context);
+  absl::StatusOr<v1::DropModelResponse> DropModel(const v1::DropModelRequest& request,
+                                                  rpc::CallContext* context);
+  absl::StatusOr<v1::ResetModelResponse> ResetModel(const v1::ResetModelRequest& request,
+                                                    rpc::CallContext* context);
+  // Also of a lost model.
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const v1::DescribeModelRequest& request,
                                                           rpc::CallContext* context);
   absl::StatusOr<LookupOutput> Lookup(const v1::LookupRequest& request, rpc::CallContext* context);
@@ -91,14 +97,18 @@ class Coordinator {
 
  private:
   void Sweep();
+  // Calls call(model), and explains a DATA_LOSS. A model that was reset or declared again since
+  // this coordinator heard of it is called once more.
+  template <typename Call>
+  auto OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
+      -> decltype(call(std::shared_ptr<const ServedModel>()));
 
   absl::StatusOr<v1::Tensor> ReadTableRows(const ServedModel& model, const struct RowTarget& target,
                                            absl::Span<const int64_t> ids,
                                            rpc::CallContext* context);
 
   // One attempt at an assignment; command i is for shard i.
-  absl::StatusOr<MadeMutation> TryAssign(const ServedModel& model,
-                                         const std::vector<AssignCommand>& commands,
+  absl::StatusOr<MadeMutation> TryAssign(const std::vector<AssignCommand>& commands,
                                          const std::vector<int>& shards, rpc::CallContext* context);
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
@@ -118,6 +128,20 @@ class Coordinator {
   int sweeps_ = 0;
   const CoordinatorResources resources_;
   PeriodicTask sweeper_;
+  PeriodicTask watch_;  // apart from the sweeper, since it waits for shards
 };
+
+template <typename Call>
+auto Coordinator::OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
+    -> decltype(call(std::shared_ptr<const ServedModel>())) {
+  for (const bool last : {false, true}) {
+    ASSIGN_OR_RETURN(const auto model, registry_.Find(model_id, context));
+    auto result = call(model);
+    if (result.ok()) return result;
+    absl::Status status = registry_.Explain(model->id, model->history, result.status());
+    if (last || !absl::IsAborted(status) || absl::IsAborted(result.status())) return status;
+  }
+  return absl::InternalError("unreachable");
+}
 
 }  // namespace emberd::server

@@ -442,9 +442,9 @@ TEST_P(CoordinatorTest, AnExportGivesEveryRowOnceInOrder) {
   EXPECT_EQ(exported, std::vector<float>(rows.begin() + 24, rows.end()));
 }
 
-// A shard that restarts has lost its rows and batches. Lookups find it again by themselves; an
-// update of a batch from before must not be applied to some shards only.
-TEST(CoordinatorRestartTest, ARestartedShardIsFoundAgainAndOldBatchesAreRefused) {
+// A shard that restarts has lost its rows and batches. An update of a batch from before must not be
+// applied to some shards only, and nobody may get initial rows for trained ones before the reset.
+TEST(CoordinatorRestartTest, ARestartedShardHasLostItsRowsUntilTheReset) {
   Cluster cluster(2, 1, /*remote=*/true);
   const uint64_t model = cluster.Declare();
   const std::vector<float> initial = cluster.Read(model, "user", 100);
@@ -468,8 +468,13 @@ TEST(CoordinatorRestartTest, ARestartedShardIsFoundAgainAndOldBatchesAreRefused)
     if (!absl::IsUnavailable(refused)) break;
     absl::SleepFor(absl::Milliseconds(50));
   }
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("restarted"));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("shard 1 no longer has its rows"));
+  const absl::Status lost = cluster->Lookup(SmallLookup(model), cluster.context()).status();
+  EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss) << lost;
+  v1::ResetModelRequest reset;
+  reset.set_name("m");
+  ASSERT_TRUE(cluster->ResetModel(reset, cluster.context()).ok());
   EXPECT_EQ(cluster.Read(model, "user", 100), initial) << "something was applied";
 
   auto again = cluster->Lookup(SmallLookup(model), cluster.context());

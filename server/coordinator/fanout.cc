@@ -8,7 +8,6 @@
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "server/coordinator/activations.h"
-#include "server/coordinator/model_registry.h"
 #include "server/coordinator/mutations.h"
 #include "server/rpc/wire.h"
 
@@ -41,10 +40,9 @@ absl::Status FirstError(const std::vector<absl::Status>& statuses) {
 }
 
 Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
-               ModelRegistry* registry, Mutations* mutations, ops::Metrics* metrics)
+               Mutations* mutations, ops::Metrics* metrics)
     : shards_(std::move(shards)),
       options_(options),
-      registry_(registry),
       mutations_(mutations),
       metrics_(metrics),
       pooler_(&options.threads->cpu) {}
@@ -58,6 +56,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
   const auto start = [&](size_t shard) {
     GatherCommand command;
     command.model_id = model->id;
+    command.history = model->history;
     command.batch_handle = handle;
     command.batch_ttl = options_.batch_ttl;
     command.stacks = batch->ShardView(static_cast<int>(shard));
@@ -72,15 +71,6 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
   for (size_t i = 0; i < shards_.size(); ++i) {
     const absl::Time began = absl::Now();
     auto result = calls[i]->Wait();
-    if (absl::IsNotFound(result.status())) {
-      absl::Status restored = registry_->Restore(*model, static_cast<int>(i), context);
-      if (restored.ok()) {
-        calls[i] = start(i);
-        result = calls[i]->Wait();
-      } else {
-        result = restored;
-      }
-    }
     absl::Status status = result.status();
     if (status.ok())
       status = Annotate(CheckGatherResult(*result, *model, *batch), shards_[i]->name());
@@ -123,7 +113,7 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
     ApplyCommand command;
     command.model_id = name_.model_id;
     command.batch_handle = name_.handle;
-    command.incarnation = batch.shards[i].incarnation;
+    command.history = batch.shards[i].history;
     command.mutation = name_.mutation;
     command.attempt = name_.attempt;
     command.group_part = name_.group_part;
@@ -216,27 +206,16 @@ void Fanout::Release(uint64_t model_id, uint64_t handle) {
 }
 
 absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> Fanout::OpenGroup(
-    const ServedModel& model, const internal::v1::OpenGroupRequest& request,
-    rpc::CallContext* context) {
+    const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) {
   std::vector<internal::v1::OpenGroupResponse> responses(shards_.size());
   const auto open = [&](int shard) {
-    return WithModel(model, shard, context, [&] {
-      auto response = shards_[shard]->OpenGroup(request, context);
-      if (response.ok()) responses[shard] = std::move(*response);
-      return response.status();
-    });
+    auto response = shards_[shard]->OpenGroup(request, context);
+    if (response.ok()) responses[shard] = std::move(*response);
+    return response.status();
   };
   RETURN_IF_ERROR(
       FirstError(ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()), open)));
   return responses;
-}
-
-absl::Status Fanout::WithModel(const ServedModel& model, int shard, rpc::CallContext* context,
-                               const std::function<absl::Status()>& call) {
-  absl::Status status = call();
-  if (!absl::IsNotFound(status)) return status;
-  RETURN_IF_ERROR(registry_->Restore(model, shard, context));
-  return call();
 }
 
 void Fanout::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began) {

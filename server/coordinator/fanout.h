@@ -23,7 +23,6 @@
 
 namespace emberd::server {
 
-class ModelRegistry;
 class Mutations;
 
 // Runs call(i) for every i in `shards` in parallel and waits; statuses come in the order of
@@ -89,11 +88,10 @@ class StagedUpdate {
 class Fanout {
  public:
   Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
-         ModelRegistry* registry, Mutations* mutations, ops::Metrics* metrics);
+         Mutations* mutations, ops::Metrics* metrics);
 
-  // Result i is shard i's, checked against the batch, all of it partial sums. A shard that lost the
-  // model by restarting is given it again. The shards keep the batch under `handle`, unless that is
-  // 0; after an error they do not.
+  // Result i is shard i's, checked against the batch, all of it partial sums. The shards keep the
+  // batch under `handle`, unless that is 0; after an error they do not.
   absl::StatusOr<std::vector<GatherResult>> Gather(
       const std::shared_ptr<const ServedModel>& model,
       const std::shared_ptr<const preprocess::PreprocessedBatch>& batch, uint64_t handle,
@@ -112,16 +110,11 @@ class Fanout {
 
   // Answer i is shard i's.
   absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> OpenGroup(
-      const ServedModel& model, const internal::v1::OpenGroupRequest& request,
-      rpc::CallContext* context);
+      const internal::v1::OpenGroupRequest& request, rpc::CallContext* context);
   absl::StatusOr<RowCounts> DecideStep(int shard, const internal::v1::DecideStepRequest& request,
                                        rpc::CallContext* context) {
     return shards_[shard]->DecideStep(request, context);
   }
-
-  // Makes a call to a shard; one that lost the model by restarting is given it again first.
-  absl::Status WithModel(const ServedModel& model, int shard, rpc::CallContext* context,
-                         const std::function<absl::Status()>& call);
 
  private:
   friend class StagedUpdate;
@@ -129,7 +122,6 @@ class Fanout {
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   const FanoutOptions options_;
-  ModelRegistry* const registry_;
   Mutations* const mutations_;
   ops::Metrics* const metrics_;
   shard::RowPooler pooler_;

@@ -16,7 +16,7 @@
 namespace emberd::server {
 
 struct KeptShard {
-  uint64_t incarnation = 0;
+  uint64_t history = 0;
   // By stack: canonical samples that the shard returned, ascending.
   std::vector<std::vector<int32_t>> samples;
 };
@@ -33,7 +33,7 @@ struct KeptBatch {
                              batch.feature_sample_begin().end()) {
     for (const GatherResult& result : results) {
       KeptShard& shard = shards.emplace_back();
-      shard.incarnation = result.incarnation;
+      shard.history = result.history;
       for (const StackSumsView& stack : result.stacks) {
         shard.samples.emplace_back(stack.samples.begin(), stack.samples.end());
       }

@@ -1,175 +1,398 @@
 #include "server/coordinator/model_registry.h"
 
 #include <algorithm>
-#include <atomic>
+#include <optional>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/suggest.h"
 #include "config/config.h"
-#include "server/coordinator/fanout.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {
+namespace {
+
+// How often a declaration begins again after another coordinator has come between.
+constexpr int kAttempts = 8;
+constexpr absl::Duration kPause = absl::Milliseconds(50);
+constexpr absl::Duration kExplainDeadline = absl::Seconds(2);
+constexpr absl::Duration kWatchDeadline = absl::Seconds(1);
+
+uint64_t NewHistory() {
+  thread_local absl::BitGen generator;
+  return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
+}
+
+absl::Status NotDeclared(uint64_t model_id) {
+  return absl::NotFoundError(absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
+                                          " is not declared; call DeclareModel"));
+}
+
+}  // namespace
 
 ModelRegistry::ModelRegistry(std::vector<std::shared_ptr<ShardBackend>> shards,
                              ModelRegistryOptions options)
-    : shards_(std::move(shards)), options_(options) {}
+    : shards_(std::move(shards)),
+      options_(options),
+      changes_(shards_, options.topology, &options.threads->blocking) {}
 
-internal::v1::CreateModelRequest ModelRegistry::CreateRequest(const ServedModel& model,
-                                                              int shard) const {
-  internal::v1::CreateModelRequest request;
-  request.set_model_id(model.id);
-  *request.mutable_config() = model.config;
-  request.set_shards(options_.topology.shards);
-  request.set_sparsecores_per_shard(options_.topology.sparsecores_per_shard);
-  request.set_shard_index(shard);
-  request.set_plan_fingerprint(model.plan.fingerprint);
-  return request;
+// ---- What is known
+
+ModelRegistry::Entry ModelRegistry::Find(uint64_t model_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  return found == models_.end() ? Entry() : found->second;
+}
+
+uint64_t ModelRegistry::IdOf(const std::string& name) const {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, entry] : models_) {
+    if (entry.model->config.name() == name) return id;
+  }
+  return 0;
+}
+
+void ModelRegistry::Remember(std::shared_ptr<const ServedModel> model) {
+  model->metrics->SetLost(false);
+  absl::MutexLock lock(&mutex_);
+  absl::erase_if(models_, [&](const auto& entry) {
+    return entry.second.model->config.name() == model->config.name();
+  });
+  const uint64_t id = model->id;
+  models_[id].model = std::move(model);
+}
+
+void ModelRegistry::Forget(uint64_t model_id) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  if (found == models_.end()) return;
+  found->second.model->metrics->SetLost(false);
+  models_.erase(found);
+}
+
+void ModelRegistry::SetLost(uint64_t model_id, const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  if (found == models_.end()) return;
+  Entry& entry = found->second;
+  if (entry.lost.empty() != why.ok()) {
+    ops::Log(why.ok() ? ops::LogLevel::kInfo : ops::LogLevel::kError,
+             why.ok() ? "a lost model has its rows again" : "a model is lost",
+             {{"model", entry.model->config.name()}, {"reason", std::string(why.message())}});
+  }
+  entry.lost = std::string(why.message());
+  entry.doubted = !why.ok();
+  entry.model->metrics->SetLost(!why.ok());
+}
+
+std::vector<ModelRegistry::Known> ModelRegistry::models() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<Known> models;
+  for (const auto& [id, entry] : models_) models.push_back({entry.model, entry.lost});
+  std::sort(models.begin(), models.end(), [](const Known& a, const Known& b) {
+    return a.model->config.name() < b.model->config.name();
+  });
+  return models;
+}
+
+ModelRegistry::Known ModelRegistry::Recall(uint64_t model_id) const {
+  const Entry entry = Find(model_id);
+  return {entry.model, entry.lost};
+}
+
+// ---- What the shards have
+
+absl::Status ModelRegistry::LostError(const std::string& name, const ModelVerdict& verdict) const {
+  const auto shard_name = [this](std::string* out, int shard) {
+    absl::StrAppend(out, shards_[shard]->name());
+  };
+  return absl::DataLossError(absl::StrCat(
+      "model '", name, "' is lost: ", absl::StrJoin(verdict.without, ", ", shard_name),
+      verdict.without.size() == 1 ? " no longer has its" : " no longer have their",
+      " rows, as after a restart; `emberctl model reset ", name,
+      "` gives up the other rows too and begins again with initial ones, `emberctl model drop ",
+      name, "` removes the model"));
+}
+
+ModelVerdict ModelRegistry::Judge(uint64_t model_id, uint64_t known, ShardModels* shards,
+                                  rpc::CallContext* context) {
+  ModelVerdict verdict = shards->Judge(model_id, known);
+  if (verdict.state != ModelState::kLost) return verdict;
+  // Shards do not answer at one moment: a model that is just being made or dropped may look so.
+  absl::SleepFor(kPause);
+  *shards = changes_.Ask(context);
+  ModelVerdict again = shards->Judge(model_id, known);
+  return again.state == ModelState::kUnknown ? verdict : again;
+}
+
+absl::StatusOr<std::shared_ptr<ServedModel>> ModelRegistry::MakeModel(v1::ModelConfig config,
+                                                                      uint64_t history) const {
+  ASSIGN_OR_RETURN(auto model, MakeServedModel(std::move(config), options_.topology,
+                                               &options_.threads->cpu, options_.metrics));
+  model->history = history;
+  return model;
+}
+
+absl::StatusOr<std::shared_ptr<ServedModel>> ModelRegistry::Fetch(uint64_t model_id,
+                                                                  uint64_t history,
+                                                                  rpc::CallContext* context) {
+  internal::v1::FindModelRequest request;
+  request.set_model_id(model_id);
+  absl::Status error = NotDeclared(model_id);
+  for (const std::shared_ptr<ShardBackend>& shard : shards_) {
+    auto found = shard->FindModel(request, context);
+    if (found.ok()) return MakeModel(found->config(), history);
+    if (!absl::IsNotFound(found.status())) error = found.status();
+  }
+  return error;
+}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
+    uint64_t model_id, rpc::CallContext* context) {
+  const Entry known = Find(model_id);
+  ShardModels shards = changes_.Ask(context);
+  const ModelVerdict verdict =
+      Judge(model_id, known.model == nullptr ? 0 : known.model->history, &shards, context);
+  switch (verdict.state) {
+    case ModelState::kUnknown:
+      return shards.complete();
+    case ModelState::kAbsent: {
+      Forget(model_id);
+      // A shard that could not be asked may have it.
+      RETURN_IF_ERROR(shards.complete());
+      return NotDeclared(model_id);
+    }
+    case ModelState::kUnfinished:
+      return absl::UnavailableError(absl::StrCat(
+          "model_id ", absl::Hex(model_id, absl::kZeroPad16),
+          " is being declared, reset or dropped; retry, and if that does not end, do so again"));
+    case ModelState::kServing: {
+      if (known.model != nullptr && known.model->history == verdict.history) {
+        SetLost(model_id, absl::OkStatus());
+        return known.model;
+      }
+      ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model,
+                       Fetch(model_id, verdict.history, context));
+      Remember(model);
+      return model;
+    }
+    case ModelState::kLost:
+      break;
+  }
+  std::shared_ptr<const ServedModel> model = known.model;
+  if (model == nullptr) {
+    ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, context));
+    Remember(model);
+  }
+  absl::Status lost = LostError(model->config.name(), verdict);
+  SetLost(model_id, lost);
+  return lost;
+}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Find(uint64_t model_id,
+                                                                       rpc::CallContext* context) {
+  if (model_id == 0) return NotDeclared(model_id);
+  const Entry known = Find(model_id);
+  if (known.model != nullptr && known.lost.empty()) return known.model;
+  return Refresh(model_id, context);
+}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::FindAnew(
+    uint64_t model_id, rpc::CallContext* context) {
+  if (model_id == 0) return NotDeclared(model_id);
+  rpc::LinkedContext asking(context, kExplainDeadline);
+  return Refresh(model_id, asking.get());
+}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::FindByName(
+    const std::string& name, rpc::CallContext* context) {
+  uint64_t id = IdOf(name);
+  if (id == 0) {
+    const ShardModels shards = changes_.Ask(context);
+    id = shards.FindName(name);
+    if (id == 0) {
+      RETURN_IF_ERROR(shards.complete());
+      std::vector<std::string> names;
+      for (const Known& known : models()) names.push_back(known.model->config.name());
+      return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared; ",
+                                              KnownNames("models", name, names),
+                                              ". `emberctl declare FILE` declares one"));
+    }
+  }
+  return Find(id, context);
+}
+
+absl::Status ModelRegistry::CheckNotLost(uint64_t model_id, rpc::CallContext* context) {
+  if (Find(model_id).lost.empty()) return absl::OkStatus();
+  return Refresh(model_id, context).status();
+}
+
+absl::Status ModelRegistry::Explain(uint64_t model_id, uint64_t history,
+                                    const absl::Status& status) {
+  if (!absl::IsDataLoss(status)) return status;
+  rpc::CallContext context(absl::Now() + kExplainDeadline);
+  const auto now = Refresh(model_id, &context);
+  if (!now.ok()) return now.status();
+  // All shards have the rows by now.
+  if ((*now)->history == history) return absl::UnavailableError(status.message());
+  return absl::AbortedError(absl::StrCat(
+      "model '", (*now)->config.name(),
+      "' was reset, or dropped and declared again, since this began; begin again with its rows of "
+      "now (history ",
+      absl::Hex((*now)->history, absl::kZeroPad16), ")"));
+}
+
+void ModelRegistry::Watch() {
+  changes_.Retry();
+  std::vector<Known> known = models();
+  if (known.empty()) return;
+  rpc::CallContext context(absl::Now() + kWatchDeadline);
+  const ShardModels shards = changes_.Ask(&context);
+  for (const Known& entry : known) {
+    const uint64_t id = entry.model->id;
+    const ModelVerdict verdict = shards.Judge(id, entry.model->history);
+    const bool lost = verdict.state == ModelState::kLost;
+    bool doubted = lost;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = models_.find(id);
+      if (found == models_.end()) continue;
+      std::swap(found->second.doubted, doubted);
+    }
+    if (lost && doubted) SetLost(id, LostError(entry.model->config.name(), verdict));
+    const bool changed =
+        verdict.state == ModelState::kServing && verdict.history != entry.model->history;
+    if (changed || verdict.state == ModelState::kAbsent || (!lost && !entry.lost.empty())) {
+      Refresh(id, &context).status().IgnoreError();
+    }
+  }
+}
+
+// ---- Changes
+
+absl::Status ModelRegistry::CheckName(const v1::ModelConfig& config, uint64_t model_id,
+                                      const ShardModels& shards, rpc::CallContext* context) {
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const auto other = shards.OnShard(static_cast<int>(i), config.name());
+    if (!other.has_value() || !other->serving() || other->model_id() == model_id) continue;
+    internal::v1::FindModelRequest request;
+    request.set_model_id(other->model_id());
+    auto found = shards_[i]->FindModel(request, context);
+    if (absl::IsNotFound(found.status())) continue;  // it has just been dropped
+    RETURN_IF_ERROR(found.status());
+    return absl::AlreadyExistsError(
+        absl::StrCat("another model '", config.name(), "' is declared, with model_id ",
+                     absl::Hex(other->model_id(), absl::kZeroPad16),
+                     "; first difference: ", config::FirstDifference(found->config(), config)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
+    const v1::ModelConfig& config, std::shared_ptr<ServedModel>* fresh, rpc::CallContext* context) {
+  const uint64_t id = config::ModelFingerprint(config);
+  const Entry known = Find(id);
+  ShardModels shards = changes_.Ask(context);
+  RETURN_IF_ERROR(shards.complete());
+  RETURN_IF_ERROR(CheckName(config, id, shards, context));
+  const ModelVerdict verdict =
+      Judge(id, known.model == nullptr ? 0 : known.model->history, &shards, context);
+  if (verdict.state == ModelState::kLost) {
+    const absl::Status lost = LostError(config.name(), verdict);
+    SetLost(id, lost);
+    return lost;
+  }
+  const bool serving = verdict.state == ModelState::kServing;
+  if (serving && known.model != nullptr && known.model->history == verdict.history) {
+    SetLost(id, absl::OkStatus());
+    return Declared{known.model};
+  }
+  if (*fresh == nullptr) {
+    ASSIGN_OR_RETURN(*fresh, MakeModel(config, 0));
+  }
+  ServedModel& model = **fresh;
+  // What another coordinator has begun is finished, so that both may go on.
+  const auto begun = shards.OnShard(0, config.name());
+  const bool join = begun.has_value() && begun->model_id() == id;
+  model.history = serving ? verdict.history : join ? begun->history() : NewHistory();
+  if (!serving) {
+    const absl::Status made = changes_.Make(model, model.history, shards, context);
+    if (!made.ok()) {
+      changes_.Undo(id, model.history);
+      return made;
+    }
+  }
+  Remember(*fresh);
+  return Declared{*fresh, /*created=*/!serving};
 }
 
 absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig config,
                                                                rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
   absl::MutexLock lock(&declaring_);
-  std::shared_ptr<const ServedModel> model = Known(config::ModelFingerprint(config));
-  if (model == nullptr) {
-    ASSIGN_OR_RETURN(auto made, MakeServedModel(std::move(config), options_.topology,
-                                                &options_.threads->cpu, options_.metrics));
-    model = std::move(made);
+  std::shared_ptr<ServedModel> fresh;
+  if (Find(config::ModelFingerprint(config)).model == nullptr) {
+    ASSIGN_OR_RETURN(fresh, MakeModel(config, 0));
   }
-  absl::StatusOr<Declared> declared = CreateOnShards(model, context);
-  if (!declared.ok()) return declared;
-  {
-    absl::MutexLock models_lock(&mutex_);
-    models_.try_emplace(model->id, model);
+  absl::StatusOr<Declared> declared = TryDeclare(config, &fresh, context);
+  for (int i = 1; i < kAttempts && absl::IsAborted(declared.status()); ++i) {
+    absl::SleepFor(kPause * i);
+    declared = TryDeclare(config, &fresh, context);
   }
-  if (declared->created) {
+  if (declared.ok() && declared->created) {
+    const ServedModel& model = *declared->model;
     ops::Log(ops::LogLevel::kInfo, "model created",
-             {{"model", model->config.name()},
-              {"model_id", absl::StrCat(absl::Hex(model->id, absl::kZeroPad16))},
-              {"tables", model->config.tables_size()},
-              {"stacks", model->plan.stacks.size()}});
+             {{"model", model.config.name()},
+              {"model_id", absl::StrCat(absl::Hex(model.id, absl::kZeroPad16))},
+              {"tables", model.config.tables_size()},
+              {"stacks", model.plan.stacks.size()}});
   }
   return declared;
 }
 
-absl::StatusOr<ModelRegistry::Declared> ModelRegistry::CreateOnShards(
-    std::shared_ptr<const ServedModel> model, rpc::CallContext* context) {
-  std::vector<char> created(shards_.size());
-  const auto create = [&](int shard) {
-    auto response = shards_[shard]->CreateModel(CreateRequest(*model, shard), context);
-    created[shard] = response.ok() && response->created();
-    return response.status();
-  };
-  // Shard 0 first and alone: of two conflicting declarations through two coordinators, one wins
-  // there.
-  absl::Status status = create(0);
-  if (status.ok()) {
-    status = FirstError(
-        ForEachShard(&options_.threads->blocking, ShardsFrom(1, shards_.size()), create));
+absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, rpc::CallContext* context) {
+  absl::MutexLock lock(&declaring_);
+  const ShardModels shards = changes_.Ask(context);
+  RETURN_IF_ERROR(shards.complete());
+  uint64_t id = IdOf(name);
+  const Entry known = Find(id);
+  if (id == 0) id = shards.FindName(name);
+  ASSIGN_OR_RETURN(
+      const bool dropped,
+      changes_.Drop(name, id, known.model == nullptr ? 0 : known.model->history, shards, context));
+  Forget(id);
+  if (dropped) {
+    ops::Log(ops::LogLevel::kInfo, "model dropped",
+             {{"model", name}, {"model_id", absl::StrCat(absl::Hex(id, absl::kZeroPad16))}});
   }
-  size_t count = 0;
-  for (const char shard_created : created) count += shard_created;
-  if (status.ok()) return Declared{std::move(model), count == shards_.size()};
+  return dropped;
+}
 
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    if (created[i]) shards_[i]->DropModel(model->id, context).IgnoreError();
+absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Reset(const std::string& name,
+                                                                        rpc::CallContext* context) {
+  absl::MutexLock lock(&declaring_);
+  const ShardModels shards = changes_.Ask(context);
+  RETURN_IF_ERROR(shards.complete());
+  // What the shards have counts: another coordinator may have declared another model of this name.
+  uint64_t id = shards.FindName(name);
+  if (id == 0) id = IdOf(name);
+  if (id == 0) return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared"));
+  const Entry known = Find(id);
+  std::shared_ptr<ServedModel> model;
+  if (known.model != nullptr) {
+    ASSIGN_OR_RETURN(model, MakeModel(known.model->config, NewHistory()));
+  } else {
+    ASSIGN_OR_RETURN(model, Fetch(id, NewHistory(), context));
   }
-  if (absl::IsAlreadyExists(status)) return DescribeConflict(*model, status, context);
-  return status;
-}
-
-absl::Status ModelRegistry::DescribeConflict(const ServedModel& model, const absl::Status& conflict,
-                                             rpc::CallContext* context) {
-  internal::v1::FindModelRequest request;
-  request.set_name(model.config.name());
-  for (const std::shared_ptr<ShardBackend>& shard : shards_) {
-    auto found = shard->FindModel(request, context);
-    if (!found.ok()) continue;
-    return absl::AlreadyExistsError(absl::StrCat(
-        "another model '", model.config.name(), "' is declared, with model_id ",
-        absl::Hex(found->model_id(), absl::kZeroPad16),
-        "; first difference: ", config::FirstDifference(found->config(), model.config)));
-  }
-  return conflict;
-}
-
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::FindOnShards(
-    const internal::v1::FindModelRequest& request, rpc::CallContext* context) {
-  absl::Status error;
-  for (const std::shared_ptr<ShardBackend>& shard : shards_) {
-    auto found = shard->FindModel(request, context);
-    if (absl::IsNotFound(found.status())) continue;
-    if (!found.ok()) {
-      error = found.status();
-      continue;
-    }
-    ASSIGN_OR_RETURN(auto model, MakeServedModel(found->config(), options_.topology,
-                                                 &options_.threads->cpu, options_.metrics));
-    absl::MutexLock lock(&mutex_);
-    return models_.try_emplace(model->id, model).first->second;
-  }
-  // A shard that could not be asked may have it.
-  if (!error.ok()) return error;
-  return absl::NotFoundError("");
-}
-
-std::shared_ptr<const ServedModel> ModelRegistry::Known(uint64_t model_id) const {
-  absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(model_id);
-  return found == models_.end() ? nullptr : found->second;
-}
-
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Find(uint64_t model_id,
-                                                                       rpc::CallContext* context) {
-  if (std::shared_ptr<const ServedModel> model = Known(model_id)) return model;
-  internal::v1::FindModelRequest request;
-  request.set_model_id(model_id);
-  const absl::Status unknown = absl::NotFoundError(absl::StrCat(
-      "model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not declared; call DeclareModel"));
-  if (model_id == 0) return unknown;  // 0 would ask for a name
-  auto model = FindOnShards(request, context);
-  return absl::IsNotFound(model.status()) ? unknown : model;
-}
-
-absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::FindByName(
-    const std::string& name, rpc::CallContext* context) {
-  {
-    absl::MutexLock lock(&mutex_);
-    for (const auto& [id, model] : models_) {
-      if (model->config.name() == name) return model;
-    }
-  }
-  internal::v1::FindModelRequest request;
-  request.set_name(name);
-  auto model = FindOnShards(request, context);
-  if (!absl::IsNotFound(model.status())) return model;
-  std::vector<std::string> names;
-  for (const auto& known : models()) names.push_back(known->config.name());
-  return absl::NotFoundError(absl::StrCat("model '", name, "' is not declared; ",
-                                          KnownNames("models", name, names),
-                                          ". `emberctl declare FILE` declares one"));
-}
-
-absl::Status ModelRegistry::Restore(const ServedModel& model, int shard,
-                                    rpc::CallContext* context) {
-  auto response = shards_[shard]->CreateModel(CreateRequest(model, shard), context);
-  if (response.ok() && response->created()) {
-    ops::Log(ops::LogLevel::kWarning, "shard restarted: its rows are back at their initial values",
-             {{"model", model.config.name()}, {"shard", shard}});
-  }
-  return response.status();
-}
-
-std::vector<std::shared_ptr<const ServedModel>> ModelRegistry::models() const {
-  absl::MutexLock lock(&mutex_);
-  std::vector<std::shared_ptr<const ServedModel>> models;
-  for (const auto& [id, model] : models_) models.push_back(model);
-  std::sort(models.begin(), models.end(),
-            [](const auto& a, const auto& b) { return a->config.name() < b->config.name(); });
-  return models;
+  RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, context));
+  Remember(model);
+  ops::Log(ops::LogLevel::kWarning, "model reset: all rows are back at their initial values",
+           {{"model", name}, {"model_id", absl::StrCat(absl::Hex(id, absl::kZeroPad16))}});
+  return model;
 }
 
 }  // namespace emberd::server

@@ -1,5 +1,7 @@
-// The models that a coordinator serves. It remembers plans, not state: a model that another
-// coordinator declared, or that this one knew before a restart, is found again on the shards.
+// The models that a coordinator serves. It remembers plans and the history of their rows: a model
+// that another coordinator declared, or that this one knew before a restart, is found again on the
+// shards. A shard that comes back without the rows of a model makes the model *lost*: nobody gets
+// initial rows for trained ones, until somebody resets or drops it.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +15,9 @@
 #include "absl/synchronization/mutex.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/embedding_service.pb.h"
+#include "server/coordinator/model_changes.h"
 #include "server/coordinator/served_model.h"
+#include "server/coordinator/shard_models.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/shard_backend.h"
 
@@ -25,7 +29,7 @@ struct ModelRegistryOptions {
   ops::Metrics* metrics = nullptr;
 };
 
-// Thread-safe. One declaration runs at a time.
+// Thread-safe. One declaration, reset or drop runs at a time.
 class ModelRegistry {
  public:
   ModelRegistry(std::vector<std::shared_ptr<ShardBackend>> shards, ModelRegistryOptions options);
@@ -34,38 +38,88 @@ class ModelRegistry {
     std::shared_ptr<const ServedModel> model;
     bool created = false;
   };
-  // Makes the model on all shards, or on none: shards that followed before another failed are
-  // undone.
+  // Makes the model on all shards, or on none: whatever becomes of the caller, what was made is
+  // taken back after a failure, unless another coordinator has finished it. DATA_LOSS if it is
+  // lost.
   absl::StatusOr<Declared> Declare(v1::ModelConfig config, rpc::CallContext* context);
+  // False: there was none.
+  absl::StatusOr<bool> Drop(const std::string& name, rpc::CallContext* context);
+  // Initial rows on all shards, under a new history. NOT_FOUND if nobody has declared it.
+  absl::StatusOr<std::shared_ptr<const ServedModel>> Reset(const std::string& name,
+                                                           rpc::CallContext* context);
 
-  // NOT_FOUND if no shard has it; UNAVAILABLE if none can be asked.
+  // NOT_FOUND if no shard has it; UNAVAILABLE if none can be asked, or if it is being declared,
+  // reset or dropped; DATA_LOSS if it is lost.
   absl::StatusOr<std::shared_ptr<const ServedModel>> Find(uint64_t model_id,
                                                           rpc::CallContext* context);
+  // The same, but what is known is not enough: for what goes on for long with one history, while
+  // the model may have been reset through another coordinator just now.
+  absl::StatusOr<std::shared_ptr<const ServedModel>> FindAnew(uint64_t model_id,
+                                                              rpc::CallContext* context);
   absl::StatusOr<std::shared_ptr<const ServedModel>> FindByName(const std::string& name,
                                                                 rpc::CallContext* context);
 
-  // Makes a known model on a shard that lost it by restarting.
-  absl::Status Restore(const ServedModel& model, int shard, rpc::CallContext* context);
+  // DATA_LOSS if the model is known to be lost. Asks nobody if it is not.
+  absl::Status CheckNotLost(uint64_t model_id, rpc::CallContext* context);
 
+  // What a call on rows of `history` (0: whatever they were) should end with that ended with
+  // `status`. Shards say DATA_LOSS where they do not have these rows; this finds out why. ABORTED:
+  // the model was reset, or dropped and declared again.
+  absl::Status Explain(uint64_t model_id, uint64_t history, const absl::Status& status);
+
+  // Looks for lost models, and takes back what failed declarations have left. Call it every second.
+  void Watch();
+
+  struct Known {
+    std::shared_ptr<const ServedModel> model;
+    std::string lost;  // what to say about it; empty: it is not lost
+  };
   // By name.
-  std::vector<std::shared_ptr<const ServedModel>> models() const;
+  std::vector<Known> models() const;
+  // What is known without asking anybody; nothing for a model that is not.
+  Known Recall(uint64_t model_id) const;
+  uint64_t IdOf(const std::string& name) const;  // 0: it is not known
 
  private:
-  internal::v1::CreateModelRequest CreateRequest(const ServedModel& model, int shard) const;
-  absl::StatusOr<Declared> CreateOnShards(std::shared_ptr<const ServedModel> model,
-                                          rpc::CallContext* context);
-  // What ALREADY_EXISTS should say: the first field that differs from what is there.
-  absl::Status DescribeConflict(const ServedModel& model, const absl::Status& conflict,
-                                rpc::CallContext* context);
-  absl::StatusOr<std::shared_ptr<const ServedModel>> FindOnShards(
-      const internal::v1::FindModelRequest& request, rpc::CallContext* context);
-  std::shared_ptr<const ServedModel> Known(uint64_t model_id) const;
+  struct Entry {
+    std::shared_ptr<const ServedModel> model;
+    std::string lost;
+    bool doubted = false;  // it seemed lost when Watch looked last
+  };
+
+  // `fresh`: made of the config if it is needed, so that attempts share it.
+  absl::StatusOr<Declared> TryDeclare(const v1::ModelConfig& config,
+                                      std::shared_ptr<ServedModel>* fresh,
+                                      rpc::CallContext* context);
+  // ALREADY_EXISTS with the first field that differs from what is there, or OK.
+  absl::Status CheckName(const v1::ModelConfig& config, uint64_t model_id,
+                         const ShardModels& shards, rpc::CallContext* context);
+  // Asks the shards, and brings what is known of the model up to date.
+  absl::StatusOr<std::shared_ptr<const ServedModel>> Refresh(uint64_t model_id,
+                                                             rpc::CallContext* context);
+  // What the shards say of a model; asks again, if it seems lost, what may just be changing.
+  ModelVerdict Judge(uint64_t model_id, uint64_t known, ShardModels* shards,
+                     rpc::CallContext* context);
+  // The config, from a shard that has it, with rows of `history`.
+  absl::StatusOr<std::shared_ptr<ServedModel>> Fetch(uint64_t model_id, uint64_t history,
+                                                     rpc::CallContext* context);
+  absl::StatusOr<std::shared_ptr<ServedModel>> MakeModel(v1::ModelConfig config,
+                                                         uint64_t history) const;
+  absl::Status LostError(const std::string& name, const ModelVerdict& verdict) const;
+
+  // Nothing for a model that is not known.
+  Entry Find(uint64_t model_id) const;
+  // In place of every other model of this name.
+  void Remember(std::shared_ptr<const ServedModel> model);
+  void Forget(uint64_t model_id);
+  void SetLost(uint64_t model_id, const absl::Status& why);
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   const ModelRegistryOptions options_;
+  ModelChanges changes_;
   absl::Mutex declaring_;
   mutable absl::Mutex mutex_;
-  absl::flat_hash_map<uint64_t, std::shared_ptr<const ServedModel>> models_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, Entry> models_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::server

@@ -26,6 +26,8 @@ bool MayBeShed(ops::Rpc rpc) {
     case ops::Rpc::kGetLimits:
     case ops::Rpc::kGetStats:
     case ops::Rpc::kDrain:
+    case ops::Rpc::kDropModel:
+    case ops::Rpc::kResetModel:
       return false;
     default:
       return !FinishesABatch(rpc);

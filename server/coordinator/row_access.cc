@@ -73,8 +73,9 @@ struct ShardRows {
   std::vector<int64_t> local_rows;
   std::vector<size_t> positions;
 
-  shard::RowSelection Selection(uint64_t model_id, const RowTarget& target) const {
-    return {model_id, target.stack, target.slot, partitions, local_rows, target.columns};
+  shard::RowSelection Selection(const ServedModel& model, const RowTarget& target) const {
+    return {model.id,   target.stack,   target.slot,  partitions,
+            local_rows, target.columns, model.history};
   }
 };
 
@@ -102,7 +103,7 @@ AssignCommand AssignTo(const ShardRows& rows, const ServedModel& model, const Ro
                 here->data() + i * target.columns);
   }
   AssignCommand command;
-  command.rows = rows.Selection(model.id, target);
+  command.rows = rows.Selection(model, target);
   command.values = *here;
   command.owner = std::move(here);
   return command;
@@ -166,10 +167,8 @@ absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
   const auto read = [&](int shard) {
     const ShardRows& rows = shards[shard];
     std::vector<float> values(rows.positions.size() * target.columns);
-    absl::Status status = fanout_.WithModel(model, shard, context, [&] {
-      return shards_[shard]->ReadRows(rows.Selection(model.id, target), absl::MakeSpan(values),
-                                      context);
-    });
+    absl::Status status =
+        shards_[shard]->ReadRows(rows.Selection(model, target), absl::MakeSpan(values), context);
     for (size_t i = 0; status.ok() && i < rows.positions.size(); ++i) {
       std::memcpy(data + rows.positions[i] * row_bytes, values.data() + i * target.columns,
                   row_bytes);
@@ -182,13 +181,17 @@ absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
 
 absl::StatusOr<v1::ReadRowsResponse> Coordinator::ReadRows(const v1::ReadRowsRequest& request,
                                                            rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(auto model, registry_.Find(request.model_id(), context));
-  ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
-  ASSIGN_OR_RETURN(auto ids, DecodeIds(request.ids(), target));
-  ASSIGN_OR_RETURN(auto values, ReadTableRows(*model, target, ids, context));
-  v1::ReadRowsResponse response;
-  *response.mutable_values() = std::move(values);
-  return response;
+  using Response = absl::StatusOr<v1::ReadRowsResponse>;
+  return OnModel(request.model_id(), context,
+                 [&](const std::shared_ptr<const ServedModel>& model) -> Response {
+                   ASSIGN_OR_RETURN(const RowTarget target,
+                                    FindTarget(*model, request.table(), request.slot()));
+                   ASSIGN_OR_RETURN(const auto ids, DecodeIds(request.ids(), target));
+                   v1::ReadRowsResponse response;
+                   ASSIGN_OR_RETURN(*response.mutable_values(),
+                                    ReadTableRows(*model, target, ids, context));
+                   return response;
+                 });
 }
 
 absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignRowsRequest& request,
@@ -218,29 +221,26 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
       commands[shard].mutation = mutation;
       commands[shard].attempt = number;
     }
-    return TryAssign(*model, commands, NonEmpty(shards), context);
+    return TryAssign(commands, NonEmpty(shards), context);
   };
   const auto made = mutations_.Make(mutation, context, attempt);
   if (!made.ok()) {
     record_.Abort(mutation);
-    return made.status();
+    return registry_.Explain(model->id, model->history, made.status());
   }
   record_.Finish(mutation, {});
   response.set_replayed(made->replayed);
   return response;
 }
 
-absl::StatusOr<MadeMutation> Coordinator::TryAssign(const ServedModel& model,
-                                                    const std::vector<AssignCommand>& commands,
+absl::StatusOr<MadeMutation> Coordinator::TryAssign(const std::vector<AssignCommand>& commands,
                                                     const std::vector<int>& shards,
                                                     rpc::CallContext* context) {
   std::vector<char> staged(commands.size());  // not bool: written by several threads
   const auto stage = [&](int shard) {
-    return fanout_.WithModel(model, shard, context, [&] {
-      const auto replayed = shards_[shard]->StageAssign(commands[shard], context);
-      staged[shard] = replayed.ok() && !*replayed;
-      return replayed.status();
-    });
+    const auto replayed = shards_[shard]->StageAssign(commands[shard], context);
+    staged[shard] = replayed.ok() && !*replayed;
+    return replayed.status();
   };
   const AssignCommand* const any = shards.empty() ? nullptr : &commands[shards.front()];
   if (absl::Status status = FirstError(ForEachShard(&threads_->blocking, shards, stage));
@@ -287,9 +287,14 @@ absl::StatusOr<v1::ExportTableResponse> Coordinator::Export::Next() {
   v1::ExportTableResponse response;
   response.set_first_row(next_);
   if (ids.empty()) return response;
-  ASSIGN_OR_RETURN(auto values, coordinator_->ReadTableRows(*model_, target_, ids, context_));
+  response.set_history(model_->history);
+  RETURN_IF_ERROR(coordinator_->registry_.CheckNotLost(model_->id, context_));
+  auto values = coordinator_->ReadTableRows(*model_, target_, ids, context_);
+  if (!values.ok()) {
+    return coordinator_->registry_.Explain(model_->id, model_->history, values.status());
+  }
   next_ += static_cast<int64_t>(ids.size());
-  *response.mutable_values() = std::move(values);
+  *response.mutable_values() = *std::move(values);
   return response;
 }
 

@@ -85,9 +85,9 @@ void ServedModel::Observe(const preprocess::PreprocessedBatch& batch) const {
   observed->Observe(batch.statistics());
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
-    v1::ModelConfig config, const preprocess::Topology& topology, CpuPool* cpu,
-    ops::Metrics* metrics) {
+absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig config,
+                                                             const preprocess::Topology& topology,
+                                                             CpuPool* cpu, ops::Metrics* metrics) {
   auto model = std::make_shared<ServedModel>();
   model->id = config::ModelFingerprint(config);
   model->config = std::move(config);

@@ -61,6 +61,7 @@ class ObservedCounts {
 // Immutable once made, but for its counts.
 struct ServedModel {
   uint64_t id = 0;
+  uint64_t history = 0;    // of the rows: new with every declaration and reset
   v1::ModelConfig config;  // complete
   preprocess::Plan plan;
   std::vector<shard::StackSpec> shard_stacks;  // the stacks of the plan, as shards keep them
@@ -77,9 +78,9 @@ struct ServedModel {
   }
 };
 
-// Plans a complete config. `cpu`: see Preprocessor::Create.
-absl::StatusOr<std::shared_ptr<const ServedModel>> MakeServedModel(
-    v1::ModelConfig config, const preprocess::Topology& topology, CpuPool* cpu,
-    ops::Metrics* metrics);
+// Plans a complete config; its history is not set. `cpu`: see Preprocessor::Create.
+absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig config,
+                                                             const preprocess::Topology& topology,
+                                                             CpuPool* cpu, ops::Metrics* metrics);
 
 }  // namespace emberd::server

@@ -56,6 +56,9 @@ constexpr MetricInfo kCatalogue[] = {
     Gauge(kDraining, "emberd_draining", {"server"}, "1",
           "1 while the server takes no new requests because it drains, else 0."),
     Gauge(kModels, "emberd_models", {"server"}, "1", "Models declared."),
+    Gauge(kModelLost, "emberd_model_lost", {"model"}, "1",
+          "1 while shards lack rows of the model that others have or had, and every call on it is "
+          "DATA_LOSS, else 0."),
     Gauge(kTableBytes, "emberd_table_bytes", {"server"}, "bytes",
           "Bytes reserved for weights and optimizer slots."),
     Gauge(kTableBudgetBytes, "emberd_table_budget_bytes", {"server"}, "bytes",

@@ -25,6 +25,7 @@ enum class MetricId {
   kTrainStreams,
   kDraining,
   kModels,
+  kModelLost,
   kTableBytes,
   kTableBudgetBytes,
   kBatches,

@@ -172,6 +172,7 @@ ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::st
       &registry_.histogram(MetricId::kBatchMinibatches, {StackLabels(model, "")[0]});
   metrics->examples_ = &registry_.counter(MetricId::kExamples, {StackLabels(model, "")[0]});
   metrics->refused_ = &registry_.counter(MetricId::kBatchesRefused, {StackLabels(model, "")[0]});
+  metrics->lost_ = &registry_.gauge(MetricId::kModelLost, {StackLabels(model, "")[0]});
   const auto limit = [&](MetricId id, const std::vector<std::string>& labels) {
     return labels[0] == "other" ? nullptr : &registry_.gauge(id, labels);
   };

@@ -108,6 +108,7 @@ class ModelMetrics {
   void AddExamples(int64_t examples) { examples_->Increment(examples); }
   // One that no cut of the vocabulary keeps within the limits.
   void AddRefused() { refused_->Increment(); }
+  void SetLost(bool lost) { lost_->Set(lost ? 1 : 0); }
   // Of a stack of that list; 0: none.
   void SetLimits(int stack, int64_t max_ids, int64_t max_unique_ids);
 
@@ -129,6 +130,7 @@ class ModelMetrics {
   prometheus::Histogram* minibatches_ = nullptr;
   prometheus::Counter* examples_ = nullptr;
   prometheus::Counter* refused_ = nullptr;
+  prometheus::Gauge* lost_ = nullptr;
   std::vector<Stack> stacks_;
 };
 

@@ -31,9 +31,13 @@ constexpr MethodRole kMethodRoles[] = {
     {"/emberd.v1.AdminService/GetLimits", Token::READER},
     {"/emberd.v1.AdminService/GetStats", Token::READER},
     {"/emberd.v1.AdminService/Drain", Token::ADMIN},
+    {"/emberd.v1.AdminService/DropModel", Token::ADMIN},
+    {"/emberd.v1.AdminService/ResetModel", Token::ADMIN},
 
     {"/emberd.internal.v1.ShardService/CreateModel", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/ServeModel", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/FindModel", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/ListModels", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/DropModel", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/Gather", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/Apply", Token::CLUSTER},

@@ -24,6 +24,7 @@ class GroupStepsTest : public TestHost {
     request.set_group("g");
     request.set_generation(generation);
     request.set_size(size);
+    request.set_history(kHistory);
     return host_->OpenGroup(request);
   }
 
@@ -244,10 +245,13 @@ TEST_F(GroupStepsTest, AnUnwantedStepOfTheLastGenerationGoes) {
 }
 
 TEST_F(GroupStepsTest, AnUnknownModelIsRefusedAndADroppedOneForgotten) {
-  EXPECT_EQ(Open(1, 1, 6).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Open(1, 1, 6).status().code(), absl::StatusCode::kDataLoss);
   ASSERT_TRUE(Open(1, 1).ok());
   ASSERT_TRUE(StagePart({"g", 1, 0, 1, 0}).ok());
-  ASSERT_TRUE(host_->DropModel(5).ok());
+  internal::v1::DropModelRequest drop;
+  drop.set_model_id(5);
+  drop.set_history(kHistory);
+  ASSERT_TRUE(host_->DropModel(drop).ok());
   EXPECT_EQ(Decide(1, 0, true).status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(host_->GetStatus().batches(), 0);
 }

@@ -1,5 +1,6 @@
 #include "server/shard/hosted_models.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +9,11 @@
 #include "base/status.h"
 
 namespace emberd::server {
+namespace {
+
+constexpr size_t kMaxDropped = 256;
+
+}  // namespace
 
 shard::ModelSpec ModelSpecFromPlan(uint64_t model_id, const v1::ModelConfig& config,
                                    const preprocess::Plan& plan, int shard_index) {
@@ -58,23 +64,42 @@ absl::Status HostedModels::CheckPlace(const internal::v1::CreateModelRequest& re
       request.shard_index(), " of ", request.shards(), " with ", request.sparsecores_per_shard()));
 }
 
-absl::Status HostedModels::CheckName(const v1::ModelConfig& config) const {
-  for (const auto& [id, model] : models_) {
-    if (model.config.name() == config.name()) {
-      return absl::AlreadyExistsError(absl::StrCat("another model '", config.name(),
-                                                   "' is declared here, with model_id ",
-                                                   absl::Hex(id, absl::kZeroPad16)));
-    }
+absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
+    const internal::v1::CreateModelRequest& request) {
+  const std::string& name = request.config().name();
+  absl::MutexLock lock(&mutex_);
+  // The word that takes rows back may be faster than the one that makes them.
+  if (WasDropped(request.history())) {
+    return absl::AbortedError(
+        absl::StrCat("the declaration of model '", name, "' was taken back already; try again"));
   }
-  return absl::OkStatus();
+  const auto found = std::find_if(models_.begin(), models_.end(), [&](const auto& entry) {
+    return entry.second.config.name() == name;
+  });
+  const uint64_t here = found == models_.end() ? 0 : found->second.history;
+  const bool same = here != 0 && found->first == request.model_id();
+  if (same && here == request.history()) return Place{.done = true};
+  if (here != 0 && !same && found->second.serving) {
+    return absl::AlreadyExistsError(absl::StrCat("another model '", name,
+                                                 "' is declared here, with model_id ",
+                                                 absl::Hex(found->first, absl::kZeroPad16)));
+  }
+  if (here != request.replaces()) {
+    return absl::AbortedError(
+        absl::StrCat("model '", name, "' was declared, reset or dropped meanwhile; try again"));
+  }
+  if (same && !found->second.serving) {  // its rows are as good as new ones
+    found->second.history = request.history();
+    return Place{.done = true};
+  }
+  if (here != 0) RememberDropped(here);
+  return Place{.occupant = here == 0 ? 0 : found->first};
 }
 
 absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest& request) {
   RETURN_IF_ERROR(CheckPlace(request));
+  if (request.history() == 0) return absl::InvalidArgumentError("history is 0; it must be random");
   const v1::ModelConfig& config = request.config();
-  absl::MutexLock lock(&mutex_);
-  if (models_.contains(request.model_id())) return false;
-  RETURN_IF_ERROR(CheckName(config));
   ASSIGN_OR_RETURN(
       const preprocess::Plan plan,
       preprocess::MakePlan(config, {.shards = place_.shards,
@@ -85,12 +110,30 @@ absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest
                      plan.fingerprint, ") and by the coordinator (", request.plan_fingerprint(),
                      "): do both run the same version of emberd?"));
   }
+  absl::MutexLock changing(&changing_);
+  ASSIGN_OR_RETURN(const Place place, FindPlace(request));
+  if (place.done) return false;
+  if (place.occupant != 0) Remove(place.occupant);
   RETURN_IF_ERROR(
       engine_->CreateModel(ModelSpecFromPlan(request.model_id(), config, plan, place_.index)));
   std::vector<std::string> stacks;
   for (const preprocess::StackPlan& stack : plan.stacks) stacks.push_back(stack.name);
-  models_[request.model_id()] = {config, metrics_->ShardModel(place_.index, config.name(), stacks)};
+  Model model = {.config = config,
+                 .history = request.history(),
+                 .metrics = metrics_->ShardModel(place_.index, config.name(), stacks)};
+  absl::MutexLock lock(&mutex_);
+  models_[request.model_id()] = std::move(model);
   return true;
+}
+
+absl::Status HostedModels::Serve(const internal::v1::ServeModelRequest& request) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(request.model_id());
+  if (found == models_.end() || found->second.history != request.history()) {
+    return absl::AbortedError("the model was declared, reset or dropped meanwhile; try again");
+  }
+  found->second.serving = true;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<internal::v1::FindModelResponse> HostedModels::Find(
@@ -108,14 +151,64 @@ absl::StatusOr<internal::v1::FindModelResponse> HostedModels::Find(
   return absl::NotFoundError("no such model is declared here");
 }
 
-absl::Status HostedModels::Drop(uint64_t model_id, absl::FunctionRef<void()> forget_rest) {
+internal::v1::ListModelsResponse HostedModels::List() const {
+  internal::v1::ListModelsResponse response;
   absl::MutexLock lock(&mutex_);
-  if (models_.erase(model_id) == 0) {
-    return absl::NotFoundError(
-        absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not declared here"));
+  for (const auto& [id, model] : models_) {
+    internal::v1::HostedModel* to = response.add_models();
+    to->set_model_id(id);
+    to->set_name(model.config.name());
+    to->set_history(model.history);
+    to->set_serving(model.serving);
   }
-  forget_rest();
-  return engine_->DropModel(model_id);
+  response.mutable_dropped()->Add(dropped_.begin(), dropped_.end());
+  return response;
+}
+
+absl::Status HostedModels::Drop(const internal::v1::DropModelRequest& request) {
+  absl::MutexLock changing(&changing_);
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = models_.find(request.model_id());
+    const bool here = found != models_.end() && found->second.history == request.history();
+    if (here && found->second.serving && request.unless_serving()) {
+      return absl::FailedPreconditionError("the model is served");
+    }
+    RememberDropped(request.history());
+    if (!here) return absl::OkStatus();
+  }
+  Remove(request.model_id());
+  return absl::OkStatus();
+}
+
+void HostedModels::Remove(uint64_t model_id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    models_.erase(model_id);
+  }
+  forget_(model_id);
+  engine_->DropModel(model_id).IgnoreError();  // it is there: it was created with the entry
+}
+
+void HostedModels::RememberDropped(uint64_t history) {
+  if (WasDropped(history)) return;
+  dropped_.push_back(history);
+  if (dropped_.size() > kMaxDropped) dropped_.pop_front();
+}
+
+bool HostedModels::WasDropped(uint64_t history) const {
+  return std::find(dropped_.begin(), dropped_.end(), history) != dropped_.end();
+}
+
+absl::Status HostedModels::Check(uint64_t model_id, uint64_t history) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  if (found != models_.end() && found->second.serving && found->second.history == history) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat("it does not have the rows of model_id ",
+                                          absl::Hex(model_id, absl::kZeroPad16),
+                                          " that the call is about"));
 }
 
 ops::ShardModelMetrics* HostedModels::MetricsOf(uint64_t model_id) const {

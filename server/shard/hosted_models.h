@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -31,38 +33,57 @@ struct ShardPlace {
   int index = 0;
 };
 
-// Thread-safe. What the calls mean and their errors: shard_service.proto.
+// Thread-safe. What the calls mean and their errors: shard_service.proto. Create and Drop take
+// turns and may take long; nothing else waits for them.
 class HostedModels {
  public:
-  // `engine` and `metrics` must outlive it.
-  HostedModels(const ShardPlace& place, shard::Engine* engine, ops::Metrics* metrics)
-      : place_(place), engine_(engine), metrics_(metrics) {}
+  // `engine` and `metrics` must outlive it. `forget` gives up whatever else is kept of a model that
+  // goes; it runs before anybody can create the model again.
+  HostedModels(const ShardPlace& place, shard::Engine* engine, ops::Metrics* metrics,
+               std::function<void(uint64_t model_id)> forget)
+      : place_(place), engine_(engine), metrics_(metrics), forget_(std::move(forget)) {}
 
   // True: it was not here before.
   absl::StatusOr<bool> Create(const internal::v1::CreateModelRequest& request);
+  absl::Status Serve(const internal::v1::ServeModelRequest& request);
   absl::StatusOr<internal::v1::FindModelResponse> Find(
       const internal::v1::FindModelRequest& request) const;
-  // Here and in the engine. `forget_rest` runs before anybody can create the model again.
-  absl::Status Drop(uint64_t model_id, absl::FunctionRef<void()> forget_rest);
+  internal::v1::ListModelsResponse List() const;
+  // Here and in the engine.
+  absl::Status Drop(const internal::v1::DropModelRequest& request);
 
-  bool Has(uint64_t model_id) const { return MetricsOf(model_id) != nullptr; }
+  // DATA_LOSS unless the model is served with rows of this history.
+  absl::Status Check(uint64_t model_id, uint64_t history) const;
   // Null for a model that is not here.
   ops::ShardModelMetrics* MetricsOf(uint64_t model_id) const;
 
  private:
   struct Model {
     v1::ModelConfig config;
+    uint64_t history = 0;
+    bool serving = false;
     ops::ShardModelMetrics* metrics = nullptr;
+  };
+  // What the request finds in its place.
+  struct Place {
+    bool done = false;      // it had been carried out before
+    uint64_t occupant = 0;  // the model that has to go first; 0: there is none
   };
 
   absl::Status CheckPlace(const internal::v1::CreateModelRequest& request) const;
-  absl::Status CheckName(const v1::ModelConfig& config) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Place> FindPlace(const internal::v1::CreateModelRequest& request);
+  void Remove(uint64_t model_id);
+  void RememberDropped(uint64_t history) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WasDropped(uint64_t history) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ShardPlace place_;
   shard::Engine* const engine_;
   ops::Metrics* const metrics_;
-  mutable absl::Mutex mutex_;
+  const std::function<void(uint64_t model_id)> forget_;
+  absl::Mutex changing_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while tables are filled
+  mutable absl::Mutex mutex_;                          // never held for long
   absl::flat_hash_map<uint64_t, Model> models_ ABSL_GUARDED_BY(mutex_);
+  std::deque<uint64_t> dropped_ ABSL_GUARDED_BY(mutex_);  // histories, the newest last
 };
 
 }  // namespace emberd::server

@@ -99,8 +99,16 @@ class LocalShard final : public ShardBackend {
       const internal::v1::FindModelRequest& request, rpc::CallContext*) override {
     return Named(host_->FindModel(request));
   }
-  absl::Status DropModel(uint64_t model_id, rpc::CallContext*) override {
-    return Annotate(host_->DropModel(model_id), name_);
+  absl::Status ServeModel(const internal::v1::ServeModelRequest& request,
+                          rpc::CallContext*) override {
+    return Annotate(host_->ServeModel(request), name_);
+  }
+  absl::StatusOr<internal::v1::ListModelsResponse> ListModels(rpc::CallContext*) override {
+    return host_->ListModels();
+  }
+  absl::Status DropModel(const internal::v1::DropModelRequest& request,
+                         rpc::CallContext*) override {
+    return Annotate(host_->DropModel(request), name_);
   }
   std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext*) override {
     return std::make_unique<LocalGather>(host_.get(), std::move(command), name_);

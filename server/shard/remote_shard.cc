@@ -175,9 +175,18 @@ class RemoteShard final : public ShardBackend {
       const internal::v1::FindModelRequest& request, rpc::CallContext* context) override {
     return Unary<internal::v1::FindModelResponse>(&ShardService::Stub::FindModel, request, context);
   }
-  absl::Status DropModel(uint64_t model_id, rpc::CallContext* context) override {
-    internal::v1::DropModelRequest request;
-    request.set_model_id(model_id);
+  absl::Status ServeModel(const internal::v1::ServeModelRequest& request,
+                          rpc::CallContext* context) override {
+    return Unary<internal::v1::ServeModelResponse>(&ShardService::Stub::ServeModel, request,
+                                                   context)
+        .status();
+  }
+  absl::StatusOr<internal::v1::ListModelsResponse> ListModels(rpc::CallContext* context) override {
+    return Unary<internal::v1::ListModelsResponse>(&ShardService::Stub::ListModels,
+                                                   internal::v1::ListModelsRequest(), context);
+  }
+  absl::Status DropModel(const internal::v1::DropModelRequest& request,
+                         rpc::CallContext* context) override {
     return Unary<internal::v1::DropModelResponse>(&ShardService::Stub::DropModel, request, context)
         .status();
   }
@@ -313,6 +322,7 @@ class RemoteShard final : public ShardBackend {
   static Request Select(const shard::RowSelection& selection) {
     Request request;
     request.set_model_id(selection.model_id);
+    request.set_history(selection.history);
     request.set_stack(selection.stack);
     request.set_slot(selection.slot);
     request.set_partitions(BytesOf(selection.partitions));

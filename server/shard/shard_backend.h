@@ -29,6 +29,7 @@ namespace emberd::server {
 // What Gather asks of one shard.
 struct GatherCommand {
   uint64_t model_id = 0;
+  uint64_t history = 0;       // of the rows
   uint64_t batch_handle = 0;  // 0: nothing is kept
   absl::Duration batch_ttl;
   std::vector<preprocess::StackBatchView> stacks;
@@ -65,7 +66,7 @@ struct StackRowsView {
 };
 // A stack stands in one of the two, by ascending index.
 struct GatherResult {
-  uint64_t incarnation = 0;
+  uint64_t history = 0;
   std::vector<StackSumsView> stacks;
   std::vector<StackRowsView> rows;
   std::shared_ptr<const void> owner;  // keeps the views alive
@@ -82,9 +83,9 @@ struct GroupPart {
 struct ApplyCommand {
   uint64_t model_id = 0;
   uint64_t batch_handle = 0;
-  uint64_t incarnation = 0;  // the shard's, when it gathered the batch
-  Mutation mutation;         // this and `attempt` are not used with a group_part
-  uint64_t attempt = 0;      // see MutationVotes
+  uint64_t history = 0;  // of the rows that the batch was gathered from
+  Mutation mutation;     // this and `attempt` are not used with a group_part
+  uint64_t attempt = 0;  // see MutationVotes
   std::optional<GroupPart> group_part;
   shard::ApplyInput input;
 };
@@ -137,7 +138,12 @@ class ShardBackend {
       const internal::v1::CreateModelRequest& request, rpc::CallContext* context) = 0;
   virtual absl::StatusOr<internal::v1::FindModelResponse> FindModel(
       const internal::v1::FindModelRequest& request, rpc::CallContext* context) = 0;
-  virtual absl::Status DropModel(uint64_t model_id, rpc::CallContext* context) = 0;
+  virtual absl::Status ServeModel(const internal::v1::ServeModelRequest& request,
+                                  rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<internal::v1::ListModelsResponse> ListModels(
+      rpc::CallContext* context) = 0;
+  virtual absl::Status DropModel(const internal::v1::DropModelRequest& request,
+                                 rpc::CallContext* context) = 0;
 
   // `context` must outlive the call.
   virtual std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) = 0;

@@ -116,6 +116,7 @@ absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int parti
 rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
   internal::v1::GatherHeader header;
   header.set_model_id(command.model_id);
+  header.set_history(command.history);
   header.set_batch_handle(command.batch_handle);
   header.set_batch_ttl_ms(absl::ToInt64Milliseconds(command.batch_ttl));
   for (const StackBatchView& stack : command.stacks) EncodeStackHeader(stack, header.add_stacks());
@@ -142,6 +143,7 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
 
   GatherCommand command;
   command.model_id = header.model_id();
+  command.history = header.history();
   command.batch_handle = header.batch_handle();
   command.batch_ttl = absl::Milliseconds(header.batch_ttl_ms());
   rpc::PayloadReader payload(message.payload());
@@ -159,7 +161,7 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
 
 rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result) {
   internal::v1::GatherReply header;
-  header.set_incarnation(result.incarnation);
+  header.set_history(result.history);
   for (const StackSumsView& stack : result.stacks) {
     internal::v1::StackSums* to = header.add_stacks();
     to->set_stack(stack.stack);
@@ -188,7 +190,7 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
   internal::v1::GatherReply header;
   RETURN_IF_ERROR(ParseHeader(message, &header));
   GatherResult result;
-  result.incarnation = header.incarnation();
+  result.history = header.history();
   rpc::PayloadReader payload(message.payload());
   for (const internal::v1::StackSums& from : header.stacks()) {
     if (from.samples() < 0 || from.width() < 0) return Malformed("a negative size in StackSums");
@@ -212,7 +214,7 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   internal::v1::ApplyHeader header;
   header.set_model_id(command.model_id);
   header.set_batch_handle(command.batch_handle);
-  header.set_incarnation(command.incarnation);
+  header.set_history(command.history);
   header.set_client_id(command.mutation.client_id);
   header.set_sequence(command.mutation.sequence);
   header.set_attempt(command.attempt);
@@ -256,7 +258,7 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
   ApplyCommand command;
   command.model_id = header.model_id();
   command.batch_handle = header.batch_handle();
-  command.incarnation = header.incarnation();
+  command.history = header.history();
   if (header.has_group_part()) {
     RETURN_IF_ERROR(DecodeGroupPart(header.group_part(), &command.group_part.emplace()));
   } else {

@@ -103,12 +103,12 @@ TEST(ShardCodecTest, SumsArriveWhole) {
   const std::vector<int32_t> samples = {0, 4};
   const std::vector<float> sums(16, 2.5f);
   GatherResult sent;
-  sent.incarnation = 77;
+  sent.history = 77;
   sent.stacks.push_back({0, samples, sums, 9});
   sent.stacks.push_back({1, {}, {}, 0});
   auto got = DecodeGatherResult(Transport(EncodeGatherResult(sent)));
   ASSERT_TRUE(got.ok()) << got.status();
-  EXPECT_EQ(got->incarnation, 77u);
+  EXPECT_EQ(got->history, 77u);
   ASSERT_EQ(got->stacks.size(), 2u);
   EXPECT_EQ(got->stacks[0].samples, absl::MakeConstSpan(samples));
   EXPECT_EQ(got->stacks[0].sums, absl::MakeConstSpan(sums));
@@ -121,7 +121,7 @@ TEST(ShardCodecTest, UniqueRowsArriveWhole) {
   const std::vector<float> sums(8, 1.5f);
   const std::vector<char> rows(3 * 16, 'r');
   GatherResult sent;
-  sent.incarnation = 78;
+  sent.history = 78;
   sent.stacks.push_back({1, samples, sums, 2});
   sent.rows.push_back({0, 16, rows, 9});
   sent.rows.push_back({2, 32, {}, 0});
@@ -169,7 +169,7 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
   ApplyCommand sent;
   sent.model_id = 1;
   sent.batch_handle = 2;
-  sent.incarnation = 3;
+  sent.history = 3;
   sent.mutation = {"client", 4, UpdateTag(1)};
   sent.attempt = 6;
   sent.input.step = 5;
@@ -178,7 +178,7 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
   auto got = DecodeApply(Transport(EncodeApply(sent)));
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->model_id, 1u);
-  EXPECT_EQ(got->incarnation, 3u);
+  EXPECT_EQ(got->history, 3u);
   EXPECT_EQ(got->mutation.client_id, "client");
   EXPECT_EQ(got->mutation.sequence, 4u);
   EXPECT_EQ(got->mutation.tag, UpdateTag(1));

@@ -44,11 +44,11 @@ std::map<int, double> SharesOf(const shard::HotTable& table) {
   return shares;
 }
 
-GatherResult ToResult(uint64_t incarnation, shard::GatherOutput output) {
+GatherResult ToResult(uint64_t history, shard::GatherOutput output) {
   // Keeps the engine's vectors together as long as the views of the result are in use.
   auto owner = std::make_shared<const shard::GatherOutput>(std::move(output));
   GatherResult result;
-  result.incarnation = incarnation;
+  result.history = history;
   for (const shard::StackSums& stack : owner->sums) result.stacks.push_back(ViewOf(stack));
   for (const shard::StackRows& stack : owner->rows) {
     result.rows.push_back({stack.stack, stack.row_bytes,
@@ -107,7 +107,11 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       counted_partitions_(partition_metrics_.size()),
       memory_(config::ShardsOnOneHost(cluster)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
-      models_(place_, engine.get(), metrics),
+      models_(place_, engine.get(), metrics,
+              [this](uint64_t model_id) {
+                group_steps_.DropModel(model_id);
+                votes_.DropModel(model_id);
+              }),
       votes_({.max_held_bytes = cluster.budgets().in_flight_bytes()}, &order_),
       group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
                     .part_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms())},
@@ -136,15 +140,7 @@ absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
   }
   internal::v1::CreateModelResponse response;
   response.set_created(created);
-  response.set_incarnation(incarnation_);
   return response;
-}
-
-absl::Status ShardHost::DropModel(uint64_t model_id) {
-  return models_.Drop(model_id, [&] {
-    group_steps_.DropModel(model_id);
-    votes_.DropModel(model_id);
-  });
 }
 
 void ShardHost::WarnOfMemory(const std::string& model) const {
@@ -217,6 +213,9 @@ void ShardHost::Gather(GatherCommand command, GatherCallback done) {
 }
 
 void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
+  if (absl::Status status = models_.Check(command.model_id, command.history); !status.ok()) {
+    return done(status);
+  }
   absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
       engine_->PrepareBatch(command.model_id, std::move(command.stacks), std::move(command.owner));
   if (!batch.ok()) return done(batch.status());
@@ -230,12 +229,18 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
     if (!status.ok()) return done(status);
   }
   ops::ShardModelMetrics* metrics = models_.MetricsOf(command.model_id);
-  engine_->Gather(*batch, [this, done, metrics, handle = command.batch_handle](auto output) {
+  engine_->Gather(*batch, [this, done, metrics, model_id = command.model_id,
+                           history = command.history, handle = command.batch_handle](auto output) {
     if (!output.ok()) {
       batches_.Erase(handle);
       return done(output.status());
     }
-    GatherResult result = ToResult(incarnation_, *std::move(output));
+    // A reset in between would have shown new rows under the old name.
+    if (absl::Status status = models_.Check(model_id, history); !status.ok()) {
+      batches_.Erase(handle);
+      return done(status);
+    }
+    GatherResult result = ToResult(history, *std::move(output));
     if (metrics != nullptr) AddGathered(result, metrics);
     done(std::move(result));
   });
@@ -243,10 +248,7 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
 
 absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
     const internal::v1::OpenGroupRequest& request) {
-  if (!models_.Has(request.model_id())) {
-    return absl::NotFoundError(absl::StrCat(
-        "model_id ", absl::Hex(request.model_id(), absl::kZeroPad16), " is not declared here"));
-  }
+  RETURN_IF_ERROR(models_.Check(request.model_id(), request.history()));
   return group_steps_.Open(request);
 }
 
@@ -326,11 +328,7 @@ absl::Status ShardHost::WrongModel(uint64_t batch_handle, const KeptBatch& kept)
 
 absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ShardHost::ClaimChecked(
     ApplyCommand& command) {
-  if (command.incarnation != incarnation_) {
-    return absl::FailedPreconditionError(
-        "it restarted after the batch was looked up, and its rows are back at their initial "
-        "values; look the batch up again");
-  }
+  RETURN_IF_ERROR(models_.Check(command.model_id, command.history));
   ASSIGN_OR_RETURN(const std::shared_ptr<KeptBatch> kept, batches_.Claim(command.batch_handle));
   absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> part =
       kept->model_id == command.model_id
@@ -374,13 +372,17 @@ absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
 
 void ShardHost::ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                          DoneCallback done) {
-  if (absl::Status status = CheckMemory(selection.model_id, selection); !status.ok()) {
-    return done(status);
-  }
-  engine_->ReadRows(selection, values, std::move(done));
+  absl::Status status = models_.Check(selection.model_id, selection.history);
+  if (status.ok()) status = CheckMemory(selection.model_id, selection);
+  if (!status.ok()) return done(status);
+  engine_->ReadRows(
+      selection, values,
+      [this, model_id = selection.model_id, history = selection.history, done = std::move(done)](
+          const absl::Status& read) { done(read.ok() ? models_.Check(model_id, history) : read); });
 }
 
 absl::StatusOr<bool> ShardHost::StageAssign(const AssignCommand& command) {
+  RETURN_IF_ERROR(models_.Check(command.rows.model_id, command.rows.history));
   ASSIGN_OR_RETURN(std::optional<RowCounts> before,
                    votes_.MayStage(command.mutation, command.attempt));
   if (before.has_value()) return true;

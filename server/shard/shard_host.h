@@ -41,7 +41,6 @@ class ShardHost {
   // Finishes work in progress.
   ~ShardHost();
 
-  uint64_t incarnation() const { return incarnation_; }
   int sparsecores_per_shard() const { return place_.sparsecores_per_shard; }
   ops::ServerMetrics* metrics() { return server_metrics_; }
   // Calls that take longer are logged.
@@ -53,7 +52,13 @@ class ShardHost {
       const internal::v1::FindModelRequest& request) {
     return models_.Find(request);
   }
-  absl::Status DropModel(uint64_t model_id);
+  absl::Status ServeModel(const internal::v1::ServeModelRequest& request) {
+    return models_.Serve(request);
+  }
+  internal::v1::ListModelsResponse ListModels() const { return models_.List(); }
+  absl::Status DropModel(const internal::v1::DropModelRequest& request) {
+    return models_.Drop(request);
+  }
 
   using GatherCallback = std::function<void(absl::StatusOr<GatherResult>)>;
   void Gather(GatherCommand command, GatherCallback done);

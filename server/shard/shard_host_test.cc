@@ -2,6 +2,12 @@
 // leaves no trace, and an update is applied once.
 #include "server/shard/shard_host.h"
 
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "server/shard/testing_host.h"
 
 namespace emberd::server {
@@ -57,7 +63,7 @@ TEST_F(ShardHostTest, RefusesGradientsThatDoNotFitTheBatch) {
   ApplyCommand command;
   command.model_id = 5;
   command.batch_handle = 1;
-  command.incarnation = host_->incarnation();
+  command.history = kHistory;
   command.mutation = {"c", 1, UpdateTag(5)};
   command.attempt = 1;
   command.input.stacks.push_back({0, absl::MakeConstSpan(gradients_).subspan(1), {}});
@@ -138,10 +144,111 @@ TEST_F(ShardHostTest, FindsModelsByIdAndByName) {
   request.set_model_id(0);
   request.set_name("m");
   EXPECT_EQ(host_->FindModel(request)->model_id(), 5u);
-  EXPECT_TRUE(host_->DropModel(5).ok());
-  EXPECT_EQ(host_->FindModel(request).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(host_->DropModel(5).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(Gather(1).status().code(), absl::StatusCode::kNotFound);
+}
+
+internal::v1::DropModelRequest Drop(uint64_t history, bool unless_serving = false) {
+  internal::v1::DropModelRequest request;
+  request.set_model_id(5);
+  request.set_history(history);
+  request.set_unless_serving(unless_serving);
+  return request;
+}
+
+TEST_F(ShardHostTest, ADroppedModelIsGoneAndRemembered) {
+  EXPECT_EQ(host_->DropModel(Drop(kHistory, true)).code(), absl::StatusCode::kFailedPrecondition)
+      << "it is served";
+  EXPECT_TRUE(host_->DropModel(Drop(99)).ok()) << "other rows than those that are here";
+  EXPECT_TRUE(Gather(1).ok());
+  EXPECT_TRUE(host_->DropModel(Drop(kHistory)).ok());
+  EXPECT_TRUE(host_->DropModel(Drop(kHistory)).ok()) << "twice";
+  EXPECT_EQ(Gather(1).status().code(), absl::StatusCode::kDataLoss);
+  internal::v1::FindModelRequest find;
+  find.set_model_id(5);
+  EXPECT_EQ(host_->FindModel(find).status().code(), absl::StatusCode::kNotFound);
+  const internal::v1::ListModelsResponse list = host_->ListModels();
+  EXPECT_EQ(list.models_size(), 0);
+  EXPECT_THAT(list.dropped(), ::testing::Contains(kHistory));
+}
+
+// A declaration that is given up must not come true when its words arrive in the wrong order.
+TEST_F(ShardHostTest, WhatWasTakenBackIsNotMadeLater) {
+  ASSERT_TRUE(host_->DropModel(Drop(kHistory)).ok());
+  ASSERT_TRUE(host_->DropModel(Drop(18, /*unless_serving=*/true)).ok()) << "not here yet";
+  auto request = CreateRequest();
+  request.set_history(18);
+  EXPECT_EQ(host_->CreateModel(request).status().code(), absl::StatusCode::kAborted);
+  request.set_history(19);
+  EXPECT_TRUE(host_->CreateModel(request).ok());
+}
+
+TEST_F(ShardHostTest, RowsOfAnotherHistoryAreNotTouched) {
+  ASSERT_TRUE(Gather(1).ok());
+  auto staged = Stage(1, 1);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  ASSERT_TRUE(Gather(2).ok());
+
+  // As a reset does it.
+  auto request = CreateRequest();
+  request.set_history(18);
+  request.set_replaces(16);
+  EXPECT_EQ(host_->CreateModel(request).status().code(), absl::StatusCode::kAborted);
+  request.set_replaces(kHistory);
+  EXPECT_TRUE(host_->CreateModel(request)->created());
+  EXPECT_FALSE(host_->CreateModel(request)->created()) << "a retry";
+  internal::v1::ServeModelRequest serve;
+  serve.set_model_id(5);
+  serve.set_history(kHistory);
+  EXPECT_EQ(host_->ServeModel(serve).code(), absl::StatusCode::kAborted);
+  serve.set_history(18);
+  EXPECT_TRUE(host_->ServeModel(serve).ok());
+
+  // What belongs to the rows before it comes to nothing.
+  EXPECT_FALSE(Commit(*std::move(staged)).ok());
+  EXPECT_EQ(Stage(2, 2).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Gather(3).status().code(), absl::StatusCode::kDataLoss);
+}
+
+// Filling tables may take seconds, in which other models are trained.
+TEST(HostedModelsTest, CreatingAModelHoldsNobodyUp) {
+  ops::Metrics metrics("test");
+  ThreadPools threads(2);
+  auto host = ShardHost::Create(*config::ParseCluster(kCluster), 0, &metrics, &threads);
+  ASSERT_TRUE(host.ok()) << host.status();
+  // `tables` of 64 MB each, in stacks of their own, which are filled when they are made.
+  const auto request = [](const std::string& name, uint64_t id, int tables) {
+    std::string text = absl::StrCat("name: '", name, "'");
+    for (int t = 0; t < tables; ++t) {
+      absl::StrAppend(&text, " tables { name: 't", t,
+                      "' vocabulary_size: 250000 embedding_dim: 64 ",
+                      "optimizer { learning_rate: 0.", t + 1, " sgd {} } } features { name: 'f", t,
+                      "' table: 't", t, "' }");
+    }
+    internal::v1::CreateModelRequest create;
+    create.set_model_id(id);
+    *create.mutable_config() = *config::ParseModel(text);
+    create.set_shards(1);
+    create.set_sparsecores_per_shard(2);
+    create.set_plan_fingerprint(
+        preprocess::MakePlan(create.config(), {.shards = 1, .sparsecores_per_shard = 2})
+            ->fingerprint);
+    create.set_history(id);
+    return create;
+  };
+  ASSERT_TRUE((*host)->CreateModel(request("first", 1, 1)).ok());
+  std::atomic<bool> started = false, created = false;
+  std::thread creator([&] {
+    const auto large = request("large", 2, 8);
+    started = true;
+    EXPECT_TRUE((*host)->CreateModel(large).ok());
+    created = true;
+  });
+  while (!started) std::this_thread::yield();
+  // Each of these takes the lock that every gather takes.
+  int answers = 0;
+  while (!created) answers += (*host)->ListModels().models_size() == 1;
+  creator.join();
+  EXPECT_GT(answers, 10) << "the shard answered nothing until the tables were full";
+  EXPECT_EQ((*host)->ListModels().models_size(), 2);
 }
 
 }  // namespace

@@ -74,8 +74,8 @@ struct RowsCall : UnaryCall {
                                                      "; each row has one of both"));
     }
     RETURN_IF_ERROR(CheckInRange("columns", request.columns(), 1, kMaxColumns));
-    selection = {request.model_id(), request.stack(), request.slot(),
-                 partitions,         local_rows,      request.columns()};
+    selection = {request.model_id(), request.stack(),   request.slot(),   partitions,
+                 local_rows,         request.columns(), request.history()};
     return absl::OkStatus();
   }
   size_t floats() const { return partitions.size() * selection.columns; }
@@ -110,21 +110,17 @@ absl::Status ReadRequest(const pb::AssignShardRowsRequest& request, RowsCall* ca
                    " rows of ", call->selection.columns, " columns need ", call->floats()));
 }
 
-using ShardServiceBase = pb::ShardService::WithCallbackMethod_CreateModel<
-    pb::ShardService::WithCallbackMethod_FindModel<pb::ShardService::WithCallbackMethod_DropModel<
-        pb::ShardService::WithRawCallbackMethod_Gather<
-            pb::ShardService::WithRawCallbackMethod_Apply<
-                pb::ShardService::WithCallbackMethod_OpenGroup<
-                    pb::ShardService::WithCallbackMethod_DecideStep<
-                        pb::ShardService::WithCallbackMethod_ReleaseBatch<
-                            pb::ShardService::WithCallbackMethod_RenewBatches<
-                                pb::ShardService::WithCallbackMethod_ReadRows<
-                                    pb::ShardService::WithCallbackMethod_AssignRows<
-                                        pb::ShardService::WithCallbackMethod_FindMutation<
-                                            pb::ShardService::WithCallbackMethod_DecideMutation<
-                                                pb::ShardService::WithCallbackMethod_ListUndecided<
-                                                    pb::ShardService::WithCallbackMethod_GetStatus<
-                                                        pb::ShardService::Service>>>>>>>>>>>>>>>;
+using Service = pb::ShardService;
+using Lifecycle = Service::WithCallbackMethod_CreateModel<Service::WithCallbackMethod_ServeModel<
+    Service::WithCallbackMethod_FindModel<Service::WithCallbackMethod_ListModels<
+        Service::WithCallbackMethod_DropModel<Service::Service>>>>>;
+using ShardServiceBase = Service::WithRawCallbackMethod_Gather<Service::WithRawCallbackMethod_Apply<
+    Service::WithCallbackMethod_OpenGroup<Service::WithCallbackMethod_DecideStep<
+        Service::WithCallbackMethod_ReleaseBatch<Service::WithCallbackMethod_RenewBatches<
+            Service::WithCallbackMethod_ReadRows<Service::WithCallbackMethod_AssignRows<
+                Service::WithCallbackMethod_FindMutation<Service::WithCallbackMethod_DecideMutation<
+                    Service::WithCallbackMethod_ListUndecided<
+                        Service::WithCallbackMethod_GetStatus<Lifecycle>>>>>>>>>>>>;
 
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
@@ -157,6 +153,8 @@ class ShardServiceImpl final : public ShardServiceBase {
     return Start(context, [=, this](Reactor* reactor) {
       InQueue(&slow_calls_, reactor, "models are being created already", [=, this] {
         UnaryCall call(host_, ops::Rpc::kShardCreateModel, reactor);
+        // Nobody would know of the rows.
+        if (context->IsCancelled()) return call.End(absl::CancelledError("the caller is gone"));
         call.End(host_->CreateModel(*request), response);
       });
     });
@@ -165,17 +163,36 @@ class ShardServiceImpl final : public ShardServiceBase {
   Reactor* FindModel(Context* context, const pb::FindModelRequest* request,
                      pb::FindModelResponse* response) override {
     return Start(context, [=, this](Reactor* reactor) {
-      absl::StatusOr<pb::FindModelResponse> found = host_->FindModel(*request);
-      const absl::Status status = found.status();
-      if (found.ok()) *response = *std::move(found);
-      reactor->Finish(rpc::ToGrpcStatus(status));
+      UnaryCall call(host_, ops::Rpc::kShardFindModel, reactor);
+      call.End(host_->FindModel(*request), response);
     });
   }
 
+  Reactor* ServeModel(Context* context, const pb::ServeModelRequest* request,
+                      pb::ServeModelResponse*) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardServeModel, reactor);
+      call.End(host_->ServeModel(*request));
+    });
+  }
+
+  // After the creation that it may undo.
   Reactor* DropModel(Context* context, const pb::DropModelRequest* request,
                      pb::DropModelResponse*) override {
     return Start(context, [=, this](Reactor* reactor) {
-      reactor->Finish(rpc::ToGrpcStatus(host_->DropModel(request->model_id())));
+      InQueue(&slow_calls_, reactor, "models are being created already", [=, this] {
+        UnaryCall call(host_, ops::Rpc::kShardDropModel, reactor);
+        call.End(host_->DropModel(*request));
+      });
+    });
+  }
+
+  Reactor* ListModels(Context* context, const pb::ListModelsRequest*,
+                      pb::ListModelsResponse* response) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardListModels, reactor);
+      *response = host_->ListModels();
+      call.End(absl::OkStatus());
     });
   }
 

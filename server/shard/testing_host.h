@@ -25,8 +25,10 @@ inline constexpr char kCluster[] = R"(
   budgets { batch_bytes: 100000 max_batches: 2 }
   coordinators { address: "127.0.0.1:0" })";
 
-// Model 5: one table of row ids, SGD with learning rate 1. Every batch looks up ids 3, 4, 3 and
-// every gradient is 1, so an update takes 2 from row 3 and 1 from row 4.
+inline constexpr uint64_t kHistory = 17;
+
+// Model 5, history 17: one table of row ids, SGD with learning rate 1. Every batch looks up ids 3,
+// 4, 3 and every gradient is 1, so an update takes 2 from row 3 and 1 from row 4.
 class TestHost : public testing::Test {
  protected:
   explicit TestHost(const char* cluster = kCluster)
@@ -35,6 +37,10 @@ class TestHost : public testing::Test {
         preprocessor_(*preprocess::Preprocessor::Create(&config_, &plan_, nullptr)),
         host_(*ShardHost::Create(*config::ParseCluster(cluster), 0, &metrics_, &threads_)) {
     EXPECT_TRUE(host_->CreateModel(CreateRequest()).ok());
+    internal::v1::ServeModelRequest serve;
+    serve.set_model_id(5);
+    serve.set_history(kHistory);
+    EXPECT_TRUE(host_->ServeModel(serve).ok());
   }
 
   internal::v1::CreateModelRequest CreateRequest() {
@@ -44,6 +50,7 @@ class TestHost : public testing::Test {
     request.set_shards(1);
     request.set_sparsecores_per_shard(2);
     request.set_plan_fingerprint(plan_.fingerprint);
+    request.set_history(kHistory);
     return request;
   }
 
@@ -64,7 +71,7 @@ class TestHost : public testing::Test {
     absl::Notification done;
     std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
     stacks[0].feature_samples = feature_samples;
-    host_->Gather({5, handle, ttl, std::move(stacks), batch}, [&](auto gathered) {
+    host_->Gather({5, kHistory, handle, ttl, std::move(stacks), batch}, [&](auto gathered) {
       result = std::move(gathered);
       done.Notify();
     });
@@ -76,7 +83,7 @@ class TestHost : public testing::Test {
     ApplyCommand command;
     command.model_id = 5;
     command.batch_handle = handle;
-    command.incarnation = host_->incarnation();
+    command.history = kHistory;
     command.input.stacks.push_back({0, gradients_, {}});
     return command;
   }
@@ -116,7 +123,7 @@ class TestHost : public testing::Test {
     const std::vector<int64_t> rows = {id / 2 + table.row_offset};
     float value = 0;
     absl::Notification done;
-    host_->ReadRows({5, 0, "", partitions, rows, 1}, absl::MakeSpan(&value, 1),
+    host_->ReadRows({5, 0, "", partitions, rows, 1, kHistory}, absl::MakeSpan(&value, 1),
                     [&](const absl::Status& status) {
                       EXPECT_TRUE(status.ok()) << status;
                       done.Notify();

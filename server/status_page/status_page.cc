@@ -70,6 +70,7 @@ absl::StatusOr<std::vector<v1::DescribeModelResponse>> Models(const Source& sour
     v1::DescribeModelRequest request;
     request.set_name(name);
     absl::StatusOr<v1::DescribeModelResponse> model = source.model(request);
+    if (absl::IsNotFound(model.status())) continue;  // it has just been dropped
     if (!model.ok()) return model.status();
     models.push_back(*std::move(model));
   }
@@ -87,7 +88,8 @@ absl::StatusOr<std::string> StatusJson(const Source& source) {
   if (!figures.ok()) return figures.status();
   const auto model_json = [](std::string* out, const v1::DescribeModelResponse& model) {
     absl::StrAppend(out, "{\"model_id\":\"", model.model_id(),
-                    "\",\"name\":", Quoted(model.config().name()), "}");
+                    "\",\"name\":", Quoted(model.config().name()), ",\"history\":\"",
+                    model.history(), "\",\"lost\":", Quoted(model.lost()), "}");
   };
   return absl::StrCat("{\"name\":", Quoted(source.name), ",\"version\":\"", EMBERD_VERSION,
                       "\",\"models\":[", absl::StrJoin(*models, ",", model_json),

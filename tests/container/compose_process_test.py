@@ -180,11 +180,21 @@ class ComposeProcessTest(unittest.TestCase):
         self.assert_fails(trainer.lookup, [grpc.StatusCode.UNAVAILABLE])
         self.assertEqual(self.cluster.health(SHARDS[LOST]), 1)
         self.cluster.start(SHARDS[LOST])
+        wait_until("the loss is told", lambda: self.lost(trainer), 60)
+        trainer.reset()
         trainer.apply(self.find_again(trainer))
         trainer.train(3)
 
         for name in ["coordinator"] + SHARDS:
             self.assertEqual(self.cluster.programs[name].stop(), 0, name)
+
+    def lost(self, trainer):
+        try:
+            trainer.lookup(timeout=10)
+        except grpc.RpcError as error:
+            self.assertIn(error.code(), (*OUT_OF_REACH, grpc.StatusCode.DATA_LOSS))
+            return error.code() == grpc.StatusCode.DATA_LOSS
+        self.fail("a lookup of lost rows was answered")
 
     def applied(self, trainer, found):
         try:

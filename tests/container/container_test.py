@@ -173,16 +173,23 @@ class ContainerTest(ClusterTest):
         self.assert_fails(self.trainer.lookup, [grpc.StatusCode.UNAVAILABLE])
         wait_until("the alert fires", lambda: ("ShardDown", LOST) in self.firing(), 120)
         docker("start", self.project.container(LOST))
+        self.wait_healthy(LOST)
+        self.reset_after_loss()
         self.trainer.apply(self.try_for_a_minute(self.trainer.lookup))
         self.trainer.train(5)
-        self.wait_healthy(LOST)
         wait_until("the alert is over", lambda: ("ShardDown", LOST) not in self.firing(), 60)
+
+    def reset_after_loss(self):
+        """What an operator does when a shard has come back without its rows."""
+        self.assert_fails(self.trainer.lookup, (*OUT_OF_REACH, grpc.StatusCode.DATA_LOSS))
+        self.try_for_a_minute(self.trainer.reset)
 
     def test_6_the_engine_restarts_a_process_that_dies(self):
         state = self.project.inspect(LOST)["State"]
         docker("run", "--rm", "--pid", "host", "--user", "0", "--entrypoint", "sh", engine.EMBERD,
                "-c", f"kill -9 {state['Pid']}")
         wait_until("the engine restarts it", lambda: self.project.inspect(LOST)["RestartCount"] > 0, 60)
+        self.reset_after_loss()
         self.trainer.apply(self.try_for_a_minute(self.trainer.lookup))
         self.trainer.train(5)
 

@@ -109,11 +109,12 @@ absl::Status GroupMember::FindStep(rpc::CallContext* context) {
 absl::StatusOr<int64_t> GroupMember::OpenOnShards(rpc::CallContext* context) {
   internal::v1::OpenGroupRequest request;
   request.set_model_id(model_->id);
+  request.set_history(model_->history);
   request.set_group(shard_group_);
   request.set_generation(membership_.generation);
   request.set_size(sync() ? start_.options().size() : 1);
   request.set_step_timeout_ms(start_.options().step_timeout_ms());
-  ASSIGN_OR_RETURN(auto shards, environment_.fanout->OpenGroup(*model_, request, context));
+  ASSIGN_OR_RETURN(auto shards, environment_.fanout->OpenGroup(request, context));
 
   int64_t next = -1;
   for (const auto& shard : shards) {

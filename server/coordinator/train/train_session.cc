@@ -68,12 +68,13 @@ absl::StatusOr<std::unique_ptr<TrainSession>> TrainSession::Start(
     const CoordinatorResources& resources, v1::TrainStart start, rpc::CallContext* context) {
   RETURN_IF_ERROR(CompleteTrainStart(&start));
   rpc::LinkedContext finding(context, resources.shard_call);
-  ASSIGN_OR_RETURN(auto model, resources.registry->Find(start.model_id(), finding.get()));
+  ASSIGN_OR_RETURN(auto model, resources.registry->FindAnew(start.model_id(), finding.get()));
   const GroupMember::Environment environment{resources.collective, resources.fanout,
                                              resources.identity, resources.shard_call};
-  ASSIGN_OR_RETURN(auto member, GroupMember::Join(environment, model, start, context));
+  auto member = GroupMember::Join(environment, model, start, context);
+  if (!member.ok()) return resources.registry->Explain(model->id, model->history, member.status());
   return std::unique_ptr<TrainSession>(
-      new TrainSession(resources, std::move(model), std::move(member), context));
+      new TrainSession(resources, std::move(model), *std::move(member), context));
 }
 
 TrainSession::TrainSession(const CoordinatorResources& resources,
@@ -184,6 +185,7 @@ void TrainSession::Record(const RankWait& wait, v1::StepTimes* times) {
 absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(int64_t step,
                                                        const v1::LookupRequest& request) {
   auto output = TryLookup(step, request);
+  if (!output.ok()) output = Explain(output.status());
   if (output.ok()) {
     metrics_->ObserveLookup(output->times);
     return output;
@@ -197,6 +199,7 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(int64_t step,
 absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(
     int64_t step, const v1::ApplyGradientsRequest& request) {
   auto result = TryUpdate(step, request);
+  if (!result.ok()) result = Explain(result.status());
   if (result.ok()) {
     metrics_->ObserveUpdate(result->times());
     return result;

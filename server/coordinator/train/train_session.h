@@ -79,6 +79,10 @@ class TrainSession {
   absl::Status AwaitUpdates(int64_t step, v1::StepTimes* times);
   // Waits until the update of a step may be made.
   absl::Status AwaitLookups(int64_t step, v1::StepTimes* times);
+  // Why a step failed; see ModelRegistry.
+  absl::Status Explain(const absl::Status& status) const {
+    return resources_.registry->Explain(model_->id, model_->history, status);
+  }
   absl::Status Failure();
   // Waits until `ready`, a condition on what the mutex guards, or the session fails.
   absl::Status Await(const std::function<bool()>& ready, const std::string& what,

@@ -106,12 +106,13 @@ function updateNeeds(node, needs) {
 function makeModel(model) {
   const plan = model.plan;
   const stacks = element('ul', {class: 'stacks'}, ...plan.stacks.map((stack) => makeStack(model, stack)));
-  return Object.assign(element('article', {class: 'model'}, element('h3', {text: model.config.name}),
+  const lost = element('p', {class: 'facts bad', role: 'status'});
+  return Object.assign(element('article', {class: 'model'}, element('h3', {text: model.config.name}), lost,
     element('p', {class: 'facts', text: [plural(model.config.tables.length, 'table'),
       plural(model.config.features.length, 'feature'), plural(plan.stacks.length, 'stack'),
       `${plan.shards} × ${plan.sparsecores_per_shard} = ${plural(plan.partitions, 'partition')}`,
       `${bytes(number(plan.table_bytes))} in all`].join(' · ')}),
-    stacks), {stackNodes: [...stacks.children], stackNames: plan.stacks.map((stack) => stack.name)});
+    stacks), {lost, stackNodes: [...stacks.children], stackNames: plan.stacks.map((stack) => stack.name)});
 }
 
 export function updateModels(models, stats) {
@@ -126,6 +127,7 @@ export function updateModels(models, stats) {
   setText(byId('tables-note'), `${plural(models.length, 'model')}. A bar is one partition, each table as long as it has ` +
     'rows; hatched: padding; ↻: rotation. Point at a table, or focus a bar and press the arrow keys.');
   keyed(place, models, (model) => `${model.model_id}/${model.plan.fingerprint}`, makeModel, (node, model) => {
+    setText(node.lost, model.lost ?? '');
     node.stackNodes.forEach((stack, i) => updateNeeds(stack, stats.stacks.find(
       (other) => other.model === model.config.name && other.stack === node.stackNames[i])));
   });

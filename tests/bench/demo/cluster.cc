@@ -123,8 +123,8 @@ void ShardHistory::Add(const client::ClusterStatus& status, absl::Time now,
     if (before.incarnation != shard.incarnation) {
       if (before.incarnation != 0) {
         ++traffic.restarts;
-        events->push_back(
-            absl::StrCat(name, " has restarted: its rows are at their initial values"));
+        events->push_back(absl::StrCat(
+            name, " has restarted without its rows: emberctl model reset begins again"));
       }
       before = {};  // counts begin anew
     }

@@ -107,9 +107,13 @@ void Steps::Add(int64_t step, std::shared_ptr<const Batch> batch,
 absl::Status Steps::Join(int64_t next) {
   stream_.reset();
   ASSIGN_OR_RETURN(std::unique_ptr<client::TrainStream> stream, embeddings_->Train(options_));
-  const int64_t first = stream->next_step();
+  int64_t first = stream->next_step() + base_;
   while (!pending_.empty() && pending_.front().step < first) pending_.pop_front();
   const int64_t expected = pending_.empty() ? next : pending_.front().step;
+  if (first < expected) {  // somebody has reset the model, and the group counts anew
+    base_ += expected - first;
+    first = expected;
+  }
   if (first != expected) {
     return absl::OutOfRangeError(absl::StrCat("group \"", options_.group, "\" stands at step ",
                                               first, "; this trainer can go on from ", expected));
@@ -131,7 +135,7 @@ uint64_t Steps::generation() const {
 
 absl::Status Steps::SendLookup(int64_t step, const Batch& batch) {
   if (step < next_lookup_) return absl::OkStatus();
-  RETURN_IF_ERROR(embeddings_->SendLookup(stream_.get(), step, batch));
+  RETURN_IF_ERROR(embeddings_->SendLookup(stream_.get(), step - base_, batch));
   next_lookup_ = step + 1;
   return absl::OkStatus();
 }
@@ -146,8 +150,8 @@ absl::StatusOr<client::TrainLookupResult> Steps::ReceiveLookup() {
 absl::Status Steps::SendUpdates() {
   for (const Pending& pending : pending_) {
     if (pending.step < next_update_ || pending.step >= next_lookup_) continue;
-    const auto status = embeddings_->SendUpdate(stream_.get(), pending.step, pending.batch->size,
-                                                pending.gradients);
+    const auto status = embeddings_->SendUpdate(stream_.get(), pending.step - base_,
+                                                pending.batch->size, pending.gradients);
     if (!status.ok()) return status;
     next_update_ = pending.step + 1;
   }

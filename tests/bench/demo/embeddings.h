@@ -80,8 +80,8 @@ class Steps {
            std::shared_ptr<const DenseStep> gradients);
 
   // Joins the group and sends again what has not been applied. `next`: the first step whose update
-  // has not been added. OUT_OF_RANGE if the group stands at a step that this trainer cannot go on
-  // from.
+  // has not been added. A group whose model was reset goes on from this trainer's step.
+  // OUT_OF_RANGE if the group stands at a step that this trainer cannot go on from.
   absl::Status Join(int64_t next);
   void Leave() { stream_.reset(); }
   // Of the group, as far as the generations of its ranks depend on each other; 0 otherwise.
@@ -110,6 +110,7 @@ class Steps {
   client::TrainOptions options_;
   std::deque<Pending> pending_;  // not known to be applied
   std::unique_ptr<client::TrainStream> stream_;
+  int64_t base_ = 0;  // the trainer's step that is step 0 of the group: more after a reset
   // Of this stream.
   int64_t next_lookup_ = 0;
   int64_t next_update_ = 0;

@@ -55,7 +55,8 @@ constexpr absl::Duration kPatience = absl::Minutes(2);
 constexpr absl::Duration kPause = absl::Milliseconds(300);
 constexpr absl::Duration kReportEvery = absl::Seconds(5);
 
-// Errors that pass when a shard, a coordinator or another trainer returns.
+// Errors that pass when a shard, a coordinator or another trainer returns, or when somebody resets
+// the model.
 bool MayPass(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
@@ -64,6 +65,7 @@ bool MayPass(const absl::Status& status) {
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kDataLoss:
       return true;
     default:
       return false;
@@ -245,8 +247,6 @@ absl::Status Trainer::JoinAnew(absl::Status why) {
       last_report = absl::Now();
       group_->Report(absl::StrCat("waits: ", why.ToString()));
     }
-    // A shard that came back empty must be told of the model. If it is still away, joining says so.
-    if (!absl::IsUnavailable(why)) embeddings_->Declare().IgnoreError();
     why = Join();
     if (why.ok()) {
       group_->Report(absl::StrCat(

@@ -1,0 +1,120 @@
+#include "server/coordinator/model_changes.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/coordinator/fanout.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr absl::Duration kUndoDeadline = absl::Seconds(2);
+
+}  // namespace
+
+absl::Status ModelChanges::OnAllFirstZero(const std::function<absl::Status(int shard)>& call) {
+  RETURN_IF_ERROR(call(0));
+  return FirstError(ForEachShard(threads_, ShardsFrom(1, shards_.size()), call));
+}
+
+absl::Status ModelChanges::Make(const ServedModel& model, uint64_t history,
+                                const ShardModels& before, rpc::CallContext* context) {
+  const auto create = [&](int shard) {
+    internal::v1::CreateModelRequest request;
+    request.set_model_id(model.id);
+    *request.mutable_config() = model.config;
+    request.set_shards(topology_.shards);
+    request.set_sparsecores_per_shard(topology_.sparsecores_per_shard);
+    request.set_shard_index(shard);
+    request.set_plan_fingerprint(model.plan.fingerprint);
+    request.set_history(history);
+    const std::optional<internal::v1::HostedModel> here =
+        before.OnShard(shard, model.config.name());
+    if (here.has_value()) request.set_replaces(here->history());
+    return shards_[shard]->CreateModel(request, context).status();
+  };
+  const auto serve = [&](int shard) {
+    internal::v1::ServeModelRequest request;
+    request.set_model_id(model.id);
+    request.set_history(history);
+    return shards_[shard]->ServeModel(request, context);
+  };
+  RETURN_IF_ERROR(OnAllFirstZero(create));
+  if (context->cancelled()) return absl::CancelledError("the caller has given up");
+  return OnAllFirstZero(serve);
+}
+
+bool ModelChanges::TakeBack(const Leftover& leftover) {
+  internal::v1::DropModelRequest request;
+  request.set_model_id(leftover.model_id);
+  request.set_history(leftover.history);
+  request.set_unless_serving(true);
+  rpc::CallContext context(absl::Now() + kUndoDeadline);
+  const absl::Status status = shards_[leftover.shard]->DropModel(request, &context);
+  if (leftover.shard == 0) {
+    // The word is shard 0's. Where it serves the rows, nothing is left over.
+    if (!status.ok()) return absl::IsFailedPrecondition(status);
+    std::vector<Leftover> others;
+    for (const int shard : ShardsFrom(1, shards_.size())) {
+      others.push_back({leftover.model_id, leftover.history, shard});
+    }
+    absl::MutexLock lock(&mutex_);
+    leftovers_.insert(leftovers_.end(), others.begin(), others.end());
+    return true;
+  }
+  return status.ok() || absl::IsFailedPrecondition(status);
+}
+
+void ModelChanges::Undo(uint64_t model_id, uint64_t history) {
+  {
+    absl::MutexLock lock(&mutex_);
+    leftovers_.push_back({model_id, history, 0});
+  }
+  Retry();
+  Retry();  // the other shards, of which the first one has told
+}
+
+void ModelChanges::Retry() {
+  std::vector<Leftover> leftovers;
+  {
+    absl::MutexLock lock(&mutex_);
+    leftovers.swap(leftovers_);
+  }
+  if (leftovers.empty()) return;
+  std::vector<char> done(leftovers.size());
+  threads_->RunEach(static_cast<int>(leftovers.size()),
+                    [&](int i) { done[i] = TakeBack(leftovers[i]); });
+  absl::MutexLock lock(&mutex_);
+  for (size_t i = 0; i < leftovers.size(); ++i) {
+    if (!done[i]) leftovers_.push_back(leftovers[i]);
+  }
+}
+
+absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_id, uint64_t known,
+                                        const ShardModels& before, rpc::CallContext* context) {
+  bool found = known != 0;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const auto here = before.OnShard(static_cast<int>(i), name);
+    found |= here.has_value() && here->history() != 0;
+    if (known == 0 && here.has_value()) known = here->history();
+  }
+  if (!found) return false;
+  RETURN_IF_ERROR(OnAllFirstZero([&](int shard) -> absl::Status {
+    internal::v1::DropModelRequest request;
+    request.set_model_id(model_id);
+    request.set_history(known);
+    RETURN_IF_ERROR(shards_[shard]->DropModel(request, context));
+    const auto here = before.OnShard(shard, name);
+    if (!here.has_value() || here->history() == 0 || here->history() == known) {
+      return absl::OkStatus();
+    }
+    request.set_model_id(here->model_id());
+    request.set_history(here->history());
+    return shards_[shard]->DropModel(request, context);
+  }));
+  return true;
+}
+
+}  // namespace emberd::server

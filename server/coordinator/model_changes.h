@@ -1,0 +1,68 @@
+// Makes, resets and drops models on the shards. Each shard first makes the rows of a new history,
+// then all are told to serve them, shard 0 first: where it serves a history, the model exists;
+// where it does not, what other shards have made is a leftover that anybody may replace. So a
+// coordinator may die anywhere, and two of them may declare the same model at once.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "base/blocking_pool.h"
+#include "server/coordinator/served_model.h"
+#include "server/coordinator/shard_models.h"
+#include "server/rpc/call_context.h"
+#include "server/shard/shard_backend.h"
+
+namespace emberd::server {
+
+// Thread-safe. Errors name the shard.
+class ModelChanges {
+ public:
+  // `threads` must outlive it.
+  ModelChanges(std::vector<std::shared_ptr<ShardBackend>> shards, preprocess::Topology topology,
+               BlockingPool* threads)
+      : shards_(std::move(shards)), topology_(topology), threads_(threads) {}
+
+  ShardModels Ask(rpc::CallContext* context) const {
+    return ShardModels::Ask(threads_, shards_, context);
+  }
+
+  // Makes rows of `history` in place of what `before` says, and has them served. ABORTED: somebody
+  // else has changed the model since `before`.
+  absl::Status Make(const ServedModel& model, uint64_t history, const ShardModels& before,
+                    rpc::CallContext* context);
+  // Takes back what Make has left, unless it is served: under a deadline of its own, and for shards
+  // that cannot be reached now, whenever Retry is called.
+  void Undo(uint64_t model_id, uint64_t history);
+  void Retry();
+
+  // Drops whatever the shards have under a name, and remembers `known` (0: nothing) as dropped.
+  // True: there was something.
+  absl::StatusOr<bool> Drop(const std::string& name, uint64_t model_id, uint64_t known,
+                            const ShardModels& before, rpc::CallContext* context);
+
+ private:
+  struct Leftover {
+    uint64_t model_id = 0;
+    uint64_t history = 0;
+    int shard = 0;
+  };
+
+  absl::Status OnAllFirstZero(const std::function<absl::Status(int shard)>& call);
+  // False: the shard could not be reached.
+  bool TakeBack(const Leftover& leftover);
+
+  const std::vector<std::shared_ptr<ShardBackend>> shards_;
+  const preprocess::Topology topology_;
+  BlockingPool* const threads_;
+  absl::Mutex mutex_;
+  std::vector<Leftover> leftovers_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace emberd::server

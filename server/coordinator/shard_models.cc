@@ -1,0 +1,103 @@
+#include "server/coordinator/shard_models.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/coordinator/fanout.h"
+
+namespace emberd::server {
+
+using internal::v1::HostedModel;
+
+ShardModels ShardModels::Ask(BlockingPool* threads,
+                             const std::vector<std::shared_ptr<ShardBackend>>& shards,
+                             rpc::CallContext* context) {
+  std::vector<Answer> answers(shards.size());
+  ForEachShard(threads, ShardsFrom(0, shards.size()), [&](int shard) {
+    answers[shard] = shards[shard]->ListModels(context);
+    return answers[shard].status();
+  });
+  return ShardModels(std::move(answers));
+}
+
+absl::Status ShardModels::complete() const {
+  for (const Answer& answer : answers_) {
+    if (!answer.ok()) return answer.status();
+  }
+  return absl::OkStatus();
+}
+
+const HostedModel* ShardModels::Find(int shard, uint64_t model_id) const {
+  for (const HostedModel& model : answers_[shard]->models()) {
+    if (model.model_id() == model_id) return &model;
+  }
+  return nullptr;
+}
+
+uint64_t ShardModels::FindName(const std::string& name) const {
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    const std::optional<HostedModel> found = OnShard(static_cast<int>(i), name);
+    if (found.has_value() && found->model_id() != 0) return found->model_id();
+  }
+  return 0;
+}
+
+std::optional<HostedModel> ShardModels::OnShard(int shard, const std::string& name) const {
+  if (!answers_[shard].ok()) return std::nullopt;
+  for (const HostedModel& model : answers_[shard]->models()) {
+    if (model.name() == name) return model;
+  }
+  return HostedModel();
+}
+
+bool ShardModels::Dropped(uint64_t history) const {
+  return std::any_of(answers_.begin(), answers_.end(), [history](const Answer& answer) {
+    return answer.ok() && std::find(answer->dropped().begin(), answer->dropped().end(), history) !=
+                              answer->dropped().end();
+  });
+}
+
+ModelVerdict ShardModels::Judge(uint64_t model_id, uint64_t known) const {
+  ModelVerdict verdict;
+  std::vector<int> without;  // shards that answered, and do not serve it
+  bool unfinished = false, mixed = false, answered = false;
+  bool first_waits = false;  // shard 0, which is told first to serve, has not been told
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    if (!answers_[i].ok()) continue;
+    answered = true;
+    const int shard = static_cast<int>(i);
+    const HostedModel* const model = Find(shard, model_id);
+    if (model != nullptr && model->serving()) {
+      mixed |= verdict.history != 0 && verdict.history != model->history();
+      if (verdict.history == 0) verdict.history = model->history();
+      if (mixed) without.push_back(shard);
+      continue;
+    }
+    without.push_back(shard);
+    unfinished |= model != nullptr;
+    first_waits |= i == 0;
+  }
+  if (!answered) return verdict;
+  if (verdict.history == 0) {  // nobody serves it
+    const bool lost = known != 0 && !Dropped(known);
+    verdict.state = lost         ? ModelState::kLost
+                    : unfinished ? ModelState::kUnfinished
+                                 : ModelState::kAbsent;
+    if (lost) verdict.without = std::move(without);
+    return verdict;
+  }
+  if (without.empty()) {
+    verdict.state = ModelState::kServing;
+    return verdict;
+  }
+  // All shards had made it before the first was told to serve it, so they only wait for the word.
+  const bool waiting = std::all_of(without.begin(), without.end(), [&](int shard) {
+    return Find(shard, model_id) != nullptr && !Find(shard, model_id)->serving();
+  });
+  const bool wanted = Dropped(verdict.history) || (waiting && !first_waits);
+  verdict.state = wanted ? ModelState::kUnfinished : ModelState::kLost;
+  if (verdict.state == ModelState::kLost) verdict.without = std::move(without);
+  return verdict;
+}
+
+}  // namespace emberd::server

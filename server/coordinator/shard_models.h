@@ -1,0 +1,63 @@
+// What the shards say about their models, and what that means for one of them. Rows have a history:
+// a random number that they get when the model is declared or reset. It tells rows that were
+// trained from initial ones under the same name.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/blocking_pool.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "server/rpc/call_context.h"
+#include "server/shard/shard_backend.h"
+
+namespace emberd::server {
+
+enum class ModelState {
+  kUnknown,     // no shard could be asked
+  kAbsent,      // nobody has it: never declared, or dropped
+  kUnfinished,  // it is being declared, reset or dropped, or that was left half done
+  kServing,     // all shards that answered have the same rows
+  kLost,        // some shards have lost their rows
+};
+
+struct ModelVerdict {
+  ModelState state = ModelState::kUnknown;
+  uint64_t history = 0;      // kServing: of the rows
+  std::vector<int> without;  // kLost: shards that do not have the rows that others have, or had
+};
+
+// Answer i is shard i's. Immutable once made.
+class ShardModels {
+ public:
+  using Answer = absl::StatusOr<internal::v1::ListModelsResponse>;
+  explicit ShardModels(std::vector<Answer> answers) : answers_(std::move(answers)) {}
+  // Asks all shards at once.
+  static ShardModels Ask(BlockingPool* threads,
+                         const std::vector<std::shared_ptr<ShardBackend>>& shards,
+                         rpc::CallContext* context);
+
+  // Whether all shards have answered: the first error.
+  absl::Status complete() const;
+  size_t size() const { return answers_.size(); }
+
+  // `known`: the history that the caller has seen; 0: none.
+  ModelVerdict Judge(uint64_t model_id, uint64_t known) const;
+  // The model of a name on any shard; 0: there is none.
+  uint64_t FindName(const std::string& name) const;
+  // What one shard has under a name. Nothing if the shard did not answer.
+  std::optional<internal::v1::HostedModel> OnShard(int shard, const std::string& name) const;
+
+ private:
+  const internal::v1::HostedModel* Find(int shard, uint64_t model_id) const;
+  bool Dropped(uint64_t history) const;
+
+  std::vector<Answer> answers_;
+};
+
+}  // namespace emberd::server

@@ -1,0 +1,93 @@
+// What the answers of shards mean for a model. A failure here means that lost rows are taken for a
+// model that is not there yet, and so replaced by initial ones, or that a model which is just being
+// made or dropped is called lost.
+// Covers: model_changes.cc, model_registry.cc
+#include "server/coordinator/shard_models.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kModel = 5;
+
+ShardModels::Answer Answer(uint64_t history, bool serving, std::vector<uint64_t> dropped = {}) {
+  internal::v1::ListModelsResponse response;
+  if (history != 0) {
+    internal::v1::HostedModel* model = response.add_models();
+    model->set_model_id(kModel);
+    model->set_name("m");
+    model->set_history(history);
+    model->set_serving(serving);
+  }
+  for (const uint64_t other : dropped) response.add_dropped(other);
+  return response;
+}
+ShardModels::Answer Serves(uint64_t history) { return Answer(history, true); }
+ShardModels::Answer Made(uint64_t history) { return Answer(history, false); }
+ShardModels::Answer Nothing() { return Answer(0, false); }
+ShardModels::Answer Dropped(uint64_t history) { return Answer(0, false, {history}); }
+ShardModels::Answer Away() { return absl::UnavailableError("shard 9: away"); }
+
+ModelVerdict Judge(std::vector<ShardModels::Answer> answers, uint64_t known = 0) {
+  return ShardModels(std::move(answers)).Judge(kModel, known);
+}
+
+TEST(ShardModelsTest, AModelThatIsWhole) {
+  EXPECT_EQ(Judge({Nothing(), Nothing()}).state, ModelState::kAbsent);
+  const ModelVerdict whole = Judge({Serves(7), Serves(7)}, 7);
+  EXPECT_EQ(whole.state, ModelState::kServing);
+  EXPECT_EQ(whole.history, 7u);
+  EXPECT_EQ(Judge({Serves(8), Serves(8)}, 7).history, 8u) << "it was reset";
+  EXPECT_EQ(Judge({Serves(7), Away()}, 7).state, ModelState::kServing);
+  EXPECT_EQ(Judge({Away(), Away()}, 7).state, ModelState::kUnknown);
+}
+
+TEST(ShardModelsTest, AModelThatIsBeingMade) {
+  EXPECT_EQ(Judge({Made(7), Nothing()}).state, ModelState::kUnfinished);
+  EXPECT_EQ(Judge({Made(7), Made(7)}).state, ModelState::kUnfinished);
+  EXPECT_EQ(Judge({Serves(7), Made(7)}).state, ModelState::kUnfinished);
+  EXPECT_EQ(Judge({Serves(7), Made(7)}, 7).state, ModelState::kUnfinished);
+  EXPECT_EQ(Judge({Answer(8, false, {7}), Made(8)}, 7).state, ModelState::kUnfinished)
+      << "a reset, which has told that the old rows are gone on purpose";
+  EXPECT_EQ(Judge({Answer(8, false, {7}), Serves(7)}, 7).state, ModelState::kUnfinished);
+  EXPECT_EQ(Judge({Dropped(7), Serves(7)}, 7).state, ModelState::kUnfinished) << "half a drop";
+}
+
+TEST(ShardModelsTest, AModelThatHasLostRows) {
+  EXPECT_THAT(Judge({Serves(7), Nothing(), Serves(7)}).without, ElementsAre(1));
+  EXPECT_THAT(Judge({Nothing(), Serves(7)}, 7).without, ElementsAre(0));
+  EXPECT_THAT(Judge({Nothing(), Nothing()}, 7).without, ElementsAre(0, 1));
+  EXPECT_THAT(Judge({Nothing(), Away()}, 7).without, ElementsAre(0));
+  EXPECT_THAT(Judge({Serves(7), Serves(8)}, 7).without, ElementsAre(1));
+  EXPECT_EQ(Judge({Made(8), Serves(7)}, 7).state, ModelState::kLost);
+}
+
+TEST(ShardModelsTest, AModelThatWasDropped) {
+  const ModelVerdict verdict = Judge({Nothing(), Dropped(7)}, 7);
+  EXPECT_EQ(verdict.state, ModelState::kAbsent) << "on purpose";
+  EXPECT_THAT(verdict.without, IsEmpty());
+  EXPECT_EQ(Judge({Dropped(6), Nothing()}, 7).state, ModelState::kLost);
+}
+
+TEST(ShardModelsTest, NamesAreFoundOnAnyShard) {
+  const ShardModels shards({Away(), Nothing(), Serves(7)});
+  EXPECT_EQ(shards.FindName("m"), kModel);
+  EXPECT_EQ(shards.FindName("n"), 0u);
+  EXPECT_FALSE(shards.OnShard(0, "m").has_value());
+  EXPECT_EQ(shards.OnShard(1, "m")->history(), 0u);
+  EXPECT_EQ(shards.OnShard(2, "m")->history(), 7u);
+  EXPECT_EQ(shards.complete().message(), "shard 9: away");
+}
+
+}  // namespace
+}  // namespace emberd::server
