@@ -50,11 +50,14 @@ void CheckHelp(const std::vector<std::string>& command) {
 TEST(HelpTest, EveryCommandHasAnExample) {
   const Outcome help = Emberctl({"--help"});
   const std::vector<std::string> commands = CommandsOf(help.out);
-  for (const char* command : {"status", "tables", "plan", "rows", "stats", "limits", "explain",
-                              "top", "drain", "bench", "describe", "declare", "validate"}) {
+  for (const char* command :
+       {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "model", "drain",
+        "bench", "describe", "declare", "validate"}) {
     EXPECT_THAT(commands, Contains(command));
   }
   EXPECT_EQ(CommandsOf(Emberctl({"rows", "--help"}).out), (std::vector<std::string>{"get", "set"}));
+  EXPECT_EQ(CommandsOf(Emberctl({"model", "--help"}).out),
+            (std::vector<std::string>{"drop", "reset"}));
   for (const char* code : {"  0  ", "  1  ", "  2  ", "  3  ", "  4  "}) {
     EXPECT_THAT(help.out, HasSubstr(code));
   }
@@ -83,6 +86,8 @@ TEST(HelpTest, WrongCommandLines) {
       {"stats", "--interval", "0"},
       {"top", "--count", "0"},
       {"top", "--interval", "-1"},
+      {"model"},
+      {"model", "drop"},
       {"drain", "--wait", "-1"},
       {"bench"},
       {"bench", "--model", "m", "--update"},

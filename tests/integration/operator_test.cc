@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "base/testing/paths.h"
 #include "client/emberctl/emberctl.h"
 #include "client/emberctl/output.h"
@@ -174,6 +175,28 @@ TEST_F(OperatorTest, DrainsWaitsAndComesBack) {
   EXPECT_EQ(Emberctl({"drain", "--undo"}).out, "in service\n");
   EXPECT_EQ(EmberctlJson({"status"})["draining"], false);
   EXPECT_EQ(Emberctl({"tables", "bench_operator"}).code, emberctl::kOk);
+}
+
+TEST_F(OperatorTest, ModelsAreResetAndDropped) {
+  ASSERT_EQ(Emberctl({"declare", model_}).code, emberctl::kOk);
+  cluster_->KillShard(1);
+  ASSERT_TRUE(cluster_->RestartShard(1).ok());
+  Outcome status;
+  for (int i = 0; i < 300 && status.out.find("LOST") == std::string::npos; ++i) {
+    status = Emberctl({"status"});
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  EXPECT_THAT(status.out, HasSubstr("LOST: model 'bench_operator' is lost: shard 1 "));
+  EXPECT_EQ(status.code, emberctl::kRefused);
+  EXPECT_THAT(status.err, HasSubstr("emberctl model reset bench_operator"));
+  const Outcome reset = Emberctl({"model", "reset", "bench_operator"});
+  EXPECT_EQ(reset.code, emberctl::kOk) << reset.err;
+  EXPECT_THAT(reset.out, HasSubstr("has initial rows again on all shards"));
+  EXPECT_EQ(Emberctl({"status"}).code, emberctl::kOk);
+  EXPECT_EQ(Emberctl({"model", "drop", "bench_operator"}).out, "model 'bench_operator' dropped\n");
+  EXPECT_EQ(Emberctl({"model", "drop", "bench_operator"}).out,
+            "model 'bench_operator' is not declared: nothing to drop\n");
+  EXPECT_EQ(Emberctl({"model", "reset", "bench_operator"}).code, emberctl::kRefused);
 }
 
 }  // namespace

@@ -32,6 +32,9 @@ void PrintModels(const v1::GetStatusResponse& status, std::ostream& out) {
                      absl::StrCat(model.stacks()), Bytes(model.table_bytes())});
   }
   PrintColumns(lines, out);
+  for (const v1::ModelStatus& model : status.models()) {
+    if (!model.lost().empty()) out << "LOST: " << model.lost() << "\n";
+  }
 }
 
 absl::Status ShowStatus(Session& session) {
@@ -52,6 +55,9 @@ absl::Status ShowStatus(Session& session) {
     return absl::UnavailableError(absl::StrCat("shard ", shard.index(), " (", shard.address(),
                                                ") does not answer: ", shard.error()));
   }
+  for (const v1::ModelStatus& model : response.models()) {
+    if (!model.lost().empty()) return absl::DataLossError(model.lost());
+  }
   return absl::OkStatus();
 }
 
@@ -61,7 +67,7 @@ void AddStatus(CLI::App& app, Session& session, Command& command) {
   CLI::App* status =
       app.add_subcommand("status",
                          "State of the coordinator (DRAINING while it is out of service), the "
-                         "shards and the models; 3 if a shard is down");
+                         "shards and the models; 3 if a shard is down, 1 if a model has lost rows");
   SetExample(status, "emberctl status --json");
   status->callback([&session, &command] { command = [&session] { return ShowStatus(session); }; });
 }

@@ -1,0 +1,68 @@
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/verbs/verb.h"
+
+namespace emberd::emberctl {
+namespace {
+
+absl::Status Drop(Session& session, const std::string& name) {
+  v1::DropModelRequest request;
+  request.set_name(name);
+  v1::DropModelResponse response;
+  RETURN_IF_ERROR(session.Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.admin->DropModel(context, request, &response);
+  }));
+  if (session.json) {
+    PrintJson(response, session.out);
+  } else {
+    session.out << "model '" << name
+                << (response.dropped() ? "' dropped\n" : "' is not declared: nothing to drop\n");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reset(Session& session, const std::string& name) {
+  v1::ResetModelRequest request;
+  request.set_name(name);
+  v1::ResetModelResponse response;
+  RETURN_IF_ERROR(session.Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.admin->ResetModel(context, request, &response);
+  }));
+  if (session.json) {
+    PrintJson(response, session.out);
+  } else {
+    session.out << "model '" << name << "' has initial rows again on all shards, with history "
+                << absl::StrFormat("%016x", response.history()) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddModel(CLI::App& app, Session& session, Command& command) {
+  CLI::App* model = app.add_subcommand("model", "Drop or reset a model");
+  model->require_subcommand(1);
+  SetExample(model, "emberctl model reset my_model");
+  const auto name = std::make_shared<std::string>();
+  CLI::App* drop = model->add_subcommand(
+      "drop", "Remove a model and its rows from all shards; one that is not there is no error");
+  drop->add_option("MODEL", *name, "Name of the model")->required();
+  SetExample(drop, "emberctl model drop my_model");
+  drop->callback(
+      [name, &session, &command] { command = [name, &session] { return Drop(session, *name); }; });
+  CLI::App* reset = model->add_subcommand(
+      "reset",
+      "Give up all rows of a model: initial rows again on all shards. Ends DATA_LOSS after a shard "
+      "has lost its rows");
+  reset->add_option("MODEL", *name, "Name of the model")->required();
+  SetExample(reset, "emberctl model reset my_model");
+  reset->callback(
+      [name, &session, &command] { command = [name, &session] { return Reset(session, *name); }; });
+}
+
+}  // namespace emberd::emberctl
