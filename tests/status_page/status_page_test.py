@@ -308,6 +308,11 @@ class StatusPageTest(unittest.TestCase):
         self.picture(page, "shard_killed")
         self.cluster.shards[2].start()
         page.wait("document.querySelectorAll('.shard.down').length === 0", 60)
+        # Its rows are gone, and nobody trains on until an operator gives them up.
+        emberctl = os.path.join(os.path.dirname(EMBERD), "emberctl")
+        subprocess.run([emberctl, "model", "reset", "ads_ranker", "--address", self.cluster.coordinator.grpc],
+                       check=True, timeout=60)
+        page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)", 90)
         self.check_calm(page)
 
     def test_8_a_lost_coordinator_shows_and_is_found_again(self):
