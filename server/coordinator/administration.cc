@@ -132,8 +132,9 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
                                       v1::DropModelResponse* response) override {
     auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
       auto dropped = administration_->DropModel(*request, call);
-      if (dropped.ok()) *response = *std::move(dropped);
-      return dropped.status();
+      const absl::Status status = dropped.status();
+      if (status.ok()) *response = *std::move(dropped);
+      return status;
     };
     return PooledCall::Start(environment_, *context, ops::Rpc::kDropModel, 0, work);
   }
@@ -143,8 +144,9 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
                                        v1::ResetModelResponse* response) override {
     auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
       auto reset = administration_->ResetModel(*request, call);
-      if (reset.ok()) *response = *std::move(reset);
-      return reset.status();
+      const absl::Status status = reset.status();
+      if (status.ok()) *response = *std::move(reset);
+      return status;
     };
     return PooledCall::Start(environment_, *context, ops::Rpc::kResetModel, 0, work);
   }

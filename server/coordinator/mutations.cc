@@ -135,8 +135,9 @@ void Mutations::SettleLeftovers() {
   rpc::CallContext context(absl::Now() + kAbandonDeadline);
   ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
     auto listed = shards_[shard]->ListUndecided(shard_call_, &context);
-    if (listed.ok()) held[shard] = *std::move(listed);
-    return listed.status();
+    const absl::Status status = listed.status();
+    if (status.ok()) held[shard] = *std::move(listed);
+    return status;
   });
   const auto less = [](const Mutation& a, const Mutation& b) {
     return std::tie(a.client_id, a.sequence) < std::tie(b.client_id, b.sequence);

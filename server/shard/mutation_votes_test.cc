@@ -217,7 +217,7 @@ class Schedule {
     for (int s = 0; s < kShards; ++s) {
       Send([=, this] {
         call(*shards_[s], state.get());
-        Send([=, this] {
+        Send([=] {
           if (++state->answers == kShards) then(*state);
         });
       });
