@@ -87,7 +87,6 @@ class Trainer {
           client::TrainOptions options, Group* group)
       : experiment_(experiment),
         rank_(rank),
-        embeddings_(embeddings),
         group_(group),
         dense_(experiment.dataset->info(), experiment.parameters),
         steps_(embeddings, std::move(options)) {}
@@ -108,7 +107,6 @@ class Trainer {
 
   const Experiment& experiment_;
   const int rank_;
-  Embeddings* embeddings_;
   Group* group_;
   DenseModel dense_;
   Steps steps_;
