@@ -30,7 +30,6 @@
 namespace emberd::demo {
 namespace {
 
-using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 
