@@ -104,13 +104,26 @@ void Steps::Add(int64_t step, std::shared_ptr<const Batch> batch,
   pending_.push_back({step, std::move(batch), std::move(gradients)});
 }
 
-absl::Status Steps::Join(int64_t next) {
+void Steps::PopApplied() {
+  constexpr size_t kRanksApart = 2;  // steps, in a pipelined group
+  applied_.push_back(std::move(pending_.front()));
+  pending_.pop_front();
+  if (applied_.size() > kRanksApart) applied_.pop_front();
+}
+
+absl::Status Steps::Join(int64_t next, int64_t oldest) {
   stream_.reset();
   ASSIGN_OR_RETURN(std::unique_ptr<client::TrainStream> stream, embeddings_->Train(options_));
   int64_t first = stream->next_step() + base_;
-  while (!pending_.empty() && pending_.front().step < first) pending_.pop_front();
-  const int64_t expected = pending_.empty() ? next : pending_.front().step;
+  while (!pending_.empty() && pending_.front().step < first) PopApplied();
+  const auto step_to_send = [&] { return pending_.empty() ? next : pending_.front().step; };
+  int64_t expected = step_to_send();
   if (first < expected) {  // somebody has reset the model, and the group counts anew
+    // One rank may know of a step that it was applied while another sends it again.
+    for (; !applied_.empty() && applied_.back().step >= oldest; applied_.pop_back()) {
+      pending_.push_front(std::move(applied_.back()));
+    }
+    expected = step_to_send();
     base_ += expected - first;
     first = expected;
   }
@@ -162,7 +175,7 @@ absl::StatusOr<std::vector<client::TrainUpdateResult>> Steps::AwaitUpdates(size_
   std::vector<client::TrainUpdateResult> results;
   while (pending_.size() > most) {
     ASSIGN_OR_RETURN(client::TrainUpdateResult result, stream_->ReceiveUpdate());
-    pending_.pop_front();
+    PopApplied();
     results.push_back(std::move(result));
   }
   return results;

@@ -80,9 +80,10 @@ class Steps {
            std::shared_ptr<const DenseStep> gradients);
 
   // Joins the group and sends again what has not been applied. `next`: the first step whose update
-  // has not been added. A group whose model was reset goes on from this trainer's step.
-  // OUT_OF_RANGE if the group stands at a step that this trainer cannot go on from.
-  absl::Status Join(int64_t next);
+  // has not been added. `oldest`: the first that some rank may not know to be applied, the same for
+  // all ranks; a group whose model was reset goes on from there. OUT_OF_RANGE if the group stands
+  // at a step that this trainer cannot go on from.
+  absl::Status Join(int64_t next, int64_t oldest);
   void Leave() { stream_.reset(); }
   // Of the group, as far as the generations of its ranks depend on each other; 0 otherwise.
   uint64_t generation() const;
@@ -106,9 +107,12 @@ class Steps {
     std::shared_ptr<const DenseStep> gradients;
   };
 
+  void PopApplied();
+
   Embeddings* embeddings_;
   client::TrainOptions options_;
   std::deque<Pending> pending_;  // not known to be applied
+  std::deque<Pending> applied_;  // the last ones that are, kept for a reset
   std::unique_ptr<client::TrainStream> stream_;
   int64_t base_ = 0;  // the trainer's step that is step 0 of the group: more after a reset
   // Of this stream.

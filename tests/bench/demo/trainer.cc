@@ -103,7 +103,11 @@ class Trainer {
   absl::Status Apply();
   // Joins emberd's group again after `why`, as soon as the cluster serves.
   absl::Status JoinAnew(absl::Status why);
-  absl::Status Join() { return steps_.Join(round_ + (summed_ ? 1 : 0)); }
+  absl::Status Join() { return steps_.Join(round_ + (summed_ ? 1 : 0), OldestOpenStep()); }
+  // The first whose update some rank may not know to be applied. Rounds end for all together.
+  int64_t OldestOpenStep() const {
+    return std::max<int64_t>(0, round_ - (experiment_.schedule.pipelined ? 1 : 0));
+  }
 
   const Experiment& experiment_;
   const int rank_;
@@ -135,7 +139,7 @@ absl::Status Trainer::Begin() {
     return absl::InternalError("the dense state is not that of this model");
   }
   // Steps whose update the trainer before may have left open. Its gradients are gone with it.
-  const int64_t first = std::max<int64_t>(0, round_ - (experiment_.schedule.pipelined ? 1 : 0));
+  const int64_t first = OldestOpenStep();
   batches_ =
       std::make_unique<Prefetcher>(experiment_.dataset.get(), experiment_.schedule, rank_, first);
   for (int64_t step = first; step < round_ + (summed_ ? 1 : 0); ++step) {
