@@ -34,6 +34,11 @@ StackShape ShapeOf(const StackStore& store) {
   return shape;
 }
 
+absl::Status ModelExists(uint64_t model_id) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " exists"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
@@ -60,15 +65,34 @@ absl::StatusOr<std::shared_ptr<Model>> Engine::FindModel(uint64_t model_id) cons
 }
 
 absl::Status Engine::CreateModel(const ModelSpec& spec) {
-  const auto exists = [&] {
-    return absl::AlreadyExistsError(
-        absl::StrCat("model_id ", absl::Hex(spec.model_id, absl::kZeroPad16), " exists"));
-  };
-  if (FindModel(spec.model_id).ok()) return exists();
-  ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                   Model::Create(spec, store_options_, budget_, cpu_));
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, MakeModel(spec));
+  return AddModel(std::move(model));
+}
+
+absl::StatusOr<std::shared_ptr<Model>> Engine::MakeModel(const ModelSpec& spec) {
+  if (FindModel(spec.model_id).ok()) return ModelExists(spec.model_id);
+  return Model::Create(spec, store_options_, budget_);
+}
+
+absl::Status Engine::AddModel(std::shared_ptr<Model> model) {
+  for (int i = 0; i < model->stack_count(); ++i) model->stack(i).FillIfSmall(store_options_, cpu_);
+  const uint64_t id = model->spec().model_id;
   MutexLock lock(&mutex_);
-  return models_.emplace(spec.model_id, std::move(model)).second ? absl::OkStatus() : exists();
+  return models_.emplace(id, std::move(model)).second ? absl::OkStatus() : ModelExists(id);
+}
+
+absl::StatusOr<std::shared_ptr<Snapshot>> Engine::BeginSnapshot(uint64_t model_id,
+                                                                const SnapshotOptions& options) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, FindModel(model_id));
+  auto snapshot = std::make_shared<Snapshot>(std::move(model), options, &executor_, &pool_);
+  MutexLock lock(&order_mutex_);
+  executor_.Submit(snapshot->BeginJobs());
+  return snapshot;
+}
+
+void Engine::EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept) {
+  snapshot->Cancel();  // writers that still wait for its reader
+  executor_.Submit(snapshot->EndJobs(kept));
 }
 
 absl::Status Engine::DropModel(uint64_t model_id) {

@@ -23,6 +23,7 @@
 #include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
 #include "shard/executor.h"
+#include "shard/snapshot/snapshot.h"
 #include "shard/store/model.h"
 #include "shard/types.h"
 #include "shard/update/staged_update.h"
@@ -40,6 +41,18 @@ class Engine {
   // ALREADY_EXISTS if the id is known.
   absl::Status CreateModel(const ModelSpec& spec);
   absl::Status DropModel(uint64_t model_id);
+
+  // A model whose rows come from elsewhere, as by StackStore::LoadWeights: it has its memory, but
+  // nobody knows of it before AddModel, which gives the rows initial values that CreateModel would.
+  absl::StatusOr<std::shared_ptr<Model>> MakeModel(const ModelSpec& spec);
+  absl::Status AddModel(std::shared_ptr<Model> model);
+
+  // Fixes the rows of a model as all work submitted before makes them. The caller reads the
+  // snapshot and then ends it: `kept` if the next one may be of what has changed since this one.
+  // One snapshot of a model at a time.
+  absl::StatusOr<std::shared_ptr<Snapshot>> BeginSnapshot(uint64_t model_id,
+                                                          const SnapshotOptions& options);
+  void EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept);
 
   // Checks `stacks` (from the wire: trust nothing) and arranges them. `owner` keeps their memory
   // alive and is held by the batch only as long as it is needed.

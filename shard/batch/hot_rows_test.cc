@@ -81,13 +81,11 @@ StackEntries Arranged(const std::vector<TestEntry>& entries, BufferPool& pool) {
 
 class HotRowsTest : public ::testing::Test {
  protected:
-  HotRowsTest()
-      : cpu_(1), store_(*StackStore::Create(spec_, spec_.stacks[0], StoreOptions(), cpu_)) {}
+  HotRowsTest() : store_(*StackStore::Create(spec_, spec_.stacks[0], StoreOptions())) {}
 
   std::mt19937_64 random_{TestSeed()};
   BufferPool pool_;
   const ModelSpec spec_ = TwoTables();
-  CpuPool cpu_;
   const std::unique_ptr<StackStore> store_;
 };
 

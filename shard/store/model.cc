@@ -89,7 +89,7 @@ void Budget::Return(int64_t bytes) {
 
 absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
                                                      const StoreOptions& options,
-                                                     std::shared_ptr<Budget> budget, CpuPool& cpu) {
+                                                     std::shared_ptr<Budget> budget) {
   if (absl::Status status = CheckPlace(spec); !status.ok()) return status;
   // A hostile shape must not overflow the sum: each stack is checked on its own first.
   int64_t bytes = 0;
@@ -105,8 +105,7 @@ absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
   int tables = 0;
   for (const StackSpec& stack : spec.stacks) tables += static_cast<int>(stack.tables.size());
   for (const StackSpec& stack : spec.stacks) {
-    absl::StatusOr<std::unique_ptr<StackStore>> store =
-        StackStore::Create(spec, stack, options, cpu);
+    absl::StatusOr<std::unique_ptr<StackStore>> store = StackStore::Create(spec, stack, options);
     if (!store.ok()) return store.status();
     model->stacks_.push_back(*std::move(store));
     model->hot_rows_.push_back(
@@ -163,6 +162,7 @@ void CopyRowsIn(const RowTarget& target, int64_t begin, int64_t end, const float
   for (int64_t i = begin; i < end; ++i) {
     const int64_t row = target.rows[i];
     const float* in = values + i * target.columns;
+    store.BeforeWrite(row);
     store.EnsureRow(row);
     if (target.slot != nullptr) {
       std::copy_n(in, target.columns, target.slot->data() + row * target.slot->columns);

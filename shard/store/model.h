@@ -10,7 +10,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/cpu_pool.h"
 #include "base/mutex.h"
 #include "shard/batch/hot_rows.h"
 #include "shard/store/stack_store.h"
@@ -34,10 +33,10 @@ class Budget {
 
 class Model {
  public:
+  // Takes its memory from the budget; no row has its initial value yet.
   static absl::StatusOr<std::shared_ptr<Model>> Create(const ModelSpec& spec,
                                                        const StoreOptions& options,
-                                                       std::shared_ptr<Budget> budget,
-                                                       CpuPool& cpu);
+                                                       std::shared_ptr<Budget> budget);
   ~Model() { budget_->Return(bytes_per_partition_); }
 
   const ModelSpec& spec() const { return spec_; }

@@ -20,9 +20,8 @@ std::unique_ptr<StackStore> MakeStore(const char* optimizer, int64_t huge_page_b
   model.name = "m";
   model.partitions = 1;
   model.partition_count = 1;
-  CpuPool cpu(1);
   auto store =
-      StackStore::Create(model, stack, {.eager_bytes = 0, .huge_page_bytes = huge_page_bytes}, cpu);
+      StackStore::Create(model, stack, {.eager_bytes = 0, .huge_page_bytes = huge_page_bytes});
   EXPECT_TRUE(store.ok()) << store.status();
   return *std::move(store);
 }

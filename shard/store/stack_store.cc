@@ -83,21 +83,21 @@ StackStore::StackStore(const ModelSpec& model, const StackSpec& spec)
 
 absl::StatusOr<std::unique_ptr<StackStore>> StackStore::Create(const ModelSpec& model,
                                                                const StackSpec& spec,
-                                                               const StoreOptions& options,
-                                                               CpuPool& cpu) {
+                                                               const StoreOptions& options) {
   if (absl::Status status = CheckShape(spec, model.partition_count); !status.ok()) return status;
   std::unique_ptr<StackStore> store(new StackStore(model, spec));
   if (absl::Status status = store->MakeRanges(); !status.ok()) return status;
   if (absl::Status status = store->Reserve(options); !status.ok()) return status;
-  if (BytesPerPartition(spec) * store->partitions() <= options.eager_bytes) {
-    constexpr int64_t kRowsPerTask = 4096;
-    const int64_t rows = store->rows();
-    cpu.ParallelFor(static_cast<int>((rows + kRowsPerTask - 1) / kRowsPerTask), [&](int task) {
-      const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
-      for (int64_t row = task * kRowsPerTask; row < end; ++row) store->EnsureRow(row);
-    });
-  }
   return store;
+}
+
+void StackStore::FillIfSmall(const StoreOptions& options, CpuPool& cpu) {
+  if (BytesPerPartition(spec_) * partitions_ > options.eager_bytes) return;
+  constexpr int64_t kRowsPerTask = 4096;
+  cpu.ParallelFor(static_cast<int>((rows() + kRowsPerTask - 1) / kRowsPerTask), [&](int task) {
+    const int64_t end = std::min(rows(), (task + 1) * kRowsPerTask);
+    for (int64_t row = task * kRowsPerTask; row < end; ++row) EnsureRow(row);
+  });
 }
 
 absl::Status StackStore::MakeRanges() {
@@ -157,6 +157,10 @@ absl::Status StackStore::Reserve(const StoreOptions& options) {
   if (!bitmap.ok()) return bitmap.status();
   bitmap_ = *std::move(bitmap);
   missing_chunks_ = chunks;
+  for (int k = 0; k < partitions_; ++k) {
+    const int64_t first = ChunkOf(k * rows_per_partition());
+    changes_.emplace_back(first, ChunkOf((k + 1) * rows_per_partition() - 1) - first + 1);
+  }
   return absl::OkStatus();
 }
 
@@ -185,7 +189,8 @@ int64_t StackStore::IdOf(int64_t row) const {
 uint64_t StackStore::NextRoundingKey(int64_t step) {
   constexpr uint64_t kUnnumbered = uint64_t{1} << 63;
   return SubKey(NamedKey(seed_, absl::StrCat("rounding of ", spec_.name)),
-                step >= 0 ? static_cast<uint64_t>(step) : kUnnumbered | unnumbered_updates_++);
+                step >= 0 ? static_cast<uint64_t>(step)
+                          : kUnnumbered | static_cast<uint64_t>(unnumbered_updates_++));
 }
 
 int64_t StackStore::UntouchedBytes() const {
@@ -195,10 +200,16 @@ int64_t StackStore::UntouchedBytes() const {
 }
 
 bool StackStore::Touched(int64_t begin, int64_t end) const {
-  for (int64_t chunk = begin >> chunk_shift_; chunk <= (end - 1) >> chunk_shift_; ++chunk) {
-    if (Word(chunk).load(std::memory_order_acquire) >> (chunk % 64) & 1) return true;
+  for (int64_t chunk = ChunkOf(begin); chunk <= ChunkOf(end - 1); ++chunk) {
+    if (ChunkTouched(chunk)) return true;
   }
   return false;
+}
+
+StackStore::LocalRows StackStore::RowsOfChunk(int k, int64_t chunk) const {
+  const int64_t first = k * rows_per_partition();
+  return {std::max<int64_t>((chunk << chunk_shift_) - first, 0),
+          std::min(((chunk + 1) << chunk_shift_) - first, rows_per_partition())};
 }
 
 void StackStore::InitializeChunk(int64_t chunk) {
@@ -213,8 +224,42 @@ void StackStore::InitializeChunk(int64_t chunk) {
     if (range == nullptr || local < range->begin || local >= range->end) range = &RangeOf(row);
     if (range->table >= 0) InitializeRow(row, *range, values);
   }
-  Word(chunk).fetch_or(bit, std::memory_order_release);
+  SetTouched(chunk);
+}
+
+void StackStore::SetTouched(int64_t chunk) {
+  Word(chunk).fetch_or(uint64_t{1} << (chunk % 64), std::memory_order_release);
   missing_chunks_.fetch_sub(1, std::memory_order_release);
+}
+
+void StackStore::LoadWeights(int k, int64_t first, absl::Span<const char> rows) {
+  const int64_t begin = k * rows_per_partition() + first;
+  const int64_t end = begin + static_cast<int64_t>(rows.size() / row_bytes());
+  for (int64_t chunk = ChunkOf(begin); chunk <= ChunkOf(end - 1); ++chunk) {
+    const int64_t chunk_begin = chunk << chunk_shift_;
+    const int64_t chunk_end = std::min(this->rows(), (chunk + 1) << chunk_shift_);
+    if (chunk_begin < begin || chunk_end > end) {
+      EnsureRow(chunk_begin);  // others of its rows are not among these
+      continue;
+    }
+    const MutexLock lock(&locks_[chunk % kLocks]);
+    if (ChunkTouched(chunk)) continue;
+    for (int64_t row = chunk_begin; row < chunk_end; ++row) {
+      InitializeSlots(row, RangeOf(row).columns);
+    }
+    SetTouched(chunk);
+  }
+  std::memcpy(weights_.data() + begin * row_bytes(), rows.data(), rows.size());
+}
+
+void StackStore::LoadSlot(int k, int slot, int64_t first, absl::Span<const float> values) {
+  const Slot& to = slots_[slot];
+  const int64_t begin = k * rows_per_partition() + first;
+  const int64_t end = begin + static_cast<int64_t>(values.size()) / to.columns;
+  for (int64_t chunk = ChunkOf(begin); chunk <= ChunkOf(end - 1); ++chunk) {
+    EnsureRow(std::max(begin, chunk << chunk_shift_));
+  }
+  std::copy(values.begin(), values.end(), to.data() + begin * to.columns);
 }
 
 void StackStore::InitializeRow(int64_t row, const RowRange& range, std::vector<float>& values) {
@@ -229,9 +274,13 @@ void StackStore::InitializeRow(int64_t row, const RowRange& range, std::vector<f
   } else {
     std::memset(weights, 0, row_bytes());
   }
+  InitializeSlots(row, range.columns);
+}
+
+void StackStore::InitializeSlots(int64_t row, int columns) {
   for (const Slot& slot : slots_) {
     float* first = slot.data() + row * slot.columns;
-    std::fill(first, first + std::min(slot.columns, range.columns), slot.info.initial_value);
+    std::fill(first, first + std::min(slot.columns, columns), slot.info.initial_value);
   }
 }
 

@@ -20,6 +20,7 @@
 #include "config/optimizers.h"
 #include "shard/executor.h"
 #include "shard/kernel_types.h"
+#include "shard/snapshot/row_changes.h"
 #include "shard/store/initializer.h"
 #include "shard/types.h"
 
@@ -53,10 +54,10 @@ class StackStore {
   // INVALID_ARGUMENT for a width, row count or storage type that no shard can hold.
   static absl::Status CheckShape(const StackSpec& spec, int partitions);
   // INVALID_ARGUMENT for a spec that makes no sense. Bytes are not checked against a budget here.
+  // No row has its initial value yet: see FillIfSmall.
   static absl::StatusOr<std::unique_ptr<StackStore>> Create(const ModelSpec& model,
                                                             const StackSpec& spec,
-                                                            const StoreOptions& options,
-                                                            CpuPool& cpu);
+                                                            const StoreOptions& options);
   // Bytes of weights and slots in one partition.
   static int64_t BytesPerPartition(const StackSpec& spec);
 
@@ -80,6 +81,31 @@ class StackStore {
   Strand& strand(int k) { return strands_[k]; }
   std::vector<Strand*> AllStrands();
 
+  // Local rows [begin, end) of partition k.
+  struct LocalRows {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+  int64_t ChunkOf(int64_t row) const { return row >> chunk_shift_; }
+  // The rows of a chunk that are in partition k.
+  LocalRows RowsOfChunk(int k, int64_t chunk) const;
+  bool ChunkTouched(int64_t chunk) const {
+    return Word(chunk).load(std::memory_order_acquire) >> (chunk % 64) & 1;
+  }
+  RowChanges& changes(int k) { return changes_[k]; }
+  // Who writes a row says so before, and before EnsureRow.
+  void BeforeWrite(int64_t row) { changes_[row / rows_per_partition()].BeforeWrite(ChunkOf(row)); }
+
+  // Rows from outside, in place of initial values. The store is not in use yet. Local rows from
+  // `first` on of partition k: weights as they are stored, or the values of slot `slot`.
+  void LoadWeights(int k, int64_t first, absl::Span<const char> rows);
+  void LoadSlot(int k, int slot, int64_t first, absl::Span<const float> values);
+  // Gives all rows their initial values that have none yet, if the store is small.
+  void FillIfSmall(const StoreOptions& options, CpuPool& cpu);
+
+  int64_t unnumbered_updates() const { return unnumbered_updates_; }
+  void set_unnumbered_updates(int64_t updates) { unnumbered_updates_ = updates; }
+
   // The key of this step's random roundings, from the model's seed, the stack's name and the step:
   // the trainer's step number where it gives one, else the number of this update among those of the
   // stack that gave none. Either is the same for any number of shards, threads and restarts that
@@ -96,7 +122,7 @@ class StackStore {
   // initialised.
   void EnsureRow(int64_t row) {
     const int64_t chunk = row >> chunk_shift_;
-    if (!(Word(chunk).load(std::memory_order_acquire) >> (chunk % 64) & 1)) InitializeChunk(chunk);
+    if (!ChunkTouched(chunk)) InitializeChunk(chunk);
   }
 
  private:
@@ -105,6 +131,8 @@ class StackStore {
   absl::Status Reserve(const StoreOptions& options);
   void InitializeChunk(int64_t chunk);
   void InitializeRow(int64_t row, const RowRange& range, std::vector<float>& values);
+  void InitializeSlots(int64_t row, int columns);
+  void SetTouched(int64_t chunk);
   std::atomic<uint64_t>& Word(int64_t chunk) const {
     return reinterpret_cast<std::atomic<uint64_t>*>(bitmap_.data())[chunk / 64];
   }
@@ -115,11 +143,12 @@ class StackStore {
   const int first_partition_;
   const uint64_t seed_;
   std::vector<Initializer> initializers_;  // one per table
-  uint64_t unnumbered_updates_ = 0;
+  int64_t unnumbered_updates_ = 0;
   std::vector<RowRange> ranges_;
   MappedMemory weights_;
   std::vector<Slot> slots_;
   std::unique_ptr<Strand[]> strands_;
+  std::vector<RowChanges> changes_;  // by partition
 
   // Rows are initialised in chunks of 2^chunk_shift_ rows, about a page of weights; a bit per chunk
   // says done.

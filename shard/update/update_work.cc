@@ -86,6 +86,12 @@ int64_t UpdateWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool&
   for (size_t s = 0; s < store.slots().size(); ++s) {
     args.slots[s] = store.slots()[s].data() + first_row * store.slots()[s].columns;
   }
+  RowChanges& changes = store.changes(k);
+  if (changes.tracking()) {
+    for (int64_t t = 0; t < args.touch_count; ++t) {
+      changes.BeforeWrite(store.ChunkOf(first_row + touches[t].row));
+    }
+  }
   if (!store.Complete()) {
     for (int64_t t = 0; t < args.touch_count; ++t) store.EnsureRow(first_row + touches[t].row);
   }
