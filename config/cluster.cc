@@ -9,6 +9,7 @@
 #include "absl/numeric/bits.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/machine_memory.h"
 #include "base/status.h"
 #include "config/address.h"
@@ -24,6 +25,7 @@ constexpr int kDigestDigits = 64;
 constexpr int64_t kMinBudget = int64_t{1} << 20;
 constexpr int64_t kMaxBatchBytes = int64_t{1} << 30;
 constexpr int64_t kMaxInFlightBytes = int64_t{4} << 30;
+constexpr int64_t kMaxCopyBytes = int64_t{1} << 30;
 
 // Collects the addresses of a cluster: each may stand once.
 class AddressChecker {
@@ -136,6 +138,20 @@ absl::Status CheckSecurity(const v1::ClusterConfig& cluster) {
   return CheckPlainTokens(cluster.coordinators(), "coordinators");
 }
 
+// Checks `storage` and fills in its paths. What is there is not looked at: other machines read the
+// description, too.
+absl::Status CompleteStorage(v1::StorageConfig* storage) {
+  if (storage->directory().empty()) {
+    return absl::InvalidArgumentError(
+        "storage.directory: empty; name the folder that emberd may write to");
+  }
+  if (storage->checkpoints().empty()) {
+    storage->set_checkpoints(
+        absl::StrCat(absl::StripSuffix(storage->directory(), "/"), "/checkpoints"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckDigest(const std::string& path, const v1::Token& token) {
   const bool hex = absl::c_all_of(
       token.sha256(), [](char c) { return absl::ascii_isxdigit(static_cast<unsigned char>(c)); });
@@ -177,6 +193,10 @@ void FillBudgets(int64_t memory_bytes, v1::ClusterConfig* cluster) {
        std::clamp(memory_bytes / 16, kMinBudget, kMaxBatchBytes));
   fill(&v1::BudgetConfig::in_flight_bytes, &v1::BudgetConfig::set_in_flight_bytes,
        std::clamp(memory_bytes / 8, kMinBudget, kMaxInFlightBytes));
+  if (cluster->has_storage() && cluster->storage().copy_bytes() == 0) {
+    cluster->mutable_storage()->set_copy_bytes(
+        std::clamp(memory_bytes / 16 / ShardsOnOneHost(*cluster), kMinBudget, kMaxCopyBytes));
+  }
 }
 
 absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
@@ -195,6 +215,7 @@ absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
   RETURN_IF_ERROR(addresses.CheckAll(complete.shards(), "shards"));
   RETURN_IF_ERROR(addresses.CheckAll(complete.coordinators(), "coordinators"));
   RETURN_IF_ERROR(CheckSecurity(complete));
+  if (complete.has_storage()) RETURN_IF_ERROR(CompleteStorage(complete.mutable_storage()));
   *cluster = std::move(complete);
   return absl::OkStatus();
 }

@@ -69,6 +69,56 @@ TEST(FillBudgets, GivesBatchesAndRequestsNoMoreOfALargeMachine) {
   EXPECT_EQ(cluster.budgets().in_flight_bytes(), 4096 * kMiB);
 }
 
+TEST(FillBudgets, SharesTheCopiesOfASaveAmongTheShardsOfAMachine) {
+  const auto copy_bytes = [](const char* shards, int64_t memory) {
+    v1::ClusterConfig cluster =
+        *ParseCluster(absl::StrCat(shards, " storage { directory: '/d' copy_bytes: 1 }"));
+    cluster.mutable_storage()->clear_copy_bytes();
+    FillBudgets(memory, &cluster);
+    return cluster.storage().copy_bytes();
+  };
+  constexpr char kTwoShards[] = "shards { address: 'a:1' } shards { address: 'a:2' }";
+  EXPECT_EQ(copy_bytes(kOneShard, 1536 * kMiB), 96 * kMiB);
+  EXPECT_EQ(copy_bytes(kTwoShards, 1536 * kMiB), 48 * kMiB);
+  EXPECT_EQ(copy_bytes(kTwoShards, int64_t{1} << 40), 1024 * kMiB);
+  EXPECT_EQ(copy_bytes(kOneShard, kMiB), kMiB);
+}
+
+TEST(CompleteCluster, WithoutStorageThereIsNone) {
+  EXPECT_FALSE(ParseCluster(kOneShard)->has_storage());
+}
+
+TEST(CompleteCluster, WritesTheDefaultsOfStorage) {
+  const auto cluster = ParseCluster(absl::StrCat(kOneShard, "storage { directory: '/data/' }"));
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const v1::StorageConfig& storage = cluster->storage();
+  EXPECT_EQ(storage.directory(), "/data/");
+  EXPECT_EQ(storage.checkpoints(), "/data/checkpoints");
+  EXPECT_EQ(storage.durability(), v1::StorageConfig::MEMORY);
+  EXPECT_EQ(storage.every_seconds(), 600);
+  EXPECT_EQ(storage.every_steps(), 0);
+  EXPECT_EQ(storage.keep(), 3);
+  EXPECT_EQ(storage.max_chain(), 8);
+  EXPECT_GE(storage.copy_bytes(), kMiB);
+  EXPECT_LE(storage.copy_bytes(), 1024 * kMiB);
+}
+
+TEST(CompleteCluster, KeepsWhatIsGivenOfStorage) {
+  const auto cluster = ParseCluster(absl::StrCat(
+      kOneShard,
+      "storage { directory: 'd' checkpoints: '/mnt/c' durability: CHECKPOINT every_seconds: 1 "
+      "every_steps: 5 keep: 1 max_chain: -1 copy_bytes: 7 }"));
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const v1::StorageConfig& storage = cluster->storage();
+  EXPECT_EQ(storage.checkpoints(), "/mnt/c");
+  EXPECT_EQ(storage.durability(), v1::StorageConfig::CHECKPOINT);
+  EXPECT_EQ(storage.every_seconds(), 1);
+  EXPECT_EQ(storage.every_steps(), 5);
+  EXPECT_EQ(storage.keep(), 1);
+  EXPECT_EQ(storage.max_chain(), -1);
+  EXPECT_EQ(storage.copy_bytes(), 7);
+}
+
 TEST(CompleteCluster, KeepsWhatIsGiven) {
   auto cluster = ParseCluster(
       "shards { address: 'a:0' } sparsecores_per_shard: 8 shard_threads: 3 "
@@ -83,7 +133,7 @@ TEST(CompleteCluster, KeepsWhatIsGiven) {
 }
 
 TEST(CompleteCluster, IsIdempotent) {
-  auto cluster = ParseCluster(kOneShard);
+  auto cluster = ParseCluster(absl::StrCat(kOneShard, "storage { directory: 'd' }"));
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   v1::ClusterConfig again = *cluster;
   ASSERT_TRUE(CompleteCluster(&again).ok());
@@ -121,6 +171,7 @@ constexpr char kGoodCluster[] = R"pb(
   shards { address: "h1:70" http_address: "h1:90" }
   sparsecores_per_shard: 2
   coordinators { address: "c:70" http_address: "c:90" }
+  storage { directory: "/d" }
 )pb";
 
 struct BadCluster {
@@ -195,6 +246,22 @@ const BadCluster kBadClusters[] = {
      "logging.format: 7 is not allowed; it must be one of TEXT, JSON"},
     {"UnknownLevel", "coordinators", "logging { level: 7 } coordinators",
      "logging.level: 7 is not allowed; it must be one of DEBUG, INFO, WARNING, ERROR"},
+    {"NoDirectory", "directory: \"/d\"", "",
+     "storage.directory: empty; name the folder that emberd may write to"},
+    {"UnknownDurability", "directory", "durability: 7 directory",
+     "storage.durability: 7 is not allowed; it must be one of MEMORY, CHECKPOINT"},
+    {"NegativeSeconds", "directory", "every_seconds: -1 directory",
+     "storage.every_seconds: -1 is not allowed; it must be in [1, 2147483647]"},
+    {"NegativeSteps", "directory", "every_steps: -1 directory",
+     "storage.every_steps: -1 is not allowed; it must be >= 0"},
+    {"NegativeKeep", "directory", "keep: -1 directory",
+     "storage.keep: -1 is not allowed; it must be >= 1"},
+    {"NegativeChain", "directory", "max_chain: -2 directory",
+     "storage.max_chain: -2 is not allowed; it must be in [-1, 1000]"},
+    {"LongChain", "directory", "max_chain: 1001 directory",
+     "storage.max_chain: 1001 is not allowed"},
+    {"NegativeCopies", "directory", "copy_bytes: -1 directory",
+     "storage.copy_bytes: -1 is not allowed; it must be in [0, 1125899906842624]"},
 };
 
 INSTANTIATE_TEST_SUITE_P(All, BadClusterTest, testing::ValuesIn(kBadClusters),

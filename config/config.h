@@ -40,8 +40,8 @@ absl::Status CompleteTokenFile(v1::TokenFile* file);
 
 // Most shards of the cluster that have one host, and so share its memory.
 int ShardsOnOneHost(const v1::ClusterConfig& cluster);
-// Fills in the budgets that depend on how much memory a machine of the cluster has. CompleteCluster
-// does so with that of this one.
+// Fills in the budgets, and with `storage` its copy_bytes, that depend on how much memory a machine
+// of the cluster has. CompleteCluster does so with that of this one.
 void FillBudgets(int64_t memory_bytes, v1::ClusterConfig* cluster);
 
 // Hash of a complete model config: equal on every process and machine, never 0. It is the model_id.

@@ -128,6 +128,12 @@ constexpr FieldRule kRules[] = {
     {"LoggingConfig.format", kFinite, v1::LoggingConfig::TEXT},
     {"LoggingConfig.level", kFinite, v1::LoggingConfig::INFO},
     {"LoggingConfig.slow_step_ms", kMilliseconds, 1000},
+    {"StorageConfig.durability", kFinite, v1::StorageConfig::MEMORY},
+    {"StorageConfig.every_seconds", Between(1, kMaxInt32), 600},
+    {"StorageConfig.every_steps", AtLeast(0)},
+    {"StorageConfig.keep", AtLeast(1), 3},
+    {"StorageConfig.max_chain", Between(-1, 1000), 8},
+    {"StorageConfig.copy_bytes", kShareOfMemory},
 
     {"Token.role", kFinite},
 };

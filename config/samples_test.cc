@@ -35,7 +35,7 @@ TEST(Samples, EveryFileLoads) {
     ++(is_model ? models : clusters);
   }
   EXPECT_GE(models, 3);
-  EXPECT_GE(clusters, 2);
+  EXPECT_GE(clusters, 3);
 }
 
 TEST(Samples, SmallModel) {
@@ -80,6 +80,17 @@ TEST(Samples, SingleCluster) {
   EXPECT_EQ(cluster.shards_size(), 1);
   EXPECT_EQ(cluster.sparsecores_per_shard(), 4);
   EXPECT_EQ(cluster.logging().format(), v1::LoggingConfig::JSON);
+}
+
+TEST(Samples, ClusterWithCheckpoints) {
+  const v1::ClusterConfig cluster = Cluster("cluster_checkpoints.textproto");
+  EXPECT_EQ(cluster.shards_size(), 2);
+  EXPECT_EQ(cluster.coordinators_size(), 2);
+  EXPECT_EQ(cluster.storage().durability(), v1::StorageConfig::CHECKPOINT);
+  EXPECT_EQ(cluster.storage().checkpoints(), "/var/lib/emberd/checkpoints");
+  EXPECT_EQ(cluster.storage().every_seconds(), 300);
+  EXPECT_EQ(cluster.storage().every_steps(), 10000);
+  EXPECT_EQ(cluster.storage().keep(), 5);
 }
 
 }  // namespace
