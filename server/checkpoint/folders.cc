@@ -1,0 +1,108 @@
+#include "server/checkpoint/folders.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "server/checkpoint/files.h"
+
+namespace emberd::server {
+
+namespace fs = std::filesystem;
+
+absl::StatusOr<std::vector<std::string>> FoldersIn(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  while (!error && entry != fs::directory_iterator()) {
+    std::error_code gone;  // meanwhile
+    if (entry->is_directory(gone)) names.push_back(entry->path().filename().string());
+    entry.increment(error);
+  }
+  if (error && error.value() != ENOENT) return FileError(error.value(), folder, "cannot be read");
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+int64_t BytesIn(const std::string& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  while (!error && entry != fs::directory_iterator()) {
+    std::error_code gone;
+    const auto size = entry->file_size(gone);
+    if (!gone) bytes += static_cast<int64_t>(size);
+    entry.increment(error);
+  }
+  return bytes;
+}
+
+absl::Status RemoveFolder(const std::string& folder) {
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (!error || error.value() == ENOENT) return absl::OkStatus();
+  return FileError(error.value(), folder, "cannot be removed");
+}
+
+absl::Status MakeFolders(const std::string& folder) {
+  if (mkdir(folder.c_str(), 0755) == 0) {
+    const std::string parent = fs::path(folder).parent_path().string();
+    return SyncFolder(parent.empty() ? "." : parent);
+  }
+  if (errno == EEXIST && fs::is_directory(folder)) return absl::OkStatus();
+  const std::string parent = fs::path(folder).parent_path().string();
+  if (errno != ENOENT || parent.empty() || parent == folder) {
+    return FileError(errno, folder, "cannot be made");
+  }
+  RETURN_IF_ERROR(MakeFolders(parent));
+  return MakeFolders(folder);
+}
+
+std::string RandomName(const std::string& parent, absl::string_view prefix) {
+  std::random_device random;
+  return PathIn(parent, absl::StrFormat("%s%08x%08x", prefix, random(), random()));
+}
+
+absl::StatusOr<std::string> MakeFolder(const std::string& parent, absl::string_view prefix) {
+  std::string folder = RandomName(parent, prefix);
+  if (mkdir(folder.c_str(), 0755) == 0) return folder;
+  return FileError(errno, folder, "cannot be made");
+}
+
+absl::Status TouchFolder(const std::string& folder) {
+  if (utimensat(AT_FDCWD, folder.c_str(), nullptr, 0) == 0) return absl::OkStatus();
+  return FileError(errno, folder, "cannot be changed");
+}
+
+absl::StatusOr<int64_t> TouchedAt(const std::string& folder) {
+  // Opening makes a network file system look again.
+  const FileDescriptor descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat status;
+  if (descriptor.get() < 0 || fstat(descriptor.get(), &status) != 0) {
+    return FileError(errno, folder, "cannot be opened");
+  }
+  return status.st_mtim.tv_sec;
+}
+
+absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder) {
+  const std::string path = PathIn(folder, ".lock");
+  FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (file.get() < 0) return FileError(errno, path, "cannot be opened");
+  while (flock(file.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) return FileError(errno, path, "cannot be locked");
+  }
+  return FolderLock(std::move(file));
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,38 @@
+// manifest.json: what a checkpoint is and which files it has. Its last field is a checksum of all
+// bytes before it, so that no byte of it changes unnoticed.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "emberd/v1/checkpoint_service.pb.h"
+
+namespace emberd::server {
+
+inline constexpr char kManifestFile[] = "manifest.json";
+inline constexpr int kManifestVersion = 1;
+
+// INVALID_ARGUMENT: a checkpoint cannot have this name.
+absl::Status CheckCheckpointName(absl::string_view name);
+
+absl::StatusOr<std::string> EncodeManifest(const v1::CheckpointManifest& manifest);
+// DATA_LOSS unless `text` was made by EncodeManifest and nothing in it points outside of the
+// checkpoint or contradicts itself. FAILED_PRECONDITION: a version of the format that is not known.
+absl::StatusOr<v1::CheckpointManifest> ParseManifest(absl::string_view text);
+
+// That of the checkpoint in a folder. DATA_LOSS, with the file's name, also if it is missing or
+// that of another checkpoint.
+absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder);
+
+// Whether rows have the same places and sizes in both.
+bool SameLayout(const v1::CheckpointManifest& a, const v1::CheckpointManifest& b);
+
+// FAILED_PRECONDITION unless the rows of a checkpoint can become those of a model with this config:
+// the same tables, in name, size and width.
+absl::Status CheckSameTables(const v1::CheckpointManifest& manifest, const v1::ModelConfig& config);
+
+v1::CheckpointInfo InfoOf(const v1::CheckpointManifest& manifest);
+
+}  // namespace emberd::server

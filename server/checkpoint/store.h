@@ -1,0 +1,76 @@
+// The folder of all checkpoints: which there are, and how they come and go. At every moment, also
+// after a kill or a loss of power, a checkpoint is there whole or not at all.
+//
+// Beside the checkpoints of a model stand .saving-* (one that is being written), .deleted-* (one
+// that is being removed) and .lock.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "emberd/v1/checkpoint_service.pb.h"
+#include "server/checkpoint/manifest.h"
+#include "server/checkpoint/partition_chain.h"
+
+namespace emberd::server {
+
+// Thread-safe; many processes may use one directory at once. NOT_FOUND: there is no such
+// checkpoint. DATA_LOSS, with the file's name: it is damaged.
+class CheckpointStore {
+ public:
+  explicit CheckpointStore(std::string directory) : directory_(std::move(directory)) {}
+
+  // Newest first, of one model or (empty) of all; and what looks like a checkpoint and is none.
+  absl::StatusOr<v1::ListCheckpointsResponse> List(const std::string& model) const;
+  absl::StatusOr<v1::CheckpointManifest> Read(const std::string& model,
+                                              const std::string& name) const;
+  // The newest one that has all that it builds on.
+  absl::StatusOr<v1::CheckpointManifest> Newest(const std::string& model) const;
+  // With all that it builds on: it first, the whole one last.
+  absl::StatusOr<CheckpointChain> Chain(const std::string& model, const std::string& name) const;
+
+  // A new folder for the files of a checkpoint. ALREADY_EXISTS: there is one of this name, which
+  // may be empty if it is not known yet. Whoever writes calls Heartbeat at least every 20 seconds;
+  // a folder for which nobody did for a minute is removed by the next to begin.
+  absl::StatusOr<std::string> BeginSave(const std::string& model, const std::string& name) const;
+  absl::Status Heartbeat(const std::string& folder) const;
+  // Makes the folder, with all files that the manifest lists, the checkpoint that the manifest
+  // names. ALREADY_EXISTS: somebody else was faster. FAILED_PRECONDITION: the one that it builds on
+  // is gone.
+  absl::Status Commit(const std::string& folder, const v1::CheckpointManifest& manifest) const;
+  // Removes the folder. Idempotent.
+  void Abandon(const std::string& folder) const;
+
+  // A folder for the files of a checkpoint that is to be made whole, as BeginSave gives one.
+  absl::StatusOr<std::string> BeginMerge(const std::string& model) const;
+  // Moves the files into the checkpoint of the manifest, under names of their own, replaces its
+  // manifest, and removes the files that it does not list any more. ABORTED: the checkpoint was
+  // deleted or merged meanwhile.
+  absl::Status CommitMerge(const std::string& folder, v1::CheckpointManifest manifest) const;
+
+  // Returns the bytes that it took. FAILED_PRECONDITION: another one builds on it.
+  absl::StatusOr<int64_t> Delete(const std::string& model, const std::string& name) const;
+  // The rows of a model were given up on purpose: its checkpoints of now are not to bring them back
+  // by themselves.
+  absl::Status GiveUp(const std::string& model) const;
+  // Checkpoints saved later than this, in ms since 1970, may. 0: all.
+  absl::StatusOr<int64_t> GivenUpUntil(const std::string& model) const;
+
+  // Deletes the automatic ones beyond the newest `keep` of them, except those that another one
+  // builds on. Returns the names.
+  absl::StatusOr<std::vector<std::string>> RemoveAutomatic(const std::string& model,
+                                                           int keep) const;
+
+ private:
+  std::string ModelFolder(const std::string& model) const;
+  std::string FolderOf(const std::string& model, const std::string& name) const;
+  absl::StatusOr<std::string> MakeWorkFolder(const std::string& model) const;
+  void RemoveLitter(const std::string& model_folder, int64_t now) const;
+
+  const std::string directory_;
+};
+
+}  // namespace emberd::server

@@ -1,0 +1,237 @@
+// How checkpoints come and go.
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include <unistd.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/failpoint.h"
+#include "base/status.h"
+#include "server/checkpoint/files.h"
+#include "server/checkpoint/folders.h"
+#include "server/checkpoint/store.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr char kGivenUpFile[] = ".given_up";  // of a model
+constexpr char kSaving[] = ".saving-";
+constexpr char kDeleted[] = ".deleted-";
+constexpr char kMerging[] = ".merging";  // in a checkpoint: it may have files that it does not list
+constexpr int64_t kAbandonedAfterSeconds = 60;
+
+bool IsThere(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(std::filesystem::symlink_status(path, error));
+}
+
+absl::Status Rename(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  return FileError(errno, from, absl::StrCat("cannot be renamed to ", to));
+}
+
+absl::Status AlreadyThere(const std::string& model, const std::string& name) {
+  return absl::AlreadyExistsError(absl::StrCat("model \"", model, "\" already has a checkpoint \"",
+                                               name,
+                                               "\"; delete it first, or choose another name"));
+}
+
+absl::Status CheckIsThere(const std::string& folder, const v1::CheckpointFile& file) {
+  return OpenNamedFile(PathIn(folder, file.path()), file.bytes()).status();
+}
+
+// Files that a merge moved in before it died, or did not come to remove.
+void RemoveUnlisted(const std::string& folder, const v1::CheckpointManifest& manifest) {
+  std::set<std::string> listed = {kManifestFile};
+  for (const v1::CheckpointFile& file : manifest.files()) listed.insert(file.path());
+  for (const v1::CheckpointFile& file : manifest.states()) listed.insert(file.path());
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours = absl::EndsWith(name, ".safetensors") || absl::EndsWith(name, ".tmp");
+    if (ours && listed.count(name) == 0) std::filesystem::remove(entry.path(), error);
+  }
+  std::filesystem::remove(PathIn(folder, kMerging), error);
+}
+
+}  // namespace
+
+// Best effort: litter that cannot be removed now is there the next time.
+void CheckpointStore::RemoveLitter(const std::string& model_folder, int64_t now) const {
+  const auto names = FoldersIn(model_folder);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    const std::string folder = PathIn(model_folder, name);
+    if (absl::StartsWith(name, kSaving) || absl::StartsWith(name, kDeleted)) {
+      const auto touched = TouchedAt(folder);
+      if (touched.ok() && now - *touched > kAbandonedAfterSeconds) Abandon(folder);
+    } else if (IsThere(PathIn(folder, kMerging))) {
+      const auto lock = FolderLock::Take(model_folder);
+      const auto manifest = ReadManifest(folder);
+      if (lock.ok() && manifest.ok()) RemoveUnlisted(folder, *manifest);
+    }
+  }
+}
+
+absl::StatusOr<std::string> CheckpointStore::MakeWorkFolder(const std::string& model) const {
+  const std::string parent = ModelFolder(model);
+  RETURN_IF_ERROR(MakeFolders(parent));
+  ASSIGN_OR_RETURN(const std::string folder, MakeFolder(parent, kSaving));
+  ASSIGN_OR_RETURN(const int64_t now, TouchedAt(folder));
+  RemoveLitter(parent, now);
+  return folder;
+}
+
+absl::StatusOr<std::string> CheckpointStore::BeginSave(const std::string& model,
+                                                       const std::string& name) const {
+  if (name.empty()) return MakeWorkFolder(model);
+  RETURN_IF_ERROR(CheckCheckpointName(name));
+  if (IsThere(FolderOf(model, name))) return AlreadyThere(model, name);
+  return MakeWorkFolder(model);
+}
+
+absl::Status CheckpointStore::Heartbeat(const std::string& folder) const {
+  const absl::Status status = TouchFolder(folder);
+  if (!absl::IsNotFound(status)) return status;
+  return absl::AbortedError(
+      absl::StrCat(folder, ": was removed by somebody who took its process for dead"));
+}
+
+absl::Status CheckpointStore::Commit(const std::string& folder,
+                                     const v1::CheckpointManifest& manifest) const {
+  ReachFailpoint("save.rows_are_written");
+  const std::string parent_folder = ModelFolder(manifest.model());
+  const std::string target = FolderOf(manifest.model(), manifest.name());
+  RETURN_IF_ERROR(Heartbeat(folder));
+  for (const auto& file : manifest.files()) RETURN_IF_ERROR(CheckIsThere(folder, file));
+  for (const auto& file : manifest.states()) RETURN_IF_ERROR(CheckIsThere(folder, file));
+  ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
+  RETURN_IF_ERROR(WriteFileWhole(folder, kManifestFile, text));
+  ReachFailpoint("save.manifest_is_written");
+
+  ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(parent_folder));
+  if (!manifest.parent().empty()) {
+    const auto parent = Read(manifest.model(), manifest.parent());
+    if (!parent.ok() || parent->checkpoint_id() != manifest.parent_id()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("checkpoint \"", manifest.parent(), "\", which \"", manifest.name(),
+                       "\" was to build on, is not there any more; save again"));
+    }
+  }
+  if (IsThere(target)) return AlreadyThere(manifest.model(), manifest.name());
+  RETURN_IF_ERROR(Rename(folder, target));
+  ReachFailpoint("save.is_renamed");
+  return SyncFolder(parent_folder);
+}
+
+void CheckpointStore::Abandon(const std::string& folder) const {
+  (void)RemoveFolder(folder);  // what is left goes with the litter
+}
+
+absl::StatusOr<std::string> CheckpointStore::BeginMerge(const std::string& model) const {
+  return MakeWorkFolder(model);
+}
+
+absl::Status CheckpointStore::CommitMerge(const std::string& folder,
+                                          v1::CheckpointManifest manifest) const {
+  ReachFailpoint("merge.files_are_here");
+  const std::string parent_folder = ModelFolder(manifest.model());
+  const std::string target = FolderOf(manifest.model(), manifest.name());
+  RETURN_IF_ERROR(Heartbeat(folder));
+  for (const auto& file : manifest.files()) RETURN_IF_ERROR(CheckIsThere(folder, file));
+
+  ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(parent_folder));
+  const auto current = Read(manifest.model(), manifest.name());
+  if (!current.ok() || current->checkpoint_id() != manifest.checkpoint_id() ||
+      current->parent().empty()) {
+    return absl::AbortedError(absl::StrCat("checkpoint \"", manifest.name(), "\" of model \"",
+                                           manifest.model(),
+                                           "\" was deleted, merged or damaged meanwhile"));
+  }
+  RETURN_IF_ERROR(WriteFileWhole(target, kMerging, ""));
+  for (v1::CheckpointFile& file : *manifest.mutable_files()) {
+    // An incremental checkpoint has no files of such names, so no file of it is lost.
+    const std::string name =
+        absl::StrCat(absl::StripSuffix(file.path(), ".safetensors"), ".merged.safetensors");
+    RETURN_IF_ERROR(Rename(PathIn(folder, file.path()), PathIn(target, name)));
+    file.set_path(name);
+  }
+  RETURN_IF_ERROR(SyncFolder(target));
+  ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
+  ReachFailpoint("merge.is_written");
+  RETURN_IF_ERROR(WriteFileWhole(target, kManifestFile, text));
+  ReachFailpoint("merge.is_renamed");
+  RemoveUnlisted(target, manifest);
+  Abandon(folder);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model,
+                                                const std::string& name) const {
+  RETURN_IF_ERROR(CheckCheckpointName(name));
+  const std::string parent_folder = ModelFolder(model);
+  const std::string folder = FolderOf(model, name);
+  if (!IsThere(folder)) RETURN_IF_ERROR(Read(model, name).status());
+  const std::string deleted = RandomName(parent_folder, kDeleted);
+  int64_t bytes = 0;
+  {
+    ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(parent_folder));
+    ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, List(model));
+    for (const v1::CheckpointInfo& other : list.checkpoints()) {
+      if (other.parent() != name) continue;
+      return absl::FailedPreconditionError(absl::StrCat("checkpoint \"", other.name(),
+                                                        "\" builds on \"", name,
+                                                        "\"; merge that one first, or delete it"));
+    }
+    bytes = BytesIn(folder);
+    RETURN_IF_ERROR(TouchFolder(folder));
+    RETURN_IF_ERROR(Rename(folder, deleted));
+  }
+  ReachFailpoint("delete.is_renamed");
+  RETURN_IF_ERROR(SyncFolder(parent_folder));
+  RETURN_IF_ERROR(RemoveFolder(deleted));
+  return bytes;
+}
+
+absl::StatusOr<std::vector<std::string>> CheckpointStore::RemoveAutomatic(const std::string& model,
+                                                                          int keep) const {
+  std::vector<std::string> removed;
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, List(model));
+  int automatic = 0;
+  // The newest first, so that a whole chain goes.
+  for (const v1::CheckpointInfo& info : list.checkpoints()) {
+    if (!info.automatic() || ++automatic <= keep) continue;
+    const absl::Status status = Delete(model, info.name()).status();
+    if (status.ok()) removed.push_back(info.name());
+    const bool passed =
+        status.ok() || absl::IsFailedPrecondition(status) || absl::IsNotFound(status);
+    if (!passed) return status;
+  }
+  return removed;
+}
+
+absl::Status CheckpointStore::GiveUp(const std::string& model) const {
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, List(model));
+  if (list.checkpoints().empty()) return absl::OkStatus();
+  return WriteFileWhole(ModelFolder(model), kGivenUpFile,
+                        absl::StrCat(list.checkpoints(0).saved_at_ms()));
+}
+
+absl::StatusOr<int64_t> CheckpointStore::GivenUpUntil(const std::string& model) const {
+  const auto text = ReadFileWhole(PathIn(ModelFolder(model), kGivenUpFile));
+  if (absl::IsNotFound(text.status())) return 0;
+  RETURN_IF_ERROR(text.status());
+  int64_t until = 0;
+  if (absl::SimpleAtoi(*text, &until)) return until;
+  return DamagedFile(PathIn(ModelFolder(model), kGivenUpFile), "does not hold a time");
+}
+
+}  // namespace emberd::server

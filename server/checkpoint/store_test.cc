@@ -1,0 +1,244 @@
+// Checkpoints that come and go, as everybody sees them.
+#include "server/checkpoint/store.h"
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/temp_dir.h"
+#include "server/checkpoint/files.h"
+
+// Covers: folders.cc, store_changes.cc
+
+namespace emberd::server {
+namespace {
+
+using absl::StatusCode;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class StoreTest : public testing::Test {
+ protected:
+  // With one state file, and no rows.
+  absl::Status Save(const std::string& name, const std::string& parent = "",
+                    bool automatic = false) {
+    const auto folder = store_.BeginSave("m/1", name);
+    if (!folder.ok()) return folder.status();
+    return Commit(*folder, name, parent, automatic);
+  }
+
+  absl::Status Commit(const std::string& folder, const std::string& name,
+                      const std::string& parent = "", bool automatic = false) {
+    v1::CheckpointManifest manifest;
+    manifest.set_format_version(kManifestVersion);
+    manifest.set_model("m/1");
+    manifest.set_name(name);
+    manifest.set_checkpoint_id(std::hash<std::string>()(name));
+    manifest.set_saved_at_ms(++clock_);
+    manifest.set_automatic(automatic);
+    manifest.mutable_plan()->set_partitions(2);
+    if (!parent.empty()) {
+      manifest.set_parent(parent);
+      manifest.set_parent_id(std::hash<std::string>()(parent));
+      manifest.set_chain(store_.Read("m/1", parent)->chain() + 1);
+    }
+    *manifest.add_states() = *WriteListedFile(folder, "state.s0000.pb", name);
+    return store_.Commit(folder, manifest);
+  }
+
+  std::vector<std::string> Names(const std::string& model = "m/1") {
+    const auto list = store_.List(model);
+    EXPECT_TRUE(list.ok()) << list.status();
+    std::vector<std::string> names;
+    for (const v1::CheckpointInfo& info : list->checkpoints()) names.push_back(info.name());
+    return names;
+  }
+
+  // What is in the folder of the model, hidden or not.
+  std::vector<std::string> Folders() {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(dir_.Path("m%2F1"))) {
+      if (entry.is_directory()) names.push_back(entry.path().filename());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  const TempDir dir_ = *TempDir::Create();
+  const CheckpointStore store_{dir_.path()};
+  int64_t clock_ = 0;
+};
+
+TEST_F(StoreTest, ListsWhatWasSavedNewestFirst) {
+  EXPECT_THAT(Names(), ElementsAre());
+  EXPECT_THAT(Names(""), ElementsAre());
+  EXPECT_EQ(store_.Newest("m/1").status().code(), StatusCode::kNotFound);
+  ASSERT_TRUE(Save("b").ok());
+  ASSERT_TRUE(Save("a").ok());
+  EXPECT_THAT(Names(), ElementsAre("a", "b"));
+  EXPECT_THAT(Names(""), ElementsAre("a", "b"));
+  EXPECT_THAT(Names("other"), ElementsAre());
+  EXPECT_EQ(store_.Newest("m/1")->name(), "a");
+  EXPECT_EQ(store_.Read("m/1", "b")->saved_at_ms(), 1);
+  EXPECT_EQ(*ReadListedFile(dir_.Path("m%2F1/b"), store_.Read("m/1", "b")->states(0)), "b");
+  EXPECT_THAT(Folders(), ElementsAre("a", "b"));
+}
+
+TEST_F(StoreTest, AFolderWithoutACommitIsNoCheckpoint) {
+  const auto folder = store_.BeginSave("m/1", "a");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_THAT(Names(), ElementsAre());
+  EXPECT_EQ(store_.Read("m/1", "a").status().code(), StatusCode::kNotFound);
+  store_.Abandon(*folder);
+  store_.Abandon(*folder);
+  EXPECT_THAT(Folders(), ElementsAre());
+  EXPECT_EQ(store_.Heartbeat(*folder).code(), StatusCode::kAborted);
+  EXPECT_FALSE(std::filesystem::exists(*folder));
+}
+
+TEST_F(StoreTest, ANameIsTakenOnce) {
+  const auto first = store_.BeginSave("m/1", "a");
+  const auto second = store_.BeginSave("m/1", "");  // named later
+  ASSERT_TRUE(Commit(*first, "a").ok());
+  EXPECT_EQ(store_.BeginSave("m/1", "a").status().code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(Commit(*second, "a").code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(store_.Read("m/1", "a")->saved_at_ms(), 1);
+}
+
+TEST_F(StoreTest, RefusesNamesThatAreNone) {
+  for (const std::string name : {"", ".", "..", "../x", "a/b", "-a", "a b", "ä"}) {
+    if (!name.empty()) {
+      EXPECT_EQ(store_.BeginSave("m/1", name).status().code(), StatusCode::kInvalidArgument);
+    }
+    EXPECT_EQ(store_.Read("m/1", name).status().code(), StatusCode::kInvalidArgument) << name;
+    EXPECT_EQ(store_.Delete("m/1", name).status().code(), StatusCode::kInvalidArgument) << name;
+  }
+  EXPECT_TRUE(CheckCheckpointName(std::string(128, 'a')).ok());
+  EXPECT_FALSE(CheckCheckpointName(std::string(129, 'a')).ok());
+}
+
+TEST_F(StoreTest, FindsAllThatACheckpointBuildsOn) {
+  ASSERT_TRUE(Save("a").ok());
+  ASSERT_TRUE(Save("b", "a").ok());
+  ASSERT_TRUE(Save("c", "b").ok());
+  const auto chain = store_.Chain("m/1", "c");
+  ASSERT_TRUE(chain.ok()) << chain.status();
+  ASSERT_EQ(chain->size(), 3u);
+  EXPECT_EQ((*chain)[0].manifest().name(), "c");
+  EXPECT_EQ((*chain)[2].folder(), dir_.Path("m%2F1/a"));
+  EXPECT_EQ(store_.List("m/1")->checkpoints(0).chain(), 2);
+}
+
+TEST_F(StoreTest, WhatAnotherBuildsOnStays) {
+  ASSERT_TRUE(Save("a").ok());
+  ASSERT_TRUE(Save("b", "a").ok());
+  EXPECT_THAT(std::string(store_.Delete("m/1", "a").status().message()),
+              HasSubstr("checkpoint \"b\" builds on \"a\""));
+  EXPECT_EQ(store_.Delete("m/1", "a").status().code(), StatusCode::kFailedPrecondition);
+  const int64_t bytes = *store_.Delete("m/1", "b");
+  EXPECT_GT(bytes, 0);
+  EXPECT_TRUE(store_.Delete("m/1", "a").ok());
+  EXPECT_EQ(store_.Delete("m/1", "a").status().code(), StatusCode::kNotFound);
+  EXPECT_THAT(Folders(), ElementsAre());
+}
+
+// The parent may go, or be another one of its name, while the child is written.
+TEST_F(StoreTest, AChildNeedsTheParentThatItWasMadeOf) {
+  ASSERT_TRUE(Save("a").ok());
+  const auto folder = store_.BeginSave("m/1", "b");
+  v1::CheckpointManifest manifest = *store_.Read("m/1", "a");
+  manifest.set_name("b");
+  manifest.set_parent("a");
+  manifest.set_parent_id(5);
+  manifest.set_chain(1);
+  *manifest.mutable_states(0) = *WriteListedFile(*folder, "state.s0000.pb", "b");
+  EXPECT_EQ(store_.Commit(*folder, manifest).code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Names(), ElementsAre("a"));
+}
+
+TEST_F(StoreTest, NeedsAllFilesThatTheManifestLists) {
+  const auto folder = store_.BeginSave("m/1", "a");
+  v1::CheckpointManifest manifest;
+  manifest.set_format_version(kManifestVersion);
+  manifest.set_model("m/1");
+  manifest.set_name("a");
+  manifest.mutable_plan()->set_partitions(1);
+  *manifest.add_states() = *WriteListedFile(*folder, "state.s0000.pb", "b");
+  std::filesystem::remove(PathIn(*folder, "state.s0000.pb"));
+  EXPECT_EQ(store_.Commit(*folder, manifest).code(), StatusCode::kDataLoss);
+  EXPECT_THAT(Names(), ElementsAre());
+}
+
+TEST_F(StoreTest, AutomaticOnesGoWhenThereAreEnough) {
+  ASSERT_TRUE(Save("kept").ok());
+  for (const std::string name : {"1", "2"}) ASSERT_TRUE(Save(name, "", true).ok());
+  ASSERT_TRUE(Save("3", "2", true).ok());
+  ASSERT_TRUE(Save("4", "3", true).ok());
+  EXPECT_THAT(*store_.RemoveAutomatic("m/1", 2), ElementsAre("1"));  // 4 needs 3 and 2
+  ASSERT_TRUE(Save("5", "", true).ok());
+  ASSERT_TRUE(Save("6", "", true).ok());
+  EXPECT_THAT(*store_.RemoveAutomatic("m/1", 2), ElementsAre("4", "3", "2"));
+  EXPECT_THAT(Names(), ElementsAre("6", "5", "kept"));
+}
+
+TEST_F(StoreTest, DamagedOnesAreToldAndPassedOver) {
+  ASSERT_TRUE(Save("a").ok());
+  ASSERT_TRUE(Save("b").ok());
+  ASSERT_TRUE(Save("c", "b").ok());
+  std::ofstream(dir_.Path("m%2F1/b/manifest.json"), std::ios::app) << " ";
+  const auto list = store_.List("m/1");
+  ASSERT_EQ(list->damaged_size(), 1);
+  EXPECT_THAT(list->damaged(0), HasSubstr("m%2F1/b/manifest.json: its checksum is wrong"));
+  EXPECT_EQ(store_.Read("m/1", "b").status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(store_.Chain("m/1", "c").status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(store_.Newest("m/1")->name(), "a");
+  // A folder that was copied to another name is not the checkpoint of this name.
+  std::filesystem::copy(dir_.Path("m%2F1/a"), dir_.Path("m%2F1/d"));
+  EXPECT_THAT(std::string(store_.Read("m/1", "d").status().message()),
+              HasSubstr("it is the manifest of checkpoint \"a\""));
+  std::filesystem::create_directory(dir_.Path("m%2F1/e"));
+  EXPECT_EQ(store_.List("m/1")->damaged_size(), 3);
+  // They can be deleted.
+  ASSERT_TRUE(store_.Delete("m/1", "c").ok());
+  for (const char* name : {"b", "d", "e"}) EXPECT_TRUE(store_.Delete("m/1", name).ok()) << name;
+  EXPECT_THAT(Folders(), ElementsAre("a"));
+}
+
+TEST_F(StoreTest, FindsAnyFlippedByteOfAManifest) {
+  ASSERT_TRUE(Save("a").ok());
+  const std::string path = dir_.Path("m%2F1/a/manifest.json");
+  const std::string text = *ReadFileWhole(path);
+  for (size_t i = 0; i < text.size(); ++i) {
+    for (const int bit : {0, 5, 7}) {
+      std::string changed = text;
+      changed[i] = static_cast<char>(changed[i] ^ 1 << bit);
+      EXPECT_EQ(ParseManifest(changed).status().code(), StatusCode::kDataLoss) << i;
+    }
+    EXPECT_FALSE(ParseManifest(text.substr(0, i)).ok()) << i;
+  }
+}
+
+// What a dead process left goes when the next one begins; what a live one is writing stays.
+TEST_F(StoreTest, LitterGoesWithTheNextSave) {
+  const auto dead = *store_.BeginSave("m/1", "a");
+  const auto alive = *store_.BeginSave("m/1", "a");
+  std::filesystem::create_directory(dir_.Path("m%2F1/.deleted-1"));
+  std::ofstream(PathIn(dead, "x.safetensors")) << "rows";
+  const auto long_ago = std::filesystem::file_time_type::clock::now() - std::chrono::seconds(62);
+  for (const std::string& folder : {dead, alive, dir_.Path("m%2F1/.deleted-1")}) {
+    std::filesystem::last_write_time(folder, long_ago);
+  }
+  ASSERT_TRUE(store_.Heartbeat(alive).ok());
+  ASSERT_TRUE(Save("b").ok());
+  EXPECT_EQ(Folders().size(), 2u);
+  EXPECT_TRUE(std::filesystem::exists(alive));
+  EXPECT_TRUE(Commit(alive, "a").ok());
+  EXPECT_THAT(Folders(), ElementsAre("a", "b"));
+}
+
+}  // namespace
+}  // namespace emberd::server
