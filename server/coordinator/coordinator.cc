@@ -18,8 +18,14 @@ constexpr int kSweepsPerSettlement = 5;
 constexpr absl::Duration kStatusDeadline = absl::Seconds(1);
 
 ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metrics* metrics,
-                                     ThreadPools* threads) {
+                                     ThreadPools* threads, MutationRecord* record,
+                                     AutoCheckpoints* auto_checkpoints) {
   ModelRegistryOptions options;
+  // What was made of other rows was not made of these.
+  options.rows_replaced = [record](uint64_t model_id) { record->Restore(model_id, {}); };
+  options.explain_lost = [auto_checkpoints](const std::string& model, const absl::Status& lost) {
+    return auto_checkpoints->ExplainLost(model, lost);
+  };
   options.topology = {cluster.shards_size(), cluster.sparsecores_per_shard()};
   options.threads = threads;
   options.metrics = metrics;
@@ -56,6 +62,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
                          std::vector<std::shared_ptr<ShardBackend>> shards, ops::Metrics* metrics,
                          ThreadPools* threads)
     : shards_(std::move(shards)),
+      shard_set_{shards_, &threads->blocking},
       collective_(CollectivesOf(shards_)),
       shard_http_addresses_(HttpAddresses(cluster)),
       sparsecores_per_shard_(cluster.sparsecores_per_shard()),
@@ -64,7 +71,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       metrics_(metrics),
       threads_(threads),
       server_metrics_(metrics->Server("coordinator", index)),
-      registry_(shards_, RegistryOptions(cluster, metrics, threads)),
+      registry_(shards_, RegistryOptions(cluster, metrics, threads, &record_, &auto_checkpoints_)),
       mutations_(shards_, &threads->blocking,
                  absl::Milliseconds(cluster.timeouts().shard_call_ms())),
       fanout_(shards_, MakeFanoutOptions(cluster, threads), &mutations_, metrics),
@@ -72,16 +79,22 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
              .batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
              .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}},
             &fanout_, &mutations_, metrics),
+      checkpoints_(cluster.storage(), shard_set_, &mutations_, &registry_),
+      auto_checkpoints_(&checkpoints_, &registry_, &threads->blocking),
       resources_{.identity = NewIdentity(index),
                  .registry = &registry_,
                  .fanout = &fanout_,
                  .path = &path_,
+                 .checkpoints = &checkpoints_,
                  .collective = &collective_,
                  .metrics = metrics,
                  .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
                  .slow_step = absl::Milliseconds(cluster.logging().slow_step_ms())},
       sweeper_(kSweepPeriod, [this] { Sweep(); }),
-      watch_(kSweepPeriod, [this] { registry_.Watch(); }) {
+      watch_(kSweepPeriod, [this] {
+        registry_.Watch();
+        auto_checkpoints_.Watch();
+      }) {
   server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
   server_metrics_->SetInFlightBudget(cluster.budgets().in_flight_bytes());
 }
@@ -103,7 +116,10 @@ void Coordinator::Sweep() {
 
 absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
     const v1::DeclareModelRequest& request, rpc::CallContext* context) {
-  ASSIGN_OR_RETURN(auto declared, registry_.Declare(request.config(), context));
+  const auto find_rows = [&](const v1::ModelConfig& config) {
+    return auto_checkpoints_.FindRows(config, request.restore_from());
+  };
+  ASSIGN_OR_RETURN(auto declared, registry_.Declare(request.config(), find_rows, context));
   v1::DeclareModelResponse response;
   response.set_model_id(declared.model->id);
   response.set_created(declared.created);
@@ -116,6 +132,7 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
                                                              rpc::CallContext* context) {
   v1::DropModelResponse response;
   ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), context));
+  auto_checkpoints_.RowsGivenUp(request.name());
   response.set_dropped(dropped);
   return response;
 }
@@ -123,6 +140,7 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
 absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetModelRequest& request,
                                                                rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto model, registry_.Reset(request.name(), context));
+  auto_checkpoints_.RowsGivenUp(request.name());
   v1::ResetModelResponse response;
   response.set_model_id(model->id);
   response.set_history(model->history);
@@ -142,6 +160,7 @@ absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
   response.set_model_id(known.model->id);
   response.set_history(known.model->history);
   response.set_lost(known.lost);
+  response.set_recovery(auto_checkpoints_.RecoveryOf(known.model->config.name()));
   *response.mutable_config() = known.model->config;
   *response.mutable_plan() = preprocess::PlanToProto(known.model->config, known.model->plan);
   return response;
@@ -191,7 +210,7 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
     path_.Discard(request.model_id(), handle);
     return registry_.Explain(request.model_id(), /*history=*/0, made.status());
   }
-  record_.Finish(mutation, made->rows);
+  record_.Finish(mutation, made->rows, request.model_id());
   if (made->replayed) server_metrics_->AddReplay();
   SetRowCounts(made->rows, &response);
   response.set_replayed(made->replayed);
@@ -220,6 +239,7 @@ v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
     v1::ModelStatus* status = response.add_models();
     status->set_history(model->history);
     status->set_lost(lost);
+    status->set_recovery(auto_checkpoints_.RecoveryOf(model->config.name()));
     status->set_model_id(model->id);
     status->set_name(model->config.name());
     status->set_tables(model->config.tables_size());

@@ -19,6 +19,8 @@
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
+#include "server/coordinator/auto_checkpoints.h"
+#include "server/coordinator/checkpoints.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/lookup_response.h"
 #include "server/coordinator/model_registry.h"
@@ -37,6 +39,7 @@ struct CoordinatorResources {
   ModelRegistry* registry = nullptr;
   Fanout* fanout = nullptr;
   StepPath* path = nullptr;
+  Checkpoints* checkpoints = nullptr;
   CollectiveRouter* collective = nullptr;
   ops::Metrics* metrics = nullptr;
   absl::Duration shard_call;  // time for what is asked of shards
@@ -109,9 +112,10 @@ class Coordinator {
 
   // One attempt at an assignment; command i is for shard i.
   absl::StatusOr<MadeMutation> TryAssign(const std::vector<AssignCommand>& commands,
-                                         const std::vector<int>& shards, rpc::CallContext* context);
+                                         rpc::CallContext* context);
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
+  const ShardSet shard_set_;
   CollectiveRouter collective_;
   const std::vector<std::string> shard_http_addresses_;
   const int sparsecores_per_shard_;
@@ -120,11 +124,13 @@ class Coordinator {
   ops::Metrics* const metrics_;
   ThreadPools* const threads_;
   ops::ServerMetrics* const server_metrics_;
+  MutationRecord record_;  // answers some retries without asking the shards
   ModelRegistry registry_;
   Mutations mutations_;
   Fanout fanout_;
   StepPath path_;
-  MutationRecord record_;  // answers some retries without asking the shards
+  Checkpoints checkpoints_;
+  AutoCheckpoints auto_checkpoints_;
   int sweeps_ = 0;
   const CoordinatorResources resources_;
   PeriodicTask sweeper_;

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "server/coordinator/administration.h"
+#include "server/coordinator/checkpoint_service.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/embedding_service.h"
 #include "server/coordinator/pooled_call.h"
@@ -23,6 +24,9 @@ constexpr int kRequestThreads = 32;
 // Apart from them, so that operators get answers from a coordinator that has too much to do.
 constexpr int kAdminThreads = 2;
 constexpr int kAdminWaiting = 64;
+// Apart from both, for they may take long.
+constexpr int kCheckpointThreads = 8;
+constexpr int kCheckpointsWaiting = 64;
 // How long the steps of training streams may take to end when the server does, and at most half of
 // the whole grace: a stream that is then cut off still gets the answers to what it has sent.
 constexpr absl::Duration kStepPatience = absl::Seconds(5);
@@ -70,7 +74,10 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                          .batch_budget_bytes = options.cluster.budgets().batch_bytes()}),
         admin_admission_(options.cluster.budgets()),
         admin_requests_(&options.threads->blocking, kAdminThreads, kAdminWaiting),
-        admin_service_(MakeAdminService(&administration_, AdminEnvironment())) {}
+        admin_service_(MakeAdminService(&administration_, AdminEnvironment())),
+        checkpoint_requests_(&options.threads->blocking, kCheckpointThreads, kCheckpointsWaiting),
+        checkpoint_service_(
+            MakeCheckpointService(coordinator_.resources().checkpoints, CheckpointEnvironment())) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
     GrpcServer::Options server_options;
@@ -79,8 +86,10 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     server_options.max_message_bytes = options.cluster.budgets().max_message_bytes();
     server_options.max_calls_per_connection = options.cluster.budgets().connection_calls();
     server_options.security = options.security;
-    server_options.services = {embedding_service_.get(), admin_service_.get()};
-    server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService"};
+    server_options.services = {embedding_service_.get(), admin_service_.get(),
+                               checkpoint_service_.get()};
+    server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService",
+                                    "emberd.v1.CheckpointService"};
     ASSIGN_OR_RETURN(auto server, GrpcServer::Start(server_options));
     server_ = std::move(server);
     // Somebody may have called Drain already.
@@ -116,6 +125,12 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     environment.drain = nullptr;
     return environment;
   }
+  CallEnvironment CheckpointEnvironment() {
+    CallEnvironment environment = AdminEnvironment();
+    environment.queue = &checkpoint_requests_;
+    environment.waiting_limit = "CheckpointService";
+    return environment;
+  }
 
   // In this order: the server goes first, then the workers, then what they work on.
   Coordinator coordinator_;
@@ -129,6 +144,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Admission admin_admission_;
   TaskQueue admin_requests_;
   std::unique_ptr<grpc::Service> admin_service_;
+  TaskQueue checkpoint_requests_;
+  std::unique_ptr<grpc::Service> checkpoint_service_;
   absl::Mutex health_mutex_;
   std::atomic<GrpcServer*> health_ = nullptr;  // once there is a server
   std::unique_ptr<GrpcServer> server_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/failpoint.h"
 #include "base/status.h"
 #include "server/coordinator/fanout.h"
 
@@ -19,30 +20,60 @@ absl::Status ModelChanges::OnAllFirstZero(const std::function<absl::Status(int s
   return FirstError(ForEachShard(threads_, ShardsFrom(1, shards_.size()), call));
 }
 
+internal::v1::CreateModelRequest ModelChanges::MakeRequest(const ServedModel& model,
+                                                           uint64_t history,
+                                                           const ShardModels& before,
+                                                           int shard) const {
+  internal::v1::CreateModelRequest request;
+  request.set_model_id(model.id);
+  *request.mutable_config() = model.config;
+  request.set_shards(topology_.shards);
+  request.set_sparsecores_per_shard(topology_.sparsecores_per_shard);
+  request.set_shard_index(shard);
+  request.set_plan_fingerprint(model.plan.fingerprint);
+  request.set_history(history);
+  const std::optional<internal::v1::HostedModel> here = before.OnShard(shard, model.config.name());
+  if (here.has_value()) request.set_replaces(here->history());
+  return request;
+}
+
+absl::Status ModelChanges::RestoreOnAll(const ServedModel& model, uint64_t history,
+                                        const ShardModels& before, const RowSource& source,
+                                        rpc::CallContext* context) {
+  ShardTransfers transfers(shard_set_);
+  internal::v1::BeginRestoreRequest request;
+  request.set_transfer_id(transfers.id());
+  request.mutable_chain()->Add(source.chain.begin(), source.chain.end());
+  RETURN_IF_ERROR(OnAllFirstZero([&](int shard) {
+    internal::v1::BeginRestoreRequest here = request;
+    *here.mutable_create() = MakeRequest(model, history, before, shard);
+    return shards_[shard]->BeginRestore(here, context);
+  }));
+  RETURN_IF_ERROR(transfers.Await(context, source.report).status());
+  transfers.Keep();
+  return absl::OkStatus();
+}
+
 absl::Status ModelChanges::Make(const ServedModel& model, uint64_t history,
-                                const ShardModels& before, rpc::CallContext* context) {
+                                const ShardModels& before, const RowSource* source,
+                                rpc::CallContext* context) {
   const auto create = [&](int shard) {
-    internal::v1::CreateModelRequest request;
-    request.set_model_id(model.id);
-    *request.mutable_config() = model.config;
-    request.set_shards(topology_.shards);
-    request.set_sparsecores_per_shard(topology_.sparsecores_per_shard);
-    request.set_shard_index(shard);
-    request.set_plan_fingerprint(model.plan.fingerprint);
-    request.set_history(history);
-    const std::optional<internal::v1::HostedModel> here =
-        before.OnShard(shard, model.config.name());
-    if (here.has_value()) request.set_replaces(here->history());
-    return shards_[shard]->CreateModel(request, context).status();
+    return shards_[shard]
+        ->CreateModel(MakeRequest(model, history, before, shard), context)
+        .status();
   };
   const auto serve = [&](int shard) {
     internal::v1::ServeModelRequest request;
     request.set_model_id(model.id);
     request.set_history(history);
-    return shards_[shard]->ServeModel(request, context);
+    const absl::Status status = shards_[shard]->ServeModel(request, context);
+    ReachFailpoint("model.serves");
+    return status;
   };
-  RETURN_IF_ERROR(OnAllFirstZero(create));
+  RETURN_IF_ERROR(source == nullptr ? OnAllFirstZero(create)
+                                    : RestoreOnAll(model, history, before, *source, context));
   if (context->cancelled()) return absl::CancelledError("the caller has given up");
+  ReachFailpoint("model.is_made");
   return OnAllFirstZero(serve);
 }
 

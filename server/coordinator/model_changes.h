@@ -14,12 +14,20 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/blocking_pool.h"
+#include "server/checkpoint/partition_chain.h"
 #include "server/coordinator/served_model.h"
 #include "server/coordinator/shard_models.h"
+#include "server/coordinator/shard_transfers.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {
+
+// A checkpoint that a model gets its rows from.
+struct RowSource {
+  CheckpointChain chain;
+  BytesReport report;  // hears how far the shards are
+};
 
 // Thread-safe. Errors name the shard.
 class ModelChanges {
@@ -27,16 +35,20 @@ class ModelChanges {
   // `threads` must outlive it.
   ModelChanges(std::vector<std::shared_ptr<ShardBackend>> shards, preprocess::Topology topology,
                BlockingPool* threads)
-      : shards_(std::move(shards)), topology_(topology), threads_(threads) {}
+      : shards_(std::move(shards)),
+        topology_(topology),
+        threads_(threads),
+        shard_set_{shards_, threads} {}
 
   ShardModels Ask(rpc::CallContext* context) const {
     return ShardModels::Ask(threads_, shards_, context);
   }
 
-  // Makes rows of `history` in place of what `before` says, and has them served. ABORTED: somebody
-  // else has changed the model since `before`.
+  // Makes rows of `history` in place of what `before` says, initial ones or, with `source`, those
+  // of a checkpoint, and has them served. ABORTED: somebody else has changed the model since
+  // `before`.
   absl::Status Make(const ServedModel& model, uint64_t history, const ShardModels& before,
-                    rpc::CallContext* context);
+                    const RowSource* source, rpc::CallContext* context);
   // Takes back what Make has left, unless it is served: under a deadline of its own, and for shards
   // that cannot be reached now, whenever Retry is called.
   void Undo(uint64_t model_id, uint64_t history);
@@ -54,6 +66,10 @@ class ModelChanges {
     int shard = 0;
   };
 
+  internal::v1::CreateModelRequest MakeRequest(const ServedModel& model, uint64_t history,
+                                               const ShardModels& before, int shard) const;
+  absl::Status RestoreOnAll(const ServedModel& model, uint64_t history, const ShardModels& before,
+                            const RowSource& source, rpc::CallContext* context);
   absl::Status OnAllFirstZero(const std::function<absl::Status(int shard)>& call);
   // False: the shard could not be reached.
   bool TakeBack(const Leftover& leftover);
@@ -61,6 +77,7 @@ class ModelChanges {
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   const preprocess::Topology topology_;
   BlockingPool* const threads_;
+  const ShardSet shard_set_;
   absl::Mutex mutex_;
   std::vector<Leftover> leftovers_ ABSL_GUARDED_BY(mutex_);
 };

@@ -27,6 +27,11 @@ uint64_t NewHistory() {
   return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
 }
 
+absl::Status BeingRestored(const v1::ModelConfig& config) {
+  return absl::UnavailableError(
+      absl::StrCat("model '", config.name(), "' is being restored from a checkpoint; retry"));
+}
+
 absl::Status NotDeclared(uint64_t model_id) {
   return absl::NotFoundError(absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
                                           " is not declared; call DeclareModel"));
@@ -58,6 +63,10 @@ uint64_t ModelRegistry::IdOf(const std::string& name) const {
 
 void ModelRegistry::Remember(std::shared_ptr<const ServedModel> model) {
   model->metrics->SetLost(false);
+  const Entry before = Find(model->id);
+  if (before.model != nullptr && before.model->history != model->history) {
+    options_.rows_replaced(model->id);
+  }
   absl::MutexLock lock(&mutex_);
   absl::erase_if(models_, [&](const auto& entry) {
     return entry.second.model->config.name() == model->config.name();
@@ -88,6 +97,8 @@ void ModelRegistry::SetLost(uint64_t model_id, const absl::Status& why) {
   entry.doubted = !why.ok();
   entry.model->metrics->SetLost(!why.ok());
 }
+
+int64_t ModelRegistry::ChangesOf(uint64_t model_id) const { return Find(model_id).changes; }
 
 std::vector<ModelRegistry::Known> ModelRegistry::models() const {
   absl::MutexLock lock(&mutex_);
@@ -167,9 +178,9 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
       return NotDeclared(model_id);
     }
     case ModelState::kUnfinished:
-      return absl::UnavailableError(absl::StrCat(
-          "model_id ", absl::Hex(model_id, absl::kZeroPad16),
-          " is being declared, reset or dropped; retry, and if that does not end, do so again"));
+      return absl::UnavailableError(absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
+                                                 " is being declared, reset, restored or dropped; "
+                                                 "retry, and if that does not end, do so again"));
     case ModelState::kServing: {
       if (known.model != nullptr && known.model->history == verdict.history) {
         SetLost(model_id, absl::OkStatus());
@@ -190,7 +201,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
   }
   absl::Status lost = LostError(model->config.name(), verdict);
   SetLost(model_id, lost);
-  return lost;
+  return options_.explain_lost(model->config.name(), lost);
 }
 
 absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Find(uint64_t model_id,
@@ -262,6 +273,7 @@ void ModelRegistry::Watch() {
       const auto found = models_.find(id);
       if (found == models_.end()) continue;
       std::swap(found->second.doubted, doubted);
+      found->second.changes = shards.ChangesOf(id);
     }
     if (lost && doubted) SetLost(id, LostError(entry.model->config.name(), verdict));
     const bool changed =
@@ -293,7 +305,8 @@ absl::Status ModelRegistry::CheckName(const v1::ModelConfig& config, uint64_t mo
 }
 
 absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
-    const v1::ModelConfig& config, std::shared_ptr<ServedModel>* fresh, rpc::CallContext* context) {
+    const v1::ModelConfig& config, const FindRows& find_rows, std::shared_ptr<ServedModel>* fresh,
+    rpc::CallContext* context) {
   const uint64_t id = config::ModelFingerprint(config);
   const Entry known = Find(id);
   ShardModels shards = changes_.Ask(context);
@@ -304,7 +317,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   if (verdict.state == ModelState::kLost) {
     const absl::Status lost = LostError(config.name(), verdict);
     SetLost(id, lost);
-    return lost;
+    return options_.explain_lost(config.name(), lost);
   }
   const bool serving = verdict.state == ModelState::kServing;
   if (serving && known.model != nullptr && known.model->history == verdict.history) {
@@ -318,9 +331,17 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   // What another coordinator has begun is finished, so that both may go on.
   const auto begun = shards.OnShard(0, config.name());
   const bool join = begun.has_value() && begun->model_id() == id;
+  if (join && begun->restored() && !begun->serving()) {
+    return BeingRestored(config);
+  }
   model.history = serving ? verdict.history : join ? begun->history() : NewHistory();
   if (!serving) {
-    const absl::Status made = changes_.Make(model, model.history, shards, context);
+    std::optional<RowSource> source;
+    if (!join && find_rows != nullptr) {
+      ASSIGN_OR_RETURN(source, find_rows(config));
+    }
+    const absl::Status made = changes_.Make(model, model.history, shards,
+                                            source.has_value() ? &*source : nullptr, context);
     if (!made.ok()) {
       changes_.Undo(id, model.history);
       return made;
@@ -331,6 +352,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
 }
 
 absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig config,
+                                                               const FindRows& find_rows,
                                                                rpc::CallContext* context) {
   RETURN_IF_ERROR(config::CompleteModel(&config));
   absl::MutexLock lock(&declaring_);
@@ -338,10 +360,10 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
   if (Find(config::ModelFingerprint(config)).model == nullptr) {
     ASSIGN_OR_RETURN(fresh, MakeModel(config, 0));
   }
-  absl::StatusOr<Declared> declared = TryDeclare(config, &fresh, context);
+  absl::StatusOr<Declared> declared = TryDeclare(config, find_rows, &fresh, context);
   for (int i = 1; i < kAttempts && absl::IsAborted(declared.status()); ++i) {
     absl::SleepFor(kPause * i);
-    declared = TryDeclare(config, &fresh, context);
+    declared = TryDeclare(config, find_rows, &fresh, context);
   }
   if (declared.ok() && declared->created) {
     const ServedModel& model = *declared->model;
@@ -388,10 +410,33 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Reset(const st
   } else {
     ASSIGN_OR_RETURN(model, Fetch(id, NewHistory(), context));
   }
-  RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, context));
+  RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
   Remember(model);
   ops::Log(ops::LogLevel::kWarning, "model reset: all rows are back at their initial values",
            {{"model", name}, {"model_id", absl::StrCat(absl::Hex(id, absl::kZeroPad16))}});
+  return model;
+}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Restore(
+    v1::ModelConfig config, const RowSource& source, rpc::CallContext* context) {
+  RETURN_IF_ERROR(config::CompleteModel(&config));
+  ASSIGN_OR_RETURN(std::shared_ptr<ServedModel> model, MakeModel(config, NewHistory()));
+  absl::MutexLock lock(&declaring_);
+  const ShardModels shards = changes_.Ask(context);
+  RETURN_IF_ERROR(shards.complete());
+  RETURN_IF_ERROR(CheckName(config, model->id, shards, context));
+  const auto begun = shards.OnShard(0, config.name());
+  if (begun.has_value() && begun->restored() && !begun->serving()) return BeingRestored(config);
+  const absl::Status made = changes_.Make(*model, model->history, shards, &source, context);
+  if (!made.ok()) {
+    changes_.Undo(model->id, model->history);
+    return made;
+  }
+  Remember(model);
+  ops::Log(ops::LogLevel::kInfo, "model restored from a checkpoint",
+           {{"model", config.name()},
+            {"model_id", absl::StrCat(absl::Hex(model->id, absl::kZeroPad16))},
+            {"checkpoint", source.chain.front().manifest().name()}});
   return model;
 }
 

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,10 @@ struct ModelRegistryOptions {
   preprocess::Topology topology;
   ThreadPools* threads = nullptr;  // required; must outlive the registry and its models
   ops::Metrics* metrics = nullptr;
+  // Hears that a model has other rows than those that were known here.
+  std::function<void(uint64_t model_id)> rows_replaced;
+  // What to tell the callers of a lost model, given what they would be told; null: just that.
+  std::function<absl::Status(const std::string& model, const absl::Status& lost)> explain_lost;
 };
 
 // Thread-safe. One declaration, reset or drop runs at a time.
@@ -41,12 +47,21 @@ class ModelRegistry {
   // Makes the model on all shards, or on none: whatever becomes of the caller, what was made is
   // taken back after a failure, unless another coordinator has finished it. DATA_LOSS if it is
   // lost.
-  absl::StatusOr<Declared> Declare(v1::ModelConfig config, rpc::CallContext* context);
+  // `find_rows` is asked for a checkpoint to begin with, unless the model is there; null: none.
+  using FindRows =
+      std::function<absl::StatusOr<std::optional<RowSource>>(const v1::ModelConfig& config)>;
+  absl::StatusOr<Declared> Declare(v1::ModelConfig config, const FindRows& find_rows,
+                                   rpc::CallContext* context);
   // False: there was none.
   absl::StatusOr<bool> Drop(const std::string& name, rpc::CallContext* context);
   // Initial rows on all shards, under a new history. NOT_FOUND if nobody has declared it.
   absl::StatusOr<std::shared_ptr<const ServedModel>> Reset(const std::string& name,
                                                            rpc::CallContext* context);
+  // The rows of a checkpoint on all shards, under a new history, in place of what is there.
+  // ALREADY_EXISTS: another model of the name is served.
+  absl::StatusOr<std::shared_ptr<const ServedModel>> Restore(v1::ModelConfig config,
+                                                             const RowSource& source,
+                                                             rpc::CallContext* context);
 
   // NOT_FOUND if no shard has it; UNAVAILABLE if none can be asked, or if it is being declared,
   // reset or dropped; DATA_LOSS if it is lost.
@@ -79,16 +94,19 @@ class ModelRegistry {
   // What is known without asking anybody; nothing for a model that is not.
   Known Recall(uint64_t model_id) const;
   uint64_t IdOf(const std::string& name) const;  // 0: it is not known
+  // Updates and assignments that its rows have seen, as shards said when Watch asked last.
+  int64_t ChangesOf(uint64_t model_id) const;
 
  private:
   struct Entry {
     std::shared_ptr<const ServedModel> model;
     std::string lost;
     bool doubted = false;  // it seemed lost when Watch looked last
+    int64_t changes = 0;
   };
 
   // `fresh`: made of the config if it is needed, so that attempts share it.
-  absl::StatusOr<Declared> TryDeclare(const v1::ModelConfig& config,
+  absl::StatusOr<Declared> TryDeclare(const v1::ModelConfig& config, const FindRows& find_rows,
                                       std::shared_ptr<ServedModel>* fresh,
                                       rpc::CallContext* context);
   // ALREADY_EXISTS with the first field that differs from what is there, or OK.

@@ -19,7 +19,7 @@ namespace {
 using internal::v1::FindMutationResponse;
 
 constexpr absl::Duration kAbandonDeadline = absl::Seconds(1);
-constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
+constexpr absl::Duration kWordPause = absl::Milliseconds(100);
 constexpr int kMaxTries = 3;
 constexpr int kRandomBits = 10;
 
@@ -116,10 +116,10 @@ absl::StatusOr<RowCounts> Mutations::Commit(int shard, const Mutation& mutation,
   rpc::CallContext context(absl::Now() + shard_call_, trace);
   while (true) {
     auto rows = shards_[shard]->DecideMutation(mutation, attempt, /*commit=*/true, &context);
-    if (!MayHaveMissed(rows.status()) || absl::Now() + kRetryPause > context.deadline()) {
+    if (!MayHaveMissed(rows.status()) || absl::Now() + kWordPause > context.deadline()) {
       return rows;
     }
-    absl::SleepFor(kRetryPause);
+    absl::SleepFor(kWordPause);
   }
 }
 

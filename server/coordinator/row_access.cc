@@ -215,34 +215,36 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
   }
   const std::vector<ShardRows> shards = PlaceRows(model->plan.topology, target, ids);
   const auto attempt = [&](uint64_t number) -> absl::StatusOr<MadeMutation> {
-    std::vector<AssignCommand> commands(shards.size());
-    for (const int shard : NonEmpty(shards)) {
-      commands[shard] = AssignTo(shards[shard], *model, target, values);
-      commands[shard].mutation = mutation;
-      commands[shard].attempt = number;
+    // All shards vote, also those without a row of it, as on updates: so any of them can tell
+    // whether it may have been decided.
+    std::vector<AssignCommand> commands;
+    for (const ShardRows& rows : shards) {
+      AssignCommand& command = commands.emplace_back(AssignTo(rows, *model, target, values));
+      command.mutation = mutation;
+      command.attempt = number;
     }
-    return TryAssign(commands, NonEmpty(shards), context);
+    return TryAssign(commands, context);
   };
   const auto made = mutations_.Make(mutation, context, attempt);
   if (!made.ok()) {
     record_.Abort(mutation);
     return registry_.Explain(model->id, model->history, made.status());
   }
-  record_.Finish(mutation, {});
+  record_.Finish(mutation, {}, model->id);
   response.set_replayed(made->replayed);
   return response;
 }
 
 absl::StatusOr<MadeMutation> Coordinator::TryAssign(const std::vector<AssignCommand>& commands,
-                                                    const std::vector<int>& shards,
                                                     rpc::CallContext* context) {
+  const std::vector<int> shards = ShardsFrom(0, commands.size());
   std::vector<char> staged(commands.size());  // not bool: written by several threads
   const auto stage = [&](int shard) {
     const auto replayed = shards_[shard]->StageAssign(commands[shard], context);
     staged[shard] = replayed.ok() && !*replayed;
     return replayed.status();
   };
-  const AssignCommand* const any = shards.empty() ? nullptr : &commands[shards.front()];
+  const AssignCommand* const any = &commands.front();
   if (absl::Status status = FirstError(ForEachShard(&threads_->blocking, shards, stage));
       !status.ok()) {
     mutations_.Abandon(any->mutation, any->attempt);

@@ -34,6 +34,16 @@ const HostedModel* ShardModels::Find(int shard, uint64_t model_id) const {
   return nullptr;
 }
 
+int64_t ShardModels::ChangesOf(uint64_t model_id) const {
+  int64_t changes = 0;
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    if (!answers_[i].ok()) continue;
+    const HostedModel* const model = Find(static_cast<int>(i), model_id);
+    if (model != nullptr) changes = std::max(changes, model->changes());
+  }
+  return changes;
+}
+
 uint64_t ShardModels::FindName(const std::string& name) const {
   for (size_t i = 0; i < answers_.size(); ++i) {
     const std::optional<HostedModel> found = OnShard(static_cast<int>(i), name);
@@ -61,6 +71,7 @@ ModelVerdict ShardModels::Judge(uint64_t model_id, uint64_t known) const {
   ModelVerdict verdict;
   std::vector<int> without;  // shards that answered, and do not serve it
   bool unfinished = false, mixed = false, answered = false;
+  bool restoring = false;    // until it is over, rows of before may be gone on some shards
   bool first_waits = false;  // shard 0, which is told first to serve, has not been told
   for (size_t i = 0; i < answers_.size(); ++i) {
     if (!answers_[i].ok()) continue;
@@ -75,9 +86,14 @@ ModelVerdict ShardModels::Judge(uint64_t model_id, uint64_t known) const {
     }
     without.push_back(shard);
     unfinished |= model != nullptr;
+    restoring |= model != nullptr && model->restored();
     first_waits |= i == 0;
   }
   if (!answered) return verdict;
+  if (restoring) {
+    verdict.state = ModelState::kUnfinished;
+    return verdict;
+  }
   if (verdict.history == 0) {  // nobody serves it
     const bool lost = known != 0 && !Dropped(known);
     verdict.state = lost         ? ModelState::kLost

@@ -48,6 +48,8 @@ class ShardModels {
 
   // `known`: the history that the caller has seen; 0: none.
   ModelVerdict Judge(uint64_t model_id, uint64_t known) const;
+  // What the rows of a model have seen, on the shard where that is most.
+  int64_t ChangesOf(uint64_t model_id) const;
   // The model of a name on any shard; 0: there is none.
   uint64_t FindName(const std::string& name) const;
   // What one shard has under a name. Nothing if the shard did not answer.

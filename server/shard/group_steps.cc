@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/failpoint.h"
 #include "base/status.h"
 #include "server/group/group_rules.h"
 
@@ -96,6 +97,11 @@ absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) 
   if (part.size != group.size) {
     return GroupError(absl::StatusCode::kInvalidArgument, part.group, "size is ", part.size,
                       ", but it was opened with ", group.size);
+  }
+  if (group.known && part.step < group.next_step) {
+    // A step of before the group joined was whole, and a checkpoint that wanted to know made it.
+    return GroupError(absl::StatusCode::kAborted, part.group, "step ", part.step,
+                      " has been made; join again to go on from step ", group.next_step);
   }
   if (group.known && part.step != group.next_step) {
     return GroupError(absl::StatusCode::kFailedPrecondition, part.group, "step ", part.step,
@@ -223,6 +229,7 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
 
 void GroupSteps::Apply(const Key& key, Step step) {
   ++order_->changes;
+  if (Mistake("part.applied_twice")) engine_->Apply(step.update, [](const auto&) {});
   engine_->Apply(std::move(step.update),
                  [this, key, handles = std::move(step.batch_handles)](
                      absl::StatusOr<shard::ApplyResult> result) { Applied(key, handles, result); });
@@ -270,7 +277,8 @@ void GroupSteps::Sweep(absl::Time now) {
     absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
       Group& group = entry.second;
       const absl::Duration patience = std::max(options_.part_ttl, 2 * group.step_timeout);
-      const bool waits = group.waiting.number >= 0 && !group.waiting.update.complete();
+      const bool waits = group.waiting.number >= 0 &&
+                         (!group.waiting.update.complete() || Mistake("step.expires_whole"));
       if (waits && group.waiting.touched + patience <= now) {
         // From now on the generation's words and parts are refused: nobody can take the step for
         // whole because a part had been here.
@@ -298,6 +306,48 @@ void GroupSteps::DropModel(uint64_t model_id) {
   Release(released);
   for (const RowsCallback& done : waiting) {
     done(absl::NotFoundError(absl::StrCat("model_id ", model_id, " was dropped")));
+  }
+}
+
+void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
+  MutexLock lock(&order_->mutex);
+  for (const auto& [key, group] : groups_) {
+    if (key.first != model_id) continue;
+    internal::v1::HeldStep* to = held->Add();
+    to->set_group(key.second);
+    to->set_known(group.known);
+    to->set_next_step(group.next_step);
+    to->set_making(group.applying);
+    to->set_generation(group.generation);
+    to->set_held_step(group.waiting.number);
+    to->set_complete(group.waiting.number >= 0 && group.waiting.update.complete());
+  }
+}
+
+void GroupSteps::Save(uint64_t model_id, States* groups) const {
+  MutexLock lock(&order_->mutex);
+  for (const auto& [key, group] : groups_) {
+    if (key.first != model_id || !group.known) continue;
+    internal::v1::GroupState* to = groups->Add();
+    to->set_group(key.second);
+    to->set_generation(group.generation);
+    to->set_size(group.size);
+    to->set_next_step(group.next_step);
+    if (group.last_rows.ok()) SetRowCounts(*group.last_rows, to);
+  }
+}
+
+void GroupSteps::Restore(uint64_t model_id, const States& groups) {
+  DropModel(model_id);
+  MutexLock lock(&order_->mutex);
+  for (const internal::v1::GroupState& from : groups) {
+    Group& group = groups_[Key(model_id, from.group())];
+    group.generation = from.generation();
+    group.size = from.size();
+    group.known = true;
+    group.next_step = from.next_step();
+    group.last_rows = RowCountsOf(from);
+    group.touched = absl::Now();
   }
 }
 

@@ -47,7 +47,8 @@ class GroupSteps {
   absl::StatusOr<internal::v1::OpenGroupResponse> Open(
       const internal::v1::OpenGroupRequest& request);
 
-  // Takes one rank's part, made of `command`. ABORTED: the generation is over or was never opened.
+  // Takes one rank's part, made of `command`. ABORTED: the generation is over or was never opened,
+  // or the step has been made.
   // FAILED_PRECONDITION: another step is next. RESOURCE_EXHAUSTED names the bytes.
   // ALREADY_EXISTS: the rank's part is here. NOT_FOUND: the model was dropped. INVALID_ARGUMENT:
   // the part does not agree with the others; with the last one, the update cannot fail unless its
@@ -65,6 +66,14 @@ class GroupSteps {
   void Sweep(absl::Time now);
   // Drops all groups of a model that is gone.
   void DropModel(uint64_t model_id);
+
+  // The groups of a model as they are now.
+  using HeldList = google::protobuf::RepeatedPtrField<internal::v1::HeldStep>;
+  void ListHeld(uint64_t model_id, HeldList* held) const;
+  // For checkpoints: the groups that have made steps, and those put in the place of what is known.
+  using States = google::protobuf::RepeatedPtrField<internal::v1::GroupState>;
+  void Save(uint64_t model_id, States* groups) const;
+  void Restore(uint64_t model_id, const States& groups);
 
   int64_t held_parts() const;
   int64_t held_bytes() const;

@@ -87,7 +87,9 @@ TEST_F(GroupStepsTest, StepsFollowOneAnother) {
   const auto skipped = StagePart({"g", 1, 0, 1, 9});
   EXPECT_EQ(skipped.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(skipped.status().message(), HasSubstr("the next step is 8"));
-  EXPECT_EQ(StagePart({"g", 1, 0, 1, 7}).status().code(), absl::StatusCode::kFailedPrecondition);
+  const auto repeated = StagePart({"g", 1, 0, 1, 7});
+  EXPECT_EQ(repeated.status().code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(repeated.status().message(), HasSubstr("join again to go on from step 8"));
   EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 8})).ok());
 }
 

@@ -65,7 +65,7 @@ absl::Status HostedModels::CheckPlace(const internal::v1::CreateModelRequest& re
 }
 
 absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
-    const internal::v1::CreateModelRequest& request) {
+    const internal::v1::CreateModelRequest& request, bool initial_rows) {
   const std::string& name = request.config().name();
   absl::MutexLock lock(&mutex_);
   // The word that takes rows back may be faster than the one that makes them.
@@ -88,48 +88,134 @@ absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
     return absl::AbortedError(
         absl::StrCat("model '", name, "' was declared, reset or dropped meanwhile; try again"));
   }
-  if (same && !found->second.serving) {  // its rows are as good as new ones
+  if (initial_rows && same && !found->second.serving && !found->second.restored) {
+    // Its rows are as good as new ones.
     found->second.history = request.history();
     return Place{.done = true};
   }
-  if (here != 0) RememberDropped(here);
+  // If a restore comes to nothing, what was here is lost, and that must be said.
+  if (here != 0 && initial_rows) RememberDropped(here);
   return Place{.occupant = here == 0 ? 0 : found->first};
 }
 
-absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest& request) {
+absl::StatusOr<preprocess::Plan> HostedModels::CheckRequest(
+    const internal::v1::CreateModelRequest& request) const {
   RETURN_IF_ERROR(CheckPlace(request));
   if (request.history() == 0) return absl::InvalidArgumentError("history is 0; it must be random");
   const v1::ModelConfig& config = request.config();
   ASSIGN_OR_RETURN(
-      const preprocess::Plan plan,
+      preprocess::Plan plan,
       preprocess::MakePlan(config, {.shards = place_.shards,
                                     .sparsecores_per_shard = place_.sparsecores_per_shard}));
-  if (plan.fingerprint != request.plan_fingerprint()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("model '", config.name(), "' is planned differently here (fingerprint ",
-                     plan.fingerprint, ") and by the coordinator (", request.plan_fingerprint(),
-                     "): do both run the same version of emberd?"));
-  }
-  absl::MutexLock changing(&changing_);
-  ASSIGN_OR_RETURN(const Place place, FindPlace(request));
-  if (place.done) return false;
-  if (place.occupant != 0) Remove(place.occupant);
-  RETURN_IF_ERROR(
-      engine_->CreateModel(ModelSpecFromPlan(request.model_id(), config, plan, place_.index)));
+  if (plan.fingerprint == request.plan_fingerprint()) return plan;
+  return absl::FailedPreconditionError(
+      absl::StrCat("model '", config.name(), "' is planned differently here (fingerprint ",
+                   plan.fingerprint, ") and by the coordinator (", request.plan_fingerprint(),
+                   "): do both run the same version of emberd?"));
+}
+
+HostedModels::Model HostedModels::MakeEntry(const internal::v1::CreateModelRequest& request,
+                                            const preprocess::Plan& plan) const {
   std::vector<std::string> stacks;
   for (const preprocess::StackPlan& stack : plan.stacks) stacks.push_back(stack.name);
-  Model model = {.config = config,
-                 .history = request.history(),
-                 .metrics = metrics_->ShardModel(place_.index, config.name(), stacks)};
+  return {.config = request.config(),
+          .history = request.history(),
+          .metrics = metrics_->ShardModel(place_.index, request.config().name(), stacks)};
+}
+
+absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest& request) {
+  ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
+  absl::MutexLock changing(&changing_);
+  ASSIGN_OR_RETURN(const Place place, FindPlace(request, /*initial_rows=*/true));
+  if (place.done) return false;
+  if (place.occupant != 0) Remove(place.occupant);
+  RETURN_IF_ERROR(engine_->CreateModel(
+      ModelSpecFromPlan(request.model_id(), request.config(), plan, place_.index)));
+  Model model = MakeEntry(request, plan);
   absl::MutexLock lock(&mutex_);
   models_[request.model_id()] = std::move(model);
   return true;
 }
 
+absl::StatusOr<shard::ModelSpec> HostedModels::BeginRestore(
+    const internal::v1::CreateModelRequest& request) {
+  ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
+  absl::MutexLock changing(&changing_);
+  ASSIGN_OR_RETURN(const Place place, FindPlace(request, /*initial_rows=*/false));
+  if (place.done) {
+    return absl::AlreadyExistsError(absl::StrCat("the rows of history ",
+                                                 absl::Hex(request.history(), absl::kZeroPad16),
+                                                 " are here, or being restored, already"));
+  }
+  if (place.occupant != 0) Remove(place.occupant);
+  Model model = MakeEntry(request, plan);
+  model.restored = true;
+  model.loading = true;
+  absl::MutexLock lock(&mutex_);
+  models_[request.model_id()] = std::move(model);
+  return ModelSpecFromPlan(request.model_id(), request.config(), plan, place_.index);
+}
+
+absl::Status HostedModels::EndRestore(const internal::v1::CreateModelRequest& request,
+                                      std::shared_ptr<shard::Model> model, int64_t changes,
+                                      uint64_t checkpoint_id) {
+  absl::MutexLock changing(&changing_);
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = models_.find(request.model_id());
+    if (found == models_.end() || found->second.history != request.history()) {
+      return absl::AbortedError("the model was declared, reset, restored or dropped meanwhile");
+    }
+  }
+  RETURN_IF_ERROR(engine_->AddModel(std::move(model)));
+  absl::MutexLock lock(&mutex_);
+  Model& entry = models_[request.model_id()];
+  entry.loading = false;
+  entry.changes = changes;
+  entry.checkpoint_id = checkpoint_id;
+  return absl::OkStatus();
+}
+
+void HostedModels::Abandon(uint64_t model_id, uint64_t history) {
+  absl::MutexLock changing(&changing_);
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = models_.find(model_id);
+    if (found == models_.end() || found->second.history != history || found->second.serving) return;
+  }
+  Remove(model_id);
+}
+
+void HostedModels::AddChange(uint64_t model_id) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  if (found != models_.end()) ++found->second.changes;
+}
+
+int64_t HostedModels::ChangesOf(uint64_t model_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  return found == models_.end() ? 0 : found->second.changes;
+}
+
+uint64_t HostedModels::CheckpointOf(uint64_t model_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  return found == models_.end() ? 0 : found->second.checkpoint_id;
+}
+
+void HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  if (found == models_.end() || found->second.history != history) return;
+  found->second.checkpoint_id = checkpoint_id;
+}
+
 absl::Status HostedModels::Serve(const internal::v1::ServeModelRequest& request) {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(request.model_id());
-  if (found == models_.end() || found->second.history != request.history()) {
+  if (found == models_.end() || found->second.history != request.history() ||
+      found->second.loading) {
     return absl::AbortedError("the model was declared, reset or dropped meanwhile; try again");
   }
   found->second.serving = true;
@@ -160,6 +246,8 @@ internal::v1::ListModelsResponse HostedModels::List() const {
     to->set_name(model.config.name());
     to->set_history(model.history);
     to->set_serving(model.serving);
+    to->set_restored(model.restored);
+    to->set_changes(model.changes);
   }
   response.mutable_dropped()->Add(dropped_.begin(), dropped_.end());
   return response;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -52,6 +53,25 @@ class HostedModels {
   // Here and in the engine.
   absl::Status Drop(const internal::v1::DropModelRequest& request);
 
+  // Takes the place of what the request replaces, as Create does, for rows that come from a
+  // checkpoint. Until EndRestore nobody else's rows are here under this name. Returns what the
+  // engine must know.
+  absl::StatusOr<shard::ModelSpec> BeginRestore(const internal::v1::CreateModelRequest& request);
+  // The rows are here. `checkpoint_id`: the one that they are equal to; 0: to none. ABORTED: they
+  // were dropped or replaced meanwhile.
+  absl::Status EndRestore(const internal::v1::CreateModelRequest& request,
+                          std::shared_ptr<shard::Model> model, int64_t changes,
+                          uint64_t checkpoint_id);
+  // Gives up rows that nobody was told to serve.
+  void Abandon(uint64_t model_id, uint64_t history);
+
+  // An update or assignment was made.
+  void AddChange(uint64_t model_id);
+  int64_t ChangesOf(uint64_t model_id) const;
+  // The newest checkpoint since which it is known what has changed; 0: there is none.
+  uint64_t CheckpointOf(uint64_t model_id) const;
+  void SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id);
+
   // DATA_LOSS unless the model is served with rows of this history.
   absl::Status Check(uint64_t model_id, uint64_t history) const;
   // Null for a model that is not here.
@@ -62,6 +82,10 @@ class HostedModels {
     v1::ModelConfig config;
     uint64_t history = 0;
     bool serving = false;
+    bool restored = false;  // not of initial rows
+    bool loading = false;   // BeginRestore, and not yet EndRestore
+    int64_t changes = 0;    // under this history
+    uint64_t checkpoint_id = 0;
     ops::ShardModelMetrics* metrics = nullptr;
   };
   // What the request finds in its place.
@@ -71,7 +95,13 @@ class HostedModels {
   };
 
   absl::Status CheckPlace(const internal::v1::CreateModelRequest& request) const;
-  absl::StatusOr<Place> FindPlace(const internal::v1::CreateModelRequest& request);
+  // The plan of the model that the request is about.
+  absl::StatusOr<preprocess::Plan> CheckRequest(
+      const internal::v1::CreateModelRequest& request) const;
+  Model MakeEntry(const internal::v1::CreateModelRequest& request,
+                  const preprocess::Plan& plan) const;
+  absl::StatusOr<Place> FindPlace(const internal::v1::CreateModelRequest& request,
+                                  bool initial_rows);
   void Remove(uint64_t model_id);
   void RememberDropped(uint64_t history) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WasDropped(uint64_t history) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -142,7 +142,9 @@ class LocalShard final : public ShardBackend {
     return Annotate(promise.Wait(), name_);
   }
   absl::StatusOr<bool> StageAssign(const AssignCommand& command, rpc::CallContext*) override {
-    return Named(host_->StageAssign(command));
+    Promise<absl::StatusOr<bool>> promise;
+    host_->StageAssign(command, [&](auto replayed) { promise.Set(std::move(replayed)); });
+    return Named(std::move(promise.Wait()));
   }
   absl::StatusOr<MutationVotes::Found> FindMutation(const Mutation& mutation, uint64_t attempt,
                                                     rpc::CallContext*) override {
@@ -160,6 +162,34 @@ class LocalShard final : public ShardBackend {
   absl::StatusOr<std::vector<Mutation>> ListUndecided(absl::Duration older_than,
                                                       rpc::CallContext*) override {
     return host_->Undecided(older_than);
+  }
+  absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
+      const internal::v1::PauseChangesRequest& request, rpc::CallContext*) override {
+    return Named(host_->checkpoints().Pause(request));
+  }
+  absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest& request,
+                             rpc::CallContext*) override {
+    return Annotate(host_->checkpoints().Resume(request), name_);
+  }
+  absl::Status BeginSave(const internal::v1::BeginSaveRequest& request,
+                         rpc::CallContext*) override {
+    return Annotate(host_->checkpoints().BeginSave(request), name_);
+  }
+  absl::Status CompleteSave(const internal::v1::CompleteSaveRequest& request,
+                            rpc::CallContext*) override {
+    return Annotate(host_->checkpoints().CompleteSave(request), name_);
+  }
+  absl::Status BeginRestore(const internal::v1::BeginRestoreRequest& request,
+                            rpc::CallContext*) override {
+    return Annotate(host_->checkpoints().BeginRestore(request), name_);
+  }
+  absl::StatusOr<internal::v1::GetTransferResponse> GetTransfer(
+      const internal::v1::GetTransferRequest& request, rpc::CallContext*) override {
+    return Named(host_->checkpoints().GetTransfer(request));
+  }
+  absl::Status CancelTransfer(const internal::v1::CancelTransferRequest& request,
+                              rpc::CallContext*) override {
+    return Annotate(host_->checkpoints().Cancel(request), name_);
   }
   absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext*) override {
     v1::ShardStatus status = host_->GetStatus(hot_rows);

@@ -103,24 +103,77 @@ absl::StatusOr<std::optional<RowCounts>> MutationRecord::Begin(const Mutation& m
   return before;
 }
 
-void MutationRecord::Finish(const Mutation& mutation, const RowCounts& result) {
-  MutexLock lock(&mutex_);
-  Client& client = Touch(mutation.client_id);
-  const auto [entry, is_new] = client.entries.try_emplace(mutation.sequence);
+void MutationRecord::Keep(Client* client, uint64_t sequence, const Entry& entry) {
+  const auto [place, is_new] = client->entries.try_emplace(sequence);
   if (is_new) {
     ++entries_;
   } else {
-    --client.in_progress;
+    --client->in_progress;
   }
-  entry->second = {mutation.tag, true, result};
-  client.finished.push_back(mutation.sequence);
-  if (static_cast<int>(client.finished.size()) > options_.per_client) {
-    client.forgotten_up_to = std::max(client.forgotten_up_to, client.finished.front());
-    client.entries.erase(client.finished.front());
-    client.finished.pop_front();
+  place->second = entry;
+  client->finished.push_back(sequence);
+  if (static_cast<int>(client->finished.size()) > options_.per_client) {
+    client->forgotten_up_to = std::max(client->forgotten_up_to, client->finished.front());
+    client->entries.erase(client->finished.front());
+    client->finished.pop_front();
     --entries_;
   }
+}
+
+void MutationRecord::Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id) {
+  MutexLock lock(&mutex_);
+  Keep(&Touch(mutation.client_id), mutation.sequence, {mutation.tag, model_id, true, result});
   MakeRoom();
+}
+
+void MutationRecord::Save(uint64_t model_id, Clients* clients) {
+  MutexLock lock(&mutex_);
+  for (auto quiet = recency_.rbegin(); quiet != recency_.rend(); ++quiet) {
+    const Client& client = clients_.at(*quiet);
+    internal::v1::ClientState* to = nullptr;
+    for (const uint64_t sequence : client.finished) {
+      const Entry& entry = client.entries.at(sequence);
+      if (entry.model_id != model_id) continue;
+      if (to == nullptr) {
+        to = clients->Add();
+        to->set_client_id(*quiet);
+        to->set_forgotten_up_to(client.forgotten_up_to);
+      }
+      internal::v1::MutationState* mutation = to->add_mutations();
+      mutation->set_sequence(sequence);
+      mutation->set_tag(entry.tag);
+      SetRowCounts(entry.result, mutation);
+    }
+  }
+}
+
+void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
+  MutexLock lock(&mutex_);
+  for (auto& entry : clients_) {
+    Client& client = entry.second;
+    const auto undone = [&](uint64_t sequence) {
+      return client.entries.at(sequence).model_id == model_id;
+    };
+    for (const uint64_t sequence : client.finished) {
+      if (!undone(sequence)) continue;
+      client.entries[sequence].done = false;
+      --entries_;
+    }
+    std::erase_if(client.finished, undone);
+    absl::erase_if(client.entries, [&](const auto& mutation) {
+      return !mutation.second.done && mutation.second.model_id == model_id;
+    });
+  }
+  for (const internal::v1::ClientState& from : clients) {
+    Client& client = Touch(from.client_id());
+    client.forgotten_up_to = std::max(client.forgotten_up_to, from.forgotten_up_to());
+    for (const internal::v1::MutationState& mutation : from.mutations()) {
+      // The number may be in use for another model by now.
+      if (client.entries.contains(mutation.sequence())) continue;
+      Keep(&client, mutation.sequence(), {mutation.tag(), model_id, true, RowCountsOf(mutation)});
+    }
+    MakeRoom();
+  }
 }
 
 void MutationRecord::Abort(const Mutation& mutation) {

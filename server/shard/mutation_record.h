@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "emberd/internal/v1/shard_service.pb.h"
 
 namespace emberd::server {
 
@@ -78,14 +79,22 @@ class MutationRecord {
   absl::StatusOr<std::optional<RowCounts>> Find(const Mutation& mutation);
   // The same, and a new request is in progress until Finish or Abort.
   absl::StatusOr<std::optional<RowCounts>> Begin(const Mutation& mutation);
-  void Finish(const Mutation& mutation, const RowCounts& result);
+  // `model_id`: whose rows it changed.
+  void Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id = 0);
   void Abort(const Mutation& mutation);
   // From now on the number and all smaller ones that were not carried out are too old.
   void Refuse(const Mutation& mutation);
 
+  // What was carried out on a model, for checkpoints; and that put in the place of what is known.
+  // What a client was told to be too old stays so.
+  using Clients = google::protobuf::RepeatedPtrField<internal::v1::ClientState>;
+  void Save(uint64_t model_id, Clients* clients);
+  void Restore(uint64_t model_id, const Clients& clients);
+
  private:
   struct Entry {
     uint64_t tag = 0;
+    uint64_t model_id = 0;
     bool done = false;
     RowCounts result;
   };
@@ -100,6 +109,9 @@ class MutationRecord {
   Client& Touch(const std::string& client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::optional<RowCounts>> FindIn(const Client& client,
                                                   const Mutation& mutation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Puts a finished request in the client's place for it.
+  void Keep(Client* client, uint64_t sequence, const Entry& entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets clients until the record is within its limits. The most recent one stays.
   void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/failpoint.h"
 #include "base/status.h"
 
 namespace emberd::server {
@@ -53,7 +54,10 @@ absl::StatusOr<MutationVotes::Vote*> MutationVotes::FindVote(const Mutation& mut
 absl::StatusOr<std::optional<RowCounts>> MutationVotes::CheckStage(const Mutation& mutation,
                                                                    uint64_t attempt) {
   ASSIGN_OR_RETURN(const Vote* const vote, FindVote(mutation));
-  if (vote == nullptr) return record_.Find(mutation);
+  if (vote == nullptr) {
+    if (Mistake("record.not_asked")) return std::optional<RowCounts>();
+    return record_.Find(mutation);
+  }
   if (vote->making || vote->change.has_value() || attempt < vote->attempt) {
     return NotInCharge(mutation);
   }
@@ -80,6 +84,7 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::Stage(const Mutation& mu
   ++held_;
   held_bytes_ += change.bytes;
   Vote& vote = votes_[KeyOf(mutation)];
+  vote.model_id = change.model_id;
   vote.tag = mutation.tag;
   vote.attempt = attempt;
   vote.change = std::move(change);
@@ -183,15 +188,22 @@ void MutationVotes::Make(const Mutation& mutation, Vote* vote) {
 }
 
 void MutationVotes::Made(const Mutation& mutation, const absl::StatusOr<RowCounts>& rows) {
+  const bool late = Mistake("record.after_reply");
   std::vector<RowsCallback> waiting;
+  uint64_t model_id = 0;
   {
     MutexLock lock(&order_->mutex);
     const auto vote = votes_.find(KeyOf(mutation));
     waiting.swap(vote->second.waiting);
+    model_id = vote->second.model_id;
     votes_.erase(vote);
-    if (rows.ok()) record_.Finish(mutation, *rows);
+    if (rows.ok() && !late) record_.Finish(mutation, *rows, model_id);
   }
   for (const RowsCallback& done : waiting) done(rows);
+  if (rows.ok() && late) {
+    ReachFailpoint("record.is_next");
+    record_.Finish(mutation, *rows, model_id);
+  }
 }
 
 MutationVotes::Change MutationVotes::Take(Vote* vote) {
@@ -222,6 +234,16 @@ std::vector<Mutation> MutationVotes::Undecided(absl::Time since) const {
     }
   }
   return undecided;
+}
+
+void MutationVotes::ListHeld(uint64_t model_id, HeldList* held) const {
+  MutexLock lock(&order_->mutex);
+  for (const auto& [key, vote] : votes_) {
+    if (vote.model_id != model_id || (!vote.making && !vote.change.has_value())) continue;
+    internal::v1::HeldMutation* to = held->Add();
+    *to->mutable_name() = NameToProto({key.first, key.second, vote.tag});
+    to->set_making(vote.making);
+  }
 }
 
 void MutationVotes::DropModel(uint64_t model_id) {

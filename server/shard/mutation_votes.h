@@ -92,6 +92,17 @@ class MutationVotes {
       ABSL_LOCKS_EXCLUDED(order_->mutex);
 
   std::vector<Mutation> Undecided(absl::Time since) const ABSL_LOCKS_EXCLUDED(order_->mutex);
+  // What is held of a model, or on its way to the rows.
+  using HeldList = google::protobuf::RepeatedPtrField<internal::v1::HeldMutation>;
+  void ListHeld(uint64_t model_id, HeldList* held) const ABSL_LOCKS_EXCLUDED(order_->mutex);
+  // See MutationRecord.
+  void Save(uint64_t model_id, MutationRecord::Clients* clients) {
+    record_.Save(model_id, clients);
+  }
+  void Restore(uint64_t model_id, const MutationRecord::Clients& clients) {
+    record_.Restore(model_id, clients);
+  }
+
   // Drops what is held for a model that is gone.
   void DropModel(uint64_t model_id) ABSL_LOCKS_EXCLUDED(order_->mutex);
 
@@ -102,6 +113,7 @@ class MutationVotes {
   using Key = std::pair<std::string, uint64_t>;  // client, sequence
   // A mutation that is not finished.
   struct Vote {
+    uint64_t model_id = 0;  // of the change that is, or was, held
     uint64_t tag = 0;
     uint64_t attempt = 0;          // in charge
     std::optional<Change> change;  // held

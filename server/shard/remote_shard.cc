@@ -289,6 +289,46 @@ class RemoteShard final : public ShardBackend {
     return mutations;
   }
 
+  absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
+      const internal::v1::PauseChangesRequest& request, rpc::CallContext* context) override {
+    return Unary<internal::v1::PauseChangesResponse>(&ShardService::Stub::PauseChanges, request,
+                                                     context);
+  }
+  absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest& request,
+                             rpc::CallContext* context) override {
+    return Unary<internal::v1::ResumeChangesResponse>(&ShardService::Stub::ResumeChanges, request,
+                                                      context)
+        .status();
+  }
+  absl::Status BeginSave(const internal::v1::BeginSaveRequest& request,
+                         rpc::CallContext* context) override {
+    return Unary<internal::v1::BeginSaveResponse>(&ShardService::Stub::BeginSave, request, context)
+        .status();
+  }
+  absl::Status CompleteSave(const internal::v1::CompleteSaveRequest& request,
+                            rpc::CallContext* context) override {
+    return Unary<internal::v1::CompleteSaveResponse>(&ShardService::Stub::CompleteSave, request,
+                                                     context)
+        .status();
+  }
+  absl::Status BeginRestore(const internal::v1::BeginRestoreRequest& request,
+                            rpc::CallContext* context) override {
+    return Unary<internal::v1::BeginRestoreResponse>(&ShardService::Stub::BeginRestore, request,
+                                                     context)
+        .status();
+  }
+  absl::StatusOr<internal::v1::GetTransferResponse> GetTransfer(
+      const internal::v1::GetTransferRequest& request, rpc::CallContext* context) override {
+    return Unary<internal::v1::GetTransferResponse>(&ShardService::Stub::GetTransfer, request,
+                                                    context);
+  }
+  absl::Status CancelTransfer(const internal::v1::CancelTransferRequest& request,
+                              rpc::CallContext* context) override {
+    return Unary<internal::v1::CancelTransferResponse>(&ShardService::Stub::CancelTransfer, request,
+                                                       context)
+        .status();
+  }
+
   absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) override {
     internal::v1::GetShardStatusRequest request;
     request.set_hot_rows(hot_rows);

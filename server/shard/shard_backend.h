@@ -176,6 +176,22 @@ class ShardBackend {
   virtual absl::StatusOr<std::vector<Mutation>> ListUndecided(absl::Duration older_than,
                                                               rpc::CallContext* context) = 0;
 
+  // Checkpoints: see shard_service.proto.
+  virtual absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
+      const internal::v1::PauseChangesRequest& request, rpc::CallContext* context) = 0;
+  virtual absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest& request,
+                                     rpc::CallContext* context) = 0;
+  virtual absl::Status BeginSave(const internal::v1::BeginSaveRequest& request,
+                                 rpc::CallContext* context) = 0;
+  virtual absl::Status CompleteSave(const internal::v1::CompleteSaveRequest& request,
+                                    rpc::CallContext* context) = 0;
+  virtual absl::Status BeginRestore(const internal::v1::BeginRestoreRequest& request,
+                                    rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<internal::v1::GetTransferResponse> GetTransfer(
+      const internal::v1::GetTransferRequest& request, rpc::CallContext* context) = 0;
+  virtual absl::Status CancelTransfer(const internal::v1::CancelTransferRequest& request,
+                                      rpc::CallContext* context) = 0;
+
   // With `hot_rows` rows of each table, 0 to kMaxHotRows.
   virtual absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) = 0;
 

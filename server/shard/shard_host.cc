@@ -122,6 +122,8 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                           AddUpdate(model_id, result);
                         }}),
       engine_(std::move(engine)),
+      checkpoints_(place_, cluster.storage().copy_bytes(),
+                   {engine_.get(), &models_, &votes_, &group_steps_, threads}),
       workers_(threads, std::max(cluster.shard_threads(), 1), kMaxQueuedRequests,
                [metrics = server_metrics_](int queued) { metrics->SetQueued(queued); }),
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
@@ -162,6 +164,7 @@ absl::Status ShardHost::CheckMemory(uint64_t model_id, const Rows& rows) {
 }
 
 void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
+  models_.AddChange(model_id);
   ops::ShardModelMetrics* metrics = models_.MetricsOf(model_id);
   if (metrics == nullptr) return;
   for (const shard::ApplyResult::Stack& stack : result.stacks) {
@@ -173,6 +176,7 @@ void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
 void ShardHost::Sweep() {
   server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
   group_steps_.Sweep(absl::Now());
+  checkpoints_.Sweep(absl::Now());
   const shard::EngineStatistics statistics = engine_->Statistics();
   server_metrics_->SetModels(statistics.models);
   server_metrics_->SetTableBytes(statistics.table_bytes);
@@ -253,10 +257,16 @@ absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
 }
 
 void ShardHost::Stage(ApplyCommand command, StageCallback done) {
-  auto work = [this, command = std::move(command), done]() mutable {
-    done(StageOnWorker(std::move(command)));
+  const uint64_t model_id = command.model_id;
+  const std::optional<GroupPart> part = command.group_part;
+  auto enter = [this, command = std::move(command),
+                done = std::move(done)](ChangeGate::Pass pass) mutable {
+    auto work = [this, command = std::move(command), done, pass = std::move(pass)]() mutable {
+      done(StageOnWorker(std::move(command)));
+    };
+    if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
   };
-  if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
+  checkpoints_.gate().Enter(model_id, part, std::move(enter));
 }
 
 absl::StatusOr<ShardHost::StagedApply> ShardHost::StageOnWorker(ApplyCommand command) {
@@ -381,7 +391,14 @@ void ShardHost::ReadRows(const shard::RowSelection& selection, absl::Span<float>
           const absl::Status& read) { done(read.ok() ? models_.Check(model_id, history) : read); });
 }
 
-absl::StatusOr<bool> ShardHost::StageAssign(const AssignCommand& command) {
+void ShardHost::StageAssign(AssignCommand command, AssignCallback done) {
+  const uint64_t model_id = command.rows.model_id;
+  const auto enter = [this, command = std::move(command), done = std::move(done)](
+                         const ChangeGate::Pass&) { done(StageAssignNow(command)); };
+  checkpoints_.gate().Enter(model_id, std::nullopt, enter);
+}
+
+absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
   RETURN_IF_ERROR(models_.Check(command.rows.model_id, command.rows.history));
   ASSIGN_OR_RETURN(std::optional<RowCounts> before,
                    votes_.MayStage(command.mutation, command.attempt));
@@ -392,8 +409,12 @@ absl::StatusOr<bool> ShardHost::StageAssign(const AssignCommand& command) {
   change.model_id = command.rows.model_id;
   change.bytes = static_cast<int64_t>(command.values.size() * sizeof(float));
   change.drop = [] {};
-  change.make = [this, assign = std::move(assign)](RowsCallback done) {
-    engine_->Assign(assign, [done = std::move(done)] { done(RowCounts()); });
+  change.make = [this, model_id = command.rows.model_id,
+                 assign = std::move(assign)](RowsCallback done) {
+    engine_->Assign(assign, [this, model_id, done = std::move(done)] {
+      models_.AddChange(model_id);
+      done(RowCounts());
+    });
   };
   ASSIGN_OR_RETURN(before, votes_.Stage(command.mutation, command.attempt, std::move(change)));
   return before.has_value();

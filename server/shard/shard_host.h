@@ -26,6 +26,7 @@
 #include "server/shard/mutation_votes.h"
 #include "server/shard/sequencer.h"
 #include "server/shard/shard_backend.h"
+#include "server/shard/shard_checkpoints.h"
 #include "shard/engine.h"
 
 namespace emberd::server {
@@ -98,8 +99,9 @@ class ShardHost {
 
   using DoneCallback = std::function<void(absl::Status)>;
   void ReadRows(const shard::RowSelection& selection, absl::Span<float> values, DoneCallback done);
-  // See ShardBackend.
-  absl::StatusOr<bool> StageAssign(const AssignCommand& command);
+  // See ShardBackend. The command's owner keeps all that it refers to.
+  using AssignCallback = std::function<void(absl::StatusOr<bool>)>;
+  void StageAssign(AssignCommand command, AssignCallback done);
   void FindMutation(const Mutation& mutation, uint64_t attempt, MutationVotes::FoundCallback done) {
     votes_.Find(mutation, attempt, std::move(done));
   }
@@ -109,6 +111,8 @@ class ShardHost {
   std::vector<Mutation> Undecided(absl::Duration older_than) const {
     return votes_.Undecided(absl::Now() - older_than);
   }
+
+  ShardCheckpoints& checkpoints() { return checkpoints_; }
 
   // With `hot_rows` rows of each table, 0 to 100. Takes as long as HugePageBytes
   // (process_metrics.h).
@@ -133,6 +137,7 @@ class ShardHost {
   absl::Status Submit(std::function<void()> work);
   void GatherOnWorker(GatherCommand command, const GatherCallback& done);
   absl::StatusOr<StagedApply> StageOnWorker(ApplyCommand command);
+  absl::StatusOr<bool> StageAssignNow(const AssignCommand& command);
   // Claims the batch of the command and checks the command's input, which it uses up.
   absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ClaimChecked(ApplyCommand& command);
   static absl::Status WrongModel(uint64_t batch_handle, const KeptBatch& kept);
@@ -169,6 +174,7 @@ class ShardHost {
   MutationVotes votes_;
   GroupSteps group_steps_;
   std::unique_ptr<shard::Engine> engine_;
+  ShardCheckpoints checkpoints_;  // outlives the workers, who may hold passes of its gate
   TaskQueue workers_;
   PeriodicTask sweeper_;
 };

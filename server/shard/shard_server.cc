@@ -114,13 +114,18 @@ using Service = pb::ShardService;
 using Lifecycle = Service::WithCallbackMethod_CreateModel<Service::WithCallbackMethod_ServeModel<
     Service::WithCallbackMethod_FindModel<Service::WithCallbackMethod_ListModels<
         Service::WithCallbackMethod_DropModel<Service::Service>>>>>;
+using Checkpoints =
+    Service::WithCallbackMethod_PauseChanges<Service::WithCallbackMethod_ResumeChanges<
+        Service::WithCallbackMethod_BeginSave<Service::WithCallbackMethod_CompleteSave<
+            Service::WithCallbackMethod_BeginRestore<Service::WithCallbackMethod_GetTransfer<
+                Service::WithCallbackMethod_CancelTransfer<Lifecycle>>>>>>>;
 using ShardServiceBase = Service::WithRawCallbackMethod_Gather<Service::WithRawCallbackMethod_Apply<
     Service::WithCallbackMethod_OpenGroup<Service::WithCallbackMethod_DecideStep<
         Service::WithCallbackMethod_ReleaseBatch<Service::WithCallbackMethod_RenewBatches<
             Service::WithCallbackMethod_ReadRows<Service::WithCallbackMethod_AssignRows<
                 Service::WithCallbackMethod_FindMutation<Service::WithCallbackMethod_DecideMutation<
                     Service::WithCallbackMethod_ListUndecided<
-                        Service::WithCallbackMethod_GetStatus<Lifecycle>>>>>>>>>>>>;
+                        Service::WithCallbackMethod_GetStatus<Checkpoints>>>>>>>>>>>>;
 
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
@@ -255,11 +260,12 @@ class ShardServiceImpl final : public ShardServiceBase {
                                              request->values().size());
       const absl::Status bad = ReadRequest(*request, call.get());
       if (!bad.ok()) return call->End(bad);
-      const absl::StatusOr<bool> replayed =
-          host_->StageAssign({call->selection, call->values, call, *MutationOf(request->mutation()),
-                              request->attempt()});
-      if (replayed.ok()) response->set_replayed(*replayed);
-      call->End(replayed.status());
+      host_->StageAssign({call->selection, call->values, call, *MutationOf(request->mutation()),
+                          request->attempt()},
+                         [call, response](const absl::StatusOr<bool>& replayed) {
+                           if (replayed.ok()) response->set_replayed(*replayed);
+                           call->End(replayed.status());
+                         });
     });
   }
 
@@ -303,6 +309,62 @@ class ShardServiceImpl final : public ShardServiceBase {
         *response->add_mutations() = NameToProto(mutation);
       }
       reactor->Finish(grpc::Status::OK);
+    });
+  }
+
+  Reactor* PauseChanges(Context* context, const pb::PauseChangesRequest* request,
+                        pb::PauseChangesResponse* response) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardPauseChanges, reactor);
+      call.End(host_->checkpoints().Pause(*request), response);
+    });
+  }
+
+  Reactor* ResumeChanges(Context* context, const pb::ResumeChangesRequest* request,
+                         pb::ResumeChangesResponse*) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardResumeChanges, reactor);
+      call.End(host_->checkpoints().Resume(*request));
+    });
+  }
+
+  Reactor* BeginSave(Context* context, const pb::BeginSaveRequest* request,
+                     pb::BeginSaveResponse*) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardBeginSave, reactor);
+      call.End(host_->checkpoints().BeginSave(*request));
+    });
+  }
+
+  Reactor* CompleteSave(Context* context, const pb::CompleteSaveRequest* request,
+                        pb::CompleteSaveResponse*) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardCompleteSave, reactor);
+      call.End(host_->checkpoints().CompleteSave(*request));
+    });
+  }
+
+  Reactor* BeginRestore(Context* context, const pb::BeginRestoreRequest* request,
+                        pb::BeginRestoreResponse*) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardBeginRestore, reactor);
+      call.End(host_->checkpoints().BeginRestore(*request));
+    });
+  }
+
+  Reactor* GetTransfer(Context* context, const pb::GetTransferRequest* request,
+                       pb::GetTransferResponse* response) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardGetTransfer, reactor);
+      call.End(host_->checkpoints().GetTransfer(*request), response);
+    });
+  }
+
+  Reactor* CancelTransfer(Context* context, const pb::CancelTransferRequest* request,
+                          pb::CancelTransferResponse*) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardCancelTransfer, reactor);
+      call.End(host_->checkpoints().Cancel(*request));
     });
   }
 
@@ -386,6 +448,8 @@ void ShardServer::Drain(absl::Duration grace) {
   host_->metrics()->SetDraining(true);
   // What waits for other ranks would wait in vain: no call of theirs is taken any more.
   rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
+  // What waits for a checkpoint's moment goes on: nobody is there to say when.
+  host_->checkpoints().gate().Sweep(absl::InfiniteFuture());
   server_->Drain(grace);
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/failpoint.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
@@ -152,6 +153,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
 
   // What is staged stays: whoever gets the retry decides.
   void OnPeerGone() override {
+    if (staged_.has_value() && Mistake("vote.goes_with_stream")) host_->Discard(*staged_);
     End(absl::CancelledError("the coordinator went away before its decision"));
   }
 

@@ -77,6 +77,7 @@ absl::Status TrainAssembler::AddUpdate(v1::TrainUpdate* message) {
                                                    request_->step, " is complete"));
   }
   RETURN_IF_ERROR(CheckSameStep(*request_, *message));
+  if (!message->checkpoint().empty()) request_->checkpoint = message->checkpoint();
   MoveAll(message->mutable_gradients(), request_->update->mutable_gradients());
   MoveAll(message->mutable_hyperparameters(), request_->update->mutable_hyperparameters());
   return absl::OkStatus();

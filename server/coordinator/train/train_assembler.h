@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,6 +18,7 @@ struct TrainStepRequest {
   int64_t bytes = 0;  // of all its messages on the wire
   std::optional<v1::LookupRequest> lookup;
   std::optional<v1::ApplyGradientsRequest> update;  // with the number of the step
+  std::string checkpoint;                           // with the update: see TrainUpdate
 };
 
 // Not thread-safe.

@@ -85,6 +85,7 @@ TrainSession::TrainSession(const CoordinatorResources& resources,
       member_(std::move(member)),
       context_(context),
       metrics_(resources.metrics->Group(model_->config.name(), member_->group())),
+      checkpoints_(resources.checkpoints, model_),
       next_lookup_(member_->next_step()),
       next_update_(next_lookup_),
       next_gather_(next_lookup_),
@@ -196,9 +197,10 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(int64_t step,
   return output;
 }
 
-absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(
-    int64_t step, const v1::ApplyGradientsRequest& request) {
-  auto result = TryUpdate(step, request);
+absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(int64_t step,
+                                                           const v1::ApplyGradientsRequest& request,
+                                                           const std::string& checkpoint) {
+  auto result = TryUpdate(step, request, checkpoint);
   if (!result.ok()) result = Explain(result.status());
   if (result.ok()) {
     metrics_->ObserveUpdate(result->times());
@@ -244,7 +246,7 @@ void TrainSession::Gathered(int64_t step, uint64_t handle) {
 }
 
 absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
-    int64_t step, const v1::ApplyGradientsRequest& request) {
+    int64_t step, const v1::ApplyGradientsRequest& request, const std::string& checkpoint) {
   const absl::Time began = absl::Now();
   v1::TrainUpdateResult result;
   result.set_step(step);
@@ -258,10 +260,13 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
     absl::MutexLock lock(&mutex_);
     name.handle = steps_.at(step).handle;
   }
+  checkpoints_.BeforeStep(checkpoint, *name.group_part, context_);
   UpdateHooks hooks(this, step, times);
   StageTimes stages;
   ASSIGN_OR_RETURN(const MadeMutation made,
                    resources_.path->Update(name, request, context_, &hooks, &stages));
+  checkpoints_.AfterStep(context_);
+  checkpoints_.Tell(&result);
   times->set_shards_us(Us(stages.shards));
   SetRowCounts(made.rows, &result);
 

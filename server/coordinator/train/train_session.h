@@ -17,6 +17,7 @@
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/train/group_member.h"
+#include "server/coordinator/train/stream_checkpoints.h"
 
 namespace emberd::server {
 
@@ -53,8 +54,10 @@ class TrainSession {
 
   // Admitted steps, in order.
   absl::StatusOr<TrainLookupOutput> Lookup(int64_t step, const v1::LookupRequest& request);
+  // `checkpoint`: see TrainUpdate.
   absl::StatusOr<v1::TrainUpdateResult> Update(int64_t step,
-                                               const v1::ApplyGradientsRequest& request);
+                                               const v1::ApplyGradientsRequest& request,
+                                               const std::string& checkpoint);
 
   // Whether a request has failed, or the trainer is gone.
   bool failed() { return !Failure().ok(); }
@@ -74,7 +77,8 @@ class TrainSession {
 
   absl::StatusOr<TrainLookupOutput> TryLookup(int64_t step, const v1::LookupRequest& request);
   absl::StatusOr<v1::TrainUpdateResult> TryUpdate(int64_t step,
-                                                  const v1::ApplyGradientsRequest& request);
+                                                  const v1::ApplyGradientsRequest& request,
+                                                  const std::string& checkpoint);
   // Waits until the lookup of a step may read rows.
   absl::Status AwaitUpdates(int64_t step, v1::StepTimes* times);
   // Waits until the update of a step may be made.
@@ -97,6 +101,7 @@ class TrainSession {
   const std::unique_ptr<GroupMember> member_;
   rpc::CallContext* const context_;
   ops::GroupMetrics* const metrics_;
+  StreamCheckpoints checkpoints_;  // of the thread for updates
 
   absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

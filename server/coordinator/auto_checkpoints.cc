@@ -1,0 +1,255 @@
+#include "server/coordinator/auto_checkpoints.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "config/config.h"
+#include "server/checkpoint/verify.h"
+#include "server/ops/logging.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr int kWatchesPerLook = 5;
+// Between tries of a save that fails.
+constexpr absl::Duration kSavePause = absl::Seconds(10);
+constexpr absl::Duration kFindDeadline = absl::Seconds(2);
+
+std::string AutomaticName(absl::Time time) {
+  return absl::StrCat("auto-", absl::FormatTime("%Y%m%d-%H%M%E3S", time, absl::UTCTimeZone()));
+}
+
+std::string StepsOf(const std::vector<v1::GroupStep>& groups) {
+  std::string text;
+  for (const v1::GroupStep& group : groups) {
+    absl::StrAppend(&text, ", group '", group.group(), "' at step ", group.next_step());
+  }
+  return text;
+}
+
+}  // namespace
+
+AutoCheckpoints::~AutoCheckpoints() { stopping_.Cancel(); }
+
+// ---- Rows that come back
+
+absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
+    const v1::ModelConfig& config, const std::string& restore_from) const {
+  if (!restore_from.empty()) {
+    ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(config.name(), restore_from));
+    return std::optional(std::move(source));
+  }
+  if (!enabled() || !MayRecover(config.name())) return std::nullopt;
+  ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(config.name(), "newest"));
+  const v1::CheckpointManifest& newest = source.chain.front().manifest();
+  if (newest.model_id() == config::ModelFingerprint(config))
+    return std::optional(std::move(source));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "model '", config.name(), "' has checkpoints of another config (first difference: ",
+      config::FirstDifference(newest.config(), config), "); `emberctl checkpoint restore ",
+      config.name(), "` brings back the model as it was, `emberctl model drop ", config.name(),
+      "` makes room for this one, and restore_from gives it the rows of a checkpoint"));
+}
+
+bool AutoCheckpoints::MayRecover(const std::string& model) const {
+  const auto given_up = checkpoints_->store().GivenUpUntil(model);
+  const auto list = checkpoints_->store().List(model);
+  if (!list.ok() || !given_up.ok()) return false;
+  return std::any_of(
+      list->checkpoints().begin(), list->checkpoints().end(),
+      [&](const v1::CheckpointInfo& info) { return info.saved_at_ms() > *given_up; });
+}
+
+absl::Status AutoCheckpoints::ExplainLost(const std::string& model, const absl::Status& lost) {
+  if (!enabled()) return lost;
+  std::string recovery = RecoveryOf(model);
+  if (recovery.empty()) {
+    if (!MayRecover(model)) return lost;
+    StartRecovery(model);
+    recovery = RecoveryOf(model);
+  }
+  return absl::UnavailableError(
+      absl::StrCat("model '", model, "' is recovering: ", recovery, "; retry"));
+}
+
+std::string AutoCheckpoints::RecoveryOf(const std::string& model) const {
+  MutexLock lock(&mutex_);
+  const auto found = recoveries_.find(model);
+  if (found == recoveries_.end()) return "";
+  const Recovery& recovery = found->second;
+  if (recovery.total_bytes == 0) return "it goes back to its newest checkpoint";
+  constexpr double kGiB = 1 << 30;
+  const double share = static_cast<double>(recovery.bytes) / recovery.total_bytes;
+  const absl::Duration left =
+      share <= 0 ? absl::ZeroDuration() : (absl::Now() - recovery.began) * ((1 - share) / share);
+  return absl::StrFormat("it goes back to checkpoint '%s'%s, %.0f %% of %.1f GiB, about %d s left",
+                         recovery.checkpoint, StepsOf(recovery.groups), 100 * share,
+                         recovery.total_bytes / kGiB, absl::ToInt64Seconds(left));
+}
+
+void AutoCheckpoints::StartRecovery(const std::string& model) {
+  {
+    MutexLock lock(&mutex_);
+    if (!recoveries_.try_emplace(model).second) return;
+  }
+  const auto over = [this, model] {
+    MutexLock lock(&mutex_);
+    recoveries_.erase(model);
+  };
+  const bool taken = tasks_.Submit([this, model, over] {
+    const absl::Status status = Recover(model);
+    over();
+    // Another coordinator may have been faster, or a shard is not back yet: Watch looks again.
+    if (status.ok() || absl::IsAborted(status) || absl::IsUnavailable(status)) return;
+    ops::Log(ops::LogLevel::kError, "a lost model could not be brought back",
+             {{"model", model}, {"reason", std::string(status.message())}});
+  });
+  if (!taken) over();
+}
+
+absl::Status AutoCheckpoints::Recover(const std::string& model) {
+  ASSIGN_OR_RETURN(const int64_t given_up, checkpoints_->store().GivenUpUntil(model));
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, checkpoints_->store().List(model));
+  absl::Status status = absl::NotFoundError("there is no checkpoint to go back to");
+  for (const v1::CheckpointInfo& info : list.checkpoints()) {
+    if (info.saved_at_ms() <= given_up) break;
+    status = RecoverFrom(info);
+    if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
+    ops::Log(
+        ops::LogLevel::kError, "a checkpoint is damaged; an older one is tried",
+        {{"model", model}, {"checkpoint", info.name()}, {"reason", std::string(status.message())}});
+  }
+  return status;
+}
+
+absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) {
+  const std::string& model = checkpoint.model();
+  ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(model, checkpoint.name()));
+  const int64_t total = BytesOf(source.chain);
+  const auto tell = [&](int64_t bytes) {
+    MutexLock lock(&mutex_);
+    Recovery& recovery = recoveries_[model];
+    recovery.checkpoint = checkpoint.name();
+    recovery.groups = {checkpoint.groups().begin(), checkpoint.groups().end()};
+    recovery.bytes = std::min(bytes, total);
+    recovery.total_bytes = total;
+  };
+  tell(0);
+  source.report = [&](int64_t bytes, int64_t) {
+    tell(bytes);
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const auto restored, registry_->Restore(source.chain.front().manifest().config(),
+                                                           source, &stopping_));
+  restored->metrics->AddRecovery();
+  ops::Log(ops::LogLevel::kWarning, "a model that had lost rows is back at a checkpoint",
+           {{"model", model},
+            {"checkpoint", checkpoint.name()},
+            {"steps", StepsOf({checkpoint.groups().begin(), checkpoint.groups().end()})}});
+  return absl::OkStatus();
+}
+
+void AutoCheckpoints::RecoverAbsent() {
+  const auto list = checkpoints_->store().List("");
+  if (!list.ok()) return;
+  std::set<std::string> models;
+  for (const v1::CheckpointInfo& info : list->checkpoints()) models.insert(info.model());
+  for (const std::string& model : models) {
+    rpc::CallContext context(absl::Now() + kFindDeadline);
+    // NOT_FOUND only when all shards have answered.
+    if (!absl::IsNotFound(registry_->FindByName(model, &context).status())) continue;
+    if (MayRecover(model)) StartRecovery(model);
+  }
+}
+
+// ---- Saves
+
+void AutoCheckpoints::RowsGivenUp(const std::string& model) {
+  if (!enabled()) return;
+  const absl::Status status = checkpoints_->store().GiveUp(model);
+  if (status.ok()) return;
+  ops::Log(ops::LogLevel::kError, "rows that were given up may come back from a checkpoint",
+           {{"model", model}, {"reason", std::string(status.message())}});
+}
+
+bool AutoCheckpoints::Due(const Saved& saved, const ServedModel& model) const {
+  // Rows that are new altogether, as after a declaration or a reset: lost, they could not be
+  // brought back.
+  if (saved.history != model.history) return true;
+  const v1::StorageConfig& storage = checkpoints_->storage();
+  const int64_t since = registry_->ChangesOf(model.id) - saved.changes;
+  if (since == 0) return false;
+  return absl::Now() >= saved.at + absl::Seconds(storage.every_seconds()) ||
+         (storage.every_steps() > 0 && since >= storage.every_steps());
+}
+
+void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const ServedModel>& model) {
+  const std::string& name = model->config.name();
+  {
+    MutexLock lock(&mutex_);
+    Saved& saved = saved_[name];
+    if (saved.saving || absl::Now() < saved.tried + kSavePause || !Due(saved, *model)) return;
+    saved.saving = true;
+  }
+  const auto over = [this, name](const absl::Status& status) {
+    MutexLock lock(&mutex_);
+    saved_[name].saving = false;
+    saved_[name].tried = status.ok() ? absl::InfinitePast() : absl::Now();
+  };
+  const bool taken = tasks_.Submit([this, model, name, over] {
+    const absl::Status status = Save(model);
+    over(status);
+    // Another save of the model was under way, or the model has just changed.
+    if (status.ok() || absl::IsAborted(status) || absl::IsNotFound(status)) return;
+    ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
+             {{"model", name}, {"reason", std::string(status.message())}});
+  });
+  if (!taken) over(absl::OkStatus());
+}
+
+absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& model) {
+  const std::string& name = model->config.name();
+  const auto remember = [&](uint64_t history, int64_t changes, int64_t saved_at_ms) {
+    MutexLock lock(&mutex_);
+    Saved& saved = saved_[name];
+    saved.history = history;
+    saved.changes = changes;
+    saved.at = absl::FromUnixMillis(saved_at_ms);
+    return Due(saved, *model);
+  };
+  const auto newest = checkpoints_->store().Newest(name);
+  if (newest.ok() && newest->history() == model->history &&
+      !remember(newest->history(), newest->changes(), newest->saved_at_ms())) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(
+      const auto save,
+      checkpoints_->BeginSave(
+          model, {.name = AutomaticName(absl::Now()), .incremental = true, .automatic = true},
+          checkpoints_->MakePause(model), &stopping_));
+  ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
+                   checkpoints_->FinishSave(
+                       save.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, &stopping_));
+  remember(model->history, info.changes(), info.saved_at_ms());
+  return checkpoints_->store().RemoveAutomatic(name, checkpoints_->storage().keep()).status();
+}
+
+void AutoCheckpoints::Watch() {
+  if (!enabled()) return;
+  for (const ModelRegistry::Known& known : registry_->models()) {
+    if (known.lost.empty()) {
+      SaveIfDue(known.model);
+    } else if (MayRecover(known.model->config.name())) {
+      StartRecovery(known.model->config.name());
+    }
+  }
+  if (watches_++ % kWatchesPerLook == 0) RecoverAbsent();
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,93 @@
+// What storage.durability CHECKPOINT means: models are saved by themselves, and a model that has
+// lost rows goes back to its newest good checkpoint by itself, all shards together.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/blocking_pool.h"
+#include "base/mutex.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "server/coordinator/checkpoints.h"
+#include "server/coordinator/model_registry.h"
+
+namespace emberd::server {
+
+// Thread-safe. With durability MEMORY it does nothing by itself. Several coordinators may do the
+// same at once: shards let one of them.
+class AutoCheckpoints {
+ public:
+  // What the arguments point to must outlive it.
+  AutoCheckpoints(Checkpoints* checkpoints, ModelRegistry* registry, BlockingPool* threads)
+      : checkpoints_(checkpoints), registry_(registry), tasks_(threads, 4, 256) {}
+  // Gives up what is under way.
+  ~AutoCheckpoints();
+
+  // The rows that a declaration begins with which finds no model; nothing: initial ones. NOT_FOUND:
+  // no checkpoint is what it asks for. FAILED_PRECONDITION: the newest is of another config.
+  absl::StatusOr<std::optional<RowSource>> FindRows(const v1::ModelConfig& config,
+                                                    const std::string& restore_from) const;
+  // It was dropped, or reset: rows of before are not to come back.
+  void RowsGivenUp(const std::string& model);
+
+  // What callers hear of a lost model: UNAVAILABLE, with the progress, while its rows come back;
+  // `lost` if there is nothing to bring back.
+  absl::Status ExplainLost(const std::string& model, const absl::Status& lost);
+  // In words; empty: nothing comes back.
+  std::string RecoveryOf(const std::string& model) const;
+
+  // Saves what is due, and brings back what is lost. Call it every second.
+  void Watch();
+
+ private:
+  struct Recovery {
+    std::string checkpoint;
+    std::vector<v1::GroupStep> groups;
+    absl::Time began = absl::Now();
+    int64_t bytes = 0;
+    int64_t total_bytes = 0;
+  };
+  // What is known of the newest checkpoint of a model.
+  struct Saved {
+    absl::Time at = absl::InfinitePast();
+    int64_t changes = 0;
+    uint64_t history = 0;  // of its rows
+    absl::Time tried = absl::InfinitePast();
+    bool saving = false;
+  };
+
+  bool enabled() const {
+    return checkpoints_->storage().durability() == v1::StorageConfig::CHECKPOINT;
+  }
+  // Whether some checkpoint may bring the model back.
+  bool MayRecover(const std::string& model) const;
+  void StartRecovery(const std::string& model) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The newest checkpoint first, and older ones if it is damaged.
+  absl::Status Recover(const std::string& model);
+  absl::Status RecoverFrom(const v1::CheckpointInfo& checkpoint);
+  // Models of which there are checkpoints, but no rows.
+  void RecoverAbsent();
+  bool Due(const Saved& saved, const ServedModel& model) const;
+  void SaveIfDue(const std::shared_ptr<const ServedModel>& model) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Unless another coordinator has just done so.
+  absl::Status Save(const std::shared_ptr<const ServedModel>& model) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  Checkpoints* const checkpoints_;
+  ModelRegistry* const registry_;
+  rpc::CallContext stopping_{absl::InfiniteFuture()};
+  mutable Mutex mutex_;
+  std::map<std::string, Recovery> recoveries_ ABSL_GUARDED_BY(mutex_);  // under way
+  std::map<std::string, Saved> saved_ ABSL_GUARDED_BY(mutex_);
+  int watches_ = 0;
+  TaskQueue tasks_;  // last: its destructor waits for what uses the rest
+};
+
+}  // namespace emberd::server

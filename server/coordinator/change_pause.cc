@@ -1,0 +1,171 @@
+#include "server/coordinator/change_pause.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/coordinator/fanout.h"
+
+namespace emberd::server {
+namespace {
+
+// How long changes may take to end, and when they are decided here in place of a coordinator that
+// may be gone.
+constexpr absl::Duration kSettlePatience = absl::Seconds(10);
+constexpr absl::Duration kDecideAfter = absl::Seconds(1);
+constexpr absl::Duration kFirstSettleWait = absl::Microseconds(500);
+constexpr absl::Duration kLongestSettleWait = absl::Milliseconds(20);
+constexpr absl::Duration kResumeDeadline = absl::Seconds(2);
+
+uint64_t RandomId() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
+
+}  // namespace
+
+ChangePause::ChangePause(const ShardSet& shards, Mutations* mutations,
+                         std::shared_ptr<const ServedModel> model)
+    : shards_(shards), mutations_(mutations), model_(std::move(model)), id_(RandomId()) {}
+
+absl::StatusOr<ChangePause::Answers> ChangePause::Ask(const std::string& group, int64_t after_step,
+                                                      rpc::CallContext* context) {
+  internal::v1::PauseChangesRequest request;
+  request.set_model_id(model_->id);
+  request.set_history(model_->history);
+  request.set_pause_id(id_);
+  request.set_lease_ms(absl::ToInt64Milliseconds(kLease));
+  request.set_group(group);
+  request.set_after_step(after_step);
+  paused_ = true;
+  Answers answers(shards_.shards.size());
+  const auto pause = [&](int shard) -> absl::Status {
+    ASSIGN_OR_RETURN(answers[shard], shards_.shards[shard]->PauseChanges(request, context));
+    return absl::OkStatus();
+  };
+  // Two who pause at once meet at shard 0.
+  RETURN_IF_ERROR(pause(0));
+  RETURN_IF_ERROR(
+      FirstError(ForEachShard(shards_.threads, ShardsFrom(1, shards_.shards.size()), pause)));
+  return answers;
+}
+
+absl::Status ChangePause::HoldGroup(const std::string& group, int64_t after_step,
+                                    rpc::CallContext* context) {
+  return Ask(group, after_step, context).status();
+}
+
+absl::StatusOr<std::string> ChangePause::FindMovingMutation(const Answers& answers, bool decide,
+                                                            rpc::CallContext* context) {
+  std::map<std::pair<std::string, uint64_t>, std::vector<bool>> held;
+  std::map<std::pair<std::string, uint64_t>, Mutation> names;
+  for (size_t shard = 0; shard < answers.size(); ++shard) {
+    for (const internal::v1::HeldMutation& mutation : answers[shard].mutations()) {
+      ASSIGN_OR_RETURN(const Mutation name, MutationOf(mutation.name()));
+      const std::pair key(name.client_id, name.sequence);
+      names[key] = name;
+      held[key].resize(answers.size());
+      held[key][shard] = true;
+      if (mutation.making()) return absl::StrCat("update ", name.sequence, " of ", name.client_id);
+    }
+  }
+  for (const auto& [key, on_shard] : held) {
+    const Mutation& name = names[key];
+    bool moving = true;
+    for (size_t shard = 0; shard < answers.size() && moving; ++shard) {
+      if (on_shard[shard]) continue;
+      // Made there, so the word is on its way here; or not even voted on.
+      ASSIGN_OR_RETURN(const MutationVotes::Found found,
+                       shards_.shards[shard]->FindMutation(name, 0, context));
+      moving = found.state == internal::v1::FindMutationResponse::COMMITTED;
+    }
+    if (!moving) continue;
+    if (decide) RETURN_IF_ERROR(mutations_->Find(name, context).status());
+    return absl::StrCat("update ", name.sequence, " of client '", name.client_id, "'");
+  }
+  return std::string();
+}
+
+absl::Status ChangePause::CommitStep(const std::string& group, uint64_t generation, int64_t step,
+                                     rpc::CallContext* context) {
+  internal::v1::DecideStepRequest request;
+  request.set_model_id(model_->id);
+  request.set_group(group);
+  request.set_generation(generation);
+  request.set_step(step);
+  request.set_commit(true);
+  return FirstError(ForEachShard(
+      shards_.threads, ShardsFrom(0, shards_.shards.size()),
+      [&](int shard) { return shards_.shards[shard]->DecideStep(request, context).status(); }));
+}
+
+absl::StatusOr<std::string> ChangePause::FindMovingStep(const Answers& answers, bool decide,
+                                                        rpc::CallContext* context) {
+  std::map<std::string, std::vector<internal::v1::HeldStep>> groups;
+  for (const internal::v1::PauseChangesResponse& answer : answers) {
+    for (const internal::v1::HeldStep& step : answer.groups()) groups[step.group()].push_back(step);
+  }
+  for (const auto& [name, steps] : groups) {
+    const internal::v1::HeldStep& first = steps.front();
+    // Where it is not, the word on a step is on its way to a shard.
+    const bool level = std::all_of(steps.begin(), steps.end(), [&](const auto& step) {
+      return step.known() == first.known() && step.next_step() == first.next_step() &&
+             !step.making();
+    });
+    const bool complete = steps.size() == answers.size() &&
+                          std::all_of(steps.begin(), steps.end(), [&](const auto& step) {
+                            return step.complete() && step.held_step() == first.held_step();
+                          });
+    if (level && !complete) continue;
+    if (decide && level) {
+      CommitStep(name, first.generation(), first.held_step(), context).IgnoreError();
+    }
+    return absl::StrCat("a step of group '", name, "'");
+  }
+  return std::string();
+}
+
+absl::StatusOr<std::string> ChangePause::FindMoving(const Answers& answers, bool decide,
+                                                    rpc::CallContext* context) {
+  for (const internal::v1::PauseChangesResponse& answer : answers) {
+    if (answer.entering() > 0) return std::string("an update that is being checked");
+  }
+  ASSIGN_OR_RETURN(std::string moving, FindMovingMutation(answers, decide, context));
+  if (!moving.empty()) return moving;
+  return FindMovingStep(answers, decide, context);
+}
+
+absl::StatusOr<ChangePause::Answers> ChangePause::Settle(rpc::CallContext* context) {
+  const absl::Time began = absl::Now();
+  absl::Duration wait = kFirstSettleWait;
+  while (true) {
+    ASSIGN_OR_RETURN(Answers answers, Ask("", 0, context));
+    const absl::Duration waited = absl::Now() - began;
+    ASSIGN_OR_RETURN(const std::string moving, FindMoving(answers, waited > kDecideAfter, context));
+    // Each answer was given behind a closed gate. A change that a shard did not list had been made
+    // there, or will not be decided, for every change needs the votes of all shards.
+    if (moving.empty()) return answers;
+    if (context->cancelled()) return absl::CancelledError("the caller has given up");
+    if (waited > kSettlePatience || absl::Now() > context->deadline()) {
+      return absl::UnavailableError(absl::StrCat(moving, " did not end within ",
+                                                 absl::FormatDuration(waited),
+                                                 ", and a checkpoint "
+                                                 "would cut through it; try again"));
+    }
+    absl::SleepFor(wait);
+    wait = std::min(wait * 2, kLongestSettleWait);
+  }
+}
+
+void ChangePause::Resume() {
+  if (!std::exchange(paused_, false)) return;
+  internal::v1::ResumeChangesRequest request;
+  request.set_model_id(model_->id);
+  request.set_pause_id(id_);
+  rpc::CallContext context(absl::Now() + kResumeDeadline);
+  ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()),
+               [&](int shard) { return shards_.shards[shard]->ResumeChanges(request, &context); });
+}
+
+}  // namespace emberd::server

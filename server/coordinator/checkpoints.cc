@@ -1,0 +1,312 @@
+#include "server/coordinator/checkpoints.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "config/config.h"
+#include "server/checkpoint/diff.h"
+#include "server/checkpoint/manifest.h"
+#include "server/checkpoint/merge.h"
+#include "server/checkpoint/verify.h"
+#include "server/coordinator/fanout.h"
+#include "server/ops/logging.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr int64_t kExportBytes = int64_t{1} << 20;
+// How long a save that somebody asks for waits for another one of the model, such as one that came
+// by itself.
+constexpr absl::Duration kOtherSavePatience = absl::Minutes(1);
+constexpr absl::Duration kOtherSavePause = absl::Milliseconds(100);
+
+// Turns the progress of one phase into messages, at most ten in a second.
+class Reporter {
+ public:
+  explicit Reporter(const Checkpoints::Report& report) : report_(report) {}
+
+  absl::Status Begin(const std::string& phase) {
+    progress_.set_phase(phase);
+    progress_.set_bytes(0);
+    progress_.set_total_bytes(0);
+    return Send();
+  }
+  absl::Status operator()(int64_t bytes, int64_t total_bytes) {
+    progress_.set_bytes(bytes);
+    progress_.set_total_bytes(std::max(bytes, total_bytes));
+    return absl::Now() < sent_ + absl::Milliseconds(100) ? absl::OkStatus() : Send();
+  }
+  BytesReport bytes() {
+    return [this](int64_t bytes, int64_t total_bytes) { return (*this)(bytes, total_bytes); };
+  }
+  v1::CheckpointProgress Done(const v1::CheckpointInfo& checkpoint) {
+    progress_.set_done(true);
+    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(absl::Now() - began_));
+    *progress_.mutable_checkpoint() = checkpoint;
+    return progress_;
+  }
+
+ private:
+  absl::Status Send() {
+    sent_ = absl::Now();
+    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(sent_ - began_));
+    return report_(progress_);
+  }
+
+  const Checkpoints::Report& report_;
+  const absl::Time began_ = absl::Now();
+  absl::Time sent_ = absl::InfinitePast();
+  v1::CheckpointProgress progress_;
+};
+
+// The config that a restored model is to have. FAILED_PRECONDITION if its tables are not those of
+// the checkpoint.
+absl::StatusOr<v1::ModelConfig> ConfigFor(const v1::RestoreCheckpointRequest& request,
+                                          const v1::CheckpointManifest& manifest) {
+  if (!request.has_config()) return manifest.config();
+  v1::ModelConfig config = request.config();
+  RETURN_IF_ERROR(config::CompleteModel(&config));
+  if (config.name() != manifest.model()) {
+    return absl::InvalidArgumentError(absl::StrCat("config.name is '", config.name(),
+                                                   "'; the checkpoint is of model '",
+                                                   manifest.model(), "'"));
+  }
+  RETURN_IF_ERROR(CheckSameTables(manifest, config));
+  return config;
+}
+
+}  // namespace
+
+absl::Status Checkpoints::CheckEnabled() const {
+  if (!storage_.directory().empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the cluster description has no storage, so there are no checkpoints; give it "
+      "storage { directory: \"...\" }, or start `emberd up` with --data DIR");
+}
+
+absl::StatusOr<CheckpointChain> Checkpoints::ChainOf(const std::string& model,
+                                                     const std::string& name) const {
+  RETURN_IF_ERROR(CheckEnabled());
+  if (!name.empty()) return store_.Chain(model, name);
+  ASSIGN_OR_RETURN(const v1::CheckpointManifest newest, store_.Newest(model));
+  return store_.Chain(model, newest.name());
+}
+
+absl::StatusOr<RowSource> Checkpoints::FindRows(const std::string& model,
+                                                const std::string& name) const {
+  ASSIGN_OR_RETURN(CheckpointChain chain, ChainOf(model, name == "newest" ? "" : name));
+  return RowSource{std::move(chain), [](int64_t, int64_t) { return absl::OkStatus(); }};
+}
+
+// ---- Save
+
+std::unique_ptr<ChangePause> Checkpoints::MakePause(
+    std::shared_ptr<const ServedModel> model) const {
+  return std::make_unique<ChangePause>(shards_, mutations_, std::move(model));
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
+    std::shared_ptr<const ServedModel> model, SaveOptions options,
+    std::unique_ptr<ChangePause> pause, rpc::CallContext* context) {
+  RETURN_IF_ERROR(CheckEnabled());
+  if (!options.name.empty()) RETURN_IF_ERROR(CheckCheckpointName(options.name));
+  options.max_chain = std::max(storage_.max_chain(), 0);
+  auto save = std::make_unique<CheckpointSave>(shards_, &store_, model, std::move(options));
+  const absl::Status begun = save->Begin(std::move(pause), context);
+  if (begun.ok()) return save;
+  // Whoever asks for a name that is taken, or while another save is under way, has not failed.
+  if (!absl::IsAlreadyExists(begun) && !absl::IsAborted(begun) && !absl::IsCancelled(begun)) {
+    model->metrics->AddCheckpointFailure();
+  }
+  return registry_->Explain(model->id, model->history, begun);
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSavePatiently(
+    const std::shared_ptr<const ServedModel>& model, const SaveOptions& options,
+    rpc::CallContext* context) {
+  const absl::Time give_up = std::min(absl::Now() + kOtherSavePatience, context->deadline());
+  while (true) {
+    auto save = BeginSave(model, options, MakePause(model), context);
+    if (!absl::IsAborted(save.status())) return save;
+    if (context->cancelled() || absl::Now() + kOtherSavePause > give_up) return save;
+    absl::SleepFor(kOtherSavePause);
+  }
+}
+
+absl::StatusOr<v1::CheckpointInfo> Checkpoints::FinishSave(CheckpointSave* save,
+                                                           const BytesReport& report,
+                                                           rpc::CallContext* context) {
+  const auto manifest = save->Finish(context, report);
+  if (!manifest.ok()) {
+    save->model().metrics->AddCheckpointFailure();
+    return registry_->Explain(save->model().id, save->model().history, manifest.status());
+  }
+  const v1::CheckpointInfo info = InfoOf(*manifest);
+  save->model().metrics->AddCheckpoint(info.bytes(), save->paused());
+  ops::Log(ops::LogLevel::kInfo, "checkpoint saved",
+           {{"model", info.model()},
+            {"checkpoint", info.name()},
+            {"bytes", info.bytes()},
+            {"pause_us", absl::ToInt64Microseconds(save->paused())}});
+  return info;
+}
+
+void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
+                              std::function<void(const absl::Status&)> done) {
+  std::shared_ptr<CheckpointSave> shared = std::move(save);
+  const bool taken = later_.Submit([this, shared, done] {
+    const auto finished = FinishSave(
+        shared.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, &stopping_);
+    if (!finished.ok()) {
+      ops::Log(ops::LogLevel::kError, "a checkpoint could not be saved",
+               {{"model", shared->model().config.name()},
+                {"reason", std::string(finished.status().message())}});
+    }
+    done(finished.status());
+  });
+  if (!taken) done(absl::ResourceExhaustedError("too many checkpoints are being saved"));
+}
+
+Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request,
+                                        const Report& report, rpc::CallContext* context) {
+  RETURN_IF_ERROR(CheckEnabled());
+  ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model,
+                   registry_->FindByName(request.model(), context));
+  // It may have been reset or restored through another coordinator.
+  ASSIGN_OR_RETURN(model, registry_->FindAnew(model->id, context));
+  Reporter reporter(report);
+  RETURN_IF_ERROR(reporter.Begin("pausing"));
+  ASSIGN_OR_RETURN(
+      const auto save,
+      BeginSavePatiently(model, {.name = request.name(), .incremental = request.incremental()},
+                         context));
+  RETURN_IF_ERROR(reporter.Begin("saving"));
+  ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
+                   FinishSave(save.get(), reporter.bytes(), context));
+  v1::CheckpointProgress done = reporter.Done(info);
+  done.set_pause_us(absl::ToInt64Microseconds(save->paused()));
+  return done;
+}
+
+// ---- Restore
+
+absl::Status Checkpoints::CheckFiles(const CheckpointChain& chain, const BytesReport& report,
+                                     rpc::CallContext* context) {
+  ShardTransfers transfers(shards_);
+  internal::v1::BeginRestoreRequest request;
+  request.set_transfer_id(transfers.id());
+  request.set_check_only(true);
+  request.mutable_chain()->Add(chain.begin(), chain.end());
+  RETURN_IF_ERROR(FirstError(ForEachShard(
+      shards_.threads, ShardsFrom(0, shards_.shards.size()),
+      [&](int shard) { return shards_.shards[shard]->BeginRestore(request, context); })));
+  const int64_t total = BytesOf(chain);
+  return transfers.Await(context, [&](int64_t bytes, int64_t) { return report(bytes, total); })
+      .status();
+}
+
+Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& request,
+                                           const Report& report, rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(CheckpointChain chain, ChainOf(request.model(), request.name()));
+  const v1::CheckpointManifest& manifest = chain.front().manifest();
+  ASSIGN_OR_RETURN(const v1::ModelConfig config, ConfigFor(request, manifest));
+  const v1::CheckpointInfo info = InfoOf(manifest);
+  const int64_t total = BytesOf(chain);
+  Reporter reporter(report);
+  // Rows that are served are given up only for what is known to be whole.
+  const auto served = registry_->FindByName(request.model(), context);
+  if (served.ok()) {
+    RETURN_IF_ERROR(reporter.Begin("checking"));
+    RETURN_IF_ERROR(CheckFiles(chain, reporter.bytes(), context));
+  }
+  RETURN_IF_ERROR(reporter.Begin("restoring"));
+  const RowSource source = {std::move(chain), [&](int64_t bytes, int64_t) {
+                              return reporter(bytes, std::max(bytes, total));
+                            }};
+  ASSIGN_OR_RETURN(const auto model, registry_->Restore(config, source, context));
+  v1::CheckpointProgress done = reporter.Done(info);
+  done.set_model_id(model->id);
+  done.set_history(model->history);
+  return done;
+}
+
+// ---- Files
+
+Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& request,
+                                          const Report& report) {
+  ASSIGN_OR_RETURN(const CheckpointChain chain, ChainOf(request.model(), request.name()));
+  Reporter reporter(report);
+  RETURN_IF_ERROR(reporter.Begin("checking"));
+  RETURN_IF_ERROR(VerifyChain(chain, reporter.bytes()));
+  return reporter.Done(InfoOf(chain.front().manifest()));
+}
+
+Checkpoints::Progress Checkpoints::Merge(const v1::MergeCheckpointRequest& request,
+                                         const Report& report) {
+  RETURN_IF_ERROR(CheckEnabled());
+  Reporter reporter(report);
+  RETURN_IF_ERROR(reporter.Begin("merging"));
+  ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
+                   MergeCheckpoint(store_, request.model(), request.name(), reporter.bytes()));
+  return reporter.Done(info);
+}
+
+absl::StatusOr<v1::DiffCheckpointsResponse> Checkpoints::Diff(
+    const v1::DiffCheckpointsRequest& request, rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(const CheckpointChain before, ChainOf(request.model(), request.before()));
+  ASSIGN_OR_RETURN(const CheckpointChain after, ChainOf(request.model(), request.after()));
+  return DiffCheckpoints(before, after, [&](int64_t, int64_t) {
+    return context->cancelled() ? absl::CancelledError("the caller has given up")
+                                : absl::OkStatus();
+  });
+}
+
+absl::StatusOr<v1::ListCheckpointsResponse> Checkpoints::List(
+    const v1::ListCheckpointsRequest& request) {
+  RETURN_IF_ERROR(CheckEnabled());
+  return store_.List(request.model());
+}
+
+absl::StatusOr<v1::CheckpointManifest> Checkpoints::Get(const v1::GetCheckpointRequest& request) {
+  RETURN_IF_ERROR(CheckEnabled());
+  return request.name().empty() ? store_.Newest(request.model())
+                                : store_.Read(request.model(), request.name());
+}
+
+absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
+    const v1::DeleteCheckpointRequest& request) {
+  RETURN_IF_ERROR(CheckEnabled());
+  v1::DeleteCheckpointResponse response;
+  ASSIGN_OR_RETURN(const int64_t bytes, store_.Delete(request.model(), request.name()));
+  response.set_bytes(bytes);
+  return response;
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointExport>> Checkpoints::StartExport(
+    const v1::ExportCheckpointRequest& request) {
+  auto started = std::make_unique<CheckpointExport>();
+  ASSIGN_OR_RETURN(started->chain_, ChainOf(request.model(), request.name()));
+  ASSIGN_OR_RETURN(started->reader_,
+                   TableReader::Open(&started->chain_, request.table(), request.slot()));
+  return started;
+}
+
+absl::StatusOr<v1::ExportCheckpointResponse> CheckpointExport::Next() {
+  const int64_t row_bytes = reader_->columns() * static_cast<int64_t>(sizeof(float));
+  const int64_t count =
+      std::min(std::max<int64_t>(1, kExportBytes / row_bytes), reader_->rows() - next_);
+  v1::ExportCheckpointResponse rows;
+  if (count <= 0) return rows;
+  rows.set_first_row(next_);
+  rows.set_columns(reader_->columns());
+  rows.mutable_values()->resize(count * row_bytes);
+  RETURN_IF_ERROR(reader_->Read({.first = next_, .count = count},
+                                reinterpret_cast<float*>(rows.mutable_values()->data())));
+  next_ += count;
+  return rows;
+}
+
+}  // namespace emberd::server

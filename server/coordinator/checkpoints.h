@@ -1,0 +1,111 @@
+// Checkpoints as a coordinator offers them: CheckpointService serves this, and what saves and
+// restores by itself uses it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "emberd/v1/checkpoint_service.pb.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/checkpoint/store.h"
+#include "server/checkpoint/table_reader.h"
+#include "server/coordinator/checkpoint_save.h"
+#include "server/coordinator/model_registry.h"
+#include "server/coordinator/mutations.h"
+#include "server/rpc/call_context.h"
+
+namespace emberd::server {
+
+// A table of a checkpoint, row after row. Not thread-safe.
+class CheckpointExport {
+ public:
+  // The next rows; none after the last.
+  absl::StatusOr<v1::ExportCheckpointResponse> Next();
+
+ private:
+  friend class Checkpoints;
+  CheckpointChain chain_;
+  std::unique_ptr<TableReader> reader_;
+  int64_t next_ = 0;
+};
+
+// Thread-safe. Methods block until the work is done; what they mean and their errors:
+// checkpoint_service.proto.
+class Checkpoints {
+ public:
+  // Hears how far the work is. An error, as when nobody listens any more, ends it.
+  using Report = std::function<absl::Status(const v1::CheckpointProgress&)>;
+  using Progress = absl::StatusOr<v1::CheckpointProgress>;  // the last message
+
+  // What the arguments point to must outlive it.
+  Checkpoints(const v1::StorageConfig& storage, const ShardSet& shards, Mutations* mutations,
+              ModelRegistry* registry)
+      : storage_(storage),
+        store_(storage.checkpoints()),
+        shards_(shards),
+        mutations_(mutations),
+        registry_(registry),
+        later_(shards.threads, kSavesAtOnce, kSavesWaiting) {}
+  // Gives up what runs on threads of its own.
+  ~Checkpoints() { stopping_.Cancel(); }
+
+  // FAILED_PRECONDITION: the cluster description has no storage.
+  absl::Status CheckEnabled() const;
+  const CheckpointStore& store() const { return store_; }
+  const v1::StorageConfig& storage() const { return storage_; }
+
+  Progress Save(const v1::SaveCheckpointRequest& request, const Report& report,
+                rpc::CallContext* context);
+  Progress Restore(const v1::RestoreCheckpointRequest& request, const Report& report,
+                   rpc::CallContext* context);
+  Progress Verify(const v1::VerifyCheckpointRequest& request, const Report& report);
+  Progress Merge(const v1::MergeCheckpointRequest& request, const Report& report);
+  absl::StatusOr<v1::DiffCheckpointsResponse> Diff(const v1::DiffCheckpointsRequest& request,
+                                                   rpc::CallContext* context);
+  absl::StatusOr<v1::ListCheckpointsResponse> List(const v1::ListCheckpointsRequest& request);
+  absl::StatusOr<v1::CheckpointManifest> Get(const v1::GetCheckpointRequest& request);
+  absl::StatusOr<v1::DeleteCheckpointResponse> Delete(const v1::DeleteCheckpointRequest& request);
+  absl::StatusOr<std::unique_ptr<CheckpointExport>> StartExport(
+      const v1::ExportCheckpointRequest& request);
+
+  // The two parts of Save. `pause` may hold back a group's later steps already.
+  absl::StatusOr<std::unique_ptr<CheckpointSave>> BeginSave(
+      std::shared_ptr<const ServedModel> model, SaveOptions options,
+      std::unique_ptr<ChangePause> pause, rpc::CallContext* context);
+  absl::StatusOr<v1::CheckpointInfo> FinishSave(CheckpointSave* save, const BytesReport& report,
+                                                rpc::CallContext* context);
+  // Finishes it on a thread of its own. `done` hears of the end, on that thread.
+  void FinishLater(std::unique_ptr<CheckpointSave> save,
+                   std::function<void(const absl::Status&)> done);
+  std::unique_ptr<ChangePause> MakePause(std::shared_ptr<const ServedModel> model) const;
+
+  // Where a model is to get its rows from that asks for a checkpoint ("newest": the newest).
+  absl::StatusOr<RowSource> FindRows(const std::string& model, const std::string& name) const;
+
+ private:
+  static constexpr int kSavesAtOnce = 4;
+  static constexpr int kSavesWaiting = 64;
+
+  // BeginSave, once another save of the model is over.
+  absl::StatusOr<std::unique_ptr<CheckpointSave>> BeginSavePatiently(
+      const std::shared_ptr<const ServedModel>& model, const SaveOptions& options,
+      rpc::CallContext* context);
+  // Reads every byte of a chain on all shards.
+  absl::Status CheckFiles(const CheckpointChain& chain, const BytesReport& report,
+                          rpc::CallContext* context);
+  absl::StatusOr<CheckpointChain> ChainOf(const std::string& model, const std::string& name) const;
+
+  const v1::StorageConfig storage_;
+  const CheckpointStore store_;
+  const ShardSet& shards_;
+  Mutations* const mutations_;
+  ModelRegistry* const registry_;
+  rpc::CallContext stopping_{absl::InfiniteFuture()};  // of what nobody waits for
+  TaskQueue later_;  // last: its destructor waits for what uses the rest
+};
+
+}  // namespace emberd::server

@@ -1,0 +1,314 @@
+#include "server/shard/shard_checkpoints.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/failpoint.h"
+#include "base/status.h"
+#include "server/checkpoint/files.h"
+#include "server/ops/logging.h"
+#include "server/shard/load_files.h"
+#include "server/shard/load_state.h"
+
+namespace emberd::server {
+namespace {
+
+using internal::v1::GetTransferResponse;
+
+// Nobody has asked for so long: who began it is gone.
+constexpr absl::Duration kTransferPatience = absl::Seconds(20);
+// The same where somebody else wants to save.
+constexpr absl::Duration kSavePatience = absl::Seconds(5);
+
+bool IsAtRest(const internal::v1::PauseChangesResponse& held) {
+  return std::none_of(held.mutations().begin(), held.mutations().end(),
+                      [](const auto& mutation) { return mutation.making(); }) &&
+         std::none_of(held.groups().begin(), held.groups().end(),
+                      [](const auto& group) { return group.making(); });
+}
+
+CheckpointChain ChainOf(const internal::v1::BeginRestoreRequest& request) {
+  return {request.chain().begin(), request.chain().end()};
+}
+
+// Updates are tagged with the model that they were made on, which has another id if its config is
+// another one now.
+void NameModel(uint64_t before, uint64_t now, MutationRecord::Clients* clients) {
+  for (internal::v1::ClientState& client : *clients) {
+    for (internal::v1::MutationState& mutation : *client.mutable_mutations()) {
+      if (mutation.tag() == UpdateTag(before)) mutation.set_tag(UpdateTag(now));
+    }
+  }
+}
+
+}  // namespace
+
+ShardCheckpoints::~ShardCheckpoints() {
+  std::vector<TransferPtr> transfers;
+  {
+    MutexLock lock(&mutex_);
+    for (auto& [id, transfer] : transfers_) transfers.push_back(transfer);
+  }
+  for (const TransferPtr& transfer : transfers) {
+    transfer->progress.cancelled = true;
+    End(*transfer, /*kept=*/false);
+  }
+}
+
+ShardCheckpoints::TransferPtr ShardCheckpoints::Find(uint64_t transfer_id) {
+  MutexLock lock(&mutex_);
+  const auto found = transfers_.find(transfer_id);
+  return found == transfers_.end() ? nullptr : found->second;
+}
+
+absl::Status ShardCheckpoints::Start(uint64_t transfer_id, TransferPtr transfer,
+                                     std::function<absl::Status(Transfer&)> work) {
+  {
+    MutexLock lock(&mutex_);
+    if (!transfers_.emplace(transfer_id, transfer).second) {
+      return absl::AlreadyExistsError("transfer_id is in use; it must be random");
+    }
+  }
+  const bool started = tasks_.Submit([transfer, work = std::move(work)] {
+    const absl::Status status = work(*transfer);
+    MutexLock lock(&transfer->mutex);
+    transfer->state.set_state(status.ok() ? GetTransferResponse::DONE
+                                          : GetTransferResponse::FAILED);
+    transfer->state.set_code(static_cast<int>(status.code()));
+    transfer->state.set_error(std::string(status.message()));
+  });
+  if (started) return absl::OkStatus();
+  GiveUp(transfer_id);
+  return absl::ResourceExhaustedError(
+      absl::StrCat(tasks_.max_queued(), " saves and restores wait already; try again later"));
+}
+
+absl::StatusOr<internal::v1::PauseChangesResponse> ShardCheckpoints::Pause(
+    const internal::v1::PauseChangesRequest& request) {
+  RETURN_IF_ERROR(parts_.models->Check(request.model_id(), request.history()));
+  ASSIGN_OR_RETURN(const int entering, gate_.Pause(request));
+  internal::v1::PauseChangesResponse response;
+  response.set_entering(entering);
+  parts_.votes->ListHeld(request.model_id(), response.mutable_mutations());
+  parts_.groups->ListHeld(request.model_id(), response.mutable_groups());
+  response.set_changes(parts_.models->ChangesOf(request.model_id()));
+  response.set_checkpoint_id(parts_.models->CheckpointOf(request.model_id()));
+  return response;
+}
+
+// A coordinator asks about its save ten times in a second: one that does not is gone, or has all
+// that it needs of the shard.
+absl::Status ShardCheckpoints::MakeWayForSave(uint64_t model_id) {
+  std::vector<uint64_t> left;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [id, other] : transfers_) {
+      if (other->model_id != model_id || other->snapshot == nullptr) continue;
+      MutexLock transfer_lock(&other->mutex);
+      if (absl::Now() < other->asked + kSavePatience) {
+        return absl::AbortedError("another checkpoint of the model is being saved; try again");
+      }
+      left.push_back(id);
+    }
+  }
+  for (const uint64_t id : left) GiveUp(id);
+  return absl::OkStatus();
+}
+
+absl::Status ShardCheckpoints::CheckSettled(const internal::v1::BeginSaveRequest& request) {
+  internal::v1::PauseChangesResponse held;
+  parts_.votes->ListHeld(request.model_id(), held.mutable_mutations());
+  parts_.groups->ListHeld(request.model_id(), held.mutable_groups());
+  // A change is counted before it is not on its way any more, so this order misses none.
+  if (IsAtRest(held) && parts_.models->ChangesOf(request.model_id()) == request.changes() &&
+      gate_.Closed(request.model_id(), request.pause_id())) {
+    return absl::OkStatus();
+  }
+  return absl::AbortedError("the pause is over, or changes are on their way; try again");
+}
+
+absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& request) {
+  const uint64_t model_id = request.model_id();
+  RETURN_IF_ERROR(parts_.models->Check(model_id, request.history()));
+  RETURN_IF_ERROR(CheckSettled(request));
+  if (request.parent_id() != 0 && request.parent_id() != parts_.models->CheckpointOf(model_id)) {
+    return absl::FailedPreconditionError(
+        "it is not known here what has changed since the checkpoint that is to be built on");
+  }
+  RETURN_IF_ERROR(MakeWayForSave(model_id));
+  internal::v1::ShardState state;
+  parts_.votes->Save(model_id, state.mutable_clients());
+  parts_.groups->Save(model_id, state.mutable_groups());
+  state.set_changes(request.changes());
+  auto transfer = std::make_shared<Transfer>();
+  transfer->model_id = model_id;
+  transfer->history = request.history();
+  transfer->checkpoint_id = request.checkpoint_id();
+  ASSIGN_OR_RETURN(transfer->snapshot,
+                   parts_.engine->BeginSnapshot(model_id, {.changed_only = request.parent_id() != 0,
+                                                           .copy_bytes = copy_bytes_}));
+  const shard::Model& model = transfer->snapshot->model();
+  if (request.parent_id() == 0) {
+    transfer->progress.total_bytes = model.bytes() - parts_.engine->UntouchedBytes(model_id);
+  }
+  for (int i = 0; i < model.stack_count(); ++i) {
+    state.add_unnumbered_updates(model.stack(i).unnumbered_updates());
+  }
+  // The pause may have ended on the way here, and changes have come in before the rows were fixed.
+  if (absl::Status settled = CheckSettled(request); !settled.ok()) {
+    parts_.engine->EndSnapshot(transfer->snapshot, /*kept=*/false);
+    return settled;
+  }
+  return Start(request.transfer_id(), transfer,
+               [this, request, state = std::move(state)](Transfer& save) {
+                 return Save(request, state, save);
+               });
+}
+
+absl::Status ShardCheckpoints::Save(const internal::v1::BeginSaveRequest& request,
+                                    const internal::v1::ShardState& state, Transfer& transfer) {
+  const std::shared_ptr<shard::Snapshot> snapshot = [&] {
+    MutexLock lock(&mutex_);
+    return transfer.snapshot;
+  }();
+  if (snapshot == nullptr) return absl::CancelledError("the save was given up");
+  CheckpointFiles files;
+  absl::Status status = SaveRows(*snapshot, request.folder(), transfer.progress, &files);
+  if (!status.ok()) {
+    End(transfer, /*kept=*/false);
+    return status;
+  }
+  ReachFailpoint("save.rows_are_here");
+  ASSIGN_OR_RETURN(
+      const v1::CheckpointFile state_file,
+      WriteListedFile(request.folder(), absl::StrFormat("state.s%04d.pb", place_.index),
+                      state.SerializeAsString()));
+  MutexLock lock(&transfer.mutex);
+  transfer.state.mutable_files()->Swap(&files);
+  *transfer.state.mutable_state_file() = state_file;
+  return absl::OkStatus();
+}
+
+void ShardCheckpoints::End(Transfer& transfer, bool kept) {
+  std::shared_ptr<shard::Snapshot> snapshot;
+  {
+    MutexLock lock(&mutex_);
+    snapshot.swap(transfer.snapshot);
+  }
+  if (snapshot != nullptr) parts_.engine->EndSnapshot(snapshot, kept);
+}
+
+absl::Status ShardCheckpoints::CompleteSave(const internal::v1::CompleteSaveRequest& request) {
+  TransferPtr save;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = std::find_if(transfers_.begin(), transfers_.end(), [&](const auto& entry) {
+      return entry.second->checkpoint_id == request.checkpoint_id() &&
+             entry.second->model_id == request.model_id();
+    });
+    if (found == transfers_.end()) return absl::OkStatus();
+    save = found->second;
+    transfers_.erase(found);
+  }
+  End(*save, /*kept=*/true);
+  parts_.models->SetCheckpoint(request.model_id(), request.history(), request.checkpoint_id());
+  return absl::OkStatus();
+}
+
+absl::Status ShardCheckpoints::BeginRestore(const internal::v1::BeginRestoreRequest& request) {
+  if (request.chain().empty()) return absl::InvalidArgumentError("chain is empty");
+  auto transfer = std::make_shared<Transfer>();
+  transfer->model_id = request.create().model_id();
+  transfer->history = request.create().history();
+  if (request.check_only()) {
+    return Start(request.transfer_id(), transfer, [this, request](Transfer& check) {
+      return CheckFiles(ChainOf(request), place_.index, place_.shards, check.progress);
+    });
+  }
+  // At once, so that nobody else begins the same.
+  ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->BeginRestore(request.create()));
+  return Start(request.transfer_id(), transfer, [this, request, spec](Transfer& restore) {
+    const absl::Status status = Restore(request, spec, restore);
+    if (!status.ok()) parts_.models->Abandon(restore.model_id, restore.history);
+    return status;
+  });
+}
+
+absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& request,
+                                       const shard::ModelSpec& spec, Transfer& transfer) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<shard::Model> model, parts_.engine->MakeModel(spec));
+  const CheckpointChain chain = ChainOf(request);
+  const internal::v1::CheckpointSource& newest = chain.front();
+  ASSIGN_OR_RETURN(internal::v1::ShardState state, LoadState(newest, place_.index, place_.shards));
+  NameModel(newest.manifest().model_id(), transfer.model_id, state.mutable_clients());
+  if (!SamePlaces(*model, newest.manifest())) {
+    // Rows come in another order than that of their files, so checksums say nothing on the way.
+    // Every shard compares those of its share; nobody serves before all have done so.
+    RETURN_IF_ERROR(CheckFiles(chain, place_.index, place_.shards, transfer.progress));
+  }
+  RETURN_IF_ERROR(LoadRows(*model, chain, parts_.threads, transfer.progress));
+  const int stacks = std::min(model->stack_count(), state.unnumbered_updates_size());
+  for (int i = 0; i < stacks; ++i) {
+    model->stack(i).set_unnumbered_updates(state.unnumbered_updates(i));
+  }
+  ReachFailpoint("restore.rows_are_here");
+  const bool equal = SamePlaces(*model, newest.manifest());
+  RETURN_IF_ERROR(parts_.models->EndRestore(request.create(), model, state.changes(),
+                                            equal ? newest.manifest().checkpoint_id() : 0));
+  parts_.votes->Restore(transfer.model_id, state.clients());
+  parts_.groups->Restore(transfer.model_id, state.groups());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GetTransferResponse> ShardCheckpoints::GetTransfer(
+    const internal::v1::GetTransferRequest& request) {
+  const TransferPtr transfer = Find(request.transfer_id());
+  if (transfer == nullptr) {
+    return absl::NotFoundError(
+        "the save or restore is not known here: the shard was started "
+        "again, or gave it up because nobody asked about it");
+  }
+  MutexLock lock(&transfer->mutex);
+  transfer->asked = absl::Now();
+  GetTransferResponse response = transfer->state;
+  if (response.state() == GetTransferResponse::STATE_UNSPECIFIED) {
+    response.set_state(GetTransferResponse::RUNNING);
+  }
+  response.set_bytes(transfer->progress.bytes);
+  response.set_total_bytes(transfer->progress.total_bytes);
+  return response;
+}
+
+void ShardCheckpoints::GiveUp(uint64_t transfer_id) {
+  TransferPtr transfer;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = transfers_.find(transfer_id);
+    if (found == transfers_.end()) return;
+    transfer = found->second;
+    transfers_.erase(found);
+  }
+  transfer->progress.cancelled = true;
+  const bool is_save = transfer->checkpoint_id != 0;
+  End(*transfer, /*kept=*/false);
+  if (!is_save) parts_.models->Abandon(transfer->model_id, transfer->history);
+}
+
+void ShardCheckpoints::Sweep(absl::Time now) {
+  gate_.Sweep(now);
+  std::vector<uint64_t> old;
+  {
+    MutexLock lock(&mutex_);
+    for (auto& [id, transfer] : transfers_) {
+      MutexLock transfer_lock(&transfer->mutex);
+      if (transfer->asked + kTransferPatience <= now) old.push_back(id);
+    }
+  }
+  for (const uint64_t id : old) GiveUp(id);
+}
+
+}  // namespace emberd::server

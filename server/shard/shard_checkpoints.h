@@ -1,0 +1,104 @@
+// What one shard does for checkpoints: it holds back changes while their moment is fixed, writes
+// the rows of that moment, and makes models of rows that were written. See shard_service.proto.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/blocking_pool.h"
+#include "base/mutex.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "server/shard/change_gate.h"
+#include "server/shard/group_steps.h"
+#include "server/shard/hosted_models.h"
+#include "server/shard/mutation_votes.h"
+#include "server/shard/save_files.h"
+#include "shard/engine.h"
+
+namespace emberd::server {
+
+// Thread-safe.
+class ShardCheckpoints {
+ public:
+  // What it works with; must outlive it.
+  struct Parts {
+    shard::Engine* engine = nullptr;
+    HostedModels* models = nullptr;
+    MutationVotes* votes = nullptr;
+    GroupSteps* groups = nullptr;
+    BlockingPool* threads = nullptr;
+  };
+  // `copy_bytes`: of rows that change while they are being saved.
+  ShardCheckpoints(const ShardPlace& place, int64_t copy_bytes, const Parts& parts)
+      : place_(place), copy_bytes_(copy_bytes), parts_(parts), tasks_(parts.threads, 2, 64) {}
+  // Gives up what is under way.
+  ~ShardCheckpoints();
+
+  ChangeGate& gate() { return gate_; }
+
+  absl::StatusOr<internal::v1::PauseChangesResponse> Pause(
+      const internal::v1::PauseChangesRequest& request);
+  absl::Status Resume(const internal::v1::ResumeChangesRequest& request) {
+    gate_.Resume(request.model_id(), request.pause_id());
+    return absl::OkStatus();
+  }
+  absl::Status BeginSave(const internal::v1::BeginSaveRequest& request);
+  absl::Status CompleteSave(const internal::v1::CompleteSaveRequest& request);
+  absl::Status BeginRestore(const internal::v1::BeginRestoreRequest& request);
+  absl::StatusOr<internal::v1::GetTransferResponse> GetTransfer(
+      const internal::v1::GetTransferRequest& request);
+  absl::Status Cancel(const internal::v1::CancelTransferRequest& request) {
+    GiveUp(request.transfer_id());
+    return absl::OkStatus();
+  }
+  // Gives up what nobody asks about.
+  void Sweep(absl::Time now);
+
+ private:
+  // A save or restore.
+  struct Transfer {
+    uint64_t model_id = 0;
+    uint64_t history = 0;
+    uint64_t checkpoint_id = 0;                 // of a save
+    std::shared_ptr<shard::Snapshot> snapshot;  // of a save, until it is over
+    ShardProgress progress;
+    Mutex mutex;
+    absl::Time asked ABSL_GUARDED_BY(mutex) = absl::Now();
+    internal::v1::GetTransferResponse state ABSL_GUARDED_BY(mutex);
+  };
+  using TransferPtr = std::shared_ptr<Transfer>;
+  using State = internal::v1::GetTransferResponse::State;
+
+  TransferPtr Find(uint64_t transfer_id);
+  void GiveUp(uint64_t transfer_id);
+  // Runs `work` on a thread, and keeps its result. RESOURCE_EXHAUSTED: too many are under way.
+  absl::Status Start(uint64_t transfer_id, TransferPtr transfer,
+                     std::function<absl::Status(Transfer&)> work);
+  // ABORTED: another save of the model is under way.
+  absl::Status MakeWayForSave(uint64_t model_id);
+  // ABORTED unless all is as it was when the pause had settled.
+  absl::Status CheckSettled(const internal::v1::BeginSaveRequest& request);
+  // Ends the snapshot of a save.
+  void End(Transfer& transfer, bool kept);
+  absl::Status Save(const internal::v1::BeginSaveRequest& request,
+                    const internal::v1::ShardState& state, Transfer& transfer);
+  absl::Status Restore(const internal::v1::BeginRestoreRequest& request,
+                       const shard::ModelSpec& spec, Transfer& transfer);
+
+  const ShardPlace place_;
+  const int64_t copy_bytes_;
+  const Parts parts_;
+  ChangeGate gate_;
+  Mutex mutex_;
+  absl::flat_hash_map<uint64_t, TransferPtr> transfers_ ABSL_GUARDED_BY(mutex_);
+  TaskQueue tasks_;  // last: its destructor waits for what uses the rest
+};
+
+}  // namespace emberd::server
