@@ -67,6 +67,20 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
       "Allow addresses beyond the loopback interface although anybody on the network may call");
 }
 
+void AddStorageFlags(CLI::App* up, launcher::Overrides* overrides) {
+  static const std::map<std::string, v1::StorageConfig::Durability> kDurabilities = {
+      {"memory", v1::StorageConfig::MEMORY}, {"checkpoint", v1::StorageConfig::CHECKPOINT}};
+  up->add_option("--data", overrides->data,
+                 "Keep checkpoints below DIR, which is made if it is not there; default: rows live "
+                 "in memory only")
+      ->type_name("DIR");
+  up->add_option("--durability", overrides->durability,
+                 "memory: checkpoints when somebody asks for one; checkpoint: every 10 minutes by "
+                 "itself, and lost rows come back from the newest one [checkpoint with --data]")
+      ->type_name("LEVEL")
+      ->transform(OneOf("levels", kDurabilities));
+}
+
 void AddUp(CLI::App* app, Flags* flags) {
   CLI::App* const up = app->add_subcommand("up", "Run a whole cluster on this machine");
   CLI::Option* const shards =
@@ -96,6 +110,7 @@ void AddUp(CLI::App* app, Flags* flags) {
                  "Address of the status page and /metrics of the first coordinator; '' for none "
                  "[127.0.0.1:7401]")
       ->type_name("HOST:PORT");
+  AddStorageFlags(up, &flags->overrides);
   up->add_flag("--processes", flags->processes,
                "Run each shard and coordinator in a process of its own; default: all in this one");
   up->add_flag(
@@ -111,6 +126,7 @@ void AddUp(CLI::App* app, Flags* flags) {
       "Examples:\n"
       "  emberd up --shards 4\n"
       "  emberd up --shards 4 --coordinators 2 --processes\n"
+      "  emberd up --shards 4 --processes --data /var/lib/emberd --durability checkpoint\n"
       "  emberd up --shards 4 --processes --listen 127.0.0.1:0 --http 127.0.0.1:0\n"
       "  emberd up --config cluster.textproto --processes --log-format json");
 }

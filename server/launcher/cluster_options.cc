@@ -1,9 +1,11 @@
 #include "server/launcher/cluster_options.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "config/config.h"
 
 namespace emberd::launcher {
@@ -27,6 +29,28 @@ void OverrideCommon(const Overrides& overrides, v1::ClusterConfig* cluster) {
   if (overrides.log_file.has_value()) logging->set_file(*overrides.log_file);
 }
 
+absl::Status OverrideStorage(const Overrides& overrides, v1::ClusterConfig* cluster) {
+  if (overrides.data.has_value()) {
+    if (overrides.data->empty()) {
+      return absl::InvalidArgumentError("--data: empty; name the folder that emberd may write to");
+    }
+    if (!cluster->has_storage()) {
+      cluster->mutable_storage()->set_durability(v1::StorageConfig::CHECKPOINT);
+    }
+    v1::StorageConfig* const storage = cluster->mutable_storage();
+    storage->set_directory(std::filesystem::absolute(*overrides.data).lexically_normal().string());
+    storage->clear_checkpoints();
+  }
+  if (!overrides.durability.has_value()) return absl::OkStatus();
+  if (!cluster->has_storage()) {
+    return absl::InvalidArgumentError(
+        "--durability: there is no folder to write to; name one by --data DIR, or by "
+        "storage.directory of the configuration");
+  }
+  cluster->mutable_storage()->set_durability(*overrides.durability);
+  return absl::OkStatus();
+}
+
 absl::Status CheckIndex(const char* kind, int index, int count) {
   if (index >= 0 && index < count) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -45,6 +69,7 @@ absl::StatusOr<v1::ClusterConfig> LoadClusterFor(const std::string& path, Role r
                             : CheckIndex("coordinators", index, cluster->coordinators_size());
   if (!status.ok()) return status;
   OverrideCommon(overrides, &*cluster);
+  RETURN_IF_ERROR(OverrideStorage(overrides, &*cluster));
   if (role == Role::kShard) {
     OverrideProcess(overrides, cluster->mutable_shards(index));
   } else {
@@ -77,6 +102,7 @@ absl::StatusOr<v1::ClusterConfig> MakeLocalCluster(const LocalCluster& local,
   const int cpus = static_cast<int>(std::thread::hardware_concurrency());
   cluster.set_shard_threads(std::max(1, cpus / std::max(1, local.shards)));
   OverrideCommon(overrides, &cluster);
+  RETURN_IF_ERROR(OverrideStorage(overrides, &cluster));
   const absl::Status status = config::CompleteCluster(&cluster);
   if (!status.ok()) return status;
   return cluster;

@@ -1,5 +1,6 @@
 #include "server/launcher/cluster_options.h"
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -14,6 +15,7 @@ namespace emberd::launcher {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 TEST(MakeLocalClusterTest, FillsInWhatNobodySaid) {
@@ -71,6 +73,34 @@ TEST(MakeLocalClusterTest, WithoutHttpNoProcessHasIt) {
   EXPECT_EQ(cluster->shards(0).http_address(), "");
 }
 
+TEST(MakeLocalClusterTest, WithDataThereAreCheckpoints) {
+  EXPECT_FALSE(MakeLocalCluster({}, {})->has_storage());
+  Overrides overrides;
+  overrides.data = "some/../data";
+  const auto cluster = MakeLocalCluster({}, overrides);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const std::string directory = std::filesystem::current_path().string() + "/data";
+  EXPECT_EQ(cluster->storage().directory(), directory);
+  EXPECT_EQ(cluster->storage().checkpoints(), directory + "/checkpoints");
+  EXPECT_EQ(cluster->storage().durability(), v1::StorageConfig::CHECKPOINT);
+  overrides.data = "/data/";
+  overrides.durability = v1::StorageConfig::MEMORY;
+  const auto memory = MakeLocalCluster({}, overrides);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(memory->storage().checkpoints(), "/data/checkpoints");
+  EXPECT_EQ(memory->storage().durability(), v1::StorageConfig::MEMORY);
+}
+
+TEST(MakeLocalClusterTest, DurabilityNeedsAFolder) {
+  Overrides overrides;
+  overrides.durability = v1::StorageConfig::CHECKPOINT;
+  EXPECT_THAT(std::string(MakeLocalCluster({}, overrides).status().message()),
+              StartsWith("--durability: there is no folder to write to; name one by --data DIR"));
+  overrides.data = "";
+  EXPECT_THAT(std::string(MakeLocalCluster({}, overrides).status().message()),
+              StartsWith("--data: empty"));
+}
+
 class LoadClusterForTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -116,6 +146,24 @@ TEST_F(LoadClusterForTest, FlagsAreCheckedLikeTheFile) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("shards[1].address"));
 }
 
+TEST_F(LoadClusterForTest, DataReplacesTheFolderAndNothingElseOfStorage) {
+  std::ofstream(path_, std::ios::app) << "storage { directory: '/a' checkpoints: '/b' keep: 7 }";
+  Overrides overrides;
+  overrides.data = "/c";
+  const auto cluster = LoadClusterFor(path_, Role::kCoordinator, 0, overrides);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_EQ(cluster->storage().directory(), "/c");
+  EXPECT_EQ(cluster->storage().checkpoints(), "/c/checkpoints");
+  EXPECT_EQ(cluster->storage().keep(), 7);
+  EXPECT_EQ(cluster->storage().durability(), v1::StorageConfig::MEMORY);
+  overrides.data.reset();
+  overrides.durability = v1::StorageConfig::CHECKPOINT;
+  const auto durable = LoadClusterFor(path_, Role::kCoordinator, 0, overrides);
+  ASSERT_TRUE(durable.ok()) << durable.status();
+  EXPECT_EQ(durable->storage().checkpoints(), "/b");
+  EXPECT_EQ(durable->storage().durability(), v1::StorageConfig::CHECKPOINT);
+}
+
 TEST_F(LoadClusterForTest, IndexOutOfRange) {
   for (const auto& [role, index] : {std::pair(Role::kShard, 2), std::pair(Role::kShard, -1),
                                     std::pair(Role::kCoordinator, 1)}) {
@@ -139,6 +187,9 @@ TEST(ReadyTextTest, LineIsForScripts) {
   EXPECT_THAT(Banner(info), HasSubstr("one process each\n"));
   EXPECT_THAT(Banner(info), HasSubstr("http://h:2/\n"));  // the status page
   EXPECT_THAT(Banner(info), HasSubstr("http://h:7/metrics\n"));
+  EXPECT_THAT(Banner(info), Not(HasSubstr("checkpoints")));
+  info.checkpoints = "/data/checkpoints";
+  EXPECT_THAT(Banner(info), HasSubstr("  checkpoints    /data/checkpoints\n"));
 }
 
 }  // namespace

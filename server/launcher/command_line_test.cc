@@ -129,6 +129,8 @@ INSTANTIATE_TEST_SUITE_P(
          {"up", "--config", "CONFIG", "--processes"},
          "coordinators[1].address: \"10.1.1.1:0\" is not on the loopback interface"},
         {"TwoCoordinatorsInOneProcess", {"up", "--config", "CONFIG"}, "--processes"},
+        {"Durability", {"up", "--durability", "disk"}, "--durability"},
+        {"DurabilityWithoutData", {"up", "--durability", "checkpoint"}, "--data DIR"},
         {"NoConfig", {"shard"}, "--config"},
         {"ConfigNotThere", {"shard", "--config", "/no/such"}, "/no/such"},
         {"ConfigBroken", {"shard", "--config", "BROKEN"}, "addres"},

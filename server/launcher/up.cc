@@ -89,6 +89,7 @@ class ProcessCluster {
     info_.shard_count = cluster_.shards_size();
     info_.sparsecores_per_shard = cluster_.sparsecores_per_shard();
     info_.https = cluster_.security().has_tls();
+    info_.checkpoints = cluster_.storage().checkpoints();
     return absl::OkStatus();
   }
 
@@ -185,6 +186,9 @@ std::string Banner(const ClusterInfo& info) {
   for (size_t i = 0; i < info.shards.size(); ++i) {
     absl::StrAppend(&text, Row(absl::StrCat("shard ", i), info.shards[i], scheme, "/metrics"));
   }
+  if (!info.checkpoints.empty()) {
+    absl::StrAppend(&text, absl::StrFormat("  %-14s %s\n", "checkpoints", info.checkpoints));
+  }
   return absl::StrCat(text, "Stop it with Ctrl-C or: kill ", getpid(), "\n");
 }
 
@@ -239,6 +243,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
   info.shard_count = cluster.shards_size();
   info.sparsecores_per_shard = cluster.sparsecores_per_shard();
   info.https = cluster.security().has_tls();
+  info.checkpoints = cluster.storage().checkpoints();
   info.coordinators.push_back(
       {.grpc = server->address(), .http = http == nullptr ? "" : http->address(), .pid = getpid()});
   ops::Log(ops::LogLevel::kInfo, "serving",

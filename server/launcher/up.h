@@ -33,7 +33,8 @@ struct ClusterInfo {
   std::vector<ReadyInfo> shards;  // empty if they have no processes of their own
   int shard_count = 0;
   int sparsecores_per_shard = 0;
-  bool https = false;  // how web pages are served
+  bool https = false;            // how web pages are served
+  std::string checkpoints = {};  // their folder; empty: none
 };
 // What both print when everything serves: several lines for people, to standard error unless the
 // log goes there as JSON: what runs where, and how to stop it.

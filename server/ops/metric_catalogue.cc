@@ -59,6 +59,20 @@ constexpr MetricInfo kCatalogue[] = {
     Gauge(kModelLost, "emberd_model_lost", {"model"}, "1",
           "1 while shards lack rows of the model that others have or had, and every call on it is "
           "DATA_LOSS, else 0."),
+    Counter(
+        kModelRecoveries, "emberd_model_recoveries_total", {"model"}, "1",
+        "Times that the coordinator brought a model that had lost rows back from a checkpoint."),
+    Counter(kCheckpoints, "emberd_checkpoints_total", {"model"}, "1",
+            "Checkpoints of the model that the coordinator has saved."),
+    Counter(kCheckpointFailures, "emberd_checkpoint_failures_total", {"model"}, "1",
+            "Checkpoints of the model that could not be saved."),
+    Counter(kCheckpointBytes, "emberd_checkpoint_bytes_total", {"model"}, "bytes",
+            "Bytes of the checkpoints that the coordinator has saved."),
+    Gauge(
+        kCheckpointSeconds, "emberd_checkpoint_last_timestamp_seconds", {"model"}, "seconds",
+        "When the coordinator's newest checkpoint of the model was saved, in seconds since 1970."),
+    Gauge(kCheckpointPauseSeconds, "emberd_checkpoint_last_pause_seconds", {"model"}, "seconds",
+          "How long the newest checkpoint held back updates."),
     Gauge(kTableBytes, "emberd_table_bytes", {"server"}, "bytes",
           "Bytes reserved for weights and optimizer slots."),
     Gauge(kTableBudgetBytes, "emberd_table_budget_bytes", {"server"}, "bytes",

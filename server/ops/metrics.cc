@@ -112,6 +112,13 @@ void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
   }
 }
 
+void ModelMetrics::AddCheckpoint(int64_t bytes, absl::Duration pause) {
+  checkpoints_->Increment();
+  checkpoint_bytes_->Increment(static_cast<double>(bytes));
+  checkpoint_time_->SetToCurrentTime();
+  checkpoint_pause_->Set(absl::ToDoubleSeconds(pause));
+}
+
 void ModelMetrics::SetLimits(int stack, int64_t max_ids, int64_t max_unique_ids) {
   if (stacks_[stack].limit_ids == nullptr) return;
   stacks_[stack].limit_ids->Set(max_ids);
@@ -173,6 +180,13 @@ ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::st
   metrics->examples_ = &registry_.counter(MetricId::kExamples, {StackLabels(model, "")[0]});
   metrics->refused_ = &registry_.counter(MetricId::kBatchesRefused, {StackLabels(model, "")[0]});
   metrics->lost_ = &registry_.gauge(MetricId::kModelLost, {StackLabels(model, "")[0]});
+  const std::vector<std::string> label = {StackLabels(model, "")[0]};
+  metrics->recoveries_ = &registry_.counter(MetricId::kModelRecoveries, label);
+  metrics->checkpoints_ = &registry_.counter(MetricId::kCheckpoints, label);
+  metrics->checkpoint_failures_ = &registry_.counter(MetricId::kCheckpointFailures, label);
+  metrics->checkpoint_bytes_ = &registry_.counter(MetricId::kCheckpointBytes, label);
+  metrics->checkpoint_time_ = &registry_.gauge(MetricId::kCheckpointSeconds, label);
+  metrics->checkpoint_pause_ = &registry_.gauge(MetricId::kCheckpointPauseSeconds, label);
   const auto limit = [&](MetricId id, const std::vector<std::string>& labels) {
     return labels[0] == "other" ? nullptr : &registry_.gauge(id, labels);
   };

@@ -109,6 +109,10 @@ class ModelMetrics {
   // One that no cut of the vocabulary keeps within the limits.
   void AddRefused() { refused_->Increment(); }
   void SetLost(bool lost) { lost_->Set(lost ? 1 : 0); }
+  // Its rows came back from a checkpoint by themselves.
+  void AddRecovery() { recoveries_->Increment(); }
+  void AddCheckpoint(int64_t bytes, absl::Duration pause);
+  void AddCheckpointFailure() { checkpoint_failures_->Increment(); }
   // Of a stack of that list; 0: none.
   void SetLimits(int stack, int64_t max_ids, int64_t max_unique_ids);
 
@@ -131,6 +135,12 @@ class ModelMetrics {
   prometheus::Counter* examples_ = nullptr;
   prometheus::Counter* refused_ = nullptr;
   prometheus::Gauge* lost_ = nullptr;
+  prometheus::Counter* recoveries_ = nullptr;
+  prometheus::Counter* checkpoints_ = nullptr;
+  prometheus::Counter* checkpoint_failures_ = nullptr;
+  prometheus::Counter* checkpoint_bytes_ = nullptr;
+  prometheus::Gauge* checkpoint_time_ = nullptr;
+  prometheus::Gauge* checkpoint_pause_ = nullptr;
   std::vector<Stack> stacks_;
 };
 

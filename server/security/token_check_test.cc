@@ -14,6 +14,7 @@
 #include "emberd/internal/v1/collective_service.pb.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/admin_service.pb.h"
+#include "emberd/v1/checkpoint_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/ops/http.h"
 #include "server/security/testing/echo_server.h"
@@ -46,9 +47,10 @@ TEST(MethodRolesTest, EveryMethodStandsInTheTableOnce) {
   std::set<std::string> declared;
   AddMethods(*v1::LookupRequest::descriptor()->file(), &declared);
   AddMethods(*v1::GetStatusRequest::descriptor()->file(), &declared);
+  AddMethods(*v1::SaveCheckpointRequest::descriptor()->file(), &declared);
   AddMethods(*internal::v1::CreateModelRequest::descriptor()->file(), &declared);
   AddMethods(*internal::v1::JoinRequest::descriptor()->file(), &declared);
-  ASSERT_GT(declared.size(), 20u);
+  ASSERT_GT(declared.size(), 40u);
   std::set<std::string> listed;
   for (const MethodRole& entry : MethodRoles()) {
     EXPECT_TRUE(listed.insert(std::string(entry.method)).second) << entry.method << " twice";
@@ -71,6 +73,20 @@ TEST(MethodRolesTest, WhatChangesRowsIsNotForReaders) {
   EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/AssignRows"), Token::ADMIN);
   EXPECT_EQ(LeastRole("/emberd.v1.AdminService/Drain"), Token::ADMIN);
   EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/Lookup"), Token::READER);
+}
+
+TEST(MethodRolesTest, CheckpointsAreMadeByTrainersAndUsedByAdministrators) {
+  const auto role = [](const char* method) {
+    return LeastRole(absl::StrCat("/emberd.v1.CheckpointService/", method));
+  };
+  EXPECT_EQ(role("SaveCheckpoint"), Token::TRAINER);
+  for (const char* method : {"ListCheckpoints", "GetCheckpoint", "VerifyCheckpoint",
+                             "DiffCheckpoints", "ExportCheckpoint"}) {
+    EXPECT_EQ(role(method), Token::READER) << method;
+  }
+  for (const char* method : {"RestoreCheckpoint", "MergeCheckpoint", "DeleteCheckpoint"}) {
+    EXPECT_EQ(role(method), Token::ADMIN) << method;
+  }
 }
 
 TEST(MethodRolesTest, UnknownMethodsAreForAdministrators) {

@@ -87,9 +87,10 @@ absl::StatusOr<std::string> StatusJson(const Source& source) {
   const absl::StatusOr<std::string> figures = ToJson(*stats);
   if (!figures.ok()) return figures.status();
   const auto model_json = [](std::string* out, const v1::DescribeModelResponse& model) {
-    absl::StrAppend(out, "{\"model_id\":\"", model.model_id(),
-                    "\",\"name\":", Quoted(model.config().name()), ",\"history\":\"",
-                    model.history(), "\",\"lost\":", Quoted(model.lost()), "}");
+    absl::StrAppend(
+        out, "{\"model_id\":\"", model.model_id(), "\",\"name\":", Quoted(model.config().name()),
+        ",\"history\":\"", model.history(),
+        "\",\"lost\":", Quoted(model.recovery().empty() ? model.lost() : model.recovery()), "}");
   };
   return absl::StrCat("{\"name\":", Quoted(source.name), ",\"version\":\"", EMBERD_VERSION,
                       "\",\"models\":[", absl::StrJoin(*models, ",", model_json),
