@@ -14,21 +14,12 @@
 namespace {
 
 using emberd::c::Array;
+using emberd::c::Call;
 using emberd::c::Text;
 using emberd::client::Client;
 using emberd::client::Model;
 using Result = emberd_call::Result;
 
-// `begin` reads arguments and gives the work, or what is wrong.
-template <typename Reader>
-emberd_call* Call(const Reader& begin) {
-  emberd_call::Work work;
-  const absl::Status status = emberd::c::Guarded([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(work, begin());
-    return absl::OkStatus();
-  });
-  return status.ok() ? emberd_call::Begin(std::move(work)) : emberd_call::Failed(status);
-}
 using Work = absl::StatusOr<emberd_call::Work>;
 
 absl::Status KeepModel(absl::StatusOr<Model> model, Result* result) {
@@ -74,9 +65,15 @@ emberd_call* emberd_client_status(emberd_client* client) {
 }
 
 emberd_call* emberd_declare(emberd_client* client, const char* config) {
+  return emberd_declare_from(client, config, "");
+}
+
+emberd_call* emberd_declare_from(emberd_client* client, const char* config,
+                                 const char* restore_from) {
   return Call([&]() -> Work {
-    return [client = client->client, config = Text(config)](Result* result) {
-      return KeepModel(client->DeclareModel(config), result);
+    return [client = client->client, config = Text(config),
+            restore_from = Text(restore_from)](Result* result) {
+      return KeepModel(client->DeclareModel(config, {.restore_from = restore_from}), result);
     };
   });
 }
@@ -200,15 +197,22 @@ emberd_call* emberd_train(emberd_client* client, const emberd_model* model,
             read = std::move(read)](Result* result) -> absl::Status {
       ASSIGN_OR_RETURN(std::shared_ptr<emberd::client::TrainStream> stream,
                        client->Train(*model, read));
-      *result = std::make_unique<emberd_stream>(emberd_stream{client, std::move(stream)});
+      auto held = std::make_unique<emberd_stream>();
+      held->client = client;
+      held->stream = std::move(stream);
+      *result = std::move(held);
       return absl::OkStatus();
     };
   });
 }
 
 emberd_call* emberd_stream_finish(emberd_stream* stream) {
-  return Call(
-      [&]() -> Work { return [held = *stream](Result*) { return held.stream->Finish(); }; });
+  return Call([&]() -> Work {
+    // A pair's second goes first.
+    return [held = std::pair(stream->client, stream->stream)](Result*) {
+      return held.second->Finish();
+    };
+  });
 }
 
 }  // extern "C"

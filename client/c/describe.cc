@@ -14,7 +14,51 @@ std::string Print(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+Json JsonOf(const client::CheckpointInfo& checkpoint) {
+  Json json = {{"model", checkpoint.model},
+               {"name", checkpoint.name},
+               {"saved_at_ms", absl::ToUnixMillis(checkpoint.saved_at)},
+               {"bytes", checkpoint.bytes},
+               {"rows", checkpoint.rows},
+               {"parent", checkpoint.parent},
+               {"chain", checkpoint.chain},
+               {"groups", Json::object()},
+               {"automatic", checkpoint.automatic},
+               {"changes", checkpoint.changes}};
+  for (const client::GroupStep& group : checkpoint.groups) {
+    json["groups"][group.group] = group.next_step;
+  }
+  return json;
+}
+
 }  // namespace
+
+std::string Describe(const client::SavedCheckpoint& saved) {
+  Json json = JsonOf(saved.checkpoint);
+  json["pause_us"] = absl::ToInt64Microseconds(saved.pause);
+  return Print(json);
+}
+
+std::string Describe(const client::CheckpointInfo& checkpoint) { return Print(JsonOf(checkpoint)); }
+
+std::string Describe(const client::CheckpointList& list) {
+  Json json = {{"checkpoints", Json::array()}, {"damaged", list.damaged}};
+  for (const client::CheckpointInfo& checkpoint : list.checkpoints) {
+    json["checkpoints"].push_back(JsonOf(checkpoint));
+  }
+  return Print(json);
+}
+
+std::string Describe(const client::CheckpointProgress& progress) {
+  return Print({{"phase", progress.phase},
+                {"bytes", progress.bytes},
+                {"total_bytes", progress.total_bytes},
+                {"elapsed_ms", absl::ToInt64Milliseconds(progress.elapsed)}});
+}
+
+std::string DescribeEnd(const std::string& checkpoint, const std::string& error) {
+  return Print({{"checkpoint", checkpoint}, {"error", error}});
+}
 
 std::string Describe(const client::Model& model) {
   Json json = {{"id", std::to_string(model.id)},  // JSON's numbers have 53 bits in many languages

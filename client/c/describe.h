@@ -5,6 +5,7 @@
 #include <string>
 
 #include "client/cpp/batch.h"
+#include "client/cpp/checkpoints.h"
 #include "client/cpp/model.h"
 #include "client/cpp/status.h"
 #include "client/cpp/train_stream.h"
@@ -13,6 +14,12 @@ namespace emberd::c {
 
 std::string Describe(const client::Model& model);
 std::string Describe(const client::ClusterStatus& status);
+std::string Describe(const client::SavedCheckpoint& saved);
+std::string Describe(const client::CheckpointInfo& checkpoint);
+std::string Describe(const client::CheckpointList& list);
+std::string Describe(const client::CheckpointProgress& progress);
+// `error` empty: it has been saved.
+std::string DescribeEnd(const std::string& checkpoint, const std::string& error);
 // `times` null: there are none.
 std::string Describe(const client::BatchStatistics& statistics, const client::StepTimes* times);
 

@@ -79,6 +79,10 @@ EMBERD_API emberd_rows* emberd_call_take_rows(emberd_call* call);
 EMBERD_API emberd_text* emberd_call_take_text(emberd_call* call);
 EMBERD_API emberd_stream* emberd_call_take_stream(emberd_call* call);
 
+// How far a call about a checkpoint is: a JSON object with phase, bytes, total_bytes (as far as it
+// is known) and elapsed_ms. NULL: nothing new since the last time.
+EMBERD_API emberd_text* emberd_call_take_progress(emberd_call* call);
+
 // ---- Connecting
 
 enum { EMBERD_FLOAT32 = 0, EMBERD_BFLOAT16 = 1 };  // how floats travel; in memory they are float32
@@ -114,6 +118,10 @@ EMBERD_API emberd_call* emberd_client_status(emberd_client* client);
 // Makes the tables of a model, or finds them. `config` is a ModelConfig of model.proto as text
 // proto or as JSON. Result: model.
 EMBERD_API emberd_call* emberd_declare(emberd_client* client, const char* config);
+// The same, but a model that is not there yet begins with the rows of the checkpoint `restore_from`
+// of a model of its name, or of the newest one ("newest"). Result: model.
+EMBERD_API emberd_call* emberd_declare_from(emberd_client* client, const char* config,
+                                            const char* restore_from);
 // A model that somebody declared. Result: model.
 EMBERD_API emberd_call* emberd_describe(emberd_client* client, const char* name);
 // A JSON object: id (as a string), name, created, tables, features, stacks, shards,
@@ -228,6 +236,25 @@ EMBERD_API void emberd_rows_free(emberd_rows* rows);
 EMBERD_API const char* emberd_text_string(const emberd_text* text);
 EMBERD_API void emberd_text_free(emberd_text* text);
 
+// ---- Checkpoints: see checkpoint_service.proto, and client/cpp/checkpoints.h. A checkpoint is a
+// JSON object: model, name, saved_at_ms, bytes, rows, parent, chain, groups, automatic, changes.
+
+// Saves a model while training goes on. `name` empty: the cluster chooses one. `incremental`: only
+// what has changed since the newest checkpoint. Result: text, the checkpoint, and pause_us.
+EMBERD_API emberd_call* emberd_save_checkpoint(emberd_client* client, const char* model,
+                                               const char* name, int32_t incremental);
+// Gives a model the rows and groups of a checkpoint, or declares it with them. `name` empty: of the
+// newest. `config`: a ModelConfig with the same tables, but another storage type or optimizer;
+// empty: that of the checkpoint. Result: text, the checkpoint.
+EMBERD_API emberd_call* emberd_restore_checkpoint(emberd_client* client, const char* model,
+                                                  const char* name, const char* config);
+// Of one model; empty: of all. Result: text, an object with checkpoints, the newest first, and
+// damaged: the folders that cannot be read, with the reason.
+EMBERD_API emberd_call* emberd_list_checkpoints(emberd_client* client, const char* model);
+// Result: text, an object with bytes: those that are free again.
+EMBERD_API emberd_call* emberd_delete_checkpoint(emberd_client* client, const char* model,
+                                                 const char* name);
+
 // ---- Training on a stream: see train.proto, and client/cpp/train_stream.h
 
 enum { EMBERD_SYNC = 0, EMBERD_ASYNC = 1, EMBERD_BOUNDED = 2 };
@@ -263,6 +290,16 @@ EMBERD_API emberd_error* emberd_stream_send_update(emberd_stream* stream, int64_
                                                    const emberd_hyperparameter* hyperparameters,
                                                    int32_t hyperparameter_count,
                                                    emberd_lease** lease);
+// The same, and saves a checkpoint of this name (not empty) that holds exactly the steps up to this
+// one, of all ranks; any one rank asks. It is written while training goes on.
+EMBERD_API emberd_error* emberd_stream_send_update_and_checkpoint(
+    emberd_stream* stream, int64_t step, const emberd_gradient* gradients, int32_t count,
+    const emberd_hyperparameter* hyperparameters, int32_t hyperparameter_count,
+    const char* checkpoint, emberd_lease** lease);
+// What became of a checkpoint that this stream has asked for: a JSON object with checkpoint, its
+// name, and error, empty if it has been saved. It comes with the answer to a later update; NULL:
+// with none of those received so far, or it has been taken.
+EMBERD_API emberd_text* emberd_stream_take_checkpoint(emberd_stream* stream);
 // 1: nobody reads the memory of the update any more.
 EMBERD_API int32_t emberd_lease_released(const emberd_lease* lease);
 EMBERD_API void emberd_lease_free(emberd_lease* lease);

@@ -1,4 +1,4 @@
-// Covers: arguments.cc calls.cc describe.cc handles.cc stream.cc
+// Covers: arguments.cc calls.cc checkpoints.cc describe.cc handles.cc stream.cc
 #include "client/c/emberd.h"
 
 #include <cstdint>
@@ -263,6 +263,81 @@ TEST_F(CInterfaceTest, RowsAreReadAssignedAndExported) {
                                    emberd_rows_values(rows.get()) + 3 * kDim),
                 Each(9));
   }
+}
+
+TEST_F(CInterfaceTest, CheckpointsAreSavedWithProgress) {
+  emberd::v1::CheckpointProgress saving, done;
+  saving.set_phase("saving");
+  saving.set_bytes(1);
+  saving.set_total_bytes(3);
+  saving.set_elapsed_ms(20);
+  done.set_done(true);
+  done.set_pause_us(1500);
+  done.mutable_checkpoint()->set_name("a");
+  done.mutable_checkpoint()->set_saved_at_ms(1'700'000'000'123);
+  done.mutable_checkpoint()->add_groups()->set_group("run");
+  done.mutable_checkpoint()->mutable_groups(0)->set_next_step(7);
+  service_.checkpoints.progress = {saving, done};
+  const Held<emberd_call> save = Done(emberd_save_checkpoint(client_.get(), "m", nullptr, 1));
+  const Held<emberd_text> progress(emberd_call_take_progress(save.get()));
+  ASSERT_NE(progress, nullptr);
+  EXPECT_STREQ(emberd_text_string(progress.get()),
+               R"({"bytes":1,"elapsed_ms":20,"phase":"saving","total_bytes":3})");
+  EXPECT_EQ(emberd_call_take_progress(save.get()), nullptr) << "given twice";
+  const Held<emberd_text> saved(emberd_call_take_text(save.get()));
+  ASSERT_NE(saved, nullptr) << Outcome(save.get());
+  for (const char* part : {R"("name":"a")", R"("pause_us":1500)", R"("groups":{"run":7})",
+                           R"("saved_at_ms":1700000000123)"}) {
+    EXPECT_THAT(emberd_text_string(saved.get()), HasSubstr(part));
+  }
+
+  const Held<emberd_call> restore =
+      Done(emberd_restore_checkpoint(client_.get(), "m", "a", nullptr));
+  const Held<emberd_text> restored(emberd_call_take_text(restore.get()));
+  ASSERT_NE(restored, nullptr) << Outcome(restore.get());
+  EXPECT_THAT(emberd_text_string(restored.get()), HasSubstr(R"("name":"a")"));
+  EXPECT_THAT(service_.checkpoints.calls(),
+              ::testing::ElementsAre("SaveCheckpoint model: \"m\" incremental: true",
+                                     "RestoreCheckpoint model: \"m\" name: \"a\""));
+}
+
+TEST_F(CInterfaceTest, CheckpointsAreListedAndDeleted) {
+  service_.checkpoints.list.add_checkpoints()->set_name("a");
+  service_.checkpoints.list.add_damaged("m/b: cut off");
+  const Held<emberd_call> list = Done(emberd_list_checkpoints(client_.get(), nullptr));
+  const Held<emberd_text> listed(emberd_call_take_text(list.get()));
+  ASSERT_NE(listed, nullptr) << Outcome(list.get());
+  EXPECT_THAT(emberd_text_string(listed.get()), HasSubstr(R"("damaged":["m/b: cut off"])"));
+  EXPECT_EQ(emberd_call_take_progress(list.get()), nullptr);
+  const Held<emberd_call> gone = Done(emberd_delete_checkpoint(client_.get(), "m", "a"));
+  const Held<emberd_text> freed(emberd_call_take_text(gone.get()));
+  ASSERT_NE(freed, nullptr) << Outcome(gone.get());
+  EXPECT_STREQ(emberd_text_string(freed.get()), R"({"bytes":3145728})");
+}
+
+TEST_F(CInterfaceTest, AStreamAsksForACheckpoint) {
+  service_.damage_train = [](emberd::v1::TrainResponse* response) {
+    if (response->has_update()) response->mutable_update()->set_checkpoint("k7");
+  };
+  const Held<emberd_stream> stream = Open();
+  ASSERT_EQ(emberd_stream_send_update_and_checkpoint(stream.get(), 7, nullptr, 0, nullptr, 0, "k7",
+                                                     nullptr),
+            nullptr);
+  EXPECT_EQ(emberd_stream_take_checkpoint(stream.get()), nullptr);
+  emberd_update update;
+  emberd_error* error = nullptr;
+  ASSERT_EQ(emberd_stream_receive_update(stream.get(), -1, &update, &error), 1);
+  const Held<emberd_text> end(emberd_stream_take_checkpoint(stream.get()));
+  ASSERT_NE(end, nullptr);
+  EXPECT_STREQ(emberd_text_string(end.get()), R"({"checkpoint":"k7","error":""})");
+  EXPECT_EQ(emberd_stream_take_checkpoint(stream.get()), nullptr) << "given twice";
+  EXPECT_EQ(service_.train_requests().back().update().checkpoint(), "k7");
+}
+
+TEST_F(CInterfaceTest, DeclaresFromACheckpoint) {
+  const Held<emberd_call> declared = Done(emberd_declare_from(client_.get(), kConfig, "newest"));
+  EXPECT_EQ(Outcome(declared.get()), "0: ");
+  EXPECT_EQ(service_.declares().back().restore_from(), "newest");
 }
 
 }  // namespace

@@ -29,8 +29,9 @@ absl::Duration Timeout(int64_t milliseconds) {
 
 using emberd::c::Guarded;
 
-emberd_call* emberd_call::Begin(Work work) {
+emberd_call* emberd_call::Begin(Work work, std::shared_ptr<emberd::c::LastProgress> progress) {
   auto* call = new emberd_call;
+  call->progress_ = std::move(progress);
   const absl::Status status = Guarded([&] {
     emberd::c::Threads().Run([call, work = std::move(work)]() mutable { call->Run(&work); });
     return absl::OkStatus();
@@ -81,6 +82,11 @@ emberd_lookup* emberd_call_take_lookup(emberd_call* call) { return call->Take<em
 emberd_rows* emberd_call_take_rows(emberd_call* call) { return call->Take<emberd_rows>(); }
 emberd_text* emberd_call_take_text(emberd_call* call) { return call->Take<emberd_text>(); }
 emberd_stream* emberd_call_take_stream(emberd_call* call) { return call->Take<emberd_stream>(); }
+emberd_text* emberd_call_take_progress(emberd_call* call) {
+  if (call->progress() == nullptr) return nullptr;
+  const auto progress = call->progress()->Take();
+  return progress.has_value() ? new emberd_text{emberd::c::Describe(*progress)} : nullptr;
+}
 int32_t emberd_call_update(emberd_call* call, emberd_update* update) {
   const emberd_update* result = call->Get<emberd_update>();
   if (result != nullptr) *update = *result;

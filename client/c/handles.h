@@ -1,10 +1,12 @@
 // What stands behind the handles of emberd.h. Internal to the C interface.
 #pragma once
 
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -16,6 +18,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "base/status.h"
 #include "client/c/emberd.h"
 #include "client/cpp/client.h"
 
@@ -32,6 +35,24 @@ absl::Status Guarded(const Work& work) {
     return absl::InternalError(absl::StrCat("the client failed: ", error.what()));
   }
 }
+
+// The last that was heard of how far a call is.
+class LastProgress {
+ public:
+  void Set(const client::CheckpointProgress& progress) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    progress_ = progress;
+  }
+  // None if it has been taken.
+  std::optional<client::CheckpointProgress> Take() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return std::exchange(progress_, std::nullopt);
+  }
+
+ private:
+  Mutex mutex_;
+  std::optional<client::CheckpointProgress> progress_ ABSL_GUARDED_BY(mutex_);
+};
 
 }  // namespace emberd::c
 
@@ -72,6 +93,9 @@ struct emberd_stream {
   // Behind the stream, which has to go first.
   std::shared_ptr<emberd::client::Client> client;
   std::shared_ptr<emberd::client::TrainStream> stream;
+  emberd::Mutex mutex = {};
+  // Ends of checkpoints that nobody has taken.
+  std::deque<std::string> checkpoints ABSL_GUARDED_BY(mutex) = {};
 };
 
 struct emberd_lease {
@@ -87,8 +111,9 @@ struct emberd_call {
                    std::unique_ptr<emberd_text>, std::unique_ptr<emberd_stream>, emberd_update>;
   using Work = std::function<absl::Status(Result*)>;
 
-  // `work` fills its argument, or fails. Null only if there is no memory.
-  static emberd_call* Begin(Work work);
+  // `work` fills its argument, or fails; `progress`, which may be null, is what it tells meanwhile.
+  // Null only if there is no memory.
+  static emberd_call* Begin(Work work, std::shared_ptr<emberd::c::LastProgress> progress = nullptr);
   // A call that failed before it began.
   static emberd_call* Failed(absl::Status status);
   // Waits for the end.
@@ -97,6 +122,8 @@ struct emberd_call {
   bool Wait(absl::Duration timeout) { return ended_.WaitForNotificationWithTimeout(timeout); }
   // OK while it runs.
   absl::Status status() const { return ended_.HasBeenNotified() ? status_ : absl::OkStatus(); }
+  // Null: it tells nothing.
+  emberd::c::LastProgress* progress() { return progress_.get(); }
   // The result, if the call has ended with a T.
   template <typename T>
   T* Get() {
@@ -111,6 +138,7 @@ struct emberd_call {
  private:
   void Run(Work* work);
 
+  std::shared_ptr<emberd::c::LastProgress> progress_;
   Result result_;
   absl::Status status_;
   absl::Notification ended_;  // from then on, the two above stay as they are
@@ -122,5 +150,18 @@ namespace emberd::c {
 emberd_error* MakeError(const absl::Status& status);
 // Of what a caller means by `milliseconds`: negative is for ever.
 absl::Duration Timeout(int64_t milliseconds);
+
+// `begin` reads arguments and gives the work, or what is wrong. `progress` as in
+// emberd_call::Begin.
+template <typename Reader>
+emberd_call* Call(const Reader& begin, std::shared_ptr<LastProgress> progress = nullptr) {
+  emberd_call::Work work;
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(work, begin());
+    return absl::OkStatus();
+  });
+  return status.ok() ? emberd_call::Begin(std::move(work), std::move(progress))
+                     : emberd_call::Failed(status);
+}
 
 }  // namespace emberd::c

@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "client/c/arguments.h"
+#include "client/c/describe.h"
 #include "client/c/handles.h"
 
 namespace {
@@ -44,10 +45,19 @@ emberd_error* emberd_stream_send_update(emberd_stream* stream, int64_t step,
                                         const emberd_gradient* gradients, int32_t count,
                                         const emberd_hyperparameter* hyperparameters,
                                         int32_t hyperparameter_count, emberd_lease** lease) {
+  return emberd_stream_send_update_and_checkpoint(stream, step, gradients, count, hyperparameters,
+                                                  hyperparameter_count, "", lease);
+}
+
+emberd_error* emberd_stream_send_update_and_checkpoint(
+    emberd_stream* stream, int64_t step, const emberd_gradient* gradients, int32_t count,
+    const emberd_hyperparameter* hyperparameters, int32_t hyperparameter_count,
+    const char* checkpoint, emberd_lease** lease) {
   std::weak_ptr<const void> held;
   const absl::Status status = Guarded([&]() -> absl::Status {
     ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, count));
     emberd::client::UpdateOptions options;
+    options.checkpoint = emberd::c::Text(checkpoint);
     ASSIGN_OR_RETURN(options.hyperparameters,
                      emberd::c::ReadHyperparameters(hyperparameters, hyperparameter_count));
     if (lease != nullptr) {
@@ -82,9 +92,22 @@ int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t milliseconds
   *error = MakeError(Guarded([&]() -> absl::Status {
     ASSIGN_OR_RETURN(const TrainUpdateResult updated, stream->stream->ReceiveUpdate());
     *update = {updated.step, updated.rows_updated, updated.rows_skipped, 0};
+    if (!updated.checkpoint.empty()) {
+      emberd::MutexLock lock(&stream->mutex);
+      stream->checkpoints.push_back(
+          emberd::c::DescribeEnd(updated.checkpoint, updated.checkpoint_error));
+    }
     return absl::OkStatus();
   }));
   return 1;
+}
+
+emberd_text* emberd_stream_take_checkpoint(emberd_stream* stream) {
+  emberd::MutexLock lock(&stream->mutex);
+  if (stream->checkpoints.empty()) return nullptr;
+  auto* end = new emberd_text{std::move(stream->checkpoints.front())};
+  stream->checkpoints.pop_front();
+  return end;
 }
 
 void emberd_stream_free(emberd_stream* stream) { delete stream; }

@@ -4,9 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
 #include "client/cpp/batch_codec.h"
+#include "client/cpp/checkpoint_codec.h"
 #include "client/cpp/export.h"
 #include "client/cpp/model_codec.h"
+#include "client/cpp/progress_call.h"
 #include "client/cpp/tensor_codec.h"
 #include "client/cpp/transport.h"
 #include "client/cpp/uuid.h"
@@ -19,7 +22,12 @@ class Client::Impl {
   Impl(ClientOptions options, std::unique_ptr<Transport> transport)
       : options(std::move(options)), transport(std::move(transport)) {}
 
-  absl::StatusOr<Model> Declare(const absl::StatusOr<v1::ModelConfig>& config);
+  absl::StatusOr<Model> Declare(const absl::StatusOr<v1::ModelConfig>& config,
+                                const DeclareOptions& options);
+  // `sink` may be empty.
+  absl::StatusOr<v1::CheckpointProgress> RunCheckpointCall(
+      absl::Duration deadline, const ProgressSink& sink,
+      absl::FunctionRef<ProgressReader(const Coordinator&, grpc::ClientContext*)> begin);
   // INVALID_ARGUMENT for a handle that no coordinator of this client gave.
   absl::Status CheckBatch(const BatchHandle& batch) const;
   // Names the update `sequence`, or a new one if that is 0.
@@ -30,17 +38,22 @@ class Client::Impl {
   std::atomic<uint64_t> next_sequence = 1;
 };
 
-absl::StatusOr<Model> Client::Impl::Declare(const absl::StatusOr<v1::ModelConfig>& config) {
+absl::StatusOr<Model> Client::Impl::Declare(const absl::StatusOr<v1::ModelConfig>& config,
+                                            const DeclareOptions& options) {
   if (!config.ok()) return config.status();
   v1::DeclareModelRequest request;
+  request.set_restore_from(options.restore_from);
   *request.mutable_config() = *config;
   if (absl::Status status = config::CompleteModel(request.mutable_config()); !status.ok()) {
     return status;
   }
+  absl::Duration deadline = options.deadline;
+  if (deadline == absl::ZeroDuration() && !options.restore_from.empty()) deadline = absl::Hours(24);
   v1::DeclareModelResponse response;
-  absl::Status status = transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
-    return coordinator.embedding->DeclareModel(context, request, &response);
-  });
+  absl::Status status =
+      transport->Call({deadline}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.embedding->DeclareModel(context, request, &response);
+      });
   if (!status.ok()) return status;
   return DecodeModel(response.model_id(), response.created(), request.config(), response.plan());
 }
@@ -57,7 +70,9 @@ absl::Status Client::Impl::CheckBatch(const BatchHandle& batch) const {
 
 void Client::Impl::SetMutation(uint64_t sequence, v1::MutationId* mutation) {
   mutation->set_client_id(options.client_id);
-  mutation->set_sequence(sequence != 0 ? sequence : next_sequence++);
+  if (sequence == 0) sequence = next_sequence++;
+  if (Mistake("retry.new_number")) sequence = absl::ToUnixNanos(absl::Now());
+  mutation->set_sequence(sequence);
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
@@ -72,14 +87,17 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::~Client() = default;
 
-absl::StatusOr<Model> Client::DeclareModel(const std::string& config) {
-  return impl_->Declare(config::ParseModel(config));
+absl::StatusOr<Model> Client::DeclareModel(const std::string& config,
+                                           const DeclareOptions& options) {
+  return impl_->Declare(config::ParseModel(config), options);
 }
-absl::StatusOr<Model> Client::DeclareModel(const ModelDescription& description) {
-  return impl_->Declare(EncodeModel(description));
+absl::StatusOr<Model> Client::DeclareModel(const ModelDescription& description,
+                                           const DeclareOptions& options) {
+  return impl_->Declare(EncodeModel(description), options);
 }
-absl::StatusOr<Model> Client::DeclareModelFile(const std::string& path) {
-  return impl_->Declare(config::LoadModel(path));
+absl::StatusOr<Model> Client::DeclareModelFile(const std::string& path,
+                                               const DeclareOptions& options) {
+  return impl_->Declare(config::LoadModel(path), options);
 }
 
 absl::StatusOr<Model> Client::DescribeModel(const std::string& name) {
@@ -206,6 +224,77 @@ absl::StatusOr<bool> Client::AssignRows(const Model& model, const std::string& t
 absl::Status Client::ExportTable(const Model& model, const std::string& table, const RowSink& sink,
                                  const ExportOptions& options) {
   return RunExport(impl_->transport.get(), model, table, sink, options);
+}
+
+absl::StatusOr<v1::CheckpointProgress> Client::Impl::RunCheckpointCall(
+    absl::Duration deadline, const ProgressSink& sink,
+    absl::FunctionRef<ProgressReader(const Coordinator&, grpc::ClientContext*)> begin) {
+  return RunWithProgress(
+      [&](Transport::Attempt attempt) { return transport->Call({deadline}, attempt); }, begin,
+      [&](const v1::CheckpointProgress& progress) {
+        if (sink) sink(DecodeProgress(progress));
+      });
+}
+
+absl::StatusOr<SavedCheckpoint> Client::SaveCheckpoint(const std::string& model,
+                                                       const SaveOptions& options) {
+  v1::SaveCheckpointRequest request;
+  request.set_model(model);
+  request.set_name(options.name);
+  request.set_incremental(options.incremental);
+  const auto result =
+      impl_->RunCheckpointCall(options.deadline, options.progress,
+                               [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+                                 return coordinator.checkpoint->SaveCheckpoint(context, request);
+                               });
+  if (!result.ok()) return result.status();
+  return SavedCheckpoint{DecodeCheckpoint(result->checkpoint()),
+                         absl::Microseconds(result->pause_us())};
+}
+
+absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& model,
+                                                         const RestoreOptions& options) {
+  v1::RestoreCheckpointRequest request;
+  request.set_model(model);
+  request.set_name(options.name);
+  if (!options.config.empty()) {
+    const absl::StatusOr<v1::ModelConfig> config = config::ParseModel(options.config);
+    if (!config.ok()) return config.status();
+    *request.mutable_config() = *config;
+  }
+  const auto result =
+      impl_->RunCheckpointCall(options.deadline, options.progress,
+                               [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+                                 return coordinator.checkpoint->RestoreCheckpoint(context, request);
+                               });
+  if (!result.ok()) return result.status();
+  return DecodeCheckpoint(result->checkpoint());
+}
+
+absl::StatusOr<CheckpointList> Client::ListCheckpoints(const std::string& model) {
+  v1::ListCheckpointsRequest request;
+  request.set_model(model);
+  v1::ListCheckpointsResponse response;
+  const absl::Status status =
+      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.checkpoint->ListCheckpoints(context, request, &response);
+      });
+  if (!status.ok()) return status;
+  return DecodeCheckpoints(response);
+}
+
+absl::StatusOr<int64_t> Client::DeleteCheckpoint(const std::string& model,
+                                                 const std::string& name) {
+  v1::DeleteCheckpointRequest request;
+  request.set_model(model);
+  request.set_name(name);
+  v1::DeleteCheckpointResponse response;
+  const absl::Status status =
+      impl_->transport->Call({absl::Hours(1)}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.checkpoint->DeleteCheckpoint(context, request, &response);
+      });
+  if (!status.ok()) return status;
+  return response.bytes();
 }
 
 absl::StatusOr<ClusterStatus> Client::GetStatus() {

@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/cpp/batch.h"
+#include "client/cpp/checkpoints.h"
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
 #include "client/cpp/status.h"
@@ -45,9 +46,11 @@ class Client {
 
   // Makes the tables of a model or finds them. `config` is a ModelConfig as text proto or JSON,
   // checked here before it is sent. ALREADY_EXISTS if another model of this name is there.
-  absl::StatusOr<Model> DeclareModel(const std::string& config);
-  absl::StatusOr<Model> DeclareModel(const ModelDescription& description);
-  absl::StatusOr<Model> DeclareModelFile(const std::string& path);
+  absl::StatusOr<Model> DeclareModel(const std::string& config, const DeclareOptions& options = {});
+  absl::StatusOr<Model> DeclareModel(const ModelDescription& description,
+                                     const DeclareOptions& options = {});
+  absl::StatusOr<Model> DeclareModelFile(const std::string& path,
+                                         const DeclareOptions& options = {});
   // Finds a model that somebody declared. NOT_FOUND if nobody did.
   absl::StatusOr<Model> DescribeModel(const std::string& name);
 
@@ -82,6 +85,21 @@ class Client {
       std::function<absl::Status(int64_t first_row, absl::Span<const float> values, int64_t dim)>;
   absl::Status ExportTable(const Model& model, const std::string& table, const RowSink& sink,
                            const ExportOptions& options = {});
+
+  // Saves the rows, slots and groups of one moment while training goes on. ALREADY_EXISTS: there is
+  // a checkpoint of this name. Not tried again once it has begun; there is a whole checkpoint then,
+  // or none.
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& model,
+                                                 const SaveOptions& options = {});
+  // Gives a model, declared or not, the rows and groups of a checkpoint; DescribeModel finds it
+  // then. Batches and streams from before end with ABORTED. DATA_LOSS, naming the file: nothing has
+  // changed.
+  absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& model,
+                                                   const RestoreOptions& options = {});
+  // Of one model; empty: of all.
+  absl::StatusOr<CheckpointList> ListCheckpoints(const std::string& model = "");
+  // The bytes that are free again. FAILED_PRECONDITION: another checkpoint builds on it.
+  absl::StatusOr<int64_t> DeleteCheckpoint(const std::string& model, const std::string& name);
 
   absl::StatusOr<ClusterStatus> GetStatus();
   // Removes a model and its rows. False: there was none of this name.

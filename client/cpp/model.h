@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
+
 namespace emberd::client {
 
 // How the rows of the ids of one sample become one activation: see Combiner in model.proto.
@@ -64,6 +66,13 @@ struct ModelDescription {
   std::vector<FeatureDescription> features = {};
   Optimizer optimizer = {};  // of tables that name none
   uint64_t seed = 0;
+};
+
+struct DeclareOptions {
+  // A model that is not there yet begins with the rows of this checkpoint of a model of its name,
+  // instead of initial ones; "newest": the newest.
+  std::string restore_from = {};
+  absl::Duration deadline = absl::ZeroDuration();  // zero: the client's; with restore_from, a day
 };
 
 struct TableInfo {

@@ -213,6 +213,7 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
   for (const StepHyperparameters& parameters : options.hyperparameters) {
     EncodeHyperparameters(parameters, rest.add_hyperparameters());
   }
+  rest.set_checkpoint(options.checkpoint);
   messages.push_back(message.Finish(rest));
   return messages;
 }

@@ -248,7 +248,8 @@ absl::Status TrainStream::Impl::OnUpdate(google::protobuf::io::CodedInputStream*
   }
   updates_.pop_front();
   update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),
-                             message.rows_skipped()});
+                             message.rows_skipped(), message.checkpoint(),
+                             message.checkpoint_error()});
   return absl::OkStatus();
 }
 

@@ -82,6 +82,10 @@ struct TrainUpdateResult {
   int64_t rows_updated = 0;  // distinct rows, over all ranks
   StepTimes times;
   int64_t rows_skipped = 0;  // left as they were: their gradient was not finite
+  // A checkpoint that this stream has asked for and whose end is known, and why there is none of
+  // this name; empty: it has been saved.
+  std::string checkpoint = {};
+  std::string checkpoint_error = {};
 };
 
 struct UpdateOptions {
@@ -91,6 +95,9 @@ struct UpdateOptions {
   // must not change before the last reference to `memory` but the caller's is gone, which is so
   // once the update's answer has come. Null: they are copied before SendUpdate returns.
   std::shared_ptr<const void> memory = {};
+  // Saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any
+  // one rank asks. It is written while training goes on: a later TrainUpdateResult tells its end.
+  std::string checkpoint = {};
 };
 
 // One thread may send while another receives; a single thread may do both. Sending never waits:

@@ -161,6 +161,29 @@ TEST_F(TrainStreamTest, CutsLongRequestsIntoMessages) {
   EXPECT_EQ(whole.hyperparameters(0).values().at("learning_rate"), 2);
 }
 
+TEST_F(TrainStreamTest, AsksForACheckpointAndHearsOfItsEnd) {
+  service_.damage_train = [](v1::TrainResponse* response) {
+    if (response->update().step() != 8) return;
+    response->mutable_update()->set_checkpoint("k7");
+    response->mutable_update()->set_checkpoint_error("the disk is full");
+  };
+  Open();
+  ASSERT_TRUE(stream_->SendUpdate(7, Gradients(), {.checkpoint = "k7"}).ok());
+  ASSERT_TRUE(stream_->SendUpdate(8, {}).ok());
+  const absl::StatusOr<TrainUpdateResult> first = stream_->ReceiveUpdate();
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(first->checkpoint, "");
+  const absl::StatusOr<TrainUpdateResult> second = stream_->ReceiveUpdate();
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(second->checkpoint, "k7");
+  EXPECT_EQ(second->checkpoint_error, "the disk is full");
+  const std::vector<v1::TrainRequest> requests = Requests();
+  ASSERT_THAT(requests, SizeIs(3));
+  EXPECT_EQ(requests[0].update().checkpoint(), "");  // a part of it: asked once, with its last
+  EXPECT_EQ(requests[1].update().checkpoint(), "k7");
+  EXPECT_EQ(requests[2].update().checkpoint(), "");
+}
+
 TEST_F(TrainStreamTest, CutsLongLookupsIntoMessages) {
   const std::vector<int64_t> many(100'000, 3);  // 0.8 MB
   Open();

@@ -67,8 +67,9 @@ Transport::Transport(const ClientOptions& options, const Credentials& credential
   for (const std::string& address : options_.addresses) {
     std::shared_ptr<grpc::Channel> channel =
         grpc::CreateCustomChannel(address, credentials.channel, MakeArguments(options_));
-    coordinators_.push_back(
-        {channel, v1::EmbeddingService::NewStub(channel), v1::AdminService::NewStub(channel)});
+    coordinators_.push_back({channel, v1::EmbeddingService::NewStub(channel),
+                             v1::AdminService::NewStub(channel),
+                             v1::CheckpointService::NewStub(channel)});
   }
 }
 

@@ -19,6 +19,7 @@
 #include "client/cpp/credentials.h"
 #include "client/cpp/options.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
+#include "emberd/v1/checkpoint_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 
 namespace emberd::client {
@@ -33,6 +34,7 @@ struct Coordinator {
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::EmbeddingService::Stub> embedding;
   std::unique_ptr<v1::AdminService::Stub> admin;
+  std::unique_ptr<v1::CheckpointService::Stub> checkpoint;
 };
 
 // Thread-safe.

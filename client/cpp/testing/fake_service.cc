@@ -55,6 +55,7 @@ FakeService::FakeService(std::string address) {
   builder.SetMaxSendMessageSize(-1);
   builder.RegisterService(static_cast<v1::EmbeddingService::Service*>(this));
   builder.RegisterService(static_cast<v1::AdminService::Service*>(this));
+  builder.RegisterService(&checkpoints);
   server_ = builder.BuildAndStart();
   address_ = absl::StrCat("127.0.0.1:", port);
 }

@@ -1,6 +1,6 @@
-// An EmbeddingService and AdminService in this process, on a port of the loopback, for tests of
-// clients. It learns nothing: it keeps what it was asked, answers in the right shape, and
-// misbehaves on demand.
+// An EmbeddingService, AdminService and CheckpointService in this process, on a port of the
+// loopback, for tests of clients. It learns nothing: it keeps what it was asked, answers in the
+// right shape, and misbehaves on demand.
 #pragma once
 
 #include <deque>
@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/cpp/testing/fake_checkpoints.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 
@@ -52,6 +53,7 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   std::function<void(v1::ReadRowsResponse*)> damage_read;
   std::function<void(v1::ExportTableResponse*)> damage_export;
   std::function<void(v1::TrainResponse*)> damage_train;
+  FakeCheckpoints checkpoints;
   // Ends a stream after so many responses; negative: when the client does.
   int train_responses = -1;
   grpc::Status train_status;

@@ -11,6 +11,7 @@
 """
 
 from .arrays import Dense, Floats, Ids, Ragged, Sparse
+from .checkpoints import Checkpoint, Checkpoints, Progress
 from .client import Applied, Client, Feature, Lookup, Model, Table, Tls, connect
 from .config import (F2A, SGD, Adagrad, AdagradMomentum, Adam, AdamW, Constant, FeatureConfig, Ftrl, Initializer, LaProp,
                      ModelConfig, Momentum, Normal, Optimizer, PlanConfig, QuantizationConfig, RMSProp, RowId,
@@ -24,12 +25,12 @@ from .train import TrainStream
 __version__ = "0.1.0"
 
 __all__ = [
-    "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "Cancelled", "Client",
-    "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A", "FailedPrecondition", "Feature",
-    "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "Ids", "Initializer", "Internal", "InvalidArgument",
-    "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "Momentum", "Normal", "NotFound", "Optimizer",
-    "OutOfRange", "PermissionDenied", "PlanConfig", "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted",
-    "RowId", "RowwiseAdagrad", "SGD", "Sparse", "StackGroup", "Table", "TableConfig", "Tls", "TrainStream",
-    "TruncatedNormal", "Unauthenticated", "Unavailable", "Uniform", "Unimplemented", "Unknown", "Zeros", "connect",
-    "local",
+    "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "Cancelled",
+    "Checkpoint", "Checkpoints", "Client", "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A",
+    "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "Ids", "Initializer",
+    "Internal", "InvalidArgument", "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "Momentum",
+    "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "Progress",
+    "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowwiseAdagrad", "SGD", "Sparse",
+    "StackGroup", "Table", "TableConfig", "Tls", "TrainStream", "TruncatedNormal", "Unauthenticated",
+    "Unavailable", "Uniform", "Unimplemented", "Unknown", "Zeros", "connect", "local",
 ]

@@ -6,11 +6,12 @@ Nothing here copies activations or gradients.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import threading
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from . import errors
 
@@ -64,10 +65,11 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("call_wait", c_int32, [_P, c_int64]), ("call_error", _P, [_P]), ("call_free", None, [_P]),
     ("call_take_client", _P, [_P]), ("call_take_model", _P, [_P]), ("call_take_lookup", _P, [_P]),
     ("call_take_rows", _P, [_P]), ("call_take_text", _P, [_P]), ("call_take_stream", _P, [_P]),
+    ("call_take_progress", _P, [_P]),
     ("call_update", c_int32, [_P, POINTER(Update)]),
     ("connect", _P, [POINTER(ClientOptions)]), ("client_cancel", None, [_P]), ("client_free", None, [_P]),
     ("client_status", _P, [_P]),
-    ("declare", _P, [_P, c_char_p]), ("describe", _P, [_P, c_char_p]), ("model_json", c_char_p, [_P]),
+    ("declare_from", _P, [_P, c_char_p, c_char_p]), ("describe", _P, [_P, c_char_p]), ("model_json", c_char_p, [_P]),
     ("model_free", None, [_P]),
     ("lookup_begin", _P, [_P, _P, POINTER(FeatureIds), c_int32, c_int32, c_int64]),
     ("lookup_activations", c_int32, [_P, POINTER(Activation), c_int32]), ("lookup_step", c_int64, [_P]),
@@ -78,12 +80,16 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("export_rows", _P, [_P, _P, c_char_p, c_int64, c_int64, c_char_p]),
     ("assign_rows", _P, [_P, _P, c_char_p, _P, c_int64, _P, c_int64, c_char_p]),
     ("rows_values", _P, [_P]), ("rows_count", c_int64, [_P]), ("rows_dim", c_int64, [_P]), ("rows_free", None, [_P]),
+    ("save_checkpoint", _P, [_P, c_char_p, c_char_p, c_int32]),
+    ("restore_checkpoint", _P, [_P, c_char_p, c_char_p, c_char_p]), ("list_checkpoints", _P, [_P, c_char_p]),
+    ("delete_checkpoint", _P, [_P, c_char_p, c_char_p]),
     ("text_string", c_char_p, [_P]), ("text_free", None, [_P]),
     ("train", _P, [_P, _P, POINTER(TrainOptions)]), ("stream_next_step", c_int64, [_P]),
     ("stream_generation", c_uint64, [_P]),
     ("stream_send_lookup", _P, [_P, c_int64, POINTER(FeatureIds), c_int32]),
-    ("stream_send_update", _P, [_P, c_int64, POINTER(Gradient), c_int32, POINTER(Hyperparameter), c_int32,
-                                POINTER(c_void_p)]),
+    ("stream_send_update_and_checkpoint", _P, [_P, c_int64, POINTER(Gradient), c_int32, POINTER(Hyperparameter), c_int32,
+                                               c_char_p, POINTER(c_void_p)]),
+    ("stream_take_checkpoint", _P, [_P]),
     ("lease_released", c_int32, [_P]), ("lease_free", None, [_P]),
     ("stream_receive_lookup", c_int32, [_P, c_int64, POINTER(c_void_p), POINTER(c_void_p)]),
     ("stream_receive_update", c_int32, [_P, c_int64, POINTER(Update), POINTER(c_void_p)]),
@@ -215,17 +221,27 @@ def held() -> int:
     return len(_abandoned) + len(_leases)
 
 
-class Call:
-    """A call that has ended well, for its result. `memory` is what its arguments point at."""
+def text_of(text: Handle) -> Any:
+    """What a text of the library says in JSON."""
+    return json.loads(lib().text_string(text.get()))
 
-    def __init__(self, call: int, memory: Any = None) -> None:
+
+class Call:
+    """A call that has ended well, for its result. `memory` is what its arguments point at; `progress` is told how far it
+    is."""
+
+    def __init__(self, call: int, memory: Any = None, progress: Optional[Callable[[Any], object]] = None) -> None:
         self._handle: Optional[Handle] = None
         library = lib()
         try:
-            while not library.call_wait(call, WAIT_MS):
-                pass  # between two waits Python looks at signals
+            ended = False
+            while not ended:  # between two waits Python looks at signals
+                ended = bool(library.call_wait(call, WAIT_MS))
+                text = library.call_take_progress(call) if progress is not None else None
+                if text and progress is not None:
+                    progress(text_of(Handle(text, "text_free")))
         except BaseException:
-            # Ctrl-C. The call goes on by itself, and nobody hears of its end.
+            # Ctrl-C, or what `progress` raised. The call goes on by itself, and nobody hears of its end.
             with _held_lock:
                 _abandoned.append((call, memory))
             raise
@@ -239,6 +255,9 @@ class Call:
         value = getattr(lib(), "call_take_" + kind)(self._handle.get())
         assert value, kind
         return Handle(value, kind + "_free")
+
+    def text(self) -> Any:
+        return text_of(self.take("text"))
 
     def update(self) -> Update:
         assert self._handle is not None

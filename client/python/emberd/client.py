@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 import numpy as np
 import numpy.typing as npt
 
-from . import _native, arrays
+from . import _native, arrays, checkpoints
 from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
+from .checkpoints import Checkpoint, Checkpoints, ProgressCallback
 from .config import ModelConfig
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class Applied:
     rows_updated: int
     rows_skipped: int  # left as they were: their gradient was not finite
     replayed: bool = False  # it had been applied before, and nothing was done now
+    # On a training stream: a checkpoint that it has asked for and whose end is known now, and why there is none of this
+    # name; "": it has been saved.
+    checkpoint: str = ""
+    checkpoint_error: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,14 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
     return Client(handle, hosts, given)
 
 
+def _config_text(config: Union[ModelConfig, str, "os.PathLike[str]"]) -> str:
+    if isinstance(config, ModelConfig):
+        return config.to_json()
+    if isinstance(config, os.PathLike) or ("\n" not in config and os.path.isfile(config)):
+        return Path(config).read_text(encoding="utf-8")
+    return config
+
+
 class Client:
     """Made by `connect`. It may be pickled, with its token: the copy connects anew, in a spawned process for instance."""
 
@@ -115,19 +128,18 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def declare(self, config: Union[ModelConfig, str, "os.PathLike[str]"]) -> "Model":
+    def declare(self, config: Union[ModelConfig, str, "os.PathLike[str]"], *,
+                restore_from: Optional[str] = None) -> "Model":
         """Makes the tables of a model, or finds them.
 
         config: a ModelConfig, its text (text proto or JSON), or the path of a file that holds it.
+        restore_from: a model that is not there yet begins with the rows of this checkpoint of a model of its name, or of
+        the "newest".
         AlreadyExists if another model of this name is there.
         """
-        if isinstance(config, ModelConfig):
-            text = config.to_json()
-        elif isinstance(config, os.PathLike) or ("\n" not in config and os.path.isfile(config)):
-            text = Path(config).read_text(encoding="utf-8")
-        else:
-            text = config
-        return Model(self, Call(_native.lib().declare(self._handle.get(), text.encode())).take("model"))
+        call = _native.lib().declare_from(self._handle.get(), _config_text(config).encode(),
+                                          (restore_from or "").encode())
+        return Model(self, Call(call).take("model"))
 
     def model(self, name: str) -> "Model":
         """A model that somebody declared. NotFound if nobody did."""
@@ -135,9 +147,30 @@ class Client:
 
     def status(self) -> Dict[str, Any]:
         """The cluster: version, uptime_ms, models, shards, batches and batch_bytes that wait for gradients."""
-        text = Call(_native.lib().client_status(self._handle.get())).take("text")
-        result: Dict[str, Any] = json.loads(_native.lib().text_string(text.get()))
+        result: Dict[str, Any] = Call(_native.lib().client_status(self._handle.get())).text()
         return result
+
+    def checkpoints(self, model: Optional[str] = None) -> Checkpoints:
+        """The checkpoints of a model, or of all, the newest first."""
+        return checkpoints.list_all(self._handle, model)
+
+    def restore(self, model: str, name: Optional[str] = None, *,
+                config: Union[ModelConfig, str, "os.PathLike[str]", None] = None,
+                progress: Optional[ProgressCallback] = None) -> "Model":
+        """Gives a model the rows and groups of a checkpoint (None: the newest), or declares it with them.
+
+        Its rows of now are lost; batches and streams from before end with Aborted. If a file of the checkpoint is damaged,
+        DataLoss names it, and nothing has changed.
+        config: the same tables with another storage type or optimizer; slots that the checkpoint does not have begin with
+        their initial values. AlreadyExists if the model is declared otherwise: drop it before (`emberctl model drop`).
+        progress: called now and then with how far it is.
+        """
+        checkpoints.restore(self._handle, model, name, "" if config is None else _config_text(config), progress)
+        return self.model(model)
+
+    def delete_checkpoint(self, model: str, name: str) -> int:
+        """Removes a checkpoint that no other one builds on, and gives the bytes that are free again."""
+        return checkpoints.delete(self._handle, model, name)
 
     def cancel(self) -> None:
         """Ends all calls and streams of this client, on all threads, with Cancelled. Later calls are not affected."""
@@ -216,6 +249,17 @@ class Model:
         call = _native.lib().assign_rows(self.client._handle.get(), self._handle.get(), table.encode(),
                                          array.ctypes.data, array.size, floats.ctypes.data, floats.size, slot.encode())
         Call(call, (array, floats))
+
+    def save_checkpoint(self, name: Optional[str] = None, *, incremental: bool = False,
+                        progress: Optional[ProgressCallback] = None) -> Checkpoint:
+        """Saves rows, slots and groups of one moment while training goes on.
+
+        name: letters, digits and _-.; None: the cluster chooses one. AlreadyExists if there is one of this name.
+        incremental: only what has changed since the newest checkpoint, where that is possible.
+        progress: called now and then with how far it is.
+        A stream asks for the moment after a certain step: `TrainStream.update(..., checkpoint=name)`.
+        """
+        return checkpoints.save(self.client._handle, self.name, name, incremental, progress)
 
     def export(self, table: str, *, slot: str = "", first_row: int = 0, row_count: Optional[int] = None,
                rows_at_a_time: Optional[int] = None) -> Iterator[Tuple[int, Floats]]:

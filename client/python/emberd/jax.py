@@ -48,6 +48,11 @@ class Embedding:
         """The step whose update comes next. Joins the group, which waits for its other ranks."""
         return self._steps.next_step
 
+    @property
+    def checkpoints(self) -> Mapping[str, str]:
+        """Those that were asked for with a step and have ended: why there is none of this name; "": it has been saved."""
+        return dict(self._steps.checkpoints)
+
     def send(self, ids: Mapping[str, Ids]) -> int:
         """Sends the ids of the next step and gives its number. They must not change before its update."""
         step = self._steps.send({name: _host(value) for name, value in ids.items()})
@@ -77,14 +82,16 @@ class Embedding:
         # On the CPU, JAX uses the memory into which they were received, and keeps it.
         return {name: jax.device_put(values, may_alias=True) for name, values in found.items()}
 
-    def update(self, step: int, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None) -> None:
+    def update(self, step: int, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None, *,
+               checkpoint: Optional[str] = None) -> None:
         """One update of each row that the step looked up. A feature that is missing has a zero gradient.
 
         hyper: for this step only, {"learning_rate": 0.1}, or by table; every rank of a group gives the same.
+        checkpoint: saves a checkpoint of this name with exactly the steps up to this one; see `checkpoints`.
         """
         given = self._at(step)
         on_host = {name: np.asarray(value) for name, value in gradients.items() if value is not None}
-        self._steps.update(given, on_host, hyper)
+        self._steps.update(given, on_host, hyper, checkpoint)
         self._sent.remove(given)
 
     def lookup(self, ids: Mapping[str, Ids]) -> Dict[str, jax.Array]:

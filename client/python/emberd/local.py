@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import weakref
-from typing import Any, Iterable, List, Optional
+from typing import Any, Iterable, List, Optional, Union
 
 from . import _native
 from .client import Client, connect
@@ -109,14 +109,19 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, processes: Optional[bool] = None,
-          listen: str = "127.0.0.1:0", http: str = "", timeout: float = 60.0) -> LocalCluster:
-    """Starts a cluster on this machine. Its rows live as long as it does.
+          listen: str = "127.0.0.1:0", http: str = "", data: Union[str, "os.PathLike[str]", None] = None,
+          durability: str = "checkpoint", timeout: float = 60.0) -> LocalCluster:
+    """Starts a cluster on this machine. Its rows live as long as it does, and its checkpoints, which need `data`, longer.
 
     processes: a process for each shard and coordinator; otherwise all in one, which is faster. Several coordinators need it.
     http: "127.0.0.1:0" for the status page and metrics on a free port; `LocalCluster.http` has the address.
+    data: the folder for checkpoints; made if it is not there. durability: "checkpoint": some are saved without asking, and
+    rows that are lost come back from the newest; "memory": neither.
     """
     arguments = ["--shards", str(shards), "--sparsecores", str(sparsecores), "--coordinators", str(coordinators),
                  "--listen", listen, "--http", http]
+    if data is not None:
+        arguments += ["--data", os.fspath(data), "--durability", durability]
     if coordinators > 1 if processes is None else processes:
         arguments.append("--processes")
     return LocalCluster(arguments, timeout)

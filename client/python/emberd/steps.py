@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Mapping, Optional
+from typing import Any, Callable, Deque, Dict, Mapping, Optional
 
 from . import errors
 from .arrays import Hyper, Ids
@@ -37,6 +37,7 @@ class Step:
         self.forgotten = False  # by a request that was refused: to be sent again
         self.gradients: Optional[Mapping[str, Any]] = None
         self.hyper: Optional[Hyper] = None
+        self.checkpoint: Optional[str] = None
 
 
 class Steps:
@@ -53,6 +54,7 @@ class Steps:
         self.patience = patience
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
         self.applied: Optional[Applied] = None  # of the last update that was made
+        self.checkpoints: Dict[str, str] = {}  # that were asked for and have ended: why there is none; "": saved
         self._options = dict(consistency=consistency, staleness_bound=staleness_bound, first_step=first_step,
                              step_timeout=step_timeout, pipelined=pipelined)
         self._stream: Optional[TrainStream] = None
@@ -106,15 +108,16 @@ class Steps:
         step.received = True
         return lookup
 
-    def update(self, step: Step, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None) -> None:
+    def update(self, step: Step, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None,
+               checkpoint: Optional[str] = None) -> None:
         """The update of the oldest step without one. Unless pipelined, or more than one lookup is ahead, it has been made
-        when this returns. The gradients must not change before that."""
+        when this returns. The gradients must not change before that. checkpoint: as in TrainStream.send_update."""
         self._check_turn(step)
 
         def attempt() -> None:
             assert self._stream is not None
-            self._stream.send_update(gradients, hyper=hyper)
-            step.gradients, step.hyper = gradients, hyper
+            self._stream.send_update(gradients, hyper=hyper, checkpoint=checkpoint)
+            step.gradients, step.hyper, step.checkpoint = gradients, hyper, checkpoint
             step.last_lookup = self._under_way[-1].number
 
         self._try(attempt, step)
@@ -148,6 +151,8 @@ class Steps:
             if ready():  # not so if it turned out that the update had been made
                 assert self._stream is not None
                 self.applied = self._stream.receive_update()
+                if self.applied.checkpoint:
+                    self.checkpoints[self.applied.checkpoint] = self.applied.checkpoint_error
                 self._under_way.popleft()
 
         while ready():
@@ -258,5 +263,5 @@ class Steps:
             if step.received:
                 stream.receive_lookup()  # the gradients are those of what came the first time
             if step.gradients is not None:
-                stream.send_update(step.gradients, hyper=step.hyper)
+                stream.send_update(step.gradients, hyper=step.hyper, checkpoint=step.checkpoint)
                 step.last_lookup = step.number

@@ -165,6 +165,11 @@ class EmbeddingBagCollection(torch.nn.Module):
         """The step whose update comes next. Joins the group, which waits for its other ranks."""
         return self._steps.next_step
 
+    @property
+    def checkpoints(self) -> Mapping[str, str]:
+        """Those that were asked for with a step and have ended: why there is none of this name; "": it has been saved."""
+        return dict(self._steps.checkpoints)
+
     def finish(self) -> None:
         """Leaves the group, once all updates have been made. The next step joins again."""
         self._forget()
@@ -246,7 +251,7 @@ class EmbeddingBagCollection(torch.nn.Module):
                 self._leaves[name].grad = torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                                                      for leaf in leaves])
 
-    def _update(self, rates: Mapping[str, float]) -> None:
+    def _update(self, rates: Mapping[str, float], checkpoint: Optional[str]) -> None:
         if self._parts:
             self._join_parts()
         if self._current is None:
@@ -259,7 +264,7 @@ class EmbeddingBagCollection(torch.nn.Module):
                     gradient = gradient * (1.0 / self._steps.size)
                 gradients[name] = gradient.detach().numpy()
         hyper = {table: {"learning_rate": rate} for table, rate in rates.items()}
-        self._steps.update(self._current, gradients, hyper)
+        self._steps.update(self._current, gradients, hyper, checkpoint)
         self._forget()
 
     def _forget(self) -> None:
@@ -293,13 +298,18 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
             group["params"] = mine or [self._placeholders[group["table"]]]
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Ends the step: one update of each row that was looked up. Unless pipelined, it has been made on return."""
+    def step(self, closure: Optional[Callable[[], Any]] = None, *,  # type: ignore[override]
+             checkpoint: Optional[str] = None) -> Any:
+        """Ends the step: one update of each row that was looked up. Unless pipelined, it has been made on return.
+
+        checkpoint: saves a checkpoint of this name with exactly the steps up to this one, of all ranks: it goes with the
+        state of the dense part after the same step. `EmbeddingBagCollection.checkpoints` tells its end.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.collection._update({group["table"]: float(group["lr"]) for group in self.param_groups})
+        self.collection._update({group["table"]: float(group["lr"]) for group in self.param_groups}, checkpoint)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

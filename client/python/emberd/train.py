@@ -82,19 +82,23 @@ class TrainStream:
         self._receive_lookup += 1
         return lookup
 
-    def send_update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None, copy: bool = False) -> int:
+    def send_update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None, copy: bool = False,
+                    checkpoint: Optional[str] = None) -> int:
         """Sends the gradients of the next step, and gives its number. A feature that is missing, or None, has a zero
         gradient: its rows are updated all the same.
 
         float32 gradients are sent from where they lie and must not change until `receive_update`, unless copy is true.
         hyper: as in Lookup.apply; every rank of a synchronous group gives the same.
+        checkpoint: saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any one rank
+        asks. It is written while training goes on; `Applied.checkpoint` of a later step tells its end.
         """
         rows, count, kept = arrays.pack_gradients(gradients)
         hypers, hyper_count = arrays.pack_hyper(hyper)
         step = self._send_update
         lease = arrays.null()
-        error = _native.lib().stream_send_update(self._handle.get(), step, rows, count, hypers, hyper_count,
-                                                 None if copy else ctypes.byref(lease))
+        error = _native.lib().stream_send_update_and_checkpoint(self._handle.get(), step, rows, count, hypers, hyper_count,
+                                                                (checkpoint or "").encode(),
+                                                                None if copy else ctypes.byref(lease))
         _native.hold(lease.value, kept)
         _native.check(error)
         self._last_lookup[step] = self._send_lookup - 1
@@ -118,7 +122,10 @@ class TrainStream:
         self._last_lookup.pop(step, None)
         self._receive_update += 1
         _native.sweep_leases()
-        return Applied(update.step, update.rows_updated, update.rows_skipped)
+        end = _native.lib().stream_take_checkpoint(self._handle.get())
+        said = _native.text_of(Handle(end, "text_free")) if end else {"checkpoint": "", "error": ""}
+        return Applied(update.step, update.rows_updated, update.rows_skipped, checkpoint=said["checkpoint"],
+                       checkpoint_error=said["error"])
 
     def _receive(self, function: str, result: Any, timeout: Optional[float]) -> None:
         receive = getattr(_native.lib(), function)
@@ -140,11 +147,12 @@ class TrainStream:
         self.send_lookup(ids)
         return self.receive_lookup()
 
-    def update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None) -> Applied:
-        """Sends an update and receives it. None may be under way."""
+    def update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None,
+               checkpoint: Optional[str] = None) -> Applied:
+        """Sends an update and receives it. None may be under way. checkpoint: as in send_update."""
         if self._receive_update != self._send_update:
             raise errors.FailedPrecondition("updates have been sent ahead; use receive_update")
-        self.send_update(gradients, hyper=hyper)
+        self.send_update(gradients, hyper=hyper, checkpoint=checkpoint)
         return self.receive_update()
 
     def finish(self) -> None:

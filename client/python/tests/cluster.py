@@ -27,6 +27,14 @@ def counting_model(name, tables=("t",), dim=4, rows=64, optimizer=SGD, initializ
         features=[emberd.FeatureConfig(one, one) for one in tables])
 
 
+def has_torch():
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.__version__)
+
+
 class ClusterTest(unittest.TestCase):
     """`self.client` reaches a cluster of two shards; `self.declare` makes a model of the test's own name."""
 

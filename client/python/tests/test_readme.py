@@ -4,20 +4,20 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
-from cluster import main
+from cluster import has_torch, main
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..", "..")
 
 
-def has_torch():
-    try:
-        import torch
-    except ImportError:
-        return False
-    return bool(torch.__version__)
+CONFIG = """
+import emberd
+config = emberd.ModelConfig("clicks", tables=[emberd.TableConfig("users", vocabulary_size=1000, embedding_dim=16)],
+                            features=[emberd.FeatureConfig("user", "users")])
+"""
 
 
 class ReadmeTest(unittest.TestCase):
@@ -32,6 +32,13 @@ class ReadmeTest(unittest.TestCase):
         with open(os.path.join(*path), encoding="utf-8") as file:
             example = re.search(r"^```python\n(import emberd.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[1]
         return float(re.search(r"loss=(\S+)", self.run_python("-c", example))[1])
+
+    def test_the_example_of_checkpoints(self):
+        with open(os.path.join(HERE, "..", "README.md"), encoding="utf-8") as file:
+            example = re.search(r"## Checkpoints\n\n```python\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[1]
+        with tempfile.TemporaryDirectory() as folder:
+            said = self.run_python("-c", CONFIG + example.replace("build/data", folder))
+        self.assertRegex(said, r"\nbefore \d{4}-")
 
     def test_the_example_of_the_package(self):
         self.assertLess(self.loss_of(HERE, "..", "README.md"), 0.1)

@@ -1,0 +1,87 @@
+"""Checkpoints of models: what `Model.save_checkpoint`, `Client.restore` and `Client.checkpoints` give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from . import _native
+from ._native import Call, Handle
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One exact moment of a model: its rows, its slots, and the steps that its groups had made."""
+
+    model: str
+    name: str
+    saved_at: datetime  # UTC
+    bytes: int  # of its own files
+    rows: int  # of weights, in its own files
+    parent: str  # the checkpoint that it builds on; "": none, it is whole
+    chain: int  # checkpoints that it needs besides itself
+    groups: Mapping[str, int] = field(default_factory=dict)  # the step that each training group goes on from
+    automatic: bool = False  # made by the cluster itself, which removes it when newer ones are there
+    changes: int = 0  # updates and assignments that its rows had seen
+    pause: float = 0.0  # of one that was just saved: seconds for which updates were held back
+
+
+class Checkpoints(List[Checkpoint]):
+    """The newest first."""
+
+    damaged: List[str]  # folders that cannot be read, with the reason
+
+    def __init__(self, checkpoints: List[Checkpoint], damaged: List[str]) -> None:
+        super().__init__(checkpoints)
+        self.damaged = damaged
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a save or a restore is."""
+
+    phase: str  # "pausing", "saving", "checking", "restoring"
+    bytes: int
+    total_bytes: int  # as far as it is known; grows while saving
+    elapsed: float  # seconds
+
+
+ProgressCallback = Callable[[Progress], object]
+
+
+def _checkpoint(said: Dict[str, Any]) -> Checkpoint:
+    return Checkpoint(said["model"], said["name"], datetime.fromtimestamp(said["saved_at_ms"] / 1000, timezone.utc),
+                      said["bytes"], said["rows"], said["parent"], said["chain"], dict(said["groups"]),
+                      said["automatic"], said["changes"], said.get("pause_us", 0) / 1e6)
+
+
+def _call(call: int, progress: Optional[ProgressCallback]) -> Checkpoint:
+    def tell(said: Dict[str, Any]) -> None:
+        if progress is not None:
+            progress(Progress(said["phase"], said["bytes"], said["total_bytes"], said["elapsed_ms"] / 1000))
+
+    return _checkpoint(Call(call, progress=tell).text())
+
+
+def save(client: Handle, model: str, name: Optional[str], incremental: bool,
+         progress: Optional[ProgressCallback]) -> Checkpoint:
+    call = _native.lib().save_checkpoint(client.get(), model.encode(), (name or "").encode(), int(incremental))
+    return _call(call, progress)
+
+
+def restore(client: Handle, model: str, name: Optional[str], config: str,
+            progress: Optional[ProgressCallback]) -> Checkpoint:
+    call = _native.lib().restore_checkpoint(client.get(), model.encode(), (name or "").encode(), config.encode())
+    return _call(call, progress)
+
+
+def list_all(client: Handle, model: Optional[str]) -> Checkpoints:
+    said = Call(_native.lib().list_checkpoints(client.get(), (model or "").encode())).text()
+    return Checkpoints([_checkpoint(one) for one in said["checkpoints"]], said["damaged"])
+
+
+def delete(client: Handle, model: str, name: str) -> int:
+    said = Call(_native.lib().delete_checkpoint(client.get(), model.encode(), name.encode())).text()
+    freed: int = said["bytes"]
+    return freed

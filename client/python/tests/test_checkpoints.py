@@ -1,0 +1,194 @@
+"""Checkpoints from Python on a real cluster: saved, listed, restored, asked for with a step.
+
+What this would catch: a checkpoint that holds other steps than it says, progress that nobody hears of, an end that does not
+reach the trainer, and a damaged checkpoint that is used.
+"""
+
+import contextlib
+import datetime
+import glob
+import os
+import tempfile
+import unittest
+
+from cluster import counting_model, emberd, has_torch, main
+
+import emberd.steps
+import numpy as np
+
+ONE = np.ones((1, 4), np.float32)
+
+
+class CheckpointTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
+        cls.cluster = emberd.local(shards=2, data=folder.name, durability="memory")
+        cls.addClassCleanup(cls.cluster.close)
+        cls.client = cls.cluster.connect()
+        cls.addClassCleanup(cls.client.close)
+
+    def declare(self, **options):
+        return self.client.declare(counting_model(self.id().split(".")[-1], **options))
+
+    def train(self, model, steps):
+        """Row 3 loses one with each step."""
+        with model.train("run") as stream:
+            for _ in range(steps):
+                stream.lookup({"t": [3]})
+                stream.update({"t": ONE})
+
+    def test_goes_back_to_what_it_saved(self):
+        model = self.declare()
+        self.train(model, 3)
+        phases = []
+        saved = model.save_checkpoint("a", progress=lambda now: phases.append(now.phase))
+        self.assertEqual((saved.model, saved.name, saved.parent, saved.automatic), (model.name, "a", "", False))
+        self.assertEqual(dict(saved.groups), {"run": 3})
+        self.assertGreater(saved.bytes, 0)
+        self.assertLess(abs(datetime.datetime.now(datetime.timezone.utc) - saved.saved_at), datetime.timedelta(minutes=5))
+        self.assertTrue(set(phases) <= {"pausing", "saving"}, phases)
+        self.train(model, 2)
+        self.assertEqual(model.table("t")[3, 0], -5)
+
+        restored = self.client.restore(model.name, progress=lambda now: self.assertGreaterEqual(now.elapsed, 0))
+        self.assertEqual(restored.table("t")[3].tolist(), [-3] * 4)
+        with restored.train("run") as stream:
+            self.assertEqual(stream.next_step, 3)
+
+    def test_a_name_is_given_once(self):
+        model = self.declare()
+        model.save_checkpoint("a")
+        with self.assertRaises(emberd.AlreadyExists):
+            model.save_checkpoint("a")
+        with self.assertRaises(emberd.InvalidArgument):
+            model.save_checkpoint("../a")
+
+    def test_lists_and_deletes(self):
+        model = self.declare()
+        model.save_checkpoint("a")
+        self.train(model, 1)
+        model.save_checkpoint("b", incremental=True)
+        found = self.client.checkpoints(model.name)
+        self.assertEqual([(one.name, one.parent) for one in found], [("b", "a"), ("a", "")])
+        self.assertEqual(found.damaged, [])
+        self.assertLessEqual({("b", model.name)}, {(one.name, one.model) for one in self.client.checkpoints()})
+        with self.assertRaises(emberd.FailedPrecondition):
+            self.client.delete_checkpoint(model.name, "a")
+        self.assertGreater(self.client.delete_checkpoint(model.name, "b"), 0)
+        self.client.delete_checkpoint(model.name, "a")
+        self.assertEqual(self.client.checkpoints(model.name), [])
+        with self.assertRaises(emberd.NotFound):
+            self.client.restore(model.name, "a")
+
+    def ask(self, model, name):
+        """What a stream hears that asks for a checkpoint with step 1: its end comes with a later step."""
+        with model.train("run") as stream:
+            for step in range(2000):
+                stream.lookup({"t": [3]})
+                applied = stream.update({"t": ONE}, checkpoint=name if step == 1 else None)
+                if applied.checkpoint:
+                    self.assertEqual(applied.checkpoint, name)
+                    return applied.checkpoint_error
+        self.fail("nobody heard of its end")
+
+    def test_a_step_asks_for_one(self):
+        model = self.declare()
+        self.assertEqual(self.ask(model, "two"), "")
+        restored = self.client.restore(model.name, "two")
+        self.assertEqual(restored.table("t")[3, 0], -2)
+
+    def test_a_step_hears_why_there_is_none(self):
+        model = self.declare()
+        model.save_checkpoint("a")
+        self.assertIn('"a"', self.ask(model, "a"))
+
+    def test_steps_ask_for_one_and_collect_its_end(self):
+        model = self.declare()
+        steps = emberd.steps.Steps(model, "run")
+        for number in range(2000):
+            step = steps.send({"t": [3]})
+            steps.receive(step)
+            steps.update(step, {"t": ONE}, checkpoint="three" if number == 2 else None)
+            if steps.checkpoints:
+                break
+        self.assertEqual(steps.checkpoints, {"three": ""})
+        steps.finish()
+        self.assertEqual(self.client.restore(model.name, "three").table("t")[3, 0], -3)
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
+    def test_a_step_of_pytorch_asks_for_one(self):
+        import torch
+        import emberd.torch
+        tables = [emberd.TableConfig("t", 64, 4, combiner="sum", initializer=emberd.Zeros(), optimizer=emberd.SGD())]
+        module = emberd.torch.EmbeddingBagCollection(tables, client=self.client, model="torch_checkpoints", group="run")
+        optimizer = module.optimizer(lr=1.0)
+        for step in range(2000):
+            module({"t": torch.tensor([3])})["t"].sum().backward()
+            optimizer.step(checkpoint="two" if step == 1 else None)
+            optimizer.zero_grad()
+            if module.checkpoints:
+                break
+        self.assertEqual(module.checkpoints, {"two": ""})
+        module.finish()
+        self.assertEqual(self.client.restore("torch_checkpoints", "two").table("t")[3, 0], -2)
+
+    @contextlib.contextmanager
+    def other_cluster(self, model):
+        """A client of a cluster of another shape that finds the checkpoints of this one."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkdir(os.path.join(folder, "checkpoints"))
+            os.symlink(os.path.join(self.folder, "checkpoints", model.name),
+                       os.path.join(folder, "checkpoints", model.name))
+            with emberd.local(shards=1, sparsecores=4, data=folder, durability="memory") as cluster:
+                with cluster.connect() as client:
+                    yield client
+
+    def test_declares_from_one(self):
+        model = self.declare()
+        self.train(model, 4)
+        model.save_checkpoint("four")
+        with self.other_cluster(model) as client:
+            again = client.declare(counting_model(model.name), restore_from="newest")
+            self.assertEqual(again.table("t")[3, 0], -4)
+            with self.assertRaises(emberd.NotFound):
+                client.declare(counting_model("never_saved"), restore_from="newest")
+
+    def test_restores_with_another_optimizer(self):
+        model = self.declare()
+        self.train(model, 1)
+        model.save_checkpoint("a")
+        other = counting_model(model.name, optimizer=emberd.Adagrad(learning_rate=1.0))
+        with self.assertRaises(emberd.AlreadyExists):
+            self.client.restore(model.name, "a", config=other)
+        with self.other_cluster(model) as client:
+            restored = client.restore(model.name, "a", config=other)
+            self.assertEqual(restored.table("t")[3, 0], -1)
+            self.assertEqual(restored.tables["t"].slots, ("accumulator",))
+
+    def test_a_damaged_one_changes_nothing(self):
+        model = self.declare()
+        self.train(model, 1)
+        model.save_checkpoint("a")
+        path = sorted(glob.glob(os.path.join(self.folder, "checkpoints", model.name, "a", "*.safetensors")))[0]
+        with open(path, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([byte[0] ^ 1]))
+        self.train(model, 1)
+        with self.assertRaisesRegex(emberd.DataLoss, os.path.basename(path)):
+            self.client.restore(model.name, "a")
+        self.assertEqual(model.table("t")[3, 0], -2)
+
+    def test_without_storage_there_are_none(self):
+        with emberd.local() as cluster, cluster.connect() as client:
+            model = client.declare(counting_model("m"))
+            with self.assertRaises(emberd.FailedPrecondition):
+                model.save_checkpoint("a")
+
+
+if __name__ == "__main__":
+    main()
