@@ -98,9 +98,9 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   app.fallthrough();
   AddCommonOptions(app, session);
   // In the order in which the help lists them.
-  for (const auto add :
-       {AddStatus, AddTables, AddDescribe, AddDeclare, AddValidate, AddRows, AddExport, AddExplain,
-        AddLimits, AddPlan, AddStats, AddTop, AddModel, AddDrain, AddBench, AddCompletion}) {
+  for (const auto add : {AddStatus, AddTables, AddDescribe, AddDeclare, AddValidate, AddRows,
+                         AddExport, AddExplain, AddLimits, AddPlan, AddStats, AddTop, AddModel,
+                         AddCheckpoint, AddDrain, AddBench, AddCompletion}) {
     add(app, session, command);
   }
   try {

@@ -51,13 +51,16 @@ TEST(HelpTest, EveryCommandHasAnExample) {
   const Outcome help = Emberctl({"--help"});
   const std::vector<std::string> commands = CommandsOf(help.out);
   for (const char* command :
-       {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "model", "drain",
-        "bench", "describe", "declare", "validate"}) {
+       {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "model",
+        "checkpoint", "drain", "bench", "describe", "declare", "validate"}) {
     EXPECT_THAT(commands, Contains(command));
   }
   EXPECT_EQ(CommandsOf(Emberctl({"rows", "--help"}).out), (std::vector<std::string>{"get", "set"}));
   EXPECT_EQ(CommandsOf(Emberctl({"model", "--help"}).out),
             (std::vector<std::string>{"drop", "reset"}));
+  EXPECT_EQ(CommandsOf(Emberctl({"checkpoint", "--help"}).out),
+            (std::vector<std::string>{"save", "list", "show", "diff", "delete", "verify", "restore",
+                                      "merge", "export", "import"}));
   for (const char* code : {"  0  ", "  1  ", "  2  ", "  3  ", "  4  "}) {
     EXPECT_THAT(help.out, HasSubstr(code));
   }
@@ -88,6 +91,14 @@ TEST(HelpTest, WrongCommandLines) {
       {"top", "--interval", "-1"},
       {"model"},
       {"model", "drop"},
+      {"checkpoint"},
+      {"checkpoint", "save"},
+      {"checkpoint", "delete", "m"},
+      {"checkpoint", "diff", "m", "a"},
+      {"checkpoint", "export", "m", "a"},
+      {"checkpoint", "export", "m", "a", "d", "--file-bytes", "0"},
+      {"checkpoint", "import", "m"},
+      {"checkpoint", "import", "m", "p", "--slot", "accumulator"},
       {"drain", "--wait", "-1"},
       {"bench"},
       {"bench", "--model", "m", "--update"},

@@ -38,7 +38,8 @@ void WriteIdsAsHex(nlohmann::ordered_json& json) {
   if (!json.is_object()) return;
   for (auto& [key, value] : json.items()) {
     uint64_t id = 0;
-    const bool is_id = key == "model_id" || key == "batch_handle" || key == "incarnation";
+    const bool is_id = key == "model_id" || key == "batch_handle" || key == "incarnation" ||
+                       key == "history" || key == "checkpoint_id" || key == "parent_id";
     if (is_id && value.is_string() && absl::SimpleAtoi(value.get<std::string>(), &id)) {
       value = HexId(id);
     } else {

@@ -23,8 +23,8 @@ using Json =
 void PrintColumns(const std::vector<std::vector<std::string>>& lines, std::ostream& out);
 // A model's id as it is shown everywhere: 16 hex digits.
 std::string HexId(uint64_t id);
-// A message as JSON, with its own field names and all fields written. Ids of models, batches and
-// processes are texts of 16 hex digits.
+// A message as JSON, with its own field names and all fields written. Ids of models, batches,
+// processes, histories and checkpoints are texts of 16 hex digits.
 void PrintJson(const google::protobuf::Message& message, std::ostream& out);
 
 // "1 batch", "2 batches". `plural`: where it is not `one` with an s.

@@ -100,9 +100,9 @@ absl::Status Session::Connect() {
   return absl::OkStatus();
 }
 
-absl::Status Session::Call(client::Transport::Attempt attempt) {
+absl::Status Session::Call(client::Transport::Attempt attempt, absl::Duration deadline) {
   if (transport_ == nullptr) RETURN_IF_ERROR(Connect());
-  return WithAdvice(transport_->Call({}, attempt), client_options());
+  return WithAdvice(transport_->Call({deadline}, attempt), client_options());
 }
 
 absl::StatusOr<v1::GetStatusResponse> Session::GetStatus() {

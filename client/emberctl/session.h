@@ -23,8 +23,9 @@ class Session {
   // The same options, but for this coordinator alone.
   Session At(const std::string& address) const;
 
-  // Connects if need be, then calls as client::Transport::Call does.
-  absl::Status Call(client::Transport::Attempt attempt);
+  // Connects if need be, then calls as client::Transport::Call does. `deadline` zero: --timeout.
+  absl::Status Call(client::Transport::Attempt attempt,
+                    absl::Duration deadline = absl::ZeroDuration());
 
   // OK if something listens at one of the addresses. For commands that make clients themselves;
   // Call does so first.

@@ -95,7 +95,7 @@ void Terminal::SetKeys() {
   has_keys_ = tcsetattr(STDIN_FILENO, TCSAFLUSH, &keys) == 0;
 }
 
-Terminal::Size Terminal::size() const {
+Terminal::Size Terminal::CurrentSize() {
   winsize window{};
   Size size;
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0 && window.ws_row > 0) {

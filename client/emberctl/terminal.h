@@ -31,7 +31,7 @@ class Terminal {
     int columns = 80;
     int rows = 24;
   };
-  Size size() const;  // now
+  static Size CurrentSize();  // of standard output
 
   // Replaces what is on the screen. Lines must fit it.
   void Draw(const std::vector<std::string>& lines);

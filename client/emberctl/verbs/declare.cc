@@ -12,14 +12,19 @@
 namespace emberd::emberctl {
 namespace {
 
-absl::Status Declare(Session& session, const std::string& path) {
+absl::Status Declare(Session& session, const std::string& path, const std::string& restore_from) {
   ASSIGN_OR_RETURN(v1::ModelConfig config, config::LoadModel(path));
   v1::DeclareModelRequest request;
   *request.mutable_config() = config;
+  request.set_restore_from(restore_from);
   v1::DeclareModelResponse response;
-  absl::Status status = session.Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.embedding->DeclareModel(context, request, &response);
-  });
+  // Rows are read before the answer comes.
+  const absl::Duration deadline = restore_from.empty() ? absl::ZeroDuration() : absl::Hours(24);
+  absl::Status status = session.Call(
+      [&](const client::Coordinator& coordinator, auto* context) {
+        return coordinator.embedding->DeclareModel(context, request, &response);
+      },
+      deadline);
   if (!status.ok()) return status;
   if (session.json) {
     PrintJson(response, session.out);
@@ -44,9 +49,15 @@ void AddDeclare(CLI::App& app, Session& session, Command& command) {
   CLI::App* declare = app.add_subcommand(
       "declare", "Make the tables of a model; nothing happens if they are there");
   declare->add_option("FILE", *path, "ModelConfig as text proto or JSON")->required();
+  auto restore_from = std::make_shared<std::string>();
+  declare
+      ->add_option("--restore-from", *restore_from,
+                   "If the model is not there, begin with the rows of this checkpoint, or of the "
+                   "newest: newest")
+      ->type_name("NAME");
   SetExample(declare, "emberctl declare model.textproto");
-  declare->callback([path, &session, &command] {
-    command = [path, &session] { return Declare(session, *path); };
+  declare->callback([path, restore_from, &session, &command] {
+    command = [path, restore_from, &session] { return Declare(session, *path, *restore_from); };
   });
 }
 

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "client/cpp/client.h"
 #include "client/emberctl/output.h"
+#include "client/emberctl/tensor_file.h"
 #include "client/emberctl/verbs/verb.h"
 
 namespace emberd::emberctl {
@@ -29,36 +30,6 @@ absl::StatusOr<Format> FormatOf(const std::string& file) {
       "\"", file, "\" must end with .npy or .safetensors, which says how it is written"));
 }
 
-// What stands before `rows` x `columns` float32 in C order. Both formats want data that begin at a
-// multiple of 64 and of 8 bytes.
-std::string NpyHeader(int64_t rows, int64_t columns) {
-  std::string dict = absl::StrCat("{'descr': '<f4', 'fortran_order': False, 'shape': (", rows, ", ",
-                                  columns, "), }");
-  constexpr size_t kPrefix = 10;  // magic, version, and the length of what follows
-  dict.append(63 - (kPrefix + dict.size()) % 64, ' ');
-  dict.push_back('\n');
-  std::string header("\x93NUMPY\x01\x00", 8);
-  header.push_back(static_cast<char>(dict.size() & 0xff));
-  header.push_back(static_cast<char>(dict.size() >> 8));
-  return header + dict;
-}
-
-std::string SafetensorsHeader(const ExportTarget& target, int64_t rows, int64_t columns) {
-  const std::string name =
-      target.slot.empty() ? target.table : absl::StrCat(target.table, ".", target.slot);
-  nlohmann::ordered_json json;
-  json["__metadata__"] = {{"format", "emberd"}, {"model", target.model}};
-  json[name] = {
-      {"dtype", "F32"},
-      {"shape", {rows, columns}},
-      {"data_offsets", {int64_t{0}, rows * columns * static_cast<int64_t>(sizeof(float))}}};
-  std::string text = json.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
-  std::string header;
-  for (int i = 0; i < 8; ++i) header.push_back(static_cast<char>(text.size() >> (8 * i) & 0xff));
-  return header + text;
-}
-
 absl::Status Written(const std::ofstream& file, const std::string& path) {
   if (file) return absl::OkStatus();
   return absl::PermissionDeniedError(
@@ -77,8 +48,12 @@ absl::Status Export(Session& session, const ExportTarget& target) {
   const auto write = [&](int64_t first_row, absl::Span<const float> values, int64_t columns) {
     if (first_row == 0) {
       file.open(target.file, std::ios::binary);
-      file << (format == Format::kNpy ? NpyHeader(rows, columns)
-                                      : SafetensorsHeader(target, rows, columns));
+      const std::string name =
+          target.slot.empty() ? target.table : absl::StrCat(target.table, ".", target.slot);
+      file << (format == Format::kNpy
+                   ? NpyHeader(rows, columns)
+                   : SafetensorsStart(name, {{"format", "emberd"}, {"model", target.model}}, rows,
+                                      columns));
     }
     file.write(reinterpret_cast<const char*>(values.data()),
                static_cast<std::streamsize>(values.size() * sizeof(float)));

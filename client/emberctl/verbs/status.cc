@@ -33,7 +33,11 @@ void PrintModels(const v1::GetStatusResponse& status, std::ostream& out) {
   }
   PrintColumns(lines, out);
   for (const v1::ModelStatus& model : status.models()) {
-    if (!model.lost().empty()) out << "LOST: " << model.lost() << "\n";
+    if (!model.recovery().empty()) {
+      out << "RECOVERING: model '" << model.name() << "': " << model.recovery() << "\n";
+    } else if (!model.lost().empty()) {
+      out << "LOST: " << model.lost() << "\n";
+    }
   }
 }
 
@@ -56,6 +60,10 @@ absl::Status ShowStatus(Session& session) {
                                                ") does not answer: ", shard.error()));
   }
   for (const v1::ModelStatus& model : response.models()) {
+    if (!model.recovery().empty()) {
+      return absl::UnavailableError(
+          absl::StrCat("model '", model.name(), "' is recovering: ", model.recovery()));
+    }
     if (!model.lost().empty()) return absl::DataLossError(model.lost());
   }
   return absl::OkStatus();
@@ -64,10 +72,11 @@ absl::Status ShowStatus(Session& session) {
 }  // namespace
 
 void AddStatus(CLI::App& app, Session& session, Command& command) {
-  CLI::App* status =
-      app.add_subcommand("status",
-                         "State of the coordinator (DRAINING while it is out of service), the "
-                         "shards and the models; 3 if a shard is down, 1 if a model has lost rows");
+  CLI::App* status = app.add_subcommand(
+      "status",
+      "State of the coordinator (DRAINING while it is out of service), the "
+      "shards and the models; 3 if a shard is down or a model is recovering, 1 if a "
+      "model has lost rows");
   SetExample(status, "emberctl status --json");
   status->callback([&session, &command] { command = [&session] { return ShowStatus(session); }; });
 }

@@ -121,7 +121,7 @@ class Screen {
  private:
   // Arrow keys come as ESC [ A and ESC [ B, the keys that turn pages as ESC [ 5 ~ and ESC [ 6 ~.
   void OnKey(char key) {
-    const int page = std::max(1, terminal_.size().rows - 2);
+    const int page = std::max(1, Terminal::CurrentSize().rows - 2);
     if (key == '\x1b' || (escape_ == "\x1b" && key == '[')) {
       escape_ = key == '[' ? "\x1b[" : "\x1b";
       return;
@@ -136,7 +136,7 @@ class Screen {
   }
 
   void Draw() {
-    const Terminal::Size size = terminal_.size();
+    const Terminal::Size size = Terminal::CurrentSize();
     FrameOptions options;
     options.order = order_;
     options.colors = WantsColors();

@@ -63,7 +63,9 @@ absl::Status Validate(Session& session, const std::string& path, const std::stri
     ASSIGN_OR_RETURN(v1::ClusterConfig cluster, config::LoadCluster(path));
     return report(cluster, absl::StrCat("cluster: ", Counted(cluster.shards_size(), "shard"), " x ",
                                         Counted(cluster.sparsecores_per_shard(), "SparseCore"),
-                                        ", ", Counted(cluster.coordinators_size(), "coordinator")));
+                                        ", ", Counted(cluster.coordinators_size(), "coordinator"),
+                                        cluster.has_storage() ? ", checkpoints in " : "",
+                                        cluster.storage().checkpoints()));
   }
   ASSIGN_OR_RETURN(v1::ModelConfig model, config::LoadModel(path));
   int64_t floats = 0;

@@ -34,6 +34,7 @@ void AddPlan(CLI::App& app, Session& session, Command& command);
 void AddStats(CLI::App& app, Session& session, Command& command);
 void AddTop(CLI::App& app, Session& session, Command& command);
 void AddModel(CLI::App& app, Session& session, Command& command);
+void AddCheckpoint(CLI::App& app, Session& session, Command& command);
 void AddDrain(CLI::App& app, Session& session, Command& command);
 void AddExport(CLI::App& app, Session& session, Command& command);
 void AddCompletion(CLI::App& app, Session& session, Command& command);

@@ -1,0 +1,201 @@
+#include "client/emberctl/tensor_file.h"
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <system_error>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/safetensors.h"
+#include "base/status.h"
+
+namespace emberd::emberctl {
+namespace {
+
+constexpr char kNpyMagic[] = "\x93NUMPY";
+constexpr size_t kNpyMagicBytes = 6;
+constexpr uint64_t kMaxNpyHeader = 1 << 20;
+
+absl::Status Bad(const std::string& path, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
+}
+
+struct OpenFile {
+  std::ifstream stream;
+  int64_t bytes = 0;
+};
+
+absl::StatusOr<OpenFile> Open(const std::string& path) {
+  OpenFile file;
+  errno = 0;
+  file.stream.open(path, std::ios::binary);
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  if (error == std::errc::no_such_file_or_directory) {
+    return absl::NotFoundError(absl::StrCat(path, ": ", error.message()));
+  }
+  if (error || !file.stream) {
+    return Bad(path, error ? error.message() : std::generic_category().message(errno));
+  }
+  file.bytes = static_cast<int64_t>(size);
+  return file;
+}
+
+// The next `size` bytes, or what there is of them.
+std::string Take(std::ifstream& stream, size_t size) {
+  std::string bytes(size, '\0');
+  stream.read(bytes.data(), static_cast<std::streamsize>(size));
+  bytes.resize(static_cast<size_t>(stream.gcount()));
+  return bytes;
+}
+
+uint64_t LittleEndian(absl::string_view bytes) {
+  uint64_t value = 0;
+  for (size_t i = bytes.size(); i-- > 0;) value = value << 8 | static_cast<uint8_t>(bytes[i]);
+  return value;
+}
+
+// How many float32 a matrix has; -1 if that is no sensible number.
+int64_t Elements(const std::vector<int64_t>& shape) {
+  int64_t elements = 1;
+  for (const int64_t size : shape) {
+    if (size < 0 || (size > 0 && elements > std::numeric_limits<int64_t>::max() / 8 / size)) {
+      return -1;
+    }
+    elements *= size;
+  }
+  return elements;
+}
+
+// `values` bytes of the file begin at tensor->offset.
+absl::Status SetShape(std::vector<int64_t> shape, int64_t values, TensorInFile* tensor) {
+  if (shape.size() == 1) shape.push_back(1);
+  const int64_t elements = Elements(shape);
+  if (shape.size() != 2 || elements < 0) {
+    return Bad(tensor->path,
+               absl::StrCat("\"", tensor->name, "\" has the shape [", absl::StrJoin(shape, ", "),
+                            "]; it must be a matrix of rows"));
+  }
+  if (elements * static_cast<int64_t>(sizeof(float)) != values) {
+    return Bad(tensor->path,
+               absl::StrCat("\"", tensor->name, "\" has ", values, " bytes, but its ",
+                            "shape needs ", elements * sizeof(float), "; is the file cut off?"));
+  }
+  tensor->rows = shape[0];
+  tensor->columns = shape[1];
+  return absl::OkStatus();
+}
+
+// What stands behind 'key': in the dict of a .npy file, to the comma or bracket that ends it.
+absl::string_view DictValue(absl::string_view dict, absl::string_view key) {
+  const size_t found = dict.find(absl::StrCat("'", key, "':"));
+  if (found == absl::string_view::npos) return "";
+  dict.remove_prefix(found + key.size() + 3);
+  dict = absl::StripLeadingAsciiWhitespace(dict);
+  return dict.substr(0,
+                     absl::StartsWith(dict, "(") ? dict.find(')') + 1 : dict.find_first_of(",}"));
+}
+
+absl::StatusOr<std::vector<TensorInFile>> ReadNpyHeader(const std::string& path) {
+  ASSIGN_OR_RETURN(OpenFile file, Open(path));
+  const std::string start = Take(file.stream, kNpyMagicBytes + 2);
+  if (start.size() < kNpyMagicBytes + 2 || !absl::StartsWith(start, kNpyMagic)) {
+    return Bad(path, "is no NumPy file");
+  }
+  const std::string length = Take(file.stream, start[kNpyMagicBytes] == 1 ? 2 : 4);
+  if (LittleEndian(length) > kMaxNpyHeader) return Bad(path, "is no NumPy file");
+  const std::string dict = Take(file.stream, LittleEndian(length));
+  if (dict.size() < LittleEndian(length)) return Bad(path, "is cut off");
+  TensorInFile tensor;
+  tensor.path = path;
+  tensor.name = std::filesystem::path(path).stem();
+  tensor.offset = static_cast<int64_t>(start.size() + length.size() + dict.size());
+  if (const absl::string_view type = DictValue(dict, "descr"); type != "'<f4'") {
+    return Bad(path, absl::StrCat("holds the type ", type,
+                                  "; it must be '<f4': save array.astype(\"float32\")"));
+  }
+  if (DictValue(dict, "fortran_order") != "False") {
+    return Bad(path, "is in the order of Fortran; save numpy.ascontiguousarray(array)");
+  }
+  std::vector<int64_t> shape;
+  absl::string_view tuple = DictValue(dict, "shape");
+  absl::ConsumePrefix(&tuple, "(");
+  absl::ConsumeSuffix(&tuple, ")");
+  for (absl::string_view size : absl::StrSplit(tuple, ',', absl::SkipWhitespace())) {
+    if (!absl::SimpleAtoi(size, &shape.emplace_back())) return Bad(path, "has no shape");
+  }
+  RETURN_IF_ERROR(SetShape(shape, file.bytes - tensor.offset, &tensor));
+  return std::vector<TensorInFile>{std::move(tensor)};
+}
+
+absl::StatusOr<std::vector<TensorInFile>> ReadSafetensorsHeader(const std::string& path) {
+  ASSIGN_OR_RETURN(OpenFile file, Open(path));
+  const absl::StatusOr<int64_t> size =
+      SafetensorsHeaderSize(Take(file.stream, kSafetensorsPrefix), file.bytes);
+  if (!size.ok()) return Bad(path, size.status().message());
+  const absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(
+      Take(file.stream, static_cast<size_t>(*size - kSafetensorsPrefix)), file.bytes - *size);
+  if (!header.ok()) return Bad(path, header.status().message());
+  std::vector<TensorInFile> tensors;
+  for (const SafetensorsTensor& entry : header->tensors) {
+    if (entry.dtype != "F32") {
+      return Bad(path, absl::StrCat("\"", entry.name, "\" has the type ", entry.dtype,
+                                    "; only F32 is read: convert it to float32"));
+    }
+    TensorInFile& tensor = tensors.emplace_back();
+    tensor.path = path;
+    tensor.name = entry.name;
+    tensor.metadata = header->metadata;
+    tensor.offset = *size + entry.begin;
+    RETURN_IF_ERROR(SetShape(entry.shape, entry.end - entry.begin, &tensor));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+std::string NpyHeader(int64_t rows, int64_t columns) {
+  std::string dict = absl::StrCat("{'descr': '<f4', 'fortran_order': False, 'shape': (", rows, ", ",
+                                  columns, "), }");
+  constexpr size_t kPrefix = 10;  // magic, version, and the length of what follows
+  dict.append(63 - (kPrefix + dict.size()) % 64, ' ');
+  dict.push_back('\n');
+  std::string header("\x93NUMPY\x01\x00", 8);
+  header.push_back(static_cast<char>(dict.size() & 0xff));
+  header.push_back(static_cast<char>(dict.size() >> 8));
+  return header + dict;
+}
+
+std::string SafetensorsStart(const std::string& name,
+                             const std::map<std::string, std::string>& metadata, int64_t rows,
+                             int64_t columns) {
+  const int64_t bytes = rows * columns * static_cast<int64_t>(sizeof(float));
+  return EncodeSafetensorsHeader(
+      {.metadata = metadata, .tensors = {{name, "F32", {rows, columns}, 0, bytes}}});
+}
+
+absl::StatusOr<std::vector<TensorInFile>> ReadTensorHeaders(const std::string& path) {
+  if (absl::EndsWith(path, ".npy")) return ReadNpyHeader(path);
+  if (absl::EndsWith(path, ".safetensors")) return ReadSafetensorsHeader(path);
+  return Bad(path, "must end with .npy or .safetensors, which says how it is read");
+}
+
+absl::StatusOr<std::vector<float>> ReadRowsOf(const TensorInFile& tensor, int64_t first_row,
+                                              int64_t rows) {
+  std::ifstream file(tensor.path, std::ios::binary);
+  const int64_t row_bytes = tensor.columns * static_cast<int64_t>(sizeof(float));
+  std::vector<float> values(static_cast<size_t>(rows * tensor.columns));
+  file.seekg(tensor.offset + first_row * row_bytes);
+  file.read(reinterpret_cast<char*>(values.data()), rows * row_bytes);
+  if (!file) return Bad(tensor.path, "cannot be read to its end");
+  return values;
+}
+
+}  // namespace emberd::emberctl

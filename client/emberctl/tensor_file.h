@@ -1,0 +1,41 @@
+// Tables in files that others read: matrices of float32 in .npy and .safetensors.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace emberd::emberctl {
+
+// One matrix in a file, row-major.
+struct TensorInFile {
+  std::string path;
+  std::string name;                             // in .npy: that of the file, without its end
+  std::map<std::string, std::string> metadata;  // of the file; .npy has none
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t offset = 0;  // in the file
+};
+
+// What stands before the values of `rows` x `columns`. Both formats want data that begin at a
+// multiple of 64 and of 8 bytes.
+std::string NpyHeader(int64_t rows, int64_t columns);
+std::string SafetensorsStart(const std::string& name,
+                             const std::map<std::string, std::string>& metadata, int64_t rows,
+                             int64_t columns);
+
+// The matrices of a file whose name ends with .npy or .safetensors; a vector is a matrix of one
+// column. INVALID_ARGUMENT, with the path: it is none, is cut off, or holds something else than
+// float32.
+absl::StatusOr<std::vector<TensorInFile>> ReadTensorHeaders(const std::string& path);
+
+// Some rows of a matrix.
+absl::StatusOr<std::vector<float>> ReadRowsOf(const TensorInFile& tensor, int64_t first_row,
+                                              int64_t rows);
+
+}  // namespace emberd::emberctl

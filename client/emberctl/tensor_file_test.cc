@@ -1,0 +1,111 @@
+#include "client/emberctl/tensor_file.h"
+
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "client/emberctl/testing.h"
+#include "gmock/gmock.h"
+
+namespace emberd::emberctl {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+std::string Values(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+// The safetensors file of a header.
+std::string WithLength(const std::string& header) {
+  std::string length(8, '\0');
+  for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i));
+  return length + header;
+}
+
+std::string ErrorOf(const std::string& name, const std::string& text) {
+  const std::string path = WriteTestFile(name, text);
+  const auto tensors = ReadTensorHeaders(path);
+  EXPECT_EQ(tensors.status().code(), absl::StatusCode::kInvalidArgument) << tensors.status();
+  EXPECT_THAT(std::string(tensors.status().message()), HasSubstr(path));
+  return std::string(tensors.status().message());
+}
+
+const std::string kSix = Values({1, 2, 3, 4, 5, 6});
+
+TEST(TensorFileTest, ReadsWhatItWrites) {
+  const std::map<std::string, std::string> metadata = {{"table", "users"}};
+  const std::string files[] = {
+      WriteTestFile("six.npy", NpyHeader(3, 2) + kSix),
+      WriteTestFile("six.safetensors", SafetensorsStart("six", metadata, 3, 2) + kSix)};
+  for (const std::string& path : files) {
+    const auto tensors = ReadTensorHeaders(path);
+    ASSERT_TRUE(tensors.ok()) << tensors.status();
+    ASSERT_THAT(*tensors, SizeIs(1));
+    const TensorInFile& tensor = tensors->front();
+    EXPECT_EQ(tensor.name, "six");
+    EXPECT_EQ(tensor.rows, 3);
+    EXPECT_EQ(tensor.columns, 2);
+    EXPECT_EQ(tensor.metadata.count("table"), path == files[1]);
+    const auto rows = ReadRowsOf(tensor, 1, 2);
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    EXPECT_THAT(*rows, ElementsAre(3, 4, 5, 6));
+  }
+}
+
+TEST(TensorFileTest, ReadsFilesOfSeveralTensors) {
+  const std::string header = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[16,24]},)"
+                             R"("b":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}})";
+  const auto tensors =
+      ReadTensorHeaders(WriteTestFile("two.safetensors", WithLength(header) + kSix));
+  ASSERT_TRUE(tensors.ok()) << tensors.status();
+  ASSERT_THAT(*tensors, SizeIs(2));
+  EXPECT_THAT(*ReadRowsOf(tensors->at(0), 0, 2), ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(tensors->at(1).columns, 1);
+  EXPECT_THAT(*ReadRowsOf(tensors->at(1), 0, 2), ElementsAre(5, 6));
+}
+
+TEST(TensorFileTest, SaysWhatIsWrongWithANumpyFile) {
+  const std::string good = NpyHeader(3, 2) + kSix;
+  EXPECT_THAT(ErrorOf("a.npy", ""), HasSubstr("is no NumPy file"));
+  EXPECT_THAT(ErrorOf("b.npy", good.substr(0, 40)), HasSubstr("is cut off"));
+  EXPECT_THAT(ErrorOf("c.npy", good.substr(0, good.size() - 1)),
+              HasSubstr("\"c\" has 23 bytes, but its shape needs 24; is the file cut off?"));
+  EXPECT_THAT(ErrorOf("d.npy", absl::StrReplaceAll(good, {{"<f4", "<f8"}})),
+              HasSubstr("holds the type '<f8'; it must be '<f4': save array.astype(\"float32\")"));
+  EXPECT_THAT(ErrorOf("e.npy", absl::StrReplaceAll(good, {{"False", "True "}})),
+              HasSubstr("numpy.ascontiguousarray"));
+  EXPECT_THAT(ErrorOf("f.npy", absl::StrReplaceAll(good, {{"(3, 2)", "(3,2,1)"}})),
+              HasSubstr("has the shape [3, 2, 1]; it must be a matrix"));
+  EXPECT_THAT(ErrorOf("g.npy", absl::StrReplaceAll(good, {{"(3, 2)", "(3, x)"}})),
+              HasSubstr("has no shape"));
+  EXPECT_THAT(ErrorOf("h.npz", good), HasSubstr("must end with .npy or .safetensors"));
+}
+
+TEST(TensorFileTest, SaysWhatIsWrongWithASafetensorsFile) {
+  const std::string good = SafetensorsStart("six", {}, 3, 2) + kSix;
+  const auto entry = [](const char* dtype, const char* shape, const char* offsets) {
+    return WithLength(absl::StrCat(R"({"six":{"dtype":")", dtype, R"(","shape":)", shape,
+                                   R"(,"data_offsets":)", offsets, "}}")) +
+           kSix;
+  };
+  EXPECT_THAT(ErrorOf("a.safetensors", ""), HasSubstr("too short"));
+  EXPECT_THAT(ErrorOf("b.safetensors", good.substr(0, 50)), HasSubstr("length"));
+  EXPECT_THAT(ErrorOf("c.safetensors", good.substr(0, good.size() - 1)), HasSubstr("24 bytes"));
+  EXPECT_THAT(ErrorOf("d.safetensors", entry("I32", "[3,2]", "[0,24]")),
+              HasSubstr("\"six\" has the type I32; only F32 is read"));
+  EXPECT_THAT(ErrorOf("e.safetensors", entry("F32", "[3,2,1]", "[0,24]")),
+              HasSubstr("has the shape [3, 2, 1]; it must be a matrix"));
+}
+
+TEST(TensorFileTest, AFileThatIsNotThereIsNamed) {
+  const auto tensors = ReadTensorHeaders("/nowhere/a.npy");
+  EXPECT_THAT(std::string(tensors.status().message()),
+              HasSubstr("/nowhere/a.npy: No such file or directory"));
+}
+
+}  // namespace
+}  // namespace emberd::emberctl

@@ -1,0 +1,199 @@
+// emberctl checkpoint save, verify, restore and merge: what takes time and shows progress.
+#include "client/emberctl/verbs/checkpoint.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "client/cpp/progress_call.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/progress.h"
+#include "config/config.h"
+
+namespace emberd::emberctl {
+namespace {
+
+using client::Coordinator;
+
+// Runs a call of the CheckpointService to its end; `Request` is what `method` of the stub takes.
+template <typename Request, typename Method>
+absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session, const Request& request,
+                                               Method method) {
+  Progress progress(session);
+  return client::RunWithProgress(
+      [&](client::Transport::Attempt attempt) { return session.Call(attempt, kLong); },
+      [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+        return (coordinator.checkpoint.get()->*method)(context, request);
+      },
+      [&](const v1::CheckpointProgress& message) { progress.Show(message); });
+}
+
+// "1.2 GiB in 3.20 s (390.0 MiB/s)"
+std::string Work(const v1::CheckpointProgress& result) {
+  const double seconds = static_cast<double>(result.elapsed_ms()) / 1000;
+  std::string text = absl::StrCat(Bytes(result.bytes()), " in ", Seconds(seconds));
+  if (seconds <= 0) return text;
+  const auto rate = static_cast<int64_t>(static_cast<double>(result.bytes()) / seconds);
+  return absl::StrCat(text, " (", Bytes(rate), "/s)");
+}
+
+absl::Status Print(Session& session, const v1::CheckpointProgress& result,
+                   const std::string& text) {
+  if (session.json) {
+    PrintJson(result, session.out);
+  } else {
+    session.out << text << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Save(Session& session, const CheckpointTarget& target, bool incremental) {
+  v1::SaveCheckpointRequest request;
+  request.set_model(target.model);
+  request.set_name(target.name);
+  request.set_incremental(incremental);
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
+                   RunCall(session, request, &v1::CheckpointService::Stub::SaveCheckpoint));
+  const v1::CheckpointInfo& info = result.checkpoint();
+  const std::string parent =
+      info.parent().empty() ? "" : absl::StrCat(", on top of '", info.parent(), "'");
+  return Print(session, result,
+               absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
+                            "' saved: ", Counted(info.rows(), "row"), ", ", Work(result), parent,
+                            "; updates paused ", Seconds(double(result.pause_us()) / 1e6),
+                            "; groups: ", GroupsText(info.groups())));
+}
+
+absl::Status Verify(Session& session, const CheckpointTarget& target) {
+  v1::VerifyCheckpointRequest request;
+  request.set_model(target.model);
+  request.set_name(target.name);
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
+                   RunCall(session, request, &v1::CheckpointService::Stub::VerifyCheckpoint));
+  const v1::CheckpointInfo& info = result.checkpoint();
+  const std::string chain =
+      info.chain() == 0
+          ? ""
+          : absl::StrCat(", with the ", Counted(info.chain(), "checkpoint"), " that it builds on");
+  return Print(session, result,
+               absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(), "' is whole",
+                            chain, ": ", Work(result)));
+}
+
+absl::Status Restore(Session& session, const CheckpointTarget& target, const std::string& config) {
+  v1::RestoreCheckpointRequest request;
+  request.set_model(target.model);
+  request.set_name(target.name);
+  if (!config.empty()) {
+    ASSIGN_OR_RETURN(*request.mutable_config(), config::LoadModel(config));
+  }
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
+                   RunCall(session, request, &v1::CheckpointService::Stub::RestoreCheckpoint));
+  const v1::CheckpointInfo& info = result.checkpoint();
+  return Print(
+      session, result,
+      absl::StrCat("model '", target.model, "' has the rows of checkpoint '", info.name(),
+                   "' on all shards: ", Work(result), "; groups: ", GroupsText(info.groups())));
+}
+
+absl::Status Merge(Session& session, const CheckpointTarget& target) {
+  v1::MergeCheckpointRequest request;
+  request.set_model(target.model);
+  request.set_name(target.name);
+  ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
+                   RunCall(session, request, &v1::CheckpointService::Stub::MergeCheckpoint));
+  const v1::CheckpointInfo& info = result.checkpoint();
+  return Print(session, result,
+               absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
+                            "' is whole by itself", result.bytes() == 0 ? "" : ": ",
+                            result.bytes() == 0 ? "" : Work(result)));
+}
+
+void AddSave(CLI::App& checkpoint, Session& session, Command& command) {
+  const auto target = std::make_shared<CheckpointTarget>();
+  const auto incremental = std::make_shared<bool>(false);
+  CLI::App* save = checkpoint.add_subcommand(
+      "save", "Save rows, slots and groups of one moment while training goes on");
+  save->add_option("MODEL", target->model, "Name of the model")->required();
+  save->add_option("NAME", target->name,
+                   "Name of the checkpoint: letters, digits and _-.; default: the step of its "
+                   "only group, or the time");
+  save->add_flag("--incremental", *incremental,
+                 "Save only what has changed since the newest checkpoint, where that is possible");
+  SetExample(save, "emberctl checkpoint save my_model before-the-change");
+  save->callback([target, incremental, &session, &command] {
+    command = [target, incremental, &session] { return Save(session, *target, *incremental); };
+  });
+}
+
+void AddVerify(CLI::App& checkpoint, Session& session, Command& command) {
+  const auto target = std::make_shared<CheckpointTarget>();
+  CLI::App* verify = checkpoint.add_subcommand(
+      "verify",
+      "Read every byte of a checkpoint, and of those that it builds on, and compare "
+      "checksums");
+  verify->add_option("MODEL", target->model, "Name of the model")->required();
+  verify->add_option("NAME", target->name, "Name of the checkpoint; default: the newest");
+  SetExample(verify, "emberctl checkpoint verify my_model step-1000");
+  verify->callback([target, &session, &command] {
+    command = [target, &session] { return Verify(session, *target); };
+  });
+}
+
+void AddRestore(CLI::App& checkpoint, Session& session, Command& command) {
+  const auto target = std::make_shared<CheckpointTarget>();
+  const auto config = std::make_shared<std::string>();
+  CLI::App* restore = checkpoint.add_subcommand(
+      "restore",
+      "Give a model the rows and groups of a checkpoint, or declare it with them. Its rows of now "
+      "are lost, and training streams end");
+  restore->add_option("MODEL", target->model, "Name of the model")->required();
+  restore->add_option("NAME", target->name, "Name of the checkpoint; default: the newest");
+  restore
+      ->add_option(
+          "--config", *config,
+          "A ModelConfig with the same tables, but another storage type or optimizer; "
+          "slots that the checkpoint does not have begin with their initial values. A model "
+          "that is declared otherwise must be dropped before")
+      ->type_name("FILE");
+  SetExample(restore, "emberctl checkpoint restore my_model step-1000");
+  restore->callback([target, config, &session, &command] {
+    command = [target, config, &session] { return Restore(session, *target, *config); };
+  });
+}
+
+void AddMerge(CLI::App& checkpoint, Session& session, Command& command) {
+  const auto target = std::make_shared<CheckpointTarget>();
+  CLI::App* merge = checkpoint.add_subcommand(
+      "merge", "Make an incremental checkpoint whole, so that it needs no other one");
+  merge->add_option("MODEL", target->model, "Name of the model")->required();
+  merge->add_option("NAME", target->name, "Name of the checkpoint")->required();
+  SetExample(merge, "emberctl checkpoint merge my_model step-2000");
+  merge->callback([target, &session, &command] {
+    command = [target, &session] { return Merge(session, *target); };
+  });
+}
+
+}  // namespace
+
+std::string GroupsText(const google::protobuf::RepeatedPtrField<v1::GroupStep>& groups) {
+  if (groups.empty()) return "-";
+  return absl::StrJoin(groups, ", ", [](std::string* out, const v1::GroupStep& group) {
+    absl::StrAppend(out, group.group(), " from step ", group.next_step());
+  });
+}
+
+void AddCheckpoint(CLI::App& app, Session& session, Command& command) {
+  CLI::App* checkpoint = app.add_subcommand(
+      "checkpoint", "Save, look at and restore checkpoints of models; files in and out");
+  checkpoint->require_subcommand(1);
+  SetExample(checkpoint, "emberctl checkpoint save my_model");
+  AddSave(*checkpoint, session, command);
+  AddCheckpointViews(*checkpoint, session, command);
+  AddVerify(*checkpoint, session, command);
+  AddRestore(*checkpoint, session, command);
+  AddMerge(*checkpoint, session, command);
+  AddCheckpointExport(*checkpoint, session, command);
+  AddCheckpointImport(*checkpoint, session, command);
+}
+
+}  // namespace emberd::emberctl
