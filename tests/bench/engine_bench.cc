@@ -3,8 +3,9 @@
 // Simulates the shard's part of training a table of 4 million rows of width 64 with Adagrad,
 // batches of 16,384 samples with bags of 10 and 50, on two emulated SparseCores, without a network.
 // Rows are there already (no first touch); buffers are warm. The caller's thread helps to arrange,
-// so that `prepare` uses one more than `threads`. Kernels beside the limits of memory:
-// kernels_bench.
+// so that `prepare` uses one more than `threads`. `tracked_apply` is an update after a checkpoint
+// was taken, its limit the same before: both by processor time. Kernels beside the limits of
+// memory: kernels_bench.
 #include <algorithm>
 #include <cmath>
 #include <future>
@@ -64,10 +65,29 @@ std::vector<TestEntry> MakeEntries(bool zipf, int bag) {
   return entries;
 }
 
-void Run(Report& report, shard::Engine& engine, int threads, bool zipf, int bag) {
-  const std::string name =
-      "engine/" + std::string(zipf ? "zipf" : "uniform") + "/bag" + std::to_string(bag) + "/";
-  if (!report.Wants(name)) return;
+// Updates of one batch, before and after a checkpoint was taken.
+struct Updates {
+  void Apply(shard::Engine& engine) const {
+    shard::ApplyInput input;
+    input.stacks.push_back({0, gradients, {}});
+    std::promise<void> done;
+    engine.Apply(shard::StagedUpdate(*shard::CheckedPart::Make(batch, input)),
+                 [&](absl::StatusOr<shard::ApplyResult>) { done.set_value(); });
+    done.get_future().wait();
+  }
+  double CpuSeconds(shard::Engine& engine) const {
+    return MedianCpuSeconds(kRepeats, [&] { Apply(engine); });
+  }
+
+  std::string name;
+  double count = 0;
+  std::shared_ptr<const Batch> batch;
+  std::vector<float> gradients;
+  double untracked = 0;  // CPU seconds
+};
+
+Updates Run(Report& report, shard::Engine& engine, int threads, const std::string& name, bool zipf,
+            int bag) {
   const std::vector<TestEntry> entries = MakeEntries(zipf, bag);
   TestBatch test_batch(entries, {kPartitions, kRows / kPartitions, kSamples}, 0, kPartitions,
                        kPartitions, 1);
@@ -83,20 +103,27 @@ void Run(Report& report, shard::Engine& engine, int threads, bool zipf, int bag)
     });
     done.get_future().wait();
   });
-  std::vector<float> gradients(sums[0].samples.size() * kWidth, 1e-3f);
-  shard::ApplyInput input;
-  input.stacks.push_back({0, gradients, {}});
-  const double apply = MedianSeconds(kRepeats, [&] {
-    std::promise<void> done;
-    engine.Apply(shard::StagedUpdate(*shard::CheckedPart::Make(batch, input)),
-                 [&](absl::StatusOr<shard::ApplyResult>) { done.set_value(); });
-    done.get_future().wait();
-  });
-  const double count = static_cast<double>(entries.size());
+  Updates updates = {name, static_cast<double>(entries.size()), batch,
+                     std::vector<float>(sums[0].samples.size() * kWidth, 1e-3f)};
+  const double apply = MedianSeconds(kRepeats, [&] { updates.Apply(engine); });
+  const double count = updates.count;
   report.Add({name + "prepare", count / prepare, "ids/s", threads, kWidth, 0});
   report.Add({name + "gather", count / gather, "ids/s", threads, kWidth, 0});
   report.Add({name + "apply", count / apply, "ids/s", threads, kWidth, 0});
   report.Add({name + "step", (prepare + gather + apply) * 1e3, "ms", threads, kWidth, 0});
+  updates.untracked = updates.CpuSeconds(engine);
+  return updates;
+}
+
+// Once a checkpoint has been taken, the engine marks what changes. By processor time: what it costs
+// is little beside what others on the machine do to the clock.
+void RunTracked(Report& report, shard::Engine& engine, int threads,
+                const std::vector<Updates>& all) {
+  engine.EndSnapshot(*engine.BeginSnapshot(1, {}), /*kept=*/true);
+  for (const Updates& updates : all) {
+    report.Add({updates.name + "tracked_apply", updates.count / updates.CpuSeconds(engine), "ids/s",
+                threads, kWidth, updates.count / updates.untracked});
+  }
 }
 
 }  // namespace
@@ -109,9 +136,16 @@ int main(int argc, char** argv) {
     const auto engine =
         *emberd::shard::Engine::Create({.cpu = &cpu, .eager_bytes = int64_t{8} << 30});
     if (!engine->CreateModel(emberd::bench::MakeModel()).ok()) return 1;
+    std::vector<emberd::bench::Updates> updates;
     for (const bool zipf : {false, true}) {
-      for (const int bag : {10, 50}) emberd::bench::Run(report, *engine, threads, zipf, bag);
+      for (const int bag : {10, 50}) {
+        const std::string name =
+            "engine/" + std::string(zipf ? "zipf" : "uniform") + "/bag" + std::to_string(bag) + "/";
+        if (!report.Wants(name)) continue;
+        updates.push_back(emberd::bench::Run(report, *engine, threads, name, zipf, bag));
+      }
     }
+    emberd::bench::RunTracked(report, *engine, threads, updates);
   }
   return report.Finish();
 }

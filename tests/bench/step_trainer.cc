@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
@@ -142,7 +143,7 @@ class RankTrainer {
 
 void DieUnless(const absl::Status& status) {
   if (status.ok()) return;
-  std::cerr << "step_bench: " << status << "\n";
+  std::cerr << program_invocation_short_name << ": " << status << "\n";
   std::exit(1);
 }
 

@@ -51,6 +51,11 @@ class Service:
                 mounted[target] = os.path.normpath(os.path.join(self.folder, source))
         return mounted
 
+    def volumes(self):
+        """Paths in the container -> volumes of the engine."""
+        return {volume.split(":")[1]: volume.split(":")[0] for volume in self.fields.get("volumes", [])
+                if not volume.startswith((".", "/"))}
+
     def memory(self):
         return bytes_of(self.fields["mem_limit"])
 

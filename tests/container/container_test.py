@@ -168,32 +168,50 @@ class ContainerTest(ClusterTest):
         self.trainer.train(5)
         self.assert_trained_undisturbed()
 
-    def test_5_a_killed_shard_is_told_of_and_training_goes_on_after_its_restart(self):
+    def emberctl(self, *arguments):
+        return docker("exec", self.project.container("coordinator"), "emberctl", *arguments)
+
+    def save(self, name):
+        """What assert_goes_back takes."""
+        self.emberctl("checkpoint", "save", "contained", name)
+        saved = self.trainer.sha256(), self.trainer.next_step
+        self.trainer.train(2)
+        return saved
+
+    def assert_goes_back(self, saved):
+        """All rows come back from the newest checkpoint by themselves, and training goes on from there."""
+        self.try_for_a_minute(self.trainer.lookup)
+        sha256, self.trainer.next_step = saved
+        self.assertEqual(self.trainer.sha256(), sha256)
+        self.trainer.train(5)
+        self.assert_trained_undisturbed()
+
+    def test_5_a_killed_shard_is_told_of_and_its_rows_come_back(self):
+        saved = self.save("five")
         docker("kill", self.project.container(LOST))
         self.assert_fails(self.trainer.lookup, [grpc.StatusCode.UNAVAILABLE])
         wait_until("the alert fires", lambda: ("ShardDown", LOST) in self.firing(), 120)
         docker("start", self.project.container(LOST))
         self.wait_healthy(LOST)
-        self.reset_after_loss()
-        self.trainer.apply(self.try_for_a_minute(self.trainer.lookup))
-        self.trainer.train(5)
+        self.assert_goes_back(saved)
         wait_until("the alert is over", lambda: ("ShardDown", LOST) not in self.firing(), 60)
 
-    def reset_after_loss(self):
-        """What an operator does when a shard has come back without its rows."""
-        self.assert_fails(self.trainer.lookup, (*OUT_OF_REACH, grpc.StatusCode.DATA_LOSS))
-        self.try_for_a_minute(self.trainer.reset)
-
     def test_6_the_engine_restarts_a_process_that_dies(self):
+        saved = self.save("six")
         state = self.project.inspect(LOST)["State"]
         docker("run", "--rm", "--pid", "host", "--user", "0", "--entrypoint", "sh", engine.EMBERD,
                "-c", f"kill -9 {state['Pid']}")
         wait_until("the engine restarts it", lambda: self.project.inspect(LOST)["RestartCount"] > 0, 60)
-        self.reset_after_loss()
-        self.trainer.apply(self.try_for_a_minute(self.trainer.lookup))
-        self.trainer.train(5)
+        self.assert_goes_back(saved)
 
-    def test_7_asked_to_stop_all_end_in_order(self):
+    def test_7_rows_come_back_when_a_container_is_made_anew_with_its_volume(self):
+        saved = self.save("seven")
+        self.project("rm", "--stop", "--force", LOST)
+        self.project("up", "-d", "--no-deps", LOST)
+        self.wait_healthy(LOST)
+        self.assert_goes_back(saved)
+
+    def test_8_asked_to_stop_all_end_in_order(self):
         self.project("stop")
         ended = {service: self.project.inspect(service)["State"] for service in EMBERD + ["prometheus"]}
         for service, state in ended.items():

@@ -77,13 +77,6 @@ class Trainer:
         self.next_step += 1
         return applied
 
-    def reset(self, timeout=None):
-        """As an operator does it after a shard has lost its rows: initial ones on all shards."""
-        messages = importlib.import_module("emberd.v1.admin_service_pb2")
-        services = importlib.import_module("emberd.v1.admin_service_pb2_grpc")
-        return services.AdminServiceStub(self.channel).ResetModel(
-            messages.ResetModelRequest(name="contained"), timeout=timeout or self.timeout)
-
     def train(self, steps):
         for _ in range(steps):
             self.apply(self.lookup())

@@ -1,100 +1,44 @@
-// A unary update and an assignment are made on all shards or on none, and once, whatever happens to
-// the coordinator that was asked: it dies or stops at every step on the way, and the trainer goes
-// on through the other one. Rows count their updates, so a lost, doubled or half-made one shows.
+// An update, alone or of a SYNC group, and an assignment are made on all shards or on none, and
+// once, whatever happens to the coordinator that was asked: it dies or stops at every step on the
+// way, and the trainer goes on through the other one. Rows count their updates, so a lost, doubled
+// or half-made one shows.
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/testing/cluster.h"
+#include "tests/fault/counting_cluster.h"
 
 namespace emberd::testing {
 namespace {
 
-constexpr int64_t kRows = 16;  // on both shards
-constexpr char kTable[] = "t";
-// Short, so that what is left over is decided on soon.
-constexpr char kTimeouts[] = "timeouts { shard_call_ms: 3000 }";
-
-client::ModelDescription CountingModel() {
-  client::TableDescription table;
-  table.name = kTable;
-  table.vocabulary_size = kRows;
-  table.embedding_dim = 4;
-  table.initializer = client::Initializer::Zeros();
-  table.optimizer = client::Optimizer{"sgd", {{"learning_rate", 1.0}}};
-  client::ModelDescription model;
-  model.name = "count";
-  model.tables = {table};
-  model.features = {{"f", kTable}};
-  return model;
-}
-
 class VoteTest : public ::testing::Test {
  protected:
   void Start(const std::string& failpoint) {
-    auto cluster = Cluster::Start(
-        {.coordinators = 2, .config = kTimeouts, .failpoints = {{"coordinator-0", failpoint}}});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    first_ = ConnectTo(0, /*deadline=*/absl::Seconds(5));
-    // The same trainer, through the other coordinator.
-    other_ = ConnectTo(1, /*deadline=*/absl::Seconds(20));
-    ASSERT_TRUE(first_ != nullptr && other_ != nullptr);
-    auto model = first_->DeclareModel(CountingModel());
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *std::move(model);
-    std::iota(ids_.begin(), ids_.end(), 0);
-  }
-  std::unique_ptr<client::Client> ConnectTo(int coordinator, absl::Duration deadline) {
-    client::ClientOptions options = cluster_->client_options();
-    options.addresses = {cluster_->address(coordinator)};
-    options.client_id = "trainer";
-    options.deadline = deadline;
-    auto client = client::Client::Connect(options);
-    EXPECT_TRUE(client.ok()) << client.status();
-    return client.ok() ? *std::move(client) : nullptr;
+    auto started = CountingCluster::Start({{"coordinator-0", failpoint}});
+    ASSERT_TRUE(started.ok()) << started.status();
+    cluster_ = *std::move(started);
   }
 
   absl::StatusOr<client::LookupResult> Lookup(client::Client& client) {
-    return client.Lookup(model_, {{"f", client::DenseIds{absl::MakeConstSpan(ids_), 1}}});
+    return cluster_->Lookup(client);
   }
-  // Every row gains 1.
   absl::StatusOr<client::ApplyResult> Apply(client::Client& client, client::BatchHandle batch,
                                             uint64_t sequence) {
-    const std::vector<float> gradients(kRows * 4, -1.0f);
-    client::ApplyOptions options;
-    options.sequence = sequence;
-    batch.coordinator = 0;
-    return client.ApplyGradients(model_, batch, {{"f", gradients, kRows}}, options);
+    return cluster_->Apply(client, batch, sequence);
   }
-  // What README tells a trainer to do whose coordinator went away: the same request again, and with
-  // a new batch if the old one is gone.
-  absl::StatusOr<client::ApplyResult> Retry(client::BatchHandle batch, uint64_t sequence) {
-    auto applied = Apply(*other_, batch, sequence);
-    if (!absl::IsNotFound(applied.status())) return applied;
-    auto found = Lookup(*other_);
-    if (!found.ok()) return found.status();
-    return Apply(*other_, found->batch, sequence);
-  }
+  std::vector<float> FirstColumn(client::Client& client) { return cluster_->Counts(client); }
 
-  std::vector<float> FirstColumn(client::Client& client) {
-    auto rows = client.ReadRows(model_, kTable, ids_);
-    EXPECT_TRUE(rows.ok()) << rows.status();
-    std::vector<float> column;
-    for (int64_t i = 0; rows.ok() && i < kRows; ++i) column.push_back(rows->values[i * 4]);
-    return column;
-  }
+  client::Client& first() { return cluster_->first(); }
+  client::Client& other() { return cluster_->other(); }
 
-  std::unique_ptr<Cluster> cluster_;
-  std::unique_ptr<client::Client> first_, other_;
-  client::Model model_;
-  std::vector<int64_t> ids_ = std::vector<int64_t>(kRows);
+  std::unique_ptr<CountingCluster> cluster_;
 };
+
+constexpr int64_t kRows = CountingCluster::kRows;
 
 class DeadCoordinatorTest : public VoteTest, public ::testing::WithParamInterface<const char*> {};
 
@@ -106,21 +50,21 @@ INSTANTIATE_TEST_SUITE_P(Windows, UpdateTest,
 
 TEST_P(UpdateTest, IsMadeOnceOnAllShards) {
   Start(GetParam());
-  auto found = Lookup(*first_);
+  auto found = Lookup(first());
   ASSERT_TRUE(found.ok()) << found.status();
-  ASSERT_FALSE(Apply(*first_, found->batch, 1).ok()) << "its coordinator dies";
-  auto applied = Retry(found->batch, 1);
+  ASSERT_FALSE(Apply(first(), found->batch, 1).ok()) << "its coordinator dies";
+  auto applied = cluster_->Retry(found->batch, 1);
   ASSERT_TRUE(applied.ok()) << applied.status();
   EXPECT_EQ(applied->rows_updated, kRows);
-  EXPECT_THAT(FirstColumn(*other_), ::testing::Each(1.0f));
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(1.0f));
   // Training goes on, and the number stays used.
-  auto next = Lookup(*other_);
+  auto next = Lookup(other());
   ASSERT_TRUE(next.ok()) << next.status();
-  EXPECT_TRUE(Apply(*other_, next->batch, 1)->replayed);
-  next = Lookup(*other_);
+  EXPECT_TRUE(Apply(other(), next->batch, 1)->replayed);
+  next = Lookup(other());
   ASSERT_TRUE(next.ok()) << next.status();
-  ASSERT_TRUE(Apply(*other_, next->batch, 2).ok());
-  EXPECT_THAT(FirstColumn(*other_), ::testing::Each(2.0f));
+  ASSERT_TRUE(Apply(other(), next->batch, 2).ok());
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(2.0f));
 }
 
 using AssignTest = DeadCoordinatorTest;
@@ -133,19 +77,27 @@ TEST_P(AssignTest, IsMadeOnAllShardsOrOnNone) {
   client::AssignOptions options;
   options.sequence = 1;
   const std::vector<float> values(kRows * 4, 7.0f);
-  ASSERT_FALSE(first_->AssignRows(model_, kTable, ids_, values, options).ok());
-  auto assigned = other_->AssignRows(model_, kTable, ids_, values, options);
+  ASSERT_FALSE(
+      first()
+          .AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(), values, options)
+          .ok());
+  auto assigned = other().AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(),
+                                     values, options);
   ASSERT_TRUE(assigned.ok()) << assigned.status();
-  EXPECT_THAT(FirstColumn(*other_), ::testing::Each(7.0f));
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(7.0f));
   // A copy of the request that comes late does not undo what came after.
   const std::vector<float> newer(kRows * 4, 8.0f);
   client::AssignOptions next;
   next.sequence = 2;
-  ASSERT_TRUE(other_->AssignRows(model_, kTable, ids_, newer, next).ok());
-  assigned = other_->AssignRows(model_, kTable, ids_, values, options);
+  ASSERT_TRUE(
+      other()
+          .AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(), newer, next)
+          .ok());
+  assigned = other().AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(), values,
+                                options);
   ASSERT_TRUE(assigned.ok()) << assigned.status();
   EXPECT_TRUE(*assigned);
-  EXPECT_THAT(FirstColumn(*other_), ::testing::Each(8.0f));
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(8.0f));
 }
 
 // A coordinator that stops in the middle and goes on when its trainer has gone on through another:
@@ -157,51 +109,98 @@ INSTANTIATE_TEST_SUITE_P(Windows, LateWordTest,
 
 TEST_P(LateWordTest, ComesToNothing) {
   Start(GetParam());
-  auto found = Lookup(*first_);
+  auto found = Lookup(first());
   ASSERT_TRUE(found.ok()) << found.status();
-  ASSERT_FALSE(Apply(*first_, found->batch, 1).ok()) << "its coordinator stands still";
-  auto applied = Retry(found->batch, 1);
+  ASSERT_FALSE(Apply(first(), found->batch, 1).ok()) << "its coordinator stands still";
+  auto applied = cluster_->Retry(found->batch, 1);
   ASSERT_TRUE(applied.ok()) << applied.status();
-  EXPECT_THAT(FirstColumn(*other_), ::testing::Each(1.0f));
-  cluster_->ResumeCoordinator(0);
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(1.0f));
+  cluster_->cluster().ResumeCoordinator(0);
   // Its late words are answered before this lookup of its own is.
-  ASSERT_TRUE(Lookup(*first_).ok());
+  ASSERT_TRUE(Lookup(first()).ok());
   absl::SleepFor(absl::Seconds(1));
-  EXPECT_THAT(FirstColumn(*other_), ::testing::Each(1.0f));
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(1.0f));
   // The stopped one finds the result, too.
-  auto again = Apply(*first_, found->batch, 1);
+  auto again = Apply(first(), found->batch, 1);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(again->replayed);
-  EXPECT_THAT(FirstColumn(*other_), ::testing::Each(1.0f));
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(1.0f));
 }
 
 // Nobody comes back for the update: votes do not pile up, and no shard is left with half of it.
 TEST_F(VoteTest, WhatNobodyRetriesIsDecidedByAnotherCoordinator) {
   Start("update.word_is_said=die:300@1");
-  auto found = Lookup(*first_);
+  auto found = Lookup(first());
   ASSERT_TRUE(found.ok()) << found.status();
-  ASSERT_FALSE(Apply(*first_, found->batch, 1).ok());
+  ASSERT_FALSE(Apply(first(), found->batch, 1).ok());
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
   std::vector<float> column;
   do {
     absl::SleepFor(absl::Milliseconds(100));
-    column = FirstColumn(*other_);
+    column = FirstColumn(other());
   } while (absl::Now() < deadline && std::count(column.begin(), column.end(), 1.0f) < kRows);
   EXPECT_THAT(column, ::testing::Each(1.0f)) << "one shard had made it, so the other does";
+}
+
+// The same for a step of a SYNC group: rank 0, or both ranks, on the coordinator that dies. They go
+// on through the other; a step that was decided is made on all shards, one that was not on none.
+struct GroupWindow {
+  const char* failpoint;
+  std::vector<int> coordinators;  // by rank
+};
+
+class GroupStepTest : public VoteTest, public ::testing::WithParamInterface<GroupWindow> {};
+INSTANTIATE_TEST_SUITE_P(
+    Windows, GroupStepTest,
+    ::testing::Values(GroupWindow{"update.votes_are_in=die@3", {0, 1}},
+                      GroupWindow{"update.word_is_said=die:300@5", {0, 1}},
+                      GroupWindow{"update.word_is_said=die:300@6", {0, 1}},
+                      GroupWindow{"update.is_made=die@3", {0, 1}},
+                      GroupWindow{"update.votes_are_in=die@5", {0, 0}},
+                      // The word of one rank to one shard is all that is said.
+                      GroupWindow{"update.votes_are_in=wait:2000@6,update.word_is_said=die:300@9",
+                                  {0, 0}},
+                      GroupWindow{"update.is_made=die@5", {0, 0}}));
+
+TEST_P(GroupStepTest, IsMadeOnceOnAllShards) {
+  Start(GetParam().failpoint);
+  auto joined = cluster_->Join(GetParam().coordinators);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  ASSERT_EQ(*joined, 0);
+  for (int64_t step = 0; step < 2; ++step) {
+    const absl::Status status = cluster_->Step(step);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  ASSERT_FALSE(cluster_->Step(2).ok()) << "a coordinator dies";
+  joined = cluster_->Join({1, 1});
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  // Their votes were in, so it was decided, or nobody had said a word.
+  EXPECT_THAT(*joined, ::testing::AnyOf(2, 3));
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(2.0f * static_cast<float>(*joined)));
+  for (int64_t step = *joined; step < 5; ++step) {
+    const absl::Status status = cluster_->Step(step);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(10.0f));
 }
 
 // An assignment that failed because a shard stood still has changed nothing, then or later.
 TEST_F(VoteTest, AnAssignmentThatFailedDoesNotLandLater) {
   Start("");
-  cluster_->SuspendShard(1);
+  cluster_->cluster().SuspendShard(1);
   client::AssignOptions options;
   options.deadline = absl::Seconds(2);
   const std::vector<float> values(kRows * 4, 7.0f);
-  ASSERT_FALSE(first_->AssignRows(model_, kTable, ids_, values, options).ok());
-  cluster_->ResumeShard(1);
+  ASSERT_FALSE(
+      first()
+          .AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(), values, options)
+          .ok());
+  // Its coordinator has given it up by then, whatever the machine is busy with.
+  absl::SleepFor(absl::Seconds(1));
+  cluster_->cluster().ResumeShard(1);
   const absl::Time end = absl::Now() + absl::Seconds(3);
   while (absl::Now() < end) {
-    EXPECT_THAT(FirstColumn(*other_), ::testing::Each(0.0f));
+    EXPECT_THAT(FirstColumn(other()), ::testing::Each(0.0f));
     absl::SleepFor(absl::Milliseconds(300));
   }
 }

@@ -2,10 +2,9 @@
 // row placement and sample placement.
 //
 // Left out: 05 (cutting padding off: reading of rows, not preprocessing); of 03 the attributes that
-// only repeat their input; of 06 the keys and slice texts of the checkpoint reader, and
-// layouts_same (equality of its records); of 08 the lookups themselves (the shard's matter),
-// initial values too; of 12 nothing; of 15 the memory estimates and the COO example
-// (preprocessor_test covers merging).
+// only repeat their input; of 06 what golden_checkpoint_test.cc does with files, and the keys of
+// the checkpoint reader; of 08 the lookups themselves (the shard's matter), initial values too; of
+// 12 nothing; of 15 the memory estimates and the COO example (preprocessor_test covers merging).
 #include <algorithm>
 #include <fstream>
 #include <map>

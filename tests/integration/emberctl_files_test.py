@@ -33,7 +33,8 @@ class FilesTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
-        program = Program([EMBERD, "up", "--shards", "2", "--listen", "127.0.0.1:0", "--http", ""], cls.path("log"))
+        program = Program([EMBERD, "up", "--shards", "2", "--listen", "127.0.0.1:0", "--http", "", "--data", cls.path("data"),
+                           "--durability", "memory"], cls.path("log"))
         cls.addClassCleanup(program.stop)
         cls.address = program.wait_for_line(r"^emberd: ready coordinator=(\S+)")[1]
         with open(cls.path("model"), "w", encoding="utf-8") as file:
@@ -69,6 +70,43 @@ class FilesTest(unittest.TestCase):
                          {"dtype": "F32", "shape": [ROWS, DIM], "data_offsets": [0, ROWS * DIM * 4]})
         np.testing.assert_array_equal(np.frombuffer(data, "<f4").reshape(ROWS, DIM), self.rows("--slot", "accumulator"))
 
+    def test_import(self):
+        before = self.rows()
+        self.emberctl("export", "m", "t", self.path("i.safetensors"))
+        np.save(self.path("i.npy"), before + 1)
+        self.emberctl("checkpoint", "import", "m", self.path("i.npy"), "--table", "t")
+        np.testing.assert_array_equal(self.rows(), before + 1)
+        self.assertIn(f'table "t": {ROWS} rows', self.emberctl("checkpoint", "import", "m", self.path("i.safetensors")))
+        np.testing.assert_array_equal(self.rows(), before)
+
+    def test_checkpoints(self):
+        before = self.rows()
+        self.assertRegex(self.emberctl("checkpoint", "save", "m", "a"), r"checkpoint 'a' of model 'm' saved: \d+ rows, .*; "
+                         r"updates paused .*; groups: -\n$")
+        self.emberctl("export", "m", "t", self.path("live.safetensors"))
+        self.emberctl("rows", "set", "m", "t", "7=1,2,3,4,5")
+        self.assertIn("on top of 'a'", self.emberctl("checkpoint", "save", "m", "b", "--incremental"))
+        self.assertRegex(self.emberctl("checkpoint", "list", "m"), r"(?s)\nm +b .* a  .*\nm +a ")
+        self.assertRegex(self.emberctl("checkpoint", "diff", "m", "a", "b"), rf"\nt +- +{ROWS} +1 ")
+        self.assertIn("is whole, with the 1 checkpoint that", self.emberctl("checkpoint", "verify", "m"))
+        self.assertIn("on top of 'a'", self.emberctl("checkpoint", "show", "m", "b"))
+        self.assertIn("is whole by itself", self.emberctl("checkpoint", "merge", "m", "b"))
+
+        self.emberctl("checkpoint", "export", "m", "a", self.path("tables"))
+        self.assertEqual(sorted(os.listdir(self.path("tables"))), ["t.accumulator.safetensors", "t.safetensors"])
+        with open(self.path("live.safetensors"), "rb") as live, open(self.path("tables/t.safetensors"), "rb") as saved:
+            self.assertEqual(live.read()[-ROWS * DIM * 4:], saved.read()[-ROWS * DIM * 4:])
+        self.assertEqual(self.rows()[7].tolist(), [1, 2, 3, 4, 5])
+        self.emberctl("checkpoint", "import", "m", self.path("tables"))
+        np.testing.assert_array_equal(self.rows(), before)
+        self.assertIn("has the rows of checkpoint 'b'", self.emberctl("checkpoint", "restore", "m"))
+        self.assertEqual(self.rows()[7].tolist(), [1, 2, 3, 4, 5])
+        self.emberctl("checkpoint", "restore", "m", "a")
+        np.testing.assert_array_equal(self.rows(), before)
+        for name in ("b", "a"):
+            self.assertIn("free again", self.emberctl("checkpoint", "delete", "m", name))
+        self.assertEqual(self.emberctl("checkpoint", "list"), "no checkpoints\n")
+
     def complete(self, *words):
         script = (f"source {self.path('bash')}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _emberctl; "
                   'echo "${COMPREPLY[@]}"')
@@ -83,6 +121,8 @@ class FilesTest(unittest.TestCase):
         self.assertEqual(self.complete("emberctl", "sta"), ["status", "stats"])
         self.assertEqual(self.complete("emberctl", "stats", "--hot"), ["--hot-rows"])
         self.assertEqual(self.complete("emberctl", "rows", "g"), ["get"])
+        self.assertEqual(self.complete("emberctl", "checkpoint", "ve"), ["verify"])
+        self.assertEqual(self.complete("emberctl", "checkpoint", "export", "--fi"), ["--file-bytes"])
         self.assertIn("--token-file", self.complete("emberctl", "plan", "--t"))
 
 

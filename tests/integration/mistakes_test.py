@@ -69,6 +69,9 @@ FILES = {
     "cluster_open": 'shards { address: "127.0.0.1:0" } coordinators { address: "0.0.0.0:0" }',
     "cluster_key": 'shards { address: "127.0.0.1:0" } coordinators { address: "127.0.0.1:0" } '
                    'security { tls { certificate_file: "/no/cert" key_file: "/no/key" ca_file: "/no/ca" } }',
+    "cluster_storage": 'shards { address: "127.0.0.1:0" } storage { every_seconds: 60 }',
+    "cluster_durability": 'shards { address: "127.0.0.1:0" } storage { directory: "/d" durability: DISK }',
+    "short.npy": "x",
     "cluster.yaml": "shards:\n  - address: 127.0.0.1:7001\n",
     "batch.json": '{"user": {"ids": [1, 2, 3, 4]}, "item": {"ids": [[1, 2], [3], [], [4]]}}',
     "batch_id.json": '{"user": {"ids": [1, 2, 3, 400]}, "item": {"ids": [1, 2, 3, 4]}}',
@@ -108,9 +111,14 @@ class Mistakes:
         for name, mutual, certificate in (("tls", False, "server"), ("mutual", True, "server"), ("expired", False, "expired")):
             self.write(f"cluster_{name}", FILES["cluster"] + security(folder, mutual).replace("server", certificate))
             self.places[name] = self.start("up", "--config", f"{folder}/cluster_{name}")["coordinator"]
+        self.places["data"] = self.start("up", "--listen", "127.0.0.1:0", "--http", "", "--data", f"{folder}/data",
+                                         "--durability", "memory")["coordinator"]
         # The longest first: one address may begin with another.
         self.hide = sorted(self.places.items(), key=lambda place: -len(place[1]))
-        self.run([EMBERCTL, "-a", self.places["plain"], "declare", f"{folder}/model"])
+        for place in ("plain", "data"):
+            self.run([EMBERCTL, "-a", self.places[place], "declare", f"{folder}/model"])
+        for name in ("one", "two"):
+            self.run([EMBERCTL, "-a", self.places["data"], "checkpoint", "save", "ads", name, "--incremental"])
 
     def write(self, name, text):
         with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Runs what README.md tells a user to type in "Run a cluster", line by line, as it stands there.
+"""Runs what README.md tells a user to type in "Run a cluster" and the like, line by line, as it stands there.
 
 What this would catch: a README whose commands no longer work, or no longer do what is said beside them.
 
@@ -25,6 +25,7 @@ from processes import Program  # noqa: E402
 SKIPPED = 77  # CMakeLists.txt
 SECTION = "Run a cluster"
 TRAINERS = "Use it from a trainer"
+CHECKPOINTS = "Checkpoints"
 PORTS = (7400, 7401)
 INSIDE = "EMBERD_README_TEST_INSIDE"  # set in the namespace
 SERVER = re.compile(r"^\S*\bemberd (up|shard|coordinator)\b")
@@ -101,6 +102,22 @@ class ReadmeTest(unittest.TestCase):
                 ran += 1
         self.assertGreaterEqual(ran, 4)
         self.assertEqual(self.servers, [], "the section leaves a server running")
+
+    def test_checkpoints_are_saved_and_restored(self):
+        with open(os.path.join(ROOT, "README.md")) as file:
+            text = section(file.read(), CHECKPOINTS)
+        ran = 0
+        for command in commands(text):
+            command = re.sub(r"\bbuild/(?!bin/)", self.folder + "/", command).replace("build/bin/", BINARIES + "/")
+            with self.subTest(command):
+                if SERVER.search(command):
+                    self.start(command)
+                else:
+                    self.run_to_end(command)
+                ran += 1
+        self.assertGreaterEqual(ran, 10)
+        self.assertEqual(self.servers, [], "the section leaves a server running")
+        self.assertIn("user.safetensors", " ".join(os.listdir(os.path.join(self.folder, "tables"))))
 
     def test_a_trainers_first_commands_work(self):
         with open(os.path.join(ROOT, "README.md")) as file:

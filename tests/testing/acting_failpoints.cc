@@ -1,11 +1,13 @@
-// The failpoints of the tests' own build of the server. The variable EMBERD_FAILPOINT arms one of
-// them: NAME=ACTION[:MILLISECONDS][@TIMES], where ACTION is
-//   die   kill -9 of this process, MILLISECONDS after the failpoint was reached
-//   stop  SIGSTOP likewise; SIGCONT lets it go on
-//   wait  nothing else happens for MILLISECONDS
+// The failpoints of the tests' own build of the server. The variable EMBERD_FAILPOINT arms some of
+// them, with commas in between: NAME=ACTION[:MILLISECONDS][@TIMES], where ACTION is
+//   die      kill -9 of this process, MILLISECONDS after the failpoint was reached
+//   stop     SIGSTOP likewise; SIGCONT lets it go on
+//   wait     nothing else happens for MILLISECONDS
+//   mistake  it is made, every time
 // TIMES: the first time (1, also without it), the second, ...
 #include <atomic>
 #include <cstdlib>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,34 +27,54 @@ struct Armed {
   std::string action;
   int64_t milliseconds = 0;
   int times = 1;
+  std::atomic<int> reached{0};
 };
 
-Armed FromEnvironment() {
-  const char* const value = std::getenv("EMBERD_FAILPOINT");
-  Armed armed;
-  if (value == nullptr) return armed;
-  const std::pair<std::string, std::string> halves = absl::StrSplit(value, absl::MaxSplits('=', 1));
+void Read(const std::string& text, Armed* armed) {
+  const std::pair<std::string, std::string> halves = absl::StrSplit(text, absl::MaxSplits('=', 1));
   const std::vector<std::string> times = absl::StrSplit(halves.second, '@');
   const std::vector<std::string> action = absl::StrSplit(times[0], ':');
-  armed.name = halves.first;
-  armed.action = action[0];
-  const bool read = (times.size() < 2 || absl::SimpleAtoi(times[1], &armed.times)) &&
-                    (action.size() < 2 || absl::SimpleAtoi(action[1], &armed.milliseconds)) &&
-                    (armed.action == "die" || armed.action == "stop" || armed.action == "wait");
+  armed->name = halves.first;
+  armed->action = action[0];
+  const bool read = (times.size() < 2 || absl::SimpleAtoi(times[1], &armed->times)) &&
+                    (action.size() < 2 || absl::SimpleAtoi(action[1], &armed->milliseconds)) &&
+                    (armed->action == "die" || armed->action == "stop" || armed->action == "wait" ||
+                     armed->action == "mistake");
   if (!read) std::abort();  // a mistake in a test
+}
+
+std::deque<Armed> FromEnvironment() {
+  const char* const value = std::getenv("EMBERD_FAILPOINT");
+  std::deque<Armed> armed;
+  if (value == nullptr) return armed;
+  for (const auto text : absl::StrSplit(value, ',', absl::SkipEmpty())) {
+    Read(std::string(text), &armed.emplace_back());
+  }
   return armed;
+}
+
+Armed* Find(const char* name) {
+  static std::deque<Armed> all = FromEnvironment();
+  for (Armed& armed : all) {
+    if (armed.name == name) return &armed;
+  }
+  return nullptr;
 }
 
 }  // namespace
 
 void ReachFailpoint(const char* name) {
-  static const Armed armed = FromEnvironment();
-  static std::atomic<int> reached{0};
-  if (armed.name != name || ++reached != armed.times) return;
-  absl::SleepFor(absl::Milliseconds(armed.milliseconds));
+  Armed* const armed = Find(name);
+  if (armed == nullptr || ++armed->reached != armed->times) return;
+  absl::SleepFor(absl::Milliseconds(armed->milliseconds));
   // To this thread, which goes no further.
-  if (armed.action == "die") raise(SIGKILL);
-  if (armed.action == "stop") raise(SIGSTOP);
+  if (armed->action == "die") raise(SIGKILL);
+  if (armed->action == "stop") raise(SIGSTOP);
+}
+
+bool Mistake(const char* name) {
+  const Armed* const armed = Find(name);
+  return armed != nullptr && armed->action == "mistake";
 }
 
 }  // namespace emberd

@@ -13,6 +13,7 @@ Api::Api(const std::string& address) {
   channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   embedding = v1::EmbeddingService::NewStub(channel);
   admin = v1::AdminService::NewStub(channel);
+  checkpoints = v1::CheckpointService::NewStub(channel);
 }
 
 std::vector<float> Floats(const v1::Tensor& tensor) {

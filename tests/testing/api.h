@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
+#include "emberd/v1/checkpoint_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 
 namespace emberd::testing {
@@ -22,6 +23,7 @@ struct Api {
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::EmbeddingService::Stub> embedding;
   std::unique_ptr<v1::AdminService::Stub> admin;
+  std::unique_ptr<v1::CheckpointService::Stub> checkpoints;
 };
 
 // Makes one unary call, under a deadline that is long enough to be none:
@@ -33,6 +35,27 @@ grpc::Status Call(grpc::Status (v1::EmbeddingService::Stub::*method)(grpc::Clien
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
   return (api.embedding.get()->*method)(&context, request, response);
+}
+
+// The same of checkpoints. Where the answer is a stream, `response` is its last message.
+template <typename Request, typename Response>
+grpc::Status Call(grpc::Status (v1::CheckpointService::Stub::*method)(grpc::ClientContext*,
+                                                                      const Request&, Response*),
+                  const Api& api, const Request& request, Response* response) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+  return (api.checkpoints.get()->*method)(&context, request, response);
+}
+template <typename Request>
+grpc::Status Call(std::unique_ptr<grpc::ClientReader<v1::CheckpointProgress>> (
+                      v1::CheckpointService::Stub::*method)(grpc::ClientContext*, const Request&),
+                  const Api& api, const Request& request, v1::CheckpointProgress* response) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+  const auto reader = (api.checkpoints.get()->*method)(&context, request);
+  while (reader->Read(response)) {
+  }
+  return reader->Finish();
 }
 
 template <typename T>

@@ -66,13 +66,25 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
   if (log.get() < 0) {
     return absl::FailedPreconditionError(absl::StrCat(options.log_file, ": cannot be written"));
   }
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<ChildProcess> child,
-      ChildProcess::Start(
-          {options.program, "up", "--processes", "--shards", absl::StrCat(options.shards),
-           "--sparsecores", absl::StrCat(options.sparsecores), "--coordinators",
-           absl::StrCat(options.coordinators), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"},
-          {.output = writer.get(), .error = log.get()}));
+  std::vector<std::string> command = {options.program,
+                                      "up",
+                                      "--processes",
+                                      "--shards",
+                                      absl::StrCat(options.shards),
+                                      "--sparsecores",
+                                      absl::StrCat(options.sparsecores),
+                                      "--coordinators",
+                                      absl::StrCat(options.coordinators),
+                                      "--listen",
+                                      "127.0.0.1:0",
+                                      "--http",
+                                      "127.0.0.1:0"};
+  if (!options.data.empty()) {
+    // The demo itself says when a checkpoint is saved and restored.
+    command.insert(command.end(), {"--data", options.data, "--durability", "memory"});
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> child,
+                   ChildProcess::Start(command, {.output = writer.get(), .error = log.get()}));
   std::unique_ptr<Cluster> cluster(new Cluster);
   cluster->child_ = std::move(child);
   absl::StatusOr<std::string> ready = AwaitReady(reader.get(), cluster->child_.get(), cancelled);

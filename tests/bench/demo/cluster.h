@@ -25,8 +25,9 @@ struct ClusterOptions {
   std::string program;  // path of emberd
   int coordinators = 1;
   int shards = 4;
-  int sparsecores = 2;   // per shard
-  std::string log_file;  // of all its processes
+  int sparsecores = 2;    // per shard
+  std::string log_file;   // of all its processes
+  std::string data = {};  // folder for checkpoints; empty: there are none
 };
 
 // Not thread-safe; belongs to the main thread.

@@ -24,11 +24,13 @@
 #include "tests/bench/demo/click_log.h"
 #include "tests/bench/demo/cluster.h"
 #include "tests/bench/demo/dataset.h"
+#include "tests/bench/demo/demo_options.h"
 #include "tests/bench/demo/display.h"
 #include "tests/bench/demo/experiment.h"
 #include "tests/bench/demo/group.h"
 #include "tests/bench/demo/metrics.h"
 #include "tests/bench/demo/plain_trainer.h"
+#include "tests/bench/demo/saved_run.h"
 #include "tests/bench/demo/trainer.h"
 #include "tests/bench/demo/training.h"
 
@@ -61,18 +63,6 @@ class StopSignals {
   bool requested_ = false;
 };
 
-struct DemoOptions {
-  ExperimentOptions experiment;
-  int coordinators = 2;
-  int shards = 4;
-  int sparsecores = 2;             // per shard; results depend on their total alone
-  std::string out = "build/demo";  // directory for curve.csv, curve.svg, emberd.log
-  bool keep_running = false;       // leave the cluster up until Ctrl-C
-  double max_gap = -1;             // negative: the experiment's
-  std::string emberd;              // path of the server's program
-  std::string self;                // path of this program, to start trainers
-};
-
 // The initial rows of all tables, in their order.
 absl::StatusOr<std::vector<std::vector<float>>> ReadTables(Embeddings* embeddings) {
   std::vector<std::vector<float>> tables;
@@ -90,7 +80,10 @@ absl::StatusOr<std::vector<std::vector<float>>> ReadTables(Embeddings* embedding
 class Demo {
  public:
   Demo(const DemoOptions& options, StopSignals* signals)
-      : options_(options), signals_(signals), display_(stdout) {}
+      : options_(options),
+        signals_(signals),
+        saved_run_(options.CheckpointFolder()),
+        display_(stdout) {}
 
   // The last line on standard output is
   //   demo: auc=0.xxxx best_auc=0.xxxx examples_per_s=N table_sha256=...
@@ -99,6 +92,9 @@ class Demo {
 
  private:
   absl::Status Prepare();
+  absl::Status StartCluster();
+  // Gives the cluster the rows of the newest checkpoint, and the trainers the step after it.
+  absl::Status Resume();
   absl::Status Train();
   absl::Status Judge();
   absl::StatusOr<double> PlainAuc();
@@ -110,12 +106,14 @@ class Demo {
 
   const DemoOptions& options_;
   StopSignals* signals_;
+  const SavedRun saved_run_;
   Display display_;
   Experiment experiment_;
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Embeddings> embeddings_;
   // For the plain run; empty where the optimum is planted.
   std::vector<std::vector<float>> initial_tables_;
+  Position start_;
   std::unique_ptr<Monitor> monitor_;
   std::unique_ptr<Training> training_;
   Outcome outcome_;
@@ -147,6 +145,7 @@ absl::StatusOr<bool> Demo::Run() {
 }
 
 absl::Status Demo::Prepare() {
+  RETURN_IF_ERROR(CheckCheckpointOptions(options_));
   ASSIGN_OR_RETURN(experiment_, MakeExperiment(options_.experiment));
   std::error_code error;
   std::filesystem::create_directories(options_.out, error);
@@ -156,15 +155,7 @@ absl::Status Demo::Prepare() {
   display_.Print(dataset.info().description);
   ASSIGN_OR_RETURN(outcome_.best_auc, PlantedAuc(dataset, experiment_.held_out));
   outcome_.planted = outcome_.best_auc >= 0;
-
-  ASSIGN_OR_RETURN(cluster_,
-                   Cluster::Start({options_.emberd, options_.coordinators, options_.shards,
-                                   options_.sparsecores, Path("emberd.log")},
-                                  [this] { return signals_->Requested(); }));
-  display_.Print(cluster_->ready_line());
-  for (absl::string_view page : absl::StrSplit(cluster_->Field("http"), ',')) {
-    display_.Print(absl::StrCat("watch: http://", page, "/"));
-  }
+  RETURN_IF_ERROR(StartCluster());
   ASSIGN_OR_RETURN(embeddings_,
                    Embeddings::Connect(cluster_->Coordinators(),
                                        DescribeModel(dataset.info(), experiment_.parameters,
@@ -172,7 +163,41 @@ absl::Status Demo::Prepare() {
   if (!outcome_.planted) {
     ASSIGN_OR_RETURN(initial_tables_, ReadTables(embeddings_.get()));
   }
+  return options_.resume ? Resume() : absl::OkStatus();
+}
+
+absl::Status Demo::StartCluster() {
+  const bool saves = options_.checkpoint_every > 0;
+  if (saves && !options_.resume) RETURN_IF_ERROR(saved_run_.Begin(options_.Arguments()));
+  ASSIGN_OR_RETURN(
+      cluster_,
+      Cluster::Start({options_.emberd, options_.coordinators, options_.shards, options_.sparsecores,
+                      Path("emberd.log"), saves || options_.resume ? saved_run_.data_folder() : ""},
+                     [this] { return signals_->Requested(); }));
+  display_.Print(cluster_->ready_line());
+  for (absl::string_view page : absl::StrSplit(cluster_->Field("http"), ',')) {
+    display_.Print(absl::StrCat("watch: http://", page, "/"));
+  }
   return absl::OkStatus();
+}
+
+absl::Status Demo::Resume() {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, embeddings_->Checkpoints());
+  for (const std::string& name : names) {  // newest first
+    absl::StatusOr<Position> position = saved_run_.LoadDense(name);
+    absl::Status status = position.status();
+    if (status.ok()) status = embeddings_->Restore(name);
+    if (status.ok()) {
+      start_ = *std::move(position);
+      display_.Print(absl::StrCat("goes on from checkpoint ", name, " of ",
+                                  experiment_.schedule.Rounds(), " steps"));
+      return absl::OkStatus();
+    }
+    if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
+    display_.Print(absl::StrCat("checkpoint ", name, " cannot be used: ", status.ToString()));
+  }
+  return absl::NotFoundError(
+      absl::StrCat(saved_run_.folder(), ": there is no checkpoint to go on from"));
 }
 
 std::vector<std::string> Demo::TrainerCommand(int rank) const {
@@ -182,6 +207,10 @@ std::vector<std::string> Demo::TrainerCommand(int rank) const {
       "--rank",        absl::StrCat(rank),
       "--group",       "demo",
       "--hub",         absl::StrCat(ChildProcess::kExtraDescriptor)};
+  if (rank == 0 && options_.checkpoint_every > 0) {
+    command.insert(command.end(), {"--checkpoint-every", absl::StrCat(options_.checkpoint_every),
+                                   "--checkpoints", saved_run_.folder()});
+  }
   for (std::string& argument : options_.experiment.Arguments())
     command.push_back(std::move(argument));
   return command;
@@ -192,6 +221,7 @@ absl::Status Demo::Train() {
   training_ = std::make_unique<Training>(
       Training::Setup{.experiment = &experiment_,
                       .embeddings = embeddings_.get(),
+                      .start = start_,
                       .monitor = monitor_.get(),
                       .display = &display_,
                       .stop_requested = [this] { return signals_->Requested(); },
@@ -285,6 +315,8 @@ constexpr char kExamples[] =
     "  emberd_demo --keep-running            leave the cluster up afterwards, to look around "
     "with "
     "emberctl\n"
+    "  emberd_demo --checkpoint-every 100    checkpoints on the way; after a crash, or Ctrl-C:\n"
+    "  emberd_demo --resume                  goes on, to the very tables of a run without it\n"
     "  emberd_demo generate --out log.tsv --examples 100000\n"
     "  emberd_demo trainer --coordinator 127.0.0.1:7400\n"
     "                                        one trainer against a cluster that runs already\n"
@@ -309,28 +341,6 @@ struct TrainerOptions {
   TrainerSetup setup;
   int hub = -1;
 };
-
-void AddDemo(CLI::App* app, DemoOptions* options) {
-  options->experiment.AddTo(app);
-  app->add_option("--coordinators", options->coordinators,
-                  "Coordinator processes; trainer r uses the r-th, as far as there are so many")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
-  app->add_option("--shards", options->shards, "Shard processes, a power of two")
-      ->capture_default_str();
-  app->add_option("--sparsecores", options->sparsecores,
-                  "SparseCores of a shard, a power of two; the tables depend on shards x "
-                  "SparseCores alone")
-      ->capture_default_str();
-  app->add_option("--out", options->out, "Directory for curve.svg, curve.csv and emberd.log")
-      ->capture_default_str();
-  app->add_option(
-      "--max-gap", options->max_gap,
-      "How far the AUC may end from best_auc (default: 0.01 for a full run on the generated log, "
-      "0.03 for a quick one, 0.003 for files)");
-  app->add_flag("--keep-running", options->keep_running, "Leave the cluster up until Ctrl-C");
-  app->add_option("--emberd", options->emberd, "The server's program")->capture_default_str();
-}
 
 CLI::App* AddGenerate(CLI::App* app, GenerateOptions* options) {
   CLI::App* command =
@@ -360,6 +370,16 @@ CLI::App* AddTrainer(CLI::App* app, TrainerOptions* options) {
       "--hub", options->hub,
       "File descriptor to the process that sums the trainers' dense gradients (default: none, a "
       "trainer by itself)");
+  CLI::Option* every = command
+                           ->add_option("--checkpoint-every", options->setup.checkpoint_every,
+                                        "Ask for a checkpoint after every N-th step (0: never)")
+                           ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+                           ->type_name("N")
+                           ->capture_default_str();
+  CLI::Option* folder = command->add_option(
+      "--checkpoints", options->setup.checkpoint_folder,
+      "Folder of the run: the dense part goes to its subfolder dense, under the checkpoint's name");
+  every->needs(folder);
   options->experiment.AddTo(command);
   return command;
 }
@@ -388,6 +408,16 @@ absl::Status RunInGroup(const TrainerOptions& options) {
   return status;
 }
 
+absl::StatusOr<bool> RunDemo(DemoOptions options, const DemoOptions& defaults,
+                             const std::vector<std::string>& command_line, StopSignals* signals) {
+  if (options.resume) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> saved,
+                     SavedRun(options.CheckpointFolder()).Arguments());
+    ASSIGN_OR_RETURN(options, ResumedOptions(defaults, saved, command_line));
+  }
+  return Demo(options, signals).Run();
+}
+
 int Main(int argc, char** argv) {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -399,7 +429,8 @@ int Main(int argc, char** argv) {
 
   CLI::App app(kDescription);
   app.footer(kExamples);
-  AddDemo(&app, &demo);
+  const DemoOptions defaults = demo;
+  demo.AddTo(&app);
   CLI::App* generate_command = AddGenerate(&app, &generate);
   CLI::App* trainer_command = AddTrainer(&app, &trainer);
   app.require_subcommand(0, 1);
@@ -413,7 +444,7 @@ int Main(int argc, char** argv) {
     status = RunAlone(&trainer);
   } else {
     StopSignals signals;
-    const absl::StatusOr<bool> good = Demo(demo, &signals).Run();
+    const absl::StatusOr<bool> good = RunDemo(demo, defaults, {argv + 1, argv + argc}, &signals);
     if (good.ok()) return *good ? 0 : 1;
     status = good.status();
     if (absl::IsCancelled(status) && signals.Requested()) {

@@ -32,6 +32,7 @@ namespace {
 
 using testing::HasSubstr;
 using testing::MatchesRegex;
+using testing::Not;
 
 constexpr absl::Duration kTimeout = absl::Minutes(4);
 constexpr char kLastLine[] =
@@ -80,6 +81,21 @@ class DemoTest : public testing::Test {
       EXPECT_TRUE(absl::SimpleAtoi(pid, &pids.back()));
     }
     return pids;
+  }
+  // Trainers are the demo's own children, like the cluster's supervisor.
+  std::vector<pid_t> Children() const {
+    std::ifstream children(
+        absl::StrCat("/proc/", demo_->pid(), "/task/", demo_->pid(), "/children"));
+    std::vector<pid_t> pids;
+    for (pid_t pid; children >> pid;) pids.push_back(pid);
+    return pids;
+  }
+  static void AwaitEnd(const std::vector<pid_t>& pids) {
+    const absl::Time deadline = absl::Now() + kTimeout;
+    for (pid_t pid : pids) {
+      while (kill(pid, 0) == 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));
+      EXPECT_EQ(kill(pid, 0), -1) << "process " << pid << " is left behind";
+    }
   }
   // The last line of a run that ended well and left no process.
   std::string Finish(const std::string& end = "exited with status 0") {
@@ -202,9 +218,8 @@ TEST_F(DemoTest, ReplacesATrainerThatIsKilled) {
   Start("trainer", {"--quick", "--examples", "150000"});
   AwaitOutput(" examples  ");
   pid_t trainer = 0;
-  // Trainers are the demo's own children; the one of rank 1 has it on its command line.
-  std::ifstream children(absl::StrCat("/proc/", demo_->pid(), "/task/", demo_->pid(), "/children"));
-  for (pid_t pid; children >> pid;) {
+  // The one of rank 1 has it on its command line.
+  for (pid_t pid : Children()) {
     std::ifstream file(absl::StrCat("/proc/", pid, "/cmdline"));
     std::string command;
     std::getline(file, command);
@@ -239,11 +254,44 @@ TEST_F(DemoTest, ItsOwnDeathTakesTheClusterAlong) {
   AwaitOutput(" examples  ");
   const std::vector<pid_t> pids = ServerPids();
   ASSERT_EQ(kill(demo_->pid(), SIGKILL), 0);
-  const absl::Time deadline = absl::Now() + kTimeout;
-  for (pid_t pid : pids) {
-    while (kill(pid, 0) == 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));
-    EXPECT_EQ(kill(pid, 0), -1) << "process " << pid << " is left behind";
+  AwaitEnd(pids);
+}
+
+// All processes die at once, in the middle of training: what is on the disk then must be enough to
+// end with the tables, and the dense part, of a run that was never disturbed. With other shards.
+TEST_F(DemoTest, GoesOnFromItsCheckpointAfterEverythingWasKilled) {
+  const std::vector<std::string> run = {"--quick", "--examples", "60000"};
+  Start("undisturbed", run);
+  const std::string expected = Finish();
+
+  const TempDir folder = *TempDir::Create();
+  const std::string usual = std::filesystem::temp_directory_path();
+  setenv("TMPDIR", folder.path().c_str(), /*overwrite=*/1);
+  std::vector<std::string> saving = run;
+  saving.insert(saving.end(), {"--checkpoint-every", "4"});
+  Start("resumed", saving);
+  setenv("TMPDIR", usual.c_str(), /*overwrite=*/1);
+  AwaitOutput("has saved checkpoint step-");
+  std::vector<pid_t> pids = ServerPids();
+  for (pid_t pid : Children()) pids.push_back(pid);
+  ASSERT_EQ(pids.size(), 9u);  // with the supervisor and two trainers
+  pids.insert(pids.begin(), demo_->pid());
+  for (pid_t pid : pids) kill(pid, SIGKILL);
+  ASSERT_TRUE(demo_->WaitFor(kTimeout));
+  AwaitEnd({pids.begin() + 1, pids.end()});
+  ASSERT_THAT(Output(), Not(HasSubstr("table_sha256")));
+
+  Start("resumed", {"--resume", "--shards", "2", "--sparsecores", "4"});
+  const std::string resumed = Finish();
+  EXPECT_THAT(Output(), HasSubstr("goes on from checkpoint step-"));
+  for (const char* field : {"auc", "best_auc", "table_sha256"}) {
+    EXPECT_EQ(FieldOf(resumed, field), FieldOf(expected, field)) << Output();
   }
+}
+
+TEST_F(DemoTest, WithoutACheckpointThereIsNothingToGoOnFrom) {
+  Start("nothing", {"--resume"});
+  EXPECT_THAT(Finish("exited with status 1"), HasSubstr("--checkpoint-every N"));
 }
 
 TEST_F(DemoTest, AModelThatIsNotGoodEnoughFails) {

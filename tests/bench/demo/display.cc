@@ -118,7 +118,9 @@ std::string Row(const std::string& name, const std::string& value) {
 }
 
 double Rate(const TrainingResult& training) {
-  return training.seconds > 0 ? static_cast<double>(training.examples) / training.seconds : 0;
+  return training.seconds > 0
+             ? static_cast<double>(training.examples - training.examples_before) / training.seconds
+             : 0;
 }
 
 std::string Milliseconds(const std::vector<std::pair<const char*, double>>& parts,
@@ -162,9 +164,16 @@ std::string SummaryTable(const Experiment& experiment, const client::Model& mode
                                          model.sparsecores_per_shard));
   text += Row("trainers", absl::StrFormat("%d %s, batches of %d", experiment.schedule.trainers,
                                           GroupText(experiment), experiment.schedule.batch_size));
-  text += Row("trained on", absl::StrFormat("%s examples in %.1f s: %.0f examples/s",
-                                            Short(static_cast<double>(training.examples)),
-                                            training.seconds, Rate(training)));
+  text +=
+      Row("trained on",
+          absl::StrFormat("%s examples in %.1f s: %.0f examples/s",
+                          Short(static_cast<double>(training.examples - training.examples_before)),
+                          training.seconds, Rate(training)));
+  if (training.examples_before > 0) {
+    text +=
+        Row("went on after", absl::StrFormat("%s examples that a checkpoint held",
+                                             Short(static_cast<double>(training.examples_before))));
+  }
   text += Row("mini-batches of a step",
               absl::StrFormat("%.2f", training.batches == 0
                                           ? 0.0

@@ -61,7 +61,8 @@ std::string Short(double number);
 struct TrainingResult {
   std::vector<CurvePoint> curve;
   int64_t examples = 0;
-  double seconds = 0;  // of training, without evaluations
+  int64_t examples_before = 0;  // of them: learned before this run went on with another one's work
+  double seconds = 0;           // of training, without evaluations
   int64_t batches = 0;
   RoundReport total;  // over all batches
   int replaced_trainers = 0;

@@ -75,12 +75,27 @@ absl::Status Embeddings::SendLookup(client::TrainStream* stream, int64_t step, c
 }
 
 absl::Status Embeddings::SendUpdate(client::TrainStream* stream, int64_t step, int64_t samples,
-                                    const std::shared_ptr<const DenseStep>& gradients) {
+                                    const std::shared_ptr<const DenseStep>& gradients,
+                                    const std::string& checkpoint) {
   std::vector<client::FeatureGradient> request;
   for (size_t f = 0; gradients != nullptr && f < gradients->embedding_gradients.size(); ++f) {
     request.push_back({model_.features[f].name, gradients->embedding_gradients[f], samples});
   }
-  return stream->SendUpdate(step, request, {.memory = gradients});
+  return stream->SendUpdate(step, request, {.memory = gradients, .checkpoint = checkpoint});
+}
+
+absl::StatusOr<std::vector<std::string>> Embeddings::Checkpoints() {
+  ASSIGN_OR_RETURN(const client::CheckpointList list, client_->ListCheckpoints(model_.name));
+  std::vector<std::string> names;
+  for (const client::CheckpointInfo& checkpoint : list.checkpoints) {
+    names.push_back(checkpoint.name);
+  }
+  return names;
+}
+
+absl::Status Embeddings::Restore(const std::string& checkpoint) {
+  RETURN_IF_ERROR(client_->RestoreCheckpoint(model_.name, {.name = checkpoint}).status());
+  return Declare();
 }
 
 absl::Status Embeddings::Export(const std::string& table, const client::Client::RowSink& sink) {
@@ -100,8 +115,8 @@ absl::StatusOr<std::string> TableChecksum(Embeddings* embeddings) {
 }
 
 void Steps::Add(int64_t step, std::shared_ptr<const Batch> batch,
-                std::shared_ptr<const DenseStep> gradients) {
-  pending_.push_back({step, std::move(batch), std::move(gradients)});
+                std::shared_ptr<const DenseStep> gradients, std::string checkpoint) {
+  pending_.push_back({step, std::move(batch), std::move(gradients), std::move(checkpoint)});
 }
 
 void Steps::PopApplied() {
@@ -163,8 +178,9 @@ absl::StatusOr<client::TrainLookupResult> Steps::ReceiveLookup() {
 absl::Status Steps::SendUpdates() {
   for (const Pending& pending : pending_) {
     if (pending.step < next_update_ || pending.step >= next_lookup_) continue;
-    const auto status = embeddings_->SendUpdate(stream_.get(), pending.step - base_,
-                                                pending.batch->size, pending.gradients);
+    const auto status =
+        embeddings_->SendUpdate(stream_.get(), pending.step - base_, pending.batch->size,
+                                pending.gradients, pending.checkpoint);
     if (!status.ok()) return status;
     next_update_ = pending.step + 1;
   }

@@ -44,11 +44,17 @@ class Embeddings {
     return client_->Train(model_, options);
   }
   absl::Status SendLookup(client::TrainStream* stream, int64_t step, const Batch& batch);
-  // Null: all gradients are zero.
+  // Null: all gradients are zero. `checkpoint`: see client::UpdateOptions.
   absl::Status SendUpdate(client::TrainStream* stream, int64_t step, int64_t samples,
-                          const std::shared_ptr<const DenseStep>& gradients);
+                          const std::shared_ptr<const DenseStep>& gradients,
+                          const std::string& checkpoint);
   // Calls `sink` with the rows of a table, run after run.
   absl::Status Export(const std::string& table, const client::Client::RowSink& sink);
+
+  // Names of the model's checkpoints, newest first.
+  absl::StatusOr<std::vector<std::string>> Checkpoints();
+  // Gives the model the rows and the group of a checkpoint.
+  absl::Status Restore(const std::string& checkpoint);
 
   absl::StatusOr<client::ClusterStatus> Status() { return client_->GetStatus(); }
   const client::Model& model() const { return model_; }
@@ -75,9 +81,10 @@ class Steps {
   Steps(Embeddings* embeddings, client::TrainOptions options)
       : embeddings_(embeddings), options_(std::move(options)) {}
 
-  // The update of a step, to be sent; without gradients they are all zero.
+  // The update of a step, to be sent; without gradients they are all zero. With the name of a
+  // checkpoint, one is asked for that holds the steps up to this one.
   void Add(int64_t step, std::shared_ptr<const Batch> batch,
-           std::shared_ptr<const DenseStep> gradients);
+           std::shared_ptr<const DenseStep> gradients, std::string checkpoint = "");
 
   // Joins the group and sends again what has not been applied. `next`: the first step whose update
   // has not been added. `oldest`: the first that some rank may not know to be applied, the same for
@@ -105,6 +112,7 @@ class Steps {
     int64_t step;
     std::shared_ptr<const Batch> batch;
     std::shared_ptr<const DenseStep> gradients;
+    std::string checkpoint;
   };
 
   void PopApplied();

@@ -7,10 +7,11 @@
 
 namespace emberd::demo {
 
-Hub::Hub(std::vector<int> sockets, Events events) : events_(std::move(events)) {
+Hub::Hub(std::vector<int> sockets, Events events, const Position& start)
+    : events_(std::move(events)), round_(start.round) {
   for (int socket : sockets) {
     members_.emplace_back(socket);
-    Send(size() - 1, Frame::kPosition, Encode(Position()));
+    Send(size() - 1, Frame::kPosition, Encode(start));
   }
 }
 

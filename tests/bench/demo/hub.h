@@ -26,8 +26,8 @@ class Hub {
     std::function<std::vector<float>()> dense_state;
   };
 
-  // sockets: the hub's ends, by rank. They stay the caller's.
-  Hub(std::vector<int> sockets, Events events);
+  // sockets: the hub's ends, by rank. They stay the caller's. `start`: where all trainers begin.
+  Hub(std::vector<int> sockets, Events events, const Position& start = {});
 
   int size() const { return static_cast<int>(members_.size()); }
   int live() const;

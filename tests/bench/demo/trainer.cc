@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "tests/bench/demo/dataset.h"
 #include "tests/bench/demo/embeddings.h"
+#include "tests/bench/demo/saved_run.h"
 
 namespace emberd::demo {
 
@@ -83,10 +84,12 @@ void AddTimes(const client::StepTimes& times, RoundReport* report) {
 
 class Trainer {
  public:
-  Trainer(const Experiment& experiment, int rank, Embeddings* embeddings,
+  Trainer(const Experiment& experiment, const TrainerSetup& setup, Embeddings* embeddings,
           client::TrainOptions options, Group* group)
       : experiment_(experiment),
-        rank_(rank),
+        rank_(setup.rank),
+        checkpoint_every_(setup.checkpoint_every),
+        saved_run_(setup.checkpoint_folder),
         group_(group),
         dense_(experiment.dataset->info(), experiment.parameters),
         steps_(embeddings, std::move(options)) {}
@@ -100,6 +103,8 @@ class Trainer {
   // As far as it can without an error; goes on where the last call has stopped.
   absl::Status TryRound();
   absl::Status Learn();
+  // The name of the checkpoint to ask for after this round; empty: none. The dense part is saved.
+  std::string BeginCheckpoint();
   absl::Status Apply();
   // Joins emberd's group again after `why`, as soon as the cluster serves.
   absl::Status JoinAnew(absl::Status why);
@@ -111,6 +116,8 @@ class Trainer {
 
   const Experiment& experiment_;
   const int rank_;
+  const int64_t checkpoint_every_;
+  const SavedRun saved_run_;
   Group* group_;
   DenseModel dense_;
   Steps steps_;
@@ -213,9 +220,25 @@ absl::Status Trainer::Learn() {
                                    .logits = {step->logits.begin(), step->logits.end()},
                                    .labels = batch_->labels}));
   dense_.Update(Eigen::Map<const Vector>(sum.gradient.data(), sum.gradient.size()), sum.examples);
-  steps_.Add(round_, batch_, std::move(step));
+  steps_.Add(round_, batch_, std::move(step), BeginCheckpoint());
   summed_ = true;
   return absl::OkStatus();
+}
+
+// The dense part is there first: a checkpoint without it would be of no use.
+std::string Trainer::BeginCheckpoint() {
+  const int64_t steps = round_ + 1;
+  // After the last one there is nothing to go on with.
+  if (checkpoint_every_ == 0 || steps % checkpoint_every_ != 0 ||
+      steps == experiment_.schedule.Rounds()) {
+    return "";
+  }
+  std::string name = CheckpointName(steps);
+  const absl::Status saved =
+      saved_run_.SaveDense(name, {.round = steps, .dense_state = dense_.State()});
+  if (saved.ok()) return name;
+  group_->Report(absl::StrCat("has no checkpoint ", name, ": ", saved.ToString()));
+  return "";
 }
 
 // Sends the embeddings' gradients, and waits until they have been applied: those of this step, or
@@ -233,6 +256,12 @@ absl::Status Trainer::Apply() {
       steps_.AwaitUpdates(pipelined && !last && !experiment_.EvaluatesAfter(round_) ? 1 : 0));
   report_.wait_seconds += SecondsSince(start);
   for (const client::TrainUpdateResult& result : results) {
+    if (!result.checkpoint.empty()) {
+      group_->Report(result.checkpoint_error.empty()
+                         ? absl::StrCat("has saved checkpoint ", result.checkpoint)
+                         : absl::StrCat("has no checkpoint ", result.checkpoint, ": ",
+                                        result.checkpoint_error));
+    }
     report_.rows_updated += result.rows_updated;
     AddTimes(result.times, &report_);
   }
@@ -277,7 +306,7 @@ absl::Status RunTrainer(const Experiment& experiment, const TrainerSetup& setup,
   client::TrainOptions options = experiment.group;
   options.group = setup.group_name.empty() ? embeddings->client_id() : setup.group_name;
   options.rank = setup.rank;
-  return Trainer(experiment, setup.rank, embeddings.get(), options, group).Run();
+  return Trainer(experiment, setup, embeddings.get(), options, group).Run();
 }
 
 }  // namespace emberd::demo

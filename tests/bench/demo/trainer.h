@@ -3,6 +3,7 @@
 // steps without what keeps a run alive when something dies.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,10 @@ struct TrainerSetup {
   std::vector<std::string> coordinators;  // "host:port"; rank r prefers the r-th
   int rank = 0;
   std::string group_name;  // in emberd; empty: one that nobody else has
+  // Asks for a checkpoint after every so many steps, and leaves the dense part of the model beside
+  // it: see SavedRun. 0: never.
+  int64_t checkpoint_every = 0;
+  std::string checkpoint_folder;
 };
 
 // Trains a rank's share of the experiment's schedule.

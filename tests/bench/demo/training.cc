@@ -50,7 +50,13 @@ absl::StatusOr<double> PlantedAuc(const Dataset& dataset, int64_t examples) {
 Training::Training(Setup setup)
     : setup_(std::move(setup)),
       dense_(setup_.experiment->dataset->info(), setup_.experiment->parameters),
-      metrics_(kWindow) {}
+      metrics_(kWindow),
+      rounds_done_(setup_.start.round) {
+  const Schedule& schedule = setup_.experiment->schedule;
+  result_.examples_before =
+      std::min(schedule.examples, rounds_done_ * schedule.batch_size * schedule.trainers);
+  result_.examples = shown_examples_ = result_.examples_before;
+}
 
 absl::Status Training::Run() {
   start_ = absl::Now();
@@ -65,6 +71,10 @@ absl::Status Training::Run() {
 }
 
 absl::Status Training::Start() {
+  const Position& start = setup_.start;
+  if (!start.dense_state.empty() && !dense_.SetState(start.dense_state)) {
+    return absl::DataLossError("the saved dense part is not that of this model");
+  }
   const int trainers = setup_.experiment->schedule.trainers;
   sockets_.resize(trainers);
   trainers_.resize(trainers);
@@ -82,7 +92,8 @@ absl::Status Training::Start() {
                         setup_.display->Print(absl::StrCat("trainer ", rank, " ", message));
                       },
                   .on_gone = [this](int rank) { OnGone(rank); },
-                  .dense_state = [this] { return dense_.State(); }});
+                  .dense_state = [this] { return dense_.State(); }},
+      start);
   return absl::OkStatus();
 }
 
@@ -111,7 +122,8 @@ absl::Status Training::Loop() {
     if (!setup_.cluster_runs()) return absl::UnavailableError("the cluster is gone");
     for (const std::string& event : setup_.monitor->TakeEvents()) setup_.display->Print(event);
     const absl::Time now = absl::Now();
-    const bool busy = result_.examples > 0 && rounds_done_ < setup_.experiment->schedule.Rounds();
+    const bool busy = result_.examples > result_.examples_before &&
+                      rounds_done_ < setup_.experiment->schedule.Rounds();
     if (busy && setup_.display->Due(now)) setup_.display->Show(CurrentProgress(), now);
   }
   setup_.display->ShowLast(CurrentProgress());

@@ -18,6 +18,7 @@
 #include "tests/bench/demo/display.h"
 #include "tests/bench/demo/embeddings.h"
 #include "tests/bench/demo/experiment.h"
+#include "tests/bench/demo/group.h"
 #include "tests/bench/demo/hub.h"
 #include "tests/bench/demo/metrics.h"
 
@@ -39,6 +40,7 @@ class Training {
   struct Setup {
     const Experiment* experiment;
     Embeddings* embeddings;
+    Position start;  // of a run that goes on
     Monitor* monitor;
     Display* display;
     std::function<bool()> stop_requested;

@@ -1,0 +1,272 @@
+"""deploy/kubernetes: its manifests against the schemas of Kubernetes, against each other and against the cluster description,
+and the commands of its pods as processes on loopback, with TLS and tokens. No cluster is needed.
+
+What this would catch: a field that the API does not have or that stands in the wrong place, a volume, port or Secret that
+nobody makes, a shard of the description that is no pod, limits below what budgets allow, and a command, probe or description
+that emberd refuses.
+
+Usage: kubernetes_test.py ROOT_OF_REPOSITORY FOLDER_OF_EMBERD    (needs the packages kubernetes-validate and PyYAML)
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT, BINARIES = sys.argv[1:3]
+del sys.argv[1:3]
+sys.path[:0] = [os.path.join(ROOT, "tests", "testing"), os.path.dirname(os.path.abspath(__file__))]
+
+import kubernetes_validate  # noqa: E402
+import yaml  # noqa: E402
+from kustomization import containers_of, key, resolve  # noqa: E402
+from processes import Program, free_ports  # noqa: E402
+
+EMBERD, EMBERCTL = (os.path.join(BINARIES, name) for name in ("emberd", "emberctl"))
+VERSIONS = ("1.27", "1.30", "1.34")
+UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+MODEL = 'name: "m" tables { name: "t" vocabulary_size: 1000 embedding_dim: 8 } features { name: "f" table: "t" }'
+
+
+def bytes_of(text):
+    return int(text[:-2]) * UNITS[text[-2:]]
+
+
+def make_secrets(folder):
+    """As README.md does it."""
+    secrets, scrape = os.path.join(folder, "secrets"), os.path.join(folder, "monitoring", "secrets")
+    subprocess.run([os.path.join(ROOT, "deploy", "make_test_ca.sh"), secrets, "*.shard.emberd.svc", "coordinator.emberd.svc",
+                    "localhost", "127.0.0.1"], check=True, stdout=subprocess.DEVNULL)
+    os.mkdir(scrape)
+    shutil.copy(os.path.join(secrets, "ca.pem"), scrape)
+    for role, name in (("cluster", "cluster"), ("reader", "reader"), ("admin", "admin")):
+        with open(os.path.join(scrape if role == "reader" else secrets, name + ".token"), "w") as file:
+            subprocess.run([EMBERD, "token", name, role, "--file", os.path.join(secrets, "tokens.textproto")], check=True,
+                           stdout=file)
+
+
+class KubernetesTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = os.path.join(folder.name, "kubernetes")
+        shutil.copytree(os.path.join(ROOT, "deploy", "kubernetes"), cls.folder,
+                        ignore=shutil.ignore_patterns("secrets"))
+        make_secrets(cls.folder)
+        cls.documents = {key(document): document for document in resolve(cls.folder)}
+        cls.monitoring = {key(document): document for document in resolve(os.path.join(cls.folder, "monitoring"))}
+        cls.description = cls.documents["ConfigMap", "cluster"]["data"]["cluster.textproto"]
+        cls.shards = cls.documents["StatefulSet", "shard"]
+        cls.coordinators = cls.documents["Deployment", "coordinator"]
+
+    def workloads(self):
+        return (self.shards, self.coordinators)
+
+    def test_every_document_fits_the_schema_of_kubernetes(self):
+        wrong = yaml.safe_load(yaml.safe_dump(self.shards))
+        wrong["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
+        for version in VERSIONS:
+            with self.assertRaises(kubernetes_validate.ValidationError):
+                kubernetes_validate.validate(wrong, version, strict=True)
+            for document in (*self.documents.values(), *self.monitoring.values()):
+                if document["kind"] == "ServiceMonitor":
+                    continue  # the operator's own kind
+                with self.subTest(document=key(document), version=version):
+                    kubernetes_validate.validate(document, version, strict=True)
+
+    @unittest.skipUnless(shutil.which("kubectl"), "kubectl is not installed")
+    def test_kubectl_makes_the_same_documents(self):
+        for folder, documents in ((self.folder, self.documents), (os.path.join(self.folder, "monitoring"), self.monitoring)):
+            made = subprocess.run(["kubectl", "kustomize", folder], check=True, capture_output=True, text=True).stdout
+            theirs = {key(document): document for document in yaml.safe_load_all(made)}
+            for document in theirs.values():
+                if document["kind"] == "Secret":  # in lines of 70 characters
+                    document["data"] = {name: text.replace("\n", "") for name, text in document["data"].items()}
+            self.assertEqual(set(theirs), set(documents))
+            for name, document in theirs.items():
+                self.assertEqual(document, documents[name])
+
+    def test_all_that_was_asked_for_is_there(self):
+        self.assertEqual(set(self.documents), {
+            ("Namespace", "emberd"), ("ConfigMap", "cluster"), ("Secret", "tls"), ("Secret", "tokens"),
+            ("PersistentVolumeClaim", "checkpoints"), ("Service", "shard"), ("Service", "coordinator"),
+            ("StatefulSet", "shard"), ("Deployment", "coordinator"), ("PodDisruptionBudget", "shard"),
+            ("PodDisruptionBudget", "coordinator")})
+        self.assertEqual(self.documents["Service", "shard"]["spec"]["clusterIP"], "None")
+        self.assertEqual(self.documents["PersistentVolumeClaim", "checkpoints"]["spec"]["accessModes"], ["ReadWriteMany"])
+
+    def test_names_meet(self):
+        for workload in self.workloads():
+            spec = workload["spec"]
+            pod = spec["template"]
+            labels = pod["metadata"]["labels"]
+            name = workload["metadata"]["name"]
+            for selector in (spec["selector"]["matchLabels"], self.documents["Service", name]["spec"]["selector"],
+                             self.documents["PodDisruptionBudget", name]["spec"]["selector"]["matchLabels"],
+                             pod["spec"]["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"]):
+                self.assertEqual(selector, labels, name)
+            self.assertIn("app.kubernetes.io/component", labels)
+            made = {volume["name"] for volume in pod["spec"]["volumes"]}
+            made |= {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])}
+            container, = containers_of(workload)
+            self.assertEqual({mount["name"] for mount in container["volumeMounts"]}, made, name)
+            for volume in pod["spec"]["volumes"]:
+                source = [("ConfigMap", volume.get("configMap", {}).get("name")),
+                          ("Secret", volume.get("secret", {}).get("secretName")),
+                          ("PersistentVolumeClaim", volume.get("persistentVolumeClaim", {}).get("claimName"))]
+                self.assertTrue(set(source) & set(self.documents), volume)
+            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+            self.assertEqual(ports, {port["name"]: port["port"] for port in self.documents["Service", name]["spec"]["ports"]})
+            for probe in ("startupProbe", "livenessProbe"):
+                self.assertIn(container[probe]["tcpSocket"]["port"], ports)
+
+    def test_the_description_is_of_these_pods(self):
+        replicas, service = self.shards["spec"]["replicas"], self.shards["spec"]["serviceName"]
+        self.assertIn(("Service", service), self.documents)
+        namespace = self.shards["metadata"]["namespace"]
+        hosts = re.findall(r'shards \{ address: "(.*?):7400" http_address: "(.*?):7401" \}', self.description)
+        name = self.shards["metadata"]["name"]
+        self.assertEqual(hosts, [(f"{name}-{i}.{service}.{namespace}.svc",) * 2 for i in range(replicas)])
+        self.assertIn(f'coordinators {{ address: "coordinator.{namespace}.svc:7400"', self.description)
+
+    def test_paths_of_the_description_are_mounted(self):
+        for workload in self.workloads():
+            container, = containers_of(workload)
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            for path in re.findall(r'_file: "(.*?)"', self.description):
+                secret = self.documents["Secret", mounts[os.path.dirname(path)]]
+                self.assertIn(os.path.basename(path), secret["data"])
+            self.assertEqual(mounts[re.search(r'checkpoints: "(.*?)"', self.description)[1]], "checkpoints")
+            config = re.search(r"--config,? (\S+)", " ".join(container["args"]))[1]
+            self.assertIn(os.path.basename(config), self.documents["ConfigMap", mounts[os.path.dirname(config)]]["data"])
+        data = containers_of(self.shards)[0]["volumeMounts"]
+        self.assertIn({"name": "data", "mountPath": re.search(r'directory: "(.*?)"', self.description)[1]}, data)
+
+    def budget(self, name):
+        return int(re.search(rf"\b{name}: (\d+)", self.description)[1])
+
+    def test_pods_have_the_memory_and_the_time_that_the_description_allows(self):
+        process = 192 << 20
+        requests = self.budget("batch_bytes") + self.budget("in_flight_bytes")
+        tables = self.budget("bytes_per_sparsecore") * self.budget("sparsecores_per_shard") + self.budget("copy_bytes")
+        for workload, need in ((self.shards, process + requests + tables), (self.coordinators, process + requests)):
+            container, = containers_of(workload)
+            self.assertGreaterEqual(bytes_of(container["resources"]["limits"]["memory"]), need)
+            grace = workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+            self.assertGreater(grace, self.budget("drain_ms") / 1000 + 5)
+
+    def test_pods_have_no_rights(self):
+        for workload in self.workloads():
+            pod = workload["spec"]["template"]["spec"]
+            self.assertTrue(pod["securityContext"]["runAsNonRoot"])
+            self.assertEqual(pod["securityContext"]["seccompProfile"], {"type": "RuntimeDefault"})
+            self.assertFalse(pod["automountServiceAccountToken"])
+            container, = containers_of(workload)
+            self.assertEqual(container["securityContext"], {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+                                                            "capabilities": {"drop": ["ALL"]}})
+
+    def test_the_monitor_finds_all_services(self):
+        spec = self.monitoring["ServiceMonitor", "emberd"]["spec"]
+        scrape = self.monitoring["Secret", "scrape"]["data"]
+        endpoint, = spec["endpoints"]
+        for used in (endpoint["tlsConfig"]["ca"]["secret"], endpoint["authorization"]["credentials"]):
+            self.assertEqual(used["name"], "scrape")
+            self.assertIn(used["key"], scrape)
+        for name in ("shard", "coordinator"):
+            service = self.documents["Service", name]
+            self.assertLessEqual(spec["selector"]["matchLabels"].items(), service["metadata"]["labels"].items())
+            self.assertIn(endpoint["port"], [port["name"] for port in service["spec"]["ports"]])
+
+
+class Pods:
+    """The pods as processes: each path of a pod is a folder, each port another one of 127.0.0.1."""
+
+    def __init__(self, folder, documents, secrets):
+        self.folder = folder
+        self.ports = {}
+        self.programs = []
+        self.volumes = {"/etc/emberd/tls": secrets, "/etc/emberd/tokens": secrets,
+                        "/etc/emberd/cluster": os.path.join(folder, "cluster"),
+                        "/var/lib/emberd": os.path.join(folder, "data")}
+        os.mkdir(self.volumes["/etc/emberd/cluster"])
+        text = documents["ConfigMap", "cluster"]["data"]["cluster.textproto"]
+        for host, inner in re.findall(r'"([a-z0-9.-]+\.svc):(\d+)"', text):
+            self.ports[host, inner], = free_ports(1)
+            text = text.replace(f"{host}:{inner}", f"127.0.0.1:{self.ports[host, inner]}")
+        self.config = os.path.join(self.volumes["/etc/emberd/cluster"], "cluster.textproto")
+        with open(self.config, "w") as file:
+            file.write(self.here(text))
+
+    def here(self, text, host=None):
+        for inside, outside in self.volumes.items():
+            text = text.replace(inside, outside)
+        return re.sub(r"(?:0\.0\.0\.0|127\.0\.0\.1):(740[01])\b",
+                      lambda at: f"127.0.0.1:{self.ports[host, at[1]]}" if host else at[0], text)
+
+    def environment(self, pod):
+        return {**os.environ, "HOSTNAME": pod, "PATH": f"{os.path.abspath(BINARIES)}:{os.environ['PATH']}"}
+
+    def start(self, pod, host, container):
+        argv = [self.here(word, host) for word in container.get("command", ["emberd"]) + container["args"]]
+        program = Program(["env", *(f"{name}={value}" for name, value in self.environment(pod).items()), *argv],
+                          os.path.join(self.folder, pod + ".log"))
+        self.programs.append(program)
+        return program
+
+    def probe(self, host, container):
+        argv = [self.here(word, host) for word in container["readinessProbe"]["exec"]["command"]]
+        return subprocess.run([*argv, "--timeout", "30"], stdin=subprocess.DEVNULL, capture_output=True,
+                              env=self.environment("probe")).returncode
+
+
+class PodsTest(unittest.TestCase):
+
+    def test_the_commands_of_the_pods_make_a_cluster(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        source = os.path.join(folder.name, "kubernetes")
+        shutil.copytree(os.path.join(ROOT, "deploy", "kubernetes"), source, ignore=shutil.ignore_patterns("secrets"))
+        make_secrets(source)
+        secrets = os.path.join(source, "secrets")
+        documents = {key(document): document for document in resolve(source)}
+        pods = Pods(folder.name, documents, secrets)
+        shard, = containers_of(documents["StatefulSet", "shard"])
+        coordinator, = containers_of(documents["Deployment", "coordinator"])
+        hosts = {f"shard-{i}": (f"shard-{i}.shard.emberd.svc", shard)
+                 for i in range(documents["StatefulSet", "shard"]["spec"]["replicas"])}
+        hosts["coordinator-7d9f8-x2x"] = "coordinator.emberd.svc", coordinator
+        for pod, (host, container) in hosts.items():
+            program = pods.start(pod, host, container)
+            self.addCleanup(program.kill)
+        for program in pods.programs:
+            program.wait_for_line("^emberd: ready ")
+        for pod, (host, container) in hosts.items():
+            self.assertEqual(pods.probe(host, container), 0, pod)
+
+        def emberctl(*arguments, token="admin"):
+            return subprocess.run(
+                [EMBERCTL, "--address", f"127.0.0.1:{pods.ports['coordinator.emberd.svc', '7400']}", "--ca",
+                 os.path.join(secrets, "ca.pem"), "--token-file", os.path.join(secrets, token + ".token"), *arguments],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        status = emberctl("status")
+        self.assertEqual((status.returncode, len(re.findall(r"\bok\b", status.stdout))), (0, 4), status.stderr)
+        self.assertIn("PERMISSION_DENIED", emberctl("status", token="cluster").stderr)
+        model = os.path.join(folder.name, "model.textproto")
+        with open(model, "w") as file:
+            file.write(MODEL)
+        for arguments in (["declare", model], ["checkpoint", "save", "m", "a"], ["checkpoint", "verify", "m", "a"],
+                          ["checkpoint", "restore", "m", "a"]):
+            done = emberctl(*arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(os.path.exists(os.path.join(folder.name, "data", "checkpoints", "m", "a", "manifest.json")))
+        for program in reversed(pods.programs):
+            self.assertEqual(program.stop(), 0, program.output())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

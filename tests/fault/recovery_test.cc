@@ -1,0 +1,157 @@
+// storage.durability CHECKPOINT: models are saved by themselves, and rows that shards have lost
+// come back from the newest good checkpoint, on all shards together, with nobody asking for it.
+// What was given up on purpose does not.
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/cluster_fixture.h"
+#include "tests/testing/metrics.h"
+#include "tests/testing/training.h"
+
+namespace emberd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RecoveryTest : public ClusterFixture {
+ protected:
+  void SetUp() override {
+    StartCluster({.shards = 2,
+                  .coordinators = 2,
+                  .config = absl::StrCat("storage { directory: \"", storage_.path(),
+                                         "\" durability: CHECKPOINT every_seconds: 100000 }")},
+                 MixedModel("mixed"));
+    ASSERT_NO_FATAL_FAILURE(AwaitCheckpoints(1));
+    initial_ = TableDigest();
+  }
+
+  std::vector<client::CheckpointInfo> List() {
+    auto list = client_->ListCheckpoints("mixed");
+    EXPECT_TRUE(list.ok()) << list.status();
+    return list.ok() ? list->checkpoints : std::vector<client::CheckpointInfo>();
+  }
+  // Until there are at least so many.
+  void AwaitCheckpoints(size_t count) {
+    for (int i = 0; i < 300 && List().size() < count; ++i) absl::SleepFor(absl::Milliseconds(100));
+    ASSERT_GE(List().size(), count);
+  }
+  void Train(int step) { ASSERT_TRUE(TrainStep(*client_, model_, step, 32).ok()); }
+  void Save(const std::string& name) {
+    auto saved = client_->SaveCheckpoint("mixed", {.name = name});
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+  void LoseShard(int shard) {
+    cluster_->KillShard(shard);
+    ASSERT_TRUE(cluster_->RestartShard(shard).ok());
+  }
+  // And starts them again.
+  void KillAll() {
+    for (const int i : {0, 1}) cluster_->KillCoordinator(i);
+    for (const int i : {0, 1}) cluster_->KillShard(i);
+    for (const int i : {0, 1}) ASSERT_TRUE(cluster_->RestartShard(i).ok());
+    for (const int i : {0, 1}) ASSERT_TRUE(cluster_->RestartCoordinator(i).ok());
+  }
+  // The tables, once they can be read again. Until then, callers are told that they will be.
+  std::string AwaitTables() {
+    for (int i = 0; i < 300; ++i) {
+      const auto digest = Digest(*client_, model_);
+      if (digest.ok()) return *digest;
+      EXPECT_NE(digest.status().code(), absl::StatusCode::kDataLoss) << digest.status();
+      absl::SleepFor(absl::Milliseconds(100));
+    }
+    return "they did not come back";
+  }
+
+  const TempDir storage_ = *TempDir::Create();
+  std::string initial_;
+};
+
+TEST_F(RecoveryTest, LostRowsComeBackWithAllOthers) {
+  Train(0);
+  const std::string saved = TableDigest();
+  ASSERT_NE(saved, initial_);
+  Save("mine");
+  Train(1);
+  ASSERT_NE(TableDigest(), saved);
+  for (const int shard : {1, 0}) {
+    LoseShard(shard);
+    EXPECT_EQ(AwaitTables(), saved) << "after the loss of shard " << shard;
+  }
+  EXPECT_GE(MetricSum(FetchMetrics(cluster_->http_address(0)), "emberd_model_recoveries_total") +
+                MetricSum(FetchMetrics(cluster_->http_address(1)), "emberd_model_recoveries_total"),
+            2);
+  Train(2);  // and training goes on
+}
+
+TEST_F(RecoveryTest, AllProcessesMayDieAtOnce) {
+  Train(0);
+  const std::string saved = TableDigest();
+  Save("mine");
+  KillAll();
+  // A trainer that declares its model again gets the rows, not initial ones.
+  absl::StatusOr<client::Model> model = client_->DeclareModel(MixedModel("mixed"));
+  for (int i = 0; i < 300 && absl::IsUnavailable(model.status()); ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+    model = client_->DeclareModel(MixedModel("mixed"));
+  }
+  ASSERT_TRUE(model.ok()) << model.status();
+  model_ = *model;
+  EXPECT_EQ(AwaitTables(), saved);
+}
+
+TEST_F(RecoveryTest, RowsThatWereGivenUpStayGone) {
+  Train(0);
+  Save("mine");
+  ASSERT_TRUE(client_->ResetModel("mixed").ok());
+  const size_t before = List().size();
+  ASSERT_NO_FATAL_FAILURE(AwaitCheckpoints(before + 1));
+  LoseShard(1);
+  EXPECT_EQ(AwaitTables(), initial_);
+
+  ASSERT_TRUE(client_->DropModel("mixed").ok());
+  LoseShard(0);
+  absl::SleepFor(absl::Seconds(7));  // coordinators look for such models every five seconds
+  EXPECT_EQ(client_->DescribeModel("mixed").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(RecoveryTest, AnOlderCheckpointServesWhereTheNewestIsDamaged) {
+  Train(0);
+  const std::string saved = TableDigest();
+  Save("good");
+  Train(1);
+  Save("bad");
+  int changed = 0;
+  for (const auto& file :
+       std::filesystem::directory_iterator(storage_.path() + "/checkpoints/mixed/bad")) {
+    if (file.path().extension() != ".safetensors") continue;
+    std::fstream bytes(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+    bytes.seekg(-9, std::ios::end);
+    const char flipped = static_cast<char>(bytes.peek() ^ 1);
+    bytes.seekp(-9, std::ios::end);
+    bytes.put(flipped);
+    ++changed;
+  }
+  ASSERT_GT(changed, 0);
+  LoseShard(1);
+  EXPECT_EQ(AwaitTables(), saved);
+  EXPECT_THAT(cluster_->CoordinatorLog(0) + cluster_->CoordinatorLog(1),
+              HasSubstr("a checkpoint is damaged"));
+}
+
+TEST_F(RecoveryTest, ModelsComeBackThatNobodyDeclaresAgain) {
+  Train(0);
+  const std::string saved = TableDigest();
+  Save("mine");
+  KillAll();
+  EXPECT_EQ(AwaitTables(), saved);
+}
+
+}  // namespace
+}  // namespace emberd::testing

@@ -1,0 +1,310 @@
+// What trainers and operators rely on when they restore: requests from before the checkpoint are
+// not carried out again and those from after it are, on whatever shards; a model may come back with
+// another storage type or another optimizer; a declaration may ask for rows of a checkpoint.
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/substitute.h"
+#include "base/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/training.h"
+
+namespace emberd::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr char kTrainer[] = "trainer";
+
+class CheckpointUseTest : public ::testing::Test {
+ protected:
+  // `trainer`: its client_id; empty: a new one.
+  void Start(int shards, int sparsecores, bool embedded = true, const std::string& trainer = "") {
+    client_.reset();
+    cluster_.reset();
+    auto cluster = Cluster::Start(
+        {.shards = shards,
+         .sparsecores_per_shard = sparsecores,
+         .embedded = embedded,
+         .config = absl::StrCat("storage { directory: \"", storage_.path(), "\" }")});
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+    client::ClientOptions options = cluster_->client_options();
+    options.client_id = trainer;
+    auto client = client::Client::Connect(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+  }
+  template <typename Description>
+  void Declare(const Description& description, const client::DeclareOptions& options = {}) {
+    auto model = client_->DeclareModel(description, options);
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+  }
+  void Save(const std::string& name) {
+    auto saved = client_->SaveCheckpoint(model_.name, {.name = name});
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+  void Restore(const std::string& model, const client::RestoreOptions& options) {
+    auto restored = client_->RestoreCheckpoint(model, options);
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    auto described = client_->DescribeModel(model);
+    ASSERT_TRUE(described.ok()) << described.status();
+    model_ = *std::move(described);
+  }
+  std::string TableDigest() {
+    auto digest = Digest(*client_, model_);
+    EXPECT_TRUE(digest.ok()) << digest.status();
+    return digest.value_or("none");
+  }
+  std::vector<float> Rows(const std::string& table, const std::string& slot = "") {
+    std::vector<int64_t> ids(model_.FindTable(table)->vocabulary_size);
+    std::iota(ids.begin(), ids.end(), 0);
+    auto rows = client_->ReadRows(model_, table, ids, slot);
+    EXPECT_TRUE(rows.ok()) << rows.status();
+    return rows.ok() ? rows->values : std::vector<float>();
+  }
+
+  // An update of MixedModel under a number, with a batch of its own.
+  absl::StatusOr<client::ApplyResult> Update(uint64_t sequence) {
+    const std::vector<OwnedIds> batch = MixedBatch(sequence, 20);
+    auto found = client_->Lookup(model_, Features(batch));
+    if (!found.ok()) return found.status();
+    last_batch_ = found->batch;
+    client::ApplyOptions options;
+    options.sequence = sequence;
+    const auto gradients = MixedGradients(sequence, *found);
+    return client_->ApplyGradients(model_, found->batch, Gradients(*found, gradients), options);
+  }
+  void ExpectUpdate(uint64_t sequence, bool replayed) {
+    auto update = Update(sequence);
+    ASSERT_TRUE(update.ok()) << update.status();
+    EXPECT_EQ(update->replayed, replayed) << sequence;
+  }
+  void ExpectAssign(uint64_t sequence, bool replayed) {
+    client::AssignOptions options;
+    options.sequence = sequence;
+    const std::vector<float> row(16, static_cast<float>(sequence));
+    auto before = client_->AssignRows(model_, "users", {3}, row, options);
+    ASSERT_TRUE(before.ok()) << before.status();
+    EXPECT_EQ(*before, replayed) << sequence;
+  }
+
+  const TempDir storage_ = *TempDir::Create();
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<client::Client> client_;
+  client::Model model_;
+  client::BatchHandle last_batch_;
+};
+
+TEST_F(CheckpointUseTest, RetriesAreAnsweredFromTheTimeOfTheCheckpoint) {
+  Start(4, 2, /*embedded=*/false, kTrainer);
+  Declare(MixedModel("mixed"));
+  auto first = Update(100);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const client::BatchHandle first_batch = last_batch_;
+  ASSERT_NO_FATAL_FAILURE(ExpectAssign(7, false));
+  const std::string at_checkpoint = TableDigest();
+  Save("c");
+  ASSERT_NO_FATAL_FAILURE(ExpectUpdate(101, false));
+  ASSERT_NO_FATAL_FAILURE(ExpectAssign(8, false));
+  const std::string after = TableDigest();
+  ASSERT_NE(after, at_checkpoint);
+
+  const auto expect_replays = [&] {
+    EXPECT_EQ(TableDigest(), at_checkpoint);
+    // As a trainer repeats it whose answer was lost: with the batch of then, and with a new one.
+    client::ApplyOptions options;
+    options.sequence = 100;
+    auto again = client_->ApplyGradients(model_, first_batch, {}, options);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_TRUE(again->replayed);
+    EXPECT_EQ(again->rows_updated, first->rows_updated);
+    ASSERT_NO_FATAL_FAILURE(ExpectUpdate(100, true));
+    ASSERT_NO_FATAL_FAILURE(ExpectAssign(7, true));
+    EXPECT_EQ(TableDigest(), at_checkpoint);
+    ASSERT_NO_FATAL_FAILURE(ExpectUpdate(101, false));
+    ASSERT_NO_FATAL_FAILURE(ExpectAssign(8, false));
+    EXPECT_EQ(TableDigest(), after);
+    ASSERT_NO_FATAL_FAILURE(ExpectUpdate(101, true));
+    ASSERT_NO_FATAL_FAILURE(ExpectAssign(8, true));
+    EXPECT_EQ(TableDigest(), after);
+  };
+  {
+    SCOPED_TRACE("where it was saved");
+    Restore("mixed", {.name = "c"});
+    ASSERT_NO_FATAL_FAILURE(expect_replays());
+  }
+  for (const auto& [shards, sparsecores] : {std::pair(2, 4), std::pair(8, 1), std::pair(1, 8)}) {
+    SCOPED_TRACE(absl::StrCat(shards, " shards"));
+    Start(shards, sparsecores, /*embedded=*/true, kTrainer);
+    Restore("mixed", {});
+    ASSERT_NO_FATAL_FAILURE(expect_replays());
+  }
+}
+
+// What a trainer holds from before a restore is of no use any more, and says so.
+TEST_F(CheckpointUseTest, BatchesAndStreamsFromBeforeARestoreEnd) {
+  Start(2, 2, /*embedded=*/false);
+  Declare(MixedModel("mixed"));
+  Save("c");
+  const std::vector<OwnedIds> batch = MixedBatch(1, 20);
+  auto found = client_->Lookup(model_, Features(batch));
+  ASSERT_TRUE(found.ok()) << found.status();
+  const client::Model before = model_;
+  auto stream = client_->Train(model_, {.group = "run"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  Restore("mixed", {});
+  const auto gradients = MixedGradients(1, *found);
+  const auto applied = client_->ApplyGradients(before, found->batch, Gradients(*found, gradients));
+  EXPECT_FALSE(applied.ok());
+  absl::Status ended = (*stream)->SendLookup(0, Features(batch));
+  if (ended.ok()) ended = (*stream)->ReceiveLookup().status();
+  EXPECT_TRUE(absl::IsAborted(ended)) << ended;
+  ASSERT_NO_FATAL_FAILURE(ExpectUpdate(5, false));
+}
+
+std::string OneTable(const std::string& storage, const std::string& optimizer) {
+  return absl::Substitute(
+      "name: 'one' tables { name: 't' vocabulary_size: 100 embedding_dim: 4 combiner: SUM $0 "
+      "optimizer { $1 learning_rate: 0.1 } } features { name: 'f' table: 't' batch_size: 20 }",
+      storage, optimizer);
+}
+
+class OtherConfigTest : public CheckpointUseTest {
+ protected:
+  // Rows 0, 2, 4, ... 38.
+  void Train() {
+    std::vector<int64_t> ids(20);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(2 * i);
+    for (int step = 0; step < 3; ++step) {
+      auto found = client_->Lookup(model_, {{"f", client::DenseIds{absl::MakeConstSpan(ids), 1}}});
+      ASSERT_TRUE(found.ok()) << found.status();
+      std::vector<float> gradient(ids.size() * 4);
+      for (size_t i = 0; i < gradient.size(); ++i) {
+        gradient[i] = 0.37f * static_cast<float>(i % 7) - 0.5f;
+      }
+      ASSERT_TRUE(client_->ApplyGradients(model_, found->batch, {{"f", gradient, 20}}).ok());
+    }
+  }
+};
+
+TEST_F(OtherConfigTest, AnotherStorageTypeKeepsValuesAndSlots) {
+  Start(2, 2);
+  Declare(OneTable("storage_dtype: BFLOAT16 update_rounding: STOCHASTIC", "adagrad {}"));
+  ASSERT_NO_FATAL_FAILURE(Train());
+  const std::vector<float> weights = Rows("t"), slots = Rows("t", "accumulator");
+  Save("c");
+  // As many partitions, and others.
+  for (const auto& [shards, sparsecores] : {std::pair(4, 1), std::pair(1, 8)}) {
+    Start(shards, sparsecores);
+    Restore("one", {.config = OneTable("storage_dtype: FLOAT32", "adagrad {}")});
+    EXPECT_EQ(Rows("t"), weights);
+    EXPECT_EQ(Rows("t", "accumulator"), slots);
+    ASSERT_NO_FATAL_FAILURE(Train());
+    EXPECT_NE(Rows("t"), weights);
+  }
+}
+
+TEST_F(OtherConfigTest, AnotherOptimizerKeepsValuesAndBeginsWithItsOwnSlots) {
+  Start(2, 2);
+  Declare(OneTable("", "adagrad {}"));
+  ASSERT_NO_FATAL_FAILURE(Train());
+  const std::vector<float> weights = Rows("t");
+  Save("c");
+  Start(4, 1);
+  for (const char* optimizer : {"sgd {}", "adam {}"}) {
+    SCOPED_TRACE(optimizer);
+    Restore("one", {.config = OneTable("", optimizer)});
+    EXPECT_EQ(Rows("t"), weights);
+    for (const std::string& slot : model_.FindTable("t")->slots) {
+      EXPECT_THAT(Rows("t", slot), Each(0.0f)) << slot;
+    }
+    ASSERT_NO_FATAL_FAILURE(Train());
+    ASSERT_TRUE(*client_->DropModel("one"));
+  }
+}
+
+// On other partitions, and as a model of another id.
+TEST_F(OtherConfigTest, RetriesAreAnsweredAllTheSame) {
+  Start(2, 2, /*embedded=*/true, kTrainer);
+  Declare(OneTable("storage_dtype: BFLOAT16", "adagrad {}"));
+  const auto update = [&](uint64_t sequence) {
+    const std::vector<int64_t> ids = {1, 2, 3, 4};
+    client::ApplyOptions options;
+    options.sequence = sequence;
+    auto found = client_->Lookup(model_, {{"f", client::DenseIds{absl::MakeConstSpan(ids), 1}}});
+    EXPECT_TRUE(found.ok()) << found.status();
+    auto applied = client_->ApplyGradients(model_, found->batch,
+                                           {{"f", std::vector<float>(16, 1.0f), 4}}, options);
+    EXPECT_TRUE(applied.ok()) << applied.status();
+    return applied.value_or(client::ApplyResult());
+  };
+  EXPECT_FALSE(update(100).replayed);
+  Save("c");
+  Start(8, 2, /*embedded=*/true, kTrainer);
+  Restore("one", {.config = OneTable("storage_dtype: FLOAT32", "sgd {}")});
+  const std::string before = TableDigest();
+  const client::ApplyResult again = update(100);
+  EXPECT_TRUE(again.replayed);
+  EXPECT_EQ(again.rows_updated, 4);
+  EXPECT_EQ(TableDigest(), before);
+  EXPECT_FALSE(update(101).replayed);
+  EXPECT_NE(TableDigest(), before);
+}
+
+TEST_F(OtherConfigTest, OtherTablesAreRefused) {
+  Start(2, 2);
+  Declare(OneTable("", "adagrad {}"));
+  ASSERT_NO_FATAL_FAILURE(Train());
+  Save("c");
+  const std::string before = TableDigest();
+  std::string wider = OneTable("", "adagrad {}");
+  wider.replace(wider.find("embedding_dim: 4"), 16, "embedding_dim: 8");
+  const absl::Status refused =
+      client_->RestoreCheckpoint("one", {.name = "c", .config = wider}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("table \"t\" is 100 x 4"));
+  EXPECT_EQ(TableDigest(), before);
+}
+
+TEST_F(OtherConfigTest, ADeclarationMayBeginWithACheckpoint) {
+  Start(2, 2);
+  const std::string config = OneTable("", "adagrad {}");
+  Declare(config);
+  const std::string initial = TableDigest();
+  ASSERT_NO_FATAL_FAILURE(Train());
+  const std::string first = TableDigest();
+  Save("first");
+  ASSERT_NO_FATAL_FAILURE(Train());
+  const std::string second = TableDigest();
+  Save("second");
+
+  Start(1, 8);
+  // A failed one leaves nothing behind.
+  const absl::Status unknown = client_->DeclareModel(config, {.restore_from = "third"}).status();
+  EXPECT_TRUE(absl::IsNotFound(unknown)) << unknown;
+  EXPECT_TRUE(absl::IsNotFound(client_->DescribeModel("one").status()));
+  Declare(config, {.restore_from = "newest"});
+  EXPECT_TRUE(model_.created);
+  EXPECT_EQ(TableDigest(), second);
+  // A model that is there is found, and stays as it is.
+  Declare(config, {.restore_from = "first"});
+  EXPECT_FALSE(model_.created);
+  EXPECT_EQ(TableDigest(), second);
+  ASSERT_TRUE(*client_->DropModel("one"));
+  Declare(config, {.restore_from = "first"});
+  EXPECT_EQ(TableDigest(), first);
+  ASSERT_TRUE(*client_->DropModel("one"));
+  Declare(config);
+  EXPECT_EQ(TableDigest(), initial);
+}
+
+}  // namespace
+}  // namespace emberd::testing
