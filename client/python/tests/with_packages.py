@@ -2,9 +2,10 @@
 
 usage: with_packages.py ENVIRONMENT PACKAGE... -- TEST ARGUMENTS...
 
-Where the packages cannot be had the test is skipped, with the reason (status 77).
+Where the packages cannot be had the test is skipped, with the reason (status 77). Several tests may share an environment.
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -44,12 +45,14 @@ def is_there(environment, packages):
 def main():
     end = sys.argv.index("--")
     environment, packages, test = sys.argv[1], sys.argv[2:end], sys.argv[end + 1:]
-    if not is_there(environment, packages):
-        failure = install(environment, packages)
-        if failure:
-            print(f"SKIP: {' '.join(packages)} cannot be installed: {failure}")
-            shutil.rmtree(environment + ".new", ignore_errors=True)
-            sys.exit(SKIPPED)
+    with open(environment + ".lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the tests makes it, and the others wait
+        if not is_there(environment, packages):
+            failure = install(environment, packages)
+            if failure:
+                print(f"SKIP: {' '.join(packages)} cannot be installed: {failure}")
+                shutil.rmtree(environment + ".new", ignore_errors=True)
+                sys.exit(SKIPPED)
     python = os.path.join(environment, "bin", "python")
     os.execv(python, [python, "-B", *test])
 

@@ -1,0 +1,171 @@
+"""The tables of a model as a rank of a group of trainers."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..arrays import Floats, Hyper, Ids
+from ..client import Model
+from ..steps import Step, Steps
+from ._in_jit import Lookups, on_host
+
+
+class Embedding:
+    """The tables of a declared model as a rank of a group of trainers. Used by one thread, besides that of JAX.
+
+    group: the name of the run: who trains under it again goes on in it. rank and size default to those of JAX's processes.
+    pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
+    patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
+    """
+
+    def __init__(self, model: Model, group: str = "train", rank: Optional[int] = None, size: Optional[int] = None, *,
+                 pipelined: bool = False, consistency: str = "sync", staleness_bound: int = 0,
+                 step_timeout: float = 60.0, patience: float = 60.0) -> None:
+        if rank is None and size is None:
+            rank, size = jax.process_index(), jax.process_count()
+        self.model = model
+        self._steps = Steps(model, group, rank or 0, size or 1, pipelined=pipelined, consistency=consistency,
+                            staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience)
+        self._sent: Deque[Step] = deque()  # lookups that were sent and whose update was not
+        self._lock = threading.RLock()  # of both: callbacks come on a thread of JAX
+        self._in_jit = Lookups(self)
+
+    @property
+    def next_step(self) -> int:
+        """The step whose update comes next. Joins the group, which waits for its other ranks."""
+        self._in_jit.wait()
+        with self._lock:
+            return self._steps.next_step
+
+    @property
+    def checkpoints(self) -> Mapping[str, str]:
+        """Those that were asked for with a step and have ended: why there is none of this name; "": it has been saved."""
+        with self._lock:
+            return dict(self._steps.checkpoints)
+
+    @property
+    def failure(self) -> Optional[BaseException]:
+        """What `in_jit` has failed with, of which JAX makes a JaxRuntimeError."""
+        return self._in_jit.failure
+
+    def send(self, ids: Mapping[str, Ids]) -> int:
+        """Sends the ids of the next step and gives its number. They must not change before its update."""
+        with self._lock:
+            step = self._steps.send({name: on_host(value) for name, value in ids.items()})
+            self._sent.append(step)
+            return step.number
+
+    def prefetch(self, batches: Iterable[Any], depth: int = 2,
+                 ids: Optional[Callable[[Any], Mapping[str, Ids]]] = None) -> Iterator[Tuple[int, Any]]:
+        """Number of the step and batch, one after the other; the ids of the next batches are on their way by then.
+
+        ids: gives the ids of a batch: by default its item "ids", or the batch itself.
+        depth: lookups that are under way at a time, that of the batch given included. At least 2 for `pipelined`.
+        """
+        if not 1 <= depth <= 4:
+            raise ValueError(f"depth: {depth} is not allowed; it must be in [1, 4]")
+        get = ids or _ids_of
+        waiting: Deque[Tuple[int, Any]] = deque()
+        for batch in batches:
+            waiting.append((self.send(get(batch)), batch))
+            if len(waiting) >= depth:
+                yield waiting.popleft()
+        yield from waiting
+
+    def receive(self, step: int) -> Dict[str, jax.Array]:
+        """The activations of a step, float32 [samples, embedding_dim] by feature."""
+        # On the CPU, JAX uses the memory into which they were received, and keeps it.
+        return {name: jax.device_put(values, may_alias=True) for name, values in self._receive(step).items()}
+
+    def update(self, step: int, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None, *,
+               checkpoint: Optional[str] = None) -> None:
+        """One update of each row that the step looked up. A feature that is missing has a zero gradient.
+
+        hyper: for this step only, {"learning_rate": 0.1}, or by table; every rank of a group gives the same.
+        checkpoint: saves a checkpoint of this name with exactly the steps up to this one; see `checkpoints`.
+        """
+        self._update(step, {name: np.asarray(value) for name, value in gradients.items() if value is not None}, hyper,
+                     checkpoint)
+
+    def lookup(self, ids: Mapping[str, Ids]) -> Dict[str, jax.Array]:
+        """Looks rows up without a step, for evaluation."""
+        self._in_jit.wait()
+        return {name: jnp.asarray(values) for name, values in self._look_up(ids).items()}
+
+    def token(self) -> jax.Array:
+        """A float32 zero for `in_jit`."""
+        return jnp.zeros((), jnp.float32)
+
+    def in_jit(self, token: Any, ids: Mapping[str, Ids], step: Any = None) -> Dict[str, jax.Array]:
+        """The activations, float32 [samples, embedding_dim] by feature, inside of a jitted function.
+
+        Differentiating makes a step of it: its forward pass receives, its backward pass sends the update. Where nothing is
+        differentiated, the rows are looked up and no step is made. A loss calls it once, with the ids of all features.
+
+        token: the scalar by which JAX knows that there is something to differentiate, `token()`: the loss must be
+          differentiated with respect to it. Its gradient is zero.
+        ids: by feature an array [samples] or [samples, k], Dense, Ragged or Sparse. Ragged.values may be filled up at the
+          end, so that shapes stay the same from step to step and nothing is compiled anew. JAX has int32 ids unless
+          jax_enable_x64 is set; those of a larger table are sent ahead.
+        step: the number that `send` or `prefetch` gave: the ids are on their way, and only their shapes matter here.
+
+        Works on one device of each process. A step that is not ended, because the backward pass was not run, is dropped by
+        the next one: no row changes. A failure arrives as JAX's JaxRuntimeError; `failure` has the error itself.
+        """
+        found: Dict[str, jax.Array] = self._in_jit.function(token, dict(ids), step)
+        return found
+
+    def finish(self) -> None:
+        """Leaves the group, once all updates have been made. The next step joins again."""
+        self._in_jit.wait()
+        with self._lock:
+            self._sent.clear()
+            self._steps.finish()
+
+    # What callbacks may use: NumPy alone, and no waiting for JAX.
+
+    def _begin(self, ids: Mapping[str, Ids]) -> int:
+        """As send; a step that was not ended is dropped before."""
+        with self._lock:
+            if self._sent and self._sent[0].received:
+                if len(self._sent) > 1:
+                    raise RuntimeError(f"step {self._sent[0].number} has been received and has no update, and others have been "
+                                       "sent; give `step` in each call, or in none")
+                self._steps.drop(self._sent.popleft())
+            return self.send(ids)
+
+    def _receive(self, number: int) -> Dict[str, Floats]:
+        with self._lock:
+            return dict(self._steps.receive(self._at(number)))
+
+    def _update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None,
+                checkpoint: Optional[str] = None, own: bool = True) -> None:
+        """own: the gradients stay as they are until the update has been made, even if that is after this."""
+        with self._lock:
+            step = self._at(number)
+            if not own and (self._steps.pipelined or len(self._sent) > 1):
+                gradients = {name: np.array(value) for name, value in gradients.items()}
+            self._steps.update(step, gradients, hyper, checkpoint)
+            self._sent.remove(step)
+
+    def _look_up(self, ids: Mapping[str, Ids]) -> Dict[str, Floats]:
+        with self._lock:
+            self._steps.confirm()
+        return dict(self.model.lookup({name: on_host(value) for name, value in ids.items()}))
+
+    def _at(self, number: int) -> Step:
+        for step in self._sent:
+            if step.number == number and not step.forgotten:
+                return step
+        numbers: List[int] = [step.number for step in self._sent]
+        raise ValueError(f"step {number} is not under way; under way are {numbers}")
+
+
+def _ids_of(batch: Any) -> Any:
+    return batch["ids"] if "ids" in batch else batch

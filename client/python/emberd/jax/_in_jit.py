@@ -1,0 +1,128 @@
+"""Lookups inside of jitted functions: a function with a gradient of its own over callbacks in the order of the program.
+
+A callback gets arrays of JAX and touches nothing but NumPy: work for JAX that waits for the thread it is called on would
+never end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from ..arrays import Dense, Ids, Ragged, Sparse
+
+if TYPE_CHECKING:
+    from ._embedding import Embedding
+
+# Ids may be arguments of jitted functions.
+for _kind, _arrays, _fixed in ((Dense, ("ids", "weights"), ()), (Ragged, ("values", "row_splits", "weights"), ()),
+                               (Sparse, ("indices", "values", "weights"), ("samples",))):
+    jax.tree_util.register_dataclass(_kind, list(_arrays), list(_fixed))
+
+SEND = -1  # instead of the number of a step: its ids are still to be sent
+
+
+def samples_of(ids: Ids) -> int:
+    """How many samples ids are of, by their shapes."""
+    if isinstance(ids, Sparse):
+        return ids.samples
+    if isinstance(ids, Ragged):
+        return int(np.shape(ids.row_splits)[0]) - 1
+    return int(np.shape(ids.ids if isinstance(ids, Dense) else ids)[0])
+
+
+def on_host(ids: Ids) -> Ids:
+    """Ids as NumPy sees them. Of ragged ids, what fills the array up is cut off."""
+    if isinstance(ids, Dense):
+        return Dense(_array(ids.ids), _array(ids.weights))
+    if isinstance(ids, Sparse):
+        return Sparse(_array(ids.indices), _array(ids.values), ids.samples, _array(ids.weights))
+    if isinstance(ids, Ragged):
+        values, splits, weights = _array(ids.values), _array(ids.row_splits), _array(ids.weights)
+        if not isinstance(ids.values, jax.Array):
+            return Ragged(values, splits, weights)
+        end = int(splits[-1])
+        return Ragged(values[:end], splits, weights if weights is None or weights.size == 1 else weights[:end])
+    return _array(ids)
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, jax.Array) else value
+
+
+class Lookups:
+    """The function that `Embedding.in_jit` is made of.
+
+    `failure` is what the last callback raised: JAX makes an error of its own of it.
+    """
+
+    def __init__(self, embedding: "Embedding") -> None:
+        self._embedding = embedding
+        self.failure: Optional[BaseException] = None
+        self.used = False
+        self.function = jax.custom_vjp(self._primal)
+        self.function.defvjp(self._forward, self._backward)
+
+    def wait(self) -> None:
+        """Until the callbacks of what has been started have been made."""
+        if self.used:
+            jax.effects_barrier()
+
+    def _shapes(self, ids: Mapping[str, Ids]) -> Dict[str, jax.ShapeDtypeStruct]:
+        features = self._embedding.model.features
+        wrong = sorted(set(features).symmetric_difference(ids))
+        if wrong:
+            what = "are missing" if wrong[0] in features else "are not allowed"
+            raise ValueError(f"ids: those of feature {wrong[0]!r} {what}; give the ids of all features of model "
+                             f"{self._embedding.model.name!r}: {', '.join(features)}")
+        self.used = True
+        return {name: jax.ShapeDtypeStruct((samples_of(value), features[name].embedding_dim), jnp.float32)
+                for name, value in ids.items()}
+
+    def _primal(self, token: Any, ids: Mapping[str, Ids], step: Any) -> Any:
+        """Without a gradient: a lookup that is no step."""
+        return io_callback(self._noting(self._evaluate), self._shapes(ids), ids, ordered=True)
+
+    def _forward(self, token: Any, ids: Mapping[str, Ids], step: Any) -> Any:
+        result = (jax.ShapeDtypeStruct((), jnp.int32), self._shapes(ids))
+        if step is None:
+            number, found = io_callback(self._noting(self._send_and_receive), result, ids, ordered=True)
+        else:  # the ids have been sent, and are not carried through JAX again
+            number, found = io_callback(self._noting(self._receive), result, step, ordered=True)
+        return found, (number, token)
+
+    def _backward(self, kept: Tuple[Any, Any], gradients: Any) -> Any:
+        number, token = kept
+        io_callback(self._noting(self._update), None, number, gradients, ordered=True)
+        return jnp.zeros_like(token), None, None
+
+    def _noting(self, callback: Any) -> Any:
+        def noted(*arguments: Any) -> Any:
+            try:
+                return callback(*arguments)
+            except BaseException as error:
+                self.failure = error
+                raise
+
+        return noted
+
+    def _evaluate(self, ids: Mapping[str, Ids]) -> Any:
+        return self._embedding._look_up(ids)
+
+    def _send_and_receive(self, ids: Mapping[str, Ids]) -> Any:
+        # Copied: the step may have to be sent again, when JAX uses this memory for something else.
+        copied = {name: jax.tree_util.tree_map(np.array, on_host(value)) for name, value in ids.items()}
+        number = self._embedding._begin(copied)
+        return np.int32(number), self._embedding._receive(number)
+
+    def _receive(self, step: Any) -> Any:
+        number = int(np.asarray(step))
+        return np.int32(number), self._embedding._receive(number)
+
+    def _update(self, number: Any, gradients: Mapping[str, Any]) -> None:
+        self._embedding._update(int(np.asarray(number)), {name: np.asarray(value) for name, value in gradients.items()},
+                                own=False)

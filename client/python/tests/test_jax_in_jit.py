@@ -1,0 +1,219 @@
+"""Lookups inside of jitted functions and the layer of Flax NNX, on a real cluster, against NumPy.
+
+What this would catch: a step that is made where only the loss is evaluated, one that is received or sent twice, gradients
+that JAX uses for something else before they have been sent, a callback that waits for JAX on JAX's thread and never ends,
+and a layer whose token an optimizer moves.
+"""
+
+import sys
+import unittest
+
+from cluster import ClusterTest, counting_model, emberd, main
+
+try:
+    import flax
+    import jax
+    import optax
+except ImportError as error:
+    print(f"SKIP: {error.name} is not installed")
+    sys.exit(77)
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import emberd.jax  # noqa: E402
+import emberd.jax.nnx  # noqa: E402
+
+jax.config.update("jax_platforms", "cpu")
+ROWS, DIM, BATCH, RATE = 64, 4, 8, 0.5
+
+
+def batches(count, seed=5):
+    random = np.random.default_rng(seed)
+    return [{"ids": {"t": random.integers(0, ROWS, BATCH, dtype=np.int32)},
+             "label": random.standard_normal(BATCH).astype(np.float32)} for _ in range(count)]
+
+
+class Case(ClusterTest):
+    def setUp(self):
+        """Counts what goes over the stream."""
+        self.count = {"receive_lookup": 0, "send_update": 0, "send_lookup": 0}
+        for name in self.count:
+            method = getattr(emberd.TrainStream, name)
+
+            def counted(stream, *arguments, name=name, method=method, **options):
+                self.count[name] += 1
+                return method(stream, *arguments, **options)
+
+            setattr(emberd.TrainStream, name, counted)
+            self.addCleanup(setattr, emberd.TrainStream, name, method)
+
+    def counts(self):
+        return [self.count[name] for name in ("send_lookup", "receive_lookup", "send_update")]
+
+    def make(self, name=None, model=None, dim=DIM, rows=ROWS, **options):
+        config = model or counting_model(name or self.id().split(".")[-1], dim=dim, rows=rows,
+                                         initializer=emberd.Constant(0.25), optimizer=emberd.SGD(learning_rate=RATE))
+        emb = emberd.jax.Embedding(self.client.declare(config), group="run", **options)
+        self.addCleanup(emb.finish)
+        return emb
+
+
+class InJitTest(Case):
+    def steps_of(self, emb):
+        def loss_of(dense, token, batch, step):
+            activations = emb.in_jit(token, batch["ids"], step)["t"]
+            return jnp.mean(((activations * dense).sum(1) - batch["label"]) ** 2)
+
+        return jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1))), jax.jit(loss_of)
+
+    def test_steps_are_those_of_numpy(self):
+        emb = self.make()
+        step_of, loss_of = self.steps_of(emb)
+        dense, token = np.linspace(0.5, 1, DIM, dtype=np.float32), emb.token()
+        table = np.full((ROWS, DIM), 0.25, np.float32)
+        for batch in batches(10):
+            ids, label = batch["ids"]["t"], batch["label"]
+            before = loss_of(dense, token, batch, None)
+            loss, (of_dense, of_token) = step_of(dense, token, batch, None)
+            error = (table[ids] * dense).sum(1) - label
+            self.assertAlmostEqual(float(loss), float(np.mean(error ** 2)), places=5)
+            self.assertAlmostEqual(float(before), float(loss), places=5)
+            self.assertEqual(float(of_token), 0)
+            np.testing.assert_allclose(of_dense, (2 / BATCH * error) @ table[ids], atol=1e-5)
+            np.subtract.at(table, ids, RATE * 2 / BATCH * error[:, None] * dense)
+        self.assertEqual(emb.next_step, 10)
+        np.testing.assert_allclose(emb.model.table("t"), table, atol=1e-6)
+
+    def test_one_receive_and_one_send_a_step_and_none_without_a_gradient(self):
+        emb = self.make()
+        step_of, loss_of = self.steps_of(emb)
+        dense = np.ones(DIM, np.float32)
+        for batch in batches(3):
+            loss_of(dense, emb.token(), batch, None)
+        jax.effects_barrier()
+        self.assertEqual(self.counts(), [0, 0, 0])
+        for batch in batches(3):
+            step_of(dense, emb.token(), batch, None)
+        jax.effects_barrier()
+        self.assertEqual(self.counts(), [3, 3, 3])
+
+    def test_ids_that_were_sent_ahead(self):
+        tables = []
+        for depth in (0, 1, 2, 4):
+            emb = self.make(f"ahead{depth}", pipelined=depth == 4)
+            step_of, _ = self.steps_of(emb)
+            dense = np.linspace(0.5, 1, DIM, dtype=np.float32)
+            for step, batch in emb.prefetch(batches(12), depth) if depth else ((None, one) for one in batches(12)):
+                step_of(dense, emb.token(), batch, step)
+            emb.finish()
+            tables.append(emb.model.table("t").tobytes())
+        self.assertEqual(tables[0], tables[1])
+        self.assertEqual(tables[0], tables[2])
+        self.assertNotEqual(tables[0], tables[3])  # pipelined: an older table is seen
+
+    def test_ragged_ids_that_are_filled_up(self):
+        emb = self.make()
+        ids = emberd.Ragged(np.array([1, 2, 2, 63, 63], np.int32), np.array([0, 2, 3], np.int32), np.full(5, 2, np.float32))
+        loss_of = lambda token, ids: emb.in_jit(token, {"t": ids})["t"].sum()  # noqa: E731
+        self.assertEqual(float(jax.jit(loss_of)(emb.token(), ids)), 0.25 * 2 * 3 * DIM)
+        jax.jit(jax.grad(loss_of))(emb.token(), ids)
+        emb.finish()
+        self.assertEqual(emb.model.read_rows("t", [1, 2, 63])[:, 0].tolist(), [0.25 - 2 * RATE, 0.25 - 4 * RATE, 0.25])
+
+    def test_large_arrays_do_not_wait_for_jax(self):
+        emb = self.make(dim=256)
+        ids = {"t": np.arange(8192, dtype=np.int32) % ROWS}
+        step_of = jax.jit(jax.grad(lambda token, dense, ids: (emb.in_jit(token, ids)["t"] @ dense).sum(), argnums=(0, 1)))
+        dense = jnp.ones((256, 64))
+        for _ in range(5):
+            _, dense = step_of(emb.token(), dense, ids)
+            dense = dense * 0 + 1
+        self.assertEqual(emb.next_step, 5)
+        self.assertEqual(float(emb.model.table("t")[0, 0]), 0.25 - 5 * RATE * 64 * 8192 / ROWS)
+
+    def test_a_step_without_its_backward_pass_is_dropped(self):
+        emb = self.make()
+        ids = {"t": np.arange(3)}
+        jax.vjp(lambda token: emb.in_jit(token, ids)["t"].sum(), emb.token())
+        _, backward = jax.vjp(lambda token: emb.in_jit(token, {"t": np.arange(1)})["t"].sum(), emb.token())
+        backward(jnp.ones(()))
+        self.assertEqual(emb.next_step, 1)
+        self.assertEqual(emb.model.read_rows("t", [0, 1])[:, 0].tolist(), [0.25 - RATE, 0.25])
+
+    def test_a_failure_says_what_it_was_and_training_goes_on(self):
+        emb = self.make()
+        grad = jax.jit(jax.grad(lambda token, ids: emb.in_jit(token, ids)["t"].sum()))
+        with self.assertRaises(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(grad(emb.token(), {"t": np.array([ROWS])}))
+            jax.effects_barrier()
+        self.assertIsInstance(emb.failure, emberd.OutOfRange)
+        self.assertIn(str(ROWS), str(emb.failure))
+        grad(emb.token(), {"t": np.array([1])})
+        self.assertEqual(emb.next_step, 1)
+        with self.assertRaisesRegex(ValueError, "of feature 't' are missing"):
+            emb.in_jit(emb.token(), {"u": np.array([1])})
+
+
+class Net(nnx.Module):
+    def __init__(self, emb, rngs):
+        self.embed = emberd.jax.nnx.Embed(emb)
+        self.dense = nnx.Linear(DIM, 1, rngs=rngs)
+
+    def __call__(self, ids):
+        return self.dense(self.embed(ids)["t"])[:, 0]
+
+
+def loss_of(net, batch):
+    return jnp.mean((net(batch["ids"]) - batch["label"]) ** 2)
+
+
+@nnx.jit
+def train_step(net, optimizer, batch):
+    loss, gradients = nnx.value_and_grad(loss_of)(net, batch)
+    optimizer.update(net, gradients)
+    return loss
+
+
+class NnxTest(Case):
+    def test_the_layer_trains_as_one_that_holds_its_table(self):
+        emb = self.make()
+        net = Net(emb, nnx.Rngs(0))
+        optimizer = nnx.Optimizer(net, optax.adamw(0.1, weight_decay=0.1), wrt=nnx.Param)
+
+        plain = {"table": jnp.full((ROWS, DIM), 0.25), "kernel": net.dense.kernel[...], "bias": net.dense.bias[...]}
+        dense = optax.adamw(0.1, weight_decay=0.1)
+        state = dense.init({"kernel": plain["kernel"], "bias": plain["bias"]})
+
+        def plain_loss(plain, batch):
+            found = plain["table"][batch["ids"]["t"]] @ plain["kernel"] + plain["bias"]
+            return jnp.mean((found[:, 0] - batch["label"]) ** 2)
+
+        for batch in batches(8):
+            loss = train_step(net, optimizer, batch)
+            expected, gradients = jax.value_and_grad(plain_loss)(plain, batch)
+            self.assertAlmostEqual(float(loss), float(expected), places=5)
+            updates, state = dense.update({name: gradients[name] for name in ("kernel", "bias")}, state,
+                                          {name: plain[name] for name in ("kernel", "bias")})
+            plain = {"table": plain["table"] - RATE * gradients["table"],
+                     **optax.apply_updates({name: plain[name] for name in ("kernel", "bias")}, updates)}
+        self.assertEqual(emb.next_step, 8)
+        np.testing.assert_allclose(emb.model.table("t"), plain["table"], atol=1e-5)
+        np.testing.assert_allclose(net.dense.kernel[...], plain["kernel"], atol=1e-5)
+        self.assertEqual(float(net.embed.token[...]), 0)
+
+    def test_evaluation_is_no_step_and_states_hold_no_rows(self):
+        emb = self.make()
+        net = Net(emb, nnx.Rngs(0))
+        found = nnx.jit(lambda net, ids: net(ids))(net, batches(1)[0]["ids"])
+        self.assertEqual(found.shape, (BATCH,))
+        jax.effects_barrier()
+        self.assertEqual(self.counts(), [0, 0, 0])
+        sizes = [leaf.size for leaf in jax.tree.leaves(nnx.state(net))]
+        self.assertEqual(sorted(sizes), [1, 1, DIM])
+
+
+if __name__ == "__main__":
+    assert flax.__version__
+    main()
