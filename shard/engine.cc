@@ -216,6 +216,7 @@ void Engine::Apply(StagedUpdate update, ApplyCallback done) {
   if (!model.ok()) {
     return Later([done = std::move(done), status = model.status()] { done(status); });
   }
+  if (update.skip()) return Later([done = std::move(done)] { done(ApplyResult()); });
   const auto work = std::make_shared<UpdateWork>(*std::move(model), std::move(update), pool_);
   work->done = std::move(done);
   std::vector<Job> jobs;

@@ -72,6 +72,9 @@ class Engine {
   // batch: for each feature the samples of rank 0, then those of rank 1, and so on. A rank may lack
   // a stack; one that gives no gradients of a stack gives zeros.
   //
+  // A step that is skipped changes nothing at all: no row, no slot, and none of the counts behind
+  // stochastic rounding.
+  //
   // `update` is complete. NOT_FOUND: its model was dropped. Returns before `done` runs.
   using ApplyCallback = std::function<void(absl::StatusOr<ApplyResult>)>;
   void Apply(StagedUpdate update, ApplyCallback done);

@@ -296,6 +296,11 @@ EMBERD_API emberd_error* emberd_stream_send_update_and_checkpoint(
     emberd_stream* stream, int64_t step, const emberd_gradient* gradients, int32_t count,
     const emberd_hyperparameter* hyperparameters, int32_t hyperparameter_count,
     const char* checkpoint, emberd_lease** lease);
+// Counts the step without changing a row: for a step that is given up after its lookup. Every rank
+// of a synchronous group does the same. Its answer is an update's. `checkpoint`: as above; NULL or
+// empty: none.
+EMBERD_API emberd_error* emberd_stream_send_skip(emberd_stream* stream, int64_t step,
+                                                 const char* checkpoint);
 // What became of a checkpoint that this stream has asked for: a JSON object with checkpoint, its
 // name, and error, empty if it has been saved. It comes with the answer to a later update; NULL:
 // with none of those received so far, or it has been taken.

@@ -334,6 +334,21 @@ TEST_F(CInterfaceTest, AStreamAsksForACheckpoint) {
   EXPECT_EQ(service_.train_requests().back().update().checkpoint(), "k7");
 }
 
+TEST_F(CInterfaceTest, SkipsAStep) {
+  const Held<emberd_stream> stream = Open();
+  ASSERT_EQ(emberd_stream_send_skip(stream.get(), 7, "k7"), nullptr);
+  ASSERT_EQ(emberd_stream_send_skip(stream.get(), 8, nullptr), nullptr);
+  emberd_update update;
+  emberd_error* error = nullptr;
+  for (const int64_t step : {7, 8}) {
+    ASSERT_EQ(emberd_stream_receive_update(stream.get(), -1, &update, &error), 1);
+    EXPECT_EQ(update.step, step);
+    const emberd::v1::TrainUpdate sent = service_.train_requests()[step - 6].update();
+    EXPECT_TRUE(sent.skip());
+    EXPECT_EQ(sent.checkpoint(), step == 7 ? "k7" : "");
+  }
+}
+
 TEST_F(CInterfaceTest, DeclaresFromACheckpoint) {
   const Held<emberd_call> declared = Done(emberd_declare_from(client_.get(), kConfig, "newest"));
   EXPECT_EQ(Outcome(declared.get()), "0: ");

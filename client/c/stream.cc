@@ -71,6 +71,15 @@ emberd_error* emberd_stream_send_update_and_checkpoint(
   return MakeError(status);
 }
 
+emberd_error* emberd_stream_send_skip(emberd_stream* stream, int64_t step, const char* checkpoint) {
+  return MakeError(Guarded([&] {
+    emberd::client::UpdateOptions options;
+    options.checkpoint = emberd::c::Text(checkpoint);
+    options.skip = true;
+    return stream->stream->SendUpdate(step, {}, options);
+  }));
+}
+
 int32_t emberd_stream_receive_lookup(emberd_stream* stream, int64_t milliseconds,
                                      emberd_lookup** lookup, emberd_error** error) {
   *lookup = nullptr;

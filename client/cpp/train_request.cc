@@ -188,6 +188,11 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
     const Model& model, int64_t step, absl::Span<const FeatureGradient> gradients,
     const UpdateOptions& options, WireType type, FloatPool* pool) {
+  if (options.skip && !gradients.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("skip is true in step ", step, ", but ", gradients.size(),
+                     " gradients are given; a skipped step has none"));
+  }
   std::deque<grpc::ByteBuffer> messages;
   UpdateMessage message;
   v1::TrainUpdate rest;
@@ -214,6 +219,7 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
     EncodeHyperparameters(parameters, rest.add_hyperparameters());
   }
   rest.set_checkpoint(options.checkpoint);
+  rest.set_skip(options.skip);
   messages.push_back(message.Finish(rest));
   return messages;
 }

@@ -98,6 +98,9 @@ struct UpdateOptions {
   // Saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any
   // one rank asks. It is written while training goes on: a later TrainUpdateResult tells its end.
   std::string checkpoint = {};
+  // The step is counted, but no row changes, and no gradients are given: for a step that is given
+  // up after its lookup. Every rank of a kSync group says the same.
+  bool skip = false;
 };
 
 // One thread may send while another receives; a single thread may do both. Sending never waits:
@@ -121,8 +124,8 @@ class TrainStream {
   // `features` holds every feature of the model once, in any order. The ids are copied.
   // INVALID_ARGUMENT for what cannot be sent; the stream goes on.
   absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features);
-  // Updates every row that the step's lookup touched, of any rank. A feature without gradients has
-  // zero gradients. INVALID_ARGUMENT as above.
+  // Updates every row that the step's lookup touched, of any rank, unless it is to be skipped. A
+  // feature without gradients has zero gradients. INVALID_ARGUMENT as above.
   absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
                           const UpdateOptions& options = {});
 

@@ -184,6 +184,22 @@ TEST_F(TrainStreamTest, AsksForACheckpointAndHearsOfItsEnd) {
   EXPECT_EQ(requests[2].update().checkpoint(), "");
 }
 
+TEST_F(TrainStreamTest, SkipsAStep) {
+  Open();
+  const absl::Status refused = stream_->SendUpdate(7, Gradients(), {.skip = true});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("step 7, but 3 gradients are given"));
+  ASSERT_TRUE(stream_->SendUpdate(7, {}, {.checkpoint = "k7", .skip = true}).ok());
+  ASSERT_TRUE(stream_->SendUpdate(8, {}).ok());
+  EXPECT_EQ(stream_->ReceiveUpdate()->step, 7);
+  ASSERT_TRUE(stream_->ReceiveUpdate().ok());
+  const std::vector<v1::TrainRequest> requests = Requests();
+  ASSERT_THAT(requests, SizeIs(2));
+  EXPECT_TRUE(requests[0].update().skip());
+  EXPECT_EQ(requests[0].update().checkpoint(), "k7");
+  EXPECT_FALSE(requests[1].update().skip());
+}
+
 TEST_F(TrainStreamTest, CutsLongLookupsIntoMessages) {
   const std::vector<int64_t> many(100'000, 3);  // 0.8 MB
   Open();

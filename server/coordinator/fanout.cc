@@ -117,7 +117,12 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
     command.mutation = name_.mutation;
     command.attempt = name_.attempt;
     command.group_part = name_.group_part;
-    command.input = GradientsForShard(input, batch, static_cast<int>(i));
+    if (name_.skip) {
+      command.input.step = input.step;
+      command.input.skip = true;
+    } else {
+      command.input = GradientsForShard(input, batch, static_cast<int>(i));
+    }
     calls_.push_back(fanout_->shards_[i]->Apply(std::move(command), &context_));
   }
   absl::Status error;

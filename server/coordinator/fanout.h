@@ -53,6 +53,7 @@ struct UpdateName {
   Mutation mutation = {};
   uint64_t attempt = 0;  // at the mutation
   std::optional<GroupPart> group_part = std::nullopt;
+  bool skip = false;  // the group's step is counted, and changes no row
 };
 
 class Fanout;

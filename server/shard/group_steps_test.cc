@@ -93,6 +93,33 @@ TEST_F(GroupStepsTest, StepsFollowOneAnother) {
   EXPECT_TRUE(Commit(*StagePart({"g", 1, 0, 1, 8})).ok());
 }
 
+TEST_F(GroupStepsTest, ASkippedStepIsCountedAndChangesNothing) {
+  ASSERT_TRUE(Open(1, 2).ok());
+  ApplyCommand skip = Command(0);
+  skip.input.stacks.clear();
+  skip.input.skip = true;
+  ASSERT_TRUE(StagePart({"g", 1, 0, 2, 0}, &skip).ok());
+  const absl::Status disagrees = StagePart({"g", 1, 1, 2, 0}).status();
+  EXPECT_EQ(disagrees.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(disagrees.message(),
+            "group 'g': rank 1: skip of step -1 is false, but true for rank 0");
+  auto second = StagePart({"g", 1, 1, 2, 0}, &skip);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(Commit(*std::move(second))->updated, 0);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+  EXPECT_EQ(Open(1, 2)->next_step(), 1);
+  EXPECT_EQ(host_->GetStatus().batches(), 0);
+  // The next step is one as any other.
+  ASSERT_TRUE(StagePart({"g", 1, 0, 2, 1}).ok());
+  EXPECT_EQ(Commit(*StagePart({"g", 1, 1, 2, 1}))->updated, 2);
+  EXPECT_EQ(FirstColumnOf(3), 3 - 4);
+
+  ApplyCommand with_gradients = Command(0);
+  with_gradients.input.skip = true;
+  EXPECT_EQ(StagePart({"g", 1, 0, 2, 2}, &with_gradients).status().message(),
+            "gradients of 1 stacks came with a step that is skipped");
+}
+
 TEST_F(GroupStepsTest, APartIsRefusedThatDoesNotFitTheOthers) {
   EXPECT_EQ(StagePart({"g", 1, 0, 2, 0}).status().code(), absl::StatusCode::kAborted);  // not open
   ASSERT_TRUE(Open(2, 2).ok());

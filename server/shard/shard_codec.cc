@@ -226,6 +226,7 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
     part->set_rank(command.group_part->rank);
     part->set_size(command.group_part->size);
     part->set_step(command.group_part->step);
+    part->set_skip(command.input.skip);
   }
   for (const shard::StackGradients& stack : command.input.stacks) {
     internal::v1::StackGradientHeader* to = header.add_stacks();
@@ -261,6 +262,7 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
   command.history = header.history();
   if (header.has_group_part()) {
     RETURN_IF_ERROR(DecodeGroupPart(header.group_part(), &command.group_part.emplace()));
+    command.input.skip = header.group_part().skip();
   } else {
     command.mutation = {header.client_id(), header.sequence(), UpdateTag(header.model_id())};
     command.attempt = header.attempt();

@@ -189,6 +189,23 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
   EXPECT_EQ(got->input.stacks[1].hyperparameters, sent.input.stacks[1].hyperparameters);
 }
 
+TEST(ShardCodecTest, APartOfAGroupArrivesWhole) {
+  ApplyCommand sent;
+  sent.group_part = {"g", 7, 1, 3, 5};
+  for (const bool skip : {false, true}) {
+    sent.input.skip = skip;
+    auto got = DecodeApply(Transport(EncodeApply(sent)));
+    ASSERT_TRUE(got.ok()) << got.status();
+    ASSERT_TRUE(got->group_part.has_value());
+    EXPECT_EQ(got->group_part->group, "g");
+    EXPECT_EQ(got->group_part->generation, 7u);
+    EXPECT_EQ(got->group_part->rank, 1);
+    EXPECT_EQ(got->group_part->size, 3);
+    EXPECT_EQ(got->group_part->step, 5);
+    EXPECT_EQ(got->input.skip, skip);
+  }
+}
+
 // The header of another message, counts that lie, sizes that overflow: each must be an error, never
 // a crash.
 TEST(ShardCodecTest, DamagedMessagesAreRefusedOrHarmless) {

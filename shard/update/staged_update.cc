@@ -113,6 +113,10 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
     std::shared_ptr<const Batch> batch, ApplyInput input) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, batch->model());
   RETURN_IF_ERROR(CheckNames(*batch, input));
+  if (input.skip && !input.stacks.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("gradients of ", input.stacks.size(),
+                                                   " stacks came with a step that is skipped"));
+  }
   std::shared_ptr<CheckedPart> part(new CheckedPart());
   for (const StackEntries& entries : batch->stacks()) {
     const StackSpec& spec = model->stack(entries.stack).spec();
@@ -131,6 +135,7 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
   part->batch_ = std::move(batch);
   part->owner_ = std::move(input.owner);
   part->step_ = input.step;
+  part->skip_ = input.skip;
   return part;
 }
 
@@ -168,9 +173,14 @@ absl::Status StagedUpdate::CheckStep(int rank, const CheckedPart& part, const Mo
     return RanksDisagree(rank, "model_id", absl::StrCat(model.spec().model_id), first_rank_,
                          absl::StrCat(other->spec().model_id));
   }
-  if (part.step() == first.step()) return absl::OkStatus();
-  return RanksDisagree(rank, "step", absl::StrCat(part.step()), first_rank_,
-                       absl::StrCat(first.step()));
+  if (part.step() != first.step()) {
+    return RanksDisagree(rank, "step", absl::StrCat(part.step()), first_rank_,
+                         absl::StrCat(first.step()));
+  }
+  if (part.skip() == first.skip()) return absl::OkStatus();
+  const auto text = [](bool skip) { return skip ? "true" : "false"; };
+  return RanksDisagree(rank, absl::StrCat("skip of step ", part.step()), text(part.skip()),
+                       first_rank_, text(first.skip()));
 }
 
 absl::Status StagedUpdate::CheckStack(int rank, const CheckedPart::Stack& stack,

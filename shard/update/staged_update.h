@@ -36,12 +36,14 @@ class CheckedPart {
 
   // INVALID_ARGUMENT for stacks given twice or unknown to the batch, gradients of the wrong number
   // or not finite (unless the stack skips such rows), hyper-parameters of a wrong name or value, a
-  // step that the optimizer needs and is not given. NOT_FOUND: the model was dropped.
+  // step that the optimizer needs and is not given, gradients of a step that is skipped. NOT_FOUND:
+  // the model was dropped.
   static absl::StatusOr<std::shared_ptr<const CheckedPart>> Make(std::shared_ptr<const Batch> batch,
                                                                  ApplyInput input);
 
   const Batch& batch() const { return *batch_; }
   int64_t step() const { return step_; }
+  bool skip() const { return skip_; }
   const std::vector<Stack>& stacks() const { return stacks_; }  // in the order of the batch
   const Stack* Find(int stack) const;                           // null: not in the batch
   int64_t gradient_bytes() const;                               // of all stacks
@@ -52,6 +54,7 @@ class CheckedPart {
   std::shared_ptr<const Batch> batch_;
   std::shared_ptr<const void> owner_;
   int64_t step_ = -1;
+  bool skip_ = false;
   std::vector<Stack> stacks_;
 };
 
@@ -65,7 +68,8 @@ class StagedUpdate {
   explicit StagedUpdate(std::shared_ptr<const CheckedPart> part);
 
   // INVALID_ARGUMENT if the part has another model, step, number of features or hyper-parameter
-  // than those that are here: names rank, stack, field and both values. INVALID_ARGUMENT for too
+  // than those that are here, or not all skip the step: names rank, stack, field and both values.
+  // INVALID_ARGUMENT for too
   // many entries. NOT_FOUND: the model was dropped. A part that is refused leaves no trace. The
   // rank must be missing.
   absl::Status Add(int rank, std::shared_ptr<const CheckedPart> part);
@@ -75,6 +79,8 @@ class StagedUpdate {
   int held() const { return held_; }
   bool complete() const { return held_ > 0 && held_ == ranks(); }
   int64_t gradient_bytes() const;  // of all parts that are here
+  // The ranks that are here skip the step.
+  bool skip() const { return held_ > 0 && parts_[first_rank_]->skip(); }
   // That of the parts; there must be one. NOT_FOUND: it was dropped.
   absl::StatusOr<std::shared_ptr<Model>> model() const {
     return parts_[first_rank_]->batch().model();

@@ -131,6 +131,27 @@ void Train(TestEngine& engine, const TestShape& shape, int first, int count, flo
   engine.Apply(*engine.Prepare(batch.view()), input);
 }
 
+// A step without a number takes the next place in the order of updates. One that is skipped must
+// not, or a group that skips would round otherwise than one that never had the step.
+TEST(StochasticRounding, ASkippedStepLeavesNoTrace) {
+  const TestShape shape{2, 32, 32};
+  const auto weights = [&](bool skips) {
+    TestEngine engine({Stack(v1::BFLOAT16, shape, true)}, shape, 0, 2);
+    Train(engine, shape, 0, 2, 0x1p-10f, -1);
+    TestBatch batch({{0, 0, 0, 1.0f}}, shape, 0, 2, 1, 1);
+    ApplyInput skip;
+    skip.skip = true;
+    if (skips) EXPECT_EQ(engine.Apply(*engine.Prepare(batch.view()), skip), 0);
+    Train(engine, shape, 0, 2, 0x1p-10f, -1);
+    std::vector<float> values;
+    for (int row = 0; row < 32; ++row) {
+      for (const float x : engine.ReadRow(0, 0, row, kWidth)) values.push_back(x);
+    }
+    return values;
+  };
+  EXPECT_EQ(weights(true), weights(false));
+}
+
 // Steps of 1/32 of the distance between neighbours: nearest never moves, random rounding drifts as
 // float32 would. The tolerance is 5 standard deviations of the mean.
 TEST(StochasticRounding, SmallChangesAddUp) {

@@ -113,11 +113,11 @@ absl::StatusOr<int64_t> CountingCluster::Join(const std::vector<int>& coordinato
   return ranks_[0].stream->next_step();
 }
 
-absl::Status CountingCluster::Step(int64_t step, int dying) {
-  return OnAllRanks([&](int rank) { return StepOf(rank, step, rank == dying); });
+absl::Status CountingCluster::Step(int64_t step, int dying, bool skip) {
+  return OnAllRanks([&](int rank) { return StepOf(rank, step, rank == dying, skip); });
 }
 
-absl::Status CountingCluster::StepOf(int rank, int64_t step, bool dies) {
+absl::Status CountingCluster::StepOf(int rank, int64_t step, bool dies, bool skip) {
   client::TrainStream& stream = *ranks_[rank].stream;
   RETURN_IF_ERROR(
       stream.SendLookup(step, {{{"f", client::DenseIds{absl::MakeConstSpan(ids_), 1}}}}));
@@ -129,7 +129,8 @@ absl::Status CountingCluster::StepOf(int rank, int64_t step, bool dies) {
     return absl::OkStatus();
   }
   const std::vector<float> gradients(kRows * kColumns, -1.0f);
-  RETURN_IF_ERROR(stream.SendUpdate(step, {{{"f", gradients, kRows}}}));
+  RETURN_IF_ERROR(skip ? stream.SendUpdate(step, {}, {.skip = true})
+                       : stream.SendUpdate(step, {{{"f", gradients, kRows}}}));
   return stream.ReceiveUpdate().status();
 }
 

@@ -49,8 +49,8 @@ class CountingCluster {
   absl::StatusOr<int64_t> Join(const std::vector<int>& coordinators,
                                absl::Duration step_timeout = absl::Seconds(5));
   // One step of all ranks; every row gains 1 for each of them. The first error. Rank `dying`,
-  // if any, ends its stream after its lookup.
-  absl::Status Step(int64_t step, int dying = -1);
+  // if any, ends its stream after its lookup. `skip`: no row gains anything.
+  absl::Status Step(int64_t step, int dying = -1, bool skip = false);
 
  private:
   struct Rank {
@@ -60,7 +60,7 @@ class CountingCluster {
 
   absl::StatusOr<std::unique_ptr<client::Client>> ConnectTo(int coordinator,
                                                             absl::Duration deadline) const;
-  absl::Status StepOf(int rank, int64_t step, bool dies);
+  absl::Status StepOf(int rank, int64_t step, bool dies, bool skip);
   template <typename Work>
   static absl::Status OnAllRanks(const Work& work);
 

@@ -184,6 +184,36 @@ TEST_P(GroupStepTest, IsMadeOnceOnAllShards) {
   EXPECT_THAT(FirstColumn(other()), ::testing::Each(10.0f));
 }
 
+// A step that is skipped is decided like any other, and counted once. Where it was decided, it is
+// over: the trainers do not come to it again.
+using SkippedStepTest = GroupStepTest;
+INSTANTIATE_TEST_SUITE_P(
+    Windows, SkippedStepTest,
+    ::testing::Values(GroupWindow{"update.votes_are_in=die@3", {0, 1}},
+                      GroupWindow{"update.word_is_said=die:300@5", {0, 1}},
+                      GroupWindow{"update.votes_are_in=wait:2000@6,update.word_is_said=die:300@9",
+                                  {0, 0}},
+                      GroupWindow{"update.is_made=die@5", {0, 0}}));
+
+TEST_P(SkippedStepTest, IsCountedOnceOnAllShards) {
+  Start(GetParam().failpoint);
+  ASSERT_TRUE(cluster_->Join(GetParam().coordinators).ok());
+  for (int64_t step = 0; step < 2; ++step) {
+    const absl::Status status = cluster_->Step(step);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  ASSERT_FALSE(cluster_->Step(2, /*dying=*/-1, /*skip=*/true).ok()) << "a coordinator dies";
+  const auto joined = cluster_->Join({1, 1});
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_THAT(*joined, ::testing::AnyOf(2, 3));
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(4.0f));
+  for (int64_t step = *joined; step < 5; ++step) {
+    const absl::Status status = cluster_->Step(step, -1, /*skip=*/step == 2);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(8.0f));
+}
+
 // An assignment that failed because a shard stood still has changed nothing, then or later.
 TEST_F(VoteTest, AnAssignmentThatFailedDoesNotLandLater) {
   Start("");

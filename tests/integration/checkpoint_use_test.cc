@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
+#include "absl/time/clock.h"
 #include "base/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -168,6 +169,43 @@ TEST_F(CheckpointUseTest, BatchesAndStreamsFromBeforeARestoreEnd) {
   if (ended.ok()) ended = (*stream)->ReceiveLookup().status();
   EXPECT_TRUE(absl::IsAborted(ended)) << ended;
   ASSERT_NO_FATAL_FAILURE(ExpectUpdate(5, false));
+}
+
+// A step that was skipped is one of those that a checkpoint has seen.
+TEST_F(CheckpointUseTest, ASkippedStepIsInTheCheckpoint) {
+  Start(2, 2);
+  Declare(MixedModel("mixed"));
+  const std::vector<OwnedIds> batch = MixedBatch(1, 20);
+  int64_t next = 0;
+  const auto step = [&](client::TrainStream& stream, const client::UpdateOptions& options) {
+    const int64_t number = next++;
+    ASSERT_TRUE(stream.SendLookup(number, Features(batch)).ok());
+    ASSERT_TRUE(stream.ReceiveLookup().ok());
+    ASSERT_TRUE(stream.SendUpdate(number, {}, options).ok());
+    auto updated = stream.ReceiveUpdate();
+    ASSERT_TRUE(updated.ok()) << updated.status();
+    EXPECT_EQ(updated->rows_updated > 0, !options.skip);
+  };
+  auto stream = client_->Train(model_, {.group = "run"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  step(**stream, {});
+  const std::string after_one = TableDigest();
+  step(**stream, {.checkpoint = "k", .skip = true});
+  EXPECT_EQ(TableDigest(), after_one);
+  step(**stream, {});
+  ASSERT_TRUE((*stream)->Finish().ok());
+  // It is written while training goes on.
+  absl::Status restored = absl::NotFoundError("");
+  for (int i = 0; i < 600 && absl::IsNotFound(restored); ++i) {
+    restored = client_->RestoreCheckpoint("mixed", {.name = "k"}).status();
+    if (absl::IsNotFound(restored)) absl::SleepFor(absl::Milliseconds(100));
+  }
+  ASSERT_TRUE(restored.ok()) << restored;
+  model_ = *client_->DescribeModel("mixed");
+  EXPECT_EQ(TableDigest(), after_one);
+  stream = client_->Train(model_, {.group = "run"});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  EXPECT_EQ((*stream)->next_step(), 2);
 }
 
 std::string OneTable(const std::string& storage, const std::string& optimizer) {

@@ -1,6 +1,7 @@
 // Synchronous groups: whatever the number of trainers, coordinators and shards, a step of the group
 // is one update from one global batch, and leaves the bits that a single trainer leaves who is fed
 // the concatenated batch. Pipelined groups follow the rule of staleness to the bit.
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -21,7 +22,8 @@ constexpr int kTightLimit = 4;
 
 // One process, unary calls, whole batches: step k's lookup sees the updates of all steps before k,
 // or, `pipelined`, of those before k - 1.
-std::string DigestOfOneTrainer(int64_t steps, bool pipelined) {
+// Steps that are skipped are looked up, and given back.
+std::string DigestOfOneTrainer(int64_t steps, bool pipelined, const SkippedSteps& skips = nullptr) {
   auto cluster = Cluster::Start({.shards = 1, .sparsecores_per_shard = 8, .embedded = true});
   if (!cluster.ok()) return cluster.status().ToString();
   std::unique_ptr<client::Client> client = (*cluster)->Connect();
@@ -35,6 +37,7 @@ std::string DigestOfOneTrainer(int64_t steps, bool pipelined) {
     return result.status();
   };
   const auto update = [&](int64_t step) {
+    if (skips != nullptr && skips(step)) return client->ReleaseBatch(*model, found[step].batch);
     const Share share = MakeShare(step, 0, 1);
     const auto gradients = ShareGradients(step, share, found[step].activations);
     std::vector<client::FeatureGradient> request;
@@ -133,6 +136,56 @@ TEST(GroupResumeTest, AGroupThatJoinsAgainGoesOnWhereItWas) {
     ASSERT_TRUE(status.ok()) << status;
   }
   EXPECT_EQ(Digest(*client, *model).value_or("none"), reference);
+}
+
+// A step that is skipped takes a number and nothing else: rows and slots are those of trainers who
+// looked it up and then made no update.
+TEST(SkippedStepTest, LeavesTheTablesAsTheyAre) {
+  constexpr int64_t kSome = 24;
+  const SkippedSteps skips = [](int64_t step) { return step % 5 == 0 || step % 7 == 6; };
+  auto cluster = Cluster::Start({.shards = 2, .sparsecores_per_shard = 4, .coordinators = 2});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  struct Case {
+    int ranks;
+    client::Consistency consistency;
+    bool pipelined;
+  };
+  for (const Case& c :
+       {Case{1, client::Consistency::kSync, false}, Case{3, client::Consistency::kSync, false},
+        Case{2, client::Consistency::kSync, true}, Case{1, client::Consistency::kAsync, false},
+        Case{1, client::Consistency::kBounded, false}}) {
+    const std::string name =
+        absl::StrCat("m", c.ranks, static_cast<int>(c.consistency), c.pipelined);
+    SCOPED_TRACE(name);
+    auto model = client->DeclareModel(GroupModel(name, kTightLimit));
+    ASSERT_TRUE(model.ok()) << model.status();
+    const absl::Status status = TrainGroup(
+        **cluster, *model,
+        {.group = "run", .size = c.ranks, .consistency = c.consistency, .pipelined = c.pipelined},
+        2, kSome, nullptr, skips);
+    ASSERT_TRUE(status.ok()) << status;
+    const std::string digest = Digest(*client, *model).value_or("none");
+    EXPECT_EQ(digest, DigestOfOneTrainer(kSome, c.pipelined, skips));
+    EXPECT_NE(digest, DigestOfOneTrainer(kSome, c.pipelined));
+  }
+}
+
+TEST(SkippedStepTest, EveryRankSaysTheSame) {
+  auto cluster = Cluster::Start({.shards = 2, .sparsecores_per_shard = 4});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  auto model = client->DeclareModel(GroupModel("m", 0));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const std::string before = Digest(*client, *model).value_or("none");
+  std::atomic<int> asked{0};
+  const absl::Status status = TrainGroup(**cluster, *model, {.group = "run", .size = 2}, 1, 1,
+                                         nullptr, [&](int64_t) { return asked++ == 0; });
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(std::string(status.message()).find("skip of step 0"), std::string::npos) << status;
+  EXPECT_EQ(Digest(*client, *model).value_or("none"), before);
 }
 
 // ASYNC and BOUNDED promise no order between ranks. What they promise is that each rank's updates

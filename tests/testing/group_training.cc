@@ -124,7 +124,7 @@ absl::Status SendUpdate(client::TrainStream& stream, int64_t step, const Share& 
 }  // namespace
 
 absl::Status RunSteps(client::TrainStream& stream, int rank, int size, int64_t begin, int64_t end,
-                      bool pipelined, const LookupObserver& saw) {
+                      bool pipelined, const LookupObserver& saw, const SkippedSteps& skips) {
   const auto send_lookup = [&](int64_t step) {
     return stream.SendLookup(step, MakeShare(step, rank, size).Features());
   };
@@ -138,7 +138,11 @@ absl::Status RunSteps(client::TrainStream& stream, int rank, int size, int64_t b
     absl::Status status;
     // The next ids go before this step's update: ahead of it if pipelined, else as a prefetch.
     if (step + 1 < end) status = send_lookup(step + 1);
-    if (status.ok()) status = SendUpdate(stream, step, MakeShare(step, rank, size), *found);
+    const bool skip = skips != nullptr && skips(step);
+    if (status.ok()) {
+      status = skip ? stream.SendUpdate(step, {}, {.skip = true})
+                    : SendUpdate(stream, step, MakeShare(step, rank, size), *found);
+    }
     if (!status.ok()) return status;
     if (pipelined && step + 1 == end) break;  // answered when the stream ends
     auto updated = stream.ReceiveUpdate();
@@ -149,7 +153,7 @@ absl::Status RunSteps(client::TrainStream& stream, int rank, int size, int64_t b
 
 absl::Status TrainGroup(const Cluster& cluster, const client::Model& model,
                         const client::TrainOptions& options, int coordinators, int64_t steps,
-                        const LookupObserver& saw) {
+                        const LookupObserver& saw, const SkippedSteps& skips) {
   Mutex mutex;
   absl::Status error;
   const auto observe = [&](const client::TrainLookupResult& found) {
@@ -169,7 +173,7 @@ absl::Status TrainGroup(const Cluster& cluster, const client::Model& model,
     if (!stream.ok()) return stream.status();
     const int64_t begin = (*stream)->next_step();
     absl::Status status =
-        RunSteps(**stream, rank, own.size, begin, begin + steps, own.pipelined, observe);
+        RunSteps(**stream, rank, own.size, begin, begin + steps, own.pipelined, observe, skips);
     return status.ok() ? (*stream)->Finish() : status;
   };
   std::vector<std::thread> threads;

@@ -38,15 +38,18 @@ std::vector<std::vector<float>> ShareGradients(int64_t step, const Share& share,
                                                const std::vector<client::Activation>& activations);
 
 // Steps [begin, end) of a rank on a stream that is open. `pipelined`: lookups go one step ahead of
-// updates. `saw`, if given, gets every lookup's answer.
+// updates. `saw`, if given, gets every lookup's answer; `skips`, if given, says which steps are
+// skipped.
 using LookupObserver = std::function<void(const client::TrainLookupResult&)>;
+using SkippedSteps = std::function<bool(int64_t step)>;
 absl::Status RunSteps(client::TrainStream& stream, int rank, int size, int64_t begin, int64_t end,
-                      bool pipelined, const LookupObserver& saw = nullptr);
+                      bool pipelined, const LookupObserver& saw = nullptr,
+                      const SkippedSteps& skips = nullptr);
 
 // All ranks of a group, each on a thread with a client of its own, rank r on coordinator r modulo
 // their number. The first error.
 absl::Status TrainGroup(const Cluster& cluster, const client::Model& model,
                         const client::TrainOptions& options, int coordinators, int64_t steps,
-                        const LookupObserver& saw = nullptr);
+                        const LookupObserver& saw = nullptr, const SkippedSteps& skips = nullptr);
 
 }  // namespace emberd::testing

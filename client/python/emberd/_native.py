@@ -89,6 +89,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("stream_send_lookup", _P, [_P, c_int64, POINTER(FeatureIds), c_int32]),
     ("stream_send_update_and_checkpoint", _P, [_P, c_int64, POINTER(Gradient), c_int32, POINTER(Hyperparameter), c_int32,
                                                c_char_p, POINTER(c_void_p)]),
+    ("stream_send_skip", _P, [_P, c_int64, c_char_p]),
     ("stream_take_checkpoint", _P, [_P]),
     ("lease_released", c_int32, [_P]), ("lease_free", None, [_P]),
     ("stream_receive_lookup", c_int32, [_P, c_int64, POINTER(c_void_p), POINTER(c_void_p)]),

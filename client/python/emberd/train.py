@@ -101,6 +101,18 @@ class TrainStream:
                                                                 None if copy else ctypes.byref(lease))
         _native.hold(lease.value, kept)
         _native.check(error)
+        return self._update_sent()
+
+    def send_skip(self, *, checkpoint: Optional[str] = None) -> int:
+        """Counts the next step without changing a row, and gives its number: for a step that is given up after its lookup,
+        as where a gradient scaler meets an overflow. Every rank of a synchronous group does the same. Its answer is that of
+        an update. checkpoint: as in send_update.
+        """
+        _native.check(_native.lib().stream_send_skip(self._handle.get(), self._send_update, (checkpoint or "").encode()))
+        return self._update_sent()
+
+    def _update_sent(self) -> int:
+        step = self._send_update
         self._last_lookup[step] = self._send_lookup - 1
         self._send_update += 1
         return step
@@ -153,6 +165,13 @@ class TrainStream:
         if self._receive_update != self._send_update:
             raise errors.FailedPrecondition("updates have been sent ahead; use receive_update")
         self.send_update(gradients, hyper=hyper, checkpoint=checkpoint)
+        return self.receive_update()
+
+    def skip(self, *, checkpoint: Optional[str] = None) -> Applied:
+        """Counts a step without changing a row, as send_skip does, and receives the answer. None may be under way."""
+        if self._receive_update != self._send_update:
+            raise errors.FailedPrecondition("updates have been sent ahead; use receive_update")
+        self.send_skip(checkpoint=checkpoint)
         return self.receive_update()
 
     def finish(self) -> None:

@@ -117,6 +117,24 @@ class StreamTest(ClusterTest):
                 stream.send_update({"t": np.ones((2, 3))})
             self.assertEqual(stream.update({"t": ONE}).step, 0)
 
+    def test_a_skipped_step_is_counted_and_changes_nothing(self):
+        model = self.declare()
+        with model.train("run") as stream:
+            stream.lookup({"t": [1]})
+            self.assertEqual(stream.update({"t": ONE}).rows_updated, 1)
+            stream.lookup({"t": [1]})
+            skipped = stream.skip()
+            self.assertEqual((skipped.step, skipped.rows_updated), (1, 0))
+            stream.send_lookup({"t": [1]})
+            self.assertEqual(stream.send_skip(), 2)
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "sent ahead"):
+                stream.skip()
+            stream.receive_lookup()
+            self.assertEqual(stream.receive_update().step, 2)
+        self.assertEqual(model.read_rows("t", [1])[0, 0], -1)
+        with model.train("run") as stream:
+            self.assertEqual(stream.next_step, 3)
+
     def test_a_stream_that_failed_is_opened_again_where_it_was(self):
         model = self.declare()
         stream = model.train("run")

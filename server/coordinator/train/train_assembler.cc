@@ -78,7 +78,13 @@ absl::Status TrainAssembler::AddUpdate(v1::TrainUpdate* message) {
   }
   RETURN_IF_ERROR(CheckSameStep(*request_, *message));
   if (!message->checkpoint().empty()) request_->checkpoint = message->checkpoint();
+  request_->skip |= message->skip();
   MoveAll(message->mutable_gradients(), request_->update->mutable_gradients());
+  if (request_->skip && request_->update->gradients_size() > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "update.skip is true in step ", request_->step, ", but gradients of feature \"",
+        request_->update->gradients(0).feature(), "\" came with it; a skipped step has none"));
+  }
   MoveAll(message->mutable_hyperparameters(), request_->update->mutable_hyperparameters());
   return absl::OkStatus();
 }

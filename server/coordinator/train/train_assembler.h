@@ -18,7 +18,9 @@ struct TrainStepRequest {
   int64_t bytes = 0;  // of all its messages on the wire
   std::optional<v1::LookupRequest> lookup;
   std::optional<v1::ApplyGradientsRequest> update;  // with the number of the step
-  std::string checkpoint;                           // with the update: see TrainUpdate
+  // With the update: see TrainUpdate.
+  std::string checkpoint;
+  bool skip = false;
 };
 
 // Not thread-safe.

@@ -56,6 +56,26 @@ TEST(TrainAssemblerTest, PutsPartsTogether) {
   EXPECT_EQ((*whole)->update->hyperparameters(0).table(), "of c");
 }
 
+TEST(TrainAssemblerTest, ASkippedStepHasNoGradients) {
+  TrainAssembler assembler;
+  v1::TrainRequest skip;
+  skip.mutable_update()->set_step(3);
+  skip.mutable_update()->set_skip(true);
+  auto whole = assembler.Add(&skip, 1);
+  ASSERT_TRUE(whole.ok() && whole->has_value()) << whole.status();
+  EXPECT_TRUE((*whole)->skip);
+  v1::TrainRequest plain = Update(4, "a", false);
+  EXPECT_FALSE((*assembler.Add(&plain, 1))->skip);
+  v1::TrainRequest first = Update(5, "a", true);
+  ASSERT_TRUE(assembler.Add(&first, 1).ok());
+  skip.mutable_update()->set_step(5);
+  const absl::Status refused = assembler.Add(&skip, 1).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused.message(),
+            "update.skip is true in step 5, but gradients of feature \"a\" came with it; a skipped "
+            "step has none");
+}
+
 TEST(TrainAssemblerTest, RefusesWhatDoesNotBelongWhereItStands) {
   struct Case {
     v1::TrainRequest first;

@@ -197,17 +197,15 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(int64_t step,
   return output;
 }
 
-absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(int64_t step,
-                                                           const v1::ApplyGradientsRequest& request,
-                                                           const std::string& checkpoint) {
-  auto result = TryUpdate(step, request, checkpoint);
+absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(const TrainStepRequest& request) {
+  auto result = TryUpdate(request);
   if (!result.ok()) result = Explain(result.status());
   if (result.ok()) {
     metrics_->ObserveUpdate(result->times());
     return result;
   }
   Fail(result.status());
-  member_->Leave(absl::StrCat("update of step ", step, ": ", result.status().message()),
+  member_->Leave(absl::StrCat("update of step ", request.step, ": ", result.status().message()),
                  /*finished=*/false);
   return result;
 }
@@ -245,9 +243,9 @@ void TrainSession::Gathered(int64_t step, uint64_t handle) {
   next_gather_ = step + 1;
 }
 
-absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
-    int64_t step, const v1::ApplyGradientsRequest& request, const std::string& checkpoint) {
+absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(const TrainStepRequest& request) {
   const absl::Time began = absl::Now();
+  const int64_t step = request.step;
   v1::TrainUpdateResult result;
   result.set_step(step);
   v1::StepTimes* times = result.mutable_times();
@@ -256,15 +254,16 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(
   UpdateName name;
   name.model_id = model_->id;
   name.group_part = member_->Part(step);
+  name.skip = request.skip;
   {
     absl::MutexLock lock(&mutex_);
     name.handle = steps_.at(step).handle;
   }
-  checkpoints_.BeforeStep(checkpoint, *name.group_part, context_);
+  checkpoints_.BeforeStep(request.checkpoint, *name.group_part, context_);
   UpdateHooks hooks(this, step, times);
   StageTimes stages;
   ASSIGN_OR_RETURN(const MadeMutation made,
-                   resources_.path->Update(name, request, context_, &hooks, &stages));
+                   resources_.path->Update(name, *request.update, context_, &hooks, &stages));
   checkpoints_.AfterStep(context_);
   checkpoints_.Tell(&result);
   times->set_shards_us(Us(stages.shards));

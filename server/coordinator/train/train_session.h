@@ -18,6 +18,7 @@
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/train/group_member.h"
 #include "server/coordinator/train/stream_checkpoints.h"
+#include "server/coordinator/train/train_assembler.h"
 
 namespace emberd::server {
 
@@ -54,10 +55,8 @@ class TrainSession {
 
   // Admitted steps, in order.
   absl::StatusOr<TrainLookupOutput> Lookup(int64_t step, const v1::LookupRequest& request);
-  // `checkpoint`: see TrainUpdate.
-  absl::StatusOr<v1::TrainUpdateResult> Update(int64_t step,
-                                               const v1::ApplyGradientsRequest& request,
-                                               const std::string& checkpoint);
+  // `request` has an update.
+  absl::StatusOr<v1::TrainUpdateResult> Update(const TrainStepRequest& request);
 
   // Whether a request has failed, or the trainer is gone.
   bool failed() { return !Failure().ok(); }
@@ -76,9 +75,7 @@ class TrainSession {
                std::unique_ptr<GroupMember> member, rpc::CallContext* context);
 
   absl::StatusOr<TrainLookupOutput> TryLookup(int64_t step, const v1::LookupRequest& request);
-  absl::StatusOr<v1::TrainUpdateResult> TryUpdate(int64_t step,
-                                                  const v1::ApplyGradientsRequest& request,
-                                                  const std::string& checkpoint);
+  absl::StatusOr<v1::TrainUpdateResult> TryUpdate(const TrainStepRequest& request);
   // Waits until the lookup of a step may read rows.
   absl::Status AwaitUpdates(int64_t step, v1::StepTimes* times);
   // Waits until the update of a step may be made.

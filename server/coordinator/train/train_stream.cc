@@ -282,7 +282,7 @@ void TrainStream::RunUpdates() {
       session = session_.get();
     }
     const TrainStepRequest& request = work->request;
-    auto result = session->Update(request.step, *request.update, request.checkpoint);
+    auto result = session->Update(request);
     if (result.ok()) {
       v1::TrainResponse response;
       *response.mutable_update() = *std::move(result);
