@@ -1,0 +1,167 @@
+"""The tables on the cluster that embedding variables stand for."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import jax
+import numpy as np
+
+from emberd import config
+from emberd.arrays import Floats, Ragged
+from emberd.client import Client, Model, connect
+from emberd.jax import Embedding
+from emberd.local import LocalCluster, local
+from .sparsecore.lib.nn.embedding_spec import TableSpec
+
+Ids = Dict[str, Ragged]
+
+
+class EmbeddingVariables(NamedTuple):
+    """Stands for the rows of a stack, and for its slots. table: float32 [devices, 2], which tables these are and how often
+    they have been updated; slot: as many empty columns as the optimizer has slots."""
+
+    table: Any
+    slot: Tuple[Any, ...]
+
+
+class _Place:
+    """Where the next tables are made."""
+
+    def __init__(self) -> None:
+        self.client: Optional[Client] = None
+        self.cluster: Optional[LocalCluster] = None
+        self.model, self.group, self.made = "jax_tpu_embedding", "train", 0
+
+
+_place = _Place()
+_all: List["Tables"] = []  # by the number in the variables
+
+
+def use(client: Client, *, model: str = "jax_tpu_embedding", group: str = "train") -> None:
+    """Makes the next tables on the cluster of this client, in models named `model`, `model`_1 and so on.
+
+    A model of this name that is there already is gone on with: its rows stay as they are.
+    Without it, the cluster at the address in EMBERD_ADDRESS is taken, or one is started.
+    """
+    _place.client, _place.model, _place.group, _place.made = client, model, group, 0
+
+
+def _client() -> Client:
+    if _place.client is None:
+        address = os.environ.get("EMBERD_ADDRESS")
+        if not address:
+            _place.cluster = local(shards=2)
+        _place.client = connect(address) if address else _place.cluster.connect()  # type: ignore[union-attr]
+    return _place.client
+
+
+class Tables:
+    """Not thread-safe, but for the order in which JAX calls back."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        self.embedding = embedding
+        self._ids: Optional[Ids] = None  # of the step that has been received and has no update yet
+        self._number = -1
+
+    def look_up(self, ids: Ids) -> Dict[str, Floats]:
+        """The first lookup after an update begins a step. Those after it see the same rows."""
+        if self._ids is not None:
+            return self.embedding._look_up(ids)
+        return self._begin(ids)
+
+    def update(self, ids: Ids, gradients: Mapping[str, Floats], hyper: Mapping[str, Mapping[str, float]]) -> None:
+        if self._ids is None or not _same(self._ids, ids):
+            self._begin(ids)
+        self.embedding._update(self._number, gradients, hyper, own=False)
+        self._ids = None
+
+    def _begin(self, ids: Ids) -> Dict[str, Floats]:
+        self._ids = None
+        copied = {name: Ragged(*(None if array is None else np.array(array) for array in (one.values, one.row_splits,
+                                                                                         one.weights)))
+                  for name, one in ids.items()}
+        self._number = self.embedding._begin(copied)
+        found = self.embedding._receive(self._number)
+        self._ids = copied
+        return found
+
+
+def _same(left: Ids, right: Ids) -> bool:
+    return all(np.array_equal(getattr(left[name], part), getattr(right[name], part))
+               for name in left for part in ("values", "row_splits", "weights")
+               if getattr(left[name], part) is not None)
+
+
+def of(table: Any) -> Tables:
+    """Those that the table of embedding variables stands for."""
+    return _all[int(np.asarray(table).reshape(-1)[0])]
+
+
+def _any_of(variables: Any) -> Tables:
+    return of(jax.tree.leaves(variables)[0].addressable_shards[0].data)
+
+
+def model_of(variables: Any) -> Model:
+    """The model of embedding variables: to read and assign rows, or to save a checkpoint."""
+    jax.effects_barrier()
+    jax.block_until_ready(variables)
+    return _any_of(variables).embedding.model
+
+
+def rows_of(variables: Any, table: str) -> Any:
+    """A table as it is now; with slots, if given whole embedding variables."""
+    model = model_of(variables)
+    if isinstance(variables, EmbeddingVariables):
+        return EmbeddingVariables(model.table(table), tuple(model.table(table, slot=slot)
+                                                            for slot in model.tables[table].slots))
+    return model.table(table)
+
+
+def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int) -> Tuple[int, Model]:
+    """Declares the tables, gives them their initial rows, and says which they are."""
+    tables = [table for stack in stacks.values() for table in stack]
+    for table in tables:
+        if not table.feature_names:
+            raise ValueError(f"table {table.name!r}: no feature is known that looks it up; call "
+                             "prepare_feature_specs_for_training before")
+    name = _place.model + (f"_{_place.made}" if _place.made else "")
+    _place.made += 1
+    groups = [config.StackGroup([table.name for table in stack], stack_name) for stack_name, stack in stacks.items()
+              if len(stack) > 1]
+    model = _client().declare(config.ModelConfig(
+        name, [_declared(table) for table in tables],
+        [config.FeatureConfig(feature, table.name) for table in tables for feature in table.feature_names],
+        plan=config.PlanConfig(groups=groups) if groups else None))
+    if model.created:
+        keys = jax.random.split(rng, shards * len(stacks))
+        for number, stack in enumerate(stacks.values()):
+            for table in stack:
+                _initialize(model, table, keys[number * shards:(number + 1) * shards])
+    _all.append(Tables(Embedding(model, _place.group)))
+    return len(_all) - 1, model
+
+
+def _declared(table: TableSpec) -> config.TableConfig:
+    ours = isinstance(table.initializer, config.Initializer)
+    quantization = None if table.quantization_config is None else config.QuantizationConfig(
+        table.quantization_config.min_value, table.quantization_config.max_value, table.quantization_config.num_buckets)
+    return config.TableConfig(table.name, table.vocabulary_size, table.embedding_dim, combiner=table.combiner,
+                              initializer=table.initializer if ours else config.Zeros(),
+                              optimizer=table.optimizer.declared(), quantization=quantization)
+
+
+def _initialize(model: Model, table: TableSpec, keys: Any) -> None:
+    """Calls the initializer once for each SparseCore, as on a TPU: the same keys give the same rows."""
+    if isinstance(table.initializer, config.Initializer) or table.initializer is jax.nn.initializers.zeros:
+        return
+    shards, place = len(keys), table.setting_in_stack
+    width = math.ceil(table.embedding_dim / 8) * 8 if place is None else place.padded_embedding_dim
+    rows = math.ceil(table.vocabulary_size / (8 * shards)) * 8
+    for shard in range(shards):
+        ids = np.arange((shard - (place.shard_rotation if place else 0)) % shards, table.vocabulary_size, shards)
+        if ids.size:
+            values = np.asarray(table.initializer(keys[shard], (rows, width)), np.float32)
+            model.assign_rows(table.name, ids, values[:ids.size, :table.embedding_dim])

@@ -1,0 +1,1 @@
+"""The modules of jax_tpu_embedding.sparsecore."""

@@ -1,0 +1,1 @@
+"""Statistics of batches, kept in files."""

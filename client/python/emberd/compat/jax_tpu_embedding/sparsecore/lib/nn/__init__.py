@@ -1,0 +1,1 @@
+"""Specifications of tables and features, and the functions on them."""

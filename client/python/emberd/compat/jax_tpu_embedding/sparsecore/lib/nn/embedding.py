@@ -1,0 +1,296 @@
+"""Preprocessing, lookup and update, with the names and signatures of jax-tpu-embedding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from emberd.arrays import Ragged
+from emberd.compat.jax_tpu_embedding._tables import EmbeddingVariables, make, of
+from emberd.compat.jax_tpu_embedding.sparsecore.utils import utils
+from . import table_stacking
+from ._statistics import SparseDenseMatmulInputStats
+from .embedding_spec import FeatureSpec, StackedTableSpec, TableSpec
+from .table_stacking import LimitsCallable, get_default_limits
+
+__all__ = ["EmbeddingVariables", "PreprocessedInput", "SparseDenseMatmulInput", "SparseDenseMatmulInputStats",
+           "auto_stack_tables", "get_stacked_table_specs", "get_table_specs", "init_embedding_variables",
+           "prepare_feature_specs_for_training", "preprocess_sparse_dense_matmul_input",
+           "preprocess_sparse_dense_matmul_input_from_sparse_tensor", "tpu_sparse_dense_matmul",
+           "tpu_sparse_dense_matmul_grad", "update_preprocessing_parameters"]
+
+ArrayLike = Any
+Nested = Union[Any, Sequence[Any], Mapping[str, Any]]
+
+
+class SparseDenseMatmulInput(NamedTuple):
+    """Ids by the name of the feature: those of sample i are lhs_embedding_ids[lhs_row_pointers[i]:lhs_row_pointers[i + 1]].
+
+    What is beyond the last pointer fills ragged ids up to a power of two, so that little is compiled anew.
+    """
+
+    lhs_row_pointers: Mapping[str, Any]
+    lhs_embedding_ids: Mapping[str, Any]
+    lhs_sample_ids: Mapping[str, Any]  # none: the pointers say it
+    lhs_gains: Mapping[str, Any]  # weights, of the features that have some
+
+
+class PreprocessedInput(NamedTuple):
+    sparse_dense_matmul_input: SparseDenseMatmulInput
+    num_minibatches: Any
+
+    @property
+    def lhs_row_pointers(self) -> Mapping[str, Any]:
+        return self.sparse_dense_matmul_input.lhs_row_pointers
+
+    @property
+    def lhs_embedding_ids(self) -> Mapping[str, Any]:
+        return self.sparse_dense_matmul_input.lhs_embedding_ids
+
+    @property
+    def lhs_sample_ids(self) -> Mapping[str, Any]:
+        return self.sparse_dense_matmul_input.lhs_sample_ids
+
+    @property
+    def lhs_gains(self) -> Mapping[str, Any]:
+        return self.sparse_dense_matmul_input.lhs_gains
+
+
+def _sparsecores(given: Optional[int]) -> int:
+    return given or utils.num_sparsecores_per_device()
+
+
+def _check_strategy(sharding_strategy: str) -> None:
+    if sharding_strategy.upper() != "MOD":
+        raise ValueError(f"sharding_strategy: {sharding_strategy!r} is not allowed; it must be 'MOD'")
+
+
+def get_table_specs(feature_specs: Any) -> Dict[str, TableSpec]:
+    """Tables by name."""
+    features: List[FeatureSpec] = jax.tree.leaves(feature_specs)
+    names = [feature.name for feature in features]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise ValueError(f"feature_specs: the name {repeated[0]!r} is given to {names.count(repeated[0])} features")
+    return {feature.table_spec.name: feature.table_spec for feature in features}
+
+
+def get_stacked_table_specs(feature_specs: Any) -> Dict[str, StackedTableSpec]:
+    """Stacks by name."""
+    stacks = {}
+    for table in get_table_specs(feature_specs).values():
+        if table.stacked_table_spec is None:
+            raise ValueError(f"table {table.name!r}: call prepare_feature_specs_for_training before")
+        stacks[table.stacked_table_spec.stack_name] = table.stacked_table_spec
+    return stacks
+
+
+def prepare_feature_specs_for_training(feature_specs: Any, global_device_count: int,
+                                       num_sc_per_device: Optional[int] = None) -> None:
+    """Makes a stack of its own of each table that is in none. The specifications are changed in place."""
+    for name, table in get_table_specs(feature_specs).items():
+        if not table.is_stacked():
+            table_stacking.stack_tables(feature_specs, [name], global_device_count, _sparsecores(num_sc_per_device))
+
+
+def auto_stack_tables(feature_specs: Any, global_device_count: int, num_sc_per_device: Optional[int] = None,
+                      stack_to_max_ids_per_partition: LimitsCallable = get_default_limits,
+                      stack_to_max_unique_ids_per_partition: LimitsCallable = get_default_limits,
+                      use_short_stack_names: bool = True, *, activation_mem_bytes_limit: Optional[int] = None) -> None:
+    """Stacks tables of equal width and optimizer. The specifications are changed in place."""
+    table_stacking.auto_stack_tables(feature_specs, global_device_count, _sparsecores(num_sc_per_device),
+                                     stack_to_max_ids_per_partition, stack_to_max_unique_ids_per_partition,
+                                     use_short_stack_names, activation_mem_bytes_limit=activation_mem_bytes_limit)
+
+
+def init_embedding_variables(rng: Any, table_specs: Any, global_sharding: Any,
+                             num_sparsecore_per_device: Optional[int] = None,
+                             bypass_mesh_check: bool = False) -> Dict[str, EmbeddingVariables]:
+    """Makes the tables on the cluster; by stack, what stands for them. See `use` for which cluster that is."""
+    if len(global_sharding.spec) != 2:
+        raise ValueError(f"global_sharding: {global_sharding.spec} is not allowed; it must be PartitionSpec(axis, None)")
+    devices = global_sharding.mesh.size
+    if devices != jax.process_count():
+        raise ValueError(f"global_sharding: a mesh of {devices} devices is not allowed; it must have one for each of the "
+                         f"{jax.process_count()} processes: tables are spread over the shards of the cluster instead")
+    stacks = table_stacking.get_table_stacks(table_specs)
+    number, model = make(rng, stacks, devices * _sparsecores(num_sparsecore_per_device))
+
+    def put(columns: Sequence[float]) -> Any:  # an array of its own each time: they may be donated
+        return jax.device_put(np.tile(np.array(columns, np.float32), (devices, 1)), global_sharding)
+
+    return {name: EmbeddingVariables(put([number, 0]), tuple(put([]) for _ in model.tables[tables[0].name].slots))
+            for name, tables in stacks.items()}
+
+
+def preprocess_sparse_dense_matmul_input(
+        features: Nested, features_weights: Optional[Nested], feature_specs: Nested, local_device_count: int,
+        global_device_count: int, *, num_sc_per_device: Optional[int] = None, sharding_strategy: str = "MOD",
+        has_leading_dimension: bool = False, allow_id_dropping: bool = False, batch_number: int = 0,
+        enable_minibatching: bool = False, all_reduce_interface: Any = None,
+) -> Tuple[PreprocessedInput, SparseDenseMatmulInputStats]:
+    """Ids, and weights if any, as arrays of NumPy. No id is ever dropped.
+
+    features: in the structure of feature_specs, arrays [samples, ids of a sample], or of arrays of ids.
+    """
+    _check_strategy(sharding_strategy)
+    if has_leading_dimension:
+        raise ValueError("has_leading_dimension: True is not allowed; pmap is not supported, use jit")
+    specs, structure = jax.tree.flatten(feature_specs)
+    try:
+        given = structure.flatten_up_to(features)
+        weights = [None] * len(given) if features_weights is None else structure.flatten_up_to(features_weights)
+    except ValueError as error:
+        raise ValueError(f"features and features_weights must have the structure of feature_specs: {error}") from error
+    pointers: Dict[str, Any] = {}
+    ids: Dict[str, Any] = {}
+    gains: Dict[str, Any] = {}
+    for spec, values, weight in zip(specs, given, weights):
+        pointers[spec.name], ids[spec.name], some = _compressed(values, weight, spec.name)
+        if some is not None:
+            gains[spec.name] = some
+    made = PreprocessedInput(SparseDenseMatmulInput(pointers, ids, {}, gains), np.full(local_device_count, 1))
+    return made, SparseDenseMatmulInputStats.of_batch(specs, pointers, ids, local_device_count, global_device_count,
+                                                      _sparsecores(num_sc_per_device))
+
+
+def preprocess_sparse_dense_matmul_input_from_sparse_tensor(
+        indices: Nested, values: Nested, dense_shapes: Nested, feature_specs: Nested, local_device_count: int,
+        global_device_count: int, **options: Any) -> Tuple[PreprocessedInput, SparseDenseMatmulInputStats]:
+    """As preprocess_sparse_dense_matmul_input. indices: [n, 2], by sample; values: [n]; dense_shapes: [2]."""
+
+    def ragged(index: Any, value: Any, shape: Any) -> Any:
+        lengths = np.bincount(np.asarray(index)[:, 0], minlength=int(np.asarray(shape)[0]))
+        rows = np.empty(len(lengths), object)
+        rows[:] = np.split(np.asarray(value), np.cumsum(lengths)[:-1])
+        return rows
+
+    structure = jax.tree.structure(feature_specs)
+    features = [ragged(*one) for one in zip(*(structure.flatten_up_to(part) for part in (indices, values, dense_shapes)))]
+    return preprocess_sparse_dense_matmul_input(structure.unflatten(features), None, feature_specs, local_device_count,
+                                                global_device_count, **options)
+
+
+def _compressed(values: Any, weights: Any, name: str) -> Tuple[Any, Any, Any]:
+    """Row pointers, ids and weights of a feature."""
+    array = values if isinstance(values, list) else np.asarray(values)
+    if isinstance(array, np.ndarray) and array.dtype != object:
+        if array.ndim not in (1, 2):
+            raise ValueError(f"feature {name!r}: the shape {list(array.shape)} is not allowed; it must be [samples, ids]")
+        splits = np.arange(len(array) + 1, dtype=np.int32) * np.int32(1 if array.ndim == 1 else array.shape[1])
+        flat = None if weights is None else np.asarray(weights, np.float32).reshape(-1)
+        return splits, array.reshape(-1).astype(np.int32, copy=False), flat
+    rows = [np.asarray(row).reshape(-1) for row in array]
+    splits = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
+    size = 1 << max(0, int(splits[-1]) - 1).bit_length()
+    ids = np.zeros(size, np.int32)
+    ids[:splits[-1]] = np.concatenate(rows) if rows else []
+    if weights is None:
+        return splits, ids, None
+    floats = np.zeros(size, np.float32)
+    floats[:splits[-1]] = np.concatenate([np.asarray(row, np.float32).reshape(-1) for row in weights]) if rows else []
+    return splits, ids, floats
+
+
+def _inputs(preprocessed: Any) -> SparseDenseMatmulInput:
+    found: SparseDenseMatmulInput = getattr(preprocessed, "sparse_dense_matmul_input", preprocessed)
+    return found
+
+
+def _ids(inputs: SparseDenseMatmulInput) -> Dict[str, Ragged]:
+    """In a callback."""
+    result = {}
+    for name, pointers in inputs.lhs_row_pointers.items():
+        splits = np.asarray(pointers)
+        gains = inputs.lhs_gains.get(name)
+        result[name] = Ragged(np.asarray(inputs.lhs_embedding_ids[name])[:splits[-1]], splits,
+                              None if gains is None else np.asarray(gains)[:splits[-1]])
+    return result
+
+
+def _call(callback: Any, result: Any, *arguments: Any) -> Any:
+    # One after the other, which JAX has where there is one device; elsewhere the variables order them.
+    return io_callback(callback, result, *arguments, ordered=jax.device_count() == 1)
+
+
+def tpu_sparse_dense_matmul(
+        preprocessed_inputs: Any, embedding_variables: Mapping[str, EmbeddingVariables], feature_specs: Nested, *,
+        global_device_count: int, sharding_strategy: str = "MOD", num_sc_per_device: Optional[int] = None,
+        enable_minibatching: bool = False, perform_unstacking: bool = True,
+        use_activation_unstack_primitive: bool = False) -> Any:
+    """Activations in the structure of feature_specs, float32 [samples, columns]. In jit, shard_map or neither."""
+    _check_strategy(sharding_strategy)
+    if not perform_unstacking:
+        raise ValueError("perform_unstacking: False is not allowed; activations come by feature")
+    inputs = _inputs(preprocessed_inputs)
+    specs, structure = jax.tree.flatten(feature_specs)
+    widths = {spec.name: spec.table_spec.embedding_dim for spec in specs}
+    shapes = {name: jax.ShapeDtypeStruct((len(pointers) - 1, widths[name]), jnp.float32)
+              for name, pointers in inputs.lhs_row_pointers.items()}
+
+    def look_up(table: Any, given: SparseDenseMatmulInput) -> Any:
+        return of(table).look_up(_ids(given))
+
+    found = _call(look_up, shapes, _first(embedding_variables), inputs)
+    return structure.unflatten([found[spec.name][:, :spec.output_shape[-1]] for spec in specs])
+
+
+def tpu_sparse_dense_matmul_grad(
+        activation_gradients: Nested, preprocessed_inputs: Any, embedding_variables: Mapping[str, EmbeddingVariables],
+        feature_specs: Nested, *, global_device_count: Optional[int] = None, sharding_strategy: str = "MOD", label: str = "",
+        step: Any = None, num_sc_per_device: Optional[int] = None, enable_minibatching: bool = False,
+        perform_stacking: bool = True, use_gradient_stacking_primitive: bool = False,
+        embedding_var_limits: Optional[Mapping[str, Tuple[Optional[float], Optional[float]]]] = None,
+) -> Dict[str, EmbeddingVariables]:
+    """One update of each row that was looked up; the variables that stand for the tables after it."""
+    _check_strategy(sharding_strategy)
+    if not perform_stacking:
+        raise ValueError("perform_stacking: False is not allowed; give gradients by feature")
+    specs, structure = jax.tree.flatten(feature_specs)
+    gradients = {}
+    for spec, gradient in zip(specs, structure.flatten_up_to(activation_gradients)):
+        missing = spec.table_spec.embedding_dim - gradient.shape[-1]
+        gradients[spec.name] = jnp.pad(gradient.astype(jnp.float32), ((0, 0), (0, missing)))
+    tables = get_table_specs(feature_specs)
+    rates = {name: table.optimizer.get_learning_rate(step) for name, table in tables.items()}
+    count = jnp.asarray(0 if step is None else step, jnp.int32)
+
+    def update(table: Any, given: SparseDenseMatmulInput, gradients: Any, rates: Any, count: Any) -> Any:
+        of(table).update(_ids(given), {name: np.asarray(value) for name, value in gradients.items()}, {
+            name: {**one.optimizer.step_values(float(np.asarray(rates[name])), int(np.asarray(count))),
+                   **_limits_of(one, embedding_var_limits)} for name, one in tables.items()})
+        return np.asarray(table) + np.array([[0, 1]], np.float32)
+
+    first = _first(embedding_variables)
+    after = _call(update, jax.ShapeDtypeStruct(first.shape, first.dtype), first, _inputs(preprocessed_inputs), gradients,
+                  rates, count)
+    return {name: EmbeddingVariables(after, tuple(variables[1])) for name, variables in embedding_variables.items()}
+
+
+def _first(variables: Mapping[str, EmbeddingVariables]) -> Any:
+    """All stacks are of one model, so that any stands for all."""
+    return next(iter(variables.values()))[0]
+
+
+def _limits_of(table: TableSpec, limits: Any) -> Dict[str, float]:
+    stack = table.setting_in_stack.stack_name if table.setting_in_stack else table.name
+    return {name: float(limit) for name, limit in zip(("clip_weight_min", "clip_weight_max"), (limits or {}).get(stack, ()))
+            if limit is not None}
+
+
+def update_preprocessing_parameters(feature_specs: Any, updated_params: SparseDenseMatmulInputStats,
+                                    num_sc_per_device: int) -> None:
+    """Sets limits in the specifications, for who reads them: the cluster does not need them."""
+    features: List[FeatureSpec] = jax.tree.leaves(feature_specs)
+    for stack in get_stacked_table_specs(feature_specs):
+        if stack in updated_params.max_ids_per_partition:
+            buffer = updated_params.required_buffer_size_per_sc.get(stack)
+            table_stacking.set_limits(
+                features, stack, max_ids_per_partition=int(np.max(updated_params.max_ids_per_partition[stack])),
+                max_unique_ids_per_partition=int(np.max(updated_params.max_unique_ids_per_partition[stack])),
+                suggested_coo_buffer_size_per_device=None if buffer is None else math.ceil(np.max(buffer)) * num_sc_per_device)

@@ -1,0 +1,235 @@
+"""Specifications of tables, features and optimizers, with the names and defaults of jax-tpu-embedding."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Tuple, Union
+
+import jax.numpy as jnp
+
+from emberd import config
+
+DEFAULT_ACTIVATION_MEM_BYTES_LIMIT = 2048 * 1024
+LearningRate = Union[float, Callable[..., Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSpec:
+    """What all optimizers have. learning_rate: a number, or a function of the step, or of nothing."""
+
+    learning_rate: LearningRate = 0.001
+    kind: ClassVar[Any] = None  # emberd's
+    fields: ClassVar[Mapping[str, str]] = {}  # its names of the others
+    fixed: ClassVar[Mapping[str, Any]] = {}
+
+    def get_learning_rate(self, step: Any = None) -> Any:
+        """The rate of a step, a float32 scalar."""
+        rate: Any = self.learning_rate
+        if callable(rate):
+            if inspect.signature(rate).parameters:
+                if step is None:
+                    raise ValueError(f"learning_rate: {rate} is a function of the step; give `step`")
+                rate = rate(step)
+            else:
+                rate = rate()
+        return jnp.asarray(rate, jnp.float32)
+
+    def get_hyperparameters(self, step: Any = None) -> Tuple[Any, ...]:
+        return (self.get_learning_rate(step),)
+
+    def step_values(self, rate: float, step: int) -> Dict[str, float]:
+        """What goes along with an update, by emberd's names."""
+        return {"learning_rate": rate} if callable(self.learning_rate) else {}
+
+    def declared(self) -> config.Optimizer:
+        """emberd's optimizer, as it is declared."""
+        rate = {} if callable(self.learning_rate) else {"learning_rate": float(self.learning_rate)}
+        values = {theirs: float(getattr(self, ours)) if not isinstance(getattr(self, ours), bool) else getattr(self, ours)
+                  for ours, theirs in self.fields.items()}
+        made: config.Optimizer = self.kind(**rate, **values, **self.fixed)
+        return made
+
+    def short_name(self) -> str:
+        return type(self).__name__.replace("OptimizerSpec", "").lower()
+
+
+@dataclasses.dataclass(frozen=True)
+class SGDOptimizerSpec(OptimizerSpec):
+    """w -= lr * g"""
+
+    kind: ClassVar[Any] = config.SGD
+
+
+@dataclasses.dataclass(frozen=True)
+class AdagradOptimizerSpec(OptimizerSpec):
+    """a += g^2; w -= lr * g / sqrt(a)"""
+
+    initial_accumulator_value: float = 0.1
+    kind: ClassVar[Any] = config.Adagrad
+    fields: ClassVar[Mapping[str, str]] = {"initial_accumulator_value": "initial_accumulator"}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamOptimizerSpec(OptimizerSpec):
+    """With bias correction by `step` of tpu_sparse_dense_matmul_grad, from 0; without a step it is that of the first."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    kind: ClassVar[Any] = config.Adam
+    fields: ClassVar[Mapping[str, str]] = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "epsilon"}
+    fixed: ClassVar[Mapping[str, Any]] = {"bias_correction": False}  # it is in the values of each step
+
+    def step_values(self, rate: float, step: int) -> Dict[str, float]:
+        correction = math.sqrt(1 - self.beta_2 ** (step + 1))
+        return {"learning_rate": rate * correction / (1 - self.beta_1 ** (step + 1)), "epsilon": self.epsilon * correction}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdagradMomentumOptimizerSpec(OptimizerSpec):
+    momentum: float = 0.9
+    beta2: float = 1.0
+    epsilon: float = 1e-10
+    exponent: float = 2.0
+    use_nesterov: bool = False
+    initial_accumulator_value: float = 0.1
+    initial_momentum_value: float = 0.0
+    kind: ClassVar[Any] = config.AdagradMomentum
+    fields: ClassVar[Mapping[str, str]] = {
+        "momentum": "momentum", "beta2": "beta2", "epsilon": "epsilon", "exponent": "exponent", "use_nesterov": "use_nesterov",
+        "initial_accumulator_value": "initial_accumulator", "initial_momentum_value": "initial_momentum"}
+
+
+@dataclasses.dataclass(frozen=True)
+class FTRLOptimizerSpec(OptimizerSpec):
+    learning_rate: LearningRate = 0.01
+    learning_rate_power: float = -0.5
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    beta: float = 0.0
+    initial_accumulator_value: float = 0.1
+    initial_linear_value: float = 0.0
+    multiply_linear_by_learning_rate: bool = False
+    kind: ClassVar[Any] = config.Ftrl
+    fields: ClassVar[Mapping[str, str]] = {
+        "learning_rate_power": "learning_rate_power", "l1_regularization_strength": "l1",
+        "l2_regularization_strength": "l2", "beta": "beta", "initial_accumulator_value": "initial_accumulator",
+        "initial_linear_value": "initial_linear", "multiply_linear_by_learning_rate": "multiply_linear_by_learning_rate"}
+
+
+@dataclasses.dataclass(frozen=True)
+class LaPropOptimizerSpec(OptimizerSpec):
+    """Counts the steps of the group of trainers, from 0."""
+
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-30
+    rms_clip_threshold: Optional[float] = None
+    initial_slot_value: float = 0.0
+    kind: ClassVar[Any] = config.LaProp
+    fields: ClassVar[Mapping[str, str]] = {"b1": "beta1", "b2": "beta2", "eps": "epsilon"}
+
+    def __post_init__(self) -> None:
+        if self.rms_clip_threshold is not None or self.initial_slot_value != 0:
+            raise ValueError("LaPropOptimizerSpec: rms_clip_threshold must be None and initial_slot_value 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class F2AOptimizerSpec(OptimizerSpec):
+    """Counts the steps of the group of trainers, from 0."""
+
+    learning_rate: LearningRate = 0.01
+    rho: float = 0.5
+    initial_accumulator_value: float = 0.1
+    initial_local_step_value: float = 0.0
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    max_lr_multiplier: float = 1e6
+    kind: ClassVar[Any] = config.F2A
+    fields: ClassVar[Mapping[str, str]] = {
+        "rho": "rho", "initial_accumulator_value": "initial_accumulator", "l1_regularization_strength": "l1",
+        "l2_regularization_strength": "l2", "max_lr_multiplier": "max_lr_multiplier"}
+
+    def __post_init__(self) -> None:
+        if self.initial_local_step_value != 0:
+            raise ValueError(f"F2AOptimizerSpec: initial_local_step_value: {self.initial_local_step_value} is not allowed; it "
+                             "must be 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizationConfig:
+    min_value: float
+    max_value: float
+    num_buckets: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSettingInStack:
+    """Where a table lies in each shard of its stack."""
+
+    stack_name: str
+    padded_vocab_size: int
+    padded_embedding_dim: int
+    row_offset_in_shard: int = 0
+    shard_rotation: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureIdTransformation:
+    row_offset: int = 0
+    col_offset: int = 0
+    col_shift: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class StackedTableSpec:
+    stack_name: str
+    stack_vocab_size: int
+    stack_embedding_dim: int
+    optimizer: OptimizerSpec
+    combiner: str
+    total_sample_count: int
+    max_ids_per_partition: int = 256
+    max_unique_ids_per_partition: int = 256
+    suggested_coo_buffer_size_per_device: Optional[int] = None
+    quantization_config: Optional[QuantizationConfig] = None
+    activation_mem_bytes_limit: int = DEFAULT_ACTIVATION_MEM_BYTES_LIMIT
+
+
+@dataclasses.dataclass(eq=True, unsafe_hash=True)
+class TableSpec:
+    """One table. initializer: a function of a key and a shape, as in jax.nn.initializers, or one of emberd's."""
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    initializer: Any
+    optimizer: OptimizerSpec
+    combiner: str
+    max_ids_per_partition: int = 256
+    max_unique_ids_per_partition: int = 256
+    suggested_coo_buffer_size_per_device: Optional[int] = None
+    quantization_config: Optional[QuantizationConfig] = None
+    # Set by embedding.prepare_feature_specs_for_training and by stacking.
+    setting_in_stack: Optional[TableSettingInStack] = dataclasses.field(default=None, compare=False)
+    stacked_table_spec: Optional[StackedTableSpec] = dataclasses.field(default=None, compare=False)
+    feature_names: Tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    def is_stacked(self) -> bool:
+        return self.stacked_table_spec is not None
+
+
+@dataclasses.dataclass(eq=True, unsafe_hash=True)
+class FeatureSpec:
+    """One input. input_shape: [samples] or [samples, ids of a sample]; output_shape: [samples, columns]."""
+
+    name: str
+    table_spec: TableSpec
+    input_shape: Tuple[int, ...]
+    output_shape: Tuple[int, ...]
+    id_transformation: Optional[FeatureIdTransformation] = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.input_shape, self.output_shape = tuple(self.input_shape), tuple(self.output_shape)
