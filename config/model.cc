@@ -206,6 +206,19 @@ std::vector<std::string> FeatureNames(const v1::ModelConfig& model) {
   return NamesOf(model.features());
 }
 
+namespace {
+
+// What TensorFlow does where the two systems differ; a field that is given stays.
+void CompleteTensorFlowPlan(v1::PlanConfig* plan) {
+  if (plan->sample_layout() == v1::SAMPLE_LAYOUT_UNSPECIFIED) {
+    plan->set_sample_layout(v1::STACK_THEN_SPLIT);
+  }
+  if (plan->bucket_hash() == v1::BUCKET_HASH_UNSPECIFIED) plan->set_bucket_hash(v1::ID_RANGE);
+  if (!plan->has_short_stack_names()) plan->set_short_stack_names(false);
+}
+
+}  // namespace
+
 absl::Status CompleteModel(v1::ModelConfig* model) {
   RETURN_IF_ERROR(CheckModel(*model));
   v1::ModelConfig complete = *model;
@@ -213,7 +226,8 @@ absl::Status CompleteModel(v1::ModelConfig* model) {
   for (v1::TableConfig& table : *complete.mutable_tables()) {
     CompleteTable(complete.optimizer(), &table);
   }
-  complete.mutable_plan();
+  v1::PlanConfig* plan = complete.mutable_plan();
+  if (plan->rules() == v1::TENSORFLOW) CompleteTensorFlowPlan(plan);
   FillFields(&complete);
   // Groups compare complete optimizers, so that a default and the same value written out are equal.
   RETURN_IF_ERROR(CompleteGroups(&complete));

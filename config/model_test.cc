@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "config/config.h"
 #include "google/protobuf/util/message_differencer.h"
 
@@ -54,6 +55,21 @@ TEST(CompleteModel, WritesTheDefaultsOfTheProtoFile) {
   EXPECT_TRUE(model.plan().short_stack_names());
   EXPECT_EQ(model.plan().activation_bytes_limit(), 2 << 20);
   EXPECT_EQ(model.plan().shard_bytes_limit(), int64_t{2} << 30);
+}
+
+TEST(CompleteModel, FillsInThePlanOfTheRules) {
+  const std::string rules = absl::StrCat(kTwoTables, "plan { rules: TENSORFLOW ");
+  const v1::PlanConfig plan = Complete(rules + "}").plan();
+  EXPECT_EQ(plan.sample_layout(), v1::STACK_THEN_SPLIT);
+  EXPECT_EQ(plan.bucket_hash(), v1::ID_RANGE);
+  EXPECT_FALSE(plan.short_stack_names());
+  const v1::PlanConfig mixed = Complete(rules +
+                                        "sample_layout: SPLIT_THEN_STACK bucket_hash: ID_MODULO "
+                                        "short_stack_names: true }")
+                                   .plan();
+  EXPECT_EQ(mixed.sample_layout(), v1::SPLIT_THEN_STACK);
+  EXPECT_EQ(mixed.bucket_hash(), v1::ID_MODULO);
+  EXPECT_TRUE(mixed.short_stack_names());
 }
 
 TEST(CompleteModel, LeavesAbsentWhatMeansNone) {

@@ -29,6 +29,11 @@ StackShape ShapeOf(const v1::ModelConfig& model, const Plan& plan, const StackPl
   return shape;
 }
 
+DropRule DropRuleOf(const v1::PlanConfig& plan) {
+  if (!plan.allow_id_dropping()) return DropRule::kKeep;
+  return plan.rules() == v1::TENSORFLOW ? DropRule::kTensorFlow : DropRule::kJax;
+}
+
 }  // namespace
 
 // Puts the bookkeeping of a shared pointer into the batch that it shares, and recycles the batch
@@ -105,7 +110,7 @@ absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(
 Preprocessor::Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPool* cpu)
     : model_(model),
       plan_(plan),
-      allow_dropping_(model.plan().allow_id_dropping()),
+      drop_rule_(DropRuleOf(model.plan())),
       cpu_(cpu),
       scratch_(kIdleScratch),
       batches_(kIdleBatches) {
@@ -151,9 +156,12 @@ absl::Status Preprocessor::Sort(absl::Span<const FeatureInput> inputs, SortedBat
     RETURN_IF_ERROR(CheckSize(k, stack));
     stack.gain_kind = GainKindOf(stacks_[k].shape, stack.inputs);
   }
-  batch->bucketed_ = expect_cuts_.load(std::memory_order_relaxed);
+  // TensorFlow may drop from what needs no cuts, too.
+  batch->bucketed_ =
+      drop_rule_ == DropRule::kTensorFlow || expect_cuts_.load(std::memory_order_relaxed);
   ForEachSlot(batch, [&](const StackInfo& info, StackBatch* stack, int slot, SlotScratch* scratch) {
-    Buffer<int32_t>* multiplicity = allow_dropping_ ? &stack->buckets[slot].multiplicity : nullptr;
+    Buffer<int32_t>* multiplicity =
+        drop_rule_ != DropRule::kKeep ? &stack->buckets[slot].multiplicity : nullptr;
     SortSlot(info.shape, stack->inputs, stack->layout[slot], stack->gain_kind, scratch,
              multiplicity, &stack->slots[slot]);
     if (batch->bucketed_) FillSlotBuckets(info, slot, stack);
@@ -164,8 +172,7 @@ absl::Status Preprocessor::Sort(absl::Span<const FeatureInput> inputs, SortedBat
 }
 
 void Preprocessor::FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const {
-  const DropRule drop = allow_dropping_ ? DropRule::kJax : DropRule::kKeep;
-  FillBuckets(info.buckets, info.limits, drop, stack->slots[slot], &stack->buckets[slot]);
+  FillBuckets(info.buckets, info.limits, drop_rule_, stack->slots[slot], &stack->buckets[slot]);
 }
 
 absl::Status Preprocessor::Validate(absl::Span<const FeatureInput> inputs,
@@ -251,7 +258,7 @@ absl::StatusOr<CutSet> Preprocessor::FindCuts(SortedBatch* sorted) {
   CutSet cuts = 0;
   for (size_t k = 0; k < stacks_.size(); ++k) {
     const StackBatch& stack = batch->stacks_[k];
-    if (!allow_dropping_) RETURN_IF_ERROR(CheckBuckets(k, stack));
+    if (drop_rule_ == DropRule::kKeep) RETURN_IF_ERROR(CheckBuckets(k, stack));
     cuts |= CutsOfStack(model_.plan().rules(), stacks_[k].limits, stack.buckets,
                         plan_.topology.partitions());
   }
@@ -277,8 +284,9 @@ absl::Status Preprocessor::CheckBuckets(size_t stack_index, const StackBatch& st
 std::shared_ptr<const PreprocessedBatch> Preprocessor::Finish(CutSet cuts, SortedBatch* sorted) {
   PreprocessedBatch* batch = sorted->batch_.get();
   expect_cuts_.store(cuts != 0, std::memory_order_relaxed);
-  if (cuts != 0) {
+  if (cuts != 0 || drop_rule_ == DropRule::kTensorFlow) {
     ForEachSlot(batch, [cuts](const StackInfo&, StackBatch* stack, int slot, SlotScratch* scratch) {
+      if (cuts == 0 && stack->buckets[slot].dropped == 0) return;
       CutSlot(stack->slots[slot], stack->buckets[slot], cuts, &scratch->positions, &scratch->csr);
       std::swap(stack->slots[slot], scratch->csr);
     });

@@ -111,7 +111,7 @@ class Preprocessor {
 
   const v1::ModelConfig& model_;
   const Plan& plan_;
-  const bool allow_dropping_;
+  const DropRule drop_rule_;
   std::vector<StackInfo> stacks_;
   MappedMemory bucket_memory_;  // of all stacks that remember buckets
   // Whether the batch before was cut. The next one then fills its buckets while its slots are still

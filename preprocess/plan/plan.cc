@@ -73,9 +73,16 @@ class Planner {
   }
 
   bool ShortNames() const {
-    return !model_.plan().has_short_stack_names() || model_.plan().short_stack_names();
+    const v1::PlanConfig& plan = model_.plan();
+    return plan.has_short_stack_names() ? plan.short_stack_names() : !TensorFlowRules();
   }
   bool TensorFlowRules() const { return model_.plan().rules() == v1::TENSORFLOW; }
+
+  // TensorFlow lets the next table begin on the next chip, which is a shard here.
+  int64_t Rotation() const {
+    if (model_.plan().has_rotation()) return model_.plan().rotation();
+    return TensorFlowRules() ? topology_.sparsecores_per_shard : DefaultRotation(partitions_);
+  }
 
   // What the tables of any stack must have in common, besides their width.
   static std::string KernelKey(const v1::TableConfig& table) {
@@ -143,7 +150,8 @@ class Planner {
       const int64_t batch = model_.features(f).batch_size();
       samples += TensorFlowRules() ? batch : batch / partitions_;
     }
-    candidate.samples_per_sparsecore = TensorFlowRules() ? samples / partitions_ : samples;
+    candidate.samples_per_sparsecore =
+        TensorFlowRules() ? samples / topology_.sparsecores_per_shard : samples;
     return candidate;
   }
 
@@ -172,7 +180,7 @@ class Planner {
     }
     if (model_.plan().has_shard_bytes_limit())
       limits.shard_bytes = model_.plan().shard_bytes_limit();
-    limits.shards = partitions_;
+    limits.shards = topology_.shards;
     const auto stacks = TensorFlowRules() ? StackLikeTensorFlow(candidates, limits)
                                           : StackLikeJax(candidates, limits);
     for (const std::vector<int>& stack : stacks) {
@@ -203,8 +211,7 @@ class Planner {
   absl::StatusOr<StackPlan> PlaceStack(const StackDraft& draft, int index, Plan* plan) const {
     StackPlan stack;
     stack.name = draft.name;
-    const int64_t rotation =
-        model_.plan().has_rotation() ? model_.plan().rotation() : DefaultRotation(partitions_);
+    const int64_t rotation = Rotation();
     std::vector<std::pair<int, int>> features;  // (index in the config, position of the table)
     for (size_t k = 0; k < draft.tables.size(); ++k) {
       const int t = draft.tables[k];

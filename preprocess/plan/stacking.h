@@ -25,8 +25,8 @@ struct StackCandidate {
 // 0 switches a limit off.
 struct StackingLimits {
   int64_t activation_bytes = int64_t{2} << 20;  // per SparseCore
-  int64_t shard_bytes = int64_t{2} << 30;       // float32 weights per shard, as below
-  int64_t shards = 1;                           // by which the rows are divided for shard_bytes
+  int64_t shard_bytes = int64_t{2} << 30;       // float32 weights per shard
+  int64_t shards = 1;
   int64_t rows = std::numeric_limits<int32_t>::max();
   int64_t tables = std::numeric_limits<int32_t>::max();
 };
