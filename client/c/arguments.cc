@@ -1,6 +1,7 @@
 #include "client/c/arguments.h"
 
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -127,26 +128,45 @@ absl::StatusOr<std::vector<client::FeatureIds>> ReadFeatures(const emberd_featur
   return result;
 }
 
+namespace {
+
+// Floats from the first row of a gradient to the end of the last; none if no array can be that
+// long.
+std::optional<int64_t> FloatsOf(const emberd_gradient& gradient, int64_t row_stride) {
+  if (gradient.samples < 0 || gradient.dim < 1) return std::nullopt;
+  if (row_stride != 0 && row_stride < gradient.dim) return std::nullopt;
+  if (gradient.samples == 0) return 0;
+  const int64_t stride = row_stride == 0 ? gradient.dim : row_stride;
+  const int64_t most = std::numeric_limits<int64_t>::max() - gradient.dim;
+  if (gradient.samples - 1 > most / stride) return std::nullopt;
+  return (gradient.samples - 1) * stride + gradient.dim;
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<client::FeatureGradient>> ReadGradients(const emberd_gradient* gradients,
+                                                                   const int64_t* row_strides,
                                                                    int32_t count) {
   ASSIGN_OR_RETURN(auto given, Array("gradients", gradients, count));
   std::vector<client::FeatureGradient> result;
-  for (const emberd_gradient& gradient : given) {
+  for (size_t i = 0; i < given.size(); ++i) {
+    const emberd_gradient& gradient = given[i];
+    const int64_t row_stride = row_strides == nullptr ? 0 : row_strides[i];
     if (gradient.feature == nullptr) {
       return absl::InvalidArgumentError("gradients: the name of a feature is NULL");
     }
-    if (gradient.samples < 0 || gradient.dim < 1 ||
-        gradient.samples > std::numeric_limits<int64_t>::max() / gradient.dim) {
+    const std::optional<int64_t> floats = FloatsOf(gradient, row_stride);
+    if (!floats.has_value()) {
       return AtFeature(gradient.feature,
                        absl::InvalidArgumentError(absl::StrCat(
                            "gradient: the shape [", gradient.samples, ", ", gradient.dim,
-                           "] is not allowed; it must be that of the "
-                           "activations")));
+                           "] with the row stride ", row_stride,
+                           " is not allowed; the shape must be that of the activations, and the "
+                           "stride 0 or at least the width")));
     }
-    absl::StatusOr<absl::Span<const float>> values =
-        Array("gradient", gradient.values, gradient.samples * gradient.dim);
+    absl::StatusOr<absl::Span<const float>> values = Array("gradient", gradient.values, *floats);
     if (!values.ok()) return AtFeature(gradient.feature, values.status());
-    result.push_back({gradient.feature, *values, gradient.samples});
+    result.push_back({gradient.feature, *values, gradient.samples, row_stride});
   }
   return result;
 }

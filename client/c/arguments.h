@@ -49,7 +49,9 @@ absl::StatusOr<client::TrainOptions> ReadTrainOptions(const emberd_train_options
 // Spans and names point into what is given.
 absl::StatusOr<std::vector<client::FeatureIds>> ReadFeatures(const emberd_feature_ids* features,
                                                              int32_t count);
+// row_strides: of each; null: all 0.
 absl::StatusOr<std::vector<client::FeatureGradient>> ReadGradients(const emberd_gradient* gradients,
+                                                                   const int64_t* row_strides,
                                                                    int32_t count);
 absl::StatusOr<std::vector<client::StepHyperparameters>> ReadHyperparameters(
     const emberd_hyperparameter* parameters, int32_t count);

@@ -112,7 +112,7 @@ emberd_call* emberd_apply(emberd_client* client, const emberd_model* model,
                           int32_t count, const emberd_hyperparameter* hyperparameters,
                           int32_t hyperparameter_count, int64_t step, int64_t deadline_ms) {
   return Call([&]() -> Work {
-    ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, count));
+    ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, nullptr, count));
     emberd::client::ApplyOptions options;
     ASSIGN_OR_RETURN(options.hyperparameters,
                      emberd::c::ReadHyperparameters(hyperparameters, hyperparameter_count));

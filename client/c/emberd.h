@@ -191,6 +191,10 @@ EMBERD_API emberd_call* emberd_lookup_begin(emberd_client* client, const emberd_
 // of them, and returns how many there are.
 EMBERD_API int32_t emberd_lookup_activations(const emberd_lookup* lookup,
                                              emberd_activation* activations, int32_t capacity);
+// Of a lookup that was sent by emberd_stream_send_lookup_concat: all features side by side,
+// [samples, sum of their dims], in `all` without a name. The activations above are columns of it:
+// their rows begin all->dim floats after one another. 0: it is no such lookup, or has no samples.
+EMBERD_API int32_t emberd_lookup_concat(const emberd_lookup* lookup, emberd_activation* all);
 // On a training stream: the number of the step. Otherwise -1.
 EMBERD_API int64_t emberd_lookup_step(const emberd_lookup* lookup);
 // A JSON object: num_minibatches, and stacks as in statistics.proto; on a training stream times_us,
@@ -282,6 +286,11 @@ EMBERD_API uint64_t emberd_stream_generation(const emberd_stream* stream);
 EMBERD_API emberd_error* emberd_stream_send_lookup(emberd_stream* stream, int64_t step,
                                                    const emberd_feature_ids* features,
                                                    int32_t count);
+// The same; the activations of all features, which have the same number of samples, are received
+// side by side: see emberd_lookup_concat.
+EMBERD_API emberd_error* emberd_stream_send_lookup_concat(emberd_stream* stream, int64_t step,
+                                                          const emberd_feature_ids* features,
+                                                          int32_t count);
 // `lease` NULL: gradients are copied. Else float32 gradients are sent from where they lie, and
 // *lease becomes a handle: until emberd_lease_released says so, they must be there. Unless the
 // stream fails, that is when the answer to the update has come; until then they must not change.
@@ -296,6 +305,12 @@ EMBERD_API emberd_error* emberd_stream_send_update_and_checkpoint(
     emberd_stream* stream, int64_t step, const emberd_gradient* gradients, int32_t count,
     const emberd_hyperparameter* hyperparameters, int32_t hyperparameter_count,
     const char* checkpoint, emberd_lease** lease);
+// The same for gradients whose rows do not lie one after the other: row_strides[i] floats from one
+// row of gradients[i] to the next; 0: its dim. NULL: all 0. `checkpoint` may be empty.
+EMBERD_API emberd_error* emberd_stream_send_update_strided(
+    emberd_stream* stream, int64_t step, const emberd_gradient* gradients,
+    const int64_t* row_strides, int32_t count, const emberd_hyperparameter* hyperparameters,
+    int32_t hyperparameter_count, const char* checkpoint, emberd_lease** lease);
 // Counts the step without changing a row: for a step that is given up after its lookup. Every rank
 // of a synchronous group does the same. Its answer is an update's. `checkpoint`: as above; NULL or
 // empty: none.

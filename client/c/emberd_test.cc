@@ -225,6 +225,51 @@ TEST_F(CInterfaceTest, AStreamOfSteps) {
   EXPECT_THAT(Message(error), HasSubstr("9: no update awaits its answer"));
 }
 
+TEST_F(CInterfaceTest, FeaturesSideBySideAndTheirGradients) {
+  const Held<emberd_stream> stream = Open();
+  emberd_feature_ids features[] = {dense_, dense_};
+  features[1].feature = "b";
+  ASSERT_EQ(emberd_stream_send_lookup_concat(stream.get(), 7, features, 2), nullptr);
+  emberd_lookup* raw = nullptr;
+  emberd_error* error = nullptr;
+  ASSERT_EQ(emberd_stream_receive_lookup(stream.get(), -1, &raw, &error), 1);
+  const Held<emberd_lookup> lookup(raw);
+  ASSERT_NE(lookup, nullptr) << Message(error);
+  emberd_activation all;
+  ASSERT_EQ(emberd_lookup_concat(lookup.get(), &all), 1);
+  EXPECT_EQ(all.samples, 3);
+  EXPECT_EQ(all.dim, 2 * kDim);
+  emberd_activation activations[2];
+  emberd_lookup_activations(lookup.get(), activations, 2);
+  EXPECT_EQ(activations[1].values, all.values + kDim);
+  EXPECT_EQ(all.values[2 * all.dim + kDim], 7102);
+
+  // The gradient of the whole, of which the features are columns.
+  std::vector<float> values(3 * all.dim, 0.5f);
+  values[2 * all.dim + kDim] = 0.25f;
+  emberd_gradient gradients[] = {{"a", values.data(), 3, kDim},
+                                 {"b", values.data() + kDim, 3, kDim}};
+  const int64_t strides[] = {all.dim, all.dim};
+  emberd_lease* lease = nullptr;
+  ASSERT_EQ(emberd_stream_send_update_strided(stream.get(), 7, gradients, strides, 2, nullptr, 0,
+                                              nullptr, &lease),
+            nullptr);
+  emberd_update update;
+  ASSERT_EQ(emberd_stream_receive_update(stream.get(), -1, &update, &error), 1);
+  emberd_lease_free(lease);
+  const emberd::v1::TrainUpdate sent = service_.train_requests().back().update();
+  ASSERT_EQ(sent.gradients_size(), 2);
+  std::vector<float> expected(3 * kDim, 0.5f);
+  expected[2 * kDim] = 0.25f;
+  EXPECT_EQ(sent.gradients(1).gradient().data(),
+            std::string(reinterpret_cast<const char*>(expected.data()), 3 * kDim * sizeof(float)));
+
+  const int64_t narrow[] = {all.dim, kDim - 1};
+  EXPECT_THAT(Message(emberd_stream_send_update_strided(stream.get(), 8, gradients, narrow, 2,
+                                                        nullptr, 0, nullptr, nullptr)),
+              HasSubstr("row stride"));
+}
+
 TEST_F(CInterfaceTest, ReceivingHasATimeOut) {
   service_.damage_train = [](emberd::v1::TrainResponse* response) {
     if (response->has_lookup()) absl::SleepFor(absl::Milliseconds(300));

@@ -106,6 +106,13 @@ int32_t emberd_lookup_activations(const emberd_lookup* lookup, emberd_activation
   }
   return count;
 }
+
+int32_t emberd_lookup_concat(const emberd_lookup* lookup, emberd_activation* all) {
+  if (lookup->concat.empty()) return 0;
+  const emberd::client::Activation& first = lookup->activations.front();
+  *all = {"", lookup->concat.data(), first.samples, first.row_stride};
+  return 1;
+}
 int64_t emberd_lookup_step(const emberd_lookup* lookup) { return lookup->step; }
 const char* emberd_lookup_statistics_json(emberd_lookup* lookup) {
   emberd::MutexLock lock(&lookup->mutex);

@@ -73,6 +73,7 @@ struct emberd_model {
 struct emberd_lookup {
   emberd::client::BatchHandle batch;
   std::vector<emberd::client::Activation> activations;
+  absl::Span<const float> concat;  // of all of them, if they lie side by side
   emberd::client::BatchStatistics statistics;
   emberd::client::StepTimes times;
   int64_t step = -1;

@@ -17,6 +17,7 @@ using emberd::client::TrainUpdateResult;
 emberd_lookup* KeepLookup(TrainLookupResult found) {
   auto* lookup = new emberd_lookup;
   lookup->activations = std::move(found.activations);
+  lookup->concat = found.concat;
   lookup->statistics = std::move(found.statistics);
   lookup->times = found.times;
   lookup->step = found.step;
@@ -41,6 +42,14 @@ emberd_error* emberd_stream_send_lookup(emberd_stream* stream, int64_t step,
   }));
 }
 
+emberd_error* emberd_stream_send_lookup_concat(emberd_stream* stream, int64_t step,
+                                               const emberd_feature_ids* features, int32_t count) {
+  return MakeError(Guarded([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(auto read, emberd::c::ReadFeatures(features, count));
+    return stream->stream->SendLookup(step, read, {.concat = true});
+  }));
+}
+
 emberd_error* emberd_stream_send_update(emberd_stream* stream, int64_t step,
                                         const emberd_gradient* gradients, int32_t count,
                                         const emberd_hyperparameter* hyperparameters,
@@ -53,9 +62,19 @@ emberd_error* emberd_stream_send_update_and_checkpoint(
     emberd_stream* stream, int64_t step, const emberd_gradient* gradients, int32_t count,
     const emberd_hyperparameter* hyperparameters, int32_t hyperparameter_count,
     const char* checkpoint, emberd_lease** lease) {
+  return emberd_stream_send_update_strided(stream, step, gradients, nullptr, count, hyperparameters,
+                                           hyperparameter_count, checkpoint, lease);
+}
+
+emberd_error* emberd_stream_send_update_strided(emberd_stream* stream, int64_t step,
+                                                const emberd_gradient* gradients,
+                                                const int64_t* row_strides, int32_t count,
+                                                const emberd_hyperparameter* hyperparameters,
+                                                int32_t hyperparameter_count,
+                                                const char* checkpoint, emberd_lease** lease) {
   std::weak_ptr<const void> held;
   const absl::Status status = Guarded([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, count));
+    ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, row_strides, count));
     emberd::client::UpdateOptions options;
     options.checkpoint = emberd::c::Text(checkpoint);
     ASSIGN_OR_RETURN(options.hyperparameters,

@@ -62,6 +62,7 @@ struct Activation {
   int64_t samples = 0;
   int64_t dim = 0;
   absl::Span<const float> values;
+  int64_t row_stride = 0;  // floats from one row to the next; 0: dim
 };
 
 // What one batch needed: see statistics.proto.
@@ -102,8 +103,9 @@ struct LookupResult {
 // LookupResult of this batch.
 struct FeatureGradient {
   std::string_view feature;
-  absl::Span<const float> values;
+  absl::Span<const float> values;  // from the first row to the end of the last
   int64_t samples = 0;
+  int64_t row_stride = 0;  // floats from one row to the next; 0: embedding_dim
 };
 
 // New values of hyper-parameters for one step, by their names in OptimizerConfig:

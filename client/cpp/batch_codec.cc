@@ -102,9 +102,17 @@ absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message) {
 
 absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& info) {
   const int64_t size = static_cast<int64_t>(gradient.values.size());
-  if (size % info.embedding_dim == 0 && size / info.embedding_dim == gradient.samples) {
-    return absl::OkStatus();
+  const int64_t dim = info.embedding_dim;
+  const int64_t stride = gradient.row_stride == 0 ? dim : gradient.row_stride;
+  if (stride < dim) {
+    return Bad(info.name, absl::StrCat("gradient: row_stride: ", stride,
+                                       " is not allowed; it must be 0 or at least ", dim));
   }
+  // So that nothing overflows: the last row ends where the floats end.
+  const bool fits = gradient.samples == 0 ? size == 0
+                                          : size >= dim && (size - dim) % stride == 0 &&
+                                                (size - dim) / stride == gradient.samples - 1;
+  if (fits) return absl::OkStatus();
   return Bad(info.name, absl::StrCat("gradient: ", size, " floats do not make the shape [",
                                      gradient.samples, ", ", info.embedding_dim, "]"));
 }
@@ -224,8 +232,17 @@ absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const 
     if (absl::Status status = CheckGradient(gradient, **info); !status.ok()) return status;
     v1::FeatureGradient* added = request.add_gradients();
     added->set_feature(name);
-    EncodeFloats(gradient.values, {gradient.samples, (*info)->embedding_dim}, type,
-                 added->mutable_gradient());
+    const int64_t dim = (*info)->embedding_dim;
+    std::vector<float> together;
+    absl::Span<const float> values = gradient.values;
+    if (gradient.row_stride != 0 && gradient.row_stride != dim) {
+      for (int64_t row = 0; row < gradient.samples; ++row) {
+        const auto some = values.subspan(row * gradient.row_stride, dim);
+        together.insert(together.end(), some.begin(), some.end());
+      }
+      values = together;
+    }
+    EncodeFloats(values, {gradient.samples, dim}, type, added->mutable_gradient());
   }
   for (const StepHyperparameters& parameters : options.hyperparameters) {
     EncodeHyperparameters(parameters, request.add_hyperparameters());

@@ -79,6 +79,18 @@ bool ReadFloats(CodedInputStream* input, WireType type, absl::Span<float> values
   return true;
 }
 
+// The same to rows that do not lie one after the other.
+bool ReadRows(CodedInputStream* input, WireType type, const ExpectedLookup::Feature& feature,
+              float* to) {
+  if (feature.row_stride == feature.dim) {
+    return ReadFloats(input, type, absl::MakeSpan(to, feature.span()));
+  }
+  for (int64_t row = 0; row < feature.samples; ++row, to += feature.row_stride) {
+    if (!ReadFloats(input, type, absl::MakeSpan(to, feature.dim))) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 LookupAssembler::LookupAssembler(ExpectedLookup expected, FloatPool* pool)
@@ -138,8 +150,6 @@ absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
         absl::StrCat("activations: the server sent more than ", next_, ", which were expected"));
   }
   const ExpectedLookup::Feature& feature = expected_.features[next_];
-  float* const values = memory_.get() + feature.offset;
-  const size_t size = static_cast<size_t>(feature.samples * feature.dim);
   std::string name;
   absl::Status status;
   const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
@@ -148,7 +158,7 @@ absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
     if (tag == TagOf(v1::FeatureActivation::kFeatureFieldNumber, kBytes)) {
       good = ReadString(input, &name);
     } else if (tag == TagOf(v1::FeatureActivation::kActivationFieldNumber, kBytes)) {
-      status = ReadTensor(input, feature, absl::MakeSpan(values, size));
+      status = ReadTensor(input, feature);
     } else {
       good = SkipField(input, tag);
     }
@@ -164,15 +174,16 @@ absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
                                             "\").", status.message()));
   }
   result_.activations.push_back(
-      {feature.name, feature.samples, feature.dim, absl::MakeConstSpan(values, size)});
+      {feature.name, feature.samples, feature.dim,
+       absl::MakeConstSpan(memory_.get() + feature.offset, feature.span()), feature.row_stride});
   ++next_;
   return absl::OkStatus();
 }
 
 // Where the data belongs is known before they come, so it does not matter which field comes first.
 absl::Status LookupAssembler::ReadTensor(CodedInputStream* input,
-                                         const ExpectedLookup::Feature& feature,
-                                         absl::Span<float> values) {
+                                         const ExpectedLookup::Feature& feature) {
+  const auto floats = static_cast<size_t>(feature.samples * feature.dim);
   v1::Tensor head;
   int bytes = 0;
   const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
@@ -193,10 +204,10 @@ absl::Status LookupAssembler::ReadTensor(CodedInputStream* input,
         break;
       case TagOf(v1::Tensor::kDataFieldNumber, kBytes):
         good = input->ReadVarintSizeAsInt(&bytes);
-        if (good && static_cast<size_t>(bytes) != values.size() * ElementBytes(expected_.type)) {
+        if (good && static_cast<size_t>(bytes) != floats * ElementBytes(expected_.type)) {
           return WrongDataSize(bytes);
         }
-        good = good && ReadFloats(input, expected_.type, values);
+        good = good && ReadRows(input, expected_.type, feature, memory_.get() + feature.offset);
         break;
       default:
         good = SkipField(input, tag);
@@ -205,11 +216,12 @@ absl::Status LookupAssembler::ReadTensor(CodedInputStream* input,
   }
   if (!input->CheckEntireMessageConsumedAndPopLimit(limit)) return Malformed();
   absl::Status status = CheckTensorHead(head, feature.samples, feature.dim, expected_.type);
-  if (status.ok() && bytes == 0 && !values.empty()) status = WrongDataSize(0);
+  if (status.ok() && bytes == 0 && floats > 0) status = WrongDataSize(0);
   return status;
 }
 
 TrainLookupResult LookupAssembler::Take() {
+  if (expected_.concat) result_.concat = absl::MakeConstSpan(memory_.get(), expected_.floats);
   result_.memory = std::move(memory_);
   return std::move(result_);
 }

@@ -30,10 +30,15 @@ struct ExpectedLookup {
     std::string name;
     int64_t samples = 0;
     int64_t dim = 0;
-    size_t offset = 0;  // of its floats in the result's memory
+    size_t offset = 0;       // of its floats in the result's memory
+    int64_t row_stride = 0;  // floats from one row to the next
+    size_t span() const {    // floats from the first to the last
+      return samples == 0 ? 0 : static_cast<size_t>((samples - 1) * row_stride + dim);
+    }
   };
   std::vector<Feature> features = {};
   size_t floats = 0;
+  bool concat = false;  // the features lie side by side
 };
 
 // Not thread-safe. What does not fit the request is INTERNAL.
@@ -50,7 +55,7 @@ class LookupAssembler {
  private:
   absl::Status AddActivation(google::protobuf::io::CodedInputStream* input);
   absl::Status ReadTensor(google::protobuf::io::CodedInputStream* input,
-                          const ExpectedLookup::Feature& feature, absl::Span<float> values);
+                          const ExpectedLookup::Feature& feature);
 
   ExpectedLookup expected_;
   FloatPool* pool_;

@@ -68,20 +68,55 @@ struct Payload {
   std::shared_ptr<const void> owner;
 };
 
-// The elements as they travel.
-Payload MakePayload(absl::Span<const float> values, const std::shared_ptr<const void>& memory,
-                    WireType type, FloatPool* pool) {
-  if (type == WireType::kFloat32 && memory != nullptr) {
+// The elements as they travel. Rows that do not lie one after the other are put together here,
+// once.
+Payload MakePayload(const FeatureGradient& gradient, int64_t dim,
+                    const std::shared_ptr<const void>& memory, WireType type, FloatPool* pool) {
+  const absl::Span<const float> values = gradient.values;
+  const bool apart = gradient.row_stride != 0 && gradient.row_stride != dim;
+  if (type == WireType::kFloat32 && memory != nullptr && !apart) {
     return {values.data(), values.size() * sizeof(float), memory};
   }
-  const size_t size = values.size() * ElementBytes(type);
+  const size_t size = gradient.samples * dim * ElementBytes(type);
   std::shared_ptr<float> own = pool->Take((size + sizeof(float) - 1) / sizeof(float));
-  if (type == WireType::kFloat32) {
-    std::copy(values.begin(), values.end(), own.get());
-  } else {
-    ToBfloat16Bytes(values, reinterpret_cast<char*>(own.get()));
+  auto* to = reinterpret_cast<char*>(own.get());
+  // In rows, or all at once.
+  const int64_t rows = apart ? gradient.samples : 1;
+  const size_t run = apart ? dim : values.size();
+  for (int64_t row = 0; row < rows; ++row, to += run * ElementBytes(type)) {
+    const absl::Span<const float> some = values.subspan(row * gradient.row_stride, run);
+    if (type == WireType::kFloat32) {
+      std::copy(some.begin(), some.end(), reinterpret_cast<float*>(to));
+    } else {
+      ToBfloat16Bytes(some, to);
+    }
   }
   return {own.get(), size, own};
+}
+
+// Where each feature's activations will lie. Side by side, or one after the other, each from a
+// 64-byte boundary on: some frameworks use memory in place only then.
+absl::Status PlaceActivations(bool concat, ExpectedLookup* expected) {
+  constexpr size_t kFloats = 64 / sizeof(float);
+  expected->concat = concat;
+  size_t end = 0;
+  for (ExpectedLookup::Feature& feature : expected->features) {
+    feature.offset = end;
+    feature.row_stride = feature.dim;
+    end += concat ? feature.dim : (feature.samples * feature.dim + kFloats - 1) / kFloats * kFloats;
+  }
+  expected->floats = end;
+  if (!concat || expected->features.empty()) return absl::OkStatus();
+  const ExpectedLookup::Feature& first = expected->features.front();
+  for (ExpectedLookup::Feature& feature : expected->features) {
+    feature.row_stride = static_cast<int64_t>(end);
+    if (feature.samples == first.samples) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "concat: feature \"", first.name, "\" has ", first.samples, " samples, and feature \"",
+        feature.name, "\" has ", feature.samples, "; they must have the same number"));
+  }
+  expected->floats = end * first.samples;
+  return absl::OkStatus();
 }
 
 // The feature with its gradient, but for the bytes of the gradient, with which it ends.
@@ -145,7 +180,7 @@ grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& option
 
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
-    ExpectedLookup* expected) {
+    bool concat, ExpectedLookup* expected) {
   std::deque<grpc::ByteBuffer> messages;
   v1::TrainRequest request;
   size_t bytes = 0;  // of ids in `request`
@@ -172,16 +207,12 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
       begin();
     }
     const int64_t samples = std::max<int64_t>(0, SampleCount(ids));
-    const int64_t dim = (*info)->embedding_dim;
-    expected->features.push_back({name, samples, dim, expected->floats});
-    // Rounded up, so that the next feature begins at a 64-byte boundary, too: some frameworks use
-    // memory in place only then.
-    constexpr size_t kFloats = 64 / sizeof(float);
-    expected->floats += (static_cast<size_t>(samples * dim) + kFloats - 1) / kFloats * kFloats;
+    expected->features.push_back({.name = name, .samples = samples, .dim = (*info)->embedding_dim});
     *request.mutable_lookup()->add_features() = std::move(ids);
     bytes += size;
   }
   messages.push_back(Serialize(request));
+  if (absl::Status status = PlaceActivations(concat, expected); !status.ok()) return status;
   return messages;
 }
 
@@ -202,16 +233,16 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
     const std::string name(gradient.feature);
     const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
     if (!info.ok()) return info.status();
-    absl::Status status = CheckGradient(gradient, **info);
-    const size_t size = gradient.values.size() * ElementBytes(type);
-    if (status.ok()) status = CheckTensorBytes(name, size);
-    if (!status.ok()) return status;
+    if (absl::Status status = CheckGradient(gradient, **info); !status.ok()) return status;
+    const int64_t dim = (*info)->embedding_dim;
+    const size_t size = gradient.samples * dim * ElementBytes(type);
+    if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
     if (message.size() > 0 && message.size() + size > kTrainMessageBytes) {
       rest.set_continues(true);
       messages.push_back(message.Finish(rest));
     }
-    message.Add(GradientHead(name, gradient.samples, (*info)->embedding_dim, type, size));
-    Payload payload = MakePayload(gradient.values, options.memory, type, pool);
+    message.Add(GradientHead(name, gradient.samples, dim, type, size));
+    Payload payload = MakePayload(gradient, dim, options.memory, type, pool);
     message.Add(payload.bytes, payload.size, std::move(payload.owner));
   }
   rest.set_continues(false);

@@ -26,10 +26,10 @@ inline constexpr size_t kTrainMessageBytes = size_t{1} << 20;
 grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& options);
 
 // A TrainLookup in parts. INVALID_ARGUMENT for spans that make no tensor and for features that the
-// model does not have; the rest is the server's to judge.
+// model does not have; the rest is the server's to judge. `concat`: see TrainLookupOptions.
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
-    ExpectedLookup* expected);
+    bool concat, ExpectedLookup* expected);
 
 // A TrainUpdate in parts. What has to be converted or copied goes to memory of the pool.
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(

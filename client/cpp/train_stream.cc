@@ -20,12 +20,14 @@ namespace emberd::client {
 
 class TrainStream::Impl final : public RawStreamListener {
  public:
-  Impl(const ClientOptions& options, const Model& model) : options_(options), model_(model) {}
+  Impl(const ClientOptions& options, const Model& model, bool pipelined)
+      : options_(options), model_(model), most_ahead_(pipelined ? 2 : 1) {}
 
   // Opens the stream and waits for TrainStarted.
   absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options);
 
-  absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features);
+  absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features,
+                          const TrainLookupOptions& options);
   absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
                           const UpdateOptions& options);
   absl::StatusOr<TrainLookupResult> ReceiveLookup();
@@ -47,6 +49,8 @@ class TrainStream::Impl final : public RawStreamListener {
   absl::Status CheckOpen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The status of a stream that has ended, where an answer is missing.
   absl::Status MissingAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Sends the lookups whose turn has come, or all.
+  void SendHeld(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits until there is one of `results`, or none to wait for; false after `timeout`.
   template <typename Result, typename Expected>
   bool Await(absl::Duration timeout, const std::deque<Result>& results,
@@ -59,6 +63,10 @@ class TrainStream::Impl final : public RawStreamListener {
 
   const ClientOptions options_;
   const Model model_;
+  // Steps between the next update and the last lookup that leaves before it. Answers come in the
+  // order of the requests: the answer to a later lookup, which needs an update that has not been
+  // sent, would keep those of earlier updates back.
+  const int64_t most_ahead_;
   FloatPool pool_;
 
   absl::Mutex mutex_;
@@ -67,6 +75,14 @@ class TrainStream::Impl final : public RawStreamListener {
   // Of requests that are not answered yet, in their order. Only OnMessage removes any.
   std::deque<LookupAssembler> lookups_ ABSL_GUARDED_BY(mutex_);
   std::deque<int64_t> updates_ ABSL_GUARDED_BY(mutex_);
+  // That are to be sent.
+  int64_t next_lookup_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t next_update_ ABSL_GUARDED_BY(mutex_) = 0;
+  struct HeldLookup {
+    int64_t step;
+    std::deque<grpc::ByteBuffer> messages;
+  };
+  std::deque<HeldLookup> held_ ABSL_GUARDED_BY(mutex_);
   std::deque<TrainLookupResult> lookup_results_ ABSL_GUARDED_BY(mutex_);
   std::deque<TrainUpdateResult> update_results_ ABSL_GUARDED_BY(mutex_);
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
@@ -105,17 +121,26 @@ absl::Status TrainStream::Impl::MissingAnswer() {
   return end_->ok() ? absl::InternalError("the server ended the stream without an answer") : *end_;
 }
 
-absl::Status TrainStream::Impl::SendLookup(int64_t step, absl::Span<const FeatureIds> features) {
+absl::Status TrainStream::Impl::SendLookup(int64_t step, absl::Span<const FeatureIds> features,
+                                           const TrainLookupOptions& options) {
   ExpectedLookup expected;
-  auto messages = EncodeTrainLookup(model_, step, features, options_.activation_type, &expected);
+  auto messages = EncodeTrainLookup(model_, step, features, options_.activation_type,
+                                    options.concat, &expected);
   if (!messages.ok()) return messages.status();
-  {
-    absl::MutexLock lock(&mutex_);
-    if (absl::Status status = CheckOpen(); !status.ok()) return status;
-    lookups_.emplace_back(std::move(expected), &pool_);
-  }
-  stream_->Send(*std::move(messages));
+  absl::MutexLock lock(&mutex_);
+  if (absl::Status status = CheckOpen(); !status.ok()) return status;
+  lookups_.emplace_back(std::move(expected), &pool_);
+  held_.push_back({step, *std::move(messages)});
+  SendHeld(/*all=*/step != next_lookup_);  // out of its turn: the server says so
+  next_lookup_ = step + 1;
   return absl::OkStatus();
+}
+
+void TrainStream::Impl::SendHeld(bool all) {
+  while (!held_.empty() && (all || held_.front().step <= next_update_ + most_ahead_)) {
+    stream_->Send(std::move(held_.front().messages));
+    held_.pop_front();
+  }
 }
 
 absl::Status TrainStream::Impl::SendUpdate(int64_t step,
@@ -124,12 +149,12 @@ absl::Status TrainStream::Impl::SendUpdate(int64_t step,
   auto messages =
       EncodeTrainUpdate(model_, step, gradients, options, options_.gradient_type, &pool_);
   if (!messages.ok()) return messages.status();
-  {
-    absl::MutexLock lock(&mutex_);
-    if (absl::Status status = CheckOpen(); !status.ok()) return status;
-    updates_.push_back(step);
-  }
+  absl::MutexLock lock(&mutex_);
+  if (absl::Status status = CheckOpen(); !status.ok()) return status;
+  updates_.push_back(step);
   stream_->Send(*std::move(messages));
+  next_update_ = step + 1;
+  SendHeld(/*all=*/false);
   return absl::OkStatus();
 }
 
@@ -179,6 +204,7 @@ absl::Status TrainStream::Impl::Finish() {
   {
     absl::MutexLock lock(&mutex_);
     half_closed_ = true;
+    SendHeld(/*all=*/true);
   }
   stream_->HalfClose();
   absl::MutexLock lock(&mutex_);
@@ -218,6 +244,7 @@ absl::Status TrainStream::Impl::OnStarted(google::protobuf::io::CodedInputStream
   if (has_started_ || !started_.MergeFromCodedStream(input)) {
     return absl::InternalError("the server sent a wrong or a second TrainStarted");
   }
+  next_lookup_ = next_update_ = started_.next_step();
   has_started_ = true;
   return absl::OkStatus();
 }
@@ -270,7 +297,7 @@ absl::StatusOr<std::unique_ptr<TrainStream>> TrainStream::Open(Transport* transp
   }
   const bool any = options.coordinator < 0;
   const int coordinator = any ? transport->current() : options.coordinator;
-  auto impl = std::make_unique<Impl>(client_options, model);
+  auto impl = std::make_unique<Impl>(client_options, model, options.pipelined);
   const absl::Status status = impl->Start(transport, coordinator, options);
   if (any && absl::IsUnavailable(status)) transport->MoveOn(coordinator);
   if (!status.ok()) return status;
@@ -283,8 +310,9 @@ TrainStream::~TrainStream() = default;
 int64_t TrainStream::next_step() const { return impl_->started().next_step(); }
 uint64_t TrainStream::generation() const { return impl_->started().generation(); }
 
-absl::Status TrainStream::SendLookup(int64_t step, absl::Span<const FeatureIds> features) {
-  return impl_->SendLookup(step, features);
+absl::Status TrainStream::SendLookup(int64_t step, absl::Span<const FeatureIds> features,
+                                     const TrainLookupOptions& options) {
+  return impl_->SendLookup(step, features, options);
 }
 absl::Status TrainStream::SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
                                      const UpdateOptions& options) {

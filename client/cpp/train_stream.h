@@ -13,7 +13,8 @@
 //
 // Requests may be sent ahead, each kind in the order of steps: the ids of step k + 1 while step k
 // computes. A group that is `pipelined` demands it: Update(k) is answered once Lookup(k + 1) has
-// been sent, or Finish called.
+// been sent, or Finish called. However many lookups are ahead, an update can be waited for: those
+// whose turn is far off leave once the updates before them have been sent.
 #pragma once
 
 #include <cstdint>
@@ -72,6 +73,7 @@ struct StepTimes {
 struct TrainLookupResult {
   int64_t step = 0;
   std::vector<Activation> activations;  // in the order of the request
+  absl::Span<const float> concat = {};  // of all features side by side, if that was asked for
   BatchStatistics statistics;           // of this rank; num_minibatches is common to all
   StepTimes times;
   std::shared_ptr<const void> memory;
@@ -86,6 +88,12 @@ struct TrainUpdateResult {
   // this name; empty: it has been saved.
   std::string checkpoint = {};
   std::string checkpoint_error = {};
+};
+
+struct TrainLookupOptions {
+  // The activations of all features, which have the same number of samples, are received side by
+  // side: [samples, sum of embedding_dim], in the order of the request.
+  bool concat = false;
 };
 
 struct UpdateOptions {
@@ -123,7 +131,8 @@ class TrainStream {
 
   // `features` holds every feature of the model once, in any order. The ids are copied.
   // INVALID_ARGUMENT for what cannot be sent; the stream goes on.
-  absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features);
+  absl::Status SendLookup(int64_t step, absl::Span<const FeatureIds> features,
+                          const TrainLookupOptions& options = {});
   // Updates every row that the step's lookup touched, of any rank, unless it is to be skipped. A
   // feature without gradients has zero gradients. INVALID_ARGUMENT as above.
   absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cpp/client.h"
-#include "client/cpp/float_pool.h"
+#include "client/cpp/tensor_codec.h"
 #include "client/cpp/testing/fake_service.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -251,6 +251,96 @@ TEST_F(TrainStreamTest, SendsAheadAndReceivesEachKindInOrder) {
   EXPECT_TRUE(stream_->Finish().ok());
 }
 
+// Answers come in the order of the requests: were all lookups on their way, each update's answer
+// would wait for a lookup that needs the next update.
+TEST_F(TrainStreamTest, LookupsFarAheadLeaveWhenTheirTurnComes) {
+  const std::pair<bool, std::string> cases[] = {{false, "L7 L8 U7 L9 U8 L10 U9 U10 "},
+                                                {true, "L7 L8 L9 U7 L10 U8 U9 U10 "}};
+  std::string expected;
+  for (const auto& [pipelined, requests] : cases) {
+    expected += requests;
+    Open({.group = "run", .pipelined = pipelined});
+    for (int64_t step = 7; step < 11; ++step) {
+      ASSERT_TRUE(stream_->SendLookup(step, {{"c", DenseIds{few_}}}).ok());
+    }
+    for (int64_t step = 7; step < 11; ++step) {
+      ASSERT_TRUE(stream_->SendUpdate(step, {}).ok());
+      EXPECT_EQ(stream_->ReceiveUpdate()->step, step);
+      EXPECT_EQ(stream_->ReceiveLookup()->step, step);
+    }
+    ASSERT_TRUE(stream_->Finish().ok());
+    std::string order;
+    for (const v1::TrainRequest& request : service_.train_requests()) {
+      if (request.has_lookup()) absl::StrAppend(&order, "L", request.lookup().step(), " ");
+      if (request.has_update()) absl::StrAppend(&order, "U", request.update().step(), " ");
+    }
+    EXPECT_EQ(order, expected);
+  }
+}
+
+// The server judges what is out of turn, and what is left when nothing follows.
+TEST_F(TrainStreamTest, LookupsThatHaveNoTurnLeaveAtOnce) {
+  Open();
+  const std::vector<FeatureIds> features = {{"c", DenseIds{few_}}};
+  ASSERT_TRUE(stream_->SendLookup(1000, features).ok());
+  EXPECT_EQ(stream_->ReceiveLookup()->step, 1000);
+  Open();
+  for (int64_t step = 7; step < 12; ++step) ASSERT_TRUE(stream_->SendLookup(step, features).ok());
+  ASSERT_TRUE(stream_->Finish().ok());
+  for (int64_t step = 7; step < 12; ++step) EXPECT_EQ(stream_->ReceiveLookup()->step, step);
+}
+
+TEST_F(TrainStreamTest, ReceivesFeaturesSideBySide) {
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16}) {
+    Connect(type);
+    Open();
+    const std::vector<int64_t> ids(3, 4);
+    ASSERT_TRUE(
+        stream_->SendLookup(0, {{"b", DenseIds{ids}}, {"a", DenseIds{ids}}}, {.concat = true})
+            .ok());
+    const absl::StatusOr<TrainLookupResult> found = stream_->ReceiveLookup();
+    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_THAT(found->concat, SizeIs(3 * 2 * kDim));
+    for (int64_t sample = 0; sample < 3; ++sample) {
+      const auto row = found->concat.subspan(sample * 2 * kDim, 2 * kDim);
+      EXPECT_THAT(row.subspan(0, kDim), Each(sample));
+      EXPECT_THAT(row.subspan(kDim), Each(100 + sample));
+    }
+    EXPECT_EQ(found->activations[1].values.data(), found->concat.data() + kDim);
+    EXPECT_EQ(found->activations[1].row_stride, 2 * kDim);
+    EXPECT_THAT(found->activations[1].values, SizeIs(2 * 2 * kDim + kDim));
+    const absl::Status uneven =
+        stream_->SendLookup(1, {{"b", DenseIds{ids}}, {"c", DenseIds{few_}}}, {.concat = true});
+    EXPECT_EQ(uneven.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(uneven.message(), HasSubstr("\"b\" has 3 samples, and feature \"c\" has 2"));
+  }
+}
+
+TEST_F(TrainStreamTest, SendsGradientsWithGapsBetweenTheirRows) {
+  std::vector<float> both(2 * 2 * kDim, 9.0f);  // rows of a feature beside those of another
+  std::fill_n(both.begin(), kDim, 1.0f);
+  std::fill_n(both.begin() + 2 * kDim, kDim, 2.0f);
+  const auto left = absl::MakeConstSpan(both).subspan(0, 3 * kDim);
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16}) {
+    Connect(type);
+    Open();
+    ASSERT_TRUE(stream_->SendUpdate(7, {{"a", left, 2, 2 * kDim}}, {.memory = gradient_}).ok());
+    ASSERT_TRUE(stream_->ReceiveUpdate().ok());
+    const v1::Tensor sent = service_.train_requests().back().update().gradients(0).gradient();
+    EXPECT_THAT(sent.shape(), ElementsAre(2, kDim));
+    std::vector<float> expected(2 * kDim, 1.0f);
+    std::fill_n(expected.begin() + kDim, kDim, 2.0f);
+    v1::Tensor encoded;
+    EncodeFloats(expected, {2, kDim}, type, &encoded);
+    EXPECT_EQ(sent.data(), encoded.data());
+    for (const FeatureGradient& wrong :
+         {FeatureGradient{"a", left, 2, kDim - 1}, FeatureGradient{"a", left, 3, 2 * kDim},
+          FeatureGradient{"a", {}, 1, 2 * kDim}, FeatureGradient{"a", left, 0, 2 * kDim}}) {
+      EXPECT_EQ(stream_->SendUpdate(8, {wrong}).code(), absl::StatusCode::kInvalidArgument);
+    }
+  }
+}
+
 TEST_F(TrainStreamTest, OneThreadSendsWhileAnotherReceives) {
   Open();
   constexpr int64_t kSteps = 50;
@@ -404,20 +494,6 @@ TEST_F(TrainStreamTest, LetsGoOfGradientsAtTheEnd) {
   client_.reset();
   for (int i = 0; i < 500 && gradient_.use_count() > 1; ++i) absl::SleepFor(absl::Milliseconds(10));
   EXPECT_EQ(gradient_.use_count(), 1);
-}
-
-TEST(FloatPoolTest, GivesBlocksAgainThatAreLargeEnough) {
-  auto pool = std::make_unique<FloatPool>();
-  const float* first = pool->Take(100).get();
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
-  std::shared_ptr<float> again = pool->Take(50);
-  EXPECT_EQ(again.get(), first);
-  std::shared_ptr<float> other = pool->Take(50);
-  EXPECT_NE(other.get(), first);
-  other.reset();
-  EXPECT_NE(pool->Take(1000), nullptr);
-  pool.reset();
-  std::fill_n(again.get(), 100, 1.0f);  // outlives its pool
 }
 
 }  // namespace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,26 @@ def as_floats(value: Any, what: str) -> Floats:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
+def as_rows(value: Any, what: str) -> Floats:
+    """As as_floats, for matrices whose rows may have gaps between them, as columns of a larger matrix have."""
+    array = as_array(value, what)
+    if array.dtype == np.float32 and array.ndim == 2 and _row_stride(array) >= array.shape[1] > 0:
+        return array
+    return as_floats(value, what)
+
+
+def _row_stride(array: npt.NDArray[Any]) -> int:
+    """Numbers from one row of a matrix to the next; 0: it is no such array."""
+    rows, columns = array.shape
+    size = array.itemsize
+    if columns != 1 and array.strides[1] != size:
+        return 0
+    if rows < 2:  # its stride says nothing
+        return columns
+    stride: int = array.strides[0]
+    return stride // size if stride % size == 0 else 0
+
+
 def _as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any], Optional[Floats]]:
     """Values, the number of ids of each sample, and a weight for each id, if any."""
     if isinstance(ids, Sparse):
@@ -172,18 +192,30 @@ def pack_ids(features: Mapping[str, Ids]) -> Tuple[Any, int, Any]:
 
 def pack_gradients(gradients: Mapping[str, Any]) -> Tuple[Any, int, Any]:
     """As pack_ids; features whose gradient is None are left out."""
+    rows, _, count, kept = _pack_gradients(gradients, as_floats)
+    return rows, count, kept
+
+
+def pack_strided_gradients(gradients: Mapping[str, Any]) -> Tuple[Any, Any, int, Any]:
+    """The same with row strides, in second place: columns of a larger matrix stay where they lie."""
+    return _pack_gradients(gradients, as_rows)
+
+
+def _pack_gradients(gradients: Mapping[str, Any], read: Callable[[Any, str], Floats]) -> Tuple[Any, Any, int, Any]:
     given = {name: value for name, value in gradients.items() if value is not None}
     rows = (_native.Gradient * max(1, len(given)))()
-    kept: List[Any] = [rows]
-    for row, (name, value) in zip(rows, given.items()):
-        array = as_floats(value, f'gradient of feature "{name}"')
+    strides = (ctypes.c_int64 * max(1, len(given)))()
+    kept: List[Any] = [rows, strides]
+    for i, (row, (name, value)) in enumerate(zip(rows, given.items())):
+        array = read(value, f'gradient of feature "{name}"')
         if array.ndim != 2:
             raise ValueError(f'gradient of feature "{name}": the shape {list(array.shape)} is not allowed; it must be '
                              "that of the activations, [samples, embedding_dim]")
         row.feature, row.values = name.encode(), _address(array)
         row.samples, row.dim = array.shape
+        strides[i] = _row_stride(array)
         kept.append(array)
-    return rows, len(given), kept
+    return rows, strides, len(given), kept
 
 
 Hyper = Mapping[str, Union[float, Mapping[str, float]]]
@@ -220,11 +252,17 @@ def view(address: Optional[int], shape: Tuple[int, ...], owner: _native.Handle) 
     return np.asarray(_Memory(address, shape, owner))
 
 
-def unpack_activations(lookup: _native.Handle, expected: int) -> Dict[str, Floats]:
+def unpack_activations(lookup: _native.Handle, expected: int) -> Tuple[Dict[str, Floats], Optional[Floats]]:
+    """By feature; and all side by side, if they were received so: the former are columns of it."""
     rows = (_native.Activation * expected)()
     count = _native.lib().lookup_activations(lookup.get(), rows, expected)
     assert count <= expected, (count, expected)
-    return {row.feature.decode(): view(row.values, (row.samples, row.dim), lookup) for row in rows[:count]}
+    whole = _native.Activation()
+    if not _native.lib().lookup_concat(lookup.get(), ctypes.byref(whole)):
+        return {row.feature.decode(): view(row.values, (row.samples, row.dim), lookup) for row in rows[:count]}, None
+    concat = view(whole.values, (whole.samples, whole.dim), lookup)
+    begins = [(row.values - whole.values) // concat.itemsize for row in rows[:count]]
+    return {row.feature.decode(): concat[:, begin:begin + row.dim] for row, begin in zip(rows, begins)}, concat
 
 
 def null() -> Any:

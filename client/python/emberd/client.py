@@ -292,7 +292,7 @@ class Lookup(Mapping[str, Floats]):
     def __init__(self, model: Model, handle: Handle, count: int) -> None:
         self.model = model
         self._handle = handle
-        self._activations = arrays.unpack_activations(handle, count)
+        self._activations, self._concat = arrays.unpack_activations(handle, count)
 
     def __getitem__(self, feature: str) -> Floats:
         return self._activations[feature]
@@ -310,7 +310,9 @@ class Lookup(Mapping[str, Floats]):
 
     @property
     def concat(self) -> Floats:
-        """All features side by side, [samples, sum of embedding_dim]: a copy."""
+        """All features side by side, [samples, sum of embedding_dim]: a copy, unless the lookup asked for it."""
+        if self._concat is not None:
+            return self._concat
         return np.concatenate(list(self._activations.values()), axis=1)
 
     @property

@@ -47,7 +47,6 @@ class TrainStream:
         self._send_lookup = self._receive_lookup = self._send_update = self._receive_update = self.next_step
         self._finishing = False
         self._counts: Dict[int, int] = {}  # features of lookups under way
-        self._last_lookup: Dict[int, int] = {}  # sent before each update under way
 
     def __enter__(self) -> "TrainStream":
         return self
@@ -59,11 +58,14 @@ class TrainStream:
         finally:
             self.close()
 
-    def send_lookup(self, ids: Mapping[str, Ids]) -> int:
-        """Sends the ids of the next step, which are copied, and gives its number."""
+    def send_lookup(self, ids: Mapping[str, Ids], *, concat: bool = False) -> int:
+        """Sends the ids of the next step, which are copied, and gives its number. concat: the activations of all features,
+        which have the same number of samples, are received side by side, so that `Lookup.concat` is no copy."""
         rows, count, _ = arrays.pack_ids(ids)
         step = self._send_lookup
-        _native.check(_native.lib().stream_send_lookup(self._handle.get(), step, rows, count))
+        library = _native.lib()
+        send = library.stream_send_lookup_concat if concat else library.stream_send_lookup
+        _native.check(send(self._handle.get(), step, rows, count))
         self._counts[step] = count
         self._send_lookup += 1
         return step
@@ -87,18 +89,19 @@ class TrainStream:
         """Sends the gradients of the next step, and gives its number. A feature that is missing, or None, has a zero
         gradient: its rows are updated all the same.
 
-        float32 gradients are sent from where they lie and must not change until `receive_update`, unless copy is true.
+        float32 gradients are sent from where they lie, columns of a larger matrix too, and must not change until
+        `receive_update`, unless copy is true.
         hyper: as in Lookup.apply; every rank of a synchronous group gives the same.
         checkpoint: saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any one rank
         asks. It is written while training goes on; `Applied.checkpoint` of a later step tells its end.
         """
-        rows, count, kept = arrays.pack_gradients(gradients)
+        rows, strides, count, kept = arrays.pack_strided_gradients(gradients)
         hypers, hyper_count = arrays.pack_hyper(hyper)
         step = self._send_update
         lease = arrays.null()
-        error = _native.lib().stream_send_update_and_checkpoint(self._handle.get(), step, rows, count, hypers, hyper_count,
-                                                                (checkpoint or "").encode(),
-                                                                None if copy else ctypes.byref(lease))
+        error = _native.lib().stream_send_update_strided(self._handle.get(), step, rows, strides, count, hypers, hyper_count,
+                                                         (checkpoint or "").encode(),
+                                                         None if copy else ctypes.byref(lease))
         _native.hold(lease.value, kept)
         _native.check(error)
         return self._update_sent()
@@ -113,7 +116,6 @@ class TrainStream:
 
     def _update_sent(self) -> int:
         step = self._send_update
-        self._last_lookup[step] = self._send_lookup - 1
         self._send_update += 1
         return step
 
@@ -124,14 +126,8 @@ class TrainStream:
             raise errors.FailedPrecondition(
                 f"pipelined: the update of step {step} is answered once the lookup of step {step + 1} has been sent, or "
                 "finish called; do that first")
-        last = self._last_lookup.get(step, step)
-        if last - int(self.pipelined) > self._send_update:
-            raise errors.FailedPrecondition(
-                f"answers come in the order of the requests, and the lookup of step {last} was sent before the update of step "
-                f"{step}: it needs the update of step {last - 1 - int(self.pipelined)}; send that first")
         update = _native.Update()
         self._receive("stream_receive_update", update, timeout)
-        self._last_lookup.pop(step, None)
         self._receive_update += 1
         _native.sweep_leases()
         end = _native.lib().stream_take_checkpoint(self._handle.get())
@@ -152,11 +148,11 @@ class TrainStream:
                 if left <= 0:
                     raise TimeoutError(f"no answer within {timeout} s; it may still be received")
 
-    def lookup(self, ids: Mapping[str, Ids]) -> Lookup:
-        """Sends a lookup and receives it. None may be under way."""
+    def lookup(self, ids: Mapping[str, Ids], *, concat: bool = False) -> Lookup:
+        """Sends a lookup and receives it. None may be under way. concat: as in send_lookup."""
         if self._receive_lookup != self._send_lookup:
             raise errors.FailedPrecondition("lookups have been sent ahead; use receive_lookup")
-        self.send_lookup(ids)
+        self.send_lookup(ids, concat=concat)
         return self.receive_lookup()
 
     def update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None,
