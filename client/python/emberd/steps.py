@@ -29,13 +29,14 @@ class RowsLost(errors.Error):
 class Step:
     """A lookup that has been sent, until its update has been made."""
 
-    def __init__(self, number: int, ids: Mapping[str, Ids]) -> None:
+    def __init__(self, number: int, ids: Mapping[str, Ids], concat: bool = False) -> None:
         self.number = number
         self.ids = ids
+        self.concat = concat
         self.received = False
-        self.last_lookup = number  # sent before its update
         self.forgotten = False  # by a request that was refused: to be sent again
-        self.gradients: Optional[Mapping[str, Any]] = None
+        self.gradients: Optional[Mapping[str, Any]] = None  # once its update has been sent
+        self.skipped = False  # and its update changes no row
         self.hyper: Optional[Hyper] = None
         self.checkpoint: Optional[str] = None
 
@@ -74,13 +75,13 @@ class Steps:
     def joined(self) -> bool:
         return self._next is not None
 
-    def send(self, ids: Mapping[str, Ids]) -> Step:
-        """Sends a lookup. `ids` must not change before the update has been made."""
-        step = Step(-1, ids)
+    def send(self, ids: Mapping[str, Ids], concat: bool = False) -> Step:
+        """Sends a lookup. `ids` must not change before the update has been made. concat: as in TrainStream.send_lookup."""
+        step = Step(-1, ids, concat)
 
         def attempt() -> None:
             assert self._stream is not None and self._next is not None
-            self._stream.send_lookup(ids)
+            self._stream.send_lookup(ids, concat=concat)
             step.number = self._next
             self._next += 1
             self._under_way.append(step)
@@ -110,42 +111,36 @@ class Steps:
 
     def update(self, step: Step, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None,
                checkpoint: Optional[str] = None) -> None:
-        """The update of the oldest step without one. Unless pipelined, or more than one lookup is ahead, it has been made
-        when this returns. The gradients must not change before that. checkpoint: as in TrainStream.send_update."""
+        """The update of the oldest step without one. Unless pipelined, it has been made when this returns. The gradients must
+        not change before that. checkpoint: as in TrainStream.send_update."""
         self._check_turn(step)
 
         def attempt() -> None:
             assert self._stream is not None
             self._stream.send_update(gradients, hyper=hyper, checkpoint=checkpoint)
             step.gradients, step.hyper, step.checkpoint = gradients, hyper, checkpoint
-            step.last_lookup = self._under_way[-1].number
 
         self._try(attempt, step)
         self.confirm()
 
-    def drop(self, step: Step) -> None:
-        """Gives the oldest step without an update up: no row changes, and its number is free again. Every rank of a group
-        drops it, or none. Later lookups that were sent are sent again."""
+    def skip(self, step: Step) -> None:
+        """Counts the oldest step without an update, but changes no row. Every rank of a group skips it, or none."""
         self._check_turn(step)
+
+        def attempt() -> None:
+            assert self._stream is not None
+            self._stream.send_skip()
+            step.gradients, step.skipped = {}, True
+
+        self._try(attempt, step)
         self.confirm()
-        self._leave()
-        self._under_way.remove(step)
-        for later in self._under_way:
-            if later.gradients is None:
-                later.number -= 1
-        assert self._next is not None
-        self._next -= 1
 
     def confirm(self, all_of_them: bool = False) -> None:
-        """Waits for the updates that were sent, but not for what the trainer has to do something for: answers come in the
-        order of the requests. If pipelined, the last update is left to overlap with what the trainer does."""
+        """Waits for the updates that were sent. If pipelined, the last one is left to overlap with what the trainer does."""
 
         def ready() -> bool:
             sent = sum(step.gradients is not None for step in self._under_way)
-            if sent <= int(self.pipelined):
-                return all_of_them and sent > 0
-            head = self._under_way[0]
-            return head.last_lookup - int(self.pipelined) <= head.number + sent
+            return sent > (0 if all_of_them else int(self.pipelined))
 
         def attempt() -> None:
             if ready():  # not so if it turned out that the update had been made
@@ -186,7 +181,7 @@ class Steps:
     def _check_turn(self, step: Step) -> None:
         first = next((one for one in self._under_way if one.gradients is None), None)
         if step is not first or not step.received:
-            raise RuntimeError(f"step {step.number} is not the next to be updated or dropped")
+            raise RuntimeError(f"step {step.number} is not the next to be updated or skipped")
 
     def _forget_lookups(self, last: Optional[Step] = None) -> None:
         """Those after `last`; None: those that have not been received."""
@@ -259,9 +254,10 @@ class Steps:
 
     def _send_again(self, stream: TrainStream) -> None:
         for step in self._under_way:
-            stream.send_lookup(step.ids)
+            stream.send_lookup(step.ids, concat=step.concat)
             if step.received:
                 stream.receive_lookup()  # the gradients are those of what came the first time
-            if step.gradients is not None:
+            if step.skipped:
+                stream.send_skip()
+            elif step.gradients is not None:
                 stream.send_update(step.gradients, hyper=step.hyper, checkpoint=step.checkpoint)
-                step.last_lookup = step.number

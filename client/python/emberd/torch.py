@@ -18,7 +18,7 @@ import torch
 
 from . import config, errors
 from .arrays import Dense, Ids, Ragged, Sparse, concatenate
-from .client import Client, Model
+from .client import Client, Lookup, Model
 from .steps import Step, Steps
 
 __all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingOptimizer", "KeyedTensor", "Prefetcher"]
@@ -60,17 +60,19 @@ def _split_jagged(ids: Any) -> Dict[str, Ids]:
 
 
 class KeyedTensor:
-    """What comes of a KeyedJaggedTensor, with the methods of torchrec's class: activations by key, side by side."""
+    """What comes of a KeyedJaggedTensor, with the methods of torchrec's class: activations by key, side by side. values: all
+    of them, where they lie so already."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], values: Optional[torch.Tensor] = None) -> None:
         self._tensors = dict(tensors)
+        self._values = values
 
     def keys(self) -> List[str]:
         return list(self._tensors)
 
     def values(self) -> torch.Tensor:
         """[samples, sum of embedding_dim]"""
-        return torch.cat(list(self._tensors.values()), dim=1)
+        return torch.cat(list(self._tensors.values()), dim=1) if self._values is None else self._values
 
     def length_per_key(self) -> List[int]:
         return [tensor.shape[1] for tensor in self._tensors.values()]
@@ -80,6 +82,30 @@ class KeyedTensor:
 
     def __getitem__(self, key: str) -> torch.Tensor:
         return self._tensors[key]
+
+
+class _Columns(torch.Tensor):
+    """Columns of a leaf, as a parameter: its gradient is those columns of the leaf's."""
+
+    _leaf: torch.Tensor
+    _range: slice
+
+    @staticmethod
+    def of(leaf: torch.Tensor, begin: int, end: int) -> "_Columns":
+        columns: _Columns = leaf.detach()[:, begin:end].as_subclass(_Columns)
+        columns._leaf, columns._range = leaf, slice(begin, end)
+        return columns
+
+    @property
+    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
+        whole = self._leaf.grad
+        return None if whole is None else whole[:, self._range]
+
+    @grad.setter
+    def grad(self, gradient: Optional[torch.Tensor]) -> None:
+        if gradient is not None:
+            raise ValueError("the gradient of these columns is part of a larger one; change it in place, or set None")
+        self._leaf.grad = None
 
 
 def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
@@ -110,8 +136,9 @@ class EmbeddingBagCollection(torch.nn.Module):
     patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
 
     It has no parameters, so that DDP, FSDP and averaging leave the tables alone. In training, with gradients enabled,
-    each call is a step, which `optimizer().step()` ends; a step that is not ended, as when a GradScaler has found an
-    overflow, is dropped by the next call: no row changes. In evaluation or under no_grad rows are only looked up.
+    each call is a step, which `optimizer().step()` ends; one that is not ended, as when a GradScaler has found an overflow,
+    is skipped by the next call: it is counted, and no row changes. Every rank of a group skips it, or none. In evaluation
+    or under no_grad rows are only looked up.
     """
 
     def __init__(self, tables: Sequence[config.TableConfig], *, client: Client, model: str,
@@ -141,10 +168,9 @@ class EmbeddingBagCollection(torch.nn.Module):
     def forward(self, ids: Any) -> Any:
         """`ids`: by feature a tensor [samples] or [samples, k], emberd.Ragged, Sparse or Dense; gives a dict of tensors.
         Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor."""
-        jagged = _is_jagged(ids)
-        train = self._train_part if self.accumulate else self._train
-        found = train(ids) if self.training and torch.is_grad_enabled() else self._evaluate(ids)
-        return KeyedTensor(found) if jagged else found
+        if self.training and torch.is_grad_enabled():
+            return self._train_part(ids) if self.accumulate else self._train(ids)
+        return self._evaluate(ids)
 
     def prefetch(self, ids: Any) -> None:
         """Sends the ids of a later call of forward, which must get the same object, in the same order. What is wrong with
@@ -197,19 +223,20 @@ class EmbeddingBagCollection(torch.nn.Module):
         for ahead in self._ahead:
             if ahead.step is None or ahead.step.forgotten:
                 try:
-                    ahead.step = self._steps.send(self._prepare(ahead.ids))
+                    ahead.step = self._steps.send(self._prepare(ahead.ids), _is_jagged(ahead.ids))
                 except (errors.Error, ValueError, TypeError):
                     return
 
-    def _evaluate(self, ids: Any) -> Dict[str, torch.Tensor]:
+    def _evaluate(self, ids: Any) -> Any:
         self._steps.confirm()
-        found = self.model.lookup(self._prepare(ids))
-        return {name: torch.from_numpy(values) for name, values in found.items()}
+        lookup = self.model.lookup(self._prepare(ids))
+        found = {name: torch.from_numpy(values) for name, values in lookup.items()}
+        return KeyedTensor(found) if _is_jagged(ids) else found
 
-    def _train(self, ids: Any) -> Dict[str, torch.Tensor]:
+    def _train(self, ids: Any) -> Any:
         if self._current is not None:
             if not self._current.forgotten:
-                self._steps.drop(self._current)
+                self._steps.skip(self._current)
             self._forget()
         if self._ahead and self._ahead[0].ids is not ids:
             raise RuntimeError("these are not the ids that were prefetched next; give forward the same object, or finish()")
@@ -217,17 +244,31 @@ class EmbeddingBagCollection(torch.nn.Module):
         try:
             if step is None or step.forgotten:
                 self._steps.forget()
-                step = self._steps.send(self._prepare(ids))
+                step = self._steps.send(self._prepare(ids), _is_jagged(ids))
             found = self._steps.receive(step)
         finally:
             self._send_ahead()
         self._current = step
-        self._leaves = {name: torch.from_numpy(values).requires_grad_() for name, values in found.items()}
+        result = self._make_leaves(found, _is_jagged(ids))
         for optimizer in self._optimizers:
             optimizer._show(self._leaves)
-        return dict(self._leaves)
+        return result
 
-    def _train_part(self, ids: Any) -> Dict[str, torch.Tensor]:
+    def _make_leaves(self, found: Lookup, jagged: bool) -> Any:
+        """One for each feature; or one for all, which is not put together and whose gradient is not taken apart."""
+        if not jagged:
+            self._leaves = {name: torch.from_numpy(values).requires_grad_() for name, values in found.items()}
+            return dict(self._leaves)
+        whole = torch.from_numpy(found.concat).requires_grad_()
+        widths = [values.shape[1] for values in found.values()]
+        begin = 0
+        self._leaves = {}
+        for name, width in zip(found, widths):
+            self._leaves[name] = _Columns.of(whole, begin, begin + width)
+            begin += width
+        return KeyedTensor(dict(zip(found, torch.split(whole, widths, dim=1))), whole)
+
+    def _train_part(self, ids: Any) -> Any:
         """No update comes between the calls of a step, so that each may look up by itself."""
         prepared = self._prepare(ids)
         self._steps.confirm(all_of_them=True)
@@ -235,7 +276,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         self._parts.append((prepared, leaves))
         for optimizer in self._optimizers:
             optimizer._show(*(part for _, part in self._parts))
-        return dict(leaves)
+        return KeyedTensor(leaves) if _is_jagged(ids) else dict(leaves)
 
     def _join_parts(self) -> None:
         """Makes one step of the calls: its lookup tells the cluster all ids."""
@@ -357,8 +398,7 @@ class Prefetcher:
     """Iterates over `loader`; the ids of later batches are on their way before a batch is given.
 
     ids: gives the ids of a batch, the same object that is given to the module: by default its attribute or item "ids".
-    depth: lookups that are under way at a time, that of the batch given included. At least 2 for `pipelined`; with more than
-      2, an update may still be on its way when the optimizer's step returns.
+    depth: lookups that are under way at a time, that of the batch given included. At least 2 for `pipelined`.
     """
 
     def __init__(self, loader: Iterable[Any], collection: EmbeddingBagCollection, depth: int = 2,

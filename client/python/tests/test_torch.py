@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import warnings
 
 from cluster import ClusterTest, emberd, main
@@ -36,6 +37,50 @@ def sha(model):
     for table in model.tables:
         digest.update(model.table(table).tobytes())
     return digest.hexdigest()
+
+
+class Jagged:
+    """Two samples of two features with weights."""
+
+    def keys(self):
+        return ["a", "b"]
+
+    def values(self):
+        return torch.tensor([1, 2, 3, 4])
+
+    def lengths(self):
+        return torch.tensor([2, 0, 1, 1])
+
+    def weights_or_none(self):
+        return torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def scaler(**options):
+    """A GradScaler on the CPU. Before PyTorch 2.3 there is none: what it does to gradients is then done here, and who makes
+    a step is decided there."""
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cpu", **options)
+    import torch.cuda.amp.grad_scaler as module
+
+    class Scaler(module.GradScaler):
+        def scale(self, loss):
+            if self._scale is None:
+                self._lazy_init_scale_growth_tracker(loss.device)
+            return loss * self._scale
+
+        def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        found_inf += float(not torch.isfinite(parameter.grad).all())
+                        parameter.grad.mul_(inv_scale)
+            return {found_inf.device: found_inf}
+
+        def update(self):
+            self._per_optimizer_states.clear()
+
+    with unittest.mock.patch.object(module, "amp_definitely_not_available", return_value=False):
+        return Scaler(**options)
 
 
 class Case(ClusterTest):
@@ -117,10 +162,9 @@ class ModuleTest(Case):
         ebc.train()
         self.assertEqual(ebc.next_step, 1)
 
-    def test_a_step_without_its_update_is_dropped(self):
-        """As a GradScaler does that has found an overflow."""
+    def test_a_step_without_its_update_is_counted_and_changes_nothing(self):
         for prefetch in (False, True):
-            ebc = self.make(model=f"dropped_{prefetch}")
+            ebc = self.make(model=f"skipped_{prefetch}")
             sparse = ebc.optimizer()
             batches = [{"ids": {"t": torch.tensor([k])}} for k in range(4)]
             for k, batch in enumerate(emberd.torch.Prefetcher(batches, ebc) if prefetch else batches):
@@ -128,7 +172,7 @@ class ModuleTest(Case):
                 if k != 1:
                     sparse.step()
             self.assertEqual(ebc.model.read_rows("t", range(5))[:, 0].tolist(), [-1, 0, -1, -1, 0])
-            self.assertEqual(ebc.next_step, 3)
+            self.assertEqual(ebc.next_step, 4)
 
     def test_accumulated_calls_are_one_large_batch(self):
         torch.manual_seed(2)
@@ -174,26 +218,13 @@ class ModuleTest(Case):
             sparse.step()
 
     def test_a_jagged_tensor_as_torchrec_has_it(self):
-        class Jagged:
-            def keys(self):
-                return ["a", "b"]
-
-            def values(self):
-                return torch.tensor([1, 2, 3, 4])
-
-            def lengths(self):
-                return torch.tensor([2, 0, 1, 1])
-
-            def weights_or_none(self):
-                return torch.tensor([1.0, 2.0, 3.0, 4.0])
-
         ebc = self.make(described=tables("a", "b", dim=2, initializer=emberd.RowId()))
         found = ebc(Jagged())
         self.assertEqual((found.keys(), found.length_per_key()), (["a", "b"], [2, 2]))
         self.assertEqual(found.values().tolist(), [[5, 5, 9, 9], [0, 0, 16, 16]])
         found.values().sum().backward()
         ebc.optimizer().step()
-        self.assertEqual(found["a"].grad.tolist(), [[1, 1], [1, 1]])
+        self.assertEqual(found.values().grad.tolist(), [[1] * 4] * 2)
         self.assertEqual(ebc.model.read_rows("b", [4])[0, 0], 0)
 
     def test_embedding_bag_has_the_signature_of_torch_nn(self):
@@ -232,6 +263,44 @@ class OptimizerTest(Case):
         sparse.step(lambda: None)
         self.assertAlmostEqual(ebc.model.read_rows("t", [1])[0, 0], -0.5, places=5)
         self.assertEqual(sparse.param_groups[0]["params"][0].numel(), 0)
+
+    def test_columns_of_all_features_are_parameters_too(self):
+        ebc = self.make("a", "b")
+        sparse = ebc.optimizer()
+        for _ in range(2):
+            found = ebc(Jagged())
+            (found["a"] + 2 * found["b"]).sum().backward()
+            parts = {group["table"]: group["params"][0] for group in sparse.param_groups}
+            self.assertEqual([part.grad.unique().tolist() for part in parts.values()], [[1], [2]])
+            self.assertEqual(found.values().grad.unique().tolist(), [1, 2])
+            torch.nn.utils.clip_grad_norm_(parts["b"], 0.0)
+            sparse.step()
+            sparse.zero_grad()
+        self.assertEqual(ebc.model.read_rows("a", [1, 2])[:, 0].tolist(), [-2, -4])
+        self.assertFalse(ebc.model.table("b").any())
+        found = ebc(Jagged())
+        found.values().sum().backward()
+        sparse.zero_grad()
+        self.assertIsNone(found.values().grad)
+        with self.assertRaisesRegex(ValueError, "part of a larger"):
+            sparse.param_groups[0]["params"][0].grad = torch.zeros(2, 4)
+
+    def test_an_overflow_leaves_rows_unchanged(self):
+        for kind, ids in (("dict", {"a": torch.tensor([1]), "b": torch.tensor([1])}), ("jagged", Jagged())):
+            ebc = self.make("a", "b", model=f"overflow_{kind}")
+            net = torch.nn.Linear(4, 1, bias=False)
+            torch.nn.init.ones_(net.weight)
+            dense, sparse, scale = torch.optim.SGD(net.parameters(), lr=0.0), ebc.optimizer(), scaler(init_scale=8.0)
+            for factor, expected in ((1.0, -1), (float("inf"), -1), (1.0, -2)):
+                found = ebc(ids)
+                scale.scale(net(found["a"] + found["b"]).sum() * factor).backward()
+                for optimizer in (dense, sparse):
+                    scale.step(optimizer)
+                scale.update()
+                for optimizer in (dense, sparse):
+                    optimizer.zero_grad()
+                self.assertEqual(ebc.model.read_rows("a", [1])[0, 0], expected, (kind, factor))
+            self.assertEqual(ebc.next_step, 3)
 
     def test_its_state_is_saved_and_loaded(self):
         ebc = self.make()
