@@ -1,0 +1,195 @@
+"""The tensors of torchrec that hold ids and activations by key, after its documentation."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+import torch
+
+from ..torch import KeyedTensor as _KeyedTensor
+
+__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]
+
+
+def _to_offsets(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0).to(lengths.dtype)])
+
+
+def _to_lengths(lengths: Optional[torch.Tensor], offsets: Optional[torch.Tensor]) -> torch.Tensor:
+    if lengths is not None:
+        return lengths
+    if offsets is None:
+        raise ValueError("lengths, offsets: one of them must be given")
+    return offsets[1:] - offsets[:-1]
+
+
+class JaggedTensor:
+    """Values of which sample i has lengths()[i], one sample after the other."""
+
+    def __init__(self, values: torch.Tensor, weights: Optional[torch.Tensor] = None, lengths: Optional[torch.Tensor] = None,
+                 offsets: Optional[torch.Tensor] = None) -> None:
+        self._values, self._weights = values, weights
+        self._lengths = _to_lengths(lengths, offsets)
+
+    @staticmethod
+    def from_dense(values: Sequence[torch.Tensor], weights: Optional[Sequence[torch.Tensor]] = None) -> "JaggedTensor":
+        """Of a tensor of values for each sample."""
+        return JaggedTensor(torch.cat(list(values)), None if weights is None else torch.cat(list(weights)),
+                            lengths=torch.tensor([len(one) for one in values]))
+
+    def values(self) -> torch.Tensor:
+        return self._values
+
+    def lengths(self) -> torch.Tensor:
+        return self._lengths
+
+    def offsets(self) -> torch.Tensor:
+        return _to_offsets(self._lengths)
+
+    def weights_or_none(self) -> Optional[torch.Tensor]:
+        return self._weights
+
+    def weights(self) -> torch.Tensor:
+        if self._weights is None:
+            raise ValueError("this tensor has no weights")
+        return self._weights
+
+    def to_dense(self) -> List[torch.Tensor]:
+        return list(torch.split(self._values, self._lengths.tolist()))
+
+
+class KeyedJaggedTensor:
+    """Ids of several keys: values of key 0, sample after sample, then those of key 1, ...; lengths by key and sample."""
+
+    def __init__(self, keys: Sequence[str], values: torch.Tensor, weights: Optional[torch.Tensor] = None,
+                 lengths: Optional[torch.Tensor] = None, offsets: Optional[torch.Tensor] = None) -> None:
+        self._keys, self._values, self._weights = list(keys), values, weights
+        self._lengths = _to_lengths(lengths, offsets)
+        if self._keys and len(self._lengths) % len(self._keys):
+            raise ValueError(f"lengths: {len(self._lengths)} are not allowed; they must be a multiple of the {len(self._keys)} "
+                             "keys")
+
+    @staticmethod
+    def from_lengths_sync(keys: Sequence[str], values: torch.Tensor, lengths: torch.Tensor,
+                          weights: Optional[torch.Tensor] = None) -> "KeyedJaggedTensor":
+        return KeyedJaggedTensor(keys, values, weights, lengths=lengths)
+
+    @staticmethod
+    def from_offsets_sync(keys: Sequence[str], values: torch.Tensor, offsets: torch.Tensor,
+                          weights: Optional[torch.Tensor] = None) -> "KeyedJaggedTensor":
+        return KeyedJaggedTensor(keys, values, weights, offsets=offsets)
+
+    @staticmethod
+    def from_jt_dict(tensors: Mapping[str, JaggedTensor]) -> "KeyedJaggedTensor":
+        weights = [one.weights_or_none() for one in tensors.values()]
+        given = [one for one in weights if one is not None]
+        if given and len(given) != len(weights):
+            raise ValueError("weights: they must be given for all keys, or for none")
+        return KeyedJaggedTensor(list(tensors), torch.cat([one.values() for one in tensors.values()]),
+                                 torch.cat(given) if given else None,
+                                 lengths=torch.cat([one.lengths() for one in tensors.values()]))
+
+    @staticmethod
+    def concat(tensors: Sequence["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
+        """The keys of all, for the same samples."""
+        return KeyedJaggedTensor.from_jt_dict({key: one[key] for one in tensors for key in one.keys()})
+
+    def keys(self) -> List[str]:
+        return list(self._keys)
+
+    def stride(self) -> int:
+        """Samples."""
+        return len(self._lengths) // len(self._keys) if self._keys else 0
+
+    def values(self) -> torch.Tensor:
+        return self._values
+
+    def lengths(self) -> torch.Tensor:
+        return self._lengths
+
+    def offsets(self) -> torch.Tensor:
+        return _to_offsets(self._lengths)
+
+    def weights_or_none(self) -> Optional[torch.Tensor]:
+        return self._weights
+
+    def weights(self) -> torch.Tensor:
+        if self._weights is None:
+            raise ValueError("this tensor has no weights")
+        return self._weights
+
+    def length_per_key(self) -> List[int]:
+        counts: List[int] = self._lengths.reshape(len(self._keys), -1).sum(1).tolist()
+        return counts
+
+    def offset_per_key(self) -> List[int]:
+        result = [0]
+        for count in self.length_per_key():
+            result.append(result[-1] + count)
+        return result
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        place, samples = self._keys.index(key), self.stride()
+        begin, end = self.offset_per_key()[place:place + 2]
+        return JaggedTensor(self._values[begin:end], None if self._weights is None else self._weights[begin:end],
+                            lengths=self._lengths[place * samples:(place + 1) * samples])
+
+    def to_dict(self) -> Dict[str, JaggedTensor]:
+        return {key: self[key] for key in self._keys}
+
+    def permute(self, indices: Sequence[int]) -> "KeyedJaggedTensor":
+        """The keys of these places, in this order."""
+        return KeyedJaggedTensor.from_jt_dict({self._keys[place]: self[self._keys[place]] for place in indices})
+
+    def split(self, segments: Sequence[int]) -> List["KeyedJaggedTensor"]:
+        """So many keys each."""
+        places, result = iter(range(len(self._keys))), []
+        for count in segments:
+            result.append(self.permute([next(places) for _ in range(count)]))
+        return result
+
+    def to(self, device: Any, non_blocking: bool = False) -> "KeyedJaggedTensor":
+        """On the CPU, where the client reads ids."""
+        def move(one: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+            return None if one is None else one.to(device, non_blocking=non_blocking)
+        return KeyedJaggedTensor(self._keys, self._values.to(device, non_blocking=non_blocking), move(self._weights),
+                                 lengths=move(self._lengths))
+
+    def pin_memory(self) -> "KeyedJaggedTensor":
+        return self
+
+
+class KeyedTensor(_KeyedTensor):
+    """Activations by key: columns of one matrix."""
+
+    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: torch.Tensor, key_dim: int = 1) -> None:
+        if key_dim != 1:
+            raise ValueError(f"key_dim: {key_dim} is not allowed; it must be 1")
+        super().__init__(dict(zip(keys, torch.split(values, list(length_per_key), dim=1))), values)
+
+    @staticmethod
+    def from_tensor_list(keys: Sequence[str], tensors: Sequence[torch.Tensor], key_dim: int = 1,
+                         cat_dim: int = 1) -> "KeyedTensor":
+        if cat_dim != 1:
+            raise ValueError(f"cat_dim: {cat_dim} is not allowed; it must be 1")
+        return KeyedTensor(keys, [one.shape[1] for one in tensors], torch.cat(list(tensors), dim=1), key_dim)
+
+    def key_dim(self) -> int:
+        return 1
+
+    def offset_per_key(self) -> List[int]:
+        result = [0]
+        for width in self.length_per_key():
+            result.append(result[-1] + width)
+        return result
+
+    @staticmethod
+    def regroup(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]) -> List[torch.Tensor]:
+        """For each group its keys side by side."""
+        found = {key: one[key] for one in keyed_tensors for key in one.keys()}
+        return [torch.cat([found[key] for key in group], dim=1) for group in groups]
+
+    @staticmethod
+    def regroup_as_dict(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]],
+                        keys: Sequence[str]) -> Dict[str, torch.Tensor]:
+        return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups)))

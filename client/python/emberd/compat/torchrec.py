@@ -1,0 +1,325 @@
+"""EmbeddingBagCollection of torchrec by changed imports only, with its tables on a cluster of emberd.
+
+    from emberd.compat.torchrec import (EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType,
+                                        apply_optimizer_in_backward)
+
+    ebc = EmbeddingBagCollection(tables=[EmbeddingBagConfig(name="t1", embedding_dim=64, num_embeddings=1_000_000,
+                                                            feature_names=["user"], pooling=PoolingType.SUM)])
+    apply_optimizer_in_backward(torch.optim.Adagrad, ebc.parameters(), {"lr": 0.02})
+    loss = bce(net(ebc(KeyedJaggedTensor(keys, values, lengths=lengths)).values()), labels)
+    loss.backward()                                             # updates the tables, as torchrec's fused optimizers do
+
+The names, signatures and values are those of torchrec's documentation. The cluster is that of the environment's
+EMBERD_ADDRESS, or of `use`; without either, one is started that ends with this process.
+
+What is otherwise than in torchrec: parameters have the shape of their table but no memory, and are there for
+apply_optimizer_in_backward alone; the optimizer's state is the cluster's; each row that a batch looked up gets one update,
+also with Adam; and the ranks of torch.distributed train the same tables without DistributedModelParallel, their gradients
+being summed. `state_dict()` reads whole tables, and `load_state_dict()` writes them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import enum
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
+
+import torch
+
+from .. import config
+from ..arrays import Ids, Ragged
+from ..client import Client, Model, connect
+from ..local import local
+from ..steps import Step, Steps
+from ..torch import _rank_and_size, _split_jagged
+from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__all__ = ["DataType", "EmbeddingBagCollection", "EmbeddingBagConfig", "JaggedTensor", "KeyedJaggedTensor", "KeyedTensor",
+           "PoolingType", "RowWiseAdagrad", "apply_optimizer_in_backward", "use"]
+
+_ROWS_AT_A_TIME = 1 << 16
+
+
+class PoolingType(enum.Enum):
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+class DataType(enum.Enum):
+    """How the cluster stores a table; activations and gradients are float32."""
+
+    FP32 = "FP32"
+    FP16 = "FP16"
+    BF16 = "BF16"
+
+
+@dataclass
+class EmbeddingBagConfig:
+    """init_fn: gets the whole table as a tensor, and fills it in place; default: uniform in +-1/sqrt(num_embeddings)."""
+
+    num_embeddings: int
+    embedding_dim: int
+    name: str = ""
+    data_type: DataType = DataType.FP32
+    feature_names: List[str] = field(default_factory=list)
+    weight_init_max: Optional[float] = None
+    weight_init_min: Optional[float] = None
+    init_fn: Optional[Callable[[torch.Tensor], Optional[torch.Tensor]]] = None
+    pooling: PoolingType = PoolingType.SUM
+
+    def get_weight_init_max(self) -> float:
+        return math.sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
+
+    def get_weight_init_min(self) -> float:
+        return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
+
+
+class RowWiseAdagrad(torch.optim.Optimizer):
+    """One accumulator for each row. For apply_optimizer_in_backward; it makes no step by itself."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> None:
+        super().__init__(params, {"lr": lr, "initial_accumulator_value": initial_accumulator_value, "eps": eps})
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        raise RuntimeError("RowWiseAdagrad: give it to apply_optimizer_in_backward; the tables are updated in backward")
+
+
+def _sgd(lr: float) -> config.Optimizer:
+    return config.SGD(learning_rate=lr)
+
+
+def _adagrad(lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> config.Optimizer:
+    if initial_accumulator_value > 0:
+        return config.Adagrad(learning_rate=lr, initial_accumulator=initial_accumulator_value)
+    # Adagrad alone needs an accumulator that is not 0. Here epsilon stands below the root.
+    return config.AdagradMomentum(learning_rate=lr, momentum=0.0, beta2=1.0, exponent=2.0, initial_accumulator=0.0,
+                                  epsilon=max(eps * eps, 1e-30))
+
+
+def _row_wise_adagrad(lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> config.Optimizer:
+    return config.RowwiseAdagrad(learning_rate=lr, initial_accumulator=initial_accumulator_value, epsilon=eps)
+
+
+def _adam(lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> config.Optimizer:
+    return config.Adam(learning_rate=lr, beta1=betas[0], beta2=betas[1], epsilon=eps, bias_correction=True)
+
+
+_OPTIMIZERS: Dict[Type[torch.optim.Optimizer], Callable[..., config.Optimizer]] = {
+    torch.optim.SGD: _sgd, torch.optim.Adagrad: _adagrad, torch.optim.Adam: _adam, RowWiseAdagrad: _row_wise_adagrad}
+
+
+def apply_optimizer_in_backward(optimizer_class: Type[torch.optim.Optimizer], params: Iterable[Any],
+                                optimizer_kwargs: Mapping[str, Any]) -> None:
+    """Makes `backward` update the tables of these parameters. torch.optim.SGD, Adagrad or Adam, or RowWiseAdagrad, with
+    their numbers; before the tables are used for the first time."""
+    if optimizer_class not in _OPTIMIZERS:
+        raise ValueError(f"optimizer_class: {optimizer_class.__name__} is not allowed; it must be one of "
+                         + ", ".join(kind.__name__ for kind in _OPTIMIZERS))
+    try:
+        made = _OPTIMIZERS[optimizer_class](**optimizer_kwargs)
+    except TypeError as error:
+        raise ValueError(f"optimizer_kwargs: {dict(optimizer_kwargs)} are not allowed for {optimizer_class.__name__} of "
+                         f"tables: {error}") from error
+    for parameter in params:
+        owner = getattr(parameter, "_emberd_table", None)
+        if owner is None:
+            raise ValueError("params: they must be parameters of an EmbeddingBagCollection; give others to an optimizer of "
+                             "torch.optim")
+        owner._set_optimizer(made)
+
+
+class _Place:
+    client: Optional[Client] = None
+    model = "torchrec"
+    options: Dict[str, Any] = {"group": "train"}
+    made = 0  # collections
+
+
+def use(client: Client, *, model: str = "torchrec", group: str = "train", **options: Any) -> None:
+    """Makes the next collections on the cluster of this client, in models named `model`, `model`_1 and so on.
+
+    A model of this name that is there already is gone on with: its rows stay as they are. Without it, the cluster at the
+    address in EMBERD_ADDRESS is taken, or one is started. options: rank, size, patience, step_timeout, ... of
+    emberd.steps.Steps.
+    """
+    _Place.client, _Place.model, _Place.options, _Place.made = client, model, {"group": group, **options}, 0
+
+
+def _client() -> Client:
+    if _Place.client is None:
+        address = os.environ.get("EMBERD_ADDRESS")
+        if address:
+            _Place.client = connect(address.split(","))
+        else:
+            cluster = local()
+            atexit.register(cluster.close)
+            _Place.client = cluster.connect()
+        atexit.register(_Place.client.close)
+    return _Place.client
+
+
+def _feature(output: str) -> str:
+    """The cluster's name of an output."""
+    return output.replace("@", ".")
+
+
+class _Table(torch.nn.Module):
+    """What torchrec has an nn.EmbeddingBag for."""
+
+    weight: torch.nn.Parameter
+
+    def __init__(self, described: EmbeddingBagConfig, collection: "EmbeddingBagCollection") -> None:
+        super().__init__()
+        self.described = described
+        self.optimizer: Optional[config.Optimizer] = None
+        self._collection = (collection,)  # no submodule
+        self.weight = torch.nn.Parameter(torch.empty(described.num_embeddings, described.embedding_dim, device="meta"))
+        self.weight._emberd_table = self  # type: ignore[attr-defined]
+
+    def _set_optimizer(self, optimizer: config.Optimizer) -> None:
+        if self._collection[0]._model is not None:
+            raise RuntimeError(f"table {self.described.name!r} has been used already: apply the optimizer before that")
+        self.optimizer = optimizer
+
+    def _apply(self, fn: Any, *_: Any, **__: Any) -> "_Table":
+        return self  # its memory is the cluster's
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "weight"] = torch.from_numpy(self._collection[0]._declared().table(self.described.name))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+                              missing_keys: List[str], unexpected_keys: List[str], error_msgs: List[str]) -> None:
+        weight = state_dict.get(prefix + "weight")
+        if weight is None:
+            missing_keys.append(prefix + "weight")
+        elif tuple(weight.shape) != tuple(self.weight.shape):
+            error_msgs.append(f"{prefix}weight: the shape {list(weight.shape)} is not allowed; it must be "
+                              f"{list(self.weight.shape)}")
+        else:
+            self._collection[0]._assign(self.described.name, weight)
+
+
+class _Pull(torch.autograd.Function):
+    """Activations, whose gradient updates the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, trigger: torch.Tensor, collection: "EmbeddingBagCollection", step: Step,
+                activations: torch.Tensor) -> torch.Tensor:
+        ctx.collection, ctx.step = collection, step
+        return activations
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.collection._update(ctx.step, gradients[0])
+        return None, None, None, None
+
+
+class EmbeddingBagCollection(torch.nn.Module):
+    """Pooled embeddings: a KeyedJaggedTensor in, a KeyedTensor out. In training each call is a step, which `backward`
+    ends; one without is skipped by the next call. In evaluation or under no_grad rows are only looked up."""
+
+    def __init__(self, tables: List[EmbeddingBagConfig], is_weighted: bool = False, device: Any = None) -> None:
+        super().__init__()
+        self._configs, self._is_weighted = list(tables), is_weighted
+        for table in tables:
+            table.feature_names = list(table.feature_names) or [table.name]
+        names = [name for table in tables for name in table.feature_names]
+        # (output, feature, table): as torchrec has it, a feature of several tables gives an output for each.
+        self._outputs = [(name if names.count(name) == 1 else f"{name}@{table.name}", name, table)
+                         for table in tables for name in table.feature_names]
+        self.embedding_bags = torch.nn.ModuleDict({table.name: _Table(table, self) for table in tables})
+        number = _Place.made
+        _Place.made += 1
+        self._client = _client()
+        self._name = f"{_Place.model}_{number}" if number else _Place.model
+        self._options = dict(_Place.options)
+        self._model: Optional[Model] = None
+        self._steps: Optional[Steps] = None
+        self._trigger = torch.zeros((), requires_grad=True)
+        self._current: Optional[Step] = None
+
+    def embedding_bag_configs(self) -> List[EmbeddingBagConfig]:
+        return list(self._configs)
+
+    def is_weighted(self) -> bool:
+        return self._is_weighted
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def forward(self, features: Any) -> KeyedTensor:
+        model, ids = self._declared(), self._ids_of(features)
+        widths = [table.embedding_dim for _, _, table in self._outputs]
+        keys = [output for output, _, _ in self._outputs]
+        if not (self.training and torch.is_grad_enabled()):
+            return KeyedTensor(keys, widths, torch.from_numpy(model.lookup(ids).concat))
+        assert self._steps is not None
+        if self._current is not None:
+            self._steps.skip(self._current)
+            self._current = None
+        step = self._steps.send(ids, concat=True)
+        whole = torch.from_numpy(self._steps.receive(step).concat)
+        self._current = step
+        return KeyedTensor(keys, widths, _Pull.apply(self._trigger, self, step, whole))
+
+    def finish(self) -> None:
+        """Leaves the group of trainers, once all updates have been made."""
+        self._current = None
+        if self._steps is not None:
+            self._steps.finish()
+
+    def _ids_of(self, features: Any) -> Dict[str, Ids]:
+        split = _split_jagged(features)
+        result: Dict[str, Ids] = {}
+        for output, name, _ in self._outputs:
+            ids = split[name]
+            assert isinstance(ids, Ragged)
+            if self._is_weighted and ids.weights is None:
+                raise ValueError(f"feature {name!r}: there are no weights, but is_weighted is true")
+            result[_feature(output)] = Ragged(ids.values, ids.row_splits, ids.weights if self._is_weighted else None)
+        return result
+
+    def _declared(self) -> Model:
+        """Once the optimizers are known: the tables are made when they are first used."""
+        if self._model is None:
+            tables = [config.TableConfig(
+                one.name, one.num_embeddings, one.embedding_dim, combiner=one.pooling.value.lower(),
+                initializer=config.Uniform(one.get_weight_init_min(), one.get_weight_init_max()),
+                optimizer=self.embedding_bags[one.name].optimizer,
+                storage_dtype={"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[one.data_type.value])
+                for one in self._configs]
+            described = config.ModelConfig(self._name, tables, [config.FeatureConfig(_feature(output), table.name)
+                                                                for output, _, table in self._outputs])
+            self._model = self._client.declare(described)
+            options = dict(self._options)
+            options["rank"], options["size"] = _rank_and_size(options.get("rank"), options.get("size"))
+            self._steps = Steps(self._model, **options)
+            for one in self._configs:
+                if one.init_fn is not None and self._model.created:
+                    weight = torch.empty(one.num_embeddings, one.embedding_dim)
+                    filled = one.init_fn(weight)
+                    self._assign(one.name, weight if filled is None else filled)
+        return self._model
+
+    def _assign(self, table: str, weight: torch.Tensor) -> None:
+        model = self._declared()
+        for begin in range(0, len(weight), _ROWS_AT_A_TIME):
+            rows = weight[begin:begin + _ROWS_AT_A_TIME].detach().cpu().numpy()
+            model.assign_rows(table, range(begin, begin + len(rows)), rows)
+
+    def _update(self, step: Step, gradient: torch.Tensor) -> None:
+        if step is not self._current:
+            raise RuntimeError("these activations have been updated or skipped already: a call of the module has one backward")
+        without = [name for name, table in self.embedding_bags.items() if table.optimizer is None]
+        if without:
+            raise RuntimeError(f"table {without[0]!r} has no optimizer: call apply_optimizer_in_backward with its parameter; "
+                               "optimizers of torch.optim do not see tables of a cluster")
+        assert self._steps is not None
+        widths = [table.embedding_dim for _, _, table in self._outputs]
+        columns: Sequence[torch.Tensor] = torch.split(gradient.detach(), widths, dim=1)
+        self._steps.update(step, {_feature(output): one.numpy() for (output, _, _), one in zip(self._outputs, columns)})
+        self._current = None

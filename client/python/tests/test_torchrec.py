@@ -1,0 +1,143 @@
+"""A script for torchrec runs on a cluster by changed imports only, and computes what it computed.
+
+What this would catch: ids of one key read for another, pooling or an optimizer that is not torchrec's, and an update that is
+made twice or not at all.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import unittest
+import warnings
+
+from cluster import ClusterTest, main
+
+try:
+    import torch
+except ImportError:
+    print("SKIP: PyTorch is not installed (deploy/packages.txt: python3-torch)")
+    sys.exit(77)
+
+import emberd.compat.torchrec as compat  # noqa: E402
+import emberd.torch  # noqa: E402
+
+warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+HERE = os.path.dirname(os.path.abspath(__file__))
+FORWARD, TEN_UPDATES = 1e-6, 1e-5  # what client/python/README.md says
+
+
+def script(module):
+    """The script with the imports of another module, and nothing else changed."""
+    with open(os.path.join(HERE, "torchrec_script.py"), encoding="utf-8") as file:
+        source = re.sub(r"^from torchrec[\w.]* import", f"from {module} import", file.read(), flags=re.MULTILINE)
+    names = {"__name__": "script"}
+    exec(compile(source, "torchrec_script.py", "exec"), names)
+    return names
+
+
+class ScriptTest(ClusterTest):
+    def test_it_computes_the_same(self):
+        try:
+            import torchrec  # noqa: F401
+            other = "torchrec"
+        except ImportError:
+            other = "plain_torchrec"
+        for name in script(other)["OPTIMIZERS"]:
+            compat.use(self.client, model="script_" + re.sub(r"\W", "_", name))
+            ours, theirs = script("emberd.compat.torchrec")["main"](name), script(other)["main"](name)
+            for key, values in theirs[0].items():
+                torch.testing.assert_close(ours[0][key], values, atol=FORWARD, rtol=0, msg=f"{name}: {key}")
+            for mine, loss in zip(ours[1], theirs[1]):
+                self.assertAlmostEqual(mine, loss, delta=TEN_UPDATES, msg=name)
+            self.assertEqual(list(ours[2]), list(theirs[2]))
+            for key, values in theirs[2].items():
+                torch.testing.assert_close(ours[2][key], values, atol=TEN_UPDATES, rtol=TEN_UPDATES,
+                                           msg=lambda text: f"{name}: {key}: {text}")  # noqa: B023
+            torch.testing.assert_close(ours[3], theirs[3], atol=TEN_UPDATES, rtol=TEN_UPDATES)
+
+    def test_a_cluster_by_the_environment(self):
+        code = ("import torch; from emberd.compat.torchrec import *\n"
+                "ebc = EmbeddingBagCollection(tables=[EmbeddingBagConfig(name='t', embedding_dim=2, num_embeddings=4,\n"
+                "    init_fn=torch.nn.init.ones_)])\n"
+                "found = ebc(KeyedJaggedTensor(['t'], torch.tensor([1, 2]), lengths=torch.tensor([2])))\n"
+                "print(found['t'].tolist())")
+        for address in (self.cluster.address, ""):  # or a cluster of its own
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "EMBERD_ADDRESS": address}
+            done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=120,
+                                  env=environment)
+            self.assertEqual(done.stdout, "[[2.0, 2.0]]\n", done.stderr)
+
+
+class CollectionTest(ClusterTest):
+    def make(self, **options):
+        compat.use(self.client, model=self.id().split(".")[-1])
+        table = {"name": "t", "embedding_dim": 2, "num_embeddings": 8, "init_fn": torch.nn.init.zeros_, **options}
+        return compat.EmbeddingBagCollection([compat.EmbeddingBagConfig(**table)])
+
+    def look_up(self, ebc, *ids, weights=None):
+        return ebc(compat.KeyedJaggedTensor(["t"], torch.tensor(ids), weights, lengths=torch.tensor([len(ids)])))["t"]
+
+    def test_what_would_not_train_is_refused(self):
+        ebc = self.make()
+        with self.assertRaisesRegex(RuntimeError, "'t' has no optimizer"):
+            self.look_up(ebc, 1).sum().backward()
+        with self.assertRaisesRegex(RuntimeError, "used already"):
+            compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        for kind, options in ((torch.optim.LBFGS, {}), (torch.optim.SGD, {"lr": 1.0, "momentum": 0.5})):
+            with self.assertRaisesRegex(ValueError, "not allowed"):
+                compat.apply_optimizer_in_backward(kind, ebc.parameters(), options)
+        with self.assertRaisesRegex(ValueError, "EmbeddingBagCollection"):
+            compat.apply_optimizer_in_backward(torch.optim.SGD, [torch.nn.Parameter(torch.ones(1))], {"lr": 1.0})
+
+    def test_one_backward_is_one_update(self):
+        ebc = self.make()
+        compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        found = self.look_up(ebc, 1, 1)
+        found.sum().backward(retain_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "already"):
+            found.sum().backward()
+        self.look_up(ebc, 1)  # without its backward: skipped
+        self.look_up(ebc, 1).sum().backward()
+        self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][1].tolist(), [-3, -3])
+        ebc.finish()
+
+    def test_weights(self):
+        ebc = self.make(init_fn=torch.nn.init.ones_)
+        ebc.eval()
+        weights = torch.tensor([0.5, 2.0])
+        self.assertEqual(self.look_up(ebc, 1, 2, weights=weights).tolist(), [[2, 2]])
+        ebc._is_weighted = True
+        self.assertEqual(self.look_up(ebc, 1, 2, weights=weights).tolist(), [[2.5, 2.5]])
+        with self.assertRaisesRegex(ValueError, "is_weighted"):
+            self.look_up(ebc, 1, 2)
+
+    def test_states_that_do_not_fit(self):
+        ebc = self.make()
+        with self.assertRaisesRegex(RuntimeError, r"shape \[2, 2\] is not allowed"):
+            ebc.load_state_dict({"embedding_bags.t.weight": torch.zeros(2, 2)})
+        with self.assertRaisesRegex(RuntimeError, "Missing key"):
+            ebc.load_state_dict({})
+        self.assertEqual([tuple(one.shape) for one in ebc.to("cpu").parameters()], [(8, 2)])
+
+
+class JaggedTest(unittest.TestCase):
+    def test_keys_are_taken_apart_and_put_together(self):
+        whole = compat.KeyedJaggedTensor.from_offsets_sync(["a", "b"], torch.arange(5), torch.tensor([0, 2, 2, 3, 5]),
+                                                           torch.arange(5) / 2)
+        self.assertEqual((whole.stride(), whole.length_per_key(), whole.offset_per_key()), (2, [2, 3], [0, 2, 5]))
+        self.assertEqual([one.tolist() for one in whole["b"].to_dense()], [[2], [3, 4]])
+        self.assertEqual(whole["b"].weights().tolist(), [1.0, 1.5, 2.0])
+        swapped = whole.permute([1, 0])
+        self.assertEqual((swapped.keys(), swapped.values().tolist()), (["b", "a"], [2, 3, 4, 0, 1]))
+        self.assertEqual(swapped.offsets().tolist(), [0, 1, 3, 5, 5])
+        again = compat.KeyedJaggedTensor.concat(swapped.split([1, 1]))
+        self.assertEqual((again.keys(), again.values().tolist()), (swapped.keys(), swapped.values().tolist()))
+        self.assertEqual(again.to("cpu").weights().tolist(), swapped.weights().tolist())
+        with self.assertRaisesRegex(ValueError, "multiple"):
+            compat.KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([1, 1, 1]))
+
+
+if __name__ == "__main__":
+    assert emberd.torch
+    main()
