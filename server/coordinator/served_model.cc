@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "config/config.h"
+#include "server/ops/logging.h"
 #include "server/shard/hosted_models.h"
 
 namespace emberd::server {
@@ -78,6 +79,25 @@ v1::GetLimitsResponse ObservedCounts::Limits(const preprocess::Plan& plan) const
   return response;
 }
 
+int64_t MissingGradients::Observe(const v1::ModelConfig& config, const std::vector<bool>& given) {
+  int64_t missing = 0;
+  for (size_t f = 0; f < named_.size(); ++f) {
+    if (given[f]) continue;
+    ++missing;
+    if (named_[f].exchange(true, std::memory_order_relaxed)) continue;
+    ops::Log(ops::LogLevel::kWarning,
+             "a feature came without a gradient: its rows are updated with zero, which moves them "
+             "still where the optimizer has momentum or decay (said once for each feature)",
+             {{"model", config.name()}, {"feature", config.features(static_cast<int>(f)).name()}});
+  }
+  return missing;
+}
+
+void ServedModel::ObserveUpdate(const std::vector<bool>& given) const {
+  const int64_t missing = missing_gradients->Observe(config, given);
+  if (missing > 0) metrics->AddMissingGradients(missing);
+}
+
 void ServedModel::Observe(const preprocess::PreprocessedBatch& batch) const {
   const absl::Span<const int64_t> samples = batch.feature_samples();
   if (!samples.empty()) metrics->AddExamples(*std::max_element(samples.begin(), samples.end()));
@@ -103,6 +123,7 @@ absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig con
     model->tables[model->config.tables(i).name()] = i;
   std::vector<std::string> stacks;
   for (const preprocess::StackPlan& stack : model->plan.stacks) stacks.push_back(stack.name);
+  model->missing_gradients = std::make_unique<MissingGradients>(model->config.features_size());
   model->observed = std::make_unique<ObservedCounts>(stacks.size());
   model->metrics = metrics->Model(model->config.name(), stacks);
   for (size_t i = 0; i < model->plan.stacks.size(); ++i) {

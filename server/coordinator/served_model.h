@@ -1,6 +1,7 @@
 // A declared model as a coordinator works with it, and what its batches needed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -58,6 +59,18 @@ class ObservedCounts {
   std::vector<Stack> stacks_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Features whose gradients did not come with an update, each named in the log once. Thread-safe.
+class MissingGradients {
+ public:
+  explicit MissingGradients(int features) : named_(features) {}
+
+  // Of one update; `given` by index in the config. Returns how many are missing.
+  int64_t Observe(const v1::ModelConfig& config, const std::vector<bool>& given);
+
+ private:
+  std::vector<std::atomic<bool>> named_;
+};
+
 // Immutable once made, but for its counts.
 struct ServedModel {
   uint64_t id = 0;
@@ -70,9 +83,13 @@ struct ServedModel {
   absl::flat_hash_map<std::string, int> tables;            // name to index in config.tables
   ops::ModelMetrics* metrics = nullptr;
   std::unique_ptr<ObservedCounts> observed;
+  std::unique_ptr<MissingGradients> missing_gradients;
 
   // Counts a batch for metrics and limits.
   void Observe(const preprocess::PreprocessedBatch& batch) const;
+  // Counts, and warns of, features that an update has no gradient for; `given` by index in the
+  // config.
+  void ObserveUpdate(const std::vector<bool>& given) const;
   const v1::TableConfig& TableOfFeature(int feature) const {
     return config.tables(tables.at(config.features(feature).table()));
   }

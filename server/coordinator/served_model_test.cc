@@ -33,6 +33,24 @@ preprocess::StackPlan Stack(const std::string& name, int max_ids, int max_unique
   return stack;
 }
 
+TEST(MissingGradientsTest, CountsAllAndNamesEachOnce) {
+  v1::ModelConfig config;
+  config.set_name("ctr");
+  for (const char* name : {"user", "item"}) config.add_features()->set_name(name);
+  MissingGradients missing(2);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(missing.Observe(config, {true, true}), 0);
+  EXPECT_EQ(missing.Observe(config, {true, false}), 1);
+  EXPECT_EQ(missing.Observe(config, {false, false}), 2);
+  EXPECT_EQ(missing.Observe(config, {false, false}), 2);
+  const std::string log = testing::internal::GetCapturedStderr();
+  for (const char* name : {"user", "item"}) {
+    const size_t first = log.find(name);
+    ASSERT_NE(first, std::string::npos) << log;
+    EXPECT_EQ(log.find(name, first + 1), std::string::npos) << log;
+  }
+}
+
 TEST(ObservedCountsTest, KeepsTheMaximumAndHowOften) {
   preprocess::Plan plan;
   plan.stacks = {Stack("a", 7, 0), Stack("b", 0, 9)};

@@ -139,6 +139,11 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
   ASSIGN_OR_RETURN(
       const MadeMutation made,
       name.group_part.has_value() ? attempt(0) : mutations_->Make(name.mutation, context, attempt));
+  if (!made.replayed && !name.skip) {
+    std::vector<bool> given;
+    for (const FeatureGradientView& view : input.features) given.push_back(view.data != nullptr);
+    (*batch)->model->ObserveUpdate(given);
+  }
   if (made.replayed) {
     Discard(name.model_id, name.handle);  // it may have been made with another batch
   } else {

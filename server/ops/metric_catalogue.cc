@@ -94,6 +94,8 @@ constexpr MetricInfo kCatalogue[] = {
               "Mini-batches of a batch."),
     Counter(kExamples, "emberd_examples_total", {"model"}, "1",
             "Examples looked up: of each batch, the samples of the feature with the most samples."),
+    Counter(kMissingGradients, "emberd_missing_gradients_total", {"model"}, "1",
+            "Features of updates that came without a gradient, which counts as zero."),
     Histogram(kBatchIds, "emberd_batch_ids", {"model", "stack"}, "1",
               "Distinct (sample, id) pairs of a batch."),
     Histogram(kBatchUniqueIds, "emberd_batch_unique_ids", {"model", "stack"}, "1",

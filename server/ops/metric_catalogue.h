@@ -42,6 +42,7 @@ enum class MetricId {
   kReplays,
   kBatchMinibatches,
   kExamples,
+  kMissingGradients,
   kBatchIds,
   kBatchUniqueIds,
   kBatchDuplicateIds,

@@ -178,6 +178,8 @@ ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::st
   metrics->minibatches_ =
       &registry_.histogram(MetricId::kBatchMinibatches, {StackLabels(model, "")[0]});
   metrics->examples_ = &registry_.counter(MetricId::kExamples, {StackLabels(model, "")[0]});
+  metrics->missing_gradients_ =
+      &registry_.counter(MetricId::kMissingGradients, {StackLabels(model, "")[0]});
   metrics->refused_ = &registry_.counter(MetricId::kBatchesRefused, {StackLabels(model, "")[0]});
   metrics->lost_ = &registry_.gauge(MetricId::kModelLost, {StackLabels(model, "")[0]});
   const std::vector<std::string> label = {StackLabels(model, "")[0]};

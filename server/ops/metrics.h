@@ -106,6 +106,7 @@ class ModelMetrics {
   // `statistics` has the stacks that Metrics::Model was given, in that order.
   void ObserveBatch(const v1::BatchStatistics& statistics);
   void AddExamples(int64_t examples) { examples_->Increment(examples); }
+  void AddMissingGradients(int64_t features) { missing_gradients_->Increment(features); }
   // One that no cut of the vocabulary keeps within the limits.
   void AddRefused() { refused_->Increment(); }
   void SetLost(bool lost) { lost_->Set(lost ? 1 : 0); }
@@ -133,6 +134,7 @@ class ModelMetrics {
   };
   prometheus::Histogram* minibatches_ = nullptr;
   prometheus::Counter* examples_ = nullptr;
+  prometheus::Counter* missing_gradients_ = nullptr;
   prometheus::Counter* refused_ = nullptr;
   prometheus::Gauge* lost_ = nullptr;
   prometheus::Counter* recoveries_ = nullptr;

@@ -83,6 +83,8 @@ class Load {
     Apply("skipping", batch, 200, kNan, absl::StatusCode::kOk);
     batch = Lookup("tight", 1, 20, absl::StatusCode::kOk);
     Apply("tight", batch, 20, kNan, absl::StatusCode::kInvalidArgument);  // and it expires
+    batch = Lookup("tight", 8, 20, absl::StatusCode::kOk);
+    ApplyNothing("tight", batch);
     TrainAGroup(round);
   }
 
@@ -119,6 +121,12 @@ class Load {
     const auto applied = client_->ApplyGradients(
         models_[model], batch, {{"x", gradients, static_cast<int64_t>(samples)}}, options);
     EXPECT_EQ(applied.status().code(), expected) << model << ": " << applied.status();
+  }
+
+  // The only feature has no gradient.
+  void ApplyNothing(const std::string& model, const client::BatchHandle& batch) {
+    const auto applied = client_->ApplyGradients(models_[model], batch, {}, {});
+    EXPECT_TRUE(applied.ok()) << model << ": " << applied.status();
   }
 
   void TrainAGroup(int round) {
@@ -280,7 +288,8 @@ TEST_F(PrometheusTest, EveryPanelShowsDataEveryMetricIsEmittedAndADeadShardIsSee
   for (const char* name :
        {"emberd_dropped_ids_total", "emberd_batches_refused_total", "emberd_replays_total",
         "emberd_rows_skipped_total", "emberd_group_failures_total", "emberd_examples_total",
-        "emberd_partition_rows_gathered_total", "emberd_partition_rows_updated_total"}) {
+        "emberd_missing_gradients_total", "emberd_partition_rows_gathered_total",
+        "emberd_partition_rows_updated_total"}) {
     EXPECT_GT(MetricSum(pages, name), 0) << name;
   }
   EXPECT_TRUE(Eventually(
