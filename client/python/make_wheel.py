@@ -36,6 +36,10 @@ Provides-Extra: torch
 Requires-Dist: torch >=1.13 ; extra == "torch"
 Provides-Extra: jax
 Requires-Dist: jax >=0.5 ; extra == "jax"
+Provides-Extra: flax
+Requires-Dist: flax >=0.11 ; extra == "flax"
+Provides-Extra: keras
+Requires-Dist: keras >=3.5 ; extra == "keras"
 Description-Content-Type: text/markdown
 
 {description}"""

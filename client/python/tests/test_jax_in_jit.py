@@ -133,6 +133,16 @@ class InJitTest(Case):
         self.assertEqual(emb.next_step, 5)
         self.assertEqual(float(emb.model.table("t")[0, 0]), 0.25 - 5 * RATE * 64 * 8192 / ROWS)
 
+    def test_a_schedule_of_the_learning_rate(self):
+        emb = self.make()
+        schedule = optax.piecewise_constant_schedule(1.0, {1: 0.5, 2: 0.5})
+        hyper = lambda step: {"t": {"learning_rate": schedule(step)}}  # noqa: E731
+        grad = jax.jit(jax.grad(lambda token, ids: emb.in_jit(token, ids, hyper=hyper)["t"].sum()))
+        for _ in range(3):
+            grad(emb.token(), {"t": np.array([1])})
+        emb.finish()
+        self.assertEqual(emb.model.read_rows("t", [1])[0, 0], 0.25 - 1 - 0.5 - 0.25)
+
     def test_a_step_without_its_backward_pass_is_dropped(self):
         emb = self.make()
         ids = {"t": np.arange(3)}

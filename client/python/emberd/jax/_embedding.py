@@ -102,7 +102,8 @@ class Embedding:
         """A float32 zero for `in_jit`."""
         return jnp.zeros((), jnp.float32)
 
-    def in_jit(self, token: Any, ids: Mapping[str, Ids], step: Any = None) -> Dict[str, jax.Array]:
+    def in_jit(self, token: Any, ids: Mapping[str, Ids], step: Any = None, *,
+               hyper: Optional[Callable[[Any], Mapping[str, Any]]] = None) -> Dict[str, jax.Array]:
         """The activations, float32 [samples, embedding_dim] by feature, inside of a jitted function.
 
         Differentiating makes a step of it: its forward pass receives, its backward pass sends the update. Where nothing is
@@ -114,11 +115,13 @@ class Embedding:
           end, so that shapes stay the same from step to step and nothing is compiled anew. JAX has int32 ids unless
           jax_enable_x64 is set; those of a larger table are sent ahead.
         step: the number that `send` or `prefetch` gave: the ids are on their way, and only their shapes matter here.
+        hyper: gives the hyper-parameters of a step as `update` takes them, of its number; it is traced, as a schedule of
+          optax is: `hyper=lambda step: {"learning_rate": schedule(step)}`. The same function each time.
 
         Works on one device of each process. A step that is not ended, because the backward pass was not run, is dropped by
         the next one: no row changes. A failure arrives as JAX's JaxRuntimeError; `failure` has the error itself.
         """
-        found: Dict[str, jax.Array] = self._in_jit.function(token, dict(ids), step)
+        found: Dict[str, jax.Array] = self._in_jit.function(token, dict(ids), step, hyper)
         return found
 
     def finish(self) -> None:

@@ -64,7 +64,7 @@ class Lookups:
         self._embedding = embedding
         self.failure: Optional[BaseException] = None
         self.used = False
-        self.function = jax.custom_vjp(self._primal)
+        self.function = jax.custom_vjp(self._primal, nondiff_argnums=(3,))
         self.function.defvjp(self._forward, self._backward)
 
     def wait(self) -> None:
@@ -83,11 +83,11 @@ class Lookups:
         return {name: jax.ShapeDtypeStruct((samples_of(value), features[name].embedding_dim), jnp.float32)
                 for name, value in ids.items()}
 
-    def _primal(self, token: Any, ids: Mapping[str, Ids], step: Any) -> Any:
+    def _primal(self, token: Any, ids: Mapping[str, Ids], step: Any, hyper: Any) -> Any:
         """Without a gradient: a lookup that is no step."""
         return io_callback(self._noting(self._evaluate), self._shapes(ids), ids, ordered=True)
 
-    def _forward(self, token: Any, ids: Mapping[str, Ids], step: Any) -> Any:
+    def _forward(self, token: Any, ids: Mapping[str, Ids], step: Any, hyper: Any) -> Any:
         result = (jax.ShapeDtypeStruct((), jnp.int32), self._shapes(ids))
         if step is None:
             number, found = io_callback(self._noting(self._send_and_receive), result, ids, ordered=True)
@@ -95,9 +95,10 @@ class Lookups:
             number, found = io_callback(self._noting(self._receive), result, step, ordered=True)
         return found, (number, token)
 
-    def _backward(self, kept: Tuple[Any, Any], gradients: Any) -> Any:
+    def _backward(self, hyper: Any, kept: Tuple[Any, Any], gradients: Any) -> Any:
         number, token = kept
-        io_callback(self._noting(self._update), None, number, gradients, ordered=True)
+        values = {} if hyper is None else hyper(number)
+        io_callback(self._noting(self._update), None, number, gradients, values, ordered=True)
         return jnp.zeros_like(token), None, None
 
     def _noting(self, callback: Any) -> Any:
@@ -123,6 +124,7 @@ class Lookups:
         number = int(np.asarray(step))
         return np.int32(number), self._embedding._receive(number)
 
-    def _update(self, number: Any, gradients: Mapping[str, Any]) -> None:
+    def _update(self, number: Any, gradients: Mapping[str, Any], hyper: Any) -> None:
+        values = jax.tree_util.tree_map(lambda one: float(np.asarray(one)), hyper)
         self._embedding._update(int(np.asarray(number)), {name: np.asarray(value) for name, value in gradients.items()},
-                                own=False)
+                                values, own=False)

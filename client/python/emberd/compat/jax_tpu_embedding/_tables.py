@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import jax
 import numpy as np
 
 from emberd import config
+from emberd._place import default_client
 from emberd.arrays import Floats, Ragged
-from emberd.client import Client, Model, connect
+from emberd.client import Client, Model
 from emberd.jax import Embedding
-from emberd.local import LocalCluster, local
 from .sparsecore.lib.nn.embedding_spec import TableSpec
 
 Ids = Dict[str, Ragged]
@@ -32,7 +31,6 @@ class _Place:
 
     def __init__(self) -> None:
         self.client: Optional[Client] = None
-        self.cluster: Optional[LocalCluster] = None
         self.model, self.group, self.made = "jax_tpu_embedding", "train", 0
 
 
@@ -47,15 +45,6 @@ def use(client: Client, *, model: str = "jax_tpu_embedding", group: str = "train
     Without it, the cluster at the address in EMBERD_ADDRESS is taken, or one is started.
     """
     _place.client, _place.model, _place.group, _place.made = client, model, group, 0
-
-
-def _client() -> Client:
-    if _place.client is None:
-        address = os.environ.get("EMBERD_ADDRESS")
-        if not address:
-            _place.cluster = local(shards=2)
-        _place.client = connect(address) if address else _place.cluster.connect()  # type: ignore[union-attr]
-    return _place.client
 
 
 class Tables:
@@ -131,7 +120,7 @@ def make(rng: Any, stacks: Mapping[str, Sequence[TableSpec]], shards: int) -> Tu
     _place.made += 1
     groups = [config.StackGroup([table.name for table in stack], stack_name) for stack_name, stack in stacks.items()
               if len(stack) > 1]
-    model = _client().declare(config.ModelConfig(
+    model = (_place.client or default_client()).declare(config.ModelConfig(
         name, [_declared(table) for table in tables],
         [config.FeatureConfig(feature, table.name) for table in tables for feature in table.feature_names],
         plan=config.PlanConfig(groups=groups) if groups else None))

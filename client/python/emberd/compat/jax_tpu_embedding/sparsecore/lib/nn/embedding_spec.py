@@ -80,7 +80,7 @@ class AdamOptimizerSpec(OptimizerSpec):
     epsilon: float = 1e-8
     kind: ClassVar[Any] = config.Adam
     fields: ClassVar[Mapping[str, str]] = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "epsilon"}
-    fixed: ClassVar[Mapping[str, Any]] = {"bias_correction": False}  # it is in the values of each step
+    fixed: ClassVar[Mapping[str, Any]] = {"bias_correction": False, "sum_inside_sqrt": False}  # the values of each step correct
 
     def step_values(self, rate: float, step: int) -> Dict[str, float]:
         correction = math.sqrt(1 - self.beta_2 ** (step + 1))

@@ -1,0 +1,165 @@
+"""Descriptions of tables and features with the fields of keras-rs, and what they are to the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+
+import keras
+import numpy as np
+
+from .. import config
+
+
+@dataclasses.dataclass(order=True)
+class TableConfig:
+    """One table. Several features may look it up.
+
+    initializer: of Keras, called in this process for the whole table; or emberd.Normal and so on, for tables that are made on
+      the cluster.
+    optimizer: SGD, Adagrad, Adam or Ftrl of Keras, by name or not; a schedule of its learning rate counts the steps of the
+      group of trainers. Or one of emberd's. Rows that a batch does not look up are left alone. Independent of the model's.
+    combiner: "mean", "sum" or "sqrtn".
+    placement: "auto", "sparsecore" and "default_device" are the same: the table is on the cluster.
+    max_ids_per_partition, max_unique_ids_per_partition: not needed.
+    """
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    initializer: Any = dataclasses.field(default_factory=lambda: keras.initializers.VarianceScaling(mode="fan_out"))
+    optimizer: Any = "adam"
+    combiner: str = "mean"
+    placement: str = "auto"
+    max_ids_per_partition: int = 256
+    max_unique_ids_per_partition: int = 256
+
+    def get_config(self) -> Dict[str, Any]:
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        for name in ("initializer", "optimizer"):
+            if isinstance(values[name], (config.Initializer, config.Optimizer)):
+                values[name] = {"emberd": type(values[name]).__name__, **dataclasses.asdict(values[name])}
+            else:
+                values[name] = keras.saving.serialize_keras_object(values[name])
+        return values
+
+    @classmethod
+    def from_config(cls, values: Mapping[str, Any]) -> "TableConfig":
+        values = dict(values)
+        for name in ("initializer", "optimizer"):
+            given = values[name]
+            if isinstance(given, Mapping) and "emberd" in given:
+                fields = dict(given)
+                values[name] = getattr(config, fields.pop("emberd"))(**fields)
+            else:
+                values[name] = keras.saving.deserialize_keras_object(given)
+        return cls(**values)
+
+
+@dataclasses.dataclass(order=True)
+class FeatureConfig:
+    """One input. input_shape: (samples,) or (samples, ids of a sample); output_shape: (samples, embedding_dim). Batches of
+    another size, and samples of more ids, are allowed; nothing is truncated."""
+
+    name: str
+    table: TableConfig
+    input_shape: Tuple[Optional[int], ...]
+    output_shape: Tuple[Optional[int], ...]
+
+    def get_config(self) -> Dict[str, Any]:
+        return {"name": self.name, "table": self.table.get_config(), "input_shape": self.input_shape,
+                "output_shape": self.output_shape}
+
+    @classmethod
+    def from_config(cls, values: Mapping[str, Any]) -> "FeatureConfig":
+        return cls(values["name"], TableConfig.from_config(values["table"]), tuple(values["input_shape"]),
+                   tuple(values["output_shape"]))
+
+
+Values = Dict[str, Any]
+
+
+class TableOptimizer:
+    """A Keras optimizer as emberd's, and what goes along with each update: traced by JAX, so in operations of Keras."""
+
+    def __init__(self, given: Any, table: str) -> None:
+        self.declared: config.Optimizer
+        self.of_step: Optional[Callable[[Any], Values]] = None
+        if isinstance(given, config.Optimizer):
+            self.declared = given
+            return
+        with _eagerly():
+            optimizer = keras.optimizers.get(given)
+        what = f"table {table!r}: optimizer"
+        refused = {"clipnorm": None, "clipvalue": None, "global_clipnorm": None, "use_ema": False, "weight_decay": None,
+                   "loss_scale_factor": None, "gradient_accumulation_steps": None, "momentum": 0.0, "nesterov": False,
+                   "amsgrad": False, "l2_shrinkage_regularization_strength": 0.0}
+        for name, allowed in refused.items():
+            value = getattr(optimizer, name, allowed)
+            if value is not None and value != allowed:
+                raise ValueError(f"{what}: {name}: {value} is not allowed; it must be {allowed}")
+        rate = optimizer._learning_rate
+        schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+        with _eagerly():
+            constant = None if schedule else float(keras.ops.convert_to_numpy(rate))
+        kind = type(optimizer).__name__
+        if kind == "SGD":
+            self.declared = config.SGD(constant)
+        elif kind == "Adagrad":
+            self.declared = config.Adagrad(constant, initial_accumulator=optimizer.initial_accumulator_value)
+        elif kind == "Adam":
+            self.declared = config.Adam(constant, bias_correction=False, sum_inside_sqrt=False, beta1=optimizer.beta_1,
+                                        beta2=optimizer.beta_2, epsilon=optimizer.epsilon)
+        elif kind == "Ftrl":
+            self.declared = config.Ftrl(constant, learning_rate_power=optimizer.learning_rate_power,
+                                        l1=optimizer.l1_regularization_strength, l2=optimizer.l2_regularization_strength,
+                                        beta=optimizer.beta, initial_accumulator=optimizer.initial_accumulator_value)
+        else:
+            raise ValueError(f"{what}: {kind} is not allowed; it must be SGD, Adagrad, Adam or Ftrl, or one of emberd's")
+        if kind == "Adam":
+            # Keras corrects the bias in the rate alone.
+            decays = [math.log(beta) if beta > 0 else -math.inf for beta in (optimizer.beta_1, optimizer.beta_2)]
+
+            def corrected(step: Any) -> Values:
+                count = keras.ops.cast(step, "float32") + 1
+                first, second = (-keras.ops.expm1(count * decay) for decay in decays)
+                return {"learning_rate": (schedule(step) if schedule else constant) * keras.ops.sqrt(second) / first}
+
+            self.of_step = corrected
+        elif schedule is not None:
+            self.of_step = lambda step: {"learning_rate": schedule(step)}
+
+
+def initial_rows(given: Any, rows: int, dim: int) -> Any:
+    """Those of a Keras initializer; None: the cluster makes them."""
+    if isinstance(given, config.Initializer):
+        return None
+    initializer = keras.initializers.get(given)
+    if type(initializer).__name__ == "Zeros":
+        return None
+    with _eagerly():
+        return np.asarray(keras.ops.convert_to_numpy(initializer((rows, dim), dtype="float32")))
+
+
+@contextlib.contextmanager
+def _eagerly() -> Iterator[None]:
+    """Computes numbers, even where Keras only asks for shapes, as when it builds a layer."""
+    with contextlib.ExitStack() as scopes:
+        scopes.enter_context(keras.device("cpu"))
+        if keras.backend.backend() == "jax":
+            import jax
+
+            scopes.enter_context(jax.ensure_compile_time_eval())
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            scopes.enter_context(tf.init_scope())
+        yield
+
+
+def declared(table: TableConfig, optimizer: TableOptimizer) -> config.TableConfig:
+    initializer = table.initializer if isinstance(table.initializer, config.Initializer) else config.Zeros()
+    return config.TableConfig(table.name, table.vocabulary_size, table.embedding_dim, combiner=table.combiner,
+                              initializer=initializer, optimizer=optimizer.declared)

@@ -1,0 +1,249 @@
+"""The layer."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import keras
+import numpy as np
+
+from .. import config
+from .._place import default_client
+from ..arrays import Dense, Ragged
+from ..client import Client, Model
+from . import _steps
+from ._config import FeatureConfig, TableOptimizer, declared, initial_rows
+
+PREPROCESSED = "preprocessed_inputs_per_placement"
+
+
+def _leaves(structure: Any, values: Any, path: Tuple[Any, ...] = ()) -> Iterator[Tuple[FeatureConfig, Any]]:
+    """Features of a nested structure, each with what `values` has at its place."""
+    if isinstance(structure, Mapping):
+        if not isinstance(values, Mapping) or set(values) != set(structure):
+            has = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+            raise ValueError(f"inputs{''.join(f'[{one!r}]' for one in path)}: {has} is not allowed; the structure must be that "
+                             f"of feature_configs, a dict of {', '.join(map(str, structure))}")
+        for key in structure:
+            yield from _leaves(structure[key], values[key], (*path, key))
+    elif isinstance(structure, (list, tuple)):
+        if not isinstance(values, (list, tuple)) or len(values) != len(structure):
+            raise ValueError(f"inputs{''.join(f'[{one!r}]' for one in path)}: the structure must be that of feature_configs, a "
+                             f"list of {len(structure)}")
+        for index, one in enumerate(structure):
+            yield from _leaves(one, values[index], (*path, index))
+    else:
+        yield structure, values
+
+
+def _pack(structure: Any, get: Callable[[FeatureConfig], Any]) -> Any:
+    if isinstance(structure, Mapping):
+        return {key: _pack(one, get) for key, one in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return type(structure)(_pack(one, get) for one in structure)
+    return get(structure)
+
+
+class _Tables:
+    """What the layer holds that Keras need not follow."""
+
+    def __init__(self, structure: Any, options: Dict[str, Any]) -> None:
+        self.structure, self.options = structure, options
+        self.features = {feature.name: feature for feature, _ in _leaves(structure, structure)}
+        self.tables = {feature.table.name: feature.table for feature in self.features.values()}
+        if len(self.features) != sum(1 for _ in _leaves(structure, structure)):
+            raise ValueError("feature_configs: each feature must have a name of its own")
+        for feature in self.features.values():
+            if feature.table != self.tables[feature.table.name]:
+                raise ValueError(f"feature_configs: two tables have the name {feature.table.name!r}")
+        self.model: Optional[Model] = None
+        self.trainer: Any = None
+        self.call: Any = None
+
+    def declare(self, name: str) -> Model:
+        """Makes the tables, or finds them."""
+        if self.model is not None:
+            return self.model
+        options = dict(self.options)
+        client: Client = options.pop("client") or default_client()
+        # Before the tables are there: what fails must leave none without its rows.
+        rows = {name: initial_rows(table.initializer, table.vocabulary_size, table.embedding_dim)
+                for name, table in self.tables.items()}
+        optimizers = {name: TableOptimizer(table.optimizer, name) for name, table in self.tables.items()}
+        model = client.declare(config.ModelConfig(
+            options.pop("model") or name, [declared(table, optimizers[name]) for name, table in self.tables.items()],
+            [config.FeatureConfig(name, feature.table.name) for name, feature in self.features.items()],
+            plan=_plan(options.pop("table_stacking"))))
+        if model.created:
+            for table_name, values in rows.items():
+                if values is not None:
+                    model.assign_rows(table_name, np.arange(len(values)), values)
+        counting = {name: one.of_step for name, one in optimizers.items() if one.of_step is not None}
+        hyper = (lambda step: {name: of_step(step) for name, of_step in counting.items()}) if counting else None
+        self.trainer, self.call = _steps.make(model, hyper, **options)
+        self.model = model
+        return model
+
+
+def _plan(table_stacking: Any) -> Optional[config.PlanConfig]:
+    if table_stacking == "auto":
+        return None
+    if table_stacking is None:
+        return config.PlanConfig(auto_stack=False)
+    lists = [table_stacking] if table_stacking and isinstance(table_stacking[0], str) else table_stacking
+    return config.PlanConfig(auto_stack=False, groups=[config.StackGroup(list(names)) for names in lists])
+
+
+class DistributedEmbedding(keras.layers.Layer):
+    """keras-rs's layer, on a cluster of emberd: ids in a nested structure in, float32 (samples, embedding_dim) in the same
+    structure out.
+
+    feature_configs: a nested structure of FeatureConfig; those of keras-rs do as well.
+    table_stacking: "auto", None, or names of tables that are to be stacked, in lists. Results do not depend on it.
+    update_stats: not needed; the cluster tunes itself.
+    client: of the cluster. Default: the one at the address in EMBERD_ADDRESS, or one that is started for this process.
+    model: the name under which the tables are declared, by default that of the layer. If they are there already, they are gone
+      on with, rows and all.
+    group, rank, size, patience: as in emberd.jax.Embedding. The gradients of all ranks are summed.
+
+    In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
+    the layer once, with all features. Evaluation and prediction only look up. The one weight of the layer is a zero, which tells
+    the backend that there is something to differentiate; saved models hold no rows (see `tables`.save_checkpoint).
+    """
+
+    def __init__(self, feature_configs: Any, *, table_stacking: Any = "auto", update_stats: bool = False,
+                 client: Optional[Client] = None, model: Optional[str] = None, group: str = "train",
+                 rank: Optional[int] = None, size: Optional[int] = None, patience: float = 60.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._convert_input_args = False  # ragged ids are lists of arrays
+        self._allow_non_tensor_positional_args = True
+        self.update_stats = update_stats
+        self._held = _Tables(feature_configs, dict(client=client, model=model, group=group, rank=rank, size=size,
+                                                   patience=patience, table_stacking=table_stacking))
+
+    @property
+    def tables(self) -> Model:
+        """The model on the cluster: to read rows and to save checkpoints."""
+        return self._held.declare(self.name)
+
+    @property
+    def next_step(self) -> int:
+        """The step that comes next. Joins the group, which waits for its other ranks."""
+        self._held.declare(self.name)
+        step: int = self._held.trainer.next_step
+        return step
+
+    built: bool
+
+    def build(self, input_shapes: Any = None) -> None:
+        if not self.built:
+            self._held.declare(self.name)
+            self.token = self.add_weight(name="token", shape=(), initializer="zeros", dtype="float32")
+            self.built = True
+
+    def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
+        """Inputs, ragged ones too, as arrays that a jitted function takes. The result goes into `inputs` of the layer.
+
+        Ragged ids are lists of lists, or of arrays, or tf.RaggedTensor. They are filled up to a power of two, so that little is
+        compiled anew, which nothing is looked up for.
+        """
+        structure = self._held.structure
+        given = {feature.name: value for feature, value in _leaves(structure, inputs)}
+        scales = {} if weights is None else {feature.name: value for feature, value in _leaves(structure, weights)}
+        return {PREPROCESSED: {"emberd": {name: _arrays(value, scales.get(name), name) for name, value in given.items()}}}
+
+    def call(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
+        """inputs: integers (samples,) or (samples, ids of a sample) in the structure of feature_configs; or what `preprocess`
+        gave. weights: floats of the same shapes."""
+        if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
+            inputs = self.preprocess(inputs, weights, training)
+        ids = {
+            name: Ragged(parts["values"], parts["row_splits"], parts.get("weights")) if "row_splits" in parts
+            else Dense(parts["ids"], parts.get("weights")) for name, parts in inputs[PREPROCESSED]["emberd"].items()}
+        found = self._held.call(self.token, ids, bool(training))
+        return _pack(self._held.structure, lambda feature: found[feature.name])
+
+    def compute_output_shape(self, input_shapes: Any) -> Any:
+        return _pack(self._held.structure, lambda feature: tuple(feature.output_shape))
+
+    def get_embedding_tables(self) -> Dict[str, Any]:
+        """Copies of the tables as they are now, (vocabulary_size, embedding_dim) by name. Of large ones read parts:
+        `tables.export`."""
+        if self._held.trainer is not None and keras.backend.backend() == "jax":
+            self._held.trainer._in_jit.wait()
+        return {name: keras.ops.convert_to_tensor(self.tables.table(name)) for name in self._held.tables}
+
+    def set_embedding_tables(self, tables: Mapping[str, Any]) -> None:
+        """Overwrites whole tables; the slots of optimizers stay."""
+        for name, values in tables.items():
+            if name not in self._held.tables:
+                raise ValueError(f"tables: {name!r} is not a table of this layer; they are {', '.join(self._held.tables)}")
+            table, array = self._held.tables[name], np.asarray(keras.ops.convert_to_numpy(values), np.float32)
+            if array.shape != (table.vocabulary_size, table.embedding_dim):
+                raise ValueError(f"tables: {name!r}: the shape {array.shape} is not allowed; it must be "
+                                 f"{(table.vocabulary_size, table.embedding_dim)}")
+            self.tables.assign_rows(name, np.arange(len(array)), array)
+
+    def finish(self) -> None:
+        """Leaves the group, once all updates have been made. The next step joins again."""
+        if self._held.trainer is not None:
+            self._held.trainer.finish()
+
+    @classmethod
+    def has_sparsecores(cls) -> bool:
+        """The cluster emulates them."""
+        return True
+
+    def get_config(self) -> Dict[str, Any]:
+        names = list(self._held.tables)
+
+        def serialized(feature: FeatureConfig) -> Dict[str, Any]:
+            return {"name": feature.name, "table": names.index(feature.table.name), "input_shape": feature.input_shape,
+                    "output_shape": feature.output_shape}
+
+        given = {name: value for name, value in self._held.options.items() if name != "client"}
+        tables: List[Any] = [table.get_config() for table in self._held.tables.values()]
+        return {**super().get_config(), **given, "update_stats": self.update_stats, "tables": tables,
+                "feature_configs": _pack(self._held.structure, serialized)}
+
+    @classmethod
+    def from_config(cls, config: Dict[str, Any]) -> "DistributedEmbedding":
+        """client: that of `default_client`, unless "client" is put into the config."""
+        from ._config import TableConfig
+
+        values = dict(config)
+        tables = [TableConfig.from_config(table) for table in values.pop("tables")]
+
+        def made(one: Any) -> Any:
+            if isinstance(one, Mapping) and isinstance(one.get("name"), str) and "input_shape" in one:
+                return FeatureConfig(one["name"], tables[one["table"]], tuple(one["input_shape"]), tuple(one["output_shape"]))
+            if isinstance(one, Mapping):
+                return {key: made(part) for key, part in one.items()}
+            return type(one)(made(part) for part in one)
+
+        return cls(made(values.pop("feature_configs")), **values)
+
+
+def _arrays(values: Any, weights: Any, name: str) -> Dict[str, Any]:
+    """One feature as arrays: "ids", or "values" and "row_splits"; and "weights"."""
+    if hasattr(values, "row_splits"):  # tf.RaggedTensor
+        flat = None if weights is None else weights.flat_values
+        return _filled(np.asarray(values.flat_values), np.asarray(values.row_splits), None if flat is None else np.asarray(flat))
+    if isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == object):
+        rows = [np.asarray(row).reshape(-1) for row in values]
+        splits = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+        flat = None if weights is None else np.concatenate([np.asarray(row, np.float32).reshape(-1) for row in weights])
+        return _filled(np.concatenate(rows) if rows else np.zeros(0), splits, flat)
+    if len(values.shape) not in (1, 2):
+        raise ValueError(f"feature {name!r}: the shape {tuple(values.shape)} is not allowed; it must be (samples,) or "
+                         "(samples, ids of a sample)")
+    return {"ids": values} if weights is None else {"ids": values, "weights": weights}
+
+
+def _filled(values: Any, splits: Any, weights: Any) -> Dict[str, Any]:
+    size = 1 << max(0, len(values) - 1).bit_length()
+    missing = size - len(values)
+    parts = {"values": np.pad(values.astype(np.int32), (0, missing)), "row_splits": splits.astype(np.int32)}
+    if weights is not None:
+        parts["weights"] = np.pad(weights.astype(np.float32), (0, missing))
+    return parts

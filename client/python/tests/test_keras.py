@@ -1,0 +1,170 @@
+"""emberd.keras on a real cluster, against keras-rs's layer in this process. KERAS_BACKEND says on which backend.
+
+What this would catch: a structure that is taken apart in one order and put together in another, a step that evaluation makes
+or that fit makes twice, an optimizer that is another formula than Keras's, and ids that fill ragged ones up and are trained.
+"""
+
+import os
+import sys
+import types
+import unittest
+
+from cluster import ClusterTest, emberd, main
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+try:
+    import keras
+except ImportError as error:
+    print(f"SKIP: {error.name} is not installed, which Keras on {os.environ['KERAS_BACKEND']} needs")
+    sys.exit(77)
+
+import numpy as np
+
+import emberd.keras  # noqa: E402
+
+try:
+    import keras_rs
+except ImportError:
+    keras_rs = None
+
+EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keras_rs_example.py")
+os.environ["EMBERD_ADDRESS"] = ""
+
+
+def run_example(imports):
+    module = types.ModuleType("example")
+    with open(EXAMPLE, encoding="utf-8") as file:
+        exec(compile(file.read().replace("import keras_rs\n", imports), EXAMPLE, "exec"), module.__dict__)
+    return module, module.run()
+
+
+class Case(ClusterTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        os.environ["EMBERD_ADDRESS"] = cls.cluster.address
+
+    def table(self, name="t", dim=4, rows=32, **options):
+        options = {"initializer": "zeros", "optimizer": keras.optimizers.SGD(0.5), "combiner": "sum", **options}
+        return emberd.keras.TableConfig(name, rows, dim, **options)
+
+    def make(self, features=None, table=None, **options):
+        table = table or self.table()
+        features = features or emberd.keras.FeatureConfig("t", table, (8, 2), (8, table.embedding_dim))
+        layer = emberd.keras.DistributedEmbedding(features, client=self.client, model=self.id().split(".")[-1], **options)
+        self.addCleanup(layer.finish)
+        return layer
+
+    def train(self, layer, ids, steps=1, weights=None, batch=8):
+        """Steps of a loss that is the sum of what comes out; what it was in each."""
+        inputs = layer.preprocess(ids, weights)
+
+        class Sum(keras.losses.Loss):
+            def call(self, label, found):
+                return keras.ops.sum(found)
+
+        class Net(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs, training=False):
+                return self.layer(inputs, training=training)
+
+        net = Net()
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=Sum(reduction="sum"))
+        return [float(net.train_on_batch(inputs, np.zeros((batch, 4), np.float32))) for _ in range(steps)]
+
+
+class ExampleTest(Case):
+    @unittest.skipUnless(keras_rs, "SKIP: keras-rs is not installed")
+    def test_it_learns_by_changed_imports_what_keras_rs_learns(self):
+        _, (_, before, after, losses, tables) = run_example("import keras_rs\n")
+        module, (layer, ours_before, ours_after, ours_losses, ours_tables) = run_example("from emberd import keras as keras_rs\n")
+        self.addCleanup(layer.finish)
+        np.testing.assert_allclose(ours_before, before, atol=1e-6)
+        np.testing.assert_allclose(ours_losses, losses, atol=1e-5)
+        np.testing.assert_allclose(ours_after, after, atol=1e-5)
+        self.assertEqual(sorted(ours_tables), ["items", "users", "words"])
+        for name, values in tables.items():
+            np.testing.assert_allclose(ours_tables[name], values, atol=1e-5)
+        self.assertEqual(layer.next_step, 20)
+        self.assertGreater(losses[0], losses[-1])
+
+
+class LayerTest(Case):
+    def test_ragged_ids_with_weights(self):
+        layer = self.make()
+        ids = [[1, 2], [], [3], [1], [], [], [], []]
+        weights = [[1.0, 2.0], [], [0.5], [1.0], [], [], [], []]
+        self.assertEqual(self.train(layer, ids, 2, weights)[0], 0)
+        rows = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
+        self.assertEqual(rows[:5, 0].tolist(), [0, -2, -2, -0.5, 0])
+
+    def test_evaluation_and_a_call_without_a_gradient_are_no_step(self):
+        layer = self.make()
+        ids = np.ones((8, 2), np.int32)
+        layer(ids)
+        layer(ids, training=False)
+        self.assertEqual(layer.next_step, 0)
+        self.train(layer, ids, 3)
+        self.assertEqual(layer.next_step, 3)
+
+    def test_tables_are_set_and_read(self):
+        layer = self.make(table=self.table(initializer=emberd.RowId()))
+        table = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
+        self.assertEqual(table[:, 1].tolist(), list(range(32)))
+        layer.set_embedding_tables({"t": table * 2})
+        found = keras.ops.convert_to_numpy(layer(np.full((8, 2), 3, np.int32)))
+        self.assertEqual(found.tolist(), [[12] * 4] * 8)
+        with self.assertRaisesRegex(ValueError, "'u' is not a table of this layer; they are t"):
+            layer.set_embedding_tables({"u": table})
+        with self.assertRaisesRegex(ValueError, r"\(2, 4\) is not allowed; it must be \(32, 4\)"):
+            layer.set_embedding_tables({"t": table[:2]})
+
+    def test_optimizers_are_those_of_keras(self):
+        for name, optimizer, tolerance in (
+                ("adam", keras.optimizers.Adam(0.1, beta_1=0.8, epsilon=1e-3), 5e-6),  # Keras rounds 1 - beta_2^step
+                ("adagrad", keras.optimizers.Adagrad(0.1), 1e-6),
+                ("ftrl", keras.optimizers.Ftrl(0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.01), 1e-6),
+                ("schedule", keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)), 5e-6),
+                ("sgd", keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)), 1e-6)):
+            with self.subTest(name):
+                table = self.table(name, optimizer=optimizer, initializer=keras.initializers.Constant(0.25))
+                layer = emberd.keras.DistributedEmbedding(emberd.keras.FeatureConfig("f", table, (8,), (8, 4)),
+                                                          client=self.client, model=f"optimizer_{name}")
+                self.addCleanup(layer.finish)
+                self.train(layer, np.arange(8, dtype=np.int32), 4)
+                expected = keras.Variable(np.full((8, 4), 0.25, np.float32))
+                plain = type(optimizer).from_config(optimizer.get_config())
+                plain.build([expected])
+                for _ in range(4):
+                    plain.apply([keras.ops.ones((8, 4))], [expected])
+                rows = keras.ops.convert_to_numpy(layer.get_embedding_tables()[name])
+                np.testing.assert_allclose(rows[:8], keras.ops.convert_to_numpy(expected.value), atol=tolerance)
+                self.assertEqual(rows[8, 0], 0.25)
+
+    def test_what_is_refused(self):
+        for optimizer, text in ((keras.optimizers.SGD(0.1, momentum=0.9), "momentum: 0.9 is not allowed"),
+                                (keras.optimizers.Adam(clipnorm=1.0), "clipnorm: 1.0 is not allowed"),
+                                (keras.optimizers.Lion(), "Lion is not allowed; it must be SGD, Adagrad, Adam or Ftrl")):
+            with self.assertRaisesRegex(ValueError, text):
+                self.make(table=self.table(optimizer=optimizer)).build()
+        layer = self.make({"a": emberd.keras.FeatureConfig("a", self.table(), (8,), (8, 4))})
+        with self.assertRaisesRegex(ValueError, "the structure must be that of feature_configs, a dict of a"):
+            layer({"b": np.ones(8, np.int32)})
+
+    def test_its_config_makes_another(self):
+        shared = self.table("shared", optimizer="adagrad", initializer=emberd.Normal(0.0, 0.1))
+        layer = self.make({"a": emberd.keras.FeatureConfig("a", shared, (8,), (8, 4)),
+                           "b": [emberd.keras.FeatureConfig("b", shared, (8, 2), (8, 4))]}, name="made")
+        again = emberd.keras.DistributedEmbedding.from_config({**layer.get_config(), "client": self.client})
+        self.addCleanup(again.finish)
+        ids = {"a": np.arange(8, dtype=np.int32), "b": [np.ones((8, 2), np.int32)]}
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(layer(ids)["b"][0]),
+                                      keras.ops.convert_to_numpy(again(ids)["b"][0]))
+        self.assertEqual(list(again.tables.tables), ["shared"])
+
+
+if __name__ == "__main__":
+    main()
