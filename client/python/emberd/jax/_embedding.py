@@ -118,8 +118,8 @@ class Embedding:
         hyper: gives the hyper-parameters of a step as `update` takes them, of its number; it is traced, as a schedule of
           optax is: `hyper=lambda step: {"learning_rate": schedule(step)}`. The same function each time.
 
-        Works on one device of each process. A step that is not ended, because the backward pass was not run, is dropped by
-        the next one: no row changes. A failure arrives as JAX's JaxRuntimeError; `failure` has the error itself.
+        Works on one device of each process. A step that is not ended, because the backward pass was not run, is skipped by
+        the next one: it counts, and no row changes. A failure arrives as JAX's JaxRuntimeError; `failure` has the error itself.
         """
         found: Dict[str, jax.Array] = self._in_jit.function(token, dict(ids), step, hyper)
         return found
@@ -134,14 +134,16 @@ class Embedding:
     # What callbacks may use: NumPy alone, and no waiting for JAX.
 
     def _begin(self, ids: Mapping[str, Ids]) -> int:
-        """As send; a step that was not ended is dropped before."""
+        """As send."""
         with self._lock:
-            if self._sent and self._sent[0].received:
-                if len(self._sent) > 1:
-                    raise RuntimeError(f"step {self._sent[0].number} has been received and has no update, and others have been "
-                                       "sent; give `step` in each call, or in none")
-                self._steps.drop(self._sent.popleft())
+            self._skip()
             return self.send(ids)
+
+    def _skip(self) -> None:
+        """Gives a step up that was not ended, as there was no backward pass."""
+        with self._lock:
+            if self._sent and self._sent[0].received and not self._sent[0].forgotten:
+                self._steps.skip(self._sent.popleft())
 
     def _receive(self, number: int) -> Dict[str, Floats]:
         with self._lock:

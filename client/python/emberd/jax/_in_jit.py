@@ -122,6 +122,7 @@ class Lookups:
 
     def _receive(self, step: Any) -> Any:
         number = int(np.asarray(step))
+        self._embedding._skip()
         return np.int32(number), self._embedding._receive(number)
 
     def _update(self, number: Any, gradients: Mapping[str, Any], hyper: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import keras
 import numpy as np
@@ -65,18 +65,20 @@ class _Tables:
         if self.model is not None:
             return self.model
         options = dict(self.options)
-        client: Client = options.pop("client") or default_client()
-        # Before the tables are there: what fails must leave none without its rows.
-        rows = {name: initial_rows(table.initializer, table.vocabulary_size, table.embedding_dim)
-                for name, table in self.tables.items()}
+        given, client = options.pop("model"), options.pop("client")
+        plan = _plan(options.pop("table_stacking"))
         optimizers = {name: TableOptimizer(table.optimizer, name) for name, table in self.tables.items()}
-        model = client.declare(config.ModelConfig(
-            options.pop("model") or name, [declared(table, optimizers[name]) for name, table in self.tables.items()],
-            [config.FeatureConfig(name, feature.table.name) for name, feature in self.features.items()],
-            plan=_plan(options.pop("table_stacking"))))
-        if model.created:
+        if isinstance(given, Model):
+            model = given
+        else:
+            # Before the tables are there: what fails must leave none without its rows.
+            rows = {name: initial_rows(table.initializer, table.vocabulary_size, table.embedding_dim)
+                    for name, table in self.tables.items()}
+            model = (client or default_client()).declare(config.ModelConfig(
+                given or name, [declared(table, optimizers[name]) for name, table in self.tables.items()],
+                [config.FeatureConfig(name, feature.table.name) for name, feature in self.features.items()], plan=plan))
             for table_name, values in rows.items():
-                if values is not None:
+                if model.created and values is not None:
                     model.assign_rows(table_name, np.arange(len(values)), values)
         counting = {name: one.of_step for name, one in optimizers.items() if one.of_step is not None}
         hyper = (lambda step: {name: of_step(step) for name, of_step in counting.items()}) if counting else None
@@ -103,7 +105,7 @@ class DistributedEmbedding(keras.layers.Layer):
     update_stats: not needed; the cluster tunes itself.
     client: of the cluster. Default: the one at the address in EMBERD_ADDRESS, or one that is started for this process.
     model: the name under which the tables are declared, by default that of the layer. If they are there already, they are gone
-      on with, rows and all.
+      on with, rows and all. Or a declared emberd.Model with these tables and features.
     group, rank, size, patience: as in emberd.jax.Embedding. The gradients of all ranks are summed.
 
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
@@ -112,7 +114,7 @@ class DistributedEmbedding(keras.layers.Layer):
     """
 
     def __init__(self, feature_configs: Any, *, table_stacking: Any = "auto", update_stats: bool = False,
-                 client: Optional[Client] = None, model: Optional[str] = None, group: str = "train",
+                 client: Optional[Client] = None, model: Union[str, Model, None] = None, group: str = "train",
                  rank: Optional[int] = None, size: Optional[int] = None, patience: float = 60.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._convert_input_args = False  # ragged ids are lists of arrays
@@ -202,6 +204,8 @@ class DistributedEmbedding(keras.layers.Layer):
                     "output_shape": feature.output_shape}
 
         given = {name: value for name, value in self._held.options.items() if name != "client"}
+        if isinstance(given["model"], Model):
+            given["model"] = given["model"].name
         tables: List[Any] = [table.get_config() for table in self._held.tables.values()]
         return {**super().get_config(), **given, "update_stats": self.update_stats, "tables": tables,
                 "feature_configs": _pack(self._held.structure, serialized)}

@@ -33,7 +33,8 @@ def on_host(ids: Ids) -> Ids:
 
 
 class OneAtATime:
-    """Steps that are made one after the other. One without its update is dropped by the next: no row changes."""
+    """Steps that are made one after the other. One without its update is skipped by the next: it counts, and no
+    row changes."""
 
     def __init__(self, model: Model, hyper: HyperOfStep, **options: Any) -> None:
         self.model, self._hyper = model, hyper
@@ -42,7 +43,7 @@ class OneAtATime:
 
     def begin(self, ids: Mapping[str, Ids]) -> Mapping[str, Floats]:
         if self._current is not None and not self._current.forgotten:
-            self._steps.drop(self._current)
+            self._steps.skip(self._current)
         self._current = None
         step = self._steps.send(ids)
         found = self._steps.receive(step)
