@@ -48,6 +48,15 @@ class ReadmeTest(unittest.TestCase):
         self.assertLess(self.loss_of(ROOT, "README.md"), 0.6)  # a coin has 0.693
 
     @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
+    def test_clicks_are_learned_by_two_ranks_as_by_one(self):
+        script = os.path.join(HERE, "..", "examples", "click_ddp.py")
+        results = [re.search(r"steps=(\d+) loss=(\S+)", self.run_python(script, "--ranks", str(ranks))).groups()
+                   for ranks in (2, 1)]
+        self.assertEqual([steps for steps, _ in results], ["200", "200"])
+        self.assertLess(float(results[1][1]), 0.5)  # a coin has 0.693
+        self.assertAlmostEqual(float(results[0][1]), float(results[1][1]), delta=0.1)  # rank 0 sees its half of the last batch
+
+    @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
     def test_movielens_is_learned_as_by_plain_torch(self):
         script = os.path.join(HERE, "..", "examples", "movielens.py")
         data = os.path.join(ROOT, "tests", "data", "movielens")

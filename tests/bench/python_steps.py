@@ -1,0 +1,216 @@
+"""What python_bench measures: see there.
+
+usage: python_steps.py CLIENT
+
+CLIENT is the program python_bench. Prints rows of name, value, unit, width and limit. Times are medians; what is compared
+is measured in turns, and the best turn of each counts, so that other work on the machine does least harm.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "client", "python"))
+
+import numpy as np  # noqa: E402
+
+import emberd  # noqa: E402
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+FEATURES, WIDTH, ROWS, BATCH = 26, 64, 200_000, 4096
+TURNS = 3
+NAMES = [f"f{f}" for f in range(FEATURES)]
+
+
+def row(name, value, unit, limit=0.0):
+    print(f"python/{name}", value, unit, WIDTH, limit, flush=True)
+
+
+def median_seconds(step, steps, warm_up=2):
+    """Of `step(k)`."""
+    seconds = []
+    for k in range(steps):
+        begin = time.perf_counter()
+        step(k)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[warm_up:])
+
+
+class Case:
+    """A cluster with the model of step_trainer.h, and the client in C++ beside this one."""
+
+    def __init__(self, program, batch, bag):
+        self.batch, self.bag = batch, bag
+        self.cluster = emberd.local(shards=2)
+        with tempfile.NamedTemporaryFile() as file:
+            self.cpp = subprocess.Popen([program, "--client", self.cluster.address, str(batch), str(bag), file.name],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert self.cpp.stdout.readline() == "ready\n"
+            ids = np.fromfile(file.name, np.int32).reshape(FEATURES, batch, bag)
+        self.ids = dict(zip(NAMES, ids))
+        self.client = self.cluster.connect()
+        self.model = self.client.model("step")
+        self.groups = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.cpp.stdin.close()
+        self.cpp.wait()
+        self.cpp.stdout.close()
+        self.client.close()
+        self.cluster.close()
+
+    def group(self):
+        self.groups += 1
+        return f"python-{self.groups}"
+
+    def cpp_seconds(self, steps):
+        self.cpp.stdin.write(f"{steps}\n")
+        self.cpp.stdin.flush()
+        return float(self.cpp.stdout.readline())
+
+    def python_seconds(self, steps):
+        gradient = np.full((self.batch, WIDTH), 1e-3, np.float32)
+        gradients = {name: gradient for name in NAMES}
+        with self.model.train(self.group()) as stream:
+            def step(_):
+                stream.lookup(self.ids)
+                stream.update(gradients)
+            return median_seconds(step, steps)
+
+
+def overhead(program):
+    for batch, steps in ((BATCH, 22), (64, 1500)):
+        with Case(program, batch, 1) as case:
+            turns = [(case.cpp_seconds(steps), case.python_seconds(steps)) for _ in range(TURNS)]
+        cpp, python = (min(one) for one in zip(*turns))
+        row(f"overhead/batch{batch}/examples", batch / python, "examples/s", batch / cpp)
+        row(f"overhead/batch{batch}/percent", 100 * (python / cpp - 1), "%", 3 if batch == BATCH else 10)
+
+
+class Trainer:
+    """A dense net on the activations of all features, and what a step of it takes."""
+
+    def __init__(self, case):
+        torch.manual_seed(1)
+        self.case = case
+        self.net = torch.nn.Sequential(torch.nn.Linear(FEATURES * WIDTH, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=0.01)
+        self.labels = (torch.rand(case.batch, 1) < 0.3).float()
+        self.ids = {name: torch.from_numpy(ids) for name, ids in case.ids.items()}
+
+    def learn(self, found):
+        """Forward and backward on [samples, width] of each feature."""
+        score = self.net(torch.cat(found, dim=1))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(score, self.labels)
+        self.opt.zero_grad()
+        loss.backward()
+        self.opt.step()
+
+    def dense_seconds(self, steps):
+        leaves = [torch.rand(self.case.batch, WIDTH, requires_grad=True) for _ in NAMES]
+
+        def step(_):
+            self.learn(leaves)
+            for leaf in leaves:
+                leaf.grad = None
+        return median_seconds(step, steps)
+
+    def plain_seconds(self, steps):
+        """torch.nn: a table for each feature, sparse gradients, Adagrad."""
+        if not hasattr(self, "bags"):
+            self.bags = torch.nn.ModuleList([torch.nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True) for _ in NAMES])
+            self.sparse = torch.optim.Adagrad(self.bags.parameters(), lr=0.01, initial_accumulator_value=0.1)
+        ids = [one.to(torch.int64) for one in self.ids.values()]
+
+        def step(_):
+            self.sparse.zero_grad()
+            self.learn([bag(one) for bag, one in zip(self.bags, ids)])
+            self.sparse.step()
+        return median_seconds(step, steps)
+
+    def collection(self, **options):
+        described = [emberd.TableConfig(f"t{f}", ROWS, WIDTH, combiner="sum", initializer=emberd.Uniform(-0.1, 0.1))
+                     for f in range(FEATURES)]
+        features = [emberd.FeatureConfig(name, f"t{f}", batch_size=self.case.batch) for f, name in enumerate(NAMES)]
+        return emberd.torch.EmbeddingBagCollection(described, client=self.case.client, model="step", features=features,
+                                                   group=self.case.group(), optimizer=emberd.Adagrad(learning_rate=0.01),
+                                                   **options)
+
+    def emberd_seconds(self, steps, learn=None, **options):
+        """With the ids of the next batch sent ahead. `learn` instead of the net."""
+        ebc = self.collection(**options)
+        sparse = ebc.optimizer()
+        batches = emberd.torch.Prefetcher(({"ids": dict(self.ids)} for _ in range(steps)), ebc)
+        each = iter(batches)
+
+        def step(_):
+            found = list(ebc(next(each)["ids"]).values())
+            (learn or self.learn)(found)
+            sparse.step()
+            sparse.zero_grad()
+        seconds = median_seconds(step, steps)
+        ebc.finish()
+        return seconds
+
+
+def training(case, bag):
+    trainer, steps = Trainer(case), 12 if bag == 1 else 8
+    turns = [(trainer.plain_seconds(steps), trainer.emberd_seconds(steps), trainer.dense_seconds(steps)) for _ in range(TURNS)]
+    plain, ours, dense = (min(one) for one in zip(*turns))
+    row(f"train/bag{bag}/pytorch/examples", case.batch / plain, "examples/s")
+    row(f"train/bag{bag}/emberd/examples", case.batch / ours, "examples/s")
+    row(f"train/bag{bag}/dense_part", dense / ours, "share")
+    row(f"train/bag{bag}/gain", plain / ours, "times")
+    row(f"train/bag{bag}/embedding/gain", (plain - dense) / (ours - dense), "times", 1.5 if bag == 1 else 5)
+
+
+def pipelined(case):
+    """A trainer on a device of its own, which computes as long as the cluster takes for a step."""
+    trainer, steps = Trainer(case), 14
+    gradient = torch.full((case.batch, WIDTH), 1e-3)
+
+    def on_device(seconds):
+        def learn(found):
+            if seconds:
+                time.sleep(seconds)
+            for leaf in found:
+                leaf.grad = gradient
+        return learn
+
+    turns = []
+    for _ in range(TURNS):
+        server = trainer.emberd_seconds(steps, on_device(0))
+        turns.append((server, trainer.emberd_seconds(steps, on_device(server)),
+                      trainer.emberd_seconds(steps, on_device(server), pipelined=True)))
+    gains = [plain / piped for _, plain, piped in turns]
+    row("pipelined/server", 1000 * min(one[0] for one in turns), "ms")
+    row("pipelined/gain", max(gains), "times", 1.6)
+
+
+def main():
+    program = sys.argv[1]
+    overhead(program)
+    if torch is None:
+        print("PyTorch is not installed: its part is left out", file=sys.stderr)
+        return
+    for bag in (1, 20):
+        with Case(program, BATCH, bag) as case:
+            training(case, bag)
+            if bag == 1:
+                pipelined(case)
+
+
+if __name__ == "__main__":
+    if torch is not None:
+        import emberd.torch
+    main()
