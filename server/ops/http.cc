@@ -20,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "config/address.h"
 #include "server/ops/logging.h"
 
@@ -206,10 +207,17 @@ struct HttpServer::Callbacks {
   static MHD_Result Serve(void* server, MHD_Connection* connection, const char* path,
                           const char* method, const char*, const char*, size_t*, void**) {
     try {
+      static_cast<HttpServer*>(server)->SetServing(connection, true);
       return static_cast<HttpServer*>(server)->Serve(connection, path, method) ? MHD_YES : MHD_NO;
     } catch (...) {
       return MHD_NO;  // hangs up
     }
+  }
+
+  // Called when a request has been answered, or given up.
+  static void Completed(void* server, MHD_Connection* connection, void**,
+                        MHD_RequestTerminationCode) {
+    static_cast<HttpServer*>(server)->SetServing(connection, false);
   }
 
   // Called before the first request of a connection, and before its socket is closed.
@@ -245,20 +253,20 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
   const std::optional<HttpTls>& tls = server->options_.tls;
   std::vector<MHD_OptionItem> tls_options = {{MHD_OPTION_END, 0, nullptr}};
   if (tls.has_value()) tls_options = TlsOptions(*tls);
-  server->daemon_ =
-      MHD_start_daemon(MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_ITC |
-                           MHD_USE_ERROR_LOG | (tls.has_value() ? MHD_USE_TLS : MHD_NO_FLAG),
-                       0, nullptr, nullptr, &Callbacks::Serve, server.get(),  //
-                       MHD_OPTION_EXTERNAL_LOGGER, &LogLibrary, nullptr,      //
-                       MHD_OPTION_NOTIFY_CONNECTION, &Callbacks::Notice, server.get(),
-                       MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr,  //
-                       MHD_OPTION_LISTEN_SOCKET, listening.fd,               //
-                       MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(kMaxConnections),
-                       MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(kMaxHeaderBytes),
-                       MHD_OPTION_CONNECTION_TIMEOUT, static_cast<unsigned>(kIdleSeconds),
-                       MHD_OPTION_STRICT_FOR_CLIENT, 1,       //
-                       MHD_OPTION_ARRAY, tls_options.data(),  //
-                       MHD_OPTION_END);
+  server->daemon_ = MHD_start_daemon(
+      MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_ITC |
+          MHD_USE_ERROR_LOG | (tls.has_value() ? MHD_USE_TLS : MHD_NO_FLAG),
+      0, nullptr, nullptr, &Callbacks::Serve, server.get(),  //
+      MHD_OPTION_EXTERNAL_LOGGER, &LogLibrary, nullptr,      //
+      MHD_OPTION_NOTIFY_CONNECTION, &Callbacks::Notice, server.get(), MHD_OPTION_NOTIFY_COMPLETED,
+      &Callbacks::Completed, server.get(), MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr,  //
+      MHD_OPTION_LISTEN_SOCKET, listening.fd,                                                    //
+      MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(kMaxConnections),
+      MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(kMaxHeaderBytes),
+      MHD_OPTION_CONNECTION_TIMEOUT, static_cast<unsigned>(kIdleSeconds),
+      MHD_OPTION_STRICT_FOR_CLIENT, 1,       //
+      MHD_OPTION_ARRAY, tls_options.data(),  //
+      MHD_OPTION_END);
   if (server->daemon_ == nullptr) {
     close(listening.fd);
     return absl::UnavailableError(absl::StrCat("cannot serve HTTP on ", address));
@@ -278,7 +286,7 @@ HttpServer::~HttpServer() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    for (const int connection : connections_) shutdown(connection, SHUT_RD);
+    for (const auto& [socket, connection] : connections_) shutdown(socket, SHUT_RD);
     const auto all_gone = [this]()
                               ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return connections_.empty(); };
     mutex_.AwaitWithTimeout(absl::Condition(&all_gone), kStopPatience);
@@ -289,8 +297,33 @@ HttpServer::~HttpServer() {
 
 void HttpServer::AddConnection(int socket) {
   absl::MutexLock lock(&mutex_);
-  connections_.insert(socket);
+  CloseLongestWaiting();
+  connections_[socket] = {.since = absl::Now()};
   if (stopping_) shutdown(socket, SHUT_RD);
+}
+
+void HttpServer::CloseLongestWaiting() {
+  int waiting = 0;
+  std::pair<const int, Connection>* longest = nullptr;
+  for (auto& entry : connections_) {
+    if (entry.second.serving || entry.second.closing) continue;
+    ++waiting;
+    if (longest == nullptr || entry.second.since < longest->second.since) longest = &entry;
+  }
+  if (waiting < kMaxWaiting) return;
+  longest->second.closing = true;
+  shutdown(longest->first, SHUT_RD);  // its thread does the rest
+}
+
+void HttpServer::SetServing(MHD_Connection* connection, bool serving) {
+  const MHD_ConnectionInfo* const info =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+  if (info == nullptr) return;
+  absl::MutexLock lock(&mutex_);
+  const auto found = connections_.find(info->connect_fd);
+  if (found == connections_.end()) return;
+  found->second.serving = serving;
+  found->second.since = absl::Now();
 }
 
 void HttpServer::RemoveConnection(int socket) {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -62,11 +62,14 @@ struct HttpOptions {
 };
 
 // Answers GET and HEAD, from one thread per connection, of which there are at most
-// kMaxConnections; a client that is slow keeps only its own thread waiting. Nothing is to be
-// cached, and browsers load nothing from elsewhere. An exception in a route is status 500.
+// kMaxConnections; a client that is slow keeps only its own thread waiting. Nobody is kept out by
+// clients that say nothing, or half of a request: where there are many connections, the one that
+// has waited longest for its request is closed for a new one. Nothing is to be cached, and browsers
+// load nothing from elsewhere. An exception in a route is status 500.
 class HttpServer {
  public:
   static constexpr int kMaxConnections = 64;
+  static constexpr int kMaxWaiting = 32;            // of them, for a request
   static constexpr int kMaxHeaderBytes = 32 << 10;  // of one request
   static constexpr int kIdleSeconds = 10;           // then the connection is closed
 
@@ -86,6 +89,9 @@ class HttpServer {
   const HttpRoute* Find(const std::string& path) const;
   bool Serve(MHD_Connection* connection, const std::string& path, const std::string& method);
   void AddConnection(int socket);
+  // Whether the connection is being answered, or waits for its next request.
+  void SetServing(MHD_Connection* connection, bool serving);
+  void CloseLongestWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RemoveConnection(int socket);
 
   const HttpOptions options_;
@@ -96,7 +102,12 @@ class HttpServer {
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::set<int> connections_ ABSL_GUARDED_BY(mutex_);  // their sockets
+  struct Connection {
+    bool serving = false;
+    bool closing = false;
+    absl::Time since;
+  };
+  std::map<int, Connection> connections_ ABSL_GUARDED_BY(mutex_);  // by socket
 };
 
 // /metrics, in the text format of Prometheus. `metrics` must outlive the server.

@@ -198,6 +198,19 @@ TEST(HttpServerTest, SlowClientsAndPagesKeepNobodyElseWaiting) {
   EXPECT_THAT(slow, EndsWith("slow"));
 }
 
+// They would block every page until they run into their timeout, and so again and again.
+TEST(HttpServerTest, HalfRequestsKeepNobodyOut) {
+  const auto server = Start({Page("/a", "page a")});
+  ASSERT_NE(server, nullptr);
+  std::vector<std::unique_ptr<HttpConnection>> halves;
+  for (int i = 0; i < 3 * HttpServer::kMaxConnections; ++i) {
+    halves.push_back(std::make_unique<HttpConnection>(server->port()));
+    halves.back()->Send("GET /a HTTP/1.1\r\nHo");
+  }
+  for (int i = 0; i < 5; ++i) EXPECT_THAT(HttpGet(server->port(), "/a"), EndsWith("page a"));
+  EXPECT_EQ(halves.front()->ReadAll(), "");  // it has been closed
+}
+
 TEST(HttpServerTest, GoesOnAfterTooManyConnections) {
   const auto server = Start({Page("/a", "page a")});
   ASSERT_NE(server, nullptr);
