@@ -1,9 +1,9 @@
 // Trains three groups (synchronous, pipelined, bounded) and two trainers without a group on a
-// cluster of processes while coordinators and trainers are killed, and coordinators, trainers and
-// shards are stopped, one after another, at moments that a seed decides. After each fault all must
-// go on by themselves. At the end no update may be lost, doubled or torn: the synchronous group's
-// tables must equal, to the bit, those of one trainer on a cluster that nobody disturbed; every row
-// of the others has counted its own updates.
+// cluster of processes while coordinators and trainers are killed, coordinators, trainers and
+// shards are stopped, and the links between them are cut and held up, up to five at a time, at
+// moments that a seed decides. After each round all must go on by themselves. At the end no update
+// may be lost, doubled or torn: the synchronous group's tables must equal, to the bit, those of one
+// trainer on a cluster that nobody disturbed; every row of the others has counted its own updates.
 //
 //   emberd_chaos --minutes 10 --seed 7       exit status 0: all of that held
 //
@@ -11,9 +11,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -28,6 +32,7 @@
 #include "tests/chaos/chaos_trainer.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/process.h"
+#include "tests/testing/relay.h"
 #include "tests/testing/training.h"
 
 namespace emberd::chaos {
@@ -37,6 +42,7 @@ constexpr int kRanks = 2;
 constexpr int kShards = 4;
 constexpr int kCoordinators = 2;
 constexpr Mode kModes[] = {Mode::kSync, Mode::kPipelined, Mode::kBounded, Mode::kUnary};
+constexpr int kMostFaults = 5;  // at once
 // A group that makes no progress for this long is stuck.
 constexpr absl::Duration kPatience = absl::Seconds(90);
 
@@ -61,6 +67,8 @@ struct Trainer {
   int rank;
   std::unique_ptr<ChildProcess> process;
   std::string log_path;
+
+  std::string name() const { return absl::StrCat("trainer ", NameOf(mode), ".", rank); }
 };
 
 class Chaos {
@@ -74,20 +82,28 @@ class Chaos {
   absl::Status Run();
   void PrintSummary() const {
     std::printf(
-        "chaos: rounds=%lld kills=%lld stops=%lld lost=%d doubled=%d torn=%d stuck=%d seed=%llu\n",
+        "chaos: rounds=%lld kills=%lld stops=%lld cuts=%lld lost=%d doubled=%d torn=%d stuck=%d "
+        "seed=%llu\n",
         static_cast<long long>(rounds_), static_cast<long long>(kills_),
-        static_cast<long long>(stops_), damage_.lost, damage_.doubled, damage_.torn, damage_.stuck,
+        static_cast<long long>(stops_), static_cast<long long>(cuts_), damage_.lost,
+        damage_.doubled, damage_.torn, damage_.stuck,
         static_cast<unsigned long long>(options_.seed));
   }
 
  private:
   absl::Status Start();
   absl::Status StartTrainer(Trainer* trainer);
-  // One fault, and what heals it.
-  absl::Status Disturb();
-  absl::Status KillCoordinators(const std::vector<int>& coordinators);
-  absl::Status KillTrainer();
-  void Stop(const std::string& what, ChildProcess* process);
+  // Some faults at a time, and what heals them.
+  absl::Status DisturbOnce();
+  // Each begins a fault, which `heal` ends after `pause`. False: there is one in the same place.
+  bool BeginFault();
+  bool KillCoordinator(int coordinator);
+  bool KillTrainer(Trainer* trainer);
+  bool Stop(const std::string& what, ChildProcess* process);
+  bool Disturb(const std::string& what, testing::Relay* link);
+  void Begin(const std::string& what, absl::Duration pause, std::function<absl::Status()> heal);
+  absl::Duration Pause();
+  int64_t faults() const { return kills_ + stops_ + cuts_; }
   // Until every rank has made a stride, or patience ends.
   absl::Status AwaitProgress();
   absl::Status Finish();
@@ -114,6 +130,9 @@ class Chaos {
   int64_t rounds_ = 0;
   int64_t kills_ = 0;
   int64_t stops_ = 0;
+  int64_t cuts_ = 0;
+  std::multimap<absl::Time, std::function<absl::Status()>> faults_;  // by the end of each
+  std::set<std::string> disturbed_;
   int64_t end_ = 0;
   Damage damage_;
 };
@@ -122,7 +141,8 @@ absl::Status Chaos::Start() {
   testing::ClusterOptions options;
   options.shards = kShards;
   options.coordinators = kCoordinators;
-  options.config = "timeouts { shard_call_ms: 3000 }";
+  options.links = true;
+  options.config = "timeouts { shard_call_ms: 3000 batch_ttl_ms: 5000 }";
   ASSIGN_OR_RETURN(cluster_, testing::Cluster::Start(options));
   // Before anything is disturbed: a declaration that fails half-way is not what is tested here.
   ASSIGN_OR_RETURN(const auto client, client::Client::Connect(cluster_->client_options()));
@@ -146,9 +166,9 @@ absl::Status Chaos::StartTrainer(Trainer* trainer) {
                                    "--control",
                                    folder_,
                                    "--address",
-                                   cluster_->address(first),
+                                   cluster_->client_link(first).address(),
                                    "--address",
-                                   cluster_->address(1 - first)};
+                                   cluster_->client_link(1 - first).address()};
   if (trainer->mode == Mode::kBounded && trainer->rank == 0 && !options_.plant.empty()) {
     argv.insert(argv.end(), {"--plant", options_.plant});
   }
@@ -186,69 +206,101 @@ absl::Status Chaos::AwaitProgress() {
       absl::StrCat("no progress after a fault; ranks are at", where));
 }
 
-absl::Status Chaos::KillCoordinators(const std::vector<int>& coordinators) {
-  for (const int coordinator : coordinators) {
-    Say(absl::StrCat("kill coordinator ", coordinator));
-    cluster_->KillCoordinator(coordinator);
-    ++kills_;
-  }
-  absl::SleepFor(Between(0, 1000));
-  for (const int coordinator : coordinators) {
-    RETURN_IF_ERROR(cluster_->RestartCoordinator(coordinator));
-  }
-  return absl::OkStatus();
+absl::Duration Chaos::Pause() {
+  // Some are longer than any timeout of a call, of a step or of a batch.
+  return Below(8) == 0 ? Between(5500, 8000) : Between(20, 2500);
 }
 
-absl::Status Chaos::KillTrainer() {
-  Trainer& trainer = trainers_[Below(static_cast<int>(trainers_.size()))];
-  Say(absl::StrCat("kill trainer ", NameOf(trainer.mode), ".", trainer.rank));
-  trainer.process->Signal(SIGKILL);
-  trainer.process->WaitFor(absl::Seconds(10));
+void Chaos::Begin(const std::string& what, absl::Duration pause,
+                  std::function<absl::Status()> heal) {
+  Say(absl::StrCat(what, " for ", absl::FormatDuration(pause)));
+  faults_.emplace(absl::Now() + pause, std::move(heal));
+}
+
+bool Chaos::KillCoordinator(int coordinator) {
+  if (!disturbed_.insert(absl::StrCat("coordinator ", coordinator)).second) return false;
+  cluster_->KillCoordinator(coordinator);
   ++kills_;
-  absl::SleepFor(Between(0, 500));
-  return StartTrainer(&trainer);
+  Begin(absl::StrCat("kill coordinator ", coordinator), Between(0, 1000),
+        [this, coordinator] { return cluster_->RestartCoordinator(coordinator); });
+  return true;
 }
 
-void Chaos::Stop(const std::string& what, ChildProcess* process) {
-  // Some are longer than any timeout of a call or of a step.
-  const absl::Duration pause = Below(4) == 0 ? Between(5500, 8000) : Between(20, 3500);
-  Say(absl::StrCat("stop ", what, " for ", absl::FormatDuration(pause)));
+bool Chaos::KillTrainer(Trainer* trainer) {
+  if (!disturbed_.insert(trainer->name()).second) return false;
+  trainer->process->Signal(SIGKILL);
+  trainer->process->WaitFor(absl::Seconds(10));
+  ++kills_;
+  Begin(absl::StrCat("kill ", trainer->name()), Between(0, 500),
+        [this, trainer] { return StartTrainer(trainer); });
+  return true;
+}
+
+bool Chaos::Stop(const std::string& what, ChildProcess* process) {
+  if (!disturbed_.insert(what).second) return false;
   process->Suspend();
   ++stops_;
-  absl::SleepFor(pause);
-  process->Signal(SIGCONT);
+  Begin(absl::StrCat("stop ", what), Pause(), [process] {
+    process->Signal(SIGCONT);
+    return absl::OkStatus();
+  });
+  return true;
 }
 
-absl::Status Chaos::Disturb() {
-  absl::SleepFor(Between(0, 300));
-  ++rounds_;
+bool Chaos::Disturb(const std::string& what, testing::Relay* link) {
+  if (!disturbed_.insert(what).second) return false;
+  const bool cut = Below(2) == 0;
+  cut ? link->Cut() : link->Stall();
+  ++cuts_;
+  Begin(absl::StrCat(cut ? "cut " : "hold up ", what), Pause(), [link] {
+    link->Heal();
+    return absl::OkStatus();
+  });
+  return true;
+}
+
+bool Chaos::BeginFault() {
   const int coordinator = Below(kCoordinators);
+  const int shard = Below(kShards);
+  Trainer& trainer = trainers_[Below(static_cast<int>(trainers_.size()))];
   switch (Below(10)) {
     case 0:
     case 1:
+      return KillCoordinator(coordinator);
     case 2:
-      return KillCoordinators({coordinator});
     case 3:
-      return KillCoordinators({0, 1});
+      return KillTrainer(&trainer);
     case 4:
+      return Stop(trainer.name(), trainer.process.get());
     case 5:
+      return Stop(absl::StrCat("coordinator ", coordinator),
+                  cluster_->coordinator_process(coordinator));
     case 6:
-      return KillTrainer();
-    case 7: {
-      Trainer& trainer = trainers_[Below(static_cast<int>(trainers_.size()))];
-      Stop(absl::StrCat("trainer ", NameOf(trainer.mode), ".", trainer.rank),
-           trainer.process.get());
-      return absl::OkStatus();
-    }
-    case 8:
-      Stop(absl::StrCat("coordinator ", coordinator), cluster_->coordinator_process(coordinator));
-      return absl::OkStatus();
-    default: {
-      const int shard = Below(kShards);
-      Stop(absl::StrCat("shard ", shard), cluster_->shard_process(shard));
-      return absl::OkStatus();
-    }
+      return Stop(absl::StrCat("shard ", shard), cluster_->shard_process(shard));
+    case 7:
+      return Disturb(absl::StrCat("trainers' link to coordinator ", coordinator),
+                     &cluster_->client_link(coordinator));
+    default:
+      return Disturb(absl::StrCat("link of coordinator ", coordinator, " to shard ", shard),
+                     &cluster_->shard_link(coordinator, shard));
   }
+}
+
+absl::Status Chaos::DisturbOnce() {
+  absl::SleepFor(Between(0, 300));
+  ++rounds_;
+  const int64_t wanted = std::min<int64_t>(1 + Below(kMostFaults), options_.max_faults - faults());
+  for (int64_t begun = 0; begun < wanted;) {
+    if (!BeginFault()) continue;  // there is one of it already
+    ++begun;
+    absl::SleepFor(Between(0, 100));
+  }
+  for (; !faults_.empty(); faults_.erase(faults_.begin())) {
+    absl::SleepFor(faults_.begin()->first - absl::Now());
+    RETURN_IF_ERROR(faults_.begin()->second());
+  }
+  disturbed_.clear();
+  return absl::OkStatus();
 }
 
 absl::Status Chaos::CheckCounts(client::Client& client, Mode mode) {
@@ -316,8 +368,8 @@ absl::Status Chaos::Finish() {
 absl::Status Chaos::Run() {
   RETURN_IF_ERROR(Start());
   const absl::Time end = absl::Now() + absl::Minutes(options_.minutes);
-  while (absl::Now() < end && rounds_ < options_.max_faults) {
-    RETURN_IF_ERROR(Disturb());
+  while (absl::Now() < end && faults() < options_.max_faults) {
+    RETURN_IF_ERROR(DisturbOnce());
     RETURN_IF_ERROR(AwaitProgress());
   }
   RETURN_IF_ERROR(Finish());
@@ -340,8 +392,8 @@ int RunChaos(const Options& options, const std::string& program) {
 
 int Main(int argc, char** argv) {
   CLI::App app(
-      "Kills and stops parts of a cluster under training, and checks that no update is lost, "
-      "doubled or torn.");
+      "Kills, stops and cuts off parts of a cluster under training, and checks that no update is "
+      "lost, doubled or torn.");
   Options options;
   options.seed = std::random_device()();
   app.add_option("--minutes", options.minutes, "how long to disturb, in minutes")

@@ -183,14 +183,18 @@ absl::Status Train(const TrainerOptions& options) {
   if (options.mode == Mode::kUnary) client_options.client_id = FileOf(options);
   ASSIGN_OR_RETURN(const std::unique_ptr<client::Client> client,
                    client::Client::Connect(client_options));
-  ASSIGN_OR_RETURN(const client::Model model,
-                   client->DeclareModel(ModelOf(options.mode, options.size)));
+  auto model = client->DeclareModel(ModelOf(options.mode, options.size));
+  while (!model.ok() && MayPass(model.status())) {
+    absl::SleepFor(kPause);
+    model = client->DeclareModel(ModelOf(options.mode, options.size));
+  }
+  if (!model.ok()) return model.status();
   // A group knows its step. A trainer alone begins where it last wrote that it was, and what it
   // sends again is answered from the record.
   int64_t next_step = std::max<int64_t>(0, ReadNumber(options.control_folder, FileOf(options)));
   const auto train = options.mode == Mode::kUnary ? TrainAlone : TrainOnce;
   while (next_step < EndOf(options)) {
-    const absl::Status status = train(options, *client, model, &next_step);
+    const absl::Status status = train(options, *client, *model, &next_step);
     if (status.ok()) {
       WriteNumber(options.control_folder, FileOf(options), next_step);
       continue;

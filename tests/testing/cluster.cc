@@ -80,7 +80,27 @@ absl::Status Cluster::StartProcesses() {
     for (Member& member : *members) {
       RETURN_IF_ERROR(WaitReady(&member));
     }
+    if (options_.links) {
+      RETURN_IF_ERROR(members == &shards_ ? MakeLinks() : MakeClientLinks());
+    }
     WriteConfig();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::MakeLinks() {
+  for (Member& coordinator : coordinators_) {
+    coordinator.config_path = directory_.Path(coordinator.name + ".textproto");
+    for (const Member& shard : shards_) {
+      ASSIGN_OR_RETURN(coordinator.links.emplace_back(), Relay::Start(shard.address));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::MakeClientLinks() {
+  for (Member& coordinator : coordinators_) {
+    ASSIGN_OR_RETURN(coordinator.client_link, Relay::Start(coordinator.address));
   }
   return absl::OkStatus();
 }
@@ -139,19 +159,31 @@ absl::Status Cluster::WaitReady(Member* member) {
 }
 
 void Cluster::WriteConfig() {
+  std::vector<std::string> shards(options_.shards, kAnyPort);
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    if (!shards_[i].address.empty()) shards[i] = shards_[i].address;
+  }
+  WriteFile(directory_.Path("cluster.textproto"), Description(shards));
+  for (const Member& coordinator : coordinators_) {
+    if (coordinator.links.empty()) continue;
+    std::vector<std::string> links;
+    for (const auto& link : coordinator.links) links.push_back(link->address());
+    WriteFile(coordinator.config_path, Description(links));
+  }
+}
+
+std::string Cluster::Description(const std::vector<std::string>& shard_addresses) const {
   std::string config =
       absl::StrCat("sparsecores_per_shard: ", options_.sparsecores_per_shard, "\n");
-  for (int i = 0; i < options_.shards; ++i) {
-    const bool known = !options_.embedded && !shards_[i].address.empty();
-    absl::StrAppend(&config, "shards { address: \"", known ? shards_[i].address : kAnyPort,
-                    "\" }\n");
+  for (const std::string& address : shard_addresses) {
+    absl::StrAppend(&config, "shards { address: \"", address, "\" }\n");
   }
   for (const Member& coordinator : coordinators_) {
     absl::StrAppend(&config, "coordinators { address: \"",
                     coordinator.address.empty() ? kAnyPort : coordinator.address, "\" }\n");
   }
   absl::StrAppend(&config, options_.config, "\n");
-  WriteFile(directory_.Path("cluster.textproto"), config);
+  return config;
 }
 
 client::ClientOptions Cluster::client_options(bool all_coordinators) const {

@@ -14,6 +14,7 @@
 #include "base/temp_dir.h"
 #include "client/cpp/client.h"
 #include "tests/testing/process.h"
+#include "tests/testing/relay.h"
 
 namespace emberd::testing {
 
@@ -26,6 +27,8 @@ struct ClusterOptions {
   bool embedded = false;
   // More fields of the ClusterConfig, as text proto, e.g. "budgets { max_batches: 2 }".
   std::string config = {};
+  // Whether coordinators reach shards, and clients coordinators, through links of their own.
+  bool links = false;
   // By name of a process ("coordinator-0"): the failpoint that its first life has, see
   // acting_failpoints.cc.
   std::map<std::string, std::string> failpoints = {};
@@ -51,6 +54,11 @@ class Cluster {
     return coordinators_[coordinator].http_address;
   }
   const std::string& shard_http_address(int shard) const { return shards_[shard].http_address; }
+
+  // With ClusterOptions.links: between a coordinator and a shard, and between clients and a
+  // coordinator.
+  Relay& shard_link(int coordinator, int shard) { return *coordinators_[coordinator].links[shard]; }
+  Relay& client_link(int coordinator) { return *coordinators_[coordinator].client_link; }
 
   // A client of the first coordinator, or of all of them in turn.
   client::ClientOptions client_options(bool all_coordinators = false) const;
@@ -94,6 +102,8 @@ class Cluster {
     std::string log_path;
     std::unique_ptr<ChildProcess> process;
     bool started_before = false;
+    std::vector<std::unique_ptr<Relay>> links;  // of a coordinator: to each shard
+    std::unique_ptr<Relay> client_link;
   };
 
   Cluster(ClusterOptions options, TempDir directory);
@@ -103,8 +113,12 @@ class Cluster {
   absl::Status Launch(const std::string& role, int index, Member* member);
   absl::Status WaitReady(Member* member);
   void Kill(Member* member);
-  // Writes the config, with the addresses that are known by now.
+  // Writes the config, with the addresses that are known by now; each coordinator that has links
+  // gets one of its own.
   void WriteConfig();
+  std::string Description(const std::vector<std::string>& shard_addresses) const;
+  absl::Status MakeLinks();
+  absl::Status MakeClientLinks();
 
   const ClusterOptions options_;
   const TempDir directory_;

@@ -3,11 +3,16 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "base/testing/paths.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/ops/http.h"
+#include "server/ops/http_get.h"
 #include "tests/testing/metrics.h"
 #include "tests/testing/process.h"
+#include "tests/testing/relay.h"
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
@@ -21,6 +26,33 @@ TEST(ProcessTest, AppendsOutputAndErrorToItsLog) {
   ASSERT_TRUE((*process)->WaitFor(absl::Seconds(20)));
   EXPECT_EQ((*process)->exit_status(), 3);
   EXPECT_EQ(ReadFile(log), "before\nout\nerr\n");
+}
+
+// A relay that lost what it held up, or passed it on, would let other tests see no fault at all.
+TEST(RelayTest, PassesOnHoldsUpAndBreaks) {
+  const auto server = ops::HttpServer::Start(
+      {.address = "127.0.0.1:0", .routes = {ops::HealthRoute([] { return true; })}});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto relay = Relay::Start((*server)->address());
+  ASSERT_TRUE(relay.ok()) << relay.status();
+  int port = 0;
+  ASSERT_TRUE(absl::SimpleAtoi((*relay)->address().substr(10), &port));
+  EXPECT_THAT(ops::HttpGet(port, "/healthz"), ::testing::EndsWith("serving\n"));
+
+  (*relay)->Stall();
+  ops::HttpConnection held(port);
+  EXPECT_TRUE(held.Send("GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"));
+  absl::SleepFor(absl::Milliseconds(200));
+  (*relay)->Heal();
+  EXPECT_THAT(held.ReadAll(), ::testing::EndsWith("serving\n"));
+
+  ops::HttpConnection broken(port);
+  EXPECT_TRUE(broken.Send("GET /healthz HTTP/1.1\r\n"));
+  (*relay)->Cut();
+  EXPECT_EQ(broken.ReadAll(), "");
+  EXPECT_EQ(ops::HttpGet(port, "/healthz"), "");
+  (*relay)->Heal();
+  EXPECT_THAT(ops::HttpGet(port, "/healthz"), ::testing::EndsWith("serving\n"));
 }
 
 TEST(MetricSumTest, SumsTheSeriesOfOneName) {
