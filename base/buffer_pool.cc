@@ -100,6 +100,8 @@ PooledBytes& PooledBytes::operator=(PooledBytes&& other) noexcept {
   return *this;
 }
 
+size_t PooledBytes::capacity() const { return data_ == nullptr ? 0 : ClassBytes(size_class_); }
+
 PooledBytes::~PooledBytes() {
   if (store_ != nullptr) store_->Put(size_class_, data_);
 }

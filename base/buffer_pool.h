@@ -35,6 +35,8 @@ class PooledBytes {
   PooledBytes& operator=(PooledBytes&& other) noexcept;
   ~PooledBytes();
   char* data() const { return data_; }
+  // What it takes, which is more than was asked for; 0: none.
+  size_t capacity() const;
 
  private:
   friend class BufferPool;
@@ -55,6 +57,7 @@ class PooledArray {
   T* data() { return reinterpret_cast<T*>(bytes_.data()); }
   const T* data() const { return reinterpret_cast<const T*>(bytes_.data()); }
   size_t size() const { return size_; }
+  size_t bytes() const { return bytes_.capacity(); }  // that it takes
   T& operator[](size_t i) { return data()[i]; }
   const T& operator[](size_t i) const { return data()[i]; }
   operator absl::Span<const T>() const { return {data(), size_}; }

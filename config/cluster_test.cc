@@ -38,6 +38,7 @@ TEST(CompleteCluster, WritesTheDefaultsOfTheProtoFile) {
   EXPECT_EQ(cluster->timeouts().batch_ttl_ms(), 120000);
   EXPECT_EQ(cluster->timeouts().shard_call_ms(), 30000);
   EXPECT_EQ(cluster->timeouts().drain_ms(), 10000);
+  EXPECT_EQ(cluster->timeouts().silent_stream_ms(), 1'800'000);
   EXPECT_EQ(cluster->logging().format(), v1::LoggingConfig::TEXT);
   EXPECT_EQ(cluster->logging().level(), v1::LoggingConfig::INFO);
   EXPECT_GE(cluster->shard_threads(), 1);
@@ -240,6 +241,8 @@ const BadCluster kBadClusters[] = {
      "timeouts.batch_ttl_ms: -1 is not allowed"},
     {"HugeDeadline", "coordinators", "timeouts { shard_call_ms: 2147483648 } coordinators",
      "timeouts.shard_call_ms: 2147483648 is not allowed"},
+    {"NegativeSilence", "coordinators", "timeouts { silent_stream_ms: -1 } coordinators",
+     "timeouts.silent_stream_ms: -1 is not allowed"},
     {"NegativeDrain", "coordinators", "timeouts { drain_ms: -10 } coordinators",
      "timeouts.drain_ms: -10 is not allowed"},
     {"UnknownFormat", "coordinators", "logging { format: 7 } coordinators",

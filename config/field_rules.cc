@@ -125,6 +125,7 @@ constexpr FieldRule kRules[] = {
     {"TimeoutConfig.batch_ttl_ms", kMilliseconds, 120000},
     {"TimeoutConfig.shard_call_ms", kMilliseconds, 30000},
     {"TimeoutConfig.drain_ms", kMilliseconds, 10000},
+    {"TimeoutConfig.silent_stream_ms", kMilliseconds, 1800000},
     {"LoggingConfig.format", kFinite, v1::LoggingConfig::TEXT},
     {"LoggingConfig.level", kFinite, v1::LoggingConfig::INFO},
     {"LoggingConfig.slow_step_ms", kMilliseconds, 1000},

@@ -53,6 +53,7 @@ Engine::Engine(const EngineOptions& options)
     : store_options_{options.eager_bytes, options.huge_page_bytes},
       budget_(std::make_shared<Budget>(options.bytes_per_partition)),
       cpu_(*options.cpu),
+      pool_(options.idle_buffer_bytes),
       executor_(options.cpu) {}
 
 absl::StatusOr<std::shared_ptr<Model>> Engine::FindModel(uint64_t model_id) const {
@@ -159,6 +160,21 @@ void Engine::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
     };
   }
   executor_.Submit(std::move(jobs));
+}
+
+int64_t Engine::GatherBytes(const Batch& batch) const {
+  const auto model = batch.model();
+  if (!model.ok()) return 0;
+  int64_t bytes = 0;
+  for (const StackEntries& entries : batch.stacks()) {
+    const StackStore& store = (*model)->stack(entries.stack);
+    const auto samples = static_cast<int64_t>(entries.samples.size());
+    bytes += entries.unique_rows
+                 ? static_cast<int64_t>(entries.distinct_rows.size() * store.row_bytes())
+                 : samples * static_cast<int64_t>(sizeof(int32_t) +
+                                                  store.spec().embedding_dim * sizeof(float));
+  }
+  return bytes;
 }
 
 Job Engine::SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries) {

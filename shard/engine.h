@@ -66,6 +66,9 @@ class Engine {
   using GatherCallback = std::function<void(absl::StatusOr<GatherOutput>)>;
   void Gather(std::shared_ptr<const Batch> batch, GatherCallback done);
 
+  // Bytes that a gather of the batch returns.
+  int64_t GatherBytes(const Batch& batch) const;
+
   // For every row of the batch, once: g = sum of gain * gradient[sample] in canonical sample order,
   // then the optimizer's update. With several ranks there is one update per row that any of them
   // touches, and the tables get the bits that a single rank would give them of the concatenated

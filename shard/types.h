@@ -26,6 +26,8 @@ struct EngineOptions {
   // Arrays of at most this many bytes are backed by huge pages: up to twice as fast, but a first
   // touch takes 2 MiB.
   int64_t huge_page_bytes = int64_t{8} << 30;
+  // Buffers that are kept for the next requests, in all.
+  int64_t idle_buffer_bytes = int64_t{1} << 30;
 };
 
 // --- Models: what a shard must know of one: its stacks, and how their rows begin and learn.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/periodic_task.h"
 #include "base/status.h"
 #include "server/coordinator/administration.h"
 #include "server/coordinator/checkpoint_service.h"
@@ -13,6 +14,7 @@
 #include "server/coordinator/embedding_service.h"
 #include "server/coordinator/pooled_call.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/memory_budget.h"
 #include "server/rpc/shard_place.h"
 #include "server/shard/shard_backend.h"
 
@@ -31,13 +33,17 @@ constexpr int kCheckpointsWaiting = 64;
 // the whole grace: a stream that is then cut off still gets the answers to what it has sent.
 constexpr absl::Duration kStepPatience = absl::Seconds(5);
 
-std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServerOptions& options) {
+constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
+
+// `memory`: of what the shards answer.
+std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServerOptions& options,
+                                                         const rpc::MemoryBudget& memory) {
   const v1::ClusterConfig& cluster = options.cluster;
   std::vector<std::shared_ptr<ShardBackend>> shards;
   for (int i = 0; i < cluster.shards_size(); ++i) {
     shards.push_back(MakeRemoteShard({.index = i,
                                       .address = cluster.shards(i).address(),
-                                      .max_message_bytes = cluster.budgets().max_message_bytes(),
+                                      .limits = {cluster.budgets().max_message_bytes(), memory},
                                       .place = rpc::PlaceOf(cluster, i),
                                       .security = options.security}));
   }
@@ -46,11 +52,13 @@ std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServer
 
 class CoordinatorServerImpl final : public CoordinatorServer {
  public:
+  // `memory`: budgets.in_flight_bytes.
   CoordinatorServerImpl(const CoordinatorServerOptions& options,
-                        std::vector<std::shared_ptr<ShardBackend>> shards)
+                        std::vector<std::shared_ptr<ShardBackend>> shards,
+                        const rpc::MemoryBudget& memory)
       : coordinator_(options.cluster, options.coordinator_index, std::move(shards), options.metrics,
                      options.threads),
-        admission_(options.cluster.budgets()),
+        admission_(options.cluster.budgets(), memory),
         requests_(
             &options.threads->blocking, kRequestThreads,
             options.cluster.budgets().max_waiting_requests(),
@@ -61,8 +69,10 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                      .metrics = coordinator_.server_metrics(),
                      .default_deadline = coordinator_.default_deadline(),
                      .slow_call = coordinator_.resources().slow_step},
-        train_streams_(&coordinator_.resources(), environment_, &options.threads->blocking,
-                       options.cluster.budgets().max_train_streams()),
+        train_streams_(
+            &coordinator_.resources(), environment_, &options.threads->blocking,
+            {.max_streams = options.cluster.budgets().max_train_streams(),
+             .silence = absl::Milliseconds(options.cluster.timeouts().silent_stream_ms())}),
         embedding_service_(MakeEmbeddingService(&coordinator_, &train_streams_, environment_)),
         administration_({.coordinator = &coordinator_,
                          .queue = &requests_,
@@ -77,7 +87,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         admin_service_(MakeAdminService(&administration_, AdminEnvironment())),
         checkpoint_requests_(&options.threads->blocking, kCheckpointThreads, kCheckpointsWaiting),
         checkpoint_service_(
-            MakeCheckpointService(coordinator_.resources().checkpoints, CheckpointEnvironment())) {}
+            MakeCheckpointService(coordinator_.resources().checkpoints, CheckpointEnvironment())),
+        sweeper_(kSweepPeriod, [this] { Sweep(); }) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
     GrpcServer::Options server_options;
@@ -85,6 +96,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     server_options.address = options.cluster.coordinators(options.coordinator_index).address();
     server_options.max_message_bytes = options.cluster.budgets().max_message_bytes();
     server_options.max_calls_per_connection = options.cluster.budgets().connection_calls();
+    server_options.receive_bytes = options.cluster.budgets().in_flight_bytes();
     server_options.security = options.security;
     server_options.services = {embedding_service_.get(), admin_service_.get(),
                                checkpoint_service_.get()};
@@ -111,6 +123,10 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   }
 
  private:
+  void Sweep() {
+    coordinator_.server_metrics()->SetInFlightBytes(admission_.bytes());
+    train_streams_.EndSilent();
+  }
   // Brings the health service up to date.
   void ShowHealth() {
     absl::MutexLock lock(&health_mutex_);  // the last call shows what holds then
@@ -149,6 +165,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   absl::Mutex health_mutex_;
   std::atomic<GrpcServer*> health_ = nullptr;  // once there is a server
   std::unique_ptr<GrpcServer> server_;
+  PeriodicTask sweeper_;
 };
 
 }  // namespace
@@ -166,9 +183,11 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
                      security::Security::Create(options.cluster.security(), options.metrics));
     options.security = std::move(security);
   }
+  const rpc::MemoryBudget memory(options.cluster.budgets().in_flight_bytes(),
+                                 "budgets.in_flight_bytes");
   std::vector<std::shared_ptr<ShardBackend>> shards =
-      options.shards.empty() ? ConnectShards(options) : options.shards;
-  auto server = std::make_unique<CoordinatorServerImpl>(options, std::move(shards));
+      options.shards.empty() ? ConnectShards(options, memory) : options.shards;
+  auto server = std::make_unique<CoordinatorServerImpl>(options, std::move(shards), memory);
   RETURN_IF_ERROR(server->Serve(options));
   return server;
 }

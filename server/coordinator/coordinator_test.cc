@@ -103,7 +103,8 @@ class Cluster {
       backends_.push_back(
           MakeRemoteShard({.index = static_cast<int>(i),
                            .address = servers_[i]->address(),
-                           .max_message_bytes = cluster_.budgets().max_message_bytes(),
+                           .limits = rpc::MessageLimits{cluster_.budgets().max_message_bytes(),
+                                                        rpc::MemoryBudget()},
                            .place = rpc::PlaceOf(cluster_, static_cast<int>(i))}));
     }
     coordinator_ = std::make_unique<Coordinator>(cluster_, 0, backends_, &metrics_, &threads_);

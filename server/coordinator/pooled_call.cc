@@ -61,7 +61,10 @@ PooledCall::PooledCall(const CallEnvironment& environment,
       request_bytes_(request_bytes),
       context_(DeadlineOf(server_context, environment.default_deadline),
                rpc::TraceOf(server_context)),
-      timer_(environment.metrics, rpc, request_bytes) {}
+      timer_(environment.metrics, rpc, request_bytes) {
+  context_.SetRoomMaker(
+      [this](int64_t bytes, absl::string_view what) { return MakeRoom(bytes, what); });
+}
 
 grpc::ServerUnaryReactor* PooledCall::Start(const CallEnvironment& environment,
                                             const grpc::CallbackServerContext& server_context,
@@ -119,6 +122,12 @@ void PooledCall::Run(const Work& work) {
   environment_.queue->RecordDuration(absl::Now() - start);
   timer_.AddResponseBytes(response_bytes);
   End(status);
+}
+
+absl::StatusOr<rpc::CallContext::Room> PooledCall::MakeRoom(int64_t bytes, absl::string_view what) {
+  ASSIGN_OR_RETURN(rpc::CallContext::Room room, grant_.Reserve(bytes, what));
+  rooms_.push_back(room);
+  return room;
 }
 
 void PooledCall::End(const absl::Status& status) {

@@ -7,11 +7,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -75,6 +77,8 @@ class PooledCall final : public grpc::ServerUnaryReactor {
   // the answer.
   absl::Status Enqueue(const std::string& client, Work work);
   void Run(const Work& work);
+  // For what the work produces, which stays until the caller has been sent its answer.
+  absl::StatusOr<rpc::CallContext::Room> MakeRoom(int64_t bytes, absl::string_view what);
   void End(const absl::Status& status);
   void OnCancel() override { context_.Cancel(); }
   void OnDone() override { delete this; }
@@ -86,6 +90,7 @@ class PooledCall final : public grpc::ServerUnaryReactor {
   rpc::CallContext context_;
   ops::RpcTimer timer_;
   Admission::Grant grant_;
+  std::vector<rpc::CallContext::Room> rooms_;  // of the thread that works on it
 };
 
 }  // namespace emberd::server

@@ -207,8 +207,8 @@ absl::Status DecodeFeature(const v1::FeatureIds& feature, const std::string& pat
       absl::StrCat(path, ".ids is not set; it must be dense, sparse or ragged"));
 }
 
-absl::Status CheckActivationBytes(const LookupInput& input, const ServedModel& model,
-                                  int64_t limit) {
+absl::Status CountActivationBytes(const ServedModel& model, int64_t limit, LookupInput* counted) {
+  const LookupInput& input = *counted;
   const int64_t element = ElementSize(input.activation_dtype);
   int64_t left = limit;
   for (size_t i = 0; i < input.features.size(); ++i) {
@@ -222,6 +222,7 @@ absl::Status CheckActivationBytes(const LookupInput& input, const ServedModel& m
     }
     left -= samples * row;
   }
+  counted->activation_bytes = limit - left;
   return absl::OkStatus();
 }
 
@@ -268,7 +269,7 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
                        "' is missing; every feature must be given once"));
     }
   }
-  RETURN_IF_ERROR(CheckActivationBytes(input, model, max_activation_bytes));
+  RETURN_IF_ERROR(CountActivationBytes(model, max_activation_bytes, &input));
   return input;
 }
 

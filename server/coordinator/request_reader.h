@@ -52,6 +52,7 @@ struct LookupInput {
   std::vector<preprocess::FeatureInput> features;  // by index in the config
   std::vector<int> order;                          // features as the request lists them
   v1::DataType activation_dtype = v1::FLOAT32;
+  int64_t activation_bytes = 0;  // of all features
 };
 
 // RESOURCE_EXHAUSTED if the activations would have more than `max_activation_bytes`.

@@ -156,6 +156,10 @@ absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
         absl::StrCat(ids.size(), " rows of ", row_bytes,
                      " bytes are over budgets.max_message_bytes = ", max_message_bytes_));
   }
+  // The rows, and the message that is made of them.
+  ASSIGN_OR_RETURN(
+      const auto room,
+      context->MakeRoom(static_cast<int64_t>(2 * ids.size() * row_bytes), "the answer"));
   v1::Tensor tensor;
   tensor.set_dtype(v1::FLOAT32);
   tensor.add_shape(static_cast<int64_t>(ids.size()));

@@ -38,6 +38,16 @@ uint64_t NewBatchHandle() {
   return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
 }
 
+// Activations with the room that was made for them: it is given back when gRPC has sent them.
+struct RoomyActivations {
+  rpc::CallContext::Room room;
+  std::shared_ptr<const void> activations;
+};
+void KeepRoom(rpc::CallContext::Room room, Activations* activations) {
+  activations->owner = std::make_shared<const RoomyActivations>(
+      RoomyActivations{std::move(room), std::move(activations->owner)});
+}
+
 void CountRefusal(const ServedModel& model, const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) model.metrics->AddRefused();
 }
@@ -55,6 +65,8 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const Served
     ASSIGN_OR_RETURN(input, DecodeLookup(request, *model, options_.max_activation_bytes));
   }
   times->preprocess = decoding.worked();
+  // Before anything is computed: a few bytes may ask for very many.
+  ASSIGN_OR_RETURN(auto room, context->MakeRoom(input.activation_bytes, "the answer"));
   ASSIGN_OR_RETURN(const Batch batch,
                    Preprocess(*model, input.features, hooks, &times->preprocess));
   model->Observe(*batch);
@@ -76,6 +88,7 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const Served
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
   const WorkTimer combining;
   output.activations = CombineActivations(results, *model, *batch, input.activation_dtype);
+  KeepRoom(std::move(room), &output.activations);
   times->combine = combining.worked();
   output.model = model;
   output.order = std::move(input.order);

@@ -1,6 +1,7 @@
 // The one path of a step, for unary calls and training streams alike:
 //
-//   lookup:  decode -> sort -> [agree on cuts] -> cut -> [may gather] -> gather -> keep -> combine
+//   lookup:  decode -> make room for the answer -> sort -> [agree on cuts] -> cut ->
+//            [may gather] -> gather -> keep -> combine
 //   update:  claim -> decode -> stage on all shards -> [all staged] -> commit on all shards
 //            (a unary one again, if another attempt at it was in the way: see mutations.h)
 //

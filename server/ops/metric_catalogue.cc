@@ -45,11 +45,9 @@ constexpr MetricInfo kCatalogue[] = {
     Gauge(kInFlightRequests, "emberd_in_flight_requests", {"server"}, "1",
           "Requests being worked on."),
     Gauge(kInFlightBytes, "emberd_in_flight_bytes", {"server"}, "bytes",
-          "Bytes of the requests being worked on."),
+          "Bytes of the requests being worked on, and of answers until they are sent."),
     Gauge(kInFlightBudgetBytes, "emberd_in_flight_budget_bytes", {"server"}, "bytes",
-          "Bytes of requests that a coordinator may work on at once; 0 for a shard, which has no "
-          "such "
-          "limit."),
+          "What emberd_in_flight_bytes may be at most; beyond it, requests are refused."),
     Gauge(kQueuedRequests, "emberd_queued_requests", {"server"}, "1",
           "Requests that wait for a thread."),
     Gauge(kTrainStreams, "emberd_train_streams", {"server"}, "1", "Train streams that are open."),

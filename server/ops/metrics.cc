@@ -63,35 +63,18 @@ RpcTimer::RpcTimer(ServerMetrics* server, Rpc rpc, int64_t request_bytes)
   AddRequestBytes(request_bytes);
 }
 
-RpcTimer::~RpcTimer() {
-  Finish(absl::StatusCode::kCancelled);
-  // Of parts that came while the request was being finished.
-  server_->in_flight_bytes_.Decrement(held_bytes_.exchange(0));
-}
+RpcTimer::~RpcTimer() { Finish(absl::StatusCode::kCancelled); }
 
 void RpcTimer::AddRequestBytes(int64_t bytes) {
-  if (bytes == 0) return;
-  held_bytes_ += bytes;
-  server_->in_flight_bytes_.Increment(bytes);
-  server_->metrics_->AddRpcBytes(rpc_, bytes, 0);
+  if (bytes > 0) server_->metrics_->AddRpcBytes(rpc_, bytes, 0);
 }
 
 void RpcTimer::AddResponseBytes(int64_t bytes) { server_->metrics_->AddRpcBytes(rpc_, 0, bytes); }
-
-void RpcTimer::ReleaseRequestBytes(int64_t bytes) {
-  int64_t held = held_bytes_;
-  int64_t released = 0;
-  do {
-    released = std::min(bytes, held);  // Finish may have come first
-  } while (!held_bytes_.compare_exchange_weak(held, held - released));
-  server_->in_flight_bytes_.Decrement(released);
-}
 
 void RpcTimer::Finish(absl::StatusCode code) {
   if (finished_) return;
   finished_ = true;
   server_->in_flight_requests_.Decrement();
-  server_->in_flight_bytes_.Decrement(held_bytes_.exchange(0));
   const std::chrono::duration<double> elapsed = Clock::now() - start_;
   server_->metrics_->ObserveRpc(rpc_, code, elapsed.count(), 0, 0);
 }

@@ -48,6 +48,7 @@ class ServerMetrics {
     batch_budget_.Set(bytes);
   }
   void SetInFlightBudget(int64_t bytes) { in_flight_budget_.Set(bytes); }
+  void SetInFlightBytes(int64_t bytes) { in_flight_bytes_.Set(bytes); }
   void SetQueued(int64_t requests) { queued_.Set(requests); }
   void SetTrainStreams(int64_t streams) { train_streams_.Set(streams); }
   void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
@@ -86,17 +87,14 @@ class RpcTimer {
   RpcTimer(const RpcTimer&) = delete;
   RpcTimer& operator=(const RpcTimer&) = delete;
 
-  void AddRequestBytes(int64_t bytes);   // as parts arrive; in flight from now on
+  void AddRequestBytes(int64_t bytes);   // as parts arrive
   void AddResponseBytes(int64_t bytes);  // as parts leave
-  // Of a stream whose parts are done with one by one: these are in flight no longer. Thread-safe.
-  void ReleaseRequestBytes(int64_t bytes);
-  void Finish(absl::StatusCode code);  // later calls do nothing
+  void Finish(absl::StatusCode code);    // later calls do nothing
 
  private:
   ServerMetrics* const server_;
   const Rpc rpc_;
   const std::chrono::steady_clock::time_point start_;
-  std::atomic<int64_t> held_bytes_ = 0;  // in flight
   bool finished_ = false;
 };
 

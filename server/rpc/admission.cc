@@ -3,57 +3,50 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace emberd::server {
 
 Admission::Admission(const v1::BudgetConfig& budgets)
-    : max_bytes_(budgets.in_flight_bytes()),
+    : Admission(budgets, rpc::MemoryBudget(budgets.in_flight_bytes(), "budgets.in_flight_bytes")) {}
+
+Admission::Admission(const v1::BudgetConfig& budgets, rpc::MemoryBudget memory)
+    : budget_(std::move(memory)),
       max_client_bytes_(budgets.client_in_flight_bytes()),
       max_client_requests_(budgets.client_requests()) {}
 
 absl::StatusOr<Admission::Grant> Admission::Admit(const std::string& client, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
-  const auto place = clients_.try_emplace(client).first;
-  absl::Status status;
+  const auto [place, is_new] = clients_.try_emplace(client);
+  if (is_new) {
+    place->second.budget = rpc::MemoryBudget(
+        max_client_bytes_, absl::StrCat("client ", client, "'s budgets.client_in_flight_bytes"));
+  }
   if (place->second.requests >= max_client_requests_) {
-    status = absl::ResourceExhaustedError(absl::StrCat(
+    return absl::ResourceExhaustedError(absl::StrCat(
         "client ", client, " has ", place->second.requests,
         " requests in work already; budgets.client_requests is ", max_client_requests_));
-  } else {
-    status = TakeBytes(place, bytes);
   }
-  if (!status.ok()) {
+  absl::StatusOr<Room> room = TakeRoom(place->second, bytes, "a request");
+  if (!room.ok()) {
     if (place->second.requests == 0) clients_.erase(place);
-    return status;
+    return room.status();
   }
   ++place->second.requests;
   ++requests_;
   Grant grant;
   grant.admission_ = this;
   grant.client_ = place;
-  grant.bytes_ = bytes;
+  grant.room_ = *std::move(room);
   return grant;
 }
 
-absl::Status Admission::TakeBytes(Clients::iterator client, int64_t bytes) {
-  if (bytes_ + bytes > max_bytes_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a request of ", bytes, " bytes beside the ", bytes_,
-                     " in work; budgets.in_flight_bytes is ", max_bytes_));
-  }
-  if (client->second.bytes + bytes > max_client_bytes_) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "a request of ", bytes, " bytes beside the ", client->second.bytes, " in work for client ",
-        client->first, "; budgets.client_in_flight_bytes is ", max_client_bytes_));
-  }
-  bytes_ += bytes;
-  client->second.bytes += bytes;
-  return absl::OkStatus();
-}
-
-int64_t Admission::bytes() const {
-  absl::MutexLock lock(&mutex_);
-  return bytes_;
+absl::StatusOr<Admission::Room> Admission::TakeRoom(const Client& client, int64_t bytes,
+                                                    absl::string_view what) const {
+  Room room;
+  ASSIGN_OR_RETURN(room.process, budget_.Take(bytes, what));
+  ASSIGN_OR_RETURN(room.client, client.budget.Take(bytes, what));
+  return room;
 }
 
 int Admission::requests() const {
@@ -64,31 +57,33 @@ int Admission::requests() const {
 Admission::Grant& Admission::Grant::operator=(Grant&& other) noexcept {
   std::swap(admission_, other.admission_);
   std::swap(client_, other.client_);
-  std::swap(bytes_, other.bytes_);
+  std::swap(room_, other.room_);
   return *this;
 }
 
 Admission::Grant::~Grant() {
   if (admission_ == nullptr) return;
   absl::MutexLock lock(&admission_->mutex_);
-  admission_->bytes_ -= bytes_;
-  client_->second.bytes -= bytes_;
   --admission_->requests_;
   if (--client_->second.requests == 0) admission_->clients_.erase(client_);
 }
 
 absl::Status Admission::Grant::AddBytes(int64_t bytes) {
-  absl::MutexLock lock(&admission_->mutex_);
-  absl::Status status = admission_->TakeBytes(client_, bytes);
-  if (status.ok()) bytes_ += bytes;
+  RETURN_IF_ERROR(room_.process.Grow(bytes, "the request"));
+  const absl::Status status = room_.client.Grow(bytes, "the request");
+  if (!status.ok()) room_.process.Shrink(bytes);
   return status;
 }
 
 void Admission::Grant::ReleaseBytes(int64_t bytes) {
-  absl::MutexLock lock(&admission_->mutex_);
-  admission_->bytes_ -= bytes;
-  client_->second.bytes -= bytes;
-  bytes_ -= bytes;
+  room_.process.Shrink(bytes);
+  room_.client.Shrink(bytes);
+}
+
+absl::StatusOr<std::shared_ptr<const void>> Admission::Grant::Reserve(int64_t bytes,
+                                                                      absl::string_view what) {
+  ASSIGN_OR_RETURN(Room room, admission_->TakeRoom(client_->second, bytes, what));
+  return std::shared_ptr<const void>(std::make_shared<Room>(std::move(room)));
 }
 
 }  // namespace emberd::server

@@ -1,30 +1,41 @@
-// How much a process takes on at once: requests and their bytes, of all clients and of each.
+// How much a process takes on at once: requests, their bytes and those of what they produce, of all
+// clients and of each.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "emberd/v1/cluster.pb.h"
+#include "server/rpc/memory_budget.h"
 
 namespace emberd::server {
 
-// Thread-safe. Costs one short lock a request.
+// Thread-safe. Costs one short lock a request, and atomic additions for bytes that come later.
 class Admission {
  private:
   struct Client {
     int requests = 0;
-    int64_t bytes = 0;
+    rpc::MemoryBudget budget;
   };
   using Clients = std::map<std::string, Client>;
+  // The same bytes of the process's budget and of the client's.
+  struct Room {
+    rpc::MemoryRoom process;
+    rpc::MemoryRoom client;
+  };
 
  public:
-  // `budgets` is complete.
+  // `budgets` is complete. `memory`: the process's budget, which others may take from as well; else
+  // it has its own of budgets.in_flight_bytes.
   explicit Admission(const v1::BudgetConfig& budgets);
+  Admission(const v1::BudgetConfig& budgets, rpc::MemoryBudget memory);
 
   // What one request holds, given back when it goes. Not thread-safe. The Admission outlives it.
   class Grant {
@@ -37,31 +48,32 @@ class Admission {
     // RESOURCE_EXHAUSTED with the figures if a budget does not allow it.
     absl::Status AddBytes(int64_t bytes);
     void ReleaseBytes(int64_t bytes);
+    // Bytes for what the request produces, `what` in errors. They are given back when the last
+    // reference to the result goes, which may be after the grant, and after the Admission.
+    absl::StatusOr<std::shared_ptr<const void>> Reserve(int64_t bytes, absl::string_view what);
 
    private:
     friend class Admission;
     Admission* admission_ = nullptr;
     Clients::iterator client_;
-    int64_t bytes_ = 0;
+    Room room_;
   };
   // RESOURCE_EXHAUSTED names the budget that is used up, with the figures. `client`: see
   // security/callers.h.
   absl::StatusOr<Grant> Admit(const std::string& client, int64_t bytes);
 
-  int64_t bytes() const;
+  int64_t bytes() const { return budget_.used(); }
   int requests() const;
 
  private:
-  absl::Status TakeBytes(Clients::iterator client, int64_t bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Room> TakeRoom(const Client& client, int64_t bytes, absl::string_view what) const;
 
-  const int64_t max_bytes_;
+  const rpc::MemoryBudget budget_;
   const int64_t max_client_bytes_;
   const int max_client_requests_;
 
   mutable absl::Mutex mutex_;
   Clients clients_ ABSL_GUARDED_BY(mutex_);  // those with requests
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int requests_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

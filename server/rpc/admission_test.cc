@@ -1,5 +1,6 @@
 #include "server/rpc/admission.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -30,8 +31,8 @@ std::string Refusal(Admission& admission, const std::string& client, int64_t byt
 TEST(AdmissionTest, AllClientsShareTheBytes) {
   Admission admission(Budgets(100, 100, 10));
   std::optional<Admission::Grant> first = *admission.Admit("a", 60);
-  EXPECT_THAT(Refusal(admission, "b", 41), HasSubstr("41 bytes beside the 60 in work; "
-                                                     "budgets.in_flight_bytes is 100"));
+  EXPECT_THAT(Refusal(admission, "b", 41), HasSubstr("a request needs 41 bytes; 40 of "
+                                                     "budgets.in_flight_bytes = 100 are free"));
   EXPECT_TRUE(admission.Admit("b", 40).ok());
   first.reset();
   EXPECT_TRUE(admission.Admit("b", 100).ok());
@@ -44,7 +45,7 @@ TEST(AdmissionTest, OneClientLeavesRoomForOthers) {
   std::vector<Admission::Grant> grants;
   grants.push_back(*admission.Admit("a", 30));
   EXPECT_THAT(Refusal(admission, "a", 21),
-              HasSubstr("client a; budgets.client_in_flight_bytes is 50"));
+              HasSubstr("needs 21 bytes; 20 of client a's budgets.client_in_flight_bytes = 50"));
   grants.push_back(*admission.Admit("a", 1));
   EXPECT_THAT(Refusal(admission, "a", 1), HasSubstr("client a has 2 requests in work already; "
                                                     "budgets.client_requests is 2"));
@@ -66,6 +67,24 @@ TEST(AdmissionTest, AStreamTakesAndGivesBytesAsItGoes) {
   { const Admission::Grant moved = std::move(stream); }
   EXPECT_EQ(admission.bytes(), 0);
   EXPECT_EQ(admission.requests(), 0);
+}
+
+// What a request has produced is often still being sent when the request is done with.
+TEST(AdmissionTest, WhatARequestProducesCountsUntilItIsGone) {
+  Admission admission(Budgets(100, 80, 10));
+  std::optional<Admission::Grant> request = *admission.Admit("a", 10);
+  auto answer = *request->Reserve(60, "the answer");
+  EXPECT_EQ(request->Reserve(11, "the answer").status(),
+            absl::ResourceExhaustedError(
+                "the answer needs 11 bytes; 10 of client a's budgets.client_in_flight_bytes = 80 "
+                "are free; retry later"));
+  EXPECT_EQ(admission.bytes(), 70);
+  request.reset();
+  EXPECT_EQ(admission.requests(), 0);
+  EXPECT_EQ(admission.bytes(), 60);
+  EXPECT_THAT(Refusal(admission, "b", 41), HasSubstr("40 of budgets.in_flight_bytes = 100"));
+  answer.reset();
+  EXPECT_EQ(admission.bytes(), 0);
 }
 
 }  // namespace

@@ -1,11 +1,12 @@
-// What a request hands down to the calls that it makes: a deadline, its trace, and whether it was
-// cancelled.
+// What a request hands down to the calls that it makes: a deadline, its trace, whether it was
+// cancelled, and who answers for the memory that it takes.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include <grpcpp/server_context.h>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -45,6 +47,16 @@ class CallContext {
   absl::Time deadline() const { return deadline_; }
   const std::string& trace() const { return trace_; }
 
+  // Room for `bytes` of what the request produces, called `what` in errors. It is given back with
+  // the last reference to the result. May wait for the caller to take what it was given before.
+  using Room = std::shared_ptr<const void>;
+  using RoomMaker = std::function<absl::StatusOr<Room>(int64_t bytes, absl::string_view what)>;
+  // Before anybody calls MakeRoom; without it, there is always room.
+  void SetRoomMaker(RoomMaker maker) { room_maker_ = std::move(maker); }
+  absl::StatusOr<Room> MakeRoom(int64_t bytes, absl::string_view what) const {
+    return room_maker_ == nullptr ? Room() : room_maker_(bytes, what);
+  }
+
   bool cancelled() const {
     absl::MutexLock lock(&mutex_);
     return cancelled_;
@@ -63,6 +75,7 @@ class CallContext {
 
   const absl::Time deadline_;
   const std::string trace_;
+  RoomMaker room_maker_;
   mutable absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;

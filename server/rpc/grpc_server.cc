@@ -5,6 +5,7 @@
 #include <string>
 #include <system_error>
 
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -24,6 +25,9 @@ namespace {
 // Peers may ask this often whether the connection lives, also while no call is in progress
 // (coordinators and clients do). By default gRPC takes that for an attack.
 constexpr int kMinPingMs = 5000;
+
+// For what connections themselves need, of the memory that gRPC may take.
+constexpr int64_t kConnectionBytes = int64_t{16} << 20;
 
 // Why the system does not let a process listen at an address, and what to do.
 std::string BindFault(const config::Address& address) {
@@ -67,6 +71,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Options& opt
   if (options.max_calls_per_connection > 0) {
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_calls_per_connection);
   }
+  // Where it is used up, gRPC reads less and ends calls that hold much: messages that never end
+  // would fill the memory before anybody hears of them.
+  builder.SetResourceQuota(grpc::ResourceQuota("emberd").Resize(
+      static_cast<size_t>(options.receive_bytes + kConnectionBytes)));
   // A second process on the same port must fail, not take half of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingMs);

@@ -18,6 +18,9 @@ constexpr int kPayloadField = 3;
 
 constexpr size_t kPayloadAlignment = 64;
 
+// What a message of up to this size takes is that of the call that brings it.
+constexpr size_t kSmallMessage = 4096;
+
 }  // namespace
 
 OutgoingMessage OutgoingMessage::WithHeader(const google::protobuf::MessageLite& header) {
@@ -68,7 +71,7 @@ absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(const grpc:
       status = cursor.Copy(header.data(), length);
     } else if (tag.field == kPayloadSizeField && tag.wire_type == kWireVarint && !started_) {
       ASSIGN_OR_RETURN(uint64_t size, cursor.ReadVarint());
-      status = Start(size);
+      status = Start(size, header.size());
       message_.header_ = std::exchange(header, {});
     } else if (tag.field == kPayloadField && tag.wire_type == kWireLengthDelimited) {
       status = AddPayload(&cursor);
@@ -85,10 +88,16 @@ absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(const grpc:
   return std::exchange(message_, IncomingMessage());
 }
 
-absl::Status MessageAssembler::Start(uint64_t payload_size) {
-  if (payload_size > static_cast<uint64_t>(max_bytes_)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "a message of ", payload_size, " bytes is over budgets.max_message_bytes = ", max_bytes_));
+absl::Status MessageAssembler::Start(uint64_t payload_size, size_t header_size) {
+  if (payload_size > static_cast<uint64_t>(limits_.max_bytes)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a message of ", payload_size,
+                     " bytes is over budgets.max_message_bytes = ", limits_.max_bytes));
+  }
+  MemoryRoom room;
+  const size_t bytes = payload_size + header_size;
+  if (bytes > kSmallMessage) {
+    ASSIGN_OR_RETURN(room, limits_.memory.Take(static_cast<int64_t>(bytes), "a message"));
   }
   started_ = true;
   filled_ = 0;
@@ -101,7 +110,8 @@ absl::Status MessageAssembler::Start(uint64_t payload_size) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for a message of ", payload_size, " bytes"));
   }
-  message_.payload_ = std::shared_ptr<char>(memory, std::free);
+  message_.payload_ = std::shared_ptr<char>(
+      memory, [room = std::move(room)](char* payload) { std::free(payload); });
   return absl::OkStatus();
 }
 
@@ -201,8 +211,8 @@ void ServerMessageStream::OnWriteDone(bool ok) {
 }
 
 ClientMessageStream::ClientMessageStream(grpc::GenericStub* stub, const std::string& method,
-                                         CallContext* context, int64_t max_message_bytes)
-    : watch_(context, [this] { client_context_.TryCancel(); }), assembler_(max_message_bytes) {
+                                         CallContext* context, const MessageLimits& limits)
+    : watch_(context, [this] { client_context_.TryCancel(); }), assembler_(limits) {
   client_context_.set_deadline(absl::ToChronoTime(context->deadline()));
   SendTrace(context->trace(), &client_context_);
   stub->PrepareBidiStreamingCall(&client_context_, method, grpc::StubOptions(), this);

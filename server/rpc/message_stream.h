@@ -26,6 +26,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/memory_budget.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::rpc {
@@ -53,6 +54,14 @@ struct OutgoingMessage {
 // The parts of a message, ready to be written one by one. At least one.
 std::deque<grpc::ByteBuffer> SplitMessage(OutgoingMessage message, size_t part_bytes = kPartBytes);
 
+// What both ends of a stream take in.
+struct MessageLimits {
+  int64_t max_bytes = 0;  // of one message: budgets.max_message_bytes
+  // Messages take their bytes from it when their size is known, and give them back with the last
+  // reference to their payload. Small ones take none: a decision gets through when all is full.
+  MemoryBudget memory = {};
+};
+
 // A received message. The payload is contiguous and 64-byte aligned.
 class IncomingMessage {
  public:
@@ -71,9 +80,9 @@ class IncomingMessage {
 // Puts the parts of messages together again, one message after another.
 class MessageAssembler {
  public:
-  // Messages with more payload than `max_bytes` are refused with RESOURCE_EXHAUSTED before memory
-  // is taken.
-  explicit MessageAssembler(int64_t max_bytes) : max_bytes_(max_bytes) {}
+  // Messages with more payload than the limits allow are refused with RESOURCE_EXHAUSTED before
+  // memory is taken.
+  explicit MessageAssembler(MessageLimits limits) : limits_(std::move(limits)) {}
 
   // Takes the next part. Returns the message when this part completed it, nothing when more is to
   // come.
@@ -82,10 +91,10 @@ class MessageAssembler {
   bool in_message() const { return started_; }
 
  private:
-  absl::Status Start(uint64_t payload_size);
+  absl::Status Start(uint64_t payload_size, size_t header_size);
   absl::Status AddPayload(WireCursor* cursor);
 
-  const int64_t max_bytes_;
+  const MessageLimits limits_;
   bool started_ = false;
   size_t filled_ = 0;
   IncomingMessage message_;
@@ -116,7 +125,7 @@ class PayloadReader {
 // when the call is over.
 class ServerMessageStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit ServerMessageStream(int64_t max_message_bytes) : assembler_(max_message_bytes) {}
+  explicit ServerMessageStream(const MessageLimits& limits) : assembler_(limits) {}
 
  protected:
   // Must be called once by the subclass when it is ready for the first message.
@@ -159,7 +168,7 @@ class ClientMessageStream : private grpc::ClientBidiReactor<grpc::ByteBuffer, gr
   // Opens a call of `method` ("/package.Service/Method"). Ends with the context's deadline or
   // cancellation at the latest. `stub` and `context` must outlive the stream.
   ClientMessageStream(grpc::GenericStub* stub, const std::string& method, CallContext* context,
-                      int64_t max_message_bytes);
+                      const MessageLimits& limits);
   // Cancels the call if it is not over, and waits for its end.
   ~ClientMessageStream() override;
 

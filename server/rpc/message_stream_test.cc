@@ -45,7 +45,7 @@ TEST(LongMessageTest, ArrivesAsItLeftWhateverThePartSize) {
   std::vector<int32_t> large(5000);
   std::iota(large.begin(), large.end(), 0);
   for (const size_t part_bytes : {1ul, 7ul, 1000ul, 4096ul, 1ul << 20}) {
-    MessageAssembler assembler(kMaxBytes);
+    MessageAssembler assembler({kMaxBytes});
     for (int repeat = 0; repeat < 2; ++repeat) {  // an assembler takes one message after another
       auto message =
           AddAll(assembler, SplitMessage(MakeMessage({{1, 2, 3}, {}, large, {4}}), part_bytes));
@@ -63,7 +63,7 @@ TEST(LongMessageTest, ArrivesAsItLeftWhateverThePartSize) {
 }
 
 TEST(LongMessageTest, AMessageWithoutPayloadIsOnePart) {
-  MessageAssembler assembler(kMaxBytes);
+  MessageAssembler assembler({kMaxBytes});
   const std::deque<grpc::ByteBuffer> parts = SplitMessage(MakeMessage({}));
   ASSERT_EQ(parts.size(), 1u);
   auto message = AddAll(assembler, parts);
@@ -84,11 +84,38 @@ TEST(LongMessageTest, PartsAreMessagePartsForAnyProtobufReader) {
 }
 
 TEST(LongMessageTest, RefusesAMessageOverTheBudgetBeforeTakingMemory) {
-  MessageAssembler assembler(100);
+  MessageAssembler assembler({100});
   auto message = assembler.Add(SplitMessage(MakeMessage({std::vector<int32_t>(26)})).front());
   EXPECT_EQ(message.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(message.status().message(),
             "a message of 104 bytes is over budgets.max_message_bytes = 100");
+}
+
+// What was announced counts at once, for its memory was taken; what is small goes through always.
+TEST(LongMessageTest, MessagesCountInABudgetUntilTheirPayloadIsGone) {
+  const MessageLimits limits{kMaxBytes, MemoryBudget(10'000, "budgets.in_flight_bytes")};
+  const auto parts = SplitMessage(MakeMessage({std::vector<int32_t>(2000)}), 4096);
+  ASSERT_EQ(parts.size(), 2u);
+  MessageAssembler first(limits);
+  ASSERT_TRUE(first.Add(parts[0]).ok());
+  EXPECT_EQ(limits.memory.used(), 8006);
+
+  MessageAssembler second(limits);
+  EXPECT_EQ(second.Add(parts[0]).status(),
+            absl::ResourceExhaustedError("a message needs 8006 bytes; 1994 of "
+                                         "budgets.in_flight_bytes = 10000 are free; retry later"));
+  EXPECT_TRUE(MessageAssembler(limits).Add(SplitMessage(MakeMessage({{1, 2}})).front()).ok());
+
+  auto message = first.Add(parts[1]);
+  ASSERT_TRUE(message.ok() && message->has_value());
+  std::shared_ptr<const void> owner = (*message)->owner();
+  message->reset();
+  EXPECT_EQ(limits.memory.used(), 8006);
+  owner.reset();
+  EXPECT_EQ(limits.memory.used(), 0);
+
+  { MessageAssembler(limits).Add(parts[0]).IgnoreError(); }  // never completed
+  EXPECT_EQ(limits.memory.used(), 0);
 }
 
 grpc::ByteBuffer Encode(const internal::v1::MessagePart& part) {
@@ -100,14 +127,14 @@ TEST(LongMessageTest, RefusesMorePayloadThanItsSize) {
   internal::v1::MessagePart part;
   part.set_payload_size(4);
   part.set_payload("12345");
-  EXPECT_EQ(MessageAssembler(kMaxBytes).Add(Encode(part)).status().code(),
+  EXPECT_EQ(MessageAssembler({kMaxBytes}).Add(Encode(part)).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
 TEST(LongMessageTest, RefusesAFirstPartWithoutSize) {
   internal::v1::MessagePart part;
   part.set_payload("12345");
-  EXPECT_EQ(MessageAssembler(kMaxBytes).Add(Encode(part)).status().code(),
+  EXPECT_EQ(MessageAssembler({kMaxBytes}).Add(Encode(part)).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -126,7 +153,7 @@ TEST(LongMessageTest, SurvivesRandomBytes) {
     for (int change = 0; change < changes; ++change)
       bytes[random() % bytes.size()] = static_cast<char>(random());
     bytes.resize(random() % (bytes.size() + 1));
-    MessageAssembler assembler(1 << 16);
+    MessageAssembler assembler({1 << 16});
     grpc::Slice slice(bytes);
     auto message = assembler.Add(grpc::ByteBuffer(&slice, 1));
     if (message.ok() && message->has_value()) {
@@ -155,7 +182,7 @@ constexpr char kMethod[] = "/emberd.internal.v1.ShardService/Gather";
 class ScriptedStream final : public ServerMessageStream {
  public:
   ScriptedStream(int* alive, absl::Notification* hangs, absl::Notification* gone)
-      : ServerMessageStream(kMaxBytes), alive_(alive), hangs_(hangs), gone_(gone) {
+      : ServerMessageStream({kMaxBytes}), alive_(alive), hangs_(hangs), gone_(gone) {
     ++*alive_;
     Begin();
   }
@@ -217,7 +244,8 @@ class MessageStreamTest : public testing::Test {
   }
 
   std::unique_ptr<ClientMessageStream> Open(CallContext* context) {
-    return std::make_unique<ClientMessageStream>(stub_.get(), kMethod, context, kMaxBytes);
+    return std::make_unique<ClientMessageStream>(stub_.get(), kMethod, context,
+                                                 MessageLimits{kMaxBytes});
   }
   static OutgoingMessage Message(const std::string& header, size_t floats) {
     OutgoingMessage message;
@@ -264,7 +292,7 @@ TEST_F(MessageStreamTest, AnErrorArrivesWithItsCodeAndMessage) {
 }
 
 TEST_F(MessageStreamTest, AnAnswerOverTheLimitIsRefused) {
-  ClientMessageStream stream(stub_.get(), kMethod, &context_, /*max_message_bytes=*/100);
+  ClientMessageStream stream(stub_.get(), kMethod, &context_, {100});
   stream.Send(Message("last", 1000));
   EXPECT_EQ(stream.Receive().status().code(), absl::StatusCode::kResourceExhausted);
 }
@@ -301,7 +329,7 @@ TEST_F(MessageStreamTest, NobodyThereIsUnavailable) {
   server_->Shutdown();
   auto channel = grpc::CreateChannel("127.0.0.1:1", grpc::InsecureChannelCredentials());
   grpc::GenericStub stub(channel);
-  ClientMessageStream stream(&stub, kMethod, &context_, kMaxBytes);
+  ClientMessageStream stream(&stub, kMethod, &context_, {kMaxBytes});
   stream.Send(Message("echo", 1));
   EXPECT_EQ(stream.Receive().status().code(), absl::StatusCode::kUnavailable);
 }

@@ -355,7 +355,7 @@ class RemoteShard final : public ShardBackend {
   std::unique_ptr<rpc::ClientMessageStream> Open(const std::string& method,
                                                  rpc::CallContext* context) {
     return std::make_unique<rpc::ClientMessageStream>(&generic_stub_, method, context,
-                                                      options_.max_message_bytes);
+                                                      options_.limits);
   }
 
   template <typename Request>

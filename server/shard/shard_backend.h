@@ -19,6 +19,7 @@
 #include "server/group/collective.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/message_stream.h"
 #include "server/security/security.h"
 #include "server/shard/mutation_record.h"
 #include "server/shard/mutation_votes.h"
@@ -208,8 +209,8 @@ absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterCo
 
 struct RemoteShardOptions {
   int index = 0;
-  std::string address;            // "host:port"
-  int64_t max_message_bytes = 0;  // budgets.max_message_bytes
+  std::string address;        // "host:port"
+  rpc::MessageLimits limits;  // of its answers
   // Sent with each call. A shard refuses calls that are meant for another one.
   internal::v1::ShardPlace place = {};
   // How to connect; null: in plain text, without a token.

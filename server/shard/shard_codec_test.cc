@@ -14,7 +14,7 @@ constexpr int kPartitions = 2;
 
 // Sends a message through the transport's parts.
 rpc::IncomingMessage Transport(rpc::OutgoingMessage message) {
-  rpc::MessageAssembler assembler(1 << 20);
+  rpc::MessageAssembler assembler({1 << 20});
   absl::StatusOr<std::optional<rpc::IncomingMessage>> result =
       std::optional<rpc::IncomingMessage>();
   for (const grpc::ByteBuffer& part : rpc::SplitMessage(std::move(message), 13))

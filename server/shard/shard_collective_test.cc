@@ -26,7 +26,7 @@ class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
           {.cluster = cluster, .shard_index = 0, .metrics = &metrics_, .threads = &threads_});
       shard_ = MakeRemoteShard({.index = 0,
                                 .address = server_->address(),
-                                .max_message_bytes = 1 << 20,
+                                .limits = rpc::MessageLimits{1 << 20, rpc::MemoryBudget()},
                                 .place = rpc::PlaceOf(cluster, 0)});
     } else {
       shard_ = *MakeLocalShard(cluster, 0, &metrics_, &threads_);

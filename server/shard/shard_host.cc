@@ -44,13 +44,18 @@ std::map<int, double> SharesOf(const shard::HotTable& table) {
   return shares;
 }
 
-GatherResult ToResult(uint64_t history, shard::GatherOutput output) {
-  // Keeps the engine's vectors together as long as the views of the result are in use.
-  auto owner = std::make_shared<const shard::GatherOutput>(std::move(output));
+// The engine's vectors, together as long as the views of a result are in use, and their room.
+struct RoomyOutput {
+  rpc::MemoryRoom room;
+  shard::GatherOutput output;
+};
+
+GatherResult ToResult(uint64_t history, shard::GatherOutput output, rpc::MemoryRoom room) {
+  auto owner = std::make_shared<const RoomyOutput>(RoomyOutput{std::move(room), std::move(output)});
   GatherResult result;
   result.history = history;
-  for (const shard::StackSums& stack : owner->sums) result.stacks.push_back(ViewOf(stack));
-  for (const shard::StackRows& stack : owner->rows) {
+  for (const shard::StackSums& stack : owner->output.sums) result.stacks.push_back(ViewOf(stack));
+  for (const shard::StackRows& stack : owner->output.rows) {
     result.rows.push_back({stack.stack, stack.row_bytes,
                            absl::MakeConstSpan(stack.rows->data(), stack.count * stack.row_bytes),
                            stack.rows_gathered});
@@ -86,6 +91,9 @@ absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterCo
   shard::EngineOptions options;
   options.cpu = &threads->cpu;
   options.bytes_per_partition = cluster.budgets().bytes_per_sparsecore();
+  // What is kept is no longer in anybody's work.
+  options.idle_buffer_bytes =
+      std::min(options.idle_buffer_bytes, cluster.budgets().in_flight_bytes() / 4);
   // In huge pages, the first rows of a large table take as much as all of them.
   const int64_t memory = ReadMachineMemory().limit / config::ShardsOnOneHost(cluster);
   if (memory > 0) options.huge_page_bytes = std::min(options.huge_page_bytes, memory / 2);
@@ -105,6 +113,8 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       server_metrics_(metrics->Server("shard", shard_index)),
       partition_metrics_(MakePartitionMetrics(cluster, shard_index, metrics)),
       counted_partitions_(partition_metrics_.size()),
+      limits_{cluster.budgets().max_message_bytes(),
+              rpc::MemoryBudget(cluster.budgets().in_flight_bytes(), "budgets.in_flight_bytes")},
       memory_(config::ShardsOnOneHost(cluster)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
       models_(place_, engine.get(), metrics,
@@ -129,6 +139,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
   server_metrics_->SetTableBudget(table_budget_bytes_);
   server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
+  server_metrics_->SetInFlightBudget(cluster.budgets().in_flight_bytes());
 }
 
 ShardHost::~ShardHost() = default;
@@ -181,6 +192,7 @@ void ShardHost::Sweep() {
   server_metrics_->SetModels(statistics.models);
   server_metrics_->SetTableBytes(statistics.table_bytes);
   server_metrics_->SetBatches(batches_.count(), batches_.bytes());
+  server_metrics_->SetInFlightBytes(limits_.memory.used());
   CountPartitions(statistics);
   ShowHotRows();
 }
@@ -226,6 +238,9 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   if (absl::Status status = CheckMemory(command.model_id, **batch); !status.ok()) {
     return done(status);
   }
+  // Before the batch is kept: nobody will use that of a gather which is refused.
+  auto room = limits_.memory.Take(engine_->GatherBytes(**batch), "the answer");
+  if (!room.ok()) return done(room.status());
   if (command.batch_handle != 0) {
     auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
     absl::Status status = batches_.Insert(command.batch_handle, std::move(kept), (*batch)->bytes(),
@@ -233,7 +248,9 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
     if (!status.ok()) return done(status);
   }
   ops::ShardModelMetrics* metrics = models_.MetricsOf(command.model_id);
-  engine_->Gather(*batch, [this, done, metrics, model_id = command.model_id,
+  // Callbacks are copied, so they share it.
+  auto held = std::make_shared<rpc::MemoryRoom>(*std::move(room));
+  engine_->Gather(*batch, [this, done, metrics, held, model_id = command.model_id,
                            history = command.history, handle = command.batch_handle](auto output) {
     if (!output.ok()) {
       batches_.Erase(handle);
@@ -244,7 +261,7 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
       batches_.Erase(handle);
       return done(status);
     }
-    GatherResult result = ToResult(history, *std::move(output));
+    GatherResult result = ToResult(history, *std::move(output), std::move(*held));
     if (metrics != nullptr) AddGathered(result, metrics);
     done(std::move(result));
   });

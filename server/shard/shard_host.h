@@ -20,6 +20,7 @@
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/handle_store.h"
+#include "server/rpc/message_stream.h"
 #include "server/shard/group_steps.h"
 #include "server/shard/hosted_models.h"
 #include "server/shard/memory_guard.h"
@@ -44,6 +45,8 @@ class ShardHost {
 
   int sparsecores_per_shard() const { return place_.sparsecores_per_shard; }
   ops::ServerMetrics* metrics() { return server_metrics_; }
+  // Of messages that come. They share the memory with what is held and what is being sent.
+  const rpc::MessageLimits& limits() const { return limits_; }
   // Calls that take longer are logged.
   absl::Duration slow_call() const { return slow_call_; }
 
@@ -165,6 +168,7 @@ class ShardHost {
   const std::vector<ops::PartitionMetrics> partition_metrics_;  // of this shard
   std::vector<shard::PartitionStatistics> counted_partitions_;  // what the sweeper has added
 
+  const rpc::MessageLimits limits_;
   MemoryGuard memory_;
   HandleStore<KeptBatch> batches_;
 

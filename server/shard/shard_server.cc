@@ -79,28 +79,38 @@ struct RowsCall : UnaryCall {
     return absl::OkStatus();
   }
   size_t floats() const { return partitions.size() * selection.columns; }
+  // Before memory is taken for the values.
+  absl::Status MakeRoom(const rpc::MemoryBudget& memory, size_t bytes, absl::string_view what) {
+    ASSIGN_OR_RETURN(room, memory.Take(static_cast<int64_t>(bytes), what));
+    return absl::OkStatus();
+  }
 
   std::vector<int32_t> partitions;
   std::vector<int64_t> local_rows;
   std::vector<float> values;
   shard::RowSelection selection;
+  rpc::MemoryRoom room;
 };
 
-absl::Status ReadRequest(const pb::ReadShardRowsRequest& request, int64_t max_message_bytes,
+absl::Status ReadRequest(const pb::ReadShardRowsRequest& request, const rpc::MessageLimits& limits,
                          RowsCall* call) {
   RETURN_IF_ERROR(call->Read(request));
   const size_t bytes = call->floats() * sizeof(float);
-  if (bytes > static_cast<size_t>(max_message_bytes)) {
+  if (bytes > static_cast<size_t>(limits.max_bytes)) {
     return absl::ResourceExhaustedError(absl::StrCat("the rows asked for have ", bytes,
                                                      " bytes; budgets.max_message_bytes is ",
-                                                     max_message_bytes));
+                                                     limits.max_bytes));
   }
+  // The rows, and the message that is made of them.
+  RETURN_IF_ERROR(call->MakeRoom(limits.memory, 2 * bytes, "the answer"));
   call->values.resize(call->floats());
   return absl::OkStatus();
 }
 
-absl::Status ReadRequest(const pb::AssignShardRowsRequest& request, RowsCall* call) {
+absl::Status ReadRequest(const pb::AssignShardRowsRequest& request,
+                         const rpc::MessageLimits& limits, RowsCall* call) {
   RETURN_IF_ERROR(call->Read(request));
+  RETURN_IF_ERROR(call->MakeRoom(limits.memory, request.values().size(), "a request"));
   RETURN_IF_ERROR(MutationOf(request.mutation()).status());
   RETURN_IF_ERROR(CheckAttempt(request.attempt()));
   ASSIGN_OR_RETURN(call->values, Unpack<float>(request.values(), "values"));
@@ -130,11 +140,10 @@ using ShardServiceBase = Service::WithRawCallbackMethod_Gather<Service::WithRawC
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
  public:
-  ShardServiceImpl(ShardHost* host, const rpc::ShardPlaceCheck* place, int64_t max_message_bytes,
-                   BlockingPool* threads)
+  ShardServiceImpl(ShardHost* host, const rpc::ShardPlaceCheck* place, BlockingPool* threads)
       : host_(host),
         place_(place),
-        max_message_bytes_(max_message_bytes),
+        limits_(host->limits()),
         slow_calls_(threads, 1, kMaxQueuedCalls),
         status_calls_(threads, 1, kMaxQueuedCalls) {}
 
@@ -143,13 +152,11 @@ class ShardServiceImpl final : public ShardServiceBase {
 
   MessageReactor* Gather(Context* context) override {
     const absl::Status status = place_->Check(*context);
-    return status.ok() ? NewGatherStream(host_, *context, max_message_bytes_)
-                       : NewRefusedStream(status);
+    return status.ok() ? NewGatherStream(host_, *context, limits_) : NewRefusedStream(status);
   }
   MessageReactor* Apply(Context* context) override {
     const absl::Status status = place_->Check(*context);
-    return status.ok() ? NewApplyStream(host_, *context, max_message_bytes_)
-                       : NewRefusedStream(status);
+    return status.ok() ? NewApplyStream(host_, *context, limits_) : NewRefusedStream(status);
   }
 
   // Filling tables takes a while: not on a gRPC thread.
@@ -242,7 +249,7 @@ class ShardServiceImpl final : public ShardServiceBase {
                     pb::ReadShardRowsResponse* response) override {
     return Start(context, [=, this](Reactor* reactor) {
       auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardReadRows, reactor);
-      const absl::Status bad = ReadRequest(*request, max_message_bytes_, call.get());
+      const absl::Status bad = ReadRequest(*request, limits_, call.get());
       if (!bad.ok()) return call->End(bad);
       host_->ReadRows(call->selection, absl::MakeSpan(call->values),
                       [call, response](const absl::Status& status) {
@@ -258,7 +265,7 @@ class ShardServiceImpl final : public ShardServiceBase {
     return Start(context, [=, this](Reactor* reactor) {
       auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardAssignRows, reactor,
                                              request->values().size());
-      const absl::Status bad = ReadRequest(*request, call.get());
+      const absl::Status bad = ReadRequest(*request, limits_, call.get());
       if (!bad.ok()) return call->End(bad);
       host_->StageAssign({call->selection, call->values, call, *MutationOf(request->mutation()),
                           request->attempt()},
@@ -403,7 +410,7 @@ class ShardServiceImpl final : public ShardServiceBase {
 
   ShardHost* const host_;
   const rpc::ShardPlaceCheck* const place_;
-  const int64_t max_message_bytes_;
+  const rpc::MessageLimits limits_;
   TaskQueue slow_calls_;
   // Apart from the slow ones: who asks for the status waits for a second only.
   TaskQueue status_calls_;
@@ -412,7 +419,6 @@ class ShardServiceImpl final : public ShardServiceBase {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptions options) {
-  const int64_t max_message_bytes = options.cluster.budgets().max_message_bytes();
   if (options.security == nullptr) {
     ASSIGN_OR_RETURN(options.security,
                      security::Security::Create(options.cluster.security(), options.metrics));
@@ -425,7 +431,8 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
   GrpcServer::Options serving;
   serving.field = absl::StrCat("shards[", options.shard_index, "].address");
   serving.address = options.cluster.shards(options.shard_index).address();
-  serving.max_message_bytes = max_message_bytes;
+  serving.max_message_bytes = options.cluster.budgets().max_message_bytes();
+  serving.receive_bytes = options.cluster.budgets().in_flight_bytes();
   serving.security = options.security;
   serving.services = {server->shard_service_.get(), server->collective_service_.get()};
   serving.service_names = {"emberd.internal.v1.ShardService",
@@ -437,9 +444,8 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
 ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<ShardHost> host)
     : host_(std::move(host)),
       place_(options.cluster, options.shard_index),
-      shard_service_(std::make_unique<ShardServiceImpl>(
-          host_.get(), &place_, options.cluster.budgets().max_message_bytes(),
-          &options.threads->blocking)),
+      shard_service_(
+          std::make_unique<ShardServiceImpl>(host_.get(), &place_, &options.threads->blocking)),
       collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics(), &place_)) {}
 
 ShardServer::~ShardServer() = default;

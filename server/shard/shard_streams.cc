@@ -46,8 +46,9 @@ class SlowCallLog {
 // One Gather: a command comes, partial sums go.
 class GatherStream final : public rpc::ServerMessageStream {
  public:
-  GatherStream(ShardHost* host, const grpc::ServerContextBase& context, int64_t max_message_bytes)
-      : ServerMessageStream(max_message_bytes),
+  GatherStream(ShardHost* host, const grpc::ServerContextBase& context,
+               const rpc::MessageLimits& limits)
+      : ServerMessageStream(limits),
         host_(host),
         slow_log_(*host, ops::Rpc::kShardGather, context),
         timer_(host->metrics(), ops::Rpc::kShardGather) {
@@ -96,8 +97,9 @@ class GatherStream final : public rpc::ServerMessageStream {
 // One Apply: gradients come, STAGED goes, the decision comes, the outcome goes.
 class ApplyStream final : public rpc::ServerMessageStream {
  public:
-  ApplyStream(ShardHost* host, const grpc::ServerContextBase& context, int64_t max_message_bytes)
-      : ServerMessageStream(max_message_bytes),
+  ApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
+              const rpc::MessageLimits& limits)
+      : ServerMessageStream(limits),
         host_(host),
         slow_log_(*host, ops::Rpc::kShardApply, context),
         timer_(host->metrics(), ops::Rpc::kShardApply) {
@@ -191,13 +193,13 @@ class RefusedStream final : public MessageReactor {
 MessageReactor* NewRefusedStream(const absl::Status& status) { return new RefusedStream(status); }
 
 MessageReactor* NewGatherStream(ShardHost* host, const grpc::ServerContextBase& context,
-                                int64_t max_message_bytes) {
-  return new GatherStream(host, context, max_message_bytes);
+                                const rpc::MessageLimits& limits) {
+  return new GatherStream(host, context, limits);
 }
 
 MessageReactor* NewApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
-                               int64_t max_message_bytes) {
-  return new ApplyStream(host, context, max_message_bytes);
+                               const rpc::MessageLimits& limits) {
+  return new ApplyStream(host, context, limits);
 }
 
 }  // namespace emberd::server

@@ -14,9 +14,9 @@ using MessageReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffe
 
 // Each deletes itself when its call is over. `host` must outlive it.
 MessageReactor* NewGatherStream(ShardHost* host, const grpc::ServerContextBase& context,
-                                int64_t max_message_bytes);
+                                const rpc::MessageLimits& limits);
 MessageReactor* NewApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
-                               int64_t max_message_bytes);
+                               const rpc::MessageLimits& limits);
 // Ends the call at once.
 MessageReactor* NewRefusedStream(const absl::Status& status);
 

@@ -85,9 +85,9 @@ struct StackEntries {
   bool unique_rows = false;
   PooledArray<uint32_t> distinct_rows;
   int64_t bytes() const {
-    return samples.size() * sizeof(int32_t) + offsets.size() * sizeof(uint32_t) +
-           entries.size() * sizeof(Entry) + feature_offsets.size() * sizeof(uint32_t) +
-           distinct_rows.size() * sizeof(uint32_t);
+    return static_cast<int64_t>(samples.bytes() + offsets.bytes() + entries.bytes() +
+                                distinct_rows.bytes() +
+                                feature_offsets.capacity() * sizeof(uint32_t));
   }
 };
 

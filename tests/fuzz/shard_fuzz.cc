@@ -197,7 +197,7 @@ absl::string_view TakePiece(absl::string_view* input) {
 }
 
 void TryRawParts(int kind, absl::string_view input) {
-  rpc::MessageAssembler assembler(kMaxMessageBytes);
+  rpc::MessageAssembler assembler({kMaxMessageBytes});
   while (!input.empty()) {
     const absl::string_view part = TakePiece(&input);
     grpc::Slice slice(part.data(), part.size());
@@ -211,7 +211,7 @@ void TryMessage(int kind, absl::string_view input) {
   rpc::OutgoingMessage outgoing;
   outgoing.header = std::string(TakePiece(&input));
   outgoing.Append(absl::MakeConstSpan(input.data(), input.size()), nullptr);
-  rpc::MessageAssembler assembler(kMaxMessageBytes);
+  rpc::MessageAssembler assembler({kMaxMessageBytes});
   std::optional<rpc::IncomingMessage> whole;
   for (const grpc::ByteBuffer& part : rpc::SplitMessage(std::move(outgoing), 1000)) {
     auto message = assembler.Add(part);

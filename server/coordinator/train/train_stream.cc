@@ -19,6 +19,22 @@ std::deque<grpc::ByteBuffer> OneMessage(const v1::TrainResponse& response) {
   return messages;
 }
 
+// A trainer that follows the order of steps takes each lookup before it sends what the lookup after
+// the next waits for. So this slows nobody down who reads.
+constexpr size_t kMaxUntakenLookups = 2;
+// Requests that were read and whose answers have not been taken. More than any order of steps
+// needs.
+constexpr int64_t kMaxUnanswered = 4 * TrainSession::kMaxLookupsAhead;
+// A stream without its start message is no training yet.
+constexpr absl::Duration kMaxSilenceBeforeStart = absl::Seconds(30);
+
+absl::Status Silent(absl::Duration silence, bool has_start) {
+  return absl::DeadlineExceededError(absl::StrCat(
+      "nothing has come from the trainer for ", absl::FormatDuration(silence),
+      has_start ? " (timeouts.silent_stream_ms), so its stream ends; it may start again"
+                : ", not even the start of its stream"));
+}
+
 absl::Status Stopping() {
   return absl::UnavailableError("the coordinator is stopping; start again on another");
 }
@@ -27,17 +43,17 @@ absl::Status Stopping() {
 
 TrainStreams::TrainStreams(const CoordinatorResources* resources,
                            const CallEnvironment& environment, BlockingPool* threads,
-                           int max_streams)
+                           const Limits& limits)
     : resources_(resources),
       environment_(environment),
-      max_streams_(max_streams),
-      workers_(threads, 2 * max_streams, /*max_queued=*/0) {}
+      limits_(limits),
+      workers_(threads, 2 * limits.max_streams, /*max_queued=*/0) {}
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start(
     const grpc::CallbackServerContext& server_context) {
   auto grant = environment_.admission->Admit(security::ClientName(server_context), 0);
   const absl::Status refusal = grant.status();
-  auto* stream = new TrainStream(this, resources_, environment_, rpc::TraceOf(server_context),
+  auto* stream = new TrainStream(this, resources_, environment_, server_context,
                                  grant.ok() ? *std::move(grant) : Admission::Grant());
   absl::MutexLock lock(&mutex_);
   streams_.insert(stream);
@@ -66,6 +82,11 @@ void TrainStreams::SetDraining(bool draining) {
   for (TrainStream* stream : streams_) stream->SetDraining(draining);
 }
 
+void TrainStreams::EndSilent() {
+  absl::MutexLock lock(&mutex_);
+  for (TrainStream* stream : streams_) stream->EndIfSilent(limits_.silence);
+}
+
 int TrainStreams::count() const {
   absl::MutexLock lock(&mutex_);
   return static_cast<int>(streams_.size());
@@ -84,14 +105,19 @@ void TrainStreams::Remove(TrainStream* stream) {
 }
 
 TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
-                         const CallEnvironment& environment, const std::string& trace,
-                         Admission::Grant grant)
+                         const CallEnvironment& environment,
+                         const grpc::CallbackServerContext& server_context, Admission::Grant grant)
     : streams_(streams),
       resources_(resources),
       environment_(environment),
+      server_context_(&server_context),
       timer_(environment.metrics, ops::Rpc::kTrain),
-      context_(absl::InfiniteFuture(), trace),
-      grant_(std::move(grant)) {}
+      context_(absl::InfiniteFuture(), rpc::TraceOf(server_context)),
+      grant_(std::move(grant)),
+      last_sign_(absl::Now()) {
+  context_.SetRoomMaker(
+      [this](int64_t bytes, absl::string_view what) { return MakeRoom(bytes, what); });
+}
 
 void TrainStream::OnReadDone(bool ok) {
   absl::Status status;
@@ -111,10 +137,11 @@ void TrainStream::OnReadDone(bool ok) {
   std::optional<absl::Status> end;
   {
     absl::MutexLock lock(&mutex_);
+    last_sign_ = absl::Now();
     if (no_more_) return;
     if (ok) {
       // After the start, RunLookups goes on reading when it knows the step.
-      if (!is_start) StartRead(&incoming_);
+      if (!is_start) ReadOn();
       return;
     }
     no_more_ = true;
@@ -132,7 +159,7 @@ void TrainStream::Stop(const absl::Status& status) {
   {
     absl::MutexLock lock(&mutex_);
     if (no_more_) return;
-    no_more_ = true;
+    no_more_ = stopped_ = true;
     starting = session_ == nullptr;
     if (!starting) session_->Fail(status);
     const bool started = write_place_ > 0 || answers_.count(0) > 0;
@@ -154,6 +181,22 @@ void TrainStream::SetDraining(bool draining) {
   }
   if (starting) Stop(DrainingError());
   if (end.has_value()) End(*end);
+}
+
+void TrainStream::EndIfSilent(absl::Duration silence) {
+  bool has_start = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    has_start = has_start_;
+    if (!has_start) silence = std::min(silence, kMaxSilenceBeforeStart);
+    if (done_ || working_ > 0 || absl::Now() - last_sign_ < silence) return;
+    // What is to be written before the status will not be taken either.
+    if (writing_ || no_more_) {
+      server_context_->TryCancel();
+      return;
+    }
+  }
+  Stop(Silent(silence, has_start));
 }
 
 std::optional<absl::Status> TrainStream::EndIfDrained() {
@@ -198,11 +241,13 @@ absl::Status TrainStream::TakeStart(v1::TrainStart start) {
       [this, start = std::move(start)] { RunLookups(start); }, [this] { RunUpdates(); });
   if (!submitted) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        streams_->max_streams_,
+        streams_->limits_.max_streams,
         " training streams are open already; budgets.max_train_streams allows no more"));
   }
   workers_ = 2;
   references_ += 2;
+  has_start_ = true;
+  ++working_;
   return absl::OkStatus();
 }
 
@@ -212,7 +257,6 @@ absl::Status TrainStream::TakeRequest(TrainStepRequest request) {
   const bool is_lookup = request.lookup.has_value();
   if (is_lookup && (draining_ || refused_place_.has_value())) {
     grant_.ReleaseBytes(request.bytes);
-    timer_.ReleaseRequestBytes(request.bytes);
     return RefuseLookup();
   }
   RETURN_IF_ERROR(is_lookup ? session_->AdmitLookup(request.step)
@@ -239,7 +283,23 @@ std::optional<TrainStream::Work> TrainStream::Next(std::deque<Work>* queue) {
   if (queue->empty()) return std::nullopt;
   Work work = std::move(queue->front());
   queue->pop_front();
+  ++working_;
   return work;
+}
+
+absl::StatusOr<rpc::CallContext::Room> TrainStream::MakeRoom(int64_t bytes,
+                                                             absl::string_view what) {
+  const auto may_go_on = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return untaken_lookups_.size() < kMaxUntakenLookups || stopped_ || finished_;
+  };
+  absl::MutexLock lock(&mutex_);
+  if (!may_go_on()) {
+    --working_;  // now the trainer is waited for
+    mutex_.Await(absl::Condition(&may_go_on));
+    ++working_;
+  }
+  if (stopped_ || finished_) return absl::CancelledError("the stream has ended");
+  return grant_.Reserve(bytes, what);
 }
 
 void TrainStream::RunLookups(const v1::TrainStart& start) {
@@ -256,20 +316,20 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
   {
     absl::MutexLock lock(&mutex_);
     session_ = *std::move(started);
-    if (!no_more_) StartRead(&incoming_);
+    if (!no_more_) ReadOn();
   }
   while (std::optional<Work> work = Next(&lookups_)) {
     const TrainStepRequest& request = work->request;
     auto output = session->Lookup(request.step, *request.lookup);
     if (output.ok()) {
       ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
-      Deliver(work->place, EncodeTrainLookup(request.step, output->lookup, output->times));
+      Deliver(work->place, EncodeTrainLookup(request.step, output->lookup, output->times),
+              /*of_lookup=*/true);
     } else {
       Deliver(work->place, output.status());
     }
     absl::MutexLock lock(&mutex_);
     grant_.ReleaseBytes(request.bytes);
-    timer_.ReleaseRequestBytes(request.bytes);
   }
   WorkerDone();
 }
@@ -300,7 +360,6 @@ void TrainStream::UpdateDone(const TrainStepRequest& request) {
   {
     absl::MutexLock lock(&mutex_);
     grant_.ReleaseBytes(request.bytes);
-    timer_.ReleaseRequestBytes(request.bytes);
     --open_steps_;
     --pending_updates_;
     end = EndIfDrained();
@@ -327,11 +386,14 @@ void TrainStream::WorkerDone() {
   Unref();
 }
 
-void TrainStream::Deliver(int64_t place, absl::StatusOr<Messages> answer) {
+void TrainStream::Deliver(int64_t place, absl::StatusOr<Messages> answer, bool of_lookup) {
   std::optional<absl::Status> end;
   {
     absl::MutexLock lock(&mutex_);
+    --working_;
+    last_sign_ = absl::Now();
     if (answer.ok()) {
+      if (of_lookup) untaken_lookups_.insert(place);
       for (const grpc::ByteBuffer& message : *answer) {
         timer_.AddResponseBytes(static_cast<int64_t>(message.Length()));
       }
@@ -359,7 +421,7 @@ std::optional<absl::Status> TrainStream::WriteDue() {
     }
     if (due->second->empty()) {
       answers_.erase(due);
-      ++write_place_;
+      AnswerTaken();
       continue;
     }
     outgoing_ = std::move(due->second->front());
@@ -370,10 +432,22 @@ std::optional<absl::Status> TrainStream::WriteDue() {
   return std::nullopt;
 }
 
+void TrainStream::AnswerTaken() {
+  untaken_lookups_.erase(write_place_++);
+  if (std::exchange(read_waits_, false) && !no_more_) ReadOn();
+}
+
+void TrainStream::ReadOn() {
+  read_waits_ = next_place_ - write_place_ >= kMaxUnanswered;
+  if (!read_waits_) StartRead(&incoming_);
+}
+
 void TrainStream::OnWriteDone(bool ok) {
   std::optional<absl::Status> end;
   {
     absl::MutexLock lock(&mutex_);
+    last_sign_ = absl::Now();
+    outgoing_.Clear();  // its memory counts until then
     writing_ = false;
     if (ok) {
       end = WriteDue();

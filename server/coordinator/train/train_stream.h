@@ -1,5 +1,7 @@
 // EmbeddingService.Train: the transport of a TrainSession. Requests are read as they come, lookups
-// and updates run on a thread each, answers go out in the order of the requests.
+// and updates run on a thread each, answers go out in the order of the requests. A trainer that
+// does not take its answers is held back: its next lookups wait, and then its requests are not
+// read.
 #pragma once
 
 #include <cstdint>
@@ -32,10 +34,13 @@ class TrainStream;
 // The training streams of a coordinator. Thread-safe; must outlive them, that is, the server.
 class TrainStreams {
  public:
-  // `resources`, `threads` and what `environment` points to must outlive it. At most `max_streams`
-  // at once; each has two threads.
+  struct Limits {
+    int max_streams = 0;     // at once; each has two threads
+    absl::Duration silence;  // timeouts.silent_stream_ms
+  };
+  // `resources`, `threads` and what `environment` points to must outlive it.
   TrainStreams(const CoordinatorResources* resources, const CallEnvironment& environment,
-               BlockingPool* threads, int max_streams);
+               BlockingPool* threads, const Limits& limits);
 
   // Makes the stream of a new call. It deletes itself when the call is over.
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(
@@ -44,6 +49,8 @@ class TrainStreams {
   void Stop();
   // While draining, streams end with UNAVAILABLE between two steps, and new ones at once.
   void SetDraining(bool draining);
+  // Ends those that wait for a trainer who has been silent for too long. To be called often.
+  void EndSilent();
   // Those that have begun and are not over.
   int count() const;
   // Waits until there are none, for at most `limit`.
@@ -55,7 +62,7 @@ class TrainStreams {
 
   const CoordinatorResources* const resources_;
   const CallEnvironment environment_;
-  const int max_streams_;
+  const Limits limits_;
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
@@ -66,7 +73,8 @@ class TrainStreams {
 class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
-              const CallEnvironment& environment, const std::string& trace, Admission::Grant grant);
+              const CallEnvironment& environment, const grpc::CallbackServerContext& server_context,
+              Admission::Grant grant);
   // Begins to read.
   void Begin() { StartRead(&incoming_); }
   // Takes no more requests; what is not answered fails with `status`, and the stream ends with it.
@@ -74,6 +82,9 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   // While draining, no step begins, and the stream ends once those that have begun are done: whose
   // lookup was taken, and whose update has not been answered.
   void SetDraining(bool draining);
+  // Ends the stream with DEADLINE_EXCEEDED if the trainer has neither sent nor taken anything for
+  // so long, and no request of it is being worked on.
+  void EndIfSilent(absl::Duration silence);
 
  private:
   // A request in its place in the order of answers.
@@ -106,10 +117,16 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   // The next of `queue`, or nothing when no more will come.
   std::optional<Work> Next(std::deque<Work>* queue);
   void UpdateDone(const TrainStepRequest& request);
+  // Waits until the trainer has taken enough of its answers. See CallContext.
+  absl::StatusOr<rpc::CallContext::Room> MakeRoom(int64_t bytes, absl::string_view what);
   void WorkerDone();
 
   // The answer of a place: messages, or the status that ends the stream there.
-  void Deliver(int64_t place, absl::StatusOr<Messages> answer);
+  void Deliver(int64_t place, absl::StatusOr<Messages> answer, bool of_lookup = false);
+  // The answer that is due has been taken as a whole.
+  void AnswerTaken() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Reads the next message, now or when enough requests have been answered.
+  void ReadOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Writes what is due. A status: the stream ends now, with it.
   std::optional<absl::Status> WriteDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the call; only with what WriteDue returned, or after setting finished_.
@@ -120,6 +137,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   TrainStreams* const streams_;
   const CoordinatorResources* const resources_;
   const CallEnvironment environment_;
+  const grpc::CallbackServerContext* const server_context_;  // there until OnDone
   ops::RpcTimer timer_;
   rpc::CallContext context_;
 
@@ -141,9 +159,16 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   std::deque<Work> updates_ ABSL_GUARDED_BY(mutex_);
   Admission::Grant grant_ ABSL_GUARDED_BY(mutex_);  // with the bytes of requests in work
   int workers_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool has_start_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  bool read_waits_ ABSL_GUARDED_BY(mutex_) = false;  // for answers to be taken
+  // Requests, and the start, that are being worked on: what the trainer waits for.
+  int working_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time last_sign_ ABSL_GUARDED_BY(mutex_);  // of the trainer, or of work for it
 
   std::map<int64_t, absl::StatusOr<Messages>> answers_ ABSL_GUARDED_BY(mutex_);
-  std::optional<int64_t> end_place_ ABSL_GUARDED_BY(mutex_);  // where the trainer half-closed
+  std::set<int64_t> untaken_lookups_ ABSL_GUARDED_BY(mutex_);  // places
+  std::optional<int64_t> end_place_ ABSL_GUARDED_BY(mutex_);   // where the trainer half-closed
   int64_t write_place_ ABSL_GUARDED_BY(mutex_) = 0;
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
