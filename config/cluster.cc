@@ -233,7 +233,7 @@ absl::Status CompleteTokenFile(v1::TokenFile* file) {
     const std::string path = FieldPath("", "tokens", i);
     if (token.role() == v1::Token::ROLE_UNSPECIFIED) {
       return NotAllowed(FieldPath(path, "role"), v1::Token::Role_Name(token.role()),
-                        "one of READER, TRAINER, ADMIN, CLUSTER");
+                        "one of READER, TRAINER, LOADER, ADMIN, CLUSTER");
     }
     RETURN_IF_ERROR(CheckDigest(path, token));
     absl::AsciiStrToLower(token.mutable_sha256());

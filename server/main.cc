@@ -186,13 +186,14 @@ void AddHealth(CLI::App* app, Flags* flags) {
 void AddToken(CLI::App* app, Flags* flags) {
   static const std::map<std::string, v1::Token::Role> kRoles = {{"reader", v1::Token::READER},
                                                                 {"trainer", v1::Token::TRAINER},
+                                                                {"loader", v1::Token::LOADER},
                                                                 {"admin", v1::Token::ADMIN},
                                                                 {"cluster", v1::Token::CLUSTER}};
   CLI::App* const command =
       app->add_subcommand("token", "Make a token, add its digest to a token file, and print it");
   command->add_option("NAME", flags->token.name, "Name of the holder, for logs and quotas")
       ->required();
-  command->add_option("ROLE", flags->token.role, "reader, trainer, admin or cluster")
+  command->add_option("ROLE", flags->token.role, "reader, trainer, loader, admin or cluster")
       ->type_name("ROLE")
       ->required()
       ->transform(OneOf("roles", kRoles));

@@ -175,7 +175,9 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
   Coordinator& coordinator = *parts_.coordinator;
   v1::GetStatsResponse response;
   // Shards first: what takes time must not make the rest old.
-  coordinator.AddShards(request.hot_rows(), context, response.mutable_shards());
+  if (!request.without_shards()) {
+    coordinator.AddShards(request.hot_rows(), context, response.mutable_shards());
+  }
   const ops::MetricSnapshot metrics(coordinator.metrics()->collectables());
   response.set_time_ms(absl::ToUnixMillis(absl::Now()));
   response.set_uptime_ms(absl::ToInt64Milliseconds(coordinator.uptime()));

@@ -157,6 +157,17 @@ TEST_F(AdministrationTest, BeforeAnyRequestThereAreBudgetsAndShards) {
   EXPECT_EQ(stats.shards(0).http_address(), "127.0.0.1:8081");
 }
 
+TEST_F(AdministrationTest, LeavesShardsOutForOtherCoordinators) {
+  Declare();
+  v1::GetStatsRequest request;
+  request.set_without_shards(true);
+  v1::GetStatsResponse stats;
+  grpc::ClientContext context;
+  ASSERT_TRUE(admin_->GetStats(&context, request, &stats).ok());
+  EXPECT_EQ(stats.shards_size(), 0);
+  EXPECT_GT(stats.time_ms(), 0);
+}
+
 TEST_F(AdministrationTest, CountsWhatLookupsDid) {
   const uint64_t model = Declare();
   v1::LookupResponse response;

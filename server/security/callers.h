@@ -19,7 +19,7 @@ struct Caller {
   v1::Token::Role role = v1::Token::ROLE_UNSPECIFIED;
 };
 
-// READER < TRAINER < ADMIN. CLUSTER suffices for CLUSTER alone, and nothing else does.
+// READER < TRAINER < LOADER < ADMIN. CLUSTER suffices for CLUSTER alone, and nothing else does.
 bool Suffices(v1::Token::Role role, v1::Token::Role least);
 
 // Thread-safe. Knows digests only: nobody can read a token out of it.

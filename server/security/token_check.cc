@@ -15,6 +15,8 @@ namespace {
 
 using v1::Token;
 
+constexpr absl::string_view kStatsMethod = "/emberd.v1.AdminService/GetStats";
+
 // ReleaseBatch takes any batch of the model, also one that a trainer waits to apply.
 constexpr MethodRole kMethodRoles[] = {
     {"/emberd.v1.EmbeddingService/DeclareModel", Token::TRAINER},
@@ -24,15 +26,16 @@ constexpr MethodRole kMethodRoles[] = {
     {"/emberd.v1.EmbeddingService/Train", Token::TRAINER},
     {"/emberd.v1.EmbeddingService/ReleaseBatch", Token::TRAINER},
     {"/emberd.v1.EmbeddingService/ReadRows", Token::READER},
-    {"/emberd.v1.EmbeddingService/AssignRows", Token::ADMIN},
+    {"/emberd.v1.EmbeddingService/AssignRows", Token::LOADER},
     {"/emberd.v1.EmbeddingService/ExportTable", Token::READER},
 
     {"/emberd.v1.AdminService/GetStatus", Token::READER},
     {"/emberd.v1.AdminService/GetLimits", Token::READER},
-    {"/emberd.v1.AdminService/GetStats", Token::READER},
+    {kStatsMethod, Token::READER},
     {"/emberd.v1.AdminService/Drain", Token::ADMIN},
     {"/emberd.v1.AdminService/DropModel", Token::ADMIN},
     {"/emberd.v1.AdminService/ResetModel", Token::ADMIN},
+    {"/emberd.v1.AdminService/DropGroup", Token::ADMIN},
 
     {"/emberd.v1.CheckpointService/SaveCheckpoint", Token::TRAINER},
     {"/emberd.v1.CheckpointService/RestoreCheckpoint", Token::ADMIN},
@@ -53,6 +56,7 @@ constexpr MethodRole kMethodRoles[] = {
     {"/emberd.internal.v1.ShardService/Apply", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/OpenGroup", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/DecideStep", Token::CLUSTER},
+    {"/emberd.internal.v1.ShardService/DropGroups", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/ReleaseBatch", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/RenewBatches", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/ReadRows", Token::CLUSTER},
@@ -143,6 +147,10 @@ v1::Token::Role LeastRole(absl::string_view method) {
   return found == roles->end() ? Token::ADMIN : found->second;
 }
 
+bool MayCall(v1::Token::Role role, absl::string_view method) {
+  return Suffices(role, LeastRole(method)) || (role == Token::CLUSTER && method == kStatsMethod);
+}
+
 void RefusalLog::Add(const Refusal& refusal) {
   const absl::string_view method = refusal.method.substr(0, Refusal::kMaxText);
   const absl::string_view client = refusal.client.substr(0, Refusal::kMaxText);
@@ -154,17 +162,28 @@ void RefusalLog::Add(const Refusal& refusal) {
            ops::LogLevel::kWarning, "refused", std::move(fields));
 }
 
+void TokenCheck::SetTokens(std::shared_ptr<const TokenTable> tokens) {
+  MutexLock lock(&mutex_);
+  tokens_ = std::move(tokens);
+}
+
+std::shared_ptr<const TokenTable> TokenCheck::tokens() const {
+  MutexLock lock(&mutex_);
+  return tokens_;
+}
+
 absl::Status TokenCheck::CheckCall(const CallHeaders& call) const {
   if (IsOpen(call.method)) return absl::OkStatus();
+  const std::shared_ptr<const TokenTable> tokens = this->tokens();
   const absl::string_view token =
       call.authorization.size() == 1 ? BearerToken(call.authorization.front()) : "";
-  const Caller* const caller = token.empty() ? nullptr : tokens_->Find(token);
+  const Caller* const caller = token.empty() ? nullptr : tokens->Find(token);
   if (caller == nullptr) {
     return Refuse(absl::StatusCode::kUnauthenticated, call, call.certificate,
                   token.empty() ? kNoToken : kUnknownToken);
   }
   const v1::Token::Role least = LeastRole(call.method);
-  if (Suffices(caller->role, least)) return absl::OkStatus();
+  if (MayCall(caller->role, call.method)) return absl::OkStatus();
   return Refuse(absl::StatusCode::kPermissionDenied, call, caller->name, LowRole(*caller, least));
 }
 
@@ -184,10 +203,11 @@ absl::Status TokenCheck::Refuse(absl::StatusCode code, const CallHeaders& call,
 
 absl::Status TokenCheck::CheckPage(absl::string_view path, absl::string_view authorization,
                                    absl::string_view peer) const {
+  const std::shared_ptr<const TokenTable> tokens = this->tokens();
   absl::string_view token = BearerToken(authorization);
   const std::string password = token.empty() ? BasicPassword(authorization) : "";
   if (token.empty()) token = password;
-  const Caller* const caller = token.empty() ? nullptr : tokens_->Find(token);
+  const Caller* const caller = token.empty() ? nullptr : tokens->Find(token);
   if (caller == nullptr) {
     const absl::string_view reason =
         token.empty() ? "no token; send it as a bearer token, or as the password of any user"

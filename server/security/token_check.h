@@ -9,10 +9,12 @@
 
 #include <grpcpp/security/auth_metadata_processor.h>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/mutex.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
@@ -29,6 +31,9 @@ absl::Span<const MethodRole> MethodRoles();
 
 // True for health checks and reflection, which need no token.
 bool IsOpen(absl::string_view method);
+// Whether a token of `role` may call `method`: its least role suffices, or coordinators ask each
+// other by it (AdminService.GetStats).
+bool MayCall(v1::Token::Role role, absl::string_view method);
 // The least role for a method. One that is not in the table needs ADMIN, who then learns that it is
 // not there.
 v1::Token::Role LeastRole(absl::string_view method);
@@ -66,7 +71,10 @@ class TokenCheck {
  public:
   // Refused calls are counted by `metrics`, which must outlive this; null: nowhere.
   explicit TokenCheck(std::shared_ptr<const TokenTable> tokens, ops::Metrics* metrics = nullptr)
-      : tokens_(std::move(tokens)), metrics_(metrics) {}
+      : metrics_(metrics), tokens_(std::move(tokens)) {}
+
+  // From now on, these count and no others.
+  void SetTokens(std::shared_ptr<const TokenTable> tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // UNAUTHENTICATED without a token that is known, PERMISSION_DENIED with one whose role does not
   // suffice; the message names what is needed.
@@ -81,9 +89,12 @@ class TokenCheck {
   absl::Status Refuse(absl::StatusCode code, const CallHeaders& call, absl::string_view client,
                       absl::string_view reason) const;
 
-  const std::shared_ptr<const TokenTable> tokens_;
+  std::shared_ptr<const TokenTable> tokens() const ABSL_LOCKS_EXCLUDED(mutex_);
+
   ops::Metrics* const metrics_;
   const std::unique_ptr<RefusalLog> refusals_ = std::make_unique<RefusalLog>();
+  mutable Mutex mutex_;
+  std::shared_ptr<const TokenTable> tokens_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Makes gRPC call `check` when the headers of a call are there: what it refuses reaches no handler,

@@ -70,7 +70,7 @@ TEST(MethodRolesTest, InternalServicesAreForTheClusterAlone) {
 
 TEST(MethodRolesTest, WhatChangesRowsIsNotForReaders) {
   EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/ApplyGradients"), Token::TRAINER);
-  EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/AssignRows"), Token::ADMIN);
+  EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/AssignRows"), Token::LOADER);
   EXPECT_EQ(LeastRole("/emberd.v1.AdminService/Drain"), Token::ADMIN);
   EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/Lookup"), Token::READER);
 }
@@ -106,15 +106,31 @@ TEST(MethodRolesTest, OnlyHealthAndReflectionAreOpen) {
 }
 
 TEST(MethodRolesTest, RolesRiseAndTheClusterStandsAside) {
-  const Token::Role rising[] = {Token::READER, Token::TRAINER, Token::ADMIN};
-  for (int role = 0; role < 3; ++role) {
-    for (int least = 0; least < 3; ++least) {
+  const Token::Role rising[] = {Token::READER, Token::TRAINER, Token::LOADER, Token::ADMIN};
+  for (int role = 0; role < 4; ++role) {
+    for (int least = 0; least < 4; ++least) {
       EXPECT_EQ(Suffices(rising[role], rising[least]), role >= least);
     }
     EXPECT_FALSE(Suffices(rising[role], Token::CLUSTER));
     EXPECT_FALSE(Suffices(Token::CLUSTER, rising[role]));
   }
   EXPECT_TRUE(Suffices(Token::CLUSTER, Token::CLUSTER));
+}
+
+TEST(MethodRolesTest, CoordinatorsMayAskEachOtherForFiguresAlone) {
+  for (const MethodRole& entry : MethodRoles()) {
+    const bool figures = entry.method == "/emberd.v1.AdminService/GetStats";
+    EXPECT_EQ(MayCall(Token::CLUSTER, entry.method), figures || entry.role == Token::CLUSTER)
+        << entry.method;
+  }
+}
+
+TEST(MethodRolesTest, LoadersDoNotAdminister) {
+  EXPECT_TRUE(MayCall(Token::LOADER, "/emberd.v1.EmbeddingService/AssignRows"));
+  EXPECT_TRUE(MayCall(Token::LOADER, "/emberd.v1.EmbeddingService/Train"));
+  EXPECT_FALSE(MayCall(Token::TRAINER, "/emberd.v1.EmbeddingService/AssignRows"));
+  EXPECT_FALSE(MayCall(Token::LOADER, "/emberd.v1.AdminService/DropModel"));
+  EXPECT_FALSE(MayCall(Token::LOADER, "/emberd.v1.CheckpointService/RestoreCheckpoint"));
 }
 
 TEST(RefusalLogTest, TheSameRefusalIsOneLine) {
@@ -169,7 +185,7 @@ TEST_F(TokenCheckTest, EveryRoleCallsWhatTheTableGivesIt) {
     for (const v1::Token::Role role : kAllRoles) {
       const absl::Status status = Call(entry.method, {Bearer(role)});
       const auto expected =
-          Suffices(role, entry.role) ? absl::StatusCode::kOk : absl::StatusCode::kPermissionDenied;
+          MayCall(role, entry.method) ? absl::StatusCode::kOk : absl::StatusCode::kPermissionDenied;
       EXPECT_EQ(status.code(), expected) << entry.method << " as " << Token::Role_Name(role);
     }
   }

@@ -10,8 +10,8 @@
 
 namespace emberd::security {
 
-inline constexpr v1::Token::Role kAllRoles[] = {v1::Token::READER, v1::Token::TRAINER,
-                                                v1::Token::ADMIN, v1::Token::CLUSTER};
+inline constexpr v1::Token::Role kAllRoles[] = {
+    v1::Token::READER, v1::Token::TRAINER, v1::Token::LOADER, v1::Token::ADMIN, v1::Token::CLUSTER};
 
 // "the-token-of-reader", whose name is "reader".
 inline std::string TokenOf(v1::Token::Role role) {
