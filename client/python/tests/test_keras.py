@@ -6,6 +6,7 @@ or that fit makes twice, an optimizer that is another formula than Keras's, and 
 
 import os
 import sys
+import tempfile
 import types
 import unittest
 
@@ -90,6 +91,17 @@ class ExampleTest(Case):
             np.testing.assert_allclose(ours_tables[name], values, atol=1e-5)
         self.assertEqual(layer.next_step, 20)
         self.assertGreater(losses[0], losses[-1])
+
+        with tempfile.TemporaryDirectory() as folder:  # the rows are not in it, but on the cluster
+            path = os.path.join(folder, "model.keras")
+            module.model_of(layer).save(path)
+            loaded = keras.saving.load_model(path)
+        found = loaded.predict(module.data(1)[0], batch_size=module.BATCH, verbose=0)
+        again = next(one for one in loaded.layers if isinstance(one, emberd.keras.DistributedEmbedding))
+        self.addCleanup(again.finish)
+        self.assertEqual(again.name, layer.name)
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(again.get_embedding_tables()["words"]), ours_tables["words"])
+        self.assertEqual(found.shape, ours_after.shape)
 
 
 class LayerTest(Case):

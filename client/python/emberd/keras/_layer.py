@@ -96,6 +96,7 @@ def _plan(table_stacking: Any) -> Optional[config.PlanConfig]:
     return config.PlanConfig(auto_stack=False, groups=[config.StackGroup(list(names)) for names in lists])
 
 
+@keras.saving.register_keras_serializable("emberd")
 class DistributedEmbedding(keras.layers.Layer):
     """keras-rs's layer, on a cluster of emberd: ids in a nested structure in, float32 (samples, embedding_dim) in the same
     structure out.
@@ -171,12 +172,12 @@ class DistributedEmbedding(keras.layers.Layer):
     def get_embedding_tables(self) -> Dict[str, Any]:
         """Copies of the tables as they are now, (vocabulary_size, embedding_dim) by name. Of large ones read parts:
         `tables.export`."""
-        if self._held.trainer is not None and keras.backend.backend() == "jax":
-            self._held.trainer._in_jit.wait()
+        self._wait()
         return {name: keras.ops.convert_to_tensor(self.tables.table(name)) for name in self._held.tables}
 
     def set_embedding_tables(self, tables: Mapping[str, Any]) -> None:
         """Overwrites whole tables; the slots of optimizers stay."""
+        self._wait()
         for name, values in tables.items():
             if name not in self._held.tables:
                 raise ValueError(f"tables: {name!r} is not a table of this layer; they are {', '.join(self._held.tables)}")
@@ -185,6 +186,11 @@ class DistributedEmbedding(keras.layers.Layer):
                 raise ValueError(f"tables: {name!r}: the shape {array.shape} is not allowed; it must be "
                                  f"{(table.vocabulary_size, table.embedding_dim)}")
             self.tables.assign_rows(name, np.arange(len(array)), array)
+
+    def _wait(self) -> None:
+        """Until what JAX has been given to compute has been computed."""
+        if self._held.trainer is not None and keras.backend.backend() == "jax":
+            self._held.trainer._in_jit.wait()
 
     def finish(self) -> None:
         """Leaves the group, once all updates have been made. The next step joins again."""
