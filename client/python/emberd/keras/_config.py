@@ -13,6 +13,10 @@ import numpy as np
 from .. import config
 
 
+def _fan_out() -> Any:
+    return keras.initializers.VarianceScaling(mode="fan_out")
+
+
 @dataclasses.dataclass(order=True)
 class TableConfig:
     """One table. Several features may look it up.
@@ -29,7 +33,7 @@ class TableConfig:
     name: str
     vocabulary_size: int
     embedding_dim: int
-    initializer: Any = dataclasses.field(default_factory=lambda: keras.initializers.VarianceScaling(mode="fan_out"))
+    initializer: Any = dataclasses.field(default_factory=_fan_out)
     optimizer: Any = "adam"
     combiner: str = "mean"
     placement: str = "auto"

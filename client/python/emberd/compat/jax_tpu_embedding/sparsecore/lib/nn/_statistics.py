@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -18,8 +18,8 @@ class SparseDenseMatmulInputStats:
                  max_unique_ids_per_partition: Optional[Mapping[str, Any]] = None,
                  required_buffer_size_per_sc: Optional[Mapping[str, Any]] = None,
                  id_drop_counters: Optional[Mapping[str, int]] = None) -> None:
-        self._counts = [dict(given or {}) for given in (max_ids_per_partition, max_unique_ids_per_partition,
-                                                        required_buffer_size_per_sc, id_drop_counters)]
+        given = (max_ids_per_partition, max_unique_ids_per_partition, required_buffer_size_per_sc, id_drop_counters)
+        self._counts: List[Counts] = [dict(one or {}) for one in given]
         self._count: Optional[Callable[[], Sequence[Counts]]] = None
 
     @classmethod

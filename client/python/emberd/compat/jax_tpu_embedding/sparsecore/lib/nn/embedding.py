@@ -171,14 +171,15 @@ def preprocess_sparse_dense_matmul_input_from_sparse_tensor(
         return rows
 
     structure = jax.tree.structure(feature_specs)
-    features = [ragged(*one) for one in zip(*(structure.flatten_up_to(part) for part in (indices, values, dense_shapes)))]
+    parts: List[Any] = [structure.flatten_up_to(part) for part in (indices, values, dense_shapes)]
+    features = [ragged(*one) for one in zip(*parts)]
     return preprocess_sparse_dense_matmul_input(structure.unflatten(features), None, feature_specs, local_device_count,
                                                 global_device_count, **options)
 
 
 def _compressed(values: Any, weights: Any, name: str) -> Tuple[Any, Any, Any]:
     """Row pointers, ids and weights of a feature."""
-    array = values if isinstance(values, list) else np.asarray(values)
+    array: Any = values if isinstance(values, list) else np.asarray(values)
     if isinstance(array, np.ndarray) and array.dtype != object:
         if array.ndim not in (1, 2):
             raise ValueError(f"feature {name!r}: the shape {list(array.shape)} is not allowed; it must be [samples, ids]")
