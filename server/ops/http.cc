@@ -250,28 +250,67 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpOptions option
   }
   std::unique_ptr<HttpServer> server(
       new HttpServer(std::move(options), parsed->host, PortOf(listening.fd)));
-  const std::optional<HttpTls>& tls = server->options_.tls;
-  std::vector<MHD_OptionItem> tls_options = {{MHD_OPTION_END, 0, nullptr}};
-  if (tls.has_value()) tls_options = TlsOptions(*tls);
-  server->daemon_ = MHD_start_daemon(
-      MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_ITC |
-          MHD_USE_ERROR_LOG | (tls.has_value() ? MHD_USE_TLS : MHD_NO_FLAG),
-      0, nullptr, nullptr, &Callbacks::Serve, server.get(),  //
-      MHD_OPTION_EXTERNAL_LOGGER, &LogLibrary, nullptr,      //
-      MHD_OPTION_NOTIFY_CONNECTION, &Callbacks::Notice, server.get(), MHD_OPTION_NOTIFY_COMPLETED,
-      &Callbacks::Completed, server.get(), MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr,  //
-      MHD_OPTION_LISTEN_SOCKET, listening.fd,                                                    //
-      MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(kMaxConnections),
-      MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(kMaxHeaderBytes),
-      MHD_OPTION_CONNECTION_TIMEOUT, static_cast<unsigned>(kIdleSeconds),
-      MHD_OPTION_STRICT_FOR_CLIENT, 1,       //
-      MHD_OPTION_ARRAY, tls_options.data(),  //
-      MHD_OPTION_END);
+  server->tls_ = server->options_.tls;
+  server->daemon_ = server->Launch(listening.fd, server->tls_);
   if (server->daemon_ == nullptr) {
     close(listening.fd);
     return absl::UnavailableError(absl::StrCat("cannot serve HTTP on ", address));
   }
   return server;
+}
+
+MHD_Daemon* HttpServer::Launch(int listening, const std::optional<HttpTls>& tls) {
+  std::vector<MHD_OptionItem> tls_options = {{MHD_OPTION_END, 0, nullptr}};
+  if (tls.has_value()) tls_options = TlsOptions(*tls);
+  return MHD_start_daemon(MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_THREAD_PER_CONNECTION |
+                              MHD_USE_ITC | MHD_USE_ERROR_LOG |
+                              (tls.has_value() ? MHD_USE_TLS : MHD_NO_FLAG),
+                          0, nullptr, nullptr, &Callbacks::Serve, this,            //
+                          MHD_OPTION_EXTERNAL_LOGGER, &LogLibrary, nullptr,        //
+                          MHD_OPTION_NOTIFY_CONNECTION, &Callbacks::Notice, this,  //
+                          MHD_OPTION_NOTIFY_COMPLETED, &Callbacks::Completed, this,
+                          MHD_OPTION_UNESCAPE_CALLBACK, &KeepEscapes, nullptr,  //
+                          MHD_OPTION_LISTEN_SOCKET, listening,                  //
+                          MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(kMaxConnections),
+                          MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(kMaxHeaderBytes),
+                          MHD_OPTION_CONNECTION_TIMEOUT, static_cast<unsigned>(kIdleSeconds),
+                          MHD_OPTION_STRICT_FOR_CLIENT, 1,       //
+                          MHD_OPTION_ARRAY, tls_options.data(),  //
+                          MHD_OPTION_END);
+}
+
+absl::Status HttpServer::Renew(HttpTls tls) {
+  if (!tls_.has_value()) return absl::FailedPreconditionError("HTTP is served in plain text");
+  if (tls.certificate == tls_->certificate && tls.key == tls_->key &&
+      tls.client_ca == tls_->client_ca) {
+    return absl::OkStatus();
+  }
+  StopIdle();
+  const MHD_socket listening = MHD_quiesce_daemon(daemon_);
+  retired_.push_back(daemon_);
+  std::optional<HttpTls> renewed = std::move(tls);
+  daemon_ = Launch(listening, renewed);
+  if (daemon_ == nullptr) {
+    daemon_ = Launch(listening, tls_);  // as before
+    return absl::InvalidArgumentError(
+        "the web server does not take the certificate: the old one stays");
+  }
+  tls_ = std::move(renewed);
+  return absl::OkStatus();
+}
+
+void HttpServer::StopIdle() {
+  std::vector<MHD_Daemon*> busy;
+  for (MHD_Daemon* const daemon : retired_) {
+    const MHD_DaemonInfo* const info =
+        MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+    if (info != nullptr && info->num_connections == 0) {
+      MHD_stop_daemon(daemon);
+    } else {
+      busy.push_back(daemon);
+    }
+  }
+  retired_ = std::move(busy);
 }
 
 HttpServer::HttpServer(HttpOptions options, std::string host, int port)
@@ -291,6 +330,7 @@ HttpServer::~HttpServer() {
                               ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return connections_.empty(); };
     mutex_.AwaitWithTimeout(absl::Condition(&all_gone), kStopPatience);
   }
+  for (MHD_Daemon* const retired : retired_) MHD_stop_daemon(retired);
   MHD_stop_daemon(daemon_);
   if (listening != MHD_INVALID_SOCKET) close(listening);
 }

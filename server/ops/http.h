@@ -78,6 +78,11 @@ class HttpServer {
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(HttpOptions options);
   ~HttpServer();  // at once, but for routes in progress
 
+  // Clients that connect from now on meet `tls`, those that are there stay as they are. Only where
+  // HttpOptions.tls was set, and with an authority of clients if that had one. An error: the old
+  // one stays.
+  absl::Status Renew(HttpTls tls);
+
   int port() const { return port_; }
   std::string address() const;  // "host:port" with the real port
 
@@ -85,6 +90,10 @@ class HttpServer {
   struct Callbacks;
 
   HttpServer(HttpOptions options, std::string host, int port);
+  // Ends those of `retired_` that serve nobody any more.
+  void StopIdle();
+  // A daemon that takes connections from `listening`; null: the library does not start it.
+  MHD_Daemon* Launch(int listening, const std::optional<HttpTls>& tls);
   HttpAnswer Answer(const HttpRoute& route, const HttpRequest& request) const;
   const HttpRoute* Find(const std::string& path) const;
   bool Serve(MHD_Connection* connection, const std::string& path, const std::string& method);
@@ -99,6 +108,9 @@ class HttpServer {
   const int port_;
   RateLimitedLog uncertified_{absl::Minutes(1)};
   MHD_Daemon* daemon_ = nullptr;
+  // Those before it, which serve the connections that they have. Changed by Renew alone.
+  std::vector<MHD_Daemon*> retired_;
+  std::optional<HttpTls> tls_;  // of `daemon_`
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,6 +1,7 @@
 #include "server/ops/lifecycle.h"
 
 #include <cerrno>
+#include <utility>
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -16,18 +17,20 @@
 namespace emberd::ops {
 namespace {
 
-sigset_t StopSignals() {
+sigset_t Signals(bool hangup) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  if (hangup) sigaddset(&signals, SIGHUP);
   return signals;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create(bool stop_on_eof) {
-  const sigset_t signals = StopSignals();
+absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create(
+    bool stop_on_eof, std::function<void()> on_hangup) {
+  const sigset_t signals = Signals(on_hangup != nullptr);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
   const int stop_fd = eventfd(0, EFD_CLOEXEC);
@@ -37,13 +40,16 @@ absl::StatusOr<std::unique_ptr<ShutdownSignal>> ShutdownSignal::Create(bool stop
     pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
     return absl::ErrnoToStatus(error, "cannot receive signals");
   }
-  return std::unique_ptr<ShutdownSignal>(new ShutdownSignal(signal_fd, stop_fd, stop_on_eof));
+  return std::unique_ptr<ShutdownSignal>(
+      new ShutdownSignal(signal_fd, stop_fd, stop_on_eof, std::move(on_hangup)));
 }
 
-ShutdownSignal::ShutdownSignal(int signal_fd, int stop_fd, bool stop_on_eof)
+ShutdownSignal::ShutdownSignal(int signal_fd, int stop_fd, bool stop_on_eof,
+                               std::function<void()> on_hangup)
     : signal_fd_(signal_fd),
       stop_fd_(stop_fd),
       stop_on_eof_(stop_on_eof),
+      on_hangup_(std::move(on_hangup)),
       thread_([this] { Run(); }) {}
 
 ShutdownSignal::~ShutdownSignal() {
@@ -51,7 +57,7 @@ ShutdownSignal::~ShutdownSignal() {
   thread_.join();
   close(signal_fd_);
   close(stop_fd_);
-  const sigset_t signals = StopSignals();
+  const sigset_t signals = Signals(on_hangup_ != nullptr);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
 }
 
@@ -76,6 +82,7 @@ void ShutdownSignal::Run() {
 void ShutdownSignal::OnSignal() {
   signalfd_siginfo info{};
   if (read(signal_fd_, &info, sizeof(info)) < 0) return;
+  if (info.ssi_signo == SIGHUP) return on_hangup_();
   const char* const name = info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM";
   if (requested_.HasBeenNotified()) {
     Log(LogLevel::kWarning, "second signal: exiting at once", {{"signal", name}});

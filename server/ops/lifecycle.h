@@ -1,6 +1,7 @@
 // Signals, the end of a process, and the standard gRPC services.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -24,7 +25,10 @@ class ShutdownSignal {
  public:
   // With `stop_on_eof`, the end of standard input asks for shutdown, too: whoever holds the other
   // end of the pipe has closed it, or has died, however it did. What comes before is not looked at.
-  static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create(bool stop_on_eof = false);
+  // With `on_hangup`, SIGHUP calls that, on the thread of this, and is blocked as the others are;
+  // without, it ends the process, as ever.
+  static absl::StatusOr<std::unique_ptr<ShutdownSignal>> Create(
+      bool stop_on_eof = false, std::function<void()> on_hangup = nullptr);
   ~ShutdownSignal();  // the signals are unblocked again
 
   void Wait() const { requested_.WaitForNotification(); }
@@ -34,7 +38,7 @@ class ShutdownSignal {
   }
 
  private:
-  ShutdownSignal(int signal_fd, int stop_fd, bool stop_on_eof);
+  ShutdownSignal(int signal_fd, int stop_fd, bool stop_on_eof, std::function<void()> on_hangup);
   void Run();
   void OnSignal();
   // False: it has ended.
@@ -43,6 +47,7 @@ class ShutdownSignal {
   const int signal_fd_;
   const int stop_fd_;
   const bool stop_on_eof_;
+  const std::function<void()> on_hangup_;
   absl::Notification requested_;
   std::thread thread_;
 };

@@ -10,7 +10,9 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/http.h"
 #include "server/ops/metrics.h"
@@ -25,8 +27,16 @@ class Security {
   // Of a checked description. Reads all files that it names; INVALID_ARGUMENT or NOT_FOUND names
   // the field and the file that is wrong. `metrics` must outlive it and counts what is refused;
   // null: nothing is counted.
-  static absl::StatusOr<std::shared_ptr<const Security>> Create(const v1::SecurityConfig& config,
-                                                                ops::Metrics* metrics = nullptr);
+  static absl::StatusOr<std::shared_ptr<Security>> Create(const v1::SecurityConfig& config,
+                                                          ops::Metrics* metrics = nullptr);
+
+  // Reads the files again; what they hold counts for every call and every connection that is made
+  // from now on. Connections that are there, and calls that have begun, go on. True: something has
+  // changed. An error names what is wrong: where certificates are, they stay as they were, and so
+  // do tokens.
+  absl::StatusOr<bool> Reload();
+  // Those files; none: there is nothing to read again.
+  std::vector<std::string> Files() const;
 
   // For a gRPC port.
   std::shared_ptr<grpc::ServerCredentials> ServerCredentials() const;
@@ -40,11 +50,19 @@ class Security {
   void Protect(ops::HttpOptions* options) const;
 
  private:
-  Security() = default;
+  // The token that this process shows to others of the cluster. Thread-safe.
+  class OwnToken;
+  struct Tokens;
 
+  explicit Security(v1::SecurityConfig config) : config_(std::move(config)) {}
+  absl::StatusOr<bool> ReloadTokens() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const v1::SecurityConfig config_;
   std::unique_ptr<TransportSecurity> transport_;
-  std::shared_ptr<const TokenCheck> tokens_;  // null: no tokens
-  std::string cluster_token_;
+  std::shared_ptr<TokenCheck> tokens_;              // null: no tokens
+  std::shared_ptr<OwnToken> cluster_token_;         // null with it
+  Mutex mutex_;                                     // one Reload at a time
+  std::string token_file_ ABSL_GUARDED_BY(mutex_);  // what was read last, as text
 };
 
 }  // namespace emberd::security

@@ -2,11 +2,16 @@
 
 #include <utility>
 
+#include <grpcpp/security/tls_credentials_options.h>
+
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "config/address.h"
 #include "config/credentials.h"
 #include "server/ops/logging.h"
+#include "server/security/renewable_files.h"
 
 namespace emberd::security {
 namespace {
@@ -29,39 +34,74 @@ class PlainTransport final : public TransportSecurity {
   std::optional<ops::HttpTls> Http() const override { return std::nullopt; }
 };
 
+absl::StatusOr<config::PemFiles> LoadFiles(const v1::TlsConfig& config) {
+  absl::StatusOr<config::PemFiles> files =
+      config::LoadPemFiles({.certificate_field = "security.tls.certificate_file",
+                            .certificate_file = config.certificate_file(),
+                            .key_field = "security.tls.key_file",
+                            .key_file = config.key_file(),
+                            .ca_field = "security.tls.ca_file",
+                            .ca_file = config.ca_file()});
+  if (files.ok() && files->days_left < kWarnDays) {
+    ops::Log(ops::LogLevel::kWarning,
+             files->days_left < 0 ? "the certificate has expired: clients will refuse it"
+                                  : "the certificate expires soon",
+             {{"file", config.certificate_file()}, {"days_left", files->days_left}});
+  }
+  return files;
+}
+
 class TlsTransport final : public TransportSecurity {
  public:
-  TlsTransport(config::PemFiles files, bool require_client_certificate)
-      : files_(std::move(files)), require_client_certificate_(require_client_certificate) {}
+  // `renewable` holds what `files` does.
+  TlsTransport(v1::TlsConfig config, config::PemFiles files,
+               std::unique_ptr<RenewableFiles> renewable)
+      : config_(std::move(config)), renewable_(std::move(renewable)), files_(std::move(files)) {}
 
   std::shared_ptr<grpc::ServerCredentials> ServerCredentials(
       std::shared_ptr<grpc::AuthMetadataProcessor> guard) const override {
-    grpc::SslServerCredentialsOptions options(
-        require_client_certificate_ ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
-                                    : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
-    options.pem_root_certs = files_.ca;
-    options.pem_key_cert_pairs.push_back({files_.key, files_.certificate});
-    auto credentials = grpc::SslServerCredentials(options);
+    grpc::experimental::TlsServerCredentialsOptions options(renewable_->provider());
+    options.watch_identity_key_cert_pairs();
+    options.watch_root_certs();
+    options.set_cert_request_type(mutual()
+                                      ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                      : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
+    auto credentials = grpc::experimental::TlsServerCredentials(options);
     if (guard != nullptr) credentials->SetAuthMetadataProcessor(std::move(guard));
     return credentials;
   }
   std::shared_ptr<grpc::ChannelCredentials> ChannelCredentials() const override {
-    grpc::SslCredentialsOptions options;
-    options.pem_root_certs = files_.ca;
-    // Shown to processes that ask for one.
-    options.pem_private_key = files_.key;
-    options.pem_cert_chain = files_.certificate;
-    return grpc::SslCredentials(options);
+    grpc::experimental::TlsChannelCredentialsOptions options;
+    options.set_certificate_provider(renewable_->provider());
+    options.watch_root_certs();
+    options.watch_identity_key_cert_pairs();  // shown to processes that ask for one
+    return grpc::experimental::TlsCredentials(options);
   }
   std::optional<ops::HttpTls> Http() const override {
+    MutexLock lock(&mutex_);
     return ops::HttpTls{.certificate = files_.certificate,
                         .key = files_.key,
-                        .client_ca = require_client_certificate_ ? files_.ca : ""};
+                        .client_ca = mutual() ? files_.ca : ""};
+  }
+  absl::StatusOr<bool> Reload() override {
+    ASSIGN_OR_RETURN(config::PemFiles files, LoadFiles(config_));
+    MutexLock lock(&mutex_);
+    if (files.certificate == files_.certificate && files.key == files_.key &&
+        files.ca == files_.ca) {
+      return false;
+    }
+    RETURN_IF_ERROR(renewable_->Set(files));
+    files_ = std::move(files);
+    return true;
   }
 
  private:
-  const config::PemFiles files_;
-  const bool require_client_certificate_;
+  bool mutual() const { return config_.require_client_certificate(); }
+
+  const v1::TlsConfig config_;
+  const std::unique_ptr<RenewableFiles> renewable_;
+  mutable Mutex mutex_;
+  config::PemFiles files_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -71,21 +111,9 @@ std::unique_ptr<TransportSecurity> MakePlainTransport() {
 }
 
 absl::StatusOr<std::unique_ptr<TransportSecurity>> MakeTlsTransport(const v1::TlsConfig& config) {
-  absl::StatusOr<config::PemFiles> files =
-      config::LoadPemFiles({.certificate_field = "security.tls.certificate_file",
-                            .certificate_file = config.certificate_file(),
-                            .key_field = "security.tls.key_file",
-                            .key_file = config.key_file(),
-                            .ca_field = "security.tls.ca_file",
-                            .ca_file = config.ca_file()});
-  if (!files.ok()) return files.status();
-  if (files->days_left < kWarnDays) {
-    ops::Log(ops::LogLevel::kWarning,
-             files->days_left < 0 ? "the certificate has expired: clients will refuse it"
-                                  : "the certificate expires soon",
-             {{"file", config.certificate_file()}, {"days_left", files->days_left}});
-  }
-  return std::make_unique<TlsTransport>(*std::move(files), config.require_client_certificate());
+  ASSIGN_OR_RETURN(config::PemFiles files, LoadFiles(config));
+  ASSIGN_OR_RETURN(std::unique_ptr<RenewableFiles> renewable, RenewableFiles::Create(files));
+  return std::make_unique<TlsTransport>(config, std::move(files), std::move(renewable));
 }
 
 Protection ProtectionOf(const v1::SecurityConfig& security) {
