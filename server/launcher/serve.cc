@@ -7,7 +7,10 @@
 
 #include <unistd.h>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
@@ -20,6 +23,7 @@
 #include "server/rpc/call_context.h"
 #include "server/security/transport_security.h"
 #include "server/shard/shard_server.h"
+#include "server/status_page/peers.h"
 #include "server/status_page/status_page.h"
 
 namespace emberd::launcher {
@@ -43,12 +47,32 @@ absl::Status Announce(const std::string& name, const ReadyInfo& info,
   return absl::OkStatus();
 }
 
+// What SIGHUP wakes, once there is something to wake. Thread-safe.
+class Hangup {
+ public:
+  void Call() {
+    absl::MutexLock lock(&mutex_);
+    if (watch_ != nullptr) watch_->ReloadSoon();
+  }
+  // Null: nothing.
+  void Set(security::CredentialsWatch* watch) {
+    absl::MutexLock lock(&mutex_);
+    watch_ = watch;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  security::CredentialsWatch* watch_ ABSL_GUARDED_BY(mutex_) = nullptr;
+};
+
 // `Server` is a ShardServer or a CoordinatorServer, `Process` the part of the cluster that is about
 // it, `start` makes the server, and `pages` what its web server serves.
 template <typename Process, typename Start, typename Pages>
 absl::Status Serve(const ServeOptions& options, const std::string& role, const Process& process,
                    int cpu_threads, Start start, Pages pages) {
-  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create());
+  Hangup hangup;
+  ASSIGN_OR_RETURN(const auto shutdown,
+                   ops::ShutdownSignal::Create(false, [&hangup] { hangup.Call(); }));
   const std::string name = absl::StrCat(role, "-", options.index);
   const v1::ClusterConfig& cluster = options.cluster;
   RETURN_IF_ERROR(ops::SetUpLogging(cluster.logging(), name));
@@ -62,8 +86,12 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   std::atomic<bool> ending = false;
   ASSIGN_OR_RETURN(auto server, start(&metrics, &threads, security));
   const auto serving = [&ending] { return !ending; };
-  ASSIGN_OR_RETURN(auto http, StartHttp(process.http_address(),
-                                        pages(name, server.get(), metrics, serving), *security));
+  ASSIGN_OR_RETURN(auto http,
+                   StartHttp(process.http_address(),
+                             pages(name, *security, server.get(), metrics, serving), *security));
+  auto watch = WatchCredentials(security.get(), http.get());
+  hangup.Set(watch.get());
+  const absl::Cleanup forget = [&hangup] { hangup.Set(nullptr); };
   RETURN_IF_ERROR(Announce(
       name,
       {.grpc = server->address(), .http = http == nullptr ? "" : http->address(), .pid = getpid()},
@@ -71,6 +99,8 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
     ending = true;
     server->Drain(limit);
+    hangup.Set(nullptr);
+    watch.reset();
     http.reset();
     server.reset();
   });
@@ -87,7 +117,8 @@ absl::Status ServeShard(const ServeOptions& options) {
                                        .threads = threads,
                                        .security = std::move(security)});
   };
-  const auto pages = [](const std::string& name, server::ShardServer*, const ops::Metrics& metrics,
+  const auto pages = [](const std::string& name, const security::Security&, server::ShardServer*,
+                        const ops::Metrics& metrics,
                         std::function<bool()> serving) -> std::vector<ops::HttpRoute> {
     return {ops::MetricsRoute(metrics), ops::HealthRoute(std::move(serving)),
             ops::IndexRoute(name, {"/metrics", "/healthz"})};
@@ -105,8 +136,14 @@ absl::Status ServeCoordinator(const ServeOptions& options) {
                                              .threads = threads,
                                              .security = std::move(security)});
   };
+  const auto pages = [&](const std::string& name, const security::Security& security,
+                         server::CoordinatorServer* coordinator, const ops::Metrics& metrics,
+                         std::function<bool()> serving) {
+    return CoordinatorPages(name, options.index, options.cluster, security, coordinator, metrics,
+                            std::move(serving));
+  };
   return Serve(options, "coordinator", options.cluster.coordinators(options.index),
-               options.cluster.coordinator_threads(), start, &CoordinatorPages);
+               options.cluster.coordinator_threads(), start, pages);
 }
 
 void DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,
@@ -148,7 +185,21 @@ absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& ad
   return ops::HttpServer::Start(std::move(options));
 }
 
-std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name,
+std::unique_ptr<security::CredentialsWatch> WatchCredentials(security::Security* security,
+                                                             ops::HttpServer* http) {
+  const auto renew = [security, http] {
+    ops::HttpOptions options;
+    security->Protect(&options);
+    if (http == nullptr || !options.tls.has_value()) return;
+    const absl::Status status = http->Renew(*std::move(options.tls));
+    if (!status.ok()) Log(LogLevel::kError, "http", {{"error", status.message()}});
+  };
+  return std::make_unique<security::CredentialsWatch>(security, renew);
+}
+
+std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name, int index,
+                                             const v1::ClusterConfig& cluster,
+                                             const security::Security& security,
                                              server::CoordinatorServer* coordinator,
                                              const ops::Metrics& metrics,
                                              std::function<bool()> serving) {
@@ -160,7 +211,16 @@ std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name,
     rpc::CallContext context(absl::Now() + kPatience);
     return coordinator->coordinator()->DescribeModel(request, &context);
   };
-  std::vector<ops::HttpRoute> routes = status_page::Routes({name, stats, model});
+  status_page::Source source = {.name = name,
+                                .address = coordinator->address(),
+                                .http_address = cluster.coordinators(index).http_address(),
+                                .stats = stats,
+                                .model = model};
+  if (cluster.coordinators_size() > 1) {
+    const auto peers = std::make_shared<const status_page::Peers>(cluster, index, security);
+    source.others = [peers] { return peers->Ask(); };
+  }
+  std::vector<ops::HttpRoute> routes = status_page::Routes(source);
   routes.push_back(ops::MetricsRoute(metrics));
   routes.push_back(ops::HealthRoute([coordinator, serving = std::move(serving)] {
     return serving() && !coordinator->administration()->draining();

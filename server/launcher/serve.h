@@ -14,6 +14,7 @@
 #include "server/ops/http.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/metrics.h"
+#include "server/security/credentials_watch.h"
 #include "server/security/security.h"
 
 namespace emberd::launcher {
@@ -39,10 +40,16 @@ absl::Status CheckAddresses(const std::string& path, const std::string& address,
 absl::StatusOr<std::unique_ptr<ops::HttpServer>> StartHttp(const std::string& address,
                                                            std::vector<ops::HttpRoute> routes,
                                                            const security::Security& security);
+// Watches the certificates and tokens of `security` from now on, for `http` (null: none) too, which
+// must outlive it.
+std::unique_ptr<security::CredentialsWatch> WatchCredentials(security::Security* security,
+                                                             ops::HttpServer* http);
 // What the web server of a coordinator serves: metrics, health (not while the coordinator drains),
-// and the status page. `serving` is what /healthz says. All arguments, and what `serving` refers
-// to, must outlive the web server.
-std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name,
+// and the status page, which shows the other coordinators of `cluster`, too. `serving` is what
+// /healthz says. All arguments, and what `serving` refers to, must outlive the web server.
+std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name, int index,
+                                             const v1::ClusterConfig& cluster,
+                                             const security::Security& security,
                                              server::CoordinatorServer* coordinator,
                                              const ops::Metrics& metrics,
                                              std::function<bool()> serving);

@@ -236,9 +236,11 @@ absl::Status UpEmbedded(const UpOptions& options) {
                                                                   .threads = &threads,
                                                                   .security = security}));
   const auto serving = [&ending] { return !ending; };
-  ASSIGN_OR_RETURN(auto http,
-                   StartHttp(coordinator.http_address(),
-                             CoordinatorPages("up", server.get(), metrics, serving), *security));
+  ASSIGN_OR_RETURN(auto http, StartHttp(coordinator.http_address(),
+                                        CoordinatorPages("up", 0, cluster, *security, server.get(),
+                                                         metrics, serving),
+                                        *security));
+  auto watch = WatchCredentials(security.get(), http.get());
   ClusterInfo info;
   info.shard_count = cluster.shards_size();
   info.sparsecores_per_shard = cluster.sparsecores_per_shard();
@@ -252,6 +254,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
   DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
     ending = true;
     server->Drain(limit);
+    watch.reset();
     http.reset();
     server.reset();
   });

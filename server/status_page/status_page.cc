@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include <google/protobuf/util/json_util.h>
@@ -13,18 +14,25 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/status_page/history.h"
 #include "server/status_page/page_files.h"
 
 namespace emberd::status_page {
 namespace {
 
 constexpr int kHotRows = 5;  // of each table and shard
+// What the page may have missed since it asked last.
+constexpr absl::Duration kRecent = absl::Seconds(20);
 constexpr char kJson[] = "application/json";
 
 std::string Quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
+
+std::string HexId(uint64_t id) { return absl::StrCat(absl::Hex(id, absl::kZeroPad16)); }
 
 absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
@@ -35,6 +43,51 @@ absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message) {
   if (!status.ok()) return absl::InternalError(std::string(status.message()));
   return json;
 }
+
+// Asks the cluster, at least every kSampleEvery, and remembers what it said. Thread-safe.
+class Board {
+ public:
+  explicit Board(Source source) : source_(std::move(source)), sampler_([this] { Sample(); }) {}
+  ~Board() {
+    stop_.Notify();
+    sampler_.join();
+  }
+
+  ops::HttpAnswer Status() {
+    absl::MutexLock lock(&mutex_);
+    Refresh(kMaxAge);
+    return status_;
+  }
+  ops::HttpAnswer LastHour() {
+    absl::MutexLock lock(&mutex_);
+    Refresh(kMaxAge);
+    return {200, history_.ToJson() + "\n"};
+  }
+
+ private:
+  void Sample() {
+    do {
+      absl::MutexLock lock(&mutex_);
+      // A little less: who looks may just have asked.
+      Refresh(kSampleEvery * 0.9);
+    } while (!stop_.WaitForNotificationWithTimeout(kSampleEvery));
+  }
+  void Refresh(absl::Duration max_age) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Figures of the whole cluster, and the page's text about them.
+  absl::StatusOr<std::string> Ask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether what is summed over `now` may be less than it was: a coordinator is gone, is back, or
+  // counts anew.
+  bool MayBeLess(const ClusterFigures& now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Source source_;
+  absl::Mutex mutex_;
+  History history_ ABSL_GUARDED_BY(mutex_);
+  ops::HttpAnswer status_ ABSL_GUARDED_BY(mutex_);
+  absl::Time asked_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  int epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Notification stop_;
+  std::thread sampler_;
+};
 
 // What `make` gives, made anew only when the last one is older than kMaxAge. Thread-safe; who asks
 // meanwhile waits.
@@ -77,24 +130,30 @@ absl::StatusOr<std::vector<v1::DescribeModelResponse>> Models(const Source& sour
   return models;
 }
 
-absl::StatusOr<std::string> StatusJson(const Source& source) {
-  v1::GetStatsRequest request;
-  request.set_hot_rows(kHotRows);
-  const absl::StatusOr<v1::GetStatsResponse> stats = source.stats(request);
-  if (!stats.ok()) return stats.status();
-  const auto models = Models(source, *stats);
-  if (!models.ok()) return models.status();
-  const absl::StatusOr<std::string> figures = ToJson(*stats);
-  if (!figures.ok()) return figures.status();
-  const auto model_json = [](std::string* out, const v1::DescribeModelResponse& model) {
-    absl::StrAppend(
-        out, "{\"model_id\":\"", model.model_id(), "\",\"name\":", Quoted(model.config().name()),
-        ",\"history\":\"", model.history(),
-        "\",\"lost\":", Quoted(model.recovery().empty() ? model.lost() : model.recovery()), "}");
-  };
-  return absl::StrCat("{\"name\":", Quoted(source.name), ",\"version\":\"", EMBERD_VERSION,
-                      "\",\"models\":[", absl::StrJoin(*models, ",", model_json),
-                      "],\"stats\":", *figures, "}\n");
+std::string ModelJson(const v1::DescribeModelResponse& model) {
+  return absl::StrCat(
+      "{\"model_id\":\"", HexId(model.model_id()), "\",\"name\":", Quoted(model.config().name()),
+      ",\"history\":\"", HexId(model.history()),
+      "\",\"lost\":", Quoted(model.recovery().empty() ? model.lost() : model.recovery()), "}");
+}
+
+// What is said of a coordinator beside the others: how busy it is.
+absl::StatusOr<std::string> CoordinatorJson(const CoordinatorFigures& figures, bool self,
+                                            const ClusterFigures& before) {
+  v1::GetStatsResponse load = figures.stats;
+  load.clear_methods();
+  load.clear_stages();
+  load.clear_stacks();
+  load.clear_groups();
+  load.clear_shards();
+  load.clear_models();
+  ASSIGN_OR_RETURN(const std::string stats, ToJson(load));
+  return absl::StrCat(
+      "{\"name\":", Quoted(figures.name), ",\"address\":", Quoted(figures.address),
+      ",\"http_address\":", Quoted(figures.http_address), ",\"self\":", self ? "true" : "false",
+      ",\"reachable\":", figures.status.ok() ? "true" : "false",
+      ",\"error\":", Quoted(std::string(figures.status.message())),
+      ",\"lookups_per_second\":", LookupsPerSecond(figures, before), ",\"stats\":", stats, "}");
 }
 
 absl::StatusOr<std::string> ModelsJson(const Source& source) {
@@ -104,9 +163,12 @@ absl::StatusOr<std::string> ModelsJson(const Source& source) {
   if (!models.ok()) return models.status();
   std::vector<std::string> parts;
   for (const v1::DescribeModelResponse& model : *models) {
-    absl::StatusOr<std::string> json = ToJson(model);
-    if (!json.ok()) return json.status();
-    parts.push_back(*std::move(json));
+    ASSIGN_OR_RETURN(const std::string text, ToJson(model));
+    // Ids look the same everywhere.
+    auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+    json["model_id"] = HexId(model.model_id());
+    json["history"] = HexId(model.history());
+    parts.push_back(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }
   return absl::StrCat("{\"models\":[", absl::StrJoin(parts, ","), "]}\n");
 }
@@ -127,18 +189,65 @@ ops::HttpRoute FileRoute(const PageFile& file) {
   return {path, ContentType(name), answer, /*open=*/true};
 }
 
+void Board::Refresh(absl::Duration max_age) {
+  if (absl::Now() - asked_ < max_age) return;
+  const absl::StatusOr<std::string> body = Ask();
+  status_ = body.ok() ? ops::HttpAnswer{200, *body}
+                      : ops::HttpAnswer{503, absl::StrCat(body.status().message(), "\n")};
+  asked_ = absl::Now();
+}
+
+bool Board::MayBeLess(const ClusterFigures& now) const {
+  if (history_.empty()) return false;
+  const ClusterFigures& before = history_.latest();
+  for (size_t i = 0; i < now.size() && i < before.size(); ++i) {
+    if (now[i].status.ok() != before[i].status.ok()) return true;
+    if (now[i].stats.uptime_ms() < before[i].stats.uptime_ms()) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<std::string> Board::Ask() {
+  v1::GetStatsRequest request;
+  request.set_hot_rows(kHotRows);
+  ClusterFigures figures(1);
+  figures[0] = {
+      .name = source_.name, .address = source_.address, .http_address = source_.http_address};
+  ASSIGN_OR_RETURN(figures[0].stats, source_.stats(request));
+  if (source_.others) {
+    for (CoordinatorFigures& other : source_.others()) figures.push_back(std::move(other));
+  }
+  const v1::GetStatsResponse sum = Merge(figures);
+  ASSIGN_OR_RETURN(const auto models, Models(source_, sum));
+  ASSIGN_OR_RETURN(const std::string stats, ToJson(sum));
+  if (MayBeLess(figures)) ++epoch_;
+  history_.Add(figures);
+  std::vector<std::string> coordinators;
+  for (size_t i = 0; i < figures.size(); ++i) {
+    ASSIGN_OR_RETURN(coordinators.emplace_back(),
+                     CoordinatorJson(figures[i], i == 0, history_.before()));
+  }
+  const auto model_json = [](std::string* out, const v1::DescribeModelResponse& model) {
+    out->append(ModelJson(model));
+  };
+  const int64_t recent = sum.time_ms() - absl::ToInt64Milliseconds(kRecent);
+  return absl::StrCat("{\"name\":", Quoted(source_.name), ",\"version\":\"", EMBERD_VERSION,
+                      "\",\"epoch\":", epoch_, ",\"models\":[",
+                      absl::StrJoin(models, ",", model_json), "],\"stats\":", stats,
+                      ",\"coordinators\":[", absl::StrJoin(coordinators, ","),
+                      "],\"recent\":", history_.ToJson(recent), "}\n");
+}
+
 }  // namespace
 
 std::vector<ops::HttpRoute> Routes(const Source& source) {
   std::vector<ops::HttpRoute> routes;
   for (const PageFile& file : PageFiles()) routes.push_back(FileRoute(file));
-  const auto add = [&routes](const std::string& path,
-                             std::function<absl::StatusOr<std::string>()> make) {
-    const auto cached = std::make_shared<Cached>(std::move(make));
-    routes.push_back({path, kJson, [cached] { return cached->Get(); }});
-  };
-  add("/status.json", [source] { return StatusJson(source); });
-  add("/models.json", [source] { return ModelsJson(source); });
+  const auto board = std::make_shared<Board>(source);
+  routes.push_back({"/status.json", kJson, [board] { return board->Status(); }});
+  routes.push_back({"/history.json", kJson, [board] { return board->LastHour(); }});
+  const auto models = std::make_shared<Cached>([source] { return ModelsJson(source); });
+  routes.push_back({"/models.json", kJson, [models] { return models->Get(); }});
   return routes;
 }
 

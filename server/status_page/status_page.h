@@ -1,10 +1,17 @@
 // The page that shows a cluster at work, and the figures behind it, on a coordinator's HTTP port:
 //
 //   /             the page; it asks for the rest, every second
-//   /status.json  {"name", "version", "models": [{"model_id", "name"}], "stats": GetStatsResponse}
-//   /models.json  {"models": [DescribeModelResponse]}
+//   /status.json   {"name", "version", "epoch", "models": [{"model_id", "name", ...}], "stats":
+//   GetStatsResponse,
+//                  "coordinators": [{"name", "address", "http_address", "self", "reachable",
+//                  "error", "lookups_per_second", "stats": GetStatsResponse without lists}],
+//                  "recent": as /history.json, of the last seconds}
+//   /models.json   {"models": [DescribeModelResponse]}
+//   /history.json  the last hour of the whole cluster: History::ToJson
 //
-// Messages are in protobuf's JSON, with the names of the .proto files and with every field.
+// "stats" is the sum over all coordinators that answer; "epoch" is another number when what it
+// counts may have become less. Messages are in protobuf's JSON, with the names of the .proto files
+// and with every field.
 #pragma once
 
 #include <functional>
@@ -16,20 +23,27 @@
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/ops/http.h"
+#include "server/status_page/figures.h"
 
 namespace emberd::status_page {
 
 // Where the figures come from. The functions are called from several threads at once.
 struct Source {
-  std::string name;  // of the process: "coordinator-0"
+  std::string name;               // of the process: "coordinator-0"
+  std::string address = {};       // of its gRPC port
+  std::string http_address = {};  // of the page
   std::function<absl::StatusOr<v1::GetStatsResponse>(const v1::GetStatsRequest&)> stats;
   std::function<absl::StatusOr<v1::DescribeModelResponse>(const v1::DescribeModelRequest&)> model;
+  // The other coordinators; null: there are none.
+  std::function<ClusterFigures()> others = nullptr;
 };
 
 // However many look at the page, the cluster is asked only this often.
 inline constexpr absl::Duration kMaxAge = absl::Milliseconds(500);
+// And if nobody does, this often, for the history.
+inline constexpr absl::Duration kSampleEvery = absl::Seconds(5);
 
-// What Source says must outlive the server. Figures that cannot be had are 503 with the reason.
+// What Source says must outlive the routes. Figures that cannot be had are 503 with the reason.
 std::vector<ops::HttpRoute> Routes(const Source& source);
 
 }  // namespace emberd::status_page

@@ -52,7 +52,7 @@ class StatusPageTest : public ::testing::Test {
 
   absl::StatusOr<v1::GetStatsResponse> Stats() {
     ++asked_;
-    if (!failure_.ok()) return failure_;
+    if (failing_) return absl::UnavailableError("nobody there");
     return stats_;
   }
   absl::StatusOr<v1::DescribeModelResponse> Model(const v1::DescribeModelRequest& request) {
@@ -70,7 +70,7 @@ class StatusPageTest : public ::testing::Test {
   }
 
   v1::GetStatsResponse stats_;
-  absl::Status failure_;
+  std::atomic<bool> failing_ = false;
   std::atomic<int> asked_ = 0;
   std::map<std::string, ops::HttpRoute> routes_;
 };
@@ -81,22 +81,51 @@ TEST_F(StatusPageTest, StatusHasEveryFieldAndEveryDigit) {
   EXPECT_EQ(status["name"], "coordinator-\"7\"");
   EXPECT_EQ(status["version"], EMBERD_VERSION);
   EXPECT_EQ(status["models"][0]["name"], "m");
-  EXPECT_EQ(status["models"][0]["model_id"], "18446744073709551615");
+  EXPECT_EQ(status["models"][0]["model_id"], "ffffffffffffffff");
   EXPECT_EQ(status["stats"]["time_ms"], "9007199254740993");
   EXPECT_EQ(status["stats"]["draining"], false);
   EXPECT_EQ(status["stats"]["shards"], nlohmann::json::array());
   EXPECT_EQ(status["stats"]["methods"][0]["seconds"]["buckets"][0]["upper"], "Infinity");
+  EXPECT_EQ(status["coordinators"].size(), 1u);
+}
+
+TEST_F(StatusPageTest, ShowsTheOtherCoordinatorsAndWhoDoesNotAnswer) {
+  Source source = {.name = "coordinator-0",
+                   .address = "a:1",
+                   .http_address = "a:2",
+                   .stats = [this](const auto&) { return Stats(); },
+                   .model = [this](const auto& r) { return Model(r); }};
+  source.others = [] {
+    ClusterFigures others(2);
+    others[0] = {.name = "coordinator-1", .address = "b:1", .http_address = "b:2"};
+    others[0].stats.set_train_streams(3);
+    others[1] = {.name = "coordinator-2", .address = "c:1", .status = absl::UnavailableError("no")};
+    return others;
+  };
+  for (const ops::HttpRoute& route : Routes(source)) routes_[route.path] = route;
+  const nlohmann::json status = Json("/status.json");
+  ASSERT_EQ(status["coordinators"].size(), 3u);
+  EXPECT_EQ(status["coordinators"][0]["self"], true);
+  EXPECT_EQ(status["coordinators"][1]["self"], false);
+  EXPECT_EQ(status["coordinators"][1]["http_address"], "b:2");
+  EXPECT_EQ(status["coordinators"][1]["stats"]["train_streams"], 3);
+  EXPECT_EQ(status["coordinators"][2]["reachable"], false);
+  EXPECT_EQ(status["coordinators"][2]["error"], "no");
+  EXPECT_EQ(status["stats"]["train_streams"], 3);
+  EXPECT_TRUE(Json("/history.json")["points"].is_array());
 }
 
 TEST_F(StatusPageTest, ModelsHaveTheirConfigAndPlan) {
   const nlohmann::json models = Json("/models.json")["models"];
   ASSERT_EQ(models.size(), 1u);
   EXPECT_EQ(models[0]["config"]["name"], "m");
+  EXPECT_EQ(models[0]["model_id"], "ffffffffffffffff");
   EXPECT_EQ(models[0]["plan"]["partitions"], 8);
 }
 
 TEST_F(StatusPageTest, WhatCannotBeAskedIsUnavailableWithTheReason) {
-  failure_ = absl::UnavailableError("nobody there");
+  failing_ = true;
+  absl::SleepFor(kMaxAge);  // what was asked before counts no more
   const ops::HttpAnswer answer = routes_.at("/status.json").answer();
   EXPECT_EQ(answer.status, 503);
   EXPECT_THAT(answer.body, HasSubstr("nobody there"));
@@ -117,7 +146,8 @@ TEST_F(StatusPageTest, ManyWhoLookAskTheClusterOnce) {
 // Figures are for whom HttpOptions.admit lets pass; the files of the page say nothing.
 TEST_F(StatusPageTest, FiguresAreNotOpenButThePageIs) {
   for (const auto& [path, route] : routes_) {
-    const bool figures = path == "/status.json" || path == "/models.json";
+    const bool figures =
+        path == "/status.json" || path == "/models.json" || path == "/history.json";
     EXPECT_EQ(route.open, !figures) << path;
   }
 }

@@ -11,7 +11,6 @@ Usage: readme_test.py ROOT_OF_REPOSITORY FOLDER_OF_EMBERD
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,35 +19,14 @@ import unittest
 ROOT, BINARIES = sys.argv[1:3]
 sys.path.insert(0, os.path.join(ROOT, "tests", "testing"))
 
+from documents import commands, run_alone, section  # noqa: E402
 from processes import Program  # noqa: E402
 
-SKIPPED = 77  # CMakeLists.txt
 SECTION = "Run a cluster"
 TRAINERS = "Use it from a trainer"
 CHECKPOINTS = "Checkpoints"
 PORTS = (7400, 7401)
-INSIDE = "EMBERD_README_TEST_INSIDE"  # set in the namespace
 SERVER = re.compile(r"^\S*\bemberd (up|shard|coordinator)\b")
-
-
-def section(text, title):
-    """From its heading to the next of the same rank."""
-    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
-
-
-def commands(text):
-    """Each command of the sh blocks: a line, or several that belong together."""
-    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        pending = ""
-        for line in block.splitlines():
-            pending += line + "\n"
-            whole = subprocess.run(["bash", "-n", "-c", pending], capture_output=True).returncode == 0
-            if whole and not line.endswith("\\"):
-                if re.sub(r"#.*", "", pending).strip():
-                    yield pending.strip()
-                pending = ""
-        if pending:
-            raise AssertionError(f"not a whole command: {pending}")
 
 
 class ReadmeTest(unittest.TestCase):
@@ -142,32 +120,7 @@ class ReadmeTest(unittest.TestCase):
             self.assertTrue(os.path.exists(os.path.join(ROOT, target)), target)
 
 
-def own_network():
-    """Starts this test again where no other process has ports; returns if the system does not allow that."""
-    for unshare in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
-        script = [*unshare, "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-        if subprocess.run([*script, "true"], stdin=subprocess.DEVNULL, capture_output=True).returncode == 0:
-            os.environ[INSIDE] = "1"
-            os.execvp(script[0], [*script, sys.executable, "-B", *sys.argv])
-
-
-def taken_ports():
-    taken = []
-    for port in PORTS:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                taken.append(port)
-    return taken
-
-
 if __name__ == "__main__":
-    if INSIDE not in os.environ:
-        try:
-            own_network()
-        except FileNotFoundError:
-            pass
-        if taken_ports():
-            print(f"SKIP: no network namespace may be made, and ports {taken_ports()} are in use")
-            sys.exit(SKIPPED)
+    run_alone(PORTS)
     del sys.argv[1:3]
     unittest.main(verbosity=2)

@@ -5,6 +5,11 @@ import os
 import re
 import signal
 import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "testing"))
+
+from processes import free_ports  # noqa: E402
 
 
 class Member:
@@ -47,21 +52,27 @@ class Member:
 
 
 class Cluster:
-    """`tokens`: asks everybody for one; `reader_token` is one that may look."""
+    """`tokens`: asks everybody for one; `reader_token` is one that may look. `tls`: text of security.tls."""
 
-    def __init__(self, emberd, folder, shards=4, tokens=False):
-        self.security = ""
+    def __init__(self, emberd, folder, shards=4, tokens=False, coordinators=1, tls=""):
+        self.security = f"security {{ tls {{ {tls} }} }}" if tls else ""
         if tokens:
             self.make_tokens(emberd, folder)
         self.config = os.path.join(folder, "cluster.textproto")
         self.shards = [Member(folder, f"shard-{i}", self.command(emberd, "shard", i)) for i in range(shards)]
-        self.coordinator = Member(folder, "coordinator-0", self.command(emberd, "coordinator", 0))
+        self.coordinators = [Member(folder, f"coordinator-{i}", self.command(emberd, "coordinator", i))
+                             for i in range(coordinators)]
+        self.coordinator = self.coordinators[0]
+        if coordinators > 1:  # they must know each other before they start
+            for member, ports in zip(self.coordinators, zip(*[iter(free_ports(2 * coordinators))] * 2)):
+                member.grpc, member.http = (f"127.0.0.1:{port}" for port in ports)
         try:
             self.write_config()
             for shard in self.shards:
                 shard.start()
             self.write_config()  # now with the ports that they got
-            self.coordinator.start()
+            for member in self.coordinators:
+                member.start()
         except BaseException:
             self.stop()
             raise
@@ -80,7 +91,8 @@ class Cluster:
 
     def write_config(self):
         lines = [f'shards {{ address: "{shard.grpc}" http_address: "{shard.http}" }}' for shard in self.shards]
-        lines += ['coordinators { address: "127.0.0.1:0" http_address: "127.0.0.1:0" }', "sparsecores_per_shard: 4",
+        lines += [f'coordinators {{ address: "{one.grpc}" http_address: "{one.http}" }}' for one in self.coordinators]
+        lines += ["sparsecores_per_shard: 4",
                   "budgets { bytes_per_sparsecore: 33554432 batch_bytes: 67108864 in_flight_bytes: 67108864 }",
                   "timeouts { shard_call_ms: 5000 }", self.security]
         with open(self.config, "w") as file:
@@ -91,5 +103,5 @@ class Cluster:
         return f"http://{self.coordinator.http}/"
 
     def stop(self):
-        for member in (self.coordinator, *self.shards):
+        for member in (*self.coordinators, *self.shards):
             member.end(signal.SIGTERM)

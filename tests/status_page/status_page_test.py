@@ -73,6 +73,31 @@ CUT_OFF = """[...document.querySelectorAll('header *, main *, footer *')]
   .filter((node) => node.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
   .map((node) => node.outerHTML.slice(0, 120))"""
 
+# Charts that show no line, or no number beside its name.
+CHARTS_WITHOUT_VALUES = """[...document.querySelectorAll('figure.chart')].filter((figure) => figure.querySelector('.plot'))
+  .filter((figure) => !figure.querySelector('.nothing').hidden || !figure.querySelector('.line[d*=L]')
+    || [...figure.querySelectorAll('.legend b')].every((value) => value.textContent === '–'))
+  .map((figure) => figure.querySelector('h3').textContent)"""
+
+# Labels of axes that reach out of their picture, or into each other.
+CUT_LABELS = """[...document.querySelectorAll('.plot')].flatMap((plot) => {
+  const frame = plot.getBoundingClientRect();
+  const labels = [...plot.querySelectorAll('.grid text')].map((text) => ({text: text.textContent, box: text.getBoundingClientRect()}));
+  const out = labels.filter(({box}) => box.left < frame.left - 0.5 || box.right > frame.right + 0.5 || box.top < frame.top - 0.5 ||
+    box.bottom > frame.bottom + 0.5);
+  const over = labels.filter(({box}, i) => labels.some(({box: other}, j) => j > i && box.left < other.right && other.left < box.right &&
+    box.top < other.bottom - 2 && other.top < box.bottom - 2));
+  return [...out, ...over].map(({text}) => text);
+})"""
+
+# Text that is cut, or columns that lie beyond an edge, where nothing says so.
+HIDDEN_WITHOUT_A_SIGN = """[...document.querySelectorAll('main *, header *')]
+  .filter((node) => node.checkVisibility() && !node.closest('.hidden, svg, option, select, .segment, .cells'))
+  .filter((node) => node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).overflowX !== 'visible')
+  .filter((node) => !(node.matches('.scroller') ? node.querySelector('.beyond').checkVisibility() && node.matches('.more')
+    : getComputedStyle(node).textOverflow === 'ellipsis'))
+  .map((node) => node.outerHTML.slice(0, 120))"""
+
 FOCUS = """(() => { const at = document.activeElement;
   return {id: at.id, tag: at.tagName, class: at.getAttribute('class') ?? '', text: at.textContent.slice(0, 40),
           outline: getComputedStyle(at).outlineStyle, label: at.getAttribute('aria-label') ?? ''}; })()"""
@@ -268,6 +293,91 @@ class StatusPageTest(unittest.TestCase):
             self.assertEqual(page.eval(CUT_OFF), [], width)
             self.picture(page, f"width_{width}")
         self.check_calm(page)
+
+    def test_5b_what_was_before_a_reload_is_there_after_it(self):
+        """And looks well: whole pages in both themes, on a screen and on a telephone, with values on every chart."""
+        page = self.open_under_load(width=1360)
+        points = f"{line('Steps per second')}.split('L').length"
+        page.wait(f"{points} > 30", 90)
+        for width in (1360, 380):
+            page.resize(width, 900)
+            for scheme in ("light", "dark"):
+                page.prefer(color_scheme=scheme)
+                page.wait(f"matchMedia('(prefers-color-scheme: {scheme})').matches")
+                page.eval("window.beforeReload = true")
+                page.call("Page.reload")
+                page.wait("!window.beforeReload && document.querySelector('#state')?.textContent === 'serving'")
+                page.wait("document.querySelectorAll('.stack').length === 3")
+                # At once, not when the page has collected them anew.
+                self.assertGreater(page.eval(points), 30, f"{width} {scheme}")
+                page.wait("document.querySelectorAll('.stages li').length > 3")
+                self.assertEqual(page.eval(CHARTS_WITHOUT_VALUES), [], f"{width} {scheme}")
+                self.assertEqual(page.eval(CUT_LABELS), [], f"{width} {scheme}")
+                self.assertEqual(page.eval(CUT_OFF), [], f"{width} {scheme}")
+                self.assertEqual(page.eval(HIDDEN_WITHOUT_A_SIGN), [], f"{width} {scheme}")
+                self.assertEqual(page.eval(FAINT_TEXT), [], f"{width} {scheme}")
+                self.picture(page, f"after_reload_{width}_{scheme}")
+        print("pictures:", PICTURES)
+        page.eval("document.querySelector('#window').value = '3600'")
+        page.eval("document.querySelector('#window').dispatchEvent(new Event('change'))")
+        self.assertGreater(page.eval(points), 30)
+        self.check_calm(page)
+
+    def test_5c_without_calls_the_chart_of_latencies_says_how_many_there_were(self):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            calm = cluster.Cluster(EMBERD, folder, shards=1)
+            self.addCleanup(calm.stop)
+            emberctl = os.path.join(os.path.dirname(EMBERD), "emberctl")
+            with open(os.path.join(folder, "model"), "w") as file:
+                file.write('name: "bench" tables { name: "t" vocabulary_size: 100 embedding_dim: 8 } '
+                           'features { name: "f" table: "t" batch_size: 4 }')
+            subprocess.run([emberctl, "bench", "-a", calm.coordinator.grpc, "--config", os.path.join(folder, "model"),
+                            "--seconds", "1"], check=True, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            page = self.browser.open(calm.url)
+            self.addCleanup(page.close)
+            page.wait("document.querySelectorAll('#methods tbody tr').length > 0")
+            self.assertTrue(page.eval("document.querySelector('#methods > .nothing').hidden"))
+            page.eval("document.querySelector('#window').value = '60'")
+            nothing = f"{chart('Latency')}.querySelector('.nothing')"
+            page.eval("document.querySelector('#window').dispatchEvent(new Event('change'))")
+            page.wait(f"!{nothing}.hidden", 120)  # the calls are out of sight
+            self.assertRegex(page.eval(f"{nothing}.textContent"), r"^No Lookup or ApplyGradients call in this time; [\d,]+ since the start")
+            calm.stop()
+
+    def test_5d_several_coordinators(self):
+        for secure in (False, True):
+            with self.subTest(secure=secure), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                self.several_coordinators(folder, secure)
+
+    def several_coordinators(self, folder, secure):
+        both = cluster.Cluster(EMBERD, folder, shards=1 if secure else 4, coordinators=2, tokens=secure)
+        self.addCleanup(both.stop)
+        page = self.browser.open(both.url)
+        self.addCleanup(page.close)
+        if secure:
+            page.wait("document.activeElement.id === 'token'")
+            page.call("Input.insertText", text=both.reader_token)
+            page.key("Enter")
+        page.wait("document.querySelectorAll('.coordinator:not(.down)').length === 2")
+        self.assertIn("2 coordinators", page.text("#coordinators-note"))
+        self.assertEqual(page.eval("[...document.querySelectorAll('.coordinator a')].map((link) => link.getAttribute('href'))"),
+                         [None, f"http://{both.coordinators[1].http}/"])
+        if not secure:
+            load = Load(both.coordinators[1].grpc)  # the other one
+            try:
+                page.wait("document.querySelectorAll('#groups tbody tr').length === 1", 90)
+                page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)", 90)
+                page.wait(f"{line('Steps per second')}.split('L').length > 4", 60)
+                self.picture(page, "two_coordinators")
+            finally:
+                load.stop()
+        both.coordinators[1].kill()
+        page.wait("document.querySelectorAll('.coordinator.down').length === 1", 60)
+        self.assertIn("out of reach: coordinator-1", page.text("#coordinators-note"))
+        self.assertNotEqual(page.text(".coordinator.down .reason"), "")
+        both.coordinators[1].start()
+        page.wait("document.querySelectorAll('.coordinator:not(.down)').length === 2", 60)
+        both.stop()
 
     def test_6_names_never_become_markup(self):
         page = self.open_under_load()

@@ -3,7 +3,8 @@
 import {element, makeTable, setAttribute, setText, svg, updateTable} from './dom.js';
 
 const HEIGHT = 168;
-const MARGIN = {left: 58, right: 10, top: 8, bottom: 22};
+const MARGIN = {right: 10, top: 8, bottom: 22};
+const LEAST_LEFT = 30;  // more where the labels of the axis need it
 const TABLE_ROWS = 12;
 const SHORTEST = 60;  // seconds that are shown, even if less is known
 
@@ -47,13 +48,15 @@ function path(points, x, y, ground = null) {
 }
 
 export class Chart {
-  // title; format(value); series(history): list of {key, label, style}, most important first; empty: what to say when
-  // nothing is known; binary: values are bytes. `style` is a class of page.css.
+  // title; format(value); series(history): list of {key, label, style}, most important first; empty(history): what to say
+  // when nothing is known; binary: values are bytes. `style` is a class of page.css.
   constructor({title, format, series, empty, binary = false}) {
     Object.assign(this, {title, format, series, empty, binary});
     this.points = [];
     this.shown = [];
     this.width = 400;
+    this.left = LEAST_LEFT;
+    this.blank = '';
     this.cursor = null;  // time of the point that is read out
     this.build();
   }
@@ -68,7 +71,7 @@ export class Chart {
       this.grid, this.lines, this.rule, this.dots);
     this.tip = element('div', {class: 'tip', 'aria-hidden': 'true', hidden: true});
     this.spoken = element('p', {class: 'hidden', 'aria-live': 'polite'});
-    this.nothing = element('p', {class: 'nothing', text: this.empty, hidden: true});
+    this.nothing = element('p', {class: 'nothing', hidden: true});
     this.details = element('details', {class: 'data', ontoggle: () => this.drawTable()},
       element('summary', {}, 'Data', element('span', {class: 'hidden', text: ` of ${this.title}`})));
     this.frame = element('div', {class: 'frame'}, this.picture, this.nothing, this.tip);
@@ -90,6 +93,7 @@ export class Chart {
     const end = history.points.at(-1)?.time ?? 0;
     const known = Math.ceil((end - (history.points[0]?.time ?? end)) / 1000 / SHORTEST) * SHORTEST;
     this.end = end;
+    this.blank = this.empty(history);
     this.span = Math.min(seconds, Math.max(SHORTEST, known)) * 1000;
     this.points = history.points.filter((point) => point.time >= end - this.span);
     this.shown = this.series(history).map((series) => ({
@@ -100,7 +104,7 @@ export class Chart {
   }
 
   x(time) {
-    return this.width - MARGIN.right - (this.end - time) / this.span * (this.width - MARGIN.left - MARGIN.right);
+    return this.width - MARGIN.right - (this.end - time) / this.span * (this.width - this.left - MARGIN.right);
   }
 
   y(value) {
@@ -114,6 +118,7 @@ export class Chart {
   draw() {
     const values = this.values();
     this.nothing.hidden = values.length > 0;
+    setText(this.nothing, this.blank);
     this.picture.classList.toggle('blank', values.length === 0);
     setAttribute(this.picture, 'viewBox', `0 0 ${this.width} ${HEIGHT}`);
     setAttribute(this.picture, 'width', this.width);
@@ -129,10 +134,12 @@ export class Chart {
 
   drawGrid(marks) {
     const right = this.width - MARGIN.right;
-    const rows = marks.flatMap((mark) => [
-      svg('line', {x1: MARGIN.left, x2: right, y1: this.y(mark), y2: this.y(mark), class: mark === 0 ? 'base' : null}),
-      svg('text', {x: MARGIN.left - 8, y: this.y(mark) + 4, 'text-anchor': 'end', text: plain(this.format(mark))}),
-    ]);
+    const labels = marks.map((mark) => svg('text', {y: this.y(mark) + 4, 'text-anchor': 'end', text: plain(this.format(mark))}));
+    this.grid.replaceChildren(...labels);
+    this.left = Math.max(LEAST_LEFT, ...labels.map((label) => Math.ceil(label.getComputedTextLength()) + 10));
+    for (const label of labels) setAttribute(label, 'x', this.left - 8);
+    const lines = marks.map((mark) => svg('line',
+      {x1: this.left, x2: right, y1: this.y(mark), y2: this.y(mark), class: mark === 0 ? 'base' : null}));
     const minutes = this.span >= 120000;
     const step = minutes ? 60000 * Math.ceil(this.span / 60000 / (this.width < 360 ? 2 : 5)) : this.width < 360 ? 30000 : 15000;
     const columns = [];
@@ -141,7 +148,7 @@ export class Chart {
       const anchor = back === 0 ? 'end' : 'middle';
       columns.push(svg('text', {x: this.x(this.end - back), y: HEIGHT - 6, 'text-anchor': anchor, text: label}));
     }
-    this.grid.replaceChildren(...rows, ...columns);
+    this.grid.replaceChildren(...lines, ...labels, ...columns);
   }
 
   drawLines() {
@@ -190,7 +197,7 @@ export class Chart {
   }
 
   summary(values) {
-    if (values.length === 0) return `${this.title}: ${this.empty}`;
+    if (values.length === 0) return `${this.title}: ${this.blank}`;
     const now = this.shown.map((series) => `${series.label} ${this.format(series.points.at(-1)?.value ?? null)}`);
     return `${this.title}. Now: ${now.join(', ')}. Highest shown: ${this.format(Math.max(...values))}.`;
   }
@@ -208,7 +215,7 @@ export class Chart {
 
   point(event) {
     const box = this.picture.getBoundingClientRect();
-    const back = (this.width - MARGIN.right - (event.clientX - box.left)) / (this.width - MARGIN.left - MARGIN.right);
+    const back = (this.width - MARGIN.right - (event.clientX - box.left)) / (this.width - this.left - MARGIN.right);
     this.moveCursor(this.end - back * this.span);
   }
 

@@ -42,19 +42,54 @@ const COORDINATOR_METERS = [
   ['Kept batches', (stats) => [number(stats.batch_bytes), number(stats.batch_budget_bytes)]],
 ];
 
-export function updateCoordinator(stats) {
-  const node = byId('coordinator');
-  if (!node.firstChild) {
-    node.meters = COORDINATOR_METERS.map(([label]) => makeMeter(label));
-    node.facts = element('p', {class: 'facts'});
-    node.append(element('h3', {text: 'This coordinator'}), ...node.meters, node.facts);
-  }
+function makeCoordinator() {
+  const node = element('li', {class: 'coordinator'});
+  Object.assign(node, {
+    name: element('h3', {}, element('a', {rel: 'noreferrer'})),
+    state: element('span', {class: 'state'}),
+    address: element('p', {class: 'address'}),
+    reason: element('p', {class: 'reason'}),
+    meters: COORDINATOR_METERS.map(([label]) => makeMeter(label)),
+    facts: element('p', {class: 'facts'}),
+  });
+  node.append(element('div', {class: 'coordinator-top'}, element('div', {class: 'shard-top'}, node.name, node.state), node.address),
+    node.reason, ...node.meters, node.facts);
+  return node;
+}
+
+function updateCoordinator(node, one, alone) {
+  const stats = one.stats;
+  const up = one.reachable;
+  const link = node.name.firstChild;
+  setText(link, alone ? 'This coordinator' : one.self ? `${one.name} (this one)` : one.name);
+  setAttribute(link, 'href', one.self || !one.http_address ? null : `${location.protocol}//${one.http_address}/`);
+  node.classList.toggle('down', !up);
+  node.state.hidden = alone;
+  setText(node.state, up ? stats.draining ? 'draining' : 'serving' : 'out of reach');
+  node.state.classList.toggle('bad', !up);
+  node.state.classList.toggle('warn', up && stats.draining);
+  setText(node.address, one.address);
+  node.reason.hidden = up;
+  setText(node.reason, up ? '' : one.error || 'it does not answer');
   COORDINATOR_METERS.forEach(([, read], i) => {
     const [value, budget] = read(stats);
+    node.meters[i].hidden = !up;
     updateMeter(node.meters[i], value, budget, `${bytes(value)} of ${bytes(budget)}`);
   });
-  setText(node.facts, [`${plural(stats.in_flight_requests, 'request')}, ${exact(stats.queued_requests)} queued`,
+  node.facts.hidden = !up;
+  setText(node.facts, [`${perSecond(number(one.lookups_per_second))} lookups`,
+    `${plural(stats.in_flight_requests, 'request')}, ${exact(stats.queued_requests)} queued`,
     plural(stats.train_streams, 'stream'), `${exact(stats.batches)} kept`].join(' · '));
+}
+
+// All of the cluster that are known here; the one that serves the page comes first.
+export function updateCoordinators(coordinators) {
+  const down = coordinators.filter((one) => !one.reachable);
+  setText(byId('coordinators-note'), coordinators.length === 1 ? '' : down.length === 0
+    ? `${plural(coordinators.length, 'coordinator')}; the figures of this page are of all of them`
+    : `out of reach: ${down.map((one) => one.name).join(', ')}; the figures of this page are of the others`);
+  keyed(byId('coordinators'), coordinators, (one) => one.name, makeCoordinator,
+    (node, one) => updateCoordinator(node, one, coordinators.length === 1));
 }
 
 function makeShard(shard) {

@@ -65,7 +65,19 @@ export function makeTable(caption, columns) {
   const body = element('tbody');
   const table = element('table', {}, element('caption', {class: 'hidden', text: caption}),
     element('thead', {}, head), body);
-  const scroller = element('div', {class: 'scroller', tabindex: '0', role: 'region', 'aria-label': caption}, table);
+  const scroller = element('div', {class: 'scroller', tabindex: '0', role: 'region', 'aria-label': caption}, table,
+    element('p', {class: 'beyond', 'aria-hidden': 'true', text: '↔ Scroll sideways for all columns'}));
+  // Says so where columns lie beyond the edge.
+  const look = () => {
+    const seen = scroller.scrollLeft + scroller.clientWidth;
+    scroller.classList.toggle('wide', scroller.scrollWidth > scroller.clientWidth + 1);
+    scroller.classList.toggle('more', seen < scroller.scrollWidth - 1);
+    scroller.style.setProperty('--seen', `${seen}px`);
+  };
+  scroller.addEventListener('scroll', look);
+  const observer = new ResizeObserver(look);
+  observer.observe(scroller);
+  observer.observe(table);
   scroller.tableBody = body;
   scroller.tableColumns = columns;
   return scroller;

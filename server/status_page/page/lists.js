@@ -21,6 +21,12 @@ class List {
   }
 }
 
+// Calls so far. A stream counts when it is over, whatever has come on it.
+function ended(method) {
+  const calls = exact(number(method.seconds.count));
+  return method.method.endsWith('/Train') ? `${calls} ended` : calls;
+}
+
 export class Lists {
   constructor() {
     this.hot = new List('hot', 'Hot rows', 'No lookups yet.', [{title: 'Table'}, {title: 'Id', numeric: true},
@@ -34,13 +40,14 @@ export class Lists {
   }
 
   update(stats, history) {
-    this.updateHot(stats);
+    this.updateHot(stats, history);
     if (!history.recent) return;
     this.updateGroups(stats, history.recent);
     this.updateMethods(stats, history.recent);
   }
 
-  updateHot(stats) {
+  updateHot(stats, history) {
+    setText(this.hot.empty, history.batches > 0 ? 'No row stands out yet: few lookups are sampled.' : 'No lookups yet.');
     const rows = stats.shards.flatMap((shard) => (shard.hot_rows ?? []).map((row) => ({
       ...row, shard: number(shard.index), lookups: number(row.lookups),
       share: number(row.lookups) / Math.max(1, number(row.table_lookups)),
@@ -75,7 +82,7 @@ export class Lists {
         key: method.method,
         class: failed.length ? 'failed' : null,
         cells: [method.method, perSecond(recent.rate(method.seconds.count, before?.seconds.count)),
-          exact(number(method.seconds.count)), seconds(recent.quantile(0.5, method.method)),
+          ended(method), seconds(recent.quantile(0.5, method.method)),
           seconds(recent.quantile(0.99, method.method)), bytes(number(method.request_bytes)), bytes(number(method.response_bytes)),
           failed.map(([code, calls]) => `${code} ${exact(number(calls))}`).join(', ')],
       };

@@ -1,9 +1,9 @@
 // Asks the coordinator once a second and hands the answer to the parts of the page.
 
 import {Chart} from './charts.js';
-import {updateCoordinator, updateShards, updateTiles} from './cluster.js';
+import {updateCoordinators, updateShards, updateTiles} from './cluster.js';
 import {byId, setText} from './dom.js';
-import {bytesPerSecond, count, duration, seconds} from './format.js';
+import {bytesPerSecond, count, duration, exact, seconds} from './format.js';
 import {History, number} from './history.js';
 import {Lists} from './lists.js';
 import {Stages} from './stages.js';
@@ -12,7 +12,7 @@ import {updateModels} from './tables.js';
 const EVERY_MS = 1000;
 const HIDDEN_EVERY_MS = 5000;
 const PATIENCE_MS = 5000;
-const KEEP_SECONDS = 900;
+const KEEP_SECONDS = 3600;
 
 const perSecond = (value) => value === null ? '–' : count(value);
 const fixed = (...series) => () => series.map(([key, label, style]) => ({key, label, style}));
@@ -25,18 +25,27 @@ function errorSeries(history) {
   return [...codes].sort().map((key, i) => ({key, label: key.slice('error '.length), style: ERROR_STYLES[i % ERROR_STYLES.length]}));
 }
 
+// What the chart of latencies says while it has none to show.
+function noLatency(history) {
+  if (history.unary > 0) return `No Lookup or ApplyGradients call in this time; ${exact(history.unary)} since the start.`;
+  if (history.batches > 0) return 'Every step so far came on a stream: see the mean time of each stage.';
+  return 'No Lookup or ApplyGradients call yet.';
+}
+
+const soon = () => 'The first figures come within seconds.';
+
 // Lookups and what goes out in the accent, updates and what comes in beside it, errors in red.
 const CHARTS = [
-  {title: 'Steps per second', format: perSecond, empty: 'No traffic yet.',
+  {title: 'Steps per second', format: perSecond, empty: soon,
     series: fixed(['lookups', 'lookups', 'main'], ['updates', 'updates', 'other'])},
-  {title: 'Latency', format: seconds, empty: 'No Lookup or ApplyGradients call yet. Steps on streams show as stages.',
+  {title: 'Latency', format: seconds, empty: noLatency,
     series: fixed(['lookup99', 'Lookup p99', 'main'], ['lookup50', 'p50', 'main dashed'],
       ['apply99', 'ApplyGradients p99', 'other'], ['apply50', 'p50', 'other dashed'])},
-  {title: 'Rows per second', format: perSecond, empty: 'No traffic yet.',
+  {title: 'Rows per second', format: perSecond, empty: soon,
     series: fixed(['gathered', 'gathered', 'main'], ['updated', 'updated', 'other'])},
-  {title: 'Bytes per second', format: bytesPerSecond, binary: true, empty: 'No traffic yet.',
+  {title: 'Bytes per second', format: bytesPerSecond, binary: true, empty: soon,
     series: fixed(['sent', 'out', 'main'], ['received', 'in', 'other'])},
-  {title: 'Errors per second', format: perSecond, empty: 'No answers yet.', series: errorSeries},
+  {title: 'Errors per second', format: perSecond, empty: soon, series: errorSeries},
 ];
 
 class Page {
@@ -97,6 +106,7 @@ class Page {
   async fetchAll() {
     try {
       const status = await this.get('/status.json');
+      if (this.history.misses(status)) this.history.addPoints(await this.get('/history.json'));
       const known = JSON.stringify(status.models);
       if (known !== this.modelsKnown) {
         this.models = status.models.length ? (await this.get('/models.json')).models : [];
@@ -117,9 +127,9 @@ class Page {
     document.title = `emberd ${status.name}`;
     setText(byId('version'), status.version);
     setText(byId('uptime'), `up ${duration(number(stats.uptime_ms))}`);
-    if (!this.history.add(stats)) return;
+    if (!this.history.add(status)) return;
     updateTiles(stats, this.history);
-    updateCoordinator(stats);
+    updateCoordinators(status.coordinators);
     updateShards(stats, this.history);
     updateModels(this.models, stats);
     this.lists.update(stats, this.history);

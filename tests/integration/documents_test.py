@@ -1,0 +1,164 @@
+"""Follows deploy/README.md and client/emberctl/README.md word by word, in a clone that nobody has touched.
+
+What this would catch: an example that no longer works, a flag that is gone, a unit file or a description that no process
+takes, and an example that stands in a table for a command that does something else.
+
+Steps that need a container engine, a registry or a Kubernetes cluster are marked so in the text ("# needs ...") or begin with
+kubectl; they are left out with a message.
+
+Usage: documents_test.py ROOT_OF_REPOSITORY FOLDER_OF_EMBERD
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT, BINARIES = sys.argv[1:3]
+sys.path.insert(0, os.path.join(ROOT, "tests", "testing"))
+
+from documents import blocks, fresh_clone, run_alone, section  # noqa: E402
+from processes import Program, wait_until  # noqa: E402
+
+PORTS = (7400, 7401, 7100, 9100, 7101, 7102, 7103, 7104, 9101, 9102, 9103, 9104)
+MODEL = """name: "my_model"
+tables { name: "users" vocabulary_size: 1000 embedding_dim: 8 }
+features { name: "user" table: "users" batch_size: 4 }
+optimizer { learning_rate: 0.1 adagrad { initial_accumulator: 0.1 } }
+"""
+BATCH = '{"user": {"ids": [1, 2, 7, 2]}}'
+
+
+def read(*names):
+    with open(os.path.join(ROOT, *names), encoding="utf-8") as file:
+        return file.read()
+
+
+class DocumentsTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.clone = os.path.join(self.folder, "emberd")
+        fresh_clone(ROOT, self.clone, BINARIES)
+        # The text says `emberd` and `emberctl` where they are installed.
+        self.environment = {**os.environ, "no_proxy": "127.0.0.1", "PATH": f"{BINARIES}:{os.environ['PATH']}"}
+
+    def start(self, command, ready="^emberd: ready ", count=1):
+        """Ends with the test, and so does what the command has started."""
+        log = os.path.join(self.folder, f"server-{len(os.listdir(self.folder))}.log")
+        program = Program(["bash", "-c", f"trap 'kill $(jobs -p); wait; exit 0' TERM\ncd {self.clone}\n"
+                           f"export PATH={BINARIES}:$PATH\n{command}\nwait"], log)
+        self.addCleanup(program.stop)
+        wait_until(f"{count} processes of {command}",
+                   lambda: len(re.findall(ready, program.output(), re.MULTILINE)) >= count or
+                   program.process.poll() is not None, 120)
+        self.assertIsNone(program.process.poll(), program.output())
+        return program
+
+    def run_to_end(self, command, folder=None):
+        done = subprocess.run(["bash", "-e", "-c", command], cwd=folder or self.clone, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200, env=self.environment)
+        self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}")
+        return done.stdout
+
+    def deploy_blocks(self, title):
+        """Those that can be followed here."""
+        followed = []
+        for block in blocks(section(read("deploy", "README.md"), title)):
+            if marked := re.match(r"# (needs .*)", block):
+                print(f"left out: {title}: {marked[1]}")
+            else:
+                followed.append(block)
+        return followed
+
+    def test_a_cluster_by_hand(self):
+        block, status = self.deploy_blocks("By hand")
+        self.start(block, count=5)
+        self.assertEqual(len(re.findall(r"\bok\b", self.run_to_end(status))), 4)
+
+    def test_the_unit_starts_a_shard(self):
+        unit = re.search(r"^ExecStart=(.*)$", read("deploy", "README.md"), re.MULTILINE)[1]
+        unit = unit.replace("/usr/local/bin/", BINARIES + "/").replace("%i", "2")
+        self.start(unit.replace("/etc/emberd/cluster.textproto", "config/samples/cluster_local.textproto") + " &")
+
+    def test_steps_with_containers_are_marked(self):
+        for title in ("Compose cluster", "Where no registry can be reached"):
+            self.assertEqual(self.deploy_blocks(title), [], "commands of Docker need a mark")
+
+    def test_secrets_for_kubernetes(self):
+        block, = self.deploy_blocks("Kubernetes")
+        followed = []
+        for line in block.splitlines():
+            if line.startswith("kubectl") or "secrets/admin.token status" in line:
+                print(f"left out: {line}: needs a cluster")
+            else:
+                followed.append(line)
+        self.run_to_end("\n".join(followed))
+        made = os.path.join(self.clone, "deploy", "kubernetes")
+        for name in ("server.pem", "server-key.pem", "ca.pem", "tokens.textproto", "cluster.token", "admin.token"):
+            self.assertTrue(os.path.getsize(os.path.join(made, "secrets", name)), name)
+        # What a pod is given, on this machine.
+        text = read("deploy", "kubernetes", "cluster.textproto")
+        text = text.replace("/etc/emberd/tls/", f"{made}/secrets/").replace("/etc/emberd/tokens/", f"{made}/secrets/")
+        text = re.sub(r"shard-\d.shard.emberd.svc:740\d|coordinator.emberd.svc:740\d", "localhost:0", text)
+        text = re.sub(r"(?s)storage \{.*?\n\}\n", "", text)
+        with open(os.path.join(made, "here.textproto"), "w", encoding="utf-8") as file:
+            file.write(text)
+        program = self.start(f"emberd up --processes --config {made}/here.textproto &")
+        address = re.search(r"coordinator=(\S+)", program.output())[1].replace("127.0.0.1", "localhost")
+        status = self.run_to_end(f"emberctl --ca secrets/ca.pem --token-file secrets/admin.token -a {address} status", made)
+        self.assertEqual(len(re.findall(r"\bok\b", status)), 4, status)
+
+    def test_doors_are_closed(self):
+        for block in self.deploy_blocks("Closing the doors"):
+            self.run_to_end(block)
+        made = os.path.join(self.clone, "build")
+        settings = re.search(r"^```\n(security \{.*?)^```", read("deploy", "README.md"), re.MULTILINE | re.DOTALL)[1]
+        for name in ("tokens.textproto", "cluster.token"):
+            settings = settings.replace(f"/etc/emberd/{name}", f"{made}/{name}")
+        settings = settings.replace("/etc/emberd/", f"{made}/ca/")
+        with open(os.path.join(made, "closed.textproto"), "w", encoding="utf-8") as file:
+            file.write(read("config", "samples", "cluster_local.textproto") + settings)
+        self.start("emberd up --processes --config build/closed.textproto &")
+        closed = "emberctl --ca build/ca/ca.pem --cert build/ca/client.pem --key build/ca/client-key.pem -a 127.0.0.1:7100"
+        self.assertEqual(len(re.findall(r"\bok\b", self.run_to_end(f"{closed} --token-file build/alice.token status"))), 4)
+        refused = subprocess.run(f"{closed} status".split(), cwd=self.clone, env=self.environment, capture_output=True, text=True)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn("no token", refused.stderr)
+
+    def write(self, name, text):
+        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def test_the_examples_of_emberctl(self):
+        self.write("model.textproto", MODEL)
+        self.write("batch.json", BATCH)
+        self.write("cluster.textproto", read("config", "samples", "cluster_local.textproto"))
+        program = self.start(f"emberd up --shards 4 --data {self.folder}/data &")
+        for command in ("emberctl declare model.textproto", "emberctl checkpoint save my_model step-1000",
+                        "emberctl checkpoint save my_model step-2000 --incremental"):
+            self.run_to_end(command, self.folder)
+        rows = re.findall(r"^\| `.*\| `(emberctl [^`]*)` \|$", read("client", "emberctl", "README.md"), re.MULTILINE)
+        self.assertGreater(len(rows), 20)
+        for command in rows:
+            with self.subTest(command):
+                if command == "emberctl top":
+                    print("left out: emberctl top: needs a terminal; top_terminal_test has one")
+                    continue
+                self.assertNotEqual(self.run_to_end(command, self.folder), "", command)
+                if command.startswith("emberctl drain"):
+                    self.run_to_end("emberctl drain --undo")
+        for block in blocks(read("client", "emberctl", "README.md")):
+            pid = re.search(r"pid=(\d+)", program.output())
+            block = block.replace("10.0.0.7:7400", "127.0.0.1:7400").replace("PID", pid[1] if pid else str(program.process.pid))
+            self.run_to_end(block, self.folder)
+
+
+if __name__ == "__main__":
+    run_alone(PORTS)
+    del sys.argv[1:3]
+    unittest.main(verbosity=2)
