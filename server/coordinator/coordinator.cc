@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
 #include "server/ops/logging.h"
 
@@ -54,6 +55,19 @@ std::vector<Collective*> CollectivesOf(const std::vector<std::shared_ptr<ShardBa
   std::vector<Collective*> collectives;
   for (const auto& shard : shards) collectives.push_back(shard->collective());
   return collectives;
+}
+
+// What can be read and assigned of each table beside its weights.
+void AddSlots(const v1::ModelConfig& model, v1::DescribeModelResponse* response) {
+  for (const v1::TableConfig& table : model.tables()) {
+    for (const config::SlotInfo& info : config::OptimizerSlots(table.optimizer())) {
+      v1::SlotShape* const slot = response->add_slots();
+      slot->set_table(table.name());
+      slot->set_slot(std::string(info.name));
+      slot->add_shape(table.vocabulary_size());
+      slot->add_shape(info.one_per_row ? 1 : table.embedding_dim());
+    }
+  }
 }
 
 }  // namespace
@@ -163,6 +177,7 @@ absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
   response.set_recovery(auto_checkpoints_.RecoveryOf(known.model->config.name()));
   *response.mutable_config() = known.model->config;
   *response.mutable_plan() = preprocess::PlanToProto(known.model->config, known.model->plan);
+  AddSlots(known.model->config, &response);
   return response;
 }
 

@@ -39,17 +39,19 @@ absl::StatusOr<RowTarget> FindTarget(const ServedModel& model, const std::string
   target.slot = slot;
   target.columns = config.embedding_dim();
   if (slot.empty()) return target;
-  std::string names;
+  std::vector<std::string> names;
   for (const config::SlotInfo& info : config::OptimizerSlots(config.optimizer())) {
     if (info.name == slot) {
       if (info.one_per_row) target.columns = 1;
       return target;
     }
-    absl::StrAppend(&names, " '", info.name, "'");
+    names.emplace_back(info.name);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "slot is '", slot, "'; the optimizer ", config::OptimizerName(config.optimizer()),
-      " of table '", table, "' has", names.empty() ? " none" : names));
+  return absl::InvalidArgumentError(
+      absl::StrCat("slot is '", slot, "'; the optimizer ",
+                   config::OptimizerName(config.optimizer()), " of table '", table, "' has ",
+                   names.empty() ? "none; only the weights, slot '', can be read and assigned"
+                                 : absl::StrCat("others; ", KnownNames("slots", slot, names))));
 }
 
 absl::StatusOr<std::vector<int64_t>> DecodeIds(const v1::Tensor& tensor, const RowTarget& target) {

@@ -191,7 +191,8 @@ absl::StatusOr<std::shared_ptr<const KeptBatch>> StepPath::Claim(uint64_t model_
   if (batch->model->id == model_id) return batch;
   batches_.Unclaim(handle);
   return absl::InvalidArgumentError(absl::StrCat("batch_handle ", handle, " belongs to model_id ",
-                                                 batch->model->id, ", not ", model_id));
+                                                 absl::Hex(batch->model->id, absl::kZeroPad16),
+                                                 ", not ", absl::Hex(model_id, absl::kZeroPad16)));
 }
 
 void StepPath::RenewBatches() {

@@ -305,7 +305,8 @@ void GroupSteps::DropModel(uint64_t model_id) {
   }
   Release(released);
   for (const RowsCallback& done : waiting) {
-    done(absl::NotFoundError(absl::StrCat("model_id ", model_id, " was dropped")));
+    done(absl::NotFoundError(
+        absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " was dropped")));
   }
 }
 

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/api.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/group_training.h"
 #include "tests/testing/training.h"
@@ -186,6 +188,39 @@ TEST(SkippedStepTest, EveryRankSaysTheSame) {
   EXPECT_FALSE(status.ok());
   EXPECT_NE(std::string(status.message()).find("skip of step 0"), std::string::npos) << status;
   EXPECT_EQ(Digest(*client, *model).value_or("none"), before);
+}
+
+// What would make an alert of every run that ends: a trainer that leaves in good order and counts
+// as one that died; and what would hide those: the other way round.
+TEST(GroupFinishTest, OnlyWhoHangsUpIsAFailure) {
+  auto cluster = Cluster::Start({.shards = 2, .sparsecores_per_shard = 4});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  auto model = client->DeclareModel(GroupModel("m", 0));
+  ASSERT_TRUE(model.ok()) << model.status();
+  for (const char* group : {"finishes", "hangs-up"}) {
+    auto stream = client->Train(*model, {.group = group, .size = 1});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    const int64_t next = (*stream)->next_step();
+    const absl::Status run = RunSteps(**stream, 0, 1, next, next + 5, /*pipelined=*/false);
+    ASSERT_TRUE(run.ok()) << run;
+    if (group == std::string("finishes")) {
+      EXPECT_TRUE((*stream)->Finish().ok());
+    }
+  }
+  const Api api((*cluster)->address());
+  std::map<std::string, int64_t> failures;
+  // The server may hear a little later that somebody has hung up.
+  for (int i = 0; i < 300 && failures["hangs-up"] == 0; ++i) {
+    grpc::ClientContext context;
+    v1::GetStatsResponse stats;
+    ASSERT_TRUE(api.admin->GetStats(&context, {}, &stats).ok());
+    for (const v1::GroupStats& group : stats.groups()) failures[group.group()] = group.failures();
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  EXPECT_EQ(failures["finishes"], 0);
+  EXPECT_EQ(failures["hangs-up"], 1);
 }
 
 // ASYNC and BOUNDED promise no order between ranks. What they promise is that each rank's updates
