@@ -204,8 +204,8 @@ void AddToken(CLI::App* app, Flags* flags) {
       ->type_name("FILE")
       ->required();
   command->footer(
-      "The token is stored nowhere: keep what is printed. Running processes know it after a "
-      "restart.\n\n"
+      "The token is stored nowhere: keep what is printed. Running processes know it a few seconds "
+      "later.\n\n"
       "Examples:\n"
       "  emberd token cluster cluster --file tokens.textproto > cluster.token\n"
       "  emberd token alice trainer --file tokens.textproto > alice.token");

@@ -203,26 +203,38 @@ class Interval {
   const double seconds_;
 };
 
-// The same coordinator in its same life; null: it did not answer, or was started since.
-const v1::GetStatsResponse* FindBefore(const CoordinatorFigures& now,
-                                       const ClusterFigures& before) {
-  for (const CoordinatorFigures& one : before) {
-    if (one.name != now.name || !one.status.ok() || !now.status.ok()) continue;
-    const bool same_life = one.stats.uptime_ms() <= now.stats.uptime_ms();
-    return same_life && one.stats.time_ms() < now.stats.time_ms() ? &one.stats : nullptr;
+// The latest figures of a coordinator, and those to hold them against; null: there are none.
+struct Pair {
+  const v1::GetStatsResponse* now = nullptr;
+  const v1::GetStatsResponse* before = nullptr;
+};
+
+// Those from `ms` before the latest, or from as far back as it has answered in this life.
+Pair PairOf(const RecentFigures& recent, size_t index, int64_t ms) {
+  const CoordinatorFigures& latest = recent.back()[index];
+  Pair pair;
+  if (!latest.status.ok()) return pair;
+  for (size_t i = recent.size() - 1; i-- > 0;) {
+    if (index >= recent[i].size()) break;
+    const CoordinatorFigures& one = recent[i][index];
+    const bool same_life = one.status.ok() && one.stats.uptime_ms() <= latest.stats.uptime_ms() &&
+                           one.stats.time_ms() < latest.stats.time_ms();
+    if (!same_life) break;
+    pair = {&latest.stats, &one.stats};
+    if (one.stats.time_ms() <= latest.stats.time_ms() - ms) break;
   }
-  return nullptr;
+  return pair;
 }
 
-void SetLatencies(const ClusterFigures& before, const ClusterFigures& now, Point* point) {
+void SetLatencies(const RecentFigures& recent, int64_t ms, Point* point) {
   v1::Distribution lookups[2], applies[2];  // before, now
-  for (const CoordinatorFigures& one : now) {
-    const v1::GetStatsResponse* const old = FindBefore(one, before);
-    if (old == nullptr) continue;
-    AddTo(&lookups[0], MethodOf(*old, kLookup).seconds());
-    AddTo(&lookups[1], MethodOf(one.stats, kLookup).seconds());
-    AddTo(&applies[0], MethodOf(*old, kApply).seconds());
-    AddTo(&applies[1], MethodOf(one.stats, kApply).seconds());
+  for (size_t i = 0; i < recent.back().size(); ++i) {
+    const Pair pair = PairOf(recent, i, ms);
+    if (pair.now == nullptr) continue;
+    AddTo(&lookups[0], MethodOf(*pair.before, kLookup).seconds());
+    AddTo(&lookups[1], MethodOf(*pair.now, kLookup).seconds());
+    AddTo(&applies[0], MethodOf(*pair.before, kApply).seconds());
+    AddTo(&applies[1], MethodOf(*pair.now, kApply).seconds());
   }
   point->at(Value::kLookupMedian) = Quantile(0.5, lookups[1], lookups[0]);
   point->at(Value::kLookup99) = Quantile(0.99, lookups[1], lookups[0]);
@@ -257,14 +269,13 @@ Point Gap(int64_t time_ms) {
   return point;
 }
 
-Point Between(const ClusterFigures& long_before, const ClusterFigures& before,
-              const ClusterFigures& now) {
-  Point point{.time_ms = now.front().stats.time_ms()};
+Point Latest(const RecentFigures& recent, int64_t rates_ms, int64_t latencies_ms) {
+  Point point{.time_ms = recent.back().front().stats.time_ms()};
   std::map<std::string, double> errors;
-  for (const CoordinatorFigures& one : now) {
-    const v1::GetStatsResponse* const old = FindBefore(one, before);
-    if (old == nullptr) continue;
-    const Interval interval(*old, one.stats);
+  for (size_t i = 0; i < recent.back().size(); ++i) {
+    const Pair pair = PairOf(recent, i, rates_ms);
+    if (pair.now == nullptr) continue;
+    const Interval interval(*pair.before, *pair.now);
     point.at(Value::kLookups) += interval.Lookups();
     point.at(Value::kUpdates) += interval.Updates();
     interval.AddTraffic(&point, &errors);
@@ -274,13 +285,13 @@ Point Between(const ClusterFigures& long_before, const ClusterFigures& before,
     point.at(Value::kErrors) += rate;
     if (rate > 0) point.errors.emplace_back(code, rate);
   }
-  SetLatencies(long_before, now, &point);
+  SetLatencies(recent, latencies_ms, &point);
   return point;
 }
 
-double LookupsPerSecond(const CoordinatorFigures& now, const ClusterFigures& before) {
-  const v1::GetStatsResponse* const old = FindBefore(now, before);
-  return old == nullptr ? 0 : Interval(*old, now.stats).Lookups();
+double LookupsPerSecond(const RecentFigures& recent, size_t index, int64_t over_ms) {
+  const Pair pair = PairOf(recent, index, over_ms);
+  return pair.now == nullptr ? 0 : Interval(*pair.before, *pair.now).Lookups();
 }
 
 double Quantile(double q, const v1::Distribution& now, const v1::Distribution& before) {

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "emberd/v1/admin_service.pb.h"
 
 namespace emberd::status_page {
@@ -57,13 +58,14 @@ struct Point {
 // A point where nothing is known: a gap in a line.
 Point Gap(int64_t time_ms);
 
-// Rates since `before`, latencies since `long_before`. What a coordinator or a shard counted before
-// it was started anew, or while it did not answer, does not count.
-Point Between(const ClusterFigures& long_before, const ClusterFigures& before,
-              const ClusterFigures& now);
-
-// Lookups per second of one coordinator; 0 if it did not answer both times.
-double LookupsPerSecond(const CoordinatorFigures& now, const ClusterFigures& before);
+// Figures of a few seconds, oldest first. What a coordinator or a shard counted before it was
+// started anew, or while it did not answer, never counts.
+using RecentFigures = std::deque<ClusterFigures>;
+// Of the latest: rates over `rates_ms` at least, latencies over `latencies_ms`, and where a
+// coordinator has not answered for so long, over as long as it has.
+Point Latest(const RecentFigures& recent, int64_t rates_ms, int64_t latencies_ms);
+// Lookups per second of coordinator `index` of the latest; 0 if it has not answered twice.
+double LookupsPerSecond(const RecentFigures& recent, size_t index, int64_t over_ms);
 
 // The value below which a share `q` of the observations lies that `now` has and `before` has not;
 // NaN: there are none. Inside a bucket they are taken to be spread evenly.

@@ -35,13 +35,7 @@ void History::Add(ClusterFigures figures) {
   if (recent_.empty()) Push(Gap(now));
   recent_.push_back(std::move(figures));
   while (recent_.size() > 2 && TimeOf(recent_[1]) <= now - kLatencyMs) recent_.pop_front();
-  if (recent_.size() > 1) Push(Between(recent_.front(), Since(now - kRatesMs), recent_.back()));
-}
-
-const ClusterFigures& History::Since(int64_t time_ms) const {
-  size_t at = recent_.size() - 2;
-  while (at > 0 && TimeOf(recent_[at]) > time_ms) --at;
-  return recent_[at];
+  if (recent_.size() > 1) Push(Latest(recent_, kRatesMs, kLatencyMs));
 }
 
 void History::Push(Point point) {

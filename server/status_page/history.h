@@ -23,8 +23,9 @@ class History {
   void Add(ClusterFigures figures);
 
   const ClusterFigures& latest() const { return recent_.back(); }
-  // Those from `kLatencyMs` before the latest, or from as far back as there are.
-  const ClusterFigures& before() const { return recent_.front(); }
+  double LookupsPerSecond(size_t coordinator) const {
+    return status_page::LookupsPerSecond(recent_, coordinator, kLatencyMs);
+  }
   bool empty() const { return recent_.empty(); }
 
   // {"keys": ["lookups", ...], "points": [[time_ms, value or null, ...], ...]} with those after
@@ -33,10 +34,9 @@ class History {
 
  private:
   void Push(Point point);
-  const ClusterFigures& Since(int64_t time_ms) const;
 
-  std::deque<ClusterFigures> recent_;  // of the last seconds
-  std::deque<Point> coarse_;           // all older than `fine_`
+  RecentFigures recent_;      // of the last seconds
+  std::deque<Point> coarse_;  // all older than `fine_`
   std::deque<Point> fine_;
 };
 

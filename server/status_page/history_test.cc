@@ -92,15 +92,15 @@ TEST(FiguresTest, RatesAreThoseOfAllWhoAnsweredBothTimes) {
   const ClusterFigures now = {Coordinator("coordinator-0", Stats(12, 20)),
                               Coordinator("coordinator-1", Stats(12, 30)),
                               Coordinator("coordinator-2", Stats(12, 1'000'000))};
-  const Point point = Between(before, before, now);
+  const Point point = Latest({before, now}, 1, 1);
   EXPECT_EQ(point.time_ms, kStart + 12000);
   EXPECT_DOUBLE_EQ(point.at(Value::kLookups), 50);
   EXPECT_DOUBLE_EQ(point.at(Value::kUpdates), 50);
   EXPECT_DOUBLE_EQ(point.at(Value::kBytesSent), 50'000);
   EXPECT_DOUBLE_EQ(point.at(Value::kErrors), 5);
   EXPECT_THAT(point.errors, ElementsAre(Pair("UNAVAILABLE", 5)));
-  EXPECT_DOUBLE_EQ(LookupsPerSecond(now[1], before), 30);
-  EXPECT_DOUBLE_EQ(LookupsPerSecond(now[2], before), 0);
+  EXPECT_DOUBLE_EQ(LookupsPerSecond({before, now}, 1, 1), 30);
+  EXPECT_DOUBLE_EQ(LookupsPerSecond({before, now}, 2, 1), 0);
 }
 
 TEST(FiguresTest, ACoordinatorThatWasStartedAnewCountsFromItsSecondAnswer) {
@@ -110,7 +110,20 @@ TEST(FiguresTest, ACoordinatorThatWasStartedAnewCountsFromItsSecondAnswer) {
   anew.set_time_ms(kStart + 12000);
   const ClusterFigures now = {Coordinator("coordinator-0", Stats(12, 20)),
                               Coordinator("coordinator-1", anew)};
-  EXPECT_DOUBLE_EQ(Between(before, before, now).at(Value::kLookups), 20);
+  EXPECT_DOUBLE_EQ(Latest({before, now}, 1, 1).at(Value::kLookups), 20);
+}
+
+TEST(FiguresTest, OneThatCameLaterCountsFromItsFirstAnswer) {
+  RecentFigures recent;
+  for (int64_t second = 10; second <= 20; ++second) {
+    recent.push_back({Coordinator("coordinator-0", Stats(second, 20)),
+                      second < 16 ? OutOfReach("coordinator-1")
+                                  : Coordinator("coordinator-1", Stats(second, 30))});
+  }
+  const Point point = Latest(recent, 2000, 10000);
+  EXPECT_DOUBLE_EQ(point.at(Value::kLookups), 50);
+  EXPECT_NEAR(point.at(Value::kLookupMedian), 0.02, 1e-9);
+  EXPECT_DOUBLE_EQ(LookupsPerSecond(recent, 1, 10000), 30);
 }
 
 TEST(FiguresTest, LatenciesAreOfTheTimeBetween) {
@@ -120,7 +133,7 @@ TEST(FiguresTest, LatenciesAreOfTheTimeBetween) {
     if (bucket.upper() < 0.03) bucket.set_count(bucket.upper() < 0.015 ? 0 : 50);
   }
   const ClusterFigures before = {Coordinator("coordinator-0", Stats(10, 10))};
-  const Point point = Between(before, before, {Coordinator("coordinator-0", now)});
+  const Point point = Latest({before, {Coordinator("coordinator-0", now)}}, 1, 1);
   EXPECT_NEAR(point.at(Value::kLookupMedian), 0.03, 1e-9);
   EXPECT_NEAR(point.at(Value::kLookup99), 0.0398, 1e-9);
   EXPECT_TRUE(std::isnan(point.at(Value::kApplyMedian)));  // none came
@@ -139,8 +152,7 @@ TEST(FiguresTest, RowsAreThoseOfShardsInTheSameLife) {
     }
     figures[i] = {Coordinator("coordinator-0", stats)};
   }
-  EXPECT_DOUBLE_EQ(Between(figures[0], figures[0], figures[1]).at(Value::kRowsGathered),
-                   500 + 1500);
+  EXPECT_DOUBLE_EQ(Latest({figures[0], figures[1]}, 1, 1).at(Value::kRowsGathered), 500 + 1500);
 }
 
 nlohmann::json Points(const History& history, int64_t since = 0) {

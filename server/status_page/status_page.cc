@@ -139,7 +139,7 @@ std::string ModelJson(const v1::DescribeModelResponse& model) {
 
 // What is said of a coordinator beside the others: how busy it is.
 absl::StatusOr<std::string> CoordinatorJson(const CoordinatorFigures& figures, bool self,
-                                            const ClusterFigures& before) {
+                                            double lookups_per_second) {
   v1::GetStatsResponse load = figures.stats;
   load.clear_methods();
   load.clear_stages();
@@ -148,12 +148,12 @@ absl::StatusOr<std::string> CoordinatorJson(const CoordinatorFigures& figures, b
   load.clear_shards();
   load.clear_models();
   ASSIGN_OR_RETURN(const std::string stats, ToJson(load));
-  return absl::StrCat(
-      "{\"name\":", Quoted(figures.name), ",\"address\":", Quoted(figures.address),
-      ",\"http_address\":", Quoted(figures.http_address), ",\"self\":", self ? "true" : "false",
-      ",\"reachable\":", figures.status.ok() ? "true" : "false",
-      ",\"error\":", Quoted(std::string(figures.status.message())),
-      ",\"lookups_per_second\":", LookupsPerSecond(figures, before), ",\"stats\":", stats, "}");
+  return absl::StrCat("{\"name\":", Quoted(figures.name), ",\"address\":", Quoted(figures.address),
+                      ",\"http_address\":", Quoted(figures.http_address),
+                      ",\"self\":", self ? "true" : "false",
+                      ",\"reachable\":", figures.status.ok() ? "true" : "false",
+                      ",\"error\":", Quoted(std::string(figures.status.message())),
+                      ",\"lookups_per_second\":", lookups_per_second, ",\"stats\":", stats, "}");
 }
 
 absl::StatusOr<std::string> ModelsJson(const Source& source) {
@@ -225,7 +225,7 @@ absl::StatusOr<std::string> Board::Ask() {
   std::vector<std::string> coordinators;
   for (size_t i = 0; i < figures.size(); ++i) {
     ASSIGN_OR_RETURN(coordinators.emplace_back(),
-                     CoordinatorJson(figures[i], i == 0, history_.before()));
+                     CoordinatorJson(figures[i], i == 0, history_.LookupsPerSecond(i)));
   }
   const auto model_json = [](std::string* out, const v1::DescribeModelResponse& model) {
     out->append(ModelJson(model));

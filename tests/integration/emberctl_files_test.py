@@ -55,6 +55,26 @@ class FilesTest(unittest.TestCase):
         self.assertEqual([int(line.split("=")[0]) for line in lines], list(range(ROWS)))
         return np.array([line.split("=")[1].split(",") for line in lines], "<f4")
 
+    def test_slots_are_described_with_their_shapes(self):
+        with open(self.path("slots"), "w", encoding="utf-8") as file:
+            file.write('name: "slots" tables { name: "plain" vocabulary_size: 10 embedding_dim: 4 optimizer { sgd {} } } '
+                       'tables { name: "rare" vocabulary_size: 20 embedding_dim: 4 optimizer { f2a {} } } '
+                       'tables { name: "user" vocabulary_size: 30 embedding_dim: 4 optimizer { adam {} } } '
+                       'features { name: "a" table: "plain" } features { name: "b" table: "rare" } '
+                       'features { name: "c" table: "user" }')
+        self.emberctl("declare", self.path("slots"))
+        printed = self.emberctl("describe", "slots")
+        lines = [line.split() for line in printed.splitlines()]
+        start = lines.index(["TABLE", "SLOT", "SHAPE"])
+        self.assertEqual([" ".join(line) for line in lines[start + 1:start + 5]], [
+            "rare accumulator 20 x 4", "rare local_step 20 x 1", "user momentum 30 x 4", "user velocity 30 x 4"])
+        slots = json.loads(self.emberctl("--json", "describe", "slots"))["slots"]
+        self.assertEqual([(slot["table"], slot["slot"], [int(one) for one in slot["shape"]]) for slot in slots][1],
+                         ("rare", "local_step", [20, 1]))
+        # What is described is what is read.
+        values = self.emberctl("rows", "get", "slots", "rare", "3", "--slot", "local_step").strip().split("=")[1]
+        self.assertEqual(len(values.split(",")), 1)
+
     def test_npy(self):
         self.assertEqual(self.emberctl("export", "m", "t", self.path("t.npy")), f"{self.path('t.npy')}: {ROWS} rows\n")
         np.testing.assert_array_equal(np.load(self.path("t.npy")), self.rows())
