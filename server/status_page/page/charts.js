@@ -8,12 +8,13 @@ const LEAST_LEFT = 30;  // more where the labels of the axis need it
 const TABLE_ROWS = 12;
 const SHORTEST = 60;  // seconds that are shown, even if less is known
 
-// Ticks at 1, 2 or 5 times a power of ten (or, for bytes, of two), from 0 to the first one that is not below `largest`.
+// Ticks from 0 to the first one that is not below `largest`: at multiples of 1, 2 or 5 times a power of ten or, for bytes,
+// of a power of two.
 export function ticks(largest, binary) {
   const goal = (largest > 0 ? largest : 1) / 3;
-  const unit = binary ? 1024 ** Math.max(0, Math.floor(Math.log(goal) / Math.log(1024))) : 1;
-  const power = 10 ** Math.floor(Math.log10(goal / unit));
-  const step = [1, 2, 5, 10].map((one) => one * power * unit).find((one) => one >= goal * 0.999);
+  const power = 10 ** Math.floor(Math.log10(goal));
+  const step = binary ? 2 ** Math.max(0, Math.ceil(Math.log2(goal * 0.999)))
+    : [1, 2, 5, 10].map((one) => one * power).find((one) => one >= goal * 0.999);
   const all = [];
   for (let i = 0; i < 2 || all.at(-1) < largest * 0.999; ++i) all.push(i * step);
   return all;
