@@ -15,6 +15,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
+import torch.distributed
 
 from . import config, errors
 from .arrays import Dense, Ids, Ragged, Sparse, concatenate
@@ -97,7 +98,7 @@ class _Columns(torch.Tensor):
         return columns
 
     @property
-    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
+    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         whole = self._leaf.grad
         return None if whole is None else whole[:, self._range]
 
@@ -206,7 +207,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         """For state_dict: names and the next step; no tables."""
         return {"model": self.model.name, "group": self._steps.group, "next_step": self._steps.next_step}
 
-    def set_extra_state(self, state: Dict[str, Any]) -> None:
+    def set_extra_state(self, state: Dict[str, Any]) -> None:  # pyright: ignore
         """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group
         is joined."""
         if state["model"] != self.model.name:

@@ -1,6 +1,8 @@
 """Runs a test in an environment with packages that Debian does not have; makes it where it is not there yet.
 
-usage: with_packages.py ENVIRONMENT PACKAGE... -- TEST ARGUMENTS...
+usage: with_packages.py [--with-system] ENVIRONMENT PACKAGE... -- TEST ARGUMENTS...
+
+--with-system: what this Python has is there, too.
 
 Where the packages cannot be had the test is skipped, with the reason (status 77). Several tests may share an environment.
 """
@@ -14,13 +16,13 @@ import sys
 SKIPPED = 77
 
 
-def install(environment, packages):
+def install(environment, packages, options=()):
     """What went wrong, or None. A half-made environment is not left."""
     made = environment + ".new"
     shutil.rmtree(made, ignore_errors=True)
     pip = [os.path.join(made, "bin", "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
            "--timeout", "20", "--retries", "1", *packages]
-    for argv in ([sys.executable, "-m", "venv", made], pip):
+    for argv in ([sys.executable, "-m", "venv", *options, made], pip):
         try:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240)
         except subprocess.TimeoutExpired:
@@ -43,12 +45,16 @@ def is_there(environment, packages):
 
 
 def main():
+    options = []
+    if sys.argv[1] == "--with-system":
+        options.append("--system-site-packages")
+        del sys.argv[1]
     end = sys.argv.index("--")
     environment, packages, test = sys.argv[1], sys.argv[2:end], sys.argv[end + 1:]
     with open(environment + ".lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of the tests makes it, and the others wait
         if not is_there(environment, packages):
-            failure = install(environment, packages)
+            failure = install(environment, packages, options)
             if failure:
                 print(f"SKIP: {' '.join(packages)} cannot be installed: {failure}")
                 shutil.rmtree(environment + ".new", ignore_errors=True)

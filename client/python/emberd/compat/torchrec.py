@@ -230,7 +230,8 @@ class EmbeddingBagCollection(torch.nn.Module):
         # (output, feature, table): as torchrec has it, a feature of several tables gives an output for each.
         self._outputs = [(name if names.count(name) == 1 else f"{name}@{table.name}", name, table)
                          for table in tables for name in table.feature_names]
-        self.embedding_bags = torch.nn.ModuleDict({table.name: _Table(table, self) for table in tables})
+        self._tables = {table.name: _Table(table, self) for table in tables}
+        self.embedding_bags = torch.nn.ModuleDict(self._tables)
         number = _Place.made
         _Place.made += 1
         self._client = _client()
@@ -289,7 +290,7 @@ class EmbeddingBagCollection(torch.nn.Module):
             tables = [config.TableConfig(
                 one.name, one.num_embeddings, one.embedding_dim, combiner=one.pooling.value.lower(),
                 initializer=config.Uniform(one.get_weight_init_min(), one.get_weight_init_max()),
-                optimizer=self.embedding_bags[one.name].optimizer,
+                optimizer=self._tables[one.name].optimizer,
                 storage_dtype={"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[one.data_type.value])
                 for one in self._configs]
             described = config.ModelConfig(self._name, tables, [config.FeatureConfig(_feature(output), table.name)
@@ -314,7 +315,7 @@ class EmbeddingBagCollection(torch.nn.Module):
     def _update(self, step: Step, gradient: torch.Tensor) -> None:
         if step is not self._current:
             raise RuntimeError("these activations have been updated or skipped already: a call of the module has one backward")
-        without = [name for name, table in self.embedding_bags.items() if table.optimizer is None]
+        without = [name for name, table in self._tables.items() if table.optimizer is None]
         if without:
             raise RuntimeError(f"table {without[0]!r} has no optimizer: call apply_optimizer_in_backward with its parameter; "
                                "optimizers of torch.optim do not see tables of a cluster")
