@@ -5,6 +5,7 @@ What this would catch: a symbol that leaks from one library into another, which 
 because it was forked from a process that trains.
 """
 
+import importlib.util
 import itertools
 import os
 import subprocess
@@ -24,6 +25,8 @@ PARTS = {
     "torch": "import torch; torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()",
     "grpc": "import grpc; grpc.insecure_channel({address!r}).close()",
 }
+if importlib.util.find_spec("pyarrow"):  # Debian has none
+    PARTS["pyarrow"] = "import pyarrow.compute; pyarrow.compute.sum(pyarrow.array([1, 2]))"
 LOADER = """
 import sys
 import torch
