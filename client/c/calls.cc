@@ -215,4 +215,16 @@ emberd_call* emberd_stream_finish(emberd_stream* stream) {
   });
 }
 
+emberd_call* emberd_drop_group(emberd_client* client, const char* model, const char* group) {
+  return Call([&]() -> Work {
+    return [client = client->client, model = Text(model),
+            group = Text(group)](Result* result) -> absl::Status {
+      ASSIGN_OR_RETURN(const bool dropped, client->DropGroup(model, group));
+      *result = std::make_unique<emberd_text>(
+          emberd_text{dropped ? R"({"dropped":true})" : R"({"dropped":false})"});
+      return absl::OkStatus();
+    };
+  });
+}
+
 }  // extern "C"

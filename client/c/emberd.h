@@ -259,6 +259,11 @@ EMBERD_API emberd_call* emberd_list_checkpoints(emberd_client* client, const cha
 EMBERD_API emberd_call* emberd_delete_checkpoint(emberd_client* client, const char* model,
                                                  const char* name);
 
+// Forgets a group of trainers whose run is over. Result: text, an object with dropped: false if
+// nobody knows the group.
+EMBERD_API emberd_call* emberd_drop_group(emberd_client* client, const char* model,
+                                          const char* group);
+
 // ---- Training on a stream: see train.proto, and client/cpp/train_stream.h
 
 enum { EMBERD_SYNC = 0, EMBERD_ASYNC = 1, EMBERD_BOUNDED = 2 };

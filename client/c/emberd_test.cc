@@ -394,6 +394,15 @@ TEST_F(CInterfaceTest, SkipsAStep) {
   }
 }
 
+TEST_F(CInterfaceTest, DropsAGroup) {
+  const Held<emberd_call> drop = Done(emberd_drop_group(client_.get(), "m", "run-7"));
+  EXPECT_EQ(Outcome(drop.get()), "0: ");
+  const Held<emberd_text> said(emberd_call_take_text(drop.get()));
+  EXPECT_STREQ(emberd_text_string(said.get()), R"({"dropped":true})");
+  EXPECT_EQ(service_.dropped_group.model(), "m");
+  EXPECT_EQ(service_.dropped_group.group(), "run-7");
+}
+
 TEST_F(CInterfaceTest, DeclaresFromACheckpoint) {
   const Held<emberd_call> declared = Done(emberd_declare_from(client_.get(), kConfig, "newest"));
   EXPECT_EQ(Outcome(declared.get()), "0: ");

@@ -328,6 +328,19 @@ absl::Status Client::ResetModel(const std::string& name) {
   });
 }
 
+absl::StatusOr<bool> Client::DropGroup(const std::string& model, const std::string& group) {
+  v1::DropGroupRequest request;
+  request.set_model(model);
+  request.set_group(group);
+  v1::DropGroupResponse response;
+  absl::Status status =
+      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
+        return coordinator.admin->DropGroup(context, request, &response);
+      });
+  if (!status.ok()) return status;
+  return response.dropped();
+}
+
 uint64_t Client::NextSequence() { return impl_->next_sequence++; }
 void Client::CancelCalls() { impl_->transport->CancelCalls(); }
 const std::string& Client::client_id() const { return impl_->options.client_id; }

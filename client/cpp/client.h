@@ -108,6 +108,11 @@ class Client {
   // declared it.
   absl::Status ResetModel(const std::string& name);
 
+  // Forgets a group of trainers whose run is over: who joins under its name begins at the first
+  // step. False: nobody knows it. FAILED_PRECONDITION: ranks of it are at work. NOT_FOUND if nobody
+  // has declared the model.
+  absl::StatusOr<bool> DropGroup(const std::string& model, const std::string& group);
+
   // A number that no other update of this client has, for ApplyOptions and AssignOptions.
   uint64_t NextSequence();
   // Ends all calls and streams in progress, on all threads, with CANCELLED. Later calls are not

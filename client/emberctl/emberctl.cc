@@ -100,7 +100,7 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   // In the order in which the help lists them.
   for (const auto add : {AddStatus, AddTables, AddDescribe, AddDeclare, AddValidate, AddRows,
                          AddExport, AddExplain, AddLimits, AddPlan, AddStats, AddTop, AddModel,
-                         AddCheckpoint, AddDrain, AddBench, AddCompletion}) {
+                         AddGroup, AddCheckpoint, AddDrain, AddBench, AddCompletion}) {
     add(app, session, command);
   }
   try {

@@ -51,13 +51,14 @@ TEST(HelpTest, EveryCommandHasAnExample) {
   const Outcome help = Emberctl({"--help"});
   const std::vector<std::string> commands = CommandsOf(help.out);
   for (const char* command :
-       {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "model",
+       {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "model", "group",
         "checkpoint", "drain", "bench", "describe", "declare", "validate"}) {
     EXPECT_THAT(commands, Contains(command));
   }
   EXPECT_EQ(CommandsOf(Emberctl({"rows", "--help"}).out), (std::vector<std::string>{"get", "set"}));
   EXPECT_EQ(CommandsOf(Emberctl({"model", "--help"}).out),
             (std::vector<std::string>{"drop", "reset"}));
+  EXPECT_EQ(CommandsOf(Emberctl({"group", "--help"}).out), (std::vector<std::string>{"drop"}));
   EXPECT_EQ(CommandsOf(Emberctl({"checkpoint", "--help"}).out),
             (std::vector<std::string>{"save", "list", "show", "diff", "delete", "verify", "restore",
                                       "merge", "export", "import"}));
@@ -91,6 +92,8 @@ TEST(HelpTest, WrongCommandLines) {
       {"top", "--interval", "-1"},
       {"model"},
       {"model", "drop"},
+      {"group"},
+      {"group", "drop", "m"},
       {"checkpoint"},
       {"checkpoint", "save"},
       {"checkpoint", "delete", "m"},

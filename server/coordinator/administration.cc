@@ -151,6 +151,18 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
     return PooledCall::Start(environment_, *context, ops::Rpc::kResetModel, 0, work);
   }
 
+  grpc::ServerUnaryReactor* DropGroup(grpc::CallbackServerContext* context,
+                                      const v1::DropGroupRequest* request,
+                                      v1::DropGroupResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
+      auto dropped = administration_->DropGroup(*request, call);
+      const absl::Status status = dropped.status();
+      if (status.ok()) *response = *std::move(dropped);
+      return status;
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kDropGroup, 0, work);
+  }
+
  private:
   Administration* const administration_;
   const CallEnvironment environment_;

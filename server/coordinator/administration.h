@@ -51,6 +51,10 @@ class Administration {
                                                     rpc::CallContext* context) {
     return parts_.coordinator->ResetModel(request, context);
   }
+  absl::StatusOr<v1::DropGroupResponse> DropGroup(const v1::DropGroupRequest& request,
+                                                  rpc::CallContext* context) {
+    return parts_.coordinator->DropGroup(request, context);
+  }
   // Takes the coordinator out of service or back into it, and tells what is left to do.
   // FAILED_PRECONDITION: back into service after Stop.
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request);

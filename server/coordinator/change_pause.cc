@@ -91,6 +91,7 @@ absl::Status ChangePause::CommitStep(const std::string& group, uint64_t generati
                                      rpc::CallContext* context) {
   internal::v1::DecideStepRequest request;
   request.set_model_id(model_->id);
+  request.set_history(model_->history);
   request.set_group(group);
   request.set_generation(generation);
   request.set_step(step);

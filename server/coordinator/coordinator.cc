@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
+#include "server/coordinator/train/group_drop.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {
@@ -159,6 +160,14 @@ absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetMo
   response.set_model_id(model->id);
   response.set_history(model->history);
   return response;
+}
+
+absl::StatusOr<v1::DropGroupResponse> Coordinator::DropGroup(const v1::DropGroupRequest& request,
+                                                             rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(const auto found, registry_.FindByName(request.model(), context));
+  return OnModel(found->id, context, [&](const std::shared_ptr<const ServedModel>& model) {
+    return server::DropGroup(*model, request.group(), &fanout_, context);
+  });
 }
 
 absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(

@@ -62,6 +62,8 @@ class Coordinator {
                                                   rpc::CallContext* context);
   absl::StatusOr<v1::ResetModelResponse> ResetModel(const v1::ResetModelRequest& request,
                                                     rpc::CallContext* context);
+  absl::StatusOr<v1::DropGroupResponse> DropGroup(const v1::DropGroupRequest& request,
+                                                  rpc::CallContext* context);
   // Also of a lost model.
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const v1::DescribeModelRequest& request,
                                                           rpc::CallContext* context);

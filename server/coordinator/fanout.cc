@@ -114,6 +114,7 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
     command.model_id = name_.model_id;
     command.batch_handle = name_.handle;
     command.history = batch.shards[i].history;
+    histories_.push_back(command.history);
     command.mutation = name_.mutation;
     command.attempt = name_.attempt;
     command.group_part = name_.group_part;
@@ -175,6 +176,7 @@ absl::StatusOr<RowCounts> StagedUpdate::DecideAgain(int shard) {
   }
   internal::v1::DecideStepRequest request;
   request.set_model_id(name_.model_id);
+  request.set_history(histories_[shard]);
   request.set_group(name_.group_part->group);
   request.set_generation(name_.group_part->generation);
   request.set_step(name_.group_part->step);

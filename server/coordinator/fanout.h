@@ -80,7 +80,8 @@ class StagedUpdate {
   const UpdateName name_;
   rpc::CallContext context_;  // outlives the calls
   std::vector<std::unique_ptr<ApplyCall>> calls_;
-  std::vector<bool> staged_;  // false: it had been made there before
+  std::vector<bool> staged_;         // false: it had been made there before
+  std::vector<uint64_t> histories_;  // by shard, of the rows that the batch has seen
   bool decided_ = false;
   RowCounts rows_;
 };
@@ -112,6 +113,11 @@ class Fanout {
   // Answer i is shard i's.
   absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> OpenGroup(
       const internal::v1::OpenGroupRequest& request, rpc::CallContext* context);
+  absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
+      int shard, const internal::v1::DropGroupsRequest& request, rpc::CallContext* context) {
+    return shards_[shard]->DropGroups(request, context);
+  }
+  int shards() const { return static_cast<int>(shards_.size()); }
   absl::StatusOr<RowCounts> DecideStep(int shard, const internal::v1::DecideStepRequest& request,
                                        rpc::CallContext* context) {
     return shards_[shard]->DecideStep(request, context);

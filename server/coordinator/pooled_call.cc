@@ -28,6 +28,7 @@ bool MayBeShed(ops::Rpc rpc) {
     case ops::Rpc::kDrain:
     case ops::Rpc::kDropModel:
     case ops::Rpc::kResetModel:
+    case ops::Rpc::kDropGroup:
       return false;
     default:
       return !FinishesABatch(rpc);

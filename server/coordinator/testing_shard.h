@@ -45,6 +45,10 @@ class TestingShard : public ShardBackend {
                                        rpc::CallContext*) override {
     return No();
   }
+  absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
+      const internal::v1::DropGroupsRequest&, rpc::CallContext*) override {
+    return No();
+  }
   absl::Status RenewBatches(const std::vector<uint64_t>&, absl::Duration,
                             rpc::CallContext*) override {
     return No();

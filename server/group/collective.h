@@ -28,7 +28,7 @@ struct JoinCall {
   std::string coordinator;   // who serves the member: one string per life of a coordinator process
 };
 struct Membership {
-  uint64_t generation = 0;
+  uint64_t generation = 0;                // of the host's own counting; shards have another
   std::vector<std::string> coordinators;  // SYNC: by rank; otherwise empty
 };
 
@@ -51,11 +51,17 @@ struct Gathered {
   bool operator==(const Gathered&) const = default;
 };
 
+struct RankProgress {
+  int rank = 0;
+  int64_t next_step = 0;
+  bool finished = false;  // it has done all its steps
+};
 struct AdvanceCall {
   uint64_t generation = 0;
   int rank = 0;
   int64_t next_step = 0;
   int64_t wait_for = 0;
+  std::vector<RankProgress> ranks = {};  // what shards know of them
 };
 
 struct LeaveCall {

@@ -122,7 +122,7 @@ void CollectiveRouter::ExchangeHere(const GroupId& id, uint64_t generation,
   std::erase_if(watches_, [](const auto& entry) { return entry.second->over(); });
   const auto before = watches_.find(id);
   // Another rank's join was answered first.
-  if (before != watches_.end() && before->second->generation() >= generation) return;
+  if (before != watches_.end() && HasBeen(generation, before->second->generation())) return;
   // Without room the host exchanges the values.
   if (!local_.Adopt(id, generation, options)) return;
   watches_[id] = std::make_unique<Watch>(&HostFor(id), &local_, id, generation);

@@ -25,6 +25,14 @@ using ServiceBase = Service::WithRawCallbackMethod_Join<Service::WithRawCallback
     Service::WithRawCallbackMethod_Advance<Service::WithRawCallbackMethod_Leave<
         Service::WithRawCallbackMethod_Watch<Service::Service>>>>>;
 
+std::vector<RankProgress> RanksOf(const pb::AdvanceRequest& request) {
+  std::vector<RankProgress> ranks;
+  for (const pb::RankProgress& from : request.ranks()) {
+    ranks.push_back({from.rank(), from.next_step(), from.finished()});
+  }
+  return ranks;
+}
+
 GroupId IdOf(const pb::GroupName& name) { return {name.model_id(), name.group()}; }
 
 // One call, which may wait for others. Deletes itself when it is over.
@@ -113,11 +121,12 @@ class CollectiveServiceImpl final : public ServiceBase {
     return Start<pb::AdvanceRequest>(
         *context, ops::Rpc::kCollectiveAdvance, *bytes, response,
         [this](const pb::AdvanceRequest& request, CollectiveCall* call) {
-          return collective_->Advance(
-              IdOf(request.name()),
-              {request.generation(), request.rank(), request.next_step(), request.wait_for()},
-              /*context=*/nullptr,
-              [call](const absl::Status& status) { call->Answer(status, pb::AdvanceResponse()); });
+          return collective_->Advance(IdOf(request.name()),
+                                      {request.generation(), request.rank(), request.next_step(),
+                                       request.wait_for(), RanksOf(request)},
+                                      /*context=*/nullptr, [call](const absl::Status& status) {
+                                        call->Answer(status, pb::AdvanceResponse());
+                                      });
         });
   }
 
@@ -235,6 +244,12 @@ class RemoteCollective final : public Collective {
     request.set_rank(call.rank);
     request.set_next_step(call.next_step);
     request.set_wait_for(call.wait_for);
+    for (const RankProgress& from : call.ranks) {
+      pb::RankProgress* to = request.add_ranks();
+      to->set_rank(from.rank);
+      to->set_next_step(from.next_step);
+      to->set_finished(from.finished);
+    }
     return Start<pb::AdvanceResponse>(&Async::Advance, id, std::move(request), context,
                                       std::move(done),
                                       [](const auto&) { return absl::OkStatus(); });

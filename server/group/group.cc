@@ -2,16 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/failpoint.h"
 
 namespace emberd::server {
-
-uint64_t Event::NextGeneration() {
-  if (*last_generation != 0 && Mistake("generation.reused")) return *last_generation;
-  const auto microseconds = static_cast<uint64_t>(absl::ToUnixMicros(now));
-  *last_generation = std::max(*last_generation + 1, microseconds);
-  return *last_generation;
-}
 
 std::unique_ptr<Group> Group::Create(const GroupId& id, const v1::GroupOptions& options,
                                      absl::Time now) {

@@ -20,15 +20,23 @@
 
 namespace emberd::server {
 
+// Hosts count the generations of their groups one by one, and begin anywhere when they start
+// (RendezvousOptions): what is late of a former life of a host is known by its number. So one
+// life's numbers are near each other, and those of two are far apart.
+//
+// Whether `generation` is `newest` or came before it at the same host.
+inline bool HasBeen(uint64_t generation, uint64_t newest) {
+  return newest - generation < uint64_t{1} << 32;
+}
+
 using Answers = std::vector<std::function<void()>>;
 using Ticket = uint64_t;  // names a call that waits
 
 // Something that happens at a host: a call, or that time passes. Brings the time, and collects the
 // answers that it causes; they are given when all locks are let go.
 struct Event {
-  // Grows over all generations of a host, and over its restarts: microseconds since the epoch, or
-  // one more than the last.
-  uint64_t NextGeneration();
+  // One more than the last of the host.
+  uint64_t NextGeneration() { return ++*last_generation; }
 
   absl::Time now;
   Ticket ticket = 0;  // of the call, should it have to wait

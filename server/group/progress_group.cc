@@ -30,7 +30,7 @@ class ProgressGroup final : public Group {
   static constexpr int kMaxWaitingPerRank = 4;
 
   struct Rank {
-    uint64_t generation = 0;
+    uint64_t generation = 0;  // 0: it has never been here
     bool present = false;
     bool advanced = false;  // in this generation
     bool finished = false;
@@ -42,6 +42,8 @@ class ProgressGroup final : public Group {
     absl::Time deadline;
   };
 
+  // Takes over what shards know of ranks that have not been here.
+  void Learn(const std::vector<RankProgress>& ranks);
   // OK: the call may tell this progress.
   absl::Status Check(const AdvanceCall& call) const;
   // Ranks that are not yet at this step.
@@ -101,12 +103,23 @@ void ProgressGroup::Advance(const AdvanceCall& call, Collective::StatusDone done
     Answer(std::move(done), status, &event->answers);
     return;
   }
+  Learn(call.ranks);
   Rank& member = ranks_[call.rank];
   member.next_step = call.next_step;
   member.advanced = true;
   waiting_.push_back(
       {{event->ticket, std::move(done)}, call.rank, call.wait_for, event->now + step_timeout()});
   AnswerReady(event);
+}
+
+void ProgressGroup::Learn(const std::vector<RankProgress>& ranks) {
+  for (const RankProgress& known : ranks) {
+    if (known.rank < 0 || known.rank >= size()) continue;
+    Rank& rank = ranks_[known.rank];
+    if (rank.generation != 0) continue;  // from itself
+    rank.next_step = std::max(rank.next_step, known.next_step);
+    rank.finished = known.finished;
+  }
 }
 
 void ProgressGroup::Leave(const LeaveCall& call, Event* event) {

@@ -149,6 +149,35 @@ TEST_F(ProgressGroupTest, AWithdrawnCallLeavesTheProgress) {
   EXPECT_EQ(gone.state->answers, 1);
 }
 
+// A host that was started again has seen nobody; the ranks that come back tell it what shards know.
+TEST_F(ProgressGroupTest, LearnsOfRanksThatHaveNotBeenHere) {
+  Begin(4);
+  Join(0);
+  Join(1);
+  const AskedStatus waits = Advance(0, 100, 98);
+  EXPECT_TRUE(waits.waits());
+  const AskedStatus tells = AskedStatus();
+  host_->Advance(kGroup,
+                 {generations_[1],
+                  1,
+                  99,
+                  0,
+                  {{0, 3, true}, {2, 98, false}, {3, 50, true}, {4, 0, false}, {-1, 0, true}}},
+                 /*context=*/nullptr, tells.Callback());
+  EXPECT_TRUE(tells.ok());
+  EXPECT_TRUE(waits.ok()) << "rank 2 is at 98, rank 3 has finished; rank 0 knows itself better";
+  const AskedStatus later = Advance(0, 100, 99);
+  EXPECT_TRUE(later.waits()) << "rank 2 has not finished";
+  // A rank that comes back is at work again, from where it was.
+  Join(3);
+  EXPECT_TRUE(Advance(1, 99, 51).waits());
+  Join(2);
+  EXPECT_TRUE(Advance(2, 120, 0).ok());
+  EXPECT_TRUE(later.waits()) << "rank 3";
+  EXPECT_TRUE(Advance(3, 120, 0).ok());
+  EXPECT_TRUE(later.ok());
+}
+
 TEST_F(ProgressGroupTest, BoundsTheCallsOfOneRank) {
   Begin(2);
   JoinAll();

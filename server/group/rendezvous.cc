@@ -4,6 +4,7 @@
 #include <chrono>
 #include <limits>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
@@ -22,6 +23,11 @@ std::function<absl::Time()> SteadyClock() {
   };
 }
 
+// Far enough from 0, and from the end of the numbers.
+uint64_t RandomGeneration() {
+  return absl::Uniform<uint64_t>(absl::BitGen(), uint64_t{1} << 40, uint64_t{1} << 62);
+}
+
 absl::Status InGroup(const GroupId& id, const absl::Status& status) {
   return Annotate(status, absl::StrCat("group '", id.group, "'"));
 }
@@ -33,7 +39,10 @@ void GiveAnswers(const Event& event) {
 }  // namespace
 
 Rendezvous::Rendezvous(RendezvousOptions options)
-    : options_(std::move(options)), clock_(options_.clock ? options_.clock : SteadyClock()) {
+    : options_(std::move(options)),
+      clock_(options_.clock ? options_.clock : SteadyClock()),
+      last_generation_(options_.last_generation != 0 ? options_.last_generation
+                                                     : RandomGeneration()) {
   if (!options_.clock) timer_thread_ = std::thread([this] { RunTimers(); });
 }
 
@@ -187,6 +196,26 @@ bool Rendezvous::Knows(const GroupId& id, uint64_t generation) const {
 
 void Rendezvous::End(const GroupId& id, uint64_t generation, const absl::Status& status) {
   OnGroup(id, [&](Group& group, Event* event) { group.End(generation, status, event); });
+}
+
+absl::StatusOr<bool> Rendezvous::Forget(const GroupId& id) {
+  Event event;
+  bool vacant = true;
+  {
+    absl::MutexLock lock(&mutex_);
+    event = NewEvent();
+    const auto found = groups_.find(id);
+    if (found == groups_.end()) return true;
+    const Group& group = *found->second.group;
+    vacant = group.vacant();
+    if (!vacant && !Forgettable(group, event.now)) {
+      return InGroup(id, absl::FailedPreconditionError(
+                             "ranks are at work in it; it can be dropped when they have left"));
+    }
+    Forget(found, &event);
+  }
+  GiveAnswers(event);
+  return vacant;
 }
 
 void Rendezvous::Close(const absl::Status& status) {

@@ -26,6 +26,8 @@ namespace emberd::server {
 struct RendezvousOptions {
   int max_groups = 4096;
   int64_t max_value_bytes = int64_t{256} << 20;  // of all values held, over all groups
+  // Before the first of the host; 0: random, so that no two lives of a host have the same ones.
+  uint64_t last_generation = 0;
   // Never goes back. Empty: the wall clock at the start and the steady clock from there. With a
   // clock of its own a Rendezvous has no thread: its owner calls ExpireNow.
   std::function<absl::Time()> clock = nullptr;
@@ -60,6 +62,10 @@ class Rendezvous final : public Collective {
   bool Knows(const GroupId& id, uint64_t generation) const;
   // Ends a SYNC generation, if it lives here.
   void End(const GroupId& id, uint64_t generation, const absl::Status& status);
+
+  // Forgets a group. FAILED_PRECONDITION: somebody is in it. False: somebody was, who has neither
+  // left nor been heard of for long; true: nobody was.
+  absl::StatusOr<bool> Forget(const GroupId& id);
 
   // Answers every call that waits, and all that come later, with `status`.
   void Close(const absl::Status& status);
@@ -115,7 +121,7 @@ class Rendezvous final : public Collective {
   absl::Time wakes_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // the timer thread
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  uint64_t last_generation_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_generation_ ABSL_GUARDED_BY(mutex_);
   Ticket last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t value_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::thread timer_thread_;

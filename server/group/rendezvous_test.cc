@@ -4,6 +4,7 @@
 #include "server/group/rendezvous.h"
 
 #include <limits>
+#include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -251,6 +252,45 @@ TEST(RendezvousTest, AdoptsGenerationsOfAnotherHost) {
   EXPECT_TRUE(host.AllGather(kGroup, 70, 0, 0, 0, "a").ok());
   host->Close(absl::UnavailableError("closed"));
   EXPECT_FALSE(host->Adopt(kGroup, 80, options));
+}
+
+// Hosts count by themselves, and no clock: a host that was started again must not give out what a
+// late call of before may name.
+TEST(RendezvousTest, NoTwoLivesOfAHostCountAlike) {
+  std::set<uint64_t> begins;
+  for (int life = 0; life < 50; ++life) {
+    TestingHost host;
+    const uint64_t first = host.JoinAll(kGroup, MakeOptions(1));
+    EXPECT_EQ(host.JoinAll(kGroup, MakeOptions(1)), first + 1);
+    EXPECT_TRUE(HasBeen(first, first + 1));
+    EXPECT_TRUE(HasBeen(first, first));
+    EXPECT_FALSE(HasBeen(first + 1, first));
+    for (const uint64_t other : begins)
+      EXPECT_FALSE(HasBeen(other, first) || HasBeen(first, other));
+    begins.insert(first);
+  }
+}
+
+TEST(RendezvousTest, ForgetsAGroupThatNobodyIsIn) {
+  TestingHost host;
+  EXPECT_TRUE(*host->Forget(kGroup)) << "it does not know it";
+  const AskedJoin joining = host.Join(kGroup, 0, MakeOptions(2));
+  EXPECT_TRUE(absl::IsFailedPrecondition(host->Forget(kGroup).status()));
+  EXPECT_TRUE(joining.waits());
+  const uint64_t generation = host.Join(kGroup, 1, MakeOptions(2))->generation;
+  EXPECT_EQ(host->Forget(kGroup).status(),
+            absl::FailedPreconditionError(
+                "group 'g': ranks are at work in it; it can be dropped when they have left"));
+  ASSERT_TRUE(host.Leave(kGroup, generation, 0, "done", true).ok());
+  EXPECT_TRUE(*host->Forget(kGroup));
+  EXPECT_EQ(host->load().groups, 0u);
+
+  // Whoever was in it may have died without a word.
+  ASSERT_NE(host.JoinAll(kGroup, MakeOptions(2, v1::SYNC, 100)), 0u);
+  host.Pass(absl::Milliseconds(999));
+  EXPECT_TRUE(absl::IsFailedPrecondition(host->Forget(kGroup).status()));
+  host.Pass(absl::Milliseconds(1));
+  EXPECT_FALSE(*host->Forget(kGroup)) << "nobody has left";
 }
 
 // With its own thread and the real clock: deadlines come without anybody calling.

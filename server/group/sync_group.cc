@@ -60,7 +60,7 @@ class SyncGroup final : public Group {
 };
 
 void SyncGroup::Adopt(uint64_t generation, Event* event) {
-  if (generation_.has_value() && generation_->number >= generation) return;
+  if (generation_.has_value() && HasBeen(generation, generation_->number)) return;
   if (live()) EndLive(OverError(generation_->number), event);
   Begin(generation);
 }

@@ -21,11 +21,16 @@ absl::Status CheckOpen(const internal::v1::OpenGroupRequest& request) {
   if (request.group().empty()) {
     return absl::InvalidArgumentError("group is empty; it must have a name");
   }
-  if (request.generation() == 0) {
-    return absl::InvalidArgumentError("generation is 0; it must be one that Join gave");
+  RETURN_IF_ERROR(CheckInRange("ranks", request.ranks(), 0, kMaxGroupSize));
+  if (request.generation() == 0) return absl::OkStatus();
+  if (request.opener() == 0) {
+    return absl::InvalidArgumentError("opener is 0; it must be a random number");
   }
   return CheckInRange("size", request.size(), 1, kMaxGroupSize);
 }
+
+// What the ranks of an ASYNC or BOUNDED group begin with.
+std::string RankPrefix(const std::string& group) { return group.substr(0, group.rfind('#') + 1); }
 
 }  // namespace
 
@@ -40,57 +45,112 @@ absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
   {
     MutexLock lock(&order_->mutex);
     const Key key(request.model_id(), request.group());
-    if (!groups_.contains(key)) RETURN_IF_ERROR(MakeRoom());
-    Group& group = groups_[key];
-    RETURN_IF_ERROR(CheckNotOver(group, request.group(), request.generation()));
-    if (request.generation() > group.generation) {
-      group.generation = request.generation();
-      group.ended = false;
-      group.size = request.size();
-      group.step_timeout = absl::Milliseconds(request.step_timeout_ms());
-      const bool complete = group.waiting.number >= 0 && group.waiting.update.complete();
-      if (!complete) Drop(&group, &released);
+    auto found = groups_.find(key);
+    if (request.generation() == 0) {
+      return Describe(request, found == groups_.end() ? nullptr : &found->second);
     }
-    group.touched = absl::Now();
-    response.set_known(group.known);
-    response.set_next_step(group.next_step);
-    const bool leftover = group.waiting.number >= 0 && group.waiting.generation != group.generation;
-    response.set_staged_step(leftover ? group.waiting.number : -1);
+    if (found == groups_.end()) {
+      RETURN_IF_ERROR(MakeRoom());
+      Group group;
+      group.generation = GroupGeneration(forgotten_generation_);
+      RETURN_IF_ERROR(OpenGroup(request, &group, &released));
+      found = groups_.emplace(key, std::move(group)).first;
+    } else {
+      RETURN_IF_ERROR(OpenGroup(request, &found->second, &released));
+    }
+    response = Describe(request, &found->second);
   }
   Release(released);
   return response;
 }
 
+absl::Status GroupSteps::OpenGroup(const internal::v1::OpenGroupRequest& request, Group* group,
+                                   std::vector<uint64_t>* released) {
+  const uint64_t number = request.generation();
+  const bool again = group->generation.Is(number, request.opener());
+  if (again && group->ended) return CheckNotOver(*group, request.group(), number);
+  if (request.finished() && !again) {
+    return GroupError(absl::StatusCode::kAborted, request.group(), "generation ", number,
+                      " is over; it cannot finish");
+  }
+  RETURN_IF_ERROR(Annotate(group->generation.Open(number, request.opener()),
+                           absl::StrCat("group '", request.group(), "'")));
+  group->touched = absl::Now();
+  if (again) {
+    group->finished |= request.finished();
+    return absl::OkStatus();
+  }
+  group->ended = false;
+  group->finished = false;
+  group->size = request.size();
+  group->step_timeout = absl::Milliseconds(request.step_timeout_ms());
+  const bool complete = group->waiting.number >= 0 && group->waiting.update.complete();
+  if (!complete) Drop(group, released);
+  return absl::OkStatus();
+}
+
+internal::v1::OpenGroupResponse GroupSteps::Describe(const internal::v1::OpenGroupRequest& request,
+                                                     const Group* group) const {
+  internal::v1::OpenGroupResponse response;
+  response.set_staged_step(-1);
+  response.set_generation(group == nullptr ? GroupGeneration(forgotten_generation_).Newest()
+                                           : group->generation.Newest());
+  if (group != nullptr) {
+    response.set_known(group->known);
+    response.set_next_step(group->next_step);
+    const Step& waiting = group->waiting;
+    const bool leftover = request.generation() == 0 || waiting.generation != request.generation();
+    if (leftover && waiting.number >= 0 && waiting.update.complete()) {
+      response.set_staged_step(waiting.number);
+    }
+  }
+  for (int rank = 0; rank < request.ranks(); ++rank) {
+    const auto found =
+        groups_.find(Key(request.model_id(), absl::StrCat(RankPrefix(request.group()), rank)));
+    if (found == groups_.end()) continue;
+    internal::v1::RankProgress* to = response.add_ranks();
+    to->set_rank(rank);
+    to->set_next_step(found->second.next_step);
+    to->set_finished(found->second.finished);
+  }
+  return response;
+}
+
 absl::Status GroupSteps::MakeRoom() {
   if (static_cast<int>(groups_.size()) < options_.max_groups) return absl::OkStatus();
-  const auto oldest =
-      std::min_element(groups_.begin(), groups_.end(), [](const auto& a, const auto& b) {
-        return std::pair(a.second.busy(), a.second.touched) <
-               std::pair(b.second.busy(), b.second.touched);
-      });
-  if (oldest->second.busy() || oldest->second.touched + options_.idle > absl::Now()) {
+  const auto may_go = [this](const Group& group) {
+    if (group.busy()) return absl::InfiniteFuture();
+    return group.touched + std::max(options_.idle, 2 * group.step_timeout);
+  };
+  const auto first = std::min_element(
+      groups_.begin(), groups_.end(),
+      [&](const auto& a, const auto& b) { return may_go(a.second) < may_go(b.second); });
+  if (may_go(first->second) > absl::Now()) {
     return absl::ResourceExhaustedError(absl::StrCat(
         groups_.size(), " groups are known here already; at most ", options_.max_groups,
-        " may be, and none has been quiet for ", absl::FormatDuration(options_.idle)));
+        " may be, and none has been quiet for ", absl::FormatDuration(options_.idle),
+        "; drop those that are over (emberctl group drop)"));
   }
-  groups_.erase(oldest);
+  NoteForgotten(first->second);
+  groups_.erase(first);
   return absl::OkStatus();
 }
 
 absl::Status GroupSteps::CheckNotOver(const Group& group, const std::string& name,
                                       uint64_t generation) const {
-  if (generation < group.generation) {
+  const uint64_t newest = group.generation.number();
+  if (generation < newest) {
     return GroupError(absl::StatusCode::kAborted, name, "generation ", generation,
-                      " is over; the group is in generation ", group.generation);
+                      " is over; the group is in generation ", newest);
   }
-  if (generation > group.generation || !group.ended) return absl::OkStatus();
+  if (generation > newest || !group.ended) return absl::OkStatus();
   return GroupError(absl::StatusCode::kAborted, name, "generation ", generation,
                     " is over: a part waited too long for those of other ranks; join again");
 }
 
 absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) const {
   RETURN_IF_ERROR(CheckNotOver(group, part.group, part.generation));
-  if (part.generation > group.generation) {
+  if (part.generation > group.generation.number()) {
     return GroupError(absl::StatusCode::kAborted, part.group, "generation ", part.generation,
                       " was not opened here");
   }
@@ -114,7 +174,7 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
                                std::shared_ptr<const shard::CheckedPart> checked,
                                std::vector<uint64_t>* released) {
   const GroupPart& part = *command.group_part;
-  if (group->waiting.generation != group->generation) Drop(group, released);
+  if (group->waiting.generation != group->generation.number()) Drop(group, released);
   Step& step = group->waiting;
   if (step.number < 0) {
     step.number = part.step;
@@ -150,9 +210,7 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
     MutexLock lock(&order_->mutex);
     const auto found = groups_.find(Key(command.model_id, part.group));
     if (found == groups_.end()) {
-      return GroupError(absl::StatusCode::kAborted, part.group,
-                        "it is not open here: the shard restarted, and its rows are back at their "
-                        "initial values");
+      return GroupError(absl::StatusCode::kAborted, part.group, "it is not known here; join again");
     }
     Group& group = found->second;
     status = CheckIsNext(group, part);
@@ -208,7 +266,7 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
     const auto found = groups_.find(key);
     Group* const group = found == groups_.end() ? nullptr : &found->second;
     Step* const waiting = group == nullptr ? nullptr : &group->waiting;
-    if (group == nullptr || group->generation != request.generation()) {
+    if (group == nullptr || group->generation.number() != request.generation()) {
       answer = GroupError(absl::StatusCode::kAborted, request.group(), "generation ",
                           request.generation(), " is over here");
     } else if (!request.commit()) {
@@ -285,7 +343,9 @@ void GroupSteps::Sweep(absl::Time now) {
         Drop(&group, &released);
         group.ended = true;
       }
-      return !group.known && !group.busy() && group.touched + options_.idle <= now;
+      const bool goes = !group.known && !group.busy() && group.touched + options_.idle <= now;
+      if (goes) NoteForgotten(group);
+      return goes;
     });
   }
   Release(released);
@@ -298,6 +358,7 @@ void GroupSteps::DropModel(uint64_t model_id) {
     MutexLock lock(&order_->mutex);
     absl::erase_if(groups_, [&](auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
       if (entry.first.first != model_id) return false;
+      NoteForgotten(entry.second);
       Drop(&entry.second, &released);
       for (RowsCallback& done : entry.second.waiting_rows) waiting.push_back(std::move(done));
       return true;
@@ -310,6 +371,45 @@ void GroupSteps::DropModel(uint64_t model_id) {
   }
 }
 
+absl::Status GroupSteps::CheckMayGo(const Group& group, const std::string& name,
+                                    Quiet quiet) const {
+  const auto refuse = [&](const auto&... why) {
+    return GroupError(absl::StatusCode::kFailedPrecondition, name, why...);
+  };
+  if (group.applying) return refuse("step ", group.next_step - 1, " is being made; try again");
+  if (group.waiting.number >= 0 && group.waiting.update.complete()) {
+    return refuse("step ", group.waiting.number, " is here as a whole, and not decided; try again");
+  }
+  const absl::Duration silence = absl::Now() - group.touched;
+  if (quiet == Quiet::kNow || silence >= 10 * group.step_timeout) return absl::OkStatus();
+  return refuse("a rank was at work ", absl::FormatDuration(silence),
+                " ago; it can be dropped when its ranks have left");
+}
+
+absl::StatusOr<internal::v1::DropGroupsResponse> GroupSteps::DropGroups(
+    const internal::v1::DropGroupsRequest& request, Quiet quiet) {
+  std::vector<uint64_t> released;
+  internal::v1::DropGroupsResponse response;
+  {
+    MutexLock lock(&order_->mutex);
+    for (const std::string& name : request.groups()) {
+      const auto found = groups_.find(Key(request.model_id(), name));
+      if (found == groups_.end()) continue;
+      RETURN_IF_ERROR(CheckMayGo(found->second, name, quiet));
+    }
+    for (const std::string& name : request.groups()) {
+      const auto found = groups_.find(Key(request.model_id(), name));
+      if (found == groups_.end()) continue;
+      Drop(&found->second, &released);
+      NoteForgotten(found->second);
+      groups_.erase(found);
+      response.add_dropped(name);
+    }
+  }
+  Release(released);
+  return response;
+}
+
 void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
   MutexLock lock(&order_->mutex);
   for (const auto& [key, group] : groups_) {
@@ -319,36 +419,62 @@ void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
     to->set_known(group.known);
     to->set_next_step(group.next_step);
     to->set_making(group.applying);
-    to->set_generation(group.generation);
+    to->set_generation(group.generation.number());
     to->set_held_step(group.waiting.number);
     to->set_complete(group.waiting.number >= 0 && group.waiting.update.complete());
   }
 }
 
-void GroupSteps::Save(uint64_t model_id, States* groups) const {
+void GroupSteps::Save(uint64_t model_id, internal::v1::ShardState* state) const {
   MutexLock lock(&order_->mutex);
+  uint64_t forgotten = forgotten_generation_;
   for (const auto& [key, group] : groups_) {
-    if (key.first != model_id || !group.known) continue;
-    internal::v1::GroupState* to = groups->Add();
+    if (key.first != model_id) continue;
+    if (!group.known) {
+      forgotten = std::max(forgotten, group.generation.number());
+      continue;
+    }
+    internal::v1::GroupState* to = state->add_groups();
     to->set_group(key.second);
-    to->set_generation(group.generation);
+    to->set_generation(group.generation.number());
     to->set_size(group.size);
     to->set_next_step(group.next_step);
+    to->set_finished(group.finished);
     if (group.last_rows.ok()) SetRowCounts(*group.last_rows, to);
   }
+  state->set_forgotten_generation(forgotten);
 }
 
-void GroupSteps::Restore(uint64_t model_id, const States& groups) {
+std::set<std::string> GroupSteps::Finished(uint64_t model_id) const {
+  std::set<std::string> finished;
+  MutexLock lock(&order_->mutex);
+  for (const auto& [key, group] : groups_) {
+    if (key.first == model_id && group.finished) finished.insert(key.second);
+  }
+  return finished;
+}
+
+void GroupSteps::Restore(uint64_t model_id, const internal::v1::ShardState& state,
+                         const std::set<std::string>& finished) {
   DropModel(model_id);
   MutexLock lock(&order_->mutex);
-  for (const internal::v1::GroupState& from : groups) {
+  forgotten_generation_ = std::max(forgotten_generation_, state.forgotten_generation());
+  for (const internal::v1::GroupState& from : state.groups()) {
     Group& group = groups_[Key(model_id, from.group())];
-    group.generation = from.generation();
+    group.generation = GroupGeneration(std::max(from.generation(), forgotten_generation_));
     group.size = from.size();
     group.known = true;
     group.next_step = from.next_step();
     group.last_rows = RowCountsOf(from);
+    group.finished = from.finished();
     group.touched = absl::Now();
+  }
+  for (const std::string& name : finished) {
+    const auto [found, is_new] = groups_.try_emplace(Key(model_id, name));
+    found->second.finished = true;
+    if (!is_new) continue;
+    found->second.generation = GroupGeneration(forgotten_generation_);
+    found->second.touched = absl::Now();
   }
 }
 

@@ -2,9 +2,11 @@
 // update together.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,22 +17,24 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
+#include "server/shard/group_generation.h"
 #include "server/shard/sequencer.h"
 #include "server/shard/shard_backend.h"
 #include "shard/engine.h"
 
 namespace emberd::server {
 
-// Thread-safe. A group passes through generations (OpenGroup), and in each through steps, one at a
-// time: parts come in any order (Hold), and the first decision to commit, which is made only when
-// all parts are held on all shards, makes the update.
+// Thread-safe. A group passes through generations (group_generation.h), and in each through steps,
+// one at a time: parts come in any order (Hold), and the first decision to commit, which is made
+// only when all parts are held on all shards, makes the update.
 class GroupSteps {
  public:
   struct Options {
     int64_t max_held_bytes = 0;  // gradients of parts that wait
     absl::Duration part_ttl;     // parts wait for others at least so long
     int max_groups = 65536;
-    // A group may be forgotten after this long without a call, where room is needed.
+    // A group may be forgotten after this long without a call, where room is needed: then nobody is
+    // in it any more. Twice its step_timeout, if that is more.
     absl::Duration idle = absl::Hours(24);
   };
   struct Hooks {
@@ -67,13 +71,24 @@ class GroupSteps {
   // Drops all groups of a model that is gone.
   void DropModel(uint64_t model_id);
 
+  // Forgets groups. Numbers of generations go on where theirs ended. FAILED_PRECONDITION, and
+  // nothing is forgotten: a step is on its way, or all its parts are here and another shard may
+  // have made it; or, kForLong, a part has come in the last ten step_timeouts. Parts of a step that
+  // is not whole go, too.
+  enum class Quiet { kNow, kForLong };
+  absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
+      const internal::v1::DropGroupsRequest& request, Quiet quiet = Quiet::kNow);
+
   // The groups of a model as they are now.
   using HeldList = google::protobuf::RepeatedPtrField<internal::v1::HeldStep>;
   void ListHeld(uint64_t model_id, HeldList* held) const;
   // For checkpoints: the groups that have made steps, and those put in the place of what is known.
-  using States = google::protobuf::RepeatedPtrField<internal::v1::GroupState>;
-  void Save(uint64_t model_id, States* groups) const;
-  void Restore(uint64_t model_id, const States& groups);
+  void Save(uint64_t model_id, internal::v1::ShardState* state) const;
+  // `finished`: groups that had finished before. They stay so, for their trainers are gone; one
+  // that comes back takes it back.
+  void Restore(uint64_t model_id, const internal::v1::ShardState& state,
+               const std::set<std::string>& finished);
+  std::set<std::string> Finished(uint64_t model_id) const;
 
   int64_t held_parts() const;
   int64_t held_bytes() const;
@@ -87,9 +102,10 @@ class GroupSteps {
     absl::Time touched;
   };
   struct Group {
-    uint64_t generation = 0;
+    GroupGeneration generation;
     int size = 1;
-    bool ended = false;  // the generation was given up here
+    bool ended = false;     // the generation was given up here
+    bool finished = false;  // its rank has done all its steps, see OpenGroupRequest
     absl::Duration step_timeout;
     bool known = false;                                 // some step was applied
     int64_t next_step = 0;                              // if known
@@ -102,6 +118,15 @@ class GroupSteps {
     bool busy() const { return applying || waiting.number >= 0; }
   };
   using Key = std::pair<uint64_t, std::string>;
+  using Groups = absl::flat_hash_map<Key, Group>;
+
+  // What a group's opener, or who asks, is told. Null: the group is not known here.
+  internal::v1::OpenGroupResponse Describe(const internal::v1::OpenGroupRequest& request,
+                                           const Group* group) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+  absl::Status OpenGroup(const internal::v1::OpenGroupRequest& request, Group* group,
+                         std::vector<uint64_t>* released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
 
   // ABORTED unless the generation is that of now, or a later one.
   absl::Status CheckNotOver(const Group& group, const std::string& name, uint64_t generation) const
@@ -121,8 +146,15 @@ class GroupSteps {
   void Apply(const Key& key, Step step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   void Applied(const Key& key, const std::vector<uint64_t>& handles,
                const absl::StatusOr<shard::ApplyResult>& result) ABSL_LOCKS_EXCLUDED(order_->mutex);
+  // Why the group cannot be forgotten now.
+  absl::Status CheckMayGo(const Group& group, const std::string& name, Quiet quiet) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   // Makes room for another group.
   absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+  // To be called before a group goes.
+  void NoteForgotten(const Group& group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex) {
+    forgotten_generation_ = std::max(forgotten_generation_, group.generation.number());
+  }
   // Empties the waiting step; its batches go to `released`.
   void Drop(Group* group, std::vector<uint64_t>* released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
@@ -133,7 +165,9 @@ class GroupSteps {
   const Hooks hooks_;
 
   Sequencer* const order_;  // its lock is that of all that follows
-  absl::flat_hash_map<Key, Group> groups_ ABSL_GUARDED_BY(order_->mutex);
+  Groups groups_ ABSL_GUARDED_BY(order_->mutex);
+  // The newest of groups that are not here any more, of whatever model.
+  uint64_t forgotten_generation_ ABSL_GUARDED_BY(order_->mutex) = 0;
   int64_t held_bytes_ ABSL_GUARDED_BY(order_->mutex) = 0;
   int64_t held_parts_ ABSL_GUARDED_BY(order_->mutex) = 0;
 };

@@ -6,64 +6,12 @@
 #include <gtest/gtest.h>
 
 #include "server/shard/hosted_models.h"
-#include "server/shard/testing_host.h"
+#include "server/shard/testing_groups.h"
 
 namespace emberd::server {
 namespace {
 
 using testing::HasSubstr;
-
-class GroupStepsTest : public TestHost {
- protected:
-  using TestHost::TestHost;
-
-  absl::StatusOr<internal::v1::OpenGroupResponse> Open(uint64_t generation, int size,
-                                                       uint64_t model_id = 5) {
-    internal::v1::OpenGroupRequest request;
-    request.set_model_id(model_id);
-    request.set_group("g");
-    request.set_generation(generation);
-    request.set_size(size);
-    request.set_history(kHistory);
-    return host_->OpenGroup(request);
-  }
-
-  // Looks a batch up and stages it as the part of one rank.
-  absl::StatusOr<ShardHost::StagedApply> StagePart(GroupPart part,
-                                                   const ApplyCommand* changed = nullptr,
-                                                   const std::vector<int64_t>& features = {3}) {
-    const uint64_t handle = ++last_handle_;
-    auto gathered = Gather(handle, absl::Hours(1), features);
-    if (!gathered.ok()) return gathered.status();
-    ApplyCommand command = changed == nullptr ? Command(handle) : *changed;
-    command.batch_handle = handle;
-    command.group_part = std::move(part);
-    auto staged = Stage(std::move(command));
-    if (!staged.ok()) {
-      EXPECT_TRUE(host_->ReleaseBatch(5, handle).ok());  // the refused part gave it back
-    }
-    return staged;
-  }
-
-  absl::StatusOr<RowCounts> Decide(uint64_t generation, int64_t step, bool commit) {
-    internal::v1::DecideStepRequest request;
-    request.set_model_id(5);
-    request.set_group("g");
-    request.set_generation(generation);
-    request.set_step(step);
-    request.set_commit(commit);
-    absl::StatusOr<RowCounts> result = absl::UnknownError("");
-    absl::Notification done;
-    host_->DecideStep(request, [&](auto rows) {
-      result = std::move(rows);
-      done.Notify();
-    });
-    done.WaitForNotification();
-    return result;
-  }
-
-  uint64_t last_handle_ = 0;
-};
 
 TEST_F(GroupStepsTest, AllPartsMakeOneUpdateOnTheFirstDecision) {
   ASSERT_TRUE(Open(1, 2).ok());
@@ -281,16 +229,30 @@ TEST_F(GroupStepsTest, AnUnknownModelIsRefusedAndADroppedOneForgotten) {
   drop.set_model_id(5);
   drop.set_history(kHistory);
   ASSERT_TRUE(host_->DropModel(drop).ok());
-  EXPECT_EQ(Decide(1, 0, true).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Decide(1, 0, true).status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(host_->GetStatus().batches(), 0);
+}
+
+// A word from before the rows were lost, reset or restored must not meet a step of now that happens
+// to have its numbers.
+TEST_F(GroupStepsTest, AWordAboutOtherRowsIsRefused) {
+  ASSERT_TRUE(Open(1, 1).ok());
+  ASSERT_TRUE(StagePart({"g", 1, 0, 1, 0}).ok());
+  EXPECT_EQ(Decide(1, 0, true, kHistory + 1).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(FirstColumnOf(3), 3);
+  EXPECT_TRUE(Decide(1, 0, true).ok());
 }
 
 // GroupSteps alone, with an engine that holds the model.
 class HeldPartsTest : public GroupStepsTest {
  protected:
-  void Start(int64_t max_held_bytes, int size, absl::Duration step_timeout = absl::Minutes(1)) {
+  void Start(int64_t max_held_bytes, int size, absl::Duration step_timeout = absl::Minutes(1),
+             absl::Duration idle = absl::Hours(24)) {
     steps_ = std::make_unique<GroupSteps>(
-        GroupSteps::Options{.max_held_bytes = max_held_bytes, .part_ttl = absl::Hours(1)},
+        GroupSteps::Options{.max_held_bytes = max_held_bytes,
+                            .part_ttl = absl::Hours(1),
+                            .max_groups = 3,
+                            .idle = idle},
         engine_.get(), &order_,
         GroupSteps::Hooks{.release_batch = [](uint64_t) {},
                           .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
@@ -298,6 +260,7 @@ class HeldPartsTest : public GroupStepsTest {
     open.set_model_id(5);
     open.set_group("g");
     open.set_generation(1);
+    open.set_opener(9);
     open.set_size(size);
     open.set_step_timeout_ms(absl::ToInt64Milliseconds(step_timeout));
     ASSERT_TRUE(steps_->Open(open).ok());
@@ -339,6 +302,7 @@ TEST_F(HeldPartsTest, PartsThatWaitInVainEndTheirGeneration) {
   again.set_model_id(5);
   again.set_group("g");
   again.set_generation(1);
+  again.set_opener(9);
   again.set_size(2);
   EXPECT_TRUE(absl::IsAborted(steps_->Open(again).status()));
   again.set_generation(2);
@@ -352,6 +316,32 @@ TEST_F(HeldPartsTest, AWholeStepWaitsForItsDecisionHoweverLong) {
   command.group_part = {"g", 1, 0, 1, 0};
   ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
   steps_->Sweep(absl::Now() + absl::Hours(24 * 365));
+  EXPECT_EQ(steps_->held_parts(), 1);
+}
+
+// Where room is needed, those go in which nobody has been for longest; never one that holds parts,
+// nor one whose ranks may still be on their way.
+TEST_F(HeldPartsTest, OldGroupsMakeRoomForNewOnes) {
+  const auto open = [&](const std::string& name, uint64_t generation, absl::Duration timeout) {
+    internal::v1::OpenGroupRequest request;
+    request.set_model_id(5);
+    request.set_group(name);
+    request.set_generation(generation);
+    request.set_opener(9);
+    request.set_size(1);
+    request.set_step_timeout_ms(absl::ToInt64Milliseconds(timeout));
+    return steps_->Open(request).status();
+  };
+  Start(/*max_held_bytes=*/1 << 20, /*size=*/1, absl::ZeroDuration(), absl::ZeroDuration());
+  ApplyCommand command = Command(1);
+  command.group_part = {"g", 1, 0, 1, 0};
+  ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
+  ASSERT_TRUE(open("patient", 1, absl::Hours(1)).ok());
+  ASSERT_TRUE(open("old", 40, absl::ZeroDuration()).ok());
+  EXPECT_TRUE(absl::IsAborted(open("young", 40, absl::Hours(1))))
+      << "the number is that of the one which has made room";
+  ASSERT_TRUE(open("young", 41, absl::Hours(1)).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(open("another", 42, absl::Hours(1))));
   EXPECT_EQ(steps_->held_parts(), 1);
 }
 

@@ -31,6 +31,8 @@ class StateMerger {
     for (const internal::v1::ClientState& client : state.clients()) AddClient(client);
     for (const internal::v1::GroupState& group : state.groups()) AddGroup(group);
     merged_.set_changes(std::max(merged_.changes(), state.changes()));
+    merged_.set_forgotten_generation(
+        std::max(merged_.forgotten_generation(), state.forgotten_generation()));
     for (int stack = 0; stack < state.unnumbered_updates_size(); ++stack) {
       if (stack >= merged_.unnumbered_updates_size()) merged_.add_unnumbered_updates(0);
       merged_.set_unnumbered_updates(
@@ -68,6 +70,8 @@ class StateMerger {
       *group = from;
       SetRowCounts(RowCounts(), group);
     }
+    group->set_generation(std::max(group->generation(), from.generation()));
+    group->set_finished(group->finished() || from.finished());
     AddRows(from, group);
   }
 

@@ -5,6 +5,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "server/group/rendezvous.h"
+#include "server/shard/drop_groups.h"
 #include "server/shard/shard_backend.h"
 #include "server/shard/shard_host.h"
 
@@ -119,6 +120,10 @@ class LocalShard final : public ShardBackend {
   absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
       const internal::v1::OpenGroupRequest& request, rpc::CallContext*) override {
     return Named(host_->OpenGroup(request));
+  }
+  absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
+      const internal::v1::DropGroupsRequest& request, rpc::CallContext*) override {
+    return Named(server::DropGroups(host_.get(), &rendezvous_, request));
   }
   absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
                                        rpc::CallContext*) override {

@@ -204,6 +204,11 @@ class RemoteShard final : public ShardBackend {
       const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) override {
     return Unary<internal::v1::OpenGroupResponse>(&ShardService::Stub::OpenGroup, request, context);
   }
+  absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
+      const internal::v1::DropGroupsRequest& request, rpc::CallContext* context) override {
+    return Unary<internal::v1::DropGroupsResponse>(&ShardService::Stub::DropGroups, request,
+                                                   context);
+  }
   absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
                                        rpc::CallContext* context) override {
     ASSIGN_OR_RETURN(const auto response, Unary<internal::v1::DecideStepResponse>(

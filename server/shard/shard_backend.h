@@ -154,6 +154,8 @@ class ShardBackend {
   // Rows updated.
   virtual absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
                                                rpc::CallContext* context) = 0;
+  virtual absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
+      const internal::v1::DropGroupsRequest& request, rpc::CallContext* context) = 0;
   // Keeps those that are there for `batch_ttl` from now on.
   virtual absl::Status RenewBatches(const std::vector<uint64_t>& batch_handles,
                                     absl::Duration batch_ttl, rpc::CallContext* context) = 0;

@@ -1,6 +1,7 @@
 #include "server/shard/shard_checkpoints.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -142,7 +143,7 @@ absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& r
   RETURN_IF_ERROR(MakeWayForSave(model_id));
   internal::v1::ShardState state;
   parts_.votes->Save(model_id, state.mutable_clients());
-  parts_.groups->Save(model_id, state.mutable_groups());
+  parts_.groups->Save(model_id, &state);
   state.set_changes(request.changes());
   auto transfer = std::make_shared<Transfer>();
   transfer->model_id = model_id;
@@ -230,7 +231,12 @@ absl::Status ShardCheckpoints::BeginRestore(const internal::v1::BeginRestoreRequ
     });
   }
   // At once, so that nobody else begins the same.
+  const std::set<std::string> finished = parts_.groups->Finished(transfer->model_id);
   ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->BeginRestore(request.create()));
+  {
+    MutexLock lock(&mutex_);
+    finished_[transfer->model_id].insert(finished.begin(), finished.end());
+  }
   return Start(request.transfer_id(), transfer, [this, request, spec](Transfer& restore) {
     const absl::Status status = Restore(request, spec, restore);
     if (!status.ok()) parts_.models->Abandon(restore.model_id, restore.history);
@@ -260,7 +266,13 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
   RETURN_IF_ERROR(parts_.models->EndRestore(request.create(), model, state.changes(),
                                             equal ? newest.manifest().checkpoint_id() : 0));
   parts_.votes->Restore(transfer.model_id, state.clients());
-  parts_.groups->Restore(transfer.model_id, state.groups());
+  std::set<std::string> finished;
+  {
+    MutexLock lock(&mutex_);
+    finished = std::move(finished_[transfer.model_id]);
+    finished_.erase(transfer.model_id);
+  }
+  parts_.groups->Restore(transfer.model_id, state, finished);
   return absl::OkStatus();
 }
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -98,6 +100,8 @@ class ShardCheckpoints {
   ChangeGate gate_;
   Mutex mutex_;
   absl::flat_hash_map<uint64_t, TransferPtr> transfers_ ABSL_GUARDED_BY(mutex_);
+  // By model, groups that had finished before a restore that is not over, or came to nothing.
+  absl::flat_hash_map<uint64_t, std::set<std::string>> finished_ ABSL_GUARDED_BY(mutex_);
   TaskQueue tasks_;  // last: its destructor waits for what uses the rest
 };
 

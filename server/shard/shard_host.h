@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/periodic_task.h"
+#include "base/status.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
@@ -71,7 +72,16 @@ class ShardHost {
       const internal::v1::OpenGroupRequest& request);
   using RowsCallback = std::function<void(absl::StatusOr<RowCounts>)>;
   void DecideStep(const internal::v1::DecideStepRequest& request, RowsCallback done) {
+    // A word about rows that are gone has nothing to say about those of now.
+    const absl::Status status = models_.Check(request.model_id(), request.history());
+    if (!status.ok()) return done(status);
     group_steps_.Decide(request, std::move(done));
+  }
+  absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
+      const internal::v1::DropGroupsRequest& request,
+      GroupSteps::Quiet quiet = GroupSteps::Quiet::kNow) {
+    RETURN_IF_ERROR(models_.Check(request.model_id(), request.history()));
+    return group_steps_.DropGroups(request, quiet);
   }
 
   // Names an Apply that was checked and waits for its decision: the host holds it, whoever goes

@@ -15,6 +15,7 @@
 #include "server/group/group_rules.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/wire.h"
+#include "server/shard/drop_groups.h"
 #include "server/shard/shard_streams.h"
 
 namespace emberd::server {
@@ -131,17 +132,20 @@ using Checkpoints =
                 Service::WithCallbackMethod_CancelTransfer<Lifecycle>>>>>>>;
 using ShardServiceBase = Service::WithRawCallbackMethod_Gather<Service::WithRawCallbackMethod_Apply<
     Service::WithCallbackMethod_OpenGroup<Service::WithCallbackMethod_DecideStep<
-        Service::WithCallbackMethod_ReleaseBatch<Service::WithCallbackMethod_RenewBatches<
-            Service::WithCallbackMethod_ReadRows<Service::WithCallbackMethod_AssignRows<
-                Service::WithCallbackMethod_FindMutation<Service::WithCallbackMethod_DecideMutation<
-                    Service::WithCallbackMethod_ListUndecided<
-                        Service::WithCallbackMethod_GetStatus<Checkpoints>>>>>>>>>>>>;
+        Service::WithCallbackMethod_DropGroups<Service::WithCallbackMethod_ReleaseBatch<
+            Service::WithCallbackMethod_RenewBatches<Service::WithCallbackMethod_ReadRows<
+                Service::WithCallbackMethod_AssignRows<Service::WithCallbackMethod_FindMutation<
+                    Service::WithCallbackMethod_DecideMutation<
+                        Service::WithCallbackMethod_ListUndecided<
+                            Service::WithCallbackMethod_GetStatus<Checkpoints>>>>>>>>>>>>>;
 
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
  public:
-  ShardServiceImpl(ShardHost* host, const rpc::ShardPlaceCheck* place, BlockingPool* threads)
+  ShardServiceImpl(ShardHost* host, Rendezvous* rendezvous, const rpc::ShardPlaceCheck* place,
+                   BlockingPool* threads)
       : host_(host),
+        rendezvous_(rendezvous),
         place_(place),
         limits_(host->limits()),
         slow_calls_(threads, 1, kMaxQueuedCalls),
@@ -213,6 +217,14 @@ class ShardServiceImpl final : public ShardServiceBase {
     return Start(context, [=, this](Reactor* reactor) {
       UnaryCall call(host_, ops::Rpc::kShardOpenGroup, reactor);
       call.End(host_->OpenGroup(*request), response);
+    });
+  }
+
+  Reactor* DropGroups(Context* context, const pb::DropGroupsRequest* request,
+                      pb::DropGroupsResponse* response) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardDropGroups, reactor);
+      call.End(server::DropGroups(host_, rendezvous_, *request), response);
     });
   }
 
@@ -409,6 +421,7 @@ class ShardServiceImpl final : public ShardServiceBase {
   }
 
   ShardHost* const host_;
+  Rendezvous* const rendezvous_;
   const rpc::ShardPlaceCheck* const place_;
   const rpc::MessageLimits limits_;
   TaskQueue slow_calls_;
@@ -444,8 +457,8 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
 ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<ShardHost> host)
     : host_(std::move(host)),
       place_(options.cluster, options.shard_index),
-      shard_service_(
-          std::make_unique<ShardServiceImpl>(host_.get(), &place_, &options.threads->blocking)),
+      shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), &rendezvous_, &place_,
+                                                        &options.threads->blocking)),
       collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics(), &place_)) {}
 
 ShardServer::~ShardServer() = default;

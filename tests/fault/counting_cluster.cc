@@ -96,10 +96,14 @@ absl::Status CountingCluster::OnAllRanks(const Work& work) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> CountingCluster::Join(const std::vector<int>& coordinators,
-                                              absl::Duration step_timeout) {
+void CountingCluster::Leave() {
   for (Rank& rank : ranks_) rank.stream.reset();
   ranks_.clear();
+}
+
+absl::StatusOr<int64_t> CountingCluster::Join(const std::vector<int>& coordinators,
+                                              absl::Duration step_timeout) {
+  Leave();
   ranks_.resize(kRanks);
   RETURN_IF_ERROR(OnAllRanks([&](int rank) -> absl::Status {
     Rank& me = ranks_[rank];

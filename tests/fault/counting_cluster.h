@@ -48,6 +48,7 @@ class CountingCluster {
   // The group: rank r joins through coordinator coordinators[r]. The step that it is at.
   absl::StatusOr<int64_t> Join(const std::vector<int>& coordinators,
                                absl::Duration step_timeout = absl::Seconds(5));
+  void Leave();  // all ranks, without a word
   // One step of all ranks; every row gains 1 for each of them. The first error. Rank `dying`,
   // if any, ends its stream after its lookup. `skip`: no row gains anything.
   absl::Status Step(int64_t step, int dying = -1, bool skip = false);

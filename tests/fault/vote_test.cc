@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -181,6 +183,64 @@ TEST_P(GroupStepTest, IsMadeOnceOnAllShards) {
     const absl::Status status = cluster_->Step(step);
     ASSERT_TRUE(status.ok()) << status;
   }
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(10.0f));
+}
+
+// A group is dropped whose trainers do not come back for a step that one shard has made and the
+// other only holds: it is finished first.
+TEST_F(VoteTest, AGroupThatIsDroppedLeavesNoHalfStep) {
+  Start("update.word_is_said=die:300@5");
+  ASSERT_TRUE(cluster_->Join({0, 1}).ok());
+  for (int64_t step = 0; step < 2; ++step) ASSERT_TRUE(cluster_->Step(step).ok());
+  ASSERT_FALSE(cluster_->Step(2).ok()) << "a coordinator dies";
+  cluster_->Leave();
+  auto dropped = other().DropGroup(cluster_->model().name, "run");
+  for (int i = 0; i < 600 && absl::IsFailedPrecondition(dropped.status()); ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+    dropped = other().DropGroup(cluster_->model().name, "run");
+  }
+  ASSERT_TRUE(dropped.ok()) << dropped.status();
+  EXPECT_TRUE(*dropped);
+  const std::vector<float> counts = FirstColumn(other());
+  EXPECT_THAT(counts, ::testing::AnyOf(::testing::Each(4.0f), ::testing::Each(6.0f)));
+  const auto joined = cluster_->Join({1, 1});
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(*joined, 0);
+  ASSERT_TRUE(cluster_->Step(0).ok());
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(counts[0] + 2.0f));
+}
+
+// Nobody dies, but one shard hears nothing between its vote and the word, for longer than batches
+// are kept: in a group's first step, when shards know nothing of the group yet, and in a later one.
+class SilentShardTest : public VoteTest, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Steps, SilentShardTest, ::testing::Values(0, 2));
+
+TEST_P(SilentShardTest, MakesTheStepWhenItIsBack) {
+  const int cut = GetParam();
+  const std::string waits = absl::StrCat("update.votes_are_in=wait:2000@", cut + 1);
+  auto started = CountingCluster::Start({{"coordinator-0", waits}, {"coordinator-1", waits}},
+                                        "shard_call_ms: 2000 batch_ttl_ms: 1000");
+  ASSERT_TRUE(started.ok()) << started.status();
+  cluster_ = *std::move(started);
+  ASSERT_TRUE(cluster_->Join({0, 1}).ok());
+  for (int64_t step = 0; step < cut; ++step) ASSERT_TRUE(cluster_->Step(step).ok());
+  absl::Status status;
+  std::thread trainers([&] { status = cluster_->Step(cut); });
+  absl::SleepFor(absl::Seconds(1));  // the votes are in
+  cluster_->cluster().SuspendShard(1);
+  trainers.join();
+  EXPECT_FALSE(status.ok()) << "shard 1 has not answered";
+  absl::SleepFor(absl::Seconds(3));
+  cluster_->cluster().ResumeShard(1);
+  absl::StatusOr<int64_t> joined = absl::UnavailableError("");
+  for (int i = 0; i < 100 && !joined.ok(); ++i) {
+    joined = cluster_->Join({0, 1});
+    if (!joined.ok()) absl::SleepFor(absl::Milliseconds(200));
+  }
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(*joined, cut + 1);
+  EXPECT_THAT(FirstColumn(other()), ::testing::Each(2.0f * static_cast<float>(cut + 1)));
+  for (int64_t step = *joined; step < 5; ++step) ASSERT_TRUE(cluster_->Step(step).ok());
   EXPECT_THAT(FirstColumn(other()), ::testing::Each(10.0f));
 }
 

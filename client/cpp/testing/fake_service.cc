@@ -326,6 +326,16 @@ grpc::Status FakeService::ExportTable(grpc::ServerContext* context,
   });
 }
 
+grpc::Status FakeService::DropGroup(grpc::ServerContext* context,
+                                    const v1::DropGroupRequest* request,
+                                    v1::DropGroupResponse* response) {
+  return Meet(context, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    dropped_group = *request;
+    response->set_dropped(true);
+    return grpc::Status::OK;
+  });
+}
+
 grpc::Status FakeService::GetStatus(grpc::ServerContext* context,
                                     const v1::GetStatusRequest* request,
                                     v1::GetStatusResponse* response) {

@@ -62,6 +62,8 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   // Answers to GetStats and to Drain, in turn; the last one stays.
   std::vector<v1::GetStatsResponse> stats;
   std::vector<v1::DrainResponse> drains;
+  // The last DropGroup, which has dropped it.
+  v1::DropGroupRequest dropped_group;
   // An export breaks with UNAVAILABLE after its first part, this often.
   int broken_exports = 0;
 
@@ -104,6 +106,8 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
                         v1::GetStatsResponse* response) override;
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                      v1::DrainResponse* response) override;
+  grpc::Status DropGroup(grpc::ServerContext* context, const v1::DropGroupRequest* request,
+                         v1::DropGroupResponse* response) override;
 
  private:
   // Runs `work` unless a fault comes before it.

@@ -33,6 +33,7 @@ void AddLimits(CLI::App& app, Session& session, Command& command);
 void AddPlan(CLI::App& app, Session& session, Command& command);
 void AddStats(CLI::App& app, Session& session, Command& command);
 void AddTop(CLI::App& app, Session& session, Command& command);
+void AddGroup(CLI::App& app, Session& session, Command& command);
 void AddModel(CLI::App& app, Session& session, Command& command);
 void AddCheckpoint(CLI::App& app, Session& session, Command& command);
 void AddDrain(CLI::App& app, Session& session, Command& command);

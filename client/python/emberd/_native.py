@@ -84,6 +84,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("save_checkpoint", _P, [_P, c_char_p, c_char_p, c_int32]),
     ("restore_checkpoint", _P, [_P, c_char_p, c_char_p, c_char_p]), ("list_checkpoints", _P, [_P, c_char_p]),
     ("delete_checkpoint", _P, [_P, c_char_p, c_char_p]),
+    ("drop_group", _P, [_P, c_char_p, c_char_p]),
     ("text_string", c_char_p, [_P]), ("text_free", None, [_P]),
     ("train", _P, [_P, _P, POINTER(TrainOptions)]), ("stream_next_step", c_int64, [_P]),
     ("stream_generation", c_uint64, [_P]),

@@ -172,6 +172,12 @@ class Client:
         """Removes a checkpoint that no other one builds on, and gives the bytes that are free again."""
         return checkpoints.delete(self._handle, model, name)
 
+    def drop_group(self, model: str, group: str) -> bool:
+        """Forgets a group of trainers whose run is over: who joins under its name begins at the first step. False: nobody
+        knows it. FailedPrecondition while ranks of it are at work."""
+        said = Call(_native.lib().drop_group(self._handle.get(), model.encode(), group.encode())).text()
+        return bool(said["dropped"])
+
     def cancel(self) -> None:
         """Ends all calls and streams of this client, on all threads, with Cancelled. Later calls are not affected."""
         _native.lib().client_cancel(self._handle.get())

@@ -296,6 +296,24 @@ class GroupTest(ClusterTest):
                 rank.join()
             self.assertEqual(model.read_rows("t", [0, 1, 5])[:, 0].tolist(), [-6, -6, -12])
 
+    def test_a_run_that_is_over_is_forgotten(self):
+        model = self.declare()
+        client = model.client
+        self.assertFalse(client.drop_group(model.name, "run"))
+        with model.train("run") as stream:
+            stream.lookup({"t": [1]})
+            stream.update({"t": ONE})
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "at work"):
+                client.drop_group(model.name, "run")
+        for _ in range(100):  # it leaves a moment after its end
+            try:
+                self.assertTrue(client.drop_group(model.name, "run"))
+                break
+            except emberd.FailedPrecondition:
+                time.sleep(0.1)
+        with model.train("run") as stream:
+            self.assertEqual(stream.next_step, 0)
+
     def test_wrong_groups_are_refused(self):
         model = self.declare()
         with self.assertRaises(emberd.InvalidArgument):

@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "server/group/group_rules.h"
@@ -91,66 +92,41 @@ absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(
 
 // Rank 0 opens the generation on the shards and tells the others; nobody goes on before that.
 absl::Status GroupMember::FindStep(rpc::CallContext* context) {
-  absl::StatusOr<int64_t> step = 0;
-  if (!sync() || start_.rank() == 0) {
-    rpc::LinkedContext opening(context, environment_.shard_call);
-    step = OpenOnShards(opening.get());
-    if (!step.ok()) return step.status();
-  }
-  next_step_ = *step;
-  if (!sync()) return TellProgress(next_step_, context);
+  absl::Status opened;
+  if (!sync() || start_.rank() == 0) opened = OpenOnShards(context);
+  if (!opened.ok() || !sync()) return opened.ok() ? TellProgress(next_step_, context) : opened;
   RankWait wait;
-  ASSIGN_OR_RETURN(const auto values, Exchange(kFindStep, 0, PackInt(*step), context, &wait));
-  ASSIGN_OR_RETURN(const uint64_t agreed, UnpackInt(values.front()));
-  next_step_ = static_cast<int64_t>(agreed);
+  const std::string mine = absl::StrCat(next_step_, " ", opened_.generation);
+  ASSIGN_OR_RETURN(const auto values, Exchange(kFindStep, 0, mine, context, &wait));
+  const std::pair<std::string, std::string> agreed = absl::StrSplit(values.front(), ' ');
+  ASSIGN_OR_RETURN(const uint64_t step, UnpackInt(agreed.first));
+  ASSIGN_OR_RETURN(opened_.generation, UnpackInt(agreed.second));
+  next_step_ = static_cast<int64_t>(step);
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> GroupMember::OpenOnShards(rpc::CallContext* context) {
+internal::v1::OpenGroupRequest GroupMember::OpenRequest() const {
   internal::v1::OpenGroupRequest request;
   request.set_model_id(model_->id);
   request.set_history(model_->history);
   request.set_group(shard_group_);
-  request.set_generation(membership_.generation);
   request.set_size(sync() ? start_.options().size() : 1);
   request.set_step_timeout_ms(start_.options().step_timeout_ms());
-  ASSIGN_OR_RETURN(auto shards, environment_.fanout->OpenGroup(request, context));
+  return request;
+}
 
-  int64_t next = -1;
-  for (const auto& shard : shards) {
-    if (shard.known()) next = std::max(next, shard.next_step());
-  }
-  if (next < 0) return start_.options().first_step();
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const internal::v1::OpenGroupResponse& shard = shards[i];
-    if (shard.known() && shard.next_step() == next) continue;
-    if (shard.staged_step() == next - 1) {
-      internal::v1::DecideStepRequest decision;
-      decision.set_model_id(model_->id);
-      decision.set_group(shard_group_);
-      decision.set_generation(membership_.generation);
-      decision.set_step(next - 1);
-      decision.set_commit(true);
-      RETURN_IF_ERROR(
-          environment_.fanout->DecideStep(static_cast<int>(i), decision, context).status());
-      ops::Log(ops::LogLevel::kInfo, "finished a step that was left half done",
-               {{"group", start_.group()}, {"step", next - 1}, {"shard", i}});
-    } else if (shard.known()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("group '", start_.group(), "': shard ", i, " has applied the steps before ",
-                       shard.next_step(), ", others those before ", next,
-                       ", and the parts of the missing step are gone"));
-    } else {
-      ops::Log(ops::LogLevel::kWarning, "a shard has lost what a group did",
-               {{"group", start_.group()}, {"shard", i}, {"next_step", next}});
-    }
-  }
-  return next;
+absl::Status GroupMember::OpenOnShards(rpc::CallContext* context) {
+  rpc::LinkedContext opening(context, environment_.shard_call);
+  internal::v1::OpenGroupRequest request = OpenRequest();
+  if (bounded()) request.set_ranks(start_.options().size());
+  ASSIGN_OR_RETURN(opened_, OpenGroup(environment_.fanout, std::move(request), opening.get()));
+  next_step_ = opened_.next_step < 0 ? start_.options().first_step() : opened_.next_step;
+  return absl::OkStatus();
 }
 
 GroupPart GroupMember::Part(int64_t step) const {
-  if (!sync()) return {shard_group_, membership_.generation, 0, 1, step};
-  return {shard_group_, membership_.generation, start_.rank(), start_.options().size(), step};
+  if (!sync()) return {shard_group_, opened_.generation, 0, 1, step};
+  return {shard_group_, opened_.generation, start_.rank(), start_.options().size(), step};
 }
 
 absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, int64_t step,
@@ -198,23 +174,39 @@ absl::Status GroupMember::AllStaged(int64_t step, rpc::CallContext* context, Ran
 }
 
 absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait) {
-  if (start_.options().consistency() != v1::BOUNDED) return absl::OkStatus();
+  if (!bounded()) return absl::OkStatus();
   const absl::Time began = absl::Now();
   rpc::LinkedContext waiting(context, step_timeout() + kExchangeMargin);
   absl::Status status = environment_.collective->Advance(
       id_,
       {membership_.generation, start_.rank(), step,
-       std::max<int64_t>(0, step - start_.options().staleness_bound())},
+       std::max<int64_t>(0, step - start_.options().staleness_bound()),
+       /*ranks=*/{}},
       waiting.get());
   wait->waited += absl::Now() - began;
   return status;
 }
 
 absl::Status GroupMember::TellProgress(int64_t next_step, rpc::CallContext* context) {
-  if (start_.options().consistency() != v1::BOUNDED) return absl::OkStatus();
+  if (!bounded()) return absl::OkStatus();
   rpc::LinkedContext telling(context, kExchangeMargin);
-  return environment_.collective->Advance(
-      id_, {membership_.generation, start_.rank(), next_step, /*wait_for=*/0}, telling.get());
+  return environment_.collective->Advance(id_,
+                                          {membership_.generation, start_.rank(), next_step,
+                                           /*wait_for=*/0, std::exchange(opened_.ranks, {})},
+                                          telling.get());
+}
+
+// The host of the group hears of it when the rank leaves, but may be started again.
+void GroupMember::TellFinished() {
+  internal::v1::OpenGroupRequest request = OpenRequest();
+  request.set_generation(opened_.generation);
+  request.set_opener(opened_.opener);
+  request.set_finished(true);
+  rpc::CallContext context(absl::Now() + kExchangeMargin);
+  const absl::Status status = environment_.fanout->OpenGroup(request, &context).status();
+  if (status.ok()) return;
+  ops::Log(ops::LogLevel::kInfo, "not all shards know that a rank has finished",
+           {{"group", start_.group()}, {"rank", start_.rank()}, {"error", status.ToString()}});
 }
 
 void GroupMember::Leave(const std::string& reason, bool finished) {
@@ -222,6 +214,7 @@ void GroupMember::Leave(const std::string& reason, bool finished) {
     absl::MutexLock lock(&mutex_);
     if (std::exchange(left_, true)) return;
   }
+  if (finished && bounded()) TellFinished();
   environment_.collective->Leave(id_, {membership_.generation, start_.rank(), reason, finished});
 }
 

@@ -15,6 +15,7 @@
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/served_model.h"
+#include "server/coordinator/train/group_opening.h"
 #include "server/group/collective_router.h"
 #include "server/rpc/call_context.h"
 
@@ -53,7 +54,7 @@ class GroupMember {
 
   const v1::GroupOptions& options() const { return start_.options(); }
   int64_t next_step() const { return next_step_; }
-  uint64_t generation() const { return membership_.generation; }
+  uint64_t generation() const { return opened_.generation; }
   absl::Duration step_timeout() const {
     return absl::Milliseconds(start_.options().step_timeout_ms());
   }
@@ -83,18 +84,23 @@ class GroupMember {
               const v1::TrainStart& start, Membership membership);
 
   bool sync() const { return start_.options().consistency() == v1::SYNC; }
+  bool bounded() const { return start_.options().consistency() == v1::BOUNDED; }
   absl::Status FindStep(rpc::CallContext* context);
-  absl::StatusOr<int64_t> OpenOnShards(rpc::CallContext* context);
+  internal::v1::OpenGroupRequest OpenRequest() const;  // but for who opens which generation
+  absl::Status OpenOnShards(rpc::CallContext* context);
+  void TellFinished();
   absl::StatusOr<std::vector<std::string>> Exchange(int group_key, int64_t step, std::string value,
                                                     rpc::CallContext* context, RankWait* wait);
 
   const Environment environment_;
   const std::shared_ptr<const ServedModel> model_;
   const v1::TrainStart start_;
-  const Membership membership_;
+  const Membership membership_;  // at the host of the group
   const GroupId id_;
   // ASYNC and BOUNDED ranks are groups of their own to the shards.
   const std::string shard_group_;
+  // On the shards. SYNC: rank 0 has opened it, and the others know its generation alone.
+  OpenedGroup opened_;
   int64_t next_step_ = 0;
 
   absl::Mutex mutex_;

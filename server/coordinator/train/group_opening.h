@@ -1,0 +1,28 @@
+// Beginning a group anew on the shards, for its ranks or for who drops it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "emberd/internal/v1/shard_service.pb.h"
+#include "server/coordinator/fanout.h"
+#include "server/group/collective.h"
+#include "server/rpc/call_context.h"
+
+namespace emberd::server {
+
+struct OpenedGroup {
+  uint64_t generation = 0;  // nobody else's: see group_generation.h
+  uint64_t opener = 0;
+  int64_t next_step = -1;           // all before it have been made on all shards; -1: none has been
+  std::vector<RankProgress> ranks;  // those that some shard knows, if the request asks for them
+};
+
+// `request` has everything but generation and opener. A step that some shard has applied while
+// others only hold its parts is finished first. FAILED_PRECONDITION: shards disagree and cannot be
+// brought together. ABORTED: others begin the group at the same time, again and again.
+absl::StatusOr<OpenedGroup> OpenGroup(Fanout* fanout, internal::v1::OpenGroupRequest request,
+                                      rpc::CallContext* context);
+
+}  // namespace emberd::server

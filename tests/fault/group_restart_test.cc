@@ -1,0 +1,188 @@
+// What groups of trainers rely on is nowhere but on the shards, and these are started again, on
+// machines with other clocks: which generation is the newest, how far the ranks of a BOUNDED group
+// are, and which of them have finished.
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/temp_dir.h"
+#include "emberd/internal/v1/shard_service.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/api.h"
+#include "tests/testing/cluster_fixture.h"
+#include "tests/testing/group_training.h"
+
+namespace emberd::testing {
+namespace {
+
+constexpr int kShards = 2;
+constexpr int kSparsecores = 4;
+
+class GroupRestartTest : public ClusterFixture {
+ protected:
+  void SetUp() override {
+    StartCluster({.shards = kShards,
+                  .sparsecores_per_shard = kSparsecores,
+                  .config = absl::StrCat("storage { directory: \"", storage_.path(),
+                                         "\" durability: CHECKPOINT every_seconds: 100000 }")},
+                 GroupModel("m", 0));
+  }
+
+  // A rank of a BOUNDED group, again and again until the rows are back.
+  std::unique_ptr<client::TrainStream> Join(int rank) {
+    client::TrainOptions options{.group = "run",
+                                 .rank = rank,
+                                 .size = 2,
+                                 .consistency = client::Consistency::kBounded,
+                                 .staleness_bound = 1};
+    options.step_timeout = absl::Seconds(4);
+    absl::StatusOr<std::unique_ptr<client::TrainStream>> stream = absl::UnavailableError("");
+    for (int i = 0; i < 300 && !stream.ok(); ++i) {
+      if (i > 0) absl::SleepFor(absl::Milliseconds(100));
+      stream = client_->Train(model_, options);
+    }
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    return stream.ok() ? *std::move(stream) : nullptr;
+  }
+  static absl::Status Run(client::TrainStream& stream, int rank, int64_t begin, int64_t end) {
+    return RunSteps(stream, rank, 2, begin, end, /*pipelined=*/false);
+  }
+  void Save() {
+    auto saved = client_->SaveCheckpoint("m", {});
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+
+  const TempDir storage_ = *TempDir::Create();
+};
+
+// Whichever shard the group's host is; with a checkpoint from before the rank had finished, or from
+// after it.
+class BoundedRestartTest : public GroupRestartTest,
+                           public ::testing::WithParamInterface<std::tuple<int, bool>> {};
+INSTANTIATE_TEST_SUITE_P(Shards, BoundedRestartTest,
+                         ::testing::Combine(::testing::Values(0, 1), ::testing::Bool()));
+
+TEST_P(BoundedRestartTest, GoesOnWithoutTheRankThatHasFinished) {
+  const auto [shard, saved_after_the_end] = GetParam();
+  auto first = Join(0);
+  auto second = Join(1);
+  ASSERT_TRUE(first != nullptr && second != nullptr);
+  for (int64_t step = 0; step < 4; ++step) {
+    ASSERT_TRUE(Run(*first, 0, step, step + 1).ok());
+    ASSERT_TRUE(Run(*second, 1, step, step + 1).ok());
+  }
+  if (!saved_after_the_end) Save();
+  ASSERT_TRUE(Run(*first, 0, 4, 5).ok());
+  ASSERT_TRUE(Run(*second, 1, 4, 5).ok());
+  ASSERT_TRUE(second->Finish().ok());
+  // Further than the bound would let it, were the other rank still there.
+  const absl::Status ahead = Run(*first, 0, 5, 12);
+  ASSERT_TRUE(ahead.ok()) << ahead;
+  if (saved_after_the_end) Save();
+
+  cluster_->KillShard(shard);
+  ASSERT_TRUE(cluster_->RestartShard(shard).ok());
+  ASSERT_FALSE(Run(*first, 0, 12, 13).ok()) << "its rows went back to the checkpoint";
+  first = Join(0);
+  ASSERT_NE(first, nullptr);
+  const int64_t next = first->next_step();
+  EXPECT_EQ(next, saved_after_the_end ? 12 : 4);
+  const absl::Status status = Run(*first, 0, next, next + 6);
+  EXPECT_TRUE(status.ok()) << status;
+
+  // One that comes back all the same is waited for again, from where the checkpoint has it.
+  second = Join(1);
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(second->next_step(), saved_after_the_end ? 5 : 4);
+  const absl::Status waits = Run(*first, 0, next + 6, next + 8);
+  EXPECT_EQ(waits.code(), absl::StatusCode::kDeadlineExceeded) << waits;
+}
+
+// A rank that was not at work when the host came back has not finished, only because nobody has
+// heard of it; and is not at its first step.
+TEST_F(GroupRestartTest, ABoundedGroupStillWaitsForARankThatHasNotFinished) {
+  for (const int shard : {0, 1}) {
+    SCOPED_TRACE(shard);
+    auto first = Join(0);
+    auto second = Join(1);
+    ASSERT_TRUE(first != nullptr && second != nullptr);
+    const int64_t begin = first->next_step();
+    for (int64_t step = begin; step < begin + 4; ++step) {
+      ASSERT_TRUE(Run(*first, 0, step, step + 1).ok());
+      ASSERT_TRUE(Run(*second, 1, step, step + 1).ok());
+    }
+    Save();
+    cluster_->KillShard(shard);
+    ASSERT_TRUE(cluster_->RestartShard(shard).ok());
+    second.reset();
+    first = Join(0);
+    ASSERT_NE(first, nullptr);
+    ASSERT_EQ(first->next_step(), begin + 4);
+    // The bound is one step: two begin before the other has made any.
+    const absl::Status near = Run(*first, 0, begin + 4, begin + 6);
+    EXPECT_TRUE(near.ok()) << near;
+    const absl::Status far = Run(*first, 0, begin + 6, begin + 7);
+    EXPECT_EQ(far.code(), absl::StatusCode::kDeadlineExceeded) << far;
+    EXPECT_THAT(std::string(far.message()),
+                ::testing::HasSubstr(absl::StrCat("rank 1 is in step ", begin + 4)));
+    first.reset();
+    second = Join(1);
+    first = Join(0);
+    ASSERT_TRUE(first != nullptr && second != nullptr);
+    ASSERT_TRUE(Run(*second, 1, begin + 4, begin + 6).ok());
+  }
+}
+
+// The shards have heard of a generation from a host whose clock was ten minutes ahead, or which was
+// started again on a machine whose clock is ten minutes behind. Joins had to wait until it had
+// caught up.
+TEST_F(GroupRestartTest, NoClockSaysWhichGenerationIsNext) {
+  const Api api(cluster_->address());
+  v1::DescribeModelRequest describe;
+  describe.set_model_id(model_.id);
+  v1::DescribeModelResponse described;
+  ASSERT_TRUE(Call(&v1::EmbeddingService::Stub::DescribeModel, api, describe, &described).ok());
+  internal::v1::OpenGroupRequest request;
+  request.set_model_id(model_.id);
+  request.set_history(described.history());
+  request.set_group("run");
+  request.set_generation(absl::ToUnixMicros(absl::Now() + absl::Minutes(10)));
+  request.set_opener(1);
+  request.set_size(1);
+  for (int shard = 0; shard < kShards; ++shard) {
+    internal::v1::ShardPlace place;
+    place.set_shard(shard);
+    place.set_shards(kShards);
+    place.set_sparsecores_per_shard(kSparsecores);
+    for (int other = 0; other < kShards; ++other) place.add_others(0);
+    grpc::ClientContext context;
+    context.AddMetadata("emberd-shard-place-bin", place.SerializeAsString());
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+    internal::v1::OpenGroupResponse response;
+    const grpc::Status opened =
+        internal::v1::ShardService::NewStub(
+            grpc::CreateChannel(cluster_->shard_address(shard), grpc::InsecureChannelCredentials()))
+            ->OpenGroup(&context, request, &response);
+    ASSERT_TRUE(opened.ok()) << opened.error_message();
+  }
+  uint64_t last = request.generation();
+  for (int64_t step = 0; step < 3; ++step) {
+    auto stream = client_->Train(model_, {.group = "run"});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    EXPECT_EQ((*stream)->next_step(), step);
+    EXPECT_GT((*stream)->generation(), last);
+    last = (*stream)->generation();
+    const absl::Status status = RunSteps(**stream, 0, 1, step, step + 1, /*pipelined=*/false);
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE((*stream)->Finish().ok());
+  }
+}
+
+}  // namespace
+}  // namespace emberd::testing

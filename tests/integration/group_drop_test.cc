@@ -1,0 +1,145 @@
+// Groups whose run is over are forgotten when somebody says so: then another begins under the name,
+// with its own first step. What is at work stays, and nobody gets an old step for a new one.
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/cluster_fixture.h"
+#include "tests/testing/group_training.h"
+
+namespace emberd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class GroupDropTest : public ClusterFixture {
+ protected:
+  void SetUp() override {
+    StartCluster({.shards = 4,
+                  .sparsecores_per_shard = 2,
+                  .coordinators = 2,
+                  .config = absl::StrCat("storage { directory: \"", storage_.path(), "\" }")},
+                 GroupModel("m", 0));
+  }
+
+  absl::Status TrainSteps(const client::TrainOptions& options, int64_t steps) {
+    return TrainGroup(*cluster_, model_, options, 2, steps);
+  }
+  int64_t NextStep(client::TrainOptions options) {
+    options.size = 1;
+    auto stream = client_->Train(model_, options);
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    return stream.ok() ? (*stream)->next_step() : -1;
+  }
+  // Ranks leave a moment after their streams have ended.
+  absl::StatusOr<bool> DropWhenLeft(const std::string& group) {
+    auto dropped = client_->DropGroup("m", group);
+    for (int i = 0; i < 100 && absl::IsFailedPrecondition(dropped.status()); ++i) {
+      absl::SleepFor(absl::Milliseconds(100));
+      dropped = client_->DropGroup("m", group);
+    }
+    return dropped;
+  }
+
+  const TempDir storage_ = *TempDir::Create();
+};
+
+TEST_F(GroupDropTest, AGroupOfEveryKindBeginsAgain) {
+  for (const auto consistency :
+       {client::Consistency::kSync, client::Consistency::kAsync, client::Consistency::kBounded}) {
+    const std::string name = absl::StrCat("run-", static_cast<int>(consistency));
+    SCOPED_TRACE(name);
+    const client::TrainOptions options{.group = name, .size = 2, .consistency = consistency};
+    ASSERT_TRUE(TrainSteps(options, 3).ok());
+    const auto dropped = DropWhenLeft(name);
+    ASSERT_TRUE(dropped.ok()) << dropped.status();
+    EXPECT_TRUE(*dropped);
+    EXPECT_FALSE(*client_->DropGroup("m", name)) << "twice";
+    auto stream =
+        client_->Train(model_, {.group = name, .consistency = consistency, .first_step = 40});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    EXPECT_EQ((*stream)->next_step(), 40) << "with another size, too";
+    EXPECT_GT((*stream)->generation(), 1u) << "numbers go on";
+    const absl::Status status = RunSteps(**stream, 0, 1, 40, 42, /*pipelined=*/false);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_F(GroupDropTest, OthersStay) {
+  ASSERT_TRUE(TrainSteps({.group = "run", .size = 2}, 3).ok());
+  ASSERT_TRUE(TrainSteps({.group = "run-2", .size = 2}, 4).ok());
+  ASSERT_TRUE(*DropWhenLeft("run"));
+  EXPECT_EQ(NextStep({.group = "run"}), 0);
+  auto stream = client_->Train(model_, {.group = "run-2"});
+  for (int i = 0; i < 100 && !stream.ok(); ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+    stream = client_->Train(model_, {.group = "run-2"});
+  }
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  EXPECT_EQ((*stream)->next_step(), 4);
+}
+
+TEST_F(GroupDropTest, RanksAtWorkAreLeftAlone) {
+  for (const auto consistency :
+       {client::Consistency::kSync, client::Consistency::kAsync, client::Consistency::kBounded}) {
+    const std::string name = absl::StrCat("run-", static_cast<int>(consistency));
+    SCOPED_TRACE(name);
+    auto stream = client_->Train(model_, {.group = name, .consistency = consistency});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    for (int64_t step = 0; step < 2; ++step) {
+      const absl::Status refused = client_->DropGroup("m", name).status();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("ranks are at work"));
+      const absl::Status status = RunSteps(**stream, 0, 1, step, step + 1, /*pipelined=*/false);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    ASSERT_TRUE((*stream)->Finish().ok());
+    EXPECT_TRUE(*DropWhenLeft(name));
+  }
+}
+
+TEST_F(GroupDropTest, SaysWhatItCannotDo) {
+  EXPECT_EQ(client_->DropGroup("other", "run").status().code(), absl::StatusCode::kNotFound);
+  const absl::Status name = client_->DropGroup("m", "run#0").status();
+  EXPECT_EQ(name.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(name.message()), HasSubstr("group"));
+  EXPECT_FALSE(*client_->DropGroup("m", "unknown"));
+  ASSERT_TRUE(TrainSteps({.group = "run"}, 3).ok());
+  for (const int shard : {0, 1, 2, 3}) {
+    cluster_->SuspendShard(shard);
+    client::ClientOptions options = cluster_->client_options();
+    options.deadline = absl::Seconds(2);
+    auto hurried = client::Client::Connect(options);
+    ASSERT_TRUE(hurried.ok()) << hurried.status();
+    EXPECT_FALSE((*hurried)->DropGroup("m", "run").ok());
+    cluster_->ResumeShard(shard);
+  }
+  EXPECT_EQ(NextStep({.group = "run"}), 3) << "nothing has changed";
+}
+
+// What a checkpoint has seen is what counts: the group that was dropped before it, or only after
+// it.
+TEST_F(GroupDropTest, ACheckpointKnowsTheGroupsOfItsMoment) {
+  const auto restore = [&](const std::string& name) {
+    auto restored = client_->RestoreCheckpoint("m", {.name = name});
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    auto described = client_->DescribeModel("m");
+    ASSERT_TRUE(described.ok()) << described.status();
+    model_ = *std::move(described);
+  };
+  ASSERT_TRUE(TrainSteps({.group = "run"}, 3).ok());
+  ASSERT_TRUE(client_->SaveCheckpoint("m", {.name = "with"}).ok());
+  ASSERT_TRUE(*DropWhenLeft("run"));
+  ASSERT_TRUE(client_->SaveCheckpoint("m", {.name = "without"}).ok());
+  restore("with");
+  EXPECT_EQ(NextStep({.group = "run"}), 3);
+  restore("without");
+  EXPECT_EQ(NextStep({.group = "run"}), 0);
+}
+
+}  // namespace
+}  // namespace emberd::testing
