@@ -281,7 +281,8 @@ absl::Status Preprocessor::CheckBuckets(size_t stack_index, const StackBatch& st
                        stack.buckets[worst_slot], worst);
 }
 
-std::shared_ptr<const PreprocessedBatch> Preprocessor::Finish(CutSet cuts, SortedBatch* sorted) {
+absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(CutSet cuts,
+                                                                              SortedBatch* sorted) {
   PreprocessedBatch* batch = sorted->batch_.get();
   expect_cuts_.store(cuts != 0, std::memory_order_relaxed);
   if (cuts != 0 || drop_rule_ == DropRule::kTensorFlow) {
@@ -291,6 +292,7 @@ std::shared_ptr<const PreprocessedBatch> Preprocessor::Finish(CutSet cuts, Sorte
       std::swap(stack->slots[slot], scratch->csr);
     });
   }
+  RETURN_IF_ERROR(FitBuffers(buffer_limits_, plan_, &batch->stacks_));
   WriteStatistics(model_, plan_, batch->stacks_, &batch->statistics_);
   return sorted->Share();
 }

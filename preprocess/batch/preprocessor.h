@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -21,6 +22,7 @@
 #include "base/recycler.h"
 #include "emberd/v1/model.pb.h"
 #include "preprocess/batch/buckets.h"
+#include "preprocess/batch/buffer_limits.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/feature_input.h"
 #include "preprocess/batch/keys.h"
@@ -63,6 +65,8 @@ class Preprocessor {
   // must `cpu`. Results do not depend on its threads; null: everything runs on the caller's thread.
   static absl::StatusOr<std::unique_ptr<Preprocessor>> Create(const v1::ModelConfig* model,
                                                               const Plan* plan, CpuPool* cpu);
+  // To be called before the first batch. What does not fit is RESOURCE_EXHAUSTED from Finish.
+  void SetBufferLimits(BufferLimits limits) { buffer_limits_ = std::move(limits); }
 
   // `inputs[i]` belongs to feature i of the config. Everything is checked before any work is done:
   // INVALID_ARGUMENT for malformed input, OUT_OF_RANGE for an id or a sample outside of its range,
@@ -104,7 +108,7 @@ class Preprocessor {
   // Nothing if they are filled already.
   void FillAllBuckets(PreprocessedBatch* batch);
   // Cuts the batch, whose cuts have been found unless `cuts` is 0, and writes its statistics.
-  std::shared_ptr<const PreprocessedBatch> Finish(CutSet cuts, SortedBatch* sorted);
+  absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(CutSet cuts, SortedBatch* sorted);
   // Calls `work` for every source slot of every stack, spread over the threads.
   void ForEachSlot(PreprocessedBatch* batch, SlotWork work);
   int slots() const { return plan_.topology.sparsecores_per_shard; }
@@ -112,6 +116,7 @@ class Preprocessor {
   const v1::ModelConfig& model_;
   const Plan& plan_;
   const DropRule drop_rule_;
+  BufferLimits buffer_limits_;
   std::vector<StackInfo> stacks_;
   MappedMemory bucket_memory_;  // of all stacks that remember buckets
   // Whether the batch before was cut. The next one then fills its buckets while its slots are still

@@ -13,6 +13,8 @@
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/embedding_service.h"
 #include "server/coordinator/pooled_call.h"
+#include "server/coordinator/programs/program_service.h"
+#include "server/coordinator/programs/programs.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/memory_budget.h"
 #include "server/rpc/shard_place.h"
@@ -88,6 +90,11 @@ class CoordinatorServerImpl final : public CoordinatorServer {
         checkpoint_requests_(&options.threads->blocking, kCheckpointThreads, kCheckpointsWaiting),
         checkpoint_service_(
             MakeCheckpointService(coordinator_.resources().checkpoints, CheckpointEnvironment())),
+        programs_(&coordinator_,
+                  {.coordinator_index = options.coordinator_index,
+                   .lease = absl::Milliseconds(options.cluster.timeouts().batch_ttl_ms()),
+                   .cpu = &options.threads->cpu}),
+        program_service_(MakeProgramService(&programs_, environment_)),
         sweeper_(kSweepPeriod, [this] { Sweep(); }) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
@@ -99,9 +106,9 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     server_options.receive_bytes = options.cluster.budgets().in_flight_bytes();
     server_options.security = options.security;
     server_options.services = {embedding_service_.get(), admin_service_.get(),
-                               checkpoint_service_.get()};
+                               checkpoint_service_.get(), program_service_.get()};
     server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService",
-                                    "emberd.v1.CheckpointService"};
+                                    "emberd.v1.CheckpointService", "emberd.v1.ProgramService"};
     ASSIGN_OR_RETURN(auto server, GrpcServer::Start(server_options));
     server_ = std::move(server);
     // Somebody may have called Drain already.
@@ -162,6 +169,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   std::unique_ptr<grpc::Service> admin_service_;
   TaskQueue checkpoint_requests_;
   std::unique_ptr<grpc::Service> checkpoint_service_;
+  Programs programs_;
+  std::unique_ptr<grpc::Service> program_service_;
   absl::Mutex health_mutex_;
   std::atomic<GrpcServer*> health_ = nullptr;  // once there is a server
   std::unique_ptr<GrpcServer> server_;

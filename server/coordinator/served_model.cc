@@ -123,8 +123,8 @@ absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig con
     model->tables[model->config.tables(i).name()] = i;
   std::vector<std::string> stacks;
   for (const preprocess::StackPlan& stack : model->plan.stacks) stacks.push_back(stack.name);
-  model->missing_gradients = std::make_unique<MissingGradients>(model->config.features_size());
-  model->observed = std::make_unique<ObservedCounts>(stacks.size());
+  model->observed = std::make_shared<ObservedCounts>(stacks.size());
+  model->missing_gradients = std::make_shared<MissingGradients>(model->config.features_size());
   model->metrics = metrics->Model(model->config.name(), stacks);
   for (size_t i = 0; i < model->plan.stacks.size(); ++i) {
     const preprocess::StackPlan& stack = model->plan.stacks[i];

@@ -82,8 +82,8 @@ struct ServedModel {
   absl::flat_hash_map<std::string, int> features;          // name to index in config.features
   absl::flat_hash_map<std::string, int> tables;            // name to index in config.tables
   ops::ModelMetrics* metrics = nullptr;
-  std::unique_ptr<ObservedCounts> observed;
-  std::unique_ptr<MissingGradients> missing_gradients;
+  std::shared_ptr<ObservedCounts> observed;
+  std::shared_ptr<MissingGradients> missing_gradients;
 
   // Counts a batch for metrics and limits.
   void Observe(const preprocess::PreprocessedBatch& batch) const;

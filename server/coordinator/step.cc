@@ -38,6 +38,9 @@ uint64_t NewBatchHandle() {
   return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
 }
 
+// What room is made for, in errors.
+constexpr char kAnswer[] = "the answer";
+
 // Activations with the room that was made for them: it is given back when gRPC has sent them.
 struct RoomyActivations {
   rpc::CallContext::Room room;
@@ -58,6 +61,14 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const Served
                                               const v1::LookupRequest& request,
                                               rpc::CallContext* context, StepHooks* hooks,
                                               StageTimes* times) {
+  ASSIGN_OR_RETURN(const PreparedLookup prepared, Prepare(model, request, context, hooks, times));
+  return LookUp(prepared, request.inference(), context, hooks, times);
+}
+
+absl::StatusOr<PreparedLookup> StepPath::Prepare(const std::shared_ptr<const ServedModel>& model,
+                                                 const v1::LookupRequest& request,
+                                                 rpc::CallContext* context, StepHooks* hooks,
+                                                 StageTimes* times) {
   const WorkTimer decoding;
   LookupInput input;
   {
@@ -65,15 +76,30 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const Served
     ASSIGN_OR_RETURN(input, DecodeLookup(request, *model, options_.max_activation_bytes));
   }
   times->preprocess = decoding.worked();
+  rpc::CallContext::Room room;
   // Before anything is computed: a few bytes may ask for very many.
-  ASSIGN_OR_RETURN(auto room, context->MakeRoom(input.activation_bytes, "the answer"));
+  if (context != nullptr) {
+    ASSIGN_OR_RETURN(room, context->MakeRoom(input.activation_bytes, kAnswer));
+  }
   ASSIGN_OR_RETURN(const Batch batch,
                    Preprocess(*model, input.features, hooks, &times->preprocess));
   model->Observe(*batch);
-  RETURN_IF_ERROR(hooks->BeforeGather());
+  return PreparedLookup{
+      model, batch, std::move(input.order), input.activation_dtype, input.activation_bytes, room};
+}
 
+absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bool inference,
+                                              rpc::CallContext* context, StepHooks* hooks,
+                                              StageTimes* times) {
+  const std::shared_ptr<const ServedModel>& model = prepared.model;
+  const Batch& batch = prepared.batch;
+  rpc::CallContext::Room room = prepared.room;
+  if (room == nullptr) {
+    ASSIGN_OR_RETURN(room, context->MakeRoom(prepared.activation_bytes, kAnswer));
+  }
+  RETURN_IF_ERROR(hooks->BeforeGather());
   LookupOutput output;
-  output.batch_handle = request.inference() ? 0 : NewBatchHandle();
+  output.batch_handle = inference ? 0 : NewBatchHandle();
   const WorkTimer gathering;
   rpc::LinkedContext gather(context, hooks->gather_limit());
   ASSIGN_OR_RETURN(const auto results,
@@ -87,11 +113,11 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const Served
   }
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
   const WorkTimer combining;
-  output.activations = CombineActivations(results, *model, *batch, input.activation_dtype);
+  output.activations = CombineActivations(results, *model, *batch, prepared.activation_dtype);
   KeepRoom(std::move(room), &output.activations);
   times->combine = combining.worked();
   output.model = model;
-  output.order = std::move(input.order);
+  output.order = prepared.order;
   output.statistics = batch->statistics();
   return output;
 }

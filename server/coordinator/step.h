@@ -57,6 +57,16 @@ struct StageTimes {
   absl::Duration combine;
 };
 
+// A batch between its preprocessing and its lookups, of which there may be several.
+struct PreparedLookup {
+  std::shared_ptr<const ServedModel> model;  // outlives the batch, as its preprocessor must
+  std::shared_ptr<const preprocess::PreprocessedBatch> batch;
+  std::vector<int> order;  // features of the config, as the request lists them
+  v1::DataType activation_dtype = v1::FLOAT32;
+  int64_t activation_bytes = 0;  // of the answer
+  rpc::CallContext::Room room;   // for one answer; null: LookUp makes some
+};
+
 // Thread-safe. Methods block until the answer is there; `context` carries the caller's deadline and
 // cancellation. After an error nothing is kept and no row has changed, except as Update says.
 class StepPath {
@@ -78,6 +88,15 @@ class StepPath {
   absl::StatusOr<LookupOutput> Lookup(const std::shared_ptr<const ServedModel>& model,
                                       const v1::LookupRequest& request, rpc::CallContext* context,
                                       StepHooks* hooks, StageTimes* times);
+  // The same in two parts. Of the request, `inference` does not count in the first. `context` makes
+  // room for the answer; null: it is to be looked up by another call.
+  absl::StatusOr<PreparedLookup> Prepare(const std::shared_ptr<const ServedModel>& model,
+                                         const v1::LookupRequest& request,
+                                         rpc::CallContext* context, StepHooks* hooks,
+                                         StageTimes* times);
+  absl::StatusOr<LookupOutput> LookUp(const PreparedLookup& prepared, bool inference,
+                                      rpc::CallContext* context, StepHooks* hooks,
+                                      StageTimes* times);
 
   // Updates the rows of the batch that `name` names, and forgets the batch. The handle and the
   // mutation in the request do not count, nor does the attempt in the name. After an error the

@@ -86,6 +86,13 @@ constexpr MetricInfo kCatalogue[] = {
             "Batches dropped because they were neither applied nor released in time."),
     Counter(kReplays, "emberd_replays_total", {"server"}, "1",
             "Retries of a finished mutation that were answered from the record."),
+    Gauge(kPrograms, "emberd_programs", {"server"}, "1", "Compiled programs that are kept."),
+    Counter(kProgramCompilations, "emberd_program_compilations_total", {"server"}, "1",
+            "Programs that were compiled; those that were found are not counted."),
+    Gauge(kProgramHandles, "emberd_program_handles", {"server"}, "1",
+          "Batches and results of programs that clients hold handles of."),
+    Counter(kProgramHandlesExpired, "emberd_program_handles_expired_total", {"server"}, "1",
+            "Handles released because nothing was heard of their client."),
 
     // What a coordinator learns about each batch.
     Histogram(kBatchMinibatches, "emberd_batch_minibatches", {"model"}, "1",

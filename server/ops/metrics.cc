@@ -55,7 +55,11 @@ ServerMetrics::ServerMetrics(Metrics* metrics, MetricRegistry& registry, const s
       train_streams_(registry.gauge(MetricId::kTrainStreams, {server})),
       draining_(registry.gauge(MetricId::kDraining, {server})),
       expired_(registry.counter(MetricId::kBatchesExpired, {server})),
-      replays_(registry.counter(MetricId::kReplays, {server})) {}
+      replays_(registry.counter(MetricId::kReplays, {server})),
+      programs_(registry.gauge(MetricId::kPrograms, {server})),
+      compilations_(registry.counter(MetricId::kProgramCompilations, {server})),
+      program_handles_(registry.gauge(MetricId::kProgramHandles, {server})),
+      handles_expired_(registry.counter(MetricId::kProgramHandlesExpired, {server})) {}
 
 RpcTimer::RpcTimer(ServerMetrics* server, Rpc rpc, int64_t request_bytes)
     : server_(server), rpc_(rpc), start_(Clock::now()) {

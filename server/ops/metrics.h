@@ -54,6 +54,12 @@ class ServerMetrics {
   void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
   void AddExpiredBatches(int64_t batches) { expired_.Increment(batches); }
   void AddReplay() { replays_.Increment(); }
+  void SetPrograms(int64_t programs, int64_t handles) {
+    programs_.Set(programs);
+    program_handles_.Set(handles);
+  }
+  void AddCompilation() { compilations_.Increment(); }
+  void AddExpiredHandles(int64_t handles) { handles_expired_.Increment(handles); }
 
  private:
   friend class Metrics;
@@ -76,6 +82,10 @@ class ServerMetrics {
   prometheus::Gauge& draining_;
   prometheus::Counter& expired_;
   prometheus::Counter& replays_;
+  prometheus::Gauge& programs_;
+  prometheus::Counter& compilations_;
+  prometheus::Gauge& program_handles_;
+  prometheus::Counter& handles_expired_;
 };
 
 // Counts and times one request from construction until Finish; in flight meanwhile. One that is

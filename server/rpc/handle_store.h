@@ -46,6 +46,22 @@ class HandleStore {
     return absl::OkStatus();
   }
 
+  // Bytes that something else than its values takes of the budget, until Unreserve.
+  absl::Status Reserve(int64_t bytes) {
+    absl::MutexLock lock(&mutex_);
+    if (bytes_ + bytes > options_.max_bytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("what the handle is to hold needs ", bytes, " bytes beside the ", bytes_,
+                       " kept; budgets.batch_bytes is ", options_.max_bytes));
+    }
+    bytes_ += bytes;
+    return absl::OkStatus();
+  }
+  void Unreserve(int64_t bytes) {
+    absl::MutexLock lock(&mutex_);
+    bytes_ -= bytes;
+  }
+
   // The value, for this caller alone until Unclaim or Erase; it does not expire meanwhile.
   // NOT_FOUND for an unknown handle, UNAVAILABLE while somebody else has it.
   absl::StatusOr<std::shared_ptr<T>> Claim(uint64_t handle) {

@@ -47,6 +47,13 @@ constexpr MethodRole kMethodRoles[] = {
     {"/emberd.v1.CheckpointService/DeleteCheckpoint", Token::ADMIN},
     {"/emberd.v1.CheckpointService/ExportCheckpoint", Token::READER},
 
+    {"/emberd.v1.ProgramService/Compile", Token::TRAINER},
+    {"/emberd.v1.ProgramService/Release", Token::TRAINER},
+    {"/emberd.v1.ProgramService/PrepareBatch", Token::TRAINER},
+    {"/emberd.v1.ProgramService/Execute", Token::TRAINER},
+    {"/emberd.v1.ProgramService/ExecuteChained", Token::TRAINER},
+    {"/emberd.v1.ProgramService/ReadHandle", Token::TRAINER},
+
     {"/emberd.internal.v1.ShardService/CreateModel", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/ServeModel", Token::CLUSTER},
     {"/emberd.internal.v1.ShardService/FindModel", Token::CLUSTER},

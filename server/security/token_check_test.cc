@@ -16,6 +16,7 @@
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
+#include "emberd/v1/program_service.pb.h"
 #include "server/ops/http.h"
 #include "server/security/testing/echo_server.h"
 #include "server/security/testing/log_file.h"
@@ -48,6 +49,7 @@ TEST(MethodRolesTest, EveryMethodStandsInTheTableOnce) {
   AddMethods(*v1::LookupRequest::descriptor()->file(), &declared);
   AddMethods(*v1::GetStatusRequest::descriptor()->file(), &declared);
   AddMethods(*v1::SaveCheckpointRequest::descriptor()->file(), &declared);
+  AddMethods(*v1::CompileRequest::descriptor()->file(), &declared);
   AddMethods(*internal::v1::CreateModelRequest::descriptor()->file(), &declared);
   AddMethods(*internal::v1::JoinRequest::descriptor()->file(), &declared);
   ASSERT_GT(declared.size(), 40u);
@@ -86,6 +88,13 @@ TEST(MethodRolesTest, CheckpointsAreMadeByTrainersAndUsedByAdministrators) {
   }
   for (const char* method : {"RestoreCheckpoint", "MergeCheckpoint", "DeleteCheckpoint"}) {
     EXPECT_EQ(role(method), Token::ADMIN) << method;
+  }
+}
+
+TEST(MethodRolesTest, ProgramsAreForTrainers) {
+  for (const char* method :
+       {"Compile", "Release", "PrepareBatch", "Execute", "ExecuteChained", "ReadHandle"}) {
+    EXPECT_EQ(LeastRole(absl::StrCat("/emberd.v1.ProgramService/", method)), Token::TRAINER);
   }
 }
 

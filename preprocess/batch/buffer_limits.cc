@@ -1,0 +1,85 @@
+#include "preprocess/batch/buffer_limits.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "preprocess/batch/csr.h"
+
+namespace emberd::preprocess {
+namespace {
+
+// Cuts a slot off at `capacity` cells, a multiple of 8; later mini-batches become empty. Returns
+// the entries that are gone.
+int64_t CutOff(int64_t capacity, SlotCsr* csr) {
+  int64_t gone = 0;
+  int64_t begin = 0;  // before anything was cut off
+  for (int64_t at = 0; at < int64_t{csr->minibatches} * csr->partitions; ++at) {
+    int32_t& row_end = csr->row_ends.data()[at];
+    const int64_t end = row_end;
+    gone += std::max<int64_t>(0, end - std::max(begin, capacity));
+    row_end = static_cast<int32_t>(std::min(end, capacity));
+    begin = AlignCsr(end);
+  }
+  csr->cells = std::min(csr->cells, capacity);
+  csr->dropped += gone;
+  return gone;
+}
+
+int64_t EntriesBehind(int64_t capacity, const SlotCsr& csr) {
+  int64_t behind = 0;
+  for (int m = 0; m < csr.minibatches; ++m) {
+    for (int p = 0; p < csr.partitions; ++p) {
+      const int64_t begin = std::max<int64_t>(csr.Begin(m, p), capacity);
+      behind += std::max<int64_t>(0, csr.End(m, p) - begin);
+    }
+  }
+  return behind;
+}
+
+absl::Status FitStack(const BufferLimits& limits, int64_t capacity, const StackPlan& plan,
+                      StackBatch* stack) {
+  int64_t needed = 0;
+  for (const SlotCsr& slot : stack->slots) needed += slot.cells;
+  if (needed <= capacity) return absl::OkStatus();
+  int64_t used = 0, remaining = 0;
+  for (SlotCsr& slot : stack->slots) {
+    const int64_t room = std::max<int64_t>(0, capacity - used);
+    used += slot.cells;
+    if (limits.drop) {
+      CutOff(room, &slot);
+    } else {
+      remaining += EntriesBehind(room, slot);
+    }
+  }
+  if (limits.drop || remaining == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "table '", plan.name, "' needs ", needed, " cells of its buffer of ids, whose capacity is ",
+      capacity, " (max_ids_per_chip_per_sample ", limits.ids_per_sample,
+      "); ids that do not fit: ", remaining,
+      ". Compile with a larger max_ids_per_chip_per_sample or with allow_id_dropping, or send "
+      "fewer ids"));
+}
+
+}  // namespace
+
+absl::Status FitBuffers(const BufferLimits& limits, const Plan& plan,
+                        std::vector<StackBatch>* stacks) {
+  for (size_t k = 0; k < stacks->size(); ++k) {
+    const int minibatches = (*stacks)[k].slots.front().minibatches;
+    if (limits.max_minibatches > 0 && minibatches > limits.max_minibatches) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the batch makes ", minibatches,
+                       " mini-batches; max_minibatches_per_sparsecore is ", limits.max_minibatches,
+                       ". Compile with more of them or with larger limits of ids per partition"));
+    }
+    if (limits.id_capacity.empty()) continue;
+    if (absl::Status status =
+            FitStack(limits, limits.id_capacity[k], plan.stacks[k], &(*stacks)[k]);
+        !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace emberd::preprocess

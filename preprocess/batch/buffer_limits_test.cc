@@ -1,0 +1,86 @@
+#include "preprocess/batch/buffer_limits.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace emberd::preprocess {
+namespace {
+
+// A slot of one mini-batch with these entries in its partitions.
+SlotCsr Slot(const std::vector<int>& entries) {
+  SlotCsr csr;
+  csr.Reserve(64, 1, static_cast<int>(entries.size()));
+  csr.minibatches = 1;
+  int64_t begin = 0;
+  for (size_t p = 0; p < entries.size(); ++p) {
+    csr.row_ends.data()[p] = static_cast<int32_t>(begin + entries[p]);
+    csr.entries += entries[p];
+    begin = AlignCsr(begin + entries[p]);
+  }
+  csr.cells = begin;
+  return csr;
+}
+
+class BufferLimitsTest : public ::testing::Test {
+ protected:
+  BufferLimitsTest() {
+    plan_.stacks.emplace_back().name = "users";
+    stacks_.emplace_back().slots.push_back(Slot({10, 5}));  // cells 0 to 15, 16 to 23
+    stacks_[0].slots.push_back(Slot({1, 9}));               // 24 to 31, 32 to 47
+  }
+  absl::Status Fit(int64_t capacity, bool drop) {
+    return FitBuffers({.id_capacity = {capacity}, .ids_per_sample = 2, .drop = drop}, plan_,
+                      &stacks_);
+  }
+  // Entries of partition p of slot s.
+  int64_t Entries(int s, int p) const {
+    return stacks_[0].slots[s].End(0, p) - stacks_[0].slots[s].Begin(0, p);
+  }
+
+  Plan plan_;
+  std::vector<StackBatch> stacks_;
+};
+
+TEST_F(BufferLimitsTest, WhatFitsStays) {
+  EXPECT_TRUE(Fit(48, false).ok());
+  EXPECT_TRUE(Fit(48, true).ok());
+  EXPECT_EQ(Entries(1, 1), 9);
+  EXPECT_EQ(stacks_[0].slots[1].dropped, 0);
+}
+
+TEST_F(BufferLimitsTest, WhatDoesNotFitIsNamed) {
+  EXPECT_EQ(Fit(24, false).message(),
+            "table 'users' needs 48 cells of its buffer of ids, whose capacity is 24 "
+            "(max_ids_per_chip_per_sample 2); ids that do not fit: 10. Compile with a larger "
+            "max_ids_per_chip_per_sample or with allow_id_dropping, or send fewer ids");
+  EXPECT_EQ(Entries(1, 1), 9);  // nothing has changed
+}
+
+TEST_F(BufferLimitsTest, WhatLiesBehindTheEndIsDroppedAndCounted) {
+  ASSERT_TRUE(Fit(40, true).ok());
+  EXPECT_EQ(Entries(1, 0), 1);
+  EXPECT_EQ(Entries(1, 1), 8);
+  EXPECT_EQ(stacks_[0].slots[1].dropped, 1);
+  EXPECT_EQ(stacks_[0].slots[1].cells, 16);
+  ASSERT_TRUE(Fit(8, true).ok());
+  EXPECT_EQ(Entries(0, 0), 8);
+  EXPECT_EQ(Entries(0, 1), 0);
+  EXPECT_EQ(stacks_[0].slots[0].dropped, 7);
+  EXPECT_EQ(Entries(1, 0) + Entries(1, 1), 0);
+  EXPECT_EQ(stacks_[0].slots[1].dropped, 10);
+  EXPECT_EQ(stacks_[0].slots[0].cells + stacks_[0].slots[1].cells, 8);
+}
+
+TEST_F(BufferLimitsTest, TooManyMinibatchesAreRefused) {
+  stacks_[0].slots[0].minibatches = 3;
+  BufferLimits limits;
+  limits.max_minibatches = 2;
+  EXPECT_EQ(FitBuffers(limits, plan_, &stacks_).code(), absl::StatusCode::kResourceExhausted);
+  limits.max_minibatches = 3;
+  EXPECT_TRUE(FitBuffers(limits, plan_, &stacks_).ok());
+}
+
+}  // namespace
+}  // namespace emberd::preprocess

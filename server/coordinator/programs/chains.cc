@@ -1,0 +1,339 @@
+#include "server/coordinator/programs/chains.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "server/coordinator/programs/elementwise.h"
+#include "server/coordinator/programs/program_spec.h"
+#include "server/shard/mutation_record.h"
+
+namespace emberd::server {
+namespace {
+
+using v1::ChainedInput;
+using v1::ChainedOp;
+using v1::ChainedOutput;
+using v1::ProgramSpec;
+
+constexpr int kMaxResultIndex = 4095;
+
+int ArityOf(const ProgramSpec& spec) {
+  switch (spec.kind()) {
+    case ProgramSpec::LOOKUP:
+      return 1;
+    case ProgramSpec::UPDATE:
+      return 2;
+    default:
+      return spec.inputs_size();
+  }
+}
+
+}  // namespace
+
+absl::Status Chain::Check(rpc::CallContext* context) {
+  RETURN_IF_ERROR(CheckPositions());
+  updated_.assign(ops_.size(), -1);
+  for (int p = 0; p < request_.ops_size(); ++p) {
+    const absl::Status status = CheckOp(p, context);
+    if (!status.ok()) return chained_ ? Annotate(status, absl::StrCat("op ", p)) : status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chain::CheckPositions() {
+  ops_.resize(request_.ops_size());
+  int results = 0;
+  for (int p = 0; p < request_.ops_size(); ++p) {
+    const ChainedOp& op = request_.ops(p);
+    if (op.kind_case() == ChainedOp::KIND_NOT_SET) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Undefined operation kind at post-order position ", p));
+    }
+    for (const ChainedInput& input : op.inputs()) {
+      if (input.op_index() >= p) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("Input index ", input.op_index(), " is above the current position: ", p));
+      }
+      if (input.op_index() < 0) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("Input index ", input.op_index(), " at position ", p, " is below 0"));
+      }
+      ++ops_[input.op_index()].uses;
+    }
+    for (const ChainedOutput& output : op.outputs()) {
+      if (output.result_index() < 0 || output.result_index() > kMaxResultIndex) {
+        return absl::InvalidArgumentError(absl::StrCat("op ", p, ": result_index is ",
+                                                       output.result_index(), "; allowed: [0, ",
+                                                       kMaxResultIndex, "]"));
+      }
+      results = std::max(results, output.result_index() + 1);
+    }
+  }
+  results_.resize(results);
+  return absl::OkStatus();
+}
+
+absl::Status Chain::CheckOp(int position, rpc::CallContext* context) {
+  if (request_.ops(position).has_program_handle()) {
+    RETURN_IF_ERROR(CheckProgram(position, context));
+  } else {
+    RETURN_IF_ERROR(CheckData(position));
+  }
+  return CheckOutputs(position);
+}
+
+absl::Status Chain::CheckData(int position) {
+  ChainedOp& data = *request_.mutable_ops(position);
+  Op& op = ops_[position];
+  if (data.inputs_size() > 0) {
+    return absl::InvalidArgumentError("data has inputs; only programs have");
+  }
+  if (data.has_literal() && data.literal().features_size() > 0) {
+    op.makes = Op::Makes::kLiteralBatch;  // which program it is for shows later
+    return absl::OkStatus();
+  }
+  if (data.has_literal()) {
+    ASSIGN_OR_RETURN(op.value, ReadTuple(runner_->store(), std::move(*data.mutable_literal())));
+  } else {
+    ASSIGN_OR_RETURN(op.value, handles_->Find(data.data_handle()));
+  }
+  op.makes = op.value->prepared.has_value() ? Op::Makes::kBatch : Op::Makes::kTuple;
+  op.tensors = static_cast<int>(op.value->tensors.size());
+  if (op.value->looked_up != nullptr) {
+    op.lookup_model = op.value->looked_up->model_id();
+    op.lookup_op = position;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chain::CheckProgram(int position, rpc::CallContext* context) {
+  const ChainedOp& request = request_.ops(position);
+  Op& op = ops_[position];
+  ASSIGN_OR_RETURN(op.program, programs_->Find(request.program_handle()));
+  const ProgramSpec& spec = op.program->spec();
+  if (request.inputs_size() != ArityOf(spec)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Number of inputs does not match executable proto input shapes: ", request.inputs_size(),
+        " vs. ", ArityOf(spec)));
+  }
+  for (const ChainedInput& input : request.inputs()) {
+    RETURN_IF_ERROR(CheckElement(input.op_index(), input.output_index()));
+  }
+  switch (spec.kind()) {
+    case ProgramSpec::LOOKUP:
+      return CheckLookup(position, context);
+    case ProgramSpec::UPDATE:
+      return CheckUpdate(position);
+    default:
+      return CheckElementwise(position);
+  }
+}
+
+absl::Status Chain::CheckLookup(int position, rpc::CallContext* context) {
+  Op& op = ops_[position];
+  const int source = request_.ops(position).inputs(0).op_index();
+  const Op& batch = ops_[source];
+  if (batch.makes == Op::Makes::kLiteralBatch) {
+    ASSIGN_OR_RETURN(op.prepared,
+                     runner_->Prepare(*op.program, request_.ops(source).literal(), context));
+  } else if (batch.makes != Op::Makes::kBatch) {
+    return absl::InvalidArgumentError(
+        "argument[0] of a LOOKUP is no batch; PrepareBatch makes one");
+  } else if (batch.value->program_key != op.program->key()) {
+    return absl::InvalidArgumentError(
+        "argument[0] is a batch that was prepared for another program; prepare it for this one");
+  }
+  op.makes = Op::Makes::kTuple;
+  op.tensors = op.program->spec().inputs_size();
+  if (!op.program->spec().inference()) {
+    op.lookup_model = op.program->model_id();
+    op.lookup_op = position;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chain::CheckUpdate(int position) {
+  const ChainedOp& request = request_.ops(position);
+  Op& op = ops_[position];
+  const Op& found = ops_[request.inputs(0).op_index()];
+  const Op& gradients = ops_[request.inputs(1).op_index()];
+  if (found.lookup_model != op.program->model_id()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("argument[0] of an UPDATE is not what a LOOKUP of model '",
+                     op.program->spec().model(), "' (without inference) found"));
+  }
+  if (gradients.makes != Op::Makes::kTuple) {
+    return absl::InvalidArgumentError("argument[1] of an UPDATE is no tuple of gradients");
+  }
+  if (updated_[found.lookup_op] >= 0) {
+    return absl::InvalidArgumentError(absl::StrCat("it updates the batch of op ", found.lookup_op,
+                                                   ", which op ", updated_[found.lookup_op],
+                                                   " does already; a batch is updated once"));
+  }
+  updated_[found.lookup_op] = position;
+  if (!request_.config().execution_instance_key().client_id().empty() ||
+      request_.config().execution_instance_key().sequence() != 0) {
+    const v1::MutationId name = MutationOf(position);
+    RETURN_IF_ERROR(
+        Annotate(CheckMutation({name.client_id(), name.sequence(), 0}), "execution_instance_key"));
+  }
+  if (gradients.value == nullptr) return absl::OkStatus();  // checked when it is there
+  ASSIGN_OR_RETURN(const ValuePtr tuple,
+                   ElementOf(gradients.value, request.inputs(1).output_index(), "argument[1]"));
+  return CheckGradients(op.program->spec(), tuple->TensorList());
+}
+
+absl::Status Chain::CheckElementwise(int position) {
+  const ChainedOp& request = request_.ops(position);
+  Op& op = ops_[position];
+  std::vector<int> counts;
+  for (int i = 0; i < request.inputs_size(); ++i) {
+    const ChainedInput& input = request.inputs(i);
+    const Op& source = ops_[input.op_index()];
+    if (source.makes != Op::Makes::kTuple) {
+      return absl::InvalidArgumentError(absl::StrCat("argument[", i, "] is no tuple of tensors"));
+    }
+    counts.push_back(input.output_index() == 0 ? source.tensors : 1);
+    if (source.value == nullptr) continue;
+    ASSIGN_OR_RETURN(const ValuePtr argument, ElementOf(source.value, input.output_index(),
+                                                        absl::StrCat("argument[", i, "]")));
+    RETURN_IF_ERROR(CheckArgument(op.program->spec(), i, argument->TensorList()));
+  }
+  ASSIGN_OR_RETURN(op.tensors, CountResults(op.program->spec(), counts));
+  op.makes = Op::Makes::kTuple;
+  for (const v1::ProgramAlias& alias : op.program->spec().aliases()) {
+    if (chained_) {
+      return absl::InvalidArgumentError(
+          "the program has aliases; only Execute can donate an argument");
+    }
+    if (alias.output() >= op.tensors || alias.tensor() >= counts[alias.argument()]) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "an alias donates tensor ", alias.tensor(), " of argument[", alias.argument(), "], of ",
+          counts[alias.argument()], ", to output ", alias.output(), ", of ", op.tensors));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chain::CheckElement(int op, int output_index) const {
+  const Op& source = ops_[op];
+  const int most = source.makes == Op::Makes::kTuple ? source.tensors : 0;
+  if (source.makes == Op::Makes::kNothing) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("op ", op, " is an UPDATE, which has no result"));
+  }
+  if (output_index >= 0 && output_index <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("output_index ", output_index, " of op ", op, "; allowed: [0, ", most, "]"));
+}
+
+absl::Status Chain::CheckOutputs(int position) const {
+  for (const ChainedOutput& output : request_.ops(position).outputs()) {
+    if (ops_[position].makes == Op::Makes::kLiteralBatch) {
+      return absl::InvalidArgumentError(
+          "a batch has outputs that was prepared for no program; PrepareBatch does that");
+    }
+    RETURN_IF_ERROR(CheckElement(position, output.output_index()));
+  }
+  return absl::OkStatus();
+}
+
+bool Chain::needs_client() const {
+  for (size_t p = 0; p < ops_.size(); ++p) {
+    if (request_.ops(static_cast<int>(p)).outputs().empty()) continue;
+    if (!request_.config().return_values() || ops_[p].lookup_model != 0) return true;
+  }
+  return false;
+}
+
+v1::MutationId Chain::MutationOf(int position) const {
+  v1::MutationId name = request_.config().execution_instance_key();
+  if (chained_ && !name.client_id().empty()) {
+    name.set_client_id(absl::StrCat(name.client_id(), "#", position));
+  }
+  return name;
+}
+
+absl::StatusOr<std::vector<ValuePtr>> Chain::Arguments(int position) const {
+  std::vector<ValuePtr> arguments;
+  for (const ChainedInput& input : request_.ops(position).inputs()) {
+    const Op& source = ops_[input.op_index()];
+    if (source.makes == Op::Makes::kLiteralBatch) {
+      arguments.push_back(ops_[position].prepared);
+      continue;
+    }
+    ASSIGN_OR_RETURN(ValuePtr argument, ElementOf(source.value, input.output_index(),
+                                                  absl::StrCat("op ", input.op_index())));
+    arguments.push_back(std::move(argument));
+  }
+  return arguments;
+}
+
+absl::Status Chain::Run(rpc::CallContext* context) {
+  for (int p = 0; p < request_.ops_size(); ++p) {
+    absl::Status status = RunOp(p, context);
+    if (status.ok()) continue;
+    if (!chained_) return status;
+    const std::string made =
+        absl::StrJoin(updates_, ", ", [](std::string* out, const v1::MadeUpdate& update) {
+          absl::StrAppend(out, "op ", update.op_index());
+        });
+    return absl::Status(
+        status.code(),
+        absl::StrCat("op ", p, ": ", status.message(), "; ",
+                     made.empty() ? "no update was made before it"
+                                  : absl::StrCat("updates that were made before it: ", made,
+                                                 "; a repeat with the same execution_instance_key "
+                                                 "makes the others, and each once")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
+  Op& op = ops_[position];
+  if (op.program != nullptr) {
+    ASSIGN_OR_RETURN(std::vector<ValuePtr> arguments, Arguments(position));
+    switch (op.program->kind()) {
+      case ProgramSpec::LOOKUP: {
+        ASSIGN_OR_RETURN(op.value, runner_->Lookup(*op.program, *arguments[0], context));
+        op.prepared = nullptr;
+        break;
+      }
+      case ProgramSpec::UPDATE: {
+        ASSIGN_OR_RETURN(
+            v1::MadeUpdate made,
+            runner_->Update(*op.program, *arguments[0], *arguments[1],
+                            request_.ops(position).update(), MutationOf(position), context));
+        made.set_op_index(position);
+        updates_.push_back(std::move(made));
+        break;
+      }
+      default: {
+        ASSIGN_OR_RETURN(op.value, runner_->Elementwise(*op.program, arguments));
+        break;
+      }
+    }
+    if (!chained_) last_arguments_ = std::move(arguments);
+  }
+  RETURN_IF_ERROR(TakeOutputs(position));
+  for (const ChainedInput& input : request_.ops(position).inputs()) {
+    Op& source = ops_[input.op_index()];
+    if (--source.uses == 0) source.value = nullptr;
+  }
+  if (op.uses == 0) op.value = nullptr;
+  return absl::OkStatus();
+}
+
+absl::Status Chain::TakeOutputs(int position) {
+  for (const ChainedOutput& output : request_.ops(position).outputs()) {
+    ASSIGN_OR_RETURN(
+        results_[output.result_index()],
+        ElementOf(ops_[position].value, output.output_index(), absl::StrCat("op ", position)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,89 @@
+// A plan of several programs: checked as a whole, then run step by step. Executing one program is
+// the shortest plan.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "emberd/v1/program_service.pb.h"
+#include "server/coordinator/programs/handles.h"
+#include "server/coordinator/programs/program_cache.h"
+#include "server/coordinator/programs/program_runner.h"
+#include "server/coordinator/programs/values.h"
+#include "server/rpc/call_context.h"
+
+namespace emberd::server {
+
+// One plan, by one thread: Check, then Run. What an operation makes goes when it is not needed any
+// more.
+class Chain {
+ public:
+  // `chained`: it is a caller's plan, not the execution of one program. What it is given must
+  // outlive it.
+  Chain(ProgramRunner* runner, ProgramCache* programs, Handles* handles,
+        v1::ExecuteChainedRequest request, bool chained)
+      : runner_(runner),
+        programs_(programs),
+        handles_(handles),
+        request_(std::move(request)),
+        chained_(chained) {}
+
+  // Finds all programs and data, prepares batches, and checks that the parts fit together. Nothing
+  // has changed after it.
+  absl::Status Check(rpc::CallContext* context);
+  // An error names the updates that were made.
+  absl::Status Run(rpc::CallContext* context);
+
+  // By result_index; null where there is none.
+  const std::vector<ValuePtr>& results() const { return results_; }
+  const std::vector<v1::MadeUpdate>& updates() const { return updates_; }
+  // The arguments of the last operation, a program.
+  const std::vector<ValuePtr>& last_arguments() const { return last_arguments_; }
+  const Program* last_program() const { return ops_.back().program.get(); }
+  // Whether results need handles, if values are returned or not.
+  bool needs_client() const;
+
+ private:
+  struct Op {
+    enum class Makes { kNothing, kLiteralBatch, kBatch, kTuple };
+    Makes makes = Makes::kNothing;
+    int tensors = 0;            // of a tuple
+    uint64_t lookup_model = 0;  // whose LOOKUP made the tuple, if an update may follow
+    int lookup_op = -1;         // the operation that made it, or the data
+    std::shared_ptr<const Program> program;
+    ValuePtr value;     // data; of a program, once it ran
+    ValuePtr prepared;  // LOOKUP of a literal
+    int uses = 0;       // that are still to come
+  };
+
+  absl::Status CheckPositions();
+  absl::Status CheckOp(int position, rpc::CallContext* context);
+  absl::Status CheckData(int position);
+  absl::Status CheckProgram(int position, rpc::CallContext* context);
+  absl::Status CheckLookup(int position, rpc::CallContext* context);
+  absl::Status CheckUpdate(int position);
+  absl::Status CheckElementwise(int position);
+  absl::Status CheckOutputs(int position) const;
+  absl::Status CheckElement(int op, int output_index) const;
+  absl::StatusOr<std::vector<ValuePtr>> Arguments(int position) const;
+  absl::Status RunOp(int position, rpc::CallContext* context);
+  absl::Status TakeOutputs(int position);
+  v1::MutationId MutationOf(int position) const;
+
+  ProgramRunner* const runner_;
+  ProgramCache* const programs_;
+  Handles* const handles_;
+  v1::ExecuteChainedRequest request_;
+  const bool chained_;
+  std::vector<Op> ops_;
+  std::vector<int> updated_;  // by operation with a lookup: the UPDATE of its batch, or -1
+  std::vector<ValuePtr> results_;
+  std::vector<v1::MadeUpdate> updates_;
+  std::vector<ValuePtr> last_arguments_;
+};
+
+}  // namespace emberd::server

@@ -1,0 +1,25 @@
+// What ELEMENTWISE programs compute: scale * (a + b), scale * (a - b) and scale * a.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "emberd/v1/program_service.pb.h"
+
+namespace emberd::server {
+
+// The tensors of an argument.
+using ArgumentTensors = std::vector<const v1::NamedTensor*>;
+
+// The results of all outputs of a completed spec, named like the tensors of their `a`. The
+// arguments have as many tensors as operands name, and sizes that fit their shapes.
+// INVALID_ARGUMENT: tensors differ in shape or type, or a size is outside of its range.
+absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>> Compute(
+    const v1::ProgramSpec& spec, const std::vector<ArgumentTensors>& arguments);
+
+// How many tensors the result has. INVALID_ARGUMENT if an operand names one that its argument does
+// not have, or a and b differ in number. `counts[i]`: tensors of argument i.
+absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<int>& counts);
+
+}  // namespace emberd::server

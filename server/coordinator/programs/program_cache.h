@@ -1,0 +1,91 @@
+// Compiled programs by key and by handle. Each key is compiled once at a time; each success is a
+// reference. The newest programs stay without references; one that is pushed out lives on until its
+// last reference is given back, or until nobody has used it for the lease, and comes back when it
+// is compiled again.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/coordinator/programs/program.h"
+
+namespace emberd::server {
+
+// Thread-safe.
+class ProgramCache {
+ public:
+  struct Options {
+    int capacity = 1024;  // at least 1: the newest program always stays
+    absl::Duration lease;
+    std::function<uint64_t()> new_handle;
+  };
+  explicit ProgramCache(Options options) : options_(std::move(options)) {}
+
+  struct Compiled {
+    std::shared_ptr<const Program> program;
+    uint64_t handle = 0;
+    bool cached = false;
+  };
+  using Factory = std::function<absl::StatusOr<std::shared_ptr<const Program>>()>;
+  // Calls `factory`, outside of any lock, unless the program is there; while another call does so,
+  // waits for it and takes what comes of it, good or bad.
+  absl::StatusOr<Compiled> Compile(const std::string& key, const Factory& factory);
+
+  absl::StatusOr<std::shared_ptr<const Program>> Find(uint64_t handle);
+  // Whether as many references may be given back, a handle once for each time that it is named.
+  // NOT_FOUND names the first that may not.
+  absl::Status CheckRelease(const std::vector<uint64_t>& handles);
+  // Gives references back, all or none.
+  absl::Status Release(const std::vector<uint64_t>& handles);
+  // Forgets programs outside of the newest ones that were not used for the lease.
+  void Sweep(absl::Time now);
+
+  struct Counts {
+    int64_t compiled = 0;  // calls of factories
+    int64_t found = 0;     // successes without one
+    int64_t evicted = 0;
+    int64_t revived = 0;
+    int64_t programs = 0;  // now
+  };
+  Counts counts() const;
+
+ private:
+  struct Entry {
+    std::string key;
+    uint64_t handle = 0;
+    bool done = false;
+    absl::Status status;
+    std::shared_ptr<const Program> program;
+    int64_t references = 0;
+    bool newest = false;  // it is in newest_, at `place`
+    std::list<Entry*>::iterator place;
+    absl::Time used = absl::Now();
+  };
+  using EntryPtr = std::shared_ptr<Entry>;
+
+  void Take(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckReleaseLocked(const std::vector<uint64_t>& handles) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+  mutable absl::Mutex mutex_;
+  absl::CondVar done_;
+  absl::flat_hash_map<std::string, EntryPtr> by_key_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, EntryPtr> by_handle_ ABSL_GUARDED_BY(mutex_);
+  std::list<Entry*> newest_ ABSL_GUARDED_BY(mutex_);  // the newest first
+  Counts counts_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace emberd::server

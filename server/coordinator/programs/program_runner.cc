@@ -1,0 +1,166 @@
+#include "server/coordinator/programs/program_runner.h"
+
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/coordinator/programs/elementwise.h"
+#include "server/coordinator/programs/program_spec.h"
+
+namespace emberd::server {
+namespace {
+
+// Batches of lookups live as long as somebody has them.
+class OwnedBatch final : public StepHooks {
+ public:
+  bool owns_batch() const override { return true; }
+};
+
+// The batch for the model as it is now: its rows may have been reset since, its plan is the same.
+PreparedLookup ForModel(const PreparedLookup& prepared,
+                        const std::shared_ptr<const ServedModel>& now) {
+  if (prepared.model == now) return prepared;
+  PreparedLookup result = prepared;
+  // The preprocessor that made the batch has its memory.
+  const auto owner = std::make_shared<PreparedLookup>(prepared);
+  result.batch = {owner, prepared.batch.get()};
+  result.model = now;
+  return result;
+}
+
+std::string NewClientId() {
+  absl::BitGen random;
+  return absl::StrCat("programs ", absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
+}
+
+}  // namespace
+
+ProgramRunner::ProgramRunner(Coordinator* coordinator)
+    : coordinator_(coordinator),
+      registry_(coordinator->resources().registry),
+      path_(coordinator->resources().path),
+      client_id_(NewClientId()) {}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> ProgramRunner::Find(const Program& program,
+                                                                       rpc::CallContext* context) {
+  auto model = registry_->Find(program.model_id(), context);
+  // It may have been dropped and declared with another plan.
+  if (absl::IsNotFound(model.status())) {
+    model = registry_->FindByName(program.spec().model(), context);
+  }
+  if (!model.ok()) return model.status();
+  return program.ModelFor(*model);
+}
+
+absl::StatusOr<ValuePtr> ProgramRunner::Prepare(const Program& program, v1::Literal batch,
+                                                rpc::CallContext* context) {
+  if (program.kind() != v1::ProgramSpec::LOOKUP) {
+    ASSIGN_OR_RETURN(const ValuePtr tuple, ReadTuple(store(), std::move(batch)));
+    if (program.kind() == v1::ProgramSpec::UPDATE) {
+      RETURN_IF_ERROR(CheckGradients(program.spec(), tuple->TensorList()));
+    }
+    return tuple;
+  }
+  ASSIGN_OR_RETURN(const auto model, Find(program, context));
+  ASSIGN_OR_RETURN(const v1::LookupRequest request,
+                   BatchRequest(program.spec(), *model, std::move(batch)));
+  StepHooks no_hooks;
+  StageTimes times;
+  ASSIGN_OR_RETURN(PreparedLookup prepared,
+                   path_->Prepare(model, request, /*context=*/nullptr, &no_hooks, &times));
+  auto value = std::make_shared<Value>();
+  ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store(), prepared.batch->bytes()));
+  value->shares.push_back(std::move(share));
+  value->statistics = prepared.batch->statistics();
+  value->prepared = std::move(prepared);
+  value->program_key = program.key();
+  return value;
+}
+
+absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Value& batch,
+                                               rpc::CallContext* context) {
+  const auto look_up = [&](const std::shared_ptr<const ServedModel>& model) {
+    OwnedBatch owned;
+    StageTimes times;
+    return path_->LookUp(ForModel(*batch.prepared, model), program.spec().inference(), context,
+                         &owned, &times);
+  };
+  ASSIGN_OR_RETURN(auto model, Find(program, context));
+  auto found = look_up(model);
+  if (!found.ok()) {
+    const absl::Status status = registry_->Explain(model->id, model->history, found.status());
+    // Reset since this coordinator heard of it: with the rows of now.
+    if (!absl::IsAborted(status) || absl::IsAborted(found.status())) return status;
+    ASSIGN_OR_RETURN(model, Find(program, context));
+    found = look_up(model);
+    if (!found.ok()) return registry_->Explain(model->id, model->history, found.status());
+  }
+  std::shared_ptr<LookedUpBatch> looked_up;
+  if (found->batch_handle != 0) {
+    looked_up = std::make_shared<LookedUpBatch>(path_, model->id, found->batch_handle);
+  }
+  std::vector<std::shared_ptr<const v1::NamedTensor>> tensors;
+  for (int i = 0; i < program.spec().inputs_size(); ++i) {  // they come first in the request
+    const int feature = found->order[i];
+    const FeatureActivationView& view = found->activations.features[feature];
+    auto tensor = std::make_shared<v1::NamedTensor>();
+    tensor->set_name(model->config.features(feature).name());
+    tensor->mutable_tensor()->set_dtype(found->activations.dtype);
+    tensor->mutable_tensor()->add_shape(view.samples);
+    tensor->mutable_tensor()->add_shape(view.dim);
+    tensor->mutable_tensor()->set_data(view.bytes.data(), view.bytes.size());
+    tensors.push_back(std::move(tensor));
+  }
+  ASSIGN_OR_RETURN(const auto value, MakeTuple(store(), std::move(tensors)));
+  ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store(), kValueBytes));
+  value->shares.insert(value->shares.begin(), std::move(share));
+  value->looked_up = std::move(looked_up);
+  value->statistics = std::move(found->statistics);
+  return value;
+}
+
+absl::StatusOr<v1::MadeUpdate> ProgramRunner::Update(const Program& program, const Value& looked_up,
+                                                     const Value& gradients,
+                                                     const v1::UpdateArguments& update,
+                                                     const v1::MutationId& mutation,
+                                                     rpc::CallContext* context) {
+  RETURN_IF_ERROR(Find(program, context).status());
+  RETURN_IF_ERROR(CheckGradients(program.spec(), gradients.TensorList()));
+  v1::ApplyGradientsRequest request;
+  request.set_model_id(program.model_id());
+  request.set_batch_handle(looked_up.looked_up->handle());
+  *request.mutable_mutation() = mutation;
+  if (mutation.client_id().empty()) {
+    request.mutable_mutation()->set_client_id(client_id_);
+    request.mutable_mutation()->set_sequence(++sequence_);
+  }
+  for (const auto& gradient : gradients.tensors) {
+    v1::FeatureGradient* to = request.add_gradients();
+    to->set_feature(gradient->name());
+    *to->mutable_gradient() = gradient->tensor();
+  }
+  *request.mutable_hyperparameters() = update.hyperparameters();
+  if (update.has_step()) request.set_step(update.step());
+  ASSIGN_OR_RETURN(const v1::ApplyGradientsResponse made,
+                   coordinator_->ApplyGradients(request, context));
+  if (!made.replayed()) looked_up.looked_up->LeaveToShards();
+  v1::MadeUpdate result;
+  result.set_rows_updated(made.rows_updated());
+  result.set_rows_skipped(made.rows_skipped());
+  result.set_replayed(made.replayed());
+  return result;
+}
+
+absl::StatusOr<ValuePtr> ProgramRunner::Elementwise(const Program& program,
+                                                    const std::vector<ValuePtr>& arguments) {
+  std::vector<ArgumentTensors> tensors;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    tensors.push_back(arguments[i]->TensorList());
+    RETURN_IF_ERROR(CheckArgument(program.spec(), static_cast<int>(i), tensors.back()));
+  }
+  ASSIGN_OR_RETURN(auto results, Compute(program.spec(), tensors));
+  return MakeTuple(store(), std::move(results));
+}
+
+}  // namespace emberd::server

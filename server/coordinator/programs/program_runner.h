@@ -1,0 +1,53 @@
+// The steps that plans are made of: what each kind of program does with its arguments, on the one
+// path of a step that unary calls and streams take too.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "emberd/v1/program_service.pb.h"
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/programs/program.h"
+#include "server/coordinator/programs/values.h"
+#include "server/rpc/call_context.h"
+
+namespace emberd::server {
+
+// Thread-safe.
+class ProgramRunner {
+ public:
+  // `coordinator` must outlive it.
+  explicit ProgramRunner(Coordinator* coordinator);
+
+  // A batch for a LOOKUP, or the tensors for another program.
+  absl::StatusOr<ValuePtr> Prepare(const Program& program, v1::Literal batch,
+                                   rpc::CallContext* context);
+  // The activations of a batch that was prepared for this program.
+  absl::StatusOr<ValuePtr> Lookup(const Program& program, const Value& batch,
+                                  rpc::CallContext* context);
+  // Applies gradients to the batch of a lookup. A mutation without a client_id gets one of its own.
+  absl::StatusOr<v1::MadeUpdate> Update(const Program& program, const Value& looked_up,
+                                        const Value& gradients, const v1::UpdateArguments& update,
+                                        const v1::MutationId& mutation, rpc::CallContext* context);
+  absl::StatusOr<ValuePtr> Elementwise(const Program& program,
+                                       const std::vector<ValuePtr>& arguments);
+
+  BatchStore* store() { return &path_->batches(); }
+
+ private:
+  // The model of the program as it is now. FAILED_PRECONDITION: its plan has changed.
+  absl::StatusOr<std::shared_ptr<const ServedModel>> Find(const Program& program,
+                                                          rpc::CallContext* context);
+
+  Coordinator* const coordinator_;
+  ModelRegistry* const registry_;
+  StepPath* const path_;
+  const std::string client_id_;  // of updates that nobody named
+  std::atomic<uint64_t> sequence_ = 0;
+};
+
+}  // namespace emberd::server

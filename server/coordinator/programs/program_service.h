@@ -1,0 +1,17 @@
+// emberd.v1.ProgramService over gRPC.
+#pragma once
+
+#include <memory>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "server/coordinator/pooled_call.h"
+#include "server/coordinator/programs/programs.h"
+
+namespace emberd::server {
+
+// What it is given must outlive the service.
+std::unique_ptr<grpc::Service> MakeProgramService(Programs* programs,
+                                                  const CallEnvironment& environment);
+
+}  // namespace emberd::server

@@ -1,0 +1,242 @@
+#include "server/coordinator/programs/programs.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/coordinator/programs/program_spec.h"
+
+namespace emberd::server {
+namespace {
+
+constexpr absl::Duration kProgramSweep = absl::Seconds(1);
+constexpr size_t kMaxClientBytes = 64;
+
+absl::Status CheckClient(const std::string& client) {
+  if (!client.empty() && client.size() <= kMaxClientBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("client_id has ", client.size(),
+                                                 " bytes; it must have 1 to ", kMaxClientBytes,
+                                                 ": the new handles are its"));
+}
+
+const std::string& ClientOf(const v1::ExecutionConfig& config) {
+  return config.client_id().empty() ? config.execution_instance_key().client_id()
+                                    : config.client_id();
+}
+
+// The plan of one program: its arguments, then itself.
+v1::ExecuteChainedRequest PlanOf(v1::ExecuteRequest* request, bool has_result) {
+  v1::ExecuteChainedRequest plan;
+  v1::ChainedOp program;
+  program.set_program_handle(request->program_handle());
+  *program.mutable_update() = request->update();
+  for (v1::ProgramArgument& argument : *request->mutable_arguments()) {
+    v1::ChainedInput* input = program.add_inputs();
+    input->set_op_index(plan.ops_size());
+    input->set_output_index(argument.output_index());
+    v1::ChainedOp* data = plan.add_ops();
+    if (argument.has_literal()) {
+      *data->mutable_literal() = std::move(*argument.mutable_literal());
+    } else {
+      data->set_data_handle(argument.handle());
+    }
+  }
+  if (has_result) program.add_outputs();
+  *plan.add_ops() = std::move(program);
+  *plan.mutable_config() = request->config();
+  return plan;
+}
+
+std::vector<uint64_t> InputHandles(const v1::ExecuteRequest& request) {
+  std::vector<uint64_t> handles;
+  for (const v1::ProgramArgument& argument : request.arguments()) {
+    const uint64_t handle = argument.handle();
+    if (argument.has_handle() && std::find(handles.begin(), handles.end(), handle) == handles.end())
+      handles.push_back(handle);
+  }
+  return handles;
+}
+
+std::vector<uint64_t> ListOf(const google::protobuf::RepeatedField<uint64_t>& handles) {
+  return {handles.begin(), handles.end()};
+}
+
+template <typename Message>
+void AddTensors(const Value& value, Message* to) {
+  for (const auto& tensor : value.tensors) *to->add_values() = *tensor;
+}
+
+}  // namespace
+
+Programs::Programs(Coordinator* coordinator, const ProgramOptions& options)
+    : coordinator_(coordinator),
+      options_(options),
+      runner_(coordinator),
+      programs_({.capacity = options.cached_programs,
+                 .lease = options.lease,
+                 .new_handle = [index = options.coordinator_index] { return NewHandle(index); }}),
+      handles_(options.coordinator_index, options.lease),
+      sweeper_(kProgramSweep, [this] { Sweep(); }) {}
+
+void Programs::Sweep() {
+  const absl::Time now = absl::Now();
+  programs_.Sweep(now);
+  coordinator_->server_metrics()->AddExpiredHandles(handles_.Sweep(now));
+  Count();
+}
+
+void Programs::Count() {
+  coordinator_->server_metrics()->SetPrograms(programs_.counts().programs, handles_.count());
+}
+
+absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& request,
+                                                      rpc::CallContext* context) {
+  std::shared_ptr<const ServedModel> model;
+  if (request.spec().kind() != v1::ProgramSpec::ELEMENTWISE) {
+    ASSIGN_OR_RETURN(
+        model, coordinator_->resources().registry->FindByName(request.spec().model(), context));
+  }
+  ASSIGN_OR_RETURN(v1::ProgramSpec spec, CompleteSpec(request.spec(), model.get()));
+  const std::string key = ProgramKey(spec, model.get());
+  ASSIGN_OR_RETURN(const ProgramCache::Compiled compiled, programs_.Compile(key, [&] {
+    coordinator_->server_metrics()->AddCompilation();
+    return Program::Compile(std::move(spec), key, model, options_.cpu);
+  }));
+  v1::CompileResponse response = compiled.program->info();
+  response.set_program_handle(compiled.handle);
+  response.set_cached(compiled.cached);
+  Count();
+  return response;
+}
+
+absl::StatusOr<v1::ReleaseResponse> Programs::Release(const v1::ReleaseRequest& request,
+                                                      rpc::CallContext*) {
+  const std::vector<uint64_t> handles = ListOf(request.handles());
+  RETURN_IF_ERROR(handles_.CheckRelease(handles));
+  RETURN_IF_ERROR(programs_.Release(ListOf(request.program_handles())));
+  v1::ReleaseResponse response;
+  response.set_released(request.program_handles_size() + handles_.Release(handles));
+  if (!request.all_of_client().empty()) {
+    response.set_released(response.released() + handles_.ReleaseClient(request.all_of_client()));
+  }
+  Count();
+  return response;
+}
+
+absl::StatusOr<v1::PrepareBatchResponse> Programs::PrepareBatch(v1::PrepareBatchRequest request,
+                                                                rpc::CallContext* context) {
+  RETURN_IF_ERROR(CheckClient(request.client_id()));
+  ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle()));
+  ASSIGN_OR_RETURN(ValuePtr value,
+                   runner_.Prepare(*program, std::move(*request.mutable_batch()), context));
+  v1::PrepareBatchResponse response;
+  *response.mutable_statistics() = value->statistics;
+  response.set_handle(handles_.Insert(request.client_id(), std::move(value)));
+  Count();
+  return response;
+}
+
+v1::ProgramResult Programs::Give(const v1::ExecutionConfig& config, const ValuePtr& value) {
+  v1::ProgramResult result;
+  *result.mutable_statistics() = value->statistics;
+  if (!config.return_values()) {
+    result.set_handle(handles_.Insert(ClientOf(config), value));
+    return result;
+  }
+  AddTensors(*value, &result);
+  if (value->looked_up != nullptr) {
+    result.set_handle(handles_.Insert(ClientOf(config), BatchAlone(*value)));
+  }
+  return result;
+}
+
+absl::StatusOr<v1::ExecuteResponse> Programs::Execute(v1::ExecuteRequest request,
+                                                      rpc::CallContext* context) {
+  const v1::ExecutionConfig config = request.config();
+  ASSIGN_OR_RETURN(const auto program, programs_.Find(request.program_handle()));
+  const std::vector<uint64_t> inputs = InputHandles(request);
+  if (config.release_program_handle()) {
+    RETURN_IF_ERROR(programs_.CheckRelease({request.program_handle()}));
+  }
+  const bool has_result = program->kind() != v1::ProgramSpec::UPDATE;
+  Chain chain(&runner_, &programs_, &handles_, PlanOf(&request, has_result), /*chained=*/false);
+  RETURN_IF_ERROR(chain.Check(context));
+  if (chain.needs_client()) RETURN_IF_ERROR(CheckClient(ClientOf(config)));
+  handles_.Renew(ClientOf(config));
+  RETURN_IF_ERROR(chain.Run(context));
+  Donate(request, chain);
+
+  v1::ExecuteResponse response;
+  for (const ValuePtr& whole : chain.results()) {
+    const int parts = config.return_exploded() ? static_cast<int>(whole->tensors.size()) : 0;
+    for (int k = parts == 0 ? 0 : 1; k <= parts; ++k) {
+      ASSIGN_OR_RETURN(const ValuePtr part, ElementOf(whole, k, "the result"));
+      *response.add_results() = Give(config, part);
+    }
+  }
+  response.mutable_updates()->Assign(chain.updates().begin(), chain.updates().end());
+  if (config.release_input_handles()) handles_.Release(inputs);
+  // Somebody else may have given the reference back meanwhile.
+  if (config.release_program_handle()) (void)programs_.Release({request.program_handle()});
+  Count();
+  return response;
+}
+
+void Programs::Donate(const v1::ExecuteRequest& request, const Chain& chain) {
+  const v1::ProgramSpec& spec = chain.last_program()->spec();
+  for (int i = 0; i < request.arguments_size(); ++i) {
+    const v1::ProgramArgument& argument = request.arguments(i);
+    if (!argument.has_handle() || argument.output_index() != 0) continue;
+    std::shared_ptr<Value> donated;
+    for (const v1::ProgramAlias& alias : spec.aliases()) {
+      if (alias.argument() != i) continue;
+      if (donated == nullptr) donated = std::make_shared<Value>(*chain.last_arguments()[i]);
+      const Value& result = *chain.results()[0];
+      donated->tensors[alias.tensor()] = result.tensors[alias.output()];
+      donated->shares.insert(donated->shares.end(), result.shares.begin(), result.shares.end());
+    }
+    if (donated != nullptr) handles_.Replace(argument.handle(), std::move(donated));
+  }
+}
+
+absl::StatusOr<v1::ExecuteChainedResponse> Programs::ExecuteChained(
+    v1::ExecuteChainedRequest request, rpc::CallContext* context) {
+  const v1::ExecutionConfig config = request.config();
+  if (config.release_input_handles() || config.release_program_handle() ||
+      config.return_exploded()) {
+    return absl::InvalidArgumentError(
+        "config: release_input_handles, release_program_handle and return_exploded are for "
+        "Execute; a chain releases no handles and says itself what it returns");
+  }
+  Chain chain(&runner_, &programs_, &handles_, std::move(request), /*chained=*/true);
+  RETURN_IF_ERROR(chain.Check(context));
+  if (chain.needs_client()) RETURN_IF_ERROR(CheckClient(ClientOf(config)));
+  handles_.Renew(ClientOf(config));
+  RETURN_IF_ERROR(chain.Run(context));
+  v1::ExecuteChainedResponse response;
+  for (const ValuePtr& result : chain.results()) {
+    v1::ProgramResult* to = response.add_results();
+    if (result != nullptr) *to = Give(config, result);
+  }
+  response.mutable_updates()->Assign(chain.updates().begin(), chain.updates().end());
+  Count();
+  return response;
+}
+
+absl::StatusOr<v1::ReadHandleResponse> Programs::ReadHandle(const v1::ReadHandleRequest& request,
+                                                            rpc::CallContext*) {
+  ASSIGN_OR_RETURN(const ValuePtr whole, handles_.Find(request.handle()));
+  ASSIGN_OR_RETURN(const ValuePtr value,
+                   ElementOf(whole, request.output_index(), absl::StrCat(request.handle())));
+  v1::ReadHandleResponse response;
+  AddTensors(*value, &response);
+  *response.mutable_statistics() = value->statistics;
+  response.set_bytes(value->bytes());
+  return response;
+}
+
+}  // namespace emberd::server

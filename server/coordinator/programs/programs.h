@@ -1,0 +1,69 @@
+// Programs, batches and results of a coordinator, under their handles: the calls of ProgramService
+// without their transport.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/cpu_pool.h"
+#include "base/periodic_task.h"
+#include "emberd/v1/program_service.pb.h"
+#include "server/coordinator/coordinator.h"
+#include "server/coordinator/programs/chains.h"
+#include "server/coordinator/programs/handles.h"
+#include "server/coordinator/programs/program_cache.h"
+#include "server/coordinator/programs/program_runner.h"
+#include "server/rpc/call_context.h"
+
+namespace emberd::server {
+
+struct ProgramOptions {
+  int coordinator_index = 0;
+  int cached_programs = 1024;
+  absl::Duration lease;  // of handles, and of programs that are not among the newest
+  CpuPool* cpu = nullptr;
+};
+
+// Thread-safe. Methods block until the answer is there. Errors: see program_service.proto.
+class Programs {
+ public:
+  // What it is given must outlive it.
+  Programs(Coordinator* coordinator, const ProgramOptions& options);
+
+  absl::StatusOr<v1::CompileResponse> Compile(const v1::CompileRequest& request,
+                                              rpc::CallContext* context);
+  absl::StatusOr<v1::ReleaseResponse> Release(const v1::ReleaseRequest& request,
+                                              rpc::CallContext* context);
+  absl::StatusOr<v1::PrepareBatchResponse> PrepareBatch(v1::PrepareBatchRequest request,
+                                                        rpc::CallContext* context);
+  absl::StatusOr<v1::ExecuteResponse> Execute(v1::ExecuteRequest request,
+                                              rpc::CallContext* context);
+  absl::StatusOr<v1::ExecuteChainedResponse> ExecuteChained(v1::ExecuteChainedRequest request,
+                                                            rpc::CallContext* context);
+  absl::StatusOr<v1::ReadHandleResponse> ReadHandle(const v1::ReadHandleRequest& request,
+                                                    rpc::CallContext* context);
+
+  ops::Metrics* metrics() { return coordinator_->metrics(); }
+  ProgramCache::Counts program_counts() const { return programs_.counts(); }
+  int64_t handle_count() const { return handles_.count(); }
+
+ private:
+  void Sweep();
+  // Tells the metrics what there is.
+  void Count();
+  // Under a new handle, or in the answer, as `config` says.
+  v1::ProgramResult Give(const v1::ExecutionConfig& config, const ValuePtr& value);
+  // Gives the arguments that the program takes over their new values.
+  void Donate(const v1::ExecuteRequest& request, const Chain& chain);
+
+  Coordinator* const coordinator_;
+  const ProgramOptions options_;
+  ProgramRunner runner_;
+  ProgramCache programs_;
+  Handles handles_;
+  PeriodicTask sweeper_;  // last: it ends before what it sweeps
+};
+
+}  // namespace emberd::server

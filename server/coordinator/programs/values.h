@@ -1,0 +1,91 @@
+// What a handle names, or a step of a plan makes: a batch that is ready to be looked up, or a tuple
+// of tensors, which may be what a lookup found. Immutable and shared; what it holds counts against
+// the budget of batches for as long as somebody has it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "emberd/v1/program_service.pb.h"
+#include "server/coordinator/step.h"
+
+namespace emberd::server {
+
+// Bytes of the budget of batches, given back at its end.
+class BudgetShare {
+ public:
+  // RESOURCE_EXHAUSTED if there is no room for them.
+  static absl::StatusOr<std::shared_ptr<const BudgetShare>> Take(BatchStore* store, int64_t bytes);
+  ~BudgetShare() { store_->Unreserve(bytes_); }
+  BudgetShare(const BudgetShare&) = delete;
+  BudgetShare& operator=(const BudgetShare&) = delete;
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  BudgetShare(BatchStore* store, int64_t bytes) : store_(store), bytes_(bytes) {}
+  BatchStore* const store_;
+  const int64_t bytes_;
+};
+
+// The batch of a lookup, which the shards keep until an update takes it or nobody has it any more.
+class LookedUpBatch {
+ public:
+  LookedUpBatch(StepPath* path, uint64_t model_id, uint64_t handle)
+      : path_(path), model_id_(model_id), handle_(handle) {}
+  ~LookedUpBatch() {
+    if (!left_) path_->Discard(model_id_, handle_);
+  }
+  LookedUpBatch(const LookedUpBatch&) = delete;
+  LookedUpBatch& operator=(const LookedUpBatch&) = delete;
+  uint64_t model_id() const { return model_id_; }
+  uint64_t handle() const { return handle_; }
+  // An update has taken the batch, or it expires there by itself.
+  void LeaveToShards() { left_ = true; }
+
+ private:
+  StepPath* const path_;
+  const uint64_t model_id_;
+  const uint64_t handle_;
+  std::atomic<bool> left_ = false;
+};
+
+// What a value takes besides its tensors, so that none is free.
+inline constexpr int64_t kValueBytes = 512;
+
+struct Value {
+  // A batch, and the key of the program that it was prepared for.
+  std::optional<PreparedLookup> prepared;
+  std::string program_key;
+
+  // A tuple.
+  std::vector<std::shared_ptr<const v1::NamedTensor>> tensors;
+  std::shared_ptr<LookedUpBatch> looked_up;  // null: no update can follow
+
+  v1::BatchStatistics statistics;
+  // Of what a lookup found, the first is that of the batch alone.
+  std::vector<std::shared_ptr<const BudgetShare>> shares;
+
+  int64_t bytes() const;
+  std::vector<const v1::NamedTensor*> TensorList() const;
+};
+using ValuePtr = std::shared_ptr<const Value>;
+
+// The whole for 0, a tuple of tensor k - 1 for k. INVALID_ARGUMENT if there is none; `what` names
+// the value in errors.
+absl::StatusOr<ValuePtr> ElementOf(const ValuePtr& value, int output_index,
+                                   const std::string& what);
+// What a lookup found without its activations: the batch alone, with its own share of the budget.
+ValuePtr BatchAlone(const Value& found);
+
+// A tuple of these tensors. RESOURCE_EXHAUSTED if the budget has no room.
+absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
+    BatchStore* store, std::vector<std::shared_ptr<const v1::NamedTensor>> tensors);
+// Of a caller's tensors, which are checked: INVALID_ARGUMENT for what is no tensor.
+absl::StatusOr<std::shared_ptr<Value>> ReadTuple(BatchStore* store, v1::Literal literal);
+
+}  // namespace emberd::server

@@ -1,0 +1,458 @@
+// Programs, handles and plans of a real cluster: the same bits as Lookup and ApplyGradients, every
+// update once, nothing left behind.
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/cluster_fixture.h"
+#include "tests/testing/metrics.h"
+#include "tests/testing/program_api.h"
+#include "tests/testing/training.h"
+
+namespace emberd::testing {
+namespace {
+
+using v1::ElementwiseOutput;
+using v1::ProgramSpec;
+
+constexpr int64_t kSamples = 24;
+
+class ProgramsTest : public ClusterFixture {
+ protected:
+  void SetUp() override {
+    StartCluster({.coordinators = 2}, MixedModel("mixed"));
+    if (HasFatalFailure()) return;
+    api_ = std::make_unique<ProgramApi>(cluster_->address());
+  }
+
+  uint64_t Compile(const ProgramSpec& spec, ProgramApi* api = nullptr) {
+    const auto compiled = (api == nullptr ? api_.get() : api)->Compile(spec);
+    EXPECT_TRUE(compiled.ok()) << compiled.status();
+    return compiled.ok() ? compiled->program_handle() : 0;
+  }
+  static ProgramSpec Spec(ProgramSpec::Kind kind, const std::string& model = "mixed") {
+    return ModelProgram(kind, model, MixedBatch(1, kSamples), 64);
+  }
+  v1::PrepareBatchResponse Prepare(uint64_t program, const v1::Literal& batch) {
+    auto prepared = api_->Prepare(program, batch);
+    EXPECT_TRUE(prepared.ok()) << prepared.status();
+    return prepared.ok() ? *prepared : v1::PrepareBatchResponse();
+  }
+  static v1::Literal Batch(uint64_t seed) { return BatchLiteral(MixedBatch(seed, kSamples)); }
+  // What EmbeddingService finds.
+  std::vector<v1::NamedTensor> PlainLookup(uint64_t model_id, uint64_t seed, uint64_t* handle) {
+    v1::LookupRequest request;
+    request.set_model_id(model_id);
+    *request.mutable_features() = Batch(seed).features();
+    request.set_inference(handle == nullptr);
+    v1::LookupResponse response;
+    const grpc::Status status =
+        Call(&v1::EmbeddingService::Stub::Lookup, api_->api(), request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    if (handle != nullptr) *handle = response.batch_handle();
+    std::vector<v1::NamedTensor> found;
+    for (const v1::FeatureActivation& activation : response.activations()) {
+      found.emplace_back().set_name(activation.feature());
+      *found.back().mutable_tensor() = activation.activation();
+    }
+    return found;
+  }
+  void PlainStep(const client::Model& model, uint64_t seed) {
+    v1::ApplyGradientsRequest request;
+    uint64_t handle = 0;
+    const v1::Literal gradients = GradientLiteral(PlainLookup(model.id, seed, &handle));
+    request.set_model_id(model.id);
+    request.set_batch_handle(handle);
+    request.mutable_mutation()->set_client_id("plain");
+    request.mutable_mutation()->set_sequence(seed);
+    for (const v1::NamedTensor& gradient : gradients.tensors()) {
+      v1::FeatureGradient* to = request.add_gradients();
+      to->set_feature(gradient.name());
+      *to->mutable_gradient() = gradient.tensor();
+    }
+    v1::ApplyGradientsResponse response;
+    const grpc::Status status =
+        Call(&v1::EmbeddingService::Stub::ApplyGradients, api_->api(), request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+  template <typename List>
+  static void ExpectSameTensors(const List& got, const std::vector<v1::NamedTensor>& expected) {
+    ASSERT_EQ(static_cast<size_t>(got.size()), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(got.Get(static_cast<int>(i)).SerializeAsString(), expected[i].SerializeAsString())
+          << expected[i].name();
+    }
+  }
+  client::Model Declare(const std::string& name) {
+    auto declared = client_->DeclareModel(MixedModel(name));
+    EXPECT_TRUE(declared.ok()) << declared.status();
+    return declared.value_or(client::Model());
+  }
+  std::string DigestOf(const client::Model& model) {
+    const auto digest = Digest(*client_, model);
+    EXPECT_TRUE(digest.ok()) << digest.status();
+    return digest.value_or("none");
+  }
+  double Metric(const std::string& name) {
+    return MetricSum(FetchMetrics(cluster_->http_address()), name);
+  }
+  // The batch of `seed` looked up with its handle, as plans go on from it.
+  v1::ProgramResult LookUp(ProgramApi* api, uint64_t program, uint64_t seed) {
+    v1::ExecuteRequest request;
+    request.set_program_handle(program);
+    *request.add_arguments()->mutable_literal() = Batch(seed);
+    request.mutable_config()->set_return_values(true);
+    const auto found = api->Execute(request);
+    EXPECT_TRUE(found.ok()) << found.status();
+    return found.ok() ? found->results(0) : v1::ProgramResult();
+  }
+  static void SetKey(uint64_t sequence, v1::ExecutionConfig* config) {
+    config->mutable_execution_instance_key()->set_client_id("trainer");
+    config->mutable_execution_instance_key()->set_sequence(sequence);
+  }
+
+  std::unique_ptr<ProgramApi> api_;
+};
+
+TEST_F(ProgramsTest, ManyWhoCompileTheSameWaitForOneCompilation) {
+  std::vector<uint64_t> handles(64);
+  std::vector<std::thread> threads;
+  for (uint64_t& handle : handles) {
+    threads.emplace_back([&] { handle = Compile(Spec(ProgramSpec::LOOKUP)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_NE(handles[0], 0u);
+  EXPECT_EQ(handles, std::vector<uint64_t>(64, handles[0]));
+  EXPECT_EQ(Metric("emberd_program_compilations_total"), 1);
+  // Each success was a reference.
+  EXPECT_TRUE(api_->Release(handles).ok());
+  EXPECT_EQ(api_->Release({handles[0]}).message(),
+            absl::StrCat("No cache entry found for uid ", handles[0]));
+}
+
+TEST_F(ProgramsTest, ExecuteGivesTheBitsOfLookupAndApplyGradients) {
+  const client::Model plain = Declare("plain");
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP));
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    const std::vector<v1::NamedTensor> expected = PlainLookup(plain.id, seed, nullptr);
+    const uint64_t batch = Prepare(lookup, Batch(seed)).handle();
+    const auto found = api_->Execute(lookup, {batch});
+    ASSERT_TRUE(found.ok()) << found.status();
+    const uint64_t result = found->results(0).handle();
+    const auto activations = api_->Read(result);
+    ASSERT_TRUE(activations.ok()) << activations.status();
+    ExpectSameTensors(activations->values(), expected);
+    // Prepared batches can be run again.
+    const auto again = api_->Execute(lookup, {batch});
+    ASSERT_TRUE(again.ok()) << again.status();
+    const auto last = api_->Read(again->results(0).handle(), 8);
+    ASSERT_TRUE(last.ok()) << last.status();
+    EXPECT_EQ(last->values(0).SerializeAsString(), expected[7].SerializeAsString());
+
+    const uint64_t gradients = Prepare(update, GradientLiteral(expected)).handle();
+    v1::ExecutionConfig config;
+    config.set_release_input_handles(true);
+    SetKey(seed, &config);
+    const auto updated = api_->Execute(update, {result, gradients}, config);
+    ASSERT_TRUE(updated.ok()) << updated.status();
+    EXPECT_GT(updated->updates(0).rows_updated(), 0);
+    EXPECT_EQ(api_->Read(result).status().message(),
+              absl::StrCat("memory handle not found: ", result));
+    PlainStep(plain, seed);
+  }
+  EXPECT_EQ(DigestOf(model_), DigestOf(plain));
+}
+
+TEST_F(ProgramsTest, AProgramOfSomeFeaturesLooksUpThese) {
+  ProgramSpec spec = Spec(ProgramSpec::LOOKUP);
+  spec.mutable_inputs()->DeleteSubrange(2, 6);
+  v1::Literal batch = Batch(3);
+  batch.mutable_features()->DeleteSubrange(2, 6);
+  std::vector<v1::NamedTensor> expected = PlainLookup(model_.id, 3, nullptr);
+  expected.resize(2);
+  v1::ExecuteRequest request;
+  request.set_program_handle(Compile(spec));
+  *request.add_arguments()->mutable_literal() = batch;
+  request.mutable_config()->set_return_values(true);
+  const auto found = api_->Execute(request);
+  ASSERT_TRUE(found.ok()) << found.status();
+  ExpectSameTensors(found->results(0).values(), expected);
+}
+
+// Update k and lookup k + 1 in one call.
+v1::ExecuteChainedRequest TrainingPlan(uint64_t lookup, uint64_t update, uint64_t found,
+                                       const v1::Literal& gradients, const v1::Literal& next) {
+  v1::ExecuteChainedRequest plan;
+  const int batch = AddData(&plan, found);
+  const int values = AddLiteral(&plan, gradients);
+  AddProgram(&plan, update, {batch, values});
+  AddProgram(&plan, lookup, {AddLiteral(&plan, next)}, /*result=*/0);
+  plan.mutable_config()->set_return_values(true);
+  return plan;
+}
+
+TEST_F(ProgramsTest, AChainGivesTheBitsOfItsSteps) {
+  const client::Model plain = Declare("plain");
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP));
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  const double before = Metric("emberd_program_handles");
+  v1::ProgramResult found = LookUp(api_.get(), lookup, 1);
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    v1::ExecuteChainedRequest plan = TrainingPlan(lookup, update, found.handle(),
+                                                  GradientLiteral(found.values()), Batch(seed + 1));
+    SetKey(seed, plan.mutable_config());
+    const auto ran = api_->Chain(plan);
+    ASSERT_TRUE(ran.ok()) << ran.status();
+    ASSERT_EQ(ran->updates_size(), 1);
+    EXPECT_EQ(ran->updates(0).op_index(), 2);
+    EXPECT_FALSE(ran->updates(0).replayed());
+    ASSERT_TRUE(api_->Release({}, {found.handle()}).ok());
+    found = ran->results(0);
+    PlainStep(plain, seed);
+    ExpectSameTensors(found.values(), PlainLookup(plain.id, seed + 1, nullptr));
+  }
+  EXPECT_EQ(DigestOf(model_), DigestOf(plain));
+  ASSERT_TRUE(api_->Release({}, {found.handle()}).ok());
+  EXPECT_EQ(Metric("emberd_program_handles"), before);
+}
+
+TEST_F(ProgramsTest, AChainThatIsRepeatedUpdatesOnce) {
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP));
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  const v1::ProgramResult found = LookUp(api_.get(), lookup, 1);
+  const v1::Literal gradients = GradientLiteral(found.values());
+  v1::ExecuteChainedRequest plan =
+      TrainingPlan(lookup, update, found.handle(), gradients, Batch(2));
+  SetKey(1, plan.mutable_config());
+
+  // Its last step cannot run: the shapes of the sum differ.
+  v1::ExecuteChainedRequest failing = plan;
+  v1::Literal other;
+  for (int i = 0; i < 8; ++i) AddTensor("x", MakeVector<float>({1}), &other);
+  AddProgram(&failing, Compile(SumProgram(ElementwiseOutput::ADD, 1)),
+             {4, AddLiteral(&failing, other)}, /*result=*/1);
+  const double handles = Metric("emberd_program_handles");
+  const absl::Status failed = api_->Chain(failing).status();
+  EXPECT_EQ(failed.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(failed.message(),
+            "op 6: outputs[0]: a is FLOAT32[24, 16], b is FLOAT32[1]; they must be equal; updates "
+            "that were made before it: op 2; a repeat with the same execution_instance_key makes "
+            "the others, and each once");
+  EXPECT_EQ(Metric("emberd_program_handles"), handles);
+  const std::string once = TableDigest();
+
+  const auto repeated = api_->Chain(plan);
+  ASSERT_TRUE(repeated.ok()) << repeated.status();
+  EXPECT_TRUE(repeated->updates(0).replayed());
+  EXPECT_EQ(TableDigest(), once);
+
+  // Another coordinator has other handles: the batch is looked up again there.
+  ProgramApi other_api(cluster_->address(1));
+  const uint64_t other_lookup = Compile(Spec(ProgramSpec::LOOKUP), &other_api);
+  const uint64_t other_update = Compile(Spec(ProgramSpec::UPDATE), &other_api);
+  EXPECT_NE(other_lookup >> 52, lookup >> 52);
+  v1::ExecuteChainedRequest there =
+      TrainingPlan(other_lookup, other_update, LookUp(&other_api, other_lookup, 1).handle(),
+                   gradients, Batch(2));
+  SetKey(1, there.mutable_config());
+  const auto moved = other_api.Chain(there);
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  EXPECT_TRUE(moved->updates(0).replayed());
+  EXPECT_EQ(TableDigest(), once);
+  ExpectSameTensors(moved->results(0).values(),
+                    {repeated->results(0).values().begin(), repeated->results(0).values().end()});
+}
+
+TEST_F(ProgramsTest, PlansAreCheckedBeforeTheirFirstStep) {
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP));
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  const v1::ProgramResult found = LookUp(api_.get(), lookup, 1);
+  const std::string before = TableDigest();
+  // Each begins with an update that would go well.
+  const auto refused = [&](auto add) -> std::string {
+    v1::ExecuteChainedRequest plan =
+        TrainingPlan(lookup, update, found.handle(), GradientLiteral(found.values()), Batch(2));
+    add(&plan);
+    const absl::Status status = api_->Chain(plan).status();
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  };
+  using Plan = v1::ExecuteChainedRequest;
+  EXPECT_EQ(refused([&](Plan* plan) {
+              AddProgram(plan, sum, {1, 7});
+            }),
+            "Input index 7 is above the current position: 5");
+  EXPECT_EQ(refused([](Plan* plan) { plan->add_ops(); }),
+            "Undefined operation kind at post-order position 5");
+  EXPECT_EQ(refused([&](Plan* plan) { AddProgram(plan, sum, {1}); }),
+            "op 5: Number of inputs does not match executable proto input shapes: 1 vs. 2");
+  EXPECT_EQ(refused([&](Plan* plan) { AddProgram(plan, 17, {1}); }),
+            "op 5: No executable found for uid 17");
+  EXPECT_EQ(refused([](Plan* plan) { AddData(plan, 18); }), "op 5: memory handle not found: 18");
+  EXPECT_EQ(refused([&](Plan* plan) {
+              AddProgram(plan, update, {0, 1});
+            }),
+            "op 5: it updates the batch of op 0, which op 2 does already; a batch is updated once");
+  EXPECT_EQ(refused([&](Plan* plan) { AddProgram(plan, lookup, {4}); }),
+            "op 5: argument[0] of a LOOKUP is no batch; PrepareBatch makes one");
+  EXPECT_EQ(
+      refused([](Plan* plan) { plan->mutable_ops(4)->mutable_outputs(0)->set_output_index(9); }),
+      "op 4: output_index 9 of op 4; allowed: [0, 8]");
+  EXPECT_EQ(TableDigest(), before);
+}
+
+TEST_F(ProgramsTest, RepeatedResultsAndGapsOfAChain) {
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>({1, 2}), &values);
+  v1::ExecuteChainedRequest plan;
+  AddLiteral(&plan, values);
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  AddProgram(&plan, sum, {0, 0}, /*result=*/3);
+  AddProgram(&plan, sum, {1, 1}, /*result=*/3);
+  const double handles = Metric("emberd_program_handles");
+  const auto ran = api_->Chain(plan);
+  ASSERT_TRUE(ran.ok()) << ran.status();
+  ASSERT_EQ(ran->results_size(), 4);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ran->results(i).handle(), 0u);
+  EXPECT_EQ(Metric("emberd_program_handles"), handles + 1);
+  const auto read = api_->Read(ran->results(3).handle());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(Floats(read->values(0).tensor()), (std::vector<float>{4, 8}));
+}
+
+TEST_F(ProgramsTest, WhatDoesNotFitIsRefused) {
+  ProgramSpec spec = Spec(ProgramSpec::LOOKUP);
+  const uint64_t lookup = Compile(spec);
+  // More samples than the bound.
+  EXPECT_EQ(api_->Prepare(lookup, BatchLiteral(MixedBatch(1, 65))).status().message(),
+            "Run-time shape mismatch for argument[0] (user). Expected [<=64 samples]; got DENSE "
+            "[65 samples, 65 ids] unweighted");
+  // More ids than the buffers hold: room for one of each sample.
+  spec.set_max_ids_per_chip_per_sample(1);
+  const absl::Status full = api_->Prepare(Compile(spec), BatchLiteral(MixedBatch(1, 64))).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(
+      absl::StrContains(full.message(), "whose capacity is 256 (max_ids_per_chip_per_sample 1)"))
+      << full;
+  spec.set_allow_id_dropping(true);
+  const v1::PrepareBatchResponse dropping = Prepare(Compile(spec), BatchLiteral(MixedBatch(1, 64)));
+  int64_t dropped = 0;
+  for (const v1::StackStatistics& stack : dropping.statistics().stacks()) {
+    dropped += stack.dropped_ids();
+    EXPECT_LE(stack.required_buffer_size(), 256);
+  }
+  EXPECT_GT(dropped, 0);
+  // What is known beforehand is refused when it is compiled.
+  spec.set_allow_id_dropping(false);
+  spec.mutable_inputs(1)->set_max_ids(10000);
+  const absl::Status beforehand = api_->Compile(spec).status();
+  EXPECT_EQ(beforehand.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(absl::StrContains(beforehand.message(),
+                                "10000 ids together; the capacity of its "
+                                "buffer of ids is 256"))
+      << beforehand;
+  // What was prepared for another program.
+  v1::ExecuteRequest request;
+  request.set_program_handle(lookup);
+  request.add_arguments()->set_handle(dropping.handle());
+  EXPECT_EQ(api_->Execute(request).status().message(),
+            "argument[0] is a batch that was prepared for another program; prepare it for this "
+            "one");
+}
+
+TEST_F(ProgramsTest, ALiveModelTakesNewLimits) {
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE));
+  const client::Model plain = Declare("plain");
+  uint64_t sequence = 0;
+  for (const int limit : {0, 24, 16}) {
+    ProgramSpec spec = Spec(ProgramSpec::LOOKUP);
+    const auto unlimited = api_->Compile(spec);
+    ASSERT_TRUE(unlimited.ok()) << unlimited.status();
+    for (const v1::StackProgram& stack : unlimited->stacks()) {
+      v1::ProgramLimits* limits = spec.add_limits();
+      limits->set_stack(stack.stack());
+      limits->set_max_ids_per_partition(limit);
+    }
+    const std::string before = TableDigest();
+    const uint64_t lookup = Compile(spec);
+    EXPECT_EQ(TableDigest(), before);
+    const v1::ProgramResult found = LookUp(api_.get(), lookup, ++sequence);
+    EXPECT_EQ(found.statistics().stacks(0).limit_ids_per_partition(), limit);
+    EXPECT_EQ(found.statistics().num_minibatches() > 1, limit > 0) << limit;
+    ExpectSameTensors(found.values(), PlainLookup(plain.id, sequence, nullptr));
+    v1::ExecuteRequest request;
+    request.set_program_handle(update);
+    request.add_arguments()->set_handle(found.handle());
+    *request.add_arguments()->mutable_literal() = GradientLiteral(found.values());
+    const auto updated = api_->Execute(request);
+    ASSERT_TRUE(updated.ok()) << updated.status();
+    PlainStep(plain, sequence);
+  }
+  EXPECT_EQ(DigestOf(model_), DigestOf(plain));
+}
+
+TEST_F(ProgramsTest, AProgramOfAPlanThatHasChangedIsRefused) {
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP));
+  const uint64_t batch = Prepare(lookup, Batch(1)).handle();
+  ASSERT_TRUE(client_->DropModel("mixed").ok());
+  client::ModelDescription other = MixedModel("mixed");
+  other.seed = 12;
+  ASSERT_TRUE(client_->DeclareModel(other).ok());
+  const absl::Status refused = api_->Execute(lookup, {batch}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.message(),
+            "the plan of model 'mixed' has changed since the program was compiled; compile it "
+            "again");
+}
+
+class ProgramLeasesTest : public ProgramsTest {
+ protected:
+  void SetUp() override {
+    StartCluster({.embedded = true,
+                  .config = "timeouts { batch_ttl_ms: 1500 } budgets { batch_bytes: 400000 }"},
+                 MixedModel("mixed"));
+    if (HasFatalFailure()) return;
+    api_ = std::make_unique<ProgramApi>(cluster_->address());
+  }
+};
+
+TEST_F(ProgramLeasesTest, HandlesOfASilentClientExpire) {
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>({1, 2}), &values);
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  const uint64_t kept = Prepare(sum, values).handle();
+  ProgramApi silent(cluster_->address(), "silent");
+  const auto left = silent.Prepare(sum, values);
+  ASSERT_TRUE(left.ok()) << left.status();
+  const absl::Time end = absl::Now() + absl::Seconds(60);
+  while (Metric("emberd_program_handles_expired_total") == 0 && absl::Now() < end) {
+    ASSERT_TRUE(api_->Read(kept).ok());  // this one is heard of
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  EXPECT_EQ(silent.Read(left->handle()).status().message(),
+            absl::StrCat("memory handle not found: ", left->handle()));
+  EXPECT_TRUE(api_->Read(kept).ok());
+  EXPECT_EQ(Metric("emberd_program_handles"), 1);
+}
+
+TEST_F(ProgramLeasesTest, WhatHandlesHoldCountsAgainstTheBudgetOfBatches) {
+  v1::Literal values;
+  AddTensor("x", MakeVector<float>(std::vector<float>(75000)), &values);
+  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
+  const uint64_t first = Prepare(sum, values).handle();
+  const absl::Status full = api_->Prepare(sum, values).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(absl::StrContains(full.message(), "budgets.batch_bytes is 400000")) << full;
+  ASSERT_TRUE(api_->Release({}, {first}).ok());
+  EXPECT_TRUE(api_->Prepare(sum, values).ok());
+}
+
+}  // namespace
+}  // namespace emberd::testing
