@@ -141,7 +141,9 @@ TEST(StochasticRounding, ASkippedStepLeavesNoTrace) {
     TestBatch batch({{0, 0, 0, 1.0f}}, shape, 0, 2, 1, 1);
     ApplyInput skip;
     skip.skip = true;
-    if (skips) EXPECT_EQ(engine.Apply(*engine.Prepare(batch.view()), skip), 0);
+    if (skips) {
+      EXPECT_EQ(engine.Apply(*engine.Prepare(batch.view()), skip), 0);
+    }
     Train(engine, shape, 0, 2, 0x1p-10f, -1);
     std::vector<float> values;
     for (int row = 0; row < 32; ++row) {
