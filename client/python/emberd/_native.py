@@ -128,8 +128,9 @@ def _load() -> Any:
     if not path.exists():
         raise ImportError(f"{path} is not there; install the wheel of emberd, or set EMBERD_LIBRARY to "
                           "libemberd_client.so of a build")
-    # Its names stay its own, whatever else this process has loaded or will load.
-    library = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    # Its names stay its own, whatever this process loads later; and it looks among its own first, for TensorFlow gives its
+    # Abseil and protobuf to the whole process under the same names.
+    library = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND)
     for name, result, arguments in _FUNCTIONS:
         function = getattr(library, "emberd_" + name)
         function.restype, function.argtypes = result, arguments
