@@ -1,5 +1,6 @@
 #include "server/security/transport_security.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <grpcpp/security/tls_credentials_options.h>
@@ -35,20 +36,12 @@ class PlainTransport final : public TransportSecurity {
 };
 
 absl::StatusOr<config::PemFiles> LoadFiles(const v1::TlsConfig& config) {
-  absl::StatusOr<config::PemFiles> files =
-      config::LoadPemFiles({.certificate_field = "security.tls.certificate_file",
-                            .certificate_file = config.certificate_file(),
-                            .key_field = "security.tls.key_file",
-                            .key_file = config.key_file(),
-                            .ca_field = "security.tls.ca_file",
-                            .ca_file = config.ca_file()});
-  if (files.ok() && files->days_left < kWarnDays) {
-    ops::Log(ops::LogLevel::kWarning,
-             files->days_left < 0 ? "the certificate has expired: clients will refuse it"
-                                  : "the certificate expires soon",
-             {{"file", config.certificate_file()}, {"days_left", files->days_left}});
-  }
-  return files;
+  return config::LoadPemFiles({.certificate_field = "security.tls.certificate_file",
+                               .certificate_file = config.certificate_file(),
+                               .key_field = "security.tls.key_file",
+                               .key_file = config.key_file(),
+                               .ca_field = "security.tls.ca_file",
+                               .ca_file = config.ca_file()});
 }
 
 class TlsTransport final : public TransportSecurity {
@@ -56,7 +49,9 @@ class TlsTransport final : public TransportSecurity {
   // `renewable` holds what `files` does.
   TlsTransport(v1::TlsConfig config, config::PemFiles files,
                std::unique_ptr<RenewableFiles> renewable)
-      : config_(std::move(config)), renewable_(std::move(renewable)), files_(std::move(files)) {}
+      : config_(std::move(config)), renewable_(std::move(renewable)), files_(std::move(files)) {
+    WarnOfEnd(files_.days_left);
+  }
 
   std::shared_ptr<grpc::ServerCredentials> ServerCredentials(
       std::shared_ptr<grpc::AuthMetadataProcessor> guard) const override {
@@ -88,20 +83,35 @@ class TlsTransport final : public TransportSecurity {
     MutexLock lock(&mutex_);
     if (files.certificate == files_.certificate && files.key == files_.key &&
         files.ca == files_.ca) {
+      WarnOfEnd(files.days_left);
       return false;
     }
     RETURN_IF_ERROR(renewable_->Set(files));
     files_ = std::move(files);
+    warned_days_ = kWarnDays;
+    WarnOfEnd(files_.days_left);
     return true;
   }
 
  private:
   bool mutual() const { return config_.require_client_certificate(); }
 
+  // Once on each of the last days, and once when the certificate has ended.
+  void WarnOfEnd(int days_left) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const int days = std::max(days_left, -1);
+    if (days >= warned_days_) return;
+    warned_days_ = days;
+    ops::Log(ops::LogLevel::kWarning,
+             days < 0 ? "the certificate has expired: clients will refuse it"
+                      : "the certificate expires soon",
+             {{"file", config_.certificate_file()}, {"days_left", days_left}});
+  }
+
   const v1::TlsConfig config_;
   const std::unique_ptr<RenewableFiles> renewable_;
   mutable Mutex mutex_;
   config::PemFiles files_ ABSL_GUARDED_BY(mutex_);
+  int warned_days_ ABSL_GUARDED_BY(mutex_) = kWarnDays;  // left when it was said last
 };
 
 }  // namespace
