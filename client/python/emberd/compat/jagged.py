@@ -23,19 +23,13 @@ def _to_lengths(lengths: Optional[torch.Tensor], offsets: Optional[torch.Tensor]
     return offsets[1:] - offsets[:-1]
 
 
-class JaggedTensor:
-    """Values of which sample i has lengths()[i], one sample after the other."""
+class _Jagged:
+    """Values, weights where there are any, and how many belong together."""
 
-    def __init__(self, values: torch.Tensor, weights: Optional[torch.Tensor] = None, lengths: Optional[torch.Tensor] = None,
-                 offsets: Optional[torch.Tensor] = None) -> None:
+    def __init__(self, values: torch.Tensor, weights: Optional[torch.Tensor], lengths: Optional[torch.Tensor],
+                 offsets: Optional[torch.Tensor]) -> None:
         self._values, self._weights = values, weights
         self._lengths = _to_lengths(lengths, offsets)
-
-    @staticmethod
-    def from_dense(values: Sequence[torch.Tensor], weights: Optional[Sequence[torch.Tensor]] = None) -> "JaggedTensor":
-        """Of a tensor of values for each sample."""
-        return JaggedTensor(torch.cat(list(values)), None if weights is None else torch.cat(list(weights)),
-                            lengths=torch.tensor([len(one) for one in values]))
 
     def values(self) -> torch.Tensor:
         return self._values
@@ -54,17 +48,31 @@ class JaggedTensor:
             raise ValueError("this tensor has no weights")
         return self._weights
 
+
+class JaggedTensor(_Jagged):
+    """Values of which sample i has lengths()[i], one sample after the other."""
+
+    def __init__(self, values: torch.Tensor, weights: Optional[torch.Tensor] = None, lengths: Optional[torch.Tensor] = None,
+                 offsets: Optional[torch.Tensor] = None) -> None:
+        super().__init__(values, weights, lengths, offsets)
+
+    @staticmethod
+    def from_dense(values: Sequence[torch.Tensor], weights: Optional[Sequence[torch.Tensor]] = None) -> "JaggedTensor":
+        """Of a tensor of values for each sample."""
+        return JaggedTensor(torch.cat(list(values)), None if weights is None else torch.cat(list(weights)),
+                            lengths=torch.tensor([len(one) for one in values]))
+
     def to_dense(self) -> List[torch.Tensor]:
         return list(torch.split(self._values, self._lengths.tolist()))
 
 
-class KeyedJaggedTensor:
+class KeyedJaggedTensor(_Jagged):
     """Ids of several keys: values of key 0, sample after sample, then those of key 1, ...; lengths by key and sample."""
 
     def __init__(self, keys: Sequence[str], values: torch.Tensor, weights: Optional[torch.Tensor] = None,
                  lengths: Optional[torch.Tensor] = None, offsets: Optional[torch.Tensor] = None) -> None:
-        self._keys, self._values, self._weights = list(keys), values, weights
-        self._lengths = _to_lengths(lengths, offsets)
+        super().__init__(values, weights, lengths, offsets)
+        self._keys = list(keys)
         if self._keys and len(self._lengths) % len(self._keys):
             raise ValueError(f"lengths: {len(self._lengths)} are not allowed; they must be a multiple of the {len(self._keys)} "
                              "keys")
@@ -100,23 +108,6 @@ class KeyedJaggedTensor:
     def stride(self) -> int:
         """Samples."""
         return len(self._lengths) // len(self._keys) if self._keys else 0
-
-    def values(self) -> torch.Tensor:
-        return self._values
-
-    def lengths(self) -> torch.Tensor:
-        return self._lengths
-
-    def offsets(self) -> torch.Tensor:
-        return _to_offsets(self._lengths)
-
-    def weights_or_none(self) -> Optional[torch.Tensor]:
-        return self._weights
-
-    def weights(self) -> torch.Tensor:
-        if self._weights is None:
-            raise ValueError("this tensor has no weights")
-        return self._weights
 
     def length_per_key(self) -> List[int]:
         counts: List[int] = self._lengths.reshape(len(self._keys), -1).sum(1).tolist()
