@@ -10,11 +10,13 @@
         found.apply({"user": found["user"] - 1})
 """
 
+from typing import TYPE_CHECKING
+
 from .arrays import Dense, Floats, Ids, Ragged, Sparse
 from .checkpoints import Checkpoint, Checkpoints, Progress
 from .client import Applied, Client, Feature, Lookup, Model, Table, Tls, connect
 from .config import (F2A, SGD, Adagrad, AdagradMomentum, Adam, AdamW, Constant, FeatureConfig, Ftrl, Initializer, LaProp,
-                     ModelConfig, Momentum, Normal, Optimizer, PlanConfig, QuantizationConfig, RMSProp, RowId,
+                     ModelConfig, Momentum, NoOptimizer, Normal, Optimizer, PlanConfig, QuantizationConfig, RMSProp, RowId,
                      RowwiseAdagrad, StackGroup, TableConfig, TruncatedNormal, Uniform, Zeros)
 from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition,
                      ForkedProcess, Internal, InvalidArgument, NotFound, OutOfRange, PermissionDenied,
@@ -29,8 +31,14 @@ __all__ = [
     "Checkpoint", "Checkpoints", "Client", "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A",
     "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "Ids", "Initializer",
     "Internal", "InvalidArgument", "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "Momentum",
-    "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "Progress",
+    "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "Progress",
     "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowwiseAdagrad", "SGD", "Sparse",
     "StackGroup", "Table", "TableConfig", "Tls", "TrainStream", "TruncatedNormal", "Unauthenticated",
     "Unavailable", "Uniform", "Unimplemented", "Unknown", "Zeros", "connect", "local",
 ]
+
+if not TYPE_CHECKING:
+    def __getattr__(name):
+        if name in ("torch", "jax", "keras", "ray"):
+            raise AttributeError(f"emberd.{name} is a module of its own, for who has {name}: import emberd.{name}")
+        raise AttributeError(f"module 'emberd' has no attribute {name!r}")

@@ -9,7 +9,7 @@ import ctypes
 import json
 import os
 import threading
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, List, Optional, Tuple
 
@@ -17,6 +17,7 @@ from . import errors
 
 ABI = 1
 WAIT_MS = 100  # between two looks at signals
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 HERE = Path(__file__).resolve().parent
 
 
@@ -34,30 +35,11 @@ class TrainOptions(ctypes.Structure):
                 ("first_step", c_int64), ("step_timeout_ms", c_int64)]
 
 
-class FeatureIds(ctypes.Structure):
-    _fields_ = [("feature", c_char_p), ("layout", c_int32), ("id_bytes", c_int32), ("ids", c_void_p),
-                ("id_count", c_int64), ("ids_per_sample", c_int64), ("index", c_void_p), ("index_count", c_int64),
-                ("index_bytes", c_int32), ("reserved", c_int32), ("samples", c_int64), ("weights", c_void_p),
-                ("weight_count", c_int64)]
-
-
-class Activation(ctypes.Structure):
-    _fields_ = [("feature", c_char_p), ("values", c_void_p), ("samples", c_int64), ("dim", c_int64)]
-
-
-class Gradient(ctypes.Structure):
-    _fields_ = [("feature", c_char_p), ("values", c_void_p), ("samples", c_int64), ("dim", c_int64)]
-
-
-class Hyperparameter(ctypes.Structure):
-    _fields_ = [("table", c_char_p), ("name", c_char_p), ("value", c_double)]
-
-
 class Update(ctypes.Structure):
     _fields_ = [("step", c_int64), ("rows_updated", c_int64), ("rows_skipped", c_int64), ("replayed", c_int64)]
 
 
-# Name, result, arguments.
+# Name, result, arguments. Records that come as arrays (_records.py) are untyped.
 _P = c_void_p
 _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("abi_version", c_int32, []), ("version", c_char_p, []),
@@ -71,11 +53,11 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("client_status", _P, [_P]),
     ("declare_from", _P, [_P, c_char_p, c_char_p]), ("describe", _P, [_P, c_char_p]), ("model_json", c_char_p, [_P]),
     ("model_free", None, [_P]),
-    ("lookup_begin", _P, [_P, _P, POINTER(FeatureIds), c_int32, c_int32, c_int64]),
-    ("lookup_activations", c_int32, [_P, POINTER(Activation), c_int32]),
-    ("lookup_concat", c_int32, [_P, POINTER(Activation)]), ("lookup_step", c_int64, [_P]),
+    ("lookup_begin", _P, [_P, _P, _P, c_int32, c_int32, c_int64]),
+    ("lookup_activations", c_int32, [_P, _P, c_int32]),
+    ("lookup_concat", c_int32, [_P, _P]), ("lookup_step", c_int64, [_P]),
     ("lookup_statistics_json", c_char_p, [_P]), ("lookup_free", None, [_P]),
-    ("apply", _P, [_P, _P, _P, POINTER(Gradient), c_int32, POINTER(Hyperparameter), c_int32, c_int64, c_int64]),
+    ("apply", _P, [_P, _P, _P, _P, c_int32, _P, c_int32, c_int64, c_int64]),
     ("release", _P, [_P, _P, _P]),
     ("read_rows", _P, [_P, _P, c_char_p, _P, c_int64, c_char_p]),
     ("export_rows", _P, [_P, _P, c_char_p, c_int64, c_int64, c_char_p]),
@@ -88,10 +70,9 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("text_string", c_char_p, [_P]), ("text_free", None, [_P]),
     ("train", _P, [_P, _P, POINTER(TrainOptions)]), ("stream_next_step", c_int64, [_P]),
     ("stream_generation", c_uint64, [_P]),
-    ("stream_send_lookup", _P, [_P, c_int64, POINTER(FeatureIds), c_int32]),
-    ("stream_send_lookup_concat", _P, [_P, c_int64, POINTER(FeatureIds), c_int32]),
-    ("stream_send_update_strided", _P, [_P, c_int64, POINTER(Gradient), POINTER(c_int64), c_int32, POINTER(Hyperparameter),
-                                        c_int32, c_char_p, POINTER(c_void_p)]),
+    ("stream_send_lookup", _P, [_P, c_int64, _P, c_int32]),
+    ("stream_send_lookup_concat", _P, [_P, c_int64, _P, c_int32]),
+    ("stream_send_update_strided", _P, [_P, c_int64, _P, _P, c_int32, _P, c_int32, c_char_p, POINTER(c_void_p)]),
     ("stream_send_skip", _P, [_P, c_int64, c_char_p]),
     ("stream_take_checkpoint", _P, [_P]),
     ("lease_released", c_int32, [_P]), ("lease_free", None, [_P]),
@@ -117,6 +98,17 @@ def program_path(name: str = "emberd") -> Path:
     return path
 
 
+def _keep_freed_memory() -> None:
+    """A step's activations arrive in some 30 MB of buffers, which glibc would give back to the system after each step and ask for
+    again, at a page fault for every 4 KiB: a third of the CPU time of a step. Who has set malloc up otherwise is obeyed."""
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, 256 << 20)
+
+
 class _State:
     library: Optional[Any] = None
     forked = False
@@ -137,6 +129,7 @@ def _load() -> Any:
         setattr(library, name, function)
     if library.abi_version() != ABI:
         raise ImportError(f"{path} has version {library.abi_version()} of the interface; this package needs {ABI}")
+    _keep_freed_memory()
     return library
 
 
@@ -185,6 +178,11 @@ class Handle:
         self.close()
 
 
+def null() -> c_void_p:
+    """A place for a handle that the library fills."""
+    return c_void_p()
+
+
 def check(error: Optional[int]) -> None:
     """Raises what an emberd_error* says; None is none."""
     if not error:
@@ -205,9 +203,12 @@ _held_lock = threading.Lock()
 
 def _sweep() -> None:
     library = lib()
+
+    def ended(call: int) -> bool:
+        return bool(library.call_wait(call, 0))
+
     with _held_lock:
-        for held, over, free in ((_abandoned, lambda call: library.call_wait(call, 0), library.call_free),
-                                 (_leases, library.lease_released, library.lease_free)):
+        for held, over, free in ((_abandoned, ended, library.call_free), (_leases, library.lease_released, library.lease_free)):
             for entry in [entry for entry in held if over(entry[0])]:
                 free(entry[0])
                 held.remove(entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Optional
 
@@ -13,13 +14,16 @@ _cluster: Optional[LocalCluster] = None
 
 
 def default_client() -> Client:
-    """A client of the cluster at the address in EMBERD_ADDRESS, or of one that is started and ends with this process."""
+    """Of the cluster at the addresses in EMBERD_ADDRESS ("host:7400,other:7400"), or of one that is started and ends with this
+    process."""
     global _client, _cluster
     if _client is None:
         address = os.environ.get("EMBERD_ADDRESS")
         if address:
-            _client = connect(address)
+            _client = connect(address.split(","))
         else:
             _cluster = local(shards=2)
+            atexit.register(_cluster.close)
             _client = _cluster.connect()
+        atexit.register(_client.close)
     return _client

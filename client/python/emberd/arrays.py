@@ -1,17 +1,18 @@
-"""From what a trainer has in its hands to arrays that the library reads where they lie, and back."""
+"""From what a trainer has in its hands to NumPy's arrays, which the library reads where they lie."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _native
-
 Floats = npt.NDArray[np.float32]
+Kind = TypeVar("Kind")
+
+INTS = frozenset([np.dtype(np.int32), np.dtype(np.int64)])
+_FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,51 @@ class Sparse:
 Ids = Union[Dense, Ragged, Sparse, npt.NDArray[Any], Sequence[int], Any]
 
 
+def map_arrays(function: Callable[[Any], Any], ids: Kind) -> Kind:
+    """Ids of the same kind, of what the function makes of each array."""
+    def of(one: Any) -> Any:
+        return None if one is None else function(one)
+
+    given: Any = ids
+    result: Any
+    if isinstance(given, Dense):
+        result = Dense(of(given.ids), of(given.weights))
+    elif isinstance(given, Ragged):
+        result = Ragged(of(given.values), of(given.row_splits), of(given.weights))
+    elif isinstance(given, Sparse):
+        result = Sparse(of(given.indices), of(given.values), given.samples, of(given.weights))
+    else:
+        result = of(given)
+    made: Kind = result
+    return made
+
+
+def cut(ids: Ragged) -> Ragged:
+    """Without what fills the arrays up behind the last sample."""
+    end = int(ids.row_splits[-1])
+    weights = ids.weights if ids.weights is None or np.size(ids.weights) == 1 else ids.weights[:end]
+    return Ragged(ids.values[:end], ids.row_splits, weights)
+
+
+def samples_of(ids: Ids) -> Any:
+    """How many samples ids are of, by their shapes; None: a shape leaves it open."""
+    if isinstance(ids, Sparse):
+        return ids.samples
+    if isinstance(ids, Ragged):
+        splits = _shape_of(ids.row_splits)[0]
+        return None if splits is None else splits - 1
+    return _shape_of(ids.ids if isinstance(ids, Dense) else ids)[0]
+
+
+def _shape_of(array: Any) -> Any:
+    return array.shape if hasattr(array, "shape") else np.shape(array)
+
+
 def as_array(value: Any, what: str) -> npt.NDArray[Any]:
     """NumPy's view of an array, a buffer, or whatever speaks DLPack."""
+    array: npt.NDArray[Any] = value
     if isinstance(value, np.ndarray):
-        return value
+        return array
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return np.from_dlpack(value)
     try:
@@ -72,7 +114,7 @@ def as_array(value: Any, what: str) -> npt.NDArray[Any]:
 def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
     """int32 and int64 stay where they are; other integers are converted."""
     array = as_array(value, what)
-    if array.dtype not in (np.int32, np.int64):
+    if array.dtype not in INTS:
         if array.size == 0 and array.dtype == np.float64:  # an empty list
             array = array.astype(np.int64)
         elif array.dtype.kind not in "iu" or array.dtype == np.uint64:
@@ -90,24 +132,23 @@ def as_floats(value: Any, what: str) -> Floats:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def as_rows(value: Any, what: str) -> Floats:
-    """As as_floats, for matrices whose rows may have gaps between them, as columns of a larger matrix have."""
+def as_rows(value: Any, what: str) -> Tuple[Floats, int]:
+    """As as_floats, for matrices whose rows may have gaps between them, as columns of a larger matrix have; and the numbers
+    from one row to the next."""
     array = as_array(value, what)
-    if array.dtype == np.float32 and array.ndim == 2 and _row_stride(array) >= array.shape[1] > 0:
-        return array
-    return as_floats(value, what)
-
-
-def _row_stride(array: npt.NDArray[Any]) -> int:
-    """Numbers from one row of a matrix to the next; 0: it is no such array."""
+    if array.ndim != 2:
+        raise ValueError(f"{what}: the shape {list(array.shape)} is not allowed; it must be that of the activations, "
+                         "[samples, embedding_dim]")
     rows, columns = array.shape
-    size = array.itemsize
-    if columns != 1 and array.strides[1] != size:
-        return 0
-    if rows < 2:  # its stride says nothing
-        return columns
-    stride: int = array.strides[0]
-    return stride // size if stride % size == 0 else 0
+    if array.dtype != _FLOAT32 or columns == 0:
+        return as_floats(array, what), columns
+    if array.flags.c_contiguous:
+        return array, columns
+    # A stride says something only where there is a second number for it to lead to.
+    stride, rest = divmod(array.strides[0], array.itemsize)
+    if rows > 1 and rest == 0 and stride >= columns and (columns == 1 or array.strides[1] == array.itemsize):
+        return array, stride
+    return as_floats(array, what), columns
 
 
 def _as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any], Optional[Floats]]:
@@ -140,131 +181,5 @@ def concatenate(parts: Sequence[Ids], what: str) -> Ragged:
                                                   for one in split]))
 
 
-def _address(array: npt.NDArray[Any]) -> Optional[int]:
-    return int(array.__array_interface__["data"][0]) if array.size else None
-
-
-def _fill(row: _native.FeatureIds, name: str, ids: Ids) -> List[npt.NDArray[Any]]:
-    """Gives what the row points at."""
-    what = f'feature "{name}"'
-    index = None
-    if isinstance(ids, Ragged):
-        row.layout, row.samples = 1, 0
-        values, weights = as_ints(ids.values, what + ": values"), ids.weights
-        index = as_ints(ids.row_splits, what + ": row_splits")
-    elif isinstance(ids, Sparse):
-        row.layout, row.samples = 2, ids.samples
-        values, weights = as_ints(ids.values, what + ": values"), ids.weights
-        index = as_ints(ids.indices, what + ": indices")
-    else:
-        row.layout, row.samples = 0, 0
-        weights = ids.weights if isinstance(ids, Dense) else None
-        values = as_ints(ids.ids if isinstance(ids, Dense) else ids, what)
-        if values.ndim not in (1, 2):
-            raise ValueError(f"{what}: ids of the shape {list(values.shape)} are not allowed; they must be [samples] or "
-                             "[samples, ids of a sample], or use Ragged")
-        row.ids_per_sample = values.shape[1] if values.ndim == 2 else 1
-    row.ids, row.id_count, row.id_bytes = _address(values), values.size, values.itemsize
-    kept = [values]
-    row.index, row.index_count = None, 0
-    if index is not None:
-        row.index, row.index_count, row.index_bytes = _address(index), index.size, index.itemsize
-        kept.append(index)
-    row.weights, row.weight_count = None, 0
-    if weights is not None:
-        floats = as_floats(weights, what + ": weights")
-        row.weights, row.weight_count = _address(floats), floats.size
-        kept.append(floats)
-        if values.size and not floats.size:
-            raise ValueError(f"{what}: weights: there are none; give one per id, or a single one for all")
-    return kept
-
-
-def pack_ids(features: Mapping[str, Ids]) -> Tuple[Any, int, Any]:
-    """The array for the library, its size, and what it points at."""
-    rows = (_native.FeatureIds * max(1, len(features)))()
-    kept: List[Any] = [rows]
-    for row, (name, ids) in zip(rows, features.items()):
-        row.feature = name.encode()
-        kept += _fill(row, name, ids)
-    return rows, len(features), kept
-
-
-def pack_gradients(gradients: Mapping[str, Any]) -> Tuple[Any, int, Any]:
-    """As pack_ids; features whose gradient is None are left out."""
-    rows, _, count, kept = _pack_gradients(gradients, as_floats)
-    return rows, count, kept
-
-
-def pack_strided_gradients(gradients: Mapping[str, Any]) -> Tuple[Any, Any, int, Any]:
-    """The same with row strides, in second place: columns of a larger matrix stay where they lie."""
-    return _pack_gradients(gradients, as_rows)
-
-
-def _pack_gradients(gradients: Mapping[str, Any], read: Callable[[Any, str], Floats]) -> Tuple[Any, Any, int, Any]:
-    given = {name: value for name, value in gradients.items() if value is not None}
-    rows = (_native.Gradient * max(1, len(given)))()
-    strides = (ctypes.c_int64 * max(1, len(given)))()
-    kept: List[Any] = [rows, strides]
-    for i, (row, (name, value)) in enumerate(zip(rows, given.items())):
-        array = read(value, f'gradient of feature "{name}"')
-        if array.ndim != 2:
-            raise ValueError(f'gradient of feature "{name}": the shape {list(array.shape)} is not allowed; it must be '
-                             "that of the activations, [samples, embedding_dim]")
-        row.feature, row.values = name.encode(), _address(array)
-        row.samples, row.dim = array.shape
-        strides[i] = _row_stride(array)
-        kept.append(array)
-    return rows, strides, len(given), kept
-
-
+# {"learning_rate": 0.1} for every table, {"table": {"learning_rate": 0.1}} for one.
 Hyper = Mapping[str, Union[float, Mapping[str, float]]]
-
-
-def pack_hyper(hyper: Optional[Hyper]) -> Tuple[Any, int]:
-    """{"learning_rate": 0.1} for every table, {"table": {"learning_rate": 0.1}} for one."""
-    flat: List[Tuple[str, str, float]] = []
-    for key, value in (hyper or {}).items():
-        if isinstance(value, Mapping):
-            flat += [(key, name, float(number)) for name, number in value.items()]
-        else:
-            flat.append(("", key, float(value)))
-    rows = (_native.Hyperparameter * max(1, len(flat)))()
-    for row, (table, name, number) in zip(rows, flat):
-        row.table, row.name, row.value = table.encode(), name.encode(), number
-    return rows, len(flat)
-
-
-class _Memory:
-    """Memory of the library as an array's base, which keeps its handle."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, address: int, shape: Tuple[int, ...], owner: _native.Handle) -> None:
-        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "<f4", "version": 3}
-        self.owner = owner
-
-
-def view(address: Optional[int], shape: Tuple[int, ...], owner: _native.Handle) -> Floats:
-    """Floats of the library where they lie; the array keeps them alive."""
-    if not address or 0 in shape:
-        return np.empty(shape, np.float32)
-    return np.asarray(_Memory(address, shape, owner))
-
-
-def unpack_activations(lookup: _native.Handle, expected: int) -> Tuple[Dict[str, Floats], Optional[Floats]]:
-    """By feature; and all side by side, if they were received so: the former are columns of it."""
-    rows = (_native.Activation * expected)()
-    count = _native.lib().lookup_activations(lookup.get(), rows, expected)
-    assert count <= expected, (count, expected)
-    whole = _native.Activation()
-    if not _native.lib().lookup_concat(lookup.get(), ctypes.byref(whole)):
-        return {row.feature.decode(): view(row.values, (row.samples, row.dim), lookup) for row in rows[:count]}, None
-    concat = view(whole.values, (whole.samples, whole.dim), lookup)
-    begins = [(row.values - whole.values) // concat.itemsize for row in rows[:count]]
-    return {row.feature.decode(): concat[:, begin:begin + row.dim] for row, begin in zip(rows, begins)}, concat
-
-
-def null() -> Any:
-    """A place for a handle that the library fills."""
-    return ctypes.c_void_p()

@@ -21,7 +21,7 @@ class Checkpoint:
     rows: int  # of weights, in its own files
     parent: str  # the checkpoint that it builds on; "": none, it is whole
     chain: int  # checkpoints that it needs besides itself
-    groups: Mapping[str, int] = field(default_factory=dict)  # the step that each training group goes on from
+    groups: Mapping[str, int] = field(default_factory=Dict[str, int])  # the step that each training group goes on from
     automatic: bool = False  # made by the cluster itself, which removes it when newer ones are there
     changes: int = 0  # updates and assignments that its rows had seen
     pause: float = 0.0  # of one that was just saved: seconds for which updates were held back

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 import numpy as np
 import numpy.typing as npt
 
-from . import _native, arrays, checkpoints
+from . import _native, _records, arrays, checkpoints, errors
 from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
 from .checkpoints import Checkpoint, Checkpoints, ProgressCallback
@@ -77,7 +77,7 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
     addresses: "host:port" of the coordinators, one or several; the first that answers is used.
     tls: True for encryption with this system's authorities, or Tls with files.
     token, token_file: the token, or the file that holds it in one line.
-    deadline: seconds for every call, all retries included.
+    deadline: seconds for every call, all retries included. connect_timeout: until the first coordinator has answered.
     wire: how activations travel, "float32" or "bfloat16" (half the bytes); gradients too, unless gradient_wire is given.
     """
     given = dict(tls=tls, token=token, token_file=token_file, deadline=deadline, connect_timeout=connect_timeout,
@@ -224,11 +224,13 @@ class Model:
         ids: for every feature an array [samples] or [samples, k] of ids, Dense, Ragged or Sparse. What speaks the buffer
         protocol or DLPack is read where it lies.
         train: the batch is kept on the server for `Lookup.apply`.
+        deadline: seconds, all retries included; default: that of `connect`.
+        InvalidArgument if a feature is missing, OutOfRange for an id beyond its table.
         """
-        rows, count, kept = arrays.pack_ids(ids)
+        rows, count, kept = _records.pack_ids(ids)
         call = _native.lib().lookup_begin(self.client._handle.get(), self._handle.get(), rows, count, 0 if train else 1,
                                           0 if deadline is None else _milliseconds(deadline))
-        return Lookup(self, Call(call, kept).take("lookup"), count)
+        return Lookup(self, Call(call, kept).take("lookup"), tuple(ids))
 
     def train(self, group: str, rank: int = 0, size: int = 1, *, consistency: str = "sync", pipelined: bool = False,
               staleness_bound: int = 0, first_step: int = 0, step_timeout: float = 60.0) -> "TrainStream":
@@ -242,14 +244,14 @@ class Model:
         return open_stream(self, group, rank, size, consistency, pipelined, staleness_bound, first_step, step_timeout)
 
     def read_rows(self, table: str, ids: Any, *, slot: str = "") -> Floats:
-        """Rows by id, float32 [ids, embedding_dim]; of the weights, or of a slot of the optimizer."""
+        """Rows by id, float32 [ids, embedding_dim]; of the weights, or of a slot of the optimizer (`tables[table].slots`)."""
         array = np.ascontiguousarray(arrays.as_ints(ids, "ids"), dtype=np.int64)
         call = _native.lib().read_rows(self.client._handle.get(), self._handle.get(), table.encode(),
                                        array.ctypes.data, array.size, slot.encode())
         return _rows(Call(call, array))
 
     def assign_rows(self, table: str, ids: Any, values: Any, *, slot: str = "") -> None:
-        """Overwrites rows; ids may not repeat."""
+        """Overwrites rows: ids [n], none twice, and values [n, embedding_dim]. On all shards, or none."""
         array = np.ascontiguousarray(arrays.as_ints(ids, "ids"), dtype=np.int64)
         floats = arrays.as_floats(values, "values")
         call = _native.lib().assign_rows(self.client._handle.get(), self._handle.get(), table.encode(),
@@ -271,7 +273,7 @@ class Model:
                rows_at_a_time: Optional[int] = None) -> Iterator[Tuple[int, Floats]]:
         """A whole table, or some of its rows, run after run: (first row, float32 [rows, embedding_dim])."""
         if table not in self.tables:
-            raise KeyError(f"model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
+            raise errors.NotFound(f"model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
         info = self.tables[table]
         end = info.vocabulary_size if row_count is None else first_row + row_count
         run = rows_at_a_time or max(1, (32 << 20) // (4 * info.embedding_dim))
@@ -281,7 +283,7 @@ class Model:
             yield begin, _rows(Call(call))
 
     def table(self, name: str, *, slot: str = "") -> Floats:
-        """A whole table as one array."""
+        """A whole table as one array, float32 [vocabulary_size, embedding_dim]. Of large ones read parts: `export`."""
         return np.concatenate([values for _, values in self.export(name, slot=slot)])
 
 
@@ -289,16 +291,16 @@ def _rows(call: Call) -> Floats:
     rows = call.take("rows")
     library = _native.lib()
     shape = (library.rows_count(rows.get()), library.rows_dim(rows.get()))
-    return arrays.view(library.rows_values(rows.get()), shape, rows)
+    return _records.view(library.rows_values(rows.get()), shape, rows)
 
 
 class Lookup(Mapping[str, Floats]):
     """Activations by feature, float32 [samples, embedding_dim]: arrays over the memory into which they were received."""
 
-    def __init__(self, model: Model, handle: Handle, count: int) -> None:
+    def __init__(self, model: Model, handle: Handle, names: Sequence[str]) -> None:
         self.model = model
         self._handle = handle
-        self._activations, self._concat = arrays.unpack_activations(handle, count)
+        self._activations, self._concat = _records.unpack_activations(handle, names)
 
     def __getitem__(self, feature: str) -> Floats:
         return self._activations[feature]
@@ -334,13 +336,15 @@ class Lookup(Mapping[str, Floats]):
         gradients: by feature, of the shape of its activations; float32 is read where it lies.
         step: the number of the step, from 0, for optimizers that count.
         hyper: for this step only, {"learning_rate": 0.1}, or by table {"users": {"learning_rate": 0.1}}.
+        deadline: as in Model.lookup.
+        NotFound if the batch has been applied or released before, or has expired.
         """
-        rows, count, kept = arrays.pack_gradients(gradients)
-        hypers, hyper_count = arrays.pack_hyper(hyper)
+        rows, _, count, kept = _records.pack_gradients(gradients)
+        hypers, hyper_count, kept_too = _records.pack_hyper(hyper)
         call = _native.lib().apply(self.model.client._handle.get(), self.model._handle.get(), self._handle.get(), rows,
                                    count, hypers, hyper_count, -1 if step is None else step,
                                    0 if deadline is None else _milliseconds(deadline))
-        update = Call(call, (kept, hypers)).update()
+        update = Call(call, (kept, kept_too)).update()
         return Applied(update.step, update.rows_updated, update.rows_skipped, bool(update.replayed))
 
     def release(self) -> None:

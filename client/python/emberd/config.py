@@ -24,7 +24,7 @@ def _fields(message: Any) -> Dict[str, Any]:
             value = _fields(value)
         elif isinstance(value, str) and entry.metadata.get("enum"):
             value = value.upper()
-        elif isinstance(value, (list, tuple)):
+        elif type(value) in (list, tuple):
             value = [_fields(one) if dataclasses.is_dataclass(one) else one for one in value]
         result[entry.name] = value
     return result
@@ -201,6 +201,13 @@ class RMSProp(Optimizer):
     momentum: Optional[float] = None
     epsilon: Optional[float] = None
     kind: ClassVar[str] = "rmsprop"
+
+
+@dataclass(frozen=True)
+class NoOptimizer(Optimizer):
+    """For weights that are only looked up: no slots, no updates. All tables of a model have it, or none."""
+
+    kind: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, proce
     processes: a process for each shard and coordinator; otherwise all in one, which is faster. Several coordinators need it.
     http: "127.0.0.1:0" for the status page and metrics on a free port; `LocalCluster.http` has the address.
     data: the folder for checkpoints; made if it is not there. durability: "checkpoint": some are saved without asking, and
-    rows that are lost come back from the newest; "memory": neither.
+    rows that are lost come back from the newest; "log": every change is on disk before it is answered, and a process that is
+    killed loses nothing; "memory": neither.
     """
     arguments = ["--shards", str(shards), "--sparsecores", str(sparsecores), "--coordinators", str(coordinators),
                  "--listen", listen, "--http", http]

@@ -12,32 +12,23 @@ Gradients of the ranks of a group are **summed**; `reduction="mean"` scales them
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed
 
 from . import config, errors
-from .arrays import Dense, Ids, Ragged, Sparse, concatenate
+from .arrays import Dense, Hyper, Ids, Ragged, concatenate, map_arrays
 from .client import Client, Lookup, Model
 from .steps import Step, Steps
+from .trainer import ahead, ids_of
 
 __all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingOptimizer", "KeyedTensor", "Prefetcher"]
 
 
 def _array(value: Any) -> Any:
+    """A tensor as NumPy sees it, without a copy where it is on the CPU."""
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
-
-
-def _ids(value: Any) -> Ids:
-    """Tensors as NumPy sees them, without a copy where they are on the CPU."""
-    if isinstance(value, Ragged):
-        return Ragged(_array(value.values), _array(value.row_splits), _array(value.weights))
-    if isinstance(value, Sparse):
-        return Sparse(_array(value.indices), _array(value.values), value.samples, _array(value.weights))
-    if isinstance(value, Dense):
-        return Dense(_array(value.ids), _array(value.weights))
-    return _array(value)
 
 
 def _is_jagged(ids: Any) -> bool:
@@ -98,12 +89,12 @@ class _Columns(torch.Tensor):
         return columns
 
     @property
-    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+    def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
         whole = self._leaf.grad
         return None if whole is None else whole[:, self._range]
 
     @grad.setter
-    def grad(self, gradient: Optional[torch.Tensor]) -> None:
+    def grad(self, gradient: Optional[torch.Tensor]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         if gradient is not None:
             raise ValueError("the gradient of these columns is part of a larger one; change it in place, or set None")
         self._leaf.grad = None
@@ -218,7 +209,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         self._steps.expected = state["next_step"]
 
     def _prepare(self, ids: Any) -> Dict[str, Ids]:
-        return _split_jagged(ids) if _is_jagged(ids) else {name: _ids(value) for name, value in ids.items()}
+        return _split_jagged(ids) if _is_jagged(ids) else {name: map_arrays(_array, value) for name, value in ids.items()}
 
     def _send_ahead(self) -> None:
         for ahead in self._ahead:
@@ -305,7 +296,9 @@ class EmbeddingBagCollection(torch.nn.Module):
                 if self.reduction == "mean" and self._steps.size > 1:
                     gradient = gradient * (1.0 / self._steps.size)
                 gradients[name] = gradient.detach().numpy()
-        hyper = {table: {"learning_rate": rate} for table, rate in rates.items()}
+        hyper: Hyper = {table: {"learning_rate": rate} for table, rate in rates.items()}
+        if len(set(rates.values())) == 1:  # the same, said once
+            hyper = {"learning_rate": next(iter(rates.values()))}
         self._steps.update(self._current, gradients, hyper, checkpoint)
         self._forget()
 
@@ -398,31 +391,24 @@ class EmbeddingBag(torch.nn.Module):
 class Prefetcher:
     """Iterates over `loader`; the ids of later batches are on their way before a batch is given.
 
-    ids: gives the ids of a batch, the same object that is given to the module: by default its attribute or item "ids".
+    ids: gives the ids of a batch, the same object that is given to the module: by default its item or attribute "ids", or the
+      batch itself.
     depth: lookups that are under way at a time, that of the batch given included. At least 2 for `pipelined`.
     """
 
     def __init__(self, loader: Iterable[Any], collection: EmbeddingBagCollection, depth: int = 2,
                  ids: Optional[Callable[[Any], Any]] = None) -> None:
-        if not 1 <= depth <= 4:
-            raise ValueError(f"depth: {depth} is not allowed; it must be in [1, 4]")
+        ahead((), self._send, depth)  # is the depth allowed?
         self.loader, self.collection, self.depth = loader, collection, depth
-        self.ids = ids or _ids_of
+        self.ids = ids or ids_of
 
     def __iter__(self) -> Iterator[Any]:
-        waiting: Deque[Any] = deque()
-        for batch in self.loader:
-            if self.collection.training:
-                self.collection.prefetch(self.ids(batch))
-            waiting.append(batch)
-            if len(waiting) >= self.depth:
-                yield waiting.popleft()
-        while waiting:
-            yield waiting.popleft()
+        for _, batch in ahead(self.loader, self._send, self.depth):
+            yield batch
+
+    def _send(self, batch: Any) -> None:
+        if self.collection.training:
+            self.collection.prefetch(self.ids(batch))
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
-
-
-def _ids_of(batch: Union[Mapping[str, Any], Any]) -> Any:
-    return batch["ids"] if isinstance(batch, Mapping) else batch.ids

@@ -13,9 +13,9 @@ from then on; open another one and go on from its `next_step`: all steps before 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Sequence
 
-from . import _native, arrays, errors
+from . import _native, _records, errors
 from ._native import Call, Handle
 from .arrays import Hyper, Ids
 from .client import Applied, Lookup, Model, _milliseconds
@@ -41,12 +41,12 @@ class TrainStream:
         self.model = model
         self.pipelined = pipelined
         self._handle = handle
-        self.next_step: int = _native.lib().stream_next_step(handle.get())
-        self.generation: int = _native.lib().stream_generation(handle.get())  # grows whenever members join anew
+        self.next_step = int(_native.lib().stream_next_step(handle.get()))
+        self.generation = int(_native.lib().stream_generation(handle.get()))  # grows whenever members join anew
         # Of the step whose turn it is.
         self._send_lookup = self._receive_lookup = self._send_update = self._receive_update = self.next_step
         self._finishing = False
-        self._counts: Dict[int, int] = {}  # features of lookups under way
+        self._names: Dict[int, Sequence[str]] = {}  # the features of lookups under way
 
     def __enter__(self) -> "TrainStream":
         return self
@@ -61,26 +61,27 @@ class TrainStream:
     def send_lookup(self, ids: Mapping[str, Ids], *, concat: bool = False) -> int:
         """Sends the ids of the next step, which are copied, and gives its number. concat: the activations of all features,
         which have the same number of samples, are received side by side, so that `Lookup.concat` is no copy."""
-        rows, count, _ = arrays.pack_ids(ids)
+        rows, count, _ = _records.pack_ids(ids)
         step = self._send_lookup
         library = _native.lib()
         send = library.stream_send_lookup_concat if concat else library.stream_send_lookup
         _native.check(send(self._handle.get(), step, rows, count))
-        self._counts[step] = count
+        self._names[step] = tuple(ids)
         self._send_lookup += 1
         return step
 
     def receive_lookup(self, timeout: Optional[float] = None) -> Lookup:
-        """The activations of the oldest lookup that was sent and not received."""
+        """The activations of the oldest lookup that was sent and not received. TimeoutError after `timeout` seconds; it may
+        still be received then."""
         step = self._receive_lookup
         if step < self._send_lookup and step - int(self.pipelined) > self._send_update:
             raise errors.FailedPrecondition(
                 f"the lookup of step {step} is answered once the update of step {step - 1 - int(self.pipelined)} has been "
                 "made; send that first")
-        found = arrays.null()
+        found = _native.null()
         self._receive("stream_receive_lookup", found, timeout)
         assert found.value is not None
-        lookup = Lookup(self.model, Handle(found.value, "lookup_free"), self._counts.pop(step))
+        lookup = Lookup(self.model, Handle(found.value, "lookup_free"), self._names.pop(step))
         self._receive_lookup += 1
         return lookup
 
@@ -95,10 +96,10 @@ class TrainStream:
         checkpoint: saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any one rank
         asks. It is written while training goes on; `Applied.checkpoint` of a later step tells its end.
         """
-        rows, strides, count, kept = arrays.pack_strided_gradients(gradients)
-        hypers, hyper_count = arrays.pack_hyper(hyper)
+        rows, strides, count, kept = _records.pack_gradients(gradients, strides=True)
+        hypers, hyper_count, _ = _records.pack_hyper(hyper)
         step = self._send_update
-        lease = arrays.null()
+        lease = _native.null()
         error = _native.lib().stream_send_update_strided(self._handle.get(), step, rows, strides, count, hypers, hyper_count,
                                                          (checkpoint or "").encode(),
                                                          None if copy else ctypes.byref(lease))
@@ -115,9 +116,8 @@ class TrainStream:
         return self._update_sent()
 
     def _update_sent(self) -> int:
-        step = self._send_update
         self._send_update += 1
-        return step
+        return self._send_update - 1
 
     def receive_update(self, timeout: Optional[float] = None) -> Applied:
         """What the oldest update did that was sent and not received. TimeoutError after `timeout` seconds."""
@@ -137,7 +137,7 @@ class TrainStream:
 
     def _receive(self, function: str, result: Any, timeout: Optional[float]) -> None:
         receive = getattr(_native.lib(), function)
-        error = arrays.null()
+        error = _native.null()
         left = None if timeout is None else _milliseconds(timeout)
         while True:
             wait = _native.WAIT_MS if left is None else min(left, _native.WAIT_MS)

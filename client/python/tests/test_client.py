@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -189,7 +191,7 @@ class RowsTest(ClusterTest):
         self.assertEqual([first for first, _ in runs], list(range(0, 64, 10)))
         np.testing.assert_array_equal(np.concatenate([rows for _, rows in runs])[[9, 3]], values)
         self.assertEqual([rows.shape for _, rows in model.export("t", first_row=60)], [(4, 4)])
-        with self.assertRaises(KeyError):
+        with self.assertRaisesRegex(emberd.NotFound, "has no table"):
             list(model.export("other"))
         with self.assertRaises(emberd.OutOfRange):
             model.read_rows("t", [64])
@@ -226,6 +228,11 @@ class ClientTest(ClusterTest):
                               (emberd.Unavailable, ConnectionError), (emberd.DeadlineExceeded, TimeoutError),
                               (emberd.PermissionDenied, PermissionError), (emberd.OutOfRange, IndexError)):
             self.assertTrue(issubclass(kind, builtin), kind)
+
+    def test_a_module_that_was_not_imported_is_named(self):
+        done = subprocess.run([sys.executable, "-B", "-c", "import emberd; emberd.ray.Cluster"], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        self.assertIn("AttributeError: emberd.ray is a module of its own, for who has ray: import emberd.ray", done.stderr)
 
     def test_nobody_there(self):
         with self.assertRaisesRegex(ConnectionError, "127.0.0.1:1"):

@@ -120,6 +120,18 @@ class JaxTest(ClusterTest):
         with self.assertRaisesRegex(ValueError, rf"step 7 is not under way; under way are \[{step}\]"):
             emb.receive(7)
 
+    def test_a_batch_that_was_sent_ahead_and_is_refused_says_why(self):
+        emb = self.make()
+        given = emb.prefetch([{"t": [1]}, {"t": [ROWS]}, {"t": [2]}], depth=3)
+        step, _ = next(given)
+        emb.update(step, {"t": jnp.ones_like(emb.receive(step)["t"])})
+        with self.assertRaisesRegex(emberd.OutOfRange, str(ROWS)):
+            emb.receive(next(given)[0])
+        with self.assertRaisesRegex(ValueError, "step 2 is not under way"):
+            emb.receive(next(given)[0])
+        step = emb.send({"t": [1]})
+        self.assertEqual((step, emb.receive(step)["t"][0, 0]), (1, 0.25 - RATE))
+
     def test_two_ranks_make_one_batch(self):
         emb = self.make()
         emb.finish()

@@ -56,13 +56,12 @@ class Case(ClusterTest):
         self.addCleanup(layer.finish)
         return layer
 
-    def train(self, layer, ids, steps=1, weights=None, batch=8):
-        """Steps of a loss that is the sum of what comes out; what it was in each."""
-        inputs = layer.preprocess(ids, weights)
+    def net(self, layer, power=1):
+        """Its loss is the sum of what comes out, to this power."""
 
         class Sum(keras.losses.Loss):
             def call(self, label, found):
-                return keras.ops.sum(found)
+                return keras.ops.sum(found ** power)
 
         class Net(keras.Model):
             def __init__(self):
@@ -74,6 +73,11 @@ class Case(ClusterTest):
 
         net = Net()
         net.compile(optimizer=keras.optimizers.SGD(0.1), loss=Sum(reduction="sum"))
+        return net
+
+    def train(self, layer, ids, steps=1, weights=None, batch=8):
+        """Steps with the same ids; the loss in each."""
+        inputs, net = layer.preprocess(ids, weights), self.net(layer)
         return [float(net.train_on_batch(inputs, np.zeros((batch, 4), np.float32))) for _ in range(steps)]
 
 
@@ -121,6 +125,32 @@ class LayerTest(Case):
         self.assertEqual(layer.next_step, 0)
         self.train(layer, ids, 3)
         self.assertEqual(layer.next_step, 3)
+
+    def test_ids_that_are_sent_ahead_change_nothing(self):
+        random, label = np.random.default_rng(3), np.zeros((8, 4), np.float32)
+        batches = [(random.integers(0, 32, (8, 2)).astype(np.int32), label) for _ in range(7)]
+        learned = {}
+        for kind in ("plain", "ahead", "far ahead", "fit"):
+            table = self.table(initializer=emberd.Constant(0.25), optimizer=keras.optimizers.SGD(0.01))
+            layer = emberd.keras.DistributedEmbedding(emberd.keras.FeatureConfig("t", table, (8, 2), (8, 4)), client=self.client,
+                                                      model=kind.replace(" ", "_"))
+            self.addCleanup(layer.finish)
+            net = self.net(layer, power=2)
+            if kind == "plain":
+                for ids, _ in batches:
+                    net.train_on_batch(layer.preprocess(ids), label)
+            elif kind == "fit":
+                net.fit(((prepared, label) for prepared, (_, label) in layer.prefetch(batches)), verbose=0)
+            else:
+                for prepared, (_, label) in layer.prefetch(batches, depth=2 if kind == "ahead" else 4):
+                    net.train_on_batch(prepared, label)
+            self.assertEqual(layer.next_step, 7)
+            learned[kind] = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"]).tolist()
+            net.train_on_batch(layer.preprocess(batches[0][0]), label)  # and on it goes without
+            self.assertEqual(layer.next_step, 8)
+        self.assertEqual([kind for kind in learned if learned[kind] != learned["plain"]], [])
+        with self.assertRaisesRegex(ValueError, r"depth: 5 is not allowed; it must be in \[1, 4\]"):
+            layer.prefetch(batches, depth=5)
 
     def test_tables_are_set_and_read(self):
         layer = self.make(table=self.table(initializer=emberd.RowId()))

@@ -6,6 +6,7 @@ and a wheel that grows beyond what it may be.
 usage: test_wheel.py BUILD_FOLDER
 """
 
+import glob
 import os
 import re
 import shutil
@@ -31,6 +32,21 @@ def run(*argv, **options):
     return done.stdout
 
 
+def pythons():
+    """The versions that the wheel is for, as far as this machine has them: in PATH or in pyenv."""
+    for minor in range(10, 14):
+        name = f"python3.{minor}"
+        for path in [shutil.which(name), *glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/{name}"))]:
+            if path and subprocess.run([path, "-c", "import venv, ctypes"], capture_output=True).returncode == 0:
+                yield f"3.{minor}", path
+                break
+
+
+def example():
+    with open(README, encoding="utf-8") as file:
+        return re.search(r"^```python\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[1]
+
+
 class WheelTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -54,13 +70,29 @@ class WheelTest(unittest.TestCase):
         self.assertTrue([name for name in names if name.endswith("licenses/LICENSE")])
 
     def test_the_example_of_the_readme_learns(self):
-        with open(README, encoding="utf-8") as file:
-            example = re.search(r"^```python\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[1]
         self.assertTrue(self.package.startswith(self.folder), self.package)
         # The second time beside another gRPC and protobuf in the same process.
         for before in ("", "import grpc; grpc.insecure_channel('127.0.0.1:1').close()\n"):
-            said = run(self.python, "-c", before + example, cwd="/")
+            said = run(self.python, "-c", before + example(), cwd="/")
             self.assertLess(float(re.search(r"loss=(\S+)", said)[1]), 0.1)
+
+    def test_the_same_wheel_on_every_python(self):
+        tried = []
+        for version, python in pythons():
+            environment = os.path.join(self.folder, version)
+            run(python, "-m", "venv", environment)
+            inside = os.path.join(environment, "bin", "python")
+            done = subprocess.run([inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--timeout", "20",
+                                   "--retries", "1", self.wheel], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            if done.returncode != 0:
+                self.skipTest(f"SKIP: NumPy cannot be installed on Python {version}: {done.stderr.strip().splitlines()[-1]}")
+            said = run(inside, "-c", "import sys; print(sys.version)\n" + example(), cwd="/")
+            self.assertTrue(said.startswith(version + "."), said)
+            self.assertLess(float(re.search(r"loss=(\S+)", said)[1]), 0.1)
+            shutil.rmtree(environment)
+            tried.append(version)
+        self.assertTrue(tried)
+        print("the wheel learns on Python", ", ".join(tried))
 
     def test_programs_are_commands(self):
         for name in ("emberd", "emberctl"):

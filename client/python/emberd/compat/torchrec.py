@@ -20,19 +20,17 @@ being summed. `state_dict()` reads whole tables, and `load_state_dict()` writes 
 
 from __future__ import annotations
 
-import atexit
 import enum
 import math
-import os
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 
 import torch
 
 from .. import config
+from .._place import default_client
 from ..arrays import Ids, Ragged
-from ..client import Client, Model, connect
-from ..local import local
+from ..client import Client, Model
 from ..steps import Step, Steps
 from ..torch import _rank_and_size, _split_jagged
 from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -148,19 +146,6 @@ def use(client: Client, *, model: str = "torchrec", group: str = "train", **opti
     _Place.client, _Place.model, _Place.options, _Place.made = client, model, {"group": group, **options}, 0
 
 
-def _client() -> Client:
-    if _Place.client is None:
-        address = os.environ.get("EMBERD_ADDRESS")
-        if address:
-            _Place.client = connect(address.split(","))
-        else:
-            cluster = local()
-            atexit.register(cluster.close)
-            _Place.client = cluster.connect()
-        atexit.register(_Place.client.close)
-    return _Place.client
-
-
 def _feature(output: str) -> str:
     """The cluster's name of an output."""
     return output.replace("@", ".")
@@ -234,7 +219,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         self.embedding_bags = torch.nn.ModuleDict(self._tables)
         number = _Place.made
         _Place.made += 1
-        self._client = _client()
+        self._client = _Place.client or default_client()
         self._name = f"{_Place.model}_{number}" if number else _Place.model
         self._options = dict(_Place.options)
         self._model: Optional[Model] = None

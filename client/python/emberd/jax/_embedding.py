@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..arrays import Floats, Hyper, Ids
+from ..arrays import Hyper, Ids
 from ..client import Model
-from ..steps import Step, Steps
+from ..trainer import Trainer, ahead, ids_of
 from ._in_jit import Lookups, on_host
 
 
@@ -30,24 +28,20 @@ class Embedding:
         if rank is None and size is None:
             rank, size = jax.process_index(), jax.process_count()
         self.model = model
-        self._steps = Steps(model, group, rank or 0, size or 1, pipelined=pipelined, consistency=consistency,
-                            staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience)
-        self._sent: Deque[Step] = deque()  # lookups that were sent and whose update was not
-        self._lock = threading.RLock()  # of both: callbacks come on a thread of JAX
-        self._in_jit = Lookups(self)
+        self._trainer = Trainer(model, group, rank, size, pipelined=pipelined, consistency=consistency,
+                                staleness_bound=staleness_bound, step_timeout=step_timeout, patience=patience)
+        self._in_jit = Lookups(self._trainer)
 
     @property
     def next_step(self) -> int:
         """The step whose update comes next. Joins the group, which waits for its other ranks."""
         self._in_jit.wait()
-        with self._lock:
-            return self._steps.next_step
+        return self._trainer.next_step
 
     @property
     def checkpoints(self) -> Mapping[str, str]:
         """Those that were asked for with a step and have ended: why there is none of this name; "": it has been saved."""
-        with self._lock:
-            return dict(self._steps.checkpoints)
+        return self._trainer.checkpoints
 
     @property
     def failure(self) -> Optional[BaseException]:
@@ -56,32 +50,22 @@ class Embedding:
 
     def send(self, ids: Mapping[str, Ids]) -> int:
         """Sends the ids of the next step and gives its number. They must not change before its update."""
-        with self._lock:
-            step = self._steps.send({name: on_host(value) for name, value in ids.items()})
-            self._sent.append(step)
-            return step.number
+        return self._trainer.send({name: on_host(value) for name, value in ids.items()})
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2,
                  ids: Optional[Callable[[Any], Mapping[str, Ids]]] = None) -> Iterator[Tuple[int, Any]]:
         """Number of the step and batch, one after the other; the ids of the next batches are on their way by then.
 
-        ids: gives the ids of a batch: by default its item "ids", or the batch itself.
+        ids: gives the ids of a batch: by default its item or attribute "ids", or the batch itself.
         depth: lookups that are under way at a time, that of the batch given included. At least 2 for `pipelined`.
         """
-        if not 1 <= depth <= 4:
-            raise ValueError(f"depth: {depth} is not allowed; it must be in [1, 4]")
-        get = ids or _ids_of
-        waiting: Deque[Tuple[int, Any]] = deque()
-        for batch in batches:
-            waiting.append((self.send(get(batch)), batch))
-            if len(waiting) >= depth:
-                yield waiting.popleft()
-        yield from waiting
+        get = ids or ids_of
+        return ahead(batches, lambda batch: self.send(get(batch)), depth)
 
     def receive(self, step: int) -> Dict[str, jax.Array]:
         """The activations of a step, float32 [samples, embedding_dim] by feature."""
         # On the CPU, JAX uses the memory into which they were received, and keeps it.
-        return {name: jax.device_put(values, may_alias=True) for name, values in self._receive(step).items()}
+        return {name: jax.device_put(values, may_alias=True) for name, values in self._trainer.receive(step).items()}
 
     def update(self, step: int, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None, *,
                checkpoint: Optional[str] = None) -> None:
@@ -90,13 +74,14 @@ class Embedding:
         hyper: for this step only, {"learning_rate": 0.1}, or by table; every rank of a group gives the same.
         checkpoint: saves a checkpoint of this name with exactly the steps up to this one; see `checkpoints`.
         """
-        self._update(step, {name: np.asarray(value) for name, value in gradients.items() if value is not None}, hyper,
-                     checkpoint)
+        self._trainer.update(step, {name: np.asarray(value) for name, value in gradients.items() if value is not None}, hyper,
+                             checkpoint)
 
     def lookup(self, ids: Mapping[str, Ids]) -> Dict[str, jax.Array]:
         """Looks rows up without a step, for evaluation."""
         self._in_jit.wait()
-        return {name: jnp.asarray(values) for name, values in self._look_up(ids).items()}
+        found = self._trainer.look_up({name: on_host(value) for name, value in ids.items()})
+        return {name: jnp.asarray(values) for name, values in found.items()}
 
     def token(self) -> jax.Array:
         """A float32 zero for `in_jit`."""
@@ -127,50 +112,4 @@ class Embedding:
     def finish(self) -> None:
         """Leaves the group, once all updates have been made. The next step joins again."""
         self._in_jit.wait()
-        with self._lock:
-            self._sent.clear()
-            self._steps.finish()
-
-    # What callbacks may use: NumPy alone, and no waiting for JAX.
-
-    def _begin(self, ids: Mapping[str, Ids]) -> int:
-        """As send."""
-        with self._lock:
-            self._skip()
-            return self.send(ids)
-
-    def _skip(self) -> None:
-        """Gives a step up that was not ended, as there was no backward pass."""
-        with self._lock:
-            if self._sent and self._sent[0].received and not self._sent[0].forgotten:
-                self._steps.skip(self._sent.popleft())
-
-    def _receive(self, number: int) -> Dict[str, Floats]:
-        with self._lock:
-            return dict(self._steps.receive(self._at(number)))
-
-    def _update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None,
-                checkpoint: Optional[str] = None, own: bool = True) -> None:
-        """own: the gradients stay as they are until the update has been made, even if that is after this."""
-        with self._lock:
-            step = self._at(number)
-            if not own and (self._steps.pipelined or len(self._sent) > 1):
-                gradients = {name: np.array(value) for name, value in gradients.items()}
-            self._steps.update(step, gradients, hyper, checkpoint)
-            self._sent.remove(step)
-
-    def _look_up(self, ids: Mapping[str, Ids]) -> Dict[str, Floats]:
-        with self._lock:
-            self._steps.confirm()
-        return dict(self.model.lookup({name: on_host(value) for name, value in ids.items()}))
-
-    def _at(self, number: int) -> Step:
-        for step in self._sent:
-            if step.number == number and not step.forgotten:
-                return step
-        numbers: List[int] = [step.number for step in self._sent]
-        raise ValueError(f"step {number} is not under way; under way are {numbers}")
-
-
-def _ids_of(batch: Any) -> Any:
-    return batch["ids"] if "ids" in batch else batch
+        self._trainer.finish()

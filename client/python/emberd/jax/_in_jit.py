@@ -6,52 +6,27 @@ never end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ..arrays import Dense, Ids, Ragged, Sparse
-
-if TYPE_CHECKING:
-    from ._embedding import Embedding
+from ..arrays import Dense, Ids, Ragged, Sparse, cut, map_arrays, samples_of
+from ..trainer import Trainer
 
 # Ids may be arguments of jitted functions.
 for _kind, _arrays, _fixed in ((Dense, ("ids", "weights"), ()), (Ragged, ("values", "row_splits", "weights"), ()),
                                (Sparse, ("indices", "values", "weights"), ("samples",))):
     jax.tree_util.register_dataclass(_kind, list(_arrays), list(_fixed))
 
-SEND = -1  # instead of the number of a step: its ids are still to be sent
-
-
-def samples_of(ids: Ids) -> int:
-    """How many samples ids are of, by their shapes."""
-    if isinstance(ids, Sparse):
-        return ids.samples
-    if isinstance(ids, Ragged):
-        return int(np.shape(ids.row_splits)[0]) - 1
-    return int(np.shape(ids.ids if isinstance(ids, Dense) else ids)[0])
-
 
 def on_host(ids: Ids) -> Ids:
     """Ids as NumPy sees them. Of ragged ids, what fills the array up is cut off."""
-    if isinstance(ids, Dense):
-        return Dense(_array(ids.ids), _array(ids.weights))
-    if isinstance(ids, Sparse):
-        return Sparse(_array(ids.indices), _array(ids.values), ids.samples, _array(ids.weights))
-    if isinstance(ids, Ragged):
-        values, splits, weights = _array(ids.values), _array(ids.row_splits), _array(ids.weights)
-        if not isinstance(ids.values, jax.Array):
-            return Ragged(values, splits, weights)
-        end = int(splits[-1])
-        return Ragged(values[:end], splits, weights if weights is None or weights.size == 1 else weights[:end])
-    return _array(ids)
-
-
-def _array(value: Any) -> Any:
-    return np.asarray(value) if isinstance(value, jax.Array) else value
+    found = map_arrays(lambda one: np.asarray(one) if isinstance(one, jax.Array) else one, ids)
+    filled = isinstance(ids, Ragged) and isinstance(ids.values, jax.Array)
+    return cut(found) if filled and isinstance(found, Ragged) else found
 
 
 class Lookups:
@@ -60,8 +35,8 @@ class Lookups:
     `failure` is what the last callback raised: JAX makes an error of its own of it.
     """
 
-    def __init__(self, embedding: "Embedding") -> None:
-        self._embedding = embedding
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
         self.failure: Optional[BaseException] = None
         self.used = False
         self.function = jax.custom_vjp(self._primal, nondiff_argnums=(3,))
@@ -73,12 +48,12 @@ class Lookups:
             jax.effects_barrier()
 
     def _shapes(self, ids: Mapping[str, Ids]) -> Dict[str, jax.ShapeDtypeStruct]:
-        features = self._embedding.model.features
+        features = self._trainer.model.features
         wrong = sorted(set(features).symmetric_difference(ids))
         if wrong:
             what = "are missing" if wrong[0] in features else "are not allowed"
             raise ValueError(f"ids: those of feature {wrong[0]!r} {what}; give the ids of all features of model "
-                             f"{self._embedding.model.name!r}: {', '.join(features)}")
+                             f"{self._trainer.model.name!r}: {', '.join(features)}")
         self.used = True
         return {name: jax.ShapeDtypeStruct((samples_of(value), features[name].embedding_dim), jnp.float32)
                 for name, value in ids.items()}
@@ -112,20 +87,22 @@ class Lookups:
         return noted
 
     def _evaluate(self, ids: Mapping[str, Ids]) -> Any:
-        return self._embedding._look_up(ids)
+        return dict(self._trainer.look_up({name: on_host(value) for name, value in ids.items()}))
 
     def _send_and_receive(self, ids: Mapping[str, Ids]) -> Any:
         # Copied: the step may have to be sent again, when JAX uses this memory for something else.
-        copied = {name: jax.tree_util.tree_map(np.array, on_host(value)) for name, value in ids.items()}
-        number = self._embedding._begin(copied)
-        return np.int32(number), self._embedding._receive(number)
+        number, found = self._trainer.begin({name: copied(on_host(value)) for name, value in ids.items()})
+        return np.int32(number), dict(found)
 
     def _receive(self, step: Any) -> Any:
-        number = int(np.asarray(step))
-        self._embedding._skip()
-        return np.int32(number), self._embedding._receive(number)
+        number, found = self._trainer.begin({}, int(np.asarray(step)))
+        return np.int32(number), dict(found)
 
     def _update(self, number: Any, gradients: Mapping[str, Any], hyper: Any) -> None:
         values = jax.tree_util.tree_map(lambda one: float(np.asarray(one)), hyper)
-        self._embedding._update(int(np.asarray(number)), {name: np.asarray(value) for name, value in gradients.items()},
-                                values, own=False)
+        self._trainer.update(int(np.asarray(number)), {name: np.asarray(value) for name, value in gradients.items()},
+                             values, own=False)
+
+
+def copied(ids: Ids) -> Ids:
+    return map_arrays(np.array, ids)

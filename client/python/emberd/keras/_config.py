@@ -95,7 +95,7 @@ class TableOptimizer:
             self.declared = given
             return
         with _eagerly():
-            optimizer = keras.optimizers.get(given)
+            optimizer: Any = keras.optimizers.get(given)
         what = f"table {table!r}: optimizer"
         refused = {"clipnorm": None, "clipvalue": None, "global_clipnorm": None, "use_ema": False, "weight_decay": None,
                    "loss_scale_factor": None, "gradient_accumulation_steps": None, "momentum": 0.0, "nesterov": False,
@@ -107,7 +107,7 @@ class TableOptimizer:
         rate = optimizer._learning_rate
         schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
         with _eagerly():
-            constant = None if schedule else float(keras.ops.convert_to_numpy(rate))
+            constant: Any = None if schedule else float(np.asarray(keras.ops.convert_to_numpy(rate)))
         kind = type(optimizer).__name__
         if kind == "SGD":
             self.declared = config.SGD(constant)
@@ -127,9 +127,10 @@ class TableOptimizer:
             decays = [math.log(beta) if beta > 0 else -math.inf for beta in (optimizer.beta_1, optimizer.beta_2)]
 
             def corrected(step: Any) -> Values:
-                count = keras.ops.cast(step, "float32") + 1
-                first, second = (-keras.ops.expm1(count * decay) for decay in decays)
-                return {"learning_rate": (schedule(step) if schedule else constant) * keras.ops.sqrt(second) / first}
+                ops: Any = keras.ops
+                count = ops.cast(step, "float32") + 1
+                first, second = (-ops.expm1(count * decay) for decay in decays)
+                return {"learning_rate": (schedule(step) if schedule else constant) * ops.sqrt(second) / first}
 
             self.of_step = corrected
         elif schedule is not None:
@@ -140,7 +141,7 @@ def initial_rows(given: Any, rows: int, dim: int) -> Any:
     """Those of a Keras initializer; None: the cluster makes them."""
     if isinstance(given, config.Initializer):
         return None
-    initializer = keras.initializers.get(given)
+    initializer: Any = keras.initializers.get(given)
     if type(initializer).__name__ == "Zeros":
         return None
     with _eagerly():

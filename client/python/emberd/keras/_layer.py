@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
 import keras
 import numpy as np
@@ -11,6 +11,7 @@ from .. import config
 from .._place import default_client
 from ..arrays import Dense, Ragged
 from ..client import Client, Model
+from ..trainer import ahead
 from . import _steps
 from ._config import FeatureConfig, TableOptimizer, declared, initial_rows
 
@@ -138,7 +139,7 @@ class DistributedEmbedding(keras.layers.Layer):
 
     built: bool
 
-    def build(self, input_shapes: Any = None) -> None:
+    def build(self, input_shapes: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # as in keras-rs
         if not self.built:
             self._held.declare(self.name)
             self.token = self.add_weight(name="token", shape=(), initializer="zeros", dtype="float32")
@@ -160,11 +161,32 @@ class DistributedEmbedding(keras.layers.Layer):
         gave. weights: floats of the same shapes."""
         if not (isinstance(inputs, Mapping) and PREPROCESSED in inputs):
             inputs = self.preprocess(inputs, weights, training)
-        ids = {
-            name: Ragged(parts["values"], parts["row_splits"], parts.get("weights")) if "row_splits" in parts
-            else Dense(parts["ids"], parts.get("weights")) for name, parts in inputs[PREPROCESSED]["emberd"].items()}
-        found = self._held.call(self.token, ids, bool(training))
+        prepared = inputs[PREPROCESSED]
+        found = self._held.call(self.token, _ids(prepared), bool(training), prepared.get("step"))
         return _pack(self._held.structure, lambda feature: found[feature.name])
+
+    def prefetch(self, batches: Iterable[Any], depth: int = 2,
+                 inputs: Optional[Callable[[Any], Any]] = None) -> Iterator[Tuple[Any, Any]]:
+        """What `preprocess` makes of the inputs of a batch, and the batch, one after the other; the ids of the next batches are
+        on their way by then. Each is for one step of training, in this order:
+
+            for prepared, (_, labels) in embedding.prefetch(batches):
+                model.train_on_batch(prepared, labels)
+
+        inputs: gives the inputs of a batch: by default its first part, or the batch itself if it is no tuple.
+        depth: lookups that are under way at a time, that of the batch given included.
+        `fit` takes `((prepared, labels) for prepared, (_, labels) in ...)`. It may draw batches beforehand: where it ends
+        before they do, `finish` forgets what was sent.
+        """
+        self._held.declare(self.name)
+
+        def send(batch: Any) -> Any:
+            prepared = self.preprocess(inputs(batch) if inputs else batch[0] if isinstance(batch, tuple) else batch, training=True)
+            ids = {name: _steps.on_host(value) for name, value in _ids(prepared[PREPROCESSED]).items()}
+            prepared[PREPROCESSED]["step"] = np.full(1, self._held.trainer.send(ids), np.int32)
+            return prepared
+
+        return ahead(batches, send, depth)
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
         return _pack(self._held.structure, lambda feature: tuple(feature.output_shape))
@@ -232,6 +254,11 @@ class DistributedEmbedding(keras.layers.Layer):
             return type(one)(made(part) for part in one)
 
         return cls(made(values.pop("feature_configs")), **values)
+
+
+def _ids(prepared: Mapping[str, Any]) -> Dict[str, Union[Dense, Ragged]]:
+    return {name: Ragged(parts["values"], parts["row_splits"], parts.get("weights")) if "row_splits" in parts
+            else Dense(parts["ids"], parts.get("weights")) for name, parts in prepared["emberd"].items()}
 
 
 def _arrays(values: Any, weights: Any, name: str) -> Dict[str, Any]:

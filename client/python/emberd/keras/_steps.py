@@ -10,71 +10,34 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 import keras
 import numpy as np
 
-from ..arrays import Dense, Floats, Hyper, Ragged
+from ..arrays import Dense, Hyper, Ragged, cut, map_arrays, samples_of
 from ..client import Model
-from ..steps import Step, Steps
+from ..trainer import Trainer
 
 Found = Dict[str, Any]
 Ids = Union[Dense, Ragged]
 HyperOfStep = Optional[Callable[[Any], Mapping[str, Any]]]
-
-
-def host(value: Any) -> Any:
-    return None if value is None else keras.ops.convert_to_numpy(value)
+to_numpy: Callable[[Any], Any] = keras.ops.convert_to_numpy
 
 
 def on_host(ids: Ids) -> Ids:
     """Ids of any backend as NumPy's."""
-    if isinstance(ids, Dense):
-        return Dense(host(ids.ids), host(ids.weights))
-    splits = host(ids.row_splits)
-    weights = host(ids.weights)
-    return Ragged(host(ids.values)[:splits[-1]], splits, None if weights is None else weights[:splits[-1]])
+    found = map_arrays(to_numpy, ids)
+    return cut(found) if isinstance(found, Ragged) else found
 
 
-class OneAtATime:
-    """Steps that are made one after the other. One without its update is skipped by the next: it counts, and no
-    row changes."""
+class HostTrainer(Trainer):
+    """Steps that are made one after the other, on one thread, with what goes along with each update."""
 
     def __init__(self, model: Model, hyper: HyperOfStep, **options: Any) -> None:
-        self.model, self._hyper = model, hyper
-        self._steps = Steps(model, options.pop("group"), **options)
-        self._current: Optional[Step] = None
+        super().__init__(model, **options)
+        self._hyper = hyper
 
-    def begin(self, ids: Mapping[str, Ids]) -> Mapping[str, Floats]:
-        if self._current is not None and not self._current.forgotten:
-            self._steps.skip(self._current)
-        self._current = None
-        step = self._steps.send(ids)
-        found = self._steps.receive(step)
-        self._current = step
-        return found
-
-    def update(self, number: int, gradients: Mapping[str, Any]) -> None:
-        if self._current is None or self._current.number != number:
-            raise RuntimeError(f"step {number} is not under way: a model calls the layer once, with all features, and runs "
-                               "backward once")
+    def end(self, number: int, gradients: Mapping[str, Any]) -> None:
         hyper: Optional[Hyper] = None if self._hyper is None else {
-            table: {name: float(host(value)) for name, value in values.items()}
+            table: {name: float(to_numpy(value)) for name, value in values.items()}
             for table, values in self._hyper(number).items()}
-        self._steps.update(self._current, gradients, hyper)
-        self._current = None
-
-    def number(self) -> int:
-        assert self._current is not None
-        return self._current.number
-
-    def look_up(self, ids: Mapping[str, Ids]) -> Mapping[str, Floats]:
-        self._steps.confirm()
-        return self.model.lookup(ids)
-
-    @property
-    def next_step(self) -> int:
-        return self._steps.next_step
-
-    def finish(self) -> None:
-        self._current = None
-        self._steps.finish()
+        self.update(number, gradients, hyper, own=False)
 
 
 def in_jax(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
@@ -82,8 +45,8 @@ def in_jax(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
 
     embedding = Embedding(model, **options)
 
-    def call(token: Any, ids: Mapping[str, Ids], training: bool) -> Found:
-        found: Found = embedding.in_jit(token.value, ids, hyper=hyper)
+    def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
+        found: Found = embedding.in_jit(token.value, ids, None if step is None else step[0], hyper=hyper)
         return found
 
     return embedding, call
@@ -95,67 +58,73 @@ def in_torch(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
     from ..torch import _rank_and_size
 
     options["rank"], options["size"] = _rank_and_size(options["rank"], options["size"])
-    steps = OneAtATime(model, hyper, **options)
+    trainer = HostTrainer(model, hyper, **options)
 
     class Lookup(torch.autograd.Function):
         @staticmethod
-        def forward(context: Any, token: Any, ids: Any) -> Any:
-            found = steps.begin(ids)
-            context.number, context.names = steps.number(), list(found)
+        def forward(context: Any, token: Any, ids: Any, step: Any) -> Any:
+            context.number, found = trainer.begin(ids, step)
+            context.names = list(found)
             return tuple(torch.from_numpy(found[name]).to(token.device) for name in context.names)
 
         @staticmethod
         def backward(context: Any, *gradients: Any) -> Any:
-            steps.update(context.number, {name: gradient.cpu().numpy() for name, gradient in zip(context.names, gradients)})
-            return gradients[0].new_zeros(()), None
+            trainer.end(context.number, {name: gradient.cpu().numpy() for name, gradient in zip(context.names, gradients)})
+            return gradients[0].new_zeros(()), None, None
 
-    def call(token: Any, ids: Mapping[str, Ids], training: bool) -> Found:
+    def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
         if any(getattr(one, "is_meta", False) for value in ids.values() for one in vars(value).values()):
             # Keras asks for shapes.
-            return {name: torch.empty((_samples(value), model.features[name].embedding_dim), device="meta")
+            return {name: torch.empty((samples_of(value), model.features[name].embedding_dim), device="meta")
                     for name, value in ids.items()}
         on_cpu = {name: on_host(value) for name, value in ids.items()}
         if torch.is_grad_enabled() and token.value.requires_grad and training:
             names: List[str] = list(on_cpu)
-            return dict(zip(names, Lookup.apply(token.value, on_cpu)))
-        return {name: torch.from_numpy(values).to(token.value.device) for name, values in steps.look_up(on_cpu).items()}
+            return dict(zip(names, Lookup.apply(token.value, on_cpu, None if step is None else int(step[0]))))
+        return {name: torch.from_numpy(values).to(token.value.device) for name, values in trainer.look_up(on_cpu).items()}
 
-    return steps, call
+    return trainer, call
 
 
 def in_tensorflow(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
     import tensorflow as tf
 
-    steps = OneAtATime(model, hyper, **{**options, "rank": options["rank"] or 0, "size": options["size"] or 1})
+    trainer = HostTrainer(model, hyper, **options)
 
-    def call(token: Any, ids: Mapping[str, Ids], training: bool) -> Found:
+    def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
         names = list(ids)
         kinds: Any = [type(ids[name]) for name in names]
         flat = [one for name in names for one in vars(ids[name]).values()]
         given = [one for one in flat if one is not None]
+        sent = [] if step is None else [step]
 
         def ids_of(arrays: Any) -> Dict[str, Ids]:
             left = list(arrays)
             parts = iter([left.pop(0) if one is not None else None for one in flat])
             return {name: on_host(kind(*(next(parts) for _ in vars(ids[name])))) for name, kind in zip(names, kinds)}
 
-        def run(function: Callable[[Mapping[str, Ids]], Mapping[str, Floats]], number: bool) -> Any:
-            def on_call(*arrays: Any) -> Any:
-                found = function(ids_of(arrays))
-                return [np.int64(steps.number() if number else 0), *(found[name] for name in names)]
+        def receive(*arrays: Any) -> Any:
+            here: Dict[str, Ids] = {} if sent else ids_of(arrays)
+            number, found = trainer.begin(here, int(arrays[-1][0]) if sent else None)
+            return [np.int64(number), *(found[name] for name in names)]
 
-            result = tf.numpy_function(on_call, given, [tf.int64] + [tf.float32] * len(names))
+        def look_up(*arrays: Any) -> Any:
+            found = trainer.look_up(ids_of(arrays))
+            return [np.int64(0), *(found[name] for name in names)]
+
+        def run(function: Callable[..., Any], arguments: Any) -> Any:
+            result = tf.numpy_function(function, arguments, [tf.int64] + [tf.float32] * len(names))
             for name, one in zip(names, result[1:]):
-                one.set_shape((_samples(ids[name]), model.features[name].embedding_dim))
+                one.set_shape((samples_of(ids[name]), model.features[name].embedding_dim))
             return result
 
         @tf.custom_gradient
         def begin(_: Any) -> Any:
-            number, *found = run(steps.begin, True)
+            number, *found = run(receive, given + sent)
 
             def backward(*gradients: Any) -> Any:
                 def on_call(number: Any, *arrays: Any) -> Any:
-                    steps.update(int(number), dict(zip(names, arrays)))
+                    trainer.end(int(number), dict(zip(names, arrays)))
                     return np.float32(0)
 
                 done = tf.numpy_function(on_call, [number, *gradients], tf.float32)
@@ -164,17 +133,10 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
 
             return found, backward
 
-        found = begin(token.value) if training else run(steps.look_up, False)[1:]
+        found = begin(token.value) if training else run(look_up, given)[1:]
         return dict(zip(names, found))
 
-    return steps, call
-
-
-def _samples(ids: Ids) -> Any:
-    if isinstance(ids, Ragged):
-        length = ids.row_splits.shape[0]
-        return None if length is None else length - 1
-    return ids.ids.shape[0]
+    return trainer, call
 
 
 def make(model: Model, hyper: HyperOfStep, **options: Any) -> Any:

@@ -52,19 +52,20 @@ class Tables:
 
     def __init__(self, embedding: Embedding) -> None:
         self.embedding = embedding
+        self._trainer = embedding._trainer
         self._ids: Optional[Ids] = None  # of the step that has been received and has no update yet
         self._number = -1
 
     def look_up(self, ids: Ids) -> Dict[str, Floats]:
         """The first lookup after an update begins a step. Those after it see the same rows."""
         if self._ids is not None:
-            return self.embedding._look_up(ids)
+            return dict(self._trainer.look_up(ids))
         return self._begin(ids)
 
     def update(self, ids: Ids, gradients: Mapping[str, Floats], hyper: Mapping[str, Mapping[str, float]]) -> None:
         if self._ids is None or not _same(self._ids, ids):
             self._begin(ids)
-        self.embedding._update(self._number, gradients, hyper, own=False)
+        self._trainer.update(self._number, gradients, hyper, own=False)
         self._ids = None
 
     def _begin(self, ids: Ids) -> Dict[str, Floats]:
@@ -72,10 +73,9 @@ class Tables:
         copied = {name: Ragged(*(None if array is None else np.array(array) for array in (one.values, one.row_splits,
                                                                                          one.weights)))
                   for name, one in ids.items()}
-        self._number = self.embedding._begin(copied)
-        found = self.embedding._receive(self._number)
+        self._number, found = self._trainer.begin(copied)
         self._ids = copied
-        return found
+        return dict(found)
 
 
 def _same(left: Ids, right: Ids) -> bool:

@@ -41,9 +41,9 @@ class PartitionedOptimizer(nnx.Optimizer[Any]):
     def __init__(self, model: Any, dense_optimizer: Any) -> None:
         super().__init__(model, dense_optimizer, wrt=is_non_embedding_variables)
 
-    def update(self, model: Any, grads: Any, /, **kwargs: Any) -> None:
+    def update(self, model: Any, grads: Any, /, **kwargs: Any) -> Any:
         nnx.update(model, nnx.state(grads, is_embedding_variables))
-        super().update(model, grads, **kwargs)
+        return super().update(model, grads, **kwargs)
 
 
 class SparseCoreEmbed(nnx.Module):

@@ -1,0 +1,201 @@
+"""Arrays as the records of emberd.h, and the library's memory as arrays.
+
+A step of a model with 26 features has 78 records: `struct` writes them all at once, for to set the fields of a ctypes
+structure one by one takes several times as long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from . import _native
+from .arrays import INTS, Dense, Floats, Hyper, Ids, Ragged, Sparse, as_floats, as_ints, as_rows
+
+# The fields of the structs of emberd.h, as `struct` spells them.
+_FEATURE_IDS = "PiiPqqPqiiqPq"
+_GRADIENT = "PPqq"
+_HYPERPARAMETER = "PPd"
+_ACTIVATION = "PPqq"
+_FLOAT32 = np.dtype(np.float32)
+_FLOAT_BYTES = 4
+_GAP = 16  # floats, at most, between the activations of two features: each begins at 64 bytes
+
+DENSE, RAGGED, SPARSE = 0, 1, 2
+
+addressof = ctypes.addressof
+byte_at: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(record: str, count: int) -> struct.Struct:
+    """Of so many records."""
+    return struct.Struct(record * count)
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(text: str) -> Tuple[int, bytes]:
+    """Where C finds a text, and what lies there."""
+    data = text.encode()
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0, data
+
+
+def _address(array: Any) -> int:
+    if array.size == 0:
+        return 0
+    if array.flags.carray:  # in one piece and writable: a third of the time of what works always
+        return addressof(byte_at(array))
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> None:
+    """The fields of one record, and what they point at."""
+    name_address, name_bytes = _text(name)
+    if type(ids) is np.ndarray and ids.dtype in INTS and ids.flags.carray and 0 < ids.ndim <= 2 and ids.size:  # the common case
+        kept += (name_bytes, ids)
+        fields += (name_address, DENSE, ids.itemsize, addressof(byte_at(ids)), ids.size, ids.shape[1] if ids.ndim == 2 else 1,
+                   0, 0, 0, 0, 0, 0, 0)
+        return
+    what = f'feature "{name}"'
+    index, index_bytes, samples, ids_per_sample = None, 0, 0, 0
+    if isinstance(ids, Ragged):
+        layout, weights = RAGGED, ids.weights
+        values = as_ints(ids.values, what + ": values")
+        index = as_ints(ids.row_splits, what + ": row_splits")
+    elif isinstance(ids, Sparse):
+        layout, weights, samples = SPARSE, ids.weights, ids.samples
+        values = as_ints(ids.values, what + ": values")
+        index = as_ints(ids.indices, what + ": indices")
+    else:
+        layout, weights = DENSE, None
+        if isinstance(ids, Dense):
+            ids, weights = ids.ids, ids.weights
+        values = as_ints(ids, what)
+        if values.ndim not in (1, 2):
+            raise ValueError(f"{what}: ids of the shape {list(values.shape)} are not allowed; they must be [samples] or "
+                             "[samples, ids of a sample], or use Ragged")
+        ids_per_sample = values.shape[1] if values.ndim == 2 else 1
+    kept += (name_bytes, values)
+    index_address = index_count = weights_address = weight_count = 0
+    if index is not None:
+        index_address, index_count, index_bytes = _address(index), index.size, index.itemsize
+        kept.append(index)
+    if weights is not None:
+        floats = as_floats(weights, what + ": weights")
+        weights_address, weight_count = _address(floats), floats.size
+        kept.append(floats)
+        if values.size and not weight_count:
+            raise ValueError(f"{what}: weights: there are none; give one per id, or a single one for all")
+    fields += (name_address, layout, values.itemsize, _address(values), values.size, ids_per_sample, index_address, index_count,
+               index_bytes, 0, samples, weights_address, weight_count)
+
+
+def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:
+    """The records, how many they are, and what they point at, which must stay as long as they are read."""
+    fields: List[Any] = []
+    kept: List[Any] = []
+    for name, ids in features.items():
+        _add_ids(name, ids, fields, kept)
+    records = _layout(_FEATURE_IDS, len(features)).pack(*fields)
+    kept.append(records)
+    return records, len(features), kept
+
+
+def pack_gradients(gradients: Mapping[str, Any], *, strides: bool = False) -> Tuple[bytes, bytes, int, Any]:
+    """The same, with the row strides in second place; features whose gradient is None are left out.
+
+    strides: columns of a larger matrix stay where they lie; otherwise every gradient is in one piece.
+    """
+    fields: List[Any] = []
+    steps: List[int] = []
+    kept: List[Any] = []
+    for name, value in gradients.items():
+        if value is None:
+            continue
+        if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2 and value.flags.carray:
+            array, step = value, value.shape[1]  # the common case
+        else:
+            array, step = as_rows(value, f'gradient of feature "{name}"')
+        samples, dim = array.shape
+        if step != dim and not strides:
+            array, step = np.ascontiguousarray(array), dim
+        name_address, name_bytes = _text(name)
+        fields += (name_address, _address(array), samples, dim)
+        steps.append(step)
+        kept += (name_bytes, array)
+    records, packed_steps = _layout(_GRADIENT, len(steps)).pack(*fields), _layout("q", len(steps)).pack(*steps)
+    kept += (records, packed_steps)
+    return records, packed_steps, len(steps), kept
+
+
+def pack_hyper(hyper: Optional[Hyper]) -> Tuple[bytes, int, Any]:
+    """As pack_ids."""
+    flat: List[Tuple[str, str, float]] = []
+    for key, value in (hyper or {}).items():
+        if isinstance(value, Mapping):
+            flat += [(key, name, float(number)) for name, number in value.items()]
+        else:
+            flat.append(("", key, float(value)))
+    fields: List[Any] = []
+    kept: List[Any] = []
+    for table, name, number in flat:
+        (table_address, table_bytes), (name_address, name_bytes) = _text(table), _text(name)
+        fields += (table_address, name_address, number)
+        kept += (table_bytes, name_bytes)
+    records = _layout(_HYPERPARAMETER, len(flat)).pack(*fields)
+    kept.append(records)
+    return records, len(flat), kept
+
+
+class _Memory:
+    """Memory of the library as an array's base, which keeps its handle."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, address: int, shape: Tuple[int, ...], owner: _native.Handle) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "<f4", "version": 3}
+        self.owner = owner
+
+
+def view(address: Optional[int], shape: Tuple[int, ...], owner: _native.Handle) -> Floats:
+    """Floats of the library where they lie; the array keeps them alive."""
+    if not address or 0 in shape:
+        return np.empty(shape, np.float32)
+    return np.asarray(_Memory(address, shape, owner))
+
+
+def unpack_activations(lookup: _native.Handle, names: Sequence[str]) -> Tuple[Dict[str, Floats], Optional[Floats]]:
+    """By feature, in the order of the request; and all side by side, if they were received so: the former are columns of
+    it."""
+    library, handle = _native.lib(), lookup.get()
+    layout = _layout(_ACTIVATION, len(names))
+    records = ctypes.create_string_buffer(max(layout.size, 1))
+    count = library.lookup_activations(handle, records, len(names))
+    assert count == len(names), (count, names)
+    fields = layout.unpack_from(records)
+    addresses, shapes = fields[1::4], list(zip(fields[2::4], fields[3::4]))
+    one = _layout(_ACTIVATION, 1)
+    side_by_side = ctypes.create_string_buffer(one.size)
+    if not library.lookup_concat(handle, side_by_side):
+        return dict(zip(names, _views(addresses, shapes, lookup))), None
+    _, address, *shape = one.unpack_from(side_by_side)
+    whole = view(address, tuple(shape), lookup)
+    begins = [(begin - address) // _FLOAT_BYTES for begin in addresses]
+    return {name: whole[:, begin:begin + dim] for name, begin, (_, dim) in zip(names, begins, shapes)}, whole
+
+
+def _views(addresses: Sequence[int], shapes: Sequence[Tuple[int, int]], lookup: _native.Handle) -> List[Floats]:
+    """As `view`, but faster for what lies in one block, as the activations of a stream do."""
+    sizes = [samples * dim for samples, dim in shapes]
+    if sizes and 0 not in sizes:
+        begin = addresses[0]
+        floats = (addresses[-1] - begin) // _FLOAT_BYTES + sizes[-1]
+        if min(addresses) == begin and max(addresses) == addresses[-1] and floats <= sum(sizes) + _GAP * len(sizes):
+            block = view(begin, (floats,), lookup)
+            return [np.ndarray(shape, _FLOAT32, block, address - begin) for address, shape in zip(addresses, shapes)]
+    return [view(address, shape, lookup) for address, shape in zip(addresses, shapes)]

@@ -1,0 +1,125 @@
+"""Steps that are known by their numbers, and lookups that leave ahead of them: what the layers of frameworks share.
+
+The number of a step goes through JAX or Keras from the forward pass to the backward pass. There a callback, on a thread of the
+framework, finds the step by it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Callable, Deque, Iterable, Iterator, Mapping, Optional, Tuple, TypeVar
+
+import numpy as np
+
+from . import errors
+from .arrays import Hyper, Ids
+from .client import Lookup, Model
+from .steps import Step, Steps
+
+Sent = TypeVar("Sent")
+
+
+def ids_of(batch: Any) -> Any:
+    """The ids of a batch, where nobody says otherwise: its item or attribute "ids", or the batch itself."""
+    given: Any = batch
+    if isinstance(batch, Mapping):
+        return given["ids"] if "ids" in given else given
+    return getattr(given, "ids", given)
+
+
+def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], depth: int) -> Iterator[Tuple[Sent, Any]]:
+    """What `send` gave for a batch, and the batch. Before one is given, `depth` of them have been sent, its own included."""
+    if not 1 <= depth <= 4:
+        raise ValueError(f"depth: {depth} is not allowed; it must be in [1, 4]")
+
+    def given() -> Iterator[Tuple[Sent, Any]]:
+        waiting: Deque[Tuple[Sent, Any]] = deque()
+        for batch in batches:
+            waiting.append((send(batch), batch))
+            if len(waiting) >= depth:
+                yield waiting.popleft()
+        yield from waiting
+
+    return given()
+
+
+class Trainer:
+    """Steps of a rank, by their numbers. Thread-safe; the arguments are those of Steps."""
+
+    def __init__(self, model: Model, group: str, rank: Optional[int] = None, size: Optional[int] = None, **options: Any) -> None:
+        self.model = model
+        self._steps = Steps(model, group, rank or 0, size or 1, **options)
+        self._sent: Deque[Step] = deque()  # lookups whose update has not been sent
+        self._lock = threading.RLock()
+
+    @property
+    def next_step(self) -> int:
+        """The step whose update comes next. Joins the group, which waits for its other ranks."""
+        with self._lock:
+            return self._steps.next_step
+
+    @property
+    def checkpoints(self) -> Mapping[str, str]:
+        """Those that were asked for with a step and have ended: why there is none of this name; "": it has been saved."""
+        with self._lock:
+            return dict(self._steps.checkpoints)
+
+    def send(self, ids: Mapping[str, Ids]) -> int:
+        """Sends the ids of the next step and gives its number. They must not change before its update has been made."""
+        with self._lock:
+            step = self._steps.send(ids)
+            self._sent.append(step)
+            return step.number
+
+    def receive(self, number: int) -> Lookup:
+        """The activations of a step. After an error the steps that were sent behind it are forgotten, too."""
+        with self._lock:
+            try:
+                for place, step in enumerate(list(self._sent)):
+                    if step.number > number:
+                        break
+                    if step.forgotten and not step.received:  # a request that was refused has taken it along
+                        self._sent[place] = self._steps.send(step.ids, step.concat)
+                return self._steps.receive(self._at(number))
+            except errors.Error:
+                self._sent = deque(step for step in self._sent if not step.forgotten)
+                raise
+
+    def begin(self, ids: Mapping[str, Ids], number: Optional[int] = None) -> Tuple[int, Lookup]:
+        """The number and the activations of the next step, whose ids are sent now, unless they have been, as `number`. A step
+        before it that was not ended is skipped: it counts, and no row changes."""
+        with self._lock:
+            if self._sent and self._sent[0].received and not self._sent[0].forgotten:
+                self._steps.skip(self._sent.popleft())
+            number = self.send(ids) if number is None else number
+            return number, self.receive(number)
+
+    def update(self, number: int, gradients: Mapping[str, Any], hyper: Optional[Hyper] = None,
+               checkpoint: Optional[str] = None, *, own: bool = True) -> None:
+        """Ends a step. own: the gradients stay as they are until the update has been made, even if that is after this."""
+        with self._lock:
+            step = self._at(number)
+            if not own and (self._steps.pipelined or len(self._sent) > 1):
+                gradients = {name: np.array(value) for name, value in gradients.items()}
+            self._steps.update(step, gradients, hyper, checkpoint)
+            self._sent.remove(step)
+
+    def look_up(self, ids: Mapping[str, Ids]) -> Lookup:
+        """Rows as they are after all updates, without a step."""
+        with self._lock:
+            self._steps.confirm()
+        return self.model.lookup(ids)
+
+    def finish(self) -> None:
+        """Leaves the group, once all updates have been made. The next step joins again."""
+        with self._lock:
+            self._sent.clear()
+            self._steps.finish()
+
+    def _at(self, number: int) -> Step:
+        for step in self._sent:
+            if step.number == number and not step.forgotten:
+                return step
+        raise ValueError(f"step {number} is not under way; under way are {[step.number for step in self._sent]}. A step has one "
+                         "lookup, of all features, and one update")

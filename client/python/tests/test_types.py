@@ -1,0 +1,69 @@
+"""The package is typed: mypy's strict mode for all of it, pyright's for its own modules, and pyright's standard mode for those
+that stand on PyTorch, JAX, Flax and Keras, as far as these are there.
+
+What this would catch: a function without types, and one whose types do not fit what it is given.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+MYPY = [sys.executable, "-m", "mypy"] if importlib.util.find_spec("mypy") else [shutil.which("mypy")]
+# Ray is in another environment, and is left to mypy.
+FRAMEWORKS = {
+    "torch": ["torch.py", "compat/jagged.py", "compat/torchrec.py"],
+    "jax": ["jax", "keras", "compat/jax_tpu_embedding"],
+}
+
+
+def python_with(module):
+    """This interpreter, or the one that its environment was made of; None: neither has it."""
+    for python in (sys.executable, getattr(sys, "_base_executable", None)):
+        if python and subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+class TypesTest(unittest.TestCase):
+    @unittest.skipUnless(MYPY[0], "SKIP: mypy is not installed (deploy/packages.txt)")
+    def test_mypy_strict(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([*MYPY, "--config-file", os.path.join(PACKAGE, "mypy.ini"), "--cache-dir", folder,
+                                   os.path.join(PACKAGE, "emberd")], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+@unittest.skipUnless(importlib.util.find_spec("basedpyright"), "SKIP: basedpyright is not installed")
+class PyrightTest(unittest.TestCase):
+    def check(self, config, python=sys.executable):
+        done = subprocess.run([sys.executable, "-m", "basedpyright", "-p", config, "--pythonpath", python],
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, "0 errors, 0 warnings")
+
+    def test_the_package_itself_is_strict(self):
+        self.check(os.path.join(PACKAGE, "tests", "pyright_strict.json"))
+
+    def test_the_parts_for_frameworks(self):
+        for module, files in FRAMEWORKS.items():
+            python = python_with(module)
+            with self.subTest(module), tempfile.TemporaryDirectory() as folder:
+                if python is None:
+                    self.skipTest(f"{module} is not installed")
+                config = os.path.join(folder, "pyrightconfig.json")
+                with open(config, "w", encoding="utf-8") as file:
+                    json.dump({"extends": os.path.join(PACKAGE, "pyrightconfig.json"),
+                               "include": [os.path.join(PACKAGE, "emberd", one) for one in files]}, file)
+                self.check(config, python)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2 and os.path.isdir(sys.argv[1]):
+        del sys.argv[1:3]  # programs and library, which every test of the package is given
+    unittest.main()
