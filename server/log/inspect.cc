@@ -1,0 +1,103 @@
+#include "server/log/inspect.h"
+
+#include <filesystem>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/checkpoint/files.h"
+#include "server/checkpoint/folders.h"
+#include "server/log/log_entry.h"
+#include "server/log/log_format.h"
+#include "server/log/log_reader.h"
+
+namespace emberd::server {
+namespace {
+
+using internal::v1::LogBlob;
+using internal::v1::LogRecord;
+
+absl::StatusOr<bool> HoldsLog(const std::string& folder) {
+  ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder));
+  return found.newest() > 0;
+}
+
+LogSummary SummaryOf(const LogEnd& end) {
+  LogSummary summary;
+  summary.first_segment = end.first_segment;
+  summary.next_segment = end.next_segment;
+  summary.next_sequence = end.next_sequence;
+  summary.shard = end.shard;
+  summary.shards = end.shards;
+  summary.fsync = v1::StorageConfig::Fsync_Name(end.fsync);
+  summary.torn_bytes = end.torn_bytes;
+  summary.torn = end.torn;
+  return summary;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> FindLogs(const std::string& folder) {
+  ASSIGN_OR_RETURN(const bool own, HoldsLog(folder));
+  if (own) return std::vector<std::string>{folder};
+  std::vector<std::string> logs;
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersIn(folder));
+  for (const std::string& name : folders) {
+    const std::string inside = PathIn(folder, name);
+    const std::string log = name == "log" ? inside : PathIn(inside, "log");
+    if (name != "log" && !absl::StartsWith(name, "shard-")) continue;
+    ASSIGN_OR_RETURN(const bool holds, HoldsLog(log));
+    if (holds) logs.push_back(log);
+  }
+  if (!logs.empty()) return logs;
+  return absl::NotFoundError(
+      absl::StrCat(folder,
+                   ": there is no log here, in log/ or in shard-*/log/; give the cluster's "
+                   "storage.directory, the folder of a shard in it, or that of its log"));
+}
+
+absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
+                                   absl::FunctionRef<absl::Status(const LogEntry&)> show) {
+  EntryWriter writer;
+  uint64_t records = 0, blobs = 0;
+  int64_t bytes = 0;
+  ASSIGN_OR_RETURN(const LogEnd end,
+                   ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
+                     const LogEntry entry = writer.Write(record, position);
+                     ++records;
+                     blobs += BlobOf(record) == nullptr ? 0 : 1;
+                     bytes += entry.bytes;
+                     return show(entry);
+                   }));
+  LogSummary summary = SummaryOf(end);
+  summary.records = records;
+  summary.blobs = blobs;
+  summary.bytes = bytes;
+  return summary;
+}
+
+absl::StatusOr<LogSummary> VerifyLog(const std::string& folder) {
+  ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder));
+  Buffer<char> buffer;
+  uint64_t records = 0, blobs = 0;
+  int64_t bytes = 0;
+  ASSIGN_OR_RETURN(const LogEnd end,
+                   ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
+                     ++records;
+                     bytes += position.bytes;
+                     const LogBlob* const blob = BlobOf(record);
+                     // Before the first segment there is what nobody needs any more.
+                     if (blob == nullptr || blob->segment() < found.oldest())
+                       return absl::OkStatus();
+                     ++blobs;
+                     bytes += static_cast<int64_t>(blob->bytes());
+                     return ReadBlob(folder, *blob, buffer).status();
+                   }));
+  LogSummary summary = SummaryOf(end);
+  summary.records = records;
+  summary.blobs = blobs;
+  summary.bytes = bytes;
+  return summary;
+}
+
+}  // namespace emberd::server

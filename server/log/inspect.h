@@ -1,0 +1,52 @@
+// What is in logs, for people.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace emberd::server {
+
+// The folders of logs that a folder stands for: itself, that of a shard, or those of all shards of
+// a storage.directory, in order. NOT_FOUND: there is no log.
+absl::StatusOr<std::vector<std::string>> FindLogs(const std::string& folder);
+
+// A record, in words.
+struct LogEntry {
+  uint64_t sequence = 0;
+  uint64_t segment = 0;
+  int64_t offset = 0;
+  std::string kind;     // "vote"
+  std::string model;    // its name, or its id in 16 hex digits where the log has not named it yet
+  std::string subject;  // "CLIENT/SEQUENCE" of a change, "GROUP/STEP" of a group's step
+  uint64_t attempt = 0;
+  std::string details;  // "commit"
+  int64_t bytes = 0;    // with its blob
+};
+
+struct LogSummary {
+  uint64_t records = 0;
+  uint64_t blobs = 0;
+  int64_t bytes = 0;  // of both
+  uint64_t first_segment = 0;
+  uint64_t next_segment = 1;
+  uint64_t next_sequence = 1;
+  int shard = 0;
+  int shards = 0;
+  std::string fsync;
+  // What does not count any more: see LogEnd.
+  int64_t torn_bytes = 0;
+  std::string torn;
+};
+
+// Calls `show` with each record of a log, in order. Errors are those of ReadLog, and of `show`.
+absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
+                                   absl::FunctionRef<absl::Status(const LogEntry&)> show);
+// Reads every record and every blob that one of them names. DATA_LOSS: the first damage.
+absl::StatusOr<LogSummary> VerifyLog(const std::string& folder);
+
+}  // namespace emberd::server

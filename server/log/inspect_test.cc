@@ -1,0 +1,88 @@
+// Covers: log_entry.cc
+#include "server/log/inspect.h"
+
+#include <filesystem>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/temp_dir.h"
+#include "server/checkpoint/files.h"
+#include "server/log/log_entry.h"
+#include "server/log/log_format.h"
+#include "server/log/testing/records.h"
+#include "server/log/testing/sample.h"
+
+namespace emberd::server {
+namespace {
+
+using internal::v1::LogRecord;
+using ::testing::ElementsAre;
+
+TEST(InspectTest, FindsTheLogsOfAShardAndOfAllShards) {
+  const TempDir dir = *TempDir::Create();
+  for (const int shard : {0, 1, 10}) {
+    WriteSampleLog(dir.Path(absl::StrCat("shard-", absl::Dec(shard, absl::kZeroPad4), "/log")),
+                   shard, 11);
+  }
+  std::filesystem::create_directories(dir.Path("shard-0002/log"));
+  std::filesystem::create_directories(dir.Path("checkpoints/shard-0003"));
+  EXPECT_THAT(*FindLogs(dir.path()),
+              ElementsAre(dir.Path("shard-0000/log"), dir.Path("shard-0001/log"),
+                          dir.Path("shard-0010/log")));
+  EXPECT_THAT(*FindLogs(dir.Path("shard-0010")), ElementsAre(dir.Path("shard-0010/log")));
+  EXPECT_THAT(*FindLogs(dir.Path("shard-0010/log")), ElementsAre(dir.Path("shard-0010/log")));
+  EXPECT_EQ(FindLogs(dir.Path("shard-0002")).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(FindLogs(dir.Path("none")).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(InspectTest, ShowsAndVerifiesTheSameRecords) {
+  const TempDir dir = *TempDir::Create();
+  WriteSampleLog(dir.path(), 2, 4);
+  std::vector<std::string> shown;
+  const LogSummary summary = *ShowLog(dir.path(), [&](const LogEntry& entry) {
+    shown.push_back(absl::StrCat(entry.sequence, " ", entry.kind, " ", entry.model, " ",
+                                 entry.subject, " ", entry.details));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(shown, ElementsAre("1 state   0 models, 0 clients with 0 changes, 0 votes, 0 groups",
+                                 "2 model_made ads  history 0000000000000000",
+                                 "3 vote ads trainer/17 update", "4 decision ads trainer/17 commit",
+                                 "5 part 0000000000000008 run/3 rank 0 of 2, generation 0"));
+  const LogSummary verified = *VerifyLog(dir.path());
+  for (const LogSummary& each : {summary, verified}) {
+    EXPECT_EQ(each.records, 5u);
+    EXPECT_EQ(each.blobs, 1u);
+    EXPECT_GT(each.bytes, 5000);
+    EXPECT_EQ(each.next_sequence, 6u);
+    EXPECT_EQ(each.shard, 2);
+    EXPECT_EQ(each.shards, 4);
+    EXPECT_EQ(each.fsync, "INTERVAL");
+  }
+  EXPECT_EQ(summary.bytes, verified.bytes);
+  ASSERT_TRUE(WriteFileWhole(dir.path(), BlobsName(1), std::string(5000, 'x')).ok());
+  EXPECT_TRUE(ShowLog(dir.path(), [](const LogEntry&) { return absl::OkStatus(); }).ok());
+  EXPECT_EQ(VerifyLog(dir.path()).status().code(), absl::StatusCode::kDataLoss);
+}
+
+// A kind that was added to the log and not here would be shown without a word.
+TEST(InspectTest, EachKindOfRecordHasWords) {
+  std::set<std::string> shown;
+  const auto* const kinds = LogRecord::descriptor()->oneof_decl(0);
+  for (int i = 0; i < kinds->field_count(); ++i) {
+    LogRecord record;
+    record.GetReflection()->MutableMessage(&record, kinds->field(i));
+    const LogEntry entry = EntryWriter().Write(record, {});
+    EXPECT_EQ(entry.kind, kinds->field(i)->name());
+    EXPECT_FALSE(entry.model.empty() && entry.subject.empty() && entry.details.empty())
+        << entry.kind;
+    shown.insert(entry.kind);
+  }
+  EXPECT_EQ(shown.size(), static_cast<size_t>(kinds->field_count()));
+  EXPECT_EQ(EntryWriter().Write(LogRecord(), {}).kind, "unknown");
+}
+
+}  // namespace
+}  // namespace emberd::server

@@ -1,0 +1,104 @@
+#include "server/log/log_segment.h"
+
+#include <utility>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/checkpoint/files.h"
+
+namespace emberd::server {
+namespace {
+
+// Asking a full disk again and again for room that is not needed yet would slow records down.
+constexpr absl::Duration kTryAgain = absl::Milliseconds(100);
+
+absl::Status WriteBytes(LogFile& file, int64_t offset, absl::string_view bytes) {
+  const absl::Span<const char> piece(bytes.data(), bytes.size());
+  return file.Write(offset, {&piece, 1});
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(LogFiles& files,
+                                                               const std::string& folder,
+                                                               const LogHead& head,
+                                                               std::string state,
+                                                               int64_t reserve_bytes) {
+  std::shared_ptr<LogSegment> segment(new LogSegment(head, reserve_bytes));
+  const absl::Status status = segment->Begin(files, folder, std::move(state));
+  if (status.ok()) return segment;
+  if (segment->records_ == nullptr) return status;
+  // The records last: without them the blobs would look like what is left of a segment.
+  absl::Status removed = files.Remove(PathIn(folder, BlobsName(head.segment)));
+  if (removed.ok()) removed = files.Remove(PathIn(folder, RecordsName(head.segment)));
+  if (!segment->head_written_ || removed.ok()) return status;
+  return absl::AbortedError(status.message());
+}
+
+absl::Status LogSegment::Begin(LogFiles& files, const std::string& folder, std::string state) {
+  ASSIGN_OR_RETURN(records_, files.Create(PathIn(folder, RecordsName(number()))));
+  ASSIGN_OR_RETURN(blobs_, files.Create(PathIn(folder, BlobsName(number()))));
+  RETURN_IF_ERROR(Append(head_.first_sequence, head_.durable, std::move(state)));
+  begin_ = end_;
+  head_written_ = true;
+  RETURN_IF_ERROR(WriteBytes(*records_, 0, EncodeLogHead(head_)));
+  blobs_written_ = true;  // the file itself
+  return absl::OkStatus();
+}
+
+absl::Status LogSegment::MakeRoom(int64_t bytes) {
+  const int64_t needed = end_ + bytes;
+  if (needed + reserve_bytes_ / 2 <= reserved_) return absl::OkStatus();
+  const absl::Time now = absl::Now();
+  if (needed <= reserved_ && now < next_try_) return absl::OkStatus();
+  int64_t more = RoundUp(needed + reserve_bytes_ / 2 - reserved_, reserve_bytes_);
+  absl::Status status = records_->Allocate(reserved_, more);
+  if (!status.ok()) {
+    next_try_ = now + kTryAgain;
+    if (needed <= reserved_) return absl::OkStatus();
+    // The last that there is.
+    more = RoundUp(needed, 4096) - reserved_;
+    status = records_->Allocate(reserved_, more);
+  }
+  if (status.ok()) reserved_ += more;
+  return status;
+}
+
+absl::Status LogSegment::Append(uint64_t sequence, uint64_t durable, std::string frame) {
+  const auto bytes = static_cast<int64_t>(frame.size());
+  RETURN_IF_ERROR(MakeRoom(bytes));
+  SealFrame(head_.salt, sequence, durable, &frame);
+  if (absl::Status status = WriteBytes(*records_, end_, frame); !status.ok()) {
+    // It must not be taken for a record if nothing else comes.
+    const std::string zeros(kFrameHeadBytes, '\0');
+    WriteBytes(*records_, end_, zeros).IgnoreError();
+    return status;
+  }
+  end_ += bytes;
+  records_written_ = true;
+  return absl::OkStatus();
+}
+
+int64_t LogSegment::BeginBlob(int64_t bytes) {
+  const int64_t offset = RoundUp(blob_end_, kBlobAlignment);
+  blob_end_ = offset + bytes;
+  ++blobs_writing_;
+  return offset;
+}
+
+void LogSegment::EndBlob(int64_t offset, int64_t bytes, bool written) {
+  --blobs_writing_;
+  if (written) {
+    blobs_written_ = true;
+  } else if (blob_end_ == offset + bytes) {
+    blob_end_ = offset;
+  }
+}
+
+absl::Status LogSegment::SyncIf(std::atomic<bool>* written, LogFile& file) {
+  if (!written->exchange(false)) return absl::OkStatus();
+  return file.Sync();
+}
+
+}  // namespace emberd::server

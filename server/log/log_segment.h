@@ -1,0 +1,75 @@
+// One segment of a log, while it is written.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/log/log_files.h"
+#include "server/log/log_format.h"
+
+namespace emberd::server {
+
+// One thread at a time, unless said otherwise.
+class LogSegment {
+ public:
+  // Makes its files and writes the state, a frame that nobody has sealed, and then the head, which
+  // makes it count. After an error it does not count, except for ABORTED: then nobody knows.
+  static absl::StatusOr<std::shared_ptr<LogSegment>> Create(LogFiles& files,
+                                                            const std::string& folder,
+                                                            const LogHead& head, std::string state,
+                                                            int64_t reserve_bytes);
+
+  uint64_t number() const { return head_.segment; }
+  // Behind the last record, and behind the state.
+  absl::Status Append(uint64_t sequence, uint64_t durable, std::string frame);
+  int64_t record_bytes() const { return end_ - begin_; }
+
+  // A place for a blob; each must be given back.
+  int64_t BeginBlob(int64_t bytes);
+  void EndBlob(int64_t offset, int64_t bytes, bool written);
+  int64_t blob_bytes() const { return blob_end_; }
+  // Several threads at once.
+  absl::Status WriteBlob(int64_t offset, absl::Span<const absl::Span<const char>> pieces) {
+    return blobs_->Write(offset, pieces);
+  }
+
+  int64_t bytes() const { return end_ + blob_end_; }
+  // Gives room back that was set aside for records.
+  void Close() { records_->Truncate(end_).IgnoreError(); }
+
+  // What was written before, if anything was since the last time. Beside other threads, but only
+  // one at a time.
+  absl::Status SyncBlobs() { return SyncIf(&blobs_written_, *blobs_); }
+  absl::Status SyncRecords() { return SyncIf(&records_written_, *records_); }
+  bool Synced() const { return blobs_writing_ == 0 && !blobs_written_ && !records_written_; }
+
+ private:
+  LogSegment(const LogHead& head, int64_t reserve_bytes)
+      : head_(head), reserve_bytes_(reserve_bytes) {}
+  absl::Status Begin(LogFiles& files, const std::string& folder, std::string state);
+  absl::Status Write(std::string frame);
+  absl::Status MakeRoom(int64_t bytes);
+  static absl::Status SyncIf(std::atomic<bool>* written, LogFile& file);
+
+  const LogHead head_;
+  const int64_t reserve_bytes_;
+  std::unique_ptr<LogFile> records_;
+  std::unique_ptr<LogFile> blobs_;
+  bool head_written_ = false;      // or tried to be
+  int64_t begin_ = kLogHeadBytes;  // behind the state
+  int64_t end_ = kLogHeadBytes;    // of records
+  int64_t reserved_ = 0;
+  absl::Time next_try_ = absl::InfinitePast();  // to set more room aside
+  int64_t blob_end_ = 0;
+  int blobs_writing_ = 0;
+  std::atomic<bool> blobs_written_{false};
+  std::atomic<bool> records_written_{false};
+};
+
+}  // namespace emberd::server

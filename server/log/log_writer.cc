@@ -1,0 +1,296 @@
+#include "server/log/log_writer.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "base/status.h"
+#include "server/checkpoint/files.h"
+#include "server/checkpoint/folders.h"
+#include "server/log/log_reader.h"
+
+namespace emberd::server {
+namespace {
+
+using internal::v1::LogBlob;
+using internal::v1::LogRecord;
+
+int64_t FileBytes(const std::string& path) {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(path, error);
+  return error ? 0 : static_cast<int64_t>(bytes);
+}
+
+absl::Status CheckRecord(const LogRecord& record) {
+  const size_t bytes = record.ByteSizeLong();
+  if (static_cast<int64_t>(bytes) <= kMostRecordBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a record of the log has ", bytes, " bytes; at most ", kMostRecordBytes, " are allowed"));
+}
+
+absl::Status CheckIsState(const LogRecord& record) {
+  if (record.kind_case() == LogRecord::kState) return CheckRecord(record);
+  return absl::InternalError("a segment of the log begins with something else than the state");
+}
+
+}  // namespace
+
+LogWriter::LogWriter(LogOptions options, uint64_t next_sequence)
+    : options_(std::move(options)),
+      files_(options_.files != nullptr ? *options_.files : SystemLogFiles()),
+      next_sequence_(next_sequence),
+      older_blobs_(options_.older_blobs) {}
+
+absl::StatusOr<std::unique_ptr<LogWriter>> LogWriter::Open(LogOptions options,
+                                                           uint64_t next_segment,
+                                                           uint64_t next_sequence,
+                                                           const LogRecord& state) {
+  if (next_sequence == 0) {
+    return absl::InternalError(
+        absl::StrCat(options.folder, ": the records of a log are numbered from 1, not from 0"));
+  }
+  std::unique_ptr<LogWriter> writer(new LogWriter(std::move(options), next_sequence));
+  if (absl::Status status = writer->Begin(next_segment, state); !status.ok()) {
+    return writer->Refusal(status);
+  }
+  LogWriter* const self = writer.get();
+  self->open_ = true;
+  switch (self->options_.fsync) {
+    case v1::StorageConfig::ALWAYS:
+      self->thread_ = std::thread([self] { self->SyncForWaiters(); });
+      break;
+    case v1::StorageConfig::INTERVAL:
+      self->each_interval_ =
+          std::make_unique<PeriodicTask>(self->options_.interval, [self] { self->SyncRound(); });
+      break;
+    default:
+      break;
+  }
+  return writer;
+}
+
+absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
+  const std::string& folder = options_.folder;
+  RETURN_IF_ERROR(MakeFolders(folder));
+  ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder));
+  if (next_segment <= found.newest()) {
+    return absl::InternalError(absl::StrCat(folder, ": segment ", next_segment,
+                                            " cannot be begun: there is segment ", found.newest()));
+  }
+  for (const auto& [segment, name] : found.files()) {
+    MutexLock lock(&mutex_);
+    older_bytes_[segment] += FileBytes(PathIn(folder, name));
+  }
+  MutexLock round(&sync_mutex_);
+  const bool sync = options_.fsync != v1::StorageConfig::NEVER;
+  if (sync) RETURN_IF_ERROR(SyncOlder(found));
+  MutexLock lock(&mutex_);
+  durable_ = sync ? next_sequence_ - 1 : 0;
+  ASSIGN_OR_RETURN(current_, NewSegment(next_segment, state));
+  RETURN_IF_ERROR(current_->SyncBlobs());
+  RETURN_IF_ERROR(current_->SyncRecords());
+  RETURN_IF_ERROR(files_.SyncFolder(folder));
+  folder_synced_ = next_segment;
+  if (sync) durable_ = next_sequence_ - 1;
+  return absl::OkStatus();
+}
+
+// What a killed process has left with the system alone is built upon from here on.
+absl::Status LogWriter::SyncOlder(const LogFolder& found) {
+  if (older_synced_) return absl::OkStatus();
+  for (const auto& [segment, name] : found.files()) {
+    RETURN_IF_ERROR(files_.Sync(PathIn(options_.folder, name)));
+  }
+  RETURN_IF_ERROR(files_.SyncFolder(options_.folder));
+  older_synced_ = true;
+  return absl::OkStatus();
+}
+
+LogWriter::~LogWriter() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    changed_.SignalAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  each_interval_.reset();
+  if (open_ && options_.fsync != v1::StorageConfig::NEVER) SyncRound();
+}
+
+absl::StatusOr<std::shared_ptr<LogSegment>> LogWriter::NewSegment(uint64_t number,
+                                                                  const LogRecord& state) {
+  RETURN_IF_ERROR(CheckIsState(state));
+  LogHead head;
+  head.shard = static_cast<uint32_t>(options_.shard);
+  head.shards = static_cast<uint32_t>(options_.shards);
+  head.segment = number;
+  head.first_sequence = next_sequence_;
+  head.durable = durable_;
+  head.fsync = options_.fsync;
+  head.salt = std::random_device{}();
+  head.boot_id = files_.BootId();
+  auto segment =
+      LogSegment::Create(files_, options_.folder, head, FrameFor(state), options_.reserve_bytes);
+  if (!segment.ok()) return segment;
+  NoteOlderBlob(number, OldestBlobSegment(state), &older_blobs_);
+  ++next_sequence_;
+  return segment;
+}
+
+absl::Status LogWriter::Refusal(const absl::Status& error) const {
+  switch (error.code()) {
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kInvalidArgument:
+      return error;
+    case absl::StatusCode::kResourceExhausted:
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the disk of ", options_.folder, " is full (", error.message(),
+          "): nothing was changed; lookups go on, and updates are taken again when there is room"));
+    default:
+      return absl::UnavailableError(absl::StrCat(
+          "the log in ", options_.folder, " cannot be written (", error.message(),
+          "): nothing was changed; lookups go on, and updates are taken again when it can"));
+  }
+}
+
+absl::Status LogWriter::Fail(const absl::Status& error) {
+  if (!failed_.ok()) return failed_;
+  failed_ = absl::UnavailableError(absl::StrCat(
+      "the log in ", options_.folder, " failed (", error.message(),
+      "): nobody knows what the disk holds, so updates are refused until this process is started "
+      "again; look after the disk first"));
+  return failed_;
+}
+
+absl::StatusOr<LogBlob> LogWriter::AppendBlob(absl::Span<const absl::Span<const char>> pieces) {
+  LogBlob blob;
+  uint32_t crc = 0;
+  int64_t bytes = 0;
+  for (const absl::Span<const char> piece : pieces) {
+    crc = ExtendCrc32c(crc, piece);
+    bytes += static_cast<int64_t>(piece.size());
+  }
+  std::shared_ptr<LogSegment> segment;
+  int64_t offset;
+  {
+    MutexLock lock(&mutex_);
+    if (!failed_.ok()) return failed_;
+    segment = current_;
+    offset = segment->BeginBlob(bytes);
+  }
+  const absl::Status status = segment->WriteBlob(offset, pieces);
+  MutexLock lock(&mutex_);
+  segment->EndBlob(offset, bytes, status.ok());
+  blob_failure_ = status.ok() ? status : Refusal(status);
+  RETURN_IF_ERROR(blob_failure_);
+  blob.set_segment(segment->number());
+  blob.set_offset(offset);
+  blob.set_bytes(bytes);
+  blob.set_crc32c(crc);
+  return blob;
+}
+
+absl::StatusOr<uint64_t> LogWriter::Append(const LogRecord& record) {
+  RETURN_IF_ERROR(CheckRecord(record));
+  std::string frame = FrameFor(record);
+  MutexLock lock(&mutex_);
+  if (!failed_.ok()) return failed_;
+  const absl::Status status = current_->Append(next_sequence_, durable_, std::move(frame));
+  record_failure_ = status.ok() ? status : Refusal(status);
+  RETURN_IF_ERROR(record_failure_);
+  NoteOlderBlob(current_->number(), OldestBlobSegment(record), &older_blobs_);
+  return next_sequence_++;
+}
+
+absl::StatusOr<uint64_t> LogWriter::StartSegment(const LogRecord& state) {
+  MutexLock lock(&mutex_);
+  if (!failed_.ok()) return failed_;
+  const uint64_t number = current_->number() + 1;
+  // Of an attempt that failed.
+  for (const std::string& name : {BlobsName(number), RecordsName(number)}) {
+    if (absl::Status status = files_.Remove(PathIn(options_.folder, name)); !status.ok()) {
+      return record_failure_ = Refusal(status);
+    }
+  }
+  absl::StatusOr<std::shared_ptr<LogSegment>> segment = NewSegment(number, state);
+  if (absl::IsAborted(segment.status())) return Fail(segment.status());
+  record_failure_ = segment.ok() ? absl::OkStatus() : Refusal(segment.status());
+  RETURN_IF_ERROR(record_failure_);
+  current_->Close();
+  older_bytes_[current_->number()] = current_->bytes();
+  unsynced_.push_back(std::exchange(current_, *std::move(segment)));
+  return number;
+}
+
+bool LogWriter::SegmentFull() const {
+  MutexLock lock(&mutex_);
+  return current_->blob_bytes() > options_.segment_bytes ||
+         current_->record_bytes() > options_.record_bytes;
+}
+
+uint64_t LogWriter::NeededFrom(uint64_t segment) const {
+  MutexLock lock(&mutex_);
+  segment = std::min(segment, current_->number());
+  uint64_t needed = segment;
+  for (auto it = older_blobs_.lower_bound(segment); it != older_blobs_.end(); ++it) {
+    needed = std::min(needed, it->second);
+  }
+  return needed;
+}
+
+absl::Status LogWriter::DropBefore(uint64_t segment) {
+  segment = NeededFrom(segment);
+  ASSIGN_OR_RETURN(const LogFolder found, ListLog(options_.folder));
+  if (found.oldest() >= segment) return absl::OkStatus();
+  // What the log will begin with must survive a loss of power, and its blobs with it.
+  RETURN_IF_ERROR(SyncAll(&found));
+  for (const auto& [old, name] : found.files()) {
+    if (old >= segment) break;
+    if (absl::Status status = files_.Remove(PathIn(options_.folder, name)); !status.ok()) {
+      return Refusal(status);
+    }
+    // One after another: blobs without records mean nothing, but the other way round, and with a
+    // gap, something would be missing.
+    if (absl::Status status = files_.SyncFolder(options_.folder); !status.ok()) {
+      return Refusal(status);
+    }
+    if (name == RecordsName(old)) continue;
+    MutexLock lock(&mutex_);
+    older_bytes_.erase(old);
+    older_blobs_.erase(old);
+  }
+  return absl::OkStatus();
+}
+
+uint64_t LogWriter::segment() const {
+  MutexLock lock(&mutex_);
+  return current_->number();
+}
+
+int64_t LogWriter::bytes() const {
+  MutexLock lock(&mutex_);
+  int64_t bytes = current_->bytes();
+  for (const auto& [segment, older] : older_bytes_) bytes += older;
+  return bytes;
+}
+
+uint64_t LogWriter::records() const {
+  MutexLock lock(&mutex_);
+  return next_sequence_ - 1;
+}
+
+uint64_t LogWriter::durable() const {
+  MutexLock lock(&mutex_);
+  return durable_;
+}
+
+absl::Status LogWriter::failure() const {
+  MutexLock lock(&mutex_);
+  if (!failed_.ok()) return failed_;
+  return record_failure_.ok() ? blob_failure_ : record_failure_;
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,141 @@
+// Writes the log of a shard.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/mutex.h"
+#include "base/periodic_task.h"
+#include "emberd/internal/v1/log.pb.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/log/log_files.h"
+#include "server/log/log_segment.h"
+
+namespace emberd::server {
+
+struct LogOptions {
+  std::string folder;  // made if it is not there
+  int shard = 0;
+  int shards = 1;
+  v1::StorageConfig::Fsync fsync = v1::StorageConfig::INTERVAL;
+  absl::Duration interval = absl::Seconds(1);  // INTERVAL
+
+  // A segment with more than one of them is full. Small ones are dropped sooner; each begins with
+  // the whole state of the shard.
+  int64_t segment_bytes = int64_t{256} << 20;  // of blobs
+  int64_t record_bytes = int64_t{64} << 20;    // of records behind the state
+  // Room for records is set aside in steps of so much, and half of it at least ahead of need: small
+  // records go on for a while when blobs find the disk full.
+  int64_t reserve_bytes = int64_t{8} << 20;
+
+  std::map<uint64_t, uint64_t> older_blobs = {};  // as LogEnd says
+
+  LogFiles* files = nullptr;  // null: SystemLogFiles(); else outlives the writer
+};
+
+// Thread-safe. Two kinds of errors: RESOURCE_EXHAUSTED or UNAVAILABLE for what could not be
+// written; nothing was changed, and the next call tries again. After the disk failed to sync,
+// nobody knows what it holds: from then on everything is UNAVAILABLE, until the process is
+// restarted.
+class LogWriter {
+ public:
+  // Starts segment `next_segment` with the record `next_sequence`, the state; both as ReadLog says
+  // (1 and 1 for a new log). Waits for the disk. Nobody else may write to the folder.
+  static absl::StatusOr<std::unique_ptr<LogWriter>> Open(LogOptions options, uint64_t next_segment,
+                                                         uint64_t next_sequence,
+                                                         const internal::v1::LogRecord& state);
+  // Waits for the disk, except with NEVER, and for those who wait in WhenDurable.
+  ~LogWriter();
+  LogWriter(const LogWriter&) = delete;
+  LogWriter& operator=(const LogWriter&) = delete;
+
+  // Bulk bytes for a record to name: all pieces, one behind another, beginning at a multiple of 64
+  // bytes. They count for nothing until such a record is appended. Several may write at once.
+  absl::StatusOr<internal::v1::LogBlob> AppendBlob(absl::Span<const absl::Span<const char>> pieces);
+
+  // The order of calls is that of records. Returns the record's sequence. After an error the record
+  // may still be found by who reads the log, unless another one was appended since.
+  absl::StatusOr<uint64_t> Append(const internal::v1::LogRecord& record);
+
+  // ALWAYS: calls `done` on a thread of the writer when the disk has this record, all before it,
+  // and their blobs; it may use the writer, but not wait for others. Else: calls it at once.
+  void WhenDurable(uint64_t sequence, std::function<void(absl::Status)> done);
+
+  // Starts a new segment, whose number it returns, with the state after all records before. After
+  // an error the log goes on in the old one.
+  absl::StatusOr<uint64_t> StartSegment(const internal::v1::LogRecord& state);
+  bool SegmentFull() const;
+
+  // Removes segments before this one, oldest first, unless what stays names their blobs; never the
+  // newest. Waits for the disk first.
+  absl::Status DropBefore(uint64_t segment);
+
+  uint64_t segment() const;  // the newest
+  int64_t bytes() const;     // of all segments
+  uint64_t records() const;  // since the first one ever
+  uint64_t durable() const;  // the newest record that the disk is known to have
+  // Why something was refused last; OK if the latest attempts went well.
+  absl::Status failure() const;
+
+ private:
+  struct Waiter {
+    uint64_t sequence;
+    std::function<void(absl::Status)> done;
+  };
+
+  LogWriter(LogOptions options, uint64_t next_sequence);
+  absl::Status Begin(uint64_t next_segment, const internal::v1::LogRecord& state);
+  absl::StatusOr<std::shared_ptr<LogSegment>> NewSegment(uint64_t number,
+                                                         const internal::v1::LogRecord& state)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The newest segment before which nothing is needed, if those from this one on stay.
+  uint64_t NeededFrom(uint64_t segment) const;
+  // What the caller is told about an error of the disk.
+  absl::Status Refusal(const absl::Status& error) const;
+  absl::Status Fail(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SyncForWaiters();
+  // SyncAll, and then tells those who wait.
+  void SyncRound();
+  // What was appended before, and these files of earlier processes. After an error the writer has
+  // failed.
+  absl::Status SyncAll(const LogFolder* older);
+  absl::Status SyncAppended() ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);
+  absl::Status SyncSegments(absl::Span<const std::shared_ptr<LogSegment>> segments)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);
+  absl::Status SyncOlder(const LogFolder& found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);
+
+  const LogOptions options_;
+  LogFiles& files_;
+  bool open_ = false;
+  Mutex sync_mutex_;  // one round at a time; taken before mutex_
+  bool older_synced_ ABSL_GUARDED_BY(sync_mutex_) = false;
+  // The segment whose files' names survive a loss of power.
+  uint64_t folder_synced_ ABSL_GUARDED_BY(sync_mutex_) = 0;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_);
+  uint64_t durable_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<LogSegment> current_ ABSL_GUARDED_BY(mutex_);
+  // Older ones that a round must still look at.
+  std::vector<std::shared_ptr<LogSegment>> unsynced_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, uint64_t> older_blobs_ ABSL_GUARDED_BY(mutex_);  // see LogEnd
+  std::map<uint64_t, int64_t> older_bytes_ ABSL_GUARDED_BY(mutex_);   // by segment
+  std::vector<Waiter> waiting_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // for good
+  absl::Status record_failure_ ABSL_GUARDED_BY(mutex_);
+  absl::Status blob_failure_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;                           // ALWAYS
+  std::unique_ptr<PeriodicTask> each_interval_;  // INTERVAL
+};
+
+}  // namespace emberd::server
