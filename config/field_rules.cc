@@ -135,6 +135,9 @@ constexpr FieldRule kRules[] = {
     {"StorageConfig.keep", AtLeast(1), 3},
     {"StorageConfig.max_chain", Between(-1, 1000), 8},
     {"StorageConfig.copy_bytes", kShareOfMemory},
+    {"StorageConfig.fsync", kFinite, v1::StorageConfig::INTERVAL},
+    {"StorageConfig.fsync_interval_ms", Between(1, 60000), 1000},
+    {"StorageConfig.log_bytes", Between(kMiB, kMiB* kGiB), 4 * kGiB},
 
     {"Token.role", kFinite},
 };

@@ -105,6 +105,20 @@ absl::Status CheckModel(const v1::ModelConfig& model) {
   return CheckOptimizer(model.optimizer(), "optimizer");
 }
 
+// A step updates all tables of a model or none of them.
+absl::Status CheckAllOrNone(const v1::ModelConfig& complete) {
+  for (int i = 1; i < complete.tables_size(); ++i) {
+    if (complete.tables(i).optimizer().has_none() == !CanTrain(complete)) continue;
+    const std::string first = OptimizerName(complete.tables(0).optimizer());
+    return NotAllowed(FieldPath(FieldPath("", "tables", i), "optimizer"),
+                      OptimizerName(complete.tables(i).optimizer()),
+                      absl::StrCat("none for all tables of a model or for none of them; tables[0] "
+                                   "has ",
+                                   first));
+  }
+  return absl::OkStatus();
+}
+
 void CompleteTable(const v1::OptimizerConfig& model_optimizer, v1::TableConfig* table) {
   if (!table->has_optimizer()) *table->mutable_optimizer() = model_optimizer;
   CompleteOptimizer(table->mutable_optimizer());
@@ -226,6 +240,7 @@ absl::Status CompleteModel(v1::ModelConfig* model) {
   for (v1::TableConfig& table : *complete.mutable_tables()) {
     CompleteTable(complete.optimizer(), &table);
   }
+  RETURN_IF_ERROR(CheckAllOrNone(complete));
   v1::PlanConfig* plan = complete.mutable_plan();
   if (plan->rules() == v1::TENSORFLOW) CompleteTensorFlowPlan(plan);
   FillFields(&complete);

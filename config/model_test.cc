@@ -202,7 +202,7 @@ TEST_P(CompleteOptimizerTest, FillsEveryFieldOnceAndForAll) {
 INSTANTIATE_TEST_SUITE_P(All, CompleteOptimizerTest,
                          testing::Values("sgd", "adagrad", "rowwise_adagrad", "momentum",
                                          "adagrad_momentum", "adam", "adamw", "ftrl", "laprop",
-                                         "f2a", "rmsprop"),
+                                         "f2a", "rmsprop", "none"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

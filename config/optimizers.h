@@ -34,6 +34,10 @@ struct SlotInfo {
 // "sgd", "adagrad", ... : the name of the field of OptimizerConfig.kind that is set; empty if none
 // is.
 std::string OptimizerName(const v1::OptimizerConfig& optimizer);
+// Whether a complete model can be trained: its tables have an optimizer, which is not `none`.
+inline bool CanTrain(const v1::ModelConfig& model) {
+  return !model.tables(0).optimizer().has_none();
+}
 // Slots in storage order.
 std::vector<SlotInfo> OptimizerSlots(const v1::OptimizerConfig& optimizer);
 // True if the formula uses the global step number (ApplyGradientsRequest.step).

@@ -53,6 +53,7 @@ const Defaults kDefaults[] = {
     {"laprop {}", "laprop { beta1: 0.9 beta2: 0.95 epsilon: 1e-30 }"},
     {"f2a {}", "f2a { rho: 0.5 initial_accumulator: 0.1 l1: 0 l2: 0 max_lr_multiplier: 1e6 }"},
     {"rmsprop {}", "rmsprop { decay: 0.9 momentum: 0 epsilon: 1e-7 }"},
+    {"none {}", "none {}"},
 };
 
 TEST(CompleteOptimizer, WritesTheDefaultsOfTheProtoFile) {
@@ -107,6 +108,7 @@ const Facts kFacts[] = {
     {"laprop {}", "laprop", "mu=0 nu=0 ", true},
     {"f2a {}", "f2a", "accumulator=0.1 local_step=0/row ", true},
     {"rmsprop {}", "rmsprop", "velocity=0 momentum=0 ", false},
+    {"none {}", "none", "", false},
 };
 
 TEST(Optimizers, AreWhatTheProtoFileSays) {

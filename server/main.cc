@@ -69,14 +69,18 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
 
 void AddStorageFlags(CLI::App* up, launcher::Overrides* overrides) {
   static const std::map<std::string, v1::StorageConfig::Durability> kDurabilities = {
-      {"memory", v1::StorageConfig::MEMORY}, {"checkpoint", v1::StorageConfig::CHECKPOINT}};
+      {"memory", v1::StorageConfig::MEMORY},
+      {"checkpoint", v1::StorageConfig::CHECKPOINT},
+      {"log", v1::StorageConfig::LOG}};
   up->add_option("--data", overrides->data,
                  "Keep checkpoints below DIR, which is made if it is not there; default: rows live "
                  "in memory only")
       ->type_name("DIR");
-  up->add_option("--durability", overrides->durability,
-                 "memory: checkpoints when somebody asks for one; checkpoint: every 10 minutes by "
-                 "itself, and lost rows come back from the newest one [checkpoint with --data]")
+  up->add_option(
+        "--durability", overrides->durability,
+        "memory: checkpoints when somebody asks for one; checkpoint: every 10 minutes by "
+        "itself, and lost rows come back from the newest one; log: every change is on disk "
+        "before it is answered, and nothing is lost [checkpoint with --data]")
       ->type_name("LEVEL")
       ->transform(OneOf("levels", kDurabilities));
 }

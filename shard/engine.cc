@@ -34,6 +34,16 @@ StackShape ShapeOf(const StackStore& store) {
   return shape;
 }
 
+// Notes that the stack was `seen`.
+absl::Status CheckStackOfBatch(int stack, const Model& model, std::vector<bool>& seen) {
+  if (stack < 0 || stack >= model.stack_count() || seen[stack]) {
+    return absl::InvalidArgumentError(absl::StrCat("batch: stack ", stack, " must be in [0, ",
+                                                   model.stack_count(), ") and be given once"));
+  }
+  seen[stack] = true;
+  return absl::OkStatus();
+}
+
 absl::Status ModelExists(uint64_t model_id) {
   return absl::AlreadyExistsError(
       absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " exists"));
@@ -115,17 +125,23 @@ absl::StatusOr<std::shared_ptr<const Batch>> Engine::PrepareBatch(
   std::vector<bool> seen(model->stack_count());
   std::vector<StackEntries> arranged;
   for (const preprocess::StackBatchView& view : stacks) {
-    if (view.stack < 0 || view.stack >= model->stack_count() || seen[view.stack]) {
-      return absl::InvalidArgumentError(absl::StrCat("batch: stack ", view.stack,
-                                                     " must be in [0, ", model->stack_count(),
-                                                     ") and be given once"));
-    }
-    seen[view.stack] = true;
+    RETURN_IF_ERROR(CheckStackOfBatch(view.stack, *model, seen));
     ASSIGN_OR_RETURN(StackEntries entries,
                      ArrangeEntries(view, ShapeOf(model->stack(view.stack)), pool_, cpu_));
     arranged.push_back(std::move(entries));
   }
   return std::make_shared<const Batch>(model, std::move(arranged));
+}
+
+absl::StatusOr<std::shared_ptr<const Batch>> Engine::RestoreBatch(
+    uint64_t model_id, std::vector<StackEntries> stacks) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, FindModel(model_id));
+  std::vector<bool> seen(model->stack_count());
+  for (const StackEntries& entries : stacks) {
+    RETURN_IF_ERROR(CheckStackOfBatch(entries.stack, *model, seen));
+    RETURN_IF_ERROR(CheckEntries(entries, ShapeOf(model->stack(entries.stack))));
+  }
+  return std::make_shared<const Batch>(model, std::move(stacks));
 }
 
 // One Gather on its way: shared by the jobs of its stacks.

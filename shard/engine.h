@@ -60,6 +60,12 @@ class Engine {
       uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
       std::shared_ptr<const void> owner);
 
+  // A batch of before that is to be applied again: entries as PrepareBatch has arranged them, with
+  // their padding. Checks every number; nothing can be gathered with it. INVALID_ARGUMENT names
+  // what does not fit.
+  absl::StatusOr<std::shared_ptr<const Batch>> RestoreBatch(uint64_t model_id,
+                                                            std::vector<StackEntries> stacks);
+
   // For every sample s and partition p: the sum over the entries of (s, p), in ascending local row,
   // of gain * row, starting from +0; then over the shard's partitions by a balanced binary tree in
   // partition order. Or the rows themselves: StackSpec.result_mode chooses.

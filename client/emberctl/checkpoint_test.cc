@@ -1,4 +1,5 @@
 // Covers: client/emberctl/verbs/checkpoint.cc, client/emberctl/verbs/checkpoint_view.cc
+// Covers: client/emberctl/verbs/serve.cc
 // emberctl checkpoint against a service that says what the test wants.
 #include "client/cpp/testing/fake_service.h"
 #include "client/emberctl/output.h"
@@ -113,6 +114,29 @@ TEST_F(CheckpointTest, RestoresWithAnotherConfig) {
   EXPECT_EQ(Call({"restore", "m", "--config", path}).code, kOk);
   EXPECT_THAT(service_.checkpoints.calls(), ElementsAre(HasSubstr("storage_dtype: BFLOAT16")));
   EXPECT_EQ(Call({"restore", "m", "--config", "/nowhere"}).code, kRefused);
+}
+
+TEST_F(CheckpointTest, Serves) {
+  progress().back().set_model_id(0xabc);
+  const std::vector<std::string> at = {"--address", service_.address()};
+  const auto serve = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "serve");
+    arguments.insert(arguments.end(), at.begin(), at.end());
+    return Emberctl(arguments);
+  };
+  EXPECT_THAT(
+      serve({"m"}).out,
+      HasSubstr("\nmodel 'm' serves checkpoint 'step-7' of model 'm' on all shards, with id "
+                "0000000000000abc: 3.0 MiB in 2.00 s (1.5 MiB/s)\n"));
+  EXPECT_THAT(serve({"m", "step-7", "--as", "live", "--storage", "bfloat16"}).out,
+              HasSubstr("\nmodel 'live' serves checkpoint 'step-7' of model 'm'"));
+  EXPECT_EQ(Json::parse(serve({"m", "--json"}).out)["checkpoint"]["name"], "step-7");
+  EXPECT_EQ(serve({"m", "--storage", "int8"}).code, kUsage);
+  EXPECT_THAT(service_.checkpoints.calls(),
+              ElementsAre("ServeCheckpoint model: \"m\"",
+                          "ServeCheckpoint model: \"m\" name: \"step-7\" serve_as: \"live\" "
+                          "storage_dtype: BFLOAT16",
+                          "ServeCheckpoint model: \"m\""));
 }
 
 TEST_F(CheckpointTest, Lists) {

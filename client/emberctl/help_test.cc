@@ -52,7 +52,7 @@ TEST(HelpTest, EveryCommandHasAnExample) {
   const std::vector<std::string> commands = CommandsOf(help.out);
   for (const char* command :
        {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "model", "group",
-        "checkpoint", "drain", "bench", "describe", "declare", "validate"}) {
+        "checkpoint", "log", "drain", "bench", "describe", "declare", "validate"}) {
     EXPECT_THAT(commands, Contains(command));
   }
   EXPECT_EQ(CommandsOf(Emberctl({"rows", "--help"}).out), (std::vector<std::string>{"get", "set"}));
@@ -62,6 +62,8 @@ TEST(HelpTest, EveryCommandHasAnExample) {
   EXPECT_EQ(CommandsOf(Emberctl({"checkpoint", "--help"}).out),
             (std::vector<std::string>{"save", "list", "show", "diff", "delete", "verify", "restore",
                                       "merge", "export", "import"}));
+  EXPECT_EQ(CommandsOf(Emberctl({"log", "--help"}).out),
+            (std::vector<std::string>{"show", "verify"}));
   for (const char* code : {"  0  ", "  1  ", "  2  ", "  3  ", "  4  "}) {
     EXPECT_THAT(help.out, HasSubstr(code));
   }
@@ -102,6 +104,8 @@ TEST(HelpTest, WrongCommandLines) {
       {"checkpoint", "export", "m", "a", "d", "--file-bytes", "0"},
       {"checkpoint", "import", "m"},
       {"checkpoint", "import", "m", "p", "--slot", "accumulator"},
+      {"serve"},
+      {"serve", "m", "--storage", "int8"},
       {"drain", "--wait", "-1"},
       {"bench"},
       {"bench", "--model", "m", "--update"},

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "client/emberctl/plan_view.h"
+#include "client/emberctl/shard_state.h"
 
 namespace emberd::emberctl {
 
@@ -94,7 +95,7 @@ Table View::Shards() const {
       constexpr double kFirst = 1e300;
       rows.push_back({kFirst,
                       kFirst,
-                      {absl::StrCat(now.index()), now.address(), Cell("DOWN", Style::kAlarm)}});
+                      {absl::StrCat(now.index()), now.address(), StateOf(now)}});
       continue;
     }
     const auto used = static_cast<double>(now.table_bytes());
@@ -102,7 +103,7 @@ Table View::Shards() const {
     rows.push_back(
         {static_cast<double>(shard.rows_gathered + shard.rows_updated),
          static_cast<double>(now.queued()),
-         {absl::StrCat(now.index()), now.address(), "ok", Count(shard.rows_gathered),
+         {absl::StrCat(now.index()), now.address(), StateOf(now), Count(shard.rows_gathered),
           Count(shard.rows_updated), Bytes(now.table_bytes()),
           Cell(Percent(used, budget),
                budget > 0 && used > kNearlyFull * budget ? Style::kWarning : Style::kPlain),
@@ -323,6 +324,9 @@ Json ShardsJson(const Rates& rates) {
                      {"rows_gathered_per_second", PerSecond(rates, shard.rows_gathered)},
                      {"rows_updated", shard.rows_updated},
                      {"rows_updated_per_second", PerSecond(rates, shard.rows_updated)},
+                     {"recovering", now.log().recovering()},
+                     {"log_bytes", now.log().bytes()},
+                     {"log_failure", now.log().failure()},
                      {"table_bytes", now.table_bytes()},
                      {"table_budget_bytes", now.table_budget_bytes()},
                      {"resident_bytes", now.resident_bytes()},

@@ -45,7 +45,7 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
     ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(config.name(), restore_from));
     return std::optional(std::move(source));
   }
-  if (!enabled() || !MayRecover(config.name())) return std::nullopt;
+  if (!saves() || !MayRecover(config.name())) return std::nullopt;
   ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(config.name(), "newest"));
   const v1::CheckpointManifest& newest = source.chain.front().manifest();
   if (newest.model_id() == config::ModelFingerprint(config))
@@ -66,11 +66,18 @@ bool AutoCheckpoints::MayRecover(const std::string& model) const {
       [&](const v1::CheckpointInfo& info) { return info.saved_at_ms() > *given_up; });
 }
 
+std::shared_ptr<const ServedModel> AutoCheckpoints::ReadOnly(const std::string& model) const {
+  const auto known = registry_->Recall(registry_->IdOf(model)).model;
+  return known != nullptr && known->read_only() ? known : nullptr;
+}
+
 absl::Status AutoCheckpoints::ExplainLost(const std::string& model, const absl::Status& lost) {
-  if (!enabled()) return lost;
+  const auto serves = ReadOnly(model);
+  if (!recovers() && serves == nullptr) return lost;
   std::string recovery = RecoveryOf(model);
   if (recovery.empty()) {
-    if (!MayRecover(model)) return lost;
+    const bool may = serves == nullptr ? MayRecover(model) : MayServeAgain(*serves);
+    if (!may) return lost;
     StartRecovery(model);
     recovery = RecoveryOf(model);
   }
@@ -113,7 +120,30 @@ void AutoCheckpoints::StartRecovery(const std::string& model) {
   if (!taken) over();
 }
 
+bool AutoCheckpoints::MayServeAgain(const ServedModel& model) const {
+  const auto manifest = checkpoints_->store().Read(model.serves.model(), model.serves.checkpoint());
+  return manifest.ok() && manifest->checkpoint_id() == model.serves.checkpoint_id();
+}
+
+absl::Status AutoCheckpoints::ServeAgain(const ServedModel& model) {
+  ASSIGN_OR_RETURN(const CheckpointChain chain,
+                   checkpoints_->store().Chain(model.serves.model(), model.serves.checkpoint()));
+  const int64_t total = BytesOf(chain);
+  const auto tell = [&](int64_t bytes, int64_t) {
+    MutexLock lock(&mutex_);
+    Recovery& recovery = recoveries_[model.config.name()];
+    recovery.checkpoint = ServesText(model.serves);
+    recovery.bytes = std::min(bytes, total);
+    recovery.total_bytes = total;
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const auto served, checkpoints_->ServeAgain(model, tell, &stopping_));
+  served->metrics->AddRecovery();
+  return absl::OkStatus();
+}
+
 absl::Status AutoCheckpoints::Recover(const std::string& model) {
+  if (const auto serves = ReadOnly(model); serves != nullptr) return ServeAgain(*serves);
   ASSIGN_OR_RETURN(const int64_t given_up, checkpoints_->store().GivenUpUntil(model));
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, checkpoints_->store().List(model));
   absl::Status status = absl::NotFoundError("there is no checkpoint to go back to");
@@ -171,7 +201,7 @@ void AutoCheckpoints::RecoverAbsent() {
 // ---- Saves
 
 void AutoCheckpoints::RowsGivenUp(const std::string& model) {
-  if (!enabled()) return;
+  if (!saves()) return;
   const absl::Status status = checkpoints_->store().GiveUp(model);
   if (status.ok()) return;
   ops::Log(ops::LogLevel::kError, "rows that were given up may come back from a checkpoint",
@@ -185,6 +215,7 @@ bool AutoCheckpoints::Due(const Saved& saved, const ServedModel& model) const {
   const v1::StorageConfig& storage = checkpoints_->storage();
   const int64_t since = registry_->ChangesOf(model.id) - saved.changes;
   if (since == 0) return false;
+  if (has_log()) return registry_->LogIsLong();
   return absl::Now() >= saved.at + absl::Seconds(storage.every_seconds()) ||
          (storage.every_steps() > 0 && since >= storage.every_steps());
 }
@@ -237,19 +268,27 @@ absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& mod
                    checkpoints_->FinishSave(
                        save.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, &stopping_));
   remember(model->history, info.changes(), info.saved_at_ms());
-  return checkpoints_->store().RemoveAutomatic(name, checkpoints_->storage().keep()).status();
+  // A shard that has not heard of the newest one goes on from the one before.
+  const int keep = std::max(checkpoints_->storage().keep(), has_log() ? 2 : 1);
+  return checkpoints_->store().RemoveAutomatic(name, keep).status();
 }
 
 void AutoCheckpoints::Watch() {
-  if (!enabled()) return;
   for (const ModelRegistry::Known& known : registry_->models()) {
+    if (known.model->read_only()) {
+      if (!known.lost.empty() && MayServeAgain(*known.model)) {
+        StartRecovery(known.model->config.name());
+      }
+      continue;
+    }
+    if (!saves()) continue;
     if (known.lost.empty()) {
       SaveIfDue(known.model);
-    } else if (MayRecover(known.model->config.name())) {
+    } else if (recovers() && MayRecover(known.model->config.name())) {
       StartRecovery(known.model->config.name());
     }
   }
-  if (watches_++ % kWatchesPerLook == 0) RecoverAbsent();
+  if (recovers() && watches_++ % kWatchesPerLook == 0) RecoverAbsent();
 }
 
 }  // namespace emberd::server

@@ -1,5 +1,8 @@
-// What storage.durability CHECKPOINT means: models are saved by themselves, and a model that has
-// lost rows goes back to its newest good checkpoint by itself, all shards together.
+// What storage.durability means to coordinators. CHECKPOINT: models are saved by themselves, and a
+// model that has lost rows goes back to its newest good checkpoint by itself, all shards together.
+// LOG: models are saved when a shard's log is long; rows are never taken back to a checkpoint, for
+// they come back from the logs. With any durability, a model that serves a checkpoint gets lost
+// rows from there again.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +24,8 @@
 
 namespace emberd::server {
 
-// Thread-safe. With durability MEMORY it does nothing by itself. Several coordinators may do the
-// same at once: shards let one of them.
+// Thread-safe. With durability MEMORY it does nothing else by itself. Several coordinators may do
+// the same at once: shards let one of them.
 class AutoCheckpoints {
  public:
   // What the arguments point to must outlive it.
@@ -64,9 +67,16 @@ class AutoCheckpoints {
     bool saving = false;
   };
 
-  bool enabled() const {
+  bool recovers() const {
     return checkpoints_->storage().durability() == v1::StorageConfig::CHECKPOINT;
   }
+  bool has_log() const { return checkpoints_->storage().durability() == v1::StorageConfig::LOG; }
+  bool saves() const { return recovers() || has_log(); }
+  // The model if it serves a checkpoint, else null.
+  std::shared_ptr<const ServedModel> ReadOnly(const std::string& model) const;
+  // Whether what it serves is still there.
+  bool MayServeAgain(const ServedModel& model) const;
+  absl::Status ServeAgain(const ServedModel& model);
   // Whether some checkpoint may bring the model back.
   bool MayRecover(const std::string& model) const;
   void StartRecovery(const std::string& model) ABSL_LOCKS_EXCLUDED(mutex_);

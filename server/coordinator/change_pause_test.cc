@@ -166,7 +166,8 @@ class ScheduledShard : public TestingShard {
   std::set<int> made_;
   ChangeGate gate_;
   Sequencer order_;
-  MutationVotes votes_{{.max_held_bytes = 1000}, &order_};
+  ShardLog log_;  // none
+  MutationVotes votes_{{.max_held_bytes = 1000}, &order_, &log_};
 };
 
 // Coordinators that make changes as Mutations does, message by message, and may stop anywhere; and

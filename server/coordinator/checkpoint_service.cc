@@ -35,6 +35,13 @@ class CheckpointServiceImpl final : public v1::CheckpointService::CallbackServic
                           return checkpoints_->Restore(*request, report, call);
                         });
   }
+  ProgressReactor* ServeCheckpoint(Context* context,
+                                   const v1::ServeCheckpointRequest* request) override {
+    return WithProgress(*context, ops::Rpc::kServeCheckpoint,
+                        [=, this](auto* call, const auto& report) {
+                          return checkpoints_->Serve(*request, report, call);
+                        });
+  }
   ProgressReactor* VerifyCheckpoint(Context* context,
                                     const v1::VerifyCheckpointRequest* request) override {
     return WithProgress(

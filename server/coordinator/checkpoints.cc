@@ -12,6 +12,7 @@
 #include "server/checkpoint/merge.h"
 #include "server/checkpoint/verify.h"
 #include "server/coordinator/fanout.h"
+#include "server/coordinator/progress_reporter.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {
@@ -22,45 +23,6 @@ constexpr int64_t kExportBytes = int64_t{1} << 20;
 // by itself.
 constexpr absl::Duration kOtherSavePatience = absl::Minutes(1);
 constexpr absl::Duration kOtherSavePause = absl::Milliseconds(100);
-
-// Turns the progress of one phase into messages, at most ten in a second.
-class Reporter {
- public:
-  explicit Reporter(const Checkpoints::Report& report) : report_(report) {}
-
-  absl::Status Begin(const std::string& phase) {
-    progress_.set_phase(phase);
-    progress_.set_bytes(0);
-    progress_.set_total_bytes(0);
-    return Send();
-  }
-  absl::Status operator()(int64_t bytes, int64_t total_bytes) {
-    progress_.set_bytes(bytes);
-    progress_.set_total_bytes(std::max(bytes, total_bytes));
-    return absl::Now() < sent_ + absl::Milliseconds(100) ? absl::OkStatus() : Send();
-  }
-  BytesReport bytes() {
-    return [this](int64_t bytes, int64_t total_bytes) { return (*this)(bytes, total_bytes); };
-  }
-  v1::CheckpointProgress Done(const v1::CheckpointInfo& checkpoint) {
-    progress_.set_done(true);
-    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(absl::Now() - began_));
-    *progress_.mutable_checkpoint() = checkpoint;
-    return progress_;
-  }
-
- private:
-  absl::Status Send() {
-    sent_ = absl::Now();
-    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(sent_ - began_));
-    return report_(progress_);
-  }
-
-  const Checkpoints::Report& report_;
-  const absl::Time began_ = absl::Now();
-  absl::Time sent_ = absl::InfinitePast();
-  v1::CheckpointProgress progress_;
-};
 
 // The config that a restored model is to have. FAILED_PRECONDITION if its tables are not those of
 // the checkpoint.
@@ -177,7 +139,8 @@ Checkpoints::Progress Checkpoints::Save(const v1::SaveCheckpointRequest& request
                    registry_->FindByName(request.model(), context));
   // It may have been reset or restored through another coordinator.
   ASSIGN_OR_RETURN(model, registry_->FindAnew(model->id, context));
-  Reporter reporter(report);
+  RETURN_IF_ERROR(CheckNotReadOnly(*model, "there is nothing new to save"));
+  ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("pausing"));
   ASSIGN_OR_RETURN(
       const auto save,
@@ -215,7 +178,7 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
   ASSIGN_OR_RETURN(const v1::ModelConfig config, ConfigFor(request, manifest));
   const v1::CheckpointInfo info = InfoOf(manifest);
   const int64_t total = BytesOf(chain);
-  Reporter reporter(report);
+  ProgressReporter reporter(report);
   // Rows that are served are given up only for what is known to be whole.
   const auto served = registry_->FindByName(request.model(), context);
   if (served.ok()) {
@@ -238,7 +201,7 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
 Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& request,
                                           const Report& report) {
   ASSIGN_OR_RETURN(const CheckpointChain chain, ChainOf(request.model(), request.name()));
-  Reporter reporter(report);
+  ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("checking"));
   RETURN_IF_ERROR(VerifyChain(chain, reporter.bytes()));
   return reporter.Done(InfoOf(chain.front().manifest()));
@@ -247,7 +210,7 @@ Checkpoints::Progress Checkpoints::Verify(const v1::VerifyCheckpointRequest& req
 Checkpoints::Progress Checkpoints::Merge(const v1::MergeCheckpointRequest& request,
                                          const Report& report) {
   RETURN_IF_ERROR(CheckEnabled());
-  Reporter reporter(report);
+  ProgressReporter reporter(report);
   RETURN_IF_ERROR(reporter.Begin("merging"));
   ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
                    MergeCheckpoint(store_, request.model(), request.name(), reporter.bytes()));

@@ -62,6 +62,12 @@ class Checkpoints {
                 rpc::CallContext* context);
   Progress Restore(const v1::RestoreCheckpointRequest& request, const Report& report,
                    rpc::CallContext* context);
+  Progress Serve(const v1::ServeCheckpointRequest& request, const Report& report,
+                 rpc::CallContext* context);
+  // Loads again what a model serves that has lost rows. NOT_FOUND: the checkpoint is gone.
+  absl::StatusOr<std::shared_ptr<const ServedModel>> ServeAgain(const ServedModel& lost,
+                                                                const BytesReport& report,
+                                                                rpc::CallContext* context);
   Progress Verify(const v1::VerifyCheckpointRequest& request, const Report& report);
   Progress Merge(const v1::MergeCheckpointRequest& request, const Report& report);
   absl::StatusOr<v1::DiffCheckpointsResponse> Diff(const v1::DiffCheckpointsRequest& request,

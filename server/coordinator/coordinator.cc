@@ -146,8 +146,14 @@ absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
 absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModelRequest& request,
                                                              rpc::CallContext* context) {
   v1::DropModelResponse response;
+  // Rows that are only read stay in the checkpoint of the model that they come from.
+  if (registry_.IdOf(request.name()) == 0) {
+    registry_.FindByName(request.name(), context).status().IgnoreError();
+  }
+  const auto known = registry_.Recall(registry_.IdOf(request.name())).model;
+  const bool read_only = known != nullptr && known->read_only();
   ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), context));
-  auto_checkpoints_.RowsGivenUp(request.name());
+  if (!read_only) auto_checkpoints_.RowsGivenUp(request.name());
   response.set_dropped(dropped);
   return response;
 }
@@ -184,6 +190,7 @@ absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
   response.set_history(known.model->history);
   response.set_lost(known.lost);
   response.set_recovery(auto_checkpoints_.RecoveryOf(known.model->config.name()));
+  response.set_serves(ServesText(known.model->serves));
   *response.mutable_config() = known.model->config;
   *response.mutable_plan() = preprocess::PlanToProto(known.model->config, known.model->plan);
   AddSlots(known.model->config, &response);
@@ -229,6 +236,10 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   const auto made = path_.Update(name, request, context, &no_hooks, &times);
   if (!made.ok()) {
     record_.Abort(mutation);
+    if (absl::IsNotFound(made.status())) {  // no batch is kept of a model that is only looked up
+      const auto model = registry_.Find(request.model_id(), context);
+      if (model.ok()) RETURN_IF_ERROR(CheckTrainable(**model));
+    }
     if (!absl::IsDataLoss(made.status())) return made.status();
     // The rows that the batch was looked up from are gone: no retry can succeed.
     path_.Discard(request.model_id(), handle);
@@ -264,6 +275,7 @@ v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
     status->set_history(model->history);
     status->set_lost(lost);
     status->set_recovery(auto_checkpoints_.RecoveryOf(model->config.name()));
+    status->set_serves(ServesText(model->serves));
     status->set_model_id(model->id);
     status->set_name(model->config.name());
     status->set_tables(model->config.tables_size());

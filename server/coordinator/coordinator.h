@@ -103,7 +103,7 @@ class Coordinator {
  private:
   void Sweep();
   // Calls call(model), and explains a DATA_LOSS. A model that was reset or declared again since
-  // this coordinator heard of it is called once more.
+  // this coordinator heard of it, or serves another checkpoint, is called again.
   template <typename Call>
   auto OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
       -> decltype(call(std::shared_ptr<const ServedModel>()));
@@ -142,12 +142,13 @@ class Coordinator {
 template <typename Call>
 auto Coordinator::OnModel(uint64_t model_id, rpc::CallContext* context, const Call& call)
     -> decltype(call(std::shared_ptr<const ServedModel>())) {
-  for (const bool last : {false, true}) {
+  for (int calls_left = 3; calls_left >= 0; --calls_left) {
     ASSIGN_OR_RETURN(const auto model, registry_.Find(model_id, context));
     auto result = call(model);
     if (result.ok()) return result;
     absl::Status status = registry_.Explain(model->id, model->history, result.status());
-    if (last || !absl::IsAborted(status) || absl::IsAborted(result.status())) return status;
+    if (calls_left == 0 || !absl::IsAborted(status) || absl::IsAborted(result.status()))
+      return status;
   }
   return absl::InternalError("unreachable");
 }

@@ -35,7 +35,7 @@ constexpr int kCheckpointsWaiting = 64;
 // the whole grace: a stream that is then cut off still gets the answers to what it has sent.
 constexpr absl::Duration kStepPatience = absl::Seconds(5);
 
-constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
+constexpr absl::Duration kServerSweepPeriod = absl::Seconds(1);
 
 // `memory`: of what the shards answer.
 std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServerOptions& options,
@@ -95,7 +95,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                    .lease = absl::Milliseconds(options.cluster.timeouts().batch_ttl_ms()),
                    .cpu = &options.threads->cpu}),
         program_service_(MakeProgramService(&programs_, environment_)),
-        sweeper_(kSweepPeriod, [this] { Sweep(); }) {}
+        sweeper_(kServerSweepPeriod, [this] { Sweep(); }) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
     GrpcServer::Options server_options;

@@ -34,6 +34,7 @@ internal::v1::CreateModelRequest ModelChanges::MakeRequest(const ServedModel& mo
   request.set_history(history);
   const std::optional<internal::v1::HostedModel> here = before.OnShard(shard, model.config.name());
   if (here.has_value()) request.set_replaces(here->history());
+  if (model.read_only()) *request.mutable_serves() = model.serves;
   return request;
 }
 
@@ -127,9 +128,10 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
                                         const ShardModels& before, rpc::CallContext* context) {
   bool found = known != 0;
   for (size_t i = 0; i < shards_.size(); ++i) {
-    const auto here = before.OnShard(static_cast<int>(i), name);
-    found |= here.has_value() && here->history() != 0;
-    if (known == 0 && here.has_value()) known = here->history();
+    for (const internal::v1::HostedModel& here : before.AllOnShard(static_cast<int>(i), name)) {
+      found = true;
+      if (known == 0) known = here.history();
+    }
   }
   if (!found) return false;
   RETURN_IF_ERROR(OnAllFirstZero([&](int shard) -> absl::Status {
@@ -137,15 +139,26 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
     request.set_model_id(model_id);
     request.set_history(known);
     RETURN_IF_ERROR(shards_[shard]->DropModel(request, context));
-    const auto here = before.OnShard(shard, name);
-    if (!here.has_value() || here->history() == 0 || here->history() == known) {
-      return absl::OkStatus();
+    for (const internal::v1::HostedModel& here : before.AllOnShard(shard, name)) {
+      if (here.history() == known) continue;
+      request.set_model_id(here.model_id());
+      request.set_history(here.history());
+      RETURN_IF_ERROR(shards_[shard]->DropModel(request, context));
     }
-    request.set_model_id(here->model_id());
-    request.set_history(here->history());
-    return shards_[shard]->DropModel(request, context);
+    return absl::OkStatus();
   }));
   return true;
+}
+
+absl::Status ModelChanges::DropHistory(uint64_t model_id, uint64_t history, bool unless_only,
+                                       rpc::CallContext* context) {
+  return OnAllFirstZero([&](int shard) {
+    internal::v1::DropModelRequest request;
+    request.set_model_id(model_id);
+    request.set_history(history);
+    request.set_unless_only(unless_only);
+    return shards_[shard]->DropModel(request, context);
+  });
 }
 
 }  // namespace emberd::server

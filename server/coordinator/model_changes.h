@@ -58,6 +58,10 @@ class ModelChanges {
   // True: there was something.
   absl::StatusOr<bool> Drop(const std::string& name, uint64_t model_id, uint64_t known,
                             const ShardModels& before, rpc::CallContext* context);
+  // One of the histories of a model that serves checkpoints. FAILED_PRECONDITION, and nothing has
+  // changed, if shard 0 serves no other one and `unless_only` is set.
+  absl::Status DropHistory(uint64_t model_id, uint64_t history, bool unless_only,
+                           rpc::CallContext* context);
 
  private:
   struct Leftover {

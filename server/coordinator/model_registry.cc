@@ -22,22 +22,22 @@ constexpr absl::Duration kPause = absl::Milliseconds(50);
 constexpr absl::Duration kExplainDeadline = absl::Seconds(2);
 constexpr absl::Duration kWatchDeadline = absl::Seconds(1);
 
-uint64_t NewHistory() {
-  thread_local absl::BitGen generator;
-  return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
-}
-
-absl::Status BeingRestored(const v1::ModelConfig& config) {
-  return absl::UnavailableError(
-      absl::StrCat("model '", config.name(), "' is being restored from a checkpoint; retry"));
-}
-
 absl::Status NotDeclared(uint64_t model_id) {
   return absl::NotFoundError(absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
                                           " is not declared; call DeclareModel"));
 }
 
 }  // namespace
+
+uint64_t ModelRegistry::NewHistory() {
+  thread_local absl::BitGen generator;
+  return absl::Uniform<uint64_t>(generator, 1, ~uint64_t{0});
+}
+
+absl::Status ModelRegistry::BeingRestored(const v1::ModelConfig& config) {
+  return absl::UnavailableError(
+      absl::StrCat("model '", config.name(), "' is being restored from a checkpoint; retry"));
+}
 
 ModelRegistry::ModelRegistry(std::vector<std::shared_ptr<ShardBackend>> shards,
                              ModelRegistryOptions options)
@@ -117,16 +117,22 @@ ModelRegistry::Known ModelRegistry::Recall(uint64_t model_id) const {
 
 // ---- What the shards have
 
-absl::Status ModelRegistry::LostError(const std::string& name, const ModelVerdict& verdict) const {
+absl::Status ModelRegistry::LostError(const ServedModel& model, const ModelVerdict& verdict) const {
+  const std::string& name = model.config.name();
   const auto shard_name = [this](std::string* out, int shard) {
     absl::StrAppend(out, shards_[shard]->name());
   };
-  return absl::DataLossError(absl::StrCat(
-      "model '", name, "' is lost: ", absl::StrJoin(verdict.without, ", ", shard_name),
-      verdict.without.size() == 1 ? " no longer has its" : " no longer have their",
-      " rows, as after a restart; `emberctl model reset ", name,
-      "` gives up the other rows too and begins again with initial ones, `emberctl model drop ",
-      name, "` removes the model"));
+  const std::string remedy =
+      model.read_only()
+          ? absl::StrCat("`emberctl serve ", model.serves.model(), " ", model.serves.checkpoint(),
+                         " --as ", name, "` loads them again")
+          : absl::StrCat("`emberctl model reset ", name,
+                         "` gives up the other rows too and begins again with initial ones");
+  return absl::DataLossError(
+      absl::StrCat("model '", name, "' is lost: ", absl::StrJoin(verdict.without, ", ", shard_name),
+                   verdict.without.size() == 1 ? " no longer has its" : " no longer have their",
+                   " rows, as after a restart; ", remedy, ", `emberctl model drop ", name,
+                   "` removes the model"));
 }
 
 ModelVerdict ModelRegistry::Judge(uint64_t model_id, uint64_t known, ShardModels* shards,
@@ -150,13 +156,18 @@ absl::StatusOr<std::shared_ptr<ServedModel>> ModelRegistry::MakeModel(v1::ModelC
 
 absl::StatusOr<std::shared_ptr<ServedModel>> ModelRegistry::Fetch(uint64_t model_id,
                                                                   uint64_t history,
+                                                                  const ShardModels& shards,
                                                                   rpc::CallContext* context) {
   internal::v1::FindModelRequest request;
   request.set_model_id(model_id);
   absl::Status error = NotDeclared(model_id);
   for (const std::shared_ptr<ShardBackend>& shard : shards_) {
     auto found = shard->FindModel(request, context);
-    if (found.ok()) return MakeModel(found->config(), history);
+    if (found.ok()) {
+      ASSIGN_OR_RETURN(auto model, MakeModel(found->config(), history));
+      model->serves = shards.ServesOf(model_id, history);
+      return model;
+    }
     if (!absl::IsNotFound(found.status())) error = found.status();
   }
   return error;
@@ -187,7 +198,10 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
         return known.model;
       }
       ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model,
-                       Fetch(model_id, verdict.history, context));
+                       Fetch(model_id, verdict.history, shards, context));
+      // Whoever has made other rows since the shards were asked knows better.
+      const Entry now = Find(model_id);
+      if (now.model != known.model && now.model != nullptr) return now.model;
       Remember(model);
       return model;
     }
@@ -196,10 +210,10 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
   }
   std::shared_ptr<const ServedModel> model = known.model;
   if (model == nullptr) {
-    ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, context));
+    ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, shards, context));
     Remember(model);
   }
-  absl::Status lost = LostError(model->config.name(), verdict);
+  absl::Status lost = LostError(*model, verdict);
   SetLost(model_id, lost);
   return options_.explain_lost(model->config.name(), lost);
 }
@@ -263,6 +277,7 @@ void ModelRegistry::Watch() {
   if (known.empty()) return;
   rpc::CallContext context(absl::Now() + kWatchDeadline);
   const ShardModels shards = changes_.Ask(&context);
+  log_is_long_ = shards.LogIsLong();
   for (const Known& entry : known) {
     const uint64_t id = entry.model->id;
     const ModelVerdict verdict = shards.Judge(id, entry.model->history);
@@ -275,11 +290,13 @@ void ModelRegistry::Watch() {
       std::swap(found->second.doubted, doubted);
       found->second.changes = shards.ChangesOf(id);
     }
-    if (lost && doubted) SetLost(id, LostError(entry.model->config.name(), verdict));
+    if (lost && doubted) SetLost(id, LostError(*entry.model, verdict));
     const bool changed =
         verdict.state == ModelState::kServing && verdict.history != entry.model->history;
     if (changed || verdict.state == ModelState::kAbsent || (!lost && !entry.lost.empty())) {
       Refresh(id, &context).status().IgnoreError();
+    } else if (verdict.state == ModelState::kServing && entry.model->read_only()) {
+      DropFollowed(*entry.model, shards, &context);
     }
   }
 }
@@ -314,11 +331,6 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   RETURN_IF_ERROR(CheckName(config, id, shards, context));
   const ModelVerdict verdict =
       Judge(id, known.model == nullptr ? 0 : known.model->history, &shards, context);
-  if (verdict.state == ModelState::kLost) {
-    const absl::Status lost = LostError(config.name(), verdict);
-    SetLost(id, lost);
-    return options_.explain_lost(config.name(), lost);
-  }
   const bool serving = verdict.state == ModelState::kServing;
   if (serving && known.model != nullptr && known.model->history == verdict.history) {
     SetLost(id, absl::OkStatus());
@@ -328,6 +340,13 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
     ASSIGN_OR_RETURN(*fresh, MakeModel(config, 0));
   }
   ServedModel& model = **fresh;
+  model.serves = shards.ServesOf(id, verdict.history);
+  if (verdict.state == ModelState::kLost) {
+    const absl::Status lost = LostError(known.model == nullptr ? model : *known.model, verdict);
+    SetLost(id, lost);
+    return options_.explain_lost(config.name(), lost);
+  }
+  if (!serving && model.read_only()) return BeingRestored(config);
   // What another coordinator has begun is finished, so that both may go on.
   const auto begun = shards.OnShard(0, config.name());
   const bool join = begun.has_value() && begun->model_id() == id;
@@ -407,9 +426,12 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Reset(const st
   std::shared_ptr<ServedModel> model;
   if (known.model != nullptr) {
     ASSIGN_OR_RETURN(model, MakeModel(known.model->config, NewHistory()));
+    model->serves = known.model->serves;
   } else {
-    ASSIGN_OR_RETURN(model, Fetch(id, NewHistory(), context));
+    ASSIGN_OR_RETURN(model, Fetch(id, NewHistory(), shards, context));
+    model->serves = shards.ServesOf(id, 0);
   }
+  RETURN_IF_ERROR(CheckNotReadOnly(*model, "it has no initial rows"));
   RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
   Remember(model);
   ops::Log(ops::LogLevel::kWarning, "model reset: all rows are back at their initial values",
@@ -425,6 +447,8 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Restore(
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
   RETURN_IF_ERROR(CheckName(config, model->id, shards, context));
+  model->serves = shards.ServesOf(model->id, 0);
+  RETURN_IF_ERROR(CheckNotReadOnly(*model, "nothing is restored into it"));
   const auto begun = shards.OnShard(0, config.name());
   if (begun.has_value() && begun->restored() && !begun->serving()) return BeingRestored(config);
   const absl::Status made = changes_.Make(*model, model->history, shards, &source, context);

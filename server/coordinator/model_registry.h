@@ -4,6 +4,7 @@
 // initial rows for trained ones, until somebody resets or drops it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -62,6 +63,13 @@ class ModelRegistry {
   absl::StatusOr<std::shared_ptr<const ServedModel>> Restore(v1::ModelConfig config,
                                                              const RowSource& source,
                                                              rpc::CallContext* context);
+  // Has a model of this config, with optimizer none, serve a checkpoint from now on. The rows are
+  // loaded beside those that it serves until then, which go some seconds later. ALREADY_EXISTS:
+  // another model of the name is there, or one that serves no checkpoint. RESOURCE_EXHAUSTED: both
+  // do not fit. UNAVAILABLE: it is getting other rows just now.
+  absl::StatusOr<std::shared_ptr<const ServedModel>> Serve(v1::ModelConfig config,
+                                                           const RowSource& source,
+                                                           rpc::CallContext* context);
 
   // NOT_FOUND if no shard has it; UNAVAILABLE if none can be asked, or if it is being declared,
   // reset or dropped; DATA_LOSS if it is lost.
@@ -96,6 +104,8 @@ class ModelRegistry {
   uint64_t IdOf(const std::string& name) const;  // 0: it is not known
   // Updates and assignments that its rows have seen, as shards said when Watch asked last.
   int64_t ChangesOf(uint64_t model_id) const;
+  // Whether some shard's log was too long then.
+  bool LogIsLong() const { return log_is_long_; }
 
  private:
   struct Entry {
@@ -103,8 +113,11 @@ class ModelRegistry {
     std::string lost;
     bool doubted = false;  // it seemed lost when Watch looked last
     int64_t changes = 0;
+    absl::Time followed = absl::InfiniteFuture();  // since when shards have rows that it followed
   };
 
+  static uint64_t NewHistory();
+  static absl::Status BeingRestored(const v1::ModelConfig& config);
   // `fresh`: made of the config if it is needed, so that attempts share it.
   absl::StatusOr<Declared> TryDeclare(const v1::ModelConfig& config, const FindRows& find_rows,
                                       std::shared_ptr<ServedModel>* fresh,
@@ -118,12 +131,24 @@ class ModelRegistry {
   // What the shards say of a model; asks again, if it seems lost, what may just be changing.
   ModelVerdict Judge(uint64_t model_id, uint64_t known, ShardModels* shards,
                      rpc::CallContext* context);
-  // The config, from a shard that has it, with rows of `history`.
+  // The config, from a shard that has it, with rows of `history`, as `shards` say.
   absl::StatusOr<std::shared_ptr<ServedModel>> Fetch(uint64_t model_id, uint64_t history,
+                                                     const ShardModels& shards,
                                                      rpc::CallContext* context);
   absl::StatusOr<std::shared_ptr<ServedModel>> MakeModel(v1::ModelConfig config,
                                                          uint64_t history) const;
-  absl::Status LostError(const std::string& name, const ModelVerdict& verdict) const;
+  absl::Status LostError(const ServedModel& model, const ModelVerdict& verdict) const;
+  // What Serve must not find.
+  absl::Status CheckServable(const ServedModel& model, const ShardModels& shards,
+                             rpc::CallContext* context);
+  // Sees that shards hold one history of the model at most, and gives the next one its version.
+  // Returns a history that stays though some shards have lost its rows; 0: there is none.
+  absl::StatusOr<uint64_t> MakeRoomBeside(ServedModel* model, rpc::CallContext* context);
+  // All shards serve the rows of `source`, or none.
+  absl::Status MakeServed(const ServedModel& model, const RowSource& source,
+                          rpc::CallContext* context);
+  // Gives up rows that others have followed for a while.
+  void DropFollowed(const ServedModel& model, const ShardModels& shards, rpc::CallContext* context);
 
   // Nothing for a model that is not known.
   Entry Find(uint64_t model_id) const;
@@ -135,7 +160,9 @@ class ModelRegistry {
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   const ModelRegistryOptions options_;
   ModelChanges changes_;
+  std::atomic<bool> log_is_long_ = false;
   absl::Mutex declaring_;
+  absl::Mutex serving_;  // instead, while rows are loaded beside others: nobody waits for it
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Entry> models_ ABSL_GUARDED_BY(mutex_);
 };

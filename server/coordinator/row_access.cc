@@ -206,6 +206,7 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
                           AssignTag(request)};
   RETURN_IF_ERROR(CheckMutation(mutation));
   ASSIGN_OR_RETURN(auto model, registry_.Find(request.model_id(), context));
+  RETURN_IF_ERROR(CheckNotReadOnly(*model, "its rows cannot be assigned"));
   ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
   ASSIGN_OR_RETURN(auto ids, DecodeIds(request.ids(), target));
   RETURN_IF_ERROR(CheckNoRepeats(ids));

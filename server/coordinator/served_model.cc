@@ -5,8 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "config/config.h"
+#include "config/optimizers.h"
 #include "server/ops/logging.h"
 #include "server/shard/hosted_models.h"
 
@@ -103,6 +105,33 @@ void ServedModel::Observe(const preprocess::PreprocessedBatch& batch) const {
   if (!samples.empty()) metrics->AddExamples(*std::max_element(samples.begin(), samples.end()));
   metrics->ObserveBatch(batch.statistics());
   observed->Observe(batch.statistics());
+}
+
+absl::Status CheckTrainable(const ServedModel& model) {
+  if (config::CanTrain(model.config)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Unsupported optimizer in minibatching mode: the tables of model '", model.config.name(),
+      "' have optimizer none, so they are looked up and not updated; to train, declare a model "
+      "with "
+      "another optimizer (restore_from gives it the rows of a checkpoint)"));
+}
+
+absl::Status CheckInference(const ServedModel& model, bool inference) {
+  if (inference || config::CanTrain(model.config)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("inference is false; it must be true for model '", model.config.name(),
+                   "', whose tables have optimizer none: no update can follow"));
+}
+
+std::string ServesText(const internal::v1::ServedRows& serves) {
+  return serves.model().empty() ? "" : absl::StrCat(serves.model(), "/", serves.checkpoint());
+}
+
+absl::Status CheckNotReadOnly(const ServedModel& model, const std::string& what) {
+  if (!model.read_only()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "model '", model.config.name(), "' serves checkpoint '", ServesText(model.serves),
+      "', read-only, so ", what, "; `emberctl serve` has it serve another checkpoint"));
 }
 
 absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig config,

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/cpu_pool.h"
+#include "emberd/internal/v1/shard_models.pb.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/model.pb.h"
 #include "emberd/v1/statistics.pb.h"
@@ -74,8 +75,9 @@ class MissingGradients {
 // Immutable once made, but for its counts.
 struct ServedModel {
   uint64_t id = 0;
-  uint64_t history = 0;    // of the rows: new with every declaration and reset
-  v1::ModelConfig config;  // complete
+  uint64_t history = 0;             // of the rows: new with every declaration and reset
+  v1::ModelConfig config;           // complete
+  internal::v1::ServedRows serves;  // the checkpoint that its rows are and stay; empty: none
   preprocess::Plan plan;
   std::vector<shard::StackSpec> shard_stacks;  // the stacks of the plan, as shards keep them
   std::unique_ptr<preprocess::Preprocessor> preprocessor;  // refers to config and plan
@@ -85,6 +87,7 @@ struct ServedModel {
   std::shared_ptr<ObservedCounts> observed;
   std::shared_ptr<MissingGradients> missing_gradients;
 
+  bool read_only() const { return !serves.model().empty(); }
   // Counts a batch for metrics and limits.
   void Observe(const preprocess::PreprocessedBatch& batch) const;
   // Counts, and warns of, features that an update has no gradient for; `given` by index in the
@@ -94,6 +97,17 @@ struct ServedModel {
     return config.tables(tables.at(config.features(feature).table()));
   }
 };
+
+// FAILED_PRECONDITION if the model's tables have no optimizer, so that nothing can update them.
+absl::Status CheckTrainable(const ServedModel& model);
+// The same for a lookup, unless it is for inference.
+absl::Status CheckInference(const ServedModel& model, bool inference);
+
+// "clicks/step-100"; empty for a model that serves no checkpoint.
+std::string ServesText(const internal::v1::ServedRows& serves);
+// FAILED_PRECONDITION if the model serves a checkpoint, so that nothing can change it; `what` was
+// to be done.
+absl::Status CheckNotReadOnly(const ServedModel& model, const std::string& what);
 
 // Plans a complete config; its history is not set. `cpu`: see Preprocessor::Create.
 absl::StatusOr<std::shared_ptr<ServedModel>> MakeServedModel(v1::ModelConfig config,

@@ -9,6 +9,19 @@ namespace emberd::server {
 
 using internal::v1::HostedModel;
 
+namespace {
+
+// Whether `a` is more to be read than `b`.
+bool Newer(const HostedModel& a, const HostedModel& b) {
+  if (a.serving() != b.serving()) return a.serving();
+  if (a.serves().version() != b.serves().version()) {
+    return a.serves().version() > b.serves().version();
+  }
+  return a.history() > b.history();
+}
+
+}  // namespace
+
 ShardModels ShardModels::Ask(BlockingPool* threads,
                              const std::vector<std::shared_ptr<ShardBackend>>& shards,
                              rpc::CallContext* context) {
@@ -28,10 +41,58 @@ absl::Status ShardModels::complete() const {
 }
 
 const HostedModel* ShardModels::Find(int shard, uint64_t model_id) const {
+  const HostedModel* newest = nullptr;
   for (const HostedModel& model : answers_[shard]->models()) {
-    if (model.model_id() == model_id) return &model;
+    if (model.model_id() != model_id) continue;
+    if (newest == nullptr || Newer(model, *newest)) newest = &model;
   }
-  return nullptr;
+  return newest;
+}
+
+std::vector<HostedModel> ShardModels::HistoriesOf(uint64_t model_id) const {
+  std::vector<HostedModel> histories;
+  for (const Answer& answer : answers_) {
+    if (!answer.ok()) continue;
+    for (const HostedModel& model : answer->models()) {
+      if (model.model_id() != model_id) continue;
+      const auto seen = std::find_if(
+          histories.begin(), histories.end(),
+          [&](const HostedModel& other) { return other.history() == model.history(); });
+      if (seen == histories.end()) {
+        histories.push_back(model);
+      } else {
+        seen->set_serving(seen->serving() && model.serving());
+      }
+    }
+  }
+  std::sort(histories.begin(), histories.end(),
+            [](const HostedModel& a, const HostedModel& b) { return Newer(b, a); });
+  return histories;
+}
+
+internal::v1::ServedRows ShardModels::ServesOf(uint64_t model_id, uint64_t history) const {
+  internal::v1::ServedRows serves;
+  for (const HostedModel& model : HistoriesOf(model_id)) {
+    if (history == 0 || model.history() == history) serves = model.serves();
+  }
+  return serves;
+}
+
+uint64_t ShardModels::WholeHistory(uint64_t model_id) const {
+  uint64_t whole = 0;
+  for (const HostedModel& candidate : HistoriesOf(model_id)) {
+    const bool everywhere =
+        std::all_of(answers_.begin(), answers_.end(), [&](const Answer& answer) {
+          return !answer.ok() || std::any_of(answer->models().begin(), answer->models().end(),
+                                             [&](const HostedModel& model) {
+                                               return model.history() == candidate.history() &&
+                                                      model.model_id() == model_id &&
+                                                      model.serving();
+                                             });
+        });
+    if (everywhere) whole = candidate.history();
+  }
+  return whole;
 }
 
 int64_t ShardModels::ChangesOf(uint64_t model_id) const {
@@ -44,6 +105,11 @@ int64_t ShardModels::ChangesOf(uint64_t model_id) const {
   return changes;
 }
 
+bool ShardModels::LogIsLong() const {
+  return std::any_of(answers_.begin(), answers_.end(),
+                     [](const Answer& answer) { return answer.ok() && answer->log_is_long(); });
+}
+
 uint64_t ShardModels::FindName(const std::string& name) const {
   for (size_t i = 0; i < answers_.size(); ++i) {
     const std::optional<HostedModel> found = OnShard(static_cast<int>(i), name);
@@ -54,10 +120,20 @@ uint64_t ShardModels::FindName(const std::string& name) const {
 
 std::optional<HostedModel> ShardModels::OnShard(int shard, const std::string& name) const {
   if (!answers_[shard].ok()) return std::nullopt;
-  for (const HostedModel& model : answers_[shard]->models()) {
-    if (model.name() == name) return model;
+  HostedModel newest;
+  for (const HostedModel& model : AllOnShard(shard, name)) {
+    if (newest.history() == 0 || Newer(model, newest)) newest = model;
   }
-  return HostedModel();
+  return newest;
+}
+
+std::vector<HostedModel> ShardModels::AllOnShard(int shard, const std::string& name) const {
+  std::vector<HostedModel> found;
+  if (!answers_[shard].ok()) return found;
+  for (const HostedModel& model : answers_[shard]->models()) {
+    if (model.name() == name) found.push_back(model);
+  }
+  return found;
 }
 
 bool ShardModels::Dropped(uint64_t history) const {
@@ -69,6 +145,11 @@ bool ShardModels::Dropped(uint64_t history) const {
 
 ModelVerdict ShardModels::Judge(uint64_t model_id, uint64_t known) const {
   ModelVerdict verdict;
+  verdict.history = WholeHistory(model_id);
+  if (verdict.history != 0) {
+    verdict.state = ModelState::kServing;
+    return verdict;
+  }
   std::vector<int> without;  // shards that answered, and do not serve it
   bool unfinished = false, mixed = false, answered = false;
   bool restoring = false;    // until it is over, rows of before may be gone on some shards
@@ -100,10 +181,6 @@ ModelVerdict ShardModels::Judge(uint64_t model_id, uint64_t known) const {
                     : unfinished ? ModelState::kUnfinished
                                  : ModelState::kAbsent;
     if (lost) verdict.without = std::move(without);
-    return verdict;
-  }
-  if (without.empty()) {
-    verdict.state = ModelState::kServing;
     return verdict;
   }
   // All shards had made it before the first was told to serve it, so they only wait for the word.

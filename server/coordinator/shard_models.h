@@ -1,6 +1,7 @@
 // What the shards say about their models, and what that means for one of them. Rows have a history:
 // a random number that they get when the model is declared or reset. It tells rows that were
-// trained from initial ones under the same name.
+// trained from initial ones under the same name. A model that serves checkpoints may have several
+// histories on a shard: the newest one that all shards serve is the one that is read.
 #pragma once
 
 #include <cstdint>
@@ -48,15 +49,27 @@ class ShardModels {
 
   // `known`: the history that the caller has seen; 0: none.
   ModelVerdict Judge(uint64_t model_id, uint64_t known) const;
+  // Every history of a model that any shard has, each once, those that are served for longer first.
+  // `serving`: all shards that have it serve it.
+  std::vector<internal::v1::HostedModel> HistoriesOf(uint64_t model_id) const;
+  // What a model serves under a history, or, with 0, newest; empty for one that is trained.
+  internal::v1::ServedRows ServesOf(uint64_t model_id, uint64_t history) const;
   // What the rows of a model have seen, on the shard where that is most.
   int64_t ChangesOf(uint64_t model_id) const;
+  // Whether a shard that answered has a log that is too long.
+  bool LogIsLong() const;
   // The model of a name on any shard; 0: there is none.
   uint64_t FindName(const std::string& name) const;
-  // What one shard has under a name. Nothing if the shard did not answer.
+  // What one shard has under a name, of several histories the newest that it serves. Nothing if the
+  // shard did not answer.
   std::optional<internal::v1::HostedModel> OnShard(int shard, const std::string& name) const;
+  // All of that.
+  std::vector<internal::v1::HostedModel> AllOnShard(int shard, const std::string& name) const;
 
  private:
   const internal::v1::HostedModel* Find(int shard, uint64_t model_id) const;
+  // The newest that all shards that answered serve; 0: there is none.
+  uint64_t WholeHistory(uint64_t model_id) const;
   bool Dropped(uint64_t history) const;
 
   std::vector<Answer> answers_;

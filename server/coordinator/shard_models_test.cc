@@ -1,14 +1,16 @@
 // What the answers of shards mean for a model. A failure here means that lost rows are taken for a
 // model that is not there yet, and so replaced by initial ones, or that a model which is just being
 // made or dropped is called lost.
-// Covers: model_changes.cc, model_registry.cc
+// Covers: model_changes.cc, model_registry.cc, model_serving.cc
 #include "server/coordinator/shard_models.h"
 
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -17,6 +19,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 constexpr uint64_t kModel = 5;
 
@@ -37,6 +40,23 @@ ShardModels::Answer Made(uint64_t history) { return Answer(history, false); }
 ShardModels::Answer Nothing() { return Answer(0, false); }
 ShardModels::Answer Dropped(uint64_t history) { return Answer(0, false, {history}); }
 ShardModels::Answer Away() { return absl::UnavailableError("shard 9: away"); }
+
+// Of a model that serves checkpoints: versions, those that are not served yet negative.
+ShardModels::Answer Holds(const std::vector<int>& versions) {
+  internal::v1::ListModelsResponse response;
+  for (const int version : versions) {
+    internal::v1::HostedModel* model = response.add_models();
+    model->set_model_id(kModel);
+    model->set_name("m");
+    model->set_history(100 - std::abs(version));  // histories are random
+    model->set_serving(version > 0);
+    model->set_restored(true);
+    model->mutable_serves()->set_model("trained");
+    model->mutable_serves()->set_checkpoint(absl::StrCat("v", std::abs(version)));
+    model->mutable_serves()->set_version(std::abs(version));
+  }
+  return response;
+}
 
 ModelVerdict Judge(std::vector<ShardModels::Answer> answers, uint64_t known = 0) {
   return ShardModels(std::move(answers)).Judge(kModel, known);
@@ -77,6 +97,34 @@ TEST(ShardModelsTest, AModelThatWasDropped) {
   EXPECT_EQ(verdict.state, ModelState::kAbsent) << "on purpose";
   EXPECT_THAT(verdict.without, IsEmpty());
   EXPECT_EQ(Judge({Dropped(6), Nothing()}, 7).state, ModelState::kLost);
+}
+
+TEST(ShardModelsTest, TheNewestCheckpointThatAllServeIsRead) {
+  EXPECT_EQ(Judge({Holds({1}), Holds({1})}).history, 99u);
+  EXPECT_EQ(Judge({Holds({1, -2}), Holds({1})}, 99).history, 99u) << "the next one is being loaded";
+  EXPECT_EQ(Judge({Holds({1, 2}), Holds({-2, 1})}, 99).history, 99u) << "shard 1 was not told";
+  EXPECT_EQ(Judge({Holds({1, 2}), Holds({2, 1})}, 99).history, 98u);
+  EXPECT_EQ(Judge({Holds({2}), Holds({2, 1})}, 99).history, 98u) << "old rows are going";
+  EXPECT_EQ(Judge({Holds({2}), Away()}, 99).history, 98u);
+  EXPECT_THAT(Judge({Holds({1, 2}), Nothing()}, 98).without, ElementsAre(1));
+  EXPECT_EQ(Judge({Holds({1, -2}), Holds({-2})}, 99).state, ModelState::kUnfinished)
+      << "lost rows are being loaded again";
+}
+
+TEST(ShardModelsTest, HistoriesAreListedOnceAndByAge) {
+  const ShardModels shards({Holds({2, 1}), Away(), Holds({1, -2, -3})});
+  std::vector<std::pair<uint64_t, bool>> histories;
+  for (const auto& model : shards.HistoriesOf(kModel)) {
+    histories.emplace_back(model.history(), model.serving());
+  }
+  using Pair = std::pair<uint64_t, bool>;
+  EXPECT_THAT(histories, UnorderedElementsAre(Pair(99, true), Pair(98, false), Pair(97, false)));
+  EXPECT_EQ(histories.back(), Pair(99, true)) << "what is served comes last";
+  EXPECT_EQ(shards.ServesOf(kModel, 98).checkpoint(), "v2");
+  EXPECT_EQ(shards.ServesOf(kModel, 5).checkpoint(), "");
+  EXPECT_EQ(shards.OnShard(0, "m")->history(), 98u);
+  EXPECT_EQ(shards.OnShard(2, "m")->history(), 99u);
+  EXPECT_EQ(shards.AllOnShard(2, "m").size(), 3u);
 }
 
 TEST(ShardModelsTest, NamesAreFoundOnAnyShard) {

@@ -61,6 +61,7 @@ absl::StatusOr<LookupOutput> StepPath::Lookup(const std::shared_ptr<const Served
                                               const v1::LookupRequest& request,
                                               rpc::CallContext* context, StepHooks* hooks,
                                               StageTimes* times) {
+  RETURN_IF_ERROR(CheckInference(*model, request.inference()));
   ASSIGN_OR_RETURN(const PreparedLookup prepared, Prepare(model, request, context, hooks, times));
   return LookUp(prepared, request.inference(), context, hooks, times);
 }
@@ -93,6 +94,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
                                               StageTimes* times) {
   const std::shared_ptr<const ServedModel>& model = prepared.model;
   const Batch& batch = prepared.batch;
+  RETURN_IF_ERROR(CheckInference(*model, inference));
   rpc::CallContext::Room room = prepared.room;
   if (room == nullptr) {
     ASSIGN_OR_RETURN(room, context->MakeRoom(prepared.activation_bytes, kAnswer));

@@ -39,6 +39,11 @@ class ServerMetrics {
   void SetModels(int64_t models) { models_.Set(models); }
   void SetTableBytes(int64_t bytes) { table_bytes_.Set(bytes); }
   void SetTableBudget(int64_t bytes) { table_budget_.Set(bytes); }
+  void SetLog(int64_t bytes, bool refuses, bool recovering) {
+    log_bytes_.Set(bytes);
+    log_refuses_.Set(refuses ? 1 : 0);
+    recovering_.Set(recovering ? 1 : 0);
+  }
   void SetBatches(int64_t batches, int64_t bytes) {
     batches_.Set(batches);
     batch_bytes_.Set(bytes);
@@ -70,6 +75,9 @@ class ServerMetrics {
   prometheus::Gauge& models_;
   prometheus::Gauge& table_bytes_;
   prometheus::Gauge& table_budget_;
+  prometheus::Gauge& log_bytes_;
+  prometheus::Gauge& log_refuses_;
+  prometheus::Gauge& recovering_;
   prometheus::Gauge& batches_;
   prometheus::Gauge& batch_bytes_;
   prometheus::Gauge& batch_budget_;

@@ -24,6 +24,7 @@ constexpr std::string_view kRpcNames[] = {
     "AdminService/DropGroup",
     "CheckpointService/SaveCheckpoint",
     "CheckpointService/RestoreCheckpoint",
+    "CheckpointService/ServeCheckpoint",
     "CheckpointService/VerifyCheckpoint",
     "CheckpointService/MergeCheckpoint",
     "CheckpointService/DiffCheckpoints",

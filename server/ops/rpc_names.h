@@ -27,6 +27,7 @@ enum class Rpc {
   kDropGroup,
   kSaveCheckpoint,
   kRestoreCheckpoint,
+  kServeCheckpoint,
   kVerifyCheckpoint,
   kMergeCheckpoint,
   kDiffCheckpoints,

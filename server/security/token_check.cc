@@ -39,6 +39,7 @@ constexpr MethodRole kMethodRoles[] = {
 
     {"/emberd.v1.CheckpointService/SaveCheckpoint", Token::TRAINER},
     {"/emberd.v1.CheckpointService/RestoreCheckpoint", Token::ADMIN},
+    {"/emberd.v1.CheckpointService/ServeCheckpoint", Token::ADMIN},
     {"/emberd.v1.CheckpointService/VerifyCheckpoint", Token::READER},
     {"/emberd.v1.CheckpointService/MergeCheckpoint", Token::ADMIN},
     {"/emberd.v1.CheckpointService/DiffCheckpoints", Token::READER},

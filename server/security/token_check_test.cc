@@ -50,7 +50,7 @@ TEST(MethodRolesTest, EveryMethodStandsInTheTableOnce) {
   AddMethods(*v1::GetStatusRequest::descriptor()->file(), &declared);
   AddMethods(*v1::SaveCheckpointRequest::descriptor()->file(), &declared);
   AddMethods(*v1::CompileRequest::descriptor()->file(), &declared);
-  AddMethods(*internal::v1::CreateModelRequest::descriptor()->file(), &declared);
+  AddMethods(*internal::v1::GatherHeader::descriptor()->file(), &declared);
   AddMethods(*internal::v1::JoinRequest::descriptor()->file(), &declared);
   ASSERT_GT(declared.size(), 40u);
   std::set<std::string> listed;
@@ -86,7 +86,8 @@ TEST(MethodRolesTest, CheckpointsAreMadeByTrainersAndUsedByAdministrators) {
                              "DiffCheckpoints", "ExportCheckpoint"}) {
     EXPECT_EQ(role(method), Token::READER) << method;
   }
-  for (const char* method : {"RestoreCheckpoint", "MergeCheckpoint", "DeleteCheckpoint"}) {
+  for (const char* method :
+       {"RestoreCheckpoint", "ServeCheckpoint", "MergeCheckpoint", "DeleteCheckpoint"}) {
     EXPECT_EQ(role(method), Token::ADMIN) << method;
   }
 }

@@ -32,8 +32,11 @@ class GroupGeneration {
   // Of a group that is new here, or comes from a checkpoint: numbers up to `newest` may have been
   // used, and nobody can open them any more.
   explicit GroupGeneration(uint64_t newest) : number_(newest) {}
+  // As it was before a restart.
+  GroupGeneration(uint64_t number, uint64_t opener) : number_(number), opener_(opener) {}
 
   uint64_t number() const { return number_; }  // 0: there was none
+  uint64_t opener() const { return opener_; }
   // The number that has been opened here, and by this opener, which is not 0.
   bool Is(uint64_t number, uint64_t opener) const;
   // What the shard says to those who ask.

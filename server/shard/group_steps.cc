@@ -7,6 +7,8 @@
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "server/group/group_rules.h"
+#include "server/shard/log/log_records.h"
+#include "server/shard/shard_codec.h"
 
 namespace emberd::server {
 namespace {
@@ -34,8 +36,9 @@ std::string RankPrefix(const std::string& group) { return group.substr(0, group.
 
 }  // namespace
 
-GroupSteps::GroupSteps(Options options, shard::Engine* engine, Sequencer* order, Hooks hooks)
-    : options_(options), engine_(engine), hooks_(std::move(hooks)), order_(order) {}
+GroupSteps::GroupSteps(Options options, shard::Engine* engine, Sequencer* order, ShardLog* log,
+                       Hooks hooks)
+    : options_(options), engine_(engine), hooks_(std::move(hooks)), log_(log), order_(order) {}
 
 absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
     const internal::v1::OpenGroupRequest& request) {
@@ -49,8 +52,10 @@ absl::StatusOr<internal::v1::OpenGroupResponse> GroupSteps::Open(
     if (request.generation() == 0) {
       return Describe(request, found == groups_.end() ? nullptr : &found->second);
     }
+    if (found == groups_.end()) RETURN_IF_ERROR(MakeRoom());
+    // What is refused now is refused again when the log is read.
+    RETURN_IF_ERROR(log_->Append(OpenedRecord(request)));
     if (found == groups_.end()) {
-      RETURN_IF_ERROR(MakeRoom());
       Group group;
       group.generation = GroupGeneration(forgotten_generation_);
       RETURN_IF_ERROR(OpenGroup(request, &group, &released));
@@ -131,6 +136,7 @@ absl::Status GroupSteps::MakeRoom() {
         " may be, and none has been quiet for ", absl::FormatDuration(options_.idle),
         "; drop those that are over (emberctl group drop)"));
   }
+  RETURN_IF_ERROR(log_->Append(ForgottenRecord(first->first.first, first->first.second)));
   NoteForgotten(first->second);
   groups_.erase(first);
   return absl::OkStatus();
@@ -172,7 +178,7 @@ absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) 
 
 absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
                                std::shared_ptr<const shard::CheckedPart> checked,
-                               std::vector<uint64_t>* released) {
+                               const internal::v1::LogBlob& blob, std::vector<uint64_t>* released) {
   const GroupPart& part = *command.group_part;
   if (group->waiting.generation != group->generation.number()) Drop(group, released);
   Step& step = group->waiting;
@@ -181,6 +187,7 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
     step.generation = part.generation;
     step.update = shard::StagedUpdate(part.size);
     step.batch_handles.resize(part.size);
+    step.logged.resize(part.size);
   }
   if (step.number != part.step) {
     return GroupError(absl::StatusCode::kInvalidArgument, part.group, "rank ", part.rank,
@@ -196,13 +203,15 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
     return Annotate(status, absl::StrCat("group '", part.group, "'"));
   }
   step.batch_handles[part.rank] = command.batch_handle;
+  step.logged[part.rank] = PartRecord(command.model_id, GroupPartToProto(part), blob).part();
   ++held_parts_;
   held_bytes_ += bytes;
   return absl::OkStatus();
 }
 
 absl::Status GroupSteps::Hold(const ApplyCommand& command,
-                              std::shared_ptr<const shard::CheckedPart> checked) {
+                              std::shared_ptr<const shard::CheckedPart> checked,
+                              const internal::v1::LogBlob& blob) {
   const GroupPart& part = *command.group_part;
   std::vector<uint64_t> released;
   absl::Status status;
@@ -215,12 +224,15 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
     Group& group = found->second;
     status = CheckIsNext(group, part);
     const int64_t bytes = checked->gradient_bytes();
-    if (status.ok() && held_bytes_ + bytes > options_.max_held_bytes) {
+    if (status.ok() && held_bytes_ + bytes > options_.max_held_bytes && skips_ == nullptr) {
       status = absl::ResourceExhaustedError(absl::StrCat(
           "the part has ", bytes, " bytes beside the ", held_bytes_,
           " of parts that wait; budgets.in_flight_bytes is ", options_.max_held_bytes));
     }
-    if (status.ok()) status = Place(&group, command, std::move(checked), &released);
+    // Parts that do not agree are refused again when the log is read.
+    if (status.ok())
+      status = log_->Append(PartRecord(command.model_id, GroupPartToProto(part), blob));
+    if (status.ok()) status = Place(&group, command, std::move(checked), blob, &released);
     group.touched = absl::Now();
     group.waiting.touched = group.touched;
   }
@@ -270,12 +282,21 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
       answer = GroupError(absl::StatusCode::kAborted, request.group(), "generation ",
                           request.generation(), " is over here");
     } else if (!request.commit()) {
-      if (waiting->number == request.step()) Drop(group, &released);
+      if (waiting->number == request.step()) {
+        const absl::Status logged = log_->Append(DecidedRecord(request));
+        if (logged.ok()) Drop(group, &released);
+        if (!logged.ok()) answer = logged;
+      }
     } else if (AnswerApplied(group, request.step(), &done)) {
       answer = group->last_rows;
     } else if (waiting->number == request.step() && waiting->update.complete()) {
-      group->waiting_rows.push_back(std::exchange(done, nullptr));
-      Apply(key, TakeStep(group));
+      const absl::Status logged = log_->AppendChange(key.first, DecidedRecord(request));
+      if (logged.ok()) {
+        group->waiting_rows.push_back(std::exchange(done, nullptr));
+        Apply(key, TakeStep(group));
+      } else {
+        answer = logged;
+      }
     } else {
       answer = GroupError(absl::StatusCode::kFailedPrecondition, request.group(),
                           "the parts of step ", request.step(), " are not all here");
@@ -287,6 +308,7 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
 
 void GroupSteps::Apply(const Key& key, Step step) {
   ++order_->changes;
+  if (skips_ != nullptr && skips_(key.first)) return;
   if (Mistake("part.applied_twice")) engine_->Apply(step.update, [](const auto&) {});
   engine_->Apply(std::move(step.update),
                  [this, key, handles = std::move(step.batch_handles)](
@@ -303,11 +325,18 @@ void GroupSteps::Applied(const Key& key, const std::vector<uint64_t>& handles,
   } else {
     rows = result.status();
   }
+  FinishStep(key.first, key.second, rows);
+}
+
+void GroupSteps::FinishStep(uint64_t model_id, const std::string& group,
+                            const absl::StatusOr<RowCounts>& rows) {
   std::vector<RowsCallback> waiting;
   {
     MutexLock lock(&order_->mutex);
-    const auto found = groups_.find(key);
+    const auto found = groups_.find(Key(model_id, group));
     if (found == groups_.end()) return;  // its model was dropped, and the callbacks answered
+    // The decision is in the log: without this record, it says all but the counts.
+    log_->Append(StepMadeRecord(model_id, group, found->second.next_step - 1, rows)).IgnoreError();
     found->second.applying = false;
     found->second.last_rows = rows;
     waiting.swap(found->second.waiting_rows);
@@ -337,13 +366,15 @@ void GroupSteps::Sweep(absl::Time now) {
       const absl::Duration patience = std::max(options_.part_ttl, 2 * group.step_timeout);
       const bool waits = group.waiting.number >= 0 &&
                          (!group.waiting.update.complete() || Mistake("step.expires_whole"));
-      if (waits && group.waiting.touched + patience <= now) {
+      if (waits && group.waiting.touched + patience <= now &&
+          log_->Append(EndedRecord(entry.first.first, entry.first.second)).ok()) {
         // From now on the generation's words and parts are refused: nobody can take the step for
         // whole because a part had been here.
         Drop(&group, &released);
         group.ended = true;
       }
-      const bool goes = !group.known && !group.busy() && group.touched + options_.idle <= now;
+      const bool goes = !group.known && !group.busy() && group.touched + options_.idle <= now &&
+                        log_->Append(ForgottenRecord(entry.first.first, entry.first.second)).ok();
       if (goes) NoteForgotten(group);
       return goes;
     });
@@ -400,6 +431,7 @@ absl::StatusOr<internal::v1::DropGroupsResponse> GroupSteps::DropGroups(
     for (const std::string& name : request.groups()) {
       const auto found = groups_.find(Key(request.model_id(), name));
       if (found == groups_.end()) continue;
+      RETURN_IF_ERROR(log_->Append(ForgottenRecord(request.model_id(), name)));
       Drop(&found->second, &released);
       NoteForgotten(found->second);
       groups_.erase(found);
@@ -422,59 +454,6 @@ void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
     to->set_generation(group.generation.number());
     to->set_held_step(group.waiting.number);
     to->set_complete(group.waiting.number >= 0 && group.waiting.update.complete());
-  }
-}
-
-void GroupSteps::Save(uint64_t model_id, internal::v1::ShardState* state) const {
-  MutexLock lock(&order_->mutex);
-  uint64_t forgotten = forgotten_generation_;
-  for (const auto& [key, group] : groups_) {
-    if (key.first != model_id) continue;
-    if (!group.known) {
-      forgotten = std::max(forgotten, group.generation.number());
-      continue;
-    }
-    internal::v1::GroupState* to = state->add_groups();
-    to->set_group(key.second);
-    to->set_generation(group.generation.number());
-    to->set_size(group.size);
-    to->set_next_step(group.next_step);
-    to->set_finished(group.finished);
-    if (group.last_rows.ok()) SetRowCounts(*group.last_rows, to);
-  }
-  state->set_forgotten_generation(forgotten);
-}
-
-std::set<std::string> GroupSteps::Finished(uint64_t model_id) const {
-  std::set<std::string> finished;
-  MutexLock lock(&order_->mutex);
-  for (const auto& [key, group] : groups_) {
-    if (key.first == model_id && group.finished) finished.insert(key.second);
-  }
-  return finished;
-}
-
-void GroupSteps::Restore(uint64_t model_id, const internal::v1::ShardState& state,
-                         const std::set<std::string>& finished) {
-  DropModel(model_id);
-  MutexLock lock(&order_->mutex);
-  forgotten_generation_ = std::max(forgotten_generation_, state.forgotten_generation());
-  for (const internal::v1::GroupState& from : state.groups()) {
-    Group& group = groups_[Key(model_id, from.group())];
-    group.generation = GroupGeneration(std::max(from.generation(), forgotten_generation_));
-    group.size = from.size();
-    group.known = true;
-    group.next_step = from.next_step();
-    group.last_rows = RowCountsOf(from);
-    group.finished = from.finished();
-    group.touched = absl::Now();
-  }
-  for (const std::string& name : finished) {
-    const auto [found, is_new] = groups_.try_emplace(Key(model_id, name));
-    found->second.finished = true;
-    if (!is_new) continue;
-    found->second.generation = GroupGeneration(forgotten_generation_);
-    found->second.touched = absl::Now();
   }
 }
 

@@ -16,8 +16,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "emberd/internal/v1/log.pb.h"
 #include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/internal/v1/shard_state.pb.h"
 #include "server/shard/group_generation.h"
+#include "server/shard/log/shard_log.h"
 #include "server/shard/sequencer.h"
 #include "server/shard/shard_backend.h"
 #include "shard/engine.h"
@@ -44,8 +47,8 @@ class GroupSteps {
   };
   using RowsCallback = std::function<void(absl::StatusOr<RowCounts>)>;
 
-  // `engine` and `order` must outlive this; hooks run on any thread, never under the lock.
-  GroupSteps(Options options, shard::Engine* engine, Sequencer* order, Hooks hooks);
+  // `engine`, `order` and `log` must outlive this; hooks run on any thread, never under the lock.
+  GroupSteps(Options options, shard::Engine* engine, Sequencer* order, ShardLog* log, Hooks hooks);
 
   // See shard_service.proto.
   absl::StatusOr<internal::v1::OpenGroupResponse> Open(
@@ -56,8 +59,9 @@ class GroupSteps {
   // FAILED_PRECONDITION: another step is next. RESOURCE_EXHAUSTED names the bytes.
   // ALREADY_EXISTS: the rank's part is here. NOT_FOUND: the model was dropped. INVALID_ARGUMENT:
   // the part does not agree with the others; with the last one, the update cannot fail unless its
-  // model is dropped before.
-  absl::Status Hold(const ApplyCommand& command, std::shared_ptr<const shard::CheckedPart> checked);
+  // model is dropped before. `blob`: what the log has of it.
+  absl::Status Hold(const ApplyCommand& command, std::shared_ptr<const shard::CheckedPart> checked,
+                    const internal::v1::LogBlob& blob = {});
 
   // Decides to make the step of this part. `done` gets the rows of the whole step; it runs at once
   // or on a thread of the engine.
@@ -90,6 +94,23 @@ class GroupSteps {
                const std::set<std::string>& finished);
   std::set<std::string> Finished(uint64_t model_id) const;
 
+  // For the log, under the lock of `order`: all that is known here.
+  void Describe(internal::v1::LogState* state) const;
+  // Puts what a log has into the place of nothing. `part_of` reads a part.
+  using PartOf = std::function<absl::StatusOr<std::shared_ptr<const shard::CheckedPart>>(
+      const internal::v1::LogPart& part)>;
+  absl::Status Remember(const internal::v1::LogState& state, const PartOf& part_of);
+  // While the log is read (null: it is over): steps of models for which it says true are in the
+  // rows already, and end with FinishStep; what was taken before is taken again, whatever the
+  // budgets are now.
+  using Skips = std::function<bool(uint64_t model_id)>;
+  void SetReplaying(Skips skips);
+  void FinishStep(uint64_t model_id, const std::string& group,
+                  const absl::StatusOr<RowCounts>& rows) ABSL_LOCKS_EXCLUDED(order_->mutex);
+  // What Sweep and MakeRoom did.
+  void EndGeneration(uint64_t model_id, const std::string& group);
+  void Forget(uint64_t model_id, const std::string& group);
+
   int64_t held_parts() const;
   int64_t held_bytes() const;
 
@@ -98,7 +119,8 @@ class GroupSteps {
     int64_t number = -1;  // -1: there is none
     uint64_t generation = 0;
     shard::StagedUpdate update;
-    std::vector<uint64_t> batch_handles;  // by rank
+    std::vector<uint64_t> batch_handles;        // by rank
+    std::vector<internal::v1::LogPart> logged;  // by rank
     absl::Time touched;
   };
   struct Group {
@@ -137,7 +159,8 @@ class GroupSteps {
   // Opens the group's step if this is its first part, and puts the part in its place.
   absl::Status Place(Group* group, const ApplyCommand& command,
                      std::shared_ptr<const shard::CheckedPart> checked,
-                     std::vector<uint64_t>* released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+                     const internal::v1::LogBlob& blob, std::vector<uint64_t>* released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   // The answer about a step that was applied, now or when it is.
   bool AnswerApplied(Group* group, int64_t step, RowsCallback* done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
@@ -163,8 +186,10 @@ class GroupSteps {
   const Options options_;
   shard::Engine* const engine_;
   const Hooks hooks_;
+  ShardLog* const log_;
 
   Sequencer* const order_;  // its lock is that of all that follows
+  Skips skips_ ABSL_GUARDED_BY(order_->mutex);
   Groups groups_ ABSL_GUARDED_BY(order_->mutex);
   // The newest of groups that are not here any more, of whatever model.
   uint64_t forgotten_generation_ ABSL_GUARDED_BY(order_->mutex) = 0;

@@ -1,5 +1,6 @@
 // What a shard promises a group: one update per step from all parts, on the first decision to
 // commit, once, and only for the generation of now.
+// Covers: group_state.cc
 #include "server/shard/group_steps.h"
 
 #include <gmock/gmock.h>
@@ -253,7 +254,7 @@ class HeldPartsTest : public GroupStepsTest {
                             .part_ttl = absl::Hours(1),
                             .max_groups = 3,
                             .idle = idle},
-        engine_.get(), &order_,
+        engine_.get(), &order_, &log_,
         GroupSteps::Hooks{.release_batch = [](uint64_t) {},
                           .step_applied = [](uint64_t, const shard::ApplyResult&) {}});
     internal::v1::OpenGroupRequest open;
@@ -282,6 +283,7 @@ class HeldPartsTest : public GroupStepsTest {
   std::unique_ptr<shard::Engine> engine_ =
       *shard::Engine::Create({.cpu = &cpu_, .bytes_per_partition = 1 << 20});
   Sequencer order_;
+  ShardLog log_;  // none
   std::unique_ptr<GroupSteps> steps_;
 };
 

@@ -1,17 +1,32 @@
 #include "server/shard/hosted_models.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "server/shard/log/log_records.h"
 
 namespace emberd::server {
 namespace {
 
 constexpr size_t kMaxDropped = 256;
+
+// Rows that follow one another under one model_id need ids of their own.
+uint64_t EngineId(uint64_t model_id, uint64_t history, bool serves) {
+  return serves ? history : model_id;
+}
+uint64_t EngineId(const internal::v1::CreateModelRequest& request) {
+  return EngineId(request.model_id(), request.history(), request.has_serves());
+}
+
+absl::Status ChangedMeanwhile(const std::string& name) {
+  return absl::AbortedError(
+      absl::StrCat("model '", name, "' was declared, reset or dropped meanwhile; try again"));
+}
 
 }  // namespace
 
@@ -64,37 +79,75 @@ absl::Status HostedModels::CheckPlace(const internal::v1::CreateModelRequest& re
       request.shard_index(), " of ", request.shards(), " with ", request.sparsecores_per_shard()));
 }
 
+const HostedModels::Model* HostedModels::FindEntry(uint64_t model_id, uint64_t history) const {
+  for (const bool serves : {false, true}) {
+    const auto found = models_.find(EngineId(model_id, history, serves));
+    if (found == models_.end()) continue;
+    const Model& model = found->second;
+    if (model.model_id == model_id && model.history == history) return &model;
+  }
+  return nullptr;
+}
+
+absl::Status HostedModels::FindPlaceBeside(const internal::v1::CreateModelRequest& request) const {
+  const std::string& name = request.config().name();
+  uint64_t served = 0;
+  int64_t newest = -1;
+  int here = 0;
+  for (const auto& [id, model] : models_) {
+    if (model.config.name() != name) continue;
+    ++here;
+    if (model.serves.model().empty() || model.model_id != request.model_id()) {
+      return absl::AlreadyExistsError(absl::StrCat("another model '", name,
+                                                   "' is declared here, with model_id ",
+                                                   absl::Hex(model.model_id, absl::kZeroPad16)));
+    }
+    if (!model.serving || model.serves.version() <= newest) continue;
+    newest = model.serves.version();
+    served = model.history;
+  }
+  return here <= 1 && served == request.replaces() ? absl::OkStatus() : ChangedMeanwhile(name);
+}
+
 absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
     const internal::v1::CreateModelRequest& request, bool initial_rows) {
   const std::string& name = request.config().name();
+  const ShardLog::Stay stay(log_);
   absl::MutexLock lock(&mutex_);
   // The word that takes rows back may be faster than the one that makes them.
   if (WasDropped(request.history())) {
     return absl::AbortedError(
         absl::StrCat("the declaration of model '", name, "' was taken back already; try again"));
   }
+  if (FindEntry(request.model_id(), request.history()) != nullptr) return Place{.done = true};
+  if (request.has_serves()) {
+    RETURN_IF_ERROR(FindPlaceBeside(request));
+    return Place();
+  }
   const auto found = std::find_if(models_.begin(), models_.end(), [&](const auto& entry) {
     return entry.second.config.name() == name;
   });
   const uint64_t here = found == models_.end() ? 0 : found->second.history;
-  const bool same = here != 0 && found->first == request.model_id();
-  if (same && here == request.history()) return Place{.done = true};
-  if (here != 0 && !same && found->second.serving) {
-    return absl::AlreadyExistsError(absl::StrCat("another model '", name,
-                                                 "' is declared here, with model_id ",
-                                                 absl::Hex(found->first, absl::kZeroPad16)));
+  const bool trained = here != 0 && found->second.serves.model().empty();
+  const bool same = trained && found->first == request.model_id();
+  if (here != 0 && !same && (found->second.serving || !trained)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("another model '", name, "' is declared here, with model_id ",
+                     absl::Hex(found->second.model_id, absl::kZeroPad16)));
   }
-  if (here != request.replaces()) {
-    return absl::AbortedError(
-        absl::StrCat("model '", name, "' was declared, reset or dropped meanwhile; try again"));
-  }
+  if (here != request.replaces()) return ChangedMeanwhile(name);
   if (initial_rows && same && !found->second.serving && !found->second.restored) {
     // Its rows are as good as new ones.
+    RETURN_IF_ERROR(log_->Append(ModelRenewedRecord(found->first, request.history())));
     found->second.history = request.history();
+    found->second.create.set_history(request.history());
     return Place{.done = true};
   }
   // If a restore comes to nothing, what was here is lost, and that must be said.
-  if (here != 0 && initial_rows) RememberDropped(here);
+  if (here != 0 && initial_rows) {
+    RETURN_IF_ERROR(log_->Append(HistoryDroppedRecord(here)));
+    RememberDropped(here);
+  }
   return Place{.occupant = here == 0 ? 0 : found->first};
 }
 
@@ -118,20 +171,34 @@ HostedModels::Model HostedModels::MakeEntry(const internal::v1::CreateModelReque
                                             const preprocess::Plan& plan) const {
   std::vector<std::string> stacks;
   for (const preprocess::StackPlan& stack : plan.stacks) stacks.push_back(stack.name);
-  return {.config = request.config(),
-          .history = request.history(),
-          .metrics = metrics_->ShardModel(place_.index, request.config().name(), stacks)};
+  Model model;
+  model.model_id = request.model_id();
+  model.config = request.config();
+  model.history = request.history();
+  model.serves = request.serves();
+  model.create = request;
+  model.metrics = metrics_->ShardModel(place_.index, request.config().name(), stacks);
+  return model;
 }
 
 absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest& request) {
+  if (request.has_serves()) {
+    return absl::InvalidArgumentError("serves is set: such rows come from a checkpoint");
+  }
   ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
   absl::MutexLock changing(&changing_);
   ASSIGN_OR_RETURN(const Place place, FindPlace(request, /*initial_rows=*/true));
   if (place.done) return false;
-  if (place.occupant != 0) Remove(place.occupant);
+  if (place.occupant != 0) RETURN_IF_ERROR(Remove(place.occupant));
   RETURN_IF_ERROR(engine_->CreateModel(
       ModelSpecFromPlan(request.model_id(), request.config(), plan, place_.index)));
   Model model = MakeEntry(request, plan);
+  const ShardLog::Stay stay(log_);
+  if (absl::Status logged = log_->Append(ModelMadeRecord(request)); !logged.ok()) {
+    engine_->DropModel(request.model_id()).IgnoreError();
+    return logged;
+  }
+  model.rows.set_segment(log_->segment());
   absl::MutexLock lock(&mutex_);
   models_[request.model_id()] = std::move(model);
   return true;
@@ -147,29 +214,43 @@ absl::StatusOr<shard::ModelSpec> HostedModels::BeginRestore(
                                                  absl::Hex(request.history(), absl::kZeroPad16),
                                                  " are here, or being restored, already"));
   }
-  if (place.occupant != 0) Remove(place.occupant);
+  if (place.occupant != 0) RETURN_IF_ERROR(Remove(place.occupant));
   Model model = MakeEntry(request, plan);
   model.restored = true;
   model.loading = true;
   absl::MutexLock lock(&mutex_);
-  models_[request.model_id()] = std::move(model);
-  return ModelSpecFromPlan(request.model_id(), request.config(), plan, place_.index);
+  models_[EngineId(request)] = std::move(model);
+  return ModelSpecFromPlan(EngineId(request), request.config(), plan, place_.index);
 }
 
-absl::Status HostedModels::EndRestore(const internal::v1::CreateModelRequest& request,
+absl::Status HostedModels::EndRestore(const internal::v1::LogModelMade& made,
                                       std::shared_ptr<shard::Model> model, int64_t changes,
-                                      uint64_t checkpoint_id) {
+                                      uint64_t checkpoint_id, const std::function<void()>& rest) {
+  const internal::v1::CreateModelRequest& request = made.create();
   absl::MutexLock changing(&changing_);
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = models_.find(request.model_id());
-    if (found == models_.end() || found->second.history != request.history()) {
+    if (FindEntry(request.model_id(), request.history()) == nullptr) {
       return absl::AbortedError("the model was declared, reset, restored or dropped meanwhile");
     }
   }
   RETURN_IF_ERROR(engine_->AddModel(std::move(model)));
+  const ShardLog::Stay stay(log_);
+  // Models that serve a checkpoint get it again from coordinators, without a log.
+  if (!request.has_serves()) {
+    internal::v1::LogRecord record;
+    *record.mutable_model_made() = made;
+    if (absl::Status logged = log_->Append(record); !logged.ok()) {
+      engine_->DropModel(request.model_id()).IgnoreError();
+      return logged;
+    }
+    rest();
+  }
   absl::MutexLock lock(&mutex_);
-  Model& entry = models_[request.model_id()];
+  Model& entry = models_[EngineId(request)];
+  entry.rows.set_segment(log_->segment());
+  entry.rows.set_checkpoint_id(made.checkpoint_id());
+  entry.rows.set_model(made.checkpoint_model());
   entry.loading = false;
   entry.changes = changes;
   entry.checkpoint_id = checkpoint_id;
@@ -178,12 +259,14 @@ absl::Status HostedModels::EndRestore(const internal::v1::CreateModelRequest& re
 
 void HostedModels::Abandon(uint64_t model_id, uint64_t history) {
   absl::MutexLock changing(&changing_);
+  uint64_t engine_id = 0;
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = models_.find(model_id);
-    if (found == models_.end() || found->second.history != history || found->second.serving) return;
+    const Model* const found = FindEntry(model_id, history);
+    if (found == nullptr || found->serving) return;
+    engine_id = EngineId(model_id, history, !found->is_trained());
   }
-  Remove(model_id);
+  Remove(engine_id).IgnoreError();  // without it in the log, it comes back and is not served
 }
 
 void HostedModels::AddChange(uint64_t model_id) {
@@ -204,21 +287,35 @@ uint64_t HostedModels::CheckpointOf(uint64_t model_id) const {
   return found == models_.end() ? 0 : found->second.checkpoint_id;
 }
 
-void HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id) {
+void HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id,
+                                 uint64_t segment) {
+  const ShardLog::Stay stay(log_);
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
   if (found == models_.end() || found->second.history != history) return;
   found->second.checkpoint_id = checkpoint_id;
+  if (segment == 0) return;
+  // Without it in the log, what came before must stay there.
+  if (!log_->Append(CheckpointRecord(model_id, history, checkpoint_id, segment)).ok()) return;
+  internal::v1::LogRows& rows = found->second.rows;
+  rows.set_segment(segment);
+  rows.set_checkpoint_id(checkpoint_id);
+  rows.set_model(found->second.config.name());
 }
 
 absl::Status HostedModels::Serve(const internal::v1::ServeModelRequest& request) {
+  const ShardLog::Stay stay(log_);
   absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(request.model_id());
-  if (found == models_.end() || found->second.history != request.history() ||
-      found->second.loading) {
+  const Model* const found = FindEntry(request.model_id(), request.history());
+  if (found == nullptr || found->loading) {
     return absl::AbortedError("the model was declared, reset or dropped meanwhile; try again");
   }
-  found->second.serving = true;
+  Model& entry = models_[EngineId(request.model_id(), request.history(), !found->is_trained())];
+  if (entry.serving) return absl::OkStatus();
+  if (entry.is_trained()) {
+    RETURN_IF_ERROR(log_->Append(ModelServedRecord(request.model_id())));
+  }
+  entry.serving = true;
   return absl::OkStatus();
 }
 
@@ -226,11 +323,11 @@ absl::StatusOr<internal::v1::FindModelResponse> HostedModels::Find(
     const internal::v1::FindModelRequest& request) const {
   absl::MutexLock lock(&mutex_);
   for (const auto& [id, model] : models_) {
-    const bool found =
-        request.model_id() != 0 ? id == request.model_id() : model.config.name() == request.name();
+    const bool found = request.model_id() != 0 ? model.model_id == request.model_id()
+                                               : model.config.name() == request.name();
     if (!found) continue;
     internal::v1::FindModelResponse response;
-    response.set_model_id(id);
+    response.set_model_id(model.model_id);
     *response.mutable_config() = model.config;
     return response;
   }
@@ -242,12 +339,13 @@ internal::v1::ListModelsResponse HostedModels::List() const {
   absl::MutexLock lock(&mutex_);
   for (const auto& [id, model] : models_) {
     internal::v1::HostedModel* to = response.add_models();
-    to->set_model_id(id);
+    to->set_model_id(model.model_id);
     to->set_name(model.config.name());
     to->set_history(model.history);
     to->set_serving(model.serving);
     to->set_restored(model.restored);
     to->set_changes(model.changes);
+    if (!model.serves.model().empty()) *to->mutable_serves() = model.serves;
   }
   response.mutable_dropped()->Add(dropped_.begin(), dropped_.end());
   return response;
@@ -255,27 +353,43 @@ internal::v1::ListModelsResponse HostedModels::List() const {
 
 absl::Status HostedModels::Drop(const internal::v1::DropModelRequest& request) {
   absl::MutexLock changing(&changing_);
+  uint64_t engine_id = 0;
   {
+    const ShardLog::Stay stay(log_);
     absl::MutexLock lock(&mutex_);
-    const auto found = models_.find(request.model_id());
-    const bool here = found != models_.end() && found->second.history == request.history();
-    if (here && found->second.serving && request.unless_serving()) {
+    const Model* const found = FindEntry(request.model_id(), request.history());
+    if (found != nullptr && found->serving && request.unless_serving()) {
       return absl::FailedPreconditionError("the model is served");
     }
+    const auto other = [&](const auto& entry) {
+      return &entry.second != found && entry.second.model_id == request.model_id() &&
+             entry.second.serving;
+    };
+    if (request.unless_only() && std::none_of(models_.begin(), models_.end(), other)) {
+      return absl::FailedPreconditionError("no other rows of the model are served");
+    }
+    RETURN_IF_ERROR(log_->Append(HistoryDroppedRecord(request.history())));
     RememberDropped(request.history());
-    if (!here) return absl::OkStatus();
+    if (found == nullptr) return absl::OkStatus();
+    engine_id = EngineId(request.model_id(), request.history(), !found->is_trained());
   }
-  Remove(request.model_id());
-  return absl::OkStatus();
+  return Remove(engine_id);
 }
 
-void HostedModels::Remove(uint64_t model_id) {
+absl::Status HostedModels::Remove(uint64_t engine_id) {
+  bool trained = false;
   {
+    const ShardLog::Stay stay(log_);
     absl::MutexLock lock(&mutex_);
-    models_.erase(model_id);
+    const auto found = models_.find(engine_id);
+    if (found == models_.end()) return absl::OkStatus();
+    trained = found->second.is_trained();
+    if (trained) RETURN_IF_ERROR(log_->Append(ModelRemovedRecord(engine_id)));
+    models_.erase(found);
   }
-  forget_(model_id);
-  engine_->DropModel(model_id).IgnoreError();  // it is there: it was created with the entry
+  if (trained) forget_(engine_id);
+  engine_->DropModel(engine_id).IgnoreError();  // it is there: it was created with the entry
+  return absl::OkStatus();
 }
 
 void HostedModels::RememberDropped(uint64_t history) {
@@ -288,11 +402,13 @@ bool HostedModels::WasDropped(uint64_t history) const {
   return std::find(dropped_.begin(), dropped_.end(), history) != dropped_.end();
 }
 
-absl::Status HostedModels::Check(uint64_t model_id, uint64_t history) const {
+absl::StatusOr<HostedModels::Rows> HostedModels::FindRows(uint64_t model_id,
+                                                          uint64_t history) const {
   absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(model_id);
-  if (found != models_.end() && found->second.serving && found->second.history == history) {
-    return absl::OkStatus();
+  const Model* const found = FindEntry(model_id, history);
+  if (found != nullptr && found->serving) {
+    const bool serves = !found->is_trained();
+    return Rows{EngineId(model_id, history, serves), serves, found->metrics};
   }
   return absl::DataLossError(absl::StrCat("it does not have the rows of model_id ",
                                           absl::Hex(model_id, absl::kZeroPad16),

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -13,10 +14,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "emberd/internal/v1/log.pb.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/model.pb.h"
 #include "preprocess/plan/plan.h"
 #include "server/ops/metrics.h"
+#include "server/shard/log/shard_log.h"
 #include "shard/engine.h"
 #include "shard/types.h"
 
@@ -36,13 +39,16 @@ struct ShardPlace {
 
 // Thread-safe. What the calls mean and their errors: shard_service.proto. Create and Drop take
 // turns and may take long; nothing else waits for them.
+//
+// A model that is trained has one history here. One that serves checkpoints may have two, of which
+// the engine knows each by its history.
 class HostedModels {
  public:
-  // `engine` and `metrics` must outlive it. `forget` gives up whatever else is kept of a model that
-  // goes; it runs before anybody can create the model again.
-  HostedModels(const ShardPlace& place, shard::Engine* engine, ops::Metrics* metrics,
+  // `engine`, `metrics` and `log` must outlive it. `forget` gives up whatever else is kept of a
+  // model that goes; it runs before anybody can create the model again.
+  HostedModels(const ShardPlace& place, shard::Engine* engine, ops::Metrics* metrics, ShardLog* log,
                std::function<void(uint64_t model_id)> forget)
-      : place_(place), engine_(engine), metrics_(metrics), forget_(std::move(forget)) {}
+      : place_(place), engine_(engine), metrics_(metrics), log_(log), forget_(std::move(forget)) {}
 
   // True: it was not here before.
   absl::StatusOr<bool> Create(const internal::v1::CreateModelRequest& request);
@@ -58,10 +64,11 @@ class HostedModels {
   // engine must know.
   absl::StatusOr<shard::ModelSpec> BeginRestore(const internal::v1::CreateModelRequest& request);
   // The rows are here. `checkpoint_id`: the one that they are equal to; 0: to none. ABORTED: they
-  // were dropped or replaced meanwhile.
-  absl::Status EndRestore(const internal::v1::CreateModelRequest& request,
+  // were dropped or replaced meanwhile. `made` says which one it is for the log, where no segment
+  // begins before `rest` has put all else that comes from the checkpoint into its place.
+  absl::Status EndRestore(const internal::v1::LogModelMade& made,
                           std::shared_ptr<shard::Model> model, int64_t changes,
-                          uint64_t checkpoint_id);
+                          uint64_t checkpoint_id, const std::function<void()>& rest);
   // Gives up rows that nobody was told to serve.
   void Abandon(uint64_t model_id, uint64_t history);
 
@@ -70,22 +77,55 @@ class HostedModels {
   int64_t ChangesOf(uint64_t model_id) const;
   // The newest checkpoint since which it is known what has changed; 0: there is none.
   uint64_t CheckpointOf(uint64_t model_id) const;
-  void SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id);
+  // `segment`: of the log, which begins with the checkpoint's rows.
+  void SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id, uint64_t segment);
 
+  // For the log, whose next segment this is: all that is known here. Nobody stays in the log.
+  void Describe(uint64_t segment, internal::v1::LogState* state) const;
+  // The segment has begun: what has not changed since another one counts from this.
+  void SegmentBegun(uint64_t segment);
+  // The oldest segment that some model's rows need; nothing: none needs any.
+  std::optional<uint64_t> OldestSegment() const;
+  // Puts what a log has into its place. `model`: with the rows of a checkpoint after so many
+  // changes; null: its rows are initial. `tracked`: the checkpoint since which it is known what has
+  // changed; 0: none.
+  absl::Status Remember(const internal::v1::LogModel& from, std::shared_ptr<shard::Model> model,
+                        int64_t changes, uint64_t tracked);
+  absl::StatusOr<shard::ModelSpec> SpecOf(const internal::v1::CreateModelRequest& request) const;
+  void Renew(uint64_t model_id, uint64_t history);
+  void ServeAgain(uint64_t model_id);
+  void RemoveAgain(uint64_t model_id);
+  void RememberDroppedHistory(uint64_t history);
+
+  struct Rows {
+    uint64_t engine_id = 0;  // what the engine knows the model by
+    bool read_only = false;
+    ops::ShardModelMetrics* metrics = nullptr;
+  };
   // DATA_LOSS unless the model is served with rows of this history.
-  absl::Status Check(uint64_t model_id, uint64_t history) const;
+  absl::StatusOr<Rows> FindRows(uint64_t model_id, uint64_t history) const;
+  absl::Status Check(uint64_t model_id, uint64_t history) const {
+    return FindRows(model_id, history).status();
+  }
   // Null for a model that is not here.
   ops::ShardModelMetrics* MetricsOf(uint64_t model_id) const;
 
  private:
   struct Model {
+    uint64_t model_id = 0;
     v1::ModelConfig config;
     uint64_t history = 0;
+    internal::v1::ServedRows serves;  // of a model that is trained: empty
     bool serving = false;
     bool restored = false;  // not of initial rows
     bool loading = false;   // BeginRestore, and not yet EndRestore
     int64_t changes = 0;    // under this history
     uint64_t checkpoint_id = 0;
+    // How the log makes it: the request, with the history of now, and the rows that its changes
+    // follow.
+    internal::v1::CreateModelRequest create;
+    internal::v1::LogRows rows;
+    bool is_trained() const { return serves.model().empty(); }
     ops::ShardModelMetrics* metrics = nullptr;
   };
   // What the request finds in its place.
@@ -100,19 +140,28 @@ class HostedModels {
       const internal::v1::CreateModelRequest& request) const;
   Model MakeEntry(const internal::v1::CreateModelRequest& request,
                   const preprocess::Plan& plan) const;
+  // Null if it is not here.
+  const Model* FindEntry(uint64_t model_id, uint64_t history) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // For rows that are only read.
+  absl::Status FindPlaceBeside(const internal::v1::CreateModelRequest& request) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Place> FindPlace(const internal::v1::CreateModelRequest& request,
                                   bool initial_rows);
-  void Remove(uint64_t model_id);
+  absl::Status Remove(uint64_t engine_id);
+  // Whether no record since the segment of its rows has changed them.
+  bool UnchangedSince(uint64_t model_id, const internal::v1::LogRows& rows) const;
   void RememberDropped(uint64_t history) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WasDropped(uint64_t history) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ShardPlace place_;
   shard::Engine* const engine_;
   ops::Metrics* const metrics_;
+  ShardLog* const log_;
   const std::function<void(uint64_t model_id)> forget_;
   absl::Mutex changing_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while tables are filled
   mutable absl::Mutex mutex_;                          // never held for long
-  absl::flat_hash_map<uint64_t, Model> models_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, Model> models_ ABSL_GUARDED_BY(mutex_);  // by engine id
   std::deque<uint64_t> dropped_ ABSL_GUARDED_BY(mutex_);  // histories, the newest last
 };
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "config/optimizers.h"
 #include "server/checkpoint/files.h"
 #include "server/checkpoint/partition_file.h"
 #include "server/shard/remap_rows.h"
@@ -108,6 +109,20 @@ bool SamePlaces(const shard::Model& model, const v1::CheckpointManifest& manifes
                              stack.storage_dtype ==
                                  DtypeOf(manifest.config(), plan.tables(0).name());
                     });
+}
+
+int64_t BytesToLoad(const shard::ModelSpec& spec, const CheckpointChain& chain) {
+  const int64_t element = config::WeightBytes(spec.stacks.front().storage_dtype);
+  int64_t bytes = 0;
+  for (const internal::v1::CheckpointSource& source : chain) {
+    for (const v1::StackPlan& stack : source.manifest().plan().stacks()) {
+      for (const v1::CheckpointFile& file : source.manifest().files()) {
+        if (file.stack() != stack.name() || file.array() != kWeightsArray) continue;
+        bytes += file.rows() * stack.embedding_dim() * element;
+      }
+    }
+  }
+  return bytes / spec.partitions * spec.partition_count;
 }
 
 absl::Status LoadRows(shard::Model& model, const CheckpointChain& chain, BlockingPool* threads,

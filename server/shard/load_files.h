@@ -20,6 +20,10 @@ absl::Status CheckFiles(const CheckpointChain& chain, int shard, int shards,
 // checkpoint was saved with the same number of partitions, and rows are stored in the same way.
 bool SamePlaces(const shard::Model& model, const v1::CheckpointManifest& manifest);
 
+// About how many bytes of weights of the checkpoint go to one shard, stored as `spec` says: rows
+// are spread evenly. Those that several checkpoints of the chain hold count as often.
+int64_t BytesToLoad(const shard::ModelSpec& spec, const CheckpointChain& chain);
+
 // Gives the model the rows of its partitions; where the places are not the same, row by row, by
 // table and id. Rows that the checkpoint does not hold stay without a value. `threads` reads
 // partitions at the same time.

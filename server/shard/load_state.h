@@ -4,6 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/internal/v1/shard_state.pb.h"
 
 namespace emberd::server {
 

@@ -223,6 +223,8 @@ absl::StatusOr<std::shared_ptr<ShardBackend>> MakeLocalShard(const v1::ClusterCo
                                                              ThreadPools* threads) {
   ASSIGN_OR_RETURN(std::unique_ptr<ShardHost> host,
                    ShardHost::Create(cluster, shard_index, metrics, threads));
+  host->WaitUntilReady();
+  RETURN_IF_ERROR(Annotate(host->CheckReady(), absl::StrCat("shard ", shard_index)));
   return std::make_shared<LocalShard>(std::move(host), shard_index);
 }
 

@@ -45,4 +45,16 @@ absl::Status MemoryGuard::Check(int64_t most, absl::FunctionRef<int64_t()> bytes
       "memory, add shards, or store rows in 16 bits"));
 }
 
+absl::Status MemoryGuard::CheckLoad(int64_t bytes) {
+  if (limit_ == 0) return absl::OkStatus();
+  const int64_t available = Available();
+  if (available - reserve_ >= bytes * shards_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the rows to be loaded need ", bytes, " bytes on each of ", shards_,
+      " shards of this machine, beside what they serve; ", available, " of ", limit_,
+      " bytes of memory are left, of which ", reserve_,
+      " are kept free. Give the process more memory, add shards, store rows in 16 bits, or drop "
+      "what is served before"));
+}
+
 }  // namespace emberd::server

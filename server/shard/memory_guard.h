@@ -26,6 +26,10 @@ class MemoryGuard {
   // is what bytes() can be at most: where that fits, bytes() is not called.
   absl::Status Check(int64_t most, absl::FunctionRef<int64_t()> bytes);
 
+  // RESOURCE_EXHAUSTED, with the figures, if all shards of the machine cannot take `bytes` each at
+  // the same time, as when they load rows beside those that they serve.
+  absl::Status CheckLoad(int64_t bytes);
+
   // What this shard may count on: its part of the memory.
   int64_t share() const { return limit_ / shards_; }
   // What is to be left over for everything but rows.

@@ -46,9 +46,23 @@ TEST_F(MemoryGuardTest, SaysWhatIsMissing) {
   EXPECT_TRUE(Check(150 * kMiB, 900 * kMiB, 50 * kMiB).ok());
 }
 
+TEST(MemoryGuard, LoadsOnAllShardsOfTheMachineAtOnce) {
+  MemoryGuard guard(2, [] { return MachineMemory{1600 * kMiB, 1100 * kMiB}; });
+  EXPECT_TRUE(guard.CheckLoad(500 * kMiB).ok());
+  const absl::Status status = guard.CheckLoad(500 * kMiB + 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(
+      std::string(status.message()),
+      "the rows to be loaded need 524288001 bytes on each of 2 shards of this machine, beside "
+      "what they serve; 1153433600 of 1677721600 bytes of memory are left, of which 104857600 "
+      "are kept free. Give the process more memory, add shards, store rows in 16 bits, or "
+      "drop what is served before");
+}
+
 TEST(MemoryGuard, RefusesNothingWhereNothingCanBeRead) {
   MemoryGuard guard(1, [] { return MachineMemory{}; });
   EXPECT_TRUE(guard.Check(kMiB, [] { return kMiB; }).ok());
+  EXPECT_TRUE(guard.CheckLoad(kMiB).ok());
 }
 
 }  // namespace

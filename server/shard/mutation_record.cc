@@ -176,6 +176,45 @@ void MutationRecord::Restore(uint64_t model_id, const Clients& clients) {
   }
 }
 
+void MutationRecord::Describe(internal::v1::LogState* state) const {
+  MutexLock lock(&mutex_);
+  for (auto quiet = recency_.rbegin(); quiet != recency_.rend(); ++quiet) {
+    const Client& client = clients_.at(*quiet);
+    internal::v1::LogClient* to = state->add_clients();
+    to->set_client_id(*quiet);
+    to->set_forgotten_up_to(client.forgotten_up_to);
+    for (const uint64_t sequence : client.finished) {
+      const Entry& entry = client.entries.at(sequence);
+      internal::v1::LogMadeChange* made = to->add_made();
+      made->set_model_id(entry.model_id);
+      made->mutable_change()->set_sequence(sequence);
+      made->mutable_change()->set_tag(entry.tag);
+      SetRowCounts(entry.result, made->mutable_change());
+    }
+  }
+  for (const size_t hash : forgotten_order_) {
+    internal::v1::LogForgottenClient* to = state->add_forgotten_clients();
+    to->set_name_hash(hash);
+    to->set_highest(forgotten_.at(hash));
+  }
+}
+
+void MutationRecord::Remember(const internal::v1::LogState& state) {
+  MutexLock lock(&mutex_);
+  for (const internal::v1::LogForgottenClient& from : state.forgotten_clients()) {
+    forgotten_[from.name_hash()] = from.highest();
+    forgotten_order_.push_back(from.name_hash());
+  }
+  for (const internal::v1::LogClient& from : state.clients()) {
+    Client& client = Touch(from.client_id());
+    client.forgotten_up_to = std::max(client.forgotten_up_to, from.forgotten_up_to());
+    for (const internal::v1::LogMadeChange& made : from.made()) {
+      Keep(&client, made.change().sequence(),
+           {made.change().tag(), made.model_id(), true, RowCountsOf(made.change())});
+    }
+  }
+}
+
 void MutationRecord::Abort(const Mutation& mutation) {
   MutexLock lock(&mutex_);
   Client& client = clients_.at(mutation.client_id);
@@ -188,6 +227,14 @@ void MutationRecord::Refuse(const Mutation& mutation) {
   MutexLock lock(&mutex_);
   Client& client = Touch(mutation.client_id);
   client.forgotten_up_to = std::max(client.forgotten_up_to, mutation.sequence);
+}
+
+void NameModel(uint64_t before, uint64_t now, MutationRecord::Clients* clients) {
+  for (internal::v1::ClientState& client : *clients) {
+    for (internal::v1::MutationState& mutation : *client.mutable_mutations()) {
+      if (mutation.tag() == UpdateTag(before)) mutation.set_tag(UpdateTag(now));
+    }
+  }
 }
 
 }  // namespace emberd::server

@@ -13,7 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/internal/v1/log.pb.h"
+#include "emberd/internal/v1/shard_state.pb.h"
 
 namespace emberd::server {
 
@@ -91,6 +92,10 @@ class MutationRecord {
   void Save(uint64_t model_id, Clients* clients);
   void Restore(uint64_t model_id, const Clients& clients);
 
+  // All that is known, for a log, and that put into an empty record.
+  void Describe(internal::v1::LogState* state) const;
+  void Remember(const internal::v1::LogState& state);
+
  private:
   struct Entry {
     uint64_t tag = 0;
@@ -118,7 +123,7 @@ class MutationRecord {
   void Forget(const std::string& client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const MutationRecordOptions options_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   absl::flat_hash_map<std::string, Client> clients_ ABSL_GUARDED_BY(mutex_);
   std::list<std::string> recency_ ABSL_GUARDED_BY(mutex_);  // most recent first
   int entries_ ABSL_GUARDED_BY(mutex_) = 0;                 // of all clients
@@ -126,5 +131,9 @@ class MutationRecord {
   absl::flat_hash_map<size_t, uint64_t> forgotten_ ABSL_GUARDED_BY(mutex_);
   std::deque<size_t> forgotten_order_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };
+
+// Updates are tagged with the model that they were made on, which has another id if its config is
+// another one now.
+void NameModel(uint64_t before, uint64_t now, MutationRecord::Clients* clients);
 
 }  // namespace emberd::server

@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "server/shard/log/log_records.h"
 
 namespace emberd::server {
 namespace {
@@ -14,6 +15,12 @@ using internal::v1::FindMutationResponse;
 
 std::string NameOf(const Mutation& mutation) {
   return absl::StrCat("mutation ", mutation.sequence, " of client '", mutation.client_id, "'");
+}
+
+internal::v1::LogRecord RecordOf(const Mutation& mutation, uint64_t attempt,
+                                 const MutationVotes::Change& change) {
+  return VoteRecord(NameToProto(mutation), attempt, change.model_id, change.assigns_rows,
+                    change.blob);
 }
 
 absl::Status NotInCharge(const Mutation& mutation) {
@@ -75,12 +82,22 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::Stage(const Mutation& mu
   MutexLock lock(&order_->mutex);
   ASSIGN_OR_RETURN(const std::optional<RowCounts> before, CheckStage(mutation, attempt));
   if (before.has_value()) return before;
-  if (held_ >= options_.max_held || held_bytes_ + change.bytes > options_.max_held_bytes) {
+  const bool too_much =
+      held_ >= options_.max_held || held_bytes_ + change.bytes > options_.max_held_bytes;
+  if (too_much && !replaying_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the request has ", change.bytes, " bytes beside the ", held_bytes_, " of ",
                      held_, " that wait for their decision; budgets.in_flight_bytes is ",
                      options_.max_held_bytes, ", and at most ", options_.max_held, " may wait"));
   }
+  if (!Mistake("log.append_after_vote")) {
+    RETURN_IF_ERROR(log_->Append(RecordOf(mutation, attempt, change)));
+  }
+  Hold(mutation, attempt, std::move(change));
+  return before;
+}
+
+void MutationVotes::Hold(const Mutation& mutation, uint64_t attempt, Change change) {
   ++held_;
   held_bytes_ += change.bytes;
   Vote& vote = votes_[KeyOf(mutation)];
@@ -89,7 +106,6 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::Stage(const Mutation& mu
   vote.attempt = attempt;
   vote.change = std::move(change);
   vote.since = absl::Now();
-  return before;
 }
 
 void MutationVotes::Find(const Mutation& mutation, uint64_t attempt, FoundCallback done) {
@@ -113,7 +129,9 @@ absl::StatusOr<std::optional<MutationVotes::Found>> MutationVotes::TryFind(const
     ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Find(mutation));
     if (before.has_value()) return Found{FindMutationResponse::COMMITTED, *before, 0};
     if (attempt == 0) return Found{};
+    RETURN_IF_ERROR(log_->Append(AttemptRecord(NameToProto(mutation), attempt)));
     vote = &votes_[KeyOf(mutation)];
+    vote->attempt = attempt;
     vote->tag = mutation.tag;
     KeepFence(mutation);
   }
@@ -126,6 +144,8 @@ absl::StatusOr<std::optional<MutationVotes::Found>> MutationVotes::TryFind(const
   }
   if (attempt != 0) {
     if (attempt < vote->attempt) return NotInCharge(mutation);
+    if (attempt > vote->attempt)
+      RETURN_IF_ERROR(log_->Append(AttemptRecord(NameToProto(mutation), attempt)));
     vote->attempt = attempt;
   }
   return Found{
@@ -170,11 +190,19 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::TryDecide(const Mutation
     if (!commit) return RowCounts();
     return absl::AbortedError(absl::StrCat("nothing of ", NameOf(mutation), " is held"));
   }
+  const internal::v1::LogRecord record = DecisionRecord(NameToProto(mutation), attempt, commit);
   if (commit) {
+    if (Mistake("log.append_after_vote")) {
+      RETURN_IF_ERROR(log_->Append(RecordOf(mutation, attempt, *vote->change)));
+    }
+    if (!Mistake("log.no_decision")) {
+      RETURN_IF_ERROR(log_->AppendChange(vote->model_id, record));
+    }
     vote->waiting.push_back(std::move(*done));
     Make(mutation, vote);
     return std::nullopt;
   }
+  RETURN_IF_ERROR(log_->Append(record));
   *drop = Take(vote).drop;
   KeepFence(mutation);
   return RowCounts();
@@ -197,6 +225,8 @@ void MutationVotes::Made(const Mutation& mutation, const absl::StatusOr<RowCount
     waiting.swap(vote->second.waiting);
     model_id = vote->second.model_id;
     votes_.erase(vote);
+    // The decision is in the log: without this record, it says all but the counts.
+    log_->Append(MadeRecord(NameToProto(mutation), rows)).IgnoreError();
     if (rows.ok() && !late) record_.Finish(mutation, *rows, model_id);
   }
   for (const RowsCallback& done : waiting) done(rows);
@@ -243,6 +273,71 @@ void MutationVotes::ListHeld(uint64_t model_id, HeldList* held) const {
     internal::v1::HeldMutation* to = held->Add();
     *to->mutable_name() = NameToProto({key.first, key.second, vote.tag});
     to->set_making(vote.making);
+  }
+}
+
+void MutationVotes::SetReplaying(bool replaying) {
+  MutexLock lock(&order_->mutex);
+  replaying_ = replaying;
+}
+
+uint64_t MutationVotes::ModelOf(const Mutation& mutation) const {
+  MutexLock lock(&order_->mutex);
+  const auto vote = votes_.find(KeyOf(mutation));
+  return vote == votes_.end() ? 0 : vote->second.model_id;
+}
+
+void MutationVotes::Describe(internal::v1::LogState* state) const {
+  order_->mutex.AssumeHeld();
+  if (!Mistake("log.records_not_in_state")) record_.Describe(state);
+  for (const auto& [key, vote] : votes_) {
+    if (!vote.making && !vote.change.has_value()) continue;
+    const Mutation mutation{key.first, key.second, vote.tag};
+    internal::v1::LogHeldVote* to = state->add_votes();
+    *to->mutable_vote()->mutable_mutation() = NameToProto(mutation);
+    to->mutable_vote()->set_model_id(vote.model_id);
+    to->mutable_vote()->set_attempt(vote.attempt);
+    to->set_making(vote.making);
+    if (!vote.change.has_value()) continue;
+    *to->mutable_vote() = RecordOf(mutation, vote.attempt, *vote.change).vote();
+    KeepOldestBlob(vote.change->blob, state);
+  }
+  for (const Mutation& mutation : fenced_) {
+    const auto vote = votes_.find(KeyOf(mutation));
+    if (vote == votes_.end() || vote->second.making || vote->second.change.has_value()) continue;
+    internal::v1::LogAttempt* to = state->add_fenced();
+    *to->mutable_mutation() = NameToProto(mutation);
+    to->set_attempt(vote->second.attempt);
+  }
+}
+
+void MutationVotes::Remember(const internal::v1::LogState& state, const ChangeOf& change_of,
+                             const Finish& made) {
+  record_.Remember(state);
+  MutexLock lock(&order_->mutex);
+  for (const internal::v1::LogHeldVote& from : state.votes()) {
+    const internal::v1::MutationName& name = from.vote().mutation();
+    const Mutation mutation{name.client_id(), name.sequence(), name.tag()};
+    std::optional<Change> change = from.making() ? std::nullopt : change_of(from.vote());
+    if (change.has_value()) {
+      Hold(mutation, from.vote().attempt(), *std::move(change));
+    } else if (from.making()) {
+      Vote& vote = votes_[KeyOf(mutation)];
+      vote.model_id = from.vote().model_id();
+      vote.tag = mutation.tag;
+      vote.attempt = from.vote().attempt();
+      vote.making = true;
+      made(mutation,
+           [this, mutation](const absl::StatusOr<RowCounts>& rows) { Made(mutation, rows); });
+    }
+  }
+  for (const internal::v1::LogAttempt& from : state.fenced()) {
+    const internal::v1::MutationName& name = from.mutation();
+    const Mutation mutation{name.client_id(), name.sequence(), name.tag()};
+    Vote& vote = votes_[KeyOf(mutation)];
+    vote.tag = mutation.tag;
+    vote.attempt = from.attempt();
+    KeepFence(mutation);
   }
 }
 

@@ -24,7 +24,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "emberd/internal/v1/log.pb.h"
 #include "emberd/internal/v1/shard_service.pb.h"
+#include "server/shard/log/shard_log.h"
 #include "server/shard/mutation_record.h"
 #include "server/shard/sequencer.h"
 
@@ -60,6 +62,9 @@ class MutationVotes {
     std::function<void(RowsCallback)> make;
     // Gives back what it holds: it will not be made.
     std::function<void()> drop;
+    // What the log has of it.
+    internal::v1::LogBlob blob = {};
+    bool assigns_rows = false;
   };
 
   struct Found {
@@ -69,9 +74,9 @@ class MutationVotes {
   };
   using FoundCallback = std::function<void(absl::StatusOr<Found>)>;
 
-  // `order` must outlive it.
-  MutationVotes(Options options, Sequencer* order)
-      : options_(options), order_(order), record_(options.record) {}
+  // `order` and `log` must outlive it.
+  MutationVotes(Options options, Sequencer* order, ShardLog* log)
+      : options_(options), order_(order), log_(log), record_(options.record) {}
 
   // Asks before the work of checking a change: nothing if the attempt may bring one; a value if the
   // mutation was made, with this result. ABORTED: another attempt is in charge, or has brought its
@@ -102,6 +107,19 @@ class MutationVotes {
   void Restore(uint64_t model_id, const MutationRecord::Clients& clients) {
     record_.Restore(model_id, clients);
   }
+
+  // For the log, under the lock of `order`: all that is known here.
+  void Describe(internal::v1::LogState* state) const;
+  // Puts what a log has into the place of nothing. `change_of` gives a held change, and nothing for
+  // one that was made already and is not finished: `made` gets what finishes it.
+  using ChangeOf = std::function<std::optional<Change>(const internal::v1::LogVote& vote)>;
+  using Finish = std::function<void(const Mutation& mutation, RowsCallback finish)>;
+  void Remember(const internal::v1::LogState& state, const ChangeOf& change_of, const Finish& made)
+      ABSL_LOCKS_EXCLUDED(order_->mutex);
+  // While the log is read: what was taken before is taken again, whatever the budgets are now.
+  void SetReplaying(bool replaying) ABSL_LOCKS_EXCLUDED(order_->mutex);
+  // Of the change that is held; 0: none is.
+  uint64_t ModelOf(const Mutation& mutation) const ABSL_LOCKS_EXCLUDED(order_->mutex);
 
   // Drops what is held for a model that is gone.
   void DropModel(uint64_t model_id) ABSL_LOCKS_EXCLUDED(order_->mutex);
@@ -141,12 +159,16 @@ class MutationVotes {
   void Made(const Mutation& mutation, const absl::StatusOr<RowCounts>& rows)
       ABSL_LOCKS_EXCLUDED(order_->mutex);
   Change Take(Vote* vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
+  void Hold(const Mutation& mutation, uint64_t attempt, Change change)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   // Nothing is held any more, but the attempt in charge is remembered.
   void KeepFence(const Mutation& mutation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
 
   const Options options_;
   Sequencer* const order_;
+  ShardLog* const log_;
   MutationRecord record_;  // of finished mutations
+  bool replaying_ ABSL_GUARDED_BY(order_->mutex) = false;
   absl::flat_hash_map<Key, Vote> votes_ ABSL_GUARDED_BY(order_->mutex);
   std::deque<Mutation> fenced_ ABSL_GUARDED_BY(order_->mutex);  // oldest first; some are over
   int64_t held_ ABSL_GUARDED_BY(order_->mutex) = 0;

@@ -23,7 +23,7 @@ const Mutation kMutation{"c", 1, 7};
 // One shard, whose rows are a count of changes.
 struct VotingShard {
   explicit VotingShard(MutationVotes::Options options = {.max_held_bytes = 100})
-      : votes(options, &order) {}
+      : votes(options, &order, &log) {}
 
   absl::StatusOr<std::optional<RowCounts>> Stage(uint64_t attempt,
                                                  const Mutation& mutation = kMutation,
@@ -56,6 +56,7 @@ struct VotingShard {
   }
 
   Sequencer order;
+  ShardLog log;  // none
   MutationVotes votes;
   int made = 0;
   int dropped = 0;

@@ -36,16 +36,6 @@ CheckpointChain ChainOf(const internal::v1::BeginRestoreRequest& request) {
   return {request.chain().begin(), request.chain().end()};
 }
 
-// Updates are tagged with the model that they were made on, which has another id if its config is
-// another one now.
-void NameModel(uint64_t before, uint64_t now, MutationRecord::Clients* clients) {
-  for (internal::v1::ClientState& client : *clients) {
-    for (internal::v1::MutationState& mutation : *client.mutable_mutations()) {
-      if (mutation.tag() == UpdateTag(before)) mutation.set_tag(UpdateTag(now));
-    }
-  }
-}
-
 }  // namespace
 
 ShardCheckpoints::~ShardCheckpoints() {
@@ -159,11 +149,15 @@ absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& r
   for (int i = 0; i < model.stack_count(); ++i) {
     state.add_unnumbered_updates(model.stack(i).unnumbered_updates());
   }
+  const absl::StatusOr<uint64_t> segment = parts_.begin_segment();
   // The pause may have ended on the way here, and changes have come in before the rows were fixed.
-  if (absl::Status settled = CheckSettled(request); !settled.ok()) {
+  absl::Status settled = segment.ok() ? CheckSettled(request) : segment.status();
+  if (!settled.ok()) {
     parts_.engine->EndSnapshot(transfer->snapshot, /*kept=*/false);
     return settled;
   }
+  transfer->segment = *segment;
+  if (Mistake("log.dropped_before_checkpoint")) parts_.log->DropBefore(*segment);
   return Start(request.transfer_id(), transfer,
                [this, request, state = std::move(state)](Transfer& save) {
                  return Save(request, state, save);
@@ -216,7 +210,9 @@ absl::Status ShardCheckpoints::CompleteSave(const internal::v1::CompleteSaveRequ
     transfers_.erase(found);
   }
   End(*save, /*kept=*/true);
-  parts_.models->SetCheckpoint(request.model_id(), request.history(), request.checkpoint_id());
+  parts_.models->SetCheckpoint(request.model_id(), request.history(), request.checkpoint_id(),
+                               save->segment);
+  if (const auto oldest = parts_.models->OldestSegment()) parts_.log->DropBefore(*oldest);
   return absl::OkStatus();
 }
 
@@ -233,24 +229,42 @@ absl::Status ShardCheckpoints::BeginRestore(const internal::v1::BeginRestoreRequ
   // At once, so that nobody else begins the same.
   const std::set<std::string> finished = parts_.groups->Finished(transfer->model_id);
   ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->BeginRestore(request.create()));
-  {
+  const auto model = Reserve(request, spec);
+  if (!model.ok()) {
+    parts_.models->Abandon(transfer->model_id, transfer->history);
+    return model.status();
+  }
+  if (!request.create().has_serves()) {
     MutexLock lock(&mutex_);
     finished_[transfer->model_id].insert(finished.begin(), finished.end());
   }
-  return Start(request.transfer_id(), transfer, [this, request, spec](Transfer& restore) {
-    const absl::Status status = Restore(request, spec, restore);
+  return Start(request.transfer_id(), transfer, [this, request, model = *model](Transfer& restore) {
+    const absl::Status status = Restore(request, model, restore);
     if (!status.ok()) parts_.models->Abandon(restore.model_id, restore.history);
     return status;
   });
 }
 
+absl::StatusOr<std::shared_ptr<shard::Model>> ShardCheckpoints::Reserve(
+    const internal::v1::BeginRestoreRequest& request, const shard::ModelSpec& spec) {
+  const auto model = parts_.engine->MakeModel(spec);
+  if (!model.ok() || !request.create().has_serves()) return model;
+  const int64_t bytes = std::min((*model)->bytes(), BytesToLoad(spec, ChainOf(request)));
+  RETURN_IF_ERROR(parts_.memory->CheckLoad(bytes));
+  return model;
+}
+
 absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& request,
-                                       const shard::ModelSpec& spec, Transfer& transfer) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<shard::Model> model, parts_.engine->MakeModel(spec));
+                                       const std::shared_ptr<shard::Model>& model,
+                                       Transfer& transfer) {
   const CheckpointChain chain = ChainOf(request);
   const internal::v1::CheckpointSource& newest = chain.front();
-  ASSIGN_OR_RETURN(internal::v1::ShardState state, LoadState(newest, place_.index, place_.shards));
-  NameModel(newest.manifest().model_id(), transfer.model_id, state.mutable_clients());
+  const bool serves = request.create().has_serves();  // rows alone
+  internal::v1::ShardState state;
+  if (!serves) {
+    ASSIGN_OR_RETURN(state, LoadState(newest, place_.index, place_.shards));
+    NameModel(newest.manifest().model_id(), transfer.model_id, state.mutable_clients());
+  }
   if (!SamePlaces(*model, newest.manifest())) {
     // Rows come in another order than that of their files, so checksums say nothing on the way.
     // Every shard compares those of its share; nobody serves before all have done so.
@@ -262,17 +276,26 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
     model->stack(i).set_unnumbered_updates(state.unnumbered_updates(i));
   }
   ReachFailpoint("restore.rows_are_here");
-  const bool equal = SamePlaces(*model, newest.manifest());
-  RETURN_IF_ERROR(parts_.models->EndRestore(request.create(), model, state.changes(),
-                                            equal ? newest.manifest().checkpoint_id() : 0));
-  parts_.votes->Restore(transfer.model_id, state.clients());
   std::set<std::string> finished;
   {
     MutexLock lock(&mutex_);
-    finished = std::move(finished_[transfer.model_id]);
-    finished_.erase(transfer.model_id);
+    finished = finished_[transfer.model_id];
   }
-  parts_.groups->Restore(transfer.model_id, state, finished);
+  internal::v1::LogModelMade made;
+  *made.mutable_create() = request.create();
+  made.set_checkpoint_id(newest.manifest().checkpoint_id());
+  made.set_checkpoint_model(newest.manifest().config().name());
+  made.mutable_finished_groups()->Add(finished.begin(), finished.end());
+  const bool equal = SamePlaces(*model, newest.manifest());
+  const auto rest = [&] {
+    parts_.votes->Restore(transfer.model_id, state.clients());
+    parts_.groups->Restore(transfer.model_id, state, finished);
+  };
+  RETURN_IF_ERROR(parts_.models->EndRestore(made, model, state.changes(),
+                                            equal ? newest.manifest().checkpoint_id() : 0, rest));
+  if (serves) return absl::OkStatus();
+  MutexLock lock(&mutex_);
+  finished_.erase(transfer.model_id);
   return absl::OkStatus();
 }
 

@@ -17,9 +17,12 @@
 #include "base/blocking_pool.h"
 #include "base/mutex.h"
 #include "emberd/internal/v1/shard_service.pb.h"
+#include "emberd/internal/v1/shard_state.pb.h"
 #include "server/shard/change_gate.h"
 #include "server/shard/group_steps.h"
 #include "server/shard/hosted_models.h"
+#include "server/shard/log/shard_log.h"
+#include "server/shard/memory_guard.h"
 #include "server/shard/mutation_votes.h"
 #include "server/shard/save_files.h"
 #include "shard/engine.h"
@@ -35,7 +38,11 @@ class ShardCheckpoints {
     HostedModels* models = nullptr;
     MutationVotes* votes = nullptr;
     GroupSteps* groups = nullptr;
+    MemoryGuard* memory = nullptr;
     BlockingPool* threads = nullptr;
+    ShardLog* log = nullptr;
+    // Begins a segment of the log, so that a checkpoint is of its beginning. 0: there is no log.
+    std::function<absl::StatusOr<uint64_t>()> begin_segment;
   };
   // `copy_bytes`: of rows that change while they are being saved.
   ShardCheckpoints(const ShardPlace& place, int64_t copy_bytes, const Parts& parts)
@@ -69,6 +76,7 @@ class ShardCheckpoints {
     uint64_t model_id = 0;
     uint64_t history = 0;
     uint64_t checkpoint_id = 0;                 // of a save
+    uint64_t segment = 0;                       // of a save: of the log, which begins here
     std::shared_ptr<shard::Snapshot> snapshot;  // of a save, until it is over
     ShardProgress progress;
     Mutex mutex;
@@ -91,8 +99,11 @@ class ShardCheckpoints {
   void End(Transfer& transfer, bool kept);
   absl::Status Save(const internal::v1::BeginSaveRequest& request,
                     const internal::v1::ShardState& state, Transfer& transfer);
+  // The model that a restore fills. RESOURCE_EXHAUSTED, with the figures, if it does not fit.
+  absl::StatusOr<std::shared_ptr<shard::Model>> Reserve(
+      const internal::v1::BeginRestoreRequest& request, const shard::ModelSpec& spec);
   absl::Status Restore(const internal::v1::BeginRestoreRequest& request,
-                       const shard::ModelSpec& spec, Transfer& transfer);
+                       const std::shared_ptr<shard::Model>& model, Transfer& transfer);
 
   const ShardPlace place_;
   const int64_t copy_bytes_;

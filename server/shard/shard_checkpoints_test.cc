@@ -1,6 +1,6 @@
 // What one shard promises a coordinator that saves and restores: the rows of a moment at rest or
 // none, one save at a time, and rows of a checkpoint that nobody sees before all of them are there.
-// Covers: save_files.cc, load_files.cc, hosted_models.cc
+// Covers: save_files.cc, load_files.cc, hosted_models.cc, hosted_state.cc
 #include "server/shard/shard_checkpoints.h"
 
 #include <filesystem>
@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "base/temp_dir.h"
 #include "gmock/gmock.h"
 #include "server/shard/testing_host.h"
@@ -20,6 +21,7 @@ using internal::v1::GetTransferResponse;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kModelId = 5;
+constexpr uint64_t kLive = 6;  // serves the checkpoints of kModelId
 constexpr uint64_t kPause = 7, kTransfer = 21, kCheckpoint = 31, kRestored = 18;
 
 class ShardCheckpointsTest : public TestHost {
@@ -116,9 +118,37 @@ class ShardCheckpointsTest : public TestHost {
     *request.add_chain() = source;
     return checkpoints().BeginRestore(request);
   }
-  absl::Status Serve(uint64_t history) {
+  internal::v1::BeginRestoreRequest LiveRequest(const internal::v1::CheckpointSource& source,
+                                                uint64_t history, uint64_t replaces) {
+    internal::v1::BeginRestoreRequest request;
+    internal::v1::CreateModelRequest& create = *request.mutable_create();
+    create = CreateRequest();
+    create.set_model_id(kLive);
+    v1::ModelConfig& config = *create.mutable_config();
+    config.set_name("live");
+    config.mutable_optimizer()->mutable_none();
+    config.mutable_tables(0)->mutable_optimizer()->mutable_none();
+    create.set_plan_fingerprint(
+        preprocess::MakePlan(config, {.shards = 1, .sparsecores_per_shard = 2})->fingerprint);
+    create.set_history(history);
+    create.set_replaces(replaces);
+    create.mutable_serves()->set_model("m");
+    create.mutable_serves()->set_checkpoint("a");
+    create.mutable_serves()->set_version(static_cast<int64_t>(history));
+    request.set_transfer_id(history);
+    *request.add_chain() = source;
+    return request;
+  }
+  // Under a history that is greater than those before.
+  absl::Status LoadLive(const internal::v1::CheckpointSource& source, uint64_t history,
+                        uint64_t replaces) {
+    RETURN_IF_ERROR(checkpoints().BeginRestore(LiveRequest(source, history, replaces)));
+    EXPECT_EQ(Await(history).state(), GetTransferResponse::DONE);
+    return absl::OkStatus();
+  }
+  absl::Status Serve(uint64_t history, uint64_t model_id = kModelId) {
     internal::v1::ServeModelRequest request;
-    request.set_model_id(kModelId);
+    request.set_model_id(model_id);
     request.set_history(history);
     return host_->ServeModel(request);
   }
@@ -129,15 +159,22 @@ class ShardCheckpointsTest : public TestHost {
     request.set_unless_serving(unless_serving);
     return host_->DropModel(request);
   }
+  absl::Status DropLive(uint64_t history, bool unless_only) {
+    internal::v1::DropModelRequest request;
+    request.set_model_id(kLive);
+    request.set_history(history);
+    request.set_unless_only(unless_only);
+    return host_->DropModel(request);
+  }
   // The first column of row 3 under a history.
-  absl::StatusOr<float> RowThree(uint64_t history) {
+  absl::StatusOr<float> RowThree(uint64_t history, uint64_t model_id = kModelId) {
     const preprocess::TablePlan& table = plan_.stacks[0].tables[0];
     const std::vector<int32_t> partitions = {static_cast<int32_t>((3 + table.shard_rotation) % 2)};
     const std::vector<int64_t> rows = {1 + table.row_offset};
     float value = 0;
     absl::Status read;
     absl::Notification done;
-    host_->ReadRows({kModelId, 0, "", partitions, rows, 1, history}, absl::MakeSpan(&value, 1),
+    host_->ReadRows({model_id, 0, "", partitions, rows, 1, history}, absl::MakeSpan(&value, 1),
                     [&](const absl::Status& status) {
                       read = status;
                       done.Notify();
@@ -264,6 +301,64 @@ TEST_F(ShardCheckpointsTest, ARestoreIsServedWhenItIsToldTo) {
   EXPECT_EQ(first.state, internal::v1::FindMutationResponse::COMMITTED);
   EXPECT_EQ(first.rows.updated, 2);
   EXPECT_EQ(second.state, internal::v1::FindMutationResponse::UNKNOWN);
+}
+
+TEST_F(ShardCheckpointsTest, RowsThatAreOnlyReadFollowOneAnother) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  ASSERT_TRUE(LoadLive(source, 100, 0).ok());
+  EXPECT_TRUE(absl::IsDataLoss(RowThree(100, kLive).status())) << "nobody has said so yet";
+  ASSERT_TRUE(Serve(100, kLive).ok());
+  Update(2);
+  EXPECT_EQ(*RowThree(100, kLive), 1.0f);
+  EXPECT_TRUE(absl::IsAborted(LoadLive(source, 101, 99))) << "somebody else's are served";
+  ASSERT_TRUE(LoadLive(source, 101, 100).ok());
+  EXPECT_EQ(*RowThree(100, kLive), 1.0f) << "they stand beside each other";
+  EXPECT_TRUE(absl::IsAborted(LoadLive(source, 102, 100))) << "two are enough";
+  EXPECT_TRUE(absl::IsFailedPrecondition(DropLive(100, /*unless_only=*/true)));
+  ASSERT_TRUE(Serve(101, kLive).ok());
+  EXPECT_EQ(*RowThree(101, kLive), 1.0f);
+  EXPECT_EQ(*RowThree(100, kLive), 1.0f) << "for calls that began on them";
+  EXPECT_EQ(host_->ListModels().models_size(), 3);
+  ASSERT_TRUE(DropLive(100, /*unless_only=*/true).ok());
+  EXPECT_TRUE(absl::IsDataLoss(RowThree(100, kLive).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(DropLive(101, /*unless_only=*/true)));
+  EXPECT_EQ(*RowThree(101, kLive), 1.0f);
+  ASSERT_TRUE(DropLive(101, /*unless_only=*/false).ok());
+  EXPECT_EQ(host_->ListModels().models_size(), 1);
+  EXPECT_EQ(*RowThree(kHistory), -1.0f) << "training goes on";
+}
+
+TEST_F(ShardCheckpointsTest, RowsThatAreOnlyReadAreNotTrainedAndTakeNobodysPlace) {
+  Update(1);
+  const internal::v1::CheckpointSource source = SaveAll(1);
+  internal::v1::BeginRestoreRequest request = LiveRequest(source, 100, 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(host_->CreateModel(request.create()).status()));
+  ASSERT_TRUE(LoadLive(source, 100, 0).ok());
+  ASSERT_TRUE(Serve(100, kLive).ok());
+  request.mutable_create()->clear_serves();
+  request.mutable_create()->set_model_id(7);
+  EXPECT_TRUE(absl::IsAlreadyExists(host_->CreateModel(request.create()).status()));
+  request = LiveRequest(source, 101, kHistory);
+  *request.mutable_create()->mutable_config() = config_;
+  request.mutable_create()->set_plan_fingerprint(plan_.fingerprint);
+  EXPECT_TRUE(absl::IsAlreadyExists(checkpoints().BeginRestore(request)));
+  const std::vector<int32_t> partitions = {0};
+  const std::vector<int64_t> rows = {0};
+  const std::vector<float> values(8);
+  AssignCommand assign;
+  assign.rows = {kLive, 0, "", partitions, rows, 8, 100};
+  assign.values = values;
+  assign.mutation = {"c", 9, 1};
+  assign.attempt = 1;
+  absl::Status assigned;
+  absl::Notification done;
+  host_->StageAssign(assign, [&](const auto& staged) {
+    assigned = staged.status();
+    done.Notify();
+  });
+  done.WaitForNotification();
+  EXPECT_TRUE(absl::IsFailedPrecondition(assigned)) << assigned;
 }
 
 TEST_F(ShardCheckpointsTest, ARestoreThatNobodyWantsAnyMoreLeavesNothing) {

@@ -210,6 +210,20 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
   return result;
 }
 
+internal::v1::GroupPart GroupPartToProto(const GroupPart& part) {
+  internal::v1::GroupPart to;
+  to.set_group(part.group);
+  to.set_generation(part.generation);
+  to.set_rank(part.rank);
+  to.set_size(part.size);
+  to.set_step(part.step);
+  return to;
+}
+
+GroupPart GroupPartOf(const internal::v1::GroupPart& part) {
+  return {part.group(), part.generation(), part.rank(), part.size(), part.step()};
+}
+
 rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   internal::v1::ApplyHeader header;
   header.set_model_id(command.model_id);
@@ -220,13 +234,8 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   header.set_attempt(command.attempt);
   header.set_step(command.input.step);
   if (command.group_part.has_value()) {
-    internal::v1::GroupPart* part = header.mutable_group_part();
-    part->set_group(command.group_part->group);
-    part->set_generation(command.group_part->generation);
-    part->set_rank(command.group_part->rank);
-    part->set_size(command.group_part->size);
-    part->set_step(command.group_part->step);
-    part->set_skip(command.input.skip);
+    *header.mutable_group_part() = GroupPartToProto(*command.group_part);
+    header.mutable_group_part()->set_skip(command.input.skip);
   }
   for (const shard::StackGradients& stack : command.input.stacks) {
     internal::v1::StackGradientHeader* to = header.add_stacks();
@@ -247,7 +256,7 @@ absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* par
   RETURN_IF_ERROR(CheckInRange("group_part.size", from.size(), 1, kMaxGroupSize));
   RETURN_IF_ERROR(CheckInRange("group_part.rank", from.rank(), 0, from.size() - 1));
   RETURN_IF_ERROR(CheckInRange("group_part.step", from.step(), 0, kMaxStep));
-  *part = {from.group(), from.generation(), from.rank(), from.size(), from.step()};
+  *part = GroupPartOf(from);
   return absl::OkStatus();
 }
 

@@ -19,4 +19,9 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
 absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& message);
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message);
 
+// The place of a part in its group's step; what comes from elsewhere than DecodeApply was checked
+// there before.
+internal::v1::GroupPart GroupPartToProto(const GroupPart& part);
+GroupPart GroupPartOf(const internal::v1::GroupPart& part);
+
 }  // namespace emberd::server

@@ -1,7 +1,6 @@
 #include "server/shard/shard_host.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -11,7 +10,7 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "server/ops/logging.h"
-#include "server/ops/process_metrics.h"
+#include "server/shard/log/assign_codec.h"
 
 namespace emberd::server {
 namespace {
@@ -29,19 +28,6 @@ std::vector<ops::PartitionMetrics> MakePartitionMetrics(const v1::ClusterConfig&
     partitions.push_back(metrics->Partition(shard_index, shard_index * count + k));
   }
   return partitions;
-}
-
-// By number of rows, the share of a table's lookups that they have at least: without what the
-// sketch may have counted for rows that it forgot.
-std::map<int, double> SharesOf(const shard::HotTable& table) {
-  std::map<int, double> shares = {{1, 0}, {10, 0}, {100, 0}};
-  for (auto& [top, share] : shares) {
-    for (size_t i = 0; i < table.rows.size() && i < static_cast<size_t>(top); ++i) {
-      const int64_t lookups = table.rows[i].lookups - table.rows[i].error;
-      share += static_cast<double>(lookups) / static_cast<double>(table.lookups);
-    }
-  }
-  return shares;
 }
 
 // The engine's vectors, together as long as the views of a result are in use, and their room.
@@ -74,12 +60,6 @@ void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {
 }
 
 }  // namespace
-
-absl::Status CheckHotRows(int hot_rows) {
-  if (hot_rows >= 0 && hot_rows <= kMaxHotRows) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("hot_rows is ", hot_rows, "; it must be 0 to ", kMaxHotRows));
-}
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterConfig& cluster,
                                                              int shard_index, ops::Metrics* metrics,
@@ -117,15 +97,15 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
               rpc::MemoryBudget(cluster.budgets().in_flight_bytes(), "budgets.in_flight_bytes")},
       memory_(config::ShardsOnOneHost(cluster)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
-      models_(place_, engine.get(), metrics,
+      models_(place_, engine.get(), metrics, &log_,
               [this](uint64_t model_id) {
                 group_steps_.DropModel(model_id);
                 votes_.DropModel(model_id);
               }),
-      votes_({.max_held_bytes = cluster.budgets().in_flight_bytes()}, &order_),
+      votes_({.max_held_bytes = cluster.budgets().in_flight_bytes()}, &order_, &log_),
       group_steps_({.max_held_bytes = cluster.budgets().in_flight_bytes(),
                     .part_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms())},
-                   engine.get(), &order_,
+                   engine.get(), &order_, &log_,
                    {.release_batch = [this](uint64_t handle) { batches_.Erase(handle); },
                     .step_applied =
                         [this](uint64_t model_id, const shard::ApplyResult& result) {
@@ -133,9 +113,26 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                         }}),
       engine_(std::move(engine)),
       checkpoints_(place_, cluster.storage().copy_bytes(),
-                   {engine_.get(), &models_, &votes_, &group_steps_, threads}),
+                   {engine_.get(), &models_, &votes_, &group_steps_, &memory_, threads, &log_,
+                    [this] { return BeginLogSegment(); }}),
       workers_(threads, std::max(cluster.shard_threads(), 1), kMaxQueuedRequests,
                [metrics = server_metrics_](int queued) { metrics->SetQueued(queued); }),
+      durable_(cluster.storage(), place_,
+               {.engine = engine_.get(),
+                .models = &models_,
+                .votes = &votes_,
+                .groups = &group_steps_,
+                .log = &log_,
+                .threads = threads,
+                .update =
+                    [this](uint64_t model_id, auto part) {
+                      return ChangeOf(model_id, /*batch_handle=*/0, std::move(part));
+                    },
+                .assignment = [this](const AssignCommand& command) { return ChangeOf(command); }},
+               [this](uint64_t segment, internal::v1::LogState* state) {
+                 MutexLock lock(&order_.mutex);
+                 DescribeForLog(segment, state);
+               }),
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
   server_metrics_->SetTableBudget(table_budget_bytes_);
   server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
@@ -147,6 +144,7 @@ ShardHost::~ShardHost() = default;
 absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
     const internal::v1::CreateModelRequest& request) {
   ASSIGN_OR_RETURN(const bool created, models_.Create(request));
+  RETURN_IF_ERROR(log_.WaitDurable());
   if (created) {
     ShowHotRows();
     WarnOfMemory(request.config().name());
@@ -184,37 +182,6 @@ void ShardHost::AddUpdate(uint64_t model_id, const shard::ApplyResult& result) {
   }
 }
 
-void ShardHost::Sweep() {
-  server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
-  group_steps_.Sweep(absl::Now());
-  checkpoints_.Sweep(absl::Now());
-  const shard::EngineStatistics statistics = engine_->Statistics();
-  server_metrics_->SetModels(statistics.models);
-  server_metrics_->SetTableBytes(statistics.table_bytes);
-  server_metrics_->SetBatches(batches_.count(), batches_.bytes());
-  server_metrics_->SetInFlightBytes(limits_.memory.used());
-  CountPartitions(statistics);
-  ShowHotRows();
-}
-
-void ShardHost::ShowHotRows() {
-  for (const shard::HotTable& table : engine_->HotRows(kMaxHotRows)) {
-    metrics_->SetHotRowShares(place_.index, table.model, table.table, SharesOf(table));
-  }
-}
-
-void ShardHost::CountPartitions(const shard::EngineStatistics& statistics) {
-  for (size_t k = 0; k < statistics.partitions.size(); ++k) {
-    const shard::PartitionStatistics& now = statistics.partitions[k];
-    shard::PartitionStatistics& before = counted_partitions_[k];
-    partition_metrics_[k].gathered->Increment(
-        static_cast<double>(now.rows_gathered - before.rows_gathered));
-    partition_metrics_[k].updated->Increment(
-        static_cast<double>(now.rows_updated - before.rows_updated));
-    before = now;
-  }
-}
-
 absl::Status ShardHost::Submit(std::function<void()> work) {
   if (workers_.Submit(std::move(work))) return absl::OkStatus();
   return absl::ResourceExhaustedError(
@@ -229,13 +196,16 @@ void ShardHost::Gather(GatherCommand command, GatherCallback done) {
 }
 
 void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
-  if (absl::Status status = models_.Check(command.model_id, command.history); !status.ok()) {
-    return done(status);
-  }
+  const auto rows = models_.FindRows(command.model_id, command.history);
+  if (!rows.ok()) return done(rows.status());
   absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
-      engine_->PrepareBatch(command.model_id, std::move(command.stacks), std::move(command.owner));
-  if (!batch.ok()) return done(batch.status());
-  if (absl::Status status = CheckMemory(command.model_id, **batch); !status.ok()) {
+      engine_->PrepareBatch(rows->engine_id, std::move(command.stacks), std::move(command.owner));
+  if (!batch.ok()) {
+    // Dropped just now: that is what the caller must hear.
+    const absl::Status here = models_.Check(command.model_id, command.history);
+    return done(here.ok() ? batch.status() : here);
+  }
+  if (absl::Status status = CheckMemory(rows->engine_id, **batch); !status.ok()) {
     return done(status);
   }
   // Before the batch is kept: nobody will use that of a gather which is refused.
@@ -247,17 +217,20 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
                                           absl::Now() + command.batch_ttl);
     if (!status.ok()) return done(status);
   }
-  ops::ShardModelMetrics* metrics = models_.MetricsOf(command.model_id);
   // Callbacks are copied, so they share it.
   auto held = std::make_shared<rpc::MemoryRoom>(*std::move(room));
-  engine_->Gather(*batch, [this, done, metrics, held, model_id = command.model_id,
-                           history = command.history, handle = command.batch_handle](auto output) {
+  engine_->Gather(*batch, [this, done, metrics = rows->metrics, read_only = rows->read_only, held,
+                           model_id = command.model_id, history = command.history,
+                           handle = command.batch_handle](auto output) {
     if (!output.ok()) {
       batches_.Erase(handle);
-      return done(output.status());
+      const absl::Status here = models_.Check(model_id, history);
+      return done(here.ok() ? output.status() : here);
     }
-    // A reset in between would have shown new rows under the old name.
-    if (absl::Status status = models_.Check(model_id, history); !status.ok()) {
+    // A reset in between would have shown new rows under the old name. Rows that are only read stay
+    // what they are, also when others have followed them.
+    const absl::Status status = read_only ? absl::OkStatus() : models_.Check(model_id, history);
+    if (!status.ok()) {
       batches_.Erase(handle);
       return done(status);
     }
@@ -270,7 +243,24 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
 absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
     const internal::v1::OpenGroupRequest& request) {
   RETURN_IF_ERROR(models_.Check(request.model_id(), request.history()));
-  return group_steps_.Open(request);
+  ASSIGN_OR_RETURN(auto response, group_steps_.Open(request));
+  RETURN_IF_ERROR(log_.WaitDurable());
+  return response;
+}
+
+void ShardHost::DescribeForLog(uint64_t segment, internal::v1::LogState* state) const {
+  models_.Describe(segment, state);
+  votes_.Describe(state);
+  group_steps_.Describe(state);
+}
+
+absl::StatusOr<uint64_t> ShardHost::BeginLogSegment() {
+  ASSIGN_OR_RETURN(const uint64_t begun,
+                   log_.BeginSegment(&order_, [this](uint64_t segment, auto* state) {
+                     DescribeForLog(segment, state);
+                   }));
+  if (begun != 0) models_.SegmentBegun(begun);
+  return begun;
 }
 
 void ShardHost::Stage(ApplyCommand command, StageCallback done) {
@@ -279,7 +269,7 @@ void ShardHost::Stage(ApplyCommand command, StageCallback done) {
   auto enter = [this, command = std::move(command),
                 done = std::move(done)](ChangeGate::Pass pass) mutable {
     auto work = [this, command = std::move(command), done, pass = std::move(pass)]() mutable {
-      done(StageOnWorker(std::move(command)));
+      log_.AfterDurable(done)(StageOnWorker(std::move(command)));
     };
     if (absl::Status status = Submit(std::move(work)); !status.ok()) done(status);
   };
@@ -304,7 +294,7 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageUpdate(ApplyCommand& comm
                    votes_.MayStage(command.mutation, command.attempt));
   if (!before.has_value()) {
     ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, ClaimChecked(command));
-    const auto voted = votes_.Stage(command.mutation, command.attempt, ChangeOf(command, part));
+    const auto voted = Vote(command, part);
     if (!voted.ok() || voted->has_value()) batches_.Unclaim(command.batch_handle);
     if (!voted.ok()) return voted.status();
     before = *voted;
@@ -317,10 +307,17 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageUpdate(ApplyCommand& comm
   return staged;
 }
 
-MutationVotes::Change ShardHost::ChangeOf(const ApplyCommand& command,
+absl::StatusOr<std::optional<RowCounts>> ShardHost::Vote(
+    const ApplyCommand& command, std::shared_ptr<const shard::CheckedPart> part) {
+  const ShardLog::Stay stay(&log_);
+  ASSIGN_OR_RETURN(const internal::v1::LogBlob blob, log_.AppendPart(*part));
+  MutationVotes::Change change = ChangeOf(command.model_id, command.batch_handle, std::move(part));
+  change.blob = blob;
+  return votes_.Stage(command.mutation, command.attempt, std::move(change));
+}
+
+MutationVotes::Change ShardHost::ChangeOf(uint64_t model_id, uint64_t handle,
                                           std::shared_ptr<const shard::CheckedPart> part) {
-  const uint64_t model_id = command.model_id;
-  const uint64_t handle = command.batch_handle;
   MutationVotes::Change change;
   change.model_id = model_id;
   change.bytes = part->gradient_bytes();
@@ -339,7 +336,10 @@ MutationVotes::Change ShardHost::ChangeOf(const ApplyCommand& command,
 
 absl::StatusOr<ShardHost::StagedApply> ShardHost::StagePart(ApplyCommand& command) {
   ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> part, ClaimChecked(command));
-  if (absl::Status status = group_steps_.Hold(command, part); !status.ok()) {
+  const ShardLog::Stay stay(&log_);
+  const absl::StatusOr<internal::v1::LogBlob> blob = log_.AppendPart(*part);
+  const absl::Status status = blob.ok() ? group_steps_.Hold(command, part, *blob) : blob.status();
+  if (!status.ok()) {
     batches_.Unclaim(command.batch_handle);
     return status;
   }
@@ -373,7 +373,8 @@ void ShardHost::AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& pa
   }
 }
 
-void ShardHost::Commit(const StagedApply& staged, RowsCallback done) {
+void ShardHost::Commit(const StagedApply& staged, RowsCallback answered) {
+  RowsCallback done = log_.AfterDurable(std::move(answered));
   if (staged.group_part_.has_value()) {
     group_steps_.Commit(staged.model_id_, *staged.group_part_, std::move(done));
   } else {
@@ -399,30 +400,51 @@ absl::Status ShardHost::ReleaseBatch(uint64_t model_id, uint64_t batch_handle) {
 
 void ShardHost::ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                          DoneCallback done) {
-  absl::Status status = models_.Check(selection.model_id, selection.history);
-  if (status.ok()) status = CheckMemory(selection.model_id, selection);
-  if (!status.ok()) return done(status);
-  engine_->ReadRows(
-      selection, values,
-      [this, model_id = selection.model_id, history = selection.history, done = std::move(done)](
-          const absl::Status& read) { done(read.ok() ? models_.Check(model_id, history) : read); });
+  const auto rows = models_.FindRows(selection.model_id, selection.history);
+  if (!rows.ok()) return done(rows.status());
+  shard::RowSelection here = selection;
+  here.model_id = rows->engine_id;
+  if (absl::Status status = CheckMemory(here.model_id, here); !status.ok()) return done(status);
+  engine_->ReadRows(here, values,
+                    [this, model_id = selection.model_id, history = selection.history,
+                     done = std::move(done)](const absl::Status& read) {
+                      const absl::Status status = models_.Check(model_id, history);
+                      done(status.ok() ? read : status);
+                    });
 }
 
 void ShardHost::StageAssign(AssignCommand command, AssignCallback done) {
   const uint64_t model_id = command.rows.model_id;
-  const auto enter = [this, command = std::move(command), done = std::move(done)](
-                         const ChangeGate::Pass&) { done(StageAssignNow(command)); };
+  const auto enter = [this, command = std::move(command),
+                      done = log_.AfterDurable(std::move(done))](const ChangeGate::Pass&) {
+    done(StageAssignNow(command));
+  };
   checkpoints_.gate().Enter(model_id, std::nullopt, enter);
 }
 
 absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
-  RETURN_IF_ERROR(models_.Check(command.rows.model_id, command.rows.history));
+  ASSIGN_OR_RETURN(const HostedModels::Rows rows,
+                   models_.FindRows(command.rows.model_id, command.rows.history));
+  if (rows.read_only) {
+    return absl::FailedPreconditionError("the rows are those of a checkpoint, and only read");
+  }
   ASSIGN_OR_RETURN(std::optional<RowCounts> before,
                    votes_.MayStage(command.mutation, command.attempt));
   if (before.has_value()) return true;
   RETURN_IF_ERROR(CheckMemory(command.rows.model_id, command.rows));
+  ASSIGN_OR_RETURN(MutationVotes::Change change, ChangeOf(command));
+  const ShardLog::Stay stay(&log_);
+  if (log_.on()) {
+    ASSIGN_OR_RETURN(change.blob, log_.AppendBytes(EncodeAssign(command)));
+  }
+  ASSIGN_OR_RETURN(before, votes_.Stage(command.mutation, command.attempt, std::move(change)));
+  return before.has_value();
+}
+
+absl::StatusOr<MutationVotes::Change> ShardHost::ChangeOf(const AssignCommand& command) {
   ASSIGN_OR_RETURN(auto assign, engine_->StageAssign(command.rows, command.values, command.owner));
   MutationVotes::Change change;
+  change.assigns_rows = true;
   change.model_id = command.rows.model_id;
   change.bytes = static_cast<int64_t>(command.values.size() * sizeof(float));
   change.drop = [] {};
@@ -433,49 +455,7 @@ absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
       done(RowCounts());
     });
   };
-  ASSIGN_OR_RETURN(before, votes_.Stage(command.mutation, command.attempt, std::move(change)));
-  return before.has_value();
-}
-
-v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
-  const shard::EngineStatistics statistics = engine_->Statistics();
-  v1::ShardStatus status;
-  status.set_index(place_.index);
-  status.set_reachable(true);
-  status.set_incarnation(incarnation_);
-  status.set_uptime_ms(absl::ToInt64Milliseconds(absl::Now() - start_));
-  status.set_models(statistics.models);
-  status.set_table_bytes(statistics.table_bytes);
-  status.set_batches(static_cast<int>(batches_.count()));
-  status.set_batch_bytes(batches_.bytes());
-  status.set_rows_gathered(statistics.rows_gathered);
-  status.set_rows_updated(statistics.rows_updated);
-  status.set_table_budget_bytes(table_budget_bytes_);
-  status.set_memory_bytes(memory_.share());
-  status.set_resident_bytes(ops::ResidentBytes().value_or(0));
-  status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
-  status.set_queued(workers_.queued() + statistics.queued);
-  for (int k = 0; k < place_.sparsecores_per_shard; ++k) {
-    v1::PartitionStatus* partition = status.add_partitions();
-    partition->set_index(place_.index * place_.sparsecores_per_shard + k);
-    if (static_cast<size_t>(k) >= statistics.partitions.size()) continue;  // no model yet
-    partition->set_table_bytes(statistics.partitions[k].table_bytes);
-    partition->set_rows_gathered(statistics.partitions[k].rows_gathered);
-    partition->set_rows_updated(statistics.partitions[k].rows_updated);
-  }
-  if (hot_rows <= 0) return status;
-  for (const shard::HotTable& table : engine_->HotRows(std::min(hot_rows, kMaxHotRows))) {
-    for (const shard::HotRow& row : table.rows) {
-      v1::HotRow* to = status.add_hot_rows();
-      to->set_model(table.model);
-      to->set_table(table.table);
-      to->set_id(row.id);
-      to->set_lookups(row.lookups);
-      to->set_error(row.error);
-      to->set_table_lookups(table.lookups);
-    }
-  }
-  return status;
+  return change;
 }
 
 }  // namespace emberd::server

@@ -24,6 +24,7 @@
 #include "server/rpc/message_stream.h"
 #include "server/shard/group_steps.h"
 #include "server/shard/hosted_models.h"
+#include "server/shard/log/durable_log.h"
 #include "server/shard/memory_guard.h"
 #include "server/shard/mutation_votes.h"
 #include "server/shard/sequencer.h"
@@ -44,6 +45,13 @@ class ShardHost {
   // Finishes work in progress.
   ~ShardHost();
 
+  // UNAVAILABLE, with the progress, while the shard reads its log; FAILED_PRECONDITION if that
+  // failed. Nothing but GetStatus may be called before it is OK.
+  absl::Status CheckReady() const { return durable_.CheckReady(); }
+  void WaitUntilReady() { durable_.Wait(); }
+  // Makes it end soon if it is not.
+  void Cancel() { durable_.Cancel(); }
+
   int sparsecores_per_shard() const { return place_.sparsecores_per_shard; }
   ops::ServerMetrics* metrics() { return server_metrics_; }
   // Of messages that come. They share the memory with what is held and what is being sent.
@@ -58,11 +66,17 @@ class ShardHost {
     return models_.Find(request);
   }
   absl::Status ServeModel(const internal::v1::ServeModelRequest& request) {
-    return models_.Serve(request);
+    RETURN_IF_ERROR(models_.Serve(request));
+    return log_.WaitDurable();
   }
-  internal::v1::ListModelsResponse ListModels() const { return models_.List(); }
+  internal::v1::ListModelsResponse ListModels() const {
+    internal::v1::ListModelsResponse response = models_.List();
+    response.set_log_is_long(log_.IsLong());
+    return response;
+  }
   absl::Status DropModel(const internal::v1::DropModelRequest& request) {
-    return models_.Drop(request);
+    RETURN_IF_ERROR(models_.Drop(request));
+    return log_.WaitDurable();
   }
 
   using GatherCallback = std::function<void(absl::StatusOr<GatherResult>)>;
@@ -75,13 +89,15 @@ class ShardHost {
     // A word about rows that are gone has nothing to say about those of now.
     const absl::Status status = models_.Check(request.model_id(), request.history());
     if (!status.ok()) return done(status);
-    group_steps_.Decide(request, std::move(done));
+    group_steps_.Decide(request, log_.AfterDurable(std::move(done)));
   }
   absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
       const internal::v1::DropGroupsRequest& request,
       GroupSteps::Quiet quiet = GroupSteps::Quiet::kNow) {
     RETURN_IF_ERROR(models_.Check(request.model_id(), request.history()));
-    return group_steps_.DropGroups(request, quiet);
+    ASSIGN_OR_RETURN(auto response, group_steps_.DropGroups(request, quiet));
+    RETURN_IF_ERROR(log_.WaitDurable());
+    return response;
   }
 
   // Names an Apply that was checked and waits for its decision: the host holds it, whoever goes
@@ -116,10 +132,10 @@ class ShardHost {
   using AssignCallback = std::function<void(absl::StatusOr<bool>)>;
   void StageAssign(AssignCommand command, AssignCallback done);
   void FindMutation(const Mutation& mutation, uint64_t attempt, MutationVotes::FoundCallback done) {
-    votes_.Find(mutation, attempt, std::move(done));
+    votes_.Find(mutation, attempt, log_.AfterDurable(std::move(done)));
   }
   void DecideMutation(const Mutation& mutation, uint64_t attempt, bool commit, RowsCallback done) {
-    votes_.Decide(mutation, attempt, commit, std::move(done));
+    votes_.Decide(mutation, attempt, commit, log_.AfterDurable(std::move(done)));
   }
   std::vector<Mutation> Undecided(absl::Duration older_than) const {
     return votes_.Undecided(absl::Now() - older_than);
@@ -157,9 +173,15 @@ class ShardHost {
   // An update on its own, and a part of a group's step; what is returned has the outcome only.
   absl::StatusOr<StagedApply> StageUpdate(ApplyCommand& command);
   absl::StatusOr<StagedApply> StagePart(ApplyCommand& command);
-  // The update as what is voted on.
-  MutationVotes::Change ChangeOf(const ApplyCommand& command,
+  // An update of the batch, and an assignment, as what is voted on.
+  MutationVotes::Change ChangeOf(uint64_t model_id, uint64_t batch_handle,
                                  std::shared_ptr<const shard::CheckedPart> part);
+  absl::StatusOr<MutationVotes::Change> ChangeOf(const AssignCommand& command);
+  absl::StatusOr<std::optional<RowCounts>> Vote(const ApplyCommand& command,
+                                                std::shared_ptr<const shard::CheckedPart> part);
+  // Begins a segment of the log with what is known now.
+  absl::StatusOr<uint64_t> BeginLogSegment();
+  void DescribeForLog(uint64_t segment, internal::v1::LogState* state) const;
   void AddReceivedBytes(uint64_t model_id, const shard::CheckedPart& part);
   // RESOURCE_EXHAUSTED: touching the rows of a batch, or of a selection, for the first time would
   // take memory that is not there.
@@ -183,6 +205,7 @@ class ShardHost {
   HandleStore<KeptBatch> batches_;
 
   // Before the engine, whose last callbacks use them.
+  ShardLog log_;
   HostedModels models_;
   Sequencer order_;
   MutationVotes votes_;
@@ -190,6 +213,7 @@ class ShardHost {
   std::unique_ptr<shard::Engine> engine_;
   ShardCheckpoints checkpoints_;  // outlives the workers, who may hold passes of its gate
   TaskQueue workers_;
+  DurableLog durable_;  // reads the log on a thread of its own
   PeriodicTask sweeper_;
 };
 

@@ -155,11 +155,11 @@ class ShardServiceImpl final : public ShardServiceBase {
   using Reactor = grpc::ServerUnaryReactor;
 
   MessageReactor* Gather(Context* context) override {
-    const absl::Status status = place_->Check(*context);
+    const absl::Status status = Check(*context);
     return status.ok() ? NewGatherStream(host_, *context, limits_) : NewRefusedStream(status);
   }
   MessageReactor* Apply(Context* context) override {
-    const absl::Status status = place_->Check(*context);
+    const absl::Status status = Check(*context);
     return status.ok() ? NewApplyStream(host_, *context, limits_) : NewRefusedStream(status);
   }
 
@@ -389,7 +389,7 @@ class ShardServiceImpl final : public ShardServiceBase {
 
   Reactor* GetStatus(Context* context, const pb::GetShardStatusRequest* request,
                      v1::ShardStatus* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
+    return StartIf(place_->Check(*context), context, [=, this](Reactor* reactor) {
       InQueue(&status_calls_, reactor, "calls of it wait already", [=, this] {
         UnaryCall call(host_, ops::Rpc::kShardGetStatus, reactor);
         const absl::Status status = CheckHotRows(request->hot_rows());
@@ -403,8 +403,15 @@ class ShardServiceImpl final : public ShardServiceBase {
   // Begins a unary call; `work` gets the reactor that it must see finished.
   template <typename Work>
   Reactor* Start(Context* context, const Work& work) {
+    return StartIf(Check(*context), context, work);
+  }
+  absl::Status Check(const Context& context) const {
+    RETURN_IF_ERROR(place_->Check(context));
+    return host_->CheckReady();
+  }
+  template <typename Work>
+  static Reactor* StartIf(const absl::Status& status, Context* context, const Work& work) {
     Reactor* reactor = context->DefaultReactor();
-    const absl::Status status = place_->Check(*context);
     if (status.ok()) {
       work(reactor);
     } else {
@@ -451,6 +458,11 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
   serving.service_names = {"emberd.internal.v1.ShardService",
                            "emberd.internal.v1.CollectiveService"};
   ASSIGN_OR_RETURN(server->server_, GrpcServer::Start(serving));
+  server->server_->SetServing(server->host_->CheckReady().ok());
+  server->ready_ = std::thread([server = server.get()] {
+    server->host_->WaitUntilReady();
+    if (server->host_->CheckReady().ok()) server->server_->SetServing(true);
+  });
   return server;
 }
 
@@ -461,7 +473,10 @@ ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<Shar
                                                         &options.threads->blocking)),
       collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics(), &place_)) {}
 
-ShardServer::~ShardServer() = default;
+ShardServer::~ShardServer() {
+  host_->Cancel();
+  if (ready_.joinable()) ready_.join();
+}
 
 void ShardServer::Drain(absl::Duration grace) {
   host_->metrics()->SetDraining(true);

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -51,6 +52,7 @@ class ShardServer {
   const std::unique_ptr<grpc::Service> shard_service_;
   const std::unique_ptr<grpc::Service> collective_service_;
   std::unique_ptr<GrpcServer> server_;
+  std::thread ready_;  // says so to health checks
 };
 
 }  // namespace emberd::server

@@ -396,6 +396,47 @@ absl::StatusOr<StackEntries> ArrangeForUniqueRows(const StackBatchView& view,
   return result;
 }
 
+absl::Status CheckEntries(const StackEntries& entries, const StackShape& shape) {
+  const auto bad = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("batch: stack ", entries.stack, ": ", what));
+  };
+  const auto samples = static_cast<int64_t>(entries.samples.size());
+  const auto partitions = static_cast<size_t>(shape.partitions);
+  if (entries.entry_count < 0 || static_cast<int64_t>(entries.offsets.size()) != samples + 1 ||
+      static_cast<int64_t>(entries.entries.size()) != entries.entry_count + kEntryPadding) {
+    return bad("the arrays do not fit one another");
+  }
+  if (entries.partition_entries.size() != partitions) {
+    return bad(absl::StrCat("it is arranged for ", entries.partition_entries.size(),
+                            " partitions; must be ", partitions));
+  }
+  const uint64_t rows = shape.partitions * static_cast<uint64_t>(shape.rows_per_partition);
+  std::vector<int64_t> counts(partitions);
+  if (entries.offsets[0] != 0 || entries.offsets[samples] != entries.entry_count) {
+    return bad("offsets do not begin at 0 and end at the number of entries");
+  }
+  for (int64_t s = 0; s < samples; ++s) {
+    if (entries.offsets[s] >= entries.offsets[s + 1] ||
+        (s > 0 && entries.samples[s - 1] >= entries.samples[s])) {
+      return bad("samples do not ascend, or one has no entry");
+    }
+  }
+  for (int64_t i = 0; i < entries.entry_count; ++i) {
+    const Entry& entry = entries.entries[i];
+    if (entry.row >= rows)
+      return bad(absl::StrCat("row ", entry.row, " must be in [0, ", rows, ")"));
+    ++counts[entry.row / shape.rows_per_partition];
+  }
+  if (counts != entries.partition_entries)
+    return bad("partition_entries are not those of the rows");
+  const auto& features = entries.feature_offsets;
+  if (features.empty() || features.front() != 0 || features.back() != samples ||
+      !std::is_sorted(features.begin(), features.end())) {
+    return bad("feature_offsets do not divide the samples");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<Model>> Batch::model() const {
   if (std::shared_ptr<Model> model = model_.lock()) return model;
   return absl::NotFoundError("the model of this batch was dropped");

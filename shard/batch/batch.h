@@ -113,6 +113,10 @@ absl::StatusOr<StackEntries> ArrangeForUniqueRows(const preprocess::StackBatchVi
                                                   const StackShape& shape, BufferPool& pool,
                                                   CpuPool& cpu);
 
+// What ArrangeEntries promises, of entries that come from elsewhere. INVALID_ARGUMENT names what
+// does not hold.
+absl::Status CheckEntries(const StackEntries& entries, const StackShape& shape);
+
 // A batch that has been checked against the model and arranged for gather and update. Immutable,
 // thread-safe.
 class Batch {

@@ -61,6 +61,10 @@ absl::Status CheckValues(const StackSpec& spec, const StackEntries& entries,
 absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const Hyperparameters& overrides,
                                      int64_t step) {
   v1::OptimizerConfig optimizer = stack.optimizer;
+  if (optimizer.has_none()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("stack ", stack.name, " has no optimizer: its rows are only looked up"));
+  }
   RETURN_IF_ERROR(
       Annotate(config::SetHyperparameters(&optimizer, {overrides.begin(), overrides.end()}),
                absl::StrCat("stack ", stack.name)));

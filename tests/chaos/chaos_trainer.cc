@@ -25,7 +25,8 @@ constexpr absl::Duration kPause = absl::Milliseconds(50);
 bool MayPass(const absl::Status& status) {
   return absl::IsAborted(status) || absl::IsUnavailable(status) ||
          absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) ||
-         absl::IsNotFound(status);  // a batch that went with its coordinator
+         absl::IsNotFound(status) ||         // a batch that went with its coordinator
+         absl::IsResourceExhausted(status);  // a full disk
 }
 
 // What an update adds to a row. A planted mistake comes in a step that every run makes.

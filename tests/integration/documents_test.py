@@ -138,7 +138,7 @@ class DocumentsTest(unittest.TestCase):
         self.write("model.textproto", MODEL)
         self.write("batch.json", BATCH)
         self.write("cluster.textproto", read("config", "samples", "cluster_local.textproto"))
-        program = self.start(f"emberd up --shards 4 --data {self.folder}/data &")
+        program = self.start(f"emberd up --shards 4 --data {self.folder}/data --durability log &")
         for command in ("emberctl declare model.textproto", "emberctl checkpoint save my_model step-1000",
                         "emberctl checkpoint save my_model step-2000 --incremental"):
             self.run_to_end(command, self.folder)
@@ -149,6 +149,7 @@ class DocumentsTest(unittest.TestCase):
                 if command == "emberctl top":
                     print("left out: emberctl top: needs a terminal; top_terminal_test has one")
                     continue
+                command = command.replace("/var/lib/emberd", f"{self.folder}/data")
                 self.assertNotEqual(self.run_to_end(command, self.folder), "", command)
                 if command.startswith("emberctl drain"):
                     self.run_to_end("emberctl drain --undo")

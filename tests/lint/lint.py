@@ -22,7 +22,7 @@ MODULES = {
     "tests/bench/demo": ({"proto", "base", "config", "preprocess", "grpc", "client/cpp"}, set()),
     "client/c": ({"base", "client/cpp"}, set()),
     "client/examples": ({"client/cpp"}, set()),
-    "client/emberctl": ({"proto", "base", "config", "preprocess", "grpc", "client/cpp"}, set()),
+    "client/emberctl": ({"proto", "base", "config", "preprocess", "grpc", "client/cpp"}, {"server/log/inspect.h", "server/log/testing/sample.h"}),
     "tests": ({"proto", "base", "config", "preprocess", "shard", "server", "client", "client/cpp", "tests/bench/demo",
                "client/emberctl", "grpc", "internal"}, set()),
 }

@@ -25,6 +25,8 @@ constexpr char kAnyPort[] = "127.0.0.1:0";
 const std::string kProgram = BuildPath("bin/emberd");
 const std::string kFaultyProgram = BuildPath("tests/emberd_faulty");
 constexpr char kFailpoint[] = "EMBERD_FAILPOINT";  // see acting_failpoints.cc
+constexpr char kPower[] = "EMBERD_POWER";          // see power_loss.cc
+constexpr char kEveryLife[] = "every life: ";
 
 // The value of "key=value" among words that are separated by white space; empty if it is not there.
 std::string FindValue(const std::string& text, absl::string_view key) {
@@ -130,16 +132,24 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
   const std::string ready = directory_.Path(member->name + ".ready");
   std::filesystem::remove(ready);
   const auto failpoint = options_.failpoints.find(member->name);
-  const bool faulty =
-      failpoint != options_.failpoints.end() && !std::exchange(member->started_before, true);
-  if (faulty) setenv(kFailpoint, failpoint->second.c_str(), /*overwrite=*/1);
-  const absl::Cleanup disarm = [] { unsetenv(kFailpoint); };
-  ASSIGN_OR_RETURN(
-      member->process,
-      StartProcess({faulty ? kFaultyProgram : kProgram, role, "--config", member->config_path,
-                    "--index", absl::StrCat(index), "--address", address(member->address),
-                    "--http-address", address(member->http_address), "--ready-file", ready},
-                   member->log_path));
+  const bool first_life = !std::exchange(member->started_before, true);
+  absl::string_view armed;
+  if (failpoint != options_.failpoints.end()) armed = failpoint->second;
+  const bool every_life = absl::ConsumePrefix(&armed, kEveryLife);
+  const bool faulty = failpoint != options_.failpoints.end() && (first_life || every_life);
+  const bool loses_power = !options_.power.empty() && role == "shard";
+  if (faulty) setenv(kFailpoint, std::string(armed).c_str(), /*overwrite=*/1);
+  if (loses_power) setenv(kPower, options_.power.c_str(), /*overwrite=*/1);
+  const absl::Cleanup disarm = [] {
+    unsetenv(kFailpoint);
+    unsetenv(kPower);
+  };
+  ASSIGN_OR_RETURN(member->process,
+                   StartProcess({faulty || loses_power ? kFaultyProgram : kProgram, role,
+                                 "--config", member->config_path, "--index", absl::StrCat(index),
+                                 "--address", address(member->address), "--http-address",
+                                 address(member->http_address), "--ready-file", ready},
+                                member->log_path));
   return absl::OkStatus();
 }
 
@@ -230,13 +240,25 @@ absl::Status Cluster::RestartCoordinator(int coordinator) {
 }
 
 absl::Status Cluster::RestartShard(int shard) {
-  absl::Status status = Launch("shard", shard, &shards_[shard]);
-  return status.ok() ? WaitReady(&shards_[shard]) : status;
+  const absl::Status status = LaunchShard(shard);
+  return status.ok() ? AwaitShard(shard) : status;
 }
+
+absl::Status Cluster::LaunchShard(int shard) { return Launch("shard", shard, &shards_[shard]); }
+absl::Status Cluster::AwaitShard(int shard) { return WaitReady(&shards_[shard]); }
 
 void Cluster::Kill(Member* member) {
   member->process->Signal(SIGKILL);
   member->process->WaitFor(absl::InfiniteDuration());
+}
+
+void Cluster::KillAll() {
+  for (std::vector<Member>* members : {&coordinators_, &shards_}) {
+    for (Member& member : *members) member.process->Signal(SIGKILL);
+  }
+  for (std::vector<Member>* members : {&coordinators_, &shards_}) {
+    for (Member& member : *members) Kill(&member);
+  }
 }
 
 void Cluster::SuspendShard(int shard) { shards_[shard].process->Suspend(); }

@@ -30,8 +30,11 @@ struct ClusterOptions {
   // Whether coordinators reach shards, and clients coordinators, through links of their own.
   bool links = false;
   // By name of a process ("coordinator-0"): the failpoint that its first life has, see
-  // acting_failpoints.cc.
+  // acting_failpoints.cc. Behind "every life: ", that all its lives have.
   std::map<std::string, std::string> failpoints = {};
+  // Not empty: the shards are processes of one machine that can lose power, and this is its folder
+  // (see power_loss.cc).
+  std::string power = {};
   // How client_options() connects.
   std::optional<client::TlsOptions> tls = std::nullopt;
   std::string token = {};
@@ -73,9 +76,14 @@ class Cluster {
   // kill -9.
   void KillCoordinator(int coordinator);
   void KillShard(int shard);
+  // Everything, at once.
+  void KillAll();
   // Starts a killed process on its old port; returns when it serves.
   absl::Status RestartCoordinator(int coordinator);
   absl::Status RestartShard(int shard);
+  // Its two halves.
+  absl::Status LaunchShard(int shard);
+  absl::Status AwaitShard(int shard);
   // Starts one more coordinator, with a cluster description of its own; returns its number when it
   // serves.
   absl::StatusOr<int> StartStranger(const std::string& description);

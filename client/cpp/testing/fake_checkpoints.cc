@@ -39,6 +39,12 @@ grpc::Status FakeCheckpoints::RestoreCheckpoint(grpc::ServerContext*,
   return Answer("RestoreCheckpoint", *request, writer);
 }
 
+grpc::Status FakeCheckpoints::ServeCheckpoint(grpc::ServerContext*,
+                                              const v1::ServeCheckpointRequest* request,
+                                              Progress* writer) {
+  return Answer("ServeCheckpoint", *request, writer);
+}
+
 grpc::Status FakeCheckpoints::VerifyCheckpoint(grpc::ServerContext*,
                                                const v1::VerifyCheckpointRequest* request,
                                                Progress* writer) {

@@ -18,7 +18,8 @@ class FakeCheckpoints final : public v1::CheckpointService::Service {
  public:
   using Progress = grpc::ServerWriter<v1::CheckpointProgress>;
 
-  // What SaveCheckpoint, RestoreCheckpoint, VerifyCheckpoint and MergeCheckpoint send.
+  // What SaveCheckpoint, RestoreCheckpoint, ServeCheckpoint, VerifyCheckpoint and MergeCheckpoint
+  // send.
   std::vector<v1::CheckpointProgress> progress;
   // How every call ends after its answers.
   grpc::Status status;
@@ -39,6 +40,9 @@ class FakeCheckpoints final : public v1::CheckpointService::Service {
   grpc::Status RestoreCheckpoint(grpc::ServerContext* context,
                                  const v1::RestoreCheckpointRequest* request,
                                  Progress* writer) override;
+  grpc::Status ServeCheckpoint(grpc::ServerContext* context,
+                               const v1::ServeCheckpointRequest* request,
+                               Progress* writer) override;
   grpc::Status VerifyCheckpoint(grpc::ServerContext* context,
                                 const v1::VerifyCheckpointRequest* request,
                                 Progress* writer) override;

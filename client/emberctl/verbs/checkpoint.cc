@@ -4,30 +4,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "client/cpp/progress_call.h"
 #include "client/emberctl/output.h"
-#include "client/emberctl/progress.h"
 #include "config/config.h"
 
 namespace emberd::emberctl {
-namespace {
 
-using client::Coordinator;
-
-// Runs a call of the CheckpointService to its end; `Request` is what `method` of the stub takes.
-template <typename Request, typename Method>
-absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session, const Request& request,
-                                               Method method) {
-  Progress progress(session);
-  return client::RunWithProgress(
-      [&](client::Transport::Attempt attempt) { return session.Call(attempt, kLong); },
-      [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-        return (coordinator.checkpoint.get()->*method)(context, request);
-      },
-      [&](const v1::CheckpointProgress& message) { progress.Show(message); });
-}
-
-// "1.2 GiB in 3.20 s (390.0 MiB/s)"
 std::string Work(const v1::CheckpointProgress& result) {
   const double seconds = static_cast<double>(result.elapsed_ms()) / 1000;
   std::string text = absl::StrCat(Bytes(result.bytes()), " in ", Seconds(seconds));
@@ -36,8 +17,8 @@ std::string Work(const v1::CheckpointProgress& result) {
   return absl::StrCat(text, " (", Bytes(rate), "/s)");
 }
 
-absl::Status Print(Session& session, const v1::CheckpointProgress& result,
-                   const std::string& text) {
+absl::Status PrintDone(Session& session, const v1::CheckpointProgress& result,
+                       const std::string& text) {
   if (session.json) {
     PrintJson(result, session.out);
   } else {
@@ -45,6 +26,8 @@ absl::Status Print(Session& session, const v1::CheckpointProgress& result,
   }
   return absl::OkStatus();
 }
+
+namespace {
 
 absl::Status Save(Session& session, const CheckpointTarget& target, bool incremental) {
   v1::SaveCheckpointRequest request;
@@ -56,11 +39,12 @@ absl::Status Save(Session& session, const CheckpointTarget& target, bool increme
   const v1::CheckpointInfo& info = result.checkpoint();
   const std::string parent =
       info.parent().empty() ? "" : absl::StrCat(", on top of '", info.parent(), "'");
-  return Print(session, result,
-               absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
-                            "' saved: ", Counted(info.rows(), "row"), ", ", Work(result), parent,
-                            "; updates paused ", Seconds(double(result.pause_us()) / 1e6),
-                            "; groups: ", GroupsText(info.groups())));
+  return PrintDone(
+      session, result,
+      absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
+                   "' saved: ", Counted(info.rows(), "row"), ", ", Work(result), parent,
+                   "; updates paused ", Seconds(double(result.pause_us()) / 1e6),
+                   "; groups: ", GroupsText(info.groups())));
 }
 
 absl::Status Verify(Session& session, const CheckpointTarget& target) {
@@ -74,9 +58,9 @@ absl::Status Verify(Session& session, const CheckpointTarget& target) {
       info.chain() == 0
           ? ""
           : absl::StrCat(", with the ", Counted(info.chain(), "checkpoint"), " that it builds on");
-  return Print(session, result,
-               absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(), "' is whole",
-                            chain, ": ", Work(result)));
+  return PrintDone(session, result,
+                   absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
+                                "' is whole", chain, ": ", Work(result)));
 }
 
 absl::Status Restore(Session& session, const CheckpointTarget& target, const std::string& config) {
@@ -89,7 +73,7 @@ absl::Status Restore(Session& session, const CheckpointTarget& target, const std
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
                    RunCall(session, request, &v1::CheckpointService::Stub::RestoreCheckpoint));
   const v1::CheckpointInfo& info = result.checkpoint();
-  return Print(
+  return PrintDone(
       session, result,
       absl::StrCat("model '", target.model, "' has the rows of checkpoint '", info.name(),
                    "' on all shards: ", Work(result), "; groups: ", GroupsText(info.groups())));
@@ -102,10 +86,10 @@ absl::Status Merge(Session& session, const CheckpointTarget& target) {
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
                    RunCall(session, request, &v1::CheckpointService::Stub::MergeCheckpoint));
   const v1::CheckpointInfo& info = result.checkpoint();
-  return Print(session, result,
-               absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
-                            "' is whole by itself", result.bytes() == 0 ? "" : ": ",
-                            result.bytes() == 0 ? "" : Work(result)));
+  return PrintDone(session, result,
+                   absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
+                                "' is whole by itself", result.bytes() == 0 ? "" : ": ",
+                                result.bytes() == 0 ? "" : Work(result)));
 }
 
 void AddSave(CLI::App& checkpoint, Session& session, Command& command) {

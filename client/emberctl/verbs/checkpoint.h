@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "client/cpp/progress_call.h"
+#include "client/emberctl/progress.h"
 #include "client/emberctl/verbs/verb.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 
@@ -20,6 +22,25 @@ struct CheckpointTarget {
 
 // "run-7 from step 1000, run-8 from step 3"; "-" of none.
 std::string GroupsText(const google::protobuf::RepeatedPtrField<v1::GroupStep>& groups);
+
+// Runs a call of the CheckpointService to its end; `Request` is what `method` of the stub takes.
+template <typename Request, typename Method>
+absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session, const Request& request,
+                                               Method method) {
+  Progress progress(session);
+  return client::RunWithProgress(
+      [&](client::Transport::Attempt attempt) { return session.Call(attempt, kLong); },
+      [&](const client::Coordinator& coordinator, grpc::ClientContext* context) {
+        return (coordinator.checkpoint.get()->*method)(context, request);
+      },
+      [&](const v1::CheckpointProgress& message) { progress.Show(message); });
+}
+
+// Of what was read or written: "1.2 GiB in 3.20 s (390.0 MiB/s)".
+std::string Work(const v1::CheckpointProgress& result);
+// The result as JSON, or else the text.
+absl::Status PrintDone(Session& session, const v1::CheckpointProgress& result,
+                       const std::string& text);
 
 void AddCheckpointViews(CLI::App& checkpoint, Session& session, Command& command);
 void AddCheckpointExport(CLI::App& checkpoint, Session& session, Command& command);

@@ -33,7 +33,9 @@ absl::Status Describe(Session& session, const std::string& model) {
   session.out << found.config().name() << ": id " << HexId(found.model_id()) << ", "
               << Bytes(plan.table_bytes()) << " on " << Counted(plan.shards(), "shard") << " x "
               << Counted(plan.sparsecores_per_shard(), "SparseCore") << " = "
-              << Counted(plan.partitions(), "partition") << "\n\n";
+              << Counted(plan.partitions(), "partition") << "\n";
+  if (!found.serves().empty()) session.out << "serves checkpoint " << found.serves() << "\n";
+  session.out << "\n";
   std::vector<std::vector<std::string>> lines = {TableHeadings()};
   AppendTableLines(found, &lines);
   PrintColumns(lines, session.out);

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/emberctl/output.h"
+#include "client/emberctl/shard_state.h"
 #include "client/emberctl/verbs/verb.h"
 
 namespace emberd::emberctl {
@@ -13,7 +14,7 @@ void PrintShards(const v1::GetStatusResponse& status, std::ostream& out) {
                                                   "ROWS UPDATED"}};
   for (const v1::ShardStatus& shard : status.shards()) {
     std::vector<std::string>& line = lines.emplace_back();
-    line = {absl::StrCat(shard.index()), shard.address(), shard.reachable() ? "ok" : "DOWN"};
+    line = {absl::StrCat(shard.index()), shard.address(), StateOf(shard).text};
     if (!shard.reachable()) continue;  // why stands in the error at the end
     line.push_back(Uptime(shard.uptime_ms()));
     line.push_back(absl::StrCat(shard.models()));
@@ -37,6 +38,8 @@ void PrintModels(const v1::GetStatusResponse& status, std::ostream& out) {
       out << "RECOVERING: model '" << model.name() << "': " << model.recovery() << "\n";
     } else if (!model.lost().empty()) {
       out << "LOST: " << model.lost() << "\n";
+    } else if (!model.serves().empty()) {
+      out << "SERVES: model '" << model.name() << "': checkpoint " << model.serves() << "\n";
     }
   }
 }
@@ -55,9 +58,7 @@ absl::Status ShowStatus(Session& session) {
     PrintModels(response, session.out);
   }
   for (const v1::ShardStatus& shard : response.shards()) {
-    if (shard.reachable()) continue;
-    return absl::UnavailableError(absl::StrCat("shard ", shard.index(), " (", shard.address(),
-                                               ") does not answer: ", shard.error()));
+    RETURN_IF_ERROR(CheckShard(shard));
   }
   for (const v1::ModelStatus& model : response.models()) {
     if (!model.recovery().empty()) {
@@ -75,8 +76,8 @@ void AddStatus(CLI::App& app, Session& session, Command& command) {
   CLI::App* status = app.add_subcommand(
       "status",
       "State of the coordinator (DRAINING while it is out of service), the "
-      "shards and the models; 3 if a shard is down or a model is recovering, 1 if a "
-      "model has lost rows");
+      "shards and the models; 3 if a shard is down, or a shard or a model is recovering, 1 if a "
+      "model has lost rows or a shard takes no changes");
   SetExample(status, "emberctl status --json");
   status->callback([&session, &command] { command = [&session] { return ShowStatus(session); }; });
 }

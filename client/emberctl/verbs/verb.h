@@ -36,6 +36,8 @@ void AddTop(CLI::App& app, Session& session, Command& command);
 void AddGroup(CLI::App& app, Session& session, Command& command);
 void AddModel(CLI::App& app, Session& session, Command& command);
 void AddCheckpoint(CLI::App& app, Session& session, Command& command);
+void AddServe(CLI::App& app, Session& session, Command& command);
+void AddLog(CLI::App& app, Session& session, Command& command);
 void AddDrain(CLI::App& app, Session& session, Command& command);
 void AddExport(CLI::App& app, Session& session, Command& command);
 void AddCompletion(CLI::App& app, Session& session, Command& command);

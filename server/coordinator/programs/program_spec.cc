@@ -287,9 +287,11 @@ absl::StatusOr<ProgramSpec> CompleteSpec(ProgramSpec spec, const ServedModel* mo
   RETURN_IF_ERROR(CheckAbsent(spec, spec.outputs().empty(), "outputs"));
   RETURN_IF_ERROR(CheckAbsent(spec, spec.aliases().empty(), "aliases"));
   if (spec.kind() == ProgramSpec::LOOKUP) {
+    RETURN_IF_ERROR(CheckInference(*model, spec.inference()));
     RETURN_IF_ERROR(CompleteLookup(*model, &spec));
     return spec;
   }
+  RETURN_IF_ERROR(CheckTrainable(*model));
   RETURN_IF_ERROR(CheckNoLookup(spec));
   RETURN_IF_ERROR(CompleteFeatures(*model, &spec));
   return spec;

@@ -69,6 +69,7 @@ absl::StatusOr<std::unique_ptr<TrainSession>> TrainSession::Start(
   RETURN_IF_ERROR(CompleteTrainStart(&start));
   rpc::LinkedContext finding(context, resources.shard_call);
   ASSIGN_OR_RETURN(auto model, resources.registry->FindAnew(start.model_id(), finding.get()));
+  RETURN_IF_ERROR(CheckTrainable(*model));
   const GroupMember::Environment environment{resources.collective, resources.fanout,
                                              resources.identity, resources.shard_call};
   auto member = GroupMember::Join(environment, model, start, context);

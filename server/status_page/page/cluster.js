@@ -142,14 +142,23 @@ function updateCells(list, partitions, rates, busiest) {
   });
 }
 
+// What a shard does, as its log has it (storage.durability LOG).
+function stateOf(log) {
+  if (log?.recovering) {
+    const total = number(log.recovery_bytes);
+    return total === 0 ? 'recovering' : `recovering, ${Math.floor(100 * number(log.recovered_bytes) / total)} %`;
+  }
+  return log?.failure ? 'takes no changes' : 'serving';
+}
+
 function updateShard(node, shard, rates, busiest) {
   const up = shard.reachable;
   node.classList.toggle('down', !up);
-  setText(node.state, up ? 'serving' : 'out of reach');
-  node.state.classList.toggle('bad', !up);
+  setText(node.state, up ? stateOf(shard.log) : 'out of reach');
+  node.state.classList.toggle('bad', !up || Boolean(shard.log?.recovering || shard.log?.failure));
   setText(node.address, shard.address || 'in this process');
-  node.reason.hidden = up;
-  setText(node.reason, up ? '' : shard.error || 'it does not answer');
+  node.reason.hidden = up && !shard.log?.failure;
+  setText(node.reason, up ? shard.log?.failure ?? '' : shard.error || 'it does not answer');
   for (const part of [node.cells, node.memory, node.facts]) part.hidden = !up;
   node.link.hidden = !shard.http_address;
   setAttribute(node.link, 'href', shard.http_address ? `${location.protocol}//${shard.http_address}/` : null);
@@ -163,6 +172,7 @@ function updateShard(node, shard, rates, busiest) {
     ['Process', bytes(number(shard.resident_bytes))], ['Huge pages', bytes(number(shard.huge_page_bytes))],
     ['Queued', exact(number(shard.queued))], ['Batches', `${exact(number(shard.batches))}, ${bytes(number(shard.batch_bytes))}`],
     ['Up for', duration(number(shard.uptime_ms))], ['Models', exact(number(shard.models))],
+    ...shard.log ? [['Log', bytes(number(shard.log.bytes))]] : [],
   ]);
   updateTable(node.partitions, shard.partitions.map((partition, i) => ({
     key: number(partition.index),

@@ -1,0 +1,189 @@
+// emberctl log show and verify: what is in the logs of shards. Asks no server.
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/command_line.h"
+#include "base/status.h"
+#include "client/emberctl/output.h"
+#include "client/emberctl/verbs/verb.h"
+#include "server/log/inspect.h"
+
+namespace emberd::emberctl {
+namespace {
+
+using server::LogEntry;
+using server::LogSummary;
+
+constexpr char kFolderHelp[] =
+    "storage.directory of a cluster, the folder of a shard in it, or that of its log";
+
+struct LogShowOptions {
+  std::string folder;
+  uint64_t from = 1;
+  int64_t limit = 0;  // 0: none
+};
+
+// Ends reading, without being an error.
+const absl::Status& Enough() {
+  static const absl::Status* const enough = new absl::Status(absl::CancelledError("enough"));
+  return *enough;
+}
+
+std::string ColumnOr(const std::string& text) { return text.empty() ? "-" : text; }
+
+// Padded by hand: a log is too long to be laid out before its first line is written.
+std::string Padded(std::string text, size_t width) {
+  if (text.size() < width) text.resize(width, ' ');
+  return text + "  ";
+}
+
+std::string LineOf(const std::string& sequence, const std::string& place, const LogEntry& entry,
+                   const std::string& attempt, const std::string& bytes) {
+  std::string line =
+      absl::StrCat(Padded(sequence, 10), Padded(place, 16), Padded(entry.kind, 15),
+                   Padded(ColumnOr(entry.model), 16), Padded(ColumnOr(entry.subject), 24),
+                   Padded(attempt, 16), Padded(bytes, 9), entry.details);
+  line.resize(line.find_last_not_of(' ') + 1);
+  return line;
+}
+
+void PrintHeading(std::ostream& out) {
+  LogEntry heading;
+  heading.kind = "record";
+  heading.model = "model";
+  heading.subject = "change or step";
+  heading.details = "what";
+  out << LineOf("sequence", "segment:byte", heading, "attempt", "bytes") << "\n";
+}
+
+void PrintEntry(const LogEntry& entry, std::ostream& out) {
+  out << LineOf(absl::StrCat(entry.sequence), absl::StrCat(entry.segment, ":", entry.offset), entry,
+                entry.attempt == 0 ? "-" : HexId(entry.attempt), Bytes(entry.bytes))
+      << "\n";
+}
+
+Json JsonOf(const std::string& folder, const LogEntry& entry) {
+  Json json = {{"log", folder},          {"sequence", entry.sequence}, {"segment", entry.segment},
+               {"offset", entry.offset}, {"kind", entry.kind},         {"bytes", entry.bytes}};
+  if (!entry.model.empty()) json["model"] = entry.model;
+  if (!entry.subject.empty()) json["subject"] = entry.subject;
+  if (entry.attempt != 0) json["attempt"] = HexId(entry.attempt);
+  if (!entry.details.empty()) json["details"] = entry.details;
+  return json;
+}
+
+absl::Status ShowOne(Session& session, const LogShowOptions& options, const std::string& folder) {
+  if (!session.json) {
+    session.out << folder << "\n";
+    PrintHeading(session.out);
+  }
+  int64_t shown = 0;
+  const auto summary = server::ShowLog(folder, [&](const LogEntry& entry) {
+    if (entry.sequence < options.from) return absl::OkStatus();
+    if (options.limit > 0 && shown == options.limit) return Enough();
+    ++shown;
+    if (session.json) {
+      session.out << JsonOf(folder, entry).dump() << "\n";
+    } else {
+      PrintEntry(entry, session.out);
+    }
+    return absl::OkStatus();
+  });
+  if (summary.status() == Enough()) return absl::OkStatus();
+  RETURN_IF_ERROR(summary.status());
+  if (!session.json && summary->torn_bytes > 0) {
+    session.out << Bytes(summary->torn_bytes)
+                << " behind the last record do not count: " << summary->torn << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Show(Session& session, const LogShowOptions& options) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> logs, server::FindLogs(options.folder));
+  for (const std::string& log : logs) RETURN_IF_ERROR(ShowOne(session, options, log));
+  return absl::OkStatus();
+}
+
+std::string TextOf(const std::string& folder, const LogSummary& summary) {
+  std::string text = absl::StrCat(
+      folder, ": OK, shard ", summary.shard, " of ", summary.shards, ": ",
+      Counted(static_cast<int64_t>(summary.records), "record"), " and ",
+      Counted(static_cast<int64_t>(summary.blobs), "blob"), ", ", Bytes(summary.bytes), ", in ",
+      Counted(static_cast<int64_t>(summary.next_segment - summary.first_segment), "segment"),
+      ", up to record ", summary.next_sequence - 1);
+  if (summary.torn_bytes > 0) {
+    absl::StrAppend(&text, "; ", Bytes(summary.torn_bytes), " behind it do not count (",
+                    summary.torn, ")");
+  }
+  return text;
+}
+
+Json JsonOf(const std::string& folder, const LogSummary& summary) {
+  return {{"log", folder},
+          {"shard", int64_t{summary.shard}},
+          {"shards", int64_t{summary.shards}},
+          {"fsync", summary.fsync},
+          {"records", summary.records},
+          {"blobs", summary.blobs},
+          {"bytes", summary.bytes},
+          {"first_segment", summary.first_segment},
+          {"next_segment", summary.next_segment},
+          {"next_sequence", summary.next_sequence},
+          {"torn_bytes", summary.torn_bytes},
+          {"torn", summary.torn}};
+}
+
+absl::Status Verify(Session& session, const std::string& folder) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> logs, server::FindLogs(folder));
+  Json all = Json::array();
+  for (const std::string& log : logs) {
+    ASSIGN_OR_RETURN(const LogSummary summary, server::VerifyLog(log));
+    if (session.json) {
+      all.push_back(JsonOf(log, summary));
+    } else {
+      session.out << TextOf(log, summary) << "\n";
+    }
+  }
+  if (session.json) session.out << all.dump(1) << "\n";
+  return absl::OkStatus();
+}
+
+void AddLogShow(CLI::App& log, Session& session, Command& command) {
+  const auto options = std::make_shared<LogShowOptions>();
+  CLI::App* show = log.add_subcommand("show", "List the records of logs, one a line");
+  show->add_option("DIR", options->folder, kFolderHelp)->required();
+  show->add_option("--from", options->from, "Begin with this record")->capture_default_str();
+  show->add_option("--limit", options->limit, "Show so many records of each log; 0: all")
+      ->check(Within(int64_t{0}, int64_t{1} << 50))
+      ->capture_default_str();
+  SetExample(show, "emberctl log show /var/lib/emberd/shard-0002 --from 1000 --limit 20");
+  show->callback([options, &session, &command] {
+    command = [options, &session] { return Show(session, *options); };
+  });
+}
+
+void AddLogVerify(CLI::App& log, Session& session, Command& command) {
+  const auto folder = std::make_shared<std::string>();
+  CLI::App* verify = log.add_subcommand(
+      "verify",
+      "Read every byte of logs that counts and compare checksums; says where the first damage is");
+  verify->add_option("DIR", *folder, kFolderHelp)->required();
+  SetExample(verify, "emberctl log verify /var/lib/emberd");
+  verify->callback([folder, &session, &command] {
+    command = [folder, &session] { return Verify(session, *folder); };
+  });
+}
+
+}  // namespace
+
+void AddLog(CLI::App& app, Session& session, Command& command) {
+  CLI::App* log =
+      app.add_subcommand("log", "Look at the logs of shards and check them, without a server");
+  log->require_subcommand(1);
+  SetExample(log, "emberctl log verify /var/lib/emberd");
+  AddLogShow(*log, session, command);
+  AddLogVerify(*log, session, command);
+}
+
+}  // namespace emberd::emberctl

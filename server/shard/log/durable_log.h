@@ -1,0 +1,63 @@
+// The log of a shard from the start of its process on: reads what an earlier process wrote, then
+// goes on from there. What storage.durability LOG means to a shard.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/file_descriptor.h"
+#include "base/mutex.h"
+#include "emberd/internal/v1/log.pb.h"
+#include "emberd/v1/admin_service.pb.h"
+#include "emberd/v1/cluster.pb.h"
+#include "server/shard/log/shard_recovery.h"
+
+namespace emberd::server {
+
+// Thread-safe.
+class DurableLog {
+ public:
+  // Begins to read at once, on a thread of its own, and then starts `parts.log`. With another
+  // durability it does nothing. `describe` gives all that the shard knows, for a segment.
+  using Describe = std::function<void(uint64_t segment, internal::v1::LogState* state)>;
+  DurableLog(const v1::StorageConfig& storage, const ShardPlace& place,
+             const ShardRecovery::Parts& parts, Describe describe);
+  // Waits for its thread.
+  ~DurableLog();
+
+  bool on() const { return recovery_ != nullptr; }
+  // OK when all is read. UNAVAILABLE, with the progress, before; FAILED_PRECONDITION with the reason
+  // if that failed.
+  absl::Status CheckReady() const;
+  void Wait();
+  // Makes the reading end soon.
+  void Cancel();
+  v1::LogStatus Status() const;
+
+ private:
+  absl::Status Recover();
+  // Nobody else writes to the folder from now on.
+  absl::Status LockFolder();
+
+  const v1::StorageConfig storage_;
+  const ShardPlace place_;
+  const std::string folder_;  // the shard's own
+  const Describe describe_;
+  ShardLog* const log_;
+  const absl::Time start_;
+  FileDescriptor lock_;
+  std::unique_ptr<ShardRecovery> recovery_;  // what it brought back refers to it
+  mutable Mutex mutex_;
+  CondVar ended_;
+  bool over_ ABSL_GUARDED_BY(mutex_) = true;
+  absl::Status result_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace emberd::server

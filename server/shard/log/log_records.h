@@ -1,0 +1,39 @@
+// The records of the log (log.proto), each from what it tells.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "emberd/internal/v1/log.pb.h"
+#include "server/shard/mutation_record.h"
+
+namespace emberd::server {
+
+internal::v1::LogRecord VoteRecord(const internal::v1::MutationName& mutation, uint64_t attempt,
+                                   uint64_t model_id, bool assigns_rows,
+                                   const internal::v1::LogBlob& blob);
+internal::v1::LogRecord AttemptRecord(const internal::v1::MutationName& mutation, uint64_t attempt);
+internal::v1::LogRecord DecisionRecord(const internal::v1::MutationName& mutation, uint64_t attempt,
+                                       bool commit);
+internal::v1::LogRecord MadeRecord(const internal::v1::MutationName& mutation,
+                                   const absl::StatusOr<RowCounts>& rows);
+
+internal::v1::LogRecord OpenedRecord(const internal::v1::OpenGroupRequest& request);
+internal::v1::LogRecord PartRecord(uint64_t model_id, const internal::v1::GroupPart& part,
+                                   const internal::v1::LogBlob& blob);
+internal::v1::LogRecord DecidedRecord(const internal::v1::DecideStepRequest& request);
+internal::v1::LogRecord StepMadeRecord(uint64_t model_id, const std::string& group, int64_t step,
+                                       const absl::StatusOr<RowCounts>& rows);
+internal::v1::LogRecord EndedRecord(uint64_t model_id, const std::string& group);
+internal::v1::LogRecord ForgottenRecord(uint64_t model_id, const std::string& group);
+
+internal::v1::LogRecord ModelMadeRecord(const internal::v1::CreateModelRequest& create);
+internal::v1::LogRecord ModelRemovedRecord(uint64_t model_id);
+internal::v1::LogRecord ModelServedRecord(uint64_t model_id);
+internal::v1::LogRecord ModelRenewedRecord(uint64_t model_id, uint64_t history);
+internal::v1::LogRecord HistoryDroppedRecord(uint64_t history);
+internal::v1::LogRecord CheckpointRecord(uint64_t model_id, uint64_t history,
+                                         uint64_t checkpoint_id, uint64_t segment);
+
+}  // namespace emberd::server

@@ -1,0 +1,112 @@
+// The log of one shard as the rest of the shard writes to it: every change of what the shard knows
+// becomes a record before anybody is told of it (log.proto).
+//
+// What the shard knows is changed by calls that come in some order; the log has them in that order,
+// and ShardRecovery makes the same calls again. So whoever changes something appends first, under
+// the lock that orders its changes, and changes nothing if that fails.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/mutex.h"
+#include "emberd/internal/v1/log.pb.h"
+#include "server/log/log_writer.h"
+#include "server/shard/sequencer.h"
+#include "shard/update/staged_update.h"
+
+namespace emberd::server {
+
+// Notes in the state that the blob is needed.
+void KeepOldestBlob(const internal::v1::LogBlob& blob, internal::v1::LogState* state);
+
+// Thread-safe. Without a log, as before Start, all that is appended goes nowhere, and everything is
+// durable.
+class ShardLog {
+ public:
+  // Goes on from here. `log_bytes`: over it the log is too long. `oldest_blobs`: the oldest segment
+  // whose blobs the state of the writer's first one names; 0: it names none.
+  void Start(std::unique_ptr<LogWriter> writer, int64_t log_bytes, uint64_t oldest_blobs);
+  bool on() const { return writer_ != nullptr; }
+
+  // While somebody stays, no segment begins. Held from a blob to the record that names it, and from
+  // a record to the change that it tells, where the lock of the sequencer is not held all the time.
+  // Not to be taken twice by one thread.
+  class Stay {
+   public:
+    explicit Stay(ShardLog* log) : log_(log) { log_->Enter(); }
+    ~Stay() { log_->Leave(); }
+    Stay(const Stay&) = delete;
+    Stay& operator=(const Stay&) = delete;
+
+   private:
+    ShardLog* const log_;
+  };
+
+  // The bulk of a change. A blob without a segment: there is no log.
+  absl::StatusOr<internal::v1::LogBlob> AppendPart(const shard::CheckedPart& part);
+  absl::StatusOr<internal::v1::LogBlob> AppendBytes(absl::Span<const char> bytes);
+
+  absl::Status Append(const internal::v1::LogRecord& record);
+  // A record of the decision that changes rows of this model.
+  absl::Status AppendChange(uint64_t model_id, const internal::v1::LogRecord& record);
+
+  // Calls `done` when all that was appended so far would survive what storage.fsync promises.
+  void WhenDurable(std::function<void(absl::Status)> done);
+  // What an answer is given to, so that it is told only then.
+  template <typename T>
+  std::function<void(absl::StatusOr<T>)> AfterDurable(std::function<void(absl::StatusOr<T>)> done) {
+    return [this, done = std::move(done)](absl::StatusOr<T> answer) {
+      if (!answer.ok()) return done(std::move(answer));
+      WhenDurable([done, answer = std::move(answer)](const absl::Status& durable) {
+        durable.ok() ? done(answer) : done(durable);
+      });
+    };
+  }
+  // The same, waiting. Not on a thread of the writer.
+  absl::Status WaitDurable();
+
+  // Begins a segment with the state that `compose` gives, which it is asked for under the lock of
+  // the sequencer; nobody stays then. Returns its number; 0: there is no log.
+  using Compose = std::function<void(uint64_t segment, internal::v1::LogState* state)>;
+  absl::StatusOr<uint64_t> BeginSegment(Sequencer* order, const Compose& compose);
+  bool SegmentFull() const { return on() && writer_->SegmentFull(); }
+  // Segments before this one are no longer needed for rows.
+  void DropBefore(uint64_t segment);
+
+  // The newest segment; 0: there is no log.
+  uint64_t segment() const { return on() ? writer_->segment() : 0; }
+  // Of the newest record that changed rows of the model since the start; nothing: there was none.
+  std::optional<uint64_t> LastChange(uint64_t model_id) const;
+  // A recovery has found it.
+  void NoteChange(uint64_t model_id, uint64_t segment);
+  bool IsLong() const { return on() && writer_->bytes() > log_bytes_; }
+  int64_t bytes() const { return on() ? writer_->bytes() : 0; }
+  uint64_t records() const { return on() ? writer_->records() : 0; }
+  absl::Status failure() const { return on() ? writer_->failure() : absl::OkStatus(); }
+
+ private:
+  void Enter() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  std::unique_ptr<LogWriter> writer_;
+  int64_t log_bytes_ = 0;
+  mutable Mutex mutex_;
+  CondVar moved_;
+  int staying_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool beginning_ ABSL_GUARDED_BY(mutex_) = false;                    // a segment: nobody may enter
+  std::map<uint64_t, uint64_t> last_change_ ABSL_GUARDED_BY(mutex_);  // by model
+  // By segment, the oldest one whose blobs its state names.
+  std::map<uint64_t, uint64_t> oldest_blobs_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace emberd::server

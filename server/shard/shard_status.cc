@@ -1,0 +1,114 @@
+// What a shard tells of itself: its status, and the metrics that it brings up to date once a
+// second.
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/ops/process_metrics.h"
+#include "server/shard/shard_host.h"
+
+namespace emberd::server {
+namespace {
+
+// By number of rows, the share of a table's lookups that they have at least: without what the
+// sketch may have counted for rows that it forgot.
+std::map<int, double> SharesOf(const shard::HotTable& table) {
+  std::map<int, double> shares = {{1, 0}, {10, 0}, {100, 0}};
+  for (auto& [top, share] : shares) {
+    for (size_t i = 0; i < table.rows.size() && i < static_cast<size_t>(top); ++i) {
+      const int64_t lookups = table.rows[i].lookups - table.rows[i].error;
+      share += static_cast<double>(lookups) / static_cast<double>(table.lookups);
+    }
+  }
+  return shares;
+}
+
+}  // namespace
+
+absl::Status CheckHotRows(int hot_rows) {
+  if (hot_rows >= 0 && hot_rows <= kMaxHotRows) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("hot_rows is ", hot_rows, "; it must be 0 to ", kMaxHotRows));
+}
+
+void ShardHost::Sweep() {
+  server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
+  if (CheckReady().ok()) {
+    group_steps_.Sweep(absl::Now());
+    checkpoints_.Sweep(absl::Now());
+    if (log_.SegmentFull()) BeginLogSegment().IgnoreError();  // the next sweep tries again
+  }
+  const v1::LogStatus log = durable_.Status();
+  server_metrics_->SetLog(log.bytes(), !log.failure().empty(), log.recovering());
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  server_metrics_->SetModels(statistics.models);
+  server_metrics_->SetTableBytes(statistics.table_bytes);
+  server_metrics_->SetBatches(batches_.count(), batches_.bytes());
+  server_metrics_->SetInFlightBytes(limits_.memory.used());
+  CountPartitions(statistics);
+  ShowHotRows();
+}
+
+void ShardHost::ShowHotRows() {
+  for (const shard::HotTable& table : engine_->HotRows(kMaxHotRows)) {
+    metrics_->SetHotRowShares(place_.index, table.model, table.table, SharesOf(table));
+  }
+}
+
+void ShardHost::CountPartitions(const shard::EngineStatistics& statistics) {
+  for (size_t k = 0; k < statistics.partitions.size(); ++k) {
+    const shard::PartitionStatistics& now = statistics.partitions[k];
+    shard::PartitionStatistics& before = counted_partitions_[k];
+    partition_metrics_[k].gathered->Increment(
+        static_cast<double>(now.rows_gathered - before.rows_gathered));
+    partition_metrics_[k].updated->Increment(
+        static_cast<double>(now.rows_updated - before.rows_updated));
+    before = now;
+  }
+}
+
+v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  v1::ShardStatus status;
+  status.set_index(place_.index);
+  status.set_reachable(true);
+  status.set_incarnation(incarnation_);
+  status.set_uptime_ms(absl::ToInt64Milliseconds(absl::Now() - start_));
+  status.set_models(statistics.models);
+  status.set_table_bytes(statistics.table_bytes);
+  status.set_batches(static_cast<int>(batches_.count()));
+  status.set_batch_bytes(batches_.bytes());
+  status.set_rows_gathered(statistics.rows_gathered);
+  status.set_rows_updated(statistics.rows_updated);
+  status.set_table_budget_bytes(table_budget_bytes_);
+  status.set_memory_bytes(memory_.share());
+  status.set_resident_bytes(ops::ResidentBytes().value_or(0));
+  status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
+  status.set_queued(workers_.queued() + statistics.queued);
+  if (durable_.on()) *status.mutable_log() = durable_.Status();
+  for (int k = 0; k < place_.sparsecores_per_shard; ++k) {
+    v1::PartitionStatus* partition = status.add_partitions();
+    partition->set_index(place_.index * place_.sparsecores_per_shard + k);
+    if (static_cast<size_t>(k) >= statistics.partitions.size()) continue;  // no model yet
+    partition->set_table_bytes(statistics.partitions[k].table_bytes);
+    partition->set_rows_gathered(statistics.partitions[k].rows_gathered);
+    partition->set_rows_updated(statistics.partitions[k].rows_updated);
+  }
+  if (hot_rows <= 0) return status;
+  for (const shard::HotTable& table : engine_->HotRows(std::min(hot_rows, kMaxHotRows))) {
+    for (const shard::HotRow& row : table.rows) {
+      v1::HotRow* to = status.add_hot_rows();
+      to->set_model(table.model);
+      to->set_table(table.table);
+      to->set_id(row.id);
+      to->set_lookups(row.lookups);
+      to->set_error(row.error);
+      to->set_table_lookups(table.lookups);
+    }
+  }
+  return status;
+}
+
+}  // namespace emberd::server

@@ -1,0 +1,240 @@
+// storage.durability LOG: whatever dies, and at whatever moment, what was answered is there when it
+// comes back, with the same bits, and what was not decided is decided once.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/cluster_fixture.h"
+#include "tests/testing/group_training.h"
+#include "tests/testing/training.h"
+
+namespace emberd::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kShards = 2;
+constexpr int64_t kSamples = 32;
+
+class LogTest : public ClusterFixture {
+ protected:
+  // `storage`: more fields of StorageConfig.
+  void Start(const std::string& storage = "") {
+    StartCluster({.shards = kShards,
+                  .coordinators = 2,
+                  .config = absl::StrCat("storage { directory: \"", storage_.path(),
+                                         "\" durability: LOG ", storage, " }")},
+                 MixedModel("mixed"));
+  }
+
+  // Until it works; no call may say that something is lost.
+  template <typename Call>
+  auto Await(const Call& call) {
+    auto result = call();
+    for (int i = 0; i < 300 && !result.ok(); ++i) {
+      EXPECT_NE(StatusOf(result).code(), absl::StatusCode::kDataLoss) << StatusOf(result);
+      absl::SleepFor(absl::Milliseconds(100));
+      result = call();
+    }
+    EXPECT_TRUE(result.ok()) << StatusOf(result);
+    return result;
+  }
+  static absl::Status StatusOf(const absl::Status& status) { return status; }
+  template <typename T>
+  static absl::Status StatusOf(const absl::StatusOr<T>& result) {
+    return result.status();
+  }
+
+  void Train(int step) {
+    ASSERT_TRUE(Await([&] { return TrainStep(*client_, model_, step, kSamples); }).ok());
+  }
+  std::string Tables() {
+    return Await([&] { return Digest(*client_, model_); }).value_or("none");
+  }
+  void LoseShard(int shard) {
+    cluster_->KillShard(shard);
+    ASSERT_TRUE(cluster_->RestartShard(shard).ok());
+  }
+  void KillAll() {
+    for (const int i : {0, 1}) cluster_->KillCoordinator(i);
+    for (int i = 0; i < kShards; ++i) cluster_->KillShard(i);
+    for (int i = 0; i < kShards; ++i) ASSERT_TRUE(cluster_->RestartShard(i).ok());
+    for (const int i : {0, 1}) ASSERT_TRUE(cluster_->RestartCoordinator(i).ok());
+  }
+  // What the same steps make of the tables on a cluster that nobody disturbs.
+  std::string Undisturbed(int steps) {
+    auto calm = Cluster::Start({.shards = 1, .sparsecores_per_shard = 4, .embedded = true});
+    EXPECT_TRUE(calm.ok()) << calm.status();
+    auto client = (*calm)->Connect();
+    auto model = client->DeclareModel(MixedModel("mixed"));
+    EXPECT_TRUE(model.ok()) << model.status();
+    for (int step = 0; step < steps; ++step) {
+      EXPECT_TRUE(TrainStep(*client, *model, step, kSamples).ok());
+    }
+    return Digest(*client, *model).value_or("none");
+  }
+  std::vector<std::filesystem::path> LogFiles(int shard, const std::string& extension) {
+    std::vector<std::filesystem::path> files;
+    for (const auto& file : std::filesystem::directory_iterator(
+             absl::StrCat(storage_.path(), "/shard-000", shard, "/log"))) {
+      if (file.path().extension() == extension) files.push_back(file.path());
+    }
+    std::sort(files.begin(), files.end());
+    return files;
+  }
+
+  const TempDir storage_ = *TempDir::Create();
+};
+
+TEST_F(LogTest, AKilledShardComesBackWithEveryUpdate) {
+  Start();
+  int steps = 0;
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Train(steps++));
+    const std::string before = Tables();
+    ASSERT_NO_FATAL_FAILURE(LoseShard(round % kShards));
+    ASSERT_EQ(Tables(), before) << "after round " << round;
+  }
+  EXPECT_EQ(Tables(), Undisturbed(steps));
+}
+
+TEST_F(LogTest, AllProcessesMayDieAtOnce) {
+  Start();
+  for (int step = 0; step < 5; ++step) ASSERT_NO_FATAL_FAILURE(Train(step));
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  for (int step = 5; step < 7; ++step) ASSERT_NO_FATAL_FAILURE(Train(step));
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  EXPECT_EQ(Tables(), Undisturbed(7));
+}
+
+TEST_F(LogTest, ARetryAfterTheShardsDiedIsAnsweredAndNotAppliedAgain) {
+  Start("fsync: ALWAYS");
+  const std::vector<OwnedIds> batch = MixedBatch(1, kSamples);
+  auto found = client_->Lookup(model_, Features(batch));
+  ASSERT_TRUE(found.ok()) << found.status();
+  const auto values = MixedGradients(1, *found);
+  client::ApplyOptions options;
+  options.sequence = client_->NextSequence();
+  auto first = client_->ApplyGradients(model_, found->batch, Gradients(*found, values), options);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const std::string before = Tables();
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  auto again = Await([&] {
+    return client_->ApplyGradients(model_, found->batch, Gradients(*found, values), options);
+  });
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->replayed);
+  EXPECT_EQ(again->rows_updated, first->rows_updated);
+  EXPECT_EQ(Tables(), before);
+}
+
+TEST_F(LogTest, LongLogsAreSavedAndCutShort) {
+  Start("log_bytes: 1048576");
+  int steps = 0;
+  const auto first_segment = [&] { return LogFiles(0, ".records").front(); };
+  const std::filesystem::path oldest = first_segment();
+  for (; steps < 400 && first_segment() == oldest; ++steps) ASSERT_NO_FATAL_FAILURE(Train(steps));
+  ASSERT_NE(first_segment(), oldest) << "nothing was saved";
+  for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Train(steps++));
+  const std::string before = Tables();
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  EXPECT_EQ(Tables(), before);
+  EXPECT_EQ(before, Undisturbed(steps));
+}
+
+TEST_F(LogTest, ResetsAndDropsAreRemembered) {
+  Start();
+  const std::string initial = Tables();
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  ASSERT_TRUE(client_->ResetModel("mixed").ok());
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  auto described = Await([&] { return client_->DescribeModel("mixed"); });
+  ASSERT_TRUE(described.ok());
+  model_ = *described;
+  EXPECT_EQ(Tables(), initial);
+
+  ASSERT_TRUE(client_->DropModel("mixed").ok());
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  absl::Status gone = client_->DescribeModel("mixed").status();
+  for (int i = 0; i < 300 && absl::IsUnavailable(gone); ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+    gone = client_->DescribeModel("mixed").status();
+  }
+  EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound) << gone;
+}
+
+TEST_F(LogTest, ARestoredModelComesBackAsItWasAfterTheRestore) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  auto saved = client_->SaveCheckpoint("mixed", {.name = "mine"});
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_NO_FATAL_FAILURE(Train(1));
+  auto restored = client_->RestoreCheckpoint("mixed", {.name = "mine"});
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  model_ = *client_->DescribeModel("mixed");
+  ASSERT_NO_FATAL_FAILURE(Train(1));
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  model_ = *Await([&] { return client_->DescribeModel("mixed"); });
+  EXPECT_EQ(Tables(), Undisturbed(2));
+}
+
+TEST_F(LogTest, AGroupGoesOnFromItsLastStep) {
+  Start();
+  auto model = client_->DeclareModel(GroupModel("group", 0));
+  ASSERT_TRUE(model.ok()) << model.status();
+  client::TrainOptions options;
+  options.group = "g";
+  options.size = 2;
+  ASSERT_TRUE(TrainGroup(*cluster_, *model, options, 2, 4).ok());
+  const auto before = Digest(*client_, *model);
+  ASSERT_TRUE(before.ok()) << before.status();
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  EXPECT_EQ(*Await([&] { return Digest(*client_, *model); }), *before);
+  // It goes on with step 4: had it forgotten, it would begin again.
+  ASSERT_TRUE(Await([&] { return TrainGroup(*cluster_, *model, options, 2, 4); }).ok());
+
+  auto calm = Cluster::Start({.shards = 1, .sparsecores_per_shard = 4, .embedded = true});
+  ASSERT_TRUE(calm.ok()) << calm.status();
+  auto calm_client = (*calm)->Connect();
+  auto calm_model = calm_client->DeclareModel(GroupModel("group", 0));
+  ASSERT_TRUE(calm_model.ok()) << calm_model.status();
+  options.size = 1;
+  ASSERT_TRUE(TrainGroup(**calm, *calm_model, options, 1, 8).ok());
+  EXPECT_EQ(*Digest(*client_, *model), *Digest(*calm_client, *calm_model));
+}
+
+TEST_F(LogTest, ADamagedRecordIsNamedAndNothingIsServed) {
+  Start();
+  for (int step = 0; step < 4; ++step) ASSERT_NO_FATAL_FAILURE(Train(step));
+  cluster_->KillShard(1);
+  const std::filesystem::path file = LogFiles(1, ".blobs").front();
+  {
+    std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+    bytes.seekg(5000);
+    const char flipped = static_cast<char>(bytes.peek() ^ 4);
+    bytes.seekp(5000);
+    bytes.put(flipped);
+  }
+  ASSERT_TRUE(cluster_->RestartShard(1).ok());
+  absl::Status status;
+  for (int i = 0; i < 300; ++i) {
+    status = Digest(*client_, model_).status();
+    if (!absl::IsUnavailable(status)) break;
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("shard 1"), HasSubstr(file.filename().string())));
+}
+
+}  // namespace
+}  // namespace emberd::testing
