@@ -2,7 +2,7 @@
 // after a kill or a loss of power, a checkpoint is there whole or not at all.
 //
 // Beside the checkpoints of a model stand .saving-* (one that is being written), .deleted-* (one
-// that is being removed) and .lock.
+// that is being removed) and .lock. A file .begins-HISTORY in a checkpoint: see SetBeginning.
 #pragma once
 
 #include <cstdint>
@@ -51,23 +51,33 @@ class CheckpointStore {
   // deleted or merged meanwhile.
   absl::Status CommitMerge(const std::string& folder, v1::CheckpointManifest manifest) const;
 
-  // Returns the bytes that it took. FAILED_PRECONDITION: another one builds on it.
-  absl::StatusOr<int64_t> Delete(const std::string& model, const std::string& name) const;
+  // From now on logs of rows of this history (storage.durability LOG) begin with the checkpoint.
+  // Call it before the first log does, where rows are restored, or after the last, where they are
+  // saved.
+  absl::Status SetBeginning(const v1::CheckpointManifest& checkpoint, uint64_t history) const;
+
+  // Returns the bytes that it took. FAILED_PRECONDITION: another one builds on it, or a log of rows
+  // of this history may begin with it. `history`: of the rows that have logs; 0: there are none.
+  absl::StatusOr<int64_t> Delete(const std::string& model, const std::string& name,
+                                 uint64_t history = 0) const;
   // The rows of a model were given up on purpose: its checkpoints of now are not to bring them back
   // by themselves.
   absl::Status GiveUp(const std::string& model) const;
   // Checkpoints saved later than this, in ms since 1970, may. 0: all.
   absl::StatusOr<int64_t> GivenUpUntil(const std::string& model) const;
 
-  // Deletes the automatic ones beyond the newest `keep` of them, except those that another one
-  // builds on. Returns the names.
-  absl::StatusOr<std::vector<std::string>> RemoveAutomatic(const std::string& model,
-                                                           int keep) const;
+  // Deletes the automatic ones beyond the newest `keep` of them, except those that Delete refuses.
+  // Returns the names.
+  absl::StatusOr<std::vector<std::string>> RemoveAutomatic(const std::string& model, int keep,
+                                                           uint64_t history = 0) const;
 
  private:
   std::string ModelFolder(const std::string& model) const;
   std::string FolderOf(const std::string& model, const std::string& name) const;
   absl::StatusOr<std::string> MakeWorkFolder(const std::string& model) const;
+  // FAILED_PRECONDITION if a log may begin with it. `list`: of the model.
+  absl::Status CheckNoLogBegins(const v1::ListCheckpointsResponse& list, const std::string& name,
+                                uint64_t history) const;
   void RemoveLitter(const std::string& model_folder, int64_t now) const;
 
   const std::string directory_;

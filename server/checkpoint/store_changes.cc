@@ -26,6 +26,7 @@ constexpr char kGivenUpFile[] = ".given_up";  // of a model
 constexpr char kSaving[] = ".saving-";
 constexpr char kDeleted[] = ".deleted-";
 constexpr char kMerging[] = ".merging";  // in a checkpoint: it may have files that it does not list
+constexpr char kBegins[] = ".begins-";
 constexpr int64_t kAbandonedAfterSeconds = 60;
 
 bool IsThere(const std::string& path) {
@@ -42,6 +43,10 @@ absl::Status AlreadyThere(const std::string& model, const std::string& name) {
   return absl::AlreadyExistsError(absl::StrCat("model \"", model, "\" already has a checkpoint \"",
                                                name,
                                                "\"; delete it first, or choose another name"));
+}
+
+std::string BeginsName(uint64_t history) {
+  return absl::StrCat(kBegins, absl::Hex(history, absl::kZeroPad16));
 }
 
 absl::Status CheckIsThere(const std::string& folder, const v1::CheckpointFile& file) {
@@ -174,8 +179,43 @@ absl::Status CheckpointStore::CommitMerge(const std::string& folder,
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model,
-                                                const std::string& name) const {
+absl::Status CheckpointStore::SetBeginning(const v1::CheckpointManifest& checkpoint,
+                                           uint64_t history) const {
+  ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(ModelFolder(checkpoint.model())));
+  ASSIGN_OR_RETURN(const v1::CheckpointManifest here, Read(checkpoint.model(), checkpoint.name()));
+  if (here.checkpoint_id() != checkpoint.checkpoint_id()) {
+    return absl::NotFoundError(absl::StrCat("checkpoint \"", checkpoint.name(), "\" of model \"",
+                                            checkpoint.model(),
+                                            "\" was removed, and is another one now"));
+  }
+  return WriteFileWhole(FolderOf(checkpoint.model(), checkpoint.name()), BeginsName(history), "");
+}
+
+// A newer one is there for those shards alone that have heard of it, until all have.
+absl::Status CheckpointStore::CheckNoLogBegins(const v1::ListCheckpointsResponse& list,
+                                               const std::string& name, uint64_t history) const {
+  for (const v1::CheckpointInfo& info : list.checkpoints()) {
+    const bool begins = IsThere(PathIn(FolderOf(info.model(), info.name()), BeginsName(history)));
+    if (info.name() != name) {
+      if (begins) return absl::OkStatus();
+      continue;
+    }
+    const auto manifest = Read(info.model(), name);
+    if (!begins && (!manifest.ok() || manifest->history() != history)) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint \"", name,
+                     "\" is what the logs of the shards go on from: without it they could "
+                     "not bring model \"",
+                     info.model(),
+                     "\" back; save a newer one first (`emberctl checkpoint "
+                     "save ",
+                     info.model(), "`)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const std::string& name,
+                                                uint64_t history) const {
   RETURN_IF_ERROR(CheckCheckpointName(name));
   const std::string parent_folder = ModelFolder(model);
   const std::string folder = FolderOf(model, name);
@@ -191,6 +231,7 @@ absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model,
                                                         "\" builds on \"", name,
                                                         "\"; merge that one first, or delete it"));
     }
+    if (history != 0) RETURN_IF_ERROR(CheckNoLogBegins(list, name, history));
     bytes = BytesIn(folder);
     RETURN_IF_ERROR(TouchFolder(folder));
     RETURN_IF_ERROR(Rename(folder, deleted));
@@ -202,14 +243,15 @@ absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model,
 }
 
 absl::StatusOr<std::vector<std::string>> CheckpointStore::RemoveAutomatic(const std::string& model,
-                                                                          int keep) const {
+                                                                          int keep,
+                                                                          uint64_t history) const {
   std::vector<std::string> removed;
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, List(model));
   int automatic = 0;
   // The newest first, so that a whole chain goes.
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     if (!info.automatic() || ++automatic <= keep) continue;
-    const absl::Status status = Delete(model, info.name()).status();
+    const absl::Status status = Delete(model, info.name(), history).status();
     if (status.ok()) removed.push_back(info.name());
     const bool passed =
         status.ok() || absl::IsFailedPrecondition(status) || absl::IsNotFound(status);

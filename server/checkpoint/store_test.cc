@@ -24,15 +24,16 @@ using testing::HasSubstr;
 class StoreTest : public testing::Test {
  protected:
   // With one state file, and no rows.
-  absl::Status Save(const std::string& name, const std::string& parent = "",
-                    bool automatic = false) {
+  absl::Status Save(const std::string& name, const std::string& parent = "", bool automatic = false,
+                    uint64_t history = 0) {
     const auto folder = store_.BeginSave("m/1", name);
     if (!folder.ok()) return folder.status();
-    return Commit(*folder, name, parent, automatic);
+    return Commit(*folder, name, parent, automatic, history);
   }
 
   absl::Status Commit(const std::string& folder, const std::string& name,
-                      const std::string& parent = "", bool automatic = false) {
+                      const std::string& parent = "", bool automatic = false,
+                      uint64_t history = 0) {
     v1::CheckpointManifest manifest;
     manifest.set_format_version(kManifestVersion);
     manifest.set_model("m/1");
@@ -40,6 +41,7 @@ class StoreTest : public testing::Test {
     manifest.set_checkpoint_id(std::hash<std::string>()(name));
     manifest.set_saved_at_ms(++clock_);
     manifest.set_automatic(automatic);
+    manifest.set_history(history);
     manifest.mutable_plan()->set_partitions(2);
     if (!parent.empty()) {
       manifest.set_parent(parent);
@@ -183,6 +185,51 @@ TEST_F(StoreTest, AutomaticOnesGoWhenThereAreEnough) {
   ASSERT_TRUE(Save("6", "", true).ok());
   EXPECT_THAT(*store_.RemoveAutomatic("m/1", 2), ElementsAre("4", "3", "2"));
   EXPECT_THAT(Names(), ElementsAre("6", "5", "kept"));
+}
+
+// storage.durability LOG: without the checkpoint that it goes on from a log is worth nothing.
+TEST_F(StoreTest, WhatALogBeginsWithStays) {
+  constexpr uint64_t kHistory = 7;
+  const auto deletes = [&](const std::string& name) {
+    const absl::Status status = store_.Delete("m/1", name, kHistory).status();
+    EXPECT_TRUE(status.ok() || absl::IsFailedPrecondition(status)) << status;
+    return status.ok();
+  };
+  ASSERT_TRUE(Save("other", "", false, kHistory - 1).ok());
+  ASSERT_TRUE(Save("restored", "", false, kHistory - 1).ok());
+  ASSERT_TRUE(store_.SetBeginning(*store_.Read("m/1", "restored"), kHistory).ok());
+  ASSERT_TRUE(Save("later", "", false, kHistory - 1).ok());
+  EXPECT_FALSE(deletes("restored"));
+  EXPECT_TRUE(deletes("later"));
+  EXPECT_TRUE(deletes("other"));
+  // Some shards have heard of it.
+  ASSERT_TRUE(Save("a", "", false, kHistory).ok());
+  EXPECT_FALSE(deletes("restored"));
+  EXPECT_FALSE(deletes("a"));
+  // All have.
+  ASSERT_TRUE(Save("b", "", false, kHistory).ok());
+  ASSERT_TRUE(store_.SetBeginning(*store_.Read("m/1", "b"), kHistory).ok());
+  EXPECT_TRUE(deletes("restored"));
+  EXPECT_TRUE(deletes("a"));
+  const absl::Status refused = store_.Delete("m/1", "b", kHistory).status();
+  EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("emberctl checkpoint save m/1"));
+  EXPECT_TRUE(store_.Delete("m/1", "b").ok());  // the model was dropped
+  v1::CheckpointManifest gone;
+  gone.set_model("m/1");
+  gone.set_name("b");
+  EXPECT_EQ(store_.SetBeginning(gone, kHistory).code(), StatusCode::kNotFound);
+}
+
+TEST_F(StoreTest, PruningLeavesWhatALogBeginsWith) {
+  constexpr uint64_t kHistory = 7;
+  for (const char* name : {"1", "2", "3", "4"}) ASSERT_TRUE(Save(name, "", true, kHistory).ok());
+  // No shard is known to have heard of any.
+  EXPECT_THAT(*store_.RemoveAutomatic("m/1", 1, kHistory), ElementsAre());
+  ASSERT_TRUE(store_.SetBeginning(*store_.Read("m/1", "2"), kHistory).ok());
+  EXPECT_THAT(*store_.RemoveAutomatic("m/1", 1, kHistory), ElementsAre("1"));
+  ASSERT_TRUE(store_.SetBeginning(*store_.Read("m/1", "4"), kHistory).ok());
+  EXPECT_THAT(*store_.RemoveAutomatic("m/1", 1, kHistory), ElementsAre("3", "2"));
 }
 
 TEST_F(StoreTest, DamagedOnesAreToldAndPassedOver) {

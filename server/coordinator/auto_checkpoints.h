@@ -70,7 +70,7 @@ class AutoCheckpoints {
   bool recovers() const {
     return checkpoints_->storage().durability() == v1::StorageConfig::CHECKPOINT;
   }
-  bool has_log() const { return checkpoints_->storage().durability() == v1::StorageConfig::LOG; }
+  bool has_log() const { return checkpoints_->has_log(); }
   bool saves() const { return recovers() || has_log(); }
   // The model if it serves a checkpoint, else null.
   std::shared_ptr<const ServedModel> ReadOnly(const std::string& model) const;

@@ -154,10 +154,18 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
   complete.set_history(model_->history);
   complete.set_checkpoint_id(manifest_.checkpoint_id());
   rpc::CallContext completing(absl::Now() + kCompleteDeadline, context->trace());
-  // A shard that does not hear of it counts changes from further back: the next one is whole.
-  ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()), [&](int shard) {
-    return shards_.shards[shard]->CompleteSave(complete, &completing);
-  });
+  // A shard that does not hear of it counts changes from further back: the next one is whole. And
+  // its log goes on from an older one, which then stays.
+  absl::Status heard = FirstError(ForEachShard(
+      shards_.threads, ShardsFrom(0, shards_.shards.size()),
+      [&](int shard) { return shards_.shards[shard]->CompleteSave(complete, &completing); }));
+  if (heard.ok() && options_.has_log) heard = store_->SetBeginning(manifest_, model_->history);
+  if (!heard.ok()) {
+    ops::Log(ops::LogLevel::kWarning, "not all shards have heard of a checkpoint",
+             {{"model", manifest_.model()},
+              {"checkpoint", manifest_.name()},
+              {"reason", std::string(heard.message())}});
+  }
   return manifest_;
 }
 

@@ -20,6 +20,7 @@ struct SaveOptions {
   bool incremental = false;  // where it is possible
   int max_chain = 0;         // of incremental ones
   bool automatic = false;
+  bool has_log = false;  // storage.durability LOG
   // If set, the moment is to be right before this step of the group.
   std::optional<v1::GroupStep> before = std::nullopt;
 };

@@ -76,7 +76,7 @@ class CheckpointServiceImpl final : public v1::CheckpointService::CallbackServic
                                              const v1::DeleteCheckpointRequest* request,
                                              v1::DeleteCheckpointResponse* response) override {
     return Unary(*context, ops::Rpc::kDeleteCheckpoint, response,
-                 [=, this](auto*) { return checkpoints_->Delete(*request); });
+                 [=, this](auto* call) { return checkpoints_->Delete(*request, call); });
   }
 
   grpc::ServerWriteReactor<v1::ExportCheckpointResponse>* ExportCheckpoint(

@@ -60,7 +60,16 @@ absl::StatusOr<CheckpointChain> Checkpoints::ChainOf(const std::string& model,
 absl::StatusOr<RowSource> Checkpoints::FindRows(const std::string& model,
                                                 const std::string& name) const {
   ASSIGN_OR_RETURN(CheckpointChain chain, ChainOf(model, name == "newest" ? "" : name));
-  return RowSource{std::move(chain), [](int64_t, int64_t) { return absl::OkStatus(); }};
+  return SourceOf(std::move(chain), [](int64_t, int64_t) { return absl::OkStatus(); });
+}
+
+RowSource Checkpoints::SourceOf(CheckpointChain chain, BytesReport report) const {
+  RowSource source = {std::move(chain), std::move(report)};
+  if (!has_log()) return source;
+  source.begins = [this, checkpoint = source.chain.front().manifest()](uint64_t history) {
+    return store_.SetBeginning(checkpoint, history);
+  };
+  return source;
 }
 
 // ---- Save
@@ -76,6 +85,7 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
   RETURN_IF_ERROR(CheckEnabled());
   if (!options.name.empty()) RETURN_IF_ERROR(CheckCheckpointName(options.name));
   options.max_chain = std::max(storage_.max_chain(), 0);
+  options.has_log = has_log();
   auto save = std::make_unique<CheckpointSave>(shards_, &store_, model, std::move(options));
   const absl::Status begun = save->Begin(std::move(pause), context);
   if (begun.ok()) return save;
@@ -186,9 +196,9 @@ Checkpoints::Progress Checkpoints::Restore(const v1::RestoreCheckpointRequest& r
     RETURN_IF_ERROR(CheckFiles(chain, reporter.bytes(), context));
   }
   RETURN_IF_ERROR(reporter.Begin("restoring"));
-  const RowSource source = {std::move(chain), [&](int64_t bytes, int64_t) {
-                              return reporter(bytes, std::max(bytes, total));
-                            }};
+  const RowSource source = SourceOf(std::move(chain), [&](int64_t bytes, int64_t) {
+    return reporter(bytes, std::max(bytes, total));
+  });
   ASSIGN_OR_RETURN(const auto model, registry_->Restore(config, source, context));
   v1::CheckpointProgress done = reporter.Done(info);
   done.set_model_id(model->id);
@@ -239,11 +249,31 @@ absl::StatusOr<v1::CheckpointManifest> Checkpoints::Get(const v1::GetCheckpointR
                                 : store_.Read(request.model(), request.name());
 }
 
+absl::StatusOr<uint64_t> Checkpoints::LoggedHistory(const std::string& model,
+                                                    rpc::CallContext* context) {
+  if (!has_log()) return 0;
+  auto found = registry_->FindByName(model, context);
+  // It may have been reset or restored through another coordinator.
+  if (found.ok()) found = registry_->FindAnew((*found)->id, context);
+  if (absl::IsNotFound(found.status())) return 0;
+  if (absl::IsDataLoss(found.status())) {
+    // Some shards have its rows, and logs of them.
+    const auto known = registry_->Recall(registry_->IdOf(model)).model;
+    if (known != nullptr) found = known;
+  }
+  if (!found.ok()) {
+    return Annotate(found.status(),
+                    "nobody can tell which checkpoints the shards' logs go on from");
+  }
+  return (*found)->read_only() ? 0 : (*found)->history;
+}
+
 absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
-    const v1::DeleteCheckpointRequest& request) {
+    const v1::DeleteCheckpointRequest& request, rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
   v1::DeleteCheckpointResponse response;
-  ASSIGN_OR_RETURN(const int64_t bytes, store_.Delete(request.model(), request.name()));
+  ASSIGN_OR_RETURN(const uint64_t history, LoggedHistory(request.model(), context));
+  ASSIGN_OR_RETURN(const int64_t bytes, store_.Delete(request.model(), request.name(), history));
   response.set_bytes(bytes);
   return response;
 }

@@ -57,6 +57,7 @@ class Checkpoints {
   absl::Status CheckEnabled() const;
   const CheckpointStore& store() const { return store_; }
   const v1::StorageConfig& storage() const { return storage_; }
+  bool has_log() const { return storage_.durability() == v1::StorageConfig::LOG; }
 
   Progress Save(const v1::SaveCheckpointRequest& request, const Report& report,
                 rpc::CallContext* context);
@@ -74,7 +75,8 @@ class Checkpoints {
                                                    rpc::CallContext* context);
   absl::StatusOr<v1::ListCheckpointsResponse> List(const v1::ListCheckpointsRequest& request);
   absl::StatusOr<v1::CheckpointManifest> Get(const v1::GetCheckpointRequest& request);
-  absl::StatusOr<v1::DeleteCheckpointResponse> Delete(const v1::DeleteCheckpointRequest& request);
+  absl::StatusOr<v1::DeleteCheckpointResponse> Delete(const v1::DeleteCheckpointRequest& request,
+                                                      rpc::CallContext* context);
   absl::StatusOr<std::unique_ptr<CheckpointExport>> StartExport(
       const v1::ExportCheckpointRequest& request);
 
@@ -104,6 +106,10 @@ class Checkpoints {
   absl::Status CheckFiles(const CheckpointChain& chain, const BytesReport& report,
                           rpc::CallContext* context);
   absl::StatusOr<CheckpointChain> ChainOf(const std::string& model, const std::string& name) const;
+  // For rows that will be trained.
+  RowSource SourceOf(CheckpointChain chain, BytesReport report) const;
+  // Of the rows of a model that the shards have logs of; 0: there are none.
+  absl::StatusOr<uint64_t> LoggedHistory(const std::string& model, rpc::CallContext* context);
 
   const v1::StorageConfig storage_;
   const CheckpointStore store_;

@@ -41,6 +41,7 @@ internal::v1::CreateModelRequest ModelChanges::MakeRequest(const ServedModel& mo
 absl::Status ModelChanges::RestoreOnAll(const ServedModel& model, uint64_t history,
                                         const ShardModels& before, const RowSource& source,
                                         rpc::CallContext* context) {
+  if (source.begins != nullptr && !model.read_only()) RETURN_IF_ERROR(source.begins(history));
   ShardTransfers transfers(shard_set_);
   internal::v1::BeginRestoreRequest request;
   request.set_transfer_id(transfers.id());

@@ -27,6 +27,8 @@ namespace emberd::server {
 struct RowSource {
   CheckpointChain chain;
   BytesReport report;  // hears how far the shards are
+  // Hears the history that the rows will have, before any shard does; null: nobody does.
+  std::function<absl::Status(uint64_t history)> begins = nullptr;
 };
 
 // Thread-safe. Errors name the shard.

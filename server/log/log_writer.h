@@ -70,6 +70,9 @@ class LogWriter {
   // and their blobs; it may use the writer, but not wait for others. Else: calls it at once.
   void WhenDurable(uint64_t sequence, std::function<void(absl::Status)> done);
 
+  // Returns when the disk has all records that were appended before, and their blobs.
+  absl::Status Sync() { return SyncAll(nullptr); }
+
   // Starts a new segment, whose number it returns, with the state after all records before. After
   // an error the log goes on in the old one.
   absl::StatusOr<uint64_t> StartSegment(const internal::v1::LogRecord& state);

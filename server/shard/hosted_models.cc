@@ -287,20 +287,23 @@ uint64_t HostedModels::CheckpointOf(uint64_t model_id) const {
   return found == models_.end() ? 0 : found->second.checkpoint_id;
 }
 
-void HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id,
-                                 uint64_t segment) {
+absl::Status HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history,
+                                         uint64_t checkpoint_id, uint64_t segment) {
   const ShardLog::Stay stay(log_);
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
-  if (found == models_.end() || found->second.history != history) return;
+  if (found == models_.end() || found->second.history != history) {
+    return absl::NotFoundError("the model was reset, restored or dropped meanwhile");
+  }
   found->second.checkpoint_id = checkpoint_id;
-  if (segment == 0) return;
+  if (segment == 0) return absl::OkStatus();
   // Without it in the log, what came before must stay there.
-  if (!log_->Append(CheckpointRecord(model_id, history, checkpoint_id, segment)).ok()) return;
+  RETURN_IF_ERROR(log_->Append(CheckpointRecord(model_id, history, checkpoint_id, segment)));
   internal::v1::LogRows& rows = found->second.rows;
   rows.set_segment(segment);
   rows.set_checkpoint_id(checkpoint_id);
   rows.set_model(found->second.config.name());
+  return absl::OkStatus();
 }
 
 absl::Status HostedModels::Serve(const internal::v1::ServeModelRequest& request) {

@@ -77,8 +77,10 @@ class HostedModels {
   int64_t ChangesOf(uint64_t model_id) const;
   // The newest checkpoint since which it is known what has changed; 0: there is none.
   uint64_t CheckpointOf(uint64_t model_id) const;
-  // `segment`: of the log, which begins with the checkpoint's rows.
-  void SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id, uint64_t segment);
+  // `segment`: of the log, which begins with the checkpoint's rows. NOT_FOUND: the rows are gone.
+  // Another error: the log goes on from an older one.
+  absl::Status SetCheckpoint(uint64_t model_id, uint64_t history, uint64_t checkpoint_id,
+                             uint64_t segment);
 
   // For the log, whose next segment this is: all that is known here. Nobody stays in the log.
   void Describe(uint64_t segment, internal::v1::LogState* state) const;

@@ -205,13 +205,15 @@ absl::Status ShardCheckpoints::CompleteSave(const internal::v1::CompleteSaveRequ
       return entry.second->checkpoint_id == request.checkpoint_id() &&
              entry.second->model_id == request.model_id();
     });
-    if (found == transfers_.end()) return absl::OkStatus();
+    if (found == transfers_.end()) return absl::NotFoundError("the save is not known here");
     save = found->second;
     transfers_.erase(found);
   }
   End(*save, /*kept=*/true);
-  parts_.models->SetCheckpoint(request.model_id(), request.history(), request.checkpoint_id(),
-                               save->segment);
+  RETURN_IF_ERROR(parts_.models->SetCheckpoint(request.model_id(), request.history(),
+                                               request.checkpoint_id(), save->segment));
+  // Those before may be deleted when all shards have said so.
+  RETURN_IF_ERROR(parts_.log->Sync());
   if (const auto oldest = parts_.models->OldestSegment()) parts_.log->DropBefore(*oldest);
   return absl::OkStatus();
 }

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -185,6 +186,69 @@ TEST_F(LogTest, ARestoredModelComesBackAsItWasAfterTheRestore) {
   ASSERT_NO_FATAL_FAILURE(KillAll());
   model_ = *Await([&] { return client_->DescribeModel("mixed"); });
   EXPECT_EQ(Tables(), Undisturbed(2));
+}
+
+TEST_F(LogTest, TheCheckpointThatLogsGoOnFromStays) {
+  Start();
+  const auto save = [&](const std::string& name) {
+    return client_->SaveCheckpoint("mixed", {.name = name}).status();
+  };
+  const auto deletes = [&](const std::string& name) {
+    return client_->DeleteCheckpoint("mixed", name).status();
+  };
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  ASSERT_TRUE(save("one").ok());
+  const absl::Status refused = deletes("one");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("\"one\""), HasSubstr("`emberctl checkpoint save mixed`")));
+  ASSERT_NO_FATAL_FAILURE(Train(1));
+  ASSERT_TRUE(save("two").ok());
+  EXPECT_TRUE(deletes("one").ok());
+  EXPECT_FALSE(deletes("two").ok());
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  EXPECT_EQ(Tables(), Undisturbed(2));
+  EXPECT_FALSE(deletes("two").ok());
+  ASSERT_TRUE(client_->DropModel("mixed").ok());
+  const absl::Status deleted = deletes("two");
+  EXPECT_TRUE(deleted.ok()) << deleted;
+}
+
+// A shard that was not there when a checkpoint became one goes on from the one before.
+TEST_F(LogTest, TheCheckpointStaysThatOneShardsLogGoesOnFrom) {
+  // The first save comes by itself.
+  StartCluster(
+      {.shards = kShards,
+       .config = absl::StrCat("storage { directory: \"", storage_.path(), "\" durability: LOG }"),
+       .failpoints = {{"coordinator-0", "save.is_a_checkpoint=wait:3000@3"}}},
+      MixedModel("mixed"));
+  const auto names = [&] {
+    std::vector<std::string> all;
+    const auto list = client_->ListCheckpoints("mixed");
+    for (size_t i = 0; list.ok() && i < list->checkpoints.size(); ++i) {
+      all.push_back(list->checkpoints[i].name);
+    }
+    return all;
+  };
+  for (int i = 0; i < 300 && names().empty(); ++i) absl::SleepFor(absl::Milliseconds(50));
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  ASSERT_TRUE(client_->SaveCheckpoint("mixed", {.name = "a"}).ok());
+  ASSERT_NO_FATAL_FAILURE(Train(1));
+  std::thread saving([&] {
+    const auto saved = cluster_->Connect()->SaveCheckpoint("mixed", {.name = "b"});
+    EXPECT_TRUE(saved.ok()) << saved.status();
+  });
+  for (int i = 0; i < 300 && names().front() != "b"; ++i) absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_EQ(names().front(), "b");
+  ASSERT_NO_FATAL_FAILURE(LoseShard(1));
+  saving.join();
+  Tables();  // the shard is back
+  const absl::Status refused = client_->DeleteCheckpoint("mixed", "a").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  ASSERT_NO_FATAL_FAILURE(LoseShard(1));
+  EXPECT_EQ(Tables(), Undisturbed(2));
+  ASSERT_TRUE(client_->SaveCheckpoint("mixed", {.name = "c"}).ok());
+  EXPECT_TRUE(client_->DeleteCheckpoint("mixed", "a").ok());
 }
 
 TEST_F(LogTest, AGroupGoesOnFromItsLastStep) {

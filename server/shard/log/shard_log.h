@@ -74,6 +74,8 @@ class ShardLog {
   }
   // The same, waiting. Not on a thread of the writer.
   absl::Status WaitDurable();
+  // Returns when the disk has all that was appended, whatever storage.fsync promises.
+  absl::Status Sync() { return on() ? writer_->Sync() : absl::OkStatus(); }
 
   // Begins a segment with the state that `compose` gives, which it is asked for under the lock of
   // the sequencer; nobody stays then. Returns its number; 0: there is no log.
