@@ -21,6 +21,7 @@ namespace {
 
 // A process that was killed may need a moment to be gone.
 constexpr absl::Duration kLockPatience = absl::Seconds(10);
+constexpr absl::Duration kRoomPause = absl::Milliseconds(200);
 
 std::string FolderOf(const v1::StorageConfig& storage, int shard) {
   return absl::StrFormat("%s/shard-%04d", storage.directory(), shard);
@@ -85,6 +86,31 @@ absl::Status DurableLog::LockFolder() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<LogWriter>> DurableLog::OpenWriter(
+    const LogEnd& end, const internal::v1::LogRecord& state) {
+  LogOptions options;
+  options.folder = LogIn(folder_);
+  options.shard = place_.index;
+  options.shards = place_.shards;
+  options.fsync = storage_.fsync();
+  options.interval = absl::Milliseconds(storage_.fsync_interval_ms());
+  while (true) {
+    auto writer = LogWriter::Open(options, end.next_segment, end.next_sequence, state);
+    if (!absl::IsResourceExhausted(writer.status())) return writer;
+    if (recovery_->progress().cancelled) return absl::CancelledError("the process is ending");
+    const std::string reason(writer.status().message());
+    {
+      MutexLock lock(&mutex_);
+      if (waits_for_.empty()) {
+        ops::Log(ops::LogLevel::kError, "the shard has read its log, but cannot go on with it yet",
+                 {{"folder", folder_}, {"reason", reason}});
+      }
+      waits_for_ = reason;
+    }
+    absl::SleepFor(kRoomPause);
+  }
+}
+
 absl::Status DurableLog::Recover() {
   RETURN_IF_ERROR(LockFolder());
   ASSIGN_OR_RETURN(const LogEnd end, recovery_->Run());
@@ -93,16 +119,9 @@ absl::Status DurableLog::Recover() {
              "the log ends in the middle of a record, of which nobody was told",
              {{"folder", folder_}, {"bytes", end.torn_bytes}, {"what", end.torn}});
   }
-  LogOptions options;
-  options.folder = LogIn(folder_);
-  options.shard = place_.index;
-  options.shards = place_.shards;
-  options.fsync = storage_.fsync();
-  options.interval = absl::Milliseconds(storage_.fsync_interval_ms());
   internal::v1::LogRecord state;
   describe_(end.next_segment, state.mutable_state());
-  ASSIGN_OR_RETURN(auto writer,
-                   LogWriter::Open(options, end.next_segment, end.next_sequence, state));
+  ASSIGN_OR_RETURN(auto writer, OpenWriter(end, state));
   log_->Start(std::move(writer), storage_.log_bytes(), state.state().oldest_blob_segment());
   if (end.first_segment == 0) return absl::OkStatus();
   ops::Log(ops::LogLevel::kInfo, "back from the log",
@@ -118,6 +137,7 @@ absl::Status DurableLog::CheckReady() const {
   {
     MutexLock lock(&mutex_);
     if (over_) return result_;
+    if (!waits_for_.empty()) return absl::UnavailableError("recovering: " + waits_for_);
   }
   constexpr double kGiB = 1 << 30;
   const int64_t total = recovery_->progress().total_bytes;
