@@ -276,6 +276,50 @@ TEST_F(LogTest, AGroupGoesOnFromItsLastStep) {
   EXPECT_EQ(*Digest(*client_, *model), *Digest(*calm_client, *calm_model));
 }
 
+// A part that waits for the other rank's lies in a segment before the one whose state names it.
+TEST_F(LogTest, WhatAnOlderSegmentHoldsForAStateStaysAfterARestart) {
+  Start();
+  const auto group = client_->DeclareModel(GroupModel("group", 0));
+  ASSERT_TRUE(group.ok()) << group.status();
+  const auto save = [&](const std::string& model, const std::string& name) {
+    return client_->SaveCheckpoint(model, {.name = name}).status();
+  };
+  ASSERT_TRUE(save("group", "a").ok());
+  ASSERT_TRUE(save("mixed", "a").ok());
+  {
+    absl::StatusOr<std::unique_ptr<client::TrainStream>> streams[2];
+    const auto join = [&](int rank) {
+      streams[rank] = client_->Train(*group, {.group = "g", .rank = rank, .size = 2});
+    };
+    std::thread other(join, 1);
+    join(0);
+    other.join();
+    for (int rank = 0; rank < 2; ++rank) {
+      ASSERT_TRUE(streams[rank].ok()) << streams[rank].status();
+      ASSERT_TRUE((*streams[rank])->SendLookup(0, MakeShare(0, rank, 2).Features()).ok());
+    }
+    const auto found = (*streams[0])->ReceiveLookup();
+    ASSERT_TRUE(found.ok()) << found.status();
+    const Share share = MakeShare(0, 0, 2);
+    const auto values = ShareGradients(0, share, found->activations);
+    std::vector<client::FeatureGradient> gradients;
+    for (size_t i = 0; i < values.size(); ++i) {
+      gradients.push_back({share.features[i], values[i], found->activations[i].samples});
+    }
+    ASSERT_TRUE((*streams[0])->SendUpdate(0, gradients).ok());
+    absl::SleepFor(absl::Milliseconds(500));  // on its way to the shards
+    ASSERT_TRUE(save("mixed", "b").ok());
+  }
+  ASSERT_TRUE(Await([&] { return client_->DropGroup("group", "g"); }).ok());
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  const std::string before = Tables();
+  for (const int shard : {0, 1}) ASSERT_NO_FATAL_FAILURE(LoseShard(shard));
+  EXPECT_EQ(Tables(), before);
+  ASSERT_TRUE(Await([&] { return save("group", "c"); }).ok());
+  for (const int shard : {0, 1}) ASSERT_NO_FATAL_FAILURE(LoseShard(shard));
+  EXPECT_EQ(Tables(), before);
+}
+
 // As when the power goes while a new log is begun: the name of its first file is there, and no
 // more.
 TEST_F(LogTest, ALogThatHadHardlyBegunIsBegunAgain) {

@@ -94,6 +94,7 @@ absl::StatusOr<std::unique_ptr<LogWriter>> DurableLog::OpenWriter(
   options.shards = place_.shards;
   options.fsync = storage_.fsync();
   options.interval = absl::Milliseconds(storage_.fsync_interval_ms());
+  options.older_blobs = end.older_blobs;
   while (true) {
     auto writer = LogWriter::Open(options, end.next_segment, end.next_sequence, state);
     if (!absl::IsResourceExhausted(writer.status())) return writer;
