@@ -93,14 +93,14 @@ bool ReadRows(CodedInputStream* input, WireType type, const ExpectedLookup::Feat
 
 }  // namespace
 
-LookupAssembler::LookupAssembler(ExpectedLookup expected, FloatPool* pool)
+LookupAssembler::LookupAssembler(ExpectedLookup expected, BufferPool* pool)
     : expected_(std::move(expected)), pool_(pool) {
   result_.step = expected_.step;
 }
 
 absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
   using Result = v1::TrainLookupResult;
-  if (memory_ == nullptr) memory_ = pool_->Take(expected_.floats);
+  if (memory_ == nullptr) memory_ = TakeFloats(pool_, expected_.floats);
   int64_t step = 0;
   bool continues = false;
   v1::BatchStatistics statistics;

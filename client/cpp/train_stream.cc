@@ -10,13 +10,18 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/float_pool.h"
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/raw_stream.h"
 #include "client/cpp/train_request.h"
 #include "client/cpp/transport.h"
 
 namespace emberd::client {
+namespace {
+
+// Kept between steps. Those of a run are alike: a few blocks serve all of them.
+constexpr size_t kIdleBytes = size_t{256} << 20;
+
+}  // namespace
 
 class TrainStream::Impl final : public RawStreamListener {
  public:
@@ -67,7 +72,7 @@ class TrainStream::Impl final : public RawStreamListener {
   // order of the requests: the answer to a later lookup, which needs an update that has not been
   // sent, would keep those of earlier updates back.
   const int64_t most_ahead_;
-  FloatPool pool_;
+  BufferPool pool_{kIdleBytes};
 
   absl::Mutex mutex_;
   bool has_started_ ABSL_GUARDED_BY(mutex_) = false;
