@@ -82,7 +82,7 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
   }
   for (const auto& [segment, name] : found.files()) {
     MutexLock lock(&mutex_);
-    older_bytes_[segment] += FileBytes(PathIn(folder, name));
+    older_bytes_[name] = FileBytes(PathIn(folder, name));
   }
   MutexLock round(&sync_mutex_);
   const bool sync = options_.fsync != v1::StorageConfig::NEVER;
@@ -220,7 +220,8 @@ absl::StatusOr<uint64_t> LogWriter::StartSegment(const LogRecord& state) {
   record_failure_ = segment.ok() ? absl::OkStatus() : Refusal(segment.status());
   RETURN_IF_ERROR(record_failure_);
   current_->Close();
-  older_bytes_[current_->number()] = current_->bytes();
+  older_bytes_[RecordsName(current_->number())] = current_->bytes() - current_->blob_bytes();
+  older_bytes_[BlobsName(current_->number())] = current_->blob_bytes();
   unsynced_.push_back(std::exchange(current_, *std::move(segment)));
   return number;
 }
@@ -231,24 +232,26 @@ bool LogWriter::SegmentFull() const {
          current_->record_bytes() > options_.record_bytes;
 }
 
-uint64_t LogWriter::NeededFrom(uint64_t segment) const {
+uint64_t LogWriter::BlobsNeededFrom(uint64_t segment) const {
   MutexLock lock(&mutex_);
-  segment = std::min(segment, current_->number());
-  uint64_t needed = segment;
   for (auto it = older_blobs_.lower_bound(segment); it != older_blobs_.end(); ++it) {
-    needed = std::min(needed, it->second);
+    segment = std::min(segment, it->second);
   }
-  return needed;
+  return segment;
 }
 
 absl::Status LogWriter::DropBefore(uint64_t segment) {
-  segment = NeededFrom(segment);
+  segment = std::min(segment, this->segment());
+  const uint64_t blobs = BlobsNeededFrom(segment);
   ASSIGN_OR_RETURN(const LogFolder found, ListLog(options_.folder));
-  if (found.oldest() >= segment) return absl::OkStatus();
+  std::vector<std::string> dropped;
+  for (const auto& [old, name] : found.files()) {
+    if (old < (name == RecordsName(old) ? segment : blobs)) dropped.push_back(name);
+  }
+  if (dropped.empty()) return absl::OkStatus();
   // What the log will begin with must survive a loss of power, and its blobs with it.
   RETURN_IF_ERROR(SyncAll(&found));
-  for (const auto& [old, name] : found.files()) {
-    if (old >= segment) break;
+  for (const std::string& name : dropped) {
     if (absl::Status status = files_.Remove(PathIn(options_.folder, name)); !status.ok()) {
       return Refusal(status);
     }
@@ -257,11 +260,11 @@ absl::Status LogWriter::DropBefore(uint64_t segment) {
     if (absl::Status status = files_.SyncFolder(options_.folder); !status.ok()) {
       return Refusal(status);
     }
-    if (name == RecordsName(old)) continue;
     MutexLock lock(&mutex_);
-    older_bytes_.erase(old);
-    older_blobs_.erase(old);
+    older_bytes_.erase(name);
   }
+  MutexLock lock(&mutex_);
+  older_blobs_.erase(older_blobs_.begin(), older_blobs_.lower_bound(segment));
   return absl::OkStatus();
 }
 
@@ -273,7 +276,7 @@ uint64_t LogWriter::segment() const {
 int64_t LogWriter::bytes() const {
   MutexLock lock(&mutex_);
   int64_t bytes = current_->bytes();
-  for (const auto& [segment, older] : older_bytes_) bytes += older;
+  for (const auto& [name, older] : older_bytes_) bytes += older;
   return bytes;
 }
 

@@ -99,11 +99,12 @@ absl::Status DurableLog::Recover() {
   options.shards = place_.shards;
   options.fsync = storage_.fsync();
   options.interval = absl::Milliseconds(storage_.fsync_interval_ms());
+  options.older_blobs = end.older_blobs;
   internal::v1::LogRecord state;
   describe_(end.next_segment, state.mutable_state());
   ASSIGN_OR_RETURN(auto writer,
                    LogWriter::Open(options, end.next_segment, end.next_sequence, state));
-  log_->Start(std::move(writer), storage_.log_bytes(), state.state().oldest_blob_segment());
+  log_->Start(std::move(writer), storage_.log_bytes());
   if (end.first_segment == 0) return absl::OkStatus();
   ops::Log(ops::LogLevel::kInfo, "back from the log",
            {{"folder", folder_},

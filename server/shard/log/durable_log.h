@@ -32,8 +32,8 @@ class DurableLog {
   ~DurableLog();
 
   bool on() const { return recovery_ != nullptr; }
-  // OK when all is read. UNAVAILABLE, with the progress, before; FAILED_PRECONDITION with the reason
-  // if that failed.
+  // OK when all is read. UNAVAILABLE, with the progress, before; FAILED_PRECONDITION with the
+  // reason if that failed.
   absl::Status CheckReady() const;
   void Wait();
   // Makes the reading end soon.
