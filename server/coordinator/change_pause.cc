@@ -151,8 +151,8 @@ absl::StatusOr<ChangePause::Answers> ChangePause::Settle(rpc::CallContext* conte
     if (waited > kSettlePatience || absl::Now() > context->deadline()) {
       return absl::UnavailableError(absl::StrCat(moving, " did not end within ",
                                                  absl::FormatDuration(waited),
-                                                 ", and a checkpoint "
-                                                 "would cut through it; try again"));
+                                                 ", and no checkpoint can be taken while it "
+                                                 "is in progress; try again"));
     }
     absl::SleepFor(wait);
     wait = std::min(wait * 2, kLongestSettleWait);

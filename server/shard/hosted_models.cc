@@ -117,7 +117,7 @@ absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
   // The word that takes rows back may be faster than the one that makes them.
   if (WasDropped(request.history())) {
     return absl::AbortedError(
-        absl::StrCat("the declaration of model '", name, "' was taken back already; try again"));
+        absl::StrCat("the declaration of model '", name, "' has been undone already; try again"));
   }
   if (FindEntry(request.model_id(), request.history()) != nullptr) return Place{.done = true};
   if (request.has_serves()) {
@@ -183,7 +183,8 @@ HostedModels::Model HostedModels::MakeEntry(const internal::v1::CreateModelReque
 
 absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest& request) {
   if (request.has_serves()) {
-    return absl::InvalidArgumentError("serves is set: such rows come from a checkpoint");
+    return absl::InvalidArgumentError(
+        "serves is set: such a model takes its rows from a checkpoint");
   }
   ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
   absl::MutexLock changing(&changing_);

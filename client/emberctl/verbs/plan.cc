@@ -144,7 +144,7 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
   return absl::ResourceExhaustedError(absl::StrCat(
       planned.model, ": a partition needs ", needed, " bytes; budgets.bytes_per_sparsecore is ",
       planned.partition_budget, ", so ", needed - planned.partition_budget,
-      " bytes could not be held if every row were touched. Raise the budget if the machines have "
+      " bytes do not fit if every row is touched. Raise the budget if the machines have "
       "the memory, add shards, or store rows in 16 bits"));
 }
 

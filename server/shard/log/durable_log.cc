@@ -44,11 +44,11 @@ DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place
     const absl::Status status = Recover();
     MutexLock lock(&mutex_);
     if (!status.ok()) {
-      ops::Log(ops::LogLevel::kError, "the shard cannot come back from its log; it serves nothing",
+      ops::Log(ops::LogLevel::kError, "the shard cannot recover from its log; it serves nothing",
                {{"folder", folder_}, {"reason", std::string(status.message())}});
       // Nobody is to try again before somebody has done something.
       result_ = absl::FailedPreconditionError(
-          absl::StrCat("it could not come back from its log, and serves nothing: ",
+          absl::StrCat("it could not recover from its log, and serves nothing: ",
                        std::string(status.message())));
     }
     over_ = true;
@@ -76,7 +76,7 @@ absl::Status DurableLog::LockFolder() {
     if (errno != EWOULDBLOCK) return FileError(errno, path, "cannot be locked");
     if (absl::Now() > until) {
       return absl::FailedPreconditionError(absl::StrCat(
-          path, ": another process has it: is shard ", place_.index,
+          path, ": another process has locked it: is shard ", place_.index,
           " running twice? Each shard needs its own index, and one storage.directory belongs to "
           "one cluster"));
     }
@@ -90,7 +90,8 @@ absl::Status DurableLog::Recover() {
   ASSIGN_OR_RETURN(const LogEnd end, recovery_->Run());
   if (end.torn_bytes > 0) {
     ops::Log(ops::LogLevel::kWarning,
-             "the log ends in the middle of a record, of which nobody was told",
+             "the log ends in the middle of a record, which is ignored: its change was never "
+             "acknowledged",
              {{"folder", folder_}, {"bytes", end.torn_bytes}, {"what", end.torn}});
   }
   LogOptions options;
