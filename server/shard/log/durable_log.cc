@@ -70,7 +70,7 @@ absl::Status DurableLog::LockFolder() {
   std::filesystem::create_directories(folder_, error);
   const std::string path = PathIn(folder_, "lock");
   lock_ = FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (lock_.get() < 0) return FileError(errno, path, "cannot be made");
+  if (lock_.get() < 0) return FileError(errno, path, "cannot be created");
   const absl::Time until = absl::Now() + kLockPatience;
   while (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return FileError(errno, path, "cannot be locked");
