@@ -38,20 +38,21 @@ Exit codes:
 
 void AddSecurityOptions(CLI::App& app, Session& session) {
   app.add_option("--ca", session.ca_file,
-                 "Connect by TLS and trust certificates that the authorities in FILE (PEM) signed")
+                 "Connect with TLS and trust certificates signed by the authorities in FILE (PEM)")
       ->type_name("FILE")
       ->envname("EMBERD_CA");
   CLI::Option* certificate =
       app.add_option("--cert", session.certificate_file,
-                     "Certificate (PEM) to show where coordinators ask for one")
+                     "Client certificate (PEM), for coordinators that require one")
           ->type_name("FILE")
           ->envname("EMBERD_CERT");
-  CLI::Option* key = app.add_option("--key", session.key_file, "Its key (PEM)")
-                         ->type_name("FILE")
-                         ->envname("EMBERD_KEY");
+  CLI::Option* key =
+      app.add_option("--key", session.key_file, "Key of the client certificate (PEM)")
+          ->type_name("FILE")
+          ->envname("EMBERD_KEY");
   certificate->needs(key);
   key->needs(certificate);
-  app.add_option("--token-file", session.token_file, "Holds the token to send, in one line")
+  app.add_option("--token-file", session.token_file, "File with the token to send, on one line")
       ->type_name("FILE")
       ->envname("EMBERD_TOKEN_FILE");
 }
@@ -60,11 +61,11 @@ void AddCommonOptions(CLI::App& app, Session& session) {
   session.addresses = {"127.0.0.1:7400"};
   app.add_option(
          "-a,--address", session.addresses,
-         "host:port of a coordinator; may be given several times, then they are tried in turn")
+         "host:port of a coordinator; may be given several times: they are tried in this order")
       ->allow_extra_args(false)  // what follows the address is not another one
       ->envname("EMBERD_ADDRESS")
       ->capture_default_str();
-  app.add_flag("--json", session.json, "Write JSON, errors too");
+  app.add_flag("--json", session.json, "Write results and errors as JSON");
   app.add_option("--timeout", session.timeout_seconds, "Seconds to wait for each answer")
       ->check(Within(0.001, 86400.0))
       ->capture_default_str();
