@@ -29,12 +29,12 @@ Example, against `emberd up --shards 2`:
 With --json, results go to standard output as JSON, and errors to standard error as
 {"error": {"code": ..., "message": ...}}.
 
-Exit codes:
+Exit status:
   0  done
-  1  refused, by the server or by the check of a file
-  2  the command line makes no sense
-  3  no coordinator, or a shard, answers in time
-  4  what the command waited for has not happened in time (drain --wait))";
+  1  refused by the server, or by the check of a file
+  2  wrong command line
+  3  no coordinator has answered in time, or a shard has not
+  4  what the command waits for has not happened in time (drain --wait))";
 
 void AddSecurityOptions(CLI::App& app, Session& session) {
   app.add_option("--ca", session.ca_file,
@@ -92,7 +92,7 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   Session session(out);
   session.terminal = &out == &std::cout && isatty(STDOUT_FILENO) == 1;
   Command command;
-  CLI::App app("emberctl: looks into an emberd cluster and changes its tables", "emberctl");
+  CLI::App app("emberctl: inspects and operates an emberd cluster", "emberctl");
   app.footer(kFooter);
   app.set_version_flag("--version", "emberctl " EMBERD_VERSION, "Print the version and exit");
   app.require_subcommand(1);

@@ -157,7 +157,7 @@ TEST(EmberctlExitCodeTest, Help) {
   const Outcome help = Emberctl({"--help"});
   EXPECT_EQ(help.code, kOk);
   EXPECT_THAT(help.out, HasSubstr("emberctl rows get my_model users 7 8"));
-  EXPECT_THAT(help.out, HasSubstr("Exit codes:"));
+  EXPECT_THAT(help.out, HasSubstr("Exit status:"));
 }
 
 TEST(ValidateTest, TellsModelsFromClusters) {
