@@ -281,9 +281,8 @@ absl::Status Parse(absl::string_view text, Message* message) {
   if (LooksLikeYaml(body)) {
     return absl::InvalidArgumentError(
         "this looks like YAML, which emberd cannot read; write text proto (shards { address: "
-        "\"a:1\" }) "
-        "or "
-        "JSON ({\"shards\": [{\"address\": \"a:1\"}]}). config/samples has examples of both");
+        "\"a:1\" }) or JSON ({\"shards\": [{\"address\": \"a:1\"}]}). config/samples has examples "
+        "of both");
   }
   const bool is_json = absl::StartsWith(absl::StripLeadingAsciiWhitespace(body), "{");
   return is_json ? ParseJson(body, message) : ParseTextProto(body, message);

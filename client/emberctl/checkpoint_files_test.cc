@@ -244,11 +244,11 @@ TEST_F(CheckpointFilesTest, NothingIsWrittenBeforeAllFilesFit) {
   EXPECT_THAT(error(folder_.path()), HasSubstr("import only one of them"));
   Write("u.safetensors", SafetensorsStart("u.accu", {}, 4, 3) + Rows(0, 4, 3));
   EXPECT_THAT(error(folder_.path()),
-              HasSubstr("slot \"accu\" of table \"u\" is not there; did you mean "
+              HasSubstr("slot \"accu\" of table \"u\" does not exist; did you mean "
                         "\"accumulator\"? Known slots: accumulator"));
   Write("u.safetensors",
         SafetensorsStart("x", {{"table", "u"}, {"slot", "accu"}}, 4, 3) + Rows(0, 4, 3));
-  EXPECT_THAT(error(folder_.path()), HasSubstr("slot \"accu\" of table \"u\" is not there"));
+  EXPECT_THAT(error(folder_.path()), HasSubstr("slot \"accu\" of table \"u\" does not exist"));
   Write("t.safetensors.index.json", "{}");
   EXPECT_THAT(error(Path("t.safetensors.index.json")), HasSubstr("it has no weight_map"));
   EXPECT_THAT(service_.assigns(), IsEmpty());

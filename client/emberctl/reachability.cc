@@ -92,8 +92,7 @@ absl::Status WithAdvice(const absl::Status& status, const client::ClientOptions&
     case absl::StatusCode::kUnimplemented:
       return with(
           "This is a gRPC server, but not a coordinator of this version of emberd. If it is a "
-          "shard, "
-          "use the address of a coordinator");
+          "shard, use the address of a coordinator");
     case absl::StatusCode::kUnauthenticated:
       return with(
           options.token_file.empty()

@@ -105,8 +105,7 @@ std::string FaultOf(SSL* connection, bool has_certificate) {
                ? "it closed the connection, probably because it does not trust the certificate of "
                  "--cert; use one that its authority has signed"
                : "it closed the connection, probably because it requires a client certificate; "
-                 "give one "
-                 "with --cert and --key";
+                 "give one with --cert and --key";
   }
   return reason.empty() ? "" : absl::StrCat("the TLS handshake failed: ", reason);
 }

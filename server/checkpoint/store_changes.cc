@@ -154,7 +154,7 @@ absl::Status CheckpointStore::CommitMerge(const std::string& folder,
       current->parent().empty()) {
     return absl::AbortedError(absl::StrCat("checkpoint \"", manifest.name(), "\" of model \"",
                                            manifest.model(),
-                                           "\" was deleted, merged or damaged meanwhile"));
+                                           "\" was deleted, merged or damaged in the meantime"));
   }
   RETURN_IF_ERROR(WriteFileWhole(target, kMerging, ""));
   for (v1::CheckpointFile& file : *manifest.mutable_files()) {

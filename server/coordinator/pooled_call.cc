@@ -99,7 +99,7 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
 
 void PooledCall::Run(const Work& work) {
   if (context_.cancelled()) {
-    End(absl::CancelledError("the caller gave up while the request was waiting"));
+    End(absl::CancelledError("the caller cancelled the call while it was waiting"));
     return;
   }
   const absl::Time start = absl::Now();

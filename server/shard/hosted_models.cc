@@ -25,7 +25,7 @@ uint64_t EngineId(const internal::v1::CreateModelRequest& request) {
 
 absl::Status ChangedMeanwhile(const std::string& name) {
   return absl::AbortedError(
-      absl::StrCat("model '", name, "' was declared, reset or dropped meanwhile; try again"));
+      absl::StrCat("model '", name, "' was declared, reset or dropped in the meantime; try again"));
 }
 
 }  // namespace
@@ -232,7 +232,8 @@ absl::Status HostedModels::EndRestore(const internal::v1::LogModelMade& made,
   {
     absl::MutexLock lock(&mutex_);
     if (FindEntry(request.model_id(), request.history()) == nullptr) {
-      return absl::AbortedError("the model was declared, reset, restored or dropped meanwhile");
+      return absl::AbortedError(
+          "the model was declared, reset, restored or dropped in the meantime");
     }
   }
   RETURN_IF_ERROR(engine_->AddModel(std::move(model)));

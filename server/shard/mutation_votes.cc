@@ -25,7 +25,7 @@ internal::v1::LogRecord RecordOf(const Mutation& mutation, uint64_t attempt,
 
 absl::Status NotInCharge(const Mutation& mutation) {
   return absl::AbortedError(absl::StrCat("another attempt at ", NameOf(mutation),
-                                         " is under way; retry to get its result"));
+                                         " is in progress; retry to get its result"));
 }
 
 }  // namespace

@@ -139,7 +139,7 @@ absl::StatusOr<Piece> MakePiece(const client::Model& model, const ImportJob& job
   }
   if (!HasSlot(*table, piece.slot)) {
     return absl::NotFoundError(absl::StrCat(tensor.path, ": ", ArrayName(piece.table, piece.slot),
-                                            " is not there; ",
+                                            " does not exist; ",
                                             KnownNames("slots", piece.slot, table->slots)));
   }
   const bool narrow = !piece.slot.empty() && tensor.columns == 1;

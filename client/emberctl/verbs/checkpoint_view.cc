@@ -153,8 +153,8 @@ void AddList(CLI::App& checkpoint, Session& session, Command& command) {
 
 void AddShow(CLI::App& checkpoint, Session& session, Command& command) {
   const auto target = std::make_shared<CheckpointTarget>();
-  CLI::App* show =
-      checkpoint.add_subcommand("show", "What a checkpoint holds; with --json its whole manifest");
+  CLI::App* show = checkpoint.add_subcommand(
+      "show", "Show what a checkpoint holds; with --json its complete manifest");
   show->add_option("MODEL", target->model, "Name of the model")->required();
   show->add_option("NAME", target->name, "Name of the checkpoint; default: the newest");
   SetExample(show, "emberctl checkpoint show my_model step-1000 --json");

@@ -54,12 +54,11 @@ absl::Status ShowStats(Session& session, const StatsOptions& options) {
 
 void AddStats(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<StatsOptions>();
-  CLI::App* stats = app.add_subcommand(
-      "stats",
-      "Show what a coordinator and the shards have done since they started, or do now: methods, "
-      "stages, "
-      "stacks against their limits, shards, training groups, hot rows. Of several addresses, the "
-      "first that answers is asked");
+  CLI::App* stats =
+      app.add_subcommand("stats",
+                         "Show what a coordinator and the shards have done since they started, or "
+                         "do now: methods, stages, stacks against their limits, shards, training "
+                         "groups, hot rows. Of several addresses, the first that answers is asked");
   stats->add_option("--hot-rows", options->hot_rows, "Rows to list of each table and shard")
       ->check(Within(0, 100))
       ->capture_default_str();

@@ -188,10 +188,9 @@ void AddTop(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<TopOptions>();
   CLI::App* top = app.add_subcommand(
       "top",
-      "Watch a coordinator and the shards live; q quits, s changes the order, j, "
-      "k and the arrow keys "
-      "scroll. Methods that nobody calls are left out. Where standard output "
-      "is not a terminal, and with --count or --json, frames follow one another");
+      "Watch a coordinator and the shards live; q quits, s changes the order, j, k and the arrow "
+      "keys scroll. Methods that nobody calls are left out. Where standard output is not a "
+      "terminal, and with --count or --json, frames follow one another");
   top->add_option("--interval", options->interval_seconds, "Seconds between frames")
       ->check(Within(0.1, 86400.0))
       ->capture_default_str();
