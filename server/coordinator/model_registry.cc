@@ -126,9 +126,9 @@ absl::Status ModelRegistry::LostError(const ServedModel& model, const ModelVerdi
       model.read_only()
           ? absl::StrCat("`emberctl serve ", model.serves.model(), " ", model.serves.checkpoint(),
                          " --as ", name, "` loads them again")
-          : absl::StrCat("`emberctl model reset ", name,
-                         "` gives all shards initial rows again, and the rows that other shards "
-                         "still have are lost");
+          : absl::StrCat("`emberctl checkpoint restore ", name,
+                         "` goes back to a checkpoint, if there is one, `emberctl model reset ",
+                         name, "` gives all shards initial rows again");
   return absl::DataLossError(
       absl::StrCat("model '", name, "' is lost: ", absl::StrJoin(verdict.without, ", ", shard_name),
                    verdict.without.size() == 1 ? " no longer has its" : " no longer have their",

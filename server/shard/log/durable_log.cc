@@ -90,8 +90,7 @@ absl::Status DurableLog::Recover() {
   ASSIGN_OR_RETURN(const LogEnd end, recovery_->Run());
   if (end.torn_bytes > 0) {
     ops::Log(ops::LogLevel::kWarning,
-             "the log ends in the middle of a record, which is ignored: its change was never "
-             "acknowledged",
+             "the log ends in the middle of a record; the bytes from there on are ignored",
              {{"folder", folder_}, {"bytes", end.torn_bytes}, {"what", end.torn}});
   }
   LogOptions options;
