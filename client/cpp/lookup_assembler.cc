@@ -21,7 +21,7 @@ constexpr uint32_t TagOf(int field, WireFormat format) {
 }
 
 absl::Status Malformed() {
-  return absl::InternalError("the server sent what is no TrainLookupResult");
+  return absl::InternalError("the server sent an invalid TrainLookupResult");
 }
 
 bool SkipField(CodedInputStream* input, uint32_t tag) {

@@ -90,7 +90,7 @@ absl::Status CheckTensorHead(const v1::Tensor& tensor, int64_t rows, int64_t dim
 
 absl::Status WrongDataSize(size_t bytes) {
   return absl::InternalError(
-      absl::StrCat("data: the server sent ", bytes, " bytes, which do not make that shape"));
+      absl::StrCat("data: the server sent ", bytes, " bytes, which do not fill that shape"));
 }
 
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,

@@ -222,7 +222,7 @@ absl::StatusOr<v1::DiffCheckpointsResponse> Checkpoints::Diff(
   ASSIGN_OR_RETURN(const CheckpointChain before, ChainOf(request.model(), request.before()));
   ASSIGN_OR_RETURN(const CheckpointChain after, ChainOf(request.model(), request.after()));
   return DiffCheckpoints(before, after, [&](int64_t, int64_t) {
-    return context->cancelled() ? absl::CancelledError("the caller has given up")
+    return context->cancelled() ? absl::CancelledError("the caller cancelled the call")
                                 : absl::OkStatus();
   });
 }

@@ -28,8 +28,8 @@ absl::Status CheckKind(const LogRecord& record, int64_t offset) {
     return absl::DataLossError("is of a kind that this program does not know");
   }
   if (is_state == (offset == kLogHeadBytes)) return absl::OkStatus();
-  return absl::DataLossError(is_state ? "is a state, which only begins a segment"
-                                      : "begins a segment, but is no state");
+  return absl::DataLossError(is_state ? "is a state, but does not begin a segment"
+                                      : "begins a segment, but is not a state");
 }
 
 LogEnd EndOf(const LogScan& scan) {
@@ -108,9 +108,8 @@ absl::StatusOr<absl::Span<const char>> ReadBlob(const std::string& folder, const
   RETURN_IF_ERROR(ReadAt(file, path, static_cast<int64_t>(blob.offset()), data, bytes));
   const absl::Span<const char> read(data, bytes);
   if (ExtendCrc32c(0, read) == blob.crc32c()) return read;
-  return DamagedFile(
-      path, absl::StrCat("byte ", blob.offset(), ": the ", bytes,
-                         " bytes from here on are not those that were written", LogAdvice(folder)));
+  return DamagedFile(path, absl::StrCat("byte ", blob.offset(), ": the next ", bytes,
+                                        " bytes are not what was written", LogAdvice(folder)));
 }
 
 const LogBlob* BlobOf(const LogRecord& record) {

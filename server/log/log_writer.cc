@@ -33,7 +33,7 @@ absl::Status CheckRecord(const LogRecord& record) {
 
 absl::Status CheckIsState(const LogRecord& record) {
   if (record.kind_case() == LogRecord::kState) return CheckRecord(record);
-  return absl::InternalError("a segment of the log begins with something else than the state");
+  return absl::InternalError("a segment of the log does not begin with the state");
 }
 
 }  // namespace
@@ -78,7 +78,8 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
   ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder));
   if (next_segment <= found.newest()) {
     return absl::InternalError(absl::StrCat(folder, ": segment ", next_segment,
-                                            " cannot be begun: there is segment ", found.newest()));
+                                            " cannot be begun: there is already segment ",
+                                            found.newest()));
   }
   for (const auto& [segment, name] : found.files()) {
     MutexLock lock(&mutex_);
@@ -146,13 +147,15 @@ absl::Status LogWriter::Refusal(const absl::Status& error) const {
     case absl::StatusCode::kInvalidArgument:
       return error;
     case absl::StatusCode::kResourceExhausted:
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "the disk of ", options_.folder, " is full (", error.message(),
-          "): nothing was changed; lookups go on, and updates are taken again when there is room"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the disk of ", options_.folder, " is full (", error.message(),
+                       "): nothing was changed; lookups go on, and updates are accepted again when "
+                       "there is space"));
     default:
-      return absl::UnavailableError(absl::StrCat(
-          "the log in ", options_.folder, " cannot be written (", error.message(),
-          "): nothing was changed; lookups go on, and updates are taken again when it can"));
+      return absl::UnavailableError(
+          absl::StrCat("the log in ", options_.folder, " cannot be written (", error.message(),
+                       "): nothing was changed; lookups go on, and updates are accepted again when "
+                       "it can be written"));
   }
 }
 
@@ -160,8 +163,8 @@ absl::Status LogWriter::Fail(const absl::Status& error) {
   if (!failed_.ok()) return failed_;
   failed_ = absl::UnavailableError(absl::StrCat(
       "the log in ", options_.folder, " failed (", error.message(),
-      "): nobody knows what the disk holds, so updates are refused until this process is started "
-      "again; look after the disk first"));
+      "): what the disk holds is unknown, so updates are refused until this process is restarted; "
+      "check the disk first"));
   return failed_;
 }
 

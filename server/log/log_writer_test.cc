@@ -311,7 +311,7 @@ TEST_F(LogWriterTest, AfterAFailedSyncNothingIsTakenAgain) {
     for (int i = 0; i < 3; ++i) {
       const absl::Status refused = writer->Append(PlainRecord(3)).status();
       EXPECT_EQ(refused.code(), StatusCode::kUnavailable);
-      EXPECT_THAT(std::string(refused.message()), HasSubstr("started again"));
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("restarted"));
       EXPECT_EQ(AppendBytes(*writer, "b").status(), refused);
       EXPECT_EQ(writer->StartSegment(StateRecord(3)).status(), refused);
       EXPECT_EQ(writer->DropBefore(1), absl::OkStatus());

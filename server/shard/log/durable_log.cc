@@ -44,11 +44,11 @@ DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place
     const absl::Status status = Recover();
     MutexLock lock(&mutex_);
     if (!status.ok()) {
-      ops::Log(ops::LogLevel::kError, "the shard cannot come back from its log; it serves nothing",
+      ops::Log(ops::LogLevel::kError, "the shard cannot recover from its log; it serves nothing",
                {{"folder", folder_}, {"reason", std::string(status.message())}});
       // Nobody is to try again before somebody has done something.
       result_ = absl::FailedPreconditionError(
-          absl::StrCat("it could not come back from its log, and serves nothing: ",
+          absl::StrCat("it could not recover from its log, and serves nothing: ",
                        std::string(status.message())));
     }
     over_ = true;
@@ -70,13 +70,13 @@ absl::Status DurableLog::LockFolder() {
   std::filesystem::create_directories(folder_, error);
   const std::string path = PathIn(folder_, "lock");
   lock_ = FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (lock_.get() < 0) return FileError(errno, path, "cannot be made");
+  if (lock_.get() < 0) return FileError(errno, path, "cannot be created");
   const absl::Time until = absl::Now() + kLockPatience;
   while (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return FileError(errno, path, "cannot be locked");
     if (absl::Now() > until) {
       return absl::FailedPreconditionError(absl::StrCat(
-          path, ": another process has it: is shard ", place_.index,
+          path, ": another process has locked it: is shard ", place_.index,
           " running twice? Each shard needs its own index, and one storage.directory belongs to "
           "one cluster"));
     }
@@ -90,7 +90,7 @@ absl::Status DurableLog::Recover() {
   ASSIGN_OR_RETURN(const LogEnd end, recovery_->Run());
   if (end.torn_bytes > 0) {
     ops::Log(ops::LogLevel::kWarning,
-             "the log ends in the middle of a record, of which nobody was told",
+             "the log ends in the middle of a record; the bytes from there on are ignored",
              {{"folder", folder_}, {"bytes", end.torn_bytes}, {"what", end.torn}});
   }
   LogOptions options;
