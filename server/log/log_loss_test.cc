@@ -207,5 +207,34 @@ INSTANTIATE_TEST_SUITE_P(Fsync, LogLossTest,
                            return v1::StorageConfig::Fsync_Name(test.param);
                          });
 
+// The power goes while a log is begun, once and again: nobody was told of anything, so whatever the
+// disk has of it is a log that can be read and gone on with.
+TEST(LogBeginTest, MayLoseThePowerAtEveryStep) {
+  int lost_names = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    std::mt19937_64 random(seed);
+    const TempDir dir = *TempDir::Create();
+    LogOptions options;
+    options.folder = dir.Path("log");
+    options.reserve_bytes = 4096;
+    options.fsync = v1::StorageConfig::ALWAYS;
+    for (int life = 0; life < 3; ++life) {
+      ForgetfulFiles files(dir.Path("machine"));
+      options.files = &files;
+      const absl::StatusOr<WholeLog> log = ReadWhole(options.folder, files);
+      ASSERT_TRUE(log.ok()) << log.status();
+      files.DieAfter(static_cast<int64_t>(random() % 12));
+      LogWriter::Open(options, log->end.next_segment, log->end.next_sequence, StateRecord(1))
+          .IgnoreError();
+      files.Die();
+      const absl::StatusOr<PowerLoss> loss = LosePower(dir.Path("machine"), random());
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      lost_names += static_cast<int>(loss->lost_names);
+    }
+  }
+  EXPECT_GT(lost_names, 0);
+}
+
 }  // namespace
 }  // namespace emberd::server

@@ -32,12 +32,13 @@ client::ModelDescription CountingModel() {
 
 absl::StatusOr<std::unique_ptr<CountingCluster>> CountingCluster::Start(
     const std::map<std::string, std::string>& failpoints, const std::string& timeouts,
-    const std::string& config) {
+    const std::string& config, const std::string& power) {
   std::unique_ptr<CountingCluster> started(new CountingCluster());
   ASSIGN_OR_RETURN(started->cluster_,
                    Cluster::Start({.coordinators = 2,
                                    .config = absl::StrCat("timeouts { ", timeouts, " } ", config),
-                                   .failpoints = failpoints}));
+                                   .failpoints = failpoints,
+                                   .power = power}));
   ASSIGN_OR_RETURN(started->first_, started->ConnectTo(0, /*deadline=*/absl::Seconds(5)));
   ASSIGN_OR_RETURN(started->other_, started->ConnectTo(1, /*deadline=*/absl::Seconds(20)));
   ASSIGN_OR_RETURN(started->model_, started->first_->DeclareModel(CountingModel()));

@@ -1,5 +1,6 @@
 // Mistakes around the log of a shard (storage.durability LOG) that shards are told to make, each
 // with what finds it; the same run goes right without. README.md here lists them.
+#include <fstream>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -11,7 +12,11 @@
 #include "base/status.h"
 #include "base/temp_dir.h"
 #include "gtest/gtest.h"
+#include "server/log/log_format.h"
+#include "server/log/testing/forgetful_files.h"
+#include "server/log/testing/records.h"
 #include "tests/fault/counting_cluster.h"
+#include "tests/testing/process.h"
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
@@ -19,6 +24,9 @@ namespace {
 
 constexpr int kShards = 2;
 constexpr char kDiesBetweenWords[] = "update.word_is_said=die:300@1";
+
+// The folder of a machine that can lose power.
+std::string MachineIn(const std::string& folder) { return folder + "/machine"; }
 
 // Repeats a call that only waits for a shard.
 template <typename Call>
@@ -31,10 +39,25 @@ auto Await(const Call& call) {
   return result;
 }
 
-absl::Status KillShards(CountingCluster& cluster) {
+void KillShards(CountingCluster& cluster) {
   for (int i = 0; i < kShards; ++i) cluster.cluster().KillShard(i);
+}
+
+absl::Status BringShardsBack(CountingCluster& cluster) {
   for (int i = 0; i < kShards; ++i) RETURN_IF_ERROR(cluster.cluster().RestartShard(i));
-  return Await([&] { return cluster.Lookup(cluster.other()); }).status();
+  absl::Status back = absl::UnavailableError("nobody has asked");
+  // A shard that cannot use its log says so, and goes on saying it.
+  for (int i = 0; i < 200 && !back.ok() && !absl::IsFailedPrecondition(back); ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+    back = cluster.Lookup(cluster.other()).status();
+  }
+  if (!absl::IsFailedPrecondition(back)) return back;
+  return absl::DataLossError(absl::StrCat("a shard does not come back: ", back.message()));
+}
+
+absl::Status LoseShards(CountingCluster& cluster) {
+  KillShards(cluster);
+  return BringShardsBack(cluster);
 }
 
 absl::Status ExpectCounts(CountingCluster& cluster, float times) {
@@ -59,28 +82,28 @@ absl::Status Save(CountingCluster& cluster) {
 
 // The coordinator dies between its words: one shard has made the update, the other one holds it.
 // Then both shards are killed, and the trainer goes on through the other coordinator.
-absl::Status LoseAllInDoubt(CountingCluster& cluster) {
+absl::Status LoseAllInDoubt(CountingCluster& cluster, const std::string&) {
   ASSIGN_OR_RETURN(const client::LookupResult found, cluster.Lookup(cluster.first()));
   if (cluster.Apply(cluster.first(), found.batch, 1).ok()) {
     return absl::InternalError("its coordinator should have died");
   }
-  RETURN_IF_ERROR(KillShards(cluster));
+  RETURN_IF_ERROR(LoseShards(cluster));
   RETURN_IF_ERROR(Await([&] { return cluster.Retry(found.batch, 1); }).status());
   return ExpectCounts(cluster, 1);
 }
 
-absl::Status LoseAllAfterAnUpdate(CountingCluster& cluster) {
+absl::Status LoseAllAfterAnUpdate(CountingCluster& cluster, const std::string&) {
   RETURN_IF_ERROR(Update(cluster, 1));
-  RETURN_IF_ERROR(KillShards(cluster));
+  RETURN_IF_ERROR(LoseShards(cluster));
   return ExpectCounts(cluster, 1);
 }
 
 // A checkpoint, an update behind it, and the retry of one before it.
-absl::Status LoseAllAfterACheckpoint(CountingCluster& cluster) {
+absl::Status LoseAllAfterACheckpoint(CountingCluster& cluster, const std::string&) {
   RETURN_IF_ERROR(Update(cluster, 1));
   RETURN_IF_ERROR(Save(cluster));
   RETURN_IF_ERROR(Update(cluster, 2));
-  RETURN_IF_ERROR(KillShards(cluster));
+  RETURN_IF_ERROR(LoseShards(cluster));
   RETURN_IF_ERROR(ExpectCounts(cluster, 2));
   // Through the coordinator that has not seen the first try.
   ASSIGN_OR_RETURN(const client::LookupResult again, cluster.Lookup(cluster.first()));
@@ -89,28 +112,28 @@ absl::Status LoseAllAfterACheckpoint(CountingCluster& cluster) {
 }
 
 // The shards die while a checkpoint is being written.
-absl::Status LoseAllDuringACheckpoint(CountingCluster& cluster) {
+absl::Status LoseAllDuringACheckpoint(CountingCluster& cluster, const std::string&) {
   RETURN_IF_ERROR(Update(cluster, 1));
   if (Save(cluster).ok()) return absl::InternalError("a shard should have died");
-  RETURN_IF_ERROR(KillShards(cluster));
+  RETURN_IF_ERROR(LoseShards(cluster));
   return ExpectCounts(cluster, 1);
 }
 
 // The order of updates shows in the bits of a real optimizer.
-absl::Status CompareWithUndisturbed(CountingCluster& cluster) {
+absl::Status CompareWithUndisturbed(CountingCluster& cluster, const std::string&) {
   const client::ModelDescription mixed = MixedModel("mixed");
   ASSIGN_OR_RETURN(const client::Model model, cluster.other().DeclareModel(mixed));
   for (int step = 0; step < 6; ++step) {
     RETURN_IF_ERROR(TrainStep(cluster.other(), model, step, 32));
   }
   ASSIGN_OR_RETURN(const std::string before, Digest(cluster.other(), model));
-  RETURN_IF_ERROR(KillShards(cluster));
+  RETURN_IF_ERROR(LoseShards(cluster));
   ASSIGN_OR_RETURN(const std::string after, Await([&] { return Digest(cluster.other(), model); }));
   return after == before ? absl::OkStatus() : absl::DataLossError("the tables are others now");
 }
 
 // Which way a number is rounded follows from how many updates its stack has seen.
-absl::Status CompareRounding(CountingCluster& cluster) {
+absl::Status CompareRounding(CountingCluster& cluster, const std::string&) {
   const char* const text = R"(
       name: "rounded"
       optimizer { adagrad {} learning_rate: 0.1 }
@@ -132,7 +155,7 @@ absl::Status CompareRounding(CountingCluster& cluster) {
     for (int i = 0; i < 3; ++i) RETURN_IF_ERROR(update());
     if (disturbed) {
       RETURN_IF_ERROR(cluster.other().SaveCheckpoint("rounded", {.name = "mine"}).status());
-      RETURN_IF_ERROR(KillShards(cluster));
+      RETURN_IF_ERROR(LoseShards(cluster));
     }
     for (int i = 0; i < 3; ++i) RETURN_IF_ERROR(update());
     return Digest(cluster.other(), model);
@@ -143,11 +166,56 @@ absl::Status CompareRounding(CountingCluster& cluster) {
   return disturbed == calm ? absl::OkStatus() : absl::DataLossError("rounded in another way");
 }
 
+// With fsync ALWAYS a machine without power loses nothing that was answered.
+absl::Status LosePowerAfterUpdates(CountingCluster& cluster, const std::string& folder) {
+  for (uint64_t update = 1; update <= 4; ++update) {
+    RETURN_IF_ERROR(Update(cluster, update));
+    KillShards(cluster);
+    RETURN_IF_ERROR(server::LosePower(MachineIn(folder), /*seed=*/update).status());
+    RETURN_IF_ERROR(BringShardsBack(cluster));
+    RETURN_IF_ERROR(ExpectCounts(cluster, static_cast<float>(update)));
+  }
+  return absl::OkStatus();
+}
+
+// Adds the first half of a vote to a log, as a kill in the middle of writing it does.
+absl::Status TearTail(const std::string& log) {
+  ASSIGN_OR_RETURN(const server::WholeLog whole, server::ReadWhole(log));
+  const server::LogPosition& last = whole.records.back().position;
+  const std::string path = absl::StrCat(log, "/", server::RecordsName(last.segment));
+  ASSIGN_OR_RETURN(const auto head, server::DecodeLogHead(ReadFile(path)));
+  if (!head.has_value()) return absl::InternalError(path + " has no head");
+  internal::v1::LogBlob blob;
+  blob.set_segment(last.segment);
+  blob.set_bytes(1000);
+  std::string frame = server::FrameFor(server::VoteRecord(/*number=*/1, blob));
+  server::SealFrame(head->salt, whole.end.next_sequence, last.durable, &frame);
+  const int64_t half = (server::kFrameHeadBytes + static_cast<int64_t>(frame.size())) / 2;
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(last.offset + last.bytes);
+  file.write(frame.data(), half);
+  file.close();
+  return file.good() ? absl::OkStatus() : absl::InternalError(path + " cannot be written");
+}
+
+absl::Status LoseAllInTheMiddleOfARecord(CountingCluster& cluster, const std::string& folder) {
+  RETURN_IF_ERROR(Update(cluster, 1));
+  KillShards(cluster);
+  for (int i = 0; i < kShards; ++i) {
+    RETURN_IF_ERROR(TearTail(absl::StrCat(folder, "/shard-000", i, "/log")));
+  }
+  RETURN_IF_ERROR(BringShardsBack(cluster));
+  RETURN_IF_ERROR(Update(cluster, 2));
+  return ExpectCounts(cluster, 2);
+}
+
 struct Planted {
   const char* name;  // see Mistake in base/failpoint.h
-  absl::Status (*run)(CountingCluster& cluster);
+  // `folder`: the storage.directory.
+  absl::Status (*run)(CountingCluster& cluster, const std::string& folder);
   const char* coordinator = "";  // other failpoints, of the first one
   const char* shard = "";        // the same, of shards in their first life
+  bool loses_power = false;      // the machine of the shards, which then sync always
 };
 
 void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
@@ -161,6 +229,8 @@ const Planted kPlanted[] = {
     {"log.dropped_before_checkpoint", LoseAllDuringACheckpoint, "", "save.rows_are_here=die"},
     {"log.replayed_out_of_order", CompareWithUndisturbed},
     {"log.rounding_not_restored", CompareRounding},
+    {"log.not_synced", LosePowerAfterUpdates, "", "", /*loses_power=*/true},
+    {"log.checksum_not_asked", LoseAllInTheMiddleOfARecord},
 };
 
 class PlantedLogMistakesTest : public ::testing::TestWithParam<Planted> {
@@ -179,12 +249,13 @@ class PlantedLogMistakesTest : public ::testing::TestWithParam<Planted> {
     std::map<std::string, std::string> failpoints;
     if (*planted.coordinator != '\0') failpoints["coordinator-0"] = planted.coordinator;
     if (!shard.empty()) failpoints["shard-0"] = failpoints["shard-1"] = shard;
-    ASSIGN_OR_RETURN(
-        const auto cluster,
-        CountingCluster::Start(failpoints, "shard_call_ms: 2000",
-                               absl::StrCat("storage { directory: '", folder.path(),
-                                            "' durability: LOG log_bytes: 1099511627776 }")));
-    return planted.run(*cluster);
+    const std::string storage =
+        absl::StrCat("storage { directory: '", folder.path(), "' durability: LOG ",
+                     planted.loses_power ? "fsync: ALWAYS " : "", "log_bytes: 1099511627776 }");
+    ASSIGN_OR_RETURN(const auto cluster,
+                     CountingCluster::Start(failpoints, "shard_call_ms: 2000", storage,
+                                            planted.loses_power ? MachineIn(folder.path()) : ""));
+    return planted.run(*cluster, folder.path());
   }
 };
 

@@ -212,6 +212,19 @@ TEST_F(LogTest, AGroupGoesOnFromItsLastStep) {
   EXPECT_EQ(*Digest(*client_, *model), *Digest(*calm_client, *calm_model));
 }
 
+// As when the power goes while a new log is begun: the name of its first file is there, and no
+// more.
+TEST_F(LogTest, ALogThatHadHardlyBegunIsBegunAgain) {
+  const std::string log = storage_.Path("shard-0001/log");
+  std::filesystem::create_directories(log);
+  std::ofstream(log + "/0000000001.records").close();
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  const std::string before = Tables();
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  EXPECT_EQ(Tables(), before);
+}
+
 TEST_F(LogTest, ADamagedRecordIsNamedAndNothingIsServed) {
   Start();
   for (int step = 0; step < 4; ++step) ASSERT_NO_FATAL_FAILURE(Train(step));

@@ -45,7 +45,8 @@ absl::StatusOr<LogEnd> ShardRecovery::Run() {
                      Survey(record, position);
                      return absl::OkStatus();
                    }));
-  if (found.first_segment == 0) return found;
+  // There is none, or the power went before it had begun.
+  if (found.shards == 0) return found;
   if (found.shard != place_.index || found.shards != place_.shards) {
     return absl::FailedPreconditionError(absl::StrCat(
         log_folder_, " is the log of shard ", found.shard, " of ", found.shards, ", not of ",
