@@ -118,6 +118,20 @@ const LogBlob* BlobOf(const LogRecord& record) {
   return nullptr;
 }
 
+std::vector<LogBlob> BlobsOf(const LogRecord& record) {
+  std::vector<LogBlob> blobs;
+  if (const LogBlob* const blob = BlobOf(record)) blobs.push_back(*blob);
+  for (const internal::v1::LogHeldVote& held : record.state().votes()) {
+    if (held.vote().has_blob()) blobs.push_back(held.vote().blob());
+  }
+  for (const internal::v1::LogGroup& group : record.state().groups()) {
+    for (const internal::v1::LogPart& part : group.parts()) {
+      if (part.has_blob()) blobs.push_back(part.blob());
+    }
+  }
+  return blobs;
+}
+
 uint64_t OldestBlobSegment(const LogRecord& record) {
   if (record.has_state()) return record.state().oldest_blob_segment();
   const LogBlob* const blob = BlobOf(record);
