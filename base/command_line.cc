@@ -67,7 +67,7 @@ std::string Describe(const CLI::App& app, const CLI::App& command, const CLI::Pa
                         KnownNames("commands", left.front(), commands));
   }
   if (!left.empty()) {
-    return absl::StrCat("\"", left.front(), "\" is one argument more than `", name, "` takes");
+    return absl::StrCat("\"", left.front(), "\" is one argument too many for `", name, "`");
   }
   if (!commands.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
     return absl::StrCat("`", name, "` needs a command: ", absl::StrJoin(commands, ", "));
@@ -87,7 +87,7 @@ std::string Number(double value) { return absl::StrFormat("%.10g", value); }
 }  // namespace
 
 std::string NotWithin(const std::string& text, double least, double most) {
-  return absl::StrCat("\"", text, "\" is no number from ", Number(least), " to ", Number(most));
+  return absl::StrCat("\"", text, "\" is not a number from ", Number(least), " to ", Number(most));
 }
 
 std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error) {

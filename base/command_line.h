@@ -14,7 +14,7 @@ namespace emberd {
 // what is wrong, and where to read on.
 std::string CommandLineError(const CLI::App& app, const CLI::ParseError& error);
 
-// "soon" is no number from 0.1 to 60.
+// "soon" is not a number from 0.1 to 60.
 std::string NotWithin(const std::string& text, double least, double most);
 
 // For an option that takes one of the names of an enum, whatever their case. An error lists them.

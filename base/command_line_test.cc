@@ -54,7 +54,7 @@ TEST_F(CommandLineErrorTest, ListsOptions) {
             "there is no option --slto; did you mean \"--slot\"? Known options: --bird, --help, "
             "--json, --slot\nSee `prog rows get --help`");
   EXPECT_EQ(Parse({"status", "now"}),
-            "\"now\" is one argument more than `prog status` takes\nSee `prog status --help`");
+            "\"now\" is one argument too many for `prog status`\nSee `prog status --help`");
   EXPECT_EQ(Parse({"rows", "get"}), "NAME is required\nSee `prog rows get --help`");
 }
 

@@ -29,7 +29,8 @@ constexpr Type kTypes[] = {{"BOOL", 1},    {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1
                            {"U32", 4},     {"F32", 4}, {"F64", 8}, {"I64", 8},     {"U64", 8}};
 
 absl::Status Bad(absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("its header is none of safetensors: ", what));
+  return absl::InvalidArgumentError(
+      absl::StrCat("its header is not a valid safetensors header: ", what));
 }
 
 absl::Status BadTensor(absl::string_view name, absl::string_view what) {
@@ -55,7 +56,7 @@ absl::StatusOr<Json> ParseObject(absl::string_view text) {
   };
   Json object = Json::parse(text.begin(), text.end(), look, /*allow_exceptions=*/false);
   if (object.is_discarded() || !object.is_object()) return Bad("it is not a JSON object");
-  if (!twice.empty()) return Bad(absl::StrCat("\"", twice, "\" stands there twice"));
+  if (!twice.empty()) return Bad(absl::StrCat("\"", twice, "\" occurs twice"));
   return object;
 }
 
@@ -79,7 +80,7 @@ absl::StatusOr<std::vector<int64_t>> ReadNumbers(const std::string& tensor, cons
   std::vector<int64_t> numbers;
   for (const Json& number : *found) {
     if (!number.is_number_unsigned() || number.get<uint64_t>() >> 63 != 0) {
-      return BadTensor(tensor, absl::StrCat(field, " holds what is no size"));
+      return BadTensor(tensor, absl::StrCat(field, " holds a value that is not a size"));
     }
     numbers.push_back(number.get<int64_t>());
   }
@@ -108,7 +109,7 @@ absl::StatusOr<SafetensorsTensor> ReadTensor(const std::string& name, const Json
   tensor.end = offsets[1];
   if (tensor.end - tensor.begin != bytes) {
     return BadTensor(name, absl::StrCat("data_offsets give it ", tensor.end - tensor.begin,
-                                        " bytes, but its shape takes ", bytes));
+                                        " bytes, but its shape needs ", bytes));
   }
   return tensor;
 }
@@ -181,7 +182,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view text,
     end = tensor.end;
   }
   if (end != data_bytes) {
-    return Bad(absl::StrCat("its tensors take ", end, " bytes, but ", data_bytes, " are there"));
+    return Bad(
+        absl::StrCat("its tensors need ", end, " bytes, but ", data_bytes, " follow the header"));
   }
   return header;
 }

@@ -73,20 +73,21 @@ TEST(SafetensorsTest, RefusesWhatIsNoHeader) {
   EXPECT_THAT(Fault(" {}", int64_t{0}), HasSubstr("does not begin with {"));
   EXPECT_THAT(Fault("{]", int64_t{0}), HasSubstr("not a JSON object"));
   EXPECT_THAT(Fault("{\"\xff\":1}", int64_t{0}), HasSubstr("not a JSON object"));
-  EXPECT_THAT(Fault("\"b\":{", "\"a\":{"), HasSubstr("\"a\" stands there twice"));
+  EXPECT_THAT(Fault("\"b\":{", "\"a\":{"), HasSubstr("\"a\" occurs twice"));
   EXPECT_THAT(Fault(R"("shape":[2])", R"("shape":[2],"dtype":"I32")"), HasSubstr("twice"));
   EXPECT_THAT(Fault("\"pt\"", "1"), HasSubstr("__metadata__"));
   EXPECT_THAT(Fault("I32", "I33"), HasSubstr("tensor \"b\": dtype \"I33\" is not known"));
-  EXPECT_THAT(Fault("[2]", "[-2]"), HasSubstr("shape holds what is no size"));
-  EXPECT_THAT(Fault("[2]", "[2.0]"), HasSubstr("shape holds what is no size"));
-  EXPECT_THAT(Fault("[2]", "[18446744073709551615]"), HasSubstr("shape holds what is no size"));
+  EXPECT_THAT(Fault("[2]", "[-2]"), HasSubstr("shape holds a value that is not a size"));
+  EXPECT_THAT(Fault("[2]", "[2.0]"), HasSubstr("shape holds a value that is not a size"));
+  EXPECT_THAT(Fault("[2]", "[18446744073709551615]"),
+              HasSubstr("shape holds a value that is not a size"));
   EXPECT_THAT(Fault("[2]", "[4294967296,4294967296]"), HasSubstr("too large for any file"));
-  EXPECT_THAT(Fault("[2]", "[3]"), HasSubstr("give it 8 bytes, but its shape takes 12"));
+  EXPECT_THAT(Fault("[2]", "[3]"), HasSubstr("give it 8 bytes, but its shape needs 12"));
   EXPECT_THAT(Fault("[12,20]", "[20,12]"), HasSubstr("data_offsets is not [begin, end]"));
   EXPECT_THAT(Fault("[12,20]", "[8,16]"), HasSubstr("begins at byte 8, not at 12"));
   EXPECT_THAT(Fault("[12,20]", "[16,24]"), HasSubstr("begins at byte 16, not at 12"));
-  EXPECT_THAT(Fault(kGood, int64_t{24}), HasSubstr("take 20 bytes, but 24 are there"));
-  EXPECT_THAT(Fault(kGood, int64_t{16}), HasSubstr("take 20 bytes, but 16 are there"));
+  EXPECT_THAT(Fault(kGood, int64_t{24}), HasSubstr("need 20 bytes, but 24 follow the header"));
+  EXPECT_THAT(Fault(kGood, int64_t{16}), HasSubstr("need 20 bytes, but 16 follow the header"));
 }
 
 // Whatever bytes come, the answer is an error or a header that is true of the data.

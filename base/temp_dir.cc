@@ -15,7 +15,7 @@ absl::StatusOr<TempDir> TempDir::Create() {
   const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
   std::string path = (error ? "/tmp" : parent.string()) + "/emberd-XXXXXX";
   if (mkdtemp(path.data()) == nullptr) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot make a directory"));
+    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot create a directory"));
   }
   return TempDir(std::move(path));
 }

@@ -222,9 +222,8 @@ const BadModel kOptimizers[] = {
     {"F2aMultiplier", "@a", "optimizer { f2a { max_lr_multiplier: 0 } }",
      "tables[0].optimizer.f2a.max_lr_multiplier: 0 is not allowed; it must be > 0"},
     {"OptimizerNoneOfSome", "@a", "optimizer { none {} }",
-     "tables[1].optimizer: adagrad is not allowed; it must be none for all tables of a model or "
-     "for "
-     "none of them; tables[0] has none"},
+     "tables[1].optimizer: adagrad is not allowed; it must be none for all tables of a model, "
+     "or for no table; tables[0] has none"},
     {"RmsPropDecay", "@a", "optimizer { rmsprop { decay: 1 } }",
      "tables[0].optimizer.rmsprop.decay: 1 is not allowed; it must be in [0, 1)"},
     {"RmsPropMomentum", "@a", "optimizer { rmsprop { momentum: -0.5 } }",

@@ -112,7 +112,7 @@ absl::Status CheckAllOrNone(const v1::ModelConfig& complete) {
     const std::string first = OptimizerName(complete.tables(0).optimizer());
     return NotAllowed(FieldPath(FieldPath("", "tables", i), "optimizer"),
                       OptimizerName(complete.tables(i).optimizer()),
-                      absl::StrCat("none for all tables of a model or for none of them; tables[0] "
+                      absl::StrCat("none for all tables of a model, or for no table; tables[0] "
                                    "has ",
                                    first));
   }

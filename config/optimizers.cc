@@ -159,7 +159,7 @@ absl::StatusOr<double> SetHyperparameter(OptimizerConfig* optimizer, absl::strin
   if (field == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("hyper-parameter ", QuotedText(name), ": ", OptimizerName(*optimizer),
-                     " has none of this name that can be set per step; ",
+                     " has no hyper-parameter of this name that can be set per step; ",
                      KnownNames("hyper-parameters", name, HyperparameterNames(*optimizer))));
   }
   double held = value == 0 ? 0 : value;  // -0 is written as 0, as FillFields does

@@ -165,7 +165,7 @@ const Override kOverrides[] = {
     {"adam {}", "epsilon", 0, "epsilon: 0 is not allowed; it must be > 0"},
     {"clip_gradient_max: 1", "clip_gradient_min", 2, "clip_gradient_min: 2 is not allowed"},
     {"clip_weight_min: 1", "clip_weight_max", 0, "clip_weight_min: 1 is not allowed; it must be"},
-    {"sgd {}", "beta1", 0.5, "hyper-parameter \"beta1\": sgd has none of this name"},
+    {"sgd {}", "beta1", 0.5, "hyper-parameter \"beta1\": sgd has no hyper-parameter of this name"},
     {"adam {}", "bias_correction", 1, "hyper-parameter \"bias_correction\": adam has none"},
     {"sgd {}", "multiply_weight_decay_factor_by_learning_rate", 1, "hyper-parameter \"multiply"},
     {"adagrad {}", "initial_accumulator", 1, "hyper-parameter \"initial_accumulator\": adagrad"},

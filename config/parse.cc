@@ -280,9 +280,9 @@ absl::Status Parse(absl::string_view text, Message* message) {
   const std::string body = WithoutLeadingComments(text);
   if (LooksLikeYaml(body)) {
     return absl::InvalidArgumentError(
-        "this looks like YAML, which is not read; write text proto (shards { address: \"a:1\" }) "
-        "or "
-        "JSON ({\"shards\": [{\"address\": \"a:1\"}]}). config/samples has examples of both");
+        "this looks like YAML, which emberd cannot read; write text proto (shards { address: "
+        "\"a:1\" }) or JSON ({\"shards\": [{\"address\": \"a:1\"}]}). config/samples has examples "
+        "of both");
   }
   const bool is_json = absl::StartsWith(absl::StripLeadingAsciiWhitespace(body), "{");
   return is_json ? ParseJson(body, message) : ParseTextProto(body, message);

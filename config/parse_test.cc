@@ -87,8 +87,8 @@ TEST(ParseModel, ErrorsOfJsonGiveTheField) {
        "tables[0].combiner: \"MEEN\" is not allowed; did you mean \"MEAN\"? Known values: MEAN, "
        "SUM, SQRTN"},
       {R"({"tabels": []})", "tabels: unknown field; did you mean \"tables\"? Known fields: name, "},
-      {"name: m\ntables:\n  - name: t\n", "this looks like YAML, which is not read"},
-      {"---\nname: m\n", "this looks like YAML, which is not read"},
+      {"name: m\ntables:\n  - name: t\n", "this looks like YAML, which emberd cannot read"},
+      {"---\nname: m\n", "this looks like YAML, which emberd cannot read"},
       {R"({"bogus": 1})", "bogus: unknown field"},
       {R"({"tables": [{}, {"optimizer": {"foo": {}}}]})", "tables[1].optimizer.foo: unknown field"},
       {R"({"tables": [{"embedding_dim": 1.5}]})", "tables[0].embedding_dim: invalid value 1.5"},

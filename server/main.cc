@@ -57,14 +57,15 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
   command->add_option("--log-level", overrides.log_level, "debug, info, warning or error")
       ->type_name("LEVEL")
       ->transform(OneOf("levels", kLevels));
-  command->add_option("--log-format", overrides.log_format, "text, or json: one object a line")
+  command->add_option("--log-format", overrides.log_format, "text, or json: one object per line")
       ->type_name("FORMAT")
       ->transform(OneOf("formats", kFormats));
   command->add_option("--log-file", overrides.log_file, "Append the log to FILE, not to stderr")
       ->type_name("FILE");
   command->add_flag(
       "--insecure", flags->insecure,
-      "Allow addresses beyond the loopback interface although anybody on the network may call");
+      "Allow addresses beyond the loopback interface without protection: anybody on the network "
+      "can call");
 }
 
 void AddStorageFlags(CLI::App* up, launcher::Overrides* overrides) {
@@ -73,20 +74,20 @@ void AddStorageFlags(CLI::App* up, launcher::Overrides* overrides) {
       {"checkpoint", v1::StorageConfig::CHECKPOINT},
       {"log", v1::StorageConfig::LOG}};
   up->add_option("--data", overrides->data,
-                 "Keep checkpoints below DIR, which is made if it is not there; default: rows live "
+                 "Folder for checkpoints and logs, created if it does not exist; default: rows are "
                  "in memory only")
       ->type_name("DIR");
   up->add_option(
         "--durability", overrides->durability,
-        "memory: checkpoints when somebody asks for one; checkpoint: every 10 minutes by "
-        "itself, and lost rows come back from the newest one; log: every change is on disk "
-        "before it is answered, and nothing is lost [checkpoint with --data]")
+        "memory: save checkpoints on request only; checkpoint: also every 10 minutes, and restore "
+        "the newest one after rows were lost; log: write every change to disk before it is "
+        "answered, so that nothing is lost [checkpoint with --data]")
       ->type_name("LEVEL")
       ->transform(OneOf("levels", kDurabilities));
 }
 
 void AddUp(CLI::App* app, Flags* flags) {
-  CLI::App* const up = app->add_subcommand("up", "Run a whole cluster on this machine");
+  CLI::App* const up = app->add_subcommand("up", "Run a complete cluster on this machine");
   CLI::Option* const shards =
       up->add_option("--shards", flags->local.shards, "Number of shards, a power of two")
           ->capture_default_str();
@@ -96,12 +97,12 @@ void AddUp(CLI::App* app, Flags* flags) {
           ->capture_default_str();
   CLI::Option* const coordinators =
       up->add_option("--coordinators", flags->local.coordinators,
-                     "Number of coordinators, each of which serves any trainer; more than one need "
+                     "Number of coordinators; any of them serves any trainer; more than one needs "
                      "--processes")
           ->check(Within(1, 64))
           ->capture_default_str();
   up->add_option("--config", flags->config,
-                 "Cluster description, text proto or JSON, in place of the numbers above")
+                 "Cluster description, text proto or JSON, instead of the numbers above")
       ->type_name("FILE")
       ->excludes(shards)
       ->excludes(sparsecores)
@@ -116,17 +117,17 @@ void AddUp(CLI::App* app, Flags* flags) {
       ->type_name("HOST:PORT");
   AddStorageFlags(up, &flags->overrides);
   up->add_flag("--processes", flags->processes,
-               "Run each shard and coordinator in a process of its own; default: all in this one");
+               "Run each shard and coordinator in its own process; default: all in this process");
   up->add_flag(
       "--stop-on-eof", flags->stop_on_eof,
-      "Stop when standard input ends, too: for a program that starts a cluster for itself, "
-      "and may be killed");
+      "Also stop when standard input ends: for a program that starts its own cluster and may "
+      "be killed");
   up->add_flag("--no-restart", flags->no_restart,
                "With --processes: do not restart a process that dies");
   AddCommonFlags(up, flags);
   up->footer(
       "Prints 'emberd: ready coordinator=HOST:PORT http=HOST:PORT shards=N pids=...' when "
-      "everything serves.\nThe first SIGTERM or Ctrl-C stops it in order, the second at once.\n\n"
+      "everything serves.\nThe first SIGTERM or Ctrl-C stops it cleanly, the second at once.\n\n"
       "Examples:\n"
       "  emberd up --shards 4\n"
       "  emberd up --shards 4 --coordinators 2 --processes\n"
@@ -145,7 +146,7 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
       ->required();
   command
       ->add_option("--index", flags->index,
-                   "Which of the " + kind + "s of the cluster this is, from 0")
+                   "Number of this " + kind + " in the cluster description, from 0")
       ->capture_default_str();
   command
       ->add_option(
@@ -158,7 +159,7 @@ void AddServer(CLI::App* app, const std::string& kind, const std::string& what, 
       ->type_name("HOST:PORT");
   command
       ->add_option("--ready-file", flags->ready_file,
-                   "When serving, write grpc=, http= and pid= lines to FILE; "
+                   "Write grpc=, http= and pid= lines to FILE when it serves; "
                    "default: one line to standard output")
       ->type_name("FILE");
   AddCommonFlags(command, flags);
@@ -180,7 +181,7 @@ void AddHealth(CLI::App* app, Flags* flags) {
       ->capture_default_str();
   command
       ->add_option("--config", flags->config,
-                   "Cluster description; needed where its `security` asks for TLS")
+                   "Cluster description; needed if its `security` requires TLS")
       ->type_name("FILE");
   command->footer(
       "Exit status: 0 it serves, 1 it does not serve or cannot be reached, 2 wrong flags.\n\n"
@@ -193,8 +194,8 @@ void AddToken(CLI::App* app, Flags* flags) {
                                                                 {"loader", v1::Token::LOADER},
                                                                 {"admin", v1::Token::ADMIN},
                                                                 {"cluster", v1::Token::CLUSTER}};
-  CLI::App* const command =
-      app->add_subcommand("token", "Make a token, add its digest to a token file, and print it");
+  CLI::App* const command = app->add_subcommand(
+      "token", "Create a token, add its digest to a token file, and print the token");
   command->add_option("NAME", flags->token.name, "Name of the holder, for logs and quotas")
       ->required();
   command->add_option("ROLE", flags->token.role, "reader, trainer, loader, admin or cluster")
@@ -203,12 +204,12 @@ void AddToken(CLI::App* app, Flags* flags) {
       ->transform(OneOf("roles", kRoles));
   command
       ->add_option("--file", flags->token.file,
-                   "TokenFile as text proto, security.tokens_file of the cluster; made if it does "
-                   "not exist")
+                   "TokenFile as text proto, security.tokens_file of the cluster; created if it "
+                   "does not exist")
       ->type_name("FILE")
       ->required();
   command->footer(
-      "The token is stored nowhere: keep what is printed. Running processes know it a few seconds "
+      "Keep the printed token: it is stored nowhere. Running processes accept it a few seconds "
       "later.\n\n"
       "Examples:\n"
       "  emberd token cluster cluster --file tokens.textproto > cluster.token\n"
@@ -292,7 +293,7 @@ int Main(int argc, char** argv) {
   AddServer(&app, "shard", "Hold the rows of one shard of a cluster", &flags);
   AddHealth(&app, &flags);
   AddToken(&app, &flags);
-  app.add_subcommand("metrics", "Print the reference of /metrics, in Markdown");
+  app.add_subcommand("metrics", "Print the reference of all metrics, in Markdown");
   app.footer(
       "'emberd COMMAND --help' explains a command.\n"
       "Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or "

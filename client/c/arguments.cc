@@ -52,7 +52,7 @@ absl::StatusOr<client::IntSpan> ReadInts(const char* what, const void* ints, int
 }
 
 absl::Status ReadFeature(const emberd_feature_ids& given, client::FeatureIds* feature) {
-  if (given.feature == nullptr) return absl::InvalidArgumentError("feature: the name is NULL");
+  if (given.feature == nullptr) return absl::InvalidArgumentError("feature: its name is NULL");
   feature->feature = given.feature;
   ASSIGN_OR_RETURN(client::IntSpan ids, ReadInts("ids", given.ids, given.id_count, given.id_bytes));
   ASSIGN_OR_RETURN(feature->weights, Array("weights", given.weights, given.weight_count));
@@ -153,7 +153,7 @@ absl::StatusOr<std::vector<client::FeatureGradient>> ReadGradients(const emberd_
     const emberd_gradient& gradient = given[i];
     const int64_t row_stride = row_strides == nullptr ? 0 : row_strides[i];
     if (gradient.feature == nullptr) {
-      return absl::InvalidArgumentError("gradients: the name of a feature is NULL");
+      return absl::InvalidArgumentError("gradients: a feature's name is NULL");
     }
     const std::optional<int64_t> floats = FloatsOf(gradient, row_stride);
     if (!floats.has_value()) {

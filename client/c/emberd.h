@@ -15,7 +15,7 @@
 //
 // Handles belong to the caller, who frees each once; freeing NULL does nothing. A handle keeps what
 // it needs alive, so that the order of freeing does not matter. Everything is thread-safe, but a
-// handle may be freed only when nobody uses it.
+// handle may be freed only when no thread uses it.
 //
 // Strings are UTF-8 and end with a zero byte. Those that are given are copied; those that are
 // returned live as long as their handle. Arrays that are given must live until the call has ended,
@@ -23,7 +23,7 @@
 // for an empty string.
 //
 // The structs begin with `size`, which is sizeof of the struct that the caller was compiled with:
-// fields that are added later are off for callers that do not know them. All else in them may be 0.
+// fields that are added later are off for callers compiled without them. All other fields may be 0.
 #pragma once
 
 #include <stdint.h>
@@ -255,12 +255,12 @@ EMBERD_API emberd_call* emberd_restore_checkpoint(emberd_client* client, const c
 // Of one model; empty: of all. Result: text, an object with checkpoints, the newest first, and
 // damaged: the folders that cannot be read, with the reason.
 EMBERD_API emberd_call* emberd_list_checkpoints(emberd_client* client, const char* model);
-// Result: text, an object with bytes: those that are free again.
+// Result: text, an object with bytes: the number of bytes freed.
 EMBERD_API emberd_call* emberd_delete_checkpoint(emberd_client* client, const char* model,
                                                  const char* name);
 
 // Forgets a group of trainers whose run is over. Result: text, an object with dropped: false if
-// nobody knows the group.
+// no shard knows the group.
 EMBERD_API emberd_call* emberd_drop_group(emberd_client* client, const char* model,
                                           const char* group);
 
@@ -321,16 +321,16 @@ EMBERD_API emberd_error* emberd_stream_send_update_strided(
 // empty: none.
 EMBERD_API emberd_error* emberd_stream_send_skip(emberd_stream* stream, int64_t step,
                                                  const char* checkpoint);
-// What became of a checkpoint that this stream has asked for: a JSON object with checkpoint, its
+// The outcome of a checkpoint that this stream has asked for: a JSON object with checkpoint, its
 // name, and error, empty if it has been saved. It comes with the answer to a later update; NULL:
 // with none of those received so far, or it has been taken.
 EMBERD_API emberd_text* emberd_stream_take_checkpoint(emberd_stream* stream);
-// 1: nobody reads the memory of the update any more.
+// 1: the memory of the update is no longer read.
 EMBERD_API int32_t emberd_lease_released(const emberd_lease* lease);
 EMBERD_API void emberd_lease_free(emberd_lease* lease);
 
 // The answer to the oldest lookup, or update, that has not been received. 1: here it is, or *error
-// says why there is none; 0: not within so many milliseconds (negative: waits without end).
+// says why there is none; 0: not within this many milliseconds (negative: waits without limit).
 EMBERD_API int32_t emberd_stream_receive_lookup(emberd_stream* stream, int64_t milliseconds,
                                                 emberd_lookup** lookup, emberd_error** error);
 EMBERD_API int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t milliseconds,
@@ -338,7 +338,7 @@ EMBERD_API int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t m
 // No more requests: ends when those sent are answered, with the final status of the stream. Answers
 // can still be received.
 EMBERD_API emberd_call* emberd_stream_finish(emberd_stream* stream);
-// Cancels what is under way.
+// Cancels what is in progress.
 EMBERD_API void emberd_stream_free(emberd_stream* stream);
 
 #ifdef __cplusplus

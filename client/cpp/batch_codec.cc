@@ -113,7 +113,7 @@ absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& i
                                           : size >= dim && (size - dim) % stride == 0 &&
                                                 (size - dim) / stride == gradient.samples - 1;
   if (fits) return absl::OkStatus();
-  return Bad(info.name, absl::StrCat("gradient: ", size, " floats do not make the shape [",
+  return Bad(info.name, absl::StrCat("gradient: ", size, " floats do not fill the shape [",
                                      gradient.samples, ", ", info.embedding_dim, "]"));
 }
 

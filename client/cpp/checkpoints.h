@@ -22,7 +22,7 @@ struct CheckpointInfo {
   absl::Time saved_at;
   int64_t bytes = 0;   // of its own files
   int64_t rows = 0;    // of weights, in its own files
-  std::string parent;  // the checkpoint that it builds on; empty: none, it is whole
+  std::string parent;  // the checkpoint that it builds on; empty: none, it is full
   int32_t chain = 0;   // checkpoints that it needs besides itself
   std::vector<GroupStep> groups;
   bool automatic = false;  // made by the cluster itself, which removes it when newer ones are there

@@ -65,7 +65,7 @@ absl::Status Client::Impl::CheckBatch(const BatchHandle& batch) const {
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "batch: handle ", batch.value, " of coordinator ", batch.coordinator,
-      " is not allowed; it must come from a Lookup of this client that was not for inference"));
+      " is not allowed; it must come from a Lookup of this client with inference false"));
 }
 
 void Client::Impl::SetMutation(uint64_t sequence, v1::MutationId* mutation) {

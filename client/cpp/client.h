@@ -51,7 +51,7 @@ class Client {
                                      const DeclareOptions& options = {});
   absl::StatusOr<Model> DeclareModelFile(const std::string& path,
                                          const DeclareOptions& options = {});
-  // Finds a model that somebody declared. NOT_FOUND if nobody did.
+  // Finds a declared model. NOT_FOUND if it is not declared.
   absl::StatusOr<Model> DescribeModel(const std::string& name);
 
   // `features` holds every feature of the model once, in any order.
@@ -87,30 +87,30 @@ class Client {
                            const ExportOptions& options = {});
 
   // Saves the rows, slots and groups of one moment while training goes on. ALREADY_EXISTS: there is
-  // a checkpoint of this name. Not tried again once it has begun; there is a whole checkpoint then,
-  // or none.
+  // a checkpoint of this name. Not retried once it has begun; after an error there is a complete
+  // checkpoint, or none.
   absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& model,
                                                  const SaveOptions& options = {});
   // Gives a model, declared or not, the rows and groups of a checkpoint; DescribeModel finds it
-  // then. Batches and streams from before end with ABORTED. DATA_LOSS, naming the file: nothing has
-  // changed.
+  // then. Earlier batches and streams end with ABORTED. DATA_LOSS names a damaged file; then
+  // nothing has changed.
   absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& model,
                                                    const RestoreOptions& options = {});
   // Of one model; empty: of all.
   absl::StatusOr<CheckpointList> ListCheckpoints(const std::string& model = "");
-  // The bytes that are free again. FAILED_PRECONDITION: another checkpoint builds on it.
+  // Returns the number of bytes freed. FAILED_PRECONDITION: another checkpoint builds on it.
   absl::StatusOr<int64_t> DeleteCheckpoint(const std::string& model, const std::string& name);
 
   absl::StatusOr<ClusterStatus> GetStatus();
   // Removes a model and its rows. False: there was none of this name.
   absl::StatusOr<bool> DropModel(const std::string& name);
-  // Gives up all rows of a model: initial rows again, also after DATA_LOSS. NOT_FOUND if nobody has
-  // declared it.
+  // Discards all rows of a model, which gets initial rows again; ends DATA_LOSS. NOT_FOUND if it is
+  // not declared.
   absl::Status ResetModel(const std::string& name);
 
-  // Forgets a group of trainers whose run is over: who joins under its name begins at the first
-  // step. False: nobody knows it. FAILED_PRECONDITION: ranks of it are at work. NOT_FOUND if nobody
-  // has declared the model.
+  // Forgets a group of trainers whose run is over: the next run under its name begins at its first
+  // step. False: no shard knows it. FAILED_PRECONDITION: some of its ranks are active. NOT_FOUND if
+  // the model is not declared.
   absl::StatusOr<bool> DropGroup(const std::string& model, const std::string& group);
 
   // A number that no other update of this client has, for ApplyOptions and AssignOptions.

@@ -21,7 +21,7 @@ constexpr uint32_t TagOf(int field, WireFormat format) {
 }
 
 absl::Status Malformed() {
-  return absl::InternalError("the server sent what is no TrainLookupResult");
+  return absl::InternalError("the server sent an invalid TrainLookupResult");
 }
 
 bool SkipField(CodedInputStream* input, uint32_t tag) {
@@ -93,14 +93,14 @@ bool ReadRows(CodedInputStream* input, WireType type, const ExpectedLookup::Feat
 
 }  // namespace
 
-LookupAssembler::LookupAssembler(ExpectedLookup expected, FloatPool* pool)
+LookupAssembler::LookupAssembler(ExpectedLookup expected, BufferPool* pool)
     : expected_(std::move(expected)), pool_(pool) {
   result_.step = expected_.step;
 }
 
 absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
   using Result = v1::TrainLookupResult;
-  if (memory_ == nullptr) memory_ = pool_->Take(expected_.floats);
+  if (memory_ == nullptr) memory_ = TakeFloats(pool_, expected_.floats);
   int64_t step = 0;
   bool continues = false;
   v1::BatchStatistics statistics;

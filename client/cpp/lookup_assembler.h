@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "client/cpp/float_pool.h"
+#include "base/buffer_pool.h"
 #include "client/cpp/options.h"
 #include "client/cpp/train_stream.h"
 #include "emberd/v1/train.pb.h"
@@ -45,7 +45,7 @@ struct ExpectedLookup {
 class LookupAssembler {
  public:
   // Takes memory from the pool when the first part comes.
-  LookupAssembler(ExpectedLookup expected, FloatPool* pool);
+  LookupAssembler(ExpectedLookup expected, BufferPool* pool);
 
   // Reads one TrainLookupResult, which ends where `input` ends. True if it was the last part.
   absl::StatusOr<bool> Add(google::protobuf::io::CodedInputStream* input);
@@ -58,7 +58,7 @@ class LookupAssembler {
                           const ExpectedLookup::Feature& feature);
 
   ExpectedLookup expected_;
-  FloatPool* pool_;
+  BufferPool* pool_;
   std::shared_ptr<float> memory_;
   size_t next_ = 0;  // feature whose activations come next
   TrainLookupResult result_;

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,12 @@ void SetShape(absl::Span<const int64_t> shape, v1::Tensor* tensor) {
 }
 
 }  // namespace
+
+std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size) {
+  auto block = std::make_shared<PooledArray<float>>(*pool, size);
+  float* const floats = block->data();
+  return {std::move(block), floats};
+}
 
 int64_t ElementBytes(WireType type) { return type == WireType::kBfloat16 ? 2 : 4; }
 
@@ -83,7 +90,7 @@ absl::Status CheckTensorHead(const v1::Tensor& tensor, int64_t rows, int64_t dim
 
 absl::Status WrongDataSize(size_t bytes) {
   return absl::InternalError(
-      absl::StrCat("data: the server sent ", bytes, " bytes, which do not make that shape"));
+      absl::StrCat("data: the server sent ", bytes, " bytes, which do not fill that shape"));
 }
 
 absl::StatusOr<absl::Span<const float>> DecodeFloats(const v1::Tensor& tensor, int64_t rows,

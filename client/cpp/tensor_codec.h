@@ -1,11 +1,14 @@
 // Between spans and the Tensor message.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/buffer_pool.h"
 #include "client/cpp/batch.h"
 #include "client/cpp/options.h"
 #include "emberd/v1/types.pb.h"
@@ -13,6 +16,10 @@
 namespace emberd::client {
 
 int64_t Size(const IntSpan& ints);
+
+// `size` floats of any value at a multiple of 64 bytes; they go back to the pool, which may be gone
+// by then, with the last reference.
+std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size);
 
 // Two bytes an element, little-endian; `bytes` has 2 * values.size() bytes, at any alignment.
 void ToBfloat16Bytes(absl::Span<const float> values, char* bytes);

@@ -1,5 +1,9 @@
 #include "client/cpp/tensor_codec.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +20,17 @@ TEST(TensorCodecTest, Bfloat16BytesAreLittleEndianAtAnyAlignment) {
   std::vector<float> back(values.size());
   FromBfloat16Bytes(bytes.data() + 1, absl::MakeSpan(back));
   EXPECT_EQ(back, values);
+}
+
+TEST(TensorCodecTest, FloatsAreUsedAgainAndOutliveTheirPool) {
+  std::optional<BufferPool> pool(std::in_place);
+  const float* first = TakeFloats(&*pool, 100).get();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
+  const std::shared_ptr<float> again = TakeFloats(&*pool, 100);
+  EXPECT_EQ(again.get(), first);
+  EXPECT_NE(TakeFloats(&*pool, 100).get(), first);
+  pool.reset();
+  std::fill_n(again.get(), 100, 1.0f);
 }
 
 }  // namespace

@@ -71,14 +71,14 @@ struct Payload {
 // The elements as they travel. Rows that do not lie one after the other are put together here,
 // once.
 Payload MakePayload(const FeatureGradient& gradient, int64_t dim,
-                    const std::shared_ptr<const void>& memory, WireType type, FloatPool* pool) {
+                    const std::shared_ptr<const void>& memory, WireType type, BufferPool* pool) {
   const absl::Span<const float> values = gradient.values;
   const bool apart = gradient.row_stride != 0 && gradient.row_stride != dim;
   if (type == WireType::kFloat32 && memory != nullptr && !apart) {
     return {values.data(), values.size() * sizeof(float), memory};
   }
   const size_t size = gradient.samples * dim * ElementBytes(type);
-  std::shared_ptr<float> own = pool->Take((size + sizeof(float) - 1) / sizeof(float));
+  std::shared_ptr<float> own = TakeFloats(pool, (size + sizeof(float) - 1) / sizeof(float));
   auto* to = reinterpret_cast<char*>(own.get());
   // In rows, or all at once.
   const int64_t rows = apart ? gradient.samples : 1;
@@ -218,7 +218,7 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
 
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
     const Model& model, int64_t step, absl::Span<const FeatureGradient> gradients,
-    const UpdateOptions& options, WireType type, FloatPool* pool) {
+    const UpdateOptions& options, WireType type, BufferPool* pool) {
   if (options.skip && !gradients.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("skip is true in step ", step, ", but ", gradients.size(),

@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/buffer_pool.h"
 #include "client/cpp/batch.h"
-#include "client/cpp/float_pool.h"
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
@@ -34,6 +34,6 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
 // A TrainUpdate in parts. What has to be converted or copied goes to memory of the pool.
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
     const Model& model, int64_t step, absl::Span<const FeatureGradient> gradients,
-    const UpdateOptions& options, WireType type, FloatPool* pool);
+    const UpdateOptions& options, WireType type, BufferPool* pool);
 
 }  // namespace emberd::client

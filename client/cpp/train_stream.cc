@@ -10,13 +10,18 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/float_pool.h"
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/raw_stream.h"
 #include "client/cpp/train_request.h"
 #include "client/cpp/transport.h"
 
 namespace emberd::client {
+namespace {
+
+// Kept between steps. Those of a run are alike: a few blocks serve all of them.
+constexpr size_t kIdleBytes = size_t{256} << 20;
+
+}  // namespace
 
 class TrainStream::Impl final : public RawStreamListener {
  public:
@@ -67,7 +72,7 @@ class TrainStream::Impl final : public RawStreamListener {
   // order of the requests: the answer to a later lookup, which needs an update that has not been
   // sent, would keep those of earlier updates back.
   const int64_t most_ahead_;
-  FloatPool pool_;
+  BufferPool pool_{kIdleBytes};
 
   absl::Mutex mutex_;
   bool has_started_ ABSL_GUARDED_BY(mutex_) = false;
@@ -113,7 +118,7 @@ absl::Status TrainStream::Impl::Start(Transport* transport, int coordinator,
 }
 
 absl::Status TrainStream::Impl::CheckOpen() {
-  if (half_closed_) return absl::FailedPreconditionError("Finish has been called on this stream");
+  if (half_closed_) return absl::FailedPreconditionError("nothing can be sent after Finish");
   return end_.has_value() ? MissingAnswer() : absl::OkStatus();
 }
 
@@ -221,7 +226,7 @@ absl::Status TrainStream::Impl::OnMessage(grpc::ByteBuffer* message) {
   constexpr uint32_t kLengthDelimited = 2;
   const uint32_t tag = input.ReadTag();
   const auto limit = input.ReadLengthAndPushLimit();
-  absl::Status status = absl::InternalError("the server sent what is no TrainResponse");
+  absl::Status status = absl::InternalError("the server sent an invalid TrainResponse");
   if ((tag & 7) == kLengthDelimited) {
     switch (tag >> 3) {
       case v1::TrainResponse::kStartedFieldNumber:
@@ -242,7 +247,7 @@ absl::Status TrainStream::Impl::OnMessage(grpc::ByteBuffer* message) {
 absl::Status TrainStream::Impl::OnStarted(google::protobuf::io::CodedInputStream* input) {
   absl::MutexLock lock(&mutex_);
   if (has_started_ || !started_.MergeFromCodedStream(input)) {
-    return absl::InternalError("the server sent a wrong or a second TrainStarted");
+    return absl::InternalError("the server sent an invalid or a second TrainStarted");
   }
   next_lookup_ = next_update_ = started_.next_step();
   has_started_ = true;
@@ -253,7 +258,8 @@ absl::Status TrainStream::Impl::OnLookup(google::protobuf::io::CodedInputStream*
   LookupAssembler* assembler = nullptr;
   {
     absl::MutexLock lock(&mutex_);
-    if (lookups_.empty()) return absl::InternalError("the server answered a lookup that is none");
+    if (lookups_.empty())
+      return absl::InternalError("the server answered a lookup that was not sent");
     assembler = &lookups_.front();
   }
   const absl::StatusOr<bool> complete = assembler->Add(input);
@@ -271,7 +277,7 @@ absl::Status TrainStream::Impl::OnUpdate(google::protobuf::io::CodedInputStream*
   absl::MutexLock lock(&mutex_);
   if (!good || updates_.empty() || message.step() != updates_.front()) {
     return absl::InternalError(absl::StrCat("the server answered an update of step ",
-                                            message.step(), ", which is not the next"));
+                                            message.step(), ", but another step is next"));
   }
   updates_.pop_front();
   update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),

@@ -43,7 +43,7 @@ enum class Consistency {
 // Which rank of which group this trainer is. Every rank gives the same, but for `rank` and
 // `coordinator`.
 struct TrainOptions {
-  // 1 to 128 letters, digits and _-.:/ ; who joins under the same name again goes on in it.
+  // 1 to 128 letters, digits and _-.:/ ; joining under the same name continues the run.
   std::string group;
   int rank = 0;
   int size = 1;
@@ -68,8 +68,8 @@ struct StepTimes {
   int slowest_rank = -1;  // -1: there was no waiting for ranks
 };
 
-// Movable; copies share the memory behind the spans. It may outlive the stream; given back early,
-// it is used for a later step.
+// Movable; copies share the memory behind the spans. It may outlive the stream; if it is
+// destroyed early, its memory is used for a later step.
 struct TrainLookupResult {
   int64_t step = 0;
   std::vector<Activation> activations;  // in the order of the request
@@ -99,15 +99,15 @@ struct TrainLookupOptions {
 struct UpdateOptions {
   // Of this step; every rank of a kSync group gives the same.
   std::vector<StepHyperparameters> hyperparameters = {};
-  // Keeps the memory behind float32 gradients alive, which are then sent from where they lie: it
-  // must not change before the last reference to `memory` but the caller's is gone, which is so
-  // once the update's answer has come. Null: they are copied before SendUpdate returns.
+  // Keeps the memory behind float32 gradients alive, which are then sent without a copy: it must
+  // not change until only the caller has a reference to `memory`, which is so when the update's
+  // answer has come. Null: they are copied before SendUpdate returns.
   std::shared_ptr<const void> memory = {};
   // Saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any
-  // one rank asks. It is written while training goes on: a later TrainUpdateResult tells its end.
+  // one rank asks. It is written while training goes on: a later TrainUpdateResult has its outcome.
   std::string checkpoint = {};
-  // The step is counted, but no row changes, and no gradients are given: for a step that is given
-  // up after its lookup. Every rank of a kSync group says the same.
+  // The step is counted, but no row changes, and no gradients are given: for a step that is
+  // abandoned after its lookup. Every rank of a kSync group does the same.
   bool skip = false;
 };
 
@@ -119,7 +119,7 @@ struct UpdateOptions {
 // goes on from its next_step().
 class TrainStream {
  public:
-  // Cancels what is under way.
+  // Cancels what is in progress.
   ~TrainStream();
   TrainStream(const TrainStream&) = delete;
   TrainStream& operator=(const TrainStream&) = delete;
@@ -142,8 +142,8 @@ class TrainStream {
   // FAILED_PRECONDITION if there is none. Lookups and updates are received independently.
   absl::StatusOr<TrainLookupResult> ReceiveLookup();
   absl::StatusOr<TrainUpdateResult> ReceiveUpdate();
-  // True once the call above would not wait; false after `timeout`. For callers who look after
-  // something else in between.
+  // True once the call above would not wait; false after `timeout`. For callers that do other
+  // work in between.
   bool WaitForLookup(absl::Duration timeout);
   bool WaitForUpdate(absl::Duration timeout);
 

@@ -85,7 +85,7 @@ TEST(BenchTest, UpdatesAModelOfItsOwn) {
   const Outcome bench = Emberctl({"bench", "--config", model, "--update", "-a", service.address(),
                                   "--batch", "3", "--seconds", "0.2"});
   ASSERT_EQ(bench.code, kOk) << bench.err;
-  EXPECT_THAT(bench.out, HasSubstr("bench_m: whole steps of 3 samples x 2 features x 1 id,"));
+  EXPECT_THAT(bench.out, HasSubstr("bench_m: complete steps of 3 samples x 2 features x 1 id,"));
   for (const char* word : {"EXAMPLES/S", "P99", "lookup", "update", "step"}) {
     EXPECT_THAT(bench.out, HasSubstr(word));
   }

@@ -168,7 +168,7 @@ TEST_F(CheckpointFilesTest, ExportsToEmptyFoldersOnly) {
   Write("something", "");
   const Outcome exported = Call({"export", "m", "step-7", folder_.path()});
   EXPECT_EQ(exported.code, kRefused);
-  EXPECT_THAT(exported.err, HasSubstr("is not empty; name a new folder"));
+  EXPECT_THAT(exported.err, HasSubstr("is not empty; name a new or empty folder"));
 }
 
 TEST_F(CheckpointFilesTest, ExportTriesAgain) {
@@ -228,7 +228,7 @@ TEST_F(CheckpointFilesTest, NothingIsWrittenBeforeAllFilesFit) {
     EXPECT_EQ(imported.code, kRefused);
     return imported.err;
   };
-  EXPECT_THAT(error(folder_.path()), HasSubstr("has no .safetensors and no .npy"));
+  EXPECT_THAT(error(folder_.path()), HasSubstr("contains no .safetensors and no .npy"));
   EXPECT_THAT(error(Path("t.npy")), HasSubstr("t.npy: No such file"));
   Write("t.npy", NpyHeader(10, 2) + Rows(0, 10, 2));
   Write("u.npy", NpyHeader(4, 2) + Rows(0, 4, 2));
@@ -241,14 +241,14 @@ TEST_F(CheckpointFilesTest, NothingIsWrittenBeforeAllFilesFit) {
               HasSubstr("table \"u\" has 4 rows, but the files do not have row 3"));
   Write("u.npy", NpyHeader(4, 3) + Rows(0, 4, 3));
   Write("u.safetensors", SafetensorsStart("u", {}, 4, 3) + Rows(0, 4, 3));
-  EXPECT_THAT(error(folder_.path()), HasSubstr("import one of them"));
+  EXPECT_THAT(error(folder_.path()), HasSubstr("import only one of them"));
   Write("u.safetensors", SafetensorsStart("u.accu", {}, 4, 3) + Rows(0, 4, 3));
   EXPECT_THAT(error(folder_.path()),
-              HasSubstr("slot \"accu\" of table \"u\" is not there; did you mean "
+              HasSubstr("slot \"accu\" of table \"u\" does not exist; did you mean "
                         "\"accumulator\"? Known slots: accumulator"));
   Write("u.safetensors",
         SafetensorsStart("x", {{"table", "u"}, {"slot", "accu"}}, 4, 3) + Rows(0, 4, 3));
-  EXPECT_THAT(error(folder_.path()), HasSubstr("slot \"accu\" of table \"u\" is not there"));
+  EXPECT_THAT(error(folder_.path()), HasSubstr("slot \"accu\" of table \"u\" does not exist"));
   Write("t.safetensors.index.json", "{}");
   EXPECT_THAT(error(Path("t.safetensors.index.json")), HasSubstr("it has no weight_map"));
   EXPECT_THAT(service_.assigns(), IsEmpty());

@@ -91,12 +91,12 @@ TEST_F(CheckpointTest, SaysWhatTheServerSaid) {
 
 TEST_F(CheckpointTest, VerifiesRestoresAndMerges) {
   EXPECT_THAT(Call({"verify", "m"}).out,
-              HasSubstr("\ncheckpoint 'step-7' of model 'm' is whole: 3.0 MiB in 2.00 s (1.5"));
+              HasSubstr("\ncheckpoint 'step-7' of model 'm' is intact: 3.0 MiB in 2.00 s (1.5"));
   saved().set_chain(2);
   EXPECT_THAT(Call({"verify", "m", "step-7"}).out,
-              HasSubstr("is whole, with the 2 checkpoints that it builds on: 3.0 MiB"));
+              HasSubstr("is intact, with the 2 checkpoints that it builds on: 3.0 MiB"));
   EXPECT_THAT(Call({"merge", "m", "step-7"}).out,
-              HasSubstr("checkpoint 'step-7' of model 'm' is whole by itself: 3.0 MiB in"));
+              HasSubstr("checkpoint 'step-7' of model 'm' needs no other checkpoint: 3.0 MiB in"));
   EXPECT_THAT(Call({"restore", "m", "step-7"}).out,
               HasSubstr("\nmodel 'm' has the rows of checkpoint 'step-7' on all shards: 3.0 MiB in "
                         "2.00 s (1.5 MiB/s); groups: run from step 7\n"));
@@ -154,7 +154,7 @@ TEST_F(CheckpointTest, Lists) {
             "MODEL  NAME    SAVED                 SIZE     ROWS  ON TOP OF  MADE        GROUPS\n"
             "m      step-7  2023-11-14 22:13:20Z  3.0 MiB  1000  -          on request  run from "
             "step 7\n"
-            "m      a       2023-11-14 22:13:20Z  3.0 MiB  1000  b          by itself   -\n"
+            "m      a       2023-11-14 22:13:20Z  3.0 MiB  1000  b          automatic   -\n"
             "DAMAGED: m/c: manifest.json: cut off\n");
   const Json json = Json::parse(Call({"list", "--json"}).out);
   EXPECT_EQ(json["checkpoints"][1]["parent"], "b");
@@ -187,7 +187,7 @@ TEST_F(CheckpointTest, Shows) {
   EXPECT_EQ(show.out,
             "checkpoint 'step-7' of model 'm', id 0000000000000abc, saved 2023-11-14 22:13:20Z on "
             "request\n"
-            "on top of 'step-6'; needs 1 checkpoint besides itself\n"
+            "on top of 'step-6'; needs 1 checkpoint in addition to itself\n"
             "model id 000000000000002a, history 0000000000000077, 1 change, 2 partitions on 1 "
             "shard\n"
             "groups: -\n"
@@ -220,7 +220,7 @@ TEST_F(CheckpointTest, TellsDifferences) {
 TEST_F(CheckpointTest, Deletes) {
   const Outcome deleted = Call({"delete", "m", "a"});
   EXPECT_EQ(deleted.code, kOk) << deleted.err;
-  EXPECT_EQ(deleted.out, "checkpoint 'a' of model 'm' deleted: 3.0 MiB free again\n");
+  EXPECT_EQ(deleted.out, "checkpoint 'a' of model 'm' deleted: 3.0 MiB freed\n");
 }
 
 TEST_F(CheckpointTest, DeclaresFromACheckpoint) {

@@ -29,29 +29,30 @@ Example, against `emberd up --shards 2`:
 With --json, results go to standard output as JSON, and errors to standard error as
 {"error": {"code": ..., "message": ...}}.
 
-Exit codes:
+Exit status:
   0  done
-  1  refused, by the server or by the check of a file
-  2  the command line makes no sense
-  3  no coordinator, or a shard, answers in time
-  4  what the command waited for has not happened in time (drain --wait))";
+  1  refused by the server, or by the check of a file
+  2  wrong command line
+  3  no coordinator has answered in time, or a shard has not
+  4  what the command waits for has not happened in time (drain --wait))";
 
 void AddSecurityOptions(CLI::App& app, Session& session) {
   app.add_option("--ca", session.ca_file,
-                 "Connect by TLS and trust certificates that the authorities in FILE (PEM) signed")
+                 "Connect with TLS and trust certificates signed by the authorities in FILE (PEM)")
       ->type_name("FILE")
       ->envname("EMBERD_CA");
   CLI::Option* certificate =
       app.add_option("--cert", session.certificate_file,
-                     "Certificate (PEM) to show where coordinators ask for one")
+                     "Client certificate (PEM), for coordinators that require one")
           ->type_name("FILE")
           ->envname("EMBERD_CERT");
-  CLI::Option* key = app.add_option("--key", session.key_file, "Its key (PEM)")
-                         ->type_name("FILE")
-                         ->envname("EMBERD_KEY");
+  CLI::Option* key =
+      app.add_option("--key", session.key_file, "Key of the client certificate (PEM)")
+          ->type_name("FILE")
+          ->envname("EMBERD_KEY");
   certificate->needs(key);
   key->needs(certificate);
-  app.add_option("--token-file", session.token_file, "Holds the token to send, in one line")
+  app.add_option("--token-file", session.token_file, "File with the token to send, on one line")
       ->type_name("FILE")
       ->envname("EMBERD_TOKEN_FILE");
 }
@@ -60,11 +61,11 @@ void AddCommonOptions(CLI::App& app, Session& session) {
   session.addresses = {"127.0.0.1:7400"};
   app.add_option(
          "-a,--address", session.addresses,
-         "host:port of a coordinator; may be given several times, then they are tried in turn")
+         "host:port of a coordinator; may be given several times: they are tried in this order")
       ->allow_extra_args(false)  // what follows the address is not another one
       ->envname("EMBERD_ADDRESS")
       ->capture_default_str();
-  app.add_flag("--json", session.json, "Write JSON, errors too");
+  app.add_flag("--json", session.json, "Write results and errors as JSON");
   app.add_option("--timeout", session.timeout_seconds, "Seconds to wait for each answer")
       ->check(Within(0.001, 86400.0))
       ->capture_default_str();
@@ -91,7 +92,7 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   Session session(out);
   session.terminal = &out == &std::cout && isatty(STDOUT_FILENO) == 1;
   Command command;
-  CLI::App app("emberctl: looks into an emberd cluster and changes its tables", "emberctl");
+  CLI::App app("emberctl: inspects and operates an emberd cluster", "emberctl");
   app.footer(kFooter);
   app.set_version_flag("--version", "emberctl " EMBERD_VERSION, "Print the version and exit");
   app.require_subcommand(1);

@@ -106,7 +106,7 @@ TEST_F(EmberctlTest, ReadsWhatItHasWritten) {
   EXPECT_EQ(json["rows"][0]["values"][1], 2.0f);
   rows = Call({"rows", "set", "m", "t", "3=1,2", "4=1"});
   EXPECT_EQ(rows.code, kRefused);
-  EXPECT_THAT(rows.err, HasSubstr("row 4 has 1 values; the first row has 2"));
+  EXPECT_THAT(rows.err, HasSubstr("row 4 has 1 values, but the first row has 2"));
 }
 
 TEST_F(EmberctlTest, SaysWhatTheServerSaid) {
@@ -157,7 +157,7 @@ TEST(EmberctlExitCodeTest, Help) {
   const Outcome help = Emberctl({"--help"});
   EXPECT_EQ(help.code, kOk);
   EXPECT_THAT(help.out, HasSubstr("emberctl rows get my_model users 7 8"));
-  EXPECT_THAT(help.out, HasSubstr("Exit codes:"));
+  EXPECT_THAT(help.out, HasSubstr("Exit status:"));
 }
 
 TEST(ValidateTest, TellsModelsFromClusters) {

@@ -18,7 +18,7 @@ TEST(StatsTest, ShowsTotals) {
   EXPECT_EQ(service.stats_requests().at(0).hot_rows(), 1);
   EXPECT_EQ(stats.out, absl::StrCat("coordinator ", service.address(),
                                     R"(, up 10s, in service
-3 requests in work (2.0 KiB of 4.0 GiB), 0 waiting; 2 training streams; 5 batches (3.0 MiB of 1.0 GiB)
+3 requests in progress (2.0 KiB of 4.0 GiB), 0 waiting; 2 training streams; 5 batches (3.0 MiB of 1.0 GiB)
 model ads: 51.2k examples/s
 shard 1 does not answer: connection refused
 
@@ -79,7 +79,7 @@ TEST(StatsTest, ACoordinatorThatRestartedMeanwhileHasNoRates) {
   service.stats = {StatsAfter(10), StatsAfter(1)};
   const Outcome stats = Emberctl({"stats", "-a", service.address(), "--interval", "0.1"});
   EXPECT_EQ(stats.code, kUnreachable);
-  EXPECT_THAT(stats.err, HasSubstr("restarted meanwhile"));
+  EXPECT_THAT(stats.err, HasSubstr("restarted in the meantime"));
 }
 
 TEST(StatsTest, TurnsToACoordinatorThatAnswers) {

@@ -60,7 +60,7 @@ TEST(PlanTest, SaysThatAModelDoesNotFit) {
   EXPECT_THAT(plan.out, HasSubstr("the cluster  16.0 KiB  15.6 KiB  102%"));
   EXPECT_EQ(plan.err,
             "emberctl: RESOURCE_EXHAUSTED: m: a partition needs 4096 bytes; "
-            "budgets.bytes_per_sparsecore is 4000, so 96 bytes could not be held if every row were "
+            "budgets.bytes_per_sparsecore is 4000, so 96 bytes do not fit if every row is "
             "touched. Raise the budget if the machines have the memory, add shards, or store rows "
             "in 16 bits\n");
 }

@@ -64,7 +64,7 @@ std::string MissingMemory(const v1::GetStatusResponse& cluster) {
   return absl::StrCat("if every row is touched, the tables of shard ", worst->index(), " need ",
                       Bytes(worst->table_bytes()), ", and it has ", Bytes(worst->memory_bytes()),
                       " of memory: ", Bytes(missing(*worst)),
-                      " could not be held. It will refuse lookups of new rows before that. Add "
+                      " do not fit. The shard will refuse lookups of new rows before that. Add "
                       "memory or shards, or store rows in 16 bits");
 }
 

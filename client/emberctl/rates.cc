@@ -189,7 +189,8 @@ StatsSource::StatsSource(const Session& session, int hot_rows)
 absl::StatusOr<v1::GetStatsResponse> StatsSource::Fetch() {
   v1::GetStatsRequest request;
   request.set_hot_rows(hot_rows_);
-  absl::Status status = absl::InvalidArgumentError("--address: none is given");
+  absl::Status status =
+      absl::InvalidArgumentError("--address: empty; give the address of a coordinator");
   for (size_t tried = 0; tried < coordinators_.size(); ++tried) {
     v1::GetStatsResponse response;
     status =

@@ -28,7 +28,7 @@ absl::Status CheckAddresses(const client::ClientOptions& options) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--address: \"", text,
           "\" is a URL; --address takes host:port alone, that of a coordinator's gRPC port, for "
-          "example 127.0.0.1:7400. TLS is asked for by --ca FILE"));
+          "example 127.0.0.1:7400. For TLS, add --ca FILE"));
     }
     const absl::StatusOr<config::Address> address = config::ParseAddress(text);
     if (!address.ok() || address->port == 0) {
@@ -69,11 +69,11 @@ std::string WhatListens(const client::ClientOptions& options, const std::string&
            "7400 unless configured otherwise";
   }
   if (IsTlsAlert(answer)) {
-    return "it wants TLS; give --ca FILE with the authority that signed its certificate (and "
-           "--cert and --key if it asks for a certificate)";
+    return "it requires TLS; give --ca FILE with the authority that signed its certificate (and "
+           "--cert and --key if it requires a client certificate)";
   }
   if (answer.empty()) {
-    return "it accepts connections but does not speak gRPC in plain text; if it wants TLS, give "
+    return "it accepts connections but does not speak gRPC in plain text; if it requires TLS, give "
            "--ca FILE";
   }
   return "";
@@ -91,17 +91,17 @@ absl::Status WithAdvice(const absl::Status& status, const client::ClientOptions&
   switch (status.code()) {
     case absl::StatusCode::kUnimplemented:
       return with(
-          "This is a gRPC server, but no coordinator of this version of emberd. If it is a shard, "
-          "take the address of a coordinator");
+          "This is a gRPC server, but not a coordinator of this version of emberd. If it is a "
+          "shard, use the address of a coordinator");
     case absl::StatusCode::kUnauthenticated:
       return with(
           options.token_file.empty()
               ? "Give the file that holds your token with --token-file, or in "
                 "EMBERD_TOKEN_FILE"
-              : "Check that --token-file names the file of a token that this cluster knows; "
+              : "Check that --token-file names a file with a token that this cluster knows; "
                 "`emberd token` makes one");
     case absl::StatusCode::kPermissionDenied:
-      return with("Take a token of that role with --token-file; `emberd token` makes one");
+      return with("Give a token of that role with --token-file; `emberd token` makes one");
     default:
       return status;
   }

@@ -30,7 +30,7 @@ absl::Status CheckShard(const v1::ShardStatus& shard) {
     return absl::UnavailableError(absl::StrCat(name, " reads its log:", ShareRead(log)));
   }
   if (log.failure().empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(name, " takes no changes: ", log.failure()));
+  return absl::FailedPreconditionError(absl::StrCat(name, " refuses changes: ", log.failure()));
 }
 
 }  // namespace emberd::emberctl

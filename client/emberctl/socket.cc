@@ -38,7 +38,7 @@ bool WaitFor(int socket, short event, absl::Duration timeout) {
 absl::StatusOr<FileDescriptor> ConnectOne(const addrinfo& to, absl::Duration timeout) {
   FileDescriptor connection(
       socket(to.ai_family, to.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, to.ai_protocol));
-  if (connection.get() < 0) return absl::UnavailableError("no socket can be made");
+  if (connection.get() < 0) return absl::UnavailableError("cannot create a socket");
   int error = 0;
   if (connect(connection.get(), to.ai_addr, to.ai_addrlen) != 0) {
     error = errno;
@@ -88,24 +88,24 @@ std::string FaultOf(SSL* connection, bool has_certificate) {
   const char* const text = ERR_reason_error_string(ERR_peek_last_error());
   const std::string reason = text == nullptr ? "" : text;
   if (absl::StrContains(reason, "wrong version number")) {
-    return "it does not speak TLS; leave --ca, --cert and --key away (and EMBERD_CA)";
+    return "it does not speak TLS; omit --ca, --cert and --key (and unset EMBERD_CA)";
   }
   if (absl::StrContains(reason, "certificate required") ||
       absl::StrContains(reason, "handshake failure")) {
-    return "it asks for a certificate; give one with --cert and --key";
+    return "it requires a client certificate; give one with --cert and --key";
   }
   if (absl::StrContains(reason, "expired")) {
     return "it says that the certificate of --cert has expired; make a new one";
   }
   if (absl::StrContains(reason, "unknown ca") || absl::StrContains(reason, "bad certificate")) {
-    return "it does not trust the certificate of --cert; take one that its authority has signed";
+    return "it does not trust the certificate of --cert; use one that its authority has signed";
   }
   if (absl::StrContains(reason, "unexpected eof")) {
     return has_certificate
                ? "it closed the connection, probably because it does not trust the certificate of "
-                 "--cert; take one that its authority has signed"
-               : "it closed the connection, probably because it asks for a certificate; give one "
-                 "with --cert and --key";
+                 "--cert; use one that its authority has signed"
+               : "it closed the connection, probably because it requires a client certificate; "
+                 "give one with --cert and --key";
   }
   return reason.empty() ? "" : absl::StrCat("the TLS handshake failed: ", reason);
 }

@@ -93,9 +93,7 @@ Table View::Shards() const {
     if (!now.reachable()) {
       // First, however they are sorted.
       constexpr double kFirst = 1e300;
-      rows.push_back({kFirst,
-                      kFirst,
-                      {absl::StrCat(now.index()), now.address(), StateOf(now)}});
+      rows.push_back({kFirst, kFirst, {absl::StrCat(now.index()), now.address(), StateOf(now)}});
       continue;
     }
     const auto used = static_cast<double>(now.table_bytes());
@@ -202,7 +200,7 @@ std::vector<CellLine> SummaryLines(const Rates& rates, const std::string& addres
                     absl::StrCat(", up ", Uptime(now.uptime_ms()), ", ")};
   first.push_back(now.draining() ? Cell("DRAINING", Style::kAlarm) : Cell("in service"));
   const CellLine second = {
-      absl::StrCat(Counted(now.in_flight_requests(), "request"), " in work (",
+      absl::StrCat(Counted(now.in_flight_requests(), "request"), " in progress (",
                    Bytes(now.in_flight_bytes()), " of ", Bytes(now.in_flight_budget_bytes()),
                    "), "),
       Cell(absl::StrCat(now.queued_requests(), " waiting"),

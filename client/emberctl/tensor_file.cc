@@ -107,10 +107,10 @@ absl::StatusOr<std::vector<TensorInFile>> ReadNpyHeader(const std::string& path)
   ASSIGN_OR_RETURN(OpenFile file, Open(path));
   const std::string start = Take(file.stream, kNpyMagicBytes + 2);
   if (start.size() < kNpyMagicBytes + 2 || !absl::StartsWith(start, kNpyMagic)) {
-    return Bad(path, "is no NumPy file");
+    return Bad(path, "is not a NumPy file");
   }
   const std::string length = Take(file.stream, start[kNpyMagicBytes] == 1 ? 2 : 4);
-  if (LittleEndian(length) > kMaxNpyHeader) return Bad(path, "is no NumPy file");
+  if (LittleEndian(length) > kMaxNpyHeader) return Bad(path, "is not a NumPy file");
   const std::string dict = Take(file.stream, LittleEndian(length));
   if (dict.size() < LittleEndian(length)) return Bad(path, "is cut off");
   TensorInFile tensor;
@@ -122,7 +122,7 @@ absl::StatusOr<std::vector<TensorInFile>> ReadNpyHeader(const std::string& path)
                                   "; it must be '<f4': save array.astype(\"float32\")"));
   }
   if (DictValue(dict, "fortran_order") != "False") {
-    return Bad(path, "is in the order of Fortran; save numpy.ascontiguousarray(array)");
+    return Bad(path, "is in Fortran order; save numpy.ascontiguousarray(array)");
   }
   std::vector<int64_t> shape;
   absl::string_view tuple = DictValue(dict, "shape");
@@ -184,7 +184,7 @@ std::string SafetensorsStart(const std::string& name,
 absl::StatusOr<std::vector<TensorInFile>> ReadTensorHeaders(const std::string& path) {
   if (absl::EndsWith(path, ".npy")) return ReadNpyHeader(path);
   if (absl::EndsWith(path, ".safetensors")) return ReadSafetensorsHeader(path);
-  return Bad(path, "must end with .npy or .safetensors, which says how it is read");
+  return Bad(path, "must end with .npy or .safetensors, which selects the format");
 }
 
 absl::StatusOr<std::vector<float>> ReadRowsOf(const TensorInFile& tensor, int64_t first_row,
@@ -194,7 +194,7 @@ absl::StatusOr<std::vector<float>> ReadRowsOf(const TensorInFile& tensor, int64_
   std::vector<float> values(static_cast<size_t>(rows * tensor.columns));
   file.seekg(tensor.offset + first_row * row_bytes);
   file.read(reinterpret_cast<char*>(values.data()), rows * row_bytes);
-  if (!file) return Bad(tensor.path, "cannot be read to its end");
+  if (!file) return Bad(tensor.path, "cannot be read completely");
   return values;
 }
 

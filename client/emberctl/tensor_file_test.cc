@@ -70,7 +70,7 @@ TEST(TensorFileTest, ReadsFilesOfSeveralTensors) {
 
 TEST(TensorFileTest, SaysWhatIsWrongWithANumpyFile) {
   const std::string good = NpyHeader(3, 2) + kSix;
-  EXPECT_THAT(ErrorOf("a.npy", ""), HasSubstr("is no NumPy file"));
+  EXPECT_THAT(ErrorOf("a.npy", ""), HasSubstr("is not a NumPy file"));
   EXPECT_THAT(ErrorOf("b.npy", good.substr(0, 40)), HasSubstr("is cut off"));
   EXPECT_THAT(ErrorOf("c.npy", good.substr(0, good.size() - 1)),
               HasSubstr("\"c\" has 23 bytes, but its shape needs 24; is the file cut off?"));

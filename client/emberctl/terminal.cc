@@ -59,7 +59,7 @@ bool WantsColors() { return CanDraw() && !IsSet("NO_COLOR"); }
 
 absl::StatusOr<std::unique_ptr<Terminal>> Terminal::Open() {
   if (pipe2(signal_pipe, O_CLOEXEC | O_NONBLOCK) != 0) {
-    return absl::ErrnoToStatus(errno, "cannot make a pipe for signals");
+    return absl::ErrnoToStatus(errno, "cannot create a pipe for signals");
   }
   std::unique_ptr<Terminal> terminal(new Terminal());
   terminal->CatchSignals();

@@ -35,13 +35,13 @@ TEST(TopFrameTest, FitsTheWindow) {
   FrameOptions options;
   options.columns = 30;
   options.rows = 8;
-  options.hint = "q: leave";
+  options.hint = "q: quit";
   const std::vector<std::string> frame = TopFrame(rates, "here:1", options);
   ASSERT_THAT(frame, SizeIs(8));
   for (const std::string& line : frame) EXPECT_LE(line.size(), 30u) << line;
   EXPECT_EQ(frame[6],
             absl::StrCat("... ", all.size() - 6, " more lines: arrow down, or j").substr(0, 30));
-  EXPECT_EQ(frame[7], "q: leave");
+  EXPECT_EQ(frame[7], "q: quit");
   EXPECT_EQ(frame[5], all[5].substr(0, 30));
   EXPECT_EQ(LastScroll(rates, "here:1", options), static_cast<int>(all.size()) - 7);
   options.first = LastScroll(rates, "here:1", options);

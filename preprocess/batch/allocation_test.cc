@@ -19,6 +19,9 @@ void* Allocate(size_t bytes, size_t alignment) {
     return memory;
   throw std::bad_alloc();
 }
+
+// Inlined, g++ 12 takes it for a mistake to free what `new` gave.
+[[gnu::noinline]] void Free(void* memory) { std::free(memory); }
 }  // namespace
 
 void* operator new(size_t bytes) { return Allocate(bytes, 16); }
@@ -29,14 +32,14 @@ void* operator new(size_t bytes, std::align_val_t a) {
 void* operator new[](size_t bytes, std::align_val_t a) {
   return Allocate(bytes, static_cast<size_t>(a));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { Free(memory); }
+void operator delete[](void* memory) noexcept { Free(memory); }
+void operator delete(void* memory, size_t) noexcept { Free(memory); }
+void operator delete[](void* memory, size_t) noexcept { Free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { Free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { Free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { Free(memory); }
+void operator delete[](void* memory, size_t, std::align_val_t) noexcept { Free(memory); }
 
 namespace emberd::preprocess {
 namespace {

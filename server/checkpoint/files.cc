@@ -87,7 +87,7 @@ absl::StatusOr<FileDescriptor> OpenNamedFile(const std::string& path, int64_t by
   if (!S_ISREG(status.st_mode)) return DamagedFile(path, "is not a file");
   if (status.st_size != bytes) {
     return DamagedFile(path, absl::StrCat("has ", status.st_size, " bytes, but the manifest says ",
-                                          bytes, ": it was cut off or is another one"));
+                                          bytes, ": it was cut off or replaced"));
   }
   return file;
 }

@@ -63,7 +63,7 @@ absl::Status MakeFolders(const std::string& folder) {
   if (errno == EEXIST && fs::is_directory(folder)) return absl::OkStatus();
   const std::string parent = fs::path(folder).parent_path().string();
   if (errno != ENOENT || parent.empty() || parent == folder) {
-    return FileError(errno, folder, "cannot be made");
+    return FileError(errno, folder, "cannot be created");
   }
   RETURN_IF_ERROR(MakeFolders(parent));
   return MakeFolders(folder);
@@ -77,7 +77,7 @@ std::string RandomName(const std::string& parent, absl::string_view prefix) {
 absl::StatusOr<std::string> MakeFolder(const std::string& parent, absl::string_view prefix) {
   std::string folder = RandomName(parent, prefix);
   if (mkdir(folder.c_str(), 0755) == 0) return folder;
-  return FileError(errno, folder, "cannot be made");
+  return FileError(errno, folder, "cannot be created");
 }
 
 absl::Status TouchFolder(const std::string& folder) {

@@ -49,9 +49,9 @@ absl::Status CheckFiles(const v1::CheckpointManifest& manifest) {
         FindPartitionArray(manifest, file.stack(), file.array(), file.partition()).status());
     if (file.partition() < 0 || file.partition() >= manifest.plan().partitions() ||
         !arrays.insert({file.stack(), file.array(), file.partition()}).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("its entry of file ", file.path(), " names partition ", file.partition(),
-                       " of ", manifest.plan().partitions(), ", or one that another file has"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "its entry of file ", file.path(), " names partition ", file.partition(), " of ",
+          manifest.plan().partitions(), "; it must exist and belong to one file only"));
     }
   }
   return absl::OkStatus();
@@ -169,7 +169,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
   const std::string path = PathIn(folder, kManifestFile);
   absl::StatusOr<std::string> text = ReadFileWhole(path);
   if (absl::IsNotFound(text.status())) {
-    return DamagedFile(path, "is missing: what has no manifest is no checkpoint");
+    return DamagedFile(path, "is missing: a folder without a manifest is not a checkpoint");
   }
   RETURN_IF_ERROR(text.status());
   absl::StatusOr<v1::CheckpointManifest> manifest = ParseManifest(*text);

@@ -115,7 +115,8 @@ absl::StatusOr<PartitionHeader> ParsePartitionHeader(absl::string_view text,
   for (const auto& [name, value] : Metadata(array)) {
     if (header.metadata[name] == value) continue;
     return absl::InvalidArgumentError(absl::StrCat("its ", name, " is \"", header.metadata[name],
-                                                   "\", not \"", value, "\": it is another file"));
+                                                   "\", not \"", value,
+                                                   "\": it is the wrong file"));
   }
   const auto tensor = [&](size_t i, absl::string_view name, absl::string_view dtype,
                           int64_t columns) {

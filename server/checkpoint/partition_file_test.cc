@@ -249,7 +249,7 @@ TEST_F(DamagedFileTest, FindsTheFileOfAnotherPartition) {
                              std::filesystem::copy_options::overwrite_existing);
   EXPECT_THAT(Fault(), HasSubstr("checksum"));
   file_.set_header_crc32c(file.header_crc32c());
-  EXPECT_THAT(Fault(), HasSubstr("its partition is \"2\", not \"3\": it is another file"));
+  EXPECT_THAT(Fault(), HasSubstr("its partition is \"2\", not \"3\": it is the wrong file"));
 }
 
 TEST_F(DamagedFileTest, DoesNotFollowPathsOutOfTheFolder) {

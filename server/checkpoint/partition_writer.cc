@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<PartitionFileWriter>> PartitionFileWriter::Create
   const std::string name = PartitionFileName(array);
   const std::string path = PathIn(folder, name);
   FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (file.get() < 0) return FileError(errno, path, "cannot be made");
+  if (file.get() < 0) return FileError(errno, path, "cannot be created");
   ASSIGN_OR_RETURN(MappedMemory buffer, MappedMemory::Map(kBufferBytes, /*huge_pages=*/false));
   return std::unique_ptr<PartitionFileWriter>(
       new PartitionFileWriter(array, name, path, std::move(file), std::move(buffer)));

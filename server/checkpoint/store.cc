@@ -30,7 +30,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadCheckpoint(const std::string& folder)
   if (!manifest.ok()) manifest = ReadManifest(folder);
   std::error_code error;
   if (!manifest.ok() && !std::filesystem::is_directory(folder, error)) {
-    return absl::NotFoundError(absl::StrCat(folder, ": is not there"));
+    return absl::NotFoundError(absl::StrCat(folder, ": does not exist"));
   }
   return manifest;
 }
@@ -130,8 +130,8 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Newest(const std::string
   const int unusable = list.checkpoints_size() + list.damaged_size();
   return absl::NotFoundError(
       unusable == 0 ? absl::StrCat("model \"", model, "\" has no checkpoints")
-                    : absl::StrCat("model \"", model, "\" has no whole checkpoint, but ", unusable,
-                                   " damaged ones"));
+                    : absl::StrCat("model \"", model, "\" has no intact checkpoint, only ",
+                                   unusable, " damaged"));
 }
 
 absl::StatusOr<CheckpointChain> CheckpointStore::Chain(const std::string& model,
@@ -148,8 +148,8 @@ absl::StatusOr<CheckpointChain> CheckpointStore::Chain(const std::string& model,
     }
     if (parent->checkpoint_id() != child.parent_id() || parent->chain() >= child.chain()) {
       return absl::DataLossError(absl::StrCat(chain.back().folder(), ": checkpoint \"",
-                                              child.name(), "\" builds on another \"",
-                                              child.parent(), "\" than the one that is there"));
+                                              child.name(), "\" builds on an earlier checkpoint \"",
+                                              child.parent(), "\", which has been replaced"));
     }
     if (!SameLayout(child, *parent)) {
       return absl::DataLossError(absl::StrCat(chain.back().folder(), ": checkpoint \"",

@@ -106,8 +106,8 @@ absl::StatusOr<std::string> CheckpointStore::BeginSave(const std::string& model,
 absl::Status CheckpointStore::Heartbeat(const std::string& folder) const {
   const absl::Status status = TouchFolder(folder);
   if (!absl::IsNotFound(status)) return status;
-  return absl::AbortedError(
-      absl::StrCat(folder, ": was removed by somebody who took its process for dead"));
+  return absl::AbortedError(absl::StrCat(
+      folder, ": was removed by another process, which found no sign of life of this one"));
 }
 
 absl::Status CheckpointStore::Commit(const std::string& folder,
@@ -128,7 +128,7 @@ absl::Status CheckpointStore::Commit(const std::string& folder,
     if (!parent.ok() || parent->checkpoint_id() != manifest.parent_id()) {
       return absl::FailedPreconditionError(
           absl::StrCat("checkpoint \"", manifest.parent(), "\", which \"", manifest.name(),
-                       "\" was to build on, is not there any more; save again"));
+                       "\" builds on, does not exist any more; save again"));
     }
   }
   if (IsThere(target)) return AlreadyThere(manifest.model(), manifest.name());
@@ -159,7 +159,7 @@ absl::Status CheckpointStore::CommitMerge(const std::string& folder,
       current->parent().empty()) {
     return absl::AbortedError(absl::StrCat("checkpoint \"", manifest.name(), "\" of model \"",
                                            manifest.model(),
-                                           "\" was deleted, merged or damaged meanwhile"));
+                                           "\" was deleted, merged or damaged in the meantime"));
   }
   RETURN_IF_ERROR(WriteFileWhole(target, kMerging, ""));
   for (v1::CheckpointFile& file : *manifest.mutable_files()) {
@@ -204,11 +204,9 @@ absl::Status CheckpointStore::CheckNoLogBegins(const v1::ListCheckpointsResponse
     if (!begins && (!manifest.ok() || manifest->history() != history)) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("checkpoint \"", name,
-                     "\" is what the logs of the shards go on from: without it they could "
-                     "not bring model \"",
-                     info.model(),
-                     "\" back; save a newer one first (`emberctl checkpoint "
-                     "save ",
+                     "\" cannot be deleted: the shards' logs continue from it, and without it the "
+                     "shards could not recover model \"",
+                     info.model(), "\"; save a newer one first (`emberctl checkpoint save ",
                      info.model(), "`)"));
   }
   return absl::OkStatus();

@@ -232,7 +232,7 @@ TEST_F(AdministrationTest, DrainRefusesWhatIsNewUntilItIsUndone) {
   v1::LookupResponse response;
   const grpc::Status refused = Lookup(model, &response);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_EQ(refused.error_message(), "the coordinator is draining; turn to another one");
+  EXPECT_EQ(refused.error_message(), "the coordinator is draining; use another one");
   v1::ReleaseBatchRequest release;
   release.set_model_id(model);
   release.set_batch_handle(kept.batch_handle());

@@ -114,7 +114,7 @@ void AutoCheckpoints::StartRecovery(const std::string& model) {
     over();
     // Another coordinator may have been faster, or a shard is not back yet: Watch looks again.
     if (status.ok() || absl::IsAborted(status) || absl::IsUnavailable(status)) return;
-    ops::Log(ops::LogLevel::kError, "a lost model could not be brought back",
+    ops::Log(ops::LogLevel::kError, "a lost model could not be restored",
              {{"model", model}, {"reason", std::string(status.message())}});
   });
   if (!taken) over();
@@ -152,7 +152,7 @@ absl::Status AutoCheckpoints::Recover(const std::string& model) {
     status = RecoverFrom(info);
     if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
     ops::Log(
-        ops::LogLevel::kError, "a checkpoint is damaged; an older one is tried",
+        ops::LogLevel::kError, "a checkpoint is damaged; trying an older one",
         {{"model", model}, {"checkpoint", info.name()}, {"reason", std::string(status.message())}});
   }
   return status;
@@ -204,7 +204,7 @@ void AutoCheckpoints::RowsGivenUp(const std::string& model) {
   if (!saves()) return;
   const absl::Status status = checkpoints_->store().GiveUp(model);
   if (status.ok()) return;
-  ops::Log(ops::LogLevel::kError, "rows that were given up may come back from a checkpoint",
+  ops::Log(ops::LogLevel::kError, "dropped or reset rows may come back from a checkpoint",
            {{"model", model}, {"reason", std::string(status.message())}});
 }
 

@@ -147,12 +147,12 @@ absl::StatusOr<ChangePause::Answers> ChangePause::Settle(rpc::CallContext* conte
     // Each answer was given behind a closed gate. A change that a shard did not list had been made
     // there, or will not be decided, for every change needs the votes of all shards.
     if (moving.empty()) return answers;
-    if (context->cancelled()) return absl::CancelledError("the caller has given up");
+    if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
     if (waited > kSettlePatience || absl::Now() > context->deadline()) {
       return absl::UnavailableError(absl::StrCat(moving, " did not end within ",
                                                  absl::FormatDuration(waited),
-                                                 ", and a checkpoint "
-                                                 "would cut through it; try again"));
+                                                 ", and no checkpoint can be taken while it "
+                                                 "is in progress; try again"));
     }
     absl::SleepFor(wait);
     wait = std::min(wait * 2, kLongestSettleWait);

@@ -60,11 +60,11 @@ absl::Status CheckpointSave::CheckStep(const ChangePause::Answers& answers) cons
     return absl::AbortedError(absl::StrCat(
         "group '", group.group(), "' has reached step ", group.next_step(),
         " before the checkpoint after step ", options_.before->next_step() - 1,
-        " could be fixed: other ranks were more than ", absl::FormatDuration(ChangePause::kLease),
-        " late; ask again with a later step"));
+        " could be taken: other ranks were more than ", absl::FormatDuration(ChangePause::kLease),
+        " behind; ask again with a later step"));
   }
   return absl::AbortedError(
-      absl::StrCat("group '", options_.before->group(), "' is not known to the shards any more"));
+      absl::StrCat("group '", options_.before->group(), "' is no longer known to the shards"));
 }
 
 void CheckpointSave::FillManifest(const ChangePause::Answers& answers) {
@@ -161,7 +161,7 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
       [&](int shard) { return shards_.shards[shard]->CompleteSave(complete, &completing); }));
   if (heard.ok() && options_.has_log) heard = store_->SetBeginning(manifest_, model_->history);
   if (!heard.ok()) {
-    ops::Log(ops::LogLevel::kWarning, "not all shards have heard of a checkpoint",
+    ops::Log(ops::LogLevel::kWarning, "not every shard has confirmed a checkpoint",
              {{"model", manifest_.model()},
               {"checkpoint", manifest_.name()},
               {"reason", std::string(heard.message())}});

@@ -67,7 +67,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> Checkpoints::ServeAgain(
   ASSIGN_OR_RETURN(RowSource source, FindRows(lost.serves.model(), lost.serves.checkpoint()));
   if (source.chain.front().manifest().checkpoint_id() != lost.serves.checkpoint_id()) {
     return absl::NotFoundError(absl::StrCat("checkpoint '", ServesText(lost.serves),
-                                            "' was removed, and is another one now"));
+                                            "' was removed; another checkpoint has its name now"));
   }
   source.report = report;
   return registry_->Serve(lost.config, source, context);

@@ -232,7 +232,7 @@ absl::StatusOr<v1::DiffCheckpointsResponse> Checkpoints::Diff(
   ASSIGN_OR_RETURN(const CheckpointChain before, ChainOf(request.model(), request.before()));
   ASSIGN_OR_RETURN(const CheckpointChain after, ChainOf(request.model(), request.after()));
   return DiffCheckpoints(before, after, [&](int64_t, int64_t) {
-    return context->cancelled() ? absl::CancelledError("the caller has given up")
+    return context->cancelled() ? absl::CancelledError("the caller cancelled the call")
                                 : absl::OkStatus();
   });
 }
@@ -262,8 +262,7 @@ absl::StatusOr<uint64_t> Checkpoints::LoggedHistory(const std::string& model,
     if (known != nullptr) found = known;
   }
   if (!found.ok()) {
-    return Annotate(found.status(),
-                    "nobody can tell which checkpoints the shards' logs go on from");
+    return Annotate(found.status(), "cannot tell which checkpoints the shards' logs continue from");
   }
   return (*found)->read_only() ? 0 : (*found)->history;
 }

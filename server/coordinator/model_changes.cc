@@ -74,7 +74,7 @@ absl::Status ModelChanges::Make(const ServedModel& model, uint64_t history,
   };
   RETURN_IF_ERROR(source == nullptr ? OnAllFirstZero(create)
                                     : RestoreOnAll(model, history, before, *source, context));
-  if (context->cancelled()) return absl::CancelledError("the caller has given up");
+  if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
   ReachFailpoint("model.is_made");
   return OnAllFirstZero(serve);
 }

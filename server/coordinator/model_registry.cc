@@ -126,8 +126,9 @@ absl::Status ModelRegistry::LostError(const ServedModel& model, const ModelVerdi
       model.read_only()
           ? absl::StrCat("`emberctl serve ", model.serves.model(), " ", model.serves.checkpoint(),
                          " --as ", name, "` loads them again")
-          : absl::StrCat("`emberctl model reset ", name,
-                         "` gives up the other rows too and begins again with initial ones");
+          : absl::StrCat("`emberctl checkpoint restore ", name,
+                         "` goes back to a checkpoint, if there is one, `emberctl model reset ",
+                         name, "` gives all shards initial rows again");
   return absl::DataLossError(
       absl::StrCat("model '", name, "' is lost: ", absl::StrJoin(verdict.without, ", ", shard_name),
                    verdict.without.size() == 1 ? " no longer has its" : " no longer have their",
@@ -189,9 +190,10 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
       return NotDeclared(model_id);
     }
     case ModelState::kUnfinished:
-      return absl::UnavailableError(absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
-                                                 " is being declared, reset, restored or dropped; "
-                                                 "retry, and if that does not end, do so again"));
+      return absl::UnavailableError(
+          absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16),
+                       " is being declared, reset, restored or dropped; "
+                       "retry; if that does not end, declare, reset, restore or drop it again"));
     case ModelState::kServing: {
       if (known.model != nullptr && known.model->history == verdict.history) {
         SetLost(model_id, absl::OkStatus());

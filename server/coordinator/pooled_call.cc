@@ -88,10 +88,10 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
   const absl::Duration patience = context_.deadline() - began_;
   const absl::Duration expected = queue.ExpectedTime();
   if (MayBeShed(rpc_) && queue.tasks() >= kAlwaysTaken && expected > patience * 3 / 4) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(queue.tasks(), " requests are here already; with them this one would take ",
-                     absl::ToInt64Milliseconds(expected), " ms, and its deadline is in ",
-                     absl::ToInt64Milliseconds(patience), " ms; retry later"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        queue.tasks(), " requests are waiting already; after them this one would take ",
+        absl::ToInt64Milliseconds(expected), " ms, but its deadline is in ",
+        absl::ToInt64Milliseconds(patience), " ms; retry later"));
   }
   if (queue.Submit([this, work = std::move(work)] { Run(work); })) return absl::OkStatus();
   return QueueFullError(environment_);
@@ -99,7 +99,7 @@ absl::Status PooledCall::Enqueue(const std::string& client, Work work) {
 
 void PooledCall::Run(const Work& work) {
   if (context_.cancelled()) {
-    End(absl::CancelledError("the caller gave up while the request was waiting"));
+    End(absl::CancelledError("the caller cancelled the call while it was waiting"));
     return;
   }
   const absl::Time start = absl::Now();
@@ -115,7 +115,7 @@ void PooledCall::Run(const Work& work) {
   if (MayBeShed(rpc_) && waited > left / 3 && left < environment_.queue->ExpectedRunTime()) {
     End(absl::ResourceExhaustedError(absl::StrCat(
         "the request waited ", absl::ToInt64Milliseconds(waited), " ms, and the ",
-        absl::ToInt64Milliseconds(left), " ms that are left would not do; retry later")));
+        absl::ToInt64Milliseconds(left), " ms left until its deadline are too few; retry later")));
     return;
   }
   int64_t response_bytes = 0;

@@ -37,7 +37,7 @@ class DrainSwitch {
 
 // For what is new. Clients that know of another coordinator turn to it on this code.
 inline absl::Status DrainingError() {
-  return absl::UnavailableError("the coordinator is draining; turn to another one");
+  return absl::UnavailableError("the coordinator is draining; use another one");
 }
 
 // What the calls of one service share.

@@ -87,10 +87,11 @@ int64_t MissingGradients::Observe(const v1::ModelConfig& config, const std::vect
     if (given[f]) continue;
     ++missing;
     if (named_[f].exchange(true, std::memory_order_relaxed)) continue;
-    ops::Log(ops::LogLevel::kWarning,
-             "a feature came without a gradient: its rows are updated with zero, which moves them "
-             "still where the optimizer has momentum or decay (said once for each feature)",
-             {{"model", config.name()}, {"feature", config.features(static_cast<int>(f)).name()}});
+    ops::Log(
+        ops::LogLevel::kWarning,
+        "a feature has no gradient: its rows are updated with a zero gradient, which still changes "
+        "them if the optimizer has momentum or decay (logged once for each feature)",
+        {{"model", config.name()}, {"feature", config.features(static_cast<int>(f)).name()}});
   }
   return missing;
 }

@@ -58,7 +58,7 @@ absl::StatusOr<ShardTransfers::Results> ShardTransfers::Await(rpc::CallContext* 
   const absl::Time began = absl::Now();
   absl::Time answered = began;
   while (true) {
-    if (context->cancelled()) return absl::CancelledError("the caller has given up");
+    if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
     absl::StatusOr<Results> results = Ask(context->trace());
     const bool blip =
         absl::IsUnavailable(results.status()) || absl::IsDeadlineExceeded(results.status());

@@ -32,8 +32,8 @@ Result Await(const GroupId& id, rpc::CallContext* context, const Start& start) {
   if (!pending->ready.HasBeenNotified()) {
     const std::string group = absl::StrCat("group '", id.group, "': ");
     rpc::CancelWatch watch(context, [&] {
-      withdraw(
-          absl::CancelledError(absl::StrCat(group, "the caller gave up waiting for other ranks")));
+      withdraw(absl::CancelledError(
+          absl::StrCat(group, "the caller cancelled the call while it waited for other ranks")));
     });
     if (!pending->ready.WaitForNotificationWithDeadline(context->deadline())) {
       withdraw(absl::DeadlineExceededError(
@@ -74,7 +74,7 @@ class CollectiveRouter::Watch {
       absl::MutexLock lock(&state_->mutex);
       if (std::exchange(state_->over, true)) return;
     }
-    withdraw_(absl::CancelledError("nobody watches any more"));
+    withdraw_(absl::CancelledError("the group is no longer watched"));
   }
 
   uint64_t generation() const { return generation_; }

@@ -245,7 +245,8 @@ TEST(CollectiveServiceTest, BytesThatAreNoRequestAreRefused) {
   for (const std::string method : {"Join", "AllGather", "Advance", "Leave", "Watch"}) {
     const grpc::Status broken = SendBytes(host, method, std::string(7, '\xff'));
     EXPECT_EQ(broken.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-    EXPECT_EQ(broken.error_message(), "the request is no emberd.internal.v1." + method + "Request");
+    EXPECT_EQ(broken.error_message(),
+              "the request is not a valid emberd.internal.v1." + method + "Request");
     for (int i = 0; i < 50; ++i) {
       std::string bytes(random() % 40, '\0');
       for (char& byte : bytes) byte = static_cast<char>(random());

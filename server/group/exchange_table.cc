@@ -23,7 +23,7 @@ absl::Status ExchangeTable::Error(absl::StatusCode code, absl::string_view text)
 
 absl::Status ExchangeTable::OtherValue(const ExchangeKey& key, int rank) const {
   return Error(absl::StatusCode::kInvalidArgument,
-               absl::StrCat("value: rank ", rank, " brought another one to ", Name(key),
+               absl::StrCat("value: rank ", rank, " sent another value to ", Name(key),
                             " before; it must not change"));
 }
 
@@ -53,7 +53,7 @@ void ExchangeTable::Contribute(ExchangeCall call, Collective::GatherDone done, E
     if (calls >= kMaxWaitingPerRank) {
       return answer(Error(absl::StatusCode::kResourceExhausted,
                           absl::StrCat(calls, " calls of rank ", rank, " wait for ", Name(key),
-                                       " already; at most ", kMaxWaitingPerRank, " may")));
+                                       " already; at most ", kMaxWaitingPerRank, " are allowed")));
     }
   } else {
     bytes_ += static_cast<int64_t>(value.size());
@@ -130,7 +130,7 @@ absl::Status ExchangeTable::CheckNew(const ExchangeKey& key) const {
   if (open_.size() >= kMaxOpen) {
     return Error(absl::StatusCode::kResourceExhausted,
                  absl::StrCat(open_.size(), " exchanges wait for ranks already; at most ", kMaxOpen,
-                              " may"));
+                              " are allowed"));
   }
   return absl::OkStatus();
 }

@@ -83,8 +83,8 @@ absl::Status ProgressGroup::Check(const AdvanceCall& call) const {
   if (!member.present || member.generation != call.generation) return OverError(call.generation);
   if (member.advanced && call.next_step < member.next_step) {
     return Error(absl::StatusCode::kInvalidArgument,
-                 absl::StrCat("next_step is ", call.next_step, "; rank ", call.rank, " was at ",
-                              member.next_step, " before"));
+                 absl::StrCat("next_step is ", call.next_step, "; rank ", call.rank,
+                              " was at step ", member.next_step, " before"));
   }
   const auto calls =
       std::count_if(waiting_.begin(), waiting_.end(),
@@ -93,7 +93,7 @@ absl::Status ProgressGroup::Check(const AdvanceCall& call) const {
     return Error(
         absl::StatusCode::kResourceExhausted,
         absl::StrCat(calls, " calls of rank ", call.rank, " wait for other ranks already; at most ",
-                     kMaxWaitingPerRank, " may"));
+                     kMaxWaitingPerRank, " are allowed"));
   }
   return absl::OkStatus();
 }

@@ -131,7 +131,7 @@ TEST_F(ProgressGroupTest, JoiningAgainOrLeavingEndsTheRanksCalls) {
   EXPECT_TRUE(host_.Leave(kGroup, before, 0, "the old life", true).ok());
   EXPECT_TRUE(Advance(0, 2, 0).ok()) << "a new life may begin earlier";
   EXPECT_EQ(Advance(0, 1, 0).status(),
-            absl::InvalidArgumentError("group 'g': next_step is 1; rank 0 was at 2 before"));
+            absl::InvalidArgumentError("group 'g': next_step is 1; rank 0 was at step 2 before"));
   const AskedStatus second = Advance(0, 2, 1);
   Leave(0, false);
   EXPECT_EQ(second.status(), absl::AbortedError("group 'g': rank 0 left in step 2"));
@@ -182,9 +182,10 @@ TEST_F(ProgressGroupTest, BoundsTheCallsOfOneRank) {
   Begin(2);
   JoinAll();
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(Advance(0, 1, 1).waits());
-  EXPECT_EQ(Advance(0, 1, 1).status(),
-            absl::ResourceExhaustedError(
-                "group 'g': 4 calls of rank 0 wait for other ranks already; at most 4 may"));
+  EXPECT_EQ(
+      Advance(0, 1, 1).status(),
+      absl::ResourceExhaustedError(
+          "group 'g': 4 calls of rank 0 wait for other ranks already; at most 4 are allowed"));
 }
 
 TEST_F(ProgressGroupTest, RefusesWhatWouldWaitForItself) {

@@ -77,9 +77,9 @@ Collective::Withdraw Rendezvous::AllGather(const GroupId& id, ExchangeCall call,
     RETURN_IF_ERROR(CheckExchange(call));
     const auto bytes = static_cast<int64_t>(call.value.size());
     if (value_bytes_ + bytes > options_.max_value_bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("value has ", bytes, " bytes beside the ", value_bytes_,
-                       " that are held already; at most ", options_.max_value_bytes, " may be"));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "value has ", bytes, " bytes in addition to the ", value_bytes_,
+          " that are held already; at most ", options_.max_value_bytes, " are allowed"));
     }
     group.AllGather(std::move(call), std::move(done), event);
     return absl::OkStatus();
@@ -210,7 +210,7 @@ absl::StatusOr<bool> Rendezvous::Forget(const GroupId& id) {
     vacant = group.vacant();
     if (!vacant && !Forgettable(group, event.now)) {
       return InGroup(id, absl::FailedPreconditionError(
-                             "ranks are at work in it; it can be dropped when they have left"));
+                             "some of its ranks are active; drop it when they have left"));
     }
     Forget(found, &event);
   }
@@ -311,8 +311,8 @@ absl::Status Rendezvous::MakeRoom(Event* event) {
   }
   if (idlest == groups_.end()) {
     return absl::ResourceExhaustedError(absl::StrCat(groups_.size(),
-                                                     " groups are at work here already; at most ",
-                                                     options_.max_groups, " may be"));
+                                                     " groups are active here already; at most ",
+                                                     options_.max_groups, " are allowed"));
   }
   Forget(idlest, event);
   return absl::OkStatus();

@@ -151,7 +151,7 @@ TEST(RendezvousTest, BoundsTheNumberOfGroups) {
   const uint64_t third = host.JoinAll({7, "3"}, MakeOptions(1));
   EXPECT_EQ(host.Join(kGroup, 0, MakeOptions(1)).status(),
             absl::ResourceExhaustedError(
-                "group 'g': 3 groups are at work here already; at most 3 may be"));
+                "group 'g': 3 groups are active here already; at most 3 are allowed"));
   EXPECT_TRUE(host.Leave({7, "3"}, third, 0, "", true).ok());
   EXPECT_TRUE(host.Join(kGroup, 0, MakeOptions(1)).ok()) << "in the place of one without members";
   host.Pass(absl::Milliseconds(4900));
@@ -166,10 +166,9 @@ TEST(RendezvousTest, BoundsTheBytesOfValues) {
   TestingHost host({.max_value_bytes = 100});
   const uint64_t generation = host.JoinAll(kGroup, MakeOptions(2));
   const AskedGather first = host.AllGather(kGroup, generation, 0, 0, 0, std::string(60, 'v'));
-  EXPECT_EQ(
-      host.AllGather(kGroup, generation, 1, 0, 0, std::string(41, 'w')).status(),
-      absl::ResourceExhaustedError(
-          "group 'g': value has 41 bytes beside the 60 that are held already; at most 100 may be"));
+  EXPECT_EQ(host.AllGather(kGroup, generation, 1, 0, 0, std::string(41, 'w')).status(),
+            absl::ResourceExhaustedError("group 'g': value has 41 bytes in addition to the 60 that "
+                                         "are held already; at most 100 are allowed"));
   EXPECT_TRUE(host.AllGather(kGroup, generation, 1, 0, 0, std::string(40, 'w')).ok());
   EXPECT_TRUE(first.ok());
   EXPECT_FALSE(host.AllGather(kGroup, generation, 1, 0, 1, "v").ok());
@@ -280,7 +279,7 @@ TEST(RendezvousTest, ForgetsAGroupThatNobodyIsIn) {
   const uint64_t generation = host.Join(kGroup, 1, MakeOptions(2))->generation;
   EXPECT_EQ(host->Forget(kGroup).status(),
             absl::FailedPreconditionError(
-                "group 'g': ranks are at work in it; it can be dropped when they have left"));
+                "group 'g': some of its ranks are active; drop it when they have left"));
   ASSERT_TRUE(host.Leave(kGroup, generation, 0, "done", true).ok());
   EXPECT_TRUE(*host->Forget(kGroup));
   EXPECT_EQ(host->load().groups, 0u);

@@ -129,7 +129,7 @@ void SyncGroup::Watch(uint64_t generation, Collective::StatusDone done, Event* e
   } else if (static_cast<int>(generation_->watches.size()) >= most) {
     refused = Error(absl::StatusCode::kResourceExhausted,
                     absl::StrCat(generation_->watches.size(), " calls watch it already; at most ",
-                                 most, " may"));
+                                 most, " are allowed"));
   }
   if (refused.ok()) {
     generation_->watches.push_back({event->ticket, std::move(done)});

@@ -79,7 +79,7 @@ TEST_F(SyncGroupTest, AnswersDuplicatesAlike) {
   const AskedGather repeated = Gather(0, 1, "a");
   const AskedGather changed = Gather(0, 1, "x");
   EXPECT_EQ(changed.status(),
-            absl::InvalidArgumentError("group 'g': value: rank 0 brought another one to exchange 0 "
+            absl::InvalidArgumentError("group 'g': value: rank 0 sent another value to exchange 0 "
                                        "of step 1 before; it must not change"));
   host_.Pass(absl::Milliseconds(3));
   const AskedGather other = Gather(1, 1, "b");
@@ -98,7 +98,7 @@ TEST_F(SyncGroupTest, BoundsTheCallsOfOneRank) {
   for (int i = 0; i < ExchangeTable::kMaxWaitingPerRank; ++i) calls.push_back(Gather(0, 1, "a"));
   EXPECT_EQ(Gather(0, 1, "a").status(),
             absl::ResourceExhaustedError("group 'g': 4 calls of rank 0 wait for exchange 0 of step "
-                                         "1 already; at most 4 may"));
+                                         "1 already; at most 4 are allowed"));
   Gather(1, 1, "b");
   for (const AskedGather& call : calls) EXPECT_TRUE(call.ok());
 }
@@ -254,7 +254,7 @@ TEST_F(SyncGroupTest, BoundsOpenExchanges) {
   for (int64_t step = 0; step < 64; ++step) EXPECT_TRUE(Gather(0, step, "v").waits());
   EXPECT_EQ(Gather(0, 64, "v").status(),
             absl::ResourceExhaustedError(
-                "group 'g': 64 exchanges wait for ranks already; at most 64 may"));
+                "group 'g': 64 exchanges wait for ranks already; at most 64 are allowed"));
   EXPECT_TRUE(Gather(1, 0, "v").ok());
   EXPECT_TRUE(Gather(0, 64, "v").waits());
 }
@@ -268,8 +268,9 @@ TEST_F(SyncGroupTest, HasNoProgressOfItsOwn) {
 TEST_F(SyncGroupTest, BoundsWatches) {
   Begin(1);
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(host_.Watch(kGroup, generation_).waits());
-  EXPECT_EQ(host_.Watch(kGroup, generation_).status(),
-            absl::ResourceExhaustedError("group 'g': 4 calls watch it already; at most 4 may"));
+  EXPECT_EQ(
+      host_.Watch(kGroup, generation_).status(),
+      absl::ResourceExhaustedError("group 'g': 4 calls watch it already; at most 4 are allowed"));
   EXPECT_EQ(host_.Watch(kGroup, generation_ + 1).status().code(), absl::StatusCode::kAborted);
 }
 

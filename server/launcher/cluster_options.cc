@@ -44,8 +44,8 @@ absl::Status OverrideStorage(const Overrides& overrides, v1::ClusterConfig* clus
   if (!overrides.durability.has_value()) return absl::OkStatus();
   if (!cluster->has_storage()) {
     return absl::InvalidArgumentError(
-        "--durability: there is no folder to write to; name one by --data DIR, or by "
-        "storage.directory of the configuration");
+        "--durability: there is no folder to write to; name one with --data DIR, or with "
+        "storage.directory in the configuration");
   }
   cluster->mutable_storage()->set_durability(*overrides.durability);
   return absl::OkStatus();

@@ -95,7 +95,7 @@ TEST(MakeLocalClusterTest, DurabilityNeedsAFolder) {
   Overrides overrides;
   overrides.durability = v1::StorageConfig::CHECKPOINT;
   EXPECT_THAT(std::string(MakeLocalCluster({}, overrides).status().message()),
-              StartsWith("--durability: there is no folder to write to; name one by --data DIR"));
+              StartsWith("--durability: there is no folder to write to; name one with --data DIR"));
   overrides.data = "";
   EXPECT_THAT(std::string(MakeLocalCluster({}, overrides).status().message()),
               StartsWith("--data: empty"));

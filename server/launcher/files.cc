@@ -20,10 +20,11 @@ absl::Status WriteFileAtomically(const std::string& path, const std::string& con
   {
     std::ofstream file(temporary, std::ios::binary);
     file << content;
-    if (!file.flush()) return absl::ErrnoToStatus(errno, absl::StrCat(temporary, ": cannot write"));
+    if (!file.flush())
+      return absl::ErrnoToStatus(errno, absl::StrCat(temporary, ": cannot be written"));
   }
   if (std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  const absl::Status status = absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot write"));
+  const absl::Status status = absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot be written"));
   unlink(temporary.c_str());
   return status;
 }
@@ -35,7 +36,7 @@ absl::Status WriteReadyFile(const std::string& path, const ReadyInfo& info) {
 
 absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path) {
   std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": not there"));
+  if (!file) return absl::NotFoundError(absl::StrCat(path, ": does not exist"));
   std::stringstream content;
   content << file.rdbuf();
   ReadyInfo info;
@@ -47,7 +48,7 @@ absl::StatusOr<ReadyInfo> ReadReadyFile(const std::string& path) {
     if (entry.first == "pid" && !absl::SimpleAtoi(entry.second, &info.pid)) info.pid = 0;
   }
   if (!info.grpc.empty() && info.pid > 0) return info;
-  return absl::InvalidArgumentError(absl::StrCat(path, ": not a ready file"));
+  return absl::InvalidArgumentError(absl::StrCat(path, ": is not a ready file"));
 }
 
 }  // namespace emberd::launcher

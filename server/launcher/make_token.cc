@@ -21,7 +21,7 @@ constexpr int kRandomBytes = 32;
 absl::StatusOr<std::string> RandomToken() {
   unsigned char bytes[kRandomBytes];
   if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
-    return absl::InternalError("this machine gives no random numbers");
+    return absl::InternalError("the system's random numbers cannot be read");
   }
   return absl::WebSafeBase64Escape(
       absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));

@@ -54,7 +54,7 @@ absl::StatusOr<ReadyInfo> Supervisor::WaitReady(int index) {
   while (absl::Now() < deadline) {
     if (!process.child->Running()) {
       return absl::UnavailableError(
-          absl::StrCat(process.spec.name, " ", process.child->End(), " before it served"));
+          absl::StrCat(process.spec.name, " ", process.child->End(), " before it was ready"));
     }
     absl::StatusOr<ReadyInfo> info = ReadyFileOf(process.spec, process.child->pid());
     if (info.ok()) {
@@ -62,10 +62,10 @@ absl::StatusOr<ReadyInfo> Supervisor::WaitReady(int index) {
       return info;
     }
     if (options_.stop_requested(absl::Milliseconds(10))) {
-      return absl::CancelledError(absl::StrCat("stopped before ", process.spec.name, " served"));
+      return absl::CancelledError(absl::StrCat("stopped before ", process.spec.name, " was ready"));
     }
   }
-  return absl::DeadlineExceededError(absl::StrCat(process.spec.name, " does not serve after ",
+  return absl::DeadlineExceededError(absl::StrCat(process.spec.name, " is not ready after ",
                                                   absl::FormatDuration(options_.ready_timeout)));
 }
 

@@ -144,9 +144,9 @@ TEST_F(SupervisorTest, WaitReadySaysWhatWentWrong) {
     return std::string(status.message());
   };
   EXPECT_EQ(message(*dies, absl::StatusCode::kUnavailable),
-            "shard-0 exited with status 2 before it served");
+            "shard-0 exited with status 2 before it was ready");
   EXPECT_EQ(message(*killed, absl::StatusCode::kUnavailable),
-            "shard-1 was killed by signal 9 (Killed) before it served");
+            "shard-1 was killed by signal 9 (Killed) before it was ready");
   EXPECT_THAT(message(*hangs, absl::StatusCode::kDeadlineExceeded), HasSubstr("shard-2"));
   EXPECT_THAT(message(*missing, absl::StatusCode::kUnavailable), HasSubstr("status 127"));
   stop_ = [] { return true; };

@@ -213,7 +213,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
   if (cluster.coordinators_size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("coordinators: ", cluster.coordinators_size(),
-                     " are not allowed in one process; allowed is 1, or use --processes"));
+                     " are not allowed in one process; use 1, or --processes"));
   }
   const v1::CoordinatorConfig& coordinator = cluster.coordinators(0);
   RETURN_IF_ERROR(CheckAddresses("coordinators[0]", coordinator.address(),

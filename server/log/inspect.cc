@@ -77,21 +77,20 @@ absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
 }
 
 absl::StatusOr<LogSummary> VerifyLog(const std::string& folder) {
-  ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder));
   Buffer<char> buffer;
   uint64_t records = 0, blobs = 0;
   int64_t bytes = 0;
   ASSIGN_OR_RETURN(const LogEnd end,
                    ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
-                     ++records;
                      bytes += position.bytes;
-                     const LogBlob* const blob = BlobOf(record);
-                     // Before the first segment there is what nobody needs any more.
-                     if (blob == nullptr || blob->segment() < found.oldest())
-                       return absl::OkStatus();
-                     ++blobs;
-                     bytes += static_cast<int64_t>(blob->bytes());
-                     return ReadBlob(folder, *blob, buffer).status();
+                     // What later states hold has records of its own.
+                     if (records++ > 0 && record.has_state()) return absl::OkStatus();
+                     for (const LogBlob& blob : BlobsOf(record)) {
+                       ++blobs;
+                       bytes += static_cast<int64_t>(blob.bytes());
+                       RETURN_IF_ERROR(ReadBlob(folder, blob, buffer).status());
+                     }
+                     return absl::OkStatus();
                    }));
   LogSummary summary = SummaryOf(end);
   summary.records = records;

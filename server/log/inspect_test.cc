@@ -67,6 +67,25 @@ TEST(InspectTest, ShowsAndVerifiesTheSameRecords) {
   EXPECT_EQ(VerifyLog(dir.path()).status().code(), absl::StatusCode::kDataLoss);
 }
 
+// A vote that was open when the first segment began.
+TEST(InspectTest, VerifiesWhatTheFirstStateHolds) {
+  const TempDir dir = *TempDir::Create();
+  LogOptions options{.folder = dir.path(), .fsync = v1::StorageConfig::NEVER};
+  {
+    const auto writer = *LogWriter::Open(options, 1, 1, StateRecord(1));
+    const auto blob = AppendBytes(*writer, BlobBytes(1, 1000));
+    ASSERT_TRUE(blob.ok()) << blob.status();
+    LogRecord state = StateRecord(2);
+    *state.mutable_state()->add_votes()->mutable_vote() = VoteRecord(1, *blob).vote();
+    state.mutable_state()->set_oldest_blob_segment(blob->segment());
+    ASSERT_TRUE(writer->StartSegment(state).ok());
+    ASSERT_TRUE(writer->DropBefore(2).ok());
+  }
+  EXPECT_EQ(VerifyLog(dir.path())->blobs, 1u);
+  ASSERT_TRUE(std::filesystem::remove(PathIn(dir.path(), BlobsName(1))));
+  EXPECT_EQ(VerifyLog(dir.path()).status().code(), absl::StatusCode::kDataLoss);
+}
+
 // A kind that was added to the log and not here would be shown without a word.
 TEST(InspectTest, EachKindOfRecordHasWords) {
   std::set<std::string> shown;

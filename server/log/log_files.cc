@@ -62,7 +62,7 @@ class DiskFile : public LogFile {
     do {
       error = posix_fallocate(file_.get(), offset, bytes);
     } while (error == EINTR);
-    return error == 0 ? absl::OkStatus() : FileError(error, path_, "cannot be made larger");
+    return error == 0 ? absl::OkStatus() : FileError(error, path_, "cannot be enlarged");
   }
 
   absl::Status Truncate(int64_t bytes) override {
@@ -84,7 +84,7 @@ class Disk : public LogFiles {
  public:
   absl::StatusOr<std::unique_ptr<LogFile>> Create(const std::string& path) override {
     FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-    if (file.get() < 0) return FileError(errno, path, "cannot be made");
+    if (file.get() < 0) return FileError(errno, path, "cannot be created");
     return std::make_unique<DiskFile>(path, std::move(file));
   }
 

@@ -100,7 +100,8 @@ absl::StatusOr<std::optional<LogHead>> DecodeLogHead(absl::string_view bytes) {
   }
   if (head.version != kVersion) {
     return absl::InvalidArgumentError(absl::StrCat("has format version ", head.version,
-                                                   ", but this program reads version ", kVersion));
+                                                   ", but this program can only read version ",
+                                                   kVersion));
   }
   LogHead decoded;
   decoded.shard = head.shard;

@@ -28,8 +28,8 @@ absl::Status CheckKind(const LogRecord& record, int64_t offset) {
     return absl::DataLossError("is of a kind that this program does not know");
   }
   if (is_state == (offset == kLogHeadBytes)) return absl::OkStatus();
-  return absl::DataLossError(is_state ? "is a state, which only begins a segment"
-                                      : "begins a segment, but is no state");
+  return absl::DataLossError(is_state ? "is a state, but does not begin a segment"
+                                      : "begins a segment, but is not a state");
 }
 
 LogEnd EndOf(const LogScan& scan) {
@@ -108,15 +108,28 @@ absl::StatusOr<absl::Span<const char>> ReadBlob(const std::string& folder, const
   RETURN_IF_ERROR(ReadAt(file, path, static_cast<int64_t>(blob.offset()), data, bytes));
   const absl::Span<const char> read(data, bytes);
   if (ExtendCrc32c(0, read) == blob.crc32c()) return read;
-  return DamagedFile(
-      path, absl::StrCat("byte ", blob.offset(), ": the ", bytes,
-                         " bytes from here on are not those that were written", LogAdvice(folder)));
+  return DamagedFile(path, absl::StrCat("byte ", blob.offset(), ": the next ", bytes,
+                                        " bytes are not what was written", LogAdvice(folder)));
 }
 
 const LogBlob* BlobOf(const LogRecord& record) {
   if (record.has_vote() && record.vote().has_blob()) return &record.vote().blob();
   if (record.has_part() && record.part().has_blob()) return &record.part().blob();
   return nullptr;
+}
+
+std::vector<LogBlob> BlobsOf(const LogRecord& record) {
+  std::vector<LogBlob> blobs;
+  if (const LogBlob* const blob = BlobOf(record)) blobs.push_back(*blob);
+  for (const internal::v1::LogHeldVote& held : record.state().votes()) {
+    if (held.vote().has_blob()) blobs.push_back(held.vote().blob());
+  }
+  for (const internal::v1::LogGroup& group : record.state().groups()) {
+    for (const internal::v1::LogPart& part : group.parts()) {
+      if (part.has_blob()) blobs.push_back(part.blob());
+    }
+  }
+  return blobs;
 }
 
 uint64_t OldestBlobSegment(const LogRecord& record) {

@@ -165,7 +165,7 @@ TEST_F(LogReaderTest, AFlippedByteIsNoticedWhereverItIs) {
     }
     for (int64_t i = 0; i < kLogHeadBytes; ++i) {
       Flip(Path(segment), i);
-      ExpectDamage(Path(segment), "byte 0: the head of the segment is damaged");
+      ExpectDamage(Path(segment), "byte 0: the header of the segment is damaged");
       ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(segment), bytes).ok());
     }
   }
@@ -223,18 +223,18 @@ TEST_F(LogReaderTest, AFileThatIsMissingOrAnothersIsNamed) {
   };
   copy(folder_, saved.Path("log"));
   std::filesystem::remove(Path(2));
-  ExpectDamage(Path(2), "the file is missing, but segment 3 goes on with record 7");
+  ExpectDamage(Path(2), "the file is missing, but segment 3 begins with record 7");
   std::filesystem::remove(BlobPath(2));
   ExpectDamage(Path(2), "the file is missing");
   copy(saved.Path("log"), folder_);
   std::filesystem::remove(Path(3));
-  ExpectDamage(Path(3), "the file is missing, but 0000000003.blobs is there");
+  ExpectDamage(Path(3), "the file is missing, but 0000000003.blobs exists");
   copy(saved.Path("log"), folder_);
   std::filesystem::remove(BlobPath(2));
   ExpectDamage(BlobPath(2), "is missing");
   copy(saved.Path("log"), folder_);
   std::filesystem::rename(Path(3), Path(9'000'000));
-  ExpectDamage(Path(3), "is missing, and others are too");
+  ExpectDamage(Path(3), "is missing, and so are others");
   copy(saved.Path("log"), folder_);
   std::filesystem::copy_file(Path(1), Path(2), std::filesystem::copy_options::overwrite_existing);
   ExpectDamage(Path(2), "is segment 1 under another name");
@@ -250,7 +250,7 @@ TEST_F(LogReaderTest, AFileThatIsMissingOrAnothersIsNamed) {
   EXPECT_THAT(Read()->numbers(), ElementsAre(4, 5, 6, 7, 8, 9));
   EXPECT_EQ(Read()->end.first_segment, 2u);
   Flip(Path(2), 5);
-  ExpectDamage(Path(2), "the head of the segment is damaged");
+  ExpectDamage(Path(2), "the header of the segment is damaged");
 }
 
 // What nobody had synced may be gone after the power was, and nothing else; then the log ends
@@ -296,7 +296,7 @@ TEST_F(LogReaderTest, ALossOfPowerThatTookABlobEndsTheLog) {
   const absl::StatusOr<WholeLog> log = ReadAfterPowerLoss();
   ASSERT_TRUE(log.ok()) << log.status();
   EXPECT_THAT(log->numbers(), ElementsAre(1, 2, 3));
-  EXPECT_THAT(log->end.torn, HasSubstr("the blob of record 4 is not there"));
+  EXPECT_THAT(log->end.torn, HasSubstr("the blob of record 4 is missing"));
 }
 
 TEST_F(LogReaderTest, RecordsOfWrongKindsAreNamed) {
@@ -313,7 +313,7 @@ TEST_F(LogReaderTest, RecordsOfWrongKindsAreNamed) {
     ASSERT_TRUE(WriteFileWhole(folder_, BlobsName(1), "").ok());
   };
   replace_first(PlainRecord(1));
-  ExpectDamage(Path(1), "byte 128: record 1 begins a segment, but is no state");
+  ExpectDamage(Path(1), "byte 128: record 1 begins a segment, but is not a state");
   replace_first(LogRecord());
   ExpectDamage(Path(1), "record 1 is of a kind that this program does not know");
   replace_first(StateRecord(1));

@@ -51,9 +51,10 @@ std::string RecordsFrom(uint64_t first, uint64_t end) {
 }  // namespace
 
 std::string LogAdvice(const std::string& folder) {
-  return absl::StrCat("; `emberctl log verify ", folder,
-                      "` says what is there; to go on without it, restore a checkpoint into a "
-                      "cluster with another storage.directory");
+  return absl::StrCat(
+      "; `emberctl log verify ", folder,
+      "` shows what is left; to go on without this log, restore a checkpoint into a "
+      "cluster with another storage.directory");
 }
 
 std::string LogScan::Path(const Segment& segment) const {
@@ -86,7 +87,7 @@ absl::Status LogScan::List() {
     uint64_t missing = first;
     while (std::binary_search(found.records.begin(), found.records.end(), missing)) ++missing;
     return DamagedFile(PathIn(folder_, RecordsName(missing)),
-                       absl::StrCat("is missing, and others are too", LogAdvice(folder_)));
+                       absl::StrCat("is missing, and so are others", LogAdvice(folder_)));
   }
   for (uint64_t number = first; number <= found.newest(); ++number) {
     Segment& segment = segments_.emplace_back();
@@ -174,7 +175,7 @@ absl::Status LogScan::ScanRecords(Break* broken) {
   if (oldest.head.has_value()) {
     next_sequence_ = std::min(oldest.head->first_sequence, oldest.limit);
   } else if (oldest.number > 1) {
-    return Damaged({first, 0, ""}, "the head of the segment is damaged");
+    return Damaged({first, 0, ""}, "the header of the segment is damaged");
   }
   for (size_t i = 0; i < segments_.size(); ++i) {
     Segment& segment = segments_[i];
@@ -182,7 +183,8 @@ absl::Status LogScan::ScanRecords(Break* broken) {
     if (!segment.head.has_value()) {
       if (segment.limit == next_sequence_) continue;
       *broken = {
-          i, 0, segment.has_records ? "the head of the segment is damaged" : "the file is missing"};
+          i, 0,
+          segment.has_records ? "the header of the segment is damaged" : "the file is missing"};
       return absl::OkStatus();
     }
     if (segment.head->first_sequence != next_sequence_) {
@@ -235,7 +237,7 @@ absl::StatusOr<std::optional<LogScan::Evidence>> LogScan::FindBehind(const Break
     if (!segment.has_records && segment.has_blobs) blobs = BlobsName(segment.number);
     if (i > broken.segment && segment.head.has_value()) {
       if (!found.has_value()) {
-        found = {absl::StrCat("segment ", segment.number, " goes on with record ",
+        found = {absl::StrCat("segment ", segment.number, " begins with record ",
                               segment.head->first_sequence),
                  0};
       }
@@ -244,7 +246,7 @@ absl::StatusOr<std::optional<LogScan::Evidence>> LogScan::FindBehind(const Break
     ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
     FindFrames(segment, i == broken.segment ? broken.offset : kLogHeadBytes, bytes, &found);
   }
-  if (!found.has_value() && !blobs.empty()) found = {absl::StrCat(blobs, " is there"), 0};
+  if (!found.has_value() && !blobs.empty()) found = {absl::StrCat(blobs, " exists"), 0};
   return found;
 }
 
@@ -288,7 +290,8 @@ absl::Status LogScan::ForEach(
     ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
     for (int64_t offset = kLogHeadBytes; offset < segment.end;) {
       const auto frame = DecodeFrame(From(bytes, offset), segment.head->salt);
-      if (!frame.has_value()) return Damaged({i, offset, ""}, "the file changes while it is read");
+      if (!frame.has_value())
+        return Damaged({i, offset, ""}, "the file was changed while it was read");
       RETURN_IF_ERROR(use(segment, offset, *frame));
       offset += frame->bytes;
     }
@@ -321,7 +324,7 @@ absl::Status LogScan::CutAtLostBlob() {
   }));
   if (cut.has_value()) {
     EndAt(cut->segment - segments_[0].number, cut->offset, cut->sequence,
-          absl::StrCat("the blob of record ", cut->sequence, " is not there"));
+          absl::StrCat("the blob of record ", cut->sequence, " is missing"));
   }
   return absl::OkStatus();
 }

@@ -38,7 +38,7 @@ absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(LogFiles& files,
 
 absl::Status LogSegment::Begin(LogFiles& files, const std::string& folder, std::string state) {
   ASSIGN_OR_RETURN(records_, files.Create(PathIn(folder, RecordsName(number()))));
-  // Blobs alone would look like what is left of a log. Behind other segments it is these that tell.
+  // Blobs alone would look like the rest of a log. Later segments have others before them.
   if (head_.first_sequence == 1) RETURN_IF_ERROR(files.SyncFolder(folder));
   ASSIGN_OR_RETURN(blobs_, files.Create(PathIn(folder, BlobsName(number()))));
   RETURN_IF_ERROR(Append(head_.first_sequence, head_.durable, std::move(state)));

@@ -33,7 +33,7 @@ absl::Status CheckRecord(const LogRecord& record) {
 
 absl::Status CheckIsState(const LogRecord& record) {
   if (record.kind_case() == LogRecord::kState) return CheckRecord(record);
-  return absl::InternalError("a segment of the log begins with something else than the state");
+  return absl::InternalError("a segment of the log does not begin with the state");
 }
 
 }  // namespace
@@ -78,11 +78,12 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
   ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder));
   if (next_segment <= found.newest()) {
     return absl::InternalError(absl::StrCat(folder, ": segment ", next_segment,
-                                            " cannot be begun: there is segment ", found.newest()));
+                                            " cannot be begun: there is already segment ",
+                                            found.newest()));
   }
   for (const auto& [segment, name] : found.files()) {
     MutexLock lock(&mutex_);
-    older_bytes_[segment] += FileBytes(PathIn(folder, name));
+    older_bytes_[name] = FileBytes(PathIn(folder, name));
   }
   MutexLock round(&sync_mutex_);
   const bool sync = options_.fsync != v1::StorageConfig::NEVER;
@@ -146,13 +147,15 @@ absl::Status LogWriter::Refusal(const absl::Status& error) const {
     case absl::StatusCode::kInvalidArgument:
       return error;
     case absl::StatusCode::kResourceExhausted:
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "the disk of ", options_.folder, " is full (", error.message(),
-          "): nothing was changed; lookups go on, and updates are taken again when there is room"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the disk of ", options_.folder, " is full (", error.message(),
+                       "): nothing was changed; lookups go on, and updates are accepted again when "
+                       "there is space"));
     default:
-      return absl::UnavailableError(absl::StrCat(
-          "the log in ", options_.folder, " cannot be written (", error.message(),
-          "): nothing was changed; lookups go on, and updates are taken again when it can"));
+      return absl::UnavailableError(
+          absl::StrCat("the log in ", options_.folder, " cannot be written (", error.message(),
+                       "): nothing was changed; lookups go on, and updates are accepted again when "
+                       "it can be written"));
   }
 }
 
@@ -160,8 +163,8 @@ absl::Status LogWriter::Fail(const absl::Status& error) {
   if (!failed_.ok()) return failed_;
   failed_ = absl::UnavailableError(absl::StrCat(
       "the log in ", options_.folder, " failed (", error.message(),
-      "): nobody knows what the disk holds, so updates are refused until this process is started "
-      "again; look after the disk first"));
+      "): what the disk holds is unknown, so updates are refused until this process is restarted; "
+      "check the disk first"));
   return failed_;
 }
 
@@ -220,7 +223,8 @@ absl::StatusOr<uint64_t> LogWriter::StartSegment(const LogRecord& state) {
   record_failure_ = segment.ok() ? absl::OkStatus() : Refusal(segment.status());
   RETURN_IF_ERROR(record_failure_);
   current_->Close();
-  older_bytes_[current_->number()] = current_->bytes();
+  older_bytes_[RecordsName(current_->number())] = current_->bytes() - current_->blob_bytes();
+  older_bytes_[BlobsName(current_->number())] = current_->blob_bytes();
   unsynced_.push_back(std::exchange(current_, *std::move(segment)));
   return number;
 }
@@ -231,24 +235,26 @@ bool LogWriter::SegmentFull() const {
          current_->record_bytes() > options_.record_bytes;
 }
 
-uint64_t LogWriter::NeededFrom(uint64_t segment) const {
+uint64_t LogWriter::BlobsNeededFrom(uint64_t segment) const {
   MutexLock lock(&mutex_);
-  segment = std::min(segment, current_->number());
-  uint64_t needed = segment;
   for (auto it = older_blobs_.lower_bound(segment); it != older_blobs_.end(); ++it) {
-    needed = std::min(needed, it->second);
+    segment = std::min(segment, it->second);
   }
-  return needed;
+  return segment;
 }
 
 absl::Status LogWriter::DropBefore(uint64_t segment) {
-  segment = NeededFrom(segment);
+  segment = std::min(segment, this->segment());
+  const uint64_t blobs = BlobsNeededFrom(segment);
   ASSIGN_OR_RETURN(const LogFolder found, ListLog(options_.folder));
-  if (found.oldest() >= segment) return absl::OkStatus();
+  std::vector<std::string> dropped;
+  for (const auto& [old, name] : found.files()) {
+    if (old < (name == RecordsName(old) ? segment : blobs)) dropped.push_back(name);
+  }
+  if (dropped.empty()) return absl::OkStatus();
   // What the log will begin with must survive a loss of power, and its blobs with it.
   RETURN_IF_ERROR(SyncAll(&found));
-  for (const auto& [old, name] : found.files()) {
-    if (old >= segment) break;
+  for (const std::string& name : dropped) {
     if (absl::Status status = files_.Remove(PathIn(options_.folder, name)); !status.ok()) {
       return Refusal(status);
     }
@@ -257,11 +263,11 @@ absl::Status LogWriter::DropBefore(uint64_t segment) {
     if (absl::Status status = files_.SyncFolder(options_.folder); !status.ok()) {
       return Refusal(status);
     }
-    if (name == RecordsName(old)) continue;
     MutexLock lock(&mutex_);
-    older_bytes_.erase(old);
-    older_blobs_.erase(old);
+    older_bytes_.erase(name);
   }
+  MutexLock lock(&mutex_);
+  older_blobs_.erase(older_blobs_.begin(), older_blobs_.lower_bound(segment));
   return absl::OkStatus();
 }
 
@@ -273,7 +279,7 @@ uint64_t LogWriter::segment() const {
 int64_t LogWriter::bytes() const {
   MutexLock lock(&mutex_);
   int64_t bytes = current_->bytes();
-  for (const auto& [segment, older] : older_bytes_) bytes += older;
+  for (const auto& [name, older] : older_bytes_) bytes += older;
   return bytes;
 }
 

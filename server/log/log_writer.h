@@ -78,8 +78,8 @@ class LogWriter {
   absl::StatusOr<uint64_t> StartSegment(const internal::v1::LogRecord& state);
   bool SegmentFull() const;
 
-  // Removes segments before this one, oldest first, unless what stays names their blobs; never the
-  // newest. Waits for the disk first.
+  // Removes segments before this one, oldest first, but no blobs that a record which stays may
+  // name; never the newest. Waits for the disk first.
   absl::Status DropBefore(uint64_t segment);
 
   uint64_t segment() const;  // the newest
@@ -100,8 +100,8 @@ class LogWriter {
   absl::StatusOr<std::shared_ptr<LogSegment>> NewSegment(uint64_t number,
                                                          const internal::v1::LogRecord& state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The newest segment before which nothing is needed, if those from this one on stay.
-  uint64_t NeededFrom(uint64_t segment) const;
+  // The oldest segment whose blobs are needed by records of this segment and later ones.
+  uint64_t BlobsNeededFrom(uint64_t segment) const;
   // What the caller is told about an error of the disk.
   absl::Status Refusal(const absl::Status& error) const;
   absl::Status Fail(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -130,8 +130,8 @@ class LogWriter {
   std::shared_ptr<LogSegment> current_ ABSL_GUARDED_BY(mutex_);
   // Older ones that a round must still look at.
   std::vector<std::shared_ptr<LogSegment>> unsynced_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, uint64_t> older_blobs_ ABSL_GUARDED_BY(mutex_);  // see LogEnd
-  std::map<uint64_t, int64_t> older_bytes_ ABSL_GUARDED_BY(mutex_);   // by segment
+  std::map<uint64_t, uint64_t> older_blobs_ ABSL_GUARDED_BY(mutex_);    // see LogEnd
+  std::map<std::string, int64_t> older_bytes_ ABSL_GUARDED_BY(mutex_);  // by the name of the file
   std::vector<Waiter> waiting_ ABSL_GUARDED_BY(mutex_);
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // for good
   absl::Status record_failure_ ABSL_GUARDED_BY(mutex_);

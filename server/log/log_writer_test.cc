@@ -169,6 +169,33 @@ TEST_F(LogWriterTest, SegmentsBeginWithTheStateAndAreDroppedFromTheOldest) {
   EXPECT_EQ(writer->bytes() > 0, true);
 }
 
+// A vote that is still open when its segment ends is in the state of the next one, and its blob
+// where it was; also for the next process.
+TEST_F(LogWriterTest, BlobsStayAsLongAsARecordNamesThem) {
+  {
+    const auto writer = Open();
+    const absl::StatusOr<LogBlob> blob = AppendBytes(*writer, BlobBytes(1, 1000));
+    ASSERT_TRUE(blob.ok()) << blob.status();
+    EXPECT_TRUE(writer->StartSegment(StateRecord(2)).ok());
+    EXPECT_TRUE(writer->Append(VoteRecord(3, *blob)).ok());
+    EXPECT_TRUE(writer->DropBefore(2).ok());
+    EXPECT_FALSE(Exists("0000000001.records"));
+    EXPECT_TRUE(Exists("0000000001.blobs"));
+  }
+  const WholeLog log = Read();
+  EXPECT_THAT(log.numbers(), ElementsAre(2, 3));
+  options_.older_blobs = log.end.older_blobs;
+  const auto writer = Open(log.end.next_segment, log.end.next_sequence);
+  const int64_t bytes = writer->bytes();
+  EXPECT_TRUE(writer->DropBefore(2).ok());
+  EXPECT_TRUE(Exists("0000000001.blobs"));
+  EXPECT_EQ(writer->bytes(), bytes);
+  EXPECT_TRUE(writer->DropBefore(3).ok());
+  EXPECT_FALSE(Exists("0000000001.blobs"));
+  EXPECT_LT(writer->bytes(), bytes);
+  EXPECT_THAT(Read().numbers(), ElementsAre(log.end.next_sequence));
+}
+
 TEST_F(LogWriterTest, ASegmentIsFullByBlobsOrByRecordsBehindItsState) {
   options_.segment_bytes = 1000;
   options_.record_bytes = 1000;
@@ -284,7 +311,7 @@ TEST_F(LogWriterTest, AfterAFailedSyncNothingIsTakenAgain) {
     for (int i = 0; i < 3; ++i) {
       const absl::Status refused = writer->Append(PlainRecord(3)).status();
       EXPECT_EQ(refused.code(), StatusCode::kUnavailable);
-      EXPECT_THAT(std::string(refused.message()), HasSubstr("started again"));
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("restarted"));
       EXPECT_EQ(AppendBytes(*writer, "b").status(), refused);
       EXPECT_EQ(writer->StartSegment(StateRecord(3)).status(), refused);
       EXPECT_EQ(writer->DropBefore(1), absl::OkStatus());

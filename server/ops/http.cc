@@ -293,7 +293,7 @@ absl::Status HttpServer::Renew(HttpTls tls) {
   if (daemon_ == nullptr) {
     daemon_ = Launch(listening, tls_);  // as before
     return absl::InvalidArgumentError(
-        "the web server does not take the certificate: the old one stays");
+        "the web server refuses the new certificate and keeps the old one");
   }
   tls_ = std::move(renewed);
   return absl::OkStatus();
@@ -385,7 +385,7 @@ HttpAnswer HttpServer::Answer(const HttpRoute& route, const HttpRequest& request
     return route.answer();
   } catch (const std::exception& error) {
     Log(LogLevel::kError, "http: a page failed", {{"path", request.path}, {"error", error.what()}});
-    return {MHD_HTTP_INTERNAL_SERVER_ERROR, "500 this page failed; the log says why\n"};
+    return {MHD_HTTP_INTERNAL_SERVER_ERROR, "500 this page failed; see the log of the process\n"};
   }
 }
 

@@ -101,7 +101,7 @@ bool ShutdownSignal::ReadInput() {
 ExitDeadline::ExitDeadline(absl::Duration limit)
     : thread_([this, limit] {
         if (done_.WaitForNotificationWithTimeout(limit)) return;
-        Log(LogLevel::kError, "not stopped in time: exiting at once",
+        Log(LogLevel::kError, "did not stop in time: exiting at once",
             {{"seconds", absl::ToDoubleSeconds(limit)}});
         _exit(1);
       }) {}

@@ -42,12 +42,11 @@ constexpr MetricInfo kCatalogue[] = {
               "Time that a coordinator's request spent in one stage of Lookup or ApplyGradients."),
 
     // What a server holds. `server` is "coordinator-I" or "shard-I".
-    Gauge(kInFlightRequests, "emberd_in_flight_requests", {"server"}, "1",
-          "Requests being worked on."),
+    Gauge(kInFlightRequests, "emberd_in_flight_requests", {"server"}, "1", "Requests in progress."),
     Gauge(kInFlightBytes, "emberd_in_flight_bytes", {"server"}, "bytes",
-          "Bytes of the requests being worked on, and of answers until they are sent."),
+          "Bytes of the requests in progress, and of answers until they are sent."),
     Gauge(kInFlightBudgetBytes, "emberd_in_flight_budget_bytes", {"server"}, "bytes",
-          "What emberd_in_flight_bytes may be at most; beyond it, requests are refused."),
+          "Limit of emberd_in_flight_bytes; above it, requests are refused."),
     Gauge(kQueuedRequests, "emberd_queued_requests", {"server"}, "1",
           "Requests that wait for a thread."),
     Gauge(kTrainStreams, "emberd_train_streams", {"server"}, "1", "Train streams that are open."),
@@ -55,7 +54,7 @@ constexpr MetricInfo kCatalogue[] = {
           "1 while the server takes no new requests because it drains, else 0."),
     Gauge(kModels, "emberd_models", {"server"}, "1", "Models declared."),
     Gauge(kModelLost, "emberd_model_lost", {"model"}, "1",
-          "1 while shards lack rows of the model that others have or had, and every call on it is "
+          "1 while shards have lost rows of the model, and every call on it ends with "
           "DATA_LOSS, else 0."),
     Counter(
         kModelRecoveries, "emberd_model_recoveries_total", {"model"}, "1",
@@ -70,7 +69,7 @@ constexpr MetricInfo kCatalogue[] = {
         kCheckpointSeconds, "emberd_checkpoint_last_timestamp_seconds", {"model"}, "seconds",
         "When the coordinator's newest checkpoint of the model was saved, in seconds since 1970."),
     Gauge(kCheckpointPauseSeconds, "emberd_checkpoint_last_pause_seconds", {"model"}, "seconds",
-          "How long the newest checkpoint held back updates."),
+          "How long updates were paused for the newest checkpoint."),
     Gauge(kTableBytes, "emberd_table_bytes", {"server"}, "bytes",
           "Bytes reserved for weights and optimizer slots."),
     Gauge(kTableBudgetBytes, "emberd_table_budget_bytes", {"server"}, "bytes",
@@ -94,11 +93,11 @@ constexpr MetricInfo kCatalogue[] = {
             "Retries of a finished mutation that were answered from the record."),
     Gauge(kPrograms, "emberd_programs", {"server"}, "1", "Compiled programs that are kept."),
     Counter(kProgramCompilations, "emberd_program_compilations_total", {"server"}, "1",
-            "Programs that were compiled; those that were found are not counted."),
+            "Programs that were compiled; those that were found compiled are not counted."),
     Gauge(kProgramHandles, "emberd_program_handles", {"server"}, "1",
-          "Batches and results of programs that clients hold handles of."),
+          "Batches and results of programs that clients have handles of."),
     Counter(kProgramHandlesExpired, "emberd_program_handles_expired_total", {"server"}, "1",
-            "Handles released because nothing was heard of their client."),
+            "Handles released because their client made no call in time."),
 
     // What a coordinator learns about each batch.
     Histogram(kBatchMinibatches, "emberd_batch_minibatches", {"model"}, "1",
@@ -119,7 +118,7 @@ constexpr MetricInfo kCatalogue[] = {
     Histogram(kBatchMaxUniqueIds, "emberd_batch_max_unique_ids_per_partition", {"model", "stack"},
               "1", "Most distinct ids that a source slot of a batch sent to one partition."),
     Histogram(kBatchBufferCells, "emberd_batch_required_buffer_size", {"model", "stack"}, "1",
-              "Entries of the CSR buffers of a batch, pads included."),
+              "Entries of the CSR buffers of a batch, padding included."),
     Counter(kDroppedIds, "emberd_dropped_ids_total", {"model", "stack"}, "1",
             "Ids dropped where the configuration allows it."),
     Histogram(kBatchImbalance, "emberd_batch_imbalance_ratio", {"model", "stack"}, "ratio",
@@ -134,13 +133,13 @@ constexpr MetricInfo kCatalogue[] = {
 
     // Training groups. `rank` and `group` are "other" beyond a fixed number.
     Counter(kGroupSteps, "emberd_group_steps_total", {"model", "group"}, "1",
-            "Updates made by ranks of a training group."),
+            "Updates sent by ranks of a training group."),
     Histogram(kGroupStageSeconds, "emberd_group_stage_duration_seconds",
               {"model", "group", "stage"}, "seconds",
               "Time of a rank's lookup or update in one stage: preprocess, wait_for_ranks, "
               "wait_for_update, gather, combine, apply."),
     Counter(kGroupLastArrivals, "emberd_group_last_arrivals_total", {"model", "group", "rank"}, "1",
-            "Waits of the ranks for each other in which this rank came last."),
+            "Exchanges among the ranks of a group in which this rank came last."),
     Counter(kGroupFailures, "emberd_group_failures_total", {"model", "group", "code"}, "1",
             "Streams of a training group that ended with an error, by status code."),
 

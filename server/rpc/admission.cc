@@ -25,7 +25,7 @@ absl::StatusOr<Admission::Grant> Admission::Admit(const std::string& client, int
   if (place->second.requests >= max_client_requests_) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "client ", client, " has ", place->second.requests,
-        " requests in work already; budgets.client_requests is ", max_client_requests_));
+        " requests in progress already; budgets.client_requests is ", max_client_requests_));
   }
   absl::StatusOr<Room> room = TakeRoom(place->second, bytes, "a request");
   if (!room.ok()) {

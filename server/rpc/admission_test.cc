@@ -47,7 +47,7 @@ TEST(AdmissionTest, OneClientLeavesRoomForOthers) {
   EXPECT_THAT(Refusal(admission, "a", 21),
               HasSubstr("needs 21 bytes; 20 of client a's budgets.client_in_flight_bytes = 50"));
   grants.push_back(*admission.Admit("a", 1));
-  EXPECT_THAT(Refusal(admission, "a", 1), HasSubstr("client a has 2 requests in work already; "
+  EXPECT_THAT(Refusal(admission, "a", 1), HasSubstr("client a has 2 requests in progress already; "
                                                     "budgets.client_requests is 2"));
   grants.push_back(*admission.Admit("b", 50));
   EXPECT_EQ(admission.requests(), 3);

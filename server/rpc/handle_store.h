@@ -34,7 +34,7 @@ class HandleStore {
     absl::MutexLock lock(&mutex_);
     if (bytes_ + bytes > options_.max_bytes) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("the batch needs ", bytes, " bytes beside the ", bytes_,
+          absl::StrCat("the batch needs ", bytes, " bytes in addition to the ", bytes_,
                        " kept; budgets.batch_bytes is ", options_.max_bytes));
     }
     if (static_cast<int64_t>(entries_.size()) >= options_.max_count) {
@@ -51,8 +51,8 @@ class HandleStore {
     absl::MutexLock lock(&mutex_);
     if (bytes_ + bytes > options_.max_bytes) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("what the handle is to hold needs ", bytes, " bytes beside the ", bytes_,
-                       " kept; budgets.batch_bytes is ", options_.max_bytes));
+          absl::StrCat("the value of the handle needs ", bytes, " bytes in addition to the ",
+                       bytes_, " kept; budgets.batch_bytes is ", options_.max_bytes));
     }
     bytes_ += bytes;
     return absl::OkStatus();

@@ -81,7 +81,7 @@ absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(const grpc:
     if (!status.ok()) return status;
   }
   if (!started_) {
-    return absl::InvalidArgumentError("malformed message: its first part has no payload_size");
+    return absl::InvalidArgumentError("malformed message: its first chunk has no payload_size");
   }
   if (filled_ < message_.size_) return std::nullopt;
   started_ = false;
@@ -92,7 +92,7 @@ absl::Status MessageAssembler::Start(uint64_t payload_size, size_t header_size) 
   if (payload_size > static_cast<uint64_t>(limits_.max_bytes)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a message of ", payload_size,
-                     " bytes is over budgets.max_message_bytes = ", limits_.max_bytes));
+                     " bytes is larger than budgets.max_message_bytes = ", limits_.max_bytes));
   }
   MemoryRoom room;
   const size_t bytes = payload_size + header_size;
@@ -108,7 +108,7 @@ absl::Status MessageAssembler::Start(uint64_t payload_size, size_t header_size) 
   auto* memory = static_cast<char*>(std::aligned_alloc(kPayloadAlignment, rounded));
   if (memory == nullptr) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for a message of ", payload_size, " bytes"));
+        absl::StrCat("there is no memory for a message of ", payload_size, " bytes"));
   }
   message_.payload_ = std::shared_ptr<char>(
       memory, [room = std::move(room)](char* payload) { std::free(payload); });

@@ -88,7 +88,7 @@ TEST(LongMessageTest, RefusesAMessageOverTheBudgetBeforeTakingMemory) {
   auto message = assembler.Add(SplitMessage(MakeMessage({std::vector<int32_t>(26)})).front());
   EXPECT_EQ(message.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(message.status().message(),
-            "a message of 104 bytes is over budgets.max_message_bytes = 100");
+            "a message of 104 bytes is larger than budgets.max_message_bytes = 100");
 }
 
 // What was announced counts at once, for its memory was taken; what is small goes through always.

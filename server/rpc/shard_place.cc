@@ -63,8 +63,8 @@ absl::Status ShardPlaceCheck::CheckPlace(const std::string& serialized) const {
   internal::v1::ShardPlace theirs;
   if (serialized.empty() || !theirs.ParseFromString(serialized)) {
     return absl::FailedPreconditionError(
-        "the call does not say for which shard of which cluster it is meant; only coordinators of "
-        "this version of emberd may call");
+        "the call does not name its shard and cluster; only coordinators of "
+        "this version of emberd may call shards");
   }
   const std::string difference = FirstDifference(theirs);
   if (difference.empty()) return absl::OkStatus();

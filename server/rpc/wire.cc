@@ -38,7 +38,8 @@ absl::Status DecodeMessage(const grpc::ByteBuffer& bytes, google::protobuf::Mess
           .ok()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("the request is no ", message->GetTypeName()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the request is not a valid ", message->GetTypeName()));
 }
 
 grpc::ByteBuffer EncodeMessage(const google::protobuf::Message& message) {

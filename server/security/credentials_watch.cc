@@ -63,14 +63,15 @@ bool CredentialsWatch::IsTime(bool asked) {
 void CredentialsWatch::Reload(bool asked) {
   const absl::StatusOr<bool> changed = security_->Reload();
   if (!changed.ok()) {
-    ops::Log(ops::LogLevel::kError, "certificates or tokens cannot be read: the old ones stay",
+    ops::Log(ops::LogLevel::kError,
+             "certificates or tokens cannot be read: the old ones stay in use",
              {{"error", changed.status().message()}});
   } else if (*changed) {
     ops::Log(ops::LogLevel::kInfo, "certificates and tokens were read again");
   } else if (asked || broken_) {
     ops::Log(ops::LogLevel::kInfo, files_.empty()
                                        ? "the description names no certificate and no token to read"
-                                       : "certificates and tokens are what they were");
+                                       : "certificates and tokens have not changed");
   }
   broken_ = !changed.ok();
   if (changed_) changed_();

@@ -54,7 +54,7 @@ TEST_F(GroupMemoryTest, AGroupWithAWholeStepIsNotForgotten) {
   ASSERT_TRUE(StagePart({"g", 2, 0, 1, 0}).ok());
   EXPECT_EQ(Drop({"other", "g"}).status(),
             absl::FailedPreconditionError(
-                "group 'g': step 0 is here as a whole, and not decided; try again"));
+                "group 'g': step 0 is complete but not decided yet; try again"));
   EXPECT_TRUE(Decide(2, 0, true).ok());
   EXPECT_THAT(*Drop({"g"}), testing::ElementsAre("g"));
 }

@@ -133,8 +133,8 @@ absl::Status GroupSteps::MakeRoom() {
   if (may_go(first->second) > absl::Now()) {
     return absl::ResourceExhaustedError(absl::StrCat(
         groups_.size(), " groups are known here already; at most ", options_.max_groups,
-        " may be, and none has been quiet for ", absl::FormatDuration(options_.idle),
-        "; drop those that are over (emberctl group drop)"));
+        " are allowed, and none has been idle for ", absl::FormatDuration(options_.idle),
+        "; drop groups whose run is over (emberctl group drop)"));
   }
   RETURN_IF_ERROR(log_->Append(ForgottenRecord(first->first.first, first->first.second)));
   NoteForgotten(first->second);
@@ -151,7 +151,7 @@ absl::Status GroupSteps::CheckNotOver(const Group& group, const std::string& nam
   }
   if (generation > newest || !group.ended) return absl::OkStatus();
   return GroupError(absl::StatusCode::kAborted, name, "generation ", generation,
-                    " is over: a part waited too long for those of other ranks; join again");
+                    " is over: the gradients of other ranks did not come in time; join again");
 }
 
 absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) const {
@@ -162,12 +162,12 @@ absl::Status GroupSteps::CheckIsNext(const Group& group, const GroupPart& part) 
   }
   if (part.size != group.size) {
     return GroupError(absl::StatusCode::kInvalidArgument, part.group, "size is ", part.size,
-                      ", but it was opened with ", group.size);
+                      ", but the group was opened with size ", group.size);
   }
   if (group.known && part.step < group.next_step) {
     // A step of before the group joined was whole, and a checkpoint that wanted to know made it.
     return GroupError(absl::StatusCode::kAborted, part.group, "step ", part.step,
-                      " has been made; join again to go on from step ", group.next_step);
+                      " has been applied; join again to go on from step ", group.next_step);
   }
   if (group.known && part.step != group.next_step) {
     return GroupError(absl::StatusCode::kFailedPrecondition, part.group, "step ", part.step,
@@ -195,7 +195,7 @@ absl::Status GroupSteps::Place(Group* group, const ApplyCommand& command,
   }
   if (step.update.Has(part.rank)) {
     return GroupError(absl::StatusCode::kAlreadyExists, part.group, "rank ", part.rank,
-                      " has brought its part of step ", part.step, " already");
+                      " has already sent its gradients of step ", part.step);
   }
   const int64_t bytes = checked->gradient_bytes();
   if (absl::Status status = step.update.Add(part.rank, std::move(checked)); !status.ok()) {
@@ -226,8 +226,8 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
     const int64_t bytes = checked->gradient_bytes();
     if (status.ok() && held_bytes_ + bytes > options_.max_held_bytes && skips_ == nullptr) {
       status = absl::ResourceExhaustedError(absl::StrCat(
-          "the part has ", bytes, " bytes beside the ", held_bytes_,
-          " of parts that wait; budgets.in_flight_bytes is ", options_.max_held_bytes));
+          "the gradients have ", bytes, " bytes in addition to the ", held_bytes_,
+          " that wait for other ranks; budgets.in_flight_bytes is ", options_.max_held_bytes));
     }
     // Parts that do not agree are refused again when the log is read.
     if (status.ok())
@@ -299,7 +299,7 @@ void GroupSteps::Decide(const internal::v1::DecideStepRequest& request, RowsCall
       }
     } else {
       answer = GroupError(absl::StatusCode::kFailedPrecondition, request.group(),
-                          "the parts of step ", request.step(), " are not all here");
+                          "not all ranks have sent their gradients of step ", request.step());
     }
   }
   Release(released);
@@ -407,14 +407,14 @@ absl::Status GroupSteps::CheckMayGo(const Group& group, const std::string& name,
   const auto refuse = [&](const auto&... why) {
     return GroupError(absl::StatusCode::kFailedPrecondition, name, why...);
   };
-  if (group.applying) return refuse("step ", group.next_step - 1, " is being made; try again");
+  if (group.applying) return refuse("step ", group.next_step - 1, " is being applied; try again");
   if (group.waiting.number >= 0 && group.waiting.update.complete()) {
-    return refuse("step ", group.waiting.number, " is here as a whole, and not decided; try again");
+    return refuse("step ", group.waiting.number, " is complete but not decided yet; try again");
   }
   const absl::Duration silence = absl::Now() - group.touched;
   if (quiet == Quiet::kNow || silence >= 10 * group.step_timeout) return absl::OkStatus();
-  return refuse("a rank was at work ", absl::FormatDuration(silence),
-                " ago; it can be dropped when its ranks have left");
+  return refuse("a rank was active ", absl::FormatDuration(silence),
+                " ago; drop the group when its ranks have left");
 }
 
 absl::StatusOr<internal::v1::DropGroupsResponse> GroupSteps::DropGroups(

@@ -353,7 +353,7 @@ TEST_F(HeldPartsTest, WaitingPartsHaveABudget) {
   command.group_part = {"g", 1, 0, 2, 0};
   const absl::Status status = steps_->Hold(command, Check(command));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("the part has 96 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("the gradients have 96 bytes"));
   EXPECT_EQ(steps_->held_parts(), 0);
 }
 

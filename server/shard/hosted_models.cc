@@ -25,7 +25,7 @@ uint64_t EngineId(const internal::v1::CreateModelRequest& request) {
 
 absl::Status ChangedMeanwhile(const std::string& name) {
   return absl::AbortedError(
-      absl::StrCat("model '", name, "' was declared, reset or dropped meanwhile; try again"));
+      absl::StrCat("model '", name, "' was declared, reset or dropped in the meantime; try again"));
 }
 
 }  // namespace
@@ -117,7 +117,7 @@ absl::StatusOr<HostedModels::Place> HostedModels::FindPlace(
   // The word that takes rows back may be faster than the one that makes them.
   if (WasDropped(request.history())) {
     return absl::AbortedError(
-        absl::StrCat("the declaration of model '", name, "' was taken back already; try again"));
+        absl::StrCat("the declaration of model '", name, "' has been undone already; try again"));
   }
   if (FindEntry(request.model_id(), request.history()) != nullptr) return Place{.done = true};
   if (request.has_serves()) {
@@ -183,7 +183,8 @@ HostedModels::Model HostedModels::MakeEntry(const internal::v1::CreateModelReque
 
 absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest& request) {
   if (request.has_serves()) {
-    return absl::InvalidArgumentError("serves is set: such rows come from a checkpoint");
+    return absl::InvalidArgumentError(
+        "serves is set: such a model takes its rows from a checkpoint");
   }
   ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
   absl::MutexLock changing(&changing_);
@@ -231,7 +232,8 @@ absl::Status HostedModels::EndRestore(const internal::v1::LogModelMade& made,
   {
     absl::MutexLock lock(&mutex_);
     if (FindEntry(request.model_id(), request.history()) == nullptr) {
-      return absl::AbortedError("the model was declared, reset, restored or dropped meanwhile");
+      return absl::AbortedError(
+          "the model was declared, reset, restored or dropped in the meantime");
     }
   }
   RETURN_IF_ERROR(engine_->AddModel(std::move(model)));
@@ -293,7 +295,7 @@ absl::Status HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history,
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
   if (found == models_.end() || found->second.history != history) {
-    return absl::NotFoundError("the model was reset, restored or dropped meanwhile");
+    return absl::NotFoundError("the model was reset, restored or dropped in the meantime");
   }
   found->second.checkpoint_id = checkpoint_id;
   if (segment == 0) return absl::OkStatus();

@@ -14,7 +14,7 @@
 namespace emberd::server {
 namespace {
 
-absl::Status GivenUp() { return absl::CancelledError("the restore was given up"); }
+absl::Status GivenUp() { return absl::CancelledError("the restore was cancelled"); }
 
 // Reads one partition of one stack: the oldest file first, so that what is newer stays.
 absl::Status LoadPartition(shard::StackStore& store, int k, const CheckpointChain& chain,

@@ -51,7 +51,7 @@ absl::Status MemoryGuard::CheckLoad(int64_t bytes) {
   if (available - reserve_ >= bytes * shards_) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the rows to be loaded need ", bytes, " bytes on each of ", shards_,
-      " shards of this machine, beside what they serve; ", available, " of ", limit_,
+      " shards of this machine, in addition to what they serve; ", available, " of ", limit_,
       " bytes of memory are left, of which ", reserve_,
       " are kept free. Give the process more memory, add shards, store rows in 16 bits, or drop "
       "what is served before"));

@@ -51,12 +51,11 @@ TEST(MemoryGuard, LoadsOnAllShardsOfTheMachineAtOnce) {
   EXPECT_TRUE(guard.CheckLoad(500 * kMiB).ok());
   const absl::Status status = guard.CheckLoad(500 * kMiB + 1);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(
-      std::string(status.message()),
-      "the rows to be loaded need 524288001 bytes on each of 2 shards of this machine, beside "
-      "what they serve; 1153433600 of 1677721600 bytes of memory are left, of which 104857600 "
-      "are kept free. Give the process more memory, add shards, store rows in 16 bits, or "
-      "drop what is served before");
+  EXPECT_EQ(std::string(status.message()),
+            "the rows to be loaded need 524288001 bytes on each of 2 shards of this machine, in "
+            "addition to what they serve; 1153433600 of 1677721600 bytes of memory are left, of "
+            "which 104857600 are kept free. Give the process more memory, add shards, store rows "
+            "in 16 bits, or drop what is served before");
 }
 
 TEST(MemoryGuard, RefusesNothingWhereNothingCanBeRead) {

@@ -25,7 +25,7 @@ internal::v1::LogRecord RecordOf(const Mutation& mutation, uint64_t attempt,
 
 absl::Status NotInCharge(const Mutation& mutation) {
   return absl::AbortedError(absl::StrCat("another attempt at ", NameOf(mutation),
-                                         " is under way; retry to get its result"));
+                                         " is in progress; retry to get its result"));
 }
 
 }  // namespace
@@ -85,10 +85,10 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::Stage(const Mutation& mu
   const bool too_much =
       held_ >= options_.max_held || held_bytes_ + change.bytes > options_.max_held_bytes;
   if (too_much && !replaying_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the request has ", change.bytes, " bytes beside the ", held_bytes_, " of ",
-                     held_, " that wait for their decision; budgets.in_flight_bytes is ",
-                     options_.max_held_bytes, ", and at most ", options_.max_held, " may wait"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the request has ", change.bytes, " bytes in addition to the ", held_bytes_, " of ", held_,
+        " requests that wait for their decision; budgets.in_flight_bytes is ",
+        options_.max_held_bytes, ", and at most ", options_.max_held, " may wait"));
   }
   if (!Mistake("log.append_after_vote")) {
     RETURN_IF_ERROR(log_->Append(RecordOf(mutation, attempt, change)));
@@ -188,7 +188,7 @@ absl::StatusOr<std::optional<RowCounts>> MutationVotes::TryDecide(const Mutation
   if (vote->making || attempt != vote->attempt) return NotInCharge(mutation);
   if (!vote->change.has_value()) {
     if (!commit) return RowCounts();
-    return absl::AbortedError(absl::StrCat("nothing of ", NameOf(mutation), " is held"));
+    return absl::AbortedError(absl::StrCat("the shard no longer holds ", NameOf(mutation)));
   }
   const internal::v1::LogRecord record = DecisionRecord(NameToProto(mutation), attempt, commit);
   if (commit) {

@@ -141,7 +141,7 @@ TEST(MutationVotesTest, StaysWithinItsBudget) {
   ASSERT_TRUE(shard.Stage(10, {"a", 1, 0}, 100).ok());
   const absl::Status full = shard.Stage(10, {"b", 1, 0}, 1).status();
   EXPECT_TRUE(absl::IsResourceExhausted(full));
-  EXPECT_THAT(full.message(), HasSubstr("1 bytes beside the 100 of 1"));
+  EXPECT_THAT(full.message(), HasSubstr("1 bytes in addition to the 100 of 1"));
   ASSERT_TRUE(shard.Stage(10, {"b", 1, 0}, 0).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(shard.Stage(10, {"c", 1, 0}, 0).status()));
 }

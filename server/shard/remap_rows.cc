@@ -71,7 +71,7 @@ class TableLoader {
     std::vector<float> values(kRun * reader.columns());
     std::vector<bool> held;
     for (int64_t done = 0; done < rows; done += kRun) {
-      if (progress_->cancelled) return absl::CancelledError("the restore was given up");
+      if (progress_->cancelled) return absl::CancelledError("the restore was cancelled");
       const int64_t count = std::min(kRun, rows - done);
       RETURN_IF_ERROR(
           reader.ReadHeld({first_id + done * stride, count, stride}, values.data(), &held));

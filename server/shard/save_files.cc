@@ -79,7 +79,7 @@ absl::Status SaveRows(shard::Snapshot& snapshot, const std::string& folder, Shar
   // Copies come from any partition at any time, so several may be open at once.
   std::map<std::pair<int, int>, std::unique_ptr<PartitionFiles>> open;
   while (true) {
-    if (progress.cancelled) return absl::CancelledError("the save was given up");
+    if (progress.cancelled) return absl::CancelledError("the save was cancelled");
     ASSIGN_OR_RETURN(const std::optional<shard::SnapshotRows> rows, snapshot.Next());
     if (!rows.has_value()) return absl::OkStatus();
     const std::pair partition(rows->stack, rows->k);

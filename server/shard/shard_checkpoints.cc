@@ -119,7 +119,7 @@ absl::Status ShardCheckpoints::CheckSettled(const internal::v1::BeginSaveRequest
       gate_.Closed(request.model_id(), request.pause_id())) {
     return absl::OkStatus();
   }
-  return absl::AbortedError("the pause is over, or changes are on their way; try again");
+  return absl::AbortedError("the pause is over, or changes are in progress; try again");
 }
 
 absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& request) {
@@ -128,7 +128,7 @@ absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& r
   RETURN_IF_ERROR(CheckSettled(request));
   if (request.parent_id() != 0 && request.parent_id() != parts_.models->CheckpointOf(model_id)) {
     return absl::FailedPreconditionError(
-        "it is not known here what has changed since the checkpoint that is to be built on");
+        "the shard does not know what has changed since the checkpoint to build on");
   }
   RETURN_IF_ERROR(MakeWayForSave(model_id));
   internal::v1::ShardState state;
@@ -170,7 +170,7 @@ absl::Status ShardCheckpoints::Save(const internal::v1::BeginSaveRequest& reques
     MutexLock lock(&mutex_);
     return transfer.snapshot;
   }();
-  if (snapshot == nullptr) return absl::CancelledError("the save was given up");
+  if (snapshot == nullptr) return absl::CancelledError("the save was cancelled");
   CheckpointFiles files;
   absl::Status status = SaveRows(*snapshot, request.folder(), transfer.progress, &files);
   if (!status.ok()) {
@@ -306,8 +306,8 @@ absl::StatusOr<GetTransferResponse> ShardCheckpoints::GetTransfer(
   const TransferPtr transfer = Find(request.transfer_id());
   if (transfer == nullptr) {
     return absl::NotFoundError(
-        "the save or restore is not known here: the shard was started "
-        "again, or gave it up because nobody asked about it");
+        "the shard does not know this save or restore: it was restarted, "
+        "or it gave up because no coordinator asked about the progress");
   }
   MutexLock lock(&transfer->mutex);
   transfer->asked = absl::Now();

@@ -158,8 +158,8 @@ void ShardHost::WarnOfMemory(const std::string& model) const {
   const int64_t needed = engine_->Statistics().table_bytes;
   if (needed <= memory_.share() || memory_.share() == 0) return;
   ops::Log(ops::LogLevel::kWarning,
-           "the tables need more memory than there is, once every row was touched; lookups of new "
-           "rows will then be refused",
+           "once every row has been touched, the tables need more memory than there is; lookups of "
+           "new rows will then be refused",
            {{"model", model},
             {"shard", place_.index},
             {"table_bytes", needed},
@@ -426,7 +426,8 @@ absl::StatusOr<bool> ShardHost::StageAssignNow(const AssignCommand& command) {
   ASSIGN_OR_RETURN(const HostedModels::Rows rows,
                    models_.FindRows(command.rows.model_id, command.rows.history));
   if (rows.read_only) {
-    return absl::FailedPreconditionError("the rows are those of a checkpoint, and only read");
+    return absl::FailedPreconditionError(
+        "the model serves a checkpoint; its rows can only be read");
   }
   ASSIGN_OR_RETURN(std::optional<RowCounts> before,
                    votes_.MayStage(command.mutation, command.attempt));

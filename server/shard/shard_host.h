@@ -187,7 +187,7 @@ class ShardHost {
   // take memory that is not there.
   template <typename Rows>
   absl::Status CheckMemory(uint64_t model_id, const Rows& rows);
-  // Says in the log what could not be held if every row were touched.
+  // Says in the log what does not fit if every row is touched.
   void WarnOfMemory(const std::string& model) const;
 
   const ShardPlace place_;

@@ -72,7 +72,7 @@ struct RowsCall : UnaryCall {
     if (partitions.size() != local_rows.size()) {
       return absl::InvalidArgumentError(absl::StrCat("partitions has ", partitions.size(),
                                                      " values, but local_rows ", local_rows.size(),
-                                                     "; each row has one of both"));
+                                                     "; each row needs one of each"));
     }
     RETURN_IF_ERROR(CheckInRange("columns", request.columns(), 1, kMaxColumns));
     selection = {request.model_id(), request.stack(),   request.slot(),   partitions,

@@ -404,7 +404,7 @@ absl::Status CheckEntries(const StackEntries& entries, const StackShape& shape) 
   const auto partitions = static_cast<size_t>(shape.partitions);
   if (entries.entry_count < 0 || static_cast<int64_t>(entries.offsets.size()) != samples + 1 ||
       static_cast<int64_t>(entries.entries.size()) != entries.entry_count + kEntryPadding) {
-    return bad("the arrays do not fit one another");
+    return bad("the lengths of the arrays do not match");
   }
   if (entries.partition_entries.size() != partitions) {
     return bad(absl::StrCat("it is arranged for ", entries.partition_entries.size(),
@@ -418,7 +418,7 @@ absl::Status CheckEntries(const StackEntries& entries, const StackShape& shape) 
   for (int64_t s = 0; s < samples; ++s) {
     if (entries.offsets[s] >= entries.offsets[s + 1] ||
         (s > 0 && entries.samples[s - 1] >= entries.samples[s])) {
-      return bad("samples do not ascend, or one has no entry");
+      return bad("samples are not in ascending order, or one has no entry");
     }
   }
   for (int64_t i = 0; i < entries.entry_count; ++i) {
@@ -427,8 +427,7 @@ absl::Status CheckEntries(const StackEntries& entries, const StackShape& shape) 
       return bad(absl::StrCat("row ", entry.row, " must be in [0, ", rows, ")"));
     ++counts[entry.row / shape.rows_per_partition];
   }
-  if (counts != entries.partition_entries)
-    return bad("partition_entries are not those of the rows");
+  if (counts != entries.partition_entries) return bad("partition_entries do not match the rows");
   const auto& features = entries.feature_offsets;
   if (features.empty() || features.front() != 0 || features.back() != samples ||
       !std::is_sorted(features.begin(), features.end())) {

@@ -191,7 +191,7 @@ absl::StatusOr<std::optional<SnapshotRows>> Snapshot::Next() {
     {
       MutexLock lock(&mutex_);
       while (!cancelled_ && copies_.empty() && reading_) changed_.Wait(&mutex_);
-      if (cancelled_) return absl::CancelledError("the snapshot was given up");
+      if (cancelled_) return absl::CancelledError("the snapshot was cancelled");
       if (!copies_.empty()) {
         rows = std::move(copies_.front());
         copies_.pop_front();

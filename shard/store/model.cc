@@ -74,8 +74,8 @@ absl::Status Budget::Take(int64_t bytes) {
   if (bytes > limit_ - used_) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "needs ", bytes, " bytes in every partition; ", used_, " of the budget of ", limit_,
-        " (budgets.bytes_per_sparsecore) are taken, so ", bytes - (limit_ - used_),
-        " could not be held. Raise the budget if the machines have the memory, add shards, or "
+        " (budgets.bytes_per_sparsecore) are in use, so ", bytes - (limit_ - used_),
+        " do not fit. Raise the budget if the machines have the memory, add shards, or "
         "store rows in 16 bits"));
   }
   used_ += bytes;
@@ -133,9 +133,9 @@ absl::StatusOr<RowTarget> ResolveRows(const Model& model, const RowSelection& se
   }
   const size_t rows = selection.partitions.size();
   if (selection.local_rows.size() != rows || value_count != rows * selection.columns) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        rows, " partitions, ", selection.local_rows.size(), " local rows and ", value_count,
-        " values for ", selection.columns, " columns do not fit together"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(rows, " partitions, ", selection.local_rows.size(), " local rows and ",
+                     value_count, " values for ", selection.columns, " columns do not match"));
   }
   if (absl::Status status = AddRows(model.spec(), selection, writing, target); !status.ok())
     return status;

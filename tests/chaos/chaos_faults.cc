@@ -64,6 +64,8 @@ bool Chaos::BeginFault() {
   const int coordinator = Below(kCoordinators);
   const int shard = Below(kShards);
   Trainer& trainer = trainers_[Below(static_cast<int>(trainers_.size()))];
+  // Most rounds of such a run are about that.
+  if (options_.power && disturbed_.empty() && Below(4) != 0) return KillAll();
   if (options_.log) {
     switch (Below(12)) {
       case 0:

@@ -48,20 +48,20 @@ int Main(int argc, char** argv) {
   app.add_option("--minutes", options.minutes, "how long to disturb, in minutes")
       ->check(CLI::Range(0.0, 10000.0))
       ->capture_default_str();
-  app.add_option("--faults", options.max_faults, "stop after so many faults, if that comes first")
+  app.add_option("--faults", options.max_faults, "stop after this many faults, if that comes first")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
   app.add_option("--seed", options.seed, "decides faults and moments; default: a random one");
   app.add_option("--plant", options.plant,
-                 "make a mistake on purpose, which must be found: an update is lost or doubled")
+                 "make a mistake on purpose, which the run must find: lose or double an update")
       ->check(CLI::IsMember({"lost", "doubled"}));
   app.add_flag("--log", options.log,
-               "shards keep logs (storage.durability: LOG), and are killed too");
+               "let shards keep logs (storage.durability: LOG), and kill them too");
   app.add_option("--fsync", options.fsync, "with --log: ALWAYS, INTERVAL or NEVER")
       ->check(CLI::IsMember({"ALWAYS", "INTERVAL", "NEVER"}))
       ->capture_default_str();
   app.add_flag("--power", options.power,
-               "with --log and --fsync ALWAYS: when all processes are killed, what they had not "
-               "synced is lost");
+               "with --log and --fsync ALWAYS: when all processes are killed, lose what they had "
+               "not synced");
   TrainerOptions trainer;
   std::string mode;
   app.add_option("--trainer", mode, "be a trainer of this group; chaos starts these itself")

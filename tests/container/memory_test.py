@@ -91,7 +91,7 @@ class MemoryTest(unittest.TestCase):
         self.assertEqual(code, 1, answer)
         # A half of the container for four partitions.
         self.assertRegex(answer, r"needs 1280000000 bytes in every partition; 0 of the budget of 187[0-9]{6} "
-                                 r"\(budgets.bytes_per_sparsecore\) are taken, so 109[0-9]{7} could not be held")
+                                 r"\(budgets.bytes_per_sparsecore\) are in use, so 109[0-9]{7} do not fit")
         code, answer = self.train("bench_small", "5", "20")
         self.assertEqual(code, 0, answer)
         self.assert_nobody_died()
@@ -102,7 +102,7 @@ class MemoryTest(unittest.TestCase):
             code, answer = self.emberctl(*command)
             self.assertEqual(code, 0, answer)
             self.assertIn("warning: if every row is touched, the tables of shard 0 need 2.4 GiB, and it has 715.3 MiB "
-                          "of memory: 1.7 GiB could not be held.", answer)
+                          "of memory: 1.7 GiB do not fit.", answer)
         # 160 MB of new rows a step.
         code, answer = self.train("bench_big", "30", "40")
         self.assertEqual(code, 1, answer)

@@ -372,7 +372,7 @@ TEST_F(SilentStreamTest, EndsWithAReason) {
   status = begun.Finish();
   EXPECT_EQ(status.error_code(), grpc::DEADLINE_EXCEEDED) << status.error_message();
   EXPECT_THAT(status.error_message(),
-              HasSubstr("nothing has come from the trainer for 1.5s (timeouts.silent_stream_ms)"));
+              HasSubstr("the trainer has sent nothing for 1.5s (timeouts.silent_stream_ms)"));
   // The status could not be sent to one that reads nothing.
   const absl::Time end = absl::Now() + absl::Seconds(30);
   double open = 1;

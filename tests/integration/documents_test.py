@@ -114,7 +114,7 @@ class DocumentsTest(unittest.TestCase):
         self.assertEqual(len(re.findall(r"\bok\b", status)), 4, status)
 
     def test_doors_are_closed(self):
-        for block in self.deploy_blocks("Closing the doors"):
+        for block in self.deploy_blocks("Security"):
             self.run_to_end(block)
         made = os.path.join(self.clone, "build")
         settings = re.search(r"^```\n(security \{.*?)^```", read("deploy", "README.md"), re.MULTILINE | re.DOTALL)[1]

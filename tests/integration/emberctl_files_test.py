@@ -108,9 +108,9 @@ class FilesTest(unittest.TestCase):
         self.assertIn("on top of 'a'", self.emberctl("checkpoint", "save", "m", "b", "--incremental"))
         self.assertRegex(self.emberctl("checkpoint", "list", "m"), r"(?s)\nm +b .* a  .*\nm +a ")
         self.assertRegex(self.emberctl("checkpoint", "diff", "m", "a", "b"), rf"\nt +- +{ROWS} +1 ")
-        self.assertIn("is whole, with the 1 checkpoint that", self.emberctl("checkpoint", "verify", "m"))
+        self.assertIn("is intact, with the 1 checkpoint that", self.emberctl("checkpoint", "verify", "m"))
         self.assertIn("on top of 'a'", self.emberctl("checkpoint", "show", "m", "b"))
-        self.assertIn("is whole by itself", self.emberctl("checkpoint", "merge", "m", "b"))
+        self.assertIn("needs no other checkpoint", self.emberctl("checkpoint", "merge", "m", "b"))
 
         self.emberctl("checkpoint", "export", "m", "a", self.path("tables"))
         self.assertEqual(sorted(os.listdir(self.path("tables"))), ["t.accumulator.safetensors", "t.safetensors"])
@@ -124,7 +124,7 @@ class FilesTest(unittest.TestCase):
         self.emberctl("checkpoint", "restore", "m", "a")
         np.testing.assert_array_equal(self.rows(), before)
         for name in ("b", "a"):
-            self.assertIn("free again", self.emberctl("checkpoint", "delete", "m", name))
+            self.assertIn(" freed", self.emberctl("checkpoint", "delete", "m", name))
         self.assertEqual(self.emberctl("checkpoint", "list"), "no checkpoints\n")
 
     def complete(self, *words):

@@ -242,8 +242,8 @@ TEST_F(ProgramsTest, AChainThatIsRepeatedUpdatesOnce) {
   EXPECT_EQ(failed.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(failed.message(),
             "op 6: outputs[0]: a is FLOAT32[24, 16], b is FLOAT32[1]; they must be equal; updates "
-            "that were made before it: op 2; a repeat with the same execution_instance_key makes "
-            "the others, and each once");
+            "that were applied before it: op 2; a repeat with the same execution_instance_key "
+            "applies the others, each exactly once");
   EXPECT_EQ(Metric("emberd_program_handles"), handles);
   const std::string once = TableDigest();
 
@@ -299,9 +299,9 @@ TEST_F(ProgramsTest, PlansAreCheckedBeforeTheirFirstStep) {
   EXPECT_EQ(refused([&](Plan* plan) {
               AddProgram(plan, update, {0, 1});
             }),
-            "op 5: it updates the batch of op 0, which op 2 does already; a batch is updated once");
+            "op 5: the batch of op 0 is updated by op 2 already; a batch is updated only once");
   EXPECT_EQ(refused([&](Plan* plan) { AddProgram(plan, lookup, {4}); }),
-            "op 5: argument[0] of a LOOKUP is no batch; PrepareBatch makes one");
+            "op 5: argument[0] of a LOOKUP is not a batch; PrepareBatch makes one");
   EXPECT_EQ(
       refused([](Plan* plan) { plan->mutable_ops(4)->mutable_outputs(0)->set_output_index(9); }),
       "op 4: output_index 9 of op 4; allowed: [0, 8]");

@@ -74,8 +74,9 @@ TEST_F(QuotaTest, RequestsOfOneClient) {
   const Api other_connection(cluster_->address());
   const grpc::Status refused = Lookup(other_connection);
   EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED) << refused.error_message();
-  EXPECT_THAT(refused.error_message(), AllOf(HasSubstr("client 127.0.0.1 has 2 requests in work"),
-                                             HasSubstr("budgets.client_requests is 2")));
+  EXPECT_THAT(refused.error_message(),
+              AllOf(HasSubstr("client 127.0.0.1 has 2 requests in progress"),
+                    HasSubstr("budgets.client_requests is 2")));
   GetUnstuck();
   EXPECT_TRUE(Lookup(*api_).ok());
 }

@@ -30,7 +30,7 @@ from stubs import generate_stubs  # noqa: E402
 MODEL = 'name: "m" tables { name: "t" vocabulary_size: 10 embedding_dim: 4 } features { name: "f" table: "t" }'
 BROKEN = "cannot be read: the old ones stay"
 READ = "certificates and tokens were read again"
-SAME = "certificates and tokens are what they were"
+SAME = "certificates and tokens have not changed"
 
 
 def read(path):

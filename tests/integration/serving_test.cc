@@ -313,7 +313,7 @@ TEST_F(ServingTest, RefusesWhatDoesNotFitBesideWhatItServes) {
   ExpectServes("v1");
   ExpectServes("v2", "other");
   ExpectRefused(Serve(Api(cluster_->address()), "v2", "live"), grpc::RESOURCE_EXHAUSTED,
-                "(budgets.bytes_per_sparsecore) are taken");
+                "(budgets.bytes_per_sparsecore) are in use");
   ExpectLooksUp(1);
   ExpectLooksUp(2, "other");
   EXPECT_EQ(Describe("live").serves(), "clicks/v1");

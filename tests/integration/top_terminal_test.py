@@ -140,7 +140,7 @@ class TopTerminalTest(unittest.TestCase):
             self.assertLessEqual(len(lines), 40)
             self.assertIn("coordinator " + self.address, lines[0])
             self.assertTrue(any(line.startswith("SHARD") for line in lines), lines)
-            self.assertIn("q: leave", lines[-1])
+            self.assertIn("q: quit", lines[-1])
         self.assertFalse(termios.tcgetattr(terminal.slave)[3] & termios.ECHO)
         os.write(terminal.master, b"q")
         self.assertEqual(terminal.end(), 0)

@@ -170,7 +170,8 @@ absl::Status Cluster::WaitReady(Member* member) {
 
 void Cluster::WriteConfig() {
   std::vector<std::string> shards(options_.shards, kAnyPort);
-  for (size_t i = 0; i < shards_.size(); ++i) {
+  // With links, coordinators know shards by other addresses than shards know each other.
+  for (size_t i = 0; i < shards_.size() && !options_.links; ++i) {
     if (!shards_[i].address.empty()) shards[i] = shards_[i].address;
   }
   WriteFile(directory_.Path("cluster.textproto"), Description(shards));

@@ -36,18 +36,18 @@ absl::Status Malformed(absl::string_view what) {
 // Cuts the header, a Python dictionary as text, off the front of `*content`.
 absl::StatusOr<absl::string_view> TakeHeader(absl::string_view* content) {
   if (!absl::ConsumePrefix(content, kMagic)) return Malformed("it does not begin with \\x93NUMPY");
-  if (content->size() < 2) return Malformed("it ends in its header");
+  if (content->size() < 2) return Malformed("it ends inside its header");
   const int version = static_cast<unsigned char>((*content)[0]);
   if (version < 1 || version > 3) {
     return Malformed(absl::StrCat("its format version is ", version, "; it must be 1 to 3"));
   }
   content->remove_prefix(2);
   const size_t width = version == 1 ? 2 : 4;
-  if (content->size() < width) return Malformed("it ends in its header");
+  if (content->size() < width) return Malformed("it ends inside its header");
   uint32_t length = 0;
   std::memcpy(&length, content->data(), width);
   content->remove_prefix(width);
-  if (content->size() < length) return Malformed("it ends in its header");
+  if (content->size() < length) return Malformed("it ends inside its header");
   const absl::string_view header = content->substr(0, length);
   content->remove_prefix(length);
   return header;
@@ -210,7 +210,7 @@ absl::Status SetWeights(const Array& weights, const Array& ids, preprocess::Feat
   if (values == nullptr) return absl::InvalidArgumentError("weights: they must be float32");
   if (values->size() != 1 && weights.shape != ids.shape) {
     return absl::InvalidArgumentError(
-        "weights: they must have the shape of the ids, or be a single one");
+        "weights: they must have the shape of the ids, or be a single weight for all");
   }
   input->has_weights = true;
   input->weights = *values;

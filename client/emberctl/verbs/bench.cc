@@ -84,9 +84,8 @@ absl::StatusOr<client::Model> Bench::FindModel(client::Client& client) const {
   ASSIGN_OR_RETURN(const v1::ModelConfig config, config::LoadModel(options_.config));
   if (options_.update && !absl::StartsWith(config.name(), kScratchPrefix)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--update: model \"", config.name(),
-        "\" is left as it is; --update changes rows, so the name of its model must begin with \"",
-        kScratchPrefix, "\""));
+        "--update: not allowed for model \"", config.name(),
+        "\": it changes rows, so the name of the model must begin with \"", kScratchPrefix, "\""));
   }
   return client.DeclareModelFile(options_.config);
 }
@@ -192,7 +191,7 @@ void Print(Bench& bench, const BenchOptions& options, std::ostream& out) {
   const auto rate = [&](int64_t step_bytes) {
     return Bytes(static_cast<int64_t>(static_cast<double>(step_bytes) * steps / bench.seconds()));
   };
-  out << bench.model().name << ": " << (options.update ? "whole steps" : "lookups") << " of "
+  out << bench.model().name << ": " << (options.update ? "complete steps" : "lookups") << " of "
       << Counted(options.shape.batch, "sample") << " x "
       << Counted(static_cast<int64_t>(bench.model().features.size()), "feature") << " x "
       << Counted(options.shape.ids_per_sample, "id") << ", Zipf " << options.shape.zipf << ", "
@@ -280,18 +279,18 @@ void AddBench(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* bench = app.add_subcommand(
       "bench",
-      "Load a running cluster for a while, from outside, and tell how fast it answers. Lookups of "
-      "a declared model leave it as it is; --update changes rows and wants a model of its own. 1 "
-      "if "
-      "a step failed");
+      "Put load on a running cluster and report how fast it answers. Lookups do not change a "
+      "declared model; --update changes rows and needs a model of its own. Exit status 1 if a "
+      "step failed");
   CLI::Option_group* subject = bench->add_option_group("subject");
   subject->add_option("--model", options->model, "Name of a declared model");
   CLI::Option* config = subject->add_option(
-      "--config", options->config, "ModelConfig as text proto or JSON; it is declared, and stays");
+      "--config", options->config,
+      "ModelConfig as text proto or JSON; the model is declared, and stays declared");
   subject->require_option(1);
   bench
       ->add_flag("--update", options->update,
-                 "Whole steps: lookup and update. The model's name must begin with \"bench\"")
+                 "Complete steps: lookup and update. The model's name must begin with \"bench\"")
       ->needs(config);
   bench->add_option("--batch", options->shape.batch, "Samples of every feature")
       ->check(Within(int64_t{1}, int64_t{1} << 24))
@@ -307,7 +306,7 @@ void AddBench(CLI::App& app, Session& session, Command& command) {
   bench->add_option("--clients", options->clients, "Connections, each with one call at a time")
       ->check(Within(1, 256))
       ->capture_default_str();
-  bench->add_option("--seconds", options->seconds, "How long")
+  bench->add_option("--seconds", options->seconds, "Seconds to run")
       ->check(Within(0.1, 3600.0))
       ->capture_default_str();
   SetExample(bench, "emberctl bench --model my_model --clients 4 --batch 4096 --seconds 10");

@@ -60,7 +60,7 @@ absl::Status Verify(Session& session, const CheckpointTarget& target) {
           : absl::StrCat(", with the ", Counted(info.chain(), "checkpoint"), " that it builds on");
   return PrintDone(session, result,
                    absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
-                                "' is whole", chain, ": ", Work(result)));
+                                "' is intact", chain, ": ", Work(result)));
 }
 
 absl::Status Restore(Session& session, const CheckpointTarget& target, const std::string& config) {
@@ -88,7 +88,7 @@ absl::Status Merge(Session& session, const CheckpointTarget& target) {
   const v1::CheckpointInfo& info = result.checkpoint();
   return PrintDone(session, result,
                    absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),
-                                "' is whole by itself", result.bytes() == 0 ? "" : ": ",
+                                "' needs no other checkpoint", result.bytes() == 0 ? "" : ": ",
                                 result.bytes() == 0 ? "" : Work(result)));
 }
 
@@ -128,7 +128,7 @@ void AddRestore(CLI::App& checkpoint, Session& session, Command& command) {
   const auto config = std::make_shared<std::string>();
   CLI::App* restore = checkpoint.add_subcommand(
       "restore",
-      "Give a model the rows and groups of a checkpoint, or declare it with them. Its rows of now "
+      "Give a model the rows and groups of a checkpoint, or declare it with them. Its present rows "
       "are lost, and training streams end");
   restore->add_option("MODEL", target->model, "Name of the model")->required();
   restore->add_option("NAME", target->name, "Name of the checkpoint; default: the newest");
@@ -137,7 +137,7 @@ void AddRestore(CLI::App& checkpoint, Session& session, Command& command) {
           "--config", *config,
           "A ModelConfig with the same tables, but another storage type or optimizer; "
           "slots that the checkpoint does not have begin with their initial values. A model "
-          "that is declared otherwise must be dropped before")
+          "declared with another config must be dropped first")
       ->type_name("FILE");
   SetExample(restore, "emberctl checkpoint restore my_model step-1000");
   restore->callback([target, config, &session, &command] {
@@ -148,7 +148,7 @@ void AddRestore(CLI::App& checkpoint, Session& session, Command& command) {
 void AddMerge(CLI::App& checkpoint, Session& session, Command& command) {
   const auto target = std::make_shared<CheckpointTarget>();
   CLI::App* merge = checkpoint.add_subcommand(
-      "merge", "Make an incremental checkpoint whole, so that it needs no other one");
+      "merge", "Turn an incremental checkpoint into a full one, which needs no other checkpoint");
   merge->add_option("MODEL", target->model, "Name of the model")->required();
   merge->add_option("NAME", target->name, "Name of the checkpoint")->required();
   SetExample(merge, "emberctl checkpoint merge my_model step-2000");
@@ -168,7 +168,7 @@ std::string GroupsText(const google::protobuf::RepeatedPtrField<v1::GroupStep>& 
 
 void AddCheckpoint(CLI::App& app, Session& session, Command& command) {
   CLI::App* checkpoint = app.add_subcommand(
-      "checkpoint", "Save, look at and restore checkpoints of models; files in and out");
+      "checkpoint", "Save, inspect, restore, export and import checkpoints of models");
   checkpoint->require_subcommand(1);
   SetExample(checkpoint, "emberctl checkpoint save my_model");
   AddSave(*checkpoint, session, command);

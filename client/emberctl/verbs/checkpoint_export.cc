@@ -58,7 +58,7 @@ std::vector<Array> ArraysOf(const v1::CheckpointManifest& manifest) {
 
 absl::Status CannotWrite(const std::string& path) {
   return absl::PermissionDeniedError(
-      absl::StrCat(path, ": cannot be written; check that there is room, and that you may"));
+      absl::StrCat(path, ": cannot be written; check permissions and free space"));
 }
 
 // Writes one array, to one file or several with an index. Files get their names when all are
@@ -187,7 +187,7 @@ class Exporter {
     for (const Array& array : arrays) {
       if (!names.insert(array.name()).second) {
         return absl::FailedPreconditionError(
-            absl::StrCat("two arrays would be written to ", array.name(), kEnd,
+            absl::StrCat("two tables or slots would be written to ", array.name(), kEnd,
                          ": a table has the name of another one's slot"));
       }
       total_ += array.rows * array.columns * static_cast<int64_t>(sizeof(float));
@@ -256,7 +256,7 @@ absl::Status MakeFolder(const std::string& folder) {
   if (error) return absl::PermissionDeniedError(absl::StrCat(folder, ": ", error.message()));
   if (fs::is_empty(folder, error)) return absl::OkStatus();
   return absl::AlreadyExistsError(
-      absl::StrCat(folder, ": is not empty; name a new folder, so that no other files are there"));
+      absl::StrCat(folder, ": is not empty; name a new or empty folder"));
 }
 
 absl::Status Export(Session& session, const ExportJob& job) {
@@ -291,7 +291,7 @@ void AddCheckpointExport(CLI::App& checkpoint, Session& session, Command& comman
   verb->add_option("NAME", job->target.name, "Name of the checkpoint, or: newest")->required();
   verb->add_option("DIR", job->folder, "A new or empty folder")->required();
   verb->add_option("--file-bytes", job->file_bytes,
-                   "Split larger tables into files with at most so many bytes of rows, and write "
+                   "Split larger tables into files with at most this many bytes of rows, and write "
                    "TABLE.safetensors.index.json")
       ->check(Within(int64_t{1}, int64_t{1} << 50))
       ->capture_default_str();

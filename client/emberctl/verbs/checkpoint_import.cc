@@ -57,7 +57,8 @@ absl::StatusOr<std::vector<std::string>> FilesOfIndex(const std::string& path) {
   const nlohmann::json index = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (!index.is_object() || map == index.end() || !map->is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": is no index: it has no weight_map"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": is not an index: it has no weight_map"));
   }
   std::set<std::string> files;
   for (const auto& [tensor, name] : map->items()) {
@@ -84,7 +85,7 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
   }
   if (error) return absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message()));
   if (files.empty()) {
-    return absl::NotFoundError(absl::StrCat(path, ": has no .safetensors and no .npy"));
+    return absl::NotFoundError(absl::StrCat(path, ": contains no .safetensors and no .npy file"));
   }
   absl::c_sort(files);
   return files;
@@ -124,7 +125,7 @@ absl::StatusOr<Piece> MakePiece(const client::Model& model, const ImportJob& job
   if (const std::string first = of_metadata("first_row");
       !first.empty() && !absl::SimpleAtoi(first, &piece.first_row)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(tensor.path, ": first_row: \"", first, "\" is no number"));
+        absl::StrCat(tensor.path, ": first_row: \"", first, "\" is not a number"));
   }
   if (piece.table.empty()) FindArray(model, tensor.name, &piece);
   const client::TableInfo* const table = model.FindTable(piece.table);
@@ -138,7 +139,7 @@ absl::StatusOr<Piece> MakePiece(const client::Model& model, const ImportJob& job
   }
   if (!HasSlot(*table, piece.slot)) {
     return absl::NotFoundError(absl::StrCat(tensor.path, ": ", ArrayName(piece.table, piece.slot),
-                                            " is not there; ",
+                                            " does not exist; ",
                                             KnownNames("slots", piece.slot, table->slots)));
   }
   const bool narrow = !piece.slot.empty() && tensor.columns == 1;
@@ -164,7 +165,7 @@ absl::Status CheckComplete(const client::Model& model, const std::vector<Piece>&
       return absl::InvalidArgumentError(
           absl::StrCat(ArrayName(piece.table, piece.slot), ": row ", piece.first_row, " is in ",
                        first ? "no table" : pieces[i - 1].tensor.path, " and in ",
-                       piece.tensor.path, "; import one of them"));
+                       piece.tensor.path, "; import only one of them"));
     }
     const int64_t rows = model.FindTable(piece.table)->vocabulary_size;
     if (piece.first_row > expected || (last && piece.end_row() != rows)) {
@@ -210,7 +211,7 @@ absl::Status Assign(client::Client& client, const client::Model& model, const Pi
         client.AssignRows(model, piece.table, ids, values, options).status();
     if (!status.ok()) {
       return Annotate(status, absl::StrCat(ArrayName(piece.table, piece.slot),
-                                           ", which has new rows up to row ", ids.front()));
+                                           ", imported up to row ", ids.front()));
     }
     show(row + rows);
   }
@@ -262,17 +263,18 @@ void AddCheckpointImport(CLI::App& checkpoint, Session& session, Command& comman
   const auto job = std::make_shared<ImportJob>();
   CLI::App* verb = checkpoint.add_subcommand(
       "import",
-      "Overwrite whole tables, or slots, of a declared model with the rows of files. Nothing is "
-      "written before all files fit; repeat it if it breaks off");
+      "Overwrite complete tables, or slots, of a declared model with the rows of files. Nothing is "
+      "written until all files have been checked; if it is interrupted, run it again");
   verb->add_option("MODEL", job->model, "Name of the model")->required();
   verb->add_option("PATH", job->path,
                    "A folder as `checkpoint export` writes it, TABLE.safetensors, "
                    "TABLE.SLOT.safetensors, TABLE.safetensors.index.json or TABLE.npy; row i is "
                    "that of id i")
       ->required();
-  CLI::Option* table =
-      verb->add_option("--table", job->table, "The table, for a file with another name");
-  verb->add_option("--slot", job->slot, "Its optimizer slot, instead of the weights")->needs(table);
+  CLI::Option* table = verb->add_option("--table", job->table,
+                                        "The table to overwrite, if the file has another name");
+  verb->add_option("--slot", job->slot, "The optimizer slot to overwrite, instead of the weights")
+      ->needs(table);
   SetExample(verb, "emberctl checkpoint import my_model users.npy");
   verb->callback(
       [job, &session, &command] { command = [job, &session] { return Import(session, *job); }; });

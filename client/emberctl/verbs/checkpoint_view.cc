@@ -34,7 +34,7 @@ absl::Status List(Session& session, const std::string& model) {
   for (const v1::CheckpointInfo& info : response.checkpoints()) {
     lines.push_back({info.model(), info.name(), TimeText(info.saved_at_ms()), Bytes(info.bytes()),
                      absl::StrCat(info.rows()), info.parent().empty() ? "-" : info.parent(),
-                     info.automatic() ? "by itself" : "on request", GroupsText(info.groups())});
+                     info.automatic() ? "automatic" : "on request", GroupsText(info.groups())});
   }
   if (response.checkpoints().empty()) {
     session.out << "no checkpoints\n";
@@ -50,10 +50,10 @@ absl::Status List(Session& session, const std::string& model) {
 void PrintManifest(const v1::CheckpointManifest& manifest, std::ostream& out) {
   out << "checkpoint '" << manifest.name() << "' of model '" << manifest.model() << "', id "
       << HexId(manifest.checkpoint_id()) << ", saved " << TimeText(manifest.saved_at_ms())
-      << (manifest.automatic() ? " by itself" : " on request") << "\n";
+      << (manifest.automatic() ? " automatically" : " on request") << "\n";
   if (!manifest.parent().empty()) {
     out << "on top of '" << manifest.parent() << "'; needs "
-        << Counted(manifest.chain(), "checkpoint") << " besides itself\n";
+        << Counted(manifest.chain(), "checkpoint") << " in addition to itself\n";
   }
   out << "model id " << HexId(manifest.model_id()) << ", history " << HexId(manifest.history())
       << ", " << Counted(manifest.changes(), "change") << ", "
@@ -136,7 +136,7 @@ absl::Status Delete(Session& session, const CheckpointTarget& target) {
     PrintJson(response, session.out);
   } else {
     session.out << "checkpoint '" << target.name << "' of model '" << target.model
-                << "' deleted: " << Bytes(response.bytes()) << " free again\n";
+                << "' deleted: " << Bytes(response.bytes()) << " freed\n";
   }
   return absl::OkStatus();
 }
@@ -153,8 +153,8 @@ void AddList(CLI::App& checkpoint, Session& session, Command& command) {
 
 void AddShow(CLI::App& checkpoint, Session& session, Command& command) {
   const auto target = std::make_shared<CheckpointTarget>();
-  CLI::App* show =
-      checkpoint.add_subcommand("show", "What a checkpoint holds; with --json its whole manifest");
+  CLI::App* show = checkpoint.add_subcommand(
+      "show", "Show what a checkpoint holds; with --json its complete manifest");
   show->add_option("MODEL", target->model, "Name of the model")->required();
   show->add_option("NAME", target->name, "Name of the checkpoint; default: the newest");
   SetExample(show, "emberctl checkpoint show my_model step-1000 --json");
@@ -165,8 +165,8 @@ void AddShow(CLI::App& checkpoint, Session& session, Command& command) {
 
 void AddDiff(CLI::App& checkpoint, Session& session, Command& command) {
   const auto request = std::make_shared<v1::DiffCheckpointsRequest>();
-  CLI::App* diff = checkpoint.add_subcommand(
-      "diff", "What differs between two checkpoints of a model, table by table");
+  CLI::App* diff =
+      checkpoint.add_subcommand("diff", "Compare two checkpoints of a model, table by table");
   diff->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
   diff->add_option("BEFORE", *request->mutable_before(), "Name of a checkpoint")->required();
   diff->add_option("AFTER", *request->mutable_after(), "Name of another one")->required();

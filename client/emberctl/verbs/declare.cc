@@ -30,7 +30,7 @@ absl::Status Declare(Session& session, const std::string& path, const std::strin
     PrintJson(response, session.out);
     return absl::OkStatus();
   }
-  session.out << config.name() << ": " << (response.created() ? "created" : "was there already")
+  session.out << config.name() << ": " << (response.created() ? "created" : "exists already")
               << ", id " << HexId(response.model_id()) << ", "
               << Counted(config.tables_size(), "table") << " in "
               << Counted(response.plan().stacks_size(), "stack") << ", "
@@ -46,14 +46,15 @@ absl::Status Declare(Session& session, const std::string& path, const std::strin
 
 void AddDeclare(CLI::App& app, Session& session, Command& command) {
   auto path = std::make_shared<std::string>();
-  CLI::App* declare = app.add_subcommand(
-      "declare", "Make the tables of a model; nothing happens if they are there");
+  CLI::App* declare =
+      app.add_subcommand("declare", "Create the tables of a model; nothing happens if they exist");
   declare->add_option("FILE", *path, "ModelConfig as text proto or JSON")->required();
   auto restore_from = std::make_shared<std::string>();
   declare
-      ->add_option("--restore-from", *restore_from,
-                   "If the model is not there, begin with the rows of this checkpoint, or of the "
-                   "newest: newest")
+      ->add_option(
+          "--restore-from", *restore_from,
+          "If the model does not exist, begin with the rows of this checkpoint, or with those "
+          "of the newest one: newest")
       ->type_name("NAME");
   SetExample(declare, "emberctl declare model.textproto");
   declare->callback([path, restore_from, &session, &command] {

@@ -33,7 +33,7 @@ void PrintProgress(const v1::DrainResponse& response, Session& session) {
 absl::Status Drain(Session& session, const DrainOptions& options) {
   if (session.addresses.size() != 1) {
     return absl::InvalidArgumentError(absl::StrCat("--address: ", session.addresses.size(),
-                                                   " are given; drain takes the one of the "
+                                                   " are given; give one, that of the "
                                                    "coordinator to drain"));
   }
   v1::DrainRequest request;
@@ -75,9 +75,9 @@ void AddDrain(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<DrainOptions>();
   CLI::App* drain = app.add_subcommand(
       "drain",
-      "Take a coordinator out of service: it finishes what has begun and sends everything new to "
-      "the others. Its process goes on until it is stopped. 4 if --wait is over and something is "
-      "left");
+      "Take a coordinator out of service: it finishes what has begun and refuses everything new, "
+      "so that clients use another one. Its process runs until it is stopped. Exit status 4 if "
+      "something is left after --wait seconds");
   CLI::Option* undo =
       drain->add_flag("--undo", options->undo, "Put the coordinator back into service");
   drain

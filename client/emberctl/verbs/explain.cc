@@ -130,7 +130,7 @@ absl::Status ExplainBatch(Session& session, const ExplainOptions& options) {
 void AddExplain(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<ExplainOptions>();
   CLI::App* explain = app.add_subcommand("explain",
-                                         "How a batch is stacked, placed and cut into "
+                                         "Show how a batch is stacked, placed and cut into "
                                          "mini-batches, and what it costs; --json adds all "
                                          "buffers. Needs no server");
   explain->footer(kExplainFooter);

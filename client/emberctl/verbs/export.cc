@@ -26,14 +26,14 @@ enum class Format { kNpy, kSafetensors };
 absl::StatusOr<Format> FormatOf(const std::string& file) {
   if (absl::EndsWith(file, ".npy")) return Format::kNpy;
   if (absl::EndsWith(file, ".safetensors")) return Format::kSafetensors;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "\"", file, "\" must end with .npy or .safetensors, which says how it is written"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", file, "\" must end with .npy or .safetensors, which selects the format"));
 }
 
 absl::Status Written(const std::ofstream& file, const std::string& path) {
   if (file) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat(path, ": cannot be written; check that the folder exists and has room"));
+  return absl::PermissionDeniedError(absl::StrCat(
+      path, ": cannot be written; check that the folder exists, permissions and free space"));
 }
 
 absl::Status Export(Session& session, const ExportTarget& target) {
@@ -78,9 +78,9 @@ absl::Status Export(Session& session, const ExportTarget& target) {
 
 void AddExport(CLI::App& app, Session& session, Command& command) {
   auto target = std::make_shared<ExportTarget>();
-  CLI::App* verb = app.add_subcommand(
-      "export",
-      "Write all rows of a table to a file that others read, as float32 in the order of their ids");
+  CLI::App* verb = app.add_subcommand("export",
+                                      "Write all rows of a table to a file for other programs, as "
+                                      "float32 in the order of their ids");
   verb->add_option("MODEL", target->model, "Name of the model")->required();
   verb->add_option("TABLE", target->table, "Name of the table")->required();
   verb->add_option("FILE", target->file, "A NumPy file (.npy), or .safetensors")

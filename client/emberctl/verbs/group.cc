@@ -32,8 +32,8 @@ void AddGroup(CLI::App& app, Session& session, Command& command) {
   const auto request = std::make_shared<v1::DropGroupRequest>();
   CLI::App* drop = group->add_subcommand(
       "drop",
-      "Forget a group whose run is over: one that joins again under the name begins at its first "
-      "step. One that is not known is no error; one with ranks at work is refused");
+      "Forget a group whose run is over: the next run under its name begins at its first step. An "
+      "unknown group is not an error; one with active ranks is refused");
   drop->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
   drop->add_option("GROUP", *request->mutable_group(), "Name of the group")->required();
   SetExample(drop, "emberctl group drop my_model run-7");

@@ -50,7 +50,8 @@ absl::StatusOr<v1::GetLimitsResponse> FetchAllLimits(const Session& session,
       continue;
     }
     if (one.stacks_size() != all.stacks_size()) {
-      return absl::InternalError(absl::StrCat(address, ": it has another plan of the model"));
+      return absl::InternalError(absl::StrCat(
+          address, ": this coordinator has another plan of the model than the first one"));
     }
     for (int k = 0; k < all.stacks_size(); ++k) {
       MergeSketch(one.stacks(k).ids(), all.mutable_stacks(k)->mutable_ids());
@@ -135,10 +136,10 @@ void AddLimits(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<LimitsOptions>();
   CLI::App* limits = app.add_subcommand(
       "limits",
-      "What batches needed per partition since the coordinators started, and the limits that this "
-      "suggests; each --address is asked");
+      "Show what batches have needed per partition since the coordinators started, and the limits "
+      "that this suggests; every --address is asked");
   limits->add_option("MODEL", options->model, "Name of the model")->required();
-  limits->add_option("--headroom", options->headroom, "Suggested limit over observed maximum")
+  limits->add_option("--headroom", options->headroom, "Suggested limit divided by observed maximum")
       ->check(Within(1.0, 1e6))
       ->capture_default_str();
   limits->add_option("--out", options->out,

@@ -94,7 +94,7 @@ absl::Status ShowOne(Session& session, const LogShowOptions& options, const std:
   RETURN_IF_ERROR(summary.status());
   if (!session.json && summary->torn_bytes > 0) {
     session.out << Bytes(summary->torn_bytes)
-                << " behind the last record do not count: " << summary->torn << "\n";
+                << " after the last record are ignored: " << summary->torn << "\n";
   }
   return absl::OkStatus();
 }
@@ -113,8 +113,8 @@ std::string TextOf(const std::string& folder, const LogSummary& summary) {
       Counted(static_cast<int64_t>(summary.next_segment - summary.first_segment), "segment"),
       ", up to record ", summary.next_sequence - 1);
   if (summary.torn_bytes > 0) {
-    absl::StrAppend(&text, "; ", Bytes(summary.torn_bytes), " behind it do not count (",
-                    summary.torn, ")");
+    absl::StrAppend(&text, "; ", Bytes(summary.torn_bytes), " after it are ignored (", summary.torn,
+                    ")");
   }
   return text;
 }
@@ -151,10 +151,10 @@ absl::Status Verify(Session& session, const std::string& folder) {
 
 void AddLogShow(CLI::App& log, Session& session, Command& command) {
   const auto options = std::make_shared<LogShowOptions>();
-  CLI::App* show = log.add_subcommand("show", "List the records of logs, one a line");
+  CLI::App* show = log.add_subcommand("show", "List the records of logs, one per line");
   show->add_option("DIR", options->folder, kFolderHelp)->required();
   show->add_option("--from", options->from, "Begin with this record")->capture_default_str();
-  show->add_option("--limit", options->limit, "Show so many records of each log; 0: all")
+  show->add_option("--limit", options->limit, "Show at most this many records of each log; 0: all")
       ->check(Within(int64_t{0}, int64_t{1} << 50))
       ->capture_default_str();
   SetExample(show, "emberctl log show /var/lib/emberd/shard-0002 --from 1000 --limit 20");
@@ -167,7 +167,7 @@ void AddLogVerify(CLI::App& log, Session& session, Command& command) {
   const auto folder = std::make_shared<std::string>();
   CLI::App* verify = log.add_subcommand(
       "verify",
-      "Read every byte of logs that counts and compare checksums; says where the first damage is");
+      "Read all records and blobs of logs, compare checksums, and show where the first damage is");
   verify->add_option("DIR", *folder, kFolderHelp)->required();
   SetExample(verify, "emberctl log verify /var/lib/emberd");
   verify->callback([folder, &session, &command] {
@@ -178,8 +178,7 @@ void AddLogVerify(CLI::App& log, Session& session, Command& command) {
 }  // namespace
 
 void AddLog(CLI::App& app, Session& session, Command& command) {
-  CLI::App* log =
-      app.add_subcommand("log", "Look at the logs of shards and check them, without a server");
+  CLI::App* log = app.add_subcommand("log", "Show and check the logs of shards, without a server");
   log->require_subcommand(1);
   SetExample(log, "emberctl log verify /var/lib/emberd");
   AddLogShow(*log, session, command);

@@ -50,15 +50,15 @@ void AddModel(CLI::App& app, Session& session, Command& command) {
   SetExample(model, "emberctl model reset my_model");
   const auto name = std::make_shared<std::string>();
   CLI::App* drop = model->add_subcommand(
-      "drop", "Remove a model and its rows from all shards; one that is not there is no error");
+      "drop", "Remove a model and its rows from all shards; an undeclared model is not an error");
   drop->add_option("MODEL", *name, "Name of the model")->required();
   SetExample(drop, "emberctl model drop my_model");
   drop->callback(
       [name, &session, &command] { command = [name, &session] { return Drop(session, *name); }; });
   CLI::App* reset = model->add_subcommand(
       "reset",
-      "Give up all rows of a model: initial rows again on all shards. Ends DATA_LOSS after a shard "
-      "has lost its rows");
+      "Discard all rows of a model: all shards get initial rows again. This ends DATA_LOSS after a "
+      "shard has lost its rows");
   reset->add_option("MODEL", *name, "Name of the model")->required();
   SetExample(reset, "emberctl model reset my_model");
   reset->callback(

@@ -144,7 +144,7 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
   return absl::ResourceExhaustedError(absl::StrCat(
       planned.model, ": a partition needs ", needed, " bytes; budgets.bytes_per_sparsecore is ",
       planned.partition_budget, ", so ", needed - planned.partition_budget,
-      " bytes could not be held if every row were touched. Raise the budget if the machines have "
+      " bytes do not fit if every row is touched. Raise the budget if the machines have "
       "the memory, add shards, or store rows in 16 bits"));
 }
 
@@ -152,12 +152,13 @@ absl::Status ShowPlan(Session& session, const PlanOptions& options) {
 
 void AddPlan(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<PlanOptions>();
-  CLI::App* plan = app.add_subcommand("plan",
-                                      "Where the tables of a model lie, what they need of the "
-                                      "memory budget, their limits and their "
-                                      "padding. With --model, of a file, for a cluster that need "
-                                      "not run; with MODEL, of a declared "
-                                      "one (whose config describe shows). 1 if it does not fit");
+  CLI::App* plan =
+      app.add_subcommand("plan",
+                         "Show where the tables of a model lie, what they need of the "
+                         "memory budget, their limits and their "
+                         "padding. With --model, of a file, for a cluster that need "
+                         "not run; with MODEL, of a declared "
+                         "one (see `describe` for its config). Exit status 1 if it does not fit");
   CLI::Option_group* subject = plan->add_option_group("subject");
   subject->add_option("MODEL", options->model, "Name of a declared model");
   CLI::Option* file =

@@ -47,12 +47,12 @@ absl::Status AppendIds(const std::string& text, std::vector<int64_t>* ids) {
   if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &first) ||
       !absl::SimpleAtoi(ends.back(), &last) || last < first) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", text, "\" is no id; write an id, 7, or a range of ids, 7-12"));
+        absl::StrCat("\"", text, "\" is not an id; write an id, 7, or a range of ids, 7-12"));
   }
   if (last - first >= static_cast<int64_t>(kMaxIds - ids->size())) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", text, "\" makes more than ", kMaxIds,
-                     " ids; `emberctl export` writes whole tables to a file"));
+        absl::StrCat("\"", text, "\": more than ", kMaxIds,
+                     " ids are not allowed; `emberctl export` writes a complete table to a file"));
   }
   for (int64_t id = first; id <= last; ++id) ids->push_back(id);
   return absl::OkStatus();
@@ -120,7 +120,7 @@ absl::Status SetRows(Session& session, const RowsTarget& target,
   for (const RowText& row : rows) {
     if (row.values.size() != dim) {
       return absl::InvalidArgumentError(absl::StrCat("row ", row.id, " has ", row.values.size(),
-                                                     " values; the first row has ", dim));
+                                                     " values, but the first row has ", dim));
     }
     ids.push_back(row.id);
     values.insert(values.end(), row.values.begin(), row.values.end());
@@ -159,7 +159,7 @@ void AddTarget(CLI::App* verb, RowsTarget* target) {
 void AddGet(CLI::App* rows, Session& session, Command& command) {
   auto target = std::make_shared<RowsTarget>();
   auto ids = std::make_shared<std::vector<std::string>>();
-  CLI::App* get = rows->add_subcommand("get", "Print rows, one a line: ID=VALUE,VALUE,...");
+  CLI::App* get = rows->add_subcommand("get", "Print rows, one per line: ID=VALUE,VALUE,...");
   AddTarget(get, target.get());
   get->add_option("ID", *ids, "Ids of the rows, and ranges of them: 7 100-109")
       ->required()

@@ -31,8 +31,8 @@ void AddServe(CLI::App& app, Session& session, Command& command) {
   const auto storage = std::make_shared<std::string>();
   CLI::App* serve = app.add_subcommand(
       "serve",
-      "Serve the weights of a checkpoint for lookups alone. What is served under the name until "
-      "then goes on until the new rows are there, and no lookup fails");
+      "Serve the weights of a checkpoint for lookups only. What is served under the name now "
+      "stays in service until the new rows are loaded, so that no lookup fails");
   serve->add_option("MODEL", model->model, "Name of the model of the checkpoint")->required();
   serve->add_option("NAME", model->name, "Name of the checkpoint; default: the newest");
   serve
@@ -41,9 +41,10 @@ void AddServe(CLI::App& app, Session& session, Command& command) {
                    "trained on this cluster")
       ->type_name("MODEL");
   serve
-      ->add_option("--storage", *storage,
-                   "How rows are stored; default: as they are served until then, or else as in the "
-                   "checkpoint")
+      ->add_option(
+          "--storage", *storage,
+          "How rows are stored; default: as those served under the name now, or else as in the "
+          "checkpoint")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
   SetExample(serve, "emberctl serve my_model step-1000 --as my_model-live --storage bfloat16");
   serve->callback([request, model, serve_as, storage, &session, &command] {

@@ -36,7 +36,7 @@ absl::Status ShowStats(Session& session, const StatsOptions& options) {
     const std::string address = source.address();
     ASSIGN_OR_RETURN(const auto later, source.Fetch());
     if (source.address() != address || !SameLife(stats, later)) {
-      return absl::UnavailableError("the coordinator restarted meanwhile; try again");
+      return absl::UnavailableError("the coordinator was restarted in the meantime; try again");
     }
     rates = RatesBetween(stats, later);
   } else {
@@ -54,17 +54,17 @@ absl::Status ShowStats(Session& session, const StatsOptions& options) {
 
 void AddStats(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<StatsOptions>();
-  CLI::App* stats = app.add_subcommand(
-      "stats",
-      "What a coordinator and the shards have done since they started, or do now: methods, stages, "
-      "stacks against their limits, shards, training groups, hot rows. Of several addresses, the "
-      "first that answers is asked");
+  CLI::App* stats =
+      app.add_subcommand("stats",
+                         "Show what a coordinator and the shards have done since they started, or "
+                         "do now: methods, stages, stacks against their limits, shards, training "
+                         "groups, hot rows. Of several addresses, the first that answers is asked");
   stats->add_option("--hot-rows", options->hot_rows, "Rows to list of each table and shard")
       ->check(Within(0, 100))
       ->capture_default_str();
   stats
       ->add_option("--interval", options->interval_seconds,
-                   "Watch for so many seconds and show what happens in one")
+                   "Watch for this many seconds and show rates per second")
       ->check(Within(0.1, 86400.0));
   SetExample(stats, "emberctl stats --interval 5 --hot-rows 3");
   stats->callback([options, &session, &command] {

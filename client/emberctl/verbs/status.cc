@@ -75,9 +75,9 @@ absl::Status ShowStatus(Session& session) {
 void AddStatus(CLI::App& app, Session& session, Command& command) {
   CLI::App* status = app.add_subcommand(
       "status",
-      "State of the coordinator (DRAINING while it is out of service), the "
-      "shards and the models; 3 if a shard is down, or a shard or a model is recovering, 1 if a "
-      "model has lost rows or a shard takes no changes");
+      "Show the state of the coordinator (DRAINING while it is out of service), the shards and the "
+      "models. Exit status 3 if a shard is down, or a shard or a model is recovering, 1 if a "
+      "model has lost rows or a shard refuses changes");
   SetExample(status, "emberctl status --json");
   status->callback([&session, &command] { command = [&session] { return ShowStatus(session); }; });
 }

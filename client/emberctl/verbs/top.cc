@@ -147,9 +147,9 @@ class Screen {
                                      ? "means since the start"
                                      : absl::StrFormat("of the last %.1f s", shown_.seconds);
       options.hint =
-          absl::StrCat("q: leave  j, k: scroll  s: sort (", NameOf(order_), ")  ", period);
+          absl::StrCat("q: quit  j, k: scroll  s: sort (", NameOf(order_), ")  ", period);
     } else {
-      options.hint = absl::StrCat("q: leave  NO ANSWER: ", std::string(error_.message()));
+      options.hint = absl::StrCat("q: quit  NO ANSWER: ", std::string(error_.message()));
     }
     first_ = std::clamp(first_, 0, LastScroll(shown_, watch_.address(), options));
     options.first = first_;
@@ -186,16 +186,15 @@ absl::Status Top(Session& session, const TopOptions& options) {
 
 void AddTop(CLI::App& app, Session& session, Command& command) {
   auto options = std::make_shared<TopOptions>();
-  CLI::App* top =
-      app.add_subcommand("top",
-                         "Watch a coordinator and the shards live; q leaves, s sorts otherwise, j, "
-                         "k and the arrow keys "
-                         "scroll. Methods that nobody calls are left out. Where standard output "
-                         "is no terminal, and with --count or --json, frames follow one another");
-  top->add_option("--interval", options->interval_seconds, "Seconds from one frame to the next")
+  CLI::App* top = app.add_subcommand(
+      "top",
+      "Watch a coordinator and the shards live; q quits, s changes the order, j, k and the arrow "
+      "keys scroll. Methods that nobody calls are left out. Where standard output is not a "
+      "terminal, and with --count or --json, frames follow one another");
+  top->add_option("--interval", options->interval_seconds, "Seconds between frames")
       ->check(Within(0.1, 86400.0))
       ->capture_default_str();
-  top->add_option("--count", options->count, "Print so many frames, then end")
+  top->add_option("--count", options->count, "Print this many frames, then exit")
       ->check(Within(int64_t{1}, int64_t{1} << 40));
   top->add_option("--hot-rows", options->hot_rows, "Rows to list of each table and shard")
       ->check(Within(0, 100))

@@ -55,8 +55,8 @@ print(f"cluster: emberd {client.status()['version']}, {len(client.status()['shar
 # %% [markdown]
 # ## The data
 #
-# 22 sonnets of Shakespeare. 16 words in a row are to give the next one. Guessing by frequency alone would lose the
-# *entropy* of the words, in nats: a model that ends below it has learned from the words before.
+# 22 sonnets of Shakespeare. The model predicts a word from the 16 words before it. A guess by frequency alone would have a loss
+# of the *entropy* of the words, in nats: a model with a lower loss has learned from the words before.
 
 # %%
 SEQUENCE, BATCH, WIDTH, STEPS = 16, 32, 128, 240
@@ -81,8 +81,8 @@ batches = [batch() for _ in range(STEPS)]
 # %% [markdown]
 # ## The table
 #
-# A description says what tables there are, what looks them up, and how they learn. `declare` makes them, or finds them
-# where they have been made: then training goes on where it was.
+# A description says which tables there are, which features look them up, and how they learn. `declare` creates the tables; if
+# they exist already, it finds them, and training continues from their rows.
 
 # %%
 config = emberd.ModelConfig(
@@ -98,7 +98,7 @@ print(f"table: {before.shape[0]} rows of {before.shape[1]}")
 # ## The model
 #
 # `emberd.jax.nnx.Embed` is a layer: ids in, rows out. Under `nnx.value_and_grad` the forward pass receives the rows and the
-# backward pass sends their gradients, and the cluster makes the update. `prefetch` sends the ids of the next batch ahead.
+# backward pass sends their gradients, and the cluster applies the update. `prefetch` sends the ids of the next batch ahead.
 
 # %%
 embedding = emberd.jax.Embedding(model, group="tutorial")
@@ -202,8 +202,8 @@ if plt:
 # %% [markdown]
 # ## The end
 #
-# What remains is a checkpoint (`model.save_checkpoint`, on a cluster with a folder) and lookups without training. Leaving
-# stops the server that was started above.
+# Next steps would be a checkpoint (`model.save_checkpoint`, on a cluster with a folder) and lookups without training. The end
+# of the program stops the server that was started above.
 
 # %%
 score = float(nnx.jit(loss_of)(network, batches[-1]))

@@ -40,5 +40,5 @@ __all__ = [
 if not TYPE_CHECKING:
     def __getattr__(name):
         if name in ("torch", "jax", "keras", "ray"):
-            raise AttributeError(f"emberd.{name} is a module of its own, for who has {name}: import emberd.{name}")
+            raise AttributeError(f"emberd.{name} is not imported by default; with {name} installed: import emberd.{name}")
         raise AttributeError(f"module 'emberd' has no attribute {name!r}")

@@ -100,7 +100,8 @@ def program_path(name: str = "emberd") -> Path:
 
 def _keep_freed_memory() -> None:
     """A step's activations arrive in some 30 MB of buffers, which glibc would give back to the system after each step and ask for
-    again, at a page fault for every 4 KiB: a third of the CPU time of a step. Who has set malloc up otherwise is obeyed."""
+    again, at a page fault for every 4 KiB: a third of the CPU time of a step. Settings of malloc in the
+    environment take precedence."""
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -136,8 +137,8 @@ def _load() -> Any:
 def lib() -> Any:
     """The library, loaded at the first call. ForkedProcess in a child of a process that has used it."""
     if _State.forked:
-        raise errors.ForkedProcess("emberd was used before this process was forked; start it by spawn, or connect in "
-                                   "the child and not before")
+        raise errors.ForkedProcess("emberd was used before this process was forked; start workers by spawn, or connect in "
+                                   "the child process only")
     if _State.library is None:
         with _State.lock:
             if _State.library is None:
@@ -166,7 +167,7 @@ class Handle:
         if _State.forked:
             lib()
         if self.value is None:
-            raise ValueError("it has been closed")
+            raise ValueError("this client, model or stream has been closed")
         return self.value
 
     def close(self) -> None:
@@ -179,7 +180,7 @@ class Handle:
 
 
 def null() -> c_void_p:
-    """A place for a handle that the library fills."""
+    """An empty handle, which the library fills."""
     return c_void_p()
 
 
@@ -215,7 +216,7 @@ def _sweep() -> None:
 
 
 def hold(lease: Optional[int], memory: Any) -> None:
-    """Keeps `memory` until the library says that nobody reads it any more."""
+    """Keeps `memory` alive until the library says that it is no longer read."""
     if lease:
         with _held_lock:
             _leases.append((lease, memory))

@@ -1,4 +1,4 @@
-"""The cluster of layers that were given no client."""
+"""The cluster that a layer without a client uses."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> None:
         weights_address, weight_count = _address(floats), floats.size
         kept.append(floats)
         if values.size and not weight_count:
-            raise ValueError(f"{what}: weights: there are none; give one per id, or a single one for all")
+            raise ValueError(f"{what}: weights: empty; give one per id, or a single one for all ids")
     fields += (name_address, layout, values.itemsize, _address(values), values.size, ids_per_sample, index_address, index_count,
                index_bytes, 0, samples, weights_address, weight_count)
 

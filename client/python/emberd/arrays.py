@@ -1,4 +1,4 @@
-"""From what a trainer has in its hands to NumPy's arrays, which the library reads where they lie."""
+"""Converts a trainer's arrays and tensors to NumPy arrays, which the library reads without a copy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Ragged:
         if weights is None:
             return Ragged(values, splits)
         if [len(some) for some in weights] != lengths:
-            raise ValueError("weights: they must be as many as the ids of each sample")
+            raise ValueError("weights: each sample must have as many weights as ids")
         return Ragged(values, splits, np.fromiter((one for some in weights for one in some), np.float32))
 
 
@@ -78,14 +78,14 @@ def map_arrays(function: Callable[[Any], Any], ids: Kind) -> Kind:
 
 
 def cut(ids: Ragged) -> Ragged:
-    """Without what fills the arrays up behind the last sample."""
+    """Without the padding after the last sample."""
     end = int(ids.row_splits[-1])
     weights = ids.weights if ids.weights is None or np.size(ids.weights) == 1 else ids.weights[:end]
     return Ragged(ids.values[:end], ids.row_splits, weights)
 
 
 def samples_of(ids: Ids) -> Any:
-    """How many samples ids are of, by their shapes; None: a shape leaves it open."""
+    """The number of samples, from the shapes of the ids; None: the shapes do not determine it."""
     if isinstance(ids, Sparse):
         return ids.samples
     if isinstance(ids, Ragged):
@@ -99,7 +99,7 @@ def _shape_of(array: Any) -> Any:
 
 
 def as_array(value: Any, what: str) -> npt.NDArray[Any]:
-    """NumPy's view of an array, a buffer, or whatever speaks DLPack."""
+    """NumPy's view of an array, a buffer, or an object that supports DLPack."""
     array: npt.NDArray[Any] = value
     if isinstance(value, np.ndarray):
         return array

@@ -19,7 +19,7 @@ class Checkpoint:
     saved_at: datetime  # UTC
     bytes: int  # of its own files
     rows: int  # of weights, in its own files
-    parent: str  # the checkpoint that it builds on; "": none, it is whole
+    parent: str  # the checkpoint that it builds on; "": none, it is a full one
     chain: int  # checkpoints that it needs besides itself
     groups: Mapping[str, int] = field(default_factory=Dict[str, int])  # the step that each training group goes on from
     automatic: bool = False  # made by the cluster itself, which removes it when newer ones are there
@@ -28,7 +28,7 @@ class Checkpoint:
 
 
 class Checkpoints(List[Checkpoint]):
-    """The newest first."""
+    """A list of checkpoints, the newest first."""
 
     damaged: List[str]  # folders that cannot be read, with the reason
 
@@ -39,7 +39,7 @@ class Checkpoints(List[Checkpoint]):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a save or a restore is."""
+    """The progress of a save or a restore."""
 
     phase: str  # "pausing", "saving", "checking", "restoring"
     bytes: int

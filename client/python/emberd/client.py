@@ -36,7 +36,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Applied:
-    """What an update did."""
+    """The result of an update."""
 
     step: int  # of a training stream, or what the caller gave; -1: none
     rows_updated: int
@@ -74,7 +74,7 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
             gradient_wire: Optional[str] = None) -> "Client":
     """A client of a cluster.
 
-    addresses: "host:port" of the coordinators, one or several; the first that answers is used.
+    addresses: "host:port" of the coordinators, one or several; the first one that answers is used.
     tls: True for encryption with this system's authorities, or Tls with files.
     token, token_file: the token, or the file that holds it in one line.
     deadline: seconds for every call, all retries included. connect_timeout: until the first coordinator has answered.
@@ -130,12 +130,12 @@ class Client:
 
     def declare(self, config: Union[ModelConfig, str, "os.PathLike[str]"], *,
                 restore_from: Optional[str] = None) -> "Model":
-        """Makes the tables of a model, or finds them.
+        """Creates the tables of a model, or finds them.
 
         config: a ModelConfig, its text (text proto or JSON), or the path of a file that holds it.
         restore_from: a model that is not there yet begins with the rows of this checkpoint of a model of its name, or of
         the "newest".
-        AlreadyExists if another model of this name is there.
+        AlreadyExists if a different model of this name is declared.
         """
         call = _native.lib().declare_from(self._handle.get(), _config_text(config).encode(),
                                           (restore_from or "").encode())
@@ -159,22 +159,22 @@ class Client:
                 progress: Optional[ProgressCallback] = None) -> "Model":
         """Gives a model the rows and groups of a checkpoint (None: the newest), or declares it with them.
 
-        Its rows of now are lost; batches and streams from before end with Aborted. If a file of the checkpoint is damaged,
+        Its present rows are lost; earlier batches and streams end with Aborted. If a file of the checkpoint is damaged,
         DataLoss names it, and nothing has changed.
         config: the same tables with another storage type or optimizer; slots that the checkpoint does not have begin with
-        their initial values. AlreadyExists if the model is declared otherwise: drop it before (`emberctl model drop`).
+        their initial values. AlreadyExists if another config is declared: drop the model first (`emberctl model drop`).
         progress: called now and then with how far it is.
         """
         checkpoints.restore(self._handle, model, name, "" if config is None else _config_text(config), progress)
         return self.model(model)
 
     def delete_checkpoint(self, model: str, name: str) -> int:
-        """Removes a checkpoint that no other one builds on, and gives the bytes that are free again."""
+        """Removes a checkpoint that no other one builds on; returns the number of bytes freed."""
         return checkpoints.delete(self._handle, model, name)
 
     def drop_group(self, model: str, group: str) -> bool:
-        """Forgets a group of trainers whose run is over: who joins under its name begins at the first step. False: nobody
-        knows it. FailedPrecondition while ranks of it are at work."""
+        """Forgets a group of trainers whose run is over: the next run under its name begins at its first step. False: no
+        shard knows it. FailedPrecondition while some of its ranks are active."""
         said = Call(_native.lib().drop_group(self._handle.get(), model.encode(), group.encode())).text()
         return bool(said["dropped"])
 
@@ -183,7 +183,7 @@ class Client:
         _native.lib().client_cancel(self._handle.get())
 
     def close(self) -> None:
-        """Cancels what is under way and disconnects. Closing twice does nothing."""
+        """Cancels calls in progress and disconnects. Closing twice does nothing."""
         if self._handle.value is not None:
             self.cancel()
             self._handle.close()
@@ -221,8 +221,8 @@ class Model:
     def lookup(self, ids: Mapping[str, Ids], *, train: bool = False, deadline: Optional[float] = None) -> "Lookup":
         """Looks every feature up: a mapping from its name to float32 [samples, embedding_dim].
 
-        ids: for every feature an array [samples] or [samples, k] of ids, Dense, Ragged or Sparse. What speaks the buffer
-        protocol or DLPack is read where it lies.
+        ids: for every feature an array [samples] or [samples, k] of ids, Dense, Ragged or Sparse. What supports the buffer
+        protocol or DLPack is read without a copy.
         train: the batch is kept on the server for `Lookup.apply`.
         deadline: seconds, all retries included; default: that of `connect`.
         InvalidArgument if a feature is missing, OutOfRange for an id beyond its table.
@@ -238,7 +238,7 @@ class Model:
 
         consistency: "sync" (all ranks form one batch per step), "async", or "bounded" with `staleness_bound`.
         pipelined: of "sync": lookup k sees the updates of the steps before k - 1, so that updates overlap computing.
-        step_timeout: seconds that a step waits for another rank.
+        step_timeout: seconds that a step waits for the other ranks.
         """
         from .train import open_stream
         return open_stream(self, group, rank, size, consistency, pipelined, staleness_bound, first_step, step_timeout)
@@ -251,7 +251,7 @@ class Model:
         return _rows(Call(call, array))
 
     def assign_rows(self, table: str, ids: Any, values: Any, *, slot: str = "") -> None:
-        """Overwrites rows: ids [n], none twice, and values [n, embedding_dim]. On all shards, or none."""
+        """Overwrites rows: ids [n], none twice, and values [n, embedding_dim]. On all shards or on none."""
         array = np.ascontiguousarray(arrays.as_ints(ids, "ids"), dtype=np.int64)
         floats = arrays.as_floats(values, "values")
         call = _native.lib().assign_rows(self.client._handle.get(), self._handle.get(), table.encode(),
@@ -263,9 +263,9 @@ class Model:
         """Saves rows, slots and groups of one moment while training goes on.
 
         name: letters, digits and _-.; None: the cluster chooses one. AlreadyExists if there is one of this name.
-        incremental: only what has changed since the newest checkpoint, where that is possible.
+        incremental: save only what has changed since the newest checkpoint, if that is possible.
         progress: called now and then with how far it is.
-        A stream asks for the moment after a certain step: `TrainStream.update(..., checkpoint=name)`.
+        To save the state after a certain step, ask on the stream: `TrainStream.update(..., checkpoint=name)`.
         """
         return checkpoints.save(self.client._handle, self.name, name, incremental, progress)
 
@@ -283,7 +283,7 @@ class Model:
             yield begin, _rows(Call(call))
 
     def table(self, name: str, *, slot: str = "") -> Floats:
-        """A whole table as one array, float32 [vocabulary_size, embedding_dim]. Of large ones read parts: `export`."""
+        """A whole table as one array, float32 [vocabulary_size, embedding_dim]. Read large tables in parts: `export`."""
         return np.concatenate([values for _, values in self.export(name, slot=slot)])
 
 
@@ -348,5 +348,5 @@ class Lookup(Mapping[str, Floats]):
         return Applied(update.step, update.rows_updated, update.rows_skipped, bool(update.replayed))
 
     def release(self) -> None:
-        """Gives a batch of `lookup(train=True)` back that will not be applied."""
+        """Releases a batch of `lookup(train=True)` to which no gradients will be applied."""
         Call(_native.lib().release(self.model.client._handle.get(), self.model._handle.get(), self._handle.get()))

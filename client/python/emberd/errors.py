@@ -1,6 +1,6 @@
-"""What a call raises: one class for each gRPC code, with the server's text unchanged.
+"""The exceptions of the package: one class for each gRPC code, with the server's text unchanged.
 
-Classes that have a counterpart in Python are that, too: ``except ValueError`` catches InvalidArgument.
+Classes that have a counterpart in Python also derive from it: ``except ValueError`` catches InvalidArgument.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Error(Exception):
 
 
 class Cancelled(Error):
-    """The call was given up, by this client or by the server."""
+    """The call was cancelled, by this client or by the server."""
 
     code, name = 1, "CANCELLED"
 
@@ -43,7 +43,7 @@ class DeadlineExceeded(Error, TimeoutError):
 
 
 class NotFound(Error, LookupError):
-    """An unknown model or table, or a batch that was used up, given back, or has expired."""
+    """An unknown model or table, or a batch that was already applied, was released, or has expired."""
 
     code, name = 5, "NOT_FOUND"
 
@@ -61,7 +61,7 @@ class PermissionDenied(Error, PermissionError):
 
 
 class ResourceExhausted(Error):
-    """Over a budget or a limit; the message gives the figure that is needed."""
+    """Over a budget or a limit; the message gives the figures needed and allowed."""
 
     code, name = 8, "RESOURCE_EXHAUSTED"
 
@@ -89,13 +89,13 @@ class Unimplemented(Error, NotImplementedError):
 
 
 class Internal(Error):
-    """An answer that does not fit its request, or a fault of the server."""
+    """An answer that does not match its request, or a bug in the server."""
 
     code, name = 13, "INTERNAL"
 
 
 class Unavailable(Error, ConnectionError):
-    """Nobody can be reached, or the process is stopping. Calls have been tried again within their deadline."""
+    """No server can be reached, or it is stopping. The call was retried until its deadline."""
 
     code, name = 14, "UNAVAILABLE"
 
@@ -111,9 +111,9 @@ class Unauthenticated(Error, PermissionError):
 
 
 class ForkedProcess(RuntimeError):
-    """emberd was used before this process was forked: its connections did not survive that.
+    """emberd was used before this process was forked, and its connections do not survive a fork.
 
-    Start workers by ``spawn``, or connect in each worker and not before.
+    Start workers by ``spawn``, or connect in each worker only.
     """
 
 

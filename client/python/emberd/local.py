@@ -47,7 +47,7 @@ class LocalCluster:
         return self._process.pid
 
     def log(self) -> str:
-        """What the server has written to standard error."""
+        """The log of the server: what it has written to standard error."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode("utf-8", "replace")
 
@@ -62,7 +62,7 @@ class LocalCluster:
         self.close()
 
     def close(self) -> None:
-        """Stops the server and waits for its end. Rows that it held are gone."""
+        """Stops the server and waits for its end. Rows that are not in `data` are lost."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -86,7 +86,7 @@ class LocalCluster:
             if ready is not None:
                 return ready
             if self._process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"emberd up did not get ready:\n{self.log()}")
+                raise RuntimeError(f"`emberd up` did not become ready:\n{self.log()}")
             time.sleep(0.01)
 
 
@@ -115,8 +115,8 @@ def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, proce
 
     processes: a process for each shard and coordinator; otherwise all in one, which is faster. Several coordinators need it.
     http: "127.0.0.1:0" for the status page and metrics on a free port; `LocalCluster.http` has the address.
-    data: the folder for checkpoints; made if it is not there. durability: "checkpoint": some are saved without asking, and
-    rows that are lost come back from the newest; "log": every change is on disk before it is answered, and a process that is
+    data: the folder for checkpoints; created if it does not exist. durability: "checkpoint": some are saved automatically,
+    and lost rows are restored from the newest one; "log": every change is on disk before it is answered, and a process that is
     killed loses nothing; "memory": neither.
     """
     arguments = ["--shards", str(shards), "--sparsecores", str(sparsecores), "--coordinators", str(coordinators),

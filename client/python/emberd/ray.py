@@ -78,7 +78,7 @@ class _Process:
                 if serves:
                     return serves[1], ray.get_runtime_context().get_node_id(), self._child.pid
             if self._child.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{role} {index} did not get ready on {host}:\n{self.log()}")
+                raise RuntimeError(f"{role} {index} did not become ready on {host}:\n{self.log()}")
             time.sleep(0.02)
 
     def runs(self) -> bool:
@@ -242,9 +242,9 @@ class Cluster:
       none, and emberd takes the share of the machine that it does by itself.
     data: a folder that all nodes reach under this path, for checkpoints; rows of a node that dies come back from the newest.
       checkpoint_seconds, checkpoint_steps: how often one is saved without asking.
-    description: more of ClusterConfig in cluster.proto, e.g. {"security": {...}}.
+    description: other fields of ClusterConfig in cluster.proto, e.g. {"security": {...}}.
     listen: the host on whose ports processes listen; "": that of their node. "127.0.0.1" where all nodes are one machine.
-    insecure: allows addresses beyond the loopback interface without TLS and tokens: who reaches them may do anything.
+    insecure: allows addresses beyond the loopback interface without TLS and tokens: whoever reaches them can do anything.
     """
 
     def __init__(self, shards: int = 2, *, cpus_per_shard: float = 1, memory_per_shard: Optional[int] = None,
@@ -253,7 +253,7 @@ class Cluster:
                  description: Optional[Mapping[str, Any]] = None, listen: str = "", insecure: bool = False,
                  name: str = "emberd", timeout: float = 60.0) -> None:
         if shards < 1 or coordinators < 1:
-            raise ValueError(f"shards, coordinators: {shards} and {coordinators} are not allowed; there must be one of each")
+            raise ValueError(f"shards, coordinators: {shards} and {coordinators} are not allowed; each must be at least 1")
         described: Dict[str, Any] = {"sparsecores_per_shard": sparsecores, "shard_threads": max(1, int(cpus_per_shard)),
                                      "coordinator_threads": max(1, int(cpus_per_coordinator))}
         if memory_per_shard is not None:

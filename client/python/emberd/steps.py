@@ -1,4 +1,4 @@
-"""Steps of training that survive what may happen to a stream: what the layers of frameworks are made of.
+"""Steps of training that survive the failure of a stream. The layers of all frameworks are built on them.
 
 A step is one lookup and one update. When a stream fails because a coordinator, a connection or another rank has gone, it
 is opened again: `next_step` then says which updates were made, and the others are sent again, with the same ids and the
@@ -21,7 +21,7 @@ PASSING = (errors.Unavailable, errors.Aborted, errors.DeadlineExceeded, errors.F
 
 
 class RowsLost(errors.Error):
-    """The tables are not where the trainer is: a shard lost its rows, or somebody else trains in this group."""
+    """The tables are at another step than the trainer: a shard lost its rows, or another trainer uses this group."""
 
     code, name = errors.DataLoss.code, errors.DataLoss.name
 
@@ -44,7 +44,7 @@ class Step:
 class Steps:
     """Not thread-safe. Joins the group at the first lookup.
 
-    patience: seconds after which a failure that does not pass is raised.
+    patience: seconds after which a failure that persists is raised.
     """
 
     def __init__(self, model: Model, group: str, rank: int = 0, size: int = 1, *, pipelined: bool = False,
@@ -198,7 +198,7 @@ class Steps:
             self._stream = None
 
     def _try(self, attempt: Callable[[], Any], last: Optional[Step]) -> Any:
-        """Until it succeeds, or it is clear that it will not. `last` is the step that it is for, or None for a new one."""
+        """Retries until it succeeds, or cannot succeed. `last` is the step that it is for, or None for a new one."""
         began: Optional[float] = None
         pause, refused = 0.05, False
         while True:
@@ -241,14 +241,14 @@ class Steps:
         if self._next is None:
             if self.expected is not None and reached != self.expected:
                 raise RowsLost(f"the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group "
-                               f"{self.group!r}, are at step {reached}; load what belongs together")
+                               f"{self.group!r}, are at step {reached}; load a dense part and tables of the same step")
             self._next = reached
             return
         first = self._under_way[0].number if self._under_way else self._next
         sent = sum(step.gradients is not None for step in self._under_way)
         if not first <= reached <= first + sent:
             raise RowsLost(f"this trainer is at step {first}, the tables of model {self.model.name!r}, group "
-                           f"{self.group!r}, are at step {reached}: rows were lost, or somebody else trains in this group")
+                           f"{self.group!r}, are at step {reached}: rows were lost, or another trainer uses this group")
         while self._under_way and self._under_way[0].number < reached:
             self._under_way.popleft()
 

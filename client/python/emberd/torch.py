@@ -96,7 +96,7 @@ class _Columns(torch.Tensor):
     @grad.setter
     def grad(self, gradient: Optional[torch.Tensor]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         if gradient is not None:
-            raise ValueError("the gradient of these columns is part of a larger one; change it in place, or set None")
+            raise ValueError("the gradient of these columns is a slice of a larger one; change it in place, or set it to None")
         self._leaf.grad = None
 
 
@@ -120,7 +120,7 @@ class EmbeddingBagCollection(torch.nn.Module):
     tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none.
     features: emberd.FeatureConfig; default: one for each table, of its name.
     model: the name under which the tables are declared.
-    group: the name of the run: who trains under it again goes on in it. rank and size default to those of
+    group: the name of the run: training under the same name continues the run. rank and size default to those of
       torch.distributed, if that is initialized.
     pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
     reduction: "sum" of the gradients of all ranks, or "mean".
@@ -165,10 +165,10 @@ class EmbeddingBagCollection(torch.nn.Module):
         return self._evaluate(ids)
 
     def prefetch(self, ids: Any) -> None:
-        """Sends the ids of a later call of forward, which must get the same object, in the same order. What is wrong with
-        them is raised there."""
+        """Sends the ids of a later call of forward, which must get the same object, in the same order. Errors in
+        them are raised there."""
         if self.accumulate:
-            raise RuntimeError("accumulate: the ids of a step are known when it ends, so that they cannot be prefetched")
+            raise RuntimeError("accumulate: the ids of a step are known only when it ends, so they cannot be prefetched")
         self._ahead.append(_Ahead(ids))
         self._send_ahead()
 
@@ -185,7 +185,7 @@ class EmbeddingBagCollection(torch.nn.Module):
 
     @property
     def checkpoints(self) -> Mapping[str, str]:
-        """Those that were asked for with a step and have ended: why there is none of this name; "": it has been saved."""
+        """The checkpoints that were requested with a step and have ended: by name, why saving failed; "": it was saved."""
         return dict(self._steps.checkpoints)
 
     def finish(self) -> None:
@@ -202,7 +202,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group
         is joined."""
         if state["model"] != self.model.name:
-            raise ValueError(f"the state is of model {state['model']!r}, this is {self.model.name!r}")
+            raise ValueError(f"the state is of model {state['model']!r}, but this is model {self.model.name!r}")
         if self._steps.joined and self._steps.next_step != state["next_step"]:
             raise RuntimeError(f"the dense part is at step {state['next_step']}, the tables of model {self.model.name!r}, "
                                f"group {self._steps.group!r}, are at step {self._steps.next_step}")
@@ -231,7 +231,7 @@ class EmbeddingBagCollection(torch.nn.Module):
                 self._steps.skip(self._current)
             self._forget()
         if self._ahead and self._ahead[0].ids is not ids:
-            raise RuntimeError("these are not the ids that were prefetched next; give forward the same object, or finish()")
+            raise RuntimeError("these are not the ids that were prefetched next; give forward the same object, or call finish()")
         step = self._ahead.popleft().step if self._ahead else None
         try:
             if step is None or step.forgotten:
@@ -326,7 +326,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
 
     def _show(self, *parts: Mapping[str, torch.Tensor]) -> None:
-        """Makes the activations of the step the parameters, for who looks at their gradients."""
+        """Makes the activations of the step the parameters, so that their gradients can be inspected."""
         for group in self.param_groups:
             mine = [leaves[feature.name] for leaves in parts for feature in self.collection.config.features
                     if feature.table == group["table"] and feature.name in leaves]
@@ -338,7 +338,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         """Ends the step: one update of each row that was looked up. Unless pipelined, it has been made on return.
 
         checkpoint: saves a checkpoint of this name with exactly the steps up to this one, of all ranks: it goes with the
-        state of the dense part after the same step. `EmbeddingBagCollection.checkpoints` tells its end.
+        state of the dense part after the same step. `EmbeddingBagCollection.checkpoints` has its outcome.
         """
         loss = None
         if closure is not None:
@@ -393,7 +393,7 @@ class Prefetcher:
 
     ids: gives the ids of a batch, the same object that is given to the module: by default its item or attribute "ids", or the
       batch itself.
-    depth: lookups that are under way at a time, that of the batch given included. At least 2 for `pipelined`.
+    depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
     """
 
     def __init__(self, loader: Iterable[Any], collection: EmbeddingBagCollection, depth: int = 2,

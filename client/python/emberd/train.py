@@ -59,8 +59,8 @@ class TrainStream:
             self.close()
 
     def send_lookup(self, ids: Mapping[str, Ids], *, concat: bool = False) -> int:
-        """Sends the ids of the next step, which are copied, and gives its number. concat: the activations of all features,
-        which have the same number of samples, are received side by side, so that `Lookup.concat` is no copy."""
+        """Sends the ids of the next step, which are copied, and returns its number. concat: the activations of all
+        features, which have the same number of samples, are received side by side, so that `Lookup.concat` is no copy."""
         rows, count, _ = _records.pack_ids(ids)
         step = self._send_lookup
         library = _native.lib()
@@ -71,8 +71,8 @@ class TrainStream:
         return step
 
     def receive_lookup(self, timeout: Optional[float] = None) -> Lookup:
-        """The activations of the oldest lookup that was sent and not received. TimeoutError after `timeout` seconds; it may
-        still be received then."""
+        """The activations of the oldest lookup that was sent and not received. TimeoutError after `timeout` seconds; they
+        can still be received later."""
         step = self._receive_lookup
         if step < self._send_lookup and step - int(self.pipelined) > self._send_update:
             raise errors.FailedPrecondition(
@@ -87,14 +87,14 @@ class TrainStream:
 
     def send_update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None, copy: bool = False,
                     checkpoint: Optional[str] = None) -> int:
-        """Sends the gradients of the next step, and gives its number. A feature that is missing, or None, has a zero
+        """Sends the gradients of the next step, and returns its number. A feature that is missing, or None, has a zero
         gradient: its rows are updated all the same.
 
         float32 gradients are sent from where they lie, columns of a larger matrix too, and must not change until
         `receive_update`, unless copy is true.
         hyper: as in Lookup.apply; every rank of a synchronous group gives the same.
         checkpoint: saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any one rank
-        asks. It is written while training goes on; `Applied.checkpoint` of a later step tells its end.
+        asks. It is written while training goes on; `Applied.checkpoint` of a later step has its outcome.
         """
         rows, strides, count, kept = _records.pack_gradients(gradients, strides=True)
         hypers, hyper_count, _ = _records.pack_hyper(hyper)
@@ -108,7 +108,7 @@ class TrainStream:
         return self._update_sent()
 
     def send_skip(self, *, checkpoint: Optional[str] = None) -> int:
-        """Counts the next step without changing a row, and gives its number: for a step that is given up after its lookup,
+        """Counts the next step without changing a row, and gives its number: for a step that is abandoned after its lookup,
         as where a gradient scaler meets an overflow. Every rank of a synchronous group does the same. Its answer is that of
         an update. checkpoint: as in send_update.
         """
@@ -120,7 +120,7 @@ class TrainStream:
         return self._send_update - 1
 
     def receive_update(self, timeout: Optional[float] = None) -> Applied:
-        """What the oldest update did that was sent and not received. TimeoutError after `timeout` seconds."""
+        """The result of the oldest update that was sent and not received. TimeoutError after `timeout` seconds."""
         step = self._receive_update
         if self.pipelined and step < self._send_update and self._send_lookup <= step + 1 and not self._finishing:
             raise errors.FailedPrecondition(
@@ -146,12 +146,12 @@ class TrainStream:
             if left is not None:
                 left -= wait
                 if left <= 0:
-                    raise TimeoutError(f"no answer within {timeout} s; it may still be received")
+                    raise TimeoutError(f"no answer within {timeout} s; it can still be received later")
 
     def lookup(self, ids: Mapping[str, Ids], *, concat: bool = False) -> Lookup:
         """Sends a lookup and receives it. None may be under way. concat: as in send_lookup."""
         if self._receive_lookup != self._send_lookup:
-            raise errors.FailedPrecondition("lookups have been sent ahead; use receive_lookup")
+            raise errors.FailedPrecondition("a lookup is in progress; receive it with receive_lookup")
         self.send_lookup(ids, concat=concat)
         return self.receive_lookup()
 
@@ -159,14 +159,14 @@ class TrainStream:
                checkpoint: Optional[str] = None) -> Applied:
         """Sends an update and receives it. None may be under way. checkpoint: as in send_update."""
         if self._receive_update != self._send_update:
-            raise errors.FailedPrecondition("updates have been sent ahead; use receive_update")
+            raise errors.FailedPrecondition("an update is in progress; receive it with receive_update")
         self.send_update(gradients, hyper=hyper, checkpoint=checkpoint)
         return self.receive_update()
 
     def skip(self, *, checkpoint: Optional[str] = None) -> Applied:
         """Counts a step without changing a row, as send_skip does, and receives the answer. None may be under way."""
         if self._receive_update != self._send_update:
-            raise errors.FailedPrecondition("updates have been sent ahead; use receive_update")
+            raise errors.FailedPrecondition("an update is in progress; receive it with receive_update")
         self.send_skip(checkpoint=checkpoint)
         return self.receive_update()
 

@@ -1,4 +1,4 @@
-"""Steps that are known by their numbers, and lookups that leave ahead of them: what the layers of frameworks share.
+"""Steps that are identified by their numbers, and lookups sent ahead of them: what the layers of all frameworks share.
 
 The number of a step goes through JAX or Keras from the forward pass to the backward pass. There a callback, on a thread of the
 framework, finds the step by it.
@@ -61,7 +61,7 @@ class Trainer:
 
     @property
     def checkpoints(self) -> Mapping[str, str]:
-        """Those that were asked for with a step and have ended: why there is none of this name; "": it has been saved."""
+        """The checkpoints that were requested with a step and have ended: by name, why saving failed; "": it was saved."""
         with self._lock:
             return dict(self._steps.checkpoints)
 
@@ -121,5 +121,5 @@ class Trainer:
         for step in self._sent:
             if step.number == number and not step.forgotten:
                 return step
-        raise ValueError(f"step {number} is not under way; under way are {[step.number for step in self._sent]}. A step has one "
+        raise ValueError(f"step {number} is not in progress; steps in progress: {[step.number for step in self._sent]}. A step has one "
                          "lookup, of all features, and one update")

@@ -125,7 +125,7 @@ class RayTest(unittest.TestCase):
     def test_too_large_a_cluster_is_refused_with_what_it_needs(self):
         with self.assertRaisesRegex(Exception, "no room for 5 processes"):
             emberd.ray.Cluster(shards=4, cpus_per_shard=8, timeout=2, name="large")
-        with self.assertRaisesRegex(ValueError, "there must be one of each"):
+        with self.assertRaisesRegex(ValueError, "each must be at least 1"):
             emberd.ray.Cluster(shards=0)
 
 

@@ -282,7 +282,7 @@ class OptimizerTest(Case):
         found.values().sum().backward()
         sparse.zero_grad()
         self.assertIsNone(found.values().grad)
-        with self.assertRaisesRegex(ValueError, "part of a larger"):
+        with self.assertRaisesRegex(ValueError, "slice of a larger"):
             sparse.param_groups[0]["params"][0].grad = torch.zeros(2, 4)
 
     def test_an_overflow_leaves_rows_unchanged(self):

@@ -156,7 +156,7 @@ class StreamTest(ClusterTest):
             self.assertEqual((skipped.step, skipped.rows_updated), (1, 0))
             stream.send_lookup({"t": [1]})
             self.assertEqual(stream.send_skip(), 2)
-            with self.assertRaisesRegex(emberd.FailedPrecondition, "sent ahead"):
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "in progress"):
                 stream.skip()
             stream.receive_lookup()
             self.assertEqual(stream.receive_update().step, 2)

@@ -141,7 +141,7 @@ absl::Status Chain::CheckLookup(int position, rpc::CallContext* context) {
                      runner_->Prepare(*op.program, request_.ops(source).literal(), context));
   } else if (batch.makes != Op::Makes::kBatch) {
     return absl::InvalidArgumentError(
-        "argument[0] of a LOOKUP is no batch; PrepareBatch makes one");
+        "argument[0] of a LOOKUP is not a batch; PrepareBatch makes one");
   } else if (batch.value->program_key != op.program->key()) {
     return absl::InvalidArgumentError(
         "argument[0] is a batch that was prepared for another program; prepare it for this one");
@@ -163,15 +163,15 @@ absl::Status Chain::CheckUpdate(int position) {
   if (found.lookup_model != op.program->model_id()) {
     return absl::InvalidArgumentError(
         absl::StrCat("argument[0] of an UPDATE is not what a LOOKUP of model '",
-                     op.program->spec().model(), "' (without inference) found"));
+                     op.program->spec().model(), "' (with inference false) returned"));
   }
   if (gradients.makes != Op::Makes::kTuple) {
-    return absl::InvalidArgumentError("argument[1] of an UPDATE is no tuple of gradients");
+    return absl::InvalidArgumentError("argument[1] of an UPDATE is not a tuple of gradients");
   }
   if (updated_[found.lookup_op] >= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("it updates the batch of op ", found.lookup_op,
-                                                   ", which op ", updated_[found.lookup_op],
-                                                   " does already; a batch is updated once"));
+    return absl::InvalidArgumentError(absl::StrCat("the batch of op ", found.lookup_op,
+                                                   " is updated by op ", updated_[found.lookup_op],
+                                                   " already; a batch is updated only once"));
   }
   updated_[found.lookup_op] = position;
   if (!request_.config().execution_instance_key().client_id().empty() ||
@@ -194,7 +194,8 @@ absl::Status Chain::CheckElementwise(int position) {
     const ChainedInput& input = request.inputs(i);
     const Op& source = ops_[input.op_index()];
     if (source.makes != Op::Makes::kTuple) {
-      return absl::InvalidArgumentError(absl::StrCat("argument[", i, "] is no tuple of tensors"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("argument[", i, "] is not a tuple of tensors"));
     }
     counts.push_back(input.output_index() == 0 ? source.tensors : 1);
     if (source.value == nullptr) continue;
@@ -211,8 +212,8 @@ absl::Status Chain::CheckElementwise(int position) {
     }
     if (alias.output() >= op.tensors || alias.tensor() >= counts[alias.argument()]) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "an alias donates tensor ", alias.tensor(), " of argument[", alias.argument(), "], of ",
-          counts[alias.argument()], ", to output ", alias.output(), ", of ", op.tensors));
+          "aliases: tensor ", alias.tensor(), " of argument[", alias.argument(), "] of ",
+          counts[alias.argument()], ", is donated to output ", alias.output(), " of ", op.tensors));
     }
   }
   return absl::OkStatus();
@@ -234,7 +235,7 @@ absl::Status Chain::CheckOutputs(int position) const {
   for (const ChainedOutput& output : request_.ops(position).outputs()) {
     if (ops_[position].makes == Op::Makes::kLiteralBatch) {
       return absl::InvalidArgumentError(
-          "a batch has outputs that was prepared for no program; PrepareBatch does that");
+          "outputs: the batch was not prepared for a program; PrepareBatch prepares one");
     }
     RETURN_IF_ERROR(CheckElement(position, output.output_index()));
   }
@@ -284,10 +285,10 @@ absl::Status Chain::Run(rpc::CallContext* context) {
     return absl::Status(
         status.code(),
         absl::StrCat("op ", p, ": ", status.message(), "; ",
-                     made.empty() ? "no update was made before it"
-                                  : absl::StrCat("updates that were made before it: ", made,
+                     made.empty() ? "no update was applied before it"
+                                  : absl::StrCat("updates that were applied before it: ", made,
                                                  "; a repeat with the same execution_instance_key "
-                                                 "makes the others, and each once")));
+                                                 "applies the others, each exactly once")));
   }
   return absl::OkStatus();
 }

@@ -148,7 +148,7 @@ absl::Status CombineInto(const ElementwiseOutput& output, const v1::Tensor& a, c
   }
   if (whole) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("scale is ", output.scale(), "; of integers it must be a whole number"));
+      absl::StrCat("scale is ", output.scale(), "; for integers it must be a whole number"));
 }
 
 }  // namespace

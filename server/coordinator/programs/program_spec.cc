@@ -358,7 +358,7 @@ absl::StatusOr<v1::LookupRequest> BatchRequest(const ProgramSpec& spec, const Se
     const auto found = inputs.find(ids.feature());
     if (found == inputs.end()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("features: '", ids.feature(), "' is no input of the program"));
+          absl::StrCat("features: '", ids.feature(), "' is not an input of the program"));
     }
     if (given[found->second] != nullptr) {
       return absl::InvalidArgumentError(
@@ -397,7 +397,7 @@ absl::Status CheckGradients(const ProgramSpec& spec,
     }
     if (input == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "argument[1]: '", gradient->name(), "' is no input of the program; its inputs are ",
+          "argument[1]: '", gradient->name(), "' is not an input of the program; its inputs are ",
           absl::StrJoin(spec.inputs(), ", ", [](std::string* out, const ProgramInput& one) {
             absl::StrAppend(out, "'", one.feature(), "'");
           })));

@@ -20,7 +20,7 @@ absl::Status CheckClient(const std::string& client) {
   if (!client.empty() && client.size() <= kMaxClientBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("client_id has ", client.size(),
                                                  " bytes; it must have 1 to ", kMaxClientBytes,
-                                                 ": the new handles are its"));
+                                                 ": it owns the new handles"));
 }
 
 const std::string& ClientOf(const v1::ExecutionConfig& config) {

@@ -59,15 +59,15 @@ absl::StatusOr<int64_t> FinishStep(Fanout* fanout, const OpenGroupRequest& reque
       decision.set_step(next - 1);
       decision.set_commit(true);
       RETURN_IF_ERROR(fanout->DecideStep(static_cast<int>(i), decision, context).status());
-      ops::Log(ops::LogLevel::kInfo, "finished a step that was left half done",
+      ops::Log(ops::LogLevel::kInfo, "finished a step that only some shards had applied",
                {{"group", request.group()}, {"step", next - 1}, {"shard", i}});
     } else if (shard.known()) {
       return absl::FailedPreconditionError(
           absl::StrCat("group '", request.group(), "': shard ", i, " has applied the steps before ",
-                       shard.next_step(), ", others those before ", next,
-                       ", and the parts of the missing step are gone"));
+                       shard.next_step(), ", other shards those before ", next,
+                       ", and the gradients of the missing step are gone"));
     } else {
-      ops::Log(ops::LogLevel::kWarning, "a shard has lost what a group did",
+      ops::Log(ops::LogLevel::kWarning, "a shard has lost the steps of a group",
                {{"group", request.group()}, {"shard", i}, {"next_step", next}});
     }
   }

@@ -91,7 +91,7 @@ TrainSession::TrainSession(const CoordinatorResources& resources,
       next_update_(next_lookup_),
       next_gather_(next_lookup_),
       next_apply_(next_lookup_),
-      watch_(context, [this] { Fail(absl::CancelledError("the trainer ended its stream")); }) {}
+      watch_(context, [this] { Fail(absl::CancelledError("the trainer cancelled its stream")); }) {}
 
 TrainSession::~TrainSession() {
   std::map<int64_t, Step> unfinished;

@@ -30,13 +30,14 @@ constexpr absl::Duration kMaxSilenceBeforeStart = absl::Seconds(30);
 
 absl::Status Silent(absl::Duration silence, bool has_start) {
   return absl::DeadlineExceededError(absl::StrCat(
-      "nothing has come from the trainer for ", absl::FormatDuration(silence),
-      has_start ? " (timeouts.silent_stream_ms), so its stream ends; it may start again"
+      "the trainer has sent nothing for ", absl::FormatDuration(silence),
+      has_start ? " (timeouts.silent_stream_ms); its stream is ended, and it may start a new one"
                 : ", not even the start of its stream"));
 }
 
 absl::Status Stopping() {
-  return absl::UnavailableError("the coordinator is stopping; start again on another");
+  return absl::UnavailableError(
+      "the coordinator is stopping; start the stream again at another one");
 }
 
 }  // namespace

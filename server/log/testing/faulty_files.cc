@@ -30,7 +30,7 @@ class FaultyFile : public LogFile {
 
   absl::Status Allocate(int64_t offset, int64_t bytes) override {
     if (const int error = faults_.Next(FaultyFiles::Call::kMakes); error != 0) {
-      return FileError(error, path_, "cannot be made larger");
+      return FileError(error, path_, "cannot be enlarged");
     }
     room_ = std::max(room_, offset + bytes);
     return file_->Allocate(offset, bytes);
@@ -82,7 +82,7 @@ int FaultyFiles::Next(Call call) {
 
 absl::StatusOr<std::unique_ptr<LogFile>> FaultyFiles::Create(const std::string& path) {
   if (const int error = Next(Call::kMakes); error != 0) {
-    return FileError(error, path, "cannot be made");
+    return FileError(error, path, "cannot be created");
   }
   absl::StatusOr<std::unique_ptr<LogFile>> file = files_.Create(path);
   if (!file.ok()) return file.status();

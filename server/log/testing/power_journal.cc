@@ -51,7 +51,7 @@ absl::StatusOr<FileDescriptor> NewJournal(const std::string& machine) {
     FileDescriptor file(
         open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
     if (file.get() >= 0) return file;
-    if (errno != EEXIST) return FileError(errno, path, "cannot be made");
+    if (errno != EEXIST) return FileError(errno, path, "cannot be created");
   }
 }
 

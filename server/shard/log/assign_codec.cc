@@ -54,7 +54,7 @@ absl::StatusOr<AssignCommand> DecodeAssign(absl::Span<const char> bytes) {
   arrays->values = Unpack<float>(request.values());
   const size_t floats = arrays->partitions.size() * static_cast<size_t>(request.columns());
   if (arrays->partitions.size() != arrays->local_rows.size() || arrays->values.size() != floats) {
-    return absl::InvalidArgumentError("the assignment of rows in the log does not fit itself");
+    return absl::InvalidArgumentError("the assignment of rows in the log contradicts itself");
   }
   AssignCommand command;
   command.rows = {request.model_id(), request.stack(),   request.slot(),   arrays->partitions,

@@ -45,11 +45,11 @@ DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place
     const absl::Status status = Recover();
     MutexLock lock(&mutex_);
     if (!status.ok()) {
-      ops::Log(ops::LogLevel::kError, "the shard cannot come back from its log; it serves nothing",
+      ops::Log(ops::LogLevel::kError, "the shard cannot recover from its log; it serves nothing",
                {{"folder", folder_}, {"reason", std::string(status.message())}});
       // Nobody is to try again before somebody has done something.
       result_ = absl::FailedPreconditionError(
-          absl::StrCat("it could not come back from its log, and serves nothing: ",
+          absl::StrCat("it could not recover from its log, and serves nothing: ",
                        std::string(status.message())));
     }
     over_ = true;
@@ -71,13 +71,13 @@ absl::Status DurableLog::LockFolder() {
   std::filesystem::create_directories(folder_, error);
   const std::string path = PathIn(folder_, "lock");
   lock_ = FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (lock_.get() < 0) return FileError(errno, path, "cannot be made");
+  if (lock_.get() < 0) return FileError(errno, path, "cannot be created");
   const absl::Time until = absl::Now() + kLockPatience;
   while (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return FileError(errno, path, "cannot be locked");
     if (absl::Now() > until) {
       return absl::FailedPreconditionError(absl::StrCat(
-          path, ": another process has it: is shard ", place_.index,
+          path, ": another process has locked it: is shard ", place_.index,
           " running twice? Each shard needs its own index, and one storage.directory belongs to "
           "one cluster"));
     }
@@ -103,7 +103,7 @@ absl::StatusOr<std::unique_ptr<LogWriter>> DurableLog::OpenWriter(
     {
       MutexLock lock(&mutex_);
       if (waits_for_.empty()) {
-        ops::Log(ops::LogLevel::kError, "the shard has read its log, but cannot go on with it yet",
+        ops::Log(ops::LogLevel::kError, "the shard has read its log, but cannot write to it yet",
                  {{"folder", folder_}, {"reason", reason}});
       }
       waits_for_ = reason;
@@ -117,13 +117,13 @@ absl::Status DurableLog::Recover() {
   ASSIGN_OR_RETURN(const LogEnd end, recovery_->Run());
   if (end.torn_bytes > 0) {
     ops::Log(ops::LogLevel::kWarning,
-             "the log ends in the middle of a record, of which nobody was told",
+             "the log ends in the middle of a record; the bytes from there on are ignored",
              {{"folder", folder_}, {"bytes", end.torn_bytes}, {"what", end.torn}});
   }
   internal::v1::LogRecord state;
   describe_(end.next_segment, state.mutable_state());
   ASSIGN_OR_RETURN(auto writer, OpenWriter(end, state));
-  log_->Start(std::move(writer), storage_.log_bytes(), state.state().oldest_blob_segment());
+  log_->Start(std::move(writer), storage_.log_bytes());
   if (end.first_segment == 0) return absl::OkStatus();
   ops::Log(ops::LogLevel::kInfo, "back from the log",
            {{"folder", folder_},

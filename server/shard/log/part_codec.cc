@@ -46,7 +46,7 @@ class Arrays {
   explicit Arrays(absl::Span<const char> bytes) : left_(bytes) {}
 
   absl::StatusOr<absl::Span<const char>> Take(size_t bytes) {
-    if (bytes > left_.size()) return BadPart("is shorter than its head says");
+    if (bytes > left_.size()) return BadPart("is shorter than its header says");
     const absl::Span<const char> taken = left_.subspan(0, bytes);
     left_.remove_prefix(bytes);
     return taken;
@@ -92,7 +92,7 @@ absl::StatusOr<internal::v1::LogPartHeader> DecodeHead(Arrays* arrays) {
       arrays->Take((kArrayAlignment - used % kArrayAlignment) % kArrayAlignment).status());
   internal::v1::LogPartHeader header;
   if (!header.ParseFromArray(head.data(), static_cast<int>(head.size()))) {
-    return BadPart("has a head that cannot be read");
+    return BadPart("has a header that cannot be read");
   }
   return header;
 }
@@ -143,7 +143,7 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> DecodePart(uint64_t model_id,
          {reinterpret_cast<const float*>(gradients.data()), static_cast<size_t>(from.floats())},
          {from.hyperparameters().begin(), from.hyperparameters().end()}});
   }
-  if (!arrays.empty()) return BadPart("is longer than its head says");
+  if (!arrays.empty()) return BadPart("is longer than its header says");
   ASSIGN_OR_RETURN(std::shared_ptr<const shard::Batch> batch,
                    engine->RestoreBatch(model_id, std::move(stacks)));
   return CheckedPart::Make(std::move(batch), std::move(input));

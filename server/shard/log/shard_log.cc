@@ -16,12 +16,8 @@ void KeepOldestBlob(const internal::v1::LogBlob& blob, internal::v1::LogState* s
   state->set_oldest_blob_segment(oldest == 0 ? blob.segment() : std::min(oldest, blob.segment()));
 }
 
-void ShardLog::Start(std::unique_ptr<LogWriter> writer, int64_t log_bytes, uint64_t oldest_blobs) {
+void ShardLog::Start(std::unique_ptr<LogWriter> writer, int64_t log_bytes) {
   log_bytes_ = log_bytes;
-  if (oldest_blobs != 0) {
-    MutexLock lock(&mutex_);
-    oldest_blobs_[writer->segment()] = oldest_blobs;
-  }
   writer_ = std::move(writer);
 }
 
@@ -103,19 +99,11 @@ absl::StatusOr<uint64_t> ShardLog::BeginSegment(Sequencer* order, const Compose&
   MutexLock lock(&mutex_);
   beginning_ = false;
   moved_.SignalAll();
-  const uint64_t oldest = record.state().oldest_blob_segment();
-  if (segment.ok() && oldest != 0) oldest_blobs_[*segment] = oldest;
   return segment;
 }
 
 void ShardLog::DropBefore(uint64_t segment) {
   if (!on()) return;
-  {
-    MutexLock lock(&mutex_);
-    const auto found = oldest_blobs_.find(segment);
-    if (found != oldest_blobs_.end()) segment = std::min(segment, found->second);
-    oldest_blobs_.erase(oldest_blobs_.begin(), oldest_blobs_.lower_bound(segment));
-  }
   const absl::Status status = writer_->DropBefore(segment);
   if (status.ok()) return;
   ops::Log(ops::LogLevel::kWarning, "old segments of the log could not be removed",

@@ -33,9 +33,8 @@ void KeepOldestBlob(const internal::v1::LogBlob& blob, internal::v1::LogState* s
 // durable.
 class ShardLog {
  public:
-  // Goes on from here. `log_bytes`: over it the log is too long. `oldest_blobs`: the oldest segment
-  // whose blobs the state of the writer's first one names; 0: it names none.
-  void Start(std::unique_ptr<LogWriter> writer, int64_t log_bytes, uint64_t oldest_blobs);
+  // Goes on from here. `log_bytes`: over it the log is too long.
+  void Start(std::unique_ptr<LogWriter> writer, int64_t log_bytes);
   bool on() const { return writer_ != nullptr; }
 
   // While somebody stays, no segment begins. Held from a blob to the record that names it, and from
@@ -107,8 +106,6 @@ class ShardLog {
   int staying_ ABSL_GUARDED_BY(mutex_) = 0;
   bool beginning_ ABSL_GUARDED_BY(mutex_) = false;                    // a segment: nobody may enter
   std::map<uint64_t, uint64_t> last_change_ ABSL_GUARDED_BY(mutex_);  // by model
-  // By segment, the oldest one whose blobs its state names.
-  std::map<uint64_t, uint64_t> oldest_blobs_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::server

@@ -29,7 +29,7 @@ Mutation NameOf(const internal::v1::MutationName& name) {
 
 absl::Status DoesNotFit(absl::string_view what, const absl::Status& why) {
   return absl::DataLossError(
-      absl::StrCat("the log does not fit itself: ", what, ": ", std::string(why.message())));
+      absl::StrCat("the log contradicts itself: ", what, ": ", std::string(why.message())));
 }
 
 absl::StatusOr<RowCounts> ResultOf(bool failed, const RowCounts& rows) {
@@ -264,8 +264,8 @@ absl::StatusOr<CheckpointChain> ShardRecovery::FindChain(const internal::v1::Log
     }
   }
   return absl::DataLossError(absl::StrCat(
-      "the log goes on from a checkpoint of model '", rows.model(), "' that is not in ",
-      checkpoints_, " any more (checkpoint_id ", absl::Hex(rows.checkpoint_id()),
+      "the log needs a checkpoint of model '", rows.model(), "' that is no longer in ",
+      checkpoints_, " (checkpoint_id ", absl::Hex(rows.checkpoint_id()),
       "); bring it back, or move the shards' folders away and restore another checkpoint"));
 }
 

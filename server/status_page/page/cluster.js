@@ -148,7 +148,7 @@ function stateOf(log) {
     const total = number(log.recovery_bytes);
     return total === 0 ? 'recovering' : `recovering, ${Math.floor(100 * number(log.recovered_bytes) / total)} %`;
   }
-  return log?.failure ? 'takes no changes' : 'serving';
+  return log?.failure ? 'refuses changes' : 'serving';
 }
 
 function updateShard(node, shard, rates, busiest) {

@@ -41,7 +41,7 @@ absl::StatusOr<std::string> AwaitReady(int pipe, ChildProcess* child,
     }
     if (!child->Running()) return absl::UnavailableError(absl::StrCat("emberd ", child->End()));
   }
-  return absl::DeadlineExceededError("emberd does not get ready");
+  return absl::DeadlineExceededError("emberd did not become ready");
 }
 
 std::string LastLineOf(const std::string& path) {
@@ -56,7 +56,7 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
                                                         const std::function<bool()>& cancelled) {
   if (access(options.program.c_str(), X_OK) != 0) {
     return absl::NotFoundError(
-        absl::StrCat(options.program, ": no such program; build it or give --emberd"));
+        absl::StrCat(options.program, ": there is no such program; build it or give --emberd"));
   }
   int pipe[2];
   if (pipe2(pipe, O_CLOEXEC) != 0) return absl::ResourceExhaustedError("no pipe");

@@ -291,44 +291,30 @@ void Demo::WaitForSignal() {
 }
 
 constexpr char kDescription[] =
-    "Trains a model whose embeddings live in a cluster of emberd processes: 2 coordinators and 4 "
-    "shards on\n"
-    "this machine, with 2 trainer processes beside them. To emberd the trainers are the ranks of "
-    "one "
-    "synchronous\n"
-    "group: their batches make one global batch, and every row gets one update a step. Their "
-    "dense "
-    "part, a small\n"
-    "MLP, are equal replicas, whose gradients are summed (all-reduce). A run repeats bit by bit: "
-    "equal options\n"
-    "give an equal table_sha256, and so does one trainer with twice the batch.";
+    R"(Trains a model whose embeddings live in a cluster of emberd processes on this machine:
+2 coordinators and 4 shards, with 2 trainer processes beside them. To emberd the trainers are the
+ranks of one synchronous group: their batches make one global batch, and every row that it touches
+gets one update per step. The dense part, a small MLP, is a replica in each trainer; the replicas'
+gradients are summed (all-reduce). A run repeats bit by bit: equal options give an equal
+table_sha256, and so does one trainer with twice the batch.)";
 
-constexpr char kExamples[] =
-    "Examples:\n"
-    "  emberd_demo                           a generated click log whose best reachable AUC is "
-    "known\n"
-    "  emberd_demo --quick                   the same, in less than a minute\n"
-    "  emberd_demo --data ml-100k            MovieLens-100K; its AUC is held against a plain "
-    "run\n"
-    "  emberd_demo --data train.txt --examples 1000000\n"
-    "                                        a click log in Criteo's TSV layout\n"
-    "  emberd_demo --keep-running            leave the cluster up afterwards, to look around "
-    "with "
-    "emberctl\n"
-    "  emberd_demo --checkpoint-every 100    checkpoints on the way; after a crash, or Ctrl-C:\n"
-    "  emberd_demo --resume                  goes on, to the very tables of a run without it\n"
-    "  emberd_demo generate --out log.tsv --examples 100000\n"
-    "  emberd_demo trainer --coordinator 127.0.0.1:7400\n"
-    "                                        one trainer against a cluster that runs already\n"
-    "\n"
-    "The last line is: demo: auc=0.xxxx best_auc=0.xxxx examples_per_s=N table_sha256=...\n"
-    "best_auc: for the generated log the AUC of the probabilities that drew the labels; for "
-    "files "
-    "the AUC of\n"
-    "the same model trained by plain loops with no emberd. Exit status 1 means that the AUC is "
-    "too "
-    "far from\n"
-    "it (--max-gap), or an error; 130 that a signal stopped the run.";
+constexpr char kExamples[] = R"(Examples:
+  emberd_demo                           a generated click log whose best reachable AUC is known
+  emberd_demo --quick                   the same, in less than a minute
+  emberd_demo --data ml-100k            MovieLens-100K, compared with a run without emberd
+  emberd_demo --data train.txt --examples 1000000
+                                        a click log in Criteo's TSV layout
+  emberd_demo --keep-running            keep the cluster running afterwards, for emberctl
+  emberd_demo --checkpoint-every 100    save checkpoints on the way; after a crash, or Ctrl-C:
+  emberd_demo --resume                  go on, and end with the tables of an uninterrupted run
+  emberd_demo generate --out log.tsv --examples 100000
+  emberd_demo trainer --coordinator 127.0.0.1:7400
+                                        one trainer, on a cluster that is running already
+
+The last line is: demo: auc=0.xxxx best_auc=0.xxxx examples_per_s=N table_sha256=...
+best_auc: for the generated log, the AUC of the probabilities that drew the labels; for files, the
+AUC of the same model trained by plain loops without emberd. Exit status: 1 if the AUC is too far
+from best_auc (--max-gap), or for an error; 130 if a signal has stopped the run.)";
 
 struct GenerateOptions {
   std::string out;
@@ -359,13 +345,13 @@ CLI::App* AddTrainer(CLI::App* app, TrainerOptions* options) {
       app->add_subcommand("trainer", "One trainer process against a running cluster");
   command
       ->add_option("--coordinator", options->setup.coordinators,
-                   "host:port, or several, divided by commas")
+                   "host:port, or several, separated by commas")
       ->delimiter(',')
       ->required();
   command->add_option("--rank", options->setup.rank, "Which trainer of the group this is")
       ->capture_default_str();
   command->add_option("--group", options->setup.group_name,
-                      "Name of the group in emberd (default: one that nobody else has)");
+                      "Name of the group in emberd (default: a name of its own)");
   command->add_option(
       "--hub", options->hub,
       "File descriptor to the process that sums the trainers' dense gradients (default: none, a "
@@ -376,9 +362,9 @@ CLI::App* AddTrainer(CLI::App* app, TrainerOptions* options) {
                            ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
                            ->type_name("N")
                            ->capture_default_str();
-  CLI::Option* folder = command->add_option(
-      "--checkpoints", options->setup.checkpoint_folder,
-      "Folder of the run: the dense part goes to its subfolder dense, under the checkpoint's name");
+  CLI::Option* folder = command->add_option("--checkpoints", options->setup.checkpoint_folder,
+                                            "Folder of the run: the dense part is saved in its "
+                                            "subfolder dense, under the checkpoint's name");
   every->needs(folder);
   options->experiment.AddTo(command);
   return command;

@@ -29,13 +29,13 @@ absl::Status Override(std::vector<std::string> arguments, DemoOptions* options) 
 void DemoOptions::AddTo(CLI::App* app) {
   experiment.AddTo(app);
   app->add_option("--coordinators", coordinators,
-                  "Coordinator processes; trainer r uses the r-th, as far as there are so many")
+                  "Coordinator processes; trainer r uses the r-th of them, if there are that many")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app->add_option("--shards", shards, "Shard processes, a power of two")->capture_default_str();
   app->add_option("--sparsecores", sparsecores,
-                  "SparseCores of a shard, a power of two; the tables depend on shards x "
-                  "SparseCores alone")
+                  "SparseCores of a shard, a power of two; the tables depend only on shards x "
+                  "SparseCores")
       ->capture_default_str();
   app->add_option("--out", out,
                   "Directory for curve.svg, curve.csv, emberd.log and, in the folder checkpoints, "
@@ -46,16 +46,17 @@ void DemoOptions::AddTo(CLI::App* app) {
       "How far the AUC may end from best_auc (default: 0.01 for a full run on the generated log, "
       "0.03 for a quick one, 0.003 for files)");
   app->add_flag("--keep-running", keep_running, "Leave the cluster up until Ctrl-C");
-  app->add_option("--checkpoint-every", checkpoint_every,
-                  "Save a checkpoint after every N-th step, tables and dense part, while training "
-                  "goes on (0: none). Begins anew: checkpoints of an earlier run in --out go")
+  app->add_option(
+         "--checkpoint-every", checkpoint_every,
+         "Save a checkpoint after every N-th step, tables and dense part, while training "
+         "goes on (0: none). Starts a new run: checkpoints of an earlier run in --out are deleted")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->type_name("N")
       ->capture_default_str();
   app->add_flag("--resume", resume,
                 "Go on from the newest checkpoint in --out, with the options of the run that saved "
                 "it; ends with the tables of a run that was never interrupted");
-  app->add_option("--emberd", emberd, "The server's program")->capture_default_str();
+  app->add_option("--emberd", emberd, "Path of the server's program")->capture_default_str();
 }
 
 std::vector<std::string> DemoOptions::Arguments() const {
@@ -76,13 +77,13 @@ absl::StatusOr<DemoOptions> ResumedOptions(const DemoOptions& defaults,
   RETURN_IF_ERROR(Override(command_line, &resumed));
   if (resumed.experiment.Arguments() != before.experiment.Arguments()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--resume goes on with a run of other options (", absl::StrJoin(saved, " "),
-                     "); leave yours out, or begin a run of its own with another --out"));
+        absl::StrCat("--resume continues a run that had other options (", absl::StrJoin(saved, " "),
+                     "); omit yours, or start a new run with another --out"));
   }
   if (resumed.shards * resumed.sparsecores != before.shards * before.sparsecores) {
     return absl::InvalidArgumentError(
         absl::StrCat("--shards times --sparsecores is ", resumed.shards * resumed.sparsecores,
-                     "; the run to go on with had ", before.shards * before.sparsecores,
+                     "; the run to continue had ", before.shards * before.sparsecores,
                      ", and its tables depend on it"));
   }
   return resumed;

@@ -124,16 +124,18 @@ void ExperimentOptions::AddTo(CLI::App* app) {
       "A click log in Criteo's TSV layout, or a directory with MovieLens as *.inter, *.user and "
       "*.item files; without it a click log with known best AUC is generated");
   app->add_option("--seed", seed,
-                  "Of the generated log, the split, the order and all initial values")
+                  "Seed of the generated log, the split, the order and all initial values")
       ->capture_default_str();
-  app->add_option("--examples", examples, "Examples to train on (0: as the data suggest)")
+  app->add_option("--examples", examples, "Examples to train on (0: chosen for the data)")
       ->capture_default_str();
-  app->add_option("--batch", batch, "Examples of a trainer's batch (0: as the data suggest)")
+  app->add_option("--batch", batch, "Examples of a trainer's batch (0: chosen for the data)")
       ->capture_default_str();
   app->add_option("--trainers", trainers, "Trainer processes")->capture_default_str();
-  app->add_option("--consistency", consistency,
-                  "Of the trainers' group: 'sync' (one batch of all of them, one update a step), "
-                  "'async' (each one's update as it comes), or 'bounded:K'")
+  app->add_option(
+         "--consistency", consistency,
+         "Consistency of the trainers' group: 'sync' (one batch of all trainers, one update per "
+         "step), 'async' (each trainer's update as it comes), or 'bounded:K' (async, at "
+         "most K steps apart)")
       ->capture_default_str();
   app->add_flag("--pipelined", pipelined,
                 "With sync: a lookup does not wait for the update of the step before");
@@ -141,7 +143,7 @@ void ExperimentOptions::AddTo(CLI::App* app) {
   app->add_option(
          "--limits", limits,
          "Ids that a mini-batch may bring to one partition: a number, 'none', or 'tight' for "
-         "several mini-batches per step; the tables come out the same")
+         "several mini-batches per step; the tables end the same")
       ->capture_default_str();
 }
 

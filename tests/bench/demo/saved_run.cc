@@ -76,7 +76,7 @@ absl::Status SavedRun::SaveDense(const std::string& checkpoint, const Position& 
   RETURN_IF_ERROR(WriteFile(unfinished, Sha256Hex(content) + content));
   RETURN_IF_ERROR(Sync(unfinished));
   if (std::rename(unfinished.c_str(), path.c_str()) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot be made"));
+    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot be created"));
   }
   return Sync(folder_ + "/dense");
 }

@@ -12,7 +12,7 @@
 The names, signatures and values are those of torchrec's documentation. The cluster is that of the environment's
 EMBERD_ADDRESS, or of `use`; without either, one is started that ends with this process.
 
-What is otherwise than in torchrec: parameters have the shape of their table but no memory, and are there for
+What differs from torchrec: parameters have the shape of their table but no memory, and are there for
 apply_optimizer_in_backward alone; the optimizer's state is the cluster's; each row that a batch looked up gets one update,
 also with Adam; and the ranks of torch.distributed train the same tables without DistributedModelParallel, their gradients
 being summed. `state_dict()` reads whole tables, and `load_state_dict()` writes them.
@@ -139,7 +139,7 @@ class _Place:
 def use(client: Client, *, model: str = "torchrec", group: str = "train", **options: Any) -> None:
     """Makes the next collections on the cluster of this client, in models named `model`, `model`_1 and so on.
 
-    A model of this name that is there already is gone on with: its rows stay as they are. Without it, the cluster at the
+    A model of this name that exists already is used as it is, with its rows. Without it, the cluster at the
     address in EMBERD_ADDRESS is taken, or one is started. options: rank, size, patience, step_timeout, ... of
     emberd.steps.Steps.
     """
@@ -147,7 +147,7 @@ def use(client: Client, *, model: str = "torchrec", group: str = "train", **opti
 
 
 def _feature(output: str) -> str:
-    """The cluster's name of an output."""
+    """The name of an output on the cluster."""
     return output.replace("@", ".")
 
 
@@ -299,7 +299,7 @@ class EmbeddingBagCollection(torch.nn.Module):
 
     def _update(self, step: Step, gradient: torch.Tensor) -> None:
         if step is not self._current:
-            raise RuntimeError("these activations have been updated or skipped already: a call of the module has one backward")
+            raise RuntimeError("these activations have been updated or skipped already: each call allows one backward")
         without = [name for name, table in self._tables.items() if table.optimizer is None]
         if without:
             raise RuntimeError(f"table {without[0]!r} has no optimizer: call apply_optimizer_in_backward with its parameter; "

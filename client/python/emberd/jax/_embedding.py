@@ -17,7 +17,8 @@ from ._in_jit import Lookups, on_host
 class Embedding:
     """The tables of a declared model as a rank of a group of trainers. Used by one thread, besides that of JAX.
 
-    group: the name of the run: who trains under it again goes on in it. rank and size default to those of JAX's processes.
+    group: the name of the run: training under the same name continues the run. rank and size default to those of
+      JAX's processes.
     pipelined: activations of step k show the updates before step k - 1, and updates overlap computing.
     patience: seconds for which a coordinator, a connection or another rank may be gone before an error is raised.
     """
@@ -40,24 +41,24 @@ class Embedding:
 
     @property
     def checkpoints(self) -> Mapping[str, str]:
-        """Those that were asked for with a step and have ended: why there is none of this name; "": it has been saved."""
+        """The checkpoints that were requested with a step and have ended: by name, why saving failed; "": it was saved."""
         return self._trainer.checkpoints
 
     @property
     def failure(self) -> Optional[BaseException]:
-        """What `in_jit` has failed with, of which JAX makes a JaxRuntimeError."""
+        """The error of `in_jit`, which JAX turns into a JaxRuntimeError."""
         return self._in_jit.failure
 
     def send(self, ids: Mapping[str, Ids]) -> int:
-        """Sends the ids of the next step and gives its number. They must not change before its update."""
+        """Sends the ids of the next step and returns its number. The ids must not change before its update."""
         return self._trainer.send({name: on_host(value) for name, value in ids.items()})
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2,
                  ids: Optional[Callable[[Any], Mapping[str, Ids]]] = None) -> Iterator[Tuple[int, Any]]:
-        """Number of the step and batch, one after the other; the ids of the next batches are on their way by then.
+        """Yields the number of a step and its batch; the ids of the next batches have been sent by then.
 
         ids: gives the ids of a batch: by default its item or attribute "ids", or the batch itself.
-        depth: lookups that are under way at a time, that of the batch given included. At least 2 for `pipelined`.
+        depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
         """
         get = ids or ids_of
         return ahead(batches, lambda batch: self.send(get(batch)), depth)

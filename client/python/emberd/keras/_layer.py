@@ -53,7 +53,7 @@ class _Tables:
         self.features = {feature.name: feature for feature, _ in _leaves(structure, structure)}
         self.tables = {feature.table.name: feature.table for feature in self.features.values()}
         if len(self.features) != sum(1 for _ in _leaves(structure, structure)):
-            raise ValueError("feature_configs: each feature must have a name of its own")
+            raise ValueError("feature_configs: the names of features must be unique")
         for feature in self.features.values():
             if feature.table != self.tables[feature.table.name]:
                 raise ValueError(f"feature_configs: two tables have the name {feature.table.name!r}")
