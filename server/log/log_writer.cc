@@ -247,9 +247,13 @@ absl::Status LogWriter::DropBefore(uint64_t segment) {
   segment = std::min(segment, this->segment());
   const uint64_t blobs = BlobsNeededFrom(segment);
   ASSIGN_OR_RETURN(const LogFolder found, ListLog(options_.folder));
+  // All records first: one that was left behind for a while must find its blobs.
   std::vector<std::string> dropped;
-  for (const auto& [old, name] : found.files()) {
-    if (old < (name == RecordsName(old) ? segment : blobs)) dropped.push_back(name);
+  for (const uint64_t old : found.records) {
+    if (old < segment) dropped.push_back(RecordsName(old));
+  }
+  for (const uint64_t old : found.blobs) {
+    if (old < blobs) dropped.push_back(BlobsName(old));
   }
   if (dropped.empty()) return absl::OkStatus();
   // What the log will begin with must survive a loss of power, and its blobs with it.
@@ -258,8 +262,7 @@ absl::Status LogWriter::DropBefore(uint64_t segment) {
     if (absl::Status status = files_.Remove(PathIn(options_.folder, name)); !status.ok()) {
       return Refusal(status);
     }
-    // One after another: blobs without records mean nothing, but the other way round, and with a
-    // gap, something would be missing.
+    // One after another, for a loss of power must leave no gap.
     if (absl::Status status = files_.SyncFolder(options_.folder); !status.ok()) {
       return Refusal(status);
     }

@@ -114,10 +114,10 @@ class JaxTest(ClusterTest):
         emb.update(step, {"t": np.ones((1, DIM))}, {"learning_rate": 0.25})
         self.assertEqual(emb.model.read_rows("t", [1]).tolist(), [[0.0] * DIM])
 
-    def test_a_step_that_is_not_under_way_is_refused(self):
+    def test_a_step_that_is_not_in_progress_is_refused(self):
         emb = self.make()
         step = emb.send({"t": [1]})
-        with self.assertRaisesRegex(ValueError, rf"step 7 is not under way; under way are \[{step}\]"):
+        with self.assertRaisesRegex(ValueError, rf"step 7 is not in progress; steps in progress: \[{step}\]"):
             emb.receive(7)
 
     def test_a_batch_that_was_sent_ahead_and_is_refused_says_why(self):
@@ -127,7 +127,7 @@ class JaxTest(ClusterTest):
         emb.update(step, {"t": jnp.ones_like(emb.receive(step)["t"])})
         with self.assertRaisesRegex(emberd.OutOfRange, str(ROWS)):
             emb.receive(next(given)[0])
-        with self.assertRaisesRegex(ValueError, "step 2 is not under way"):
+        with self.assertRaisesRegex(ValueError, "step 2 is not in progress"):
             emb.receive(next(given)[0])
         step = emb.send({"t": [1]})
         self.assertEqual((step, emb.receive(step)["t"][0, 0]), (1, 0.25 - RATE))
