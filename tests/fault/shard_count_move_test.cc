@@ -3,7 +3,6 @@
 // before, also after the way back. Catches: a step that cannot be taken again, logs that are gone
 // before others replace them, and half of the old logs among the new ones.
 // Covers: server/launcher/quiet_cluster.cc, server/launcher/shard_count.cc
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -12,7 +11,6 @@
 
 #include <signal.h>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -44,7 +42,12 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
     up_.reset();
     std::filesystem::remove(log_);
     const int each = sparsecores != 0 ? sparsecores : 4 / shards;
+    // What a killed one leaves in its temporary folder goes with the test's.
+    std::filesystem::create_directories(scratch_);
     std::vector<std::string> argv = {
+        "/usr/bin/env",
+        "TMPDIR=" + scratch_,
+        "EMBERD_FAILPOINT=" + failpoint,
         BuildPath(failpoint.empty() ? "bin/emberd" : "tests/emberd_faulty"),
         "up",
         "--shards",
@@ -60,8 +63,6 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
         "--durability",
         "log"};
     if (GetParam()) argv.emplace_back("--processes");
-    if (!failpoint.empty()) setenv("EMBERD_FAILPOINT", failpoint.c_str(), /*overwrite=*/1);
-    const absl::Cleanup disarm = [] { unsetenv("EMBERD_FAILPOINT"); };
     auto process = StartProcess(argv, log_);
     ASSERT_TRUE(process.ok()) << process.status();
     up_ = *std::move(process);
@@ -140,6 +141,7 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
   const TempDir data_ = *TempDir::Create();
   const TempDir logs_ = *TempDir::Create();
   const std::string log_ = logs_.Path("log");
+  const std::string scratch_ = logs_.Path("tmp");
   std::unique_ptr<ChildProcess> up_;
   std::unique_ptr<client::Client> client_;
   std::unique_ptr<client::Client> trainer_;  // the same one in each life of the cluster
