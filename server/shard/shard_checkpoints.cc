@@ -198,6 +198,7 @@ void ShardCheckpoints::End(Transfer& transfer, bool kept) {
 }
 
 absl::Status ShardCheckpoints::CompleteSave(const internal::v1::CompleteSaveRequest& request) {
+  ReachFailpoint("save.is_a_checkpoint_now");
   TransferPtr save;
   {
     MutexLock lock(&mutex_);
