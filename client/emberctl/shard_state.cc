@@ -27,7 +27,9 @@ absl::Status CheckShard(const v1::ShardStatus& shard) {
   }
   const v1::LogStatus& log = shard.log();
   if (log.recovering()) {
-    return absl::UnavailableError(absl::StrCat(name, " reads its log:", ShareRead(log)));
+    const std::string share = ShareRead(log);
+    return absl::UnavailableError(
+        absl::StrCat(name, " reads its log", share.empty() ? "" : ":", share));
   }
   if (log.failure().empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(name, " refuses changes: ", log.failure()));

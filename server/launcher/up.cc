@@ -16,12 +16,15 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/machine_memory.h"
+#include "base/periodic_task.h"
 #include "base/status.h"
 #include "base/temp_dir.h"
 #include "base/thread_pools.h"
 #include "config/config.h"
 #include "server/coordinator/coordinator_server.h"
+#include "server/launcher/health.h"
 #include "server/launcher/serve.h"
+#include "server/launcher/shard_count.h"
 #include "server/launcher/supervisor.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
@@ -171,6 +174,21 @@ absl::Status CheckAllAddresses(const UpOptions& options) {
   return absl::OkStatus();
 }
 
+// Once all shards have read their logs. Null: there are none to remove.
+std::unique_ptr<PeriodicTask> RemoveOldLogsLater(const UpOptions& options,
+                                                 const ClusterInfo& info) {
+  if (!HasOldLogs(options.cluster)) return nullptr;
+  const auto security = security::Security::Create(options.cluster.security());
+  if (!security.ok()) return nullptr;  // the next start removes them
+  return std::make_unique<PeriodicTask>(
+      absl::Seconds(1), [&options, shards = info.shards, security = *security] {
+        const bool ready = std::all_of(shards.begin(), shards.end(), [&](const ReadyInfo& shard) {
+          return CheckHealth({.address = shard.grpc, .security = security}).ok();
+        });
+        if (ready && HasOldLogs(options.cluster)) RemoveOldLogs(options.cluster);
+      });
+}
+
 }  // namespace
 
 std::string Banner(const ClusterInfo& info) {
@@ -219,6 +237,10 @@ absl::Status UpEmbedded(const UpOptions& options) {
   RETURN_IF_ERROR(CheckAddresses("coordinators[0]", coordinator.address(),
                                  coordinator.http_address(), cluster.security(), options.insecure));
 
+  const absl::Status fit =
+      FitLogsToShards(cluster, [&] { return shutdown->WaitFor(absl::ZeroDuration()); });
+  if (!fit.ok()) return absl::IsCancelled(fit) ? absl::OkStatus() : fit;
+
   ops::Metrics metrics("up");
   ASSIGN_OR_RETURN(const auto security, security::Security::Create(cluster.security(), &metrics));
   // After `shutdown`, whose signals no thread may take.
@@ -251,6 +273,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
   ops::Log(ops::LogLevel::kInfo, "serving",
            {{"grpc", info.coordinators[0].grpc}, {"http", info.coordinators[0].http}});
   PrintReady(info, cluster.logging());
+  if (HasOldLogs(cluster)) RemoveOldLogs(cluster);
   DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
     ending = true;
     server->Drain(limit);
@@ -265,12 +288,16 @@ absl::Status UpProcesses(const UpOptions& options) {
   ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create(options.stop_on_eof));
   RETURN_IF_ERROR(ops::SetUpLogging(options.cluster.logging(), "up"));
   RETURN_IF_ERROR(CheckAllAddresses(options));
+  const absl::Status fit =
+      FitLogsToShards(options.cluster, [&] { return shutdown->WaitFor(absl::ZeroDuration()); });
+  if (!fit.ok()) return absl::IsCancelled(fit) ? absl::OkStatus() : fit;
   ASSIGN_OR_RETURN(const TempDir directory, TempDir::Create());
 
   ProcessCluster cluster(options, *shutdown, directory.path());
   absl::Status status = cluster.Start();
   if (status.ok()) {
     PrintReady(cluster.info(), options.cluster.logging());
+    const std::unique_ptr<PeriodicTask> remover = RemoveOldLogsLater(options, cluster.info());
     status = cluster.Run();
   }
   cluster.Stop();

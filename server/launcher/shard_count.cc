@@ -1,0 +1,317 @@
+#include "server/launcher/shard_count.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/failpoint.h"
+#include "base/status.h"
+#include "emberd/internal/v1/log.pb.h"
+#include "server/checkpoint/files.h"
+#include "server/checkpoint/folders.h"
+#include "server/launcher/quiet_cluster.h"
+#include "server/log/inspect.h"
+#include "server/log/log_files.h"
+#include "server/log/log_format.h"
+#include "server/log/log_reader.h"
+#include "server/ops/logging.h"
+
+namespace emberd::launcher {
+namespace {
+
+using ops::Log;
+using ops::LogLevel;
+using server::PathIn;
+
+constexpr char kShard[] = "shard-";
+constexpr char kMoving[] = "moving";
+constexpr char kOldShards[] = "old-shards";
+
+bool IsThere(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
+
+// A number of shards and of partitions.
+struct Shape {
+  int shards = 0;  // 0: there are no logs
+  int partitions = 0;
+};
+
+std::string Text(const Shape& shape) {
+  return absl::StrCat(shape.shards, shape.shards == 1 ? " shard with " : " shards with ",
+                      shape.partitions / shape.shards, " SparseCores each");
+}
+
+// What the file `moving` says.
+struct Move {
+  Shape old;
+  std::vector<SavedModel> models;
+};
+
+std::string Encode(const Move& move) {
+  std::string text =
+      absl::StrCat("shards ", move.old.shards, "\npartitions ", move.old.partitions, "\n");
+  for (const SavedModel& saved : move.models) {
+    absl::StrAppend(&text, saved.model, " ", saved.checkpoint, "\n");
+  }
+  return text;
+}
+
+std::optional<Move> Decode(const std::string& text) {
+  std::vector<std::vector<std::string>> lines;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    lines.push_back(absl::StrSplit(line, ' '));
+    if (lines.back().size() != 2) return std::nullopt;
+  }
+  Move move;
+  if (lines.size() < 2 || !absl::SimpleAtoi(lines[0][1], &move.old.shards) ||
+      !absl::SimpleAtoi(lines[1][1], &move.old.partitions)) {
+    return std::nullopt;
+  }
+  for (size_t i = 2; i < lines.size(); ++i) move.models.push_back({lines[i][0], lines[i][1]});
+  return move;
+}
+
+// Of how many shards the log is; 0: it had hardly begun.
+absl::StatusOr<int> ShardsOf(const std::string& log) {
+  ASSIGN_OR_RETURN(const server::LogFolder found, server::ListLog(log));
+  for (auto segment = found.records.rbegin(); segment != found.records.rend(); ++segment) {
+    std::ifstream file(PathIn(log, server::RecordsName(*segment)), std::ios::binary);
+    std::string bytes(server::kLogHeadBytes, '\0');
+    file.read(bytes.data(), server::kLogHeadBytes);
+    ASSIGN_OR_RETURN(const std::optional<server::LogHead> head, server::DecodeLogHead(bytes));
+    if (head.has_value()) return static_cast<int>(head->shards);
+  }
+  return 0;
+}
+
+// The same of a whole storage.directory; 0: there are no logs.
+absl::StatusOr<int> ShardsOfLogs(const std::string& folder) {
+  const auto logs = server::FindLogs(folder);
+  if (absl::IsNotFound(logs.status())) return 0;
+  RETURN_IF_ERROR(logs.status());
+  int shards = 0;
+  std::string first;
+  for (const std::string& log : *logs) {
+    ASSIGN_OR_RETURN(const int here, ShardsOf(log));
+    if (shards == 0) first = log;
+    if (shards != 0 && here != 0 && here != shards) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(first, " is the log of one of ", shards, " shards, but ", log, " of one of ",
+                       here, "; move the shard-* folders away that do not belong to this cluster"));
+    }
+    shards = std::max(shards, here);
+  }
+  return shards;
+}
+
+// How many each of the shards had; nothing: no model tells.
+absl::StatusOr<std::optional<int>> SparseCoresOf(const std::string& log) {
+  std::optional<int> sparsecores;
+  const auto learn = [&](const internal::v1::LogRecord& record, const server::LogPosition&) {
+    if (record.has_model_made()) {
+      sparsecores = record.model_made().create().sparsecores_per_shard();
+    }
+    for (const internal::v1::LogModel& model : record.state().models()) {
+      sparsecores = model.create().sparsecores_per_shard();
+    }
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(server::ReadLog(log, learn).status());
+  return sparsecores;
+}
+
+// On the disk, and intact.
+absl::Status CheckLog(const std::string& log) {
+  ASSIGN_OR_RETURN(const server::LogFolder found, server::ListLog(log));
+  for (const auto& [segment, name] : found.files()) {
+    RETURN_IF_ERROR(server::SystemLogFiles().Sync(PathIn(log, name)));
+  }
+  return server::VerifyLog(log).status();
+}
+
+class LogMove {
+ public:
+  LogMove(const v1::ClusterConfig& cluster, const std::function<bool()>& stopped)
+      : cluster_(cluster),
+        stopped_(stopped),
+        folder_(cluster.storage().directory()),
+        wanted_{cluster.shards_size(), cluster.shards_size() * cluster.sparsecores_per_shard()} {}
+
+  // Whether there is anything to do.
+  absl::StatusOr<bool> Needed() const;
+  absl::Status Run();
+
+ private:
+  absl::StatusOr<std::optional<Move>> ReadMove() const;
+  absl::Status CheckPartitions(const Shape& old) const;
+  absl::StatusOr<Move> Begin() const;
+  // Of the shards that the logs are of; writes the file `moving`.
+  absl::StatusOr<Move> Save(const Shape& old) const;
+  absl::Status SetLogsAside(const Move& move) const;
+  absl::Status Restore(const Move& move) const;
+  absl::Status CheckNotStopped() const {
+    return stopped_() ? absl::CancelledError("stopped while models were being moved")
+                      : absl::OkStatus();
+  }
+
+  const v1::ClusterConfig& cluster_;
+  const std::function<bool()>& stopped_;
+  const std::string folder_;
+  const Shape wanted_;
+};
+
+absl::StatusOr<std::optional<Move>> LogMove::ReadMove() const {
+  const absl::StatusOr<std::string> text = server::ReadFileWhole(PathIn(folder_, kMoving));
+  if (absl::IsNotFound(text.status())) return std::nullopt;
+  RETURN_IF_ERROR(text.status());
+  std::optional<Move> move = Decode(*text);
+  if (move.has_value()) return move;
+  return server::DamagedFile(PathIn(folder_, kMoving), "does not name the checkpoints to restore");
+}
+
+absl::Status LogMove::CheckPartitions(const Shape& old) const {
+  if (old.partitions == wanted_.partitions) return absl::OkStatus();
+  const int each = old.partitions / wanted_.shards;
+  return absl::FailedPreconditionError(absl::StrCat(
+      folder_, " holds the logs of ", Text(old), " (", old.partitions, " partitions), but ",
+      Text(wanted_), " have ", wanted_.partitions, " partitions; ",
+      each > 0 ? absl::StrCat("use --sparsecores ", each, " (sparsecores_per_shard)")
+               : absl::StrCat("use at most ", old.partitions, " shards"),
+      ", or, to change the number of partitions, save checkpoints and restore them in a cluster "
+      "with another storage.directory"));
+}
+
+absl::StatusOr<Move> LogMove::Save(const Shape& old) const {
+  Move move = {.old = old, .models = {}};
+  {
+    ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, old.shards));
+    ASSIGN_OR_RETURN(move.models, cluster->SaveAll(stopped_));
+  }
+  ReachFailpoint("move.models_are_saved");
+  // Of an earlier move, which has ended: what is to become of them would be unclear.
+  RETURN_IF_ERROR(server::RemoveFolder(PathIn(folder_, kOldShards)));
+  RETURN_IF_ERROR(server::WriteFileWhole(folder_, kMoving, Encode(move)));
+  ReachFailpoint("move.checkpoints_count");
+  return move;
+}
+
+absl::Status LogMove::SetLogsAside(const Move& move) const {
+  const std::string old_shards = PathIn(folder_, kOldShards);
+  RETURN_IF_ERROR(server::MakeFolders(old_shards));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, server::FoldersIn(folder_));
+  for (const std::string& name : names) {
+    absl::string_view number = name;
+    int shard = 0;
+    if (!absl::ConsumePrefix(&number, kShard) || !absl::SimpleAtoi(number, &shard)) continue;
+    const std::string from = PathIn(folder_, name);
+    const std::string to = PathIn(old_shards, name);
+    if (shard >= move.old.shards || IsThere(to)) {
+      // Was in the making when an earlier attempt ended.
+      RETURN_IF_ERROR(server::RemoveFolder(from));
+    } else if (rename(from.c_str(), to.c_str()) != 0) {
+      return server::FileError(errno, from, "cannot be moved to " + to);
+    }
+    ReachFailpoint("move.log_is_aside");
+  }
+  RETURN_IF_ERROR(server::SyncFolder(old_shards));
+  return server::SyncFolder(folder_);
+}
+
+absl::Status LogMove::Restore(const Move& move) const {
+  {
+    ASSIGN_OR_RETURN(const auto cluster, QuietCluster::Start(cluster_, wanted_.shards));
+    RETURN_IF_ERROR(cluster->RestoreAll(move.models, stopped_));
+  }
+  ReachFailpoint("move.models_are_restored");
+  ASSIGN_OR_RETURN(const std::vector<std::string> logs, server::FindLogs(folder_));
+  for (const std::string& log : logs) RETURN_IF_ERROR(CheckLog(log));
+  const std::string moving = PathIn(folder_, kMoving);
+  if (unlink(moving.c_str()) != 0) return server::FileError(errno, moving, "cannot be removed");
+  RETURN_IF_ERROR(server::SyncFolder(folder_));
+  ReachFailpoint("move.is_over");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> LogMove::Needed() const {
+  if (IsThere(PathIn(folder_, kMoving))) return true;
+  ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
+  return shards != 0 && shards != wanted_.shards;
+}
+
+absl::StatusOr<Move> LogMove::Begin() const {
+  ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
+  ASSIGN_OR_RETURN(const std::vector<std::string> logs, server::FindLogs(folder_));
+  ASSIGN_OR_RETURN(const std::optional<int> sparsecores, SparseCoresOf(logs.front()));
+  const Shape old = {shards, sparsecores.has_value() ? shards * *sparsecores : wanted_.partitions};
+  RETURN_IF_ERROR(CheckPartitions(old));
+  Log(LogLevel::kInfo, "moving the models to another number of shards",
+      {{"folder", folder_}, {"from", old.shards}, {"to", wanted_.shards}});
+  return Save(old);
+}
+
+absl::Status LogMove::Run() {
+  ASSIGN_OR_RETURN(std::optional<Move> move, ReadMove());
+  if (move.has_value()) {
+    RETURN_IF_ERROR(CheckPartitions(move->old));
+    Log(LogLevel::kInfo, "an interrupted move to another number of shards goes on",
+        {{"folder", folder_}, {"from", move->old.shards}, {"to", wanted_.shards}});
+  } else {
+    ASSIGN_OR_RETURN(move, Begin());
+  }
+  RETURN_IF_ERROR(CheckNotStopped());
+  RETURN_IF_ERROR(SetLogsAside(*move));
+  Log(LogLevel::kInfo, "moved the old logs aside", {{"folder", PathIn(folder_, kOldShards)}});
+  RETURN_IF_ERROR(Restore(*move));
+  Log(LogLevel::kInfo, "moved all models", {{"shards", wanted_.shards}});
+  return CheckNotStopped();
+}
+
+}  // namespace
+
+absl::Status FitLogsToShards(const v1::ClusterConfig& cluster,
+                             const std::function<bool()>& stopped) {
+  const v1::StorageConfig& storage = cluster.storage();
+  if (storage.durability() != v1::StorageConfig::LOG) return absl::OkStatus();
+  if (!IsThere(storage.directory())) return absl::OkStatus();
+  LogMove move(cluster, stopped);
+  ASSIGN_OR_RETURN(bool needed, move.Needed());
+  if (!needed) return absl::OkStatus();
+  // Two of these at once would move each other's logs.
+  ASSIGN_OR_RETURN(const server::FolderLock lock, server::FolderLock::Take(storage.directory()));
+  ASSIGN_OR_RETURN(needed, move.Needed());
+  return needed ? move.Run() : absl::OkStatus();
+}
+
+bool HasOldLogs(const v1::ClusterConfig& cluster) {
+  const std::string& folder = cluster.storage().directory();
+  return cluster.storage().durability() == v1::StorageConfig::LOG &&
+         IsThere(PathIn(folder, kOldShards)) && !IsThere(PathIn(folder, kMoving));
+}
+
+void RemoveOldLogs(const v1::ClusterConfig& cluster) {
+  const std::string old_shards = PathIn(cluster.storage().directory(), kOldShards);
+  const absl::Status status = server::RemoveFolder(old_shards);
+  if (status.ok()) {
+    Log(LogLevel::kInfo, "removed the logs of the old shards", {{"folder", old_shards}});
+  } else {
+    Log(LogLevel::kWarning, "the logs of the old shards could not be removed",
+        {{"folder", old_shards}, {"reason", std::string(status.message())}});
+  }
+}
+
+}  // namespace emberd::launcher

@@ -1,0 +1,232 @@
+// `emberd up` with storage.durability LOG, started with another number of shards than before, and
+// killed at every step of the move: the tables, the record of updates and the groups are those of
+// before, also after the way back. Catches: a step that cannot be taken again, logs that are gone
+// before others replace them, and half of the old logs among the new ones.
+// Covers: server/launcher/quiet_cluster.cc, server/launcher/shard_count.cc
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <signal.h>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "base/temp_dir.h"
+#include "base/testing/paths.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/group_training.h"
+#include "tests/testing/process.h"
+#include "tests/testing/training.h"
+
+namespace emberd::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kSamples = 32;
+constexpr uint64_t kSequence = 1000;
+constexpr int64_t kGroupSteps = 3;
+
+// Of two models: "mixed", and "group", which a group of one rank trains.
+class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
+ protected:
+  // Starts `emberd up` with 4 partitions, or so many SparseCores a shard.
+  void Launch(int shards, int sparsecores = 0, const std::string& failpoint = "") {
+    up_.reset();
+    std::filesystem::remove(log_);
+    const int each = sparsecores != 0 ? sparsecores : 4 / shards;
+    std::vector<std::string> argv = {
+        BuildPath(failpoint.empty() ? "bin/emberd" : "tests/emberd_faulty"),
+        "up",
+        "--shards",
+        absl::StrCat(shards),
+        "--sparsecores",
+        absl::StrCat(each),
+        "--listen",
+        "127.0.0.1:0",
+        "--http",
+        "",
+        "--data",
+        data_.path(),
+        "--durability",
+        "log"};
+    if (GetParam()) argv.emplace_back("--processes");
+    if (!failpoint.empty()) setenv("EMBERD_FAILPOINT", failpoint.c_str(), /*overwrite=*/1);
+    const absl::Cleanup disarm = [] { unsetenv("EMBERD_FAILPOINT"); };
+    auto process = StartProcess(argv, log_);
+    ASSERT_TRUE(process.ok()) << process.status();
+    up_ = *std::move(process);
+  }
+  // The same, until it serves.
+  void Start(int shards) {
+    ASSERT_NO_FATAL_FAILURE(Launch(shards));
+    std::string address;
+    for (int i = 0; i < 600 && address.empty() && up_->Running(); ++i) {
+      absl::SleepFor(absl::Milliseconds(100));
+      const std::string log = ReadFile(log_);
+      if (!absl::StrContains(log, " pids=")) continue;
+      for (absl::string_view word : absl::StrSplit(log, absl::ByAnyChar(" \n"))) {
+        if (absl::ConsumePrefix(&word, "coordinator=")) address = std::string(word);
+      }
+    }
+    ASSERT_FALSE(address.empty()) << ReadFile(log_);
+    for (const auto& [client, id] : {std::pair(&client_, ""), std::pair(&trainer_, "trainer")}) {
+      auto connected = client::Client::Connect({.addresses = {address}, .client_id = id});
+      ASSERT_TRUE(connected.ok()) << connected.status();
+      *client = *std::move(connected);
+    }
+  }
+  void Kill() {
+    up_->Signal(SIGKILL);
+    up_->WaitFor(absl::InfiniteDuration());
+  }
+  void ExpectDiesAt(const std::string& failpoint, int shards) {
+    SCOPED_TRACE(failpoint);
+    ASSERT_NO_FATAL_FAILURE(Launch(shards, 0, failpoint + "=die"));
+    ASSERT_TRUE(up_->WaitFor(absl::Seconds(60))) << ReadFile(log_);
+    EXPECT_EQ(up_->exit_status(), -SIGKILL) << ReadFile(log_);
+  }
+
+  template <typename Call>
+  auto Await(const Call& call) {
+    auto result = call();
+    for (int i = 0; i < 300 && !result.ok(); ++i) {
+      absl::SleepFor(absl::Milliseconds(100));
+      result = call();
+    }
+    return result;
+  }
+  client::Model ModelOf(const std::string& name) {
+    const auto model = Await([&] { return client_->DescribeModel(name); });
+    EXPECT_TRUE(model.ok()) << model.status();
+    return *model;
+  }
+  static std::string TablesOf(client::Client& client, const client::Model& mixed,
+                              const client::Model& group) {
+    return absl::StrCat(Digest(client, mixed).value_or("none"), " ",
+                        Digest(client, group).value_or("none"));
+  }
+  std::string Tables() { return TablesOf(*client_, ModelOf("mixed"), ModelOf("group")); }
+  void Train(int step) {
+    const client::Model mixed = ModelOf("mixed");
+    const absl::Status status = Await([&] { return TrainStep(*client_, mixed, step, kSamples); });
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  // The tables of a cluster that was never moved, after so many steps of "mixed".
+  static std::string Undisturbed(int steps) {
+    auto calm = Cluster::Start({.shards = 1, .sparsecores_per_shard = 4, .embedded = true});
+    EXPECT_TRUE(calm.ok()) << calm.status();
+    const auto client = (*calm)->Connect();
+    const auto mixed = client->DeclareModel(MixedModel("mixed"));
+    const auto group = client->DeclareModel(GroupModel("group", 0));
+    EXPECT_TRUE(mixed.ok() && group.ok());
+    for (int step = 0; step < steps; ++step) {
+      EXPECT_TRUE(TrainStep(*client, *mixed, step, kSamples).ok());
+    }
+    auto stream = client->Train(*group, {.group = "g"});
+    EXPECT_TRUE(stream.ok() && RunSteps(**stream, 0, 1, 0, kGroupSteps, false).ok());
+    return TablesOf(*client, *mixed, *group);
+  }
+
+  const TempDir data_ = *TempDir::Create();
+  const TempDir logs_ = *TempDir::Create();
+  const std::string log_ = logs_.Path("log");
+  std::unique_ptr<ChildProcess> up_;
+  std::unique_ptr<client::Client> client_;
+  std::unique_ptr<client::Client> trainer_;  // the same one in each life of the cluster
+};
+
+TEST_P(ShardCountMoveTest, GoesOnWhereverItIsKilled) {
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  const auto mixed = client_->DeclareModel(MixedModel("mixed"));
+  const auto group = client_->DeclareModel(GroupModel("group", 0));
+  ASSERT_TRUE(mixed.ok() && group.ok()) << mixed.status() << group.status();
+  for (int step = 0; step < 3; ++step) ASSERT_NO_FATAL_FAILURE(Train(step));
+  {
+    auto stream = client_->Train(*group, {.group = "g"});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    ASSERT_TRUE(RunSteps(**stream, 0, 1, 0, kGroupSteps, false).ok());
+  }
+  // The last update, of which the trainer asks again later.
+  const std::vector<OwnedIds> batch = MixedBatch(3, kSamples);
+  const auto found = trainer_->Lookup(*mixed, Features(batch));
+  ASSERT_TRUE(found.ok()) << found.status();
+  const auto values = MixedGradients(3, *found);
+  client::ApplyOptions options;
+  options.sequence = kSequence;
+  const auto apply = [&] {
+    return trainer_->ApplyGradients(*mixed, found->batch, Gradients(*found, values), options);
+  };
+  const auto first = apply();
+  ASSERT_TRUE(first.ok()) << first.status();
+  const std::string before = Tables();
+  EXPECT_EQ(before, Undisturbed(4));
+  ASSERT_NO_FATAL_FAILURE(Kill());
+
+  for (const char* failpoint :
+       {"move.models_are_saved", "move.checkpoints_count", "move.log_is_aside",
+        "restore.rows_are_here", "move.models_are_restored", "move.is_over"}) {
+    ASSERT_NO_FATAL_FAILURE(ExpectDiesAt(failpoint, 4));
+  }
+  ASSERT_NO_FATAL_FAILURE(Start(4));
+  EXPECT_EQ(Tables(), before);
+  const auto again = Await(apply);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->replayed);
+  EXPECT_EQ(again->rows_updated, first->rows_updated);
+  {
+    const auto stream = client_->Train(ModelOf("group"), {.group = "g"});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    EXPECT_EQ((*stream)->next_step(), kGroupSteps);
+  }
+  EXPECT_EQ(Tables(), before);
+  const std::string old = data_.Path("old-shards");
+  for (int i = 0; i < 300 && std::filesystem::exists(old); ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  EXPECT_FALSE(std::filesystem::exists(old));
+  EXPECT_FALSE(std::filesystem::exists(data_.Path("moving")));
+  ASSERT_NO_FATAL_FAILURE(Train(4));
+  ASSERT_NO_FATAL_FAILURE(Kill());
+
+  // Back again.
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  EXPECT_EQ(Tables(), Undisturbed(5));
+  EXPECT_FALSE(std::filesystem::exists(data_.Path("shard-0002")));
+  ASSERT_NO_FATAL_FAILURE(Train(5));
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  EXPECT_EQ(Tables(), Undisturbed(6));
+}
+
+TEST_P(ShardCountMoveTest, AnotherNumberOfPartitionsIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  const auto mixed = client_->DeclareModel(MixedModel("mixed"));
+  const auto group = client_->DeclareModel(GroupModel("group", 0));
+  ASSERT_TRUE(mixed.ok() && group.ok()) << mixed.status() << group.status();
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  const std::string before = Tables();
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  ASSERT_NO_FATAL_FAILURE(Launch(4, /*sparsecores=*/2));
+  ASSERT_TRUE(up_->WaitFor(absl::Seconds(60)));
+  EXPECT_EQ(up_->exit_status(), 1);
+  EXPECT_THAT(ReadFile(log_), HasSubstr("(4 partitions)"));
+  EXPECT_THAT(ReadFile(log_), HasSubstr("--sparsecores 1"));
+  ASSERT_NO_FATAL_FAILURE(Start(2));
+  EXPECT_EQ(Tables(), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, ShardCountMoveTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Processes" : "OneProcess"; });
+
+}  // namespace
+}  // namespace emberd::testing
