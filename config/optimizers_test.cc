@@ -166,12 +166,12 @@ const Override kOverrides[] = {
     {"clip_gradient_max: 1", "clip_gradient_min", 2, "clip_gradient_min: 2 is not allowed"},
     {"clip_weight_min: 1", "clip_weight_max", 0, "clip_weight_min: 1 is not allowed; it must be"},
     {"sgd {}", "beta1", 0.5, "hyper-parameter \"beta1\": sgd has no hyper-parameter of this name"},
-    {"adam {}", "bias_correction", 1, "hyper-parameter \"bias_correction\": adam has none"},
+    {"adam {}", "bias_correction", 1, "hyper-parameter \"bias_correction\": adam has no hyper"},
     {"sgd {}", "multiply_weight_decay_factor_by_learning_rate", 1, "hyper-parameter \"multiply"},
     {"adagrad {}", "initial_accumulator", 1, "hyper-parameter \"initial_accumulator\": adagrad"},
-    {"adagrad {}", "adagrad", 1, "hyper-parameter \"adagrad\": adagrad has none"},
-    {"adagrad {}", "", 1, "hyper-parameter \"\": adagrad has none"},
-    {"adagrad {}", "\n\377", 1, "hyper-parameter \"\\n\\377\": adagrad has none"},
+    {"adagrad {}", "adagrad", 1, "hyper-parameter \"adagrad\": adagrad has no hyper"},
+    {"adagrad {}", "", 1, "hyper-parameter \"\": adagrad has no hyper"},
+    {"adagrad {}", "\n\377", 1, "hyper-parameter \"\\n\\377\": adagrad has no hyper"},
 };
 
 TEST(SetHyperparameters, SetsWhatMayChangePerStepAndNothingElse) {

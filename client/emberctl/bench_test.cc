@@ -103,7 +103,7 @@ TEST(BenchTest, WillNotUpdateWhatMayBeSomebodysModel) {
   const std::string model = WriteTestFile("model", config);
   const Outcome bench = Emberctl({"bench", "--config", model, "--update", "-a", service.address()});
   EXPECT_EQ(bench.code, kRefused);
-  EXPECT_THAT(bench.err, HasSubstr("model \"precious\" is left as it is"));
+  EXPECT_THAT(bench.err, HasSubstr("not allowed for model \"precious\""));
   EXPECT_TRUE(service.declares().empty());
 }
 

@@ -232,7 +232,7 @@ class ClientTest(ClusterTest):
     def test_a_module_that_was_not_imported_is_named(self):
         done = subprocess.run([sys.executable, "-B", "-c", "import emberd; emberd.ray.Cluster"], capture_output=True, text=True,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-        self.assertIn("AttributeError: emberd.ray is a module of its own, for who has ray: import emberd.ray", done.stderr)
+        self.assertIn("AttributeError: emberd.ray is not imported by default; with ray installed: import emberd.ray", done.stderr)
 
     def test_nobody_there(self):
         with self.assertRaisesRegex(ConnectionError, "127.0.0.1:1"):

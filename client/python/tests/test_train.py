@@ -300,7 +300,7 @@ class GroupTest(ClusterTest):
         with model.train("run") as stream:
             stream.lookup({"t": [1]})
             stream.update({"t": ONE})
-            with self.assertRaisesRegex(emberd.FailedPrecondition, "at work"):
+            with self.assertRaisesRegex(emberd.FailedPrecondition, "are active"):
                 client.drop_group(model.name, "run")
         for _ in range(100):  # it leaves a moment after its end
             try:

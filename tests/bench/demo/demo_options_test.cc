@@ -35,8 +35,7 @@ TEST(DemoOptionsTest, TheSamePartitionsMayBeOnOtherShards) {
   EXPECT_EQ(resumed->shards, 2);
   EXPECT_EQ(resumed->sparsecores, 4);
   const auto other = ResumedOptions({}, saved, {"--resume", "--shards", "2"});
-  EXPECT_THAT(std::string(other.status().message()),
-              HasSubstr("is 4; the run to go on with had 8"));
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("is 4; the run to continue had 8"));
 }
 
 TEST(DemoOptionsTest, AnotherRunCannotBeGoneOnWith) {
