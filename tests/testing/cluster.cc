@@ -36,6 +36,12 @@ std::string FindValue(const std::string& text, absl::string_view key) {
   return "";
 }
 
+// Whether the last life of the process ended so.
+bool FoundItsPortTaken(const std::string& log) {
+  const size_t life = log.rfind(" starting ");
+  return life != std::string::npos && log.find("in use", life) != std::string::npos;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& options) {
@@ -131,6 +137,8 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
   const auto address = [](const std::string& known) { return known.empty() ? kAnyPort : known; };
   const std::string ready = directory_.Path(member->name + ".ready");
   std::filesystem::remove(ready);
+  member->role = role;
+  member->index = index;
   const auto failpoint = options_.failpoints.find(member->name);
   const bool first_life = !std::exchange(member->started_before, true);
   absl::string_view armed;
@@ -155,7 +163,12 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
 
 absl::Status Cluster::WaitReady(Member* member) {
   const absl::Time deadline = absl::Now() + kReadyTimeout;
-  while (absl::Now() < deadline && member->process->Running()) {
+  while (absl::Now() < deadline) {
+    if (!member->process->Running()) {
+      if (!FoundItsPortTaken(ReadFile(member->log_path))) break;
+      absl::SleepFor(absl::Milliseconds(100));
+      RETURN_IF_ERROR(Launch(member->role, member->index, member));
+    }
     const std::string ready = ReadFile(directory_.Path(member->name + ".ready"));
     if (!ready.empty()) {
       member->address = FindValue(ready, "grpc");

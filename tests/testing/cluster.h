@@ -110,6 +110,8 @@ class Cluster {
     std::string log_path;
     std::unique_ptr<ChildProcess> process;
     bool started_before = false;
+    std::string role;  // of its last start
+    int index = 0;
     std::vector<std::unique_ptr<Relay>> links;  // of a coordinator: to each shard
     std::unique_ptr<Relay> client_link;
   };
@@ -119,6 +121,7 @@ class Cluster {
   absl::Status StartEmbedded();
   // Runs `emberd ROLE --index i`, on the member's address if it has one.
   absl::Status Launch(const std::string& role, int index, Member* member);
+  // Starts it again while somebody else has its ports, which were free between its lives.
   absl::Status WaitReady(Member* member);
   void Kill(Member* member);
   // Writes the config, with the addresses that are known by now; each coordinator that has links
