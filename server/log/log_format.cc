@@ -169,11 +169,6 @@ uint64_t LogFolder::newest() const {
   return std::max(records.empty() ? 0 : records.back(), blobs.empty() ? 0 : blobs.back());
 }
 
-uint64_t LogFolder::oldest() const {
-  if (records.empty() || blobs.empty()) return newest() == 0 ? 0 : files().front().first;
-  return std::min(records.front(), blobs.front());
-}
-
 std::vector<std::pair<uint64_t, std::string>> LogFolder::files() const {
   std::vector<std::pair<uint64_t, std::string>> all;
   for (const uint64_t segment : records) all.emplace_back(segment, RecordsName(segment));

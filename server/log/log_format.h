@@ -78,9 +78,8 @@ std::string BlobsName(uint64_t segment);
 struct LogFolder {
   std::vector<uint64_t> records;  // segments with a file of records, ascending
   std::vector<uint64_t> blobs;
-  // Of all segments of which any file is there; 0: none.
+  // Of the segments of which any file is there; 0: none.
   uint64_t newest() const;
-  uint64_t oldest() const;
   // Segments and names of all files, oldest first, records before blobs.
   std::vector<std::pair<uint64_t, std::string>> files() const;
 };
