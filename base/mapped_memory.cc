@@ -55,6 +55,10 @@ MappedMemory& MappedMemory::operator=(MappedMemory&& other) noexcept {
   return *this;
 }
 
+void MappedMemory::Clear() {
+  if (size_ > 0) madvise(data_, size_, MADV_DONTNEED);
+}
+
 MappedMemory::~MappedMemory() {
   if (mapping_ != nullptr) munmap(mapping_, mapping_size_);
 }

@@ -23,6 +23,9 @@ class MappedMemory {
   MappedMemory& operator=(MappedMemory&& other) noexcept;
   ~MappedMemory();
 
+  // Gives the memory back; every byte is zero again.
+  void Clear();
+
   char* data() const { return data_; }
   size_t size() const { return size_; }
   // Asked for, and the kernel gives them.

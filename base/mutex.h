@@ -3,6 +3,7 @@
 // without instrumentation.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 
@@ -42,6 +43,15 @@ class CondVar {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
     condition_.wait(lock);
     lock.release();
+  }
+  // The same, until `time` at most. False: it is `time`. By the system's clock: ThreadSanitizer
+  // does not follow waits by the steady one.
+  bool WaitUntil(Mutex* mutex, std::chrono::system_clock::time_point time)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
+    const bool in_time = condition_.wait_until(lock, time) == std::cv_status::no_timeout;
+    lock.release();
+    return in_time;
   }
   void Signal() { condition_.notify_one(); }
   void SignalAll() { condition_.notify_all(); }

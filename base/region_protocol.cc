@@ -1,0 +1,64 @@
+#include "base/region_protocol.h"
+
+#include <cstring>
+
+namespace emberd::regions {
+
+AbstractAddress::AbstractAddress(const std::string& name) {
+  if (name.empty() || name.size() + 1 > sizeof(address.sun_path)) return;
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+template <typename Packet>
+bool SendPacket(int socket, const Packet& packet, int flags, int file) {
+  iovec bytes = {const_cast<Packet*>(&packet), sizeof(packet)};
+  msghdr message = {};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (file >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &file, sizeof(file));
+  }
+  return sendmsg(socket, &message, flags | MSG_NOSIGNAL) == sizeof(packet);
+}
+template bool SendPacket(int socket, const Request& packet, int flags, int file);
+template bool SendPacket(int socket, const Answer& packet, int flags, int file);
+
+std::optional<Request> ReceiveRequest(int socket) {
+  Request request;
+  // A file that comes along has no room, so the kernel closes it.
+  const ssize_t size = recv(socket, &request, sizeof(request), MSG_DONTWAIT | MSG_TRUNC);
+  if (size != sizeof(request)) return std::nullopt;
+  return request;
+}
+
+std::optional<Answer> ReceiveAnswer(int socket, FileDescriptor* file) {
+  Answer answer;
+  iovec bytes = {&answer, sizeof(answer)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const ssize_t size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  if (size > 0 && header != nullptr && header->cmsg_level == SOL_SOCKET &&
+      header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int))) {
+    int received = -1;
+    std::memcpy(&received, CMSG_DATA(header), sizeof(received));
+    *file = FileDescriptor(received);
+  }
+  if (size != sizeof(answer)) return std::nullopt;
+  return answer;
+}
+
+}  // namespace emberd::regions

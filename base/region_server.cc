@@ -1,0 +1,221 @@
+#include "base/region_server.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+
+namespace emberd {
+namespace {
+
+using regions::kTicketBytes;
+
+// A peer that asks for more tickets than it uses costs the oldest of them.
+constexpr size_t kMaxTickets = 256;
+constexpr int kBacklog = 64;
+
+std::string RandomBytes(size_t size) {
+  std::string bytes(size, '\0');
+  size_t filled = 0;
+  while (filled < size) {
+    const ssize_t got = getrandom(bytes.data() + filled, size - filled, 0);
+    if (got > 0) filled += got;
+  }
+  return bytes;
+}
+
+// Nobody can guess it, so to know it is to have been given the region. Never 0.
+uint64_t NewRegionName() {
+  uint64_t name = 0;
+  while (name == 0) std::memcpy(&name, RandomBytes(sizeof(name)).data(), sizeof(name));
+  return name;
+}
+
+bool SameUser(int socket) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RegionServer>> RegionServer::Start(Options options) {
+  std::unique_ptr<RegionServer> server(new RegionServer(std::move(options)));
+  RETURN_IF_ERROR(server->Listen());
+  server->thread_ = std::thread([raw = server.get()] { raw->Serve(); });
+  return server;
+}
+
+absl::Status RegionServer::Listen() {
+  const auto failed = [] {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen for peers on this machine: ", strerror(errno)));
+  };
+  socket_name_ =
+      absl::StrCat(options_.name, "/", absl::BytesToHexString(RandomBytes(kTicketBytes)));
+  const regions::AbstractAddress address(socket_name_);
+  listener_ = FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
+  if (!address.fits() || listener_.get() < 0 || wake_.get() < 0 ||
+      bind(listener_.get(), address.get(), address.length) != 0 ||
+      listen(listener_.get(), kBacklog) != 0) {
+    return failed();
+  }
+  return absl::OkStatus();
+}
+
+RegionServer::~RegionServer() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  while (write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+  thread_.join();
+}
+
+RegionServer::Invitation RegionServer::Invite() {
+  Invitation invitation{socket_name_, RandomBytes(kTicketBytes)};
+  MutexLock lock(&mutex_);
+  if (tickets_.size() == kMaxTickets) tickets_.pop_front();
+  tickets_.push_back({invitation.ticket, absl::Now() + options_.ticket_life});
+  return invitation;
+}
+
+absl::StatusOr<std::shared_ptr<char>> RegionServer::Find(uint64_t region, uint64_t offset,
+                                                         uint64_t bytes) const {
+  std::shared_ptr<SharedRegion> found;
+  {
+    MutexLock lock(&mutex_);
+    const auto held = regions_.find(region);
+    if (held != regions_.end()) found = held->second.region;
+  }
+  if (found == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("there is no shared region ", absl::Hex(region, absl::kZeroPad16),
+                     "; ask for new ones, or send the data in the message"));
+  }
+  if (!found->Holds(offset, bytes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("offset ", offset, " and size ", bytes, " are not inside shared region ",
+                     absl::Hex(region, absl::kZeroPad16), " of ", found->size(), " bytes"));
+  }
+  return std::shared_ptr<char>(found, found->data() + offset);
+}
+
+int RegionServer::peers() const {
+  MutexLock lock(&mutex_);
+  return static_cast<int>(peers_.size());
+}
+
+int RegionServer::regions() const {
+  MutexLock lock(&mutex_);
+  return static_cast<int>(regions_.size());
+}
+
+void RegionServer::Serve() {
+  std::vector<pollfd> watched;
+  while (true) {
+    watched.assign({{wake_.get(), POLLIN, 0}});
+    {
+      MutexLock lock(&mutex_);
+      if (Full()) {
+        absl::erase_if(peers_, [](const auto& peer) { return !peer.second.invited; });
+      }
+      // More have to wait in the backlog, where they cost nothing.
+      const bool full = Full();
+      watched.push_back({full ? -1 : listener_.get(), POLLIN, 0});
+      for (const auto& [socket, peer] : peers_) watched.push_back({socket, POLLIN, 0});
+    }
+    if (poll(watched.data(), watched.size(), -1) < 0) continue;
+    if (watched[0].revents != 0) return;
+    MutexLock lock(&mutex_);
+    for (size_t i = 2; i < watched.size(); ++i) {
+      if (watched[i].revents == 0) continue;
+      const auto found = peers_.find(watched[i].fd);
+      if (!Answer(found->first, &found->second)) Forget(watched[i].fd);
+    }
+    if (watched[1].revents != 0) Accept();
+  }
+}
+
+void RegionServer::Accept() {
+  FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket.get() < 0 || (!options_.any_user && !SameUser(socket.get()))) return;
+  const int number = socket.get();
+  peers_[number].socket = std::move(socket);
+}
+
+bool RegionServer::Answer(int socket, Peer* peer) {
+  const std::optional<regions::Request> request = regions::ReceiveRequest(socket);
+  if (!request.has_value()) return false;  // gone, or no peer of ours
+  if (!peer->invited) {
+    peer->invited = request->kind == regions::kHello && TakeTicket(request->ticket);
+    return peer->invited && regions::SendPacket(socket, regions::Answer(), MSG_DONTWAIT);
+  }
+  if (request->kind == regions::kTake) return Give(socket, peer, request->bytes);
+  if (request->kind != regions::kDrop) return false;
+  Drop(socket, peer, request->region);
+  return true;
+}
+
+bool RegionServer::TakeTicket(const char* bytes) {
+  const absl::Time now = absl::Now();
+  while (!tickets_.empty() && tickets_.front().expiry < now) tickets_.pop_front();
+  for (auto ticket = tickets_.begin(); ticket != tickets_.end(); ++ticket) {
+    if (std::memcmp(ticket->bytes.data(), bytes, kTicketBytes) != 0) continue;
+    tickets_.erase(ticket);
+    return true;
+  }
+  return false;
+}
+
+bool RegionServer::Give(int socket, Peer* peer, uint64_t bytes) {
+  const uint64_t left = options_.max_bytes - std::min(options_.max_bytes, bytes_->load());
+  regions::Answer answer{0, left};
+  if (bytes == 0 || bytes > left || peer->regions == options_.max_regions_of_peer) {
+    return regions::SendPacket(socket, answer, MSG_DONTWAIT);
+  }
+  auto region = SharedRegion::Create(options_.name.c_str(), bytes);
+  if (!region.ok()) return regions::SendPacket(socket, answer, MSG_DONTWAIT);
+  answer = {NewRegionName(), bytes};
+  if (!regions::SendPacket(socket, answer, MSG_DONTWAIT, (*region)->descriptor())) return false;
+  *bytes_ += static_cast<int64_t>(bytes);
+  // It counts until the last reference goes, not until its owner does.
+  SharedRegion* const raw = region->get();
+  regions_[answer.region] = {
+      std::shared_ptr<SharedRegion>(
+          raw,
+          [kept = *std::move(region), counted = bytes_, bytes](SharedRegion*) mutable {
+            kept.reset();
+            *counted -= static_cast<int64_t>(bytes);
+          }),
+      socket};
+  ++peer->regions;
+  return true;
+}
+
+void RegionServer::Drop(int socket, Peer* peer, uint64_t region) {
+  const auto found = regions_.find(region);
+  if (found == regions_.end() || found->second.owner != socket) return;
+  regions_.erase(found);
+  --peer->regions;
+}
+
+void RegionServer::Forget(int socket) {
+  absl::erase_if(regions_, [&](const auto& held) { return held.second.owner == socket; });
+  peers_.erase(socket);
+}
+
+}  // namespace emberd

@@ -1,0 +1,151 @@
+#include "base/shared_arena.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <optional>
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/region_protocol.h"
+
+namespace emberd {
+namespace {
+
+constexpr size_t kPage = 4096;
+// Room for a few blocks of a large batch, so that there are few regions.
+constexpr size_t kRegionBytes = size_t{64} << 20;
+// A server that is stopped, and not gone.
+constexpr timeval kPatience = {2, 0};
+
+size_t Rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<SharedArena>> SharedArena::Connect(const std::string& socket,
+                                                                  const std::string& ticket) {
+  const regions::AbstractAddress address(socket);
+  FileDescriptor connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!address.fits() || ticket.size() != regions::kTicketBytes || connection.get() < 0) {
+    return absl::UnavailableError("the name of the socket, or the ticket, is not valid");
+  }
+  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    setsockopt(connection.get(), SOL_SOCKET, option, &kPatience, sizeof(kPatience));
+  }
+  if (connect(connection.get(), address.get(), address.length) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("nobody listens there on this machine: ", strerror(errno)));
+  }
+  regions::Request hello;
+  hello.kind = regions::kHello;
+  std::memcpy(hello.ticket, ticket.data(), regions::kTicketBytes);
+  FileDescriptor none;
+  if (!regions::SendPacket(connection.get(), hello, 0) ||
+      !regions::ReceiveAnswer(connection.get(), &none).has_value()) {
+    return absl::UnavailableError("the ticket, or this user, was refused");
+  }
+  return std::shared_ptr<SharedArena>(new SharedArena(std::move(connection)));
+}
+
+SharedArena::~SharedArena() = default;
+
+bool SharedArena::alive() const {
+  pollfd watched = {socket_.get(), POLLIN | POLLRDHUP, 0};
+  return poll(&watched, 1, 0) == 0;  // the server says nothing that it was not asked
+}
+
+int SharedArena::regions() const {
+  MutexLock lock(&mutex_);
+  return static_cast<int>(regions_.size());
+}
+
+std::shared_ptr<SharedBlock> SharedArena::Take(size_t bytes) {
+  bytes = Rounded(std::max<size_t>(bytes, 1), kPage);
+  MutexLock lock(&mutex_);
+  std::shared_ptr<SharedBlock> block = TakeFree(bytes);
+  if (block != nullptr) return block;
+  if (AddRegion(std::max(bytes, kRegionBytes)) || AddRegion(bytes)) return TakeFree(bytes);
+  // Batches may have grown: what was enough for earlier ones is in the way of larger regions.
+  for (size_t i = regions_.size(); i-- > 0;) {
+    if (regions_[i]->blocks == 0) Remove(regions_[i].get());
+  }
+  return AddRegion(bytes) ? TakeFree(bytes) : nullptr;
+}
+
+std::shared_ptr<SharedBlock> SharedArena::TakeFree(size_t bytes) {
+  // The first that fits: memory that was used before is mapped, and maybe still in a cache.
+  for (const auto& region : regions_) {
+    if (region->retired) continue;
+    for (auto hole = region->free.begin(); hole != region->free.end(); ++hole) {
+      const auto [offset, size] = *hole;
+      if (size < bytes) continue;
+      region->free.erase(hole);
+      if (size > bytes) region->free[offset + bytes] = size - bytes;
+      ++region->blocks;
+      return std::make_shared<SharedBlock>(shared_from_this(), region.get(), offset, bytes);
+    }
+  }
+  return nullptr;
+}
+
+bool SharedArena::AddRegion(size_t bytes) {
+  regions::Request request;
+  request.kind = regions::kTake;
+  request.bytes = bytes;
+  if (!regions::SendPacket(socket_.get(), request, 0)) return false;
+  FileDescriptor file;
+  const std::optional<regions::Answer> answer = regions::ReceiveAnswer(socket_.get(), &file);
+  if (!answer.has_value()) {
+    // A late answer must not be taken for that to another request.
+    shutdown(socket_.get(), SHUT_RDWR);
+    return false;
+  }
+  if (answer->region == 0 || answer->bytes != bytes) return false;
+  auto memory = SharedRegion::Map(std::move(file), bytes);
+  if (!memory.ok()) return false;
+  auto region = std::make_unique<Region>();
+  region->name = answer->region;
+  region->memory = *std::move(memory);
+  region->free[0] = bytes;
+  regions_.push_back(std::move(region));
+  return true;
+}
+
+void SharedArena::Return(Region* region, size_t offset, size_t bytes, bool reusable) {
+  MutexLock lock(&mutex_);
+  --region->blocks;
+  region->retired |= !reusable;
+  if (region->retired) {
+    if (region->blocks == 0) Remove(region);
+    return;
+  }
+  auto next = region->free.upper_bound(offset);
+  if (next != region->free.end() && next->first == offset + bytes) {
+    bytes += next->second;
+    next = region->free.erase(next);
+  }
+  if (next != region->free.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  region->free[offset] = bytes;
+}
+
+void SharedArena::Remove(Region* region) {
+  regions::Request request;
+  request.kind = regions::kDrop;
+  request.region = region->name;
+  // If it cannot be sent, the server is gone, and the region with it.
+  (void)regions::SendPacket(socket_.get(), request, MSG_DONTWAIT);
+  regions_.erase(std::find_if(regions_.begin(), regions_.end(),
+                              [&](const auto& held) { return held.get() == region; }));
+}
+
+}  // namespace emberd

@@ -1,0 +1,99 @@
+// Memory that another process on this machine gives: the end that divides it. See RegionServer.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "base/file_descriptor.h"
+#include "base/mutex.h"
+#include "base/shared_region.h"
+
+namespace emberd {
+
+class SharedBlock;
+
+// Thread-safe. Blocks keep it alive.
+class SharedArena : public std::enable_shared_from_this<SharedArena> {
+ public:
+  // `socket`, `ticket`: of RegionServer::Invite. UNAVAILABLE if that server is not on this machine,
+  // or does not want us.
+  static absl::StatusOr<std::shared_ptr<SharedArena>> Connect(const std::string& socket,
+                                                              const std::string& ticket);
+  ~SharedArena();
+
+  // Whether the server is still there.
+  bool alive() const;
+  // A block whose memory begins at a multiple of 4096, with any contents. Null if the server gives
+  // no more, or is gone.
+  std::shared_ptr<SharedBlock> Take(size_t bytes);
+  int regions() const;
+
+ private:
+  friend class SharedBlock;
+  struct Region {
+    uint64_t name = 0;
+    std::shared_ptr<SharedRegion> memory;
+    std::map<size_t, size_t> free;  // offset -> size; no two touch
+    int blocks = 0;                 // in use
+    bool retired = false;
+  };
+
+  explicit SharedArena(FileDescriptor socket) : socket_(std::move(socket)) {}
+  // From what is free.
+  std::shared_ptr<SharedBlock> TakeFree(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AddRegion(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Return(Region* region, size_t offset, size_t bytes, bool reusable);
+  void Remove(Region* region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const FileDescriptor socket_;
+  mutable Mutex mutex_;
+  std::vector<std::unique_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A piece of an arena's memory, given back when it goes. Thread-safe.
+class SharedBlock {
+ public:
+  SharedBlock(std::shared_ptr<SharedArena> arena, SharedArena::Region* region, size_t offset,
+              size_t taken)
+      : arena_(std::move(arena)), region_(region), offset_(offset), taken_(taken) {}
+  ~SharedBlock() { arena_->Return(region_, offset_, taken_, lent_ == 0); }
+  SharedBlock(const SharedBlock&) = delete;
+  SharedBlock& operator=(const SharedBlock&) = delete;
+
+  char* data() const { return region_->memory->data() + offset_; }
+  uint64_t region() const { return region_->name; }
+  uint64_t offset() const { return offset_; }
+  // Whether all of `bytes` bytes from `place` on are the block's.
+  bool Holds(const void* place, size_t bytes) const {
+    const auto begin = reinterpret_cast<uintptr_t>(data());
+    const auto at = reinterpret_cast<uintptr_t>(place);
+    return at >= begin && bytes <= taken_ && at - begin <= taken_ - bytes;
+  }
+  // Where a pointer into the block lies in its region.
+  uint64_t OffsetOf(const void* place) const {
+    return offset_ + (static_cast<const char*>(place) - data());
+  }
+
+  // The server may read or write the block from now on, until it has said that it is done with it.
+  void Lend() { ++lent_; }
+  // It has. If that never comes, once for each Lend, the block's memory is never used again: the
+  // server may still be at work.
+  void Settle() { --lent_; }
+
+ private:
+  const std::shared_ptr<SharedArena> arena_;
+  SharedArena::Region* const region_;
+  const size_t offset_;
+  const size_t taken_;
+  std::atomic<int> lent_ = 0;
+};
+
+}  // namespace emberd
