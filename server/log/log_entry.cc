@@ -122,6 +122,15 @@ void EntryWriter::DescribeModel(const LogRecord& record, LogEntry* entry) const 
       return;
     case LogRecord::kModelServed:
       entry->model = ModelName(record.model_served().model_id());
+      for (const v1::StackLimit& stack : record.model_served().limits().stacks()) {
+        absl::StrAppend(&entry->details, entry->details.empty() ? "limits " : ", ", stack.stack(),
+                        " ", stack.max_ids_per_partition(), "/",
+                        stack.max_unique_ids_per_partition());
+      }
+      return;
+    case LogRecord::kModelPinned:
+      entry->model = ModelName(record.model_pinned().model_id());
+      entry->details = record.model_pinned().pinned() ? "pinned" : "no longer pinned";
       return;
     case LogRecord::kModelRenewed:
       entry->model = ModelName(record.model_renewed().model_id());

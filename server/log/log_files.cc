@@ -101,6 +101,17 @@ class Disk : public LogFiles {
     return FileError(errno, path, "cannot be removed");
   }
 
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+    return FileError(errno, from, "cannot be renamed");
+  }
+
+  absl::StatusOr<std::unique_ptr<LogFile>> Open(const std::string& path) override {
+    FileDescriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (file.get() < 0) return FileError(errno, path, "cannot be opened");
+    return std::make_unique<DiskFile>(path, std::move(file));
+  }
+
   std::string BootId() override {
     const absl::StatusOr<std::string> text = ReadProcFile("/proc/sys/kernel/random/boot_id");
     std::string id;

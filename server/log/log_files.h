@@ -36,6 +36,10 @@ class LogFiles {
   virtual absl::Status SyncFolder(const std::string& folder) = 0;
   // What is gone already is no error.
   virtual absl::Status Remove(const std::string& path) = 0;
+  // Nothing may stand under the other name.
+  virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
+  // A file that some process has written before; its bytes stay.
+  virtual absl::StatusOr<std::unique_ptr<LogFile>> Open(const std::string& path) = 0;
   // 16 bytes that are others after the machine has lost power, or was started again for another
   // reason: only then may bytes be gone that a process wrote, but nobody synced.
   virtual std::string BootId() = 0;

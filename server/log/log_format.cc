@@ -26,6 +26,7 @@ constexpr uint32_t kVersion = 1;
 constexpr uint32_t kFrameMagic = 0x4345524c;  // "LREC"
 constexpr char kRecordsSuffix[] = ".records";
 constexpr char kBlobsSuffix[] = ".blobs";
+constexpr char kSpareSuffix[] = ".spare";
 
 struct HeadBytes {
   char magic[8];
@@ -165,6 +166,10 @@ std::string BlobsName(uint64_t segment) {
   return absl::StrCat(absl::Dec(segment, absl::kZeroPad10), kBlobsSuffix);
 }
 
+std::string SpareName(uint64_t segment) {
+  return absl::StrCat(absl::Dec(segment, absl::kZeroPad10), kSpareSuffix);
+}
+
 uint64_t LogFolder::newest() const {
   return std::max(records.empty() ? 0 : records.back(), blobs.empty() ? 0 : blobs.back());
 }
@@ -186,13 +191,21 @@ absl::StatusOr<LogFolder> ListLog(const std::string& folder) {
     const std::string name = entry->path().filename().string();
     AddIfNamed(name, kRecordsSuffix, &found.records);
     AddIfNamed(name, kBlobsSuffix, &found.blobs);
+    AddIfNamed(name, kSpareSuffix, &found.spares);
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     return FileError(error.value(), folder, "cannot be listed");
   }
   std::sort(found.records.begin(), found.records.end());
   std::sort(found.blobs.begin(), found.blobs.end());
+  std::sort(found.spares.begin(), found.spares.end());
   return found;
+}
+
+int64_t LogFileBytes(const std::string& path) {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(path, error);
+  return error ? 0 : static_cast<int64_t>(bytes);
 }
 
 }  // namespace emberd::server

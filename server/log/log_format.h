@@ -5,6 +5,8 @@
 //                        as large as its frame; zeros behind the last one
 //   0000000001.blobs     bulk bytes in no order, which records name by place, size and CRC-32C
 //
+// and maybe files like 0000000001.spare, which were blobs and will be blobs of later segments.
+//
 // head     char[8] "EMBERLOG", u32 CRC-32C of what follows, u32 version (1), u32 shard, u32 shards,
 //          u64 segment, u64 sequence of its first record, u64 newest record known to be on the
 //          disk, u32 fsync (StorageConfig.Fsync), u32 salt, char[16] boot id of the machine, zeros
@@ -70,20 +72,24 @@ void SealFrame(uint32_t salt, uint64_t sequence, uint64_t durable, std::string* 
 // do.
 std::optional<Frame> DecodeFrame(absl::string_view bytes, std::optional<uint32_t> salt);
 
-// "0000000001.records", "0000000001.blobs".
+// "0000000001.records", "0000000001.blobs", "0000000001.spare".
 std::string RecordsName(uint64_t segment);
 std::string BlobsName(uint64_t segment);
+std::string SpareName(uint64_t segment);
 
 // Which files of the log are in a folder.
 struct LogFolder {
   std::vector<uint64_t> records;  // segments with a file of records, ascending
   std::vector<uint64_t> blobs;
+  std::vector<uint64_t> spares;  // which are not of the log
   // Of the segments of which any file is there; 0: none.
   uint64_t newest() const;
-  // Segments and names of all files, oldest first, records before blobs.
+  // Segments and names of all files of the log, oldest first, records before blobs.
   std::vector<std::pair<uint64_t, std::string>> files() const;
 };
 // Empty if there is no such folder.
 absl::StatusOr<LogFolder> ListLog(const std::string& folder);
+// Bytes of a file; 0 if the system does not say.
+int64_t LogFileBytes(const std::string& path);
 
 }  // namespace emberd::server

@@ -34,6 +34,12 @@ class OtherBoot : public LogFiles {
     return DiskLogFiles().SyncFolder(path);
   }
   absl::Status Remove(const std::string& path) override { return DiskLogFiles().Remove(path); }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return DiskLogFiles().Rename(from, to);
+  }
+  absl::StatusOr<std::unique_ptr<LogFile>> Open(const std::string& path) override {
+    return DiskLogFiles().Open(path);
+  }
   std::string BootId() override { return std::string(kBootIdBytes, 'b'); }
 };
 

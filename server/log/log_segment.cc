@@ -20,13 +20,11 @@ absl::Status WriteBytes(LogFile& file, int64_t offset, absl::string_view bytes) 
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(LogFiles& files,
-                                                               const std::string& folder,
-                                                               const LogHead& head,
-                                                               std::string state,
-                                                               int64_t reserve_bytes) {
+absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(
+    LogFiles& files, const std::string& folder, const LogHead& head, std::string state,
+    int64_t reserve_bytes, SpareBlobs& spares) {
   std::shared_ptr<LogSegment> segment(new LogSegment(head, reserve_bytes));
-  const absl::Status status = segment->Begin(files, folder, std::move(state));
+  const absl::Status status = segment->Begin(files, folder, std::move(state), spares);
   if (status.ok()) return segment;
   if (segment->records_ == nullptr) return status;
   // The records last: without them the blobs would look like what is left of a segment.
@@ -36,11 +34,12 @@ absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(LogFiles& files,
   return absl::AbortedError(status.message());
 }
 
-absl::Status LogSegment::Begin(LogFiles& files, const std::string& folder, std::string state) {
+absl::Status LogSegment::Begin(LogFiles& files, const std::string& folder, std::string state,
+                               SpareBlobs& spares) {
   ASSIGN_OR_RETURN(records_, files.Create(PathIn(folder, RecordsName(number()))));
   // Blobs alone would look like the rest of a log. Later segments have others before them.
   if (head_.first_sequence == 1) RETURN_IF_ERROR(files.SyncFolder(folder));
-  ASSIGN_OR_RETURN(blobs_, files.Create(PathIn(folder, BlobsName(number()))));
+  ASSIGN_OR_RETURN(blobs_, spares.Take(number()));
   RETURN_IF_ERROR(Append(head_.first_sequence, head_.durable, std::move(state)));
   begin_ = end_;
   head_written_ = true;

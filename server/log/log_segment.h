@@ -12,18 +12,21 @@
 #include "absl/types/span.h"
 #include "server/log/log_files.h"
 #include "server/log/log_format.h"
+#include "server/log/spare_blobs.h"
 
 namespace emberd::server {
 
 // One thread at a time, unless said otherwise.
 class LogSegment {
  public:
-  // Makes its files and writes the state, a frame that nobody has sealed, and then the head, which
-  // makes it count. After an error it does not count, except for ABORTED: then nobody knows.
+  // Makes its files, that of blobs from what `spares` has, and writes the state, a frame that
+  // nobody has sealed, and then the head, which makes it count. After an error it does not count,
+  // except for ABORTED: then nobody knows.
   static absl::StatusOr<std::shared_ptr<LogSegment>> Create(LogFiles& files,
                                                             const std::string& folder,
                                                             const LogHead& head, std::string state,
-                                                            int64_t reserve_bytes);
+                                                            int64_t reserve_bytes,
+                                                            SpareBlobs& spares);
 
   uint64_t number() const { return head_.segment; }
   // Behind the last record, and behind the state.
@@ -52,7 +55,8 @@ class LogSegment {
  private:
   LogSegment(const LogHead& head, int64_t reserve_bytes)
       : head_(head), reserve_bytes_(reserve_bytes) {}
-  absl::Status Begin(LogFiles& files, const std::string& folder, std::string state);
+  absl::Status Begin(LogFiles& files, const std::string& folder, std::string state,
+                     SpareBlobs& spares);
   absl::Status Write(std::string frame);
   absl::Status MakeRoom(int64_t bytes);
   static absl::Status SyncIf(std::atomic<bool>* written, LogFile& file);

@@ -1,7 +1,6 @@
 #include "server/log/log_writer.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <random>
 #include <utility>
 
@@ -17,12 +16,6 @@ namespace {
 
 using internal::v1::LogBlob;
 using internal::v1::LogRecord;
-
-int64_t FileBytes(const std::string& path) {
-  std::error_code error;
-  const auto bytes = std::filesystem::file_size(path, error);
-  return error ? 0 : static_cast<int64_t>(bytes);
-}
 
 absl::Status CheckRecord(const LogRecord& record) {
   const size_t bytes = record.ByteSizeLong();
@@ -41,6 +34,7 @@ absl::Status CheckIsState(const LogRecord& record) {
 LogWriter::LogWriter(LogOptions options, uint64_t next_sequence)
     : options_(std::move(options)),
       files_(options_.files != nullptr ? *options_.files : SystemLogFiles()),
+      spares_(files_, options_.folder, options_.spare_bytes),
       next_sequence_(next_sequence),
       older_blobs_(options_.older_blobs) {}
 
@@ -83,8 +77,9 @@ absl::Status LogWriter::Begin(uint64_t next_segment, const LogRecord& state) {
   }
   for (const auto& [segment, name] : found.files()) {
     MutexLock lock(&mutex_);
-    older_bytes_[name] = FileBytes(PathIn(folder, name));
+    older_bytes_[name] = LogFileBytes(PathIn(folder, name));
   }
+  spares_.Find();
   MutexLock round(&sync_mutex_);
   const bool sync = options_.fsync != v1::StorageConfig::NEVER;
   if (sync) RETURN_IF_ERROR(SyncOlder(found));
@@ -133,8 +128,12 @@ absl::StatusOr<std::shared_ptr<LogSegment>> LogWriter::NewSegment(uint64_t numbe
   head.fsync = options_.fsync;
   head.salt = std::random_device{}();
   head.boot_id = files_.BootId();
-  auto segment =
-      LogSegment::Create(files_, options_.folder, head, FrameFor(state), options_.reserve_bytes);
+  const auto create = [&] {
+    return LogSegment::Create(files_, options_.folder, head, FrameFor(state),
+                              options_.reserve_bytes, spares_);
+  };
+  auto segment = create();
+  if (MadeSpace(segment.status())) segment = create();
   if (!segment.ok()) return segment;
   NoteOlderBlob(number, OldestBlobSegment(state), &older_blobs_);
   ++next_sequence_;
@@ -157,6 +156,10 @@ absl::Status LogWriter::Refusal(const absl::Status& error) const {
                        "): nothing was changed; lookups go on, and updates are accepted again when "
                        "it can be written"));
   }
+}
+
+bool LogWriter::MadeSpace(const absl::Status& error) {
+  return absl::IsResourceExhausted(error) && spares_.Clear();
 }
 
 absl::Status LogWriter::Fail(const absl::Status& error) {
@@ -184,7 +187,8 @@ absl::StatusOr<LogBlob> LogWriter::AppendBlob(absl::Span<const absl::Span<const 
     segment = current_;
     offset = segment->BeginBlob(bytes);
   }
-  const absl::Status status = segment->WriteBlob(offset, pieces);
+  absl::Status status = segment->WriteBlob(offset, pieces);
+  if (MadeSpace(status)) status = segment->WriteBlob(offset, pieces);
   MutexLock lock(&mutex_);
   segment->EndBlob(offset, bytes, status.ok());
   blob_failure_ = status.ok() ? status : Refusal(status);
@@ -198,10 +202,11 @@ absl::StatusOr<LogBlob> LogWriter::AppendBlob(absl::Span<const absl::Span<const 
 
 absl::StatusOr<uint64_t> LogWriter::Append(const LogRecord& record) {
   RETURN_IF_ERROR(CheckRecord(record));
-  std::string frame = FrameFor(record);
+  const std::string frame = FrameFor(record);
   MutexLock lock(&mutex_);
   if (!failed_.ok()) return failed_;
-  const absl::Status status = current_->Append(next_sequence_, durable_, std::move(frame));
+  absl::Status status = current_->Append(next_sequence_, durable_, frame);
+  if (MadeSpace(status)) status = current_->Append(next_sequence_, durable_, frame);
   record_failure_ = status.ok() ? status : Refusal(status);
   RETURN_IF_ERROR(record_failure_);
   NoteOlderBlob(current_->number(), OldestBlobSegment(record), &older_blobs_);
@@ -243,31 +248,36 @@ uint64_t LogWriter::BlobsNeededFrom(uint64_t segment) const {
   return segment;
 }
 
+absl::Status LogWriter::Dropped(const std::string& name, const absl::Status& status) {
+  if (!status.ok()) return Refusal(status);
+  // One after another, for a loss of power must leave no gap.
+  if (absl::Status synced = files_.SyncFolder(options_.folder); !synced.ok()) {
+    return Refusal(synced);
+  }
+  MutexLock lock(&mutex_);
+  older_bytes_.erase(name);
+  return absl::OkStatus();
+}
+
 absl::Status LogWriter::DropBefore(uint64_t segment) {
   segment = std::min(segment, this->segment());
   const uint64_t blobs = BlobsNeededFrom(segment);
   ASSIGN_OR_RETURN(const LogFolder found, ListLog(options_.folder));
   // All records first: one that was left behind for a while must find its blobs.
-  std::vector<std::string> dropped;
-  for (const uint64_t old : found.records) {
-    if (old < segment) dropped.push_back(RecordsName(old));
+  if ((found.records.empty() || found.records.front() >= segment) &&
+      (found.blobs.empty() || found.blobs.front() >= blobs)) {
+    return absl::OkStatus();
   }
-  for (const uint64_t old : found.blobs) {
-    if (old < blobs) dropped.push_back(BlobsName(old));
-  }
-  if (dropped.empty()) return absl::OkStatus();
   // What the log will begin with must survive a loss of power, and its blobs with it.
   RETURN_IF_ERROR(SyncAll(&found));
-  for (const std::string& name : dropped) {
-    if (absl::Status status = files_.Remove(PathIn(options_.folder, name)); !status.ok()) {
-      return Refusal(status);
-    }
-    // One after another, for a loss of power must leave no gap.
-    if (absl::Status status = files_.SyncFolder(options_.folder); !status.ok()) {
-      return Refusal(status);
-    }
-    MutexLock lock(&mutex_);
-    older_bytes_.erase(name);
+  for (const uint64_t old : found.records) {
+    if (old >= segment) break;
+    RETURN_IF_ERROR(
+        Dropped(RecordsName(old), files_.Remove(PathIn(options_.folder, RecordsName(old)))));
+  }
+  for (const uint64_t old : found.blobs) {
+    if (old >= blobs) break;
+    RETURN_IF_ERROR(Dropped(BlobsName(old), spares_.Keep(old)));
   }
   MutexLock lock(&mutex_);
   older_blobs_.erase(older_blobs_.begin(), older_blobs_.lower_bound(segment));

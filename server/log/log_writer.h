@@ -19,6 +19,7 @@
 #include "emberd/v1/cluster.pb.h"
 #include "server/log/log_files.h"
 #include "server/log/log_segment.h"
+#include "server/log/spare_blobs.h"
 
 namespace emberd::server {
 
@@ -36,6 +37,9 @@ struct LogOptions {
   // Room for records is set aside in steps of so much, and half of it at least ahead of need: small
   // records go on for a while when blobs find the disk full.
   int64_t reserve_bytes = int64_t{8} << 20;
+
+  // Files of blobs that are dropped are kept for later segments, up to so much.
+  int64_t spare_bytes = int64_t{256} << 20;
 
   std::map<uint64_t, uint64_t> older_blobs = {};  // as LogEnd says
 
@@ -104,6 +108,10 @@ class LogWriter {
   uint64_t BlobsNeededFrom(uint64_t segment) const;
   // What the caller is told about an error of the disk.
   absl::Status Refusal(const absl::Status& error) const;
+  // A file was taken out of the log, or could not be.
+  absl::Status Dropped(const std::string& name, const absl::Status& status);
+  // Whether something that failed for want of space may do better now.
+  bool MadeSpace(const absl::Status& error);
   absl::Status Fail(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SyncForWaiters();
   // SyncAll, and then tells those who wait.
@@ -118,6 +126,7 @@ class LogWriter {
 
   const LogOptions options_;
   LogFiles& files_;
+  SpareBlobs spares_;
   bool open_ = false;
   Mutex sync_mutex_;  // one round at a time; taken before mutex_
   bool older_synced_ ABSL_GUARDED_BY(sync_mutex_) = false;

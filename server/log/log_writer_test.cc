@@ -1,4 +1,4 @@
-// Covers: log_files.cc, log_segment.cc, log_sync.cc
+// Covers: log_files.cc, log_segment.cc, log_sync.cc, spare_blobs.cc
 #include "server/log/log_writer.h"
 
 #include <cerrno>
@@ -9,8 +9,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/buffer.h"
 #include "base/temp_dir.h"
 #include "server/checkpoint/files.h"
 #include "server/log/log_reader.h"
@@ -194,6 +196,70 @@ TEST_F(LogWriterTest, BlobsStayAsLongAsARecordNamesThem) {
   EXPECT_FALSE(Exists("0000000001.blobs"));
   EXPECT_LT(writer->bytes(), bytes);
   EXPECT_THAT(Read().numbers(), ElementsAre(log.end.next_sequence));
+}
+
+// The file of blobs of segment 1 is that of segment 3; a longer blob than it had fits, too.
+TEST_F(LogWriterTest, BlobsOfDroppedSegmentsAreWrittenOver) {
+  const auto inode = [&](const std::string& name) {
+    struct stat status = {};
+    EXPECT_EQ(stat(PathIn(options_.folder, name).c_str(), &status), 0) << name;
+    return status.st_ino;
+  };
+  {
+    const auto writer = Open();
+    ASSERT_TRUE(AppendBytes(*writer, BlobBytes(1, 1000)).ok());
+    const ino_t first = inode("0000000001.blobs");
+    ASSERT_TRUE(writer->StartSegment(StateRecord(2)).ok());
+    ASSERT_TRUE(writer->DropBefore(2).ok());
+    EXPECT_EQ(inode("0000000001.spare"), first);
+    ASSERT_TRUE(writer->StartSegment(StateRecord(3)).ok());
+    EXPECT_EQ(inode("0000000003.blobs"), first);
+    EXPECT_FALSE(Exists("0000000001.spare"));
+    const absl::StatusOr<LogBlob> blob = AppendBytes(*writer, BlobBytes(7, 3000));
+    ASSERT_TRUE(blob.ok() && writer->Append(VoteRecord(4, *blob)).ok());
+    ASSERT_TRUE(writer->DropBefore(3).ok());
+    EXPECT_FALSE(Exists("0000000002.spare"));  // there was nothing in it
+  }
+  const WholeLog log = Read();
+  EXPECT_THAT(log.numbers(), ElementsAre(3, 4));
+  Buffer<char> buffer;
+  const auto bytes = ReadBlob(options_.folder, *BlobOf(log.records[1].record), buffer);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ(std::string(bytes->data(), bytes->size()), BlobBytes(7, 3000));
+}
+
+TEST_F(LogWriterTest, KeepsNoMoreSparesThanItMay) {
+  options_.spare_bytes = 2500;
+  {
+    const auto writer = Open();
+    for (uint64_t i = 2; i <= 5; ++i) {
+      ASSERT_TRUE(AppendBytes(*writer, BlobBytes(i, 1000)).ok());
+      ASSERT_TRUE(writer->StartSegment(StateRecord(i)).ok());
+    }
+    ASSERT_TRUE(writer->DropBefore(5).ok());
+    EXPECT_TRUE(Exists("0000000001.spare") && Exists("0000000002.spare"));
+    EXPECT_FALSE(Exists("0000000003.spare") || Exists("0000000003.blobs"));
+  }
+  options_.spare_bytes = 1500;
+  const WholeLog log = Read();
+  const auto writer = Open(log.end.next_segment, log.end.next_sequence);
+  EXPECT_FALSE(Exists("0000000002.spare"));  // too many
+  EXPECT_FALSE(Exists("0000000001.spare"));  // in use
+  EXPECT_THAT(Read().numbers(), ElementsAre(5, 6));
+}
+
+TEST_F(LogWriterTest, AFullDiskGetsSparesBack) {
+  const auto writer = Open();
+  ASSERT_TRUE(AppendBytes(*writer, BlobBytes(1, 1000)).ok());
+  ASSERT_TRUE(writer->StartSegment(StateRecord(2)).ok());
+  ASSERT_TRUE(writer->DropBefore(2).ok());
+  ASSERT_TRUE(Exists("0000000001.spare"));
+  files_.FailFrom(0, ENOSPC);
+  EXPECT_EQ(AppendBytes(*writer, BlobBytes(2, 1000)).status().code(),
+            StatusCode::kResourceExhausted);
+  EXPECT_FALSE(Exists("0000000001.spare"));
+  files_.Heal();
+  EXPECT_TRUE(AppendBytes(*writer, BlobBytes(2, 1000)).ok());
 }
 
 TEST_F(LogWriterTest, ASegmentIsFullByBlobsOrByRecordsBehindItsState) {

@@ -104,4 +104,18 @@ absl::Status FaultyFiles::Remove(const std::string& path) {
   return error == 0 ? files_.Remove(path) : FileError(error, path, "cannot be removed");
 }
 
+absl::Status FaultyFiles::Rename(const std::string& from, const std::string& to) {
+  const int error = Next(Call::kRemoves);
+  return error == 0 ? files_.Rename(from, to) : FileError(error, from, "cannot be renamed");
+}
+
+absl::StatusOr<std::unique_ptr<LogFile>> FaultyFiles::Open(const std::string& path) {
+  if (const int error = Next(Call::kRemoves); error != 0) {
+    return FileError(error, path, "cannot be opened");
+  }
+  absl::StatusOr<std::unique_ptr<LogFile>> file = files_.Open(path);
+  if (!file.ok()) return file.status();
+  return std::make_unique<FaultyFile>(*this, path, *std::move(file));
+}
+
 }  // namespace emberd::server

@@ -31,6 +31,8 @@ class FaultyFiles : public LogFiles {
   absl::Status Sync(const std::string& path) override;
   absl::Status SyncFolder(const std::string& folder) override;
   absl::Status Remove(const std::string& path) override;
+  absl::Status Rename(const std::string& from, const std::string& to) override;
+  absl::StatusOr<std::unique_ptr<LogFile>> Open(const std::string& path) override;
   std::string BootId() override { return files_.BootId(); }
 
  private:

@@ -135,6 +135,7 @@ absl::StatusOr<std::unique_ptr<LogFile>> ForgetfulFiles::Create(const std::strin
   if (!file.ok()) return file.status();
   left_ += left_ == 0 ? 1 : 0;  // not between a thing and its line
   NoteLocked(absl::StrCat("made ", id, " ", path));
+  made_[path] = id;
   return std::make_unique<ForgetfulFile>(*this, path, id, *std::move(file));
 }
 
@@ -157,6 +158,23 @@ absl::Status ForgetfulFiles::Remove(const std::string& path) {
   left_ += left_ == 0 ? 1 : 0;
   NoteLocked(absl::StrCat("removed ", name, " ", path));
   return absl::OkStatus();
+}
+
+absl::Status ForgetfulFiles::Rename(const std::string& from, const std::string& to) {
+  RETURN_IF_ERROR(Create(to).status());
+  std::error_code error;
+  std::filesystem::copy_file(from, to, std::filesystem::copy_options::overwrite_existing, error);
+  if (error) return FileError(error.value(), from, "cannot be renamed");
+  return Remove(from);
+}
+
+absl::StatusOr<std::unique_ptr<LogFile>> ForgetfulFiles::Open(const std::string& path) {
+  MutexLock lock(&mutex_);
+  if (!NoteLocked("")) return Dead(path);
+  const auto id = made_.find(path);
+  if (id == made_.end()) return FileError(ENOENT, path, "cannot be opened");
+  ASSIGN_OR_RETURN(auto file, DiskLogFiles().Open(path));
+  return std::make_unique<ForgetfulFile>(*this, path, id->second, std::move(file));
 }
 
 }  // namespace emberd::server

@@ -35,6 +35,10 @@ class ForgetfulFiles : public LogFiles {
   absl::Status Sync(const std::string& path) override;
   absl::Status SyncFolder(const std::string& folder) override;
   absl::Status Remove(const std::string& path) override;
+  // To the journal, the other name is that of another file.
+  absl::Status Rename(const std::string& from, const std::string& to) override;
+  // Only what this process has made or renamed.
+  absl::StatusOr<std::unique_ptr<LogFile>> Open(const std::string& path) override;
   std::string BootId() override { return boot_id_; }
 
  private:
@@ -49,6 +53,7 @@ class ForgetfulFiles : public LogFiles {
   Mutex mutex_;
   FileDescriptor journal_ ABSL_GUARDED_BY(mutex_);
   std::string journal_name_;
+  std::map<std::string, std::string> made_ ABSL_GUARDED_BY(mutex_);  // ids by path
   int64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   bool dead_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t left_ ABSL_GUARDED_BY(mutex_) = -1;  // until it dies; -1: it does not
