@@ -23,6 +23,8 @@ namespace {
 // Copying rows is cut into chunks of about this many bytes, so that threads share it evenly.
 constexpr int64_t kCopyChunkBytes = int64_t{1} << 20;
 constexpr int64_t kRowsPerReadChunk = 4096;
+// To read so much takes a few microseconds, about as long as to wake a thread.
+constexpr int64_t kTinyGatherBytes = int64_t{32} << 10;
 
 StackShape ShapeOf(const StackStore& store) {
   StackShape shape;
@@ -44,6 +46,14 @@ absl::Status CheckStackOfBatch(int stack, const Model& model, std::vector<bool>&
   return absl::OkStatus();
 }
 
+std::vector<const StackStore*> SharedOf(const Model& model) {
+  std::vector<const StackStore*> stacks;
+  for (int i = 0; i < model.stack_count(); ++i) {
+    if (!model.stack(i).spec().resource.empty()) stacks.push_back(&model.stack(i));
+  }
+  return stacks;
+}
+
 absl::Status ModelExists(uint64_t model_id) {
   return absl::AlreadyExistsError(
       absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " exists"));
@@ -62,6 +72,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options) {
 Engine::Engine(const EngineOptions& options)
     : store_options_{options.eager_bytes, options.huge_page_bytes},
       budget_(std::make_shared<Budget>(options.bytes_per_partition)),
+      memory_(options.memory),
+      shared_(std::make_shared<SharedStacks>(store_options_, budget_, memory_)),
       cpu_(*options.cpu),
       pool_(options.idle_buffer_bytes),
       executor_(options.cpu) {}
@@ -75,48 +87,80 @@ absl::StatusOr<std::shared_ptr<Model>> Engine::FindModel(uint64_t model_id) cons
   return it->second;
 }
 
+absl::Status Engine::DamageOf(uint64_t model_id) const {
+  const auto model = FindModel(model_id);
+  return model.ok() ? (*model)->Damage() : absl::OkStatus();
+}
+
 absl::Status Engine::CreateModel(const ModelSpec& spec) {
-  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, MakeModel(spec));
+  if (FindModel(spec.model_id).ok()) return ModelExists(spec.model_id);
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
+                   Model::Create(spec, store_options_, budget_, memory_, shared_.get()));
   return AddModel(std::move(model));
 }
 
 absl::StatusOr<std::shared_ptr<Model>> Engine::MakeModel(const ModelSpec& spec) {
   if (FindModel(spec.model_id).ok()) return ModelExists(spec.model_id);
-  return Model::Create(spec, store_options_, budget_);
+  return Model::Create(spec, store_options_, budget_, memory_, shared_.get(), /*alone=*/true);
 }
 
 absl::Status Engine::AddModel(std::shared_ptr<Model> model) {
   for (int i = 0; i < model->stack_count(); ++i) model->stack(i).FillIfSmall(store_options_, cpu_);
   const uint64_t id = model->spec().model_id;
-  MutexLock lock(&mutex_);
-  return models_.emplace(id, std::move(model)).second ? absl::OkStatus() : ModelExists(id);
+  {
+    MutexLock lock(&mutex_);
+    if (!models_.emplace(id, model).second) return ModelExists(id);
+  }
+  model->OpenShared();
+  model->MayEvict();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<Snapshot>> Engine::BeginSnapshot(uint64_t model_id,
                                                                 const SnapshotOptions& options) {
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model, FindModel(model_id));
-  auto snapshot = std::make_shared<Snapshot>(std::move(model), options, &executor_, &pool_);
+  // What the others have saved counts as saved.
+  if (options.changed_only && model->shares()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "model ", model->spec().name, " has shared tables, so all its rows must be saved"));
+  }
+  ASSIGN_OR_RETURN(MemoryManager::Use use, model->Hold());
+  auto snapshot = std::make_shared<Snapshot>(model, std::move(use), options, &executor_, &pool_);
   MutexLock lock(&order_mutex_);
+  for (const StackStore* stack : SharedOf(*model)) {
+    if (!in_snapshots_.contains(stack)) continue;
+    return absl::AbortedError(absl::StrCat("another checkpoint with the rows of resource '",
+                                           stack->spec().resource, "' is being saved; try again"));
+  }
+  for (const StackStore* stack : SharedOf(*model)) in_snapshots_.insert(stack);
   executor_.Submit(snapshot->BeginJobs());
   return snapshot;
 }
 
 void Engine::EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept) {
   snapshot->Cancel();  // writers that still wait for its reader
+  MutexLock lock(&order_mutex_);
+  for (const StackStore* stack : SharedOf(snapshot->model())) in_snapshots_.erase(stack);
   executor_.Submit(snapshot->EndJobs(kept));
 }
 
-absl::Status Engine::DropModel(uint64_t model_id) {
-  std::shared_ptr<Model> model;  // unmapped after the lock is gone
-  MutexLock lock(&mutex_);
-  const auto it = models_.find(model_id);
-  if (it == models_.end())
-    return absl::NotFoundError(
-        absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not known"));
-  model = std::move(it->second);
-  models_.erase(it);
-  return absl::OkStatus();
+absl::StatusOr<std::shared_ptr<Model>> Engine::TakeModel(uint64_t model_id) {
+  std::shared_ptr<Model> model;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = models_.find(model_id);
+    if (it == models_.end())
+      return absl::NotFoundError(
+          absl::StrCat("model_id ", absl::Hex(model_id, absl::kZeroPad16), " is not known"));
+    model = std::move(it->second);
+    models_.erase(it);
+  }
+  // Not when the last work on it ends: whoever creates it again gets other rows.
+  model->LeaveShared();
+  return model;
 }
+
+absl::Status Engine::DropModel(uint64_t model_id) { return TakeModel(model_id).status(); }
 
 absl::StatusOr<std::shared_ptr<const Batch>> Engine::PrepareBatch(
     uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
@@ -147,6 +191,7 @@ absl::StatusOr<std::shared_ptr<const Batch>> Engine::RestoreBatch(
 // One Gather on its way: shared by the jobs of its stacks.
 struct Engine::GatherWork {
   std::shared_ptr<Model> model;
+  MemoryManager::Use use;
   std::shared_ptr<const Batch> batch;
   GatherCallback done;
   GatherOutput output;
@@ -156,23 +201,34 @@ struct Engine::GatherWork {
 void Engine::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
   absl::StatusOr<std::shared_ptr<Model>> model = batch->model();
   if (!model.ok()) return done(model.status());
+  absl::StatusOr<MemoryManager::Use> use = (*model)->Hold();
+  if (!use.ok()) return done(use.status());
   auto work = std::make_shared<GatherWork>();
   work->model = *std::move(model);
+  work->use = *std::move(use);
   work->batch = std::move(batch);
   work->done = std::move(done);
   if (work->batch->stacks().empty()) return work->done(GatherOutput());
   work->jobs_left = static_cast<int>(work->batch->stacks().size());
+  int64_t bytes = 0;
+  for (const StackEntries& entries : work->batch->stacks()) {
+    bytes +=
+        entries.entry_count * static_cast<int64_t>(work->model->stack(entries.stack).row_bytes());
+  }
   std::vector<Job> jobs;
   for (const StackEntries& entries : work->batch->stacks()) {
     jobs.push_back(entries.unique_rows ? CopyJob(work, entries) : SumJob(work, entries));
     jobs.back().strands = work->model->stack(entries.stack).AllStrands();
     jobs.back().mode = Job::Mode::kRead;
+    jobs.back().tiny = bytes <= kTinyGatherBytes;
     jobs.back().done = [this, work, &entries] {
       for (size_t k = 0; k < entries.partition_entries.size(); ++k) {
         partitions_[k].rows_gathered += entries.partition_entries[k];
       }
       work->model->hot_rows(entries.stack).Sample(entries);
-      if (--work->jobs_left == 0) work->done(std::move(work->output));
+      if (--work->jobs_left > 0) return;
+      work->use.End();
+      work->done(std::move(work->output));
     };
   }
   executor_.Submit(std::move(jobs));
@@ -285,6 +341,8 @@ void Engine::ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCa
   if (!model.ok()) return done(model.status());
   absl::StatusOr<RowTarget> target = ResolveRows(**model, rows, values.size(), false);
   if (!target.ok()) return done(target.status());
+  absl::StatusOr<MemoryManager::Use> use = (*model)->Hold();
+  if (!use.ok()) return done(use.status());
   const int64_t count = target->rows.size();
   Job job;
   job.strands = target->strands;
@@ -296,12 +354,16 @@ void Engine::ReadRows(const RowSelection& rows, absl::Span<float> values, DoneCa
     const int64_t begin = chunk * kRowsPerReadChunk;
     CopyRowsOut(*target, begin, std::min(count, begin + kRowsPerReadChunk), values.data());
   };
-  job.done = [done = std::move(done)] { done(absl::OkStatus()); };
+  job.done = [done = std::move(done), use = std::make_shared<MemoryManager::Use>(*std::move(use))] {
+    use->End();
+    done(absl::OkStatus());
+  };
   executor_.Submit({std::move(job)});
 }
 
 struct Engine::StagedAssign {
   std::shared_ptr<Model> model;
+  MemoryManager::Use use;
   RowTarget target;
   absl::Span<const float> values;
   std::shared_ptr<const void> owner;
@@ -316,8 +378,9 @@ absl::StatusOr<std::shared_ptr<const Engine::StagedAssign>> Engine::StageAssign(
                                                    bad / rows.columns, ", column ",
                                                    bad % rows.columns, " must be finite"));
   }
+  ASSIGN_OR_RETURN(MemoryManager::Use use, model->Hold());
   return std::make_shared<const StagedAssign>(
-      StagedAssign{std::move(model), std::move(target), values, std::move(owner)});
+      StagedAssign{std::move(model), std::move(use), std::move(target), values, std::move(owner)});
 }
 
 void Engine::Assign(std::shared_ptr<const StagedAssign> assign, std::function<void()> done) {
@@ -372,13 +435,18 @@ EngineStatistics Engine::Statistics() const {
     MutexLock lock(&mutex_);
     statistics.models = static_cast<int>(models_.size());
     for (const auto& [id, model] : models_) {
-      statistics.table_bytes += model->bytes();
+      statistics.table_bytes += model->own_bytes_per_partition() * model->spec().partition_count;
       const size_t partitions = model->spec().partition_count;
       if (statistics.partitions.size() < partitions) statistics.partitions.resize(partitions);
       for (size_t k = 0; k < partitions; ++k) {
-        statistics.partitions[k].table_bytes += model->bytes_per_partition();
+        statistics.partitions[k].table_bytes += model->own_bytes_per_partition();
       }
     }
+  }
+  const int64_t shared = shared_->bytes_per_partition();
+  for (PartitionStatistics& partition : statistics.partitions) {
+    partition.table_bytes += shared;
+    statistics.table_bytes += shared;
   }
   for (int k = 0; k < kMaxPartitions; ++k) {
     const int64_t gathered = partitions_[k].rows_gathered, updated = partitions_[k].rows_updated;

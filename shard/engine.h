@@ -15,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
@@ -25,6 +26,7 @@
 #include "shard/executor.h"
 #include "shard/snapshot/snapshot.h"
 #include "shard/store/model.h"
+#include "shard/store/shared_stacks.h"
 #include "shard/types.h"
 #include "shard/update/staged_update.h"
 
@@ -38,18 +40,27 @@ class Engine {
   static absl::StatusOr<std::unique_ptr<Engine>> Create(EngineOptions options);
 
   // Reserves and initialises. RESOURCE_EXHAUSTED names the bytes needed and the budget.
-  // ALREADY_EXISTS if the id is known.
+  // ALREADY_EXISTS if the id is known. Of stacks with a resource (StackSpec), it takes those that
+  // other models have: ALREADY_EXISTS, too, if they differ, and UNAVAILABLE while another model is
+  // made with rows of its own.
   absl::Status CreateModel(const ModelSpec& spec);
   absl::Status DropModel(uint64_t model_id);
+  // The same, for who must not wait: whoever lets go of the model gives its memory back.
+  absl::StatusOr<std::shared_ptr<Model>> TakeModel(uint64_t model_id);
+
+  // DATA_LOSS, with the reason: the rows of the model were evicted and cannot be read any more.
+  absl::Status DamageOf(uint64_t model_id) const;
 
   // A model whose rows come from elsewhere, as by StackStore::LoadWeights: it has its memory, but
   // nobody knows of it before AddModel, which gives the rows initial values that CreateModel would.
+  // FAILED_PRECONDITION: other models have a resource of it, whose rows would change.
   absl::StatusOr<std::shared_ptr<Model>> MakeModel(const ModelSpec& spec);
   absl::Status AddModel(std::shared_ptr<Model> model);
 
   // Fixes the rows of a model as all work submitted before makes them. The caller reads the
   // snapshot and then ends it: `kept` if the next one may be of what has changed since this one.
-  // One snapshot of a model at a time.
+  // One snapshot of a model at a time, which holds its rows. Of a resource, too: ABORTED while
+  // another model has one. FAILED_PRECONDITION: changes alone, of rows that are shared.
   absl::StatusOr<std::shared_ptr<Snapshot>> BeginSnapshot(uint64_t model_id,
                                                           const SnapshotOptions& options);
   void EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept);
@@ -107,6 +118,9 @@ class Engine {
   int64_t BytesToTouch(const Batch& batch) const;
   int64_t BytesToTouch(const RowSelection& rows) const;
 
+  // Null: models are not evicted.
+  MemoryManager* memory() const { return memory_.get(); }
+
   EngineStatistics Statistics() const;
   // At most `count` rows of every table, by model and table.
   std::vector<HotTable> HotRows(int count) const;
@@ -125,6 +139,8 @@ class Engine {
 
   const StoreOptions store_options_;
   const std::shared_ptr<Budget> budget_;
+  const std::shared_ptr<MemoryManager> memory_;
+  const std::shared_ptr<SharedStacks> shared_;
   CpuPool& cpu_;
   BufferPool pool_;
 
@@ -133,6 +149,8 @@ class Engine {
 
   // Held while an update takes its place and its strands, so that both have one order.
   Mutex order_mutex_;
+  // Shared stacks of which a snapshot has begun and not ended.
+  absl::flat_hash_set<const StackStore*> in_snapshots_ ABSL_GUARDED_BY(order_mutex_);
 
   struct PartitionCounts {
     std::atomic<int64_t> rows_gathered{0};

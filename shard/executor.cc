@@ -22,20 +22,27 @@ void Executor::Submit(std::vector<Job> jobs) {
     works.push_back(std::make_unique<Work>());
     works.back()->job = std::move(job);
   }
-  MutexLock lock(&mutex_);
-  for (std::unique_ptr<Work>& work : works) Enqueue(std::move(work));
+  Works here;
+  {
+    MutexLock lock(&mutex_);
+    for (std::unique_ptr<Work>& work : works) Enqueue(std::move(work), &here);
+  }
+  for (Work* work : here) {
+    for (int chunk = 0; chunk < work->job.chunks; ++chunk) work->job.run(chunk);
+    Finish(work);
+  }
 }
 
-void Executor::Enqueue(std::unique_ptr<Work> work) {
+void Executor::Enqueue(std::unique_ptr<Work> work, Works* here) {
   ++unfinished_;
   Work* w = work.release();
   w->waiting = static_cast<int>(w->job.strands.size());
   for (Strand* strand : w->job.strands) strand->line_.push_back({w, false});
-  if (w->waiting == 0) MakeReady(w);
-  for (Strand* strand : w->job.strands) Grant(*strand);
+  if (w->waiting == 0) MakeReady(w, here);
+  for (Strand* strand : w->job.strands) Grant(*strand, here);
 }
 
-void Executor::Grant(Strand& strand) {
+void Executor::Grant(Strand& strand, Works* here) {
   bool readers_only = true;
   for (Strand::Entry& entry : strand.line_) {
     const bool first = &entry == &strand.line_.front();
@@ -44,7 +51,7 @@ void Executor::Grant(Strand& strand) {
     readers_only = readers_only && reader;
     if (entry.granted) continue;
     entry.granted = true;
-    if (--entry.work->waiting == 0) MakeReady(entry.work);
+    if (--entry.work->waiting == 0) MakeReady(entry.work, here);
   }
 }
 
@@ -53,11 +60,15 @@ void Executor::LeaveLines(Work& work) {
     std::deque<Strand::Entry>& line = strand->line_;
     line.erase(std::find_if(line.begin(), line.end(),
                             [&](const Strand::Entry& entry) { return entry.work == &work; }));
-    Grant(*strand);
+    Grant(*strand, nullptr);
   }
 }
 
-void Executor::MakeReady(Work* work) {
+void Executor::MakeReady(Work* work, Works* here) {
+  if (here != nullptr && work->job.tiny) {
+    here->push_back(work);
+    return;
+  }
   queued_ += work->job.chunks;
   const auto run = [this, work](int chunk) {
     --queued_;

@@ -38,7 +38,10 @@ struct Job {
   Mode mode = Mode::kRead;
   int chunks = 1;  // >= 1
   std::function<void(int chunk)> run;
-  std::function<void()> done;  // after the last chunk, on a pool thread, strands already free
+  std::function<void()> done;  // after the last chunk, on its thread, strands already free
+  // So little that to wake a thread takes longer: where nothing is before it in line, it runs on
+  // the thread that submits it.
+  bool tiny = false;
 };
 
 // Thread-safe. The destructor waits for all submitted jobs.
@@ -50,14 +53,18 @@ class Executor {
   // Chunks of jobs that hold their strands and wait for a thread.
   int queued() const { return queued_; }
 
-  // Takes places in all lines at one moment: of two calls, one is first everywhere.
+  // Takes places in all lines at one moment: of two calls, one is first everywhere. Tiny jobs may
+  // be done when it returns.
   void Submit(std::vector<Job> jobs);
 
  private:
-  void Enqueue(std::unique_ptr<Work> work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `here`: gets what is tiny and ready, for the caller to run without the mutex. Null: the pool
+  // runs it.
+  using Works = std::vector<Work*>;
+  void Enqueue(std::unique_ptr<Work> work, Works* here) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveLines(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Grant(Strand& strand) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeReady(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Grant(Strand& strand, Works* here) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeReady(Work* work, Works* here) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(Work* work);
 
   CpuPool* const cpu_;

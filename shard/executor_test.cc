@@ -3,6 +3,7 @@
 #include <atomic>
 #include <future>
 #include <random>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -71,6 +72,46 @@ TEST(Executor, ParallelForCoversTheRangeWhileTheExecutorIsBusy) {
   for (const std::atomic<int>& count : runs) EXPECT_EQ(count, 1);
   cpu.ParallelFor(0, [&](int) { ADD_FAILURE(); });
   release.set_value();
+}
+
+Job TinyJob(Strand* strand, std::function<void()> run, std::function<void()> done) {
+  Job job = MakeJob({strand}, Job::Mode::kRead, std::move(run));
+  job.tiny = true;
+  job.done = std::move(done);
+  return job;
+}
+
+TEST(Executor, RunsATinyJobOnTheThreadThatSubmitsIt) {
+  Strand strand;
+  CpuPool cpu(2);
+  Executor executor(&cpu);
+  std::thread::id ran, ended;
+  Job job = TinyJob(
+      &strand, [&] { ran = std::this_thread::get_id(); },
+      [&] { ended = std::this_thread::get_id(); });
+  job.chunks = 2;
+  executor.Submit({job});
+  EXPECT_EQ(ran, std::this_thread::get_id());
+  EXPECT_EQ(ended, std::this_thread::get_id());
+}
+
+// Prevents: a tiny read that overtakes the update before it, or one that makes its caller wait for
+// that update.
+TEST(Executor, ATinyJobKeepsItsPlaceInLine) {
+  std::promise<void> release, read;
+  const std::shared_future<void> released = release.get_future().share();
+  std::atomic<bool> written{false};
+  Strand strand;
+  CpuPool cpu(2);
+  Executor executor(&cpu);
+  executor.Submit({MakeJob({&strand}, Job::Mode::kWrite, [&] {
+    released.wait();
+    written = true;
+  })});
+  executor.Submit({TinyJob(
+      &strand, [&] { EXPECT_TRUE(written); }, [&] { read.set_value(); })});
+  release.set_value();
+  read.get_future().wait();
 }
 
 // Two readers that wait for one another: each can only finish if both are let in.

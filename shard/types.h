@@ -15,6 +15,8 @@
 
 namespace emberd::shard {
 
+class MemoryManager;
+
 struct EngineOptions {
   CpuPool* cpu = nullptr;  // required; must outlive the engine
   // Bytes of weights and slots that one partition may hold over all models; checked before memory
@@ -28,6 +30,8 @@ struct EngineOptions {
   int64_t huge_page_bytes = int64_t{8} << 30;
   // Buffers that are kept for the next requests, in all.
   int64_t idle_buffer_bytes = int64_t{1} << 30;
+  // Instead of bytes_per_partition, for models that may be evicted; null: they stay.
+  std::shared_ptr<MemoryManager> memory = nullptr;
 };
 
 // --- Models: what a shard must know of one: its stacks, and how their rows begin and learn.
@@ -56,6 +60,9 @@ struct StackSpec {
   v1::ResultMode result_mode = v1::PARTIAL_SUMS;
   bool quantized = false;
   v1::QuantizationConfig quantization;
+  // Not empty: every model with a stack of this resource has the same rows, see SharedStacks. It
+  // has one table, which fills it and is not rotated.
+  std::string resource;
 };
 
 // Bytes of the weights of one row.
@@ -160,7 +167,7 @@ struct PartitionStatistics {
 };
 struct EngineStatistics {
   int models = 0;
-  int64_t table_bytes = 0;  // reserved for weights and slots
+  int64_t table_bytes = 0;  // reserved for weights and slots; what models share counts once
   int64_t rows_gathered = 0;
   int64_t rows_updated = 0;
   int queued = 0;  // pieces of work that could run but wait for a thread

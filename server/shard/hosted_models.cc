@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "config/shared_tables.h"
 #include "server/shard/log/log_records.h"
 
 namespace emberd::server {
@@ -62,6 +63,7 @@ shard::ModelSpec ModelSpecFromPlan(uint64_t model_id, const v1::ModelConfig& con
     stack.result_mode = first.result_mode();
     stack.quantized = first.has_quantization();
     stack.quantization = first.quantization();
+    if (config::IsShared(first)) stack.resource = config::ResourceText(first.resource());
     spec.stacks.push_back(std::move(stack));
   }
   return spec;
@@ -188,20 +190,24 @@ absl::StatusOr<bool> HostedModels::Create(const internal::v1::CreateModelRequest
   }
   ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
   absl::MutexLock changing(&changing_);
+  RETURN_IF_ERROR(CheckShared(request, /*initial_rows=*/true));
   ASSIGN_OR_RETURN(const Place place, FindPlace(request, /*initial_rows=*/true));
   if (place.done) return false;
   if (place.occupant != 0) RETURN_IF_ERROR(Remove(place.occupant));
   RETURN_IF_ERROR(engine_->CreateModel(
       ModelSpecFromPlan(request.model_id(), request.config(), plan, place_.index)));
   Model model = MakeEntry(request, plan);
-  const ShardLog::Stay stay(log_);
-  if (absl::Status logged = log_->Append(ModelMadeRecord(request)); !logged.ok()) {
-    engine_->DropModel(request.model_id()).IgnoreError();
-    return logged;
+  {
+    const ShardLog::Stay stay(log_);
+    if (absl::Status logged = log_->Append(ModelMadeRecord(request)); !logged.ok()) {
+      engine_->DropModel(request.model_id()).IgnoreError();
+      return logged;
+    }
+    absl::MutexLock lock(&mutex_);
+    model.rows.set_segment(OldestOfShared(model.config, log_->segment()));
+    models_[request.model_id()] = std::move(model);
   }
-  model.rows.set_segment(log_->segment());
-  absl::MutexLock lock(&mutex_);
-  models_[request.model_id()] = std::move(model);
+  PinIfCreatedSo(request.model_id());
   return true;
 }
 
@@ -209,6 +215,7 @@ absl::StatusOr<shard::ModelSpec> HostedModels::BeginRestore(
     const internal::v1::CreateModelRequest& request) {
   ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
   absl::MutexLock changing(&changing_);
+  RETURN_IF_ERROR(CheckShared(request, /*initial_rows=*/false));
   ASSIGN_OR_RETURN(const Place place, FindPlace(request, /*initial_rows=*/false));
   if (place.done) {
     return absl::AlreadyExistsError(absl::StrCat("the rows of history ",
@@ -237,11 +244,25 @@ absl::Status HostedModels::EndRestore(const internal::v1::LogModelMade& made,
     }
   }
   RETURN_IF_ERROR(engine_->AddModel(std::move(model)));
+  RETURN_IF_ERROR(RecordRestore(made, changes, checkpoint_id, rest));
+  PinIfCreatedSo(EngineId(request));
+  return absl::OkStatus();
+}
+
+absl::Status HostedModels::RecordRestore(const internal::v1::LogModelMade& made, int64_t changes,
+                                         uint64_t checkpoint_id,
+                                         const std::function<void()>& rest) {
+  const internal::v1::CreateModelRequest& request = made.create();
   const ShardLog::Stay stay(log_);
   // Models that serve a checkpoint get it again from coordinators, without a log.
   if (!request.has_serves()) {
     internal::v1::LogRecord record;
     *record.mutable_model_made() = made;
+    {
+      absl::MutexLock lock(&mutex_);  // it may have been pinned since
+      const bool pinned = models_[EngineId(request)].create.pinned();
+      record.mutable_model_made()->mutable_create()->set_pinned(pinned);
+    }
     if (absl::Status logged = log_->Append(record); !logged.ok()) {
       engine_->DropModel(request.model_id()).IgnoreError();
       return logged;
@@ -255,7 +276,8 @@ absl::Status HostedModels::EndRestore(const internal::v1::LogModelMade& made,
   entry.rows.set_model(made.checkpoint_model());
   entry.loading = false;
   entry.changes = changes;
-  entry.checkpoint_id = checkpoint_id;
+  // What has changed since is not known of rows that others change.
+  entry.checkpoint_id = config::HasSharedTables(entry.config) ? 0 : checkpoint_id;
   return absl::OkStatus();
 }
 
@@ -297,6 +319,9 @@ absl::Status HostedModels::SetCheckpoint(uint64_t model_id, uint64_t history,
   if (found == models_.end() || found->second.history != history) {
     return absl::NotFoundError("the model was reset, restored or dropped in the meantime");
   }
+  // Its rows have the changes of all models that share them. To count from it, those of the others
+  // would have to be passed over, too: the log goes on from an older segment.
+  if (config::HasSharedTables(found->second.config)) return absl::OkStatus();
   found->second.checkpoint_id = checkpoint_id;
   if (segment == 0) return absl::OkStatus();
   // Without it in the log, what came before must stay there.
@@ -316,11 +341,24 @@ absl::Status HostedModels::Serve(const internal::v1::ServeModelRequest& request)
     return absl::AbortedError("the model was declared, reset or dropped meanwhile; try again");
   }
   Model& entry = models_[EngineId(request.model_id(), request.history(), !found->is_trained())];
+  if (request.has_limits()) return SetLimits(request.limits(), &entry);
   if (entry.serving) return absl::OkStatus();
   if (entry.is_trained()) {
-    RETURN_IF_ERROR(log_->Append(ModelServedRecord(request.model_id())));
+    RETURN_IF_ERROR(log_->Append(ModelServedRecord(request.model_id(), /*limits=*/nullptr)));
   }
   entry.serving = true;
+  return absl::OkStatus();
+}
+
+absl::Status HostedModels::SetLimits(const internal::v1::ModelLimits& limits, Model* model) {
+  if (!model->serving || limits.version() != model->create.limits().version() + 1) {
+    return absl::AbortedError(absl::StrCat("the limits of model '", model->config.name(),
+                                           "' were changed in the meantime; try again"));
+  }
+  if (model->is_trained()) {
+    RETURN_IF_ERROR(log_->Append(ModelServedRecord(model->model_id, &limits)));
+  }
+  *model->create.mutable_limits() = limits;
   return absl::OkStatus();
 }
 
@@ -351,6 +389,9 @@ internal::v1::ListModelsResponse HostedModels::List() const {
     to->set_restored(model.restored);
     to->set_changes(model.changes);
     if (!model.serves.model().empty()) *to->mutable_serves() = model.serves;
+    if (model.create.has_limits()) *to->mutable_limits() = model.create.limits();
+    to->set_pinned(model.create.pinned());
+    to->set_damage(std::string(engine_->DamageOf(id).message()));
   }
   response.mutable_dropped()->Add(dropped_.begin(), dropped_.end());
   return response;
@@ -383,17 +424,22 @@ absl::Status HostedModels::Drop(const internal::v1::DropModelRequest& request) {
 
 absl::Status HostedModels::Remove(uint64_t engine_id) {
   bool trained = false;
+  std::shared_ptr<shard::Model> rows;  // their memory goes without the locks
   {
     const ShardLog::Stay stay(log_);
+    // A change that is decided after the record must not be made: the log would not make it again,
+    // and models that share a table would miss it.
+    const MutexLock order(&order_->mutex);
     absl::MutexLock lock(&mutex_);
     const auto found = models_.find(engine_id);
     if (found == models_.end()) return absl::OkStatus();
     trained = found->second.is_trained();
     if (trained) RETURN_IF_ERROR(log_->Append(ModelRemovedRecord(engine_id)));
     models_.erase(found);
+    // None of it is there while a restore loads it.
+    if (auto taken = engine_->TakeModel(engine_id); taken.ok()) rows = *std::move(taken);
   }
   if (trained) forget_(engine_id);
-  engine_->DropModel(engine_id).IgnoreError();  // it is there: it was created with the entry
   return absl::OkStatus();
 }
 

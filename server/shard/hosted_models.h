@@ -20,6 +20,7 @@
 #include "preprocess/plan/plan.h"
 #include "server/ops/metrics.h"
 #include "server/shard/log/shard_log.h"
+#include "server/shard/sequencer.h"
 #include "shard/engine.h"
 #include "shard/types.h"
 
@@ -44,11 +45,16 @@ struct ShardPlace {
 // the engine knows each by its history.
 class HostedModels {
  public:
-  // `engine`, `metrics` and `log` must outlive it. `forget` gives up whatever else is kept of a
-  // model that goes; it runs before anybody can create the model again.
+  // `engine`, `metrics`, `log` and `order` must outlive it. `forget` gives up whatever else is kept
+  // of a model that goes; it runs before anybody can create the model again.
   HostedModels(const ShardPlace& place, shard::Engine* engine, ops::Metrics* metrics, ShardLog* log,
-               std::function<void(uint64_t model_id)> forget)
-      : place_(place), engine_(engine), metrics_(metrics), log_(log), forget_(std::move(forget)) {}
+               Sequencer* order, std::function<void(uint64_t model_id)> forget)
+      : place_(place),
+        engine_(engine),
+        metrics_(metrics),
+        log_(log),
+        order_(order),
+        forget_(std::move(forget)) {}
 
   // True: it was not here before.
   absl::StatusOr<bool> Create(const internal::v1::CreateModelRequest& request);
@@ -88,6 +94,17 @@ class HostedModels {
   void SegmentBegun(uint64_t segment);
   // The oldest segment that some model's rows need; nothing: none needs any.
   std::optional<uint64_t> OldestSegment() const;
+  // Whether the log is not cut: a model has shared tables, whose rows follow from the changes of
+  // all models that have ever had them, and from no checkpoint.
+  bool KeepLog() const;
+  // Keeps a model in the memory of its SparseCores, or no longer, and so that the log knows it.
+  // Errors are those of MemoryManager::SetPinned, and of the log; after one, it is as it was. The
+  // engine must have a memory manager.
+  absl::StatusOr<shard::MemoryChange> SetPinned(const std::string& name, bool pinned);
+  // For the log, when all of it was read: pins what it says. What no longer fits is not pinned any
+  // more, with a warning.
+  void PinAgain();
+
   // Puts what a log has into its place. `model`: with the rows of a checkpoint after so many
   // changes; null: its rows are initial. `tracked`: the checkpoint since which it is known what has
   // changed; 0: none.
@@ -95,7 +112,8 @@ class HostedModels {
                         int64_t changes, uint64_t tracked);
   absl::StatusOr<shard::ModelSpec> SpecOf(const internal::v1::CreateModelRequest& request) const;
   void Renew(uint64_t model_id, uint64_t history);
-  void ServeAgain(uint64_t model_id);
+  void ServeAgain(const internal::v1::LogModelServed& served);
+  void RememberPinned(uint64_t model_id, bool pinned);
   void RemoveAgain(uint64_t model_id);
   void RememberDroppedHistory(uint64_t history);
 
@@ -137,6 +155,13 @@ class HostedModels {
   };
 
   absl::Status CheckPlace(const internal::v1::CreateModelRequest& request) const;
+  // Whether the model may have its shared tables, beside the other models that are here.
+  absl::Status CheckShared(const internal::v1::CreateModelRequest& request, bool initial_rows) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The oldest segment that the rows of a model follow from which was made, or read, in `segment`:
+  // those of the models that it shares tables with are its own.
+  uint64_t OldestOfShared(const v1::ModelConfig& config, uint64_t segment) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The plan of the model that the request is about.
   absl::StatusOr<preprocess::Plan> CheckRequest(
       const internal::v1::CreateModelRequest& request) const;
@@ -151,8 +176,16 @@ class HostedModels {
   absl::StatusOr<Place> FindPlace(const internal::v1::CreateModelRequest& request,
                                   bool initial_rows);
   absl::Status Remove(uint64_t engine_id);
-  // Whether no record since the segment of its rows has changed them.
-  bool UnchangedSince(uint64_t model_id, const internal::v1::LogRows& rows) const;
+  absl::Status RecordRestore(const internal::v1::LogModelMade& made, int64_t changes,
+                             uint64_t checkpoint_id, const std::function<void()>& rest);
+  // Pins what was made to be pinned, and is here now.
+  void PinIfCreatedSo(uint64_t engine_id);
+  absl::Status RecordPinned(const std::string& name, bool pinned);
+  absl::Status SetLimits(const internal::v1::ModelLimits& limits, Model* model)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether no record since the segment of its rows has changed them, so that they may as well
+  // count from a later one.
+  bool MayMove(uint64_t model_id, const Model& model) const;
   void RememberDropped(uint64_t history) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WasDropped(uint64_t history) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -160,6 +193,7 @@ class HostedModels {
   shard::Engine* const engine_;
   ops::Metrics* const metrics_;
   ShardLog* const log_;
+  Sequencer* const order_;
   const std::function<void(uint64_t model_id)> forget_;
   absl::Mutex changing_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while tables are filled
   mutable absl::Mutex mutex_;                          // never held for long

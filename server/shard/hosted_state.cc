@@ -6,12 +6,15 @@
 #include <utility>
 
 #include "base/status.h"
+#include "config/shared_tables.h"
 #include "server/shard/hosted_models.h"
 
 namespace emberd::server {
 
-bool HostedModels::UnchangedSince(uint64_t model_id, const internal::v1::LogRows& rows) const {
-  return log_->LastChange(model_id).value_or(0) < rows.segment();
+bool HostedModels::MayMove(uint64_t model_id, const Model& model) const {
+  // Others may have changed what it shares, also such as have been dropped.
+  return !config::HasSharedTables(model.config) &&
+         log_->LastChange(model_id).value_or(0) < model.rows.segment();
 }
 
 void HostedModels::Describe(uint64_t segment, internal::v1::LogState* state) const {
@@ -22,7 +25,7 @@ void HostedModels::Describe(uint64_t segment, internal::v1::LogState* state) con
     *to->mutable_create() = model.create;
     to->set_serving(model.serving);
     *to->mutable_rows() = model.rows;
-    if (UnchangedSince(id, model.rows)) to->mutable_rows()->set_segment(segment);
+    if (MayMove(id, model)) to->mutable_rows()->set_segment(segment);
   }
   state->mutable_dropped_histories()->Add(dropped_.begin(), dropped_.end());
 }
@@ -31,8 +34,7 @@ void HostedModels::SegmentBegun(uint64_t segment) {
   absl::MutexLock lock(&mutex_);
   for (auto& [id, model] : models_) {
     // The record that changes it may be on its way into the new segment: that is early enough.
-    if (!model.loading && model.is_trained() && UnchangedSince(id, model.rows))
-      model.rows.set_segment(segment);
+    if (!model.loading && model.is_trained() && MayMove(id, model)) model.rows.set_segment(segment);
   }
 }
 
@@ -61,9 +63,10 @@ absl::Status HostedModels::Remember(const internal::v1::LogModel& from,
   entry.serving = from.serving();
   entry.rows = from.rows();
   entry.changes = changes;
-  entry.checkpoint_id = tracked;
+  entry.checkpoint_id = config::HasSharedTables(entry.config) ? 0 : tracked;
   entry.restored = from.rows().checkpoint_id() != 0;
   absl::MutexLock lock(&mutex_);
+  entry.rows.set_segment(OldestOfShared(entry.config, entry.rows.segment()));
   models_[id] = std::move(entry);
   return absl::OkStatus();
 }
@@ -82,10 +85,12 @@ void HostedModels::Renew(uint64_t model_id, uint64_t history) {
   found->second.create.set_history(history);
 }
 
-void HostedModels::ServeAgain(uint64_t model_id) {
+void HostedModels::ServeAgain(const internal::v1::LogModelServed& served) {
   absl::MutexLock lock(&mutex_);
-  const auto found = models_.find(model_id);
-  if (found != models_.end()) found->second.serving = true;
+  const auto found = models_.find(served.model_id());
+  if (found == models_.end()) return;
+  found->second.serving = true;
+  if (served.has_limits()) *found->second.create.mutable_limits() = served.limits();
 }
 
 void HostedModels::RemoveAgain(uint64_t model_id) { Remove(model_id).IgnoreError(); }

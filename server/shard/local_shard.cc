@@ -201,6 +201,10 @@ class LocalShard final : public ShardBackend {
     status.set_address(address_);
     return status;
   }
+  absl::StatusOr<v1::ShardMemoryChange> ChangeMemory(const v1::ChangeMemoryRequest& request,
+                                                     rpc::CallContext*) override {
+    return Named(host_->ChangeMemory(request));
+  }
   Collective* collective() override { return &rendezvous_; }
 
  private:

@@ -1,13 +1,11 @@
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include <grpcpp/channel.h>
-#include <grpcpp/generic/generic_stub.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/region_server.h"
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/group/collective_rpc.h"
@@ -15,8 +13,8 @@
 #include "server/rpc/message_stream.h"
 #include "server/rpc/shard_place.h"
 #include "server/rpc/wire.h"
+#include "server/shard/remote_calls.h"
 #include "server/shard/shard_backend.h"
-#include "server/shard/shard_codec.h"
 
 namespace emberd::server {
 namespace {
@@ -34,6 +32,9 @@ constexpr int kMinResolveMs = 1000;
 // hour. On a starved machine an answer may take seconds.
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 15'000;
+
+// How long a shard may take to say where memory can be shared.
+constexpr absl::Duration kMemoryPatience = absl::Seconds(1);
 
 std::shared_ptr<const security::Security> SecurityOf(const RemoteShardOptions& options) {
   if (options.security != nullptr) return options.security;
@@ -62,95 +63,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const RemoteShardOptions& options) {
   return SecurityOf(options)->Connect(options.address, arguments, std::move(metadata));
 }
 
-// Says which shard an error came from, and sees that a shard out of reach is looked for without
-// pause: gRPC asks for the address of a name that is gone, as a stopped container's is, only every
-// two minutes in the end. Thread-safe.
-class Reconnector {
- public:
-  Reconnector(std::shared_ptr<grpc::Channel> channel, std::string context)
-      : channel_(std::move(channel)), context_(std::move(context)) {}
-
-  const std::string& context() const { return context_; }
-  absl::Status Explain(const absl::Status& status) {
-    if (absl::IsUnavailable(status)) LookAgain();
-    return Annotate(status, context_);
-  }
-
- private:
-  void LookAgain() {
-    const int64_t now = absl::ToUnixMillis(absl::Now());
-    int64_t last = last_ms_.load();
-    if (std::abs(now - last) < kMinResolveMs || !last_ms_.compare_exchange_strong(last, now))
-      return;
-    grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
-  }
-
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::string context_;
-  std::atomic<int64_t> last_ms_{0};
-};
-
 template <typename T>
 std::string BytesOf(absl::Span<const T> values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
-
-class RemoteGather final : public GatherCall {
- public:
-  RemoteGather(std::unique_ptr<rpc::ClientMessageStream> stream, const GatherCommand& command,
-               Reconnector* reconnector)
-      : stream_(std::move(stream)), reconnector_(reconnector) {
-    stream_->Send(EncodeGather(command));
-  }
-  absl::StatusOr<GatherResult> Wait() override {
-    absl::StatusOr<rpc::IncomingMessage> message = stream_->Receive();
-    absl::StatusOr<GatherResult> result = message.ok()
-                                              ? DecodeGatherResult(*message)
-                                              : absl::StatusOr<GatherResult>(message.status());
-    if (!result.ok()) return reconnector_->Explain(result.status());
-    return result;
-  }
-
- private:
-  std::unique_ptr<rpc::ClientMessageStream> stream_;
-  Reconnector* const reconnector_;
-};
-
-class RemoteApply final : public ApplyCall {
- public:
-  RemoteApply(std::unique_ptr<rpc::ClientMessageStream> stream, const ApplyCommand& command,
-              Reconnector* reconnector)
-      : stream_(std::move(stream)), reconnector_(reconnector) {
-    stream_->Send(EncodeApply(command));
-  }
-  absl::StatusOr<StageOutcome> WaitStaged() override {
-    absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
-    if (!reply.ok()) return reconnector_->Explain(reply.status());
-    return StageOutcome{reply->state() == internal::v1::ApplyReply::REPLAYED, RowCountsOf(*reply)};
-  }
-  void Decide(bool commit) override {
-    internal::v1::ApplyDecision decision;
-    decision.set_commit(commit);
-    stream_->Send(rpc::OutgoingMessage::WithHeader(decision));
-  }
-  absl::StatusOr<RowCounts> WaitDone() override {
-    absl::StatusOr<internal::v1::ApplyReply> reply = Receive();
-    if (!reply.ok()) return reconnector_->Explain(reply.status());
-    return RowCountsOf(*reply);
-  }
-
- private:
-  absl::StatusOr<internal::v1::ApplyReply> Receive() {
-    ASSIGN_OR_RETURN(const rpc::IncomingMessage message, stream_->Receive());
-    internal::v1::ApplyReply reply;
-    if (!reply.ParseFromString(message.header()))
-      return absl::InternalError("its answer is not a valid ApplyReply");
-    return reply;
-  }
-
-  std::unique_ptr<rpc::ClientMessageStream> stream_;
-  Reconnector* const reconnector_;
-};
 
 class RemoteShard final : public ShardBackend {
  public:
@@ -160,7 +76,9 @@ class RemoteShard final : public ShardBackend {
         channel_(MakeChannel(options_)),
         reconnector_(channel_, absl::StrCat(name_, " at ", options_.address)),
         stub_(ShardService::NewStub(channel_)),
-        generic_stub_(channel_),
+        messages_(channel_),
+        memory_(options_.share_from_bytes, options_.limits.memory,
+                [this] { return AskForMemory(); }),
         collective_(MakeRemoteCollective(channel_, reconnector_.context())) {}
 
   const std::string& name() const override { return name_; }
@@ -192,12 +110,13 @@ class RemoteShard final : public ShardBackend {
   }
 
   std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) override {
-    return std::make_unique<RemoteGather>(Open("/emberd.internal.v1.ShardService/Gather", context),
-                                          command, &reconnector_);
+    return MakeRemoteGather(Open("/emberd.internal.v1.ShardService/Gather", context),
+                            std::move(command), &memory_, &reconnector_);
   }
+  std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) override { return memory_.Take(bytes); }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
-    return std::make_unique<RemoteApply>(Open("/emberd.internal.v1.ShardService/Apply", context),
-                                         command, &reconnector_);
+    return MakeRemoteApply(Open("/emberd.internal.v1.ShardService/Apply", context), command,
+                           &reconnector_);
   }
 
   absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
@@ -342,6 +261,11 @@ class RemoteShard final : public ShardBackend {
     return status;
   }
 
+  absl::StatusOr<v1::ShardMemoryChange> ChangeMemory(const v1::ChangeMemoryRequest& request,
+                                                     rpc::CallContext* context) override {
+    return Unary<v1::ShardMemoryChange>(&ShardService::Stub::ChangeMemory, request, context);
+  }
+
   Collective* collective() override { return collective_.get(); }
 
  private:
@@ -357,10 +281,23 @@ class RemoteShard final : public ShardBackend {
     return response;
   }
 
-  std::unique_ptr<rpc::ClientMessageStream> Open(const std::string& method,
-                                                 rpc::CallContext* context) {
-    return std::make_unique<rpc::ClientMessageStream>(&generic_stub_, method, context,
-                                                      options_.limits);
+  OpenStream Open(const std::string& method, rpc::CallContext* context) {
+    return [this, method, context] {
+      return std::make_unique<rpc::ClientMessageStream>(&messages_, method, context,
+                                                        options_.limits);
+    };
+  }
+
+  absl::StatusOr<RegionServer::Invitation> AskForMemory() {
+    // One that is out of reach would keep its callers waiting here.
+    if (channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY) {
+      return absl::UnavailableError("there is no connection");
+    }
+    rpc::CallContext context(absl::Now() + kMemoryPatience);
+    ASSIGN_OR_RETURN(const auto invitation,
+                     Unary<v1::ShareMemoryResponse>(&ShardService::Stub::ShareMemory,
+                                                    v1::ShareMemoryRequest(), &context));
+    return RegionServer::Invitation{invitation.socket(), invitation.ticket()};
   }
 
   template <typename Request>
@@ -381,7 +318,8 @@ class RemoteShard final : public ShardBackend {
   const std::shared_ptr<grpc::Channel> channel_;
   Reconnector reconnector_;
   const std::unique_ptr<ShardService::Stub> stub_;
-  grpc::GenericStub generic_stub_;
+  rpc::MessageChannel messages_;
+  ShardMemory memory_;
   const std::unique_ptr<Collective> collective_;
 };
 

@@ -11,10 +11,12 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/shared_arena.h"
 #include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
+#include "emberd/v1/shared_memory.pb.h"
 #include "preprocess/batch/csr.h"
 #include "server/group/collective.h"
 #include "server/ops/metrics.h"
@@ -35,6 +37,8 @@ struct GatherCommand {
   absl::Duration batch_ttl;
   std::vector<preprocess::StackBatchView> stacks;
   std::shared_ptr<const void> owner;  // keeps the views alive
+  int64_t answer_bytes = 0;           // at most so many come back; 0: not known
+  v1::SharedBlock answer;             // where the shard may write them; of size 0: nowhere
 };
 
 // Partial sums of one stack: a row for each canonical sample that has an entry on the shard,
@@ -89,6 +93,9 @@ struct ApplyCommand {
   uint64_t attempt = 0;  // see MutationVotes
   std::optional<GroupPart> group_part;
   shard::ApplyInput input;
+  // ShardBackend::TakeBlock's, which holds the gradients of `input`, stack after stack from its
+  // begin; null: they lie elsewhere.
+  std::shared_ptr<SharedBlock> block;
 };
 // The answer to an ApplyCommand that nothing was found wrong with.
 struct StageOutcome {
@@ -126,6 +133,8 @@ class ApplyCall {
 // How many hot rows of each table a caller may ask for.
 inline constexpr int kMaxHotRows = 100;
 absl::Status CheckHotRows(int hot_rows);
+// INVALID_ARGUMENT names what an AdminService.ChangeMemory lacks.
+absl::Status CheckMemoryChange(const v1::ChangeMemoryRequest& request);
 
 // Thread-safe. Every error's message begins with the shard's name.
 class ShardBackend {
@@ -148,6 +157,9 @@ class ShardBackend {
 
   // `context` must outlive the call.
   virtual std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) = 0;
+  // Memory for the gradients of one Apply, which the shard reads where they are. Null: any other
+  // will do.
+  virtual std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) { return nullptr; }
   virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
   virtual absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
       const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) = 0;
@@ -198,6 +210,10 @@ class ShardBackend {
   // With `hot_rows` rows of each table, 0 to kMaxHotRows.
   virtual absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) = 0;
 
+  // See AdminService.
+  virtual absl::StatusOr<v1::ShardMemoryChange> ChangeMemory(const v1::ChangeMemoryRequest& request,
+                                                             rpc::CallContext* context) = 0;
+
   // The training groups that the shard hosts.
   virtual Collective* collective() = 0;
 };
@@ -217,6 +233,9 @@ struct RemoteShardOptions {
   internal::v1::ShardPlace place = {};
   // How to connect; null: in plain text, without a token.
   std::shared_ptr<const security::Security> security = nullptr;
+  // Payloads of at least so many bytes lie in memory that both ends have, if they are on one
+  // machine; 0: all are sent.
+  int64_t share_from_bytes = 0;
 };
 
 // A shard in another process, behind gRPC. Does not wait for it to be there: calls fail with

@@ -1,5 +1,7 @@
 #include "server/shard/shard_codec.h"
 
+#include <cstring>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +17,9 @@ namespace {
 using preprocess::CsrSegmentView;
 using preprocess::SampleSpan;
 using preprocess::StackBatchView;
+
+// Where payloads begin in shared memory.
+constexpr uint64_t kSharedAlignment = 64;
 
 absl::Status Malformed(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("malformed message: ", what));
@@ -55,6 +60,12 @@ struct GatherOwner {
   std::shared_ptr<const void> payload;
   std::vector<std::vector<SampleSpan>> spans;
   std::vector<std::vector<int64_t>> feature_samples;
+};
+
+// What a decoded result refers to.
+struct ResultOwner {
+  std::shared_ptr<const void> payload;
+  std::deque<std::vector<int32_t>> samples;
 };
 
 absl::Status DecodeSpans(const internal::v1::StackBatchHeader& header, StackBatchView* stack,
@@ -111,6 +122,56 @@ absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int parti
   return absl::OkStatus();
 }
 
+struct Payload {
+  absl::Span<const char> bytes;
+  std::shared_ptr<const void> owner;
+};
+
+absl::Status CheckAligned(absl::string_view what, const v1::SharedBlock& place) {
+  if (place.offset() % kSharedAlignment == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ".offset is ", place.offset(), "; it must be a multiple of 64"));
+}
+
+// That of a request: in the message, or where its header says.
+template <typename Header>
+absl::StatusOr<Payload> FindPayload(const rpc::IncomingMessage& message, const Header& header,
+                                    const RegionServer* regions) {
+  if (!header.has_payload()) return Payload{message.payload(), message.owner()};
+  const v1::SharedBlock& place = header.payload();
+  RETURN_IF_ERROR(CheckAligned("payload", place));
+  if (!message.payload().empty()) return Malformed("a payload that is both sent and shared");
+  if (regions == nullptr) {
+    return absl::FailedPreconditionError("payload is set, but this shard shares no memory");
+  }
+  const auto memory = regions->Find(place.region(), place.offset(), place.size());
+  if (!memory.ok()) return Annotate(memory.status(), "payload");
+  return Payload{absl::MakeConstSpan(memory->get(), place.size()), *memory};
+}
+
+absl::StatusOr<Payload> CopyOf(const Payload& payload, size_t header_bytes,
+                               const rpc::MessageLimits& limits) {
+  ASSIGN_OR_RETURN(std::shared_ptr<char> copy,
+                   rpc::TakePayload(payload.bytes.size(), header_bytes, limits));
+  if (copy != nullptr) std::memcpy(copy.get(), payload.bytes.data(), payload.bytes.size());
+  return Payload{absl::MakeConstSpan(copy.get(), payload.bytes.size()), copy};
+}
+
+// Moves the payload of a message into `room`. Its bytes, or 0 if it stays in the message, as it
+// does where it does not fit.
+uint64_t MovePayload(const AnswerRoom& room, rpc::OutgoingMessage* message) {
+  uint64_t bytes = 0;
+  for (const rpc::SharedBytes& piece : message->payload) bytes += piece.bytes.size();
+  if (bytes > room.size) return 0;
+  char* to = room.memory.get();
+  for (const rpc::SharedBytes& piece : message->payload) {
+    std::memcpy(to, piece.bytes.data(), piece.bytes.size());
+    to += piece.bytes.size();
+  }
+  message->payload.clear();
+  return bytes;
+}
+
 }  // namespace
 
 rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
@@ -119,6 +180,7 @@ rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
   header.set_history(command.history);
   header.set_batch_handle(command.batch_handle);
   header.set_batch_ttl_ms(absl::ToInt64Milliseconds(command.batch_ttl));
+  if (command.answer.size() > 0) *header.mutable_answer() = command.answer;
   for (const StackBatchView& stack : command.stacks) EncodeStackHeader(stack, header.add_stacks());
 
   rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
@@ -135,18 +197,25 @@ rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
   return message;
 }
 
-absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions) {
+absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions,
+                                           const RegionServer* regions,
+                                           const rpc::MessageLimits& limits) {
   internal::v1::GatherHeader header;
   RETURN_IF_ERROR(ParseHeader(message, &header));
+  ASSIGN_OR_RETURN(Payload bytes, FindPayload(message, header, regions));
+  if (header.has_payload()) {
+    ASSIGN_OR_RETURN(bytes, CopyOf(bytes, message.header().size(), limits));
+  }
   auto owner = std::make_shared<GatherOwner>();
-  owner->payload = message.owner();
+  owner->payload = std::move(bytes.owner);
 
   GatherCommand command;
   command.model_id = header.model_id();
   command.history = header.history();
   command.batch_handle = header.batch_handle();
   command.batch_ttl = absl::Milliseconds(header.batch_ttl_ms());
-  rpc::PayloadReader payload(message.payload());
+  command.answer = header.answer();
+  rpc::PayloadReader payload(bytes.bytes);
   for (const internal::v1::StackBatchHeader& stack_header : header.stacks()) {
     StackBatchView& stack = command.stacks.emplace_back();
     stack.feature_samples = owner->feature_samples.emplace_back(
@@ -159,7 +228,18 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
   return command;
 }
 
-rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result) {
+absl::StatusOr<AnswerRoom> FindAnswerRoom(const RegionServer* regions,
+                                          const v1::SharedBlock& place) {
+  if (regions == nullptr || place.size() == 0) return AnswerRoom();
+  RETURN_IF_ERROR(CheckAligned("answer", place));
+  auto memory = regions->Find(place.region(), place.offset(), place.size());
+  if (memory.ok()) return AnswerRoom{*std::move(memory), place.size()};
+  // The shard has been restarted, or the region was dropped just now.
+  if (absl::IsFailedPrecondition(memory.status())) return AnswerRoom();
+  return Annotate(memory.status(), "answer");
+}
+
+rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const AnswerRoom& room) {
   internal::v1::GatherReply header;
   header.set_history(result.history);
   for (const StackSumsView& stack : result.stacks) {
@@ -177,24 +257,36 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result) {
     to->set_row_bytes(static_cast<int32_t>(stack.row_bytes));
     to->set_rows_gathered(stack.rows_gathered);
   }
-  rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
+  rpc::OutgoingMessage message;
   for (const StackSumsView& stack : result.stacks) {
     message.Append(stack.samples, result.owner);
     message.Append(stack.sums, result.owner);
   }
   for (const StackRowsView& stack : result.rows) message.Append(stack.rows, result.owner);
+  header.set_shared_bytes(MovePayload(room, &message));
+  message.header = header.SerializeAsString();
   return message;
 }
 
-absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& message) {
+absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& message,
+                                                const AnswerRoom& room) {
   internal::v1::GatherReply header;
   RETURN_IF_ERROR(ParseHeader(message, &header));
+  const bool shared = header.shared_bytes() > 0;
+  if (shared && (!message.payload().empty() || header.shared_bytes() > room.size)) {
+    return Malformed("a payload that is not where it was to be written");
+  }
+  auto owner = std::make_shared<ResultOwner>();
+  owner->payload = shared ? room.memory : message.owner();
   GatherResult result;
   result.history = header.history();
-  rpc::PayloadReader payload(message.payload());
+  rpc::PayloadReader payload(shared ? absl::MakeConstSpan(room.memory.get(), header.shared_bytes())
+                                    : message.payload());
   for (const internal::v1::StackSums& from : header.stacks()) {
     if (from.samples() < 0 || from.width() < 0) return Malformed("a negative size in StackSums");
-    ASSIGN_OR_RETURN(const auto samples, payload.Int32s(from.samples(), "samples"));
+    ASSIGN_OR_RETURN(auto samples, payload.Int32s(from.samples(), "samples"));
+    // What is checked must be what is used, whatever the shard writes there later.
+    if (shared) samples = owner->samples.emplace_back(samples.begin(), samples.end());
     ASSIGN_OR_RETURN(const auto sums,
                      payload.Floats(int64_t{from.samples()} * from.width(), "sums"));
     result.stacks.push_back({from.stack(), samples, sums, from.rows_gathered()});
@@ -206,7 +298,7 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
     result.rows.push_back({from.stack(), from.row_bytes(), rows, from.rows_gathered()});
   }
   RETURN_IF_ERROR(payload.Finish());
-  result.owner = message.owner();
+  result.owner = std::move(owner);
   return result;
 }
 
@@ -262,9 +354,11 @@ absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* par
 
 }  // namespace
 
-absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
+absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
+                                         const RegionServer* regions) {
   internal::v1::ApplyHeader header;
   RETURN_IF_ERROR(ParseHeader(message, &header));
+  ASSIGN_OR_RETURN(Payload bytes, FindPayload(message, header, regions));
   ApplyCommand command;
   command.model_id = header.model_id();
   command.batch_handle = header.batch_handle();
@@ -279,7 +373,7 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
     RETURN_IF_ERROR(CheckAttempt(command.attempt));
   }
   command.input.step = header.step();
-  rpc::PayloadReader payload(message.payload());
+  rpc::PayloadReader payload(bytes.bytes);
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {
     shard::StackGradients& stack = command.input.stacks.emplace_back();
     stack.stack = from.stack();
@@ -288,7 +382,7 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message) {
     stack.gradients = gradients;
   }
   RETURN_IF_ERROR(payload.Finish());
-  command.input.owner = message.owner();
+  command.input.owner = std::move(bytes.owner);
   return command;
 }
 

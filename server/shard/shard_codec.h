@@ -2,22 +2,45 @@
 // are checked here, values (rows, samples, order) by the engine.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+
 #include "absl/status/statusor.h"
+#include "base/region_server.h"
+#include "emberd/v1/shared_memory.pb.h"
 #include "server/rpc/message_stream.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {
 
+// Memory for the payload of an answer that both ends have. Empty: there is none.
+struct AnswerRoom {
+  std::shared_ptr<char> memory;
+  uint64_t size = 0;
+};
+// What a caller offers. Empty if it offers none, or in a region that is not known here (any more):
+// the payload is sent then. INVALID_ARGUMENT if the place is not inside of its region.
+absl::StatusOr<AnswerRoom> FindAnswerRoom(const RegionServer* regions,
+                                          const v1::SharedBlock& place);
+
 // The payload of an outgoing message references the memory of the command or result.
 rpc::OutgoingMessage EncodeGather(const GatherCommand& command);
-rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result);
+// With the payload in `room`, if it fits there.
+rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const AnswerRoom& room = {});
 rpc::OutgoingMessage EncodeApply(const ApplyCommand& command);
 
 // INVALID_ARGUMENT names what does not fit. The result keeps the message's payload alive.
-// `partitions`: row ends of each segment, SparseCores per shard.
-absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions);
-absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& message);
-absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message);
+// `partitions`: row ends of each segment, SparseCores per shard. `regions`: where a payload may lie
+// instead of in the message; FAILED_PRECONDITION if it lies in none of them. That of a Gather is
+// copied within `limits` before it is looked at, that of an Apply is read where it is.
+absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions,
+                                           const RegionServer* regions = nullptr,
+                                           const rpc::MessageLimits& limits = {});
+// `room`: what was offered for the answer.
+absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& message,
+                                                const AnswerRoom& room = {});
+absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
+                                         const RegionServer* regions = nullptr);
 
 // The place of a part in its group's step; what comes from elsewhere than DecodeApply was checked
 // there before.

@@ -1,10 +1,12 @@
 #include "server/shard/shard_codec.h"
 
+#include <cstring>
 #include <random>
 
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
 
+#include "base/shared_arena.h"
 #include "base/testing/seed.h"
 
 namespace emberd::server {
@@ -162,6 +164,181 @@ TEST(ShardCodecTest, RefusesRowsOfOtherSizesThanThePayload) {
     EXPECT_EQ(decode(count, row_bytes).code(), absl::StatusCode::kInvalidArgument)
         << count << " x " << row_bytes;
   }
+}
+
+// Both ends of a region, and a block in it.
+struct SharedEnds {
+  explicit SharedEnds(size_t bytes) {
+    const RegionServer::Invitation invitation = server->Invite();
+    block = (*SharedArena::Connect(invitation.socket, invitation.ticket))->Take(bytes);
+    place.set_region(block->region());
+    place.set_offset(block->offset());
+    place.set_size(bytes);
+  }
+  AnswerRoom OfCaller() const {
+    return {std::shared_ptr<char>(block, block->data()), place.size()};
+  }
+
+  std::unique_ptr<RegionServer> server =
+      *RegionServer::Start({.name = "codec-test", .max_bytes = int64_t{256} << 20});
+  std::shared_ptr<SharedBlock> block;
+  v1::SharedBlock place;
+};
+
+TEST(SharedResultTest, ArrivesWhereTheCallerWantsIt) {
+  const SharedEnds ends(4096);
+  std::vector<int32_t> samples = {0, 4};
+  const std::vector<float> sums(16, 2.5f);
+  const std::vector<char> rows(3 * 16, 'r');
+  GatherResult sent;
+  sent.stacks.push_back({0, samples, sums, 9});
+  sent.rows.push_back({1, 16, rows, 3});
+  const auto room = FindAnswerRoom(ends.server.get(), ends.place);
+  ASSERT_TRUE(room.ok()) << room.status();
+  const rpc::OutgoingMessage message = EncodeGatherResult(sent, *room);
+  EXPECT_TRUE(message.payload.empty());
+  auto got = DecodeGatherResult(Transport(message), ends.OfCaller());
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->stacks[0].sums, absl::MakeConstSpan(sums));
+  EXPECT_EQ(got->rows[0].rows, absl::MakeConstSpan(rows));
+  // A shard that writes there later changes no sample that was checked.
+  std::memset(ends.block->data(), 0x7f, 4096);
+  EXPECT_EQ(got->stacks[0].samples, absl::MakeConstSpan(samples));
+}
+
+TEST(SharedResultTest, WhatDoesNotFitIsSent) {
+  const SharedEnds ends(64);
+  const std::vector<int32_t> samples(17, 1);
+  GatherResult sent;
+  sent.stacks.push_back({0, samples, {}, 9});
+  const auto room = FindAnswerRoom(ends.server.get(), ends.place);
+  ASSERT_TRUE(room.ok()) << room.status();
+  auto got = DecodeGatherResult(Transport(EncodeGatherResult(sent, *room)), ends.OfCaller());
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->stacks[0].samples, absl::MakeConstSpan(samples));
+}
+
+TEST(SharedResultTest, PlacesOutsideOfTheRegionAreRefused) {
+  const SharedEnds ends(4096);
+  const auto find = [&](uint64_t region, uint64_t offset, uint64_t size) {
+    v1::SharedBlock place;
+    place.set_region(region);
+    place.set_offset(offset);
+    place.set_size(size);
+    return FindAnswerRoom(ends.server.get(), place);
+  };
+  const uint64_t region = ends.place.region();
+  EXPECT_NE(find(region, 64, 100)->memory, nullptr);
+  EXPECT_EQ(find(region, 0, 0)->memory, nullptr);
+  EXPECT_EQ(find(region + 1, 0, 100)->memory, nullptr) << "of another life of the shard";
+  EXPECT_EQ(FindAnswerRoom(nullptr, ends.place)->memory, nullptr);
+  EXPECT_EQ(find(region, 63, 100).status(),
+            absl::InvalidArgumentError("answer.offset is 63; it must be a multiple of 64"));
+  for (const auto& [offset, size] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {uint64_t{64} << 20, 1}, {0, uint64_t{1} << 40}, {0 - uint64_t{64}, 128}}) {
+    EXPECT_EQ(find(region, offset, size).status().code(), absl::StatusCode::kInvalidArgument)
+        << offset << " " << size;
+  }
+}
+
+TEST(SharedResultTest, AnAnswerThatIsNotWhereItShouldBeIsRefused) {
+  const SharedEnds ends(64);
+  const std::vector<char> bytes(4);
+  const auto decode = [&](uint64_t shared, bool sent, const AnswerRoom& room) {
+    internal::v1::GatherReply header;
+    header.set_shared_bytes(shared);
+    header.add_rows()->set_row_bytes(4);
+    header.mutable_rows(0)->set_rows(1);
+    rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
+    if (sent) message.Append(absl::MakeConstSpan(bytes), nullptr);
+    return DecodeGatherResult(Transport(message), room).status().code();
+  };
+  EXPECT_EQ(decode(4, false, ends.OfCaller()), absl::StatusCode::kOk);
+  EXPECT_EQ(decode(4, true, ends.OfCaller()), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(decode(8, false, ends.OfCaller()), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(decode(68, false, ends.OfCaller()), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(decode(4, false, {}), absl::StatusCode::kInvalidArgument);
+}
+
+// As a coordinator puts it there.
+template <typename Header>
+rpc::OutgoingMessage InBlock(rpc::OutgoingMessage message, const SharedEnds& ends,
+                             v1::SharedBlock place) {
+  uint64_t bytes = 0;
+  for (const rpc::SharedBytes& piece : message.payload) {
+    std::memcpy(ends.block->data() + bytes, piece.bytes.data(), piece.bytes.size());
+    bytes += piece.bytes.size();
+  }
+  message.payload.clear();
+  Header header;
+  place.set_size(bytes);
+  *header.mutable_payload() = place;
+  message.header += header.SerializeAsString();
+  return message;
+}
+
+TEST(SharedRequestTest, AGatherIsCopiedBeforeItIsLookedAt) {
+  const SharedEnds ends(4096);
+  const GatherCommand sent = MakeGather(std::make_shared<GatherMemory>());
+  const rpc::MessageLimits limits{4096, rpc::MemoryBudget(10'000, "budgets.in_flight_bytes")};
+  const auto message =
+      Transport(InBlock<internal::v1::GatherHeader>(EncodeGather(sent), ends, ends.place));
+  {
+    auto got = DecodeGather(message, kPartitions, ends.server.get(), limits);
+    ASSERT_TRUE(got.ok()) << got.status();
+    std::memset(ends.block->data(), 0x7f, 4096);
+    EXPECT_EQ(got->model_id, 11u);
+    EXPECT_EQ(got->stacks[0].segments[1].sample_ids, sent.stacks[0].segments[1].sample_ids);
+    EXPECT_EQ(got->stacks[0].segments[1].gains, sent.stacks[0].segments[1].gains);
+  }
+  EXPECT_EQ(limits.memory.used(), 0);
+  EXPECT_EQ(DecodeGather(message, kPartitions, ends.server.get(), {16}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(DecodeGather(message, kPartitions).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(SharedRequestTest, GradientsAreReadWhereTheyAre) {
+  const SharedEnds ends(4096);
+  const std::vector<float> gradients = {1, 2, 3};
+  ApplyCommand sent;
+  sent.mutation = {"client", 4, UpdateTag(0)};
+  sent.attempt = 6;
+  sent.input.stacks.push_back({1, gradients, {}});
+  const auto message =
+      Transport(InBlock<internal::v1::ApplyHeader>(EncodeApply(sent), ends, ends.place));
+  auto got = DecodeApply(message, ends.server.get());
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->input.stacks[0].gradients, absl::MakeConstSpan(gradients));
+  reinterpret_cast<float*>(ends.block->data())[1] = 7;
+  EXPECT_EQ(got->input.stacks[0].gradients[1], 7);
+}
+
+TEST(SharedRequestTest, PlacesThatAreNotThereAreRefused) {
+  const SharedEnds ends(4096);
+  const std::vector<float> gradients = {1, 2, 3};
+  const auto decode = [&](uint64_t region, uint64_t offset, uint64_t size, bool sent) {
+    internal::v1::ApplyHeader header;
+    header.set_client_id("client");
+    header.set_sequence(1);
+    header.set_attempt(1);
+    header.add_stacks()->set_floats(3);
+    header.mutable_payload()->set_region(region);
+    header.mutable_payload()->set_offset(offset);
+    header.mutable_payload()->set_size(size);
+    rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
+    if (sent) message.Append(absl::MakeConstSpan(gradients), nullptr);
+    return DecodeApply(Transport(message), ends.server.get()).status();
+  };
+  const uint64_t region = ends.place.region();
+  EXPECT_TRUE(decode(region, 64, 12, false).ok());
+  EXPECT_EQ(decode(region + 1, 64, 12, false).code(), absl::StatusCode::kFailedPrecondition);
+  for (const auto& [offset, size] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {64, 8}, {64, 16}, {60, 12}, {uint64_t{64} << 20, 12}, {0 - uint64_t{64}, 128}}) {
+    EXPECT_EQ(decode(region, offset, size, false).code(), absl::StatusCode::kInvalidArgument)
+        << offset << " " << size;
+  }
+  EXPECT_EQ(decode(region, 64, 12, true).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ShardCodecTest, AnApplyArrivesWhole) {

@@ -16,6 +16,7 @@ namespace emberd::server {
 namespace {
 
 constexpr int kMaxQueuedRequests = 4096;
+constexpr int64_t kTinyEntries = 512;
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 
 uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
@@ -50,6 +51,18 @@ GatherResult ToResult(uint64_t history, shard::GatherOutput output, rpc::MemoryR
   return result;
 }
 
+// Done in a few microseconds, so that it need not wait for a thread of its own.
+bool IsTiny(const GatherCommand& command) {
+  int64_t entries = 0;
+  for (const preprocess::StackBatchView& stack : command.stacks) {
+    if (stack.sample_count > kTinyEntries) return false;
+    for (const preprocess::CsrSegmentView& segment : stack.segments) {
+      entries += static_cast<int64_t>(segment.embedding_ids.size());
+    }
+  }
+  return entries <= kTinyEntries;
+}
+
 void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {
   for (const StackSumsView& stack : result.stacks) {
     metrics->AddSums(stack.stack, stack.rows_gathered, PayloadBytes(stack));
@@ -77,6 +90,14 @@ absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Create(const v1::ClusterCo
   // In huge pages, the first rows of a large table take as much as all of them.
   const int64_t memory = ReadMachineMemory().limit / config::ShardsOnOneHost(cluster);
   if (memory > 0) options.huge_page_bytes = std::min(options.huge_page_bytes, memory / 2);
+  if (cluster.has_eviction()) {
+    ASSIGN_OR_RETURN(
+        options.memory,
+        shard::MemoryManager::Create({.bytes = options.bytes_per_partition,
+                                      .folder = cluster.eviction().spill_folder(),
+                                      .host_bytes = cluster.eviction().host_bytes_per_sparsecore(),
+                                      .spill_bytes = cluster.eviction().spill_bytes()}));
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<shard::Engine> engine, shard::Engine::Create(options));
   return std::unique_ptr<ShardHost>(
       new ShardHost(cluster, shard_index, metrics, &threads->blocking, std::move(engine)));
@@ -89,6 +110,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
       start_(absl::Now()),
       slow_call_(absl::Milliseconds(cluster.logging().slow_step_ms())),
       table_budget_bytes_(cluster.budgets().bytes_per_sparsecore() * place_.sparsecores_per_shard),
+      host_budget_bytes_(cluster.eviction().host_bytes_per_sparsecore()),
       metrics_(metrics),
       server_metrics_(metrics->Server("shard", shard_index)),
       partition_metrics_(MakePartitionMetrics(cluster, shard_index, metrics)),
@@ -97,7 +119,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
               rpc::MemoryBudget(cluster.budgets().in_flight_bytes(), "budgets.in_flight_bytes")},
       memory_(config::ShardsOnOneHost(cluster)),
       batches_({cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}),
-      models_(place_, engine.get(), metrics, &log_,
+      models_(place_, engine.get(), metrics, &log_, &order_,
               [this](uint64_t model_id) {
                 group_steps_.DropModel(model_id);
                 votes_.DropModel(model_id);
@@ -155,7 +177,11 @@ absl::StatusOr<internal::v1::CreateModelResponse> ShardHost::CreateModel(
 }
 
 void ShardHost::WarnOfMemory(const std::string& model) const {
-  const int64_t needed = engine_->Statistics().table_bytes;
+  int64_t needed = engine_->Statistics().table_bytes;
+  if (engine_->memory() != nullptr) {
+    const int64_t most = table_budget_bytes_ + host_budget_bytes_ * place_.sparsecores_per_shard;
+    needed = std::min(needed, most);
+  }
   if (needed <= memory_.share() || memory_.share() == 0) return;
   ops::Log(ops::LogLevel::kWarning,
            "once every row has been touched, the tables need more memory than there is; lookups of "
@@ -189,6 +215,10 @@ absl::Status ShardHost::Submit(std::function<void()> work) {
 }
 
 void ShardHost::Gather(GatherCommand command, GatherCallback done) {
+  // Evicted rows would have to be waited for.
+  if (engine_->memory() == nullptr && IsTiny(command)) {
+    return GatherOnWorker(std::move(command), done);
+  }
   auto work = [this, command = std::move(command), done]() mutable {
     GatherOnWorker(std::move(command), done);
   };

@@ -71,7 +71,8 @@ class ShardHost {
   }
   internal::v1::ListModelsResponse ListModels() const {
     internal::v1::ListModelsResponse response = models_.List();
-    response.set_log_is_long(log_.IsLong());
+    // Checkpoints would not make it shorter.
+    response.set_log_is_long(log_.IsLong() && !models_.KeepLog());
     return response;
   }
   absl::Status DropModel(const internal::v1::DropModelRequest& request) {
@@ -80,6 +81,7 @@ class ShardHost {
   }
 
   using GatherCallback = std::function<void(absl::StatusOr<GatherResult>)>;
+  // A tiny one is done on the caller's thread, others on workers.
   void Gather(GatherCommand command, GatherCallback done);
 
   absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
@@ -147,6 +149,9 @@ class ShardHost {
   // (process_metrics.h).
   v1::ShardStatus GetStatus(int hot_rows = 0) const;
 
+  // AdminService.ChangeMemory on this shard. May take as long as models take to move.
+  absl::StatusOr<v1::ShardMemoryChange> ChangeMemory(const v1::ChangeMemoryRequest& request);
+
  private:
   struct KeptBatch {
     uint64_t model_id = 0;
@@ -161,6 +166,9 @@ class ShardHost {
   // Drops expired batches and brings up to date what is read from the engine.
   void Sweep();
   void ShowHotRows();
+  absl::StatusOr<shard::MemoryChange> MakeMemoryChange(const v1::ChangeMemoryRequest& request);
+  // Of the memory manager, which must be there.
+  v1::MemoryStatus DescribeMemory() const;
   void CountPartitions(const shard::EngineStatistics& statistics);
   // Runs on a worker, or answers RESOURCE_EXHAUSTED at once.
   absl::Status Submit(std::function<void()> work);
@@ -195,6 +203,7 @@ class ShardHost {
   const absl::Time start_;
   const absl::Duration slow_call_;
   const int64_t table_budget_bytes_;
+  const int64_t host_budget_bytes_;  // of evicted rows, for each SparseCore
   ops::Metrics* const metrics_;
   ops::ServerMetrics* const server_metrics_;
   const std::vector<ops::PartitionMetrics> partition_metrics_;  // of this shard

@@ -29,6 +29,23 @@ TEST_F(ShardHostTest, NothingChangesBeforeTheDecision) {
   EXPECT_EQ(host_->GetStatus().batches(), 0);
 }
 
+TEST_F(ShardHostTest, ATinyGatherIsDoneOnItsCallersThread) {
+  const auto batch = Preprocess();
+  std::thread::id thread;
+  absl::Notification done;
+  std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
+  const std::vector<int64_t> feature_samples = {3};
+  stacks[0].feature_samples = feature_samples;
+  host_->Gather({5, kHistory, 0, absl::ZeroDuration(), std::move(stacks), batch, 0, {}},
+                [&](const auto& result) {
+                  EXPECT_TRUE(result.ok()) << result.status();
+                  thread = std::this_thread::get_id();
+                  done.Notify();
+                });
+  done.WaitForNotification();
+  EXPECT_EQ(thread, std::this_thread::get_id());
+}
+
 TEST_F(ShardHostTest, ADiscardedUpdateLeavesNoTrace) {
   ASSERT_TRUE(Gather(1).ok());
   auto staged = Stage(1, 1);

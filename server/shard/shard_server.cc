@@ -1,11 +1,8 @@
 #include "server/shard/shard_server.h"
 
-#include <cstring>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/blocking_pool.h"
@@ -14,8 +11,10 @@
 #include "server/group/collective_rpc.h"
 #include "server/group/group_rules.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/shared_regions.h"
 #include "server/rpc/wire.h"
 #include "server/shard/drop_groups.h"
+#include "server/shard/row_calls.h"
 #include "server/shard/shard_streams.h"
 
 namespace emberd::server {
@@ -23,108 +22,13 @@ namespace {
 
 namespace pb = internal::v1;
 
-constexpr int kMaxColumns = 8192;
 constexpr int kMaxQueuedCalls = 64;
 
-template <typename T>
-absl::StatusOr<std::vector<T>> Unpack(const std::string& bytes, absl::string_view what) {
-  if (bytes.size() % sizeof(T) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, " has ", bytes.size(), " bytes, not a multiple of ", sizeof(T)));
-  }
-  std::vector<T> values(bytes.size() / sizeof(T));
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-// One call with a single answer.
-class UnaryCall {
- public:
-  UnaryCall(ShardHost* host, ops::Rpc rpc, grpc::ServerUnaryReactor* reactor,
-            size_t request_bytes = 0)
-      : reactor_(reactor), timer_(host->metrics(), rpc, static_cast<int64_t>(request_bytes)) {}
-
-  void End(const absl::Status& status, size_t response_bytes = 0) {
-    timer_.AddResponseBytes(static_cast<int64_t>(response_bytes));
-    timer_.Finish(status.code());
-    reactor_->Finish(rpc::ToGrpcStatus(status));
-  }
-  template <typename Response>
-  void End(absl::StatusOr<Response> result, Response* response) {
-    const absl::Status status = result.status();
-    if (status.ok()) *response = *std::move(result);
-    End(status);
-  }
-
- private:
-  grpc::ServerUnaryReactor* const reactor_;
-  ops::RpcTimer timer_;
-};
-
-// One ReadRows or AssignRows: owns what the engine works on.
-struct RowsCall : UnaryCall {
-  using UnaryCall::UnaryCall;
-
-  template <typename Request>
-  absl::Status Read(const Request& request) {
-    ASSIGN_OR_RETURN(partitions, Unpack<int32_t>(request.partitions(), "partitions"));
-    ASSIGN_OR_RETURN(local_rows, Unpack<int64_t>(request.local_rows(), "local_rows"));
-    if (partitions.size() != local_rows.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("partitions has ", partitions.size(),
-                                                     " values, but local_rows ", local_rows.size(),
-                                                     "; each row needs one of each"));
-    }
-    RETURN_IF_ERROR(CheckInRange("columns", request.columns(), 1, kMaxColumns));
-    selection = {request.model_id(), request.stack(),   request.slot(),   partitions,
-                 local_rows,         request.columns(), request.history()};
-    return absl::OkStatus();
-  }
-  size_t floats() const { return partitions.size() * selection.columns; }
-  // Before memory is taken for the values.
-  absl::Status MakeRoom(const rpc::MemoryBudget& memory, size_t bytes, absl::string_view what) {
-    ASSIGN_OR_RETURN(room, memory.Take(static_cast<int64_t>(bytes), what));
-    return absl::OkStatus();
-  }
-
-  std::vector<int32_t> partitions;
-  std::vector<int64_t> local_rows;
-  std::vector<float> values;
-  shard::RowSelection selection;
-  rpc::MemoryRoom room;
-};
-
-absl::Status ReadRequest(const pb::ReadShardRowsRequest& request, const rpc::MessageLimits& limits,
-                         RowsCall* call) {
-  RETURN_IF_ERROR(call->Read(request));
-  const size_t bytes = call->floats() * sizeof(float);
-  if (bytes > static_cast<size_t>(limits.max_bytes)) {
-    return absl::ResourceExhaustedError(absl::StrCat("the rows asked for have ", bytes,
-                                                     " bytes; budgets.max_message_bytes is ",
-                                                     limits.max_bytes));
-  }
-  // The rows, and the message that is made of them.
-  RETURN_IF_ERROR(call->MakeRoom(limits.memory, 2 * bytes, "the answer"));
-  call->values.resize(call->floats());
-  return absl::OkStatus();
-}
-
-absl::Status ReadRequest(const pb::AssignShardRowsRequest& request,
-                         const rpc::MessageLimits& limits, RowsCall* call) {
-  RETURN_IF_ERROR(call->Read(request));
-  RETURN_IF_ERROR(call->MakeRoom(limits.memory, request.values().size(), "a request"));
-  RETURN_IF_ERROR(MutationOf(request.mutation()).status());
-  RETURN_IF_ERROR(CheckAttempt(request.attempt()));
-  ASSIGN_OR_RETURN(call->values, Unpack<float>(request.values(), "values"));
-  if (call->values.size() == call->floats()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("values has ", call->values.size(), " floats; ", call->partitions.size(),
-                   " rows of ", call->selection.columns, " columns need ", call->floats()));
-}
-
 using Service = pb::ShardService;
-using Lifecycle = Service::WithCallbackMethod_CreateModel<Service::WithCallbackMethod_ServeModel<
-    Service::WithCallbackMethod_FindModel<Service::WithCallbackMethod_ListModels<
-        Service::WithCallbackMethod_DropModel<Service::Service>>>>>;
+using Lifecycle = Service::WithCallbackMethod_CreateModel<
+    Service::WithCallbackMethod_ServeModel<Service::WithCallbackMethod_FindModel<
+        Service::WithCallbackMethod_ListModels<Service::WithCallbackMethod_DropModel<
+            Service::WithCallbackMethod_ChangeMemory<Service::Service>>>>>>;
 using Checkpoints =
     Service::WithCallbackMethod_PauseChanges<Service::WithCallbackMethod_ResumeChanges<
         Service::WithCallbackMethod_BeginSave<Service::WithCallbackMethod_CompleteSave<
@@ -137,16 +41,18 @@ using ShardServiceBase = Service::WithRawCallbackMethod_Gather<Service::WithRawC
                 Service::WithCallbackMethod_AssignRows<Service::WithCallbackMethod_FindMutation<
                     Service::WithCallbackMethod_DecideMutation<
                         Service::WithCallbackMethod_ListUndecided<
-                            Service::WithCallbackMethod_GetStatus<Checkpoints>>>>>>>>>>>>>;
+                            Service::WithCallbackMethod_GetStatus<
+                                Service::WithCallbackMethod_ShareMemory<Checkpoints>>>>>>>>>>>>>>;
 
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
  public:
   ShardServiceImpl(ShardHost* host, Rendezvous* rendezvous, const rpc::ShardPlaceCheck* place,
-                   BlockingPool* threads)
+                   RegionServer* regions, BlockingPool* threads)
       : host_(host),
         rendezvous_(rendezvous),
         place_(place),
+        regions_(regions),
         limits_(host->limits()),
         slow_calls_(threads, 1, kMaxQueuedCalls),
         status_calls_(threads, 1, kMaxQueuedCalls) {}
@@ -156,11 +62,13 @@ class ShardServiceImpl final : public ShardServiceBase {
 
   MessageReactor* Gather(Context* context) override {
     const absl::Status status = Check(*context);
-    return status.ok() ? NewGatherStream(host_, *context, limits_) : NewRefusedStream(status);
+    return status.ok() ? NewGatherStream(host_, *context, limits_, regions_)
+                       : NewRefusedStream(status);
   }
   MessageReactor* Apply(Context* context) override {
     const absl::Status status = Check(*context);
-    return status.ok() ? NewApplyStream(host_, *context, limits_) : NewRefusedStream(status);
+    return status.ok() ? NewApplyStream(host_, *context, limits_, regions_)
+                       : NewRefusedStream(status);
   }
 
   // Filling tables takes a while: not on a gRPC thread.
@@ -209,6 +117,17 @@ class ShardServiceImpl final : public ShardServiceBase {
       UnaryCall call(host_, ops::Rpc::kShardListModels, reactor);
       *response = host_->ListModels();
       call.End(absl::OkStatus());
+    });
+  }
+
+  // In turns with those that make and drop models, for which it would wait anyway.
+  Reactor* ChangeMemory(Context* context, const v1::ChangeMemoryRequest* request,
+                        v1::ShardMemoryChange* response) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      InQueue(&slow_calls_, reactor, "models are being created already", [=, this] {
+        UnaryCall call(host_, ops::Rpc::kShardChangeMemory, reactor);
+        call.End(host_->ChangeMemory(*request), response);
+      });
     });
   }
 
@@ -387,6 +306,14 @@ class ShardServiceImpl final : public ShardServiceBase {
     });
   }
 
+  Reactor* ShareMemory(Context* context, const v1::ShareMemoryRequest*,
+                       v1::ShareMemoryResponse* response) override {
+    return Start(context, [=, this](Reactor* reactor) {
+      UnaryCall call(host_, ops::Rpc::kShardShareMemory, reactor);
+      call.End(rpc::InvitePeer(regions_), response);
+    });
+  }
+
   Reactor* GetStatus(Context* context, const pb::GetShardStatusRequest* request,
                      v1::ShardStatus* response) override {
     return StartIf(place_->Check(*context), context, [=, this](Reactor* reactor) {
@@ -412,11 +339,8 @@ class ShardServiceImpl final : public ShardServiceBase {
   template <typename Work>
   static Reactor* StartIf(const absl::Status& status, Context* context, const Work& work) {
     Reactor* reactor = context->DefaultReactor();
-    if (status.ok()) {
-      work(reactor);
-    } else {
-      reactor->Finish(rpc::ToGrpcStatus(status));
-    }
+    if (status.ok()) work(reactor);
+    if (!status.ok()) reactor->Finish(rpc::ToGrpcStatus(status));
     return reactor;
   }
   // `full` goes on after "64 ".
@@ -430,6 +354,7 @@ class ShardServiceImpl final : public ShardServiceBase {
   ShardHost* const host_;
   Rendezvous* const rendezvous_;
   const rpc::ShardPlaceCheck* const place_;
+  RegionServer* const regions_;  // null: no memory is shared
   const rpc::MessageLimits limits_;
   TaskQueue slow_calls_;
   // Apart from the slow ones: who asks for the status waits for a second only.
@@ -469,8 +394,9 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
 ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<ShardHost> host)
     : host_(std::move(host)),
       place_(options.cluster, options.shard_index),
-      shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), &rendezvous_, &place_,
-                                                        &options.threads->blocking)),
+      regions_(rpc::StartShardRegions(options.cluster)),
+      shard_service_(std::make_unique<ShardServiceImpl>(
+          host_.get(), &rendezvous_, &place_, regions_.get(), &options.threads->blocking)),
       collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics(), &place_)) {}
 
 ShardServer::~ShardServer() {

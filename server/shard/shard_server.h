@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/region_server.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/group/rendezvous.h"
@@ -49,6 +50,7 @@ class ShardServer {
   const std::unique_ptr<ShardHost> host_;
   const rpc::ShardPlaceCheck place_;
   Rendezvous rendezvous_;
+  const std::unique_ptr<RegionServer> regions_;  // null: no memory is shared with coordinators
   const std::unique_ptr<grpc::Service> shard_service_;
   const std::unique_ptr<grpc::Service> collective_service_;
   std::unique_ptr<GrpcServer> server_;

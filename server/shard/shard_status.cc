@@ -47,6 +47,16 @@ void ShardHost::Sweep() {
   server_metrics_->SetTableBytes(statistics.table_bytes);
   server_metrics_->SetBatches(batches_.count(), batches_.bytes());
   server_metrics_->SetInFlightBytes(limits_.memory.used());
+  if (engine_->memory() != nullptr) {
+    const shard::MemoryFigures memory = engine_->memory()->Figures();
+    const int64_t used = memory.bytes - memory.free_bytes;
+    server_metrics_->SetMemory({.resident_bytes = used * place_.sparsecores_per_shard,
+                                .host_bytes = memory.host_bytes * place_.sparsecores_per_shard,
+                                .spilled_bytes = memory.spilled_bytes,
+                                .evictions = memory.evictions,
+                                .returns = memory.returns,
+                                .failures = memory.failures});
+  }
   CountPartitions(statistics);
   ShowHotRows();
 }
@@ -88,6 +98,7 @@ v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
   status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
   status.set_queued(workers_.queued() + statistics.queued);
   if (durable_.on()) *status.mutable_log() = durable_.Status();
+  if (engine_->memory() != nullptr) *status.mutable_memory() = DescribeMemory();
   for (int k = 0; k < place_.sparsecores_per_shard; ++k) {
     v1::PartitionStatus* partition = status.add_partitions();
     partition->set_index(place_.index * place_.sparsecores_per_shard + k);

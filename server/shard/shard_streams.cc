@@ -11,6 +11,7 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
+#include "server/rpc/spans.h"
 #include "server/rpc/wire.h"
 #include "server/shard/shard_codec.h"
 
@@ -28,6 +29,7 @@ class SlowCallLog {
   // Times one piece of the shard's own work.
   void Begin() { began_ = absl::Now(); }
   void End() const {
+    rpc::WriteSpan(ops::RpcName(rpc_), trace_, began_);
     const absl::Duration took = absl::Now() - began_;
     if (took <= slow_) return;
     ops::Log(ops::LogLevel::kWarning, "slow call",
@@ -43,13 +45,27 @@ class SlowCallLog {
   absl::Time began_ = absl::Now();
 };
 
+// Of what a Gather brings.
+int64_t PayloadBytes(const GatherCommand& command) {
+  size_t bytes = 0;
+  for (const preprocess::StackBatchView& stack : command.stacks) {
+    for (const preprocess::CsrSegmentView& segment : stack.segments) {
+      bytes += segment.row_ends.size() * sizeof(int32_t) +
+               segment.embedding_ids.size() * (2 * sizeof(int32_t) + sizeof(float));
+    }
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 // One Gather: a command comes, partial sums go.
 class GatherStream final : public rpc::ServerMessageStream {
  public:
   GatherStream(ShardHost* host, const grpc::ServerContextBase& context,
-               const rpc::MessageLimits& limits)
+               const rpc::MessageLimits& limits, const RegionServer* regions)
       : ServerMessageStream(limits),
         host_(host),
+        limits_(limits),
+        regions_(regions),
         slow_log_(*host, ops::Rpc::kShardGather, context),
         timer_(host->metrics(), ops::Rpc::kShardGather) {
     Begin();
@@ -57,10 +73,14 @@ class GatherStream final : public rpc::ServerMessageStream {
 
  private:
   void OnMessage(rpc::IncomingMessage message) override {
-    timer_.AddRequestBytes(static_cast<int64_t>(message.payload().size()));
     slow_log_.Begin();
-    absl::StatusOr<GatherCommand> command = DecodeGather(message, host_->sparsecores_per_shard());
+    absl::StatusOr<GatherCommand> command =
+        DecodeGather(message, host_->sparsecores_per_shard(), regions_, limits_);
     if (!command.ok()) return End(command.status());
+    timer_.AddRequestBytes(PayloadBytes(*command));
+    absl::StatusOr<AnswerRoom> room = FindAnswerRoom(regions_, command->answer);
+    if (!room.ok()) return End(room.status());
+    room_ = *std::move(room);
     const uint64_t model_id = command->model_id;
     const uint64_t handle = command->batch_handle;
     host_->Gather(*std::move(command),
@@ -76,10 +96,11 @@ class GatherStream final : public rpc::ServerMessageStream {
 
   void Answer(absl::StatusOr<GatherResult> result) {
     if (!result.ok()) return End(result.status());
-    rpc::OutgoingMessage reply = EncodeGatherResult(*result);
-    for (const rpc::SharedBytes& piece : reply.payload) {
-      timer_.AddResponseBytes(static_cast<int64_t>(piece.bytes.size()));
+    for (const StackSumsView& stack : result->stacks) timer_.AddResponseBytes(PayloadBytes(stack));
+    for (const StackRowsView& stack : result->rows) {
+      timer_.AddResponseBytes(static_cast<int64_t>(stack.rows.size()));
     }
+    rpc::OutgoingMessage reply = EncodeGatherResult(*result, std::exchange(room_, {}));
     timer_.Finish(absl::StatusCode::kOk);
     SendLast(std::move(reply));
   }
@@ -90,17 +111,21 @@ class GatherStream final : public rpc::ServerMessageStream {
   }
 
   ShardHost* const host_;
+  const rpc::MessageLimits limits_;
+  const RegionServer* const regions_;
   SlowCallLog slow_log_;
   ops::RpcTimer timer_;
+  AnswerRoom room_;
 };
 
 // One Apply: gradients come, STAGED goes, the decision comes, the outcome goes.
 class ApplyStream final : public rpc::ServerMessageStream {
  public:
   ApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
-              const rpc::MessageLimits& limits)
+              const rpc::MessageLimits& limits, const RegionServer* regions)
       : ServerMessageStream(limits),
         host_(host),
+        regions_(regions),
         slow_log_(*host, ops::Rpc::kShardApply, context),
         timer_(host->metrics(), ops::Rpc::kShardApply) {
     Begin();
@@ -111,15 +136,17 @@ class ApplyStream final : public rpc::ServerMessageStream {
     if (staged_.has_value()) {
       Decide(message);
     } else {
-      timer_.AddRequestBytes(static_cast<int64_t>(message.payload().size()));
       Stage(message);
     }
   }
 
   void Stage(const rpc::IncomingMessage& message) {
     slow_log_.Begin();
-    absl::StatusOr<ApplyCommand> command = DecodeApply(message);
+    absl::StatusOr<ApplyCommand> command = DecodeApply(message, regions_);
     if (!command.ok()) return End(command.status());
+    for (const shard::StackGradients& stack : command->input.stacks) {
+      timer_.AddRequestBytes(static_cast<int64_t>(stack.gradients.size() * sizeof(float)));
+    }
     host_->Stage(*std::move(command), [this](absl::StatusOr<ShardHost::StagedApply> staged) {
       slow_log_.End();
       if (!staged.ok()) {
@@ -175,6 +202,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
   }
 
   ShardHost* const host_;
+  const RegionServer* const regions_;
   SlowCallLog slow_log_;
   ops::RpcTimer timer_;
   std::optional<ShardHost::StagedApply> staged_;
@@ -193,13 +221,13 @@ class RefusedStream final : public MessageReactor {
 MessageReactor* NewRefusedStream(const absl::Status& status) { return new RefusedStream(status); }
 
 MessageReactor* NewGatherStream(ShardHost* host, const grpc::ServerContextBase& context,
-                                const rpc::MessageLimits& limits) {
-  return new GatherStream(host, context, limits);
+                                const rpc::MessageLimits& limits, const RegionServer* regions) {
+  return new GatherStream(host, context, limits, regions);
 }
 
 MessageReactor* NewApplyStream(ShardHost* host, const grpc::ServerContextBase& context,
-                               const rpc::MessageLimits& limits) {
-  return new ApplyStream(host, context, limits);
+                               const rpc::MessageLimits& limits, const RegionServer* regions) {
+  return new ApplyStream(host, context, limits, regions);
 }
 
 }  // namespace emberd::server

@@ -71,7 +71,7 @@ class TestHost : public testing::Test {
     absl::Notification done;
     std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
     stacks[0].feature_samples = feature_samples;
-    host_->Gather({5, kHistory, handle, ttl, std::move(stacks), batch}, [&](auto gathered) {
+    host_->Gather({5, kHistory, handle, ttl, std::move(stacks), batch, 0, {}}, [&](auto gathered) {
       result = std::move(gathered);
       done.Notify();
     });

@@ -38,8 +38,8 @@ void RowChanges::Begin(bool changed_only, std::shared_ptr<ChunkCopier> copier) {
   copier_ = std::move(copier);
 }
 
-void RowChanges::End(bool kept) {
-  if (copier_ == nullptr) return;
+void RowChanges::End(const ChunkCopier* copier, bool kept) {
+  if (copier_ == nullptr || copier_.get() != copier) return;
   if (!kept) changed_.AddAll(before_);
   before_ = ChunkSet();
   pending_ = ChunkSet();
@@ -51,7 +51,8 @@ void RowChanges::Track() {
   changed_ = ChunkSet(first_, count_, false);
 }
 
-int64_t RowChanges::TakePending(int64_t chunk, int64_t end) {
+int64_t RowChanges::TakePending(const ChunkCopier* copier, int64_t chunk, int64_t end) {
+  if (copier_ == nullptr || copier_.get() != copier) return -1;
   const int64_t next = pending_.NextFrom(chunk, end);
   if (next >= end) return -1;
   pending_.Remove(next);

@@ -65,15 +65,16 @@ class RowChanges {
   // A snapshot begins: of all chunks, or of those that have changed since the last one that was
   // kept. `copier` hears of chunks of it that are about to change, until End.
   void Begin(bool changed_only, std::shared_ptr<ChunkCopier> copier);
-  // The snapshot is over. Unless it was kept, the next one counts changes from where it began
-  // itself.
-  void End(bool kept);
+  // The snapshot of this copier is over. Unless it was kept, the next one counts changes from where
+  // it began itself.
+  void End(const ChunkCopier* copier, bool kept);
   // What has changed counts from now on, without a snapshot: the rows have just been restored.
   void Track();
 
-  // Takes out of the snapshot the first chunk at or after `chunk` that is still to be read; -1:
-  // there is none before `end`.
-  int64_t TakePending(int64_t chunk, int64_t end);
+  // Takes out of the snapshot of this copier the first chunk at or after `chunk` that is still to
+  // be read; -1: there is none before `end`. A reader may come late, when its snapshot is over and
+  // another one is under way: it gets nothing of that.
+  int64_t TakePending(const ChunkCopier* copier, int64_t chunk, int64_t end);
 
   int64_t first() const { return first_; }
   int64_t end() const { return first_ + count_; }

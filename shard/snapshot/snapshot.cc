@@ -62,9 +62,13 @@ class Snapshot::Part : public ChunkCopier {
   int64_t cursor;  // the reader's: the next chunk
 };
 
-Snapshot::Snapshot(std::shared_ptr<Model> model, const SnapshotOptions& options, Executor* executor,
-                   BufferPool* pool)
-    : model_(std::move(model)), options_(options), executor_(executor), pool_(pool) {
+Snapshot::Snapshot(std::shared_ptr<Model> model, MemoryManager::Use use,
+                   const SnapshotOptions& options, Executor* executor, BufferPool* pool)
+    : model_(std::move(model)),
+      use_(std::move(use)),
+      options_(options),
+      executor_(executor),
+      pool_(pool) {
   for (int stack = 0; stack < model_->stack_count(); ++stack) {
     for (int k = 0; k < model_->stack(stack).partitions(); ++k) {
       parts_.push_back(std::make_shared<Part>(this, stack, k));
@@ -94,7 +98,7 @@ std::vector<Job> Snapshot::EndJobs(bool kept) {
     job.mode = Job::Mode::kWrite;
     // Keeps the snapshot until no writer can know of it.
     job.run = [self = shared_from_this(), part, kept](int) {
-      part->store.changes(part->k).End(kept);
+      part->store.changes(part->k).End(part.get(), kept);
     };
     job.done = [] {};
   }
@@ -140,7 +144,7 @@ SnapshotRows Snapshot::ReadBlock(Part* part) {
   int64_t count = 0;
   const int64_t end = std::min(changes.end(), part->cursor + kMostChunks);
   while (count * row_bytes < kBlockBytes) {
-    const int64_t chunk = changes.TakePending(part->cursor, end);
+    const int64_t chunk = changes.TakePending(part, part->cursor, end);
     part->cursor = chunk < 0 ? end : chunk + 1;
     if (chunk < 0) break;
     if (!store.ChunkTouched(chunk)) continue;

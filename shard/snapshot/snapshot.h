@@ -46,8 +46,8 @@ struct SnapshotRows {
 class Snapshot : public std::enable_shared_from_this<Snapshot> {
  public:
   // `executor` and `pool` must outlive it.
-  Snapshot(std::shared_ptr<Model> model, const SnapshotOptions& options, Executor* executor,
-           BufferPool* pool);
+  Snapshot(std::shared_ptr<Model> model, MemoryManager::Use use, const SnapshotOptions& options,
+           Executor* executor, BufferPool* pool);
 
   const Model& model() const { return *model_; }
 
@@ -74,6 +74,7 @@ class Snapshot : public std::enable_shared_from_this<Snapshot> {
   std::optional<SnapshotRows> TakeBlock() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<Model> model_;
+  const MemoryManager::Use use_;
   const SnapshotOptions options_;
   Executor* const executor_;
   BufferPool* const pool_;

@@ -69,49 +69,74 @@ absl::Status AddRows(const ModelSpec& spec, const RowSelection& selection, bool 
 
 }  // namespace
 
-absl::Status Budget::Take(int64_t bytes) {
-  MutexLock lock(&mutex_);
-  if (bytes > limit_ - used_) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "needs ", bytes, " bytes in every partition; ", used_, " of the budget of ", limit_,
-        " (budgets.bytes_per_sparsecore) are in use, so ", bytes - (limit_ - used_),
-        " do not fit. Raise the budget if the machines have the memory, add shards, or "
-        "store rows in 16 bits"));
-  }
-  used_ += bytes;
-  return absl::OkStatus();
-}
-
-void Budget::Return(int64_t bytes) {
-  MutexLock lock(&mutex_);
-  used_ -= bytes;
-}
-
 absl::StatusOr<std::shared_ptr<Model>> Model::Create(const ModelSpec& spec,
                                                      const StoreOptions& options,
-                                                     std::shared_ptr<Budget> budget) {
+                                                     std::shared_ptr<Budget> budget,
+                                                     std::shared_ptr<MemoryManager> memory,
+                                                     SharedStacks* shared, bool alone) {
   if (absl::Status status = CheckPlace(spec); !status.ok()) return status;
   // A hostile shape must not overflow the sum: each stack is checked on its own first.
-  int64_t bytes = 0;
+  int64_t bytes = 0, own_bytes = 0;
   for (const StackSpec& stack : spec.stacks) {
     if (absl::Status status = StackStore::CheckShape(stack, spec.partition_count); !status.ok())
       return status;
     bytes += StackStore::BytesPerPartition(stack);
+    if (stack.resource.empty()) own_bytes += StackStore::BytesPerPartition(stack);
   }
-  if (absl::Status status = budget->Take(bytes); !status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("model ", spec.name, ": ", status.message()));
+  if (memory == nullptr) {
+    RETURN_IF_ERROR(Annotate(budget->Take(own_bytes), absl::StrCat("model ", spec.name)));
+  } else {
+    budget = nullptr;
   }
-  std::shared_ptr<Model> model(new Model(spec, std::move(budget), bytes));
-  int tables = 0;
-  for (const StackSpec& stack : spec.stacks) tables += static_cast<int>(stack.tables.size());
-  for (const StackSpec& stack : spec.stacks) {
-    absl::StatusOr<std::unique_ptr<StackStore>> store = StackStore::Create(spec, stack, options);
-    if (!store.ok()) return store.status();
-    model->stacks_.push_back(*std::move(store));
-    model->hot_rows_.push_back(
-        std::make_unique<HotRowSketches>(*model->stacks_.back(), HotRowCounters(tables)));
+  std::shared_ptr<Model> model(new Model(spec, std::move(budget), bytes, own_bytes));
+  if (memory != nullptr) {
+    std::vector<MemoryManager::Table> tables;
+    for (const StackSpec& stack : spec.stacks) {
+      if (!stack.resource.empty()) continue;
+      tables.push_back({stack.name, StackStore::BytesPerPartition(stack)});
+    }
+    ASSIGN_OR_RETURN(model->room_, memory->Take(spec.name, std::move(tables)));
+    model->memory_ = std::move(memory);
   }
+  RETURN_IF_ERROR(model->MakeStacks(options, shared, alone));
   return model;
+}
+
+absl::Status Model::MakeStacks(const StoreOptions& options, SharedStacks* shared, bool alone) {
+  int tables = 0;
+  for (const StackSpec& stack : spec_.stacks) tables += static_cast<int>(stack.tables.size());
+  for (const StackSpec& stack : spec_.stacks) {
+    if (stack.resource.empty()) {
+      ASSIGN_OR_RETURN(auto store, StackStore::Create(spec_, stack, options));
+      stacks_.push_back(std::move(store));
+    } else {
+      ASSIGN_OR_RETURN(SharedStacks::Share share, shared->Take(spec_, stack, alone));
+      stacks_.push_back(share.store());
+      shares_.push_back(std::move(share));
+    }
+    hot_rows_.push_back(std::make_unique<HotRowSketches>(*stacks_.back(), HotRowCounters(tables)));
+  }
+  return absl::OkStatus();
+}
+
+Model::~Model() {
+  if (budget_ != nullptr) budget_->Return(own_bytes_per_partition_);
+  if (room_ != nullptr) memory_->Return(*room_);
+}
+
+void Model::OpenShared() {
+  for (SharedStacks::Share& share : shares_) share.Open();
+}
+
+void Model::LeaveShared() {
+  for (SharedStacks::Share& share : shares_) share.Leave();
+}
+
+void Model::MayEvict() {
+  if (room_ == nullptr) return;
+  // Where all is shared, nothing can leave.
+  memory_->MayEvict(*room_,
+                    own_bytes_per_partition_ > 0 ? weak_from_this() : std::weak_ptr<Evictable>());
 }
 
 absl::StatusOr<RowTarget> ResolveRows(const Model& model, const RowSelection& selection,

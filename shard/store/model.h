@@ -7,53 +7,74 @@
 #include <memory>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/mutex.h"
 #include "shard/batch/hot_rows.h"
+#include "shard/memory/memory_manager.h"
+#include "shard/store/budget.h"
+#include "shard/store/shared_stacks.h"
 #include "shard/store/stack_store.h"
 #include "shard/types.h"
 
 namespace emberd::shard {
 
-// Bytes that one partition may hold over all models. Thread-safe.
-class Budget {
+class Model : public Evictable, public std::enable_shared_from_this<Model> {
  public:
-  explicit Budget(int64_t bytes_per_partition) : limit_(bytes_per_partition) {}
-  // RESOURCE_EXHAUSTED, with the figures, if `bytes` more do not fit.
-  absl::Status Take(int64_t bytes);
-  void Return(int64_t bytes);
+  // Takes its memory from `memory`, or from the budget if that is null, and the stacks with a
+  // resource from `shared`, which may be null if there are none; `alone` as for SharedStacks::Take.
+  // No row of its own stacks has its initial value yet.
+  static absl::StatusOr<std::shared_ptr<Model>> Create(
+      const ModelSpec& spec, const StoreOptions& options, std::shared_ptr<Budget> budget,
+      std::shared_ptr<MemoryManager> memory = nullptr, SharedStacks* shared = nullptr,
+      bool alone = false);
+  ~Model() override;
 
- private:
-  const int64_t limit_;
-  Mutex mutex_;
-  int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
-class Model {
- public:
-  // Takes its memory from the budget; no row has its initial value yet.
-  static absl::StatusOr<std::shared_ptr<Model>> Create(const ModelSpec& spec,
-                                                       const StoreOptions& options,
-                                                       std::shared_ptr<Budget> budget);
-  ~Model() { budget_->Return(bytes_per_partition_); }
+  // Whoever reads or writes rows holds them meanwhile. Errors: MemoryManager::Hold. None without a
+  // memory manager.
+  absl::StatusOr<MemoryManager::Use> Hold() const;
+  // See MemoryManager::DamageOf.
+  absl::Status Damage() const {
+    return room_ == nullptr ? absl::OkStatus() : memory_->DamageOf(*room_);
+  }
+  // The rows are there; they may be evicted from now on when nobody holds them.
+  void MayEvict();
+  // Rows of its own: what it shares stays.
+  absl::Status Spill(SpillFile& file) override;
+  void DropRows() override;
+  absl::Status Fetch(SpillFile& file) override;
 
   const ModelSpec& spec() const { return spec_; }
   int stack_count() const { return static_cast<int>(stacks_.size()); }
   StackStore& stack(int i) const { return *stacks_[i]; }
   HotRowSketches& hot_rows(int i) const { return *hot_rows_[i]; }
+  // Of all stacks, and of those that it does not share.
   int64_t bytes_per_partition() const { return bytes_per_partition_; }
+  int64_t own_bytes_per_partition() const { return own_bytes_per_partition_; }
   int64_t bytes() const { return bytes_per_partition_ * spec_.partition_count; }
 
+  bool shares() const { return !shares_.empty(); }
+  // See SharedStacks::Share.
+  void OpenShared();
+  void LeaveShared();
+
  private:
-  Model(const ModelSpec& spec, std::shared_ptr<Budget> budget, int64_t bytes_per_partition)
-      : spec_(spec), budget_(std::move(budget)), bytes_per_partition_(bytes_per_partition) {}
+  Model(const ModelSpec& spec, std::shared_ptr<Budget> budget, int64_t bytes_per_partition,
+        int64_t own_bytes_per_partition)
+      : spec_(spec),
+        budget_(std::move(budget)),
+        bytes_per_partition_(bytes_per_partition),
+        own_bytes_per_partition_(own_bytes_per_partition) {}
+
+  absl::Status MakeStacks(const StoreOptions& options, SharedStacks* shared, bool alone);
 
   const ModelSpec spec_;
-  const std::shared_ptr<Budget> budget_;
+  std::shared_ptr<Budget> budget_;  // null: no bytes were taken from it
+  std::shared_ptr<MemoryManager> memory_;
+  std::shared_ptr<MemoryManager::Room> room_;
   const int64_t bytes_per_partition_;
-  std::vector<std::unique_ptr<StackStore>> stacks_;
+  const int64_t own_bytes_per_partition_;
+  std::vector<std::shared_ptr<StackStore>> stacks_;
+  std::vector<SharedStacks::Share> shares_;                // of those with a resource
   std::vector<std::unique_ptr<HotRowSketches>> hot_rows_;  // of stacks_
 };
 

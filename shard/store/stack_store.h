@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/cpu_pool.h"
@@ -20,6 +21,7 @@
 #include "config/optimizers.h"
 #include "shard/executor.h"
 #include "shard/kernel_types.h"
+#include "shard/memory/spill_file.h"
 #include "shard/snapshot/row_changes.h"
 #include "shard/store/initializer.h"
 #include "shard/types.h"
@@ -103,6 +105,11 @@ class StackStore {
   // Gives all rows their initial values that have none yet, if the store is small.
   void FillIfSmall(const StoreOptions& options, CpuPool& cpu);
 
+  // The rows that have a value, to and from a file; see Evictable. Nobody uses the store meanwhile.
+  absl::Status Spill(SpillFile& file) const;
+  void DropRows();
+  absl::Status Fetch(SpillFile& file);
+
   int64_t unnumbered_updates() const { return unnumbered_updates_; }
   void set_unnumbered_updates(int64_t updates) { unnumbered_updates_ = updates; }
 
@@ -133,6 +140,8 @@ class StackStore {
   void InitializeRow(int64_t row, const RowRange& range, std::vector<float>& values);
   void InitializeSlots(int64_t row, int columns);
   void SetTouched(int64_t chunk);
+  // The bytes of touched rows, array after array, as runs that are as long as can be.
+  absl::Status ForTouchedBytes(absl::FunctionRef<absl::Status(absl::Span<char> bytes)> fn) const;
   std::atomic<uint64_t>& Word(int64_t chunk) const {
     return reinterpret_cast<std::atomic<uint64_t>*>(bitmap_.data())[chunk / 64];
   }

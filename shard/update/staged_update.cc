@@ -136,6 +136,9 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
     ASSIGN_OR_RETURN(stack.rule, ResolveRule(spec, stack.hyperparameters, input.step));
     part->stacks_.push_back(std::move(stack));
   }
+  if (!input.skip) {
+    ASSIGN_OR_RETURN(part->use_, model->Hold());
+  }
   part->batch_ = std::move(batch);
   part->owner_ = std::move(input.owner);
   part->step_ = input.step;

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "shard/batch/batch.h"
+#include "shard/memory/memory_manager.h"
 #include "shard/optimizers/rules.h"
 #include "shard/types.h"
 
@@ -37,7 +38,7 @@ class CheckedPart {
   // INVALID_ARGUMENT for stacks given twice or unknown to the batch, gradients of the wrong number
   // or not finite (unless the stack skips such rows), hyper-parameters of a wrong name or value, a
   // step that the optimizer needs and is not given, gradients of a step that is skipped. NOT_FOUND:
-  // the model was dropped.
+  // the model was dropped. RESOURCE_EXHAUSTED, DATA_LOSS: Model::Hold; the part holds the rows.
   static absl::StatusOr<std::shared_ptr<const CheckedPart>> Make(std::shared_ptr<const Batch> batch,
                                                                  ApplyInput input);
 
@@ -52,6 +53,7 @@ class CheckedPart {
   CheckedPart() = default;
 
   std::shared_ptr<const Batch> batch_;
+  MemoryManager::Use use_;  // the update needs the rows, and can no longer be refused for them
   std::shared_ptr<const void> owner_;
   int64_t step_ = -1;
   bool skip_ = false;

@@ -41,8 +41,11 @@ DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place
   if (storage.durability() != v1::StorageConfig::LOG) return;
   recovery_ = std::make_unique<ShardRecovery>(place, LogIn(folder_), storage.checkpoints(), parts);
   over_ = false;
-  thread_ = std::thread([this] {
+  thread_ = std::thread([this, models = parts.models] {
     const absl::Status status = Recover();
+    // Not before: every model had to be able to make room for the next one, and the log takes down
+    // what is not pinned any more.
+    if (status.ok()) models->PinAgain();
     MutexLock lock(&mutex_);
     if (!status.ok()) {
       ops::Log(ops::LogLevel::kError, "the shard cannot recover from its log; it serves nothing",
@@ -95,6 +98,7 @@ absl::StatusOr<std::unique_ptr<LogWriter>> DurableLog::OpenWriter(
   options.fsync = storage_.fsync();
   options.interval = absl::Milliseconds(storage_.fsync_interval_ms());
   options.older_blobs = end.older_blobs;
+  options.spare_bytes = storage_.log_bytes() / 2;
   while (true) {
     auto writer = LogWriter::Open(options, end.next_segment, end.next_sequence, state);
     if (!absl::IsResourceExhausted(writer.status())) return writer;

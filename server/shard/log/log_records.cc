@@ -109,9 +109,18 @@ internal::v1::LogRecord ModelRemovedRecord(uint64_t model_id) {
   return record;
 }
 
-internal::v1::LogRecord ModelServedRecord(uint64_t model_id) {
+internal::v1::LogRecord ModelServedRecord(uint64_t model_id,
+                                          const internal::v1::ModelLimits* limits) {
   internal::v1::LogRecord record;
   record.mutable_model_served()->set_model_id(model_id);
+  if (limits != nullptr) *record.mutable_model_served()->mutable_limits() = *limits;
+  return record;
+}
+
+internal::v1::LogRecord ModelPinnedRecord(uint64_t model_id, bool pinned) {
+  internal::v1::LogRecord record;
+  record.mutable_model_pinned()->set_model_id(model_id);
+  record.mutable_model_pinned()->set_pinned(pinned);
   return record;
 }
 

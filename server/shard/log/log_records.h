@@ -30,7 +30,10 @@ internal::v1::LogRecord ForgottenRecord(uint64_t model_id, const std::string& gr
 
 internal::v1::LogRecord ModelMadeRecord(const internal::v1::CreateModelRequest& create);
 internal::v1::LogRecord ModelRemovedRecord(uint64_t model_id);
-internal::v1::LogRecord ModelServedRecord(uint64_t model_id);
+// `limits`: of a model that is served already; null: it is served from now on.
+internal::v1::LogRecord ModelServedRecord(uint64_t model_id,
+                                          const internal::v1::ModelLimits* limits);
+internal::v1::LogRecord ModelPinnedRecord(uint64_t model_id, bool pinned);
 internal::v1::LogRecord ModelRenewedRecord(uint64_t model_id, uint64_t history);
 internal::v1::LogRecord HistoryDroppedRecord(uint64_t history);
 internal::v1::LogRecord CheckpointRecord(uint64_t model_id, uint64_t history,

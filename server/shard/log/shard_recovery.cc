@@ -120,7 +120,11 @@ absl::Status ShardRecovery::Replay(const Record& record, const LogPosition& posi
       parts_.models->RemoveAgain(record.model_removed().model_id());
       break;
     case Record::kModelServed:
-      parts_.models->ServeAgain(record.model_served().model_id());
+      parts_.models->ServeAgain(record.model_served());
+      break;
+    case Record::kModelPinned:
+      parts_.models->RememberPinned(record.model_pinned().model_id(),
+                                    record.model_pinned().pinned());
       break;
     case Record::kModelRenewed:
       parts_.models->Renew(record.model_renewed().model_id(), record.model_renewed().history());

@@ -1,0 +1,232 @@
+#include "server/shard/remote_calls.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "server/shard/shard_codec.h"
+
+namespace emberd::server {
+namespace {
+
+using internal::v1::ApplyReply;
+
+// How often gRPC is told to look for a shard.
+constexpr int64_t kMinLookMs = 1000;
+
+v1::SharedBlock PlaceOf(const SharedBlock& block, int64_t bytes) {
+  v1::SharedBlock place;
+  place.set_region(block.region());
+  place.set_offset(block.offset());
+  place.set_size(bytes);
+  return place;
+}
+
+int64_t PayloadBytes(const rpc::OutgoingMessage& message) {
+  int64_t bytes = 0;
+  for (const rpc::SharedBytes& piece : message.payload) {
+    bytes += static_cast<int64_t>(piece.bytes.size());
+  }
+  return bytes;
+}
+
+void CopyPayload(const rpc::OutgoingMessage& message, char* to) {
+  for (const rpc::SharedBytes& piece : message.payload) {
+    std::memcpy(to, piece.bytes.data(), piece.bytes.size());
+    to += piece.bytes.size();
+  }
+}
+
+// A block, and its bytes in the budget.
+struct CountedBlock {
+  std::shared_ptr<SharedBlock> block;
+  rpc::MemoryRoom room;
+};
+
+// A message with a payload, which may lie in shared memory too.
+struct Request {
+  rpc::OutgoingMessage message;        // with all of it
+  std::shared_ptr<SharedBlock> block;  // holds the payload; null: none does
+  rpc::OutgoingMessage named;          // says so, and has no payload
+};
+
+template <typename Header>
+Request MakeRequest(rpc::OutgoingMessage message, std::shared_ptr<SharedBlock> block) {
+  Request request{std::move(message), std::move(block), {}};
+  if (request.block == nullptr) return request;
+  Header place;  // a field at the end is one of the same header
+  *place.mutable_payload() = PlaceOf(*request.block, PayloadBytes(request.message));
+  request.named.header = request.message.header + place.SerializeAsString();
+  return request;
+}
+
+// A call whose request may lie in shared memory.
+class PayloadCall {
+ public:
+  PayloadCall(OpenStream open, Request request)
+      : open_(std::move(open)),
+        stream_(open_()),
+        block_(std::move(request.block)),
+        lent_(block_ != nullptr) {
+    if (lent_) {
+      block_->Lend();
+      sent_instead_ = std::move(request.message);
+      stream_->Send(std::move(request.named));
+    } else {
+      stream_->Send(std::move(request.message));
+    }
+  }
+
+  // The answer to the request.
+  absl::StatusOr<rpc::IncomingMessage> ReceiveFirst() {
+    absl::StatusOr<rpc::IncomingMessage> answer = stream_->Receive();
+    if (block_ == nullptr || !absl::IsFailedPrecondition(answer.status())) return answer;
+    // It may be for another reason, which it then says again.
+    stream_ = open_();
+    stream_->Send(std::exchange(sent_instead_, {}));
+    lent_ = false;  // for good: whoever has the block may still look at it
+    return stream_->Receive();
+  }
+  // The shard does not look at the payload any more.
+  void Settle() {
+    if (std::exchange(lent_, false)) block_->Settle();
+  }
+  rpc::ClientMessageStream& stream() { return *stream_; }
+
+ private:
+  const OpenStream open_;
+  std::unique_ptr<rpc::ClientMessageStream> stream_;
+  const std::shared_ptr<SharedBlock> block_;
+  bool lent_;  // and not settled
+  rpc::OutgoingMessage sent_instead_;
+};
+
+class RemoteGather final : public GatherCall {
+ public:
+  // `room`: where the request wants its answer, and lent; null: in a message.
+  RemoteGather(OpenStream open, Request request, std::shared_ptr<SharedBlock> room,
+               int64_t room_bytes, Reconnector* reconnector)
+      : call_(std::move(open), std::move(request)),
+        room_(std::move(room)),
+        room_bytes_(room_bytes),
+        reconnector_(reconnector) {}
+
+  absl::StatusOr<GatherResult> Wait() override {
+    absl::StatusOr<GatherResult> result = Receive();
+    if (!result.ok()) return reconnector_->Explain(result.status());
+    return result;
+  }
+
+ private:
+  absl::StatusOr<GatherResult> Receive() {
+    ASSIGN_OR_RETURN(const rpc::IncomingMessage message, call_.ReceiveFirst());
+    call_.Settle();
+    AnswerRoom answer;
+    if (room_ != nullptr) {
+      // Without an answer, the shard may still be writing there.
+      room_->Settle();
+      char* const memory = room_->data();
+      answer = {std::shared_ptr<char>(std::move(room_), memory),
+                static_cast<uint64_t>(room_bytes_)};
+    }
+    return DecodeGatherResult(message, answer);
+  }
+
+  PayloadCall call_;
+  std::shared_ptr<SharedBlock> room_;
+  const int64_t room_bytes_;
+  Reconnector* const reconnector_;
+};
+
+class RemoteApply final : public ApplyCall {
+ public:
+  RemoteApply(OpenStream open, const ApplyCommand& command, Reconnector* reconnector)
+      : call_(std::move(open),
+              MakeRequest<internal::v1::ApplyHeader>(EncodeApply(command), command.block)),
+        reconnector_(reconnector) {}
+
+  absl::StatusOr<StageOutcome> WaitStaged() override {
+    absl::StatusOr<ApplyReply> reply = Read(call_.ReceiveFirst());
+    if (!reply.ok()) return reconnector_->Explain(reply.status());
+    return StageOutcome{reply->state() == ApplyReply::REPLAYED, RowCountsOf(*reply)};
+  }
+  void Decide(bool commit) override {
+    internal::v1::ApplyDecision decision;
+    decision.set_commit(commit);
+    call_.stream().Send(rpc::OutgoingMessage::WithHeader(decision));
+  }
+  absl::StatusOr<RowCounts> WaitDone() override {
+    absl::StatusOr<ApplyReply> reply = Read(call_.stream().Receive());
+    if (!reply.ok()) return reconnector_->Explain(reply.status());
+    return RowCountsOf(*reply);
+  }
+
+ private:
+  absl::StatusOr<ApplyReply> Read(const absl::StatusOr<rpc::IncomingMessage>& message) {
+    if (!message.ok()) return message.status();
+    ApplyReply reply;
+    if (!reply.ParseFromString(message->header()))
+      return absl::InternalError("its answer is not a valid ApplyReply");
+    // What was discarded here may still be held for another attempt, or for the step of a group.
+    if (reply.state() == ApplyReply::COMMITTED || reply.state() == ApplyReply::REPLAYED) {
+      call_.Settle();
+    }
+    return reply;
+  }
+
+  PayloadCall call_;
+  Reconnector* const reconnector_;
+};
+
+}  // namespace
+
+absl::Status Reconnector::Explain(const absl::Status& status) {
+  if (absl::IsUnavailable(status)) LookAgain();
+  return Annotate(status, context_);
+}
+
+void Reconnector::LookAgain() {
+  const int64_t now = absl::ToUnixMillis(absl::Now());
+  int64_t last = last_ms_.load();
+  if (std::abs(now - last) < kMinLookMs || !last_ms_.compare_exchange_strong(last, now)) return;
+  grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+}
+
+std::shared_ptr<SharedBlock> ShardMemory::Take(int64_t bytes) {
+  if (from_bytes_ == 0 || bytes < from_bytes_) return nullptr;
+  const std::shared_ptr<SharedArena> arena = link_.Get();
+  if (arena == nullptr) return nullptr;
+  // As a message takes them: what nobody fetches must not fill the machine.
+  auto room = budget_.Take(bytes, "a message");
+  if (!room.ok()) return nullptr;
+  std::shared_ptr<SharedBlock> block = arena->Take(bytes);
+  if (block == nullptr) return nullptr;
+  auto counted = std::make_shared<CountedBlock>(CountedBlock{std::move(block), *std::move(room)});
+  SharedBlock* const place = counted->block.get();
+  return {std::move(counted), place};
+}
+
+std::unique_ptr<GatherCall> MakeRemoteGather(OpenStream open, GatherCommand command,
+                                             ShardMemory* memory, Reconnector* reconnector) {
+  std::shared_ptr<SharedBlock> room = memory->Take(command.answer_bytes);
+  if (room != nullptr) {
+    command.answer = PlaceOf(*room, command.answer_bytes);
+    room->Lend();
+  }
+  rpc::OutgoingMessage message = EncodeGather(command);
+  std::shared_ptr<SharedBlock> block = memory->Take(PayloadBytes(message));
+  if (block != nullptr) CopyPayload(message, block->data());
+  return std::make_unique<RemoteGather>(
+      std::move(open),
+      MakeRequest<internal::v1::GatherHeader>(std::move(message), std::move(block)),
+      std::move(room), command.answer_bytes, reconnector);
+}
+
+std::unique_ptr<ApplyCall> MakeRemoteApply(OpenStream open, const ApplyCommand& command,
+                                           Reconnector* reconnector) {
+  return std::make_unique<RemoteApply>(std::move(open), command, reconnector);
+}
+
+}  // namespace emberd::server

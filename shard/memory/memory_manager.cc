@@ -1,0 +1,446 @@
+#include "shard/memory/memory_manager.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "shard/memory/room.h"
+
+namespace emberd::shard {
+namespace {
+
+// Asked of others where nobody knows how much is missing.
+constexpr int64_t kUnknownBytes = 1'000'000'000;
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<MemoryManager>> MemoryManager::Create(MemoryOptions options) {
+  std::error_code error;
+  std::filesystem::create_directories(options.folder, error);
+  // Now, and not at the step that first needs it.
+  RETURN_IF_ERROR(SpillFile::Create(options.folder).status());
+  return absl::WrapUnique(new MemoryManager(std::move(options)));
+}
+
+MemoryManager::MemoryManager(MemoryOptions options)
+    : options_(std::move(options)), map_(options_.bytes) {}
+
+void MemoryManager::Tell(absl::string_view event) const {
+  if (options_.watch != nullptr) options_.watch(event);
+}
+
+// ---- Rooms and uses
+
+absl::StatusOr<std::shared_ptr<MemoryManager::Room>> MemoryManager::Take(
+    const std::string& model, std::vector<Table> tables) {
+  auto room = std::make_shared<Room>();
+  room->manager = shared_from_this();
+  room->model = model;
+  for (Table& table : tables) {
+    room->bytes += table.bytes;
+    room->stacks.push_back({std::move(table.name), table.bytes});
+  }
+  MutexLock swapping(&swapping_);
+  const absl::Status placed = PlaceOrWait(*room);
+  MutexLock lock(&mutex_);
+  if (!placed.ok()) {
+    ++sums_.failures;
+    return Annotate(placed, absl::StrCat("model ", model));
+  }
+  room->last_use = ++clock_;
+  rooms_.push_back(room.get());
+  return room;
+}
+
+void MemoryManager::MayEvict(Room& room, std::weak_ptr<Evictable> rows) {
+  MutexLock lock(&mutex_);
+  room.rows = std::move(rows);
+  room.moving = false;
+  ++ends_;
+  use_ended_.SignalAll();
+}
+
+void MemoryManager::Return(Room& room) {
+  MutexLock lock(&mutex_);
+  if (std::exchange(room.gone, true)) return;
+  Unplace(room);
+  if (room.place == RowsPlace::kHost) sums_.host_bytes -= room.bytes;
+  if (room.place == RowsPlace::kSpilled) sums_.spilled_bytes -= room.file_bytes;
+  rooms_.erase(std::find(rooms_.begin(), rooms_.end(), &room));
+  ++ends_;
+  use_ended_.SignalAll();
+}
+
+absl::StatusOr<MemoryManager::Use> MemoryManager::Hold(const std::shared_ptr<Room>& room) {
+  {
+    MutexLock lock(&mutex_);
+    room->last_use = ++clock_;
+    if (room->place == RowsPlace::kSparseCore && !room->moving) {
+      ++room->uses;
+      return Use(room);
+    }
+  }
+  MutexLock swapping(&swapping_);
+  RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
+  return Use(room);
+}
+
+void MemoryManager::Use::End() {
+  const std::shared_ptr<Room> room = std::move(room_);
+  room_ = nullptr;
+  if (room == nullptr) return;
+  MemoryManager& manager = *room->manager;
+  MutexLock lock(&manager.mutex_);
+  if (--room->uses > 0) return;
+  ++manager.ends_;
+  manager.use_ended_.SignalAll();
+}
+
+bool MemoryManager::WaitForUse(int64_t ends, std::chrono::system_clock::time_point until) {
+  const auto used = [](const Room* room) { return room->uses > 0; };
+  MutexLock lock(&mutex_);
+  while (ends_ == ends) {
+    if (std::none_of(rooms_.begin(), rooms_.end(), used)) return false;
+    if (!use_ended_.WaitUntil(&mutex_, until)) return false;
+  }
+  return true;
+}
+
+int64_t MemoryManager::PinnedBytes() const {
+  int64_t bytes = 0;
+  for (const Room* room : rooms_) bytes += room->pinned ? room->bytes : 0;
+  return bytes;
+}
+
+absl::Status MemoryManager::TooLarge(int64_t needed) const {
+  const int64_t pinned = PinnedBytes();
+  const int64_t used = map_.bytes() - map_.free_bytes();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "needs ", needed, " bytes in every partition; ", used, " of the budget of ", map_.bytes(),
+      " (budgets.bytes_per_sparsecore) are in use",
+      pinned > 0 ? absl::StrCat(", ", pinned, " of them by pinned models") : "", ", so ",
+      needed - (map_.bytes() - used),
+      " do not fit. Raise the budget if the machines have the memory, add shards, or store rows in "
+      "16 bits",
+      pinned > 0 ? ", or unpin a model" : ""));
+}
+
+// ---- Into the SparseCore
+
+absl::Status MemoryManager::Enter(Room& room) {
+  RowsPlace from;
+  {
+    MutexLock lock(&mutex_);
+    // Nobody makes room for rows that do not come.
+    if (!room.damage.ok()) return room.damage;
+    from = room.place;
+    if (from == RowsPlace::kSparseCore) {
+      ++room.uses;
+      return absl::OkStatus();
+    }
+    room.moving = true;
+    if (from == RowsPlace::kHost) sums_.host_bytes -= room.bytes;
+  }
+  absl::Status status = PlaceOrWait(room);
+  if (status.ok() && from == RowsPlace::kSpilled) {
+    const std::shared_ptr<Evictable> rows = room.rows.lock();
+    status = rows == nullptr ? absl::NotFoundError("it was dropped") : rows->Fetch(*room.file);
+    if (status.ok()) room.file.reset();
+  }
+  MutexLock lock(&mutex_);
+  room.moving = false;
+  if (!status.ok()) {
+    Unplace(room);
+    if (from == RowsPlace::kHost) sums_.host_bytes += room.bytes;
+    if (absl::IsDataLoss(status)) room.damage = status;
+    ++sums_.failures;
+    return status;
+  }
+  room.place = RowsPlace::kSparseCore;
+  if (from == RowsPlace::kSpilled) sums_.spilled_bytes -= std::exchange(room.file_bytes, 0);
+  ++sums_.returns;
+  ++room.uses;
+  return absl::OkStatus();
+}
+
+absl::Status MemoryManager::DamageOf(const Room& room) const {
+  MutexLock lock(&mutex_);
+  return room.damage;
+}
+
+absl::Status MemoryManager::PlaceOrWait(Room& room) {
+  const auto until = std::chrono::system_clock::now() + options_.wait;
+  while (true) {
+    int64_t free = 0, ends = 0;
+    {
+      MutexLock lock(&mutex_);
+      if (room.bytes > map_.bytes()) {
+        return TooLarge(room.bytes);
+      }
+      free = map_.free_bytes();
+      ends = ends_;
+    }
+    // What lies in pieces needs nobody's memory.
+    if (free >= room.bytes && !Place(room).ok()) CompactNow();
+    absl::Status disk;
+    const absl::Status status =
+        MakeRoom([&] { return Place(room); }, std::max<int64_t>(room.bytes - free, 1), &disk);
+    if (!absl::IsResourceExhausted(status) || !disk.ok() || !WaitForUse(ends, until)) return status;
+  }
+}
+
+absl::Status MemoryManager::Place(Room& room) {
+  MutexLock lock(&mutex_);
+  for (Room::Stack& stack : room.stacks) {
+    if (stack.address >= 0 || stack.bytes == 0) continue;
+    const std::optional<int64_t> address = map_.Place(stack.bytes);
+    if (!address.has_value()) {
+      Unplace(room);
+      return TooLarge(room.bytes);
+    }
+    stack.address = *address;
+  }
+  return absl::OkStatus();
+}
+
+void MemoryManager::Unplace(Room& room) {
+  for (Room::Stack& stack : room.stacks) {
+    if (stack.address >= 0) map_.Free(stack.address);
+    stack.address = -1;
+  }
+}
+
+// ---- Out of it
+
+absl::Status MemoryManager::Run(absl::FunctionRef<absl::Status()> fn, int64_t bytes) {
+  MutexLock swapping(&swapping_);
+  absl::Status disk;
+  return MakeRoom(fn, bytes > 0 ? bytes : kUnknownBytes, &disk);
+}
+
+absl::Status MemoryManager::MakeRoom(absl::FunctionRef<absl::Status()> fn, int64_t bytes,
+                                     absl::Status* disk) {
+  const absl::Status first = fn();
+  absl::Status status = first;
+  while (absl::IsResourceExhausted(status) && disk->ok() && Free(bytes, disk) > 0) status = fn();
+  if (!absl::IsResourceExhausted(status)) return status;
+  CompactNow();
+  status = fn();
+  if (!absl::IsResourceExhausted(status)) return status;
+  if (disk->ok()) return first;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(first.message(), ". Other models could not make room: ", disk->message()));
+}
+
+MemoryManager::Room* MemoryManager::Oldest(RowsPlace place, std::shared_ptr<Evictable>* rows) {
+  Room* oldest = nullptr;
+  for (Room* room : rooms_) {
+    const bool stays = room->uses > 0 || (room->pinned && place == RowsPlace::kSparseCore);
+    if (room->place != place || room->moving || stays) continue;
+    if (oldest != nullptr && oldest->last_use < room->last_use) continue;
+    // A model that is on its way out stays where it is.
+    if (!room->rows.expired()) oldest = room;
+  }
+  if (oldest == nullptr) return nullptr;
+  *rows = oldest->rows.lock();
+  if (*rows == nullptr) return nullptr;
+  oldest->moving = true;
+  return oldest;
+}
+
+int64_t MemoryManager::Free(int64_t bytes, absl::Status* why) {
+  int64_t freed = 0;
+  while (freed < bytes && why->ok()) {
+    std::shared_ptr<Evictable> rows;  // may be the last to hold them, and lets go without the mutex
+    Room* victim = nullptr;
+    {
+      MutexLock lock(&mutex_);
+      victim = Oldest(RowsPlace::kSparseCore, &rows);
+    }
+    if (victim == nullptr) break;
+    *why = Evict(*victim, *rows);
+    MutexLock lock(&mutex_);
+    victim->moving = false;
+    if (!why->ok()) break;
+    freed += victim->bytes;
+    ++sums_.evictions;
+    if (!change_.has_value()) continue;
+    change_->evicted.push_back(victim->model);
+    change_->evicted_bytes += victim->bytes;
+  }
+  if (freed > 0) Tell("free");
+  return freed;
+}
+
+absl::Status MemoryManager::Evict(Room& victim, Evictable& rows) {
+  bool to_host = victim.bytes <= options_.host_bytes;
+  while (to_host) {
+    std::shared_ptr<Evictable> older_rows;
+    Room* older = nullptr;
+    {
+      MutexLock lock(&mutex_);
+      if (sums_.host_bytes + victim.bytes <= options_.host_bytes) break;
+      older = Oldest(RowsPlace::kHost, &older_rows);
+    }
+    if (older == nullptr) {
+      to_host = false;
+      break;
+    }
+    const absl::Status spilled = SpillRows(*older, *older_rows);
+    MutexLock lock(&mutex_);
+    older->moving = false;
+    RETURN_IF_ERROR(spilled);
+    older->place = RowsPlace::kSpilled;
+    sums_.host_bytes -= older->bytes;
+  }
+  if (!to_host) RETURN_IF_ERROR(SpillRows(victim, rows));
+  MutexLock lock(&mutex_);
+  Unplace(victim);
+  victim.place = to_host ? RowsPlace::kHost : RowsPlace::kSpilled;
+  if (to_host) sums_.host_bytes += victim.bytes;
+  return absl::OkStatus();
+}
+
+absl::Status MemoryManager::SpillRows(Room& room, Evictable& rows) {
+  ASSIGN_OR_RETURN(SpillFile file, SpillFile::Create(options_.folder));
+  if (options_.spill_bytes > 0) {
+    MutexLock lock(&mutex_);
+    file.set_limit(options_.spill_bytes - sums_.spilled_bytes);
+  }
+  RETURN_IF_ERROR(rows.Spill(file));
+  rows.DropRows();
+  MutexLock lock(&mutex_);
+  room.file_bytes = file.bytes();
+  sums_.spilled_bytes += room.file_bytes;
+  room.file = std::move(file);
+  return absl::OkStatus();
+}
+
+void MemoryManager::CompactNow() {
+  {
+    MutexLock lock(&mutex_);
+    std::vector<Room*> placed = rooms_;
+    std::sort(placed.begin(), placed.end(),
+              [](const Room* a, const Room* b) { return a->last_use > b->last_use; });
+    std::vector<Room::Stack*> stacks;
+    for (Room* room : placed) {
+      for (Room::Stack& stack : room->stacks) {
+        if (stack.address >= 0) stacks.push_back(&stack);
+      }
+    }
+    for (Room::Stack* stack : stacks) map_.Free(stack->address);
+    // One behind the other, they fit: they did so before, with gaps.
+    for (Room::Stack* stack : stacks) {
+      const int64_t before = std::exchange(stack->address, map_.Place(stack->bytes).value_or(-1));
+      if (stack->address != before && change_.has_value()) ++change_->moved;
+    }
+    ++sums_.compactions;
+  }
+  Tell("compact");
+}
+
+// ---- For operators
+
+absl::StatusOr<MemoryManager::Held> MemoryManager::MarkPinned(absl::string_view model,
+                                                              bool pinned) {
+  MutexLock lock(&mutex_);
+  bool found = false;
+  Held others;  // that are not as they are to be
+  int64_t bytes = 0;
+  for (Room* room : rooms_) {
+    if (room->model != model) continue;
+    found = true;
+    if (room->pinned == pinned) continue;
+    others.emplace_back(room->shared_from_this(), room->rows.lock());
+    bytes += room->bytes;
+  }
+  if (!found) return absl::NotFoundError(absl::StrCat("model '", model, "' is not declared here"));
+  if (const int64_t already = PinnedBytes(); pinned && bytes > map_.bytes() - already) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "model '", model, "' cannot be pinned: it needs ", bytes, " bytes in every partition; ",
+        already, " of the budget of ", map_.bytes(),
+        " (budgets.bytes_per_sparsecore) belong to pinned models, so ",
+        bytes - (map_.bytes() - already), " do not fit. Unpin another model, or raise the budget"));
+  }
+  for (const auto& [room, rows] : others) room->pinned = pinned;
+  return others;
+}
+
+absl::Status MemoryManager::BringIn(const Held& rooms) {
+  for (const auto& [room, rows] : rooms) {
+    {
+      MutexLock lock(&mutex_);
+      if (room->place == RowsPlace::kSparseCore || room->gone) continue;
+    }
+    RETURN_IF_ERROR(Annotate(Enter(*room), absl::StrCat("model ", room->model)));
+    Use ended(room);
+    change_->returned = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MemoryChange> MemoryManager::SetPinned(absl::string_view model, bool pinned) {
+  Held marked;  // may be the last to hold rows, and lets go without the mutexes
+  MutexLock swapping(&swapping_);
+  ASSIGN_OR_RETURN(marked, MarkPinned(model, pinned));
+  change_.emplace();
+  const absl::Status in = pinned ? BringIn(marked) : absl::OkStatus();
+  MemoryChange change = *std::exchange(change_, std::nullopt);
+  change.changed = !marked.empty();
+  if (in.ok()) return change;
+  MutexLock lock(&mutex_);
+  for (const auto& [room, rows] : marked) room->pinned = false;
+  return in;
+}
+
+MemoryChange MemoryManager::Compact() {
+  MutexLock swapping(&swapping_);
+  change_.emplace();
+  CompactNow();
+  MemoryChange change = *std::exchange(change_, std::nullopt);
+  change.changed = change.moved > 0;
+  return change;
+}
+
+absl::StatusOr<MemoryChange> MemoryManager::ReleaseAll() {
+  MutexLock swapping(&swapping_);
+  absl::Status disk;
+  change_.emplace();
+  Free(std::numeric_limits<int64_t>::max(), &disk);
+  MemoryChange change = *std::exchange(change_, std::nullopt);
+  RETURN_IF_ERROR(disk);
+  change.changed = !change.evicted.empty();
+  return change;
+}
+
+MemoryFigures MemoryManager::Figures() const {
+  MutexLock lock(&mutex_);
+  MemoryFigures figures = sums_;
+  figures.bytes = map_.bytes();
+  figures.free_bytes = map_.free_bytes();
+  figures.largest_gap = map_.largest_gap();
+  figures.pinned_bytes = PinnedBytes();
+  std::vector<Room*> rooms = rooms_;
+  std::sort(rooms.begin(), rooms.end(),
+            [](const Room* a, const Room* b) { return a->last_use > b->last_use; });
+  for (const Room* room : rooms) {
+    for (const Room::Stack& stack : room->stacks) {
+      figures.tables.push_back({room->model, stack.name, stack.bytes, room->place, stack.address,
+                                room->uses, room->pinned});
+    }
+  }
+  const auto key = [](const MemoryFigures::Table& table) {
+    return table.address >= 0 ? table.address : std::numeric_limits<int64_t>::max();
+  };
+  std::stable_sort(figures.tables.begin(), figures.tables.end(),
+                   [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  return figures;
+}
+
+}  // namespace emberd::shard

@@ -1,0 +1,195 @@
+// The memory of the emulated SparseCores of one shard, when more models are declared than fit into
+// it. Models that were not used for the longest time leave it, first for a budget of this machine's
+// memory, then for files, and come back when they are used.
+//
+// The SparseCores of a shard have the same share of every model, so one map of addresses and one
+// budget stand for each of them: bytes here are those of one SparseCore.
+//
+// What is spilled is no more than memory elsewhere. It goes with the process, which makes its rows
+// from checkpoints and log as ever; saving a checkpoint is a use like any other.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/mutex.h"
+#include "shard/memory/address_map.h"
+#include "shard/memory/spill_file.h"
+
+namespace emberd::shard {
+
+struct MemoryOptions {
+  int64_t bytes = 0;        // of each SparseCore
+  std::string folder;       // of spill files; empty: nothing is evicted
+  int64_t host_bytes = 0;   // of evicted rows that stay in memory, for each SparseCore
+  int64_t spill_bytes = 0;  // of all spill files; 0: what the disk has
+  // How long a model waits for running steps of others, when these hold all the memory.
+  std::chrono::milliseconds wait = std::chrono::seconds(10);
+  // Told of each step taken for memory: "free", "compact". For tests.
+  std::function<void(absl::string_view event)> watch = nullptr;
+};
+
+// The rows of a model, as the manager moves them. Nobody uses them meanwhile.
+class Evictable {
+ public:
+  virtual ~Evictable() = default;
+  // Writes all rows that have a value; they stay as they are.
+  virtual absl::Status Spill(SpillFile& file) = 0;
+  // Gives back the memory of the rows.
+  virtual void DropRows() = 0;
+  // Reads what Spill wrote. After an error, as after DropRows.
+  virtual absl::Status Fetch(SpillFile& file) = 0;
+};
+
+enum class RowsPlace { kSparseCore, kHost, kSpilled };
+
+struct MemoryFigures {
+  struct Table {
+    std::string model;
+    std::string name;  // of the stack
+    int64_t bytes = 0;
+    RowsPlace place = RowsPlace::kSparseCore;
+    int64_t address = -1;  // -1: not on the SparseCore
+    int uses = 0;          // steps that run on it, or wait for their decision
+    bool pinned = false;   // by an operator
+  };
+  int64_t bytes = 0;
+  int64_t free_bytes = 0;
+  int64_t largest_gap = 0;
+  int64_t host_bytes = 0;     // of a SparseCore's evicted rows, in memory
+  int64_t spilled_bytes = 0;  // of all spill files
+  int64_t pinned_bytes = 0;
+  int64_t evictions = 0;  // since the start, as all below
+  int64_t returns = 0;
+  int64_t compactions = 0;
+  int64_t failures = 0;       // models that could not be given their memory
+  std::vector<Table> tables;  // by address; then those evicted, most recently used first
+};
+
+// What a command of an operator has done. Bytes are those of each SparseCore.
+struct MemoryChange {
+  bool changed = false;              // a pin: false if it was so already
+  bool returned = false;             // the model to be pinned had been evicted
+  std::vector<std::string> evicted;  // models, first the one that was not used for longest
+  int64_t evicted_bytes = 0;
+  int moved = 0;  // tables that were there before and after, at another address now
+};
+
+// Thread-safe. Moving rows takes as long as their bytes; who uses rows that are in place does not
+// wait for it.
+class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
+ public:
+  // FAILED_PRECONDITION: the folder cannot be written to.
+  static absl::StatusOr<std::shared_ptr<MemoryManager>> Create(MemoryOptions options);
+
+  struct Table {
+    std::string name;
+    int64_t bytes = 0;
+  };
+  class Room;
+
+  // Keeps rows where they are while it lives. Movable.
+  class Use {
+   public:
+    Use() = default;  // of nothing
+    Use(Use&& other) noexcept { *this = std::move(other); }
+    Use& operator=(Use&& other) noexcept {
+      std::swap(room_, other.room_);
+      return *this;
+    }
+    ~Use() { End(); }
+    void End();
+
+   private:
+    friend class MemoryManager;
+    explicit Use(std::shared_ptr<Room> room) : room_(std::move(room)) {}
+    std::shared_ptr<Room> room_;
+  };
+
+  // Memory for the tables of a new model, which is used until MayEvict. RESOURCE_EXHAUSTED names
+  // the bytes needed, and why other models do not leave theirs.
+  absl::StatusOr<std::shared_ptr<Room>> Take(const std::string& model, std::vector<Table> tables);
+  // From now on its rows may leave when nobody uses them.
+  void MayEvict(Room& room, std::weak_ptr<Evictable> rows);
+  // The model is gone.
+  void Return(Room& room);
+
+  // Brings the rows back if they were evicted, and moves them to the front. RESOURCE_EXHAUSTED, as
+  // for Take; DATA_LOSS: they cannot be read any more.
+  absl::StatusOr<Use> Hold(const std::shared_ptr<Room>& room);
+
+  // OK, or DATA_LOSS with the name of the file: the rows of a model cannot be read any more.
+  absl::Status DamageOf(const Room& room) const;
+
+  // Runs `fn`; while that is RESOURCE_EXHAUSTED, frees `bytes` of what was not used for the longest
+  // time and runs it again; when nothing is left to free, compacts and runs it once more. The first
+  // error, if all of it did not help. `bytes` 0: not known.
+  absl::Status Run(absl::FunctionRef<absl::Status()> fn, int64_t bytes);
+
+  // For operators. A pinned model is brought in, and not evicted. NOT_FOUND: no such model.
+  // RESOURCE_EXHAUSTED: it does not fit beside those that are pinned or in use; errors of Hold. It
+  // is as it was then.
+  absl::StatusOr<MemoryChange> SetPinned(absl::string_view model, bool pinned);
+  // The free bytes lie in one piece afterwards.
+  MemoryChange Compact();
+  // Evicts all that is neither pinned nor in use. RESOURCE_EXHAUSTED: the disk has no room.
+  absl::StatusOr<MemoryChange> ReleaseAll();
+
+  MemoryFigures Figures() const;
+
+ private:
+  explicit MemoryManager(MemoryOptions options);
+
+  absl::Status Enter(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+  absl::Status PlaceOrWait(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+  // `disk`: why a model could not leave, if one could not.
+  absl::Status MakeRoom(absl::FunctionRef<absl::Status()> fn, int64_t bytes, absl::Status* disk)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+  absl::Status Place(Room& room) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status TooLarge(int64_t needed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t PinnedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Unplace(Room& room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t Free(int64_t bytes, absl::Status* why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+  absl::Status Evict(Room& victim, Evictable& rows) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+  absl::Status SpillRows(Room& room, Evictable& rows) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+  void CompactNow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+  // The one of those in `place` that was not used for the longest time, and may move. Its rows are
+  // held by `rows`, and nobody can use it before it stands still again.
+  Room* Oldest(RowsPlace place, std::shared_ptr<Evictable>* rows)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Until a use has ended after the first `ends`. False: it is too late, or nothing is in use.
+  bool WaitForUse(int64_t ends, std::chrono::system_clock::time_point until)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void Tell(absl::string_view event) const;
+  // Rooms of a model, each with the rows that it may have to bring in.
+  using Held = std::vector<std::pair<std::shared_ptr<Room>, std::shared_ptr<Evictable>>>;
+  // Marks what was not, and returns it.
+  absl::StatusOr<Held> MarkPinned(absl::string_view model, bool pinned)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+  absl::Status BringIn(const Held& rooms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(swapping_);
+
+  const MemoryOptions options_;
+  Mutex swapping_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while rows move
+  // Of the command of an operator, while one is carried out.
+  std::optional<MemoryChange> change_ ABSL_GUARDED_BY(swapping_);
+  mutable Mutex mutex_;  // never held for long
+  CondVar use_ended_;
+  AddressMap map_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Room*> rooms_ ABSL_GUARDED_BY(mutex_);
+  int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t ends_ ABSL_GUARDED_BY(mutex_) = 0;    // of uses, so far
+  MemoryFigures sums_ ABSL_GUARDED_BY(mutex_);  // without what the map and the rooms say
+};
+
+}  // namespace emberd::shard
