@@ -57,6 +57,8 @@ const BadModel kNames[] = {
     {"TableNameWithNul", "name: \"a\"", "name: \"a\\000\"", "tables[0].name: \"a\\000\" is"},
     {"NoFeatureName", "name: \"fa\"", "", "features[0].name: \"\" is not allowed"},
     {"FeatureNameWithColon", "\"fb\"", "\"f:b\"", "features[1].name: \"f:b\" is not allowed"},
+    {"FeatureNameWithAnEmptyPart", "\"fb\"", "\"f//b\"",
+     "features[1].name: \"f//b\" is not allowed"},
     {"TwoTablesOfAName", "name: \"b\"", "name: \"a\"",
      "tables[1].name: \"a\" is not allowed; it must be unique; it is also the name of tables[0]"},
     {"TwoFeaturesOfAName", "\"fb\"", "\"fa\"",
@@ -104,6 +106,17 @@ const BadModel kTables[] = {
     {"UnknownResultMode", "@a", "result_mode: 4",
      "tables[0].result_mode: 4 is not allowed; it must be one of AUTO, PARTIAL_SUMS, UNIQUE_ROWS"},
     {"NoBatch", "@fa", "batch_size: -1", "features[0].batch_size: -1 is not allowed; it must be"},
+    {"NoOutput", "@fa", "output_shape: 4 output_shape: 0",
+     "features[0].output_shape[1]: 0 is not allowed; it must be in [1, 2147483647]"},
+    {"HugeOutput", "@fa", "output_shape: 65536 output_shape: 32768",
+     "features[0].output_shape: [65536, 32768] is not allowed; it must be of at most 2147483647"},
+    {"DeepOutput", "@fa", "output_shape: [1, 1, 1, 1, 1, 1, 1, 1, 1]",
+     "features[0].output_shape: [1, 1, 1, 1, 1, 1, 1, 1, 1] is not allowed; it must be a list of "
+     "at "
+     "most 8"},
+    {"OutputOfAnotherBatch", "@fa", "batch_size: 63 output_shape: [4, 16]",
+     "features[0].batch_size: 63 is not allowed; it must be absent, or 64, the product of "
+     "output_shape [4, 16]"},
     {"HugeBatch", "@fa", "batch_size: 2147483648", "features[0].batch_size: 2147483648 is not"},
 };
 
@@ -287,6 +300,34 @@ const BadModel kGroups[] = {
      "result_mode as \"a\""},
 };
 
+const BadModel kResources[] = {
+    {"ResourceWithoutTheFlag", "@a", "resource { name: \"r\" }",
+     "tables[0].resource: \"r\" is not allowed; it must be absent while "
+     "enable_variable_deduplication is false; set that"},
+    {"ResourceWithoutAName", "@a", "resource { container: \"c\" }",
+     "tables[0].resource.name: \"\" is not allowed; it must be 1 to 128"},
+    {"ResourceNameWithSlash", "@a", "resource { name: \"a/b\" }",
+     "tables[0].resource.name: \"a/b\" is not allowed"},
+    {"ContainerWithSlash", "@b", "resource { name: \"r\" container: \"a/b\" }",
+     "tables[1].resource.container: \"a/b\" is not allowed; it must be 0 to 128"},
+    {"ResourceOfTwoTables", "@b",
+     "resource { name: \"r\" } } enable_variable_deduplication: true"
+     " features { name: \"fc\" table: \"c\" }"
+     " tables { name: \"c\" vocabulary_size: 1 embedding_dim: 1 resource { name: \"r\" }",
+     "tables[2].resource: \"r\" is not allowed; it must be of one table of the model; it is also "
+     "that of tables[1]"},
+    {"SharedTableInAGroup", "@b",
+     "resource { name: \"r\" } } enable_variable_deduplication: true"
+     " plan { groups { tables: [\"a\", \"b\"] }",
+     "The following flags are incompatible: plan.groups[0].tables[1] \"b\" and "
+     "enable_variable_deduplication. Only enable one of the flags."},
+    {"SharedTableRoundedAtRandom", "@a",
+     "resource { name: \"r\" } storage_dtype: BFLOAT16 update_rounding: STOCHASTIC }"
+     " enable_variable_deduplication: true plan { groups { tables: \"a\" }",
+     "The following flags are incompatible: tables[0].update_rounding STOCHASTIC, "
+     "plan.groups[0].tables[0] \"a\" and enable_variable_deduplication. Only enable one"},
+};
+
 std::string NameOf(const testing::TestParamInfo<BadModel>& info) { return info.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(Names, BadModelTest, testing::ValuesIn(kNames), NameOf);
@@ -296,6 +337,7 @@ INSTANTIATE_TEST_SUITE_P(Quantization, BadModelTest, testing::ValuesIn(kQuantiza
 INSTANTIATE_TEST_SUITE_P(Initializers, BadModelTest, testing::ValuesIn(kInitializers), NameOf);
 INSTANTIATE_TEST_SUITE_P(Optimizers, BadModelTest, testing::ValuesIn(kOptimizers), NameOf);
 INSTANTIATE_TEST_SUITE_P(Plans, BadModelTest, testing::ValuesIn(kPlans), NameOf);
+INSTANTIATE_TEST_SUITE_P(Resources, BadModelTest, testing::ValuesIn(kResources), NameOf);
 INSTANTIATE_TEST_SUITE_P(Groups, BadModelTest, testing::ValuesIn(kGroups), NameOf);
 
 TEST(BadModel, NamesEndAt128Characters) {

@@ -193,6 +193,8 @@ void FillBudgets(int64_t memory_bytes, v1::ClusterConfig* cluster) {
        std::clamp(memory_bytes / 16, kMinBudget, kMaxBatchBytes));
   fill(&v1::BudgetConfig::in_flight_bytes, &v1::BudgetConfig::set_in_flight_bytes,
        std::clamp(memory_bytes / 8, kMinBudget, kMaxInFlightBytes));
+  fill(&v1::BudgetConfig::shared_memory_bytes, &v1::BudgetConfig::set_shared_memory_bytes,
+       std::clamp(memory_bytes / 8, kMinBudget, kMaxInFlightBytes));
   if (cluster->has_storage() && cluster->storage().copy_bytes() == 0) {
     cluster->mutable_storage()->set_copy_bytes(
         std::clamp(memory_bytes / 16 / ShardsOnOneHost(*cluster), kMinBudget, kMaxCopyBytes));
@@ -216,6 +218,10 @@ absl::Status CompleteCluster(v1::ClusterConfig* cluster) {
   RETURN_IF_ERROR(addresses.CheckAll(complete.coordinators(), "coordinators"));
   RETURN_IF_ERROR(CheckSecurity(complete));
   if (complete.has_storage()) RETURN_IF_ERROR(CompleteStorage(complete.mutable_storage()));
+  if (complete.has_eviction() && complete.eviction().spill_folder().empty()) {
+    return absl::InvalidArgumentError(
+        "eviction.spill_folder: empty; name a folder for the rows that leave memory");
+  }
   *cluster = std::move(complete);
   return absl::OkStatus();
 }

@@ -39,6 +39,8 @@ TEST(CompleteCluster, WritesTheDefaultsOfTheProtoFile) {
   EXPECT_EQ(cluster->timeouts().shard_call_ms(), 30000);
   EXPECT_EQ(cluster->timeouts().drain_ms(), 10000);
   EXPECT_EQ(cluster->timeouts().silent_stream_ms(), 1'800'000);
+  EXPECT_EQ(cluster->transport(), v1::ClusterConfig::AUTO);
+  EXPECT_FALSE(cluster->share_with_any_user());
   EXPECT_EQ(cluster->logging().format(), v1::LoggingConfig::TEXT);
   EXPECT_EQ(cluster->logging().level(), v1::LoggingConfig::INFO);
   EXPECT_GE(cluster->shard_threads(), 1);
@@ -58,6 +60,7 @@ TEST(FillBudgets, TakesSharesOfTheMemory) {
   EXPECT_EQ(cluster.budgets().bytes_per_sparsecore(), 96 * kMiB);
   EXPECT_EQ(cluster.budgets().batch_bytes(), 96 * kMiB);
   EXPECT_EQ(cluster.budgets().in_flight_bytes(), 192 * kMiB);
+  EXPECT_EQ(cluster.budgets().shared_memory_bytes(), 192 * kMiB);
 }
 
 TEST(FillBudgets, GivesBatchesAndRequestsNoMoreOfALargeMachine) {
@@ -87,6 +90,7 @@ TEST(FillBudgets, SharesTheCopiesOfASaveAmongTheShardsOfAMachine) {
 
 TEST(CompleteCluster, WithoutStorageThereIsNone) {
   EXPECT_FALSE(ParseCluster(kOneShard)->has_storage());
+  EXPECT_FALSE(ParseCluster(kOneShard)->has_eviction());
 }
 
 TEST(CompleteCluster, WritesTheDefaultsOfStorage) {
@@ -237,6 +241,10 @@ const BadCluster kBadClusters[] = {
     {"HugeInFlight", "coordinators",
      "budgets { in_flight_bytes: 9223372036854775807 } coordinators",
      "budgets.in_flight_bytes: 9223372036854775807 is not allowed"},
+    {"NegativeSharedMemory", "coordinators", "budgets { shared_memory_bytes: -1 } coordinators",
+     "budgets.shared_memory_bytes: -1 is not allowed"},
+    {"UnknownTransport", "coordinators", "transport: 7 coordinators",
+     "transport: 7 is not allowed; it must be one of AUTO, TCP"},
     {"NegativeTtl", "coordinators", "timeouts { batch_ttl_ms: -1 } coordinators",
      "timeouts.batch_ttl_ms: -1 is not allowed"},
     {"HugeDeadline", "coordinators", "timeouts { shard_call_ms: 2147483648 } coordinators",
@@ -251,6 +259,10 @@ const BadCluster kBadClusters[] = {
      "logging.level: 7 is not allowed; it must be one of DEBUG, INFO, WARNING, ERROR"},
     {"NoDirectory", "directory: \"/d\"", "",
      "storage.directory: empty; name the folder that emberd may write to"},
+    {"NoSpillFolder", "coordinators", "eviction { host_bytes_per_sparsecore: 1 } coordinators",
+     "eviction.spill_folder: empty; name a folder for the rows that leave memory"},
+    {"NegativeSpill", "coordinators", "eviction { spill_folder: 'x' spill_bytes: -1 } coordinators",
+     "eviction.spill_bytes: -1 is not allowed; it must be in [0, 1125899906842624]"},
     {"UnknownDurability", "directory", "durability: 7 directory",
      "storage.durability: 7 is not allowed; it must be one of MEMORY, CHECKPOINT"},
     {"NegativeSeconds", "directory", "every_seconds: -1 directory",

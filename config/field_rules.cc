@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/model.pb.h"
 
@@ -24,7 +25,7 @@ constexpr double kMaxInt32 = 2147483647;
 constexpr double kMiB = 1 << 20;
 constexpr double kGiB = 1 << 30;
 constexpr Range kBytes = Between(1, kMiB* kGiB);  // to 1 PiB: sums of budgets do not overflow
-constexpr Range kShareOfMemory = Between(0, kMiB* kGiB);  // 0: FillBudgets decides
+constexpr Range kShareOfMemory = Between(0, kMiB* kGiB);  // 0: another rule decides
 constexpr Range kMilliseconds = Between(1, kMaxInt32);
 constexpr Range kThreads = Between(0, 1024);
 
@@ -45,6 +46,7 @@ constexpr FieldRule kRules[] = {
 
     // Samples are numbered by int32 everywhere.
     {"FeatureConfig.batch_size", Between(1, kMaxInt32), 1},
+    {"FeatureConfig.output_shape", Between(1, kMaxInt32)},
 
     {"QuantizationConfig.lower", kFinite},
     {"QuantizationConfig.upper", kFinite},
@@ -112,6 +114,7 @@ constexpr FieldRule kRules[] = {
     {"ClusterConfig.sparsecores_per_shard", Between(1, 64), 2},
     {"ClusterConfig.shard_threads", kThreads},
     {"ClusterConfig.coordinator_threads", kThreads},
+    {"ClusterConfig.transport", kFinite, v1::ClusterConfig::AUTO},
     {"BudgetConfig.bytes_per_sparsecore", kShareOfMemory},
     {"BudgetConfig.batch_bytes", kShareOfMemory},
     {"BudgetConfig.max_batches", AtLeast(1), 1024},
@@ -122,6 +125,7 @@ constexpr FieldRule kRules[] = {
     {"BudgetConfig.client_in_flight_bytes", kBytes, 4 * kGiB},
     {"BudgetConfig.connection_calls", AtLeast(1), 1024},
     {"BudgetConfig.max_waiting_requests", AtLeast(1), 1024},
+    {"BudgetConfig.shared_memory_bytes", kShareOfMemory},
     {"TimeoutConfig.batch_ttl_ms", kMilliseconds, 120000},
     {"TimeoutConfig.shard_call_ms", kMilliseconds, 30000},
     {"TimeoutConfig.drain_ms", kMilliseconds, 10000},
@@ -138,6 +142,8 @@ constexpr FieldRule kRules[] = {
     {"StorageConfig.fsync", kFinite, v1::StorageConfig::INTERVAL},
     {"StorageConfig.fsync_interval_ms", Between(1, 60000), 1000},
     {"StorageConfig.log_bytes", Between(kMiB, kMiB* kGiB), 4 * kGiB},
+    {"EvictionConfig.host_bytes_per_sparsecore", kShareOfMemory},
+    {"EvictionConfig.spill_bytes", kShareOfMemory},
 
     {"Token.role", kFinite},
 };
@@ -186,7 +192,8 @@ const FieldRule* FindFieldRule(const google::protobuf::FieldDescriptor& field) {
 
 bool IsNameField(const google::protobuf::FieldDescriptor& field) {
   static constexpr absl::string_view kNameFields[] = {"ModelConfig.name", "TableConfig.name",
-                                                      "FeatureConfig.name", "Token.name"};
+                                                      "TableResource.name", "FeatureConfig.name",
+                                                      "Token.name"};
   return absl::c_linear_search(kNameFields, KeyOf(field));
 }
 
@@ -194,6 +201,10 @@ bool HasNameCharacters(absl::string_view name) {
   return !name.empty() && absl::c_all_of(name, [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-';
   });
+}
+
+bool HasPathCharacters(absl::string_view name) {
+  return absl::c_all_of(absl::StrSplit(name, '/'), HasNameCharacters);
 }
 
 }  // namespace emberd::config

@@ -43,6 +43,8 @@ const FieldRule* FindFieldRule(const google::protobuf::FieldDescriptor& field);
 bool IsNameField(const google::protobuf::FieldDescriptor& field);
 // True for 1 or more characters of [A-Za-z0-9_.-].
 bool HasNameCharacters(absl::string_view name);
+// The same for the name of a feature: parts of such characters, with a '/' between two of them.
+bool HasPathCharacters(absl::string_view name);
 inline constexpr int kMaxNameLength = 128;
 
 }  // namespace emberd::config

@@ -105,6 +105,12 @@ TEST(Names, HaveOneSetOfCharacters) {
   for (const char* bad : {"", " ", "a b", "a/b", "a:b", "\303\244", "a\n", "a\"b"}) {
     EXPECT_FALSE(HasNameCharacters(bad)) << bad;
   }
+  for (const char* good : {"a", "user/history/item", "a.b/c"}) {
+    EXPECT_TRUE(HasPathCharacters(good)) << good;
+  }
+  for (const char* bad : {"", "/", "a/", "/a", "a//b", "a/b c"}) {
+    EXPECT_FALSE(HasPathCharacters(bad)) << bad;
+  }
 }
 
 }  // namespace

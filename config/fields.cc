@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "config/field_rules.h"
+#include "emberd/v1/model.pb.h"
 #include "google/protobuf/io/strtod.h"
 #include "google/protobuf/stubs/strutil.h"
 #include "google/protobuf/text_format.h"
@@ -89,8 +90,15 @@ std::string AllowedEnumNames(const EnumDescriptor& type, const FieldRule& rule) 
 absl::Status CheckName(const Message& message, const FieldDescriptor& field,
                        const std::string& path) {
   const std::string name = message.GetReflection()->GetString(message, &field);
-  if (name.size() <= kMaxNameLength && HasNameCharacters(name)) return absl::OkStatus();
-  return NotAllowed(path, QuotedText(name), "1 to 128 characters of [A-Za-z0-9_.-]");
+  const bool may_be_path = field.containing_type() == v1::FeatureConfig::descriptor();
+  if (name.size() <= kMaxNameLength &&
+      (may_be_path ? HasPathCharacters(name) : HasNameCharacters(name))) {
+    return absl::OkStatus();
+  }
+  return NotAllowed(path, QuotedText(name),
+                    may_be_path ? "1 to 128 characters of [A-Za-z0-9_.-], or parts of them with a "
+                                  "'/' between two"
+                                : "1 to 128 characters of [A-Za-z0-9_.-]");
 }
 
 // Runs `visit(child, path)` over the messages that `field` holds.
@@ -107,6 +115,18 @@ absl::Status ForEachChild(const Message& message, const FieldDescriptor& field,
     absl::Status status =
         visit(reflection.GetRepeatedMessage(message, &field, i), FieldPath(path, field.name(), i));
     if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Of a list of int64.
+absl::Status CheckNumbers(const Message& message, const FieldDescriptor& field,
+                          const FieldRule& rule, const std::string& path) {
+  const Reflection& reflection = *message.GetReflection();
+  for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
+    const int64_t value = reflection.GetRepeatedInt64(message, &field, i);
+    if (rule.range.Contains(static_cast<double>(value))) continue;
+    return NotAllowed(absl::StrCat(path, "[", i, "]"), absl::StrCat(value), rule.range.ToString());
   }
   return absl::OkStatus();
 }
@@ -149,6 +169,7 @@ absl::Status CheckField(const Message& message, const FieldDescriptor& field,
   if (IsNameField(field)) return CheckName(message, field, path);
   const FieldRule* rule = FindFieldRule(field);
   if (rule == nullptr) return absl::OkStatus();
+  if (field.is_repeated()) return CheckNumbers(message, field, *rule, path);
   if ((field.has_presence() || rule->default_value) && IsAbsent(message, field)) {
     return absl::OkStatus();
   }
@@ -190,7 +211,8 @@ void FillFields(Message* message) {
       if (reflection.HasField(*message, &field)) {
         FillFields(reflection.MutableMessage(message, &field));
       }
-    } else if (const FieldRule* rule = FindFieldRule(field); rule != nullptr) {
+    } else if (const FieldRule* rule = FindFieldRule(field);
+               rule != nullptr && !field.is_repeated()) {
       if (rule->default_value && IsAbsent(*message, field)) {
         SetNumber(message, field, *rule->default_value);
       } else if (!(field.has_presence() && IsAbsent(*message, field)) &&

@@ -1,6 +1,8 @@
 // CompleteModel: the checks that involve more than one field, and the defaults that depend on other
 // fields.
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -14,12 +16,15 @@
 #include "config/field_rules.h"
 #include "config/fields.h"
 #include "config/optimizers.h"
+#include "config/shared_tables.h"
 #include "google/protobuf/util/message_differencer.h"
 
 namespace emberd::config {
 namespace {
 
 using google::protobuf::util::MessageDifferencer;
+
+constexpr int kMaxOutputRank = 8;
 
 // Names of tables or features: unique. `what` is the field of ModelConfig.
 template <typename Items>
@@ -94,14 +99,42 @@ absl::Status CheckReferences(const v1::ModelConfig& model) {
   return absl::OkStatus();
 }
 
+// The samples that an output_shape stands for, which a batch_size must not contradict.
+absl::Status CheckOutputShape(const v1::FeatureConfig& feature, const std::string& path) {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  const std::string shape_path = FieldPath(path, "output_shape");
+  const std::string text = absl::StrCat("[", absl::StrJoin(feature.output_shape(), ", "), "]");
+  if (feature.output_shape_size() > kMaxOutputRank) {
+    return NotAllowed(shape_path, text,
+                      absl::StrCat("a list of at most ", kMaxOutputRank, " dimensions"));
+  }
+  int64_t samples = 1;
+  for (const int64_t extent : feature.output_shape()) {
+    samples *= extent;
+    if (samples > kMax) {
+      return NotAllowed(shape_path, text, absl::StrCat("of at most ", kMax, " samples in all"));
+    }
+  }
+  if (feature.output_shape().empty() || feature.batch_size() == 0 ||
+      feature.batch_size() == samples) {
+    return absl::OkStatus();
+  }
+  return NotAllowed(FieldPath(path, "batch_size"), absl::StrCat(feature.batch_size()),
+                    absl::StrCat("absent, or ", samples, ", the product of output_shape ", text));
+}
+
 absl::Status CheckModel(const v1::ModelConfig& model) {
   RETURN_IF_ERROR(CheckFields(model));
   RETURN_IF_ERROR(CheckList(model.tables(), "tables"));
   RETURN_IF_ERROR(CheckList(model.features(), "features"));
+  for (int i = 0; i < model.features_size(); ++i) {
+    RETURN_IF_ERROR(CheckOutputShape(model.features(i), FieldPath("", "features", i)));
+  }
   for (int i = 0; i < model.tables_size(); ++i) {
     RETURN_IF_ERROR(CheckTable(model.tables(i), FieldPath("", "tables", i)));
   }
   RETURN_IF_ERROR(CheckReferences(model));
+  RETURN_IF_ERROR(CheckResources(model));
   return CheckOptimizer(model.optimizer(), "optimizer");
 }
 
@@ -241,6 +274,12 @@ absl::Status CompleteModel(v1::ModelConfig* model) {
     CompleteTable(complete.optimizer(), &table);
   }
   RETURN_IF_ERROR(CheckAllOrNone(complete));
+  for (v1::FeatureConfig& feature : *complete.mutable_features()) {
+    if (feature.output_shape().empty()) continue;
+    int64_t samples = 1;
+    for (const int64_t extent : feature.output_shape()) samples *= extent;
+    feature.set_batch_size(samples);
+  }
   v1::PlanConfig* plan = complete.mutable_plan();
   if (plan->rules() == v1::TENSORFLOW) CompleteTensorFlowPlan(plan);
   FillFields(&complete);

@@ -57,6 +57,22 @@ TEST(CompleteModel, WritesTheDefaultsOfTheProtoFile) {
   EXPECT_EQ(model.plan().shard_bytes_limit(), int64_t{2} << 30);
 }
 
+TEST(CompleteModel, TheBatchIsThatOfTheOutputShape) {
+  v1::ModelConfig model = Complete(R"pb(
+    name: "m"
+    tables { name: "t" vocabulary_size: 8 embedding_dim: 4 }
+    features {
+      name: "user/history/item"
+      table: "t"
+      output_shape: [ 64, 16 ]
+    }
+  )pb");
+  EXPECT_EQ(model.features(0).batch_size(), 1024);
+  const v1::ModelConfig complete = model;
+  ASSERT_TRUE(CompleteModel(&model).ok());
+  EXPECT_TRUE(MessageDifferencer::Equals(model, complete));
+}
+
 TEST(CompleteModel, FillsInThePlanOfTheRules) {
   const std::string rules = absl::StrCat(kTwoTables, "plan { rules: TENSORFLOW ");
   const v1::PlanConfig plan = Complete(rules + "}").plan();

@@ -62,6 +62,10 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
       ->transform(OneOf("formats", kFormats));
   command->add_option("--log-file", overrides.log_file, "Append the log to FILE, not to stderr")
       ->type_name("FILE");
+  command
+      ->add_option("--span-file", overrides.span_file,
+                   "Append spans of calls to FILE, for OpenTelemetry: lines of OTLP in JSON")
+      ->type_name("FILE");
   command->add_flag(
       "--insecure", flags->insecure,
       "Allow addresses beyond the loopback interface without protection: anybody on the network "

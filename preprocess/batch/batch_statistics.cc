@@ -59,16 +59,16 @@ void WriteCounts(const StackBatch& batch, v1::StackStatistics* out) {
   if (ids > 0) out->set_imbalance(static_cast<double>(fullest) * partitions / ids);
 }
 
-void WriteCost(const StackPlan& plan, v1::DataType storage_dtype, const StackBatch& batch,
-               v1::StackStatistics* out) {
+void WriteCost(const StackPlan& plan, const PartitionLimits& limits, v1::DataType storage_dtype,
+               const StackBatch& batch, v1::StackStatistics* out) {
   int64_t entries = 0;
   for (const SlotCsr& slot : batch.slots) entries += KeptEntries(slot);
   out->set_pad_cells(out->required_buffer_size() - entries);
   out->set_bytes_gathered(entries * plan.embedding_dim * config::WeightBytes(storage_dtype));
   out->set_activation_bytes_per_sparsecore(SamplesOfFullestSlot(batch.spans) * plan.embedding_dim *
                                            static_cast<int64_t>(sizeof(float)));
-  out->set_limit_ids_per_partition(plan.max_ids_per_partition);
-  out->set_limit_unique_ids_per_partition(plan.max_unique_ids_per_partition);
+  out->set_limit_ids_per_partition(limits.ids);
+  out->set_limit_unique_ids_per_partition(limits.unique);
 }
 
 void CountPairs(const PreprocessedBatch& batch, int stack, const Topology& topology,
@@ -122,6 +122,7 @@ void CountSegments(const PreprocessedBatch& batch, int stack, const Topology& to
 }  // namespace
 
 void WriteStatistics(const v1::ModelConfig& model, const Plan& plan,
+                     const std::vector<PartitionLimits>& limits,
                      const std::vector<StackBatch>& stacks, v1::BatchStatistics* statistics) {
   statistics->Clear();
   int minibatches = 1;
@@ -131,7 +132,8 @@ void WriteStatistics(const v1::ModelConfig& model, const Plan& plan,
     out->set_stack(stack.name);
     WriteCounts(stacks[k], out);
     // Tables of a stack agree on their storage type.
-    WriteCost(stack, model.tables(stack.tables.front().table).storage_dtype(), stacks[k], out);
+    WriteCost(stack, limits[k], model.tables(stack.tables.front().table).storage_dtype(), stacks[k],
+              out);
     minibatches = std::max(minibatches, stacks[k].slots.front().minibatches);
   }
   statistics->set_num_minibatches(minibatches);

@@ -8,14 +8,16 @@
 
 #include "emberd/v1/model.pb.h"
 #include "emberd/v1/statistics.pb.h"
+#include "preprocess/batch/cuts.h"
 #include "preprocess/batch/preprocessed_batch.h"
 #include "preprocess/plan/plan.h"
 
 namespace emberd::preprocess {
 
 // Writes the statistics of a finished batch from its counters, without reading its entries;
-// reuses the memory of `statistics`. `model` and `plan` belong together.
+// reuses the memory of `statistics`. `model` and `plan` belong together; `limits`: by stack.
 void WriteStatistics(const v1::ModelConfig& model, const Plan& plan,
+                     const std::vector<PartitionLimits>& limits,
                      const std::vector<StackBatch>& stacks, v1::BatchStatistics* statistics);
 
 // Counts of one (source slot, partition) pair, before dropping and over all mini-batches.

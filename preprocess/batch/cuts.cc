@@ -275,12 +275,12 @@ Overflow WorstOverflow(const SlotBuckets& buckets, int partitions, const Partiti
   return worst;
 }
 
-absl::Status OverflowError(const StackPlan& stack, int slot, const SlotCsr& csr,
-                           const SlotBuckets& buckets, const Overflow& overflow) {
-  const std::string ids =
-      Comparison("ids", "max_ids_per_partition", overflow.ids, stack.max_ids_per_partition);
-  const std::string unique = Comparison("unique ids", "max_unique_ids_per_partition",
-                                        overflow.unique, stack.max_unique_ids_per_partition);
+absl::Status OverflowError(const StackPlan& stack, const PartitionLimits& limits, int slot,
+                           const SlotCsr& csr, const SlotBuckets& buckets,
+                           const Overflow& overflow) {
+  const std::string ids = Comparison("ids", "max_ids_per_partition", overflow.ids, limits.ids);
+  const std::string unique =
+      Comparison("unique ids", "max_unique_ids_per_partition", overflow.unique, limits.unique);
   return absl::ResourceExhaustedError(
       absl::StrCat("table '", MainTable(stack, csr, buckets, overflow).name, "' (stack '",
                    stack.name, "'): partition ", overflow.partition, " gets", ids,

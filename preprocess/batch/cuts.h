@@ -103,8 +103,9 @@ Overflow WorstOverflow(const SlotBuckets& buckets, int partitions, const Partiti
 
 // RESOURCE_EXHAUSTED: names the table with most of the offending entries, the partition, the source
 // slot, counts, limits and the ways out. `csr` and `buckets` are those of source slot `slot`.
-absl::Status OverflowError(const StackPlan& stack, int slot, const SlotCsr& csr,
-                           const SlotBuckets& buckets, const Overflow& overflow);
+absl::Status OverflowError(const StackPlan& stack, const PartitionLimits& limits, int slot,
+                           const SlotCsr& csr, const SlotBuckets& buckets,
+                           const Overflow& overflow);
 
 // The cuts that the slots of one stack need, by the rules of one system. `buckets` has one element
 // per slot.

@@ -103,7 +103,7 @@ absl::StatusOr<std::unique_ptr<SortedBatch>> Preprocessor::Sort(
 absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(
     std::unique_ptr<SortedBatch> batch, CutSet cuts) {
   // A batch that needs no cuts of its own has no buckets yet.
-  if (cuts != 0) FillAllBuckets(batch->batch_.get());
+  if (cuts != 0) FillAllBuckets(batch.get());
   return Finish(cuts, batch.get());
 }
 
@@ -114,13 +114,26 @@ Preprocessor::Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPo
       cpu_(cpu),
       scratch_(kIdleScratch),
       batches_(kIdleBatches) {
+  std::vector<PartitionLimits> limits;
   for (const StackPlan& stack : plan_.stacks) {
     StackInfo info;
     info.shape = ShapeOf(model_, plan_, stack);
-    info.limits = {stack.max_ids_per_partition, stack.max_unique_ids_per_partition};
     stacks_.push_back(std::move(info));
+    limits.push_back({stack.max_ids_per_partition, stack.max_unique_ids_per_partition});
   }
+  SetLimits(std::move(limits));
   RememberBuckets();
+}
+
+void Preprocessor::SetLimits(std::vector<PartitionLimits> limits) {
+  Limits shared = std::make_shared<const std::vector<PartitionLimits>>(std::move(limits));
+  MutexLock lock(&limits_mutex_);
+  limits_.swap(shared);
+}
+
+Preprocessor::Limits Preprocessor::CurrentLimits() const {
+  MutexLock lock(&limits_mutex_);
+  return limits_;
 }
 
 // Gives memory for buckets to the stacks, in order, as long as there is some.
@@ -159,20 +172,23 @@ absl::Status Preprocessor::Sort(absl::Span<const FeatureInput> inputs, SortedBat
   // TensorFlow may drop from what needs no cuts, too.
   batch->bucketed_ =
       drop_rule_ == DropRule::kTensorFlow || expect_cuts_.load(std::memory_order_relaxed);
-  ForEachSlot(batch, [&](const StackInfo& info, StackBatch* stack, int slot, SlotScratch* scratch) {
+  sorted->limits_ = CurrentLimits();
+  ForEachSlot(batch, [&](size_t k, StackBatch* stack, int slot, SlotScratch* scratch) {
     Buffer<int32_t>* multiplicity =
         drop_rule_ != DropRule::kKeep ? &stack->buckets[slot].multiplicity : nullptr;
-    SortSlot(info.shape, stack->inputs, stack->layout[slot], stack->gain_kind, scratch,
+    SortSlot(stacks_[k].shape, stack->inputs, stack->layout[slot], stack->gain_kind, scratch,
              multiplicity, &stack->slots[slot]);
-    if (batch->bucketed_) FillSlotBuckets(info, slot, stack);
+    if (batch->bucketed_) FillSlotBuckets(k, sorted->limits_, slot, stack);
   });
   RETURN_IF_ERROR(CheckWeightSums(*batch));
-  sorted->needs_minibatches_ = NeedsMinibatches(*batch);
+  sorted->needs_minibatches_ = NeedsMinibatches(*sorted);
   return absl::OkStatus();
 }
 
-void Preprocessor::FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const {
-  FillBuckets(info.buckets, info.limits, drop_rule_, stack->slots[slot], &stack->buckets[slot]);
+void Preprocessor::FillSlotBuckets(size_t stack_index, const Limits& limits, int slot,
+                                   StackBatch* stack) const {
+  FillBuckets(stacks_[stack_index].buckets, (*limits)[stack_index], drop_rule_, stack->slots[slot],
+              &stack->buckets[slot]);
 }
 
 absl::Status Preprocessor::Validate(absl::Span<const FeatureInput> inputs,
@@ -232,52 +248,53 @@ absl::Status Preprocessor::CheckWeightSums(const PreprocessedBatch& batch) const
   return absl::OkStatus();
 }
 
-bool Preprocessor::NeedsMinibatches(const PreprocessedBatch& batch) const {
+bool Preprocessor::NeedsMinibatches(const SortedBatch& sorted) const {
   for (size_t k = 0; k < stacks_.size(); ++k) {
-    for (const SlotCsr& slot : batch.stacks_[k].slots) {
+    const PartitionLimits& limits = (*sorted.limits_)[k];
+    for (const SlotCsr& slot : sorted.batch_->stacks_[k].slots) {
       for (int p = 0; p < slot.partitions; ++p) {
         const int32_t ids = slot.partition_ids.data()[p];
-        if (stacks_[k].limits.Exceeded(ids, slot.partition_unique.data()[p])) return true;
+        if (limits.Exceeded(ids, slot.partition_unique.data()[p])) return true;
       }
     }
   }
   return false;
 }
 
-void Preprocessor::FillAllBuckets(PreprocessedBatch* batch) {
+void Preprocessor::FillAllBuckets(SortedBatch* sorted) {
+  PreprocessedBatch* batch = sorted->batch_.get();
   if (batch->bucketed_) return;
-  ForEachSlot(batch, [this](const StackInfo& info, StackBatch* stack, int slot, SlotScratch*) {
-    FillSlotBuckets(info, slot, stack);
+  ForEachSlot(batch, [&](size_t k, StackBatch* stack, int slot, SlotScratch*) {
+    FillSlotBuckets(k, sorted->limits_, slot, stack);
   });
   batch->bucketed_ = true;
 }
 
 absl::StatusOr<CutSet> Preprocessor::FindCuts(SortedBatch* sorted) {
-  PreprocessedBatch* batch = sorted->batch_.get();
-  FillAllBuckets(batch);
+  FillAllBuckets(sorted);
   CutSet cuts = 0;
   for (size_t k = 0; k < stacks_.size(); ++k) {
-    const StackBatch& stack = batch->stacks_[k];
-    if (drop_rule_ == DropRule::kKeep) RETURN_IF_ERROR(CheckBuckets(k, stack));
-    cuts |= CutsOfStack(model_.plan().rules(), stacks_[k].limits, stack.buckets,
-                        plan_.topology.partitions());
+    if (drop_rule_ == DropRule::kKeep) RETURN_IF_ERROR(CheckBuckets(k, *sorted));
+    cuts |= CutsOfStack(model_.plan().rules(), (*sorted->limits_)[k],
+                        sorted->batch_->stacks_[k].buckets, plan_.topology.partitions());
   }
   return cuts;
 }
 
 // The error of the worst of the stack's buckets, if one is over its limits.
-absl::Status Preprocessor::CheckBuckets(size_t stack_index, const StackBatch& stack) const {
+absl::Status Preprocessor::CheckBuckets(size_t stack_index, const SortedBatch& sorted) const {
+  const StackBatch& stack = sorted.batch_->stacks_[stack_index];
+  const PartitionLimits& limits = (*sorted.limits_)[stack_index];
   Overflow worst;
   int worst_slot = 0;
   for (int s = 0; s < slots(); ++s) {
-    const Overflow overflow =
-        WorstOverflow(stack.buckets[s], plan_.topology.partitions(), stacks_[stack_index].limits);
+    const Overflow overflow = WorstOverflow(stack.buckets[s], plan_.topology.partitions(), limits);
     if (overflow.excess <= worst.excess) continue;
     worst = overflow;
     worst_slot = s;
   }
   if (!worst.found()) return absl::OkStatus();
-  return OverflowError(plan_.stacks[stack_index], worst_slot, stack.slots[worst_slot],
+  return OverflowError(plan_.stacks[stack_index], limits, worst_slot, stack.slots[worst_slot],
                        stack.buckets[worst_slot], worst);
 }
 
@@ -286,14 +303,14 @@ absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Preprocessor::Finish(Cu
   PreprocessedBatch* batch = sorted->batch_.get();
   expect_cuts_.store(cuts != 0, std::memory_order_relaxed);
   if (cuts != 0 || drop_rule_ == DropRule::kTensorFlow) {
-    ForEachSlot(batch, [cuts](const StackInfo&, StackBatch* stack, int slot, SlotScratch* scratch) {
+    ForEachSlot(batch, [cuts](size_t, StackBatch* stack, int slot, SlotScratch* scratch) {
       if (cuts == 0 && stack->buckets[slot].dropped == 0) return;
       CutSlot(stack->slots[slot], stack->buckets[slot], cuts, &scratch->positions, &scratch->csr);
       std::swap(stack->slots[slot], scratch->csr);
     });
   }
   RETURN_IF_ERROR(FitBuffers(buffer_limits_, plan_, &batch->stacks_));
-  WriteStatistics(model_, plan_, batch->stacks_, &batch->statistics_);
+  WriteStatistics(model_, plan_, *sorted->limits_, batch->stacks_, &batch->statistics_);
   return sorted->Share();
 }
 
@@ -302,7 +319,7 @@ void Preprocessor::ForEachSlot(PreprocessedBatch* batch, SlotWork work) {
   ParallelFor(cpu_, tasks, [&](int64_t task) {
     const int64_t stack = task / slots();
     std::unique_ptr<SlotScratch> scratch = scratch_.Take();
-    work(stacks_[stack], &batch->stacks_[stack], static_cast<int>(task % slots()), scratch.get());
+    work(stack, &batch->stacks_[stack], static_cast<int>(task % slots()), scratch.get());
     scratch_.Give(std::move(scratch));
   });
 }

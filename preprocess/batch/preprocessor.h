@@ -13,12 +13,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/cpu_pool.h"
 #include "base/mapped_memory.h"
+#include "base/mutex.h"
 #include "base/recycler.h"
 #include "emberd/v1/model.pb.h"
 #include "preprocess/batch/buckets.h"
@@ -55,6 +57,7 @@ class SortedBatch {
 
   Recycler<PreprocessedBatch>* batches_;
   std::unique_ptr<PreprocessedBatch> batch_;
+  std::shared_ptr<const std::vector<PartitionLimits>> limits_;  // by stack, from Sort on
   bool needs_minibatches_ = false;
 };
 
@@ -67,6 +70,11 @@ class Preprocessor {
                                                               const Plan* plan, CpuPool* cpu);
   // To be called before the first batch. What does not fit is RESOURCE_EXHAUSTED from Finish.
   void SetBufferLimits(BufferLimits limits) { buffer_limits_ = std::move(limits); }
+
+  // The limits of each stack, instead of those of the plan. Batches in preparation keep to the
+  // limits that they began with.
+  void SetLimits(std::vector<PartitionLimits> limits);
+  std::vector<PartitionLimits> limits() const { return *CurrentLimits(); }
 
   // `inputs[i]` belongs to feature i of the config. Everything is checked before any work is done:
   // INVALID_ARGUMENT for malformed input, OUT_OF_RANGE for an id or a sample outside of its range,
@@ -88,25 +96,26 @@ class Preprocessor {
   // What planning knows about a stack.
   struct StackInfo {
     StackShape shape;
-    PartitionLimits limits;
     BucketMemo buckets;
   };
+  using Limits = std::shared_ptr<const std::vector<PartitionLimits>>;
   using SlotWork =
-      absl::FunctionRef<void(const StackInfo&, StackBatch*, int slot, SlotScratch* scratch)>;
+      absl::FunctionRef<void(size_t stack_index, StackBatch*, int slot, SlotScratch* scratch)>;
 
   Preprocessor(const v1::ModelConfig& model, const Plan& plan, CpuPool* cpu);
   void RememberBuckets();
+  Limits CurrentLimits() const;
 
   absl::Status Sort(absl::Span<const FeatureInput> inputs, SortedBatch* sorted);
   absl::Status Validate(absl::Span<const FeatureInput> inputs, std::vector<absl::Status>* found);
   absl::Status CheckSize(size_t stack_index, const StackBatch& stack) const;
   // INVALID_ARGUMENT names a sample whose weights sum to infinity.
   absl::Status CheckWeightSums(const PreprocessedBatch& batch) const;
-  bool NeedsMinibatches(const PreprocessedBatch& batch) const;
-  absl::Status CheckBuckets(size_t stack_index, const StackBatch& stack) const;
-  void FillSlotBuckets(const StackInfo& info, int slot, StackBatch* stack) const;
+  bool NeedsMinibatches(const SortedBatch& sorted) const;
+  absl::Status CheckBuckets(size_t stack_index, const SortedBatch& sorted) const;
+  void FillSlotBuckets(size_t stack_index, const Limits& limits, int slot, StackBatch* stack) const;
   // Nothing if they are filled already.
-  void FillAllBuckets(PreprocessedBatch* batch);
+  void FillAllBuckets(SortedBatch* sorted);
   // Cuts the batch, whose cuts have been found unless `cuts` is 0, and writes its statistics.
   absl::StatusOr<std::shared_ptr<const PreprocessedBatch>> Finish(CutSet cuts, SortedBatch* sorted);
   // Calls `work` for every source slot of every stack, spread over the threads.
@@ -118,6 +127,8 @@ class Preprocessor {
   const DropRule drop_rule_;
   BufferLimits buffer_limits_;
   std::vector<StackInfo> stacks_;
+  mutable Mutex limits_mutex_;
+  Limits limits_ ABSL_GUARDED_BY(limits_mutex_);
   MappedMemory bucket_memory_;  // of all stacks that remember buckets
   // Whether the batch before was cut. The next one then fills its buckets while its slots are still
   // in the processor's cache; if they are not needed, only that time is lost.

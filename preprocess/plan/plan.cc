@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "config/shared_tables.h"
 #include "preprocess/batch/csr.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/stacking.h"
@@ -32,6 +33,7 @@ class Planner {
   absl::StatusOr<Plan> Make() {
     RETURN_IF_ERROR(IndexTables());
     RETURN_IF_ERROR(DraftGroups());
+    DraftShared();
     DraftRest();
     Plan plan;
     plan.topology = topology_;
@@ -135,6 +137,16 @@ class Planner {
       drafts_.push_back(std::move(draft));
     }
     return absl::OkStatus();
+  }
+
+  // Where the rows of a shared table lie must not depend on what else its models have: alone in a
+  // stack, it has no rotation and no offset.
+  void DraftShared() {
+    for (int t : by_appearance_) {
+      if (taken_[t] || !config::IsShared(model_.tables(t))) continue;
+      taken_[t] = true;
+      drafts_.push_back({model_.tables(t).name(), {t}, /*sort_features=*/!TensorFlowRules()});
+    }
   }
 
   StackCandidate Candidate(int t) const {

@@ -43,7 +43,8 @@ struct FeaturePlan {
 };
 
 // Tables of equal padded width, optimizer, quantization, storage type and result mode, concatenated
-// row-wise.
+// row-wise. A table with a resource is a stack of its own, named as the table: its rows lie at the
+// same places in every model.
 struct StackPlan {
   std::string name;
   int embedding_dim = 0;              // padded width, multiple of 8

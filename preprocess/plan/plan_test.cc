@@ -1,8 +1,10 @@
 // Covers: plan_proto.cc
 #include "preprocess/plan/plan.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
+#include <tuple>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -203,6 +205,36 @@ TEST(PlanTest, ProtoShowsThePlan) {
   EXPECT_EQ(stack.bytes_per_partition(), 24 * 8 * 4);
   EXPECT_EQ(proto.table_bytes(), 8 * stack.bytes_per_partition());
   EXPECT_EQ(proto.fingerprint(), plan->fingerprint);
+}
+
+// Two models that share a table must give each shard the same local rows. Would catch a place that
+// depends on the other tables of the model, on their order or on the rules.
+TEST(PlanTest, ASharedTableLiesAtTheSamePlacesInEveryModel) {
+  const auto place = [](v1::PlanRules rules, const std::vector<std::string>& tables) {
+    v1::ModelConfig model;
+    for (const std::string& name : tables) {
+      AddTable(&model, name, name == "shared" ? 100 : 70, 6, 32);
+      if (name != "shared") continue;
+      model.mutable_tables(model.tables_size() - 1)->mutable_resource()->set_name("r");
+    }
+    model.set_enable_variable_deduplication(true);
+    model.mutable_plan()->set_rules(rules);
+    const auto plan = MakePlan(model, {2, 2});
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    const auto at = std::find(tables.begin(), tables.end(), "shared") - tables.begin();
+    const StackPlan& stack = plan->stacks[plan->table_at[at].stack];
+    EXPECT_EQ(stack.tables.size(), 1);
+    EXPECT_EQ(plan->stacks.size(), tables.size() > 1 ? 2 : 1);  // the others stay together
+    return std::make_tuple(stack.name, stack.embedding_dim, stack.rows_per_partition,
+                           stack.tables[0].row_offset, stack.tables[0].shard_rotation);
+  };
+  const auto alone = place(v1::JAX, {"shared"});
+  EXPECT_EQ(alone, std::make_tuple("shared", 8, 32, 0, 0));
+  for (const v1::PlanRules rules : {v1::JAX, v1::TENSORFLOW}) {
+    EXPECT_EQ(place(rules, {"shared"}), alone);
+    EXPECT_EQ(place(rules, {"a", "b", "shared"}), alone);
+    EXPECT_EQ(place(rules, {"shared", "z", "a"}), alone);
+  }
 }
 
 // Would catch: a fingerprint that depends on the process, or a changed plan that keeps it.

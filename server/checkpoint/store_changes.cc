@@ -15,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "config/shared_tables.h"
 #include "server/checkpoint/files.h"
 #include "server/checkpoint/folders.h"
 #include "server/checkpoint/store.h"
@@ -201,7 +202,10 @@ absl::Status CheckpointStore::CheckNoLogBegins(const v1::ListCheckpointsResponse
       continue;
     }
     const auto manifest = Read(info.model(), name);
-    if (!begins && (!manifest.ok() || manifest->history() != history)) return absl::OkStatus();
+    // Logs of rows that models share begin with what they were restored from, and nothing later.
+    const bool may_begin = manifest.ok() && manifest->history() == history &&
+                           !config::HasSharedTables(manifest->config());
+    if (!begins && !may_begin) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("checkpoint \"", name,
                      "\" cannot be deleted: the shards' logs continue from it, and without it the "

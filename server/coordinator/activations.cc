@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -98,6 +99,33 @@ struct PooledOwner {
 
 }  // namespace
 
+int64_t MaxGatherBytes(const ServedModel& model,
+                       absl::Span<const preprocess::StackBatchView> stacks) {
+  int64_t bytes = 0;
+  for (const preprocess::StackBatchView& view : stacks) {
+    int64_t entries = 0;
+    for (const preprocess::CsrSegmentView& segment : view.segments) {
+      entries += static_cast<int64_t>(segment.embedding_ids.size());
+    }
+    const shard::StackSpec& stack = model.shard_stacks[view.stack];
+    const auto sum_bytes =
+        static_cast<int64_t>(sizeof(int32_t) + stack.embedding_dim * sizeof(float));
+    const int64_t sums = std::min<int64_t>(entries, view.sample_count) * sum_bytes;
+    const int64_t rows = entries * shard::RowBytes(stack);
+    switch (stack.result_mode) {
+      case v1::PARTIAL_SUMS:
+        bytes += sums;
+        break;
+      case v1::UNIQUE_ROWS:
+        bytes += rows;
+        break;
+      default:
+        bytes += std::min(sums, rows);
+    }
+  }
+  return bytes;
+}
+
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch) {
   const auto& stacks = model.plan.stacks;
@@ -144,37 +172,53 @@ absl::Status PoolUniqueRows(const ServedModel& model, const preprocess::Preproce
   return absl::OkStatus();
 }
 
+namespace {
+
+// Memory of their own, by features of the config.
+SharedOutput TakeOutput(const ServedModel& model, absl::Span<const int64_t> samples,
+                        v1::DataType dtype) {
+  std::vector<int> order(samples.size());
+  std::iota(order.begin(), order.end(), 0);
+  SharedOutput output;
+  output.layout = LayOutActivations(model, samples, order, dtype, /*concat=*/false);
+  output.memory.reset(
+      static_cast<char*>(std::aligned_alloc(kAlignment, std::max(output.layout.bytes, kAlignment))),
+      std::free);
+  return output;
+}
+
+}  // namespace
+
 Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
-                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype) {
+                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
+                               const SharedOutput* output) {
+  SharedOutput own;
+  const bool shared = output != nullptr;
+  if (!shared) {
+    own = TakeOutput(model, batch.feature_samples(), dtype);
+    output = &own;
+  }
   Activations activations;
   activations.dtype = dtype;
-  const int features = model.config.features_size();
-  std::vector<size_t> offsets(features + 1);
-  for (int i = 0; i < features; ++i) {
-    FeatureActivationView& view = activations.features.emplace_back();
-    view.samples = batch.feature_samples()[i];
-    view.dim = model.TableOfFeature(i).embedding_dim();
-    const size_t bytes = view.samples * view.dim * ElementSize(dtype);
-    offsets[i + 1] = offsets[i] + (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  std::shared_ptr<char> block(
-      static_cast<char*>(std::aligned_alloc(kAlignment, std::max(offsets.back(), kAlignment))),
-      std::free);
-  for (int i = 0; i < features; ++i) {
-    FeatureActivationView& view = activations.features[i];
+  for (int i = 0; i < model.config.features_size(); ++i) {
     const int stack = model.plan.feature_at[i].stack;
     const int64_t first = batch.feature_sample_begin()[i];
+    const int64_t samples = batch.feature_samples()[i];
+    const int64_t dim = model.TableOfFeature(i).embedding_dim();
     std::vector<const StackSumsView*> sums;
     for (const GatherResult& result : results) sums.push_back(&result.stacks[stack]);
     FeatureCombiner combiner(std::move(sums), model.plan.stacks[stack].embedding_dim, first);
-    const size_t row_bytes = view.dim * ElementSize(dtype);
-    char* to = block.get() + offsets[i];
-    view.bytes = absl::MakeConstSpan(to, view.samples * row_bytes);
-    for (int64_t sample = 0; sample < view.samples; ++sample, to += row_bytes) {
-      WriteRow(combiner.Fold(first + sample), view.dim, dtype, to);
+    char* to = output->memory.get() + output->layout.offsets[i];
+    if (!shared) {
+      activations.features.push_back(
+          {samples, dim, absl::MakeConstSpan(to, samples * dim * ElementSize(dtype))});
+    }
+    for (int64_t sample = 0; sample < samples; ++sample, to += output->layout.strides[i]) {
+      WriteRow(combiner.Fold(first + sample), dim, dtype, to);
     }
   }
-  activations.owner = std::move(block);
+  activations.owner = output->memory;
+  if (shared) activations.shared_bytes = output->layout.bytes;
   return activations;
 }
 

@@ -11,6 +11,7 @@
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/served_model.h"
+#include "server/coordinator/shared_tensors.h"
 #include "server/shard/shard_backend.h"
 #include "shard/gather/pooling.h"
 
@@ -27,7 +28,12 @@ struct Activations {
   v1::DataType dtype = v1::FLOAT32;
   std::vector<FeatureActivationView> features;  // by index in the config
   std::shared_ptr<const void> owner;
+  size_t shared_bytes = 0;  // that were written to the client's memory: there are no `features`
 };
+
+// The most bytes that the answer of a shard to these can have.
+int64_t MaxGatherBytes(const ServedModel& model,
+                       absl::Span<const preprocess::StackBatchView> stacks);
 
 // Checks a shard's answer against the batch it was asked for: every stack once, in plan order;
 // samples ascending and inside the stack, sums of the padded width; unique rows of the size that
@@ -45,8 +51,10 @@ absl::Status PoolUniqueRows(const ServedModel& model, const preprocess::Preproce
 // Adds the partial sums of all shards, `results[i]` being shard i's, by the balanced binary tree
 // over shards in order (each has folded its own partitions already, so this completes the tree over
 // all partitions), cuts padding columns, and rounds to `dtype` once. A sample without entries is
-// zero. The results have passed CheckGatherResult, and PoolUniqueRows if there were any.
+// zero. The results have passed CheckGatherResult, and PoolUniqueRows if there were any. `output`:
+// where they are written; null: into memory of their own.
 Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
-                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
+                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
+                               const SharedOutput* output = nullptr);
 
 }  // namespace emberd::server

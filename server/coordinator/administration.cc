@@ -105,6 +105,28 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
     return PooledCall::Start(environment_, *context, ops::Rpc::kGetLimits, 0, work);
   }
 
+  grpc::ServerUnaryReactor* SetLimits(grpc::CallbackServerContext* context,
+                                      const v1::SetLimitsRequest* request,
+                                      v1::SetLimitsResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
+      auto limits = administration_->SetLimits(*request, call);
+      if (limits.ok()) *response = std::move(*limits);
+      return limits.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kSetLimits, 0, work);
+  }
+
+  grpc::ServerUnaryReactor* GetMetrics(grpc::CallbackServerContext* context,
+                                       const v1::GetMetricsRequest* request,
+                                       v1::GetMetricsResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext*, int64_t*) {
+      auto metrics = administration_->GetMetrics(*request);
+      if (metrics.ok()) *response = std::move(*metrics);
+      return metrics.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kGetMetrics, 0, work);
+  }
+
   grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
                                      const v1::GetStatsRequest* request,
                                      v1::GetStatsResponse* response) override {
@@ -161,6 +183,17 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
       return status;
     };
     return PooledCall::Start(environment_, *context, ops::Rpc::kDropGroup, 0, work);
+  }
+
+  grpc::ServerUnaryReactor* ChangeMemory(grpc::CallbackServerContext* context,
+                                         const v1::ChangeMemoryRequest* request,
+                                         v1::ChangeMemoryResponse* response) override {
+    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
+      auto changed = administration_->ChangeMemory(*request, call);
+      if (changed.ok()) *response = std::move(*changed);
+      return changed.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kChangeMemory, 0, work);
   }
 
  private:

@@ -16,13 +16,14 @@
 #include "server/coordinator/pooled_call.h"
 #include "server/coordinator/train/train_stream.h"
 #include "server/ops/metric_registry.h"
+#include "server/ops/samples.h"
 #include "server/rpc/admission.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
 
 // Thread-safe. Methods block for as long as shards take to answer: about a second at most, but for
-// DropModel and ResetModel, which may fill tables.
+// DropModel, ResetModel and ChangeMemory, which fill or move tables.
 class Administration {
  public:
   struct Parts {
@@ -31,7 +32,8 @@ class Administration {
     const Admission* admission = nullptr;  // of its requests
     TrainStreams* train_streams = nullptr;
     DrainSwitch* drain = nullptr;
-    std::function<void()> show_health;  // brings the health service up to date
+    const ops::Samples* samples = nullptr;  // of the calls of ProgramService
+    std::function<void()> show_health;      // brings the health service up to date
     int64_t in_flight_budget_bytes = 0;
     int64_t batch_budget_bytes = 0;
   };
@@ -41,6 +43,13 @@ class Administration {
   v1::GetStatusResponse GetStatus(rpc::CallContext* context);
   absl::StatusOr<v1::GetLimitsResponse> GetLimits(const v1::GetLimitsRequest& request,
                                                   rpc::CallContext* context);
+  absl::StatusOr<v1::SetLimitsResponse> SetLimits(const v1::SetLimitsRequest& request,
+                                                  rpc::CallContext* context) {
+    return parts_.coordinator->SetLimits(request, context);
+  }
+  absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const v1::GetMetricsRequest& request) const {
+    return parts_.samples->Get(request.regex());
+  }
   absl::StatusOr<v1::GetStatsResponse> GetStats(const v1::GetStatsRequest& request,
                                                 rpc::CallContext* context);
   absl::StatusOr<v1::DropModelResponse> DropModel(const v1::DropModelRequest& request,
@@ -54,6 +63,10 @@ class Administration {
   absl::StatusOr<v1::DropGroupResponse> DropGroup(const v1::DropGroupRequest& request,
                                                   rpc::CallContext* context) {
     return parts_.coordinator->DropGroup(request, context);
+  }
+  absl::StatusOr<v1::ChangeMemoryResponse> ChangeMemory(const v1::ChangeMemoryRequest& request,
+                                                        rpc::CallContext* context) {
+    return parts_.coordinator->ChangeMemory(request, context);
   }
   // Takes the coordinator out of service or back into it, and tells what is left to do.
   // FAILED_PRECONDITION: back into service after Stop.

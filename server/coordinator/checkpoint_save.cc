@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "config/shared_tables.h"
 #include "server/checkpoint/manifest.h"
 #include "server/coordinator/fanout.h"
 #include "server/ops/logging.h"
@@ -159,7 +160,9 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
   absl::Status heard = FirstError(ForEachShard(
       shards_.threads, ShardsFrom(0, shards_.shards.size()),
       [&](int shard) { return shards_.shards[shard]->CompleteSave(complete, &completing); }));
-  if (heard.ok() && options_.has_log) heard = store_->SetBeginning(manifest_, model_->history);
+  // Logs of rows that models share begin with none.
+  const bool begins = options_.has_log && !config::HasSharedTables(model_->config);
+  if (heard.ok() && begins) heard = store_->SetBeginning(manifest_, model_->history);
   if (!heard.ok()) {
     ops::Log(ops::LogLevel::kWarning, "not every shard has confirmed a checkpoint",
              {{"model", manifest_.model()},

@@ -20,10 +20,12 @@ absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std:
   config.set_name(name);
   config.clear_optimizer();
   config.mutable_optimizer()->mutable_none();
+  config.clear_enable_variable_deduplication();  // rows that stay as they are, of its own
   for (v1::TableConfig& table : *config.mutable_tables()) {
     table.clear_optimizer();
     table.clear_update_rounding();
     table.clear_on_nonfinite_gradient();
+    table.clear_resource();
     if (dtype != v1::DATA_TYPE_UNSPECIFIED) table.set_storage_dtype(dtype);
   }
   RETURN_IF_ERROR(config::CompleteModel(&config));

@@ -1,5 +1,6 @@
 #include "server/coordinator/coordinator.h"
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -8,9 +9,10 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "config/optimizers.h"
+#include "config/shared_tables.h"
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/train/group_drop.h"
-#include "server/ops/logging.h"
+#include "server/rpc/shared_regions.h"
 
 namespace emberd::server {
 namespace {
@@ -31,6 +33,7 @@ ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metr
   options.topology = {cluster.shards_size(), cluster.sparsecores_per_shard()};
   options.threads = threads;
   options.metrics = metrics;
+  options.recovers = cluster.storage().durability() == v1::StorageConfig::CHECKPOINT;
   return options;
 }
 
@@ -90,9 +93,11 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       mutations_(shards_, &threads->blocking,
                  absl::Milliseconds(cluster.timeouts().shard_call_ms())),
       fanout_(shards_, MakeFanoutOptions(cluster, threads), &mutations_, metrics),
+      regions_(rpc::StartClientRegions(cluster)),
       path_({.max_activation_bytes = max_message_bytes_,
              .batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
-             .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()}},
+             .batches = {cluster.budgets().batch_bytes(), cluster.budgets().max_batches()},
+             .regions = regions_.get()},
             &fanout_, &mutations_, metrics),
       checkpoints_(cluster.storage(), shard_set_, &mutations_, &registry_),
       auto_checkpoints_(&checkpoints_, &registry_, &threads->blocking),
@@ -139,7 +144,8 @@ absl::StatusOr<v1::DeclareModelResponse> Coordinator::DeclareModel(
   response.set_model_id(declared.model->id);
   response.set_created(declared.created);
   response.set_history(declared.model->history);
-  *response.mutable_plan() = preprocess::PlanToProto(declared.model->config, declared.model->plan);
+  *response.mutable_plan() =
+      preprocess::PlanToProto(declared.model->config, declared.model->PlanNow());
   return response;
 }
 
@@ -152,6 +158,13 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
   }
   const auto known = registry_.Recall(registry_.IdOf(request.name())).model;
   const bool read_only = known != nullptr && known->read_only();
+  // Of a step that has begun on rows that other models keep, no part may be missing.
+  std::unique_ptr<ChangePause> pause;
+  if (known != nullptr && config::HasSharedTables(known->config)) {
+    pause = checkpoints_.MakePause(known);
+    const absl::Status settled = pause->Settle(context).status();
+    if (!settled.ok() && !absl::IsDataLoss(settled)) return settled;
+  }
   ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), context));
   if (!read_only) auto_checkpoints_.RowsGivenUp(request.name());
   response.set_dropped(dropped);
@@ -192,7 +205,7 @@ absl::StatusOr<v1::DescribeModelResponse> Coordinator::DescribeModel(
   response.set_recovery(auto_checkpoints_.RecoveryOf(known.model->config.name()));
   response.set_serves(ServesText(known.model->serves));
   *response.mutable_config() = known.model->config;
-  *response.mutable_plan() = preprocess::PlanToProto(known.model->config, known.model->plan);
+  *response.mutable_plan() = preprocess::PlanToProto(known.model->config, known.model->PlanNow());
   AddSlots(known.model->config, &response);
   return response;
 }
@@ -252,6 +265,11 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   return response;
 }
 
+absl::StatusOr<v1::ShareMemoryResponse> Coordinator::ShareMemory(const v1::ShareMemoryRequest&,
+                                                                 rpc::CallContext*) {
+  return rpc::InvitePeer(regions_.get());
+}
+
 absl::StatusOr<v1::ReleaseBatchResponse> Coordinator::ReleaseBatch(
     const v1::ReleaseBatchRequest& request, rpc::CallContext*) {
   RETURN_IF_ERROR(path_.Release(request.model_id(), request.batch_handle()));
@@ -261,7 +279,22 @@ absl::StatusOr<v1::ReleaseBatchResponse> Coordinator::ReleaseBatch(
 absl::StatusOr<v1::GetLimitsResponse> Coordinator::GetLimits(const v1::GetLimitsRequest& request,
                                                              rpc::CallContext* context) {
   ASSIGN_OR_RETURN(auto model, registry_.FindByName(request.model(), context));
-  return model->observed->Limits(model->plan);
+  // They may have been changed at another coordinator just now.
+  const auto now = registry_.FindAnew(model->id, context);
+  if (now.ok()) model = *now;
+  return model->observed->Limits(model->PlanNow());
+}
+
+absl::StatusOr<v1::SetLimitsResponse> Coordinator::SetLimits(const v1::SetLimitsRequest& request,
+                                                             rpc::CallContext* context) {
+  v1::SetLimitsResponse response;
+  const auto change = [&](const ServedModel& model, const preprocess::Plan& now) {
+    auto limits = ChangedLimits(model, now, request);
+    if (limits.ok()) response.mutable_limits()->Assign(limits->begin(), limits->end());
+    return limits;
+  };
+  RETURN_IF_ERROR(registry_.SetLimits(request.model(), change, context).status());
+  return response;
 }
 
 v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
@@ -306,7 +339,7 @@ void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
 
 void Coordinator::AddStacks(v1::GetStatsResponse* stats) const {
   for (const auto& [model, lost] : registry_.models()) {
-    for (v1::StackStats& stack : model->observed->Stats(model->plan)) {
+    for (v1::StackStats& stack : model->observed->Stats(model->PlanNow())) {
       stack.set_model(model->config.name());
       *stats->add_stacks() = std::move(stack);
     }

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/periodic_task.h"
+#include "base/region_server.h"
 #include "base/status.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/admin_service.pb.h"
@@ -94,6 +95,14 @@ class Coordinator {
   absl::StatusOr<v1::GetLimitsResponse> GetLimits(const v1::GetLimitsRequest& request,
                                                   rpc::CallContext* context);
 
+  absl::StatusOr<v1::SetLimitsResponse> SetLimits(const v1::SetLimitsRequest& request,
+                                                  rpc::CallContext* context);
+  absl::StatusOr<v1::ChangeMemoryResponse> ChangeMemory(const v1::ChangeMemoryRequest& request,
+                                                        rpc::CallContext* context);
+  // UNIMPLEMENTED if there is no memory to share.
+  absl::StatusOr<v1::ShareMemoryResponse> ShareMemory(const v1::ShareMemoryRequest& request,
+                                                      rpc::CallContext* context);
+
   ops::ServerMetrics* server_metrics() { return server_metrics_; }
   ops::Metrics* metrics() { return metrics_; }
   absl::Duration uptime() const { return absl::Now() - start_; }
@@ -112,6 +121,9 @@ class Coordinator {
                                            absl::Span<const int64_t> ids,
                                            rpc::CallContext* context);
 
+  // On the shards that have pinned a model, as `done` says.
+  void TakePinBack(const v1::ChangeMemoryRequest& pin, const v1::ChangeMemoryResponse& done,
+                   rpc::CallContext* caller);
   // One attempt at an assignment; command i is for shard i.
   absl::StatusOr<MadeMutation> TryAssign(const std::vector<AssignCommand>& commands,
                                          rpc::CallContext* context);
@@ -130,6 +142,7 @@ class Coordinator {
   ModelRegistry registry_;
   Mutations mutations_;
   Fanout fanout_;
+  const std::unique_ptr<RegionServer> regions_;  // null: no memory is shared with clients
   StepPath path_;
   Checkpoints checkpoints_;
   AutoCheckpoints auto_checkpoints_;

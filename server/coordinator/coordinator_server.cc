@@ -15,6 +15,7 @@
 #include "server/coordinator/pooled_call.h"
 #include "server/coordinator/programs/program_service.h"
 #include "server/coordinator/programs/programs.h"
+#include "server/ops/samples.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/memory_budget.h"
 #include "server/rpc/shard_place.h"
@@ -35,6 +36,9 @@ constexpr int kCheckpointsWaiting = 64;
 // the whole grace: a stream that is then cut off still gets the answers to what it has sent.
 constexpr absl::Duration kStepPatience = absl::Seconds(5);
 
+// Of fewer bytes, a copy into a message costs a shard no more than to name a place.
+constexpr int64_t kWorthSharing = int64_t{64} << 10;
+
 constexpr absl::Duration kServerSweepPeriod = absl::Seconds(1);
 
 // `memory`: of what the shards answer.
@@ -43,11 +47,13 @@ std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServer
   const v1::ClusterConfig& cluster = options.cluster;
   std::vector<std::shared_ptr<ShardBackend>> shards;
   for (int i = 0; i < cluster.shards_size(); ++i) {
-    shards.push_back(MakeRemoteShard({.index = i,
-                                      .address = cluster.shards(i).address(),
-                                      .limits = {cluster.budgets().max_message_bytes(), memory},
-                                      .place = rpc::PlaceOf(cluster, i),
-                                      .security = options.security}));
+    shards.push_back(MakeRemoteShard(
+        {.index = i,
+         .address = cluster.shards(i).address(),
+         .limits = {cluster.budgets().max_message_bytes(), memory},
+         .place = rpc::PlaceOf(cluster, i),
+         .security = options.security,
+         .share_from_bytes = cluster.transport() == v1::ClusterConfig::TCP ? 0 : kWorthSharing}));
   }
   return shards;
 }
@@ -81,6 +87,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                          .admission = &admission_,
                          .train_streams = &train_streams_,
                          .drain = &drain_,
+                         .samples = &samples_,
                          .show_health = [this] { ShowHealth(); },
                          .in_flight_budget_bytes = options.cluster.budgets().in_flight_bytes(),
                          .batch_budget_bytes = options.cluster.budgets().batch_bytes()}),
@@ -94,7 +101,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                   {.coordinator_index = options.coordinator_index,
                    .lease = absl::Milliseconds(options.cluster.timeouts().batch_ttl_ms()),
                    .cpu = &options.threads->cpu}),
-        program_service_(MakeProgramService(&programs_, environment_)),
+        program_service_(MakeProgramService(&programs_, &samples_, environment_)),
         sweeper_(kServerSweepPeriod, [this] { Sweep(); }) {}
 
   absl::Status Serve(const CoordinatorServerOptions& options) {
@@ -162,6 +169,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   TaskQueue requests_;
   const CallEnvironment environment_;
   TrainStreams train_streams_;
+  ops::Samples samples_;  // of the calls of ProgramService
   std::unique_ptr<grpc::Service> embedding_service_;
   Administration administration_;
   Admission admin_admission_;

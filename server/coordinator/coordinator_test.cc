@@ -105,7 +105,9 @@ class Cluster {
                            .address = servers_[i]->address(),
                            .limits = rpc::MessageLimits{cluster_.budgets().max_message_bytes(),
                                                         rpc::MemoryBudget()},
-                           .place = rpc::PlaceOf(cluster_, static_cast<int>(i))}));
+                           .place = rpc::PlaceOf(cluster_, static_cast<int>(i)),
+                           // Every other one, however short the payloads.
+                           .share_from_bytes = static_cast<int64_t>(i % 2)}));
     }
     coordinator_ = std::make_unique<Coordinator>(cluster_, 0, backends_, &metrics_, &threads_);
   }

@@ -130,8 +130,8 @@ using ServiceBase = Service::WithRawCallbackMethod_DeclareModel<
     Service::WithRawCallbackMethod_DescribeModel<Service::WithRawCallbackMethod_Lookup<
         Service::WithRawCallbackMethod_ApplyGradients<Service::WithRawCallbackMethod_ReleaseBatch<
             Service::WithRawCallbackMethod_ReadRows<Service::WithRawCallbackMethod_AssignRows<
-                Service::WithRawCallbackMethod_ExportTable<
-                    Service::WithRawCallbackMethod_Train<Service::Service>>>>>>>>>;
+                Service::WithRawCallbackMethod_ExportTable<Service::WithRawCallbackMethod_Train<
+                    Service::WithRawCallbackMethod_ShareMemory<Service::Service>>>>>>>>>>;
 
 class EmbeddingServiceImpl final : public ServiceBase {
  public:
@@ -169,6 +169,9 @@ class EmbeddingServiceImpl final : public ServiceBase {
   }
   grpc::ServerWriteReactor<Bytes>* ExportTable(Context* context, const Bytes* request) override {
     return ExportStream::Start(coordinator_, environment_, *context, *request);
+  }
+  Reactor* ShareMemory(Context* context, const Bytes* request, Bytes* response) override {
+    return Call(context, ops::Rpc::kShareMemory, request, response, &Coordinator::ShareMemory);
   }
   grpc::ServerBidiReactor<Bytes, Bytes>* Train(Context* context) override {
     return streams_->Start(*context);

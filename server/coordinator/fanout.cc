@@ -60,6 +60,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     command.batch_handle = handle;
     command.batch_ttl = options_.batch_ttl;
     command.stacks = batch->ShardView(static_cast<int>(shard));
+    command.answer_bytes = MaxGatherBytes(*model, command.stacks);
     command.owner = owner;
     return shards_[shard]->Gather(std::move(command), context);
   };
@@ -122,7 +123,9 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
       command.input.step = input.step;
       command.input.skip = true;
     } else {
-      command.input = GradientsForShard(input, batch, static_cast<int>(i));
+      const auto shard = static_cast<int>(i);
+      command.block = fanout_->shards_[i]->TakeBlock(GradientBytes(input, batch, shard));
+      command.input = GradientsForShard(input, batch, shard, command.block);
     }
     calls_.push_back(fanout_->shards_[i]->Apply(std::move(command), &context_));
   }

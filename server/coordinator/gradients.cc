@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "config/fields.h"
 #include "config/optimizers.h"
 #include "server/coordinator/request_reader.h"
+#include "server/coordinator/shared_tensors.h"
 
 namespace emberd::server {
 namespace {
@@ -42,8 +44,28 @@ absl::Status CheckFinite(const FeatureGradientView& view, int64_t samples, int64
                                                  "; gradients must be finite"));
 }
 
+// Where the elements lie, which fill the tensor's shape.
+absl::StatusOr<const char*> FindElements(const v1::FeatureGradient& gradient,
+                                         const std::string& path, const RegionServer* regions,
+                                         GradientInput* input) {
+  const v1::Tensor& tensor = gradient.gradient();
+  if (!gradient.has_shared()) {
+    RETURN_IF_ERROR(CheckedSize(tensor, path).status());
+    return tensor.data().data();
+  }
+  ASSIGN_OR_RETURN(const int64_t bytes, ShapeBytes(tensor, path));
+  if (gradient.shared().size() != static_cast<uint64_t>(bytes) || !tensor.data().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": shared.size is ", gradient.shared().size(), " and data has ",
+                     tensor.data().size(), " bytes; they must be ", bytes, " and 0"));
+  }
+  ASSIGN_OR_RETURN(auto memory, FindBlock(regions, gradient.shared(), path + ": shared"));
+  return input->shared.emplace_back(std::move(memory)).get();
+}
+
 absl::Status DecodeFeature(const v1::FeatureGradient& gradient, int feature, const KeptBatch& batch,
-                           FeatureGradientView* view) {
+                           const RegionServer* regions, GradientInput* input) {
+  FeatureGradientView* const view = &input->features[feature];
   const std::string path = absl::StrCat("gradient of feature '", gradient.feature(), "'");
   const v1::Tensor& tensor = gradient.gradient();
   if (tensor.dtype() != v1::FLOAT32 && tensor.dtype() != v1::BFLOAT16) {
@@ -53,9 +75,10 @@ absl::Status DecodeFeature(const v1::FeatureGradient& gradient, int feature, con
   }
   const int64_t samples = batch.feature_samples[feature];
   const int64_t dim = batch.model->TableOfFeature(feature).embedding_dim();
-  RETURN_IF_ERROR(CheckShape(tensor, {samples, dim}, path));
-  RETURN_IF_ERROR(CheckedSize(tensor, path).status());
-  view->data = tensor.data().data();
+  if (absl::MakeConstSpan(tensor.shape()) != batch.model->ActivationShape(feature, samples)) {
+    RETURN_IF_ERROR(CheckShape(tensor, {samples, dim}, path));
+  }
+  ASSIGN_OR_RETURN(view->data, FindElements(gradient, path, regions, input));
   view->dtype = tensor.dtype();
   const bool any_value =
       batch.model->TableOfFeature(feature).on_nonfinite_gradient() == v1::SKIP_ROW;
@@ -184,10 +207,24 @@ void WriteStackRows(const GradientInput& input, const KeptBatch& batch,
   std::fill(to + next * width, to + samples.size() * width, 0.0f);
 }
 
+// By stack: of the gradients that a shard is sent.
+std::vector<size_t> FloatsForShard(const GradientInput& input, const KeptBatch& batch, int shard) {
+  const auto& stacks = batch.model->plan.stacks;
+  std::vector<size_t> floats(stacks.size());
+  for (size_t i = 0; i < stacks.size(); ++i) {
+    const auto& features = stacks[i].features;
+    const bool given = std::any_of(features.begin(), features.end(), [&](const auto& feature) {
+      return input.features[feature.feature].data != nullptr;
+    });
+    floats[i] = given ? batch.shards[shard].samples[i].size() * stacks[i].embedding_dim : 0;
+  }
+  return floats;
+}
+
 }  // namespace
 
 absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& request,
-                                              const KeptBatch& batch) {
+                                              const KeptBatch& batch, const RegionServer* regions) {
   const ServedModel& model = *batch.model;
   GradientInput input;
   input.features.resize(model.config.features_size());
@@ -200,37 +237,39 @@ absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& r
           model.config.name(), "' does not have; ",
           KnownNames("features", gradient.feature(), config::FeatureNames(model.config))));
     }
-    FeatureGradientView* view = &input.features[found->second];
-    if (view->data != nullptr) {
+    if (input.features[found->second].data != nullptr) {
       return absl::InvalidArgumentError(
           absl::StrCat("gradients[", i, "].feature '", gradient.feature(), "' is repeated"));
     }
-    RETURN_IF_ERROR(DecodeFeature(gradient, found->second, batch, view));
+    RETURN_IF_ERROR(DecodeFeature(gradient, found->second, batch, regions, &input));
   }
   RETURN_IF_ERROR(DecodeHyperparameters(request, model, &input));
   RETURN_IF_ERROR(DecodeStep(request, model, &input));
   return input;
 }
 
-shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch& batch, int shard) {
+int64_t GradientBytes(const GradientInput& input, const KeptBatch& batch, int shard) {
+  const std::vector<size_t> floats = FloatsForShard(input, batch, shard);
+  return static_cast<int64_t>(std::accumulate(floats.begin(), floats.end(), size_t{0}) *
+                              sizeof(float));
+}
+
+shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch& batch, int shard,
+                                    const std::shared_ptr<SharedBlock>& block) {
   const auto& stacks = batch.model->plan.stacks;
   const KeptShard& kept = batch.shards[shard];
-  std::vector<size_t> floats(stacks.size());
-  size_t total = 0;
-  for (size_t i = 0; i < stacks.size(); ++i) {
-    const auto& features = stacks[i].features;
-    const bool given = std::any_of(features.begin(), features.end(), [&](const auto& feature) {
-      return input.features[feature.feature].data != nullptr;
-    });
-    floats[i] = given ? kept.samples[i].size() * stacks[i].embedding_dim : 0;
-    total += floats[i];
-  }
-  std::shared_ptr<float> block(
-      static_cast<float*>(std::malloc(std::max<size_t>(total, 1) * sizeof(float))), std::free);
+  const std::vector<size_t> floats = FloatsForShard(input, batch, shard);
+  const size_t total = std::accumulate(floats.begin(), floats.end(), size_t{0});
+  std::shared_ptr<float> memory =
+      block != nullptr
+          ? std::shared_ptr<float>(block, reinterpret_cast<float*>(block->data()))
+          : std::shared_ptr<float>(
+                static_cast<float*>(std::malloc(std::max<size_t>(total, 1) * sizeof(float))),
+                std::free);
 
   shard::ApplyInput result;
   result.step = input.step;
-  float* to = block.get();
+  float* to = memory.get();
   for (size_t i = 0; i < stacks.size(); ++i) {
     shard::StackGradients& stack = result.stacks.emplace_back();
     stack.stack = static_cast<int>(i);
@@ -240,7 +279,7 @@ shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch&
     stack.gradients = absl::MakeConstSpan(to, floats[i]);
     to += floats[i];
   }
-  result.owner = std::move(block);
+  result.owner = std::move(memory);
   return result;
 }
 

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "base/region_server.h"
+#include "base/shared_arena.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/kept_batch.h"
 #include "shard/types.h"
@@ -21,6 +25,7 @@ struct FeatureGradientView {
 // Refers to the request's memory.
 struct GradientInput {
   std::vector<FeatureGradientView> features;  // by index in the config
+  std::vector<std::shared_ptr<char>> shared;  // memory of the client's that features refer to
   // By stack: overrides of this step.
   std::vector<absl::flat_hash_map<std::string, double>> hyperparameters;
   int64_t step = -1;
@@ -28,12 +33,17 @@ struct GradientInput {
 
 // Checks everything that a request may have wrong: names, types, shapes, finite values,
 // hyper-parameters, and the step where an optimizer needs it. Errors are INVALID_ARGUMENT and name
-// the feature or table, the value and the rule.
+// the feature or table, the value and the rule. Gradients that lie in memory shared with the client
+// (of `regions`) may change after this: the shards check the values that they get.
 absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& request,
-                                              const KeptBatch& batch);
+                                              const KeptBatch& batch,
+                                              const RegionServer* regions = nullptr);
 
 // What shard `shard` is sent: for each stack, a row of the padded width for every sample that the
 // shard returned from the lookup. A stack none of whose features has a gradient has no rows.
-shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch& batch, int shard);
+// They are written to `block`, which has GradientBytes bytes; null: into memory of their own.
+shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch& batch, int shard,
+                                    const std::shared_ptr<SharedBlock>& block = nullptr);
+int64_t GradientBytes(const GradientInput& input, const KeptBatch& batch, int shard);
 
 }  // namespace emberd::server

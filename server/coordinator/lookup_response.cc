@@ -23,7 +23,7 @@ class ActivationField {
         activations_(output.activations),
         view_(output.activations.features[feature]),
         field_(field),
-        tensor_head_(TensorHead(view_, activations_.dtype)),
+        tensor_head_(TensorHead(*output.model, feature, view_, activations_.dtype)),
         tensor_size_(tensor_head_.size() +
                      LengthDelimitedSize(v1::Tensor::kDataFieldNumber, view_.bytes.size())),
         activation_size_(
@@ -46,11 +46,13 @@ class ActivationField {
 
  private:
   // The tensor without its data, serialized.
-  static std::string TensorHead(const FeatureActivationView& view, v1::DataType dtype) {
+  static std::string TensorHead(const ServedModel& model, int feature,
+                                const FeatureActivationView& view, v1::DataType dtype) {
     v1::Tensor head;
     head.set_dtype(dtype);
-    head.add_shape(view.samples);
-    head.add_shape(view.dim);
+    for (const int64_t extent : model.ActivationShape(feature, view.samples)) {
+      head.add_shape(extent);
+    }
     return head.SerializeAsString();
   }
 
@@ -83,8 +85,12 @@ grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output) {
   if (output.batch_handle != 0) {
     encoder.Fixed64Field(Response::kBatchHandleFieldNumber, output.batch_handle);
   }
-  for (const int feature : output.order) {
-    ActivationField(output, feature, Response::kActivationsFieldNumber).AppendTo(&encoder);
+  if (output.activations.shared_bytes > 0) {
+    encoder.VarintField(Response::kSharedBytesFieldNumber, output.activations.shared_bytes);
+  } else {
+    for (const int feature : output.order) {
+      ActivationField(output, feature, Response::kActivationsFieldNumber).AppendTo(&encoder);
+    }
   }
   encoder.BytesField(Response::kStatisticsFieldNumber, output.statistics.SerializeAsString());
   return encoder.Finish();
@@ -99,7 +105,8 @@ std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput&
   std::deque<grpc::ByteBuffer> messages;
   std::vector<ActivationField> activations;
   size_t size = 0;
-  for (const int feature : output.order) {
+  const bool shared = output.activations.shared_bytes > 0;
+  for (const int feature : shared ? std::vector<int>() : output.order) {
     if (size >= rpc::kPartBytes) {
       messages.push_back(EncodeTrainMessage(more, activations));
       activations.clear();
@@ -109,6 +116,7 @@ std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput&
     size += activations.back().size();
   }
   head.set_continues(false);
+  head.set_shared_bytes(output.activations.shared_bytes);
   *head.mutable_statistics() = output.statistics;
   *head.mutable_times() = times;
   messages.push_back(EncodeTrainMessage(head.SerializeAsString(), activations));

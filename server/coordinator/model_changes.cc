@@ -35,6 +35,9 @@ internal::v1::CreateModelRequest ModelChanges::MakeRequest(const ServedModel& mo
   const std::optional<internal::v1::HostedModel> here = before.OnShard(shard, model.config.name());
   if (here.has_value()) request.set_replaces(here->history());
   if (model.read_only()) *request.mutable_serves() = model.serves;
+  const internal::v1::ModelLimits limits = model.live_limits->Get();
+  if (limits.version() > 0) *request.mutable_limits() = limits;
+  request.set_pinned(before.IsPinned(model.id));
   return request;
 }
 

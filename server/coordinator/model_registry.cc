@@ -129,11 +129,17 @@ absl::Status ModelRegistry::LostError(const ServedModel& model, const ModelVerdi
           : absl::StrCat("`emberctl checkpoint restore ", name,
                          "` goes back to a checkpoint, if there is one, `emberctl model reset ",
                          name, "` gives all shards initial rows again");
-  return absl::DataLossError(
-      absl::StrCat("model '", name, "' is lost: ", absl::StrJoin(verdict.without, ", ", shard_name),
-                   verdict.without.size() == 1 ? " no longer has its" : " no longer have their",
-                   " rows, as after a restart; ", remedy, ", `emberctl model drop ", name,
-                   "` removes the model"));
+  const std::string shards = absl::StrJoin(verdict.without, ", ", shard_name);
+  std::string reason = absl::StrCat(
+      shards, verdict.without.size() == 1 ? " no longer has its" : " no longer have their",
+      " rows, as after a restart");
+  if (!verdict.damage.empty()) {
+    reason = absl::StrCat(shards, ": ", verdict.damage,
+                          "; with storage.durability LOG, a shard that is started again has them "
+                          "from its log");
+  }
+  return absl::DataLossError(absl::StrCat("model '", name, "' is lost: ", reason, "; ", remedy,
+                                          ", `emberctl model drop ", name, "` removes the model"));
 }
 
 ModelVerdict ModelRegistry::Judge(uint64_t model_id, uint64_t known, ShardModels* shards,
@@ -167,6 +173,7 @@ absl::StatusOr<std::shared_ptr<ServedModel>> ModelRegistry::Fetch(uint64_t model
     if (found.ok()) {
       ASSIGN_OR_RETURN(auto model, MakeModel(found->config(), history));
       model->serves = shards.ServesOf(model_id, history);
+      model->SetLimits(shards.LimitsOf(model_id, history));
       return model;
     }
     if (!absl::IsNotFound(found.status())) error = found.status();
@@ -197,8 +204,10 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Refresh(
     case ModelState::kServing: {
       if (known.model != nullptr && known.model->history == verdict.history) {
         SetLost(model_id, absl::OkStatus());
+        known.model->SetLimits(shards.LimitsOf(model_id, verdict.history));
         return known.model;
       }
+      RETURN_IF_ERROR(shards.know_limits());  // those of the declaration may be out of date
       ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model,
                        Fetch(model_id, verdict.history, shards, context));
       // Whoever has made other rows since the shards were asked knows better.
@@ -295,6 +304,7 @@ void ModelRegistry::Watch() {
     if (lost && doubted) SetLost(id, LostError(*entry.model, verdict));
     const bool changed =
         verdict.state == ModelState::kServing && verdict.history != entry.model->history;
+    if (!changed) entry.model->SetLimits(shards.LimitsOf(id, entry.model->history));
     if (changed || verdict.state == ModelState::kAbsent || (!lost && !entry.lost.empty())) {
       Refresh(id, &context).status().IgnoreError();
     } else if (verdict.state == ModelState::kServing && entry.model->read_only()) {
@@ -358,8 +368,12 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
   model.history = serving ? verdict.history : join ? begun->history() : NewHistory();
   if (!serving) {
     std::optional<RowSource> source;
+    RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/false, shards, context));
     if (!join && find_rows != nullptr) {
       ASSIGN_OR_RETURN(source, find_rows(config));
+    }
+    if (source.has_value()) {
+      RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/true, shards, context));
     }
     const absl::Status made = changes_.Make(model, model.history, shards,
                                             source.has_value() ? &*source : nullptr, context);
@@ -368,6 +382,7 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::TryDeclare(
       return made;
     }
   }
+  if (serving) model.SetLimits(shards.LimitsOf(id, model.history));
   Remember(*fresh);
   return Declared{*fresh, /*created=*/!serving};
 }
@@ -429,11 +444,14 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Reset(const st
   if (known.model != nullptr) {
     ASSIGN_OR_RETURN(model, MakeModel(known.model->config, NewHistory()));
     model->serves = known.model->serves;
+    model->SetLimits(shards.LimitsOf(id, 0));
   } else {
     ASSIGN_OR_RETURN(model, Fetch(id, NewHistory(), shards, context));
     model->serves = shards.ServesOf(id, 0);
+    model->SetLimits(shards.LimitsOf(id, 0));
   }
   RETURN_IF_ERROR(CheckNotReadOnly(*model, "it has no initial rows"));
+  RETURN_IF_ERROR(CheckShared(model->config, /*changes_rows=*/true, shards, context));
   RETURN_IF_ERROR(changes_.Make(*model, model->history, shards, nullptr, context));
   Remember(model);
   ops::Log(ops::LogLevel::kWarning, "model reset: all rows are back at their initial values",
@@ -450,7 +468,9 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Restore(
   RETURN_IF_ERROR(shards.complete());
   RETURN_IF_ERROR(CheckName(config, model->id, shards, context));
   model->serves = shards.ServesOf(model->id, 0);
+  model->SetLimits(shards.LimitsOf(model->id, 0));
   RETURN_IF_ERROR(CheckNotReadOnly(*model, "nothing is restored into it"));
+  RETURN_IF_ERROR(CheckShared(config, /*changes_rows=*/true, shards, context));
   const auto begun = shards.OnShard(0, config.name());
   if (begun.has_value() && begun->restored() && !begun->serving()) return BeingRestored(config);
   const absl::Status made = changes_.Make(*model, model->history, shards, &source, context);

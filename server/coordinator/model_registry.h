@@ -34,6 +34,8 @@ struct ModelRegistryOptions {
   std::function<void(uint64_t model_id)> rows_replaced;
   // What to tell the callers of a lost model, given what they would be told; null: just that.
   std::function<absl::Status(const std::string& model, const absl::Status& lost)> explain_lost;
+  // Models that lost rows go back to checkpoints by themselves, each to its own.
+  bool recovers = false;
 };
 
 // Thread-safe. One declaration, reset or drop runs at a time.
@@ -70,6 +72,14 @@ class ModelRegistry {
   absl::StatusOr<std::shared_ptr<const ServedModel>> Serve(v1::ModelConfig config,
                                                            const RowSource& source,
                                                            rpc::CallContext* context);
+
+  // Gives a model that is served the limits that `change` makes of its plan of now. What `change`
+  // refuses changes nothing.
+  using LimitChange = std::function<absl::StatusOr<std::vector<v1::StackLimit>>(
+      const ServedModel& model, const preprocess::Plan& now)>;
+  absl::StatusOr<std::shared_ptr<const ServedModel>> SetLimits(const std::string& name,
+                                                               const LimitChange& change,
+                                                               rpc::CallContext* context);
 
   // NOT_FOUND if no shard has it; UNAVAILABLE if none can be asked, or if it is being declared,
   // reset or dropped; DATA_LOSS if it is lost.
@@ -125,6 +135,10 @@ class ModelRegistry {
   // ALREADY_EXISTS with the first field that differs from what is there, or OK.
   absl::Status CheckName(const v1::ModelConfig& config, uint64_t model_id,
                          const ShardModels& shards, rpc::CallContext* context);
+  // For tables that are to be shared with models that are there. ALREADY_EXISTS: the rows do not
+  // agree. `changes_rows`: FAILED_PRECONDITION if any model shares them.
+  absl::Status CheckShared(const v1::ModelConfig& config, bool changes_rows,
+                           const ShardModels& shards, rpc::CallContext* context);
   // Asks the shards, and brings what is known of the model up to date.
   absl::StatusOr<std::shared_ptr<const ServedModel>> Refresh(uint64_t model_id,
                                                              rpc::CallContext* context);
@@ -166,5 +180,11 @@ class ModelRegistry {
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<uint64_t, Entry> models_ ABSL_GUARDED_BY(mutex_);
 };
+
+// What a request makes of the limits of now: one for each stack, in plan order. INVALID_ARGUMENT
+// names the stack.
+absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const ServedModel& model,
+                                                          const preprocess::Plan& now,
+                                                          const v1::SetLimitsRequest& request);
 
 }  // namespace emberd::server

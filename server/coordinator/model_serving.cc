@@ -65,6 +65,7 @@ absl::Status ModelRegistry::MakeServed(const ServedModel& model, const RowSource
                                        rpc::CallContext* context) {
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
+  model.SetLimits(shards.LimitsOf(model.id, 0));
   absl::Status made = changes_.Make(model, model.history, shards, &source, context);
   if (made.ok()) return made;
   changes_.Undo(model.id, model.history);

@@ -24,6 +24,8 @@ bool MayBeShed(ops::Rpc rpc) {
   switch (rpc) {
     case ops::Rpc::kGetStatus:
     case ops::Rpc::kGetLimits:
+    case ops::Rpc::kSetLimits:
+    case ops::Rpc::kGetMetrics:
     case ops::Rpc::kGetStats:
     case ops::Rpc::kDrain:
     case ops::Rpc::kDropModel:
@@ -62,6 +64,8 @@ PooledCall::PooledCall(const CallEnvironment& environment,
       request_bytes_(request_bytes),
       context_(DeadlineOf(server_context, environment.default_deadline),
                rpc::TraceOf(server_context)),
+      span_(&context_, ops::RpcName(rpc), rpc::Span::Kind::kServer, rpc::HasTrace(server_context),
+            began_),
       timer_(environment.metrics, rpc, request_bytes) {
   context_.SetRoomMaker(
       [this](int64_t bytes, absl::string_view what) { return MakeRoom(bytes, what); });
@@ -103,6 +107,7 @@ void PooledCall::Run(const Work& work) {
     return;
   }
   const absl::Time start = absl::Now();
+  span_.Set("emberd.queued_us", absl::ToInt64Microseconds(start - began_));
   if (start > context_.deadline()) {
     End(absl::DeadlineExceededError(absl::StrCat("the request waited ",
                                                  absl::ToInt64Milliseconds(start - began_),
@@ -141,6 +146,7 @@ void PooledCall::End(const absl::Status& status) {
               {"trace", rpc::TraceId(context_.trace())}});
   }
   grant_ = Admission::Grant();
+  span_.End(status);
   timer_.Finish(status.code());
   Finish(rpc::ToGrpcStatus(status));
 }

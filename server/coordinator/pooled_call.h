@@ -21,6 +21,7 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/admission.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/spans.h"
 
 namespace emberd::server {
 
@@ -88,6 +89,7 @@ class PooledCall final : public grpc::ServerUnaryReactor {
   const int64_t request_bytes_;
   const absl::Time began_ = absl::Now();
   rpc::CallContext context_;
+  rpc::Span span_;
   ops::RpcTimer timer_;
   Admission::Grant grant_;
   std::vector<rpc::CallContext::Room> rooms_;  // of the thread that works on it

@@ -54,9 +54,11 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path) {
-  const int64_t element = ElementSize(tensor.dtype());
-  if (element == 0) {
+namespace {
+
+// Elements that the shape has; the greatest number if they cannot be counted.
+absl::StatusOr<int64_t> ElementsOf(const v1::Tensor& tensor, const std::string& path) {
+  if (ElementSize(tensor.dtype()) == 0) {
     return Invalid(path, absl::StrCat(".dtype is ", TypeText(tensor.dtype()),
                                       "; it must be set to a known type"));
   }
@@ -68,6 +70,22 @@ absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string&
     }
     if (__builtin_mul_overflow(size, extent, &size)) size = std::numeric_limits<int64_t>::max();
   }
+  return size;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> ShapeBytes(const v1::Tensor& tensor, const std::string& path) {
+  ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
+  int64_t bytes = 0;
+  if (!__builtin_mul_overflow(size, ElementSize(tensor.dtype()), &bytes)) return bytes;
+  return Invalid(path, absl::StrCat(".shape ", ShapeText(tensor.shape()), " of ",
+                                    TypeText(tensor.dtype()), " needs more than ", size, " bytes"));
+}
+
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path) {
+  ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
+  const int64_t element = ElementSize(tensor.dtype());
   int64_t bytes = 0;
   if (__builtin_mul_overflow(size, element, &bytes) ||
       bytes != static_cast<int64_t>(tensor.data().size())) {
@@ -207,6 +225,18 @@ absl::Status DecodeFeature(const v1::FeatureIds& feature, const std::string& pat
       absl::StrCat(path, ".ids is not set; it must be dense, sparse or ragged"));
 }
 
+// Whether the samples fill the activation's shape.
+absl::Status CheckSamples(const ServedModel& model, int feature,
+                          const preprocess::FeatureInput& input) {
+  const int64_t block = model.SampleBlock(feature);
+  const int64_t samples = preprocess::SampleCount(input);
+  if (samples % block == 0) return absl::OkStatus();
+  const v1::FeatureConfig& config = model.config.features(feature);
+  return absl::InvalidArgumentError(
+      absl::StrCat("feature '", config.name(), "' has ", samples, " samples; its output_shape ",
+                   ShapeText(config.output_shape()), " needs a multiple of ", block));
+}
+
 absl::Status CountActivationBytes(const ServedModel& model, int64_t limit, LookupInput* counted) {
   const LookupInput& input = *counted;
   const int64_t element = ElementSize(input.activation_dtype);
@@ -261,6 +291,7 @@ absl::StatusOr<LookupInput> DecodeLookup(const v1::LookupRequest& request, const
     input.order.push_back(found->second);
     RETURN_IF_ERROR(DecodeFeature(feature, absl::StrCat("feature '", feature.feature(), "'"),
                                   &input.features[found->second]));
+    RETURN_IF_ERROR(CheckSamples(model, found->second, input.features[found->second]));
   }
   for (size_t i = 0; i < given.size(); ++i) {
     if (!given[i]) {

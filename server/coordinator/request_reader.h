@@ -23,6 +23,9 @@ namespace emberd::server {
 // Bytes of one element; 0 for DATA_TYPE_UNSPECIFIED and unknown types.
 int64_t ElementSize(v1::DataType dtype);
 
+// Bytes of the elements, after checking that no extent is negative.
+absl::StatusOr<int64_t> ShapeBytes(const v1::Tensor& tensor, const std::string& path);
+
 // Number of elements, after checking that no extent is negative and that data holds just these
 // elements.
 absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path);

@@ -96,6 +96,48 @@ int64_t MissingGradients::Observe(const v1::ModelConfig& config, const std::vect
   return missing;
 }
 
+bool LiveLimits::Set(const internal::v1::ModelLimits& limits, const std::function<void()>& use) {
+  absl::MutexLock lock(&mutex_);
+  if (limits.version() <= limits_.version()) return false;
+  limits_ = limits;
+  use();
+  return true;
+}
+
+void ServedModel::SetLimits(const internal::v1::ModelLimits& limits) const {
+  live_limits->Set(limits, [&] {
+    std::vector<preprocess::PartitionLimits> by_stack;
+    for (const preprocess::StackPlan& stack : plan.stacks) {
+      preprocess::PartitionLimits& to = by_stack.emplace_back(preprocess::PartitionLimits{
+          stack.max_ids_per_partition, stack.max_unique_ids_per_partition});
+      for (const v1::StackLimit& set : limits.stacks()) {
+        if (set.stack() != stack.name) continue;
+        to = {set.max_ids_per_partition(), set.max_unique_ids_per_partition()};
+      }
+      metrics->SetLimits(static_cast<int>(by_stack.size()) - 1, to.ids, to.unique);
+    }
+    preprocessor->SetLimits(std::move(by_stack));
+  });
+}
+
+preprocess::Plan ServedModel::PlanNow() const {
+  preprocess::Plan now = plan;
+  const std::vector<preprocess::PartitionLimits> limits = preprocessor->limits();
+  for (size_t k = 0; k < limits.size(); ++k) {
+    now.stacks[k].max_ids_per_partition = static_cast<int>(limits[k].ids);
+    now.stacks[k].max_unique_ids_per_partition = static_cast<int>(limits[k].unique);
+  }
+  return now;
+}
+
+std::vector<int64_t> ServedModel::ActivationShape(int feature, int64_t samples) const {
+  const auto& given = config.features(feature).output_shape();
+  std::vector<int64_t> shape = {samples / SampleBlock(feature)};
+  for (int d = 1; d < given.size(); ++d) shape.push_back(given[d]);
+  shape.push_back(TableOfFeature(feature).embedding_dim());
+  return shape;
+}
+
 void ServedModel::ObserveUpdate(const std::vector<bool>& given) const {
   const int64_t missing = missing_gradients->Observe(config, given);
   if (missing > 0) metrics->AddMissingGradients(missing);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -72,7 +73,22 @@ class MissingGradients {
   std::vector<std::atomic<bool>> named_;
 };
 
-// Immutable once made, but for its counts.
+// The limits that a model was given while it was served. Thread-safe.
+class LiveLimits {
+ public:
+  internal::v1::ModelLimits Get() const {
+    absl::MutexLock lock(&mutex_);
+    return limits_;
+  }
+  // Unless those of now are newer; `use` hears of those that count. False: they are.
+  bool Set(const internal::v1::ModelLimits& limits, const std::function<void()>& use);
+
+ private:
+  mutable absl::Mutex mutex_;
+  internal::v1::ModelLimits limits_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Immutable once made, but for its counts and its limits.
 struct ServedModel {
   uint64_t id = 0;
   uint64_t history = 0;             // of the rows: new with every declaration and reset
@@ -86,6 +102,22 @@ struct ServedModel {
   ops::ModelMetrics* metrics = nullptr;
   std::shared_ptr<ObservedCounts> observed;
   std::shared_ptr<MissingGradients> missing_gradients;
+  std::shared_ptr<LiveLimits> live_limits = std::make_shared<LiveLimits>();
+
+  // Of batches that begin from now on, unless newer ones were set. Stacks that the plan does not
+  // have are left out; those that are missing get the limits of the plan.
+  void SetLimits(const internal::v1::ModelLimits& limits) const;
+  // The plan with the limits of now.
+  preprocess::Plan PlanNow() const;
+  // Shape of the activation of a feature with so many samples, a multiple of SampleBlock.
+  std::vector<int64_t> ActivationShape(int feature, int64_t samples) const;
+  // The samples that one element of the first dimension of the activation stands for.
+  int64_t SampleBlock(int feature) const {
+    int64_t block = 1;
+    const auto& shape = config.features(feature).output_shape();
+    for (int d = 1; d < shape.size(); ++d) block *= shape[d];
+    return block;
+  }
 
   bool read_only() const { return !serves.model().empty(); }
   // Counts a batch for metrics and limits.

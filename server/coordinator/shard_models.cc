@@ -78,6 +78,26 @@ internal::v1::ServedRows ShardModels::ServesOf(uint64_t model_id, uint64_t histo
   return serves;
 }
 
+internal::v1::ModelLimits ShardModels::LimitsOf(uint64_t model_id, uint64_t history) const {
+  internal::v1::ModelLimits limits;
+  if (answers_.empty() || !answers_[0].ok()) return limits;
+  for (const HostedModel& model : answers_[0]->models()) {
+    if (model.model_id() != model_id) continue;
+    if (history != 0 && model.history() != history) continue;
+    if (model.limits().version() >= limits.version()) limits = model.limits();
+  }
+  return limits;
+}
+
+bool ShardModels::IsPinned(uint64_t model_id) const {
+  return std::any_of(answers_.begin(), answers_.end(), [&](const Answer& answer) {
+    return answer.ok() && std::any_of(answer->models().begin(), answer->models().end(),
+                                      [&](const HostedModel& model) {
+                                        return model.model_id() == model_id && model.pinned();
+                                      });
+  });
+}
+
 uint64_t ShardModels::WholeHistory(uint64_t model_id) const {
   uint64_t whole = 0;
   for (const HostedModel& candidate : HistoriesOf(model_id)) {
@@ -87,7 +107,7 @@ uint64_t ShardModels::WholeHistory(uint64_t model_id) const {
                                              [&](const HostedModel& model) {
                                                return model.history() == candidate.history() &&
                                                       model.model_id() == model_id &&
-                                                      model.serving();
+                                                      model.serving() && model.damage().empty();
                                              });
         });
     if (everywhere) whole = candidate.history();
@@ -103,6 +123,20 @@ int64_t ShardModels::ChangesOf(uint64_t model_id) const {
     if (model != nullptr) changes = std::max(changes, model->changes());
   }
   return changes;
+}
+
+std::vector<ShardModels::Hosted> ShardModels::EveryTrained() const {
+  std::vector<Hosted> all;
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    if (!answers_[i].ok()) continue;
+    for (const HostedModel& model : answers_[i]->models()) {
+      const bool seen = std::any_of(all.begin(), all.end(), [&](const Hosted& other) {
+        return other.model.model_id() == model.model_id();
+      });
+      if (!seen && model.serves().model().empty()) all.push_back({static_cast<int>(i), model});
+    }
+  }
+  return all;
 }
 
 bool ShardModels::LogIsLong() const {
@@ -160,9 +194,10 @@ ModelVerdict ShardModels::Judge(uint64_t model_id, uint64_t known) const {
     const int shard = static_cast<int>(i);
     const HostedModel* const model = Find(shard, model_id);
     if (model != nullptr && model->serving()) {
+      if (verdict.damage.empty()) verdict.damage = model->damage();
       mixed |= verdict.history != 0 && verdict.history != model->history();
       if (verdict.history == 0) verdict.history = model->history();
-      if (mixed) without.push_back(shard);
+      if (mixed || !model->damage().empty()) without.push_back(shard);
       continue;
     }
     without.push_back(shard);

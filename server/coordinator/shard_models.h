@@ -31,6 +31,7 @@ struct ModelVerdict {
   ModelState state = ModelState::kUnknown;
   uint64_t history = 0;      // kServing: of the rows
   std::vector<int> without;  // kLost: shards that do not have the rows that others have, or had
+  std::string damage;        // kLost: why these cannot read them; empty: they do not have them
 };
 
 // Answer i is shard i's. Immutable once made.
@@ -45,6 +46,8 @@ class ShardModels {
 
   // Whether all shards have answered: the first error.
   absl::Status complete() const;
+  // Whether shard 0 has answered, which is the one that knows the limits of models: its error.
+  absl::Status know_limits() const { return answers_[0].status(); }
   size_t size() const { return answers_.size(); }
 
   // `known`: the history that the caller has seen; 0: none.
@@ -54,10 +57,21 @@ class ShardModels {
   std::vector<internal::v1::HostedModel> HistoriesOf(uint64_t model_id) const;
   // What a model serves under a history, or, with 0, newest; empty for one that is trained.
   internal::v1::ServedRows ServesOf(uint64_t model_id, uint64_t history) const;
+  // The limits that a model was given while it was served, as shard 0 knows them: under a history,
+  // or, with 0, the newest ones of any. Nothing if it did not answer.
+  internal::v1::ModelLimits LimitsOf(uint64_t model_id, uint64_t history) const;
+  // Whether any shard keeps the model from being evicted.
+  bool IsPinned(uint64_t model_id) const;
   // What the rows of a model have seen, on the shard where that is most.
   int64_t ChangesOf(uint64_t model_id) const;
   // Whether a shard that answered has a log that is too long.
   bool LogIsLong() const;
+  // Every model that is trained, once, with a shard that has it.
+  struct Hosted {
+    int shard = 0;
+    internal::v1::HostedModel model;
+  };
+  std::vector<Hosted> EveryTrained() const;
   // The model of a name on any shard; 0: there is none.
   uint64_t FindName(const std::string& name) const;
   // What one shard has under a name, of several histories the newest that it serves. Nothing if the

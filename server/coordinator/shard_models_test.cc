@@ -37,6 +37,16 @@ ShardModels::Answer Answer(uint64_t history, bool serving, std::vector<uint64_t>
 }
 ShardModels::Answer Serves(uint64_t history) { return Answer(history, true); }
 ShardModels::Answer Made(uint64_t history) { return Answer(history, false); }
+ShardModels::Answer Damaged(uint64_t history) {
+  ShardModels::Answer answer = Serves(history);
+  answer->mutable_models(0)->set_damage("the file is damaged");
+  return answer;
+}
+ShardModels::Answer Pinned(uint64_t history) {
+  ShardModels::Answer answer = Serves(history);
+  answer->mutable_models(0)->set_pinned(true);
+  return answer;
+}
 ShardModels::Answer Nothing() { return Answer(0, false); }
 ShardModels::Answer Dropped(uint64_t history) { return Answer(0, false, {history}); }
 ShardModels::Answer Away() { return absl::UnavailableError("shard 9: away"); }
@@ -90,6 +100,24 @@ TEST(ShardModelsTest, AModelThatHasLostRows) {
   EXPECT_THAT(Judge({Nothing(), Away()}, 7).without, ElementsAre(0));
   EXPECT_THAT(Judge({Serves(7), Serves(8)}, 7).without, ElementsAre(1));
   EXPECT_EQ(Judge({Made(8), Serves(7)}, 7).state, ModelState::kLost);
+}
+
+TEST(ShardModelsTest, AModelWhoseRowsAreDamaged) {
+  for (const uint64_t known : {0, 7}) {
+    const ModelVerdict lost = Judge({Serves(7), Damaged(7), Serves(7)}, known);
+    EXPECT_EQ(lost.state, ModelState::kLost);
+    EXPECT_THAT(lost.without, ElementsAre(1));
+    EXPECT_EQ(lost.damage, "the file is damaged");
+    EXPECT_EQ(Judge({Damaged(7), Damaged(7)}, known).state, ModelState::kLost);
+  }
+  EXPECT_EQ(Judge({Damaged(7), Serves(8)}, 7).state, ModelState::kLost);
+  EXPECT_TRUE(Judge({Serves(7), Nothing()}, 7).damage.empty());
+}
+
+TEST(ShardModelsTest, AModelIsPinnedIfAnyShardSaysSo) {
+  EXPECT_TRUE(ShardModels({Nothing(), Away(), Pinned(7)}).IsPinned(kModel));
+  EXPECT_FALSE(ShardModels({Nothing(), Away(), Pinned(7)}).IsPinned(kModel + 1));
+  EXPECT_FALSE(ShardModels({Serves(7), Away(), Nothing()}).IsPinned(kModel));
 }
 
 TEST(ShardModelsTest, AModelThatWasDropped) {

@@ -72,9 +72,23 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const std::shared_ptr<const Ser
                                                  StageTimes* times) {
   const WorkTimer decoding;
   LookupInput input;
+  std::shared_ptr<const SharedOutput> output;
+  v1::LookupRequest copied;  // if its ids lie in the client's memory
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
-    ASSIGN_OR_RETURN(input, DecodeLookup(request, *model, options_.max_activation_bytes));
+    const bool copy = request.shared().has_ids();
+    if (copy) {
+      copied = request;
+      RETURN_IF_ERROR(CopySharedIds(options_.regions, &copied));
+    }
+    ASSIGN_OR_RETURN(input,
+                     DecodeLookup(copy ? copied : request, *model, options_.max_activation_bytes));
+    if (context == nullptr && request.shared().has_activations()) {
+      return absl::InvalidArgumentError(
+          "shared.activations is set; the batch is prepared for lookups to come, whose activations "
+          "cannot be shared");
+    }
+    ASSIGN_OR_RETURN(output, FindSharedOutput(options_.regions, request.shared(), input, *model));
   }
   times->preprocess = decoding.worked();
   rpc::CallContext::Room room;
@@ -85,8 +99,13 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const std::shared_ptr<const Ser
   ASSIGN_OR_RETURN(const Batch batch,
                    Preprocess(*model, input.features, hooks, &times->preprocess));
   model->Observe(*batch);
-  return PreparedLookup{
-      model, batch, std::move(input.order), input.activation_dtype, input.activation_bytes, room};
+  return PreparedLookup{model,
+                        batch,
+                        std::move(input.order),
+                        input.activation_dtype,
+                        input.activation_bytes,
+                        room,
+                        std::move(output)};
 }
 
 absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bool inference,
@@ -115,7 +134,8 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   }
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
   const WorkTimer combining;
-  output.activations = CombineActivations(results, *model, *batch, prepared.activation_dtype);
+  output.activations =
+      CombineActivations(results, *model, *batch, prepared.activation_dtype, prepared.output.get());
   KeepRoom(std::move(room), &output.activations);
   times->combine = combining.worked();
   output.model = model;
@@ -170,7 +190,7 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
   GradientInput input;
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
-    ASSIGN_OR_RETURN(input, DecodeGradients(request, **batch));
+    ASSIGN_OR_RETURN(input, DecodeGradients(request, **batch, options_.regions));
   }
   const auto attempt = [&](uint64_t number) {
     UpdateName attempted = name;

@@ -23,6 +23,7 @@
 #include "server/coordinator/lookup_response.h"
 #include "server/coordinator/mutations.h"
 #include "server/coordinator/served_model.h"
+#include "server/coordinator/shared_tensors.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/mutation_record.h"
@@ -63,8 +64,9 @@ struct PreparedLookup {
   std::shared_ptr<const preprocess::PreprocessedBatch> batch;
   std::vector<int> order;  // features of the config, as the request lists them
   v1::DataType activation_dtype = v1::FLOAT32;
-  int64_t activation_bytes = 0;  // of the answer
-  rpc::CallContext::Room room;   // for one answer; null: LookUp makes some
+  int64_t activation_bytes = 0;                // of the answer
+  rpc::CallContext::Room room;                 // for one answer; null: LookUp makes some
+  std::shared_ptr<const SharedOutput> output;  // where the activations go; null: into the answer
 };
 
 // Thread-safe. Methods block until the answer is there; `context` carries the caller's deadline and
@@ -72,9 +74,10 @@ struct PreparedLookup {
 class StepPath {
  public:
   struct Options {
-    int64_t max_activation_bytes = 0;  // of one lookup
-    absl::Duration batch_ttl;          // an unused batch is kept for so long
-    HandleStoreOptions batches;        // how many may be kept
+    int64_t max_activation_bytes = 0;       // of one lookup
+    absl::Duration batch_ttl;               // an unused batch is kept for so long
+    HandleStoreOptions batches;             // how many may be kept
+    const RegionServer* regions = nullptr;  // memory shared with clients; null: there is none
   };
   // What the constructor is given must outlive it.
   StepPath(const Options& options, Fanout* fanout, Mutations* mutations, ops::Metrics* metrics)
@@ -89,7 +92,8 @@ class StepPath {
                                       const v1::LookupRequest& request, rpc::CallContext* context,
                                       StepHooks* hooks, StageTimes* times);
   // The same in two parts. Of the request, `inference` does not count in the first. `context` makes
-  // room for the answer; null: it is to be looked up by another call.
+  // room for the answer; null: it is to be looked up by another call, and `shared.activations` is
+  // not allowed.
   absl::StatusOr<PreparedLookup> Prepare(const std::shared_ptr<const ServedModel>& model,
                                          const v1::LookupRequest& request,
                                          rpc::CallContext* context, StepHooks* hooks,

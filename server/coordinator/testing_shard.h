@@ -97,6 +97,10 @@ class TestingShard : public ShardBackend {
     return No();
   }
   absl::StatusOr<v1::ShardStatus> GetStatus(int, rpc::CallContext*) override { return No(); }
+  absl::StatusOr<v1::ShardMemoryChange> ChangeMemory(const v1::ChangeMemoryRequest&,
+                                                     rpc::CallContext*) override {
+    return No();
+  }
   Collective* collective() override { return nullptr; }
 
  private:

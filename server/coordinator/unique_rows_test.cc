@@ -195,6 +195,13 @@ class WrongRowsTest : public testing::Test {
   shard::RowPooler pooler_{&cpu_};
 };
 
+// Room for two rows, or two samples and their sums, of each stack.
+TEST_F(WrongRowsTest, AnAnswerHasAtMostTheBytesThatAreReserved) {
+  const int64_t bytes = MaxGatherBytes(*model_, batch_->ShardView(0));
+  EXPECT_GE(bytes, 2 * 32 + 2 * 32);
+  EXPECT_LE(bytes, 2 * (4 + 8 * 4) + 2 * (4 + 16 * 4));
+}
+
 TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
   const std::vector<int32_t> samples = {0, 1};
   const std::vector<float> zeros(32);

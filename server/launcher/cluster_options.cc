@@ -27,6 +27,7 @@ void OverrideCommon(const Overrides& overrides, v1::ClusterConfig* cluster) {
   if (overrides.log_level.has_value()) logging->set_level(*overrides.log_level);
   if (overrides.log_format.has_value()) logging->set_format(*overrides.log_format);
   if (overrides.log_file.has_value()) logging->set_file(*overrides.log_file);
+  if (overrides.span_file.has_value()) logging->set_span_file(*overrides.span_file);
 }
 
 absl::Status OverrideStorage(const Overrides& overrides, v1::ClusterConfig* cluster) {

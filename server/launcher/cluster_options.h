@@ -18,6 +18,7 @@ struct Overrides {
   std::optional<v1::LoggingConfig::Level> log_level;
   std::optional<v1::LoggingConfig::Format> log_format;
   std::optional<std::string> log_file;
+  std::optional<std::string> span_file;
   // storage.directory, made absolute; checkpoints are below it. A cluster that had no `storage`
   // gets the durability CHECKPOINT unless the next field says otherwise.
   std::optional<std::string> data;

@@ -39,6 +39,7 @@ TEST(MakeLocalClusterTest, TakesFlags) {
   overrides.log_level = v1::LoggingConfig::ERROR;
   overrides.log_format = v1::LoggingConfig::JSON;
   overrides.log_file = "log";
+  overrides.span_file = "spans";
   const auto cluster = MakeLocalCluster({.shards = 2}, overrides);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   EXPECT_EQ(cluster->coordinators(0).address(), "[::1]:0");
@@ -49,6 +50,7 @@ TEST(MakeLocalClusterTest, TakesFlags) {
   EXPECT_EQ(cluster->logging().level(), v1::LoggingConfig::ERROR);
   EXPECT_EQ(cluster->logging().format(), v1::LoggingConfig::JSON);
   EXPECT_EQ(cluster->logging().file(), "log");
+  EXPECT_EQ(cluster->logging().span_file(), "spans");
 }
 
 // The flags are for the first; two processes cannot have one port.

@@ -44,8 +44,8 @@ TEST(CommandLineTest, VersionHelpAndMetrics) {
     const Outcome help = RunEmberd({command, "--help"});
     EXPECT_EQ(help.status, 0) << command;
     EXPECT_THAT(help.out, HasSubstr("Examples:")) << command;
-    for (const char* flag :
-         {"--config", "--threads", "--log-level", "--log-format", "--log-file", "--insecure"}) {
+    for (const char* flag : {"--config", "--threads", "--log-level", "--log-format", "--log-file",
+                             "--span-file", "--insecure"}) {
       EXPECT_THAT(help.out, HasSubstr(flag)) << command;
     }
   }
@@ -120,6 +120,9 @@ INSTANTIATE_TEST_SUITE_P(
         {"LogLevel", {"up", "--log-level", "loud"}, "--log-level"},
         {"LogFormat", {"up", "--log-format", "xml"}, "--log-format"},
         {"LogFile", {"up", "--log-file", "/dev/null/log"}, "logging.file: \"/dev/null/log\""},
+        {"SpanFile",
+         {"up", "--span-file", "/dev/null/spans"},
+         "logging.span_file: '/dev/null/spans' cannot be opened for appending"},
         {"ShardsAndConfig", {"up", "--shards", "2", "--config", "CONFIG"}, "excludes"},
         {"Address", {"up", "--listen", "7400"}, "coordinators[0].address: \"7400\""},
         {"HttpAddress", {"up", "--http", "x"}, "coordinators[0].http_address: \"x\""},

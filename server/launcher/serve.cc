@@ -21,6 +21,7 @@
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/spans.h"
 #include "server/security/transport_security.h"
 #include "server/shard/shard_server.h"
 #include "server/status_page/peers.h"
@@ -76,6 +77,7 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   const std::string name = absl::StrCat(role, "-", options.index);
   const v1::ClusterConfig& cluster = options.cluster;
   RETURN_IF_ERROR(ops::SetUpLogging(cluster.logging(), name));
+  RETURN_IF_ERROR(rpc::SetUpSpans(cluster.logging().span_file(), name));
   RETURN_IF_ERROR(CheckAddresses(absl::StrCat(role, "s[", options.index, "]"), process.address(),
                                  process.http_address(), cluster.security(), options.insecure));
   ops::Metrics metrics(role);

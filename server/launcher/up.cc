@@ -28,6 +28,7 @@
 #include "server/launcher/supervisor.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
+#include "server/rpc/spans.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::launcher {
@@ -228,6 +229,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
   const v1::ClusterConfig& cluster = options.cluster;
   ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create(options.stop_on_eof));
   RETURN_IF_ERROR(ops::SetUpLogging(cluster.logging(), "up"));
+  RETURN_IF_ERROR(rpc::SetUpSpans(cluster.logging().span_file(), "up"));
   if (cluster.coordinators_size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("coordinators: ", cluster.coordinators_size(),

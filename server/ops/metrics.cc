@@ -47,6 +47,12 @@ ServerMetrics::ServerMetrics(Metrics* metrics, MetricRegistry& registry, const s
       log_bytes_(registry.gauge(MetricId::kLogBytes, {server})),
       log_refuses_(registry.gauge(MetricId::kLogRefuses, {server})),
       recovering_(registry.gauge(MetricId::kRecovering, {server})),
+      resident_bytes_(registry.gauge(MetricId::kTableResidentBytes, {server})),
+      host_bytes_(registry.gauge(MetricId::kTableHostBytes, {server})),
+      spilled_bytes_(registry.gauge(MetricId::kTableSpilledBytes, {server})),
+      evictions_(registry.counter(MetricId::kEvictions, {server})),
+      returns_(registry.counter(MetricId::kReturns, {server})),
+      memory_failures_(registry.counter(MetricId::kMemoryFailures, {server})),
       batches_(registry.gauge(MetricId::kBatches, {server})),
       batch_bytes_(registry.gauge(MetricId::kBatchBytes, {server})),
       batch_budget_(registry.gauge(MetricId::kBatchBudgetBytes, {server})),
@@ -63,6 +69,16 @@ ServerMetrics::ServerMetrics(Metrics* metrics, MetricRegistry& registry, const s
       compilations_(registry.counter(MetricId::kProgramCompilations, {server})),
       program_handles_(registry.gauge(MetricId::kProgramHandles, {server})),
       handles_expired_(registry.counter(MetricId::kProgramHandlesExpired, {server})) {}
+
+void ServerMetrics::SetMemory(const Memory& memory) {
+  resident_bytes_.Set(static_cast<double>(memory.resident_bytes));
+  host_bytes_.Set(static_cast<double>(memory.host_bytes));
+  spilled_bytes_.Set(static_cast<double>(memory.spilled_bytes));
+  evictions_.Increment(static_cast<double>(memory.evictions - counted_.evictions));
+  returns_.Increment(static_cast<double>(memory.returns - counted_.returns));
+  memory_failures_.Increment(static_cast<double>(memory.failures - counted_.failures));
+  counted_ = memory;
+}
 
 RpcTimer::RpcTimer(ServerMetrics* server, Rpc rpc, int64_t request_bytes)
     : server_(server), rpc_(rpc), start_(Clock::now()) {

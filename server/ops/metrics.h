@@ -44,6 +44,16 @@ class ServerMetrics {
     log_refuses_.Set(refuses ? 1 : 0);
     recovering_.Set(recovering ? 1 : 0);
   }
+  // Of a shard whose models may be evicted; counts are those since the start. Not thread-safe.
+  struct Memory {
+    int64_t resident_bytes = 0;
+    int64_t host_bytes = 0;
+    int64_t spilled_bytes = 0;
+    int64_t evictions = 0;
+    int64_t returns = 0;
+    int64_t failures = 0;
+  };
+  void SetMemory(const Memory& memory);
   void SetBatches(int64_t batches, int64_t bytes) {
     batches_.Set(batches);
     batch_bytes_.Set(bytes);
@@ -78,6 +88,13 @@ class ServerMetrics {
   prometheus::Gauge& log_bytes_;
   prometheus::Gauge& log_refuses_;
   prometheus::Gauge& recovering_;
+  prometheus::Gauge& resident_bytes_;
+  prometheus::Gauge& host_bytes_;
+  prometheus::Gauge& spilled_bytes_;
+  prometheus::Counter& evictions_;
+  prometheus::Counter& returns_;
+  prometheus::Counter& memory_failures_;
+  Memory counted_;  // in the counters
   prometheus::Gauge& batches_;
   prometheus::Gauge& batch_bytes_;
   prometheus::Gauge& batch_budget_;

@@ -23,7 +23,6 @@
 namespace emberd::ops {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<prometheus::MetricFamily> Collect(const Metrics& metrics) {
@@ -62,6 +61,7 @@ void UseEverything(Metrics* metrics) {
   server->SetModels(1);
   server->SetTableBytes(1 << 20);
   server->SetTableBudget(1 << 30);
+  server->SetMemory({.resident_bytes = 1 << 20, .evictions = 2, .returns = 1, .failures = 1});
   server->SetBatches(2, 4096);
   server->SetBatchBudget(1024, 1 << 30);
   server->SetInFlightBudget(1 << 30);

@@ -45,6 +45,21 @@ absl::string_view TraceId(absl::string_view trace) {
   return trace.size() == kSize ? trace.substr(kIdBegin, kIdSize) : absl::string_view();
 }
 
+absl::string_view SpanId(absl::string_view trace) {
+  return trace.size() == kSize ? trace.substr(kSpanBegin, kSpanSize) : absl::string_view();
+}
+
+std::string NewSpanOf(absl::string_view trace) {
+  return absl::StrCat(trace.substr(0, kSpanBegin), RandomDigits(),
+                      trace.substr(kSpanBegin + kSpanSize));
+}
+
+bool HasTrace(const grpc::ServerContextBase& context) {
+  const auto found = context.client_metadata().find(kMetadataKey);
+  return found != context.client_metadata().end() &&
+         IsTrace(absl::string_view(found->second.data(), found->second.size()));
+}
+
 std::string TraceOf(const grpc::ServerContextBase& context) {
   const auto found = context.client_metadata().find(kMetadataKey);
   if (found != context.client_metadata().end()) {
@@ -56,8 +71,7 @@ std::string TraceOf(const grpc::ServerContextBase& context) {
 
 void SendTrace(absl::string_view trace, grpc::ClientContext* context) {
   if (trace.empty()) return;
-  context->AddMetadata(kMetadataKey, absl::StrCat(trace.substr(0, kSpanBegin), RandomDigits(),
-                                                  trace.substr(kSpanBegin + kSpanSize)));
+  context->AddMetadata(kMetadataKey, std::string(trace));
 }
 
 }  // namespace emberd::rpc

@@ -27,10 +27,16 @@ namespace emberd::rpc {
 
 // The caller's trace context, or a new one if it sent none or nonsense.
 std::string TraceOf(const grpc::ServerContextBase& context);
-// Sends the trace context along, under a span of its own. Does nothing if it is empty.
+// Whether the caller sent one.
+bool HasTrace(const grpc::ServerContextBase& context);
+// Sends the trace context along. Does nothing if it is empty.
 void SendTrace(absl::string_view trace, grpc::ClientContext* context);
 // The id in it, 32 hex digits: what logs show.
 absl::string_view TraceId(absl::string_view trace);
+// The id of the span in it, 16 hex digits.
+absl::string_view SpanId(absl::string_view trace);
+// The same trace with a new span in place of its own.
+std::string NewSpanOf(absl::string_view trace);
 
 // "00-" 32 hex digits "-" 16 hex digits "-" 2 hex digits, ids not zero.
 bool IsTrace(absl::string_view trace);
@@ -45,7 +51,15 @@ class CallContext {
   CallContext& operator=(const CallContext&) = delete;
 
   absl::Time deadline() const { return deadline_; }
-  const std::string& trace() const { return trace_; }
+  std::string trace() const {
+    absl::MutexLock lock(&mutex_);
+    return trace_;
+  }
+  // For spans (spans.h).
+  void SetTrace(std::string trace) {
+    absl::MutexLock lock(&mutex_);
+    trace_ = std::move(trace);
+  }
 
   // Room for `bytes` of what the request produces, called `what` in errors. It is given back with
   // the last reference to the result. May wait for the caller to take what it was given before.
@@ -74,9 +88,9 @@ class CallContext {
   friend class CancelWatch;
 
   const absl::Time deadline_;
-  const std::string trace_;
   RoomMaker room_maker_;
   mutable absl::Mutex mutex_;
+  std::string trace_ ABSL_GUARDED_BY(mutex_);
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, std::function<void()>> watchers_ ABSL_GUARDED_BY(mutex_);

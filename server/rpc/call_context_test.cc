@@ -24,6 +24,12 @@ TEST(TraceTest, KnowsATraceContext) {
     EXPECT_FALSE(IsTrace(wrong)) << wrong;
   }
   EXPECT_EQ(TraceId("short"), "");
+  EXPECT_EQ(SpanId(kTrace), "00f067aa0ba902b7");
+  EXPECT_EQ(SpanId("short"), "");
+  const std::string other = NewSpanOf(kTrace);
+  EXPECT_TRUE(IsTrace(other));
+  EXPECT_EQ(TraceId(other), TraceId(kTrace));
+  EXPECT_NE(SpanId(other), SpanId(kTrace));
 }
 
 TEST(LinkedContextTest, HasTheTraceAndAtMostTheTimeOfItsParent) {

@@ -89,20 +89,26 @@ absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(const grpc:
 }
 
 absl::Status MessageAssembler::Start(uint64_t payload_size, size_t header_size) {
-  if (payload_size > static_cast<uint64_t>(limits_.max_bytes)) {
+  ASSIGN_OR_RETURN(message_.payload_, TakePayload(payload_size, header_size, limits_));
+  started_ = true;
+  filled_ = 0;
+  message_.size_ = payload_size;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<char>> TakePayload(uint64_t payload_size, size_t header_size,
+                                                  const MessageLimits& limits) {
+  if (payload_size > static_cast<uint64_t>(limits.max_bytes)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a message of ", payload_size,
-                     " bytes is larger than budgets.max_message_bytes = ", limits_.max_bytes));
+                     " bytes is larger than budgets.max_message_bytes = ", limits.max_bytes));
   }
   MemoryRoom room;
   const size_t bytes = payload_size + header_size;
   if (bytes > kSmallMessage) {
-    ASSIGN_OR_RETURN(room, limits_.memory.Take(static_cast<int64_t>(bytes), "a message"));
+    ASSIGN_OR_RETURN(room, limits.memory.Take(static_cast<int64_t>(bytes), "a message"));
   }
-  started_ = true;
-  filled_ = 0;
-  message_.size_ = payload_size;
-  if (payload_size == 0) return absl::OkStatus();
+  if (payload_size == 0) return nullptr;
   const size_t rounded =
       (payload_size + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
   auto* memory = static_cast<char*>(std::aligned_alloc(kPayloadAlignment, rounded));
@@ -110,9 +116,8 @@ absl::Status MessageAssembler::Start(uint64_t payload_size, size_t header_size) 
     return absl::ResourceExhaustedError(
         absl::StrCat("there is no memory for a message of ", payload_size, " bytes"));
   }
-  message_.payload_ = std::shared_ptr<char>(
-      memory, [room = std::move(room)](char* payload) { std::free(payload); });
-  return absl::OkStatus();
+  return std::shared_ptr<char>(memory,
+                               [room = std::move(room)](char* payload) { std::free(payload); });
 }
 
 absl::Status MessageAssembler::AddPayload(WireCursor* cursor) {
@@ -169,7 +174,16 @@ void ServerMessageStream::Close(const absl::Status& status) { Finish(ToGrpcStatu
 void ServerMessageStream::Write(OutgoingMessage message, bool last) {
   close_after_write_ = last;
   outgoing_ = SplitMessage(std::move(message));
-  StartWrite(&outgoing_.front());
+  WriteNextPart();
+}
+
+void ServerMessageStream::WriteNextPart() {
+  if (close_after_write_ && outgoing_.size() == 1) {
+    // Both in one piece to the network. OnDone comes next, whether it got there or not.
+    StartWriteAndFinish(&outgoing_.front(), grpc::WriteOptions(), grpc::Status::OK);
+  } else {
+    StartWrite(&outgoing_.front());
+  }
 }
 
 void ServerMessageStream::OnReadDone(bool ok) {
@@ -202,42 +216,76 @@ void ServerMessageStream::OnWriteDone(bool ok) {
   }
   outgoing_.pop_front();
   if (!outgoing_.empty()) {
-    StartWrite(&outgoing_.front());
-  } else if (close_after_write_) {
-    Finish(grpc::Status::OK);
+    WriteNextPart();
   } else {
     StartRead(&incoming_);
   }
 }
 
-ClientMessageStream::ClientMessageStream(grpc::GenericStub* stub, const std::string& method,
+MessageChannel::~MessageChannel() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(
+      +[](int64_t* calls) { return *calls == 0; }, &calls_));
+}
+
+ClientMessageStream::ClientMessageStream(MessageChannel* channel, const std::string& method,
                                          CallContext* context, const MessageLimits& limits)
-    : watch_(context, [this] { client_context_.TryCancel(); }), assembler_(limits) {
-  client_context_.set_deadline(absl::ToChronoTime(context->deadline()));
-  SendTrace(context->trace(), &client_context_);
-  stub->PrepareBidiStreamingCall(&client_context_, method, grpc::StubOptions(), this);
+    : call_(new ClientMessageCall(channel, limits)) {
+  watch_.emplace(context, [call = call_] { call->Cancel(); });
+  call_->Start(method, *context);
+}
+
+ClientMessageStream::~ClientMessageStream() {
+  watch_.reset();
+  call_->Release();
+}
+
+ClientMessageCall::ClientMessageCall(MessageChannel* channel, const MessageLimits& limits)
+    : channel_(channel), assembler_(limits) {
+  absl::MutexLock lock(&channel_->mutex_);
+  ++channel_->calls_;
+}
+
+void ClientMessageCall::Start(const std::string& method, const CallContext& context) {
+  client_context_.set_deadline(absl::ToChronoTime(context.deadline()));
+  SendTrace(context.trace(), &client_context_);
+  // With the first message, in one piece.
+  client_context_.set_initial_metadata_corked(true);
+  channel_->stub_.PrepareBidiStreamingCall(&client_context_, method, grpc::StubOptions(), this);
   // Send runs outside of reactions: the hold keeps OnDone away until no more of that can happen.
   AddHold();
   StartRead(&incoming_);
   StartCall();
 }
 
-ClientMessageStream::~ClientMessageStream() {
-  absl::MutexLock lock(&mutex_);
-  if (!final_status_.has_value()) client_context_.TryCancel();
-  ReleaseHold();
-  mutex_.Await(absl::Condition(
-      +[](std::optional<absl::Status>* status) { return status->has_value(); }, &final_status_));
+void ClientMessageCall::Release() {
+  {
+    absl::MutexLock lock(&mutex_);
+    released_ = true;
+    if (!final_status_.has_value()) {
+      client_context_.TryCancel();
+      ReleaseHold();
+      return;  // OnDone deletes it
+    }
+  }
+  Delete();
 }
 
-void ClientMessageStream::ReleaseHold() {
+void ClientMessageCall::Delete() {
+  MessageChannel* const channel = channel_;
+  delete this;  // with its reference to gRPC's channel
+  absl::MutexLock lock(&channel->mutex_);
+  --channel->calls_;
+}
+
+void ClientMessageCall::ReleaseHold() {
   if (!held_) return;
   held_ = false;
   broken_ = true;
   RemoveHold();
 }
 
-void ClientMessageStream::Send(OutgoingMessage message) {
+void ClientMessageCall::Send(OutgoingMessage message) {
   std::deque<grpc::ByteBuffer> parts = SplitMessage(std::move(message));
   absl::MutexLock lock(&mutex_);
   if (broken_) return;
@@ -248,7 +296,7 @@ void ClientMessageStream::Send(OutgoingMessage message) {
   }
 }
 
-void ClientMessageStream::OnWriteDone(bool ok) {
+void ClientMessageCall::OnWriteDone(bool ok) {
   absl::MutexLock lock(&mutex_);
   outgoing_.pop_front();
   if (!ok) {
@@ -262,7 +310,7 @@ void ClientMessageStream::OnWriteDone(bool ok) {
   }
 }
 
-void ClientMessageStream::OnReadDone(bool ok) {
+void ClientMessageCall::OnReadDone(bool ok) {
   bool more = false;
   if (ok) {
     absl::StatusOr<std::optional<IncomingMessage>> message = assembler_.Add(incoming_);
@@ -284,12 +332,16 @@ void ClientMessageStream::OnReadDone(bool ok) {
   reads_over_ = true;
 }
 
-void ClientMessageStream::OnDone(const grpc::Status& status) {
-  absl::MutexLock lock(&mutex_);
-  final_status_ = local_error_.ok() ? FromGrpcStatus(status) : local_error_;
+void ClientMessageCall::OnDone(const grpc::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    final_status_ = local_error_.ok() ? FromGrpcStatus(status) : local_error_;
+    if (!released_) return;  // Release deletes it
+  }
+  Delete();
 }
 
-absl::StatusOr<IncomingMessage> ClientMessageStream::Receive() {
+absl::StatusOr<IncomingMessage> ClientMessageCall::Receive() {
   absl::MutexLock lock(&mutex_);
   const auto message_or_end = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return !inbox_.empty() || reads_over_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <google/protobuf/message_lite.h>
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
@@ -76,6 +77,11 @@ class IncomingMessage {
   std::shared_ptr<char> payload_;
   size_t size_ = 0;
 };
+
+// Memory for the payload of a message, 64-byte aligned; null for none. RESOURCE_EXHAUSTED if the
+// limits do not allow it.
+absl::StatusOr<std::shared_ptr<char>> TakePayload(uint64_t bytes, size_t header_bytes,
+                                                  const MessageLimits& limits);
 
 // Puts the parts of messages together again, one message after another.
 class MessageAssembler {
@@ -149,6 +155,7 @@ class ServerMessageStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
  private:
   void Write(OutgoingMessage message, bool last);
+  void WriteNextPart();
   void OnReadDone(bool ok) final;
   void OnWriteDone(bool ok) final;
   void OnCancel() final { cancelled_.store(true, std::memory_order_relaxed); }
@@ -162,30 +169,47 @@ class ServerMessageStream : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   std::atomic<bool> cancelled_ = false;
 };
 
-// The client's end of one call, used by one thread that may block.
-class ClientMessageStream : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+// Where the calls of ClientMessageStream go. Thread-safe.
+class MessageChannel {
  public:
-  // Opens a call of `method` ("/package.Service/Method"). Ends with the context's deadline or
-  // cancellation at the latest. `stub` and `context` must outlive the stream.
-  ClientMessageStream(grpc::GenericStub* stub, const std::string& method, CallContext* context,
-                      const MessageLimits& limits);
-  // Cancels the call if it is not over, and waits for its end.
-  ~ClientMessageStream() override;
+  explicit MessageChannel(const std::shared_ptr<grpc::Channel>& channel)
+      : channel_(channel), stub_(channel) {}
+  // Waits until the calls of streams that have gone away are over: the last of them must not be
+  // what lets the channel go, on a thread that the channel waits for.
+  ~MessageChannel();
 
-  // Queues a message. Does not block.
+ private:
+  friend class ClientMessageCall;
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  grpc::GenericStub stub_;
+  absl::Mutex mutex_;
+  int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// What ClientMessageStream shares with gRPC's threads. Deletes itself when it has been released
+// and the call is over.
+class ClientMessageCall : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  ClientMessageCall(MessageChannel* channel, const MessageLimits& limits);
+  void Start(const std::string& method, const CallContext& context);
+  void Cancel() { client_context_.TryCancel(); }
+  // Cancels it if it is not over. The last use.
+  void Release();
+
   void Send(OutgoingMessage message);
-  // Waits for the next message, or for the end of the call: then its status (INTERNAL if that was
-  // OK).
   absl::StatusOr<IncomingMessage> Receive();
 
  private:
+  ~ClientMessageCall() override = default;
+  void Delete();
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
   void ReleaseHold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  MessageChannel* const channel_;
   grpc::ClientContext client_context_;
-  CancelWatch watch_;
   MessageAssembler assembler_;  // touched by OnReadDone alone
   grpc::ByteBuffer incoming_;
 
@@ -197,7 +221,32 @@ class ClientMessageStream : private grpc::ClientBidiReactor<grpc::ByteBuffer, gr
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // no more writes
   bool reads_over_ ABSL_GUARDED_BY(mutex_) = false;
   bool held_ ABSL_GUARDED_BY(mutex_) = true;
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> final_status_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The client's end of one call, used by one thread that may block.
+class ClientMessageStream {
+ public:
+  // Opens a call of `method` ("/package.Service/Method"); nothing is sent before the first message.
+  // Ends with the context's deadline or cancellation at the latest. `channel` and `context` must
+  // outlive the stream.
+  ClientMessageStream(MessageChannel* channel, const std::string& method, CallContext* context,
+                      const MessageLimits& limits);
+  // Cancels the call if it is not over, and does not wait for that.
+  ~ClientMessageStream();
+  ClientMessageStream(const ClientMessageStream&) = delete;
+  ClientMessageStream& operator=(const ClientMessageStream&) = delete;
+
+  // Queues a message. Does not block.
+  void Send(OutgoingMessage message) { call_->Send(std::move(message)); }
+  // Waits for the next message, or for the end of the call: then its status (INTERNAL if that was
+  // OK).
+  absl::StatusOr<IncomingMessage> Receive() { return call_->Receive(); }
+
+ private:
+  ClientMessageCall* const call_;
+  std::optional<CancelWatch> watch_;
 };
 
 }  // namespace emberd::rpc

@@ -1,5 +1,6 @@
 #include "server/rpc/message_stream.h"
 
+#include <atomic>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -181,14 +182,12 @@ constexpr char kMethod[] = "/emberd.internal.v1.ShardService/Gather";
 // waits for the next, "last" answers and ends, "fail" ends with an error, "hang" answers never.
 class ScriptedStream final : public ServerMessageStream {
  public:
-  ScriptedStream(int* alive, absl::Notification* hangs, absl::Notification* gone)
-      : ServerMessageStream({kMaxBytes}), alive_(alive), hangs_(hangs), gone_(gone) {
+  ScriptedStream(std::atomic<int>* alive, absl::Notification* hangs)
+      : ServerMessageStream({kMaxBytes}), alive_(alive), hangs_(hangs) {
     ++*alive_;
     Begin();
   }
-  ~ScriptedStream() override {
-    if (--*alive_ == 0) gone_->Notify();
-  }
+  ~ScriptedStream() override { --*alive_; }
 
  private:
   void OnMessage(IncomingMessage message) override {
@@ -211,9 +210,8 @@ class ScriptedStream final : public ServerMessageStream {
     }
   }
 
-  int* const alive_;
+  std::atomic<int>* const alive_;
   absl::Notification* const hangs_;
-  absl::Notification* const gone_;
 };
 
 class ScriptedService final : public internal::v1::ShardService::WithRawCallbackMethod_Gather<
@@ -221,13 +219,16 @@ class ScriptedService final : public internal::v1::ShardService::WithRawCallback
  public:
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Gather(
       grpc::CallbackServerContext*) override {
-    return new ScriptedStream(&alive_, &hangs, &gone);
+    return new ScriptedStream(&alive_, &hangs);
+  }
+  // Until every call is over.
+  void WaitUntilGone() const {
+    while (alive_ > 0) absl::SleepFor(absl::Milliseconds(1));
   }
   absl::Notification hangs;
-  absl::Notification gone;
 
  private:
-  int alive_ = 0;
+  std::atomic<int> alive_ = 0;
 };
 
 class MessageStreamTest : public testing::Test {
@@ -240,11 +241,11 @@ class MessageStreamTest : public testing::Test {
     server_ = builder.BuildAndStart();
     channel_ =
         grpc::CreateChannel(absl::StrCat("127.0.0.1:", port_), grpc::InsecureChannelCredentials());
-    stub_ = std::make_unique<grpc::GenericStub>(channel_);
+    messages_ = std::make_unique<MessageChannel>(channel_);
   }
 
   std::unique_ptr<ClientMessageStream> Open(CallContext* context) {
-    return std::make_unique<ClientMessageStream>(stub_.get(), kMethod, context,
+    return std::make_unique<ClientMessageStream>(messages_.get(), kMethod, context,
                                                  MessageLimits{kMaxBytes});
   }
   static OutgoingMessage Message(const std::string& header, size_t floats) {
@@ -259,7 +260,7 @@ class MessageStreamTest : public testing::Test {
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<grpc::GenericStub> stub_;
+  std::unique_ptr<MessageChannel> messages_;
   CallContext context_{absl::Now() + absl::Seconds(60)};
 };
 
@@ -292,7 +293,7 @@ TEST_F(MessageStreamTest, AnErrorArrivesWithItsCodeAndMessage) {
 }
 
 TEST_F(MessageStreamTest, AnAnswerOverTheLimitIsRefused) {
-  ClientMessageStream stream(stub_.get(), kMethod, &context_, {100});
+  ClientMessageStream stream(messages_.get(), kMethod, &context_, {100});
   stream.Send(Message("last", 1000));
   EXPECT_EQ(stream.Receive().status().code(), absl::StatusCode::kResourceExhausted);
 }
@@ -306,7 +307,7 @@ TEST_F(MessageStreamTest, CancellationEndsAReceiveAndReachesTheServer) {
   });
   EXPECT_EQ(stream->Receive().status().code(), absl::StatusCode::kCancelled);
   canceller.join();
-  service_.gone.WaitForNotification();
+  service_.WaitUntilGone();
 }
 
 TEST_F(MessageStreamTest, TheDeadlineEndsAReceive) {
@@ -322,14 +323,35 @@ TEST_F(MessageStreamTest, AStreamThatGoesAwayIsCancelled) {
     stream->Send(Message("hang", 1));
     service_.hangs.WaitForNotification();
   }
-  service_.gone.WaitForNotification();
+  service_.WaitUntilGone();
+}
+
+// Prevents: a channel that goes while the calls of streams which have gone away use it. With
+// AddressSanitizer, also calls that nobody deletes.
+TEST_F(MessageStreamTest, AChannelWaitsForTheCallsOfItsStreams) {
+  for (int i = 0; i < 50; ++i) {
+    auto channel =
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port_), grpc::InsecureChannelCredentials());
+    auto messages = std::make_unique<MessageChannel>(channel);
+    const std::weak_ptr<grpc::Channel> left = channel;
+    channel.reset();
+    for (int call = 0; call < 8; ++call) {
+      ClientMessageStream stream(messages.get(), kMethod, &context_, {kMaxBytes});
+      if (call % 4 == 0) continue;  // goes away before it has sent anything
+      stream.Send(Message(call % 4 == 1 ? "echo" : "last", 1000));
+      if (call % 4 == 2) continue;  // ... before it is answered
+      ASSERT_TRUE(stream.Receive().ok());
+    }
+    messages.reset();
+    EXPECT_TRUE(left.expired()) << "a call still refers to it";
+  }
 }
 
 TEST_F(MessageStreamTest, NobodyThereIsUnavailable) {
   server_->Shutdown();
   auto channel = grpc::CreateChannel("127.0.0.1:1", grpc::InsecureChannelCredentials());
-  grpc::GenericStub stub(channel);
-  ClientMessageStream stream(&stub, kMethod, &context_, {kMaxBytes});
+  MessageChannel messages(channel);
+  ClientMessageStream stream(&messages, kMethod, &context_, {kMaxBytes});
   stream.Send(Message("echo", 1));
   EXPECT_EQ(stream.Receive().status().code(), absl::StatusCode::kUnavailable);
 }

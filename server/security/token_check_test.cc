@@ -74,6 +74,7 @@ TEST(MethodRolesTest, WhatChangesRowsIsNotForReaders) {
   EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/ApplyGradients"), Token::TRAINER);
   EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/AssignRows"), Token::LOADER);
   EXPECT_EQ(LeastRole("/emberd.v1.AdminService/Drain"), Token::ADMIN);
+  EXPECT_EQ(LeastRole("/emberd.v1.AdminService/ChangeMemory"), Token::ADMIN);
   EXPECT_EQ(LeastRole("/emberd.v1.EmbeddingService/Lookup"), Token::READER);
 }
 

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "server/coordinator/programs/elementwise.h"
 #include "server/coordinator/programs/program_spec.h"
+#include "server/rpc/spans.h"
 #include "server/shard/mutation_record.h"
 
 namespace emberd::server {
@@ -34,11 +35,15 @@ int ArityOf(const ProgramSpec& spec) {
 }  // namespace
 
 absl::Status Chain::Check(rpc::CallContext* context) {
+  rpc::Span span(context, "set_up");
   RETURN_IF_ERROR(CheckPositions());
   updated_.assign(ops_.size(), -1);
   for (int p = 0; p < request_.ops_size(); ++p) {
-    const absl::Status status = CheckOp(p, context);
-    if (!status.ok()) return chained_ ? Annotate(status, absl::StrCat("op ", p)) : status;
+    absl::Status status = CheckOp(p, context);
+    if (status.ok()) continue;
+    if (chained_) status = Annotate(status, absl::StrCat("op ", p));
+    span.End(status);
+    return status;
   }
   return absl::OkStatus();
 }
@@ -112,7 +117,10 @@ absl::Status Chain::CheckData(int position) {
 absl::Status Chain::CheckProgram(int position, rpc::CallContext* context) {
   const ChainedOp& request = request_.ops(position);
   Op& op = ops_[position];
-  ASSIGN_OR_RETURN(op.program, programs_->Find(request.program_handle()));
+  {
+    rpc::Span span(context, "find_program");
+    ASSIGN_OR_RETURN(op.program, programs_->Find(request.program_handle()));
+  }
   const ProgramSpec& spec = op.program->spec();
   if (request.inputs_size() != ArityOf(spec)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -137,6 +145,7 @@ absl::Status Chain::CheckLookup(int position, rpc::CallContext* context) {
   const int source = request_.ops(position).inputs(0).op_index();
   const Op& batch = ops_[source];
   if (batch.makes == Op::Makes::kLiteralBatch) {
+    rpc::Span span(context, "prepare_batch");
     ASSIGN_OR_RETURN(op.prepared,
                      runner_->Prepare(*op.program, request_.ops(source).literal(), context));
   } else if (batch.makes != Op::Makes::kBatch) {
@@ -274,6 +283,7 @@ absl::StatusOr<std::vector<ValuePtr>> Chain::Arguments(int position) const {
 }
 
 absl::Status Chain::Run(rpc::CallContext* context) {
+  rpc::Span span(context, "run");
   for (int p = 0; p < request_.ops_size(); ++p) {
     absl::Status status = RunOp(p, context);
     if (status.ok()) continue;
@@ -296,6 +306,10 @@ absl::Status Chain::Run(rpc::CallContext* context) {
 absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
   Op& op = ops_[position];
   if (op.program != nullptr) {
+    const ProgramSpec& spec = op.program->spec();
+    rpc::Span span(context, ProgramSpec::Kind_Name(spec.kind()));
+    span.Set("emberd.op_index", position);
+    if (!spec.model().empty()) span.Set("emberd.model", spec.model());
     ASSIGN_OR_RETURN(std::vector<ValuePtr> arguments, Arguments(position));
     switch (op.program->kind()) {
       case ProgramSpec::LOOKUP: {
@@ -320,6 +334,7 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
     if (!chained_) last_arguments_ = std::move(arguments);
   }
   RETURN_IF_ERROR(TakeOutputs(position));
+  rpc::Span span(op.program == nullptr ? nullptr : context, "free");
   for (const ChainedInput& input : request_.ops(position).inputs()) {
     Op& source = ops_[input.op_index()];
     if (--source.uses == 0) source.value = nullptr;

@@ -107,8 +107,9 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Val
     auto tensor = std::make_shared<v1::NamedTensor>();
     tensor->set_name(model->config.features(feature).name());
     tensor->mutable_tensor()->set_dtype(found->activations.dtype);
-    tensor->mutable_tensor()->add_shape(view.samples);
-    tensor->mutable_tensor()->add_shape(view.dim);
+    for (const int64_t extent : model->ActivationShape(feature, view.samples)) {
+      tensor->mutable_tensor()->add_shape(extent);
+    }
     tensor->mutable_tensor()->set_data(view.bytes.data(), view.bytes.size());
     tensors.push_back(std::move(tensor));
   }

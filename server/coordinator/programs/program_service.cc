@@ -5,6 +5,8 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "emberd/v1/program_service.grpc.pb.h"
 #include "server/rpc/wire.h"
@@ -20,10 +22,27 @@ using ProgramServiceBase =
             ProgramStub::WithRawCallbackMethod_ExecuteChained<
                 ProgramStub::WithRawCallbackMethod_ReadHandle<ProgramStub::Service>>>>>>;
 
+const char* SampleName(ops::Rpc rpc) {
+  switch (rpc) {
+    case ops::Rpc::kCompile:
+      return "compile";
+    case ops::Rpc::kRelease:
+      return "release";
+    case ops::Rpc::kPrepareBatch:
+      return "prepare_batch";
+    case ops::Rpc::kExecute:
+      return "execute";
+    case ops::Rpc::kExecuteChained:
+      return "execute_chained";
+    default:
+      return "read_handle";
+  }
+}
+
 class ProgramServiceImpl final : public ProgramServiceBase {
  public:
-  ProgramServiceImpl(Programs* programs, const CallEnvironment& environment)
-      : programs_(programs), environment_(environment) {}
+  ProgramServiceImpl(Programs* programs, ops::Samples* samples, const CallEnvironment& environment)
+      : programs_(programs), samples_(samples), environment_(environment) {}
 
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
@@ -58,14 +77,18 @@ class ProgramServiceImpl final : public ProgramServiceBase {
   template <typename Request, typename Method>
   Reactor* Call(Context* context, ops::Rpc rpc, const Bytes* request, Bytes* response,
                 Method method) {
-    auto work = [programs = programs_, request, response, method](
-                    rpc::CallContext* call, int64_t* response_bytes) -> absl::Status {
+    auto work = [this, rpc, request, response, method](rpc::CallContext* call,
+                                                       int64_t* response_bytes) -> absl::Status {
+      const absl::Time began = absl::Now();
       Request message;
       RETURN_IF_ERROR(rpc::DecodeMessage(*request, &message));
-      ASSIGN_OR_RETURN(const auto result, std::invoke(method, programs, std::move(message), call));
-      ops::StageTimer timer(programs->metrics(), ops::Stage::kEncode);
-      *response = rpc::EncodeMessage(result);
+      ASSIGN_OR_RETURN(const auto result, std::invoke(method, programs_, std::move(message), call));
+      {
+        ops::StageTimer timer(programs_->metrics(), ops::Stage::kEncode);
+        *response = rpc::EncodeMessage(result);
+      }
       *response_bytes = static_cast<int64_t>(response->Length());
+      samples_->Add(SampleName(rpc), absl::ToDoubleSeconds(absl::Now() - began));
       return absl::OkStatus();
     };
     return PooledCall::Start(environment_, *context, rpc, static_cast<int64_t>(request->Length()),
@@ -73,14 +96,15 @@ class ProgramServiceImpl final : public ProgramServiceBase {
   }
 
   Programs* const programs_;
+  ops::Samples* const samples_;
   const CallEnvironment environment_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeProgramService(Programs* programs,
+std::unique_ptr<grpc::Service> MakeProgramService(Programs* programs, ops::Samples* samples,
                                                   const CallEnvironment& environment) {
-  return std::make_unique<ProgramServiceImpl>(programs, environment);
+  return std::make_unique<ProgramServiceImpl>(programs, samples, environment);
 }
 
 }  // namespace emberd::server

@@ -1,5 +1,6 @@
 #include "server/coordinator/programs/program_spec.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -10,7 +11,7 @@
 #include "base/status.h"
 #include "base/suggest.h"
 #include "config/config.h"
-#include "preprocess/batch/csr.h"
+#include "preprocess/batch/program_buffers.h"
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
@@ -19,13 +20,8 @@ namespace {
 using v1::ProgramInput;
 using v1::ProgramSpec;
 
-constexpr int kDefaultIdsPerSample = 64;
 constexpr int kMaxIdsPerSample = 65536;
-constexpr int kMaxMinibatches = 64;
 constexpr int64_t kMaxSamples = (int64_t{1} << 31) - 1;
-// An entry of the buffer of ids has a row, a sample and a gain; a row pointer has 4 bytes.
-constexpr int64_t kEntryBytes = 12;
-constexpr int64_t kPointerBytes = 4;
 
 absl::Status BadSpec(absl::string_view field, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("spec.", field, " ", what));
@@ -88,7 +84,7 @@ absl::Status CompleteLimits(const ServedModel& model, ProgramSpec* spec) {
   }
   spec->clear_limits();
   std::vector<std::string> names;
-  for (const preprocess::StackPlan& stack : model.plan.stacks) {
+  for (const preprocess::StackPlan& stack : model.PlanNow().stacks) {
     names.push_back(stack.name);
     v1::ProgramLimits* limits = spec->add_limits();
     const auto found = given.find(stack.name);
@@ -114,12 +110,13 @@ absl::Status CompleteLookup(const ServedModel& model, ProgramSpec* spec) {
   RETURN_IF_ERROR(CheckSpecRange("max_ids_per_chip_per_sample", spec->max_ids_per_chip_per_sample(),
                                  0, kMaxIdsPerSample));
   RETURN_IF_ERROR(CheckSpecRange("max_minibatches_per_sparsecore",
-                                 spec->max_minibatches_per_sparsecore(), 0, kMaxMinibatches));
+                                 spec->max_minibatches_per_sparsecore(), 0,
+                                 preprocess::kMaxProgramMinibatches));
   if (spec->max_ids_per_chip_per_sample() == 0) {
-    spec->set_max_ids_per_chip_per_sample(kDefaultIdsPerSample);
+    spec->set_max_ids_per_chip_per_sample(preprocess::kDefaultIdsPerSample);
   }
   if (spec->max_minibatches_per_sparsecore() == 0) {
-    spec->set_max_minibatches_per_sparsecore(kMaxMinibatches);
+    spec->set_max_minibatches_per_sparsecore(preprocess::kMaxProgramMinibatches);
   }
   if (!spec->has_allow_id_dropping()) {
     spec->set_allow_id_dropping(model.config.plan().allow_id_dropping());
@@ -218,6 +215,17 @@ int64_t Extent(const v1::Tensor& tensor, int dimension) {
   return dimension < tensor.shape_size() ? tensor.shape(dimension) : 0;
 }
 
+// Of a gradient: all dimensions but the last count samples. A wrong shape may have any number.
+int64_t SamplesOf(const v1::Tensor& gradient) {
+  int64_t samples = 1;
+  for (int d = 0; d < std::max(gradient.shape_size() - 1, 1); ++d) {
+    const int64_t extent = Extent(gradient, d);
+    if (extent <= 0) return 0;
+    samples = extent > kMaxSamples / samples ? kMaxSamples : samples * extent;
+  }
+  return samples;
+}
+
 // Of what DecodeLookup will check.
 BatchShape ShapeOfIds(const v1::FeatureIds& ids) {
   BatchShape shape;
@@ -305,42 +313,39 @@ std::string ProgramKey(const ProgramSpec& spec, const ServedModel* model) {
 
 absl::StatusOr<std::vector<v1::StackProgram>> SizeBuffers(const ProgramSpec& spec,
                                                           const ServedModel& model) {
-  const int partitions = model.plan.topology.partitions();
-  const int slots = model.plan.topology.sparsecores_per_shard;
-  absl::flat_hash_map<std::string, const ProgramInput*> inputs;
-  for (const ProgramInput& input : spec.inputs()) inputs[input.feature()] = &input;
+  std::vector<int64_t> samples(model.config.features_size()), ids(model.config.features_size());
+  for (const ProgramInput& input : spec.inputs()) {
+    const int feature = model.features.at(input.feature());
+    samples[feature] = input.max_samples();
+    ids[feature] = input.max_ids();
+  }
   std::vector<v1::StackProgram> sized;
   for (size_t k = 0; k < model.plan.stacks.size(); ++k) {
     const preprocess::StackPlan& stack = model.plan.stacks[k];
-    int64_t samples = 0, ids = 0, rows = 0;
-    for (const preprocess::FeaturePlan& feature : stack.features) {
-      const auto found = inputs.find(feature.name);
-      if (found == inputs.end()) continue;
-      samples += found->second->max_samples();
-      ids += found->second->max_ids();
-      rows += (found->second->max_samples() + slots - 1) / slots;
-    }
+    const preprocess::ProgramBuffers buffers = preprocess::SizeProgramBuffers(
+        model.plan, stack, samples, spec.max_ids_per_chip_per_sample(),
+        spec.max_minibatches_per_sparsecore());
+    int64_t max_ids = 0;
+    for (const preprocess::FeaturePlan& feature : stack.features) max_ids += ids[feature.feature];
     const v1::TableConfig& table = model.config.tables(stack.tables.front().table);
     v1::StackProgram& program = sized.emplace_back();
     program.set_stack(stack.name);
-    program.set_samples(samples);
-    program.set_id_capacity(preprocess::AlignCsr(spec.max_ids_per_chip_per_sample() * samples));
-    program.set_row_pointers(int64_t{spec.max_minibatches_per_sparsecore()} * slots *
-                             preprocess::AlignCsr(partitions));
-    program.set_activation_rows_per_sparsecore(rows);
+    program.set_samples(buffers.samples);
+    program.set_id_capacity(buffers.id_capacity);
+    program.set_row_pointers(buffers.row_pointers);
+    program.set_activation_rows_per_sparsecore(buffers.activation_rows);
     program.set_embedding_dim(stack.embedding_dim);
-    program.set_bytes_per_sparsecore(
-        (program.id_capacity() * kEntryBytes + program.row_pointers() * kPointerBytes) / slots +
-        rows * stack.embedding_dim * 4);
+    program.set_bytes_per_sparsecore(buffers.bytes_per_sparsecore);
     *program.mutable_limits() = spec.limits(static_cast<int>(k));
     program.set_kernel(absl::StrCat("gather ", v1::DataType_Name(table.storage_dtype()), " x ",
                                     stack.embedding_dim, ", ",
                                     v1::Combiner_Name(table.combiner())));
-    if (ids <= program.id_capacity() || spec.allow_id_dropping()) continue;
+    if (max_ids <= program.id_capacity() || spec.allow_id_dropping()) continue;
     return absl::ResourceExhaustedError(absl::StrCat(
-        "table '", stack.name, "': max_ids of its features are ", ids,
+        "table '", stack.name, "': max_ids of its features are ", max_ids,
         " ids together; the capacity of its buffer of ids is ", program.id_capacity(),
-        " = max_ids_per_chip_per_sample ", spec.max_ids_per_chip_per_sample(), " x ", samples,
+        " = max_ids_per_chip_per_sample ", spec.max_ids_per_chip_per_sample(), " x ",
+        buffers.samples,
         " samples. Raise max_ids_per_chip_per_sample, lower max_ids, or set allow_id_dropping"));
   }
   return sized;
@@ -402,7 +407,7 @@ absl::Status CheckGradients(const ProgramSpec& spec,
             absl::StrAppend(out, "'", one.feature(), "'");
           })));
     }
-    const int64_t samples = Extent(gradient->tensor(), 0);
+    const int64_t samples = SamplesOf(gradient->tensor());
     if (input->dynamic() ? samples <= input->max_samples() : samples == input->max_samples()) {
       continue;
     }

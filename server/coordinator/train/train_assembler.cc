@@ -35,6 +35,9 @@ absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::Add(v1::TrainReq
       if (begins) {
         request_->step = message->lookup().step();
         request_->lookup.emplace().set_activation_dtype(message->lookup().activation_dtype());
+        if (message->lookup().has_shared()) {
+          request_->lookup->mutable_shared()->Swap(message->mutable_lookup()->mutable_shared());
+        }
       }
       continues = message->lookup().continues();
       status = AddLookup(message->mutable_lookup());

@@ -3,6 +3,7 @@
 import {byId, element, keyed, makeMeter, makeTable, setAttribute, setText, updateMeter, updateTable} from './dom.js';
 import {bytes, bytesPerSecond, count, duration, exact, percent, perSecond, plural, seconds} from './format.js';
 import {number} from './history.js';
+import {makeMemoryTable, makeResident, memoryFacts, updateMemory} from './memory.js';
 
 function imbalance(rates) {
   const partitions = rates.flatMap((shard) => shard ? shard.partitions.map((one) => one.gathered) : []);
@@ -103,19 +104,21 @@ function makeShard(shard) {
     reason: element('p', {class: 'reason'}),
     cells: element('ol', {class: 'cells'}),
     memory: makeMeter('Tables'),
+    resident: makeResident(),
     facts: element('dl', {class: 'facts'}),
     more: element('div', {id: body, class: 'more', hidden: true}),
     link: element('a', {rel: 'noreferrer'}),
     partitions: makeTable(`Partitions of shard ${number(shard.index)}`,
       [{title: 'Partition'}, {title: 'Gathered', numeric: true}, {title: 'Updated', numeric: true}, {title: 'Memory', numeric: true}]),
+    models: makeMemoryTable(number(shard.index)),
   });
   title.addEventListener('click', () => {
     node.more.hidden = !node.more.hidden;
     title.setAttribute('aria-expanded', String(!node.more.hidden));
   });
-  node.more.append(node.partitions, node.link);
+  node.more.append(node.partitions, node.models, node.link);
   node.append(element('div', {class: 'shard-top'}, element('h3', {}, title), node.state), node.address, node.reason,
-    node.cells, node.memory, node.facts, node.more);
+    node.cells, node.memory, node.resident, node.facts, node.more);
   return node;
 }
 
@@ -164,15 +167,16 @@ function updateShard(node, shard, rates, busiest) {
   setAttribute(node.link, 'href', shard.http_address ? `${location.protocol}//${shard.http_address}/` : null);
   setText(node.link, shard.http_address ? `Pages of this shard on ${shard.http_address}` : '');
   const used = number(shard.table_bytes);
-  const budget = number(shard.table_budget_bytes);
+  const budget = shard.memory ? 0 : number(shard.table_budget_bytes);  // where models are evicted, more is no fault
   updateCells(node.cells, shard.partitions, rates, busiest);
   updateMeter(node.memory, used, budget, budget > 0 ? `${bytes(used)} of ${bytes(budget)}` : bytes(used));
+  updateMemory(node.resident, node.models, up ? shard.memory : null);
   updateFacts(node.facts, [
     ['Gathered', perSecond(rates?.gathered)], ['Updated', perSecond(rates?.updated)],
     ['Process', bytes(number(shard.resident_bytes))], ['Huge pages', bytes(number(shard.huge_page_bytes))],
     ['Queued', exact(number(shard.queued))], ['Batches', `${exact(number(shard.batches))}, ${bytes(number(shard.batch_bytes))}`],
     ['Up for', duration(number(shard.uptime_ms))], ['Models', exact(number(shard.models))],
-    ...shard.log ? [['Log', bytes(number(shard.log.bytes))]] : [],
+    ...shard.log ? [['Log', bytes(number(shard.log.bytes))]] : [], ...memoryFacts(shard.memory),
   ]);
   updateTable(node.partitions, shard.partitions.map((partition, i) => ({
     key: number(partition.index),

@@ -1,0 +1,144 @@
+#include "config/shared_tables.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/status.h"
+#include "config/config.h"
+#include "config/field_rules.h"
+#include "config/fields.h"
+
+namespace emberd::config {
+namespace {
+
+absl::Status CheckContainer(const v1::TableResource& resource, const std::string& path) {
+  const std::string& container = resource.container();
+  if (container.empty() || (container.size() <= kMaxNameLength && HasNameCharacters(container))) {
+    return absl::OkStatus();
+  }
+  return NotAllowed(FieldPath(path, "container"), QuotedText(container),
+                    "0 to 128 characters of [A-Za-z0-9_.-]");
+}
+
+const v1::TableConfig* FindResource(const v1::ModelConfig& model, const std::string& text) {
+  for (const v1::TableConfig& table : model.tables()) {
+    if (IsShared(table) && ResourceText(table.resource()) == text) return &table;
+  }
+  return nullptr;
+}
+
+// What two models must agree on, as a model of its own.
+v1::ModelConfig WhatRowsDependOn(const v1::ModelConfig& model, const v1::TableConfig& table) {
+  v1::ModelConfig part;
+  part.set_seed(model.seed());
+  v1::TableConfig* const copy = part.add_tables();
+  *copy = table;
+  copy->clear_combiner();
+  copy->clear_max_ids_per_partition();
+  copy->clear_max_unique_ids_per_partition();
+  copy->clear_resource();
+  return part;
+}
+
+// Options of tables with a resource that only rows of a model's own can have.
+std::vector<std::string> ContradictingFlags(const v1::ModelConfig& model) {
+  std::vector<std::string> flags;
+  for (int i = 0; i < model.tables_size(); ++i) {
+    if (!IsShared(model.tables(i)) || model.tables(i).update_rounding() != v1::STOCHASTIC) continue;
+    flags.push_back(
+        absl::StrCat(FieldPath(FieldPath("", "tables", i), "update_rounding"), " STOCHASTIC"));
+  }
+  for (int g = 0; g < model.plan().groups_size(); ++g) {
+    const v1::StackGroup& group = model.plan().groups(g);
+    for (int i = 0; i < group.tables_size(); ++i) {
+      const auto table =
+          std::find_if(model.tables().begin(), model.tables().end(),
+                       [&](const v1::TableConfig& t) { return t.name() == group.tables(i); });
+      if (table == model.tables().end() || !IsShared(*table)) continue;
+      flags.push_back(absl::StrCat(FieldPath(FieldPath("plan", "groups", g), "tables", i), " ",
+                                   QuotedText(group.tables(i))));
+    }
+  }
+  return flags;
+}
+
+}  // namespace
+
+std::string ResourceText(const v1::TableResource& resource) {
+  return resource.container().empty() ? resource.name()
+                                      : absl::StrCat(resource.container(), "/", resource.name());
+}
+
+bool HasSharedTables(const v1::ModelConfig& model) {
+  return std::any_of(model.tables().begin(), model.tables().end(), IsShared);
+}
+
+absl::Status CheckResources(const v1::ModelConfig& model) {
+  absl::flat_hash_map<std::string, int> tables;
+  for (int i = 0; i < model.tables_size(); ++i) {
+    const v1::TableConfig& table = model.tables(i);
+    if (!table.has_resource()) continue;
+    const std::string path = FieldPath(FieldPath("", "tables", i), "resource");
+    const std::string text = ResourceText(table.resource());
+    RETURN_IF_ERROR(CheckContainer(table.resource(), path));
+    if (!model.enable_variable_deduplication()) {
+      return NotAllowed(path, QuotedText(text),
+                        "absent while enable_variable_deduplication is false; set that to share "
+                        "the rows of the table with other models");
+    }
+    const auto [earlier, inserted] = tables.emplace(text, i);
+    if (inserted) continue;
+    return NotAllowed(path, QuotedText(text),
+                      absl::StrCat("of one table of the model; it is also that of ",
+                                   FieldPath("", "tables", earlier->second)));
+  }
+  const std::vector<std::string> flags = ContradictingFlags(model);
+  if (flags.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("The following flags are incompatible: ", absl::StrJoin(flags, ", "),
+                   " and enable_variable_deduplication. Only enable one of the flags."));
+}
+
+absl::Status CheckSameShared(const v1::ModelConfig& holder, const v1::ModelConfig& requested) {
+  for (int i = 0; i < requested.tables_size(); ++i) {
+    const v1::TableConfig& table = requested.tables(i);
+    if (!IsShared(table)) continue;
+    const std::string text = ResourceText(table.resource());
+    const v1::TableConfig* const held = FindResource(holder, text);
+    if (held == nullptr) continue;
+    const std::string difference =
+        FirstDifference(WhatRowsDependOn(holder, *held), WhatRowsDependOn(requested, table));
+    if (difference.empty()) continue;
+    return absl::AlreadyExistsError(absl::StrCat(
+        FieldPath("", "tables", i), " ", QuotedText(table.name()), ": resource ", QuotedText(text),
+        " is held by model '", holder.name(), "', and the tables must agree; first difference: ",
+        absl::StripPrefix(difference, "tables[0].")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAlone(const v1::ModelConfig& other, const v1::ModelConfig& model) {
+  const std::string resource = CommonResource(other, model);
+  if (resource.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("model '", model.name(), "' shares resource ", QuotedText(resource),
+                   " with model '", other.name(),
+                   "', whose rows would change, too; this works when no other model holds the "
+                   "resource: drop model '",
+                   other.name(), "' first (`emberctl model drop ", other.name(), "`)"));
+}
+
+std::string CommonResource(const v1::ModelConfig& a, const v1::ModelConfig& b) {
+  for (const v1::TableConfig& table : b.tables()) {
+    if (!IsShared(table)) continue;
+    std::string text = ResourceText(table.resource());
+    if (FindResource(a, text) != nullptr) return text;
+  }
+  return "";
+}
+
+}  // namespace emberd::config

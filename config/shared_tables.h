@@ -1,0 +1,34 @@
+// Tables that models have in common: TableConfig.resource with enable_variable_deduplication.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "emberd/v1/model.pb.h"
+
+namespace emberd::config {
+
+// What names a resource in errors and as a key: "container/name", or "name" without a container.
+std::string ResourceText(const v1::TableResource& resource);
+
+// Whether the rows of a table, or of any table, of a model that was checked are shared. One with a
+// resource always has the flag.
+inline bool IsShared(const v1::TableConfig& table) { return table.has_resource(); }
+bool HasSharedTables(const v1::ModelConfig& model);
+
+// Resources where they may not be, and options that shared rows cannot have. For CompleteModel,
+// which has checked fields and references.
+absl::Status CheckResources(const v1::ModelConfig& model);
+
+// Whether a new model may share the rows of one that is there; both are complete. ALREADY_EXISTS
+// names the resource, and the first field in which tables with it differ.
+absl::Status CheckSameShared(const v1::ModelConfig& holder, const v1::ModelConfig& requested);
+
+// Whether new rows may take the place of those of a model. FAILED_PRECONDITION: `other` is another
+// model, and holds a resource of it.
+absl::Status CheckAlone(const v1::ModelConfig& other, const v1::ModelConfig& model);
+
+// The first resource that both have, as text; empty: none.
+std::string CommonResource(const v1::ModelConfig& a, const v1::ModelConfig& b);
+
+}  // namespace emberd::config

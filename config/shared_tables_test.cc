@@ -1,0 +1,98 @@
+#include "config/shared_tables.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "config/config.h"
+
+namespace emberd::config {
+namespace {
+
+using testing::HasSubstr;
+
+v1::ModelConfig SharingModel(const std::string& name, const std::string& table,
+                             const std::string& rest = "") {
+  const auto model = ParseModel(absl::StrCat(
+      "name: '", name, "' enable_variable_deduplication: true ", rest,
+      " tables { name: 't' vocabulary_size: 100 embedding_dim: 8",
+      " resource { container: 'c' name: 'r' } ", table, " } features { name: 'f' table: 't' }"));
+  EXPECT_TRUE(model.ok()) << model.status();
+  return model.value_or(v1::ModelConfig());
+}
+
+TEST(SharedTables, AResourceIsNamedWithItsContainer) {
+  v1::TableResource resource;
+  resource.set_name("users");
+  EXPECT_EQ(ResourceText(resource), "users");
+  resource.set_container("ctr");
+  EXPECT_EQ(ResourceText(resource), "ctr/users");
+}
+
+TEST(SharedTables, WhatDoesNotTouchRowsMayDiffer) {
+  const auto held = SharingModel("a", "combiner: SUM max_ids_per_partition: 64");
+  const auto other =
+      SharingModel("b", "max_unique_ids_per_partition: 8",
+                   "tables { name: 'own' vocabulary_size: 3 embedding_dim: 4 } "
+                   "features { name: 'own' table: 'own' } plan { rules: TENSORFLOW }");
+  EXPECT_TRUE(CheckSameShared(held, other).ok());
+  EXPECT_EQ(CommonResource(held, other), "c/r");
+  EXPECT_EQ(CheckAlone(held, other).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(HasSharedTables(held));
+}
+
+TEST(SharedTables, ModelsWithOtherResourcesHaveNothingInCommon) {
+  const auto held = SharingModel("a", "");
+  auto other = SharingModel("b", "", "seed: 7");
+  other.mutable_tables(0)->mutable_resource()->set_container("d");
+  EXPECT_EQ(CommonResource(held, other), "");
+  EXPECT_TRUE(CheckAlone(held, other).ok());
+  EXPECT_TRUE(CheckSameShared(held, other).ok());
+  other.mutable_tables(0)->clear_resource();
+  EXPECT_FALSE(HasSharedTables(other));
+}
+
+struct Difference {
+  const char* table;
+  const char* rest;
+  const char* error;
+};
+
+// A field that is not compared would let two models make different rows under one name.
+TEST(SharedTables, TheFirstDifferenceIsNamed) {
+  const Difference kDifferences[] = {
+      {"", "seed: 7", "seed: 0 in the declared model, 7 in the requested one"},
+      {"storage_dtype: BFLOAT16", "", "storage_dtype: FLOAT32 in the declared model, BFLOAT16"},
+      {"optimizer { sgd {} }", "", "optimizer."},
+      {"optimizer { learning_rate: 0.5 }", "", "optimizer.learning_rate: 0.01 in the declared"},
+      {"optimizer { adagrad { initial_accumulator: 0.2 } }", "",
+       "optimizer.adagrad.initial_accumulator: 0.1 in the declared model, 0.2 in the"},
+      {"optimizer { clip_weight_max: 3 }", "", "optimizer.clip_weight_max: absent in"},
+      {"initializer { zeros {} }", "", "initializer."},
+      {"initializer { truncated_normal { stddev: 2 } }", "",
+       "initializer.truncated_normal.stddev: "},
+      {"on_nonfinite_gradient: SKIP_ROW", "", "on_nonfinite_gradient: REJECT in the"},
+      {"result_mode: UNIQUE_ROWS", "", "result_mode: AUTO in the"},
+      {"quantization { upper: 1 num_buckets: 4 }", "", "quantization: absent in the"},
+  };
+  const auto held = SharingModel("a", "");
+  for (const Difference& difference : kDifferences) {
+    const absl::Status status =
+        CheckSameShared(held, SharingModel("b", difference.table, difference.rest));
+    EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists) << difference.error;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("tables[0] \"t\": resource \"c/r\" is held by model 'a', "
+                                       "and the tables must agree; first difference: ",
+                                       difference.error)));
+  }
+  for (const auto& change : {+[](v1::TableConfig* table) { table->set_vocabulary_size(99); },
+                             +[](v1::TableConfig* table) { table->set_embedding_dim(4); },
+                             +[](v1::TableConfig* table) { table->set_name("u"); }}) {
+    auto other = SharingModel("b", "");
+    change(other.mutable_tables(0));
+    EXPECT_EQ(CheckSameShared(held, other).code(), absl::StatusCode::kAlreadyExists);
+  }
+}
+
+}  // namespace
+}  // namespace emberd::config

@@ -1,0 +1,29 @@
+#include "preprocess/batch/program_buffers.h"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace emberd::preprocess {
+namespace {
+
+TEST(ProgramBuffersTest, AreSizedForTheSamplesOfTheStack) {
+  Plan plan;
+  plan.topology = {.shards = 4, .sparsecores_per_shard = 2};
+  StackPlan& stack = plan.stacks.emplace_back();
+  stack.embedding_dim = 16;
+  stack.features.resize(2);
+  stack.features[0].feature = 2;
+  stack.features[1].feature = 0;
+  // Feature 1 is of another stack.
+  const std::vector<int64_t> samples = {5, 1000, 8};
+  const ProgramBuffers buffers = SizeProgramBuffers(plan, stack, samples, 3, 64);
+  EXPECT_EQ(buffers.samples, 13);
+  EXPECT_EQ(buffers.id_capacity, 40);  // 39, in steps of 8
+  EXPECT_EQ(buffers.row_pointers, 64 * 2 * 8);
+  EXPECT_EQ(buffers.activation_rows, 3 + 4);  // each feature is cut into halves of its own
+  EXPECT_EQ(buffers.bytes_per_sparsecore, (40 * 12 + 1024 * 4) / 2 + 7 * 16 * 4);
+}
+
+}  // namespace
+}  // namespace emberd::preprocess

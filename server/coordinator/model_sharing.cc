@@ -1,0 +1,39 @@
+// Models that share tables with others.
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "config/shared_tables.h"
+#include "server/coordinator/model_registry.h"
+
+namespace emberd::server {
+
+absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool changes_rows,
+                                        const ShardModels& shards, rpc::CallContext* context) {
+  if (!config::HasSharedTables(config)) return absl::OkStatus();
+  for (const ShardModels::Hosted& other : shards.EveryTrained()) {
+    if (other.model.name() == config.name()) continue;
+    v1::ModelConfig held;
+    if (const Entry known = Find(other.model.model_id()); known.model != nullptr) {
+      held = known.model->config;
+    } else {
+      internal::v1::FindModelRequest request;
+      request.set_model_id(other.model.model_id());
+      auto found = shards_[other.shard]->FindModel(request, context);
+      if (absl::IsNotFound(found.status())) continue;  // it has just been dropped
+      RETURN_IF_ERROR(found.status());
+      held = found->config();
+    }
+    if (changes_rows) RETURN_IF_ERROR(config::CheckAlone(held, config));
+    RETURN_IF_ERROR(config::CheckSameShared(held, config));
+    const std::string resource = config::CommonResource(held, config);
+    if (resource.empty() || !options_.recovers) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "resource '", resource, "' is held by model '", held.name(),
+        "'; with storage.durability CHECKPOINT, models cannot share tables: each goes back to a "
+        "checkpoint of its own if rows are lost, and these do not agree. Use MEMORY or LOG"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace emberd::server

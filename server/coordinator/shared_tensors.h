@@ -1,0 +1,54 @@
+// The tensors of requests and answers that lie in memory shared with the client: see
+// shared_memory.proto. Nothing there is trusted: places are checked against the region, and ids are
+// copied before anybody looks at them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/region_server.h"
+#include "emberd/v1/embedding_service.pb.h"
+#include "server/coordinator/request_reader.h"
+#include "server/coordinator/served_model.h"
+
+namespace emberd::server {
+
+// Where each feature's activations lie in their block.
+struct ActivationLayout {
+  std::vector<size_t> offsets;  // bytes, by index in the config
+  std::vector<size_t> strides;  // bytes from one row to the next
+  size_t bytes = 0;             // of the block
+};
+// In the order of `order`: each feature from a multiple of 64 bytes on; `concat`: side by side,
+// with as many samples as the first has. `samples`: by index in the config.
+ActivationLayout LayOutActivations(const ServedModel& model, absl::Span<const int64_t> samples,
+                                   absl::Span<const int> order, v1::DataType dtype, bool concat);
+
+// Where a lookup's activations are to be written; null: the coordinator takes memory for them.
+struct SharedOutput {
+  std::shared_ptr<char> memory;
+  ActivationLayout layout;
+};
+
+// The memory that `block`, called `path` in errors, names. FAILED_PRECONDITION if `regions` is
+// null: there is none on this coordinator.
+absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
+                                                const v1::SharedBlock& block,
+                                                absl::string_view path);
+
+// Copies the ids to where they lie in other requests.
+absl::Status CopySharedIds(const RegionServer* regions, v1::LookupRequest* request);
+
+// Null if the request does not have `shared.activations`, or the activations have no bytes.
+absl::StatusOr<std::shared_ptr<const SharedOutput>> FindSharedOutput(const RegionServer* regions,
+                                                                     const v1::SharedLookup& shared,
+                                                                     const LookupInput& input,
+                                                                     const ServedModel& model);
+
+}  // namespace emberd::server

@@ -1,0 +1,32 @@
+#include "server/rpc/shared_regions.h"
+
+#include <gtest/gtest.h>
+
+#include "base/shared_arena.h"
+
+namespace emberd::rpc {
+namespace {
+
+TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
+  v1::ClusterConfig cluster;
+  cluster.mutable_budgets()->set_shared_memory_bytes(1 << 20);
+  for (const auto start : {&StartClientRegions, &StartShardRegions}) {
+    cluster.set_transport(v1::ClusterConfig::TCP);
+    EXPECT_EQ(start(cluster), nullptr);
+    cluster.set_transport(v1::ClusterConfig::AUTO);
+    const auto regions = start(cluster);
+    ASSERT_NE(regions, nullptr);
+    const auto invitation = InvitePeer(regions.get());
+    ASSERT_TRUE(invitation.ok()) << invitation.status();
+    auto arena = SharedArena::Connect(invitation->socket(), invitation->ticket());
+    ASSERT_TRUE(arena.ok()) << arena.status();
+    const auto all = (*arena)->Take(1 << 20);
+    EXPECT_NE(all, nullptr);
+    EXPECT_EQ((*arena)->Take(1 << 20), nullptr) << "over the budget";
+  }
+  EXPECT_EQ(InvitePeer(nullptr).status(),
+            absl::UnimplementedError("this process shares no memory"));
+}
+
+}  // namespace
+}  // namespace emberd::rpc

@@ -1,0 +1,129 @@
+#include "server/rpc/spans.h"
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace emberd::rpc {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Exporter {
+  int file = -1;
+  std::string process;
+};
+// Made once, and never deleted: calls may end when the process does.
+std::atomic<const Exporter*> the_exporter = nullptr;
+
+Json Attribute(const std::string& key, const std::string& value) {
+  return {{"key", key}, {"value", {{"stringValue", value}}}};
+}
+
+std::string Nanoseconds(absl::Time time) { return absl::StrCat(absl::ToUnixNanos(time)); }
+
+struct Record {
+  std::string_view name;
+  Span::Kind kind = Span::Kind::kInternal;
+  std::string trace;   // with the span's own id
+  std::string parent;  // with its parent's id; empty: there is none
+  absl::Time began;
+  absl::Status status;
+  const std::vector<std::pair<std::string, std::string>>* attributes = nullptr;
+};
+
+void Write(const Exporter& exporter, const Record& record) {
+  Json span = {{"traceId", std::string(TraceId(record.trace))},
+               {"spanId", std::string(SpanId(record.trace))},
+               {"name", std::string(record.name)},
+               {"kind", static_cast<int>(record.kind)},
+               {"startTimeUnixNano", Nanoseconds(record.began)},
+               {"endTimeUnixNano", Nanoseconds(absl::Now())}};
+  if (!record.parent.empty()) span["parentSpanId"] = std::string(SpanId(record.parent));
+  if (record.attributes != nullptr) {
+    for (const auto& [key, value] : *record.attributes) {
+      span["attributes"].push_back(Attribute(key, value));
+    }
+  }
+  if (!record.status.ok()) {
+    span["status"] = {{"code", 2}, {"message", std::string(record.status.message())}};
+  }
+  const Json resource = {
+      {"attributes",
+       {Attribute("service.name", "emberd"), Attribute("service.instance.id", exporter.process)}}};
+  const Json scope = {{"scope", {{"name", "emberd"}}}, {"spans", {std::move(span)}}};
+  const Json request = {
+      {"resourceSpans", {{{"resource", resource}, {"scopeSpans", Json::array({scope})}}}}};
+  // In one piece, so that processes may share the file. A message may be any bytes.
+  const std::string line =
+      absl::StrCat(request.dump(-1, ' ', false, Json::error_handler_t::replace), "\n");
+  // A disk that is full loses spans, and nothing else.
+  [[maybe_unused]] const ssize_t written = write(exporter.file, line.data(), line.size());
+}
+
+}  // namespace
+
+absl::Status SetUpSpans(const std::string& path, const std::string& process) {
+  if (path.empty()) return absl::OkStatus();
+  const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+  if (file < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "logging.span_file: '", path, "' cannot be opened for appending: ", std::strerror(errno)));
+  }
+  the_exporter.store(new Exporter{file, process});
+  return absl::OkStatus();
+}
+
+bool SpansAreOn() { return the_exporter.load(std::memory_order_relaxed) != nullptr; }
+
+Span::Span(CallContext* context, std::string_view name, Kind kind, bool has_parent,
+           absl::Time began)
+    : context_(SpansAreOn() ? context : nullptr),
+      name_(name),
+      kind_(kind),
+      has_parent_(has_parent),
+      began_(began) {
+  if (context_ == nullptr) return;
+  parent_ = context_->trace();
+  if (!IsTrace(parent_)) {
+    context_ = nullptr;
+    return;
+  }
+  context_->SetTrace(NewSpanOf(parent_));
+}
+
+void Span::Set(std::string_view key, std::string_view value) {
+  if (context_ != nullptr) attributes_.emplace_back(key, value);
+}
+
+void Span::End(const absl::Status& status) {
+  const Exporter* const exporter = the_exporter.load();
+  if (context_ == nullptr || exporter == nullptr) return;
+  Write(*exporter, {.name = name_,
+                    .kind = kind_,
+                    .trace = context_->trace(),
+                    .parent = has_parent_ ? parent_ : "",
+                    .began = began_,
+                    .status = status,
+                    .attributes = &attributes_});
+  context_->SetTrace(parent_);
+  context_ = nullptr;
+}
+
+void WriteSpan(std::string_view name, const std::string& trace, absl::Time began) {
+  const Exporter* const exporter = the_exporter.load();
+  if (exporter == nullptr || !IsTrace(trace)) return;
+  Write(*exporter, {.name = name,
+                    .trace = NewSpanOf(trace),
+                    .parent = trace,
+                    .began = began,
+                    .status = absl::OkStatus()});
+}
+
+}  // namespace emberd::rpc

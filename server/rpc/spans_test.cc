@@ -1,0 +1,92 @@
+#include "server/rpc/spans.h"
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "base/temp_dir.h"
+
+namespace emberd::rpc {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr char kCaller[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+std::vector<json> SpansIn(const std::string& path) {
+  std::vector<json> spans;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const json request = json::parse(line);
+    const json& resource = request.at("resourceSpans").at(0);
+    EXPECT_EQ(resource.at("resource").at("attributes").at(1).at("value").at("stringValue"), "me");
+    spans.push_back(resource.at("scopeSpans").at(0).at("spans").at(0));
+  }
+  return spans;
+}
+
+// One after the other: what is set up stays so for the process.
+TEST(SpansTest, AreATreeInAFile) {
+  CallContext off(absl::InfiniteFuture(), kCaller);
+  {
+    Span span(&off, "nothing");
+    EXPECT_EQ(off.trace(), kCaller);
+  }
+  EXPECT_FALSE(SpansAreOn());
+  const absl::Status bad = SetUpSpans("/dev/null/spans", "me");
+  EXPECT_EQ(bad.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(bad.message()), HasSubstr("'/dev/null/spans' cannot be opened"));
+  EXPECT_TRUE(SetUpSpans("", "me").ok());
+  EXPECT_FALSE(SpansAreOn());
+
+  const TempDir directory = *TempDir::Create();
+  const std::string path = directory.path() + "/spans";
+  ASSERT_TRUE(SetUpSpans(path, "me").ok());
+  CallContext context(absl::InfiniteFuture(), kCaller);
+  {
+    Span call(&context, "call", Span::Kind::kServer);
+    EXPECT_NE(context.trace(), kCaller);
+    EXPECT_EQ(TraceId(context.trace()), TraceId(kCaller));
+    {
+      Span part(&context, "part");
+      part.Set("emberd.op_index", 3);
+      WriteSpan("elsewhere", context.trace(), absl::Now());
+      part.End(absl::AbortedError("bad \xff byte"));
+      part.Set("late", "is not kept");
+      part.End(absl::OkStatus());
+    }
+    Span next(&context, "next");
+    Span none(nullptr, "none");
+  }
+  EXPECT_EQ(context.trace(), kCaller);
+  { const Span alone(&context, "alone", Span::Kind::kServer, /*has_parent=*/false); }
+
+  const std::vector<json> spans = SpansIn(path);
+  ASSERT_EQ(spans.size(), 5u);
+  const json &elsewhere = spans[0], &part = spans[1], &next = spans[2], &call = spans[3];
+  EXPECT_EQ(call.at("name"), "call");
+  EXPECT_EQ(call.at("parentSpanId"), "00f067aa0ba902b7");
+  EXPECT_EQ(call.at("kind"), 2);
+  EXPECT_EQ(part.at("parentSpanId"), call.at("spanId"));
+  EXPECT_EQ(next.at("parentSpanId"), call.at("spanId"));
+  EXPECT_EQ(elsewhere.at("parentSpanId"), part.at("spanId"));
+  EXPECT_EQ(part.at("attributes").size(), 1u);
+  EXPECT_EQ(part.at("attributes").at(0).at("value").at("stringValue"), "3");
+  EXPECT_EQ(part.at("status").at("code"), 2);
+  EXPECT_THAT(part.at("status").at("message").get<std::string>(), HasSubstr("bad"));
+  EXPECT_FALSE(call.contains("status"));
+  EXPECT_FALSE(spans[4].contains("parentSpanId"));
+  for (const json& span : spans) {
+    EXPECT_EQ(span.at("traceId"), "4bf92f3577b34da6a3ce929d0e0e4736");
+    EXPECT_LE(std::stoll(span.at("startTimeUnixNano").get<std::string>()),
+              std::stoll(span.at("endTimeUnixNano").get<std::string>()));
+  }
+}
+
+}  // namespace
+}  // namespace emberd::rpc
