@@ -99,6 +99,12 @@ absl::StatusOr<client::ClientOptions> ReadClientOptions(const emberd_client_opti
   if (given.deadline_ms != 0) result.deadline = absl::Milliseconds(given.deadline_ms);
   ASSIGN_OR_RETURN(result.activation_type, ReadWireType("activation_type", given.activation_type));
   ASSIGN_OR_RETURN(result.gradient_type, ReadWireType("gradient_type", given.gradient_type));
+  if (given.transport != EMBERD_AUTO && given.transport != EMBERD_TCP) {
+    return absl::InvalidArgumentError(absl::StrCat("transport: ", given.transport,
+                                                   " is not allowed; it must be EMBERD_AUTO or "
+                                                   "EMBERD_TCP"));
+  }
+  if (given.transport == EMBERD_TCP) result.transport = client::TransportKind::kTcp;
   return result;
 }
 

@@ -63,6 +63,25 @@ emberd_call* emberd_restore_checkpoint(emberd_client* client, const char* model,
       progress);
 }
 
+emberd_call* emberd_serve_checkpoint(emberd_client* client, const char* model, const char* name,
+                                     const char* serve_as, const char* storage_dtype) {
+  const auto progress = std::make_shared<LastProgress>();
+  return Call(
+      [&]() -> Work {
+        emberd::client::ServeOptions options;
+        options.name = Text(name);
+        options.serve_as = Text(serve_as);
+        options.storage_dtype = Text(storage_dtype);
+        options.progress = [progress](const CheckpointProgress& now) { progress->Set(now); };
+        return [client = client->client, model = Text(model),
+                options](Result* result) -> absl::Status {
+          ASSIGN_OR_RETURN(const auto served, client->ServeCheckpoint(model, options));
+          return Keep(emberd::c::Describe(served), result);
+        };
+      },
+      progress);
+}
+
 emberd_call* emberd_list_checkpoints(emberd_client* client, const char* model) {
   return Call([&]() -> Work {
     return [client = client->client, model = Text(model)](Result* result) -> absl::Status {

@@ -81,7 +81,8 @@ std::string Describe(const client::Model& model) {
   for (const client::FeatureInfo& feature : model.features) {
     json["features"].push_back({{"name", feature.name},
                                 {"table", feature.table},
-                                {"embedding_dim", feature.embedding_dim}});
+                                {"embedding_dim", feature.embedding_dim},
+                                {"output_shape", feature.output_shape}});
   }
   for (const client::StackInfo& stack : model.stacks) {
     json["stacks"].push_back({{"name", stack.name},

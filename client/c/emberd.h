@@ -53,6 +53,7 @@ typedef struct emberd_rows emberd_rows;
 typedef struct emberd_text emberd_text;
 typedef struct emberd_stream emberd_stream;
 typedef struct emberd_lease emberd_lease;
+typedef struct emberd_floats emberd_floats;
 
 // ---- Errors. NULL: all went well.
 
@@ -87,6 +88,10 @@ EMBERD_API emberd_text* emberd_call_take_progress(emberd_call* call);
 
 enum { EMBERD_FLOAT32 = 0, EMBERD_BFLOAT16 = 1 };  // how floats travel; in memory they are float32
 
+// Whether large arrays go through shared memory where the coordinator is on this machine, or all by
+// TCP.
+enum { EMBERD_AUTO = 0, EMBERD_TCP = 1 };
+
 typedef struct emberd_client_options {
   uint64_t size;
   const char* const* addresses;  // "host:port" of the coordinators; the first that answers is used
@@ -102,6 +107,7 @@ typedef struct emberd_client_options {
   int64_t deadline_ms;         // of every call, all retries included; 0: 30 s
   int32_t activation_type;     // EMBERD_FLOAT32 or EMBERD_BFLOAT16
   int32_t gradient_type;       // the same
+  int32_t transport;           // EMBERD_AUTO or EMBERD_TCP
 } emberd_client_options;
 
 // Result: client.
@@ -160,6 +166,16 @@ typedef struct emberd_activation {
   int64_t dim;
 } emberd_activation;
 
+// Activations of several features of one shape at even distances: those of feature f, row-major
+// [samples, dim], begin `distance` floats after those of feature f - 1.
+typedef struct emberd_block {
+  const float* values;
+  int64_t features;
+  int64_t samples;
+  int64_t dim;
+  int64_t distance;
+} emberd_block;
+
 // The gradient of one feature's activations, of their shape.
 typedef struct emberd_gradient {
   const char* feature;
@@ -195,6 +211,9 @@ EMBERD_API int32_t emberd_lookup_activations(const emberd_lookup* lookup,
 // [samples, sum of their dims], in `all` without a name. The activations above are columns of it:
 // their rows begin all->dim floats after one another. 0: it is no such lookup, or has no samples.
 EMBERD_API int32_t emberd_lookup_concat(const emberd_lookup* lookup, emberd_activation* all);
+// All of them at once, if they are such a block, as those of a stream often are. 0: they are not,
+// or they lie side by side.
+EMBERD_API int32_t emberd_lookup_block(const emberd_lookup* lookup, emberd_block* block);
 // On a training stream: the number of the step. Otherwise -1.
 EMBERD_API int64_t emberd_lookup_step(const emberd_lookup* lookup);
 // A JSON object: num_minibatches, and stacks as in statistics.proto; on a training stream times_us,
@@ -252,6 +271,13 @@ EMBERD_API emberd_call* emberd_save_checkpoint(emberd_client* client, const char
 // empty: that of the checkpoint. Result: text, the checkpoint.
 EMBERD_API emberd_call* emberd_restore_checkpoint(emberd_client* client, const char* model,
                                                   const char* name, const char* config);
+// Has a model serve the weights of a checkpoint, for lookups alone. `name` empty: of the newest;
+// `serve_as` empty: the model of the checkpoint's name; `storage_dtype`: "FLOAT32", "BFLOAT16",
+// "FLOAT16" or empty: as now, or as in the checkpoint. No lookup of what was served fails. Result:
+// text, the checkpoint.
+EMBERD_API emberd_call* emberd_serve_checkpoint(emberd_client* client, const char* model,
+                                                const char* name, const char* serve_as,
+                                                const char* storage_dtype);
 // Of one model; empty: of all. Result: text, an object with checkpoints, the newest first, and
 // damaged: the folders that cannot be read, with the reason.
 EMBERD_API emberd_call* emberd_list_checkpoints(emberd_client* client, const char* model);
@@ -316,6 +342,14 @@ EMBERD_API emberd_error* emberd_stream_send_update_strided(
     emberd_stream* stream, int64_t step, const emberd_gradient* gradients,
     const int64_t* row_strides, int32_t count, const emberd_hyperparameter* hyperparameters,
     int32_t hyperparameter_count, const char* checkpoint, emberd_lease** lease);
+// Memory for so many floats of gradients, with any contents, at 64 bytes. If the coordinator is on
+// this machine, it reads them where they lie: float32 gradients there are sent without a copy, if
+// there is a lease. They must not change until their update has been answered. It may be freed at
+// any time, and outlive the stream. A negative number is INVALID_ARGUMENT.
+EMBERD_API emberd_error* emberd_stream_allocate_gradients(emberd_stream* stream, int64_t count,
+                                                          emberd_floats** floats);
+EMBERD_API float* emberd_floats_data(emberd_floats* floats);
+EMBERD_API void emberd_floats_free(emberd_floats* floats);
 // Counts the step without changing a row: for a step that is given up after its lookup. Every rank
 // of a synchronous group does the same. Its answer is an update's. `checkpoint`: as above; NULL or
 // empty: none.
@@ -340,6 +374,21 @@ EMBERD_API int32_t emberd_stream_receive_update(emberd_stream* stream, int64_t m
 EMBERD_API emberd_call* emberd_stream_finish(emberd_stream* stream);
 // Cancels what is in progress.
 EMBERD_API void emberd_stream_free(emberd_stream* stream);
+
+// For Python, where to ask 26 arrays for their addresses takes longer than to send them. What an
+// array of NumPy has to be; objects are given by their addresses, as id() gives them in CPython.
+typedef struct emberd_numpy_kind {
+  const void* type;   // numpy.ndarray
+  const void* dtype;  // this very object
+  int64_t dims;       // 1 or 2
+  int64_t shape[2];
+  int64_t alignment;  // of its values, in bytes
+} emberd_numpy_kind;
+// Writes where the values of `count` arrays lie: of array i, 8 bytes at records + i * record_bytes
+// + offset. 0: an array is not of its kind, or not in one piece; records may have changed then.
+EMBERD_API int32_t emberd_numpy_addresses(const void* const* arrays, const emberd_numpy_kind* kinds,
+                                          int32_t count, void* records, int64_t record_bytes,
+                                          int64_t offset);
 
 #ifdef __cplusplus
 }  // extern "C"

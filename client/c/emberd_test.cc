@@ -225,6 +225,35 @@ TEST_F(CInterfaceTest, AStreamOfSteps) {
   EXPECT_THAT(Message(error), HasSubstr("9: no update awaits its answer"));
 }
 
+TEST_F(CInterfaceTest, MemoryForGradients) {
+  const Held<emberd_stream> stream = Open();
+  emberd_floats* floats = nullptr;
+  ASSERT_EQ(emberd_stream_allocate_gradients(stream.get(), 3 * kDim, &floats), nullptr);
+  float* const values = emberd_floats_data(floats);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(values) % 64, 0);
+  std::fill_n(values, 3 * kDim, 0.5f);
+  const emberd_feature_ids features[] = {dense_, ragged_};
+  ASSERT_EQ(emberd_stream_send_lookup(stream.get(), 7, features, 2), nullptr);
+  const emberd_gradient gradient = {"a", values, 3, kDim};
+  emberd_lease* lease = nullptr;
+  ASSERT_EQ(emberd_stream_send_update(stream.get(), 7, &gradient, 1, nullptr, 0, &lease), nullptr);
+  emberd_lookup* lookup = nullptr;
+  emberd_error* error = nullptr;
+  ASSERT_EQ(emberd_stream_receive_lookup(stream.get(), -1, &lookup, &error), 1);
+  emberd_lookup_free(lookup);
+  emberd_update update;
+  ASSERT_EQ(emberd_stream_receive_update(stream.get(), -1, &update, &error), 1);
+  emberd_lease_free(lease);
+  emberd_floats_free(floats);
+  const std::vector<float> expected(3 * kDim, 0.5f);
+  EXPECT_EQ(service_.train_requests().back().update().gradients(0).gradient().data(),
+            std::string(reinterpret_cast<const char*>(expected.data()), 3 * kDim * sizeof(float)));
+
+  EXPECT_THAT(Message(emberd_stream_allocate_gradients(stream.get(), -1, &floats)),
+              HasSubstr("3: count: -1 is not allowed"));
+  EXPECT_EQ(floats, nullptr);
+}
+
 TEST_F(CInterfaceTest, FeaturesSideBySideAndTheirGradients) {
   const Held<emberd_stream> stream = Open();
   emberd_feature_ids features[] = {dense_, dense_};
@@ -237,6 +266,8 @@ TEST_F(CInterfaceTest, FeaturesSideBySideAndTheirGradients) {
   ASSERT_NE(lookup, nullptr) << Message(error);
   emberd_activation all;
   ASSERT_EQ(emberd_lookup_concat(lookup.get(), &all), 1);
+  emberd_block block;
+  EXPECT_EQ(emberd_lookup_block(lookup.get(), &block), 0);
   EXPECT_EQ(all.samples, 3);
   EXPECT_EQ(all.dim, 2 * kDim);
   emberd_activation activations[2];
@@ -344,6 +375,24 @@ TEST_F(CInterfaceTest, CheckpointsAreSavedWithProgress) {
   EXPECT_THAT(service_.checkpoints.calls(),
               ::testing::ElementsAre("SaveCheckpoint model: \"m\" incremental: true",
                                      "RestoreCheckpoint model: \"m\" name: \"a\""));
+}
+
+TEST_F(CInterfaceTest, ACheckpointIsServed) {
+  emberd::v1::CheckpointProgress done;
+  done.set_done(true);
+  done.mutable_checkpoint()->set_name("a");
+  service_.checkpoints.progress = {done};
+  const Held<emberd_call> serve =
+      Done(emberd_serve_checkpoint(client_.get(), "m", nullptr, "live", "FLOAT16"));
+  const Held<emberd_text> served(emberd_call_take_text(serve.get()));
+  ASSERT_NE(served, nullptr) << Outcome(serve.get());
+  EXPECT_THAT(emberd_text_string(served.get()), HasSubstr(R"("name":"a")"));
+  EXPECT_THAT(service_.checkpoints.calls(),
+              ::testing::ElementsAre("ServeCheckpoint model: \"m\" serve_as: \"live\" "
+                                     "storage_dtype: FLOAT16"));
+  EXPECT_THAT(
+      Outcome(Done(emberd_serve_checkpoint(client_.get(), "m", nullptr, nullptr, "FLOAT8")).get()),
+      HasSubstr("3: storage_dtype: \"FLOAT8\""));
 }
 
 TEST_F(CInterfaceTest, CheckpointsAreListedAndDeleted) {

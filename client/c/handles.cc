@@ -1,7 +1,5 @@
 #include "client/c/handles.h"
 
-#include <atomic>
-
 #include "base/blocking_pool.h"
 #include "client/c/describe.h"
 
@@ -113,6 +111,26 @@ int32_t emberd_lookup_concat(const emberd_lookup* lookup, emberd_activation* all
   *all = {"", lookup->concat.data(), first.samples, first.row_stride};
   return 1;
 }
+int32_t emberd_lookup_block(const emberd_lookup* lookup, emberd_block* block) {
+  const auto& all = lookup->activations;
+  if (all.empty() || all[0].values.empty() || !lookup->concat.empty()) return 0;
+  const auto place = [](const emberd::client::Activation& one) {
+    return reinterpret_cast<intptr_t>(one.values.data());
+  };
+  const intptr_t first = place(all[0]);
+  const auto bytes = static_cast<intptr_t>(all[0].values.size() * sizeof(float));
+  const intptr_t apart = all.size() > 1 ? place(all[1]) - first : bytes;
+  if (apart < bytes || apart % sizeof(float) != 0) return 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].samples != all[0].samples || all[i].dim != all[0].dim ||
+        place(all[i]) != first + static_cast<intptr_t>(i) * apart) {
+      return 0;
+    }
+  }
+  *block = {all[0].values.data(), static_cast<int64_t>(all.size()), all[0].samples, all[0].dim,
+            apart / static_cast<intptr_t>(sizeof(float))};
+  return 1;
+}
 int64_t emberd_lookup_step(const emberd_lookup* lookup) { return lookup->step; }
 const char* emberd_lookup_statistics_json(emberd_lookup* lookup) {
   emberd::MutexLock lock(&lookup->mutex);
@@ -135,10 +153,11 @@ void emberd_rows_free(emberd_rows* rows) { delete rows; }
 const char* emberd_text_string(const emberd_text* text) { return text->text.c_str(); }
 void emberd_text_free(emberd_text* text) { delete text; }
 
+float* emberd_floats_data(emberd_floats* floats) { return floats->memory.get(); }
+void emberd_floats_free(emberd_floats* floats) { delete floats; }
+
 int32_t emberd_lease_released(const emberd_lease* lease) {
-  if (!lease->memory.expired()) return 0;
-  std::atomic_thread_fence(std::memory_order_acquire);  // what was read was read before
-  return 1;
+  return lease->released == nullptr || lease->released->load(std::memory_order_acquire) ? 1 : 0;
 }
 void emberd_lease_free(emberd_lease* lease) { delete lease; }
 

@@ -1,6 +1,7 @@
 // What stands behind the handles of emberd.h. Internal to the C interface.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -99,8 +100,12 @@ struct emberd_stream {
   std::deque<std::string> checkpoints ABSL_GUARDED_BY(mutex) = {};
 };
 
+struct emberd_floats {
+  std::shared_ptr<float> memory;
+};
+
 struct emberd_lease {
-  std::weak_ptr<const void> memory;
+  std::shared_ptr<std::atomic<bool>> released;  // null: nothing was held
 };
 
 // A task on a thread of the library, and then its result.

@@ -1,7 +1,9 @@
 // What goes over a training stream: sending never waits, and receiving has a time-out.
+#include <atomic>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "client/c/arguments.h"
 #include "client/c/describe.h"
@@ -23,6 +25,14 @@ emberd_lookup* KeepLookup(TrainLookupResult found) {
   lookup->step = found.step;
   lookup->memory = std::move(found.memory);
   return lookup;
+}
+
+// What an update keeps as long as it reads its gradients; then *released becomes true.
+std::shared_ptr<const void> Hold(std::shared_ptr<std::atomic<bool>>* released) {
+  *released = std::make_shared<std::atomic<bool>>(false);
+  return {released->get(), [flag = *released](const std::atomic<bool>*) {
+            flag->store(true, std::memory_order_release);  // what was read was read before
+          }};
 }
 
 }  // namespace
@@ -72,22 +82,31 @@ emberd_error* emberd_stream_send_update_strided(emberd_stream* stream, int64_t s
                                                 const emberd_hyperparameter* hyperparameters,
                                                 int32_t hyperparameter_count,
                                                 const char* checkpoint, emberd_lease** lease) {
-  std::weak_ptr<const void> held;
+  std::shared_ptr<std::atomic<bool>> released;
   const absl::Status status = Guarded([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, row_strides, count));
     emberd::client::UpdateOptions options;
+    if (lease != nullptr) options.memory = Hold(&released);
+    ASSIGN_OR_RETURN(auto read, emberd::c::ReadGradients(gradients, row_strides, count));
     options.checkpoint = emberd::c::Text(checkpoint);
     ASSIGN_OR_RETURN(options.hyperparameters,
                      emberd::c::ReadHyperparameters(hyperparameters, hyperparameter_count));
-    if (lease != nullptr) {
-      // It owns nothing; what counts is who still refers to it.
-      options.memory = std::make_shared<char>();
-      held = options.memory;
-    }
     return stream->stream->SendUpdate(step, read, options);
   });
-  if (lease != nullptr) *lease = new emberd_lease{std::move(held)};
+  if (lease != nullptr) *lease = new emberd_lease{std::move(released)};
   return MakeError(status);
+}
+
+emberd_error* emberd_stream_allocate_gradients(emberd_stream* stream, int64_t count,
+                                               emberd_floats** floats) {
+  *floats = nullptr;
+  return MakeError(Guarded([&]() -> absl::Status {
+    if (count < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("count: ", count, " is not allowed; it must be at least 0"));
+    }
+    *floats = new emberd_floats{stream->stream->AllocateGradients(count)};
+    return absl::OkStatus();
+  }));
 }
 
 emberd_error* emberd_stream_send_skip(emberd_stream* stream, int64_t step, const char* checkpoint) {

@@ -1,5 +1,6 @@
 #include "client/cpp/batch_codec.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -13,7 +14,8 @@ absl::Status Bad(const std::string& feature, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("feature \"", feature, "\": ", what));
 }
 
-absl::Status EncodeIds(const DenseIds& ids, const std::string& feature, v1::DenseIds* message) {
+absl::Status EncodeIds(const DenseIds& ids, const std::string& feature, v1::DenseIds* message,
+                       BlockWriter* writer) {
   const int64_t size = Size(ids.ids);
   if (ids.ids_per_sample < 1 || size % ids.ids_per_sample != 0) {
     return Bad(
@@ -21,59 +23,81 @@ absl::Status EncodeIds(const DenseIds& ids, const std::string& feature, v1::Dens
         absl::StrCat("ids_per_sample: ", ids.ids_per_sample,
                      " is not allowed; it must be >= 1 and divide the number of ids (", size, ")"));
   }
-  EncodeInts(ids.ids, {size / ids.ids_per_sample, ids.ids_per_sample}, message->mutable_ids());
+  EncodeInts(ids.ids, {size / ids.ids_per_sample, ids.ids_per_sample}, message->mutable_ids(),
+             writer);
   return absl::OkStatus();
 }
 
-absl::Status EncodeIds(const SparseIds& ids, const std::string& feature, v1::SparseIds* message) {
+absl::Status EncodeIds(const SparseIds& ids, const std::string& feature, v1::SparseIds* message,
+                       BlockWriter* writer) {
   const int64_t size = Size(ids.values);
   if (Size(ids.indices) != 2 * size) {
     return Bad(feature, absl::StrCat("indices: ", Size(ids.indices),
                                      " numbers; there must be two for each of the ", size, " ids"));
   }
-  EncodeInts(ids.indices, {size, 2}, message->mutable_indices());
-  EncodeInts(ids.values, {size}, message->mutable_values());
+  EncodeInts(ids.indices, {size, 2}, message->mutable_indices(), writer);
+  EncodeInts(ids.values, {size}, message->mutable_values(), writer);
   message->set_sample_count(ids.samples);
   return absl::OkStatus();
 }
 
-absl::Status EncodeIds(const RaggedIds& ids, const std::string& feature, v1::RaggedIds* message) {
-  EncodeInts(ids.row_splits, {Size(ids.row_splits)}, message->mutable_row_splits());
-  EncodeInts(ids.values, {Size(ids.values)}, message->mutable_values());
+absl::Status EncodeIds(const RaggedIds& ids, const std::string& feature, v1::RaggedIds* message,
+                       BlockWriter* writer) {
+  EncodeInts(ids.row_splits, {Size(ids.row_splits)}, message->mutable_row_splits(), writer);
+  EncodeInts(ids.values, {Size(ids.values)}, message->mutable_values(), writer);
   return absl::OkStatus();
 }
 
 // Weights of dense ids have the shape of the ids, others are a vector.
-void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message) {
+void EncodeWeights(absl::Span<const float> weights, v1::FeatureIds* message, BlockWriter* writer) {
   if (weights.empty()) return;
   const int64_t size = static_cast<int64_t>(weights.size());
   if (message->has_sparse()) {
-    EncodeFloats(weights, {size}, WireType::kFloat32, message->mutable_sparse()->mutable_weights());
+    EncodeFloats(weights, {size}, WireType::kFloat32, message->mutable_sparse()->mutable_weights(),
+                 writer);
   } else if (message->has_ragged()) {
-    EncodeFloats(weights, {size}, WireType::kFloat32, message->mutable_ragged()->mutable_weights());
+    EncodeFloats(weights, {size}, WireType::kFloat32, message->mutable_ragged()->mutable_weights(),
+                 writer);
   } else {
     const auto& shape = message->dense().ids().shape();
     v1::Tensor* tensor = message->mutable_dense()->mutable_weights();
     if (size == shape[0] * shape[1]) {
-      EncodeFloats(weights, {shape[0], shape[1]}, WireType::kFloat32, tensor);
+      EncodeFloats(weights, {shape[0], shape[1]}, WireType::kFloat32, tensor, writer);
     } else {
-      EncodeFloats(weights, {size}, WireType::kFloat32, tensor);
+      EncodeFloats(weights, {size}, WireType::kFloat32, tensor, writer);
     }
   }
 }
 
 struct EncodeAnyIds {
   v1::FeatureIds* message;
+  BlockWriter* writer;
   absl::Status operator()(const DenseIds& ids) const {
-    return EncodeIds(ids, message->feature(), message->mutable_dense());
+    return EncodeIds(ids, message->feature(), message->mutable_dense(), writer);
   }
   absl::Status operator()(const SparseIds& ids) const {
-    return EncodeIds(ids, message->feature(), message->mutable_sparse());
+    return EncodeIds(ids, message->feature(), message->mutable_sparse(), writer);
   }
   absl::Status operator()(const RaggedIds& ids) const {
-    return EncodeIds(ids, message->feature(), message->mutable_ragged());
+    return EncodeIds(ids, message->feature(), message->mutable_ragged(), writer);
   }
 };
+
+// An answer whose activations are in shared memory.
+absl::StatusOr<LookupResult> DecodeShared(const v1::LookupResponse& response,
+                                          const ExpectedLookup& expected) {
+  absl::StatusOr<std::shared_ptr<float>> memory =
+      ReadShared(expected, response.shared_bytes(), nullptr);
+  if (!memory.ok()) return memory.status();
+  LookupResult result;
+  for (const ExpectedLookup::Feature& feature : expected.features) {
+    result.activations.push_back(ActivationIn(feature, memory->get()));
+  }
+  result.batch.value = response.batch_handle();
+  result.statistics = DecodeStatistics(response.statistics());
+  result.memory = *std::move(memory);
+  return result;
+}
 
 // What the spans of a LookupResult point into.
 struct LookupMemory {
@@ -92,11 +116,12 @@ absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::st
   return Bad(name, absl::StrCat("the model \"", model.name, "\" has no such feature"));
 }
 
-absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message) {
+absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message,
+                           BlockWriter* writer) {
   message->set_feature(std::string(feature.feature));
-  const EncodeAnyIds encode{message};
+  const EncodeAnyIds encode{message, writer};
   if (absl::Status status = std::visit(encode, feature.ids); !status.ok()) return status;
-  EncodeWeights(feature.weights, message);
+  EncodeWeights(feature.weights, message, writer);
   return absl::OkStatus();
 }
 
@@ -111,10 +136,23 @@ absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& i
   // So that nothing overflows: the last row ends where the floats end.
   const bool fits = gradient.samples == 0 ? size == 0
                                           : size >= dim && (size - dim) % stride == 0 &&
-                                                (size - dim) / stride == gradient.samples - 1;
+                                                (size - dim) / stride + 1 == gradient.samples;
   if (fits) return absl::OkStatus();
   return Bad(info.name, absl::StrCat("gradient: ", size, " floats do not fill the shape [",
                                      gradient.samples, ", ", info.embedding_dim, "]"));
+}
+
+absl::StatusOr<std::vector<int64_t>> CheckGradients(const Model& model,
+                                                    absl::Span<const FeatureGradient> gradients) {
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const std::string name(gradients[i].feature);
+    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
+    if (!info.ok()) return info.status();
+    if (absl::Status status = CheckGradient(gradients[i], **info); !status.ok()) return status;
+    dims.push_back((*info)->embedding_dim);
+  }
+  return dims;
 }
 
 void EncodeHyperparameters(const StepHyperparameters& parameters,
@@ -152,6 +190,14 @@ int64_t SampleCount(const v1::FeatureIds& feature) {
   return feature.ragged().row_splits().shape(0) - 1;
 }
 
+int64_t SampleCount(const FeatureIds& feature) {
+  if (const auto* dense = std::get_if<DenseIds>(&feature.ids)) {
+    return Size(dense->ids) / std::max<int64_t>(1, dense->ids_per_sample);
+  }
+  if (const auto* sparse = std::get_if<SparseIds>(&feature.ids)) return sparse->samples;
+  return Size(std::get<RaggedIds>(feature.ids).row_splits) - 1;
+}
+
 absl::Status CheckSize(const google::protobuf::Message& message) {
   constexpr size_t kMost = std::numeric_limits<int32_t>::max();
   const size_t size = message.ByteSizeLong();
@@ -177,15 +223,31 @@ absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
   return request;
 }
 
+ExpectedLookup ExpectLookup(const Model& model, const v1::LookupRequest& request) {
+  ExpectedLookup expected;
+  expected.type =
+      request.activation_dtype() == v1::BFLOAT16 ? WireType::kBfloat16 : WireType::kFloat32;
+  for (int i = 0; i < request.features_size(); ++i) {
+    const std::string& name = request.features(i).feature();
+    expected.features.push_back({.name = name,
+                                 .samples = std::max<int64_t>(0, SampleCount(request.features(i))),
+                                 .dim = (*FindFeature(model, name, i))->embedding_dim});
+  }
+  PlaceActivations(/*concat=*/false, &expected).IgnoreError();  // it fails only with concat
+  return expected;
+}
+
 absl::StatusOr<LookupResult> DecodeLookup(const Model& model, const v1::LookupRequest& request,
-                                          std::shared_ptr<const v1::LookupResponse> response) {
+                                          std::shared_ptr<const v1::LookupResponse> response,
+                                          const ExpectedLookup& expected) {
+  if (response->batch_handle() == 0 && !request.inference()) {
+    return absl::InternalError("batch_handle: the server sent 0");
+  }
+  if (response->shared_bytes() > 0) return DecodeShared(*response, expected);
   if (response->activations_size() != request.features_size()) {
     return absl::InternalError(absl::StrCat("activations: the server sent ",
                                             response->activations_size(), "; ",
                                             request.features_size(), " were expected"));
-  }
-  if (response->batch_handle() == 0 && !request.inference()) {
-    return absl::InternalError("batch_handle: the server sent 0");
   }
   const WireType type =
       request.activation_dtype() == v1::BFLOAT16 ? WireType::kBfloat16 : WireType::kFloat32;
@@ -219,20 +281,22 @@ absl::StatusOr<LookupResult> DecodeLookup(const Model& model, const v1::LookupRe
 
 absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const BatchHandle& batch,
                                                       absl::Span<const FeatureGradient> gradients,
-                                                      const ApplyOptions& options, WireType type) {
+                                                      const ApplyOptions& options, WireType type,
+                                                      SharedGradients* shared) {
+  const absl::StatusOr<std::vector<int64_t>> dims = CheckGradients(model, gradients);
+  if (!dims.ok()) return dims.status();
+  if (shared != nullptr) shared->Reserve(gradients, *dims, type);
   v1::ApplyGradientsRequest request;
   request.set_model_id(model.id);
   request.set_batch_handle(batch.value);
   if (options.step >= 0) request.set_step(options.step);
   for (size_t i = 0; i < gradients.size(); ++i) {
     const FeatureGradient& gradient = gradients[i];
-    const std::string name(gradient.feature);
-    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
-    if (!info.ok()) return info.status();
-    if (absl::Status status = CheckGradient(gradient, **info); !status.ok()) return status;
+    const int64_t dim = (*dims)[i];
     v1::FeatureGradient* added = request.add_gradients();
-    added->set_feature(name);
-    const int64_t dim = (*info)->embedding_dim;
+    added->set_feature(std::string(gradient.feature));
+    if (shared != nullptr && shared->Put(gradient, dim, type, added)) continue;
+    added->clear_shared();
     std::vector<float> together;
     absl::Span<const float> values = gradient.values;
     if (gradient.row_stride != 0 && gradient.row_stride != dim) {

@@ -4,13 +4,17 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/cpp/batch.h"
+#include "client/cpp/lookup_assembler.h"
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
+#include "client/cpp/shared_gradients.h"
+#include "client/cpp/shared_memory.h"
 #include "emberd/v1/embedding_service.pb.h"
 
 namespace emberd::client {
@@ -20,26 +24,39 @@ namespace emberd::client {
 absl::StatusOr<v1::LookupRequest> EncodeLookup(const Model& model,
                                                absl::Span<const FeatureIds> features,
                                                bool inference, WireType activations);
-// `response` answers `request`. The result points into it where it can.
+// What its answer looks like.
+ExpectedLookup ExpectLookup(const Model& model, const v1::LookupRequest& request);
+// `response` answers `request`. The result points into it where it can, or into
+// `expected.activations`.
 absl::StatusOr<LookupResult> DecodeLookup(const Model& model, const v1::LookupRequest& request,
-                                          std::shared_ptr<const v1::LookupResponse> response);
+                                          std::shared_ptr<const v1::LookupResponse> response,
+                                          const ExpectedLookup& expected = {});
 
-// All but the mutation.
+// All but the mutation. Gradients go to `shared`, or, where that is null or has no memory, into the
+// message.
 absl::StatusOr<v1::ApplyGradientsRequest> EncodeApply(const Model& model, const BatchHandle& batch,
                                                       absl::Span<const FeatureGradient> gradients,
-                                                      const ApplyOptions& options, WireType type);
+                                                      const ApplyOptions& options, WireType type,
+                                                      SharedGradients* shared = nullptr);
 
 // The parts that lookups and updates on a stream share with the above.
 // Trainers mostly keep the order of the model, so `hint`, the place in the request, is tried first.
 absl::StatusOr<const FeatureInfo*> FindFeature(const Model& model, const std::string& name,
                                                size_t hint);
-absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message);
+// `writer`: where ids and weights go; null: into the message.
+absl::Status EncodeFeature(const FeatureIds& feature, v1::FeatureIds* message,
+                           BlockWriter* writer = nullptr);
 absl::Status CheckGradient(const FeatureGradient& gradient, const FeatureInfo& info);
+// The embedding_dim of each.
+absl::StatusOr<std::vector<int64_t>> CheckGradients(const Model& model,
+                                                    absl::Span<const FeatureGradient> gradients);
 void EncodeHyperparameters(const StepHyperparameters& parameters, v1::StepHyperparameters* message);
 BatchStatistics DecodeStatistics(const v1::BatchStatistics& message);
 
 // Samples that a request's feature has.
 int64_t SampleCount(const v1::FeatureIds& feature);
+// The same of what is given to the client, before it has been checked.
+int64_t SampleCount(const FeatureIds& feature);
 
 // RESOURCE_EXHAUSTED if the message is longer than the 2^31 - 1 bytes that protobuf can carry.
 absl::Status CheckSize(const google::protobuf::Message& message);

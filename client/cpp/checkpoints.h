@@ -34,9 +34,9 @@ struct CheckpointList {
   std::vector<std::string> damaged;         // folders that cannot be read, with the reason
 };
 
-// How far a save or a restore is.
+// How far a save, a restore or a change of what is served is.
 struct CheckpointProgress {
-  std::string phase;  // "pausing", "saving", "checking", "restoring"
+  std::string phase;  // "pausing", "saving", "checking", "restoring", "loading"
   int64_t bytes = 0;
   int64_t total_bytes = 0;  // as far as it is known; grows while saving
   absl::Duration elapsed;
@@ -61,6 +61,17 @@ struct RestoreOptions {
   // A ModelConfig as text proto or JSON with the same tables, but another storage type or another
   // optimizer; empty: that of the checkpoint. ALREADY_EXISTS if the model is declared otherwise.
   std::string config = {};
+  ProgressSink progress = {};
+  absl::Duration deadline = absl::Hours(24);
+};
+
+struct ServeOptions {
+  std::string name = {};  // of the checkpoint; empty: the newest
+  std::string serve_as =
+      {};  // the name of the model that serves it; empty: that of the checkpoint's
+  // How rows are stored, "FLOAT32", "BFLOAT16" or "FLOAT16"; empty: as they are served by now, or
+  // else as in the checkpoint.
+  std::string storage_dtype = {};
   ProgressSink progress = {};
   absl::Duration deadline = absl::Hours(24);
 };

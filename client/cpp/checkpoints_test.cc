@@ -115,6 +115,21 @@ TEST_F(CheckpointsTest, RestoresWithAnotherConfig) {
   EXPECT_EQ(service_.checkpoints.calls().size(), 1u);
 }
 
+TEST_F(CheckpointsTest, ServesOne) {
+  const auto served = client_->ServeCheckpoint(
+      "m", {.name = "a", .serve_as = "live", .storage_dtype = "BFLOAT16", .progress = Sink()});
+  ASSERT_TRUE(served.ok()) << served.status();
+  EXPECT_EQ(served->name, "step-7");
+  EXPECT_EQ(seen_.size(), 2u);
+  EXPECT_THAT(service_.checkpoints.calls(),
+              ElementsAre("ServeCheckpoint model: \"m\" name: \"a\" serve_as: \"live\" "
+                          "storage_dtype: BFLOAT16"));
+  const auto wrong = client_->ServeCheckpoint("m", {.storage_dtype = "INT8"});
+  EXPECT_EQ(wrong.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(wrong.status().message(), HasSubstr("it must be FLOAT32, BFLOAT16 or FLOAT16"));
+  EXPECT_EQ(service_.checkpoints.calls().size(), 1u);
+}
+
 TEST_F(CheckpointsTest, ListsAndDeletes) {
   *service_.checkpoints.list.add_checkpoints() = Done().checkpoint();
   service_.checkpoints.list.add_damaged("m/b: manifest.json: cut off");

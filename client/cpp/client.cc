@@ -16,6 +16,24 @@
 #include "config/config.h"
 
 namespace emberd::client {
+namespace {
+
+// Room for the activations where this coordinator can write them. Of a unary call bfloat16 travels
+// in the answer: it has to be converted anyway.
+void ShareActivations(SharedMemory* memory, ExpectedLookup* expected, v1::LookupRequest* request) {
+  request->clear_shared();
+  expected->activations = nullptr;
+  if (expected->type != WireType::kFloat32) return;
+  expected->activations = memory->Take(SharedBytes(*expected));
+  if (expected->activations == nullptr) return;
+  v1::SharedBlock* const place = request->mutable_shared()->mutable_activations();
+  place->set_region(expected->activations->region());
+  place->set_offset(expected->activations->offset());
+  place->set_size(SharedBytes(*expected));
+  expected->Lend();
+}
+
+}  // namespace
 
 class Client::Impl {
  public:
@@ -119,15 +137,20 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
       EncodeLookup(model, features, options.inference, impl_->options.activation_type);
   if (!request.ok()) return request.status();
   auto response = std::make_shared<v1::LookupResponse>();
+  ExpectedLookup expected = ExpectLookup(model, *request);
   int answered = 0;
   absl::Status status = impl_->transport->Call(
       {options.deadline},
       [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.embedding->Lookup(context, *request, response.get());
+        ShareActivations(coordinator.memory.get(), &expected, &*request);
+        const grpc::Status done = coordinator.embedding->Lookup(context, *request, response.get());
+        if (done.ok()) expected.Settle();
+        return done;
       },
       &answered);
   if (!status.ok()) return status;
-  absl::StatusOr<LookupResult> result = DecodeLookup(model, *request, std::move(response));
+  absl::StatusOr<LookupResult> result =
+      DecodeLookup(model, *request, std::move(response), expected);
   if (result.ok()) result->batch.coordinator = answered;
   return result;
 }
@@ -136,16 +159,19 @@ absl::StatusOr<ApplyResult> Client::ApplyGradients(const Model& model, const Bat
                                                    absl::Span<const FeatureGradient> gradients,
                                                    const ApplyOptions& options) {
   if (absl::Status status = impl_->CheckBatch(batch); !status.ok()) return status;
+  SharedGradients shared(impl_->transport->memory(batch.coordinator), {});
   absl::StatusOr<v1::ApplyGradientsRequest> request =
-      EncodeApply(model, batch, gradients, options, impl_->options.gradient_type);
+      EncodeApply(model, batch, gradients, options, impl_->options.gradient_type, &shared);
   if (!request.ok()) return request.status();
   impl_->SetMutation(options.sequence, request->mutable_mutation());
   v1::ApplyGradientsResponse response;
+  shared.Lend();
   absl::Status status = impl_->transport->Call(
       {options.deadline, batch.coordinator}, [&](const Coordinator& coordinator, auto* context) {
         return coordinator.embedding->ApplyGradients(context, *request, &response);
       });
   if (!status.ok()) return status;
+  shared.Settle();
   return ApplyResult{response.rows_updated(), response.replayed(), response.rows_skipped()};
 }
 
@@ -266,6 +292,28 @@ absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& mode
       impl_->RunCheckpointCall(options.deadline, options.progress,
                                [&](const Coordinator& coordinator, grpc::ClientContext* context) {
                                  return coordinator.checkpoint->RestoreCheckpoint(context, request);
+                               });
+  if (!result.ok()) return result.status();
+  return DecodeCheckpoint(result->checkpoint());
+}
+
+absl::StatusOr<CheckpointInfo> Client::ServeCheckpoint(const std::string& model,
+                                                       const ServeOptions& options) {
+  v1::ServeCheckpointRequest request;
+  request.set_model(model);
+  request.set_name(options.name);
+  request.set_serve_as(options.serve_as);
+  v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  if (!options.storage_dtype.empty() && !v1::DataType_Parse(options.storage_dtype, &dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("storage_dtype: \"", options.storage_dtype,
+                     "\" is not allowed; it must be FLOAT32, BFLOAT16 or FLOAT16"));
+  }
+  request.set_storage_dtype(dtype);
+  const auto result =
+      impl_->RunCheckpointCall(options.deadline, options.progress,
+                               [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+                                 return coordinator.checkpoint->ServeCheckpoint(context, request);
                                });
   if (!result.ok()) return result.status();
   return DecodeCheckpoint(result->checkpoint());

@@ -96,6 +96,11 @@ class Client {
   // nothing has changed.
   absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& model,
                                                    const RestoreOptions& options = {});
+  // Has a model serve the weights of a checkpoint, for lookups alone: LookupOptions::inference.
+  // DescribeModel finds it then. What was served under its name is replaced once all shards have
+  // the new rows: no lookup fails. ALREADY_EXISTS: a model of this name is trained here.
+  absl::StatusOr<CheckpointInfo> ServeCheckpoint(const std::string& model,
+                                                 const ServeOptions& options = {});
   // Of one model; empty: of all.
   absl::StatusOr<CheckpointList> ListCheckpoints(const std::string& model = "");
   // Returns the number of bytes freed. FAILED_PRECONDITION: another checkpoint builds on it.

@@ -93,6 +93,88 @@ bool ReadRows(CodedInputStream* input, WireType type, const ExpectedLookup::Feat
 
 }  // namespace
 
+void ExpectedLookup::Lend() {
+  if (ids != nullptr) ids->Lend();
+  if (activations != nullptr) activations->Lend();
+}
+
+void ExpectedLookup::Settle() {
+  if (ids != nullptr) ids->Settle();
+  if (activations != nullptr) activations->Settle();
+  ids = nullptr;
+}
+
+absl::Status PlaceActivations(bool concat, ExpectedLookup* expected) {
+  expected->concat = concat;
+  size_t end = 0;
+  for (ExpectedLookup::Feature& feature : expected->features) {
+    feature.offset = end;
+    feature.row_stride = feature.dim;
+    end += concat
+               ? feature.dim
+               : AlignTensor(static_cast<size_t>(feature.samples) * feature.dim * sizeof(float)) /
+                     sizeof(float);
+  }
+  expected->floats = end;
+  if (!concat || expected->features.empty()) return absl::OkStatus();
+  const ExpectedLookup::Feature& first = expected->features.front();
+  for (ExpectedLookup::Feature& feature : expected->features) {
+    feature.row_stride = static_cast<int64_t>(end);
+    if (feature.samples == first.samples) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "concat: feature \"", first.name, "\" has ", first.samples, " samples, and feature \"",
+        feature.name, "\" has ", feature.samples, "; they must have the same number"));
+  }
+  expected->floats = end * first.samples;
+  return absl::OkStatus();
+}
+
+size_t SharedBytes(const ExpectedLookup& expected) {
+  // Sparse ids may come with any number of samples. What no answer can hold is not shared either.
+  constexpr double kMostElements = int64_t{1} << 31;
+  double elements = 0;
+  for (const ExpectedLookup::Feature& feature : expected.features) {
+    elements += static_cast<double>(feature.samples) * static_cast<double>(feature.dim);
+  }
+  if (elements > kMostElements) return 0;
+  const size_t element = ElementBytes(expected.type);
+  if (expected.concat) return expected.floats * element;
+  size_t bytes = 0;
+  for (const ExpectedLookup::Feature& feature : expected.features) {
+    bytes += AlignTensor(feature.samples * feature.dim * element);
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
+                                                  BufferPool* pool) {
+  const std::shared_ptr<SharedBlock>& block = expected.activations;
+  const size_t all = SharedBytes(expected);
+  if (block == nullptr || bytes != all) {
+    return absl::InternalError(absl::StrCat("shared_bytes: the server sent ", bytes, "; ",
+                                            block == nullptr ? 0 : all, " was expected"));
+  }
+  if (expected.type == WireType::kFloat32) {
+    return std::shared_ptr<float>(block, reinterpret_cast<float*>(block->data()));
+  }
+  std::shared_ptr<float> floats = TakeFloats(pool, expected.floats);
+  if (expected.concat) {
+    FromBfloat16Bytes(block->data(), absl::MakeSpan(floats.get(), expected.floats));
+    return floats;
+  }
+  const char* from = block->data();
+  for (const ExpectedLookup::Feature& feature : expected.features) {
+    FromBfloat16Bytes(from, absl::MakeSpan(floats.get() + feature.offset, feature.span()));
+    from += AlignTensor(feature.span() * ElementBytes(expected.type));
+  }
+  return floats;
+}
+
+Activation ActivationIn(const ExpectedLookup::Feature& feature, const float* memory) {
+  return {feature.name, feature.samples, feature.dim,
+          absl::MakeConstSpan(memory + feature.offset, feature.span()), feature.row_stride};
+}
+
 LookupAssembler::LookupAssembler(ExpectedLookup expected, BufferPool* pool)
     : expected_(std::move(expected)), pool_(pool) {
   result_.step = expected_.step;
@@ -100,8 +182,8 @@ LookupAssembler::LookupAssembler(ExpectedLookup expected, BufferPool* pool)
 
 absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
   using Result = v1::TrainLookupResult;
-  if (memory_ == nullptr) memory_ = TakeFloats(pool_, expected_.floats);
   int64_t step = 0;
+  uint64_t shared_bytes = 0;
   bool continues = false;
   v1::BatchStatistics statistics;
   v1::StepTimes times;
@@ -126,6 +208,9 @@ absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
       case TagOf(Result::kTimesFieldNumber, kBytes):
         good = ReadNested(input, &times);
         break;
+      case TagOf(Result::kSharedBytesFieldNumber, kVarint):
+        good = input->ReadVarint64(&shared_bytes);
+        break;
       default:
         good = SkipField(input, tag);
     }
@@ -139,12 +224,32 @@ absl::StatusOr<bool> LookupAssembler::Add(CodedInputStream* input) {
   if (continues) return false;
   result_.statistics = DecodeStatistics(statistics);
   result_.times = DecodeTimes(times);
-  if (next_ == expected_.features.size()) return true;
-  return absl::InternalError(absl::StrCat("activations: the server sent ", next_, "; ",
-                                          expected_.features.size(), " were expected"));
+  expected_.Settle();
+  if (shared_bytes > 0) {
+    if (absl::Status status = TakeShared(shared_bytes); !status.ok()) return status;
+  }
+  if (next_ < expected_.features.size()) {
+    return absl::InternalError(absl::StrCat("activations: the server sent ", next_, "; ",
+                                            expected_.features.size(), " were expected"));
+  }
+  if (memory_ == nullptr) memory_ = TakeFloats(pool_, expected_.floats);  // there are none
+  return true;
+}
+
+absl::Status LookupAssembler::TakeShared(uint64_t bytes) {
+  if (next_ > 0) return absl::InternalError("the server sent activations and shared_bytes");
+  absl::StatusOr<std::shared_ptr<float>> memory = ReadShared(expected_, bytes, pool_);
+  if (!memory.ok()) return memory.status();
+  memory_ = *std::move(memory);
+  for (const ExpectedLookup::Feature& feature : expected_.features) {
+    result_.activations.push_back(ActivationIn(feature, memory_.get()));
+  }
+  next_ = expected_.features.size();
+  return absl::OkStatus();
 }
 
 absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
+  if (memory_ == nullptr) memory_ = TakeFloats(pool_, expected_.floats);
   if (next_ == expected_.features.size()) {
     return absl::InternalError(
         absl::StrCat("activations: the server sent more than ", next_, ", which were expected"));
@@ -173,9 +278,7 @@ absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
     return absl::InternalError(absl::StrCat("activations[", next_, "] (feature \"", feature.name,
                                             "\").", status.message()));
   }
-  result_.activations.push_back(
-      {feature.name, feature.samples, feature.dim,
-       absl::MakeConstSpan(memory_.get() + feature.offset, feature.span()), feature.row_stride});
+  result_.activations.push_back(ActivationIn(feature, memory_.get()));
   ++next_;
   return absl::OkStatus();
 }

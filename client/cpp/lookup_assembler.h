@@ -12,7 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
+#include "base/shared_arena.h"
 #include "client/cpp/options.h"
+#include "client/cpp/shared_memory.h"
 #include "client/cpp/train_stream.h"
 #include "emberd/v1/train.pb.h"
 
@@ -39,12 +41,31 @@ struct ExpectedLookup {
   std::vector<Feature> features = {};
   size_t floats = 0;
   bool concat = false;  // the features lie side by side
+  // That the request names: of its ids; of the activations. Null: they are in the messages.
+  std::shared_ptr<SharedBlock> ids = nullptr;
+  std::shared_ptr<SharedBlock> activations = nullptr;
+
+  // The request is sent; it has been answered.
+  void Lend();
+  void Settle();
 };
+
+// Says where each feature's activations will lie: one after the other, each from a 64-byte boundary
+// on, as some frameworks need to use memory in place; or side by side. INVALID_ARGUMENT if they
+// cannot lie side by side.
+absl::Status PlaceActivations(bool concat, ExpectedLookup* expected);
+// What the server writes to a block: the same layout, of elements of the type.
+size_t SharedBytes(const ExpectedLookup& expected);
+// The floats in `expected.activations`, where the server has written `bytes` bytes, as they are
+// expected. INTERNAL if these are not as many as they should be. The pool is needed for bfloat16.
+absl::StatusOr<std::shared_ptr<float>> ReadShared(const ExpectedLookup& expected, uint64_t bytes,
+                                                  BufferPool* pool);
+Activation ActivationIn(const ExpectedLookup::Feature& feature, const float* memory);
 
 // Not thread-safe. What does not fit the request is INTERNAL.
 class LookupAssembler {
  public:
-  // Takes memory from the pool when the first part comes.
+  // Takes memory from the pool when the first part with activations comes.
   LookupAssembler(ExpectedLookup expected, BufferPool* pool);
 
   // Reads one TrainLookupResult, which ends where `input` ends. True if it was the last part.
@@ -54,6 +75,7 @@ class LookupAssembler {
 
  private:
   absl::Status AddActivation(google::protobuf::io::CodedInputStream* input);
+  absl::Status TakeShared(uint64_t bytes);
   absl::Status ReadTensor(google::protobuf::io::CodedInputStream* input,
                           const ExpectedLookup::Feature& feature);
 

@@ -88,6 +88,10 @@ struct FeatureInfo {
   std::string name;
   std::string table;
   int32_t embedding_dim = 0;  // columns of its activations
+  // Of its activations without the last dimension, as FeatureConfig says; empty: [samples]. They
+  // are received as [samples, embedding_dim] all the same, row-major, so it is the shape to read
+  // them in; the first dimension may be any.
+  std::vector<int64_t> output_shape = {};
 };
 
 struct StackInfo {

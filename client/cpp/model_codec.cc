@@ -141,7 +141,10 @@ absl::StatusOr<Model> DecodeModel(uint64_t id, bool created, const v1::ModelConf
                                               "\" looks up no table of the model: \"",
                                               feature.table(), "\""));
     }
-    model.features.push_back({feature.name(), feature.table(), table->embedding_dim});
+    model.features.push_back({feature.name(),
+                              feature.table(),
+                              table->embedding_dim,
+                              {feature.output_shape().begin(), feature.output_shape().end()}});
   }
   return model;
 }

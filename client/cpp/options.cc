@@ -1,5 +1,8 @@
 #include "client/cpp/options.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "absl/strings/str_cat.h"
 
 namespace emberd::client {
@@ -47,7 +50,19 @@ absl::Status ClientOptions::Validate() const {
   if (client_id.size() > 64) {
     return Bad("client_id", absl::StrCat(client_id.size(), " bytes"), "at most 64 bytes");
   }
-  return absl::OkStatus();
+  return ChosenTransport().status();
+}
+
+absl::StatusOr<TransportKind> ClientOptions::ChosenTransport() const {
+  const char* const given = std::getenv("EMBERD_TRANSPORT");
+  if (transport != TransportKind::kAuto || given == nullptr) return transport;
+  const std::string_view name = given;
+  if (name == "AUTO" || name.empty()) return TransportKind::kAuto;
+  if (name == "TCP") return TransportKind::kTcp;
+  if (name == "SHARED") return TransportKind::kShared;
+  return absl::InvalidArgumentError(absl::StrCat("EMBERD_TRANSPORT: \"", given,
+                                                 "\" is not allowed; it must be AUTO, TCP or "
+                                                 "SHARED"));
 }
 
 }  // namespace emberd::client

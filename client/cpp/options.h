@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 namespace emberd::client {
@@ -15,6 +16,13 @@ namespace emberd::client {
 enum class WireType {
   kFloat32,
   kBfloat16,  // half the bytes; rounded to nearest even
+};
+
+// How ids, activations and gradients travel between trainer and coordinator.
+enum class TransportKind {
+  kAuto,    // large ones through shared memory, where both are on one machine; else by TCP
+  kTcp,     // all by TCP
+  kShared,  // as kAuto, but small ones too: for tests
 };
 
 // Connections are encrypted, and coordinators must show a certificate for the host of their
@@ -60,8 +68,13 @@ struct ClientOptions {
   WireType activation_type = WireType::kFloat32;
   WireType gradient_type = WireType::kFloat32;
 
+  // If it is kAuto, the environment's EMBERD_TRANSPORT (AUTO, TCP or SHARED) decides.
+  TransportKind transport = TransportKind::kAuto;
+
   // INVALID_ARGUMENT names the first field that is out of its range.
   absl::Status Validate() const;
+  // What `transport` is with the environment. INVALID_ARGUMENT if that says something else.
+  absl::StatusOr<TransportKind> ChosenTransport() const;
 };
 
 }  // namespace emberd::client

@@ -1,7 +1,9 @@
 #include "client/cpp/options.h"
 
+#include <cstdlib>
 #include <functional>
 #include <limits>
+#include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -50,6 +52,24 @@ TEST(ClientOptionsTest, NamesTheFieldThatIsWrong) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(message));
   }
+}
+
+TEST(ClientOptionsTest, TheEnvironmentDecidesWhatTheOptionsLeaveOpen) {
+  ClientOptions options = GoodOptions();
+  const auto chosen = [&](const char* name) {
+    setenv("EMBERD_TRANSPORT", name, /*replace=*/1);
+    return options.ChosenTransport();
+  };
+  EXPECT_EQ(*chosen("TCP"), TransportKind::kTcp);
+  EXPECT_EQ(*chosen("SHARED"), TransportKind::kShared);
+  EXPECT_EQ(*chosen("AUTO"), TransportKind::kAuto);
+  EXPECT_EQ(*chosen(""), TransportKind::kAuto);
+  EXPECT_THAT(std::string(chosen("tcp").status().message()),
+              ::testing::HasSubstr("EMBERD_TRANSPORT: \"tcp\" is not allowed"));
+  EXPECT_EQ(options.Validate().code(), absl::StatusCode::kInvalidArgument);
+  options.transport = TransportKind::kTcp;
+  EXPECT_EQ(*chosen("SHARED"), TransportKind::kTcp);
+  unsetenv("EMBERD_TRANSPORT");
 }
 
 }  // namespace

@@ -19,6 +19,15 @@ void SetShape(absl::Span<const int64_t> shape, v1::Tensor* tensor) {
   tensor->mutable_shape()->Assign(shape.begin(), shape.end());
 }
 
+template <typename T>
+void SetData(absl::Span<const T> values, v1::Tensor* tensor, BlockWriter* writer) {
+  if (writer != nullptr) {
+    writer->Write(values.data(), values.size() * sizeof(T));
+  } else {
+    tensor->set_data(values.data(), values.size() * sizeof(T));
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size) {
@@ -48,20 +57,20 @@ int64_t Size(const IntSpan& ints) {
   return std::visit([](auto span) { return static_cast<int64_t>(span.size()); }, ints);
 }
 
-void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor) {
+void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor,
+                BlockWriter* writer) {
   const bool wide = std::holds_alternative<absl::Span<const int64_t>>(ints);
   tensor->set_dtype(wide ? v1::INT64 : v1::INT32);
   SetShape(shape, tensor);
-  std::visit([&](auto span) { tensor->set_data(span.data(), span.size() * sizeof(span[0])); },
-             ints);
+  std::visit([&](auto span) { SetData(span, tensor, writer); }, ints);
 }
 
 void EncodeFloats(absl::Span<const float> floats, absl::Span<const int64_t> shape, WireType type,
-                  v1::Tensor* tensor) {
+                  v1::Tensor* tensor, BlockWriter* writer) {
   tensor->set_dtype(WireDataType(type));
   SetShape(shape, tensor);
   if (type == WireType::kFloat32) {
-    tensor->set_data(floats.data(), floats.size() * sizeof(float));
+    SetData(floats, tensor, writer);
     return;
   }
   std::string* data = tensor->mutable_data();
@@ -73,6 +82,23 @@ v1::DataType WireDataType(WireType type) {
   return type == WireType::kBfloat16 ? v1::BFLOAT16 : v1::FLOAT32;
 }
 
+namespace {
+
+// Whether all dimensions but the last make so many rows, and the last is `dim`.
+bool HasRows(const v1::Tensor& tensor, int64_t rows, int64_t dim) {
+  const int last = tensor.shape_size() - 1;
+  if (last < 1 || tensor.shape(last) != dim) return false;
+  int64_t here = 1;
+  for (int d = 0; d < last; ++d) {
+    const int64_t extent = tensor.shape(d);
+    if (extent < 0 || (extent > 0 && here > rows / extent)) return false;
+    here *= extent;
+  }
+  return here == rows;
+}
+
+}  // namespace
+
 absl::Status CheckTensorHead(const v1::Tensor& tensor, int64_t rows, int64_t dim, WireType type) {
   const v1::DataType expected = WireDataType(type);
   if (tensor.dtype() != expected) {
@@ -80,7 +106,7 @@ absl::Status CheckTensorHead(const v1::Tensor& tensor, int64_t rows, int64_t dim
                                             v1::DataType_Name(tensor.dtype()), "; ",
                                             v1::DataType_Name(expected), " was expected"));
   }
-  if (tensor.shape_size() != 2 || tensor.shape(0) != rows || tensor.shape(1) != dim) {
+  if (!HasRows(tensor, rows, dim)) {
     return absl::InternalError(absl::StrCat("shape: the server sent [",
                                             absl::StrJoin(tensor.shape(), ", "), "]; [", rows, ", ",
                                             dim, "] was expected"));

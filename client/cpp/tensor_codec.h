@@ -11,6 +11,7 @@
 #include "base/buffer_pool.h"
 #include "client/cpp/batch.h"
 #include "client/cpp/options.h"
+#include "client/cpp/shared_memory.h"
 #include "emberd/v1/types.pb.h"
 
 namespace emberd::client {
@@ -25,10 +26,12 @@ std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size);
 void ToBfloat16Bytes(absl::Span<const float> values, char* bytes);
 void FromBfloat16Bytes(const char* bytes, absl::Span<float> values);
 
-// The shape must fit the number of elements.
-void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor);
+// The shape must fit the number of elements. Where there is a `writer`, the elements of ints and of
+// float32 go there, and the tensor has no data.
+void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor,
+                BlockWriter* writer = nullptr);
 void EncodeFloats(absl::Span<const float> floats, absl::Span<const int64_t> shape, WireType type,
-                  v1::Tensor* tensor);
+                  v1::Tensor* tensor, BlockWriter* writer = nullptr);
 
 v1::DataType WireDataType(WireType type);
 int64_t ElementBytes(WireType type);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -94,29 +95,26 @@ Payload MakePayload(const FeatureGradient& gradient, int64_t dim,
   return {own.get(), size, own};
 }
 
-// Where each feature's activations will lie. Side by side, or one after the other, each from a
-// 64-byte boundary on: some frameworks use memory in place only then.
-absl::Status PlaceActivations(bool concat, ExpectedLookup* expected) {
-  constexpr size_t kFloats = 64 / sizeof(float);
-  expected->concat = concat;
-  size_t end = 0;
-  for (ExpectedLookup::Feature& feature : expected->features) {
-    feature.offset = end;
-    feature.row_stride = feature.dim;
-    end += concat ? feature.dim : (feature.samples * feature.dim + kFloats - 1) / kFloats * kFloats;
-  }
-  expected->floats = end;
-  if (!concat || expected->features.empty()) return absl::OkStatus();
-  const ExpectedLookup::Feature& first = expected->features.front();
-  for (ExpectedLookup::Feature& feature : expected->features) {
-    feature.row_stride = static_cast<int64_t>(end);
-    if (feature.samples == first.samples) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "concat: feature \"", first.name, "\" has ", first.samples, " samples, and feature \"",
-        feature.name, "\" has ", feature.samples, "; they must have the same number"));
-  }
-  expected->floats = end * first.samples;
-  return absl::OkStatus();
+// Room in shared memory for what the request sends and what its answer brings, as far as there is
+// some.
+std::optional<BlockWriter> TakeBlocks(SharedMemory* memory, absl::Span<const FeatureIds> features,
+                                      ExpectedLookup* expected) {
+  if (memory == nullptr) return std::nullopt;
+  expected->activations = memory->Take(SharedBytes(*expected));
+  expected->ids = memory->Take(BlockBytes(features));
+  if (expected->ids == nullptr) return std::nullopt;
+  return BlockWriter(expected->ids);
+}
+
+void NameBlocks(const ExpectedLookup& expected, const std::optional<BlockWriter>& ids,
+                v1::TrainLookup* lookup) {
+  if (ids.has_value()) *lookup->mutable_shared()->mutable_ids() = ids->place();
+  if (expected.activations == nullptr) return;
+  v1::SharedLookup* const shared = lookup->mutable_shared();
+  shared->mutable_activations()->set_region(expected.activations->region());
+  shared->mutable_activations()->set_offset(expected.activations->offset());
+  shared->mutable_activations()->set_size(SharedBytes(expected));
+  shared->set_concat(expected.concat);
 }
 
 // The feature with its gradient, but for the bytes of the gradient, with which it ends.
@@ -180,8 +178,20 @@ grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& option
 
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
-    bool concat, ExpectedLookup* expected) {
+    bool concat, ExpectedLookup* expected, SharedMemory* memory) {
   std::deque<grpc::ByteBuffer> messages;
+  expected->step = step;
+  expected->type = activations;
+  for (size_t i = 0; i < features.size(); ++i) {
+    const std::string name(features[i].feature);
+    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
+    if (!info.ok()) return info.status();
+    const int64_t samples = std::max<int64_t>(0, SampleCount(features[i]));
+    expected->features.push_back({.name = name, .samples = samples, .dim = (*info)->embedding_dim});
+  }
+  if (absl::Status status = PlaceActivations(concat, expected); !status.ok()) return status;
+  std::optional<BlockWriter> writer = TakeBlocks(memory, features, expected);
+
   v1::TrainRequest request;
   size_t bytes = 0;  // of ids in `request`
   const auto begin = [&] {
@@ -191,39 +201,37 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     bytes = 0;
   };
   begin();
-  expected->step = step;
-  expected->type = activations;
-  for (size_t i = 0; i < features.size(); ++i) {
-    const std::string name(features[i].feature);
-    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
-    if (!info.ok()) return info.status();
+  for (const FeatureIds& feature : features) {
     v1::FeatureIds ids;
-    if (absl::Status status = EncodeFeature(features[i], &ids); !status.ok()) return status;
+    absl::Status status = EncodeFeature(feature, &ids, writer.has_value() ? &*writer : nullptr);
+    if (!status.ok()) return status;
     const size_t size = ids.ByteSizeLong();
-    if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
+    if (status = CheckTensorBytes(ids.feature(), size); !status.ok()) return status;
     if (bytes > 0 && bytes + size > kTrainMessageBytes) {
       request.mutable_lookup()->set_continues(true);
+      if (messages.empty()) NameBlocks(*expected, writer, request.mutable_lookup());
       messages.push_back(Serialize(request));
       begin();
     }
-    const int64_t samples = std::max<int64_t>(0, SampleCount(ids));
-    expected->features.push_back({.name = name, .samples = samples, .dim = (*info)->embedding_dim});
     *request.mutable_lookup()->add_features() = std::move(ids);
     bytes += size;
   }
+  if (messages.empty()) NameBlocks(*expected, writer, request.mutable_lookup());
   messages.push_back(Serialize(request));
-  if (absl::Status status = PlaceActivations(concat, expected); !status.ok()) return status;
   return messages;
 }
 
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
     const Model& model, int64_t step, absl::Span<const FeatureGradient> gradients,
-    const UpdateOptions& options, WireType type, BufferPool* pool) {
+    const UpdateOptions& options, WireType type, BufferPool* pool, SharedGradients* shared) {
   if (options.skip && !gradients.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("skip is true in step ", step, ", but ", gradients.size(),
                      " gradients are given; a skipped step has none"));
   }
+  const absl::StatusOr<std::vector<int64_t>> dims = CheckGradients(model, gradients);
+  if (!dims.ok()) return dims.status();
+  if (shared != nullptr) shared->Reserve(gradients, *dims, type);
   std::deque<grpc::ByteBuffer> messages;
   UpdateMessage message;
   v1::TrainUpdate rest;
@@ -231,10 +239,14 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
   for (size_t i = 0; i < gradients.size(); ++i) {
     const FeatureGradient& gradient = gradients[i];
     const std::string name(gradient.feature);
-    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
-    if (!info.ok()) return info.status();
-    if (absl::Status status = CheckGradient(gradient, **info); !status.ok()) return status;
-    const int64_t dim = (*info)->embedding_dim;
+    const int64_t dim = (*dims)[i];
+    if (v1::FeatureGradient placed;
+        shared != nullptr && shared->Put(gradient, dim, type, &placed)) {
+      placed.set_feature(name);
+      const std::string bytes = placed.SerializeAsString();
+      message.Add(FieldHead(v1::TrainUpdate::kGradientsFieldNumber, bytes.size()) + bytes);
+      continue;
+    }
     const size_t size = gradient.samples * dim * ElementBytes(type);
     if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
     if (message.size() > 0 && message.size() + size > kTrainMessageBytes) {

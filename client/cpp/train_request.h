@@ -15,6 +15,8 @@
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
+#include "client/cpp/shared_gradients.h"
+#include "client/cpp/shared_memory.h"
 #include "client/cpp/train_stream.h"
 
 namespace emberd::client {
@@ -27,13 +29,16 @@ grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& option
 
 // A TrainLookup in parts. INVALID_ARGUMENT for spans that make no tensor and for features that the
 // model does not have; the rest is the server's to judge. `concat`: see TrainLookupOptions.
+// `memory`: shared with the coordinator, used where it is worth it; null: there is none.
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
-    bool concat, ExpectedLookup* expected);
+    bool concat, ExpectedLookup* expected, SharedMemory* memory = nullptr);
 
-// A TrainUpdate in parts. What has to be converted or copied goes to memory of the pool.
+// A TrainUpdate in parts. What has to be converted or copied goes to `shared`, or, where that is
+// null or has no memory, to memory of the pool.
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
     const Model& model, int64_t step, absl::Span<const FeatureGradient> gradients,
-    const UpdateOptions& options, WireType type, BufferPool* pool);
+    const UpdateOptions& options, WireType type, BufferPool* pool,
+    SharedGradients* shared = nullptr);
 
 }  // namespace emberd::client

@@ -3,6 +3,7 @@
 #include <deque>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/proto_buffer_reader.h>
@@ -12,6 +13,9 @@
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/raw_stream.h"
+#include "client/cpp/shared_gradients.h"
+#include "client/cpp/shared_memory.h"
+#include "client/cpp/tensor_codec.h"
 #include "client/cpp/train_request.h"
 #include "client/cpp/transport.h"
 
@@ -35,6 +39,7 @@ class TrainStream::Impl final : public RawStreamListener {
                           const TrainLookupOptions& options);
   absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
                           const UpdateOptions& options);
+  std::shared_ptr<float> AllocateGradients(size_t floats);
   absl::StatusOr<TrainLookupResult> ReceiveLookup();
   absl::StatusOr<TrainUpdateResult> ReceiveUpdate();
   bool WaitForLookup(absl::Duration timeout);
@@ -50,6 +55,7 @@ class TrainStream::Impl final : public RawStreamListener {
   absl::Status OnLookup(google::protobuf::io::CodedInputStream* input);
   absl::Status OnUpdate(google::protobuf::io::CodedInputStream* input);
 
+  std::vector<std::shared_ptr<SharedBlock>> OwnBlocks();
   // OK if another request can be sent.
   absl::Status CheckOpen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The status of a stream that has ended, where an answer is missing.
@@ -73,13 +79,20 @@ class TrainStream::Impl final : public RawStreamListener {
   // sent, would keep those of earlier updates back.
   const int64_t most_ahead_;
   BufferPool pool_{kIdleBytes};
+  SharedMemory* memory_ = nullptr;  // with the coordinator; set by Start
 
   absl::Mutex mutex_;
   bool has_started_ ABSL_GUARDED_BY(mutex_) = false;
   v1::TrainStarted started_;  // constant from then on
   // Of requests that are not answered yet, in their order. Only OnMessage removes any.
   std::deque<LookupAssembler> lookups_ ABSL_GUARDED_BY(mutex_);
-  std::deque<int64_t> updates_ ABSL_GUARDED_BY(mutex_);
+  struct SentUpdate {
+    int64_t step;
+    SharedGradients shared;
+  };
+  std::deque<SentUpdate> updates_ ABSL_GUARDED_BY(mutex_);
+  // What AllocateGradients gave.
+  std::vector<std::weak_ptr<SharedBlock>> own_blocks_ ABSL_GUARDED_BY(mutex_);
   // That are to be sent.
   int64_t next_lookup_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t next_update_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -98,6 +111,8 @@ class TrainStream::Impl final : public RawStreamListener {
 
 absl::Status TrainStream::Impl::Start(Transport* transport, int coordinator,
                                       const TrainOptions& options) {
+  memory_ = transport->memory(coordinator);
+  memory_->Arena();  // now, when there is time, and not while a step is sent
   stream_ = std::make_unique<RawStream>(transport, coordinator, "/emberd.v1.EmbeddingService/Train",
                                         this);
   std::deque<grpc::ByteBuffer> start;
@@ -130,10 +145,11 @@ absl::Status TrainStream::Impl::SendLookup(int64_t step, absl::Span<const Featur
                                            const TrainLookupOptions& options) {
   ExpectedLookup expected;
   auto messages = EncodeTrainLookup(model_, step, features, options_.activation_type,
-                                    options.concat, &expected);
+                                    options.concat, &expected, memory_);
   if (!messages.ok()) return messages.status();
   absl::MutexLock lock(&mutex_);
   if (absl::Status status = CheckOpen(); !status.ok()) return status;
+  expected.Lend();
   lookups_.emplace_back(std::move(expected), &pool_);
   held_.push_back({step, *std::move(messages)});
   SendHeld(/*all=*/step != next_lookup_);  // out of its turn: the server says so
@@ -151,16 +167,44 @@ void TrainStream::Impl::SendHeld(bool all) {
 absl::Status TrainStream::Impl::SendUpdate(int64_t step,
                                            absl::Span<const FeatureGradient> gradients,
                                            const UpdateOptions& options) {
+  // Without `memory` all of them are copied, for the caller may change them at once.
+  SharedGradients shared(memory_, options.memory != nullptr
+                                      ? OwnBlocks()
+                                      : std::vector<std::shared_ptr<SharedBlock>>());
   auto messages =
-      EncodeTrainUpdate(model_, step, gradients, options, options_.gradient_type, &pool_);
+      EncodeTrainUpdate(model_, step, gradients, options, options_.gradient_type, &pool_, &shared);
   if (!messages.ok()) return messages.status();
   absl::MutexLock lock(&mutex_);
   if (absl::Status status = CheckOpen(); !status.ok()) return status;
-  updates_.push_back(step);
+  shared.Lend();
+  updates_.push_back({step, std::move(shared)});
   stream_->Send(*std::move(messages));
   next_update_ = step + 1;
   SendHeld(/*all=*/false);
   return absl::OkStatus();
+}
+
+std::shared_ptr<float> TrainStream::Impl::AllocateGradients(size_t floats) {
+  std::shared_ptr<SharedBlock> block = memory_->Take(floats * sizeof(float));
+  if (block == nullptr) return TakeFloats(&pool_, floats);
+  absl::MutexLock lock(&mutex_);
+  own_blocks_.push_back(block);
+  auto* const data = reinterpret_cast<float*>(block->data());
+  return {std::move(block), data};
+}
+
+std::vector<std::shared_ptr<SharedBlock>> TrainStream::Impl::OwnBlocks() {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<SharedBlock>> blocks;
+  std::vector<std::weak_ptr<SharedBlock>> living;
+  for (const std::weak_ptr<SharedBlock>& held : own_blocks_) {
+    std::shared_ptr<SharedBlock> block = held.lock();
+    if (block == nullptr) continue;
+    blocks.push_back(std::move(block));
+    living.push_back(held);
+  }
+  own_blocks_.swap(living);
+  return blocks;
 }
 
 template <typename Result, typename Expected>
@@ -275,10 +319,11 @@ absl::Status TrainStream::Impl::OnUpdate(google::protobuf::io::CodedInputStream*
   v1::TrainUpdateResult message;
   const bool good = message.MergeFromCodedStream(input);
   absl::MutexLock lock(&mutex_);
-  if (!good || updates_.empty() || message.step() != updates_.front()) {
+  if (!good || updates_.empty() || message.step() != updates_.front().step) {
     return absl::InternalError(absl::StrCat("the server answered an update of step ",
                                             message.step(), ", but another step is next"));
   }
+  updates_.front().shared.Settle();
   updates_.pop_front();
   update_results_.push_back({message.step(), message.rows_updated(), DecodeTimes(message.times()),
                              message.rows_skipped(), message.checkpoint(),
@@ -323,6 +368,9 @@ absl::Status TrainStream::SendLookup(int64_t step, absl::Span<const FeatureIds> 
 absl::Status TrainStream::SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
                                      const UpdateOptions& options) {
   return impl_->SendUpdate(step, gradients, options);
+}
+std::shared_ptr<float> TrainStream::AllocateGradients(size_t floats) {
+  return impl_->AllocateGradients(floats);
 }
 absl::StatusOr<TrainLookupResult> TrainStream::ReceiveLookup() { return impl_->ReceiveLookup(); }
 absl::StatusOr<TrainUpdateResult> TrainStream::ReceiveUpdate() { return impl_->ReceiveUpdate(); }

@@ -138,6 +138,11 @@ class TrainStream {
   absl::Status SendUpdate(int64_t step, absl::Span<const FeatureGradient> gradients,
                           const UpdateOptions& options = {});
 
+  // Memory for gradients, with any contents, which the coordinator reads in place if it is on this
+  // machine: float32 gradients that lie there are sent without a copy, if the update has
+  // UpdateOptions::memory. They must not change until it has been answered.
+  std::shared_ptr<float> AllocateGradients(size_t floats);
+
   // Wait for the answer to the oldest lookup, or update, whose answer has not been received.
   // FAILED_PRECONDITION if there is none. Lookups and updates are received independently.
   absl::StatusOr<TrainLookupResult> ReceiveLookup();

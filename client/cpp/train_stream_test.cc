@@ -462,16 +462,14 @@ TEST_F(TrainStreamTest, DoubtsWhatTheServerSends) {
       {[](auto* r) { r->mutable_activations(0)->mutable_activation()->set_dtype(v1::BFLOAT16); },
        "dtype"},
       {[](auto* r) { r->mutable_activations(0)->mutable_activation()->set_shape(0, 1); }, "shape"},
-      {[](auto* r) {
-         r->mutable_activations(0)->mutable_activation()->mutable_data()->push_back(0);
-       },
+      {[](auto* r) { *r->mutable_activations(0)->mutable_activation()->mutable_data() += '0'; },
        "data"},
       {[](auto* r) { r->mutable_activations(0)->mutable_activation()->clear_data(); },
        "data: the server sent 0 bytes"},
   };
   for (const auto& [damage, message] : cases) {
     SCOPED_TRACE(message);
-    service_.damage_train = [&damage = damage](v1::TrainResponse* response) {
+    service_.damage_train = [damage = damage](v1::TrainResponse* response) {
       if (response->has_lookup()) damage(response->mutable_lookup());
     };
     Open();
@@ -484,8 +482,7 @@ TEST_F(TrainStreamTest, DoubtsWhatTheServerSends) {
   }
 }
 
-// A trainer may give its gradients' memory back only when nobody reads it any more, also where the
-// stream breaks in the middle of an update.
+// A stream that breaks in the middle of an update lets go of the gradients' memory.
 TEST_F(TrainStreamTest, LetsGoOfGradientsAtTheEnd) {
   service_.train_responses = 1;
   Open();

@@ -13,6 +13,9 @@ namespace {
 // How long a channel that cannot connect may take to say why.
 constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 
+// How long a coordinator may take to say where memory can be shared; without it, TCP does.
+constexpr absl::Duration kMemoryPatience = absl::Seconds(2);
+
 // A coordinator that fell silent, because the network was cut or its machine is gone, is given up
 // this long after its last sign of life, and calls turn to the next one. The kernel alone would try
 // for a quarter of an hour.
@@ -64,13 +67,27 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Connect(const ClientOption
 
 Transport::Transport(const ClientOptions& options, const Credentials& credentials)
     : options_(options), authorization_(credentials.authorization) {
+  const TransportKind kind = options_.ChosenTransport().value_or(TransportKind::kAuto);
   for (const std::string& address : options_.addresses) {
+    const int index = static_cast<int>(coordinators_.size());
     std::shared_ptr<grpc::Channel> channel =
         grpc::CreateCustomChannel(address, credentials.channel, MakeArguments(options_));
-    coordinators_.push_back({channel, v1::EmbeddingService::NewStub(channel),
-                             v1::AdminService::NewStub(channel),
-                             v1::CheckpointService::NewStub(channel)});
+    coordinators_.push_back(
+        {channel, v1::EmbeddingService::NewStub(channel), v1::AdminService::NewStub(channel),
+         v1::CheckpointService::NewStub(channel),
+         std::make_unique<SharedMemory>(kind, [this, index] { return AskForMemory(index); })});
   }
+}
+
+absl::StatusOr<RegionServer::Invitation> Transport::AskForMemory(int coordinator) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kMemoryPatience));
+  Authorize(&context);
+  v1::ShareMemoryResponse response;
+  const grpc::Status status =
+      coordinators_[coordinator].embedding->ShareMemory(&context, {}, &response);
+  if (!status.ok()) return ToAbslStatus(status);
+  return RegionServer::Invitation{response.socket(), response.ticket()};
 }
 
 absl::Status Transport::WaitForConnection() {

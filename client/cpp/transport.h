@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/credentials.h"
 #include "client/cpp/options.h"
+#include "client/cpp/shared_memory.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
 #include "emberd/v1/checkpoint_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
@@ -35,6 +36,7 @@ struct Coordinator {
   std::unique_ptr<v1::EmbeddingService::Stub> embedding;
   std::unique_ptr<v1::AdminService::Stub> admin;
   std::unique_ptr<v1::CheckpointService::Stub> checkpoint;
+  std::unique_ptr<SharedMemory> memory;
 };
 
 // Thread-safe.
@@ -71,10 +73,12 @@ class Transport {
   const std::shared_ptr<grpc::Channel>& channel(int coordinator) const {
     return coordinators_[coordinator].channel;
   }
+  SharedMemory* memory(int coordinator) const { return coordinators_[coordinator].memory.get(); }
 
  private:
   Transport(const ClientOptions& options, const Credentials& credentials);
 
+  absl::StatusOr<RegionServer::Invitation> AskForMemory(int coordinator);
   absl::Status WaitForConnection();
   // Why nobody can be reached.
   absl::Status ConnectionError();

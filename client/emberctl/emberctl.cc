@@ -99,10 +99,10 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   app.fallthrough();
   AddCommonOptions(app, session);
   // In the order in which the help lists them.
-  for (const auto add :
-       {AddStatus,     AddTables, AddDescribe, AddDeclare, AddValidate, AddRows,      AddExport,
-        AddExplain,    AddLimits, AddPlan,     AddStats,   AddTop,      AddModel,     AddGroup,
-        AddCheckpoint, AddServe,  AddLog,      AddDrain,   AddBench,    AddCompletion}) {
+  for (const auto add : {AddStatus, AddTables,  AddDescribe,  AddDeclare,    AddValidate, AddRows,
+                         AddExport, AddExplain, AddLimits,    AddPlan,       AddStats,    AddTop,
+                         AddMemory, AddModel,   AddGroup,     AddCheckpoint, AddServe,    AddLog,
+                         AddDrain,  AddBench,   AddCompletion}) {
     add(app, session, command);
   }
   try {

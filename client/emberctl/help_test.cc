@@ -51,13 +51,15 @@ TEST(HelpTest, EveryCommandHasAnExample) {
   const Outcome help = Emberctl({"--help"});
   const std::vector<std::string> commands = CommandsOf(help.out);
   for (const char* command :
-       {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "model", "group",
-        "checkpoint", "log", "drain", "bench", "describe", "declare", "validate"}) {
+       {"status", "tables", "plan", "rows", "stats", "limits", "explain", "top", "memory", "model",
+        "group", "checkpoint", "log", "drain", "bench", "describe", "declare", "validate"}) {
     EXPECT_THAT(commands, Contains(command));
   }
   EXPECT_EQ(CommandsOf(Emberctl({"rows", "--help"}).out), (std::vector<std::string>{"get", "set"}));
   EXPECT_EQ(CommandsOf(Emberctl({"model", "--help"}).out),
             (std::vector<std::string>{"drop", "reset"}));
+  EXPECT_EQ(CommandsOf(Emberctl({"memory", "--help"}).out),
+            (std::vector<std::string>{"pin", "unpin", "compact", "release"}));
   EXPECT_EQ(CommandsOf(Emberctl({"group", "--help"}).out), (std::vector<std::string>{"drop"}));
   EXPECT_EQ(CommandsOf(Emberctl({"checkpoint", "--help"}).out),
             (std::vector<std::string>{"save", "list", "show", "diff", "delete", "verify", "restore",
@@ -94,6 +96,11 @@ TEST(HelpTest, WrongCommandLines) {
       {"top", "--interval", "-1"},
       {"model"},
       {"model", "drop"},
+      {"memory", "pin"},
+      {"memory", "unpin"},
+      {"memory", "compact", "m"},
+      {"memory", "pin", "m", "release"},
+      {"memory", "drop"},
       {"group"},
       {"group", "drop", "m"},
       {"checkpoint"},

@@ -116,7 +116,7 @@ grpc::Status FakeService::DeclareModel(grpc::ServerContext* context,
     plan_ = MakePlan(config_);
     response->set_model_id(kModelId);
     *response->mutable_plan() = plan_;
-    if (damage_declare) damage_declare(response);
+    damage_declare(response);
     return grpc::Status::OK;
   });
 }
@@ -174,7 +174,7 @@ grpc::Status FakeService::Lookup(grpc::ServerContext* context, const v1::LookupR
     stack->set_imbalance(1.5);
     stack->set_limit_ids_per_partition(20);
     stack->set_limit_unique_ids_per_partition(10);
-    if (damage_lookup) damage_lookup(response);
+    damage_lookup(response);
     return grpc::Status::OK;
   });
 }
@@ -248,7 +248,7 @@ grpc::Status FakeService::Train(
       result->set_rows_updated(std::exchange(gradients, 0));
     }
     for (v1::TrainResponse& answer : answers) {
-      if (damage_train) damage_train(&answer);
+      damage_train(&answer);
       if (sent++ == train_responses) return train_status;
       stream->Write(answer);
     }
@@ -280,7 +280,7 @@ grpc::Status FakeService::ReadRows(grpc::ServerContext* context, const v1::ReadR
       std::memcpy(&id, request->ids().data().data() + 8 * i, 8);
       FillRow(request->table(), id, values);
     }
-    if (damage_read) damage_read(response);
+    damage_read(response);
     return grpc::Status::OK;
   });
 }
@@ -315,7 +315,7 @@ grpc::Status FakeService::ExportTable(grpc::ServerContext* context,
       part.mutable_values()->add_shape(rows);
       part.mutable_values()->add_shape(Dim(request->table()));
       for (int64_t i = 0; i < rows; ++i) FillRow(request->table(), row + i, part.mutable_values());
-      if (damage_export) damage_export(&part);
+      damage_export(&part);
       if (!writer->Write(part)) return grpc::Status::CANCELLED;
       if (broken_exports > 0) {
         --broken_exports;

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <grpcpp/grpcpp.h>
@@ -15,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "client/cpp/testing/fake_checkpoints.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
@@ -26,6 +28,25 @@ struct Fault {
   grpc::Status status = {};     // what the caller gets
   bool after_the_work = false;  // true: the call takes effect, only its reply is lost
   absl::Duration delay = absl::ZeroDuration();  // before; a cancelled call waits no longer
+};
+
+// Edits what a service is about to send. A test may give another one while calls are answered.
+template <typename Message>
+class Damage {
+ public:
+  Damage& operator=(std::function<void(Message*)> damage) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    damage_ = std::move(damage);
+    return *this;
+  }
+  void operator()(Message* message) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    if (damage_) damage_(message);
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::function<void(Message*)> damage_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Answers:
@@ -47,12 +68,11 @@ class FakeService final : public v1::EmbeddingService::Service, public v1::Admin
   void AddFault(Fault fault);
   // Faults that no call has met yet, for instance because it ended before it got here.
   void ClearFaults();
-  // Edits every LookupResponse before it leaves; may be called before the first call only.
-  std::function<void(v1::LookupResponse*)> damage_lookup;
-  std::function<void(v1::DeclareModelResponse*)> damage_declare;
-  std::function<void(v1::ReadRowsResponse*)> damage_read;
-  std::function<void(v1::ExportTableResponse*)> damage_export;
-  std::function<void(v1::TrainResponse*)> damage_train;
+  Damage<v1::LookupResponse> damage_lookup;
+  Damage<v1::DeclareModelResponse> damage_declare;
+  Damage<v1::ReadRowsResponse> damage_read;
+  Damage<v1::ExportTableResponse> damage_export;
+  Damage<v1::TrainResponse> damage_train;
   FakeCheckpoints checkpoints;
   // Ends a stream after so many responses; negative: when the client does.
   int train_responses = -1;

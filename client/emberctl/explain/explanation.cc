@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/emberctl/explain/programs_view.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
 #include "preprocess/batch/cuts.h"
@@ -174,6 +175,7 @@ void PrintReport(const Explanation& explanation, std::ostream& out) {
   PrintTotals(explanation, out);
   PrintPairs(explanation, out);
   PrintMinibatches(explanation, out);
+  PrintPrograms(explanation, out);
 }
 
 namespace {
@@ -275,7 +277,8 @@ void PrintExplanationJson(const Explanation& explanation, std::ostream& out) {
       {"num_minibatches", explanation.batch.statistics().num_minibatches()},
       {"split_mask", absl::StrFormat("0x%016x", preprocess::JaxMask(explanation.cuts))},
       {"bucket_to_minibatch", minibatch_of},
-      {"stacks", std::move(stacks)}};
+      {"stacks", std::move(stacks)},
+      {"programs", ProgramsJson(explanation)}};
   out << all.dump() << "\n";
 }
 

@@ -30,7 +30,8 @@ void PrintReport(const Explanation& explanation, std::ostream& out);
 //   stacks: one object each, with the counts of the report, ids_per_partition and
 //     unique_ids_per_partition [slot][partition], and segments: all buffers, one object per (shard,
 //     slot, mini-batch) with row_pointers (exact ends of the shard's partitions), embedding_ids,
-//     sample_ids and gains. Pads are 2147483647, 2147483647 and "NaN".
+//     sample_ids and gains. Pads are 2147483647, 2147483647 and "NaN",
+//   programs (see ProgramsJson).
 void PrintExplanationJson(const Explanation& explanation, std::ostream& out);
 
 }  // namespace emberd::emberctl

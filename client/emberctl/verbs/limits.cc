@@ -20,6 +20,8 @@ struct LimitsOptions {
   std::string model;
   double headroom = 1.2;  // >= 1: suggested limit over observed maximum
   std::string out;        // where to write the model config with the suggested limits; may be empty
+  bool apply = false;     // sets the suggested limits
+  bool declared = false;  // sets the limits of the model's description
 };
 
 using Lines = std::vector<std::vector<std::string>>;
@@ -114,6 +116,48 @@ absl::Status WriteConfig(const v1::ModelConfig& model, const std::string& path) 
   return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be written"));
 }
 
+// What a coordinator is to set, and passes on to the others.
+v1::SetLimitsRequest LimitsToSet(const v1::GetLimitsResponse& limits,
+                                 const LimitsOptions& options) {
+  v1::SetLimitsRequest request;
+  request.set_model(options.model);
+  request.set_declared(options.declared);
+  if (options.declared) return request;
+  for (const v1::StackLimits& stack : limits.stacks()) {
+    if (stack.ids().max() == 0) continue;  // nothing is known of it
+    v1::StackLimit* limit = request.add_limits();
+    limit->set_stack(stack.stack());
+    limit->set_max_ids_per_partition(SuggestedLimit(stack.ids().max(), options.headroom));
+    limit->set_max_unique_ids_per_partition(
+        SuggestedLimit(stack.unique_ids().max(), options.headroom));
+  }
+  return request;
+}
+
+absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
+  if (!request.declared() && request.limits().empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "model '", request.model(),
+        "' has had no batch since these coordinators started, so no limits are suggested; use it, "
+        "and try again"));
+  }
+  v1::SetLimitsResponse response;
+  RETURN_IF_ERROR(session.Call([&](const client::Coordinator& coordinator, auto* context) {
+    return coordinator.admin->SetLimits(context, request, &response);
+  }));
+  // The other coordinators look at once.
+  RETURN_IF_ERROR(FetchAllLimits(session, request.model()).status());
+  if (session.json) return absl::OkStatus();
+  session.out << "limits of model '" << request.model() << "' now, per partition:\n";
+  Lines lines = {{"STACK", "IDS", "UNIQUE IDS"}};
+  for (const v1::StackLimit& limit : response.limits()) {
+    lines.push_back({limit.stack(), Limit(limit.max_ids_per_partition()),
+                     Limit(limit.max_unique_ids_per_partition())});
+  }
+  PrintColumns(lines, session.out);
+  return absl::OkStatus();
+}
+
 // Asks every coordinator that the command line names, for each knows its own batches only.
 absl::Status Limits(Session& session, const LimitsOptions& options) {
   ASSIGN_OR_RETURN(const v1::DescribeModelResponse model, session.DescribeModel(options.model));
@@ -123,11 +167,12 @@ absl::Status Limits(Session& session, const LimitsOptions& options) {
   } else {
     PrintLimits(limits, options.headroom, session.out);
   }
-  if (options.out.empty()) return absl::OkStatus();
-  absl::Status written =
-      WriteConfig(WithSuggestedLimits(model, limits, options.headroom), options.out);
-  if (written.ok() && !session.json) session.out << "wrote " << options.out << "\n";
-  return written;
+  if (!options.out.empty()) {
+    RETURN_IF_ERROR(WriteConfig(WithSuggestedLimits(model, limits, options.headroom), options.out));
+    if (!session.json) session.out << "wrote " << options.out << "\n";
+  }
+  if (!options.apply && !options.declared) return absl::OkStatus();
+  return SetLimits(session, LimitsToSet(limits, options));
 }
 
 }  // namespace
@@ -144,6 +189,13 @@ void AddLimits(CLI::App& app, Session& session, Command& command) {
       ->capture_default_str();
   limits->add_option("--out", options->out,
                      "Write the model config, with the suggested limits, as text proto");
+  CLI::Option* apply = limits->add_flag("--apply", options->apply,
+                                        "Set the suggested limits now, while the model is trained; "
+                                        "its rows and results do not change");
+  limits
+      ->add_flag("--declared", options->declared,
+                 "Set the limits again that the model was declared with")
+      ->excludes(apply);
   SetExample(limits, "emberctl limits my_model --headroom 1.3 --out tighter.textproto");
   limits->callback([options, &session, &command] {
     command = [options, &session] { return Limits(session, *options); };

@@ -17,7 +17,7 @@ from .checkpoints import Checkpoint, Checkpoints, Progress
 from .client import Applied, Client, Feature, Lookup, Model, Table, Tls, connect
 from .config import (F2A, SGD, Adagrad, AdagradMomentum, Adam, AdamW, Constant, FeatureConfig, Ftrl, Initializer, LaProp,
                      ModelConfig, Momentum, NoOptimizer, Normal, Optimizer, PlanConfig, QuantizationConfig, RMSProp, RowId,
-                     RowwiseAdagrad, StackGroup, TableConfig, TruncatedNormal, Uniform, Zeros)
+                     RowwiseAdagrad, StackGroup, TableConfig, TableResource, TruncatedNormal, Uniform, Zeros)
 from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition,
                      ForkedProcess, Internal, InvalidArgument, NotFound, OutOfRange, PermissionDenied,
                      ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, Unknown)
@@ -33,7 +33,7 @@ __all__ = [
     "Internal", "InvalidArgument", "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "Momentum",
     "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "Progress",
     "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowwiseAdagrad", "SGD", "Sparse",
-    "StackGroup", "Table", "TableConfig", "Tls", "TrainStream", "TruncatedNormal", "Unauthenticated",
+    "StackGroup", "Table", "TableConfig", "TableResource", "Tls", "TrainStream", "TruncatedNormal", "Unauthenticated",
     "Unavailable", "Uniform", "Unimplemented", "Unknown", "Zeros", "connect", "local",
 ]
 

@@ -26,7 +26,7 @@ class ClientOptions(ctypes.Structure):
                 ("ca_file", c_char_p), ("certificate_file", c_char_p), ("key_file", c_char_p),
                 ("server_name", c_char_p), ("token", c_char_p), ("token_file", c_char_p),
                 ("connect_timeout_ms", c_int64), ("deadline_ms", c_int64), ("activation_type", c_int32),
-                ("gradient_type", c_int32)]
+                ("gradient_type", c_int32), ("transport", c_int32)]
 
 
 class TrainOptions(ctypes.Structure):
@@ -55,7 +55,8 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("model_free", None, [_P]),
     ("lookup_begin", _P, [_P, _P, _P, c_int32, c_int32, c_int64]),
     ("lookup_activations", c_int32, [_P, _P, c_int32]),
-    ("lookup_concat", c_int32, [_P, _P]), ("lookup_step", c_int64, [_P]),
+    ("lookup_concat", c_int32, [_P, _P]), ("lookup_block", c_int32, [_P, _P]),
+    ("numpy_addresses", c_int32, [_P, _P, c_int32, _P, c_int64, c_int64]), ("lookup_step", c_int64, [_P]),
     ("lookup_statistics_json", c_char_p, [_P]), ("lookup_free", None, [_P]),
     ("apply", _P, [_P, _P, _P, _P, c_int32, _P, c_int32, c_int64, c_int64]),
     ("release", _P, [_P, _P, _P]),
@@ -65,6 +66,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("rows_values", _P, [_P]), ("rows_count", c_int64, [_P]), ("rows_dim", c_int64, [_P]), ("rows_free", None, [_P]),
     ("save_checkpoint", _P, [_P, c_char_p, c_char_p, c_int32]),
     ("restore_checkpoint", _P, [_P, c_char_p, c_char_p, c_char_p]), ("list_checkpoints", _P, [_P, c_char_p]),
+    ("serve_checkpoint", _P, [_P, c_char_p, c_char_p, c_char_p, c_char_p]),
     ("delete_checkpoint", _P, [_P, c_char_p, c_char_p]),
     ("drop_group", _P, [_P, c_char_p, c_char_p]),
     ("text_string", c_char_p, [_P]), ("text_free", None, [_P]),
@@ -73,6 +75,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("stream_send_lookup", _P, [_P, c_int64, _P, c_int32]),
     ("stream_send_lookup_concat", _P, [_P, c_int64, _P, c_int32]),
     ("stream_send_update_strided", _P, [_P, c_int64, _P, _P, c_int32, _P, c_int32, c_char_p, POINTER(c_void_p)]),
+    ("stream_allocate_gradients", _P, [_P, c_int64, POINTER(c_void_p)]), ("floats_data", _P, [_P]), ("floats_free", None, [_P]),
     ("stream_send_skip", _P, [_P, c_int64, c_char_p]),
     ("stream_take_checkpoint", _P, [_P]),
     ("lease_released", c_int32, [_P]), ("lease_free", None, [_P]),
@@ -274,5 +277,10 @@ class Call:
 
 
 def sweep_leases() -> None:
-    if _leases:
+    """Frees the memory of updates that are over, oldest first, up to the first that is still read."""
+    library = lib()
+    with _held_lock:
+        while _leases and library.lease_released(_leases[0][0]):
+            library.lease_free(_leases.pop(0)[0])
+    if len(_leases) > 16:  # another stream's may be in the way
         _sweep()

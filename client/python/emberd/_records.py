@@ -1,14 +1,17 @@
 """Arrays as the records of emberd.h, and the library's memory as arrays.
 
 A step of a model with 26 features has 78 records: `struct` writes them all at once, for to set the fields of a ctypes
-structure one by one takes several times as long.
+structure one by one takes several times as long. From step to step only addresses change, so that those of the step before
+are copied, and the new addresses written over the old ones.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import struct
+import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -21,11 +24,14 @@ _FEATURE_IDS = "PiiPqqPqiiqPq"
 _GRADIENT = "PPqq"
 _HYPERPARAMETER = "PPd"
 _ACTIVATION = "PPqq"
+_ADDRESS_COLUMN = {_FEATURE_IDS: 2, _GRADIENT: 1}  # where a record has the address of its values, in words of 8 bytes
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT_BYTES = 4
 _GAP = 16  # floats, at most, between the activations of two features: each begins at 64 bytes
 
 DENSE, RAGGED, SPARSE = 0, 1, 2
+
+_Block = ctypes.c_int64 * 5  # emberd_block: address, features, samples, dim, floats from one feature to the next
 
 addressof = ctypes.addressof
 byte_at: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
@@ -53,14 +59,69 @@ def _address(array: Any) -> int:
     return address
 
 
-def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> None:
-    """The fields of one record, and what they point at."""
+@functools.lru_cache(maxsize=1)
+def _reads_numpy() -> bool:
+    """Whether the library finds the values of NumPy's arrays in this Python: it knows how CPython lays them out."""
+    if sys.implementation.name != "cpython" or object.__basicsize__ != 16:  # as where there is no global lock
+        return False
+    form = _Form(0)
+    for one in (np.arange(6, dtype=np.int32).reshape(3, 2), np.ones(5, np.float32)):
+        form.learn([one], struct.pack("P", 0), None)
+        found = form.refilled([one])
+        if found is None or struct.unpack("P", found[0]) != (one.__array_interface__["data"][0],):
+            return False
+        if any(form.refilled([other]) for other in (one.astype(np.int64), one[:-1], one[::-1], one[None])):
+            return False
+    return True
+
+
+class _Form:
+    """The records of some features, as the step before had them."""
+
+    __slots__ = ("_column", "_last")
+
+    def __init__(self, column: int) -> None:
+        self._column = column  # of the address of the values, in words of 8 bytes
+        self._last: Optional[Tuple[bytes, bytes, Any, Any]] = None  # kinds of arrays, records, their type, what to keep
+
+    def fill(self, arrays: List[Any]) -> Optional[Tuple[Any, Any]]:
+        """The records of these arrays, and what they point at besides them. None if an array is of another kind than before,
+        or cannot be read where it lies."""
+        return self.refilled(arrays) if self._last is not None and _reads_numpy() else None
+
+    def refilled(self, arrays: List[Any]) -> Optional[Tuple[Any, Any]]:
+        assert self._last is not None
+        kinds, records, kind_of_records, (kept, _) = self._last
+        count = len(arrays)
+        filled = kind_of_records.from_buffer_copy(records)
+        objects = _layout("P", count).pack(*map(id, arrays))
+        if _native.lib().numpy_addresses(objects, kinds, count, filled, len(records) // count, 8 * self._column):
+            return filled, kept
+        return None
+
+    def learn(self, arrays: List[Any], records: bytes, kept: Any) -> None:
+        """Arrays and their records, for later steps. kept: what the records point at besides them."""
+        if arrays and all(type(one) is np.ndarray and one.size and one.ndim <= 2 for one in arrays):
+            dtypes = [one.dtype for one in arrays]  # kept, so that no other one is made in their place
+            kinds = b"".join(struct.pack("PPqqqq", id(np.ndarray), id(one.dtype), one.ndim, *(one.shape + (0,))[:2],
+                                         one.itemsize) for one in arrays)
+            self._last = kinds, records, ctypes.c_char * len(records), (kept, dtypes)
+
+
+@functools.lru_cache(maxsize=256)
+def _form(record: str, names: Tuple[str, ...]) -> _Form:
+    """Of records in use for these features."""
+    return _Form(_ADDRESS_COLUMN[record])
+
+
+def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
+    """The fields of one record, and what they point at. Whether that is a plain array."""
     name_address, name_bytes = _text(name)
     if type(ids) is np.ndarray and ids.dtype in INTS and ids.flags.carray and 0 < ids.ndim <= 2 and ids.size:  # the common case
         kept += (name_bytes, ids)
         fields += (name_address, DENSE, ids.itemsize, addressof(byte_at(ids)), ids.size, ids.shape[1] if ids.ndim == 2 else 1,
                    0, 0, 0, 0, 0, 0, 0)
-        return
+        return True
     what = f'feature "{name}"'
     index, index_bytes, samples, ids_per_sample = None, 0, 0, 0
     if isinstance(ids, Ragged):
@@ -93,17 +154,23 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> None:
             raise ValueError(f"{what}: weights: empty; give one per id, or a single one for all ids")
     fields += (name_address, layout, values.itemsize, _address(values), values.size, ids_per_sample, index_address, index_count,
                index_bytes, 0, samples, weights_address, weight_count)
+    return False
 
 
 def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:
     """The records, how many they are, and what they point at, which must stay as long as they are read."""
+    arrays = list(features.values())
+    form = _form(_FEATURE_IDS, tuple(features))
+    filled = form.fill(arrays)
+    if filled is not None:
+        return filled[0], len(arrays), (filled, arrays)
     fields: List[Any] = []
     kept: List[Any] = []
-    for name, ids in features.items():
-        _add_ids(name, ids, fields, kept)
+    plain = [_add_ids(name, ids, fields, kept) for name, ids in features.items()]
     records = _layout(_FEATURE_IDS, len(features)).pack(*fields)
-    kept.append(records)
-    return records, len(features), kept
+    if all(plain):
+        form.learn(arrays, records, [_text(name) for name in features])
+    return records, len(features), (records, kept)
 
 
 def pack_gradients(gradients: Mapping[str, Any], *, strides: bool = False) -> Tuple[bytes, bytes, int, Any]:
@@ -111,16 +178,24 @@ def pack_gradients(gradients: Mapping[str, Any], *, strides: bool = False) -> Tu
 
     strides: columns of a larger matrix stay where they lie; otherwise every gradient is in one piece.
     """
+    arrays = list(gradients.values())
+    form = _form(_GRADIENT, tuple(gradients))
+    filled = form.fill(arrays)
+    if filled is not None:
+        return filled[0], filled[1][0], len(arrays), (filled, arrays)
     fields: List[Any] = []
     steps: List[int] = []
     kept: List[Any] = []
+    plain = True
     for name, value in gradients.items():
         if value is None:
+            plain = False
             continue
         if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2 and value.flags.carray:
             array, step = value, value.shape[1]  # the common case
         else:
             array, step = as_rows(value, f'gradient of feature "{name}"')
+            plain = False
         samples, dim = array.shape
         if step != dim and not strides:
             array, step = np.ascontiguousarray(array), dim
@@ -129,14 +204,17 @@ def pack_gradients(gradients: Mapping[str, Any], *, strides: bool = False) -> Tu
         steps.append(step)
         kept += (name_bytes, array)
     records, packed_steps = _layout(_GRADIENT, len(steps)).pack(*fields), _layout("q", len(steps)).pack(*steps)
-    kept += (records, packed_steps)
-    return records, packed_steps, len(steps), kept
+    if plain:
+        form.learn(arrays, records, (packed_steps, [_text(name) for name in gradients]))
+    return records, packed_steps, len(steps), (records, packed_steps, kept)
 
 
 def pack_hyper(hyper: Optional[Hyper]) -> Tuple[bytes, int, Any]:
     """As pack_ids."""
+    if not hyper:
+        return b"", 0, None
     flat: List[Tuple[str, str, float]] = []
-    for key, value in (hyper or {}).items():
+    for key, value in hyper.items():
         if isinstance(value, Mapping):
             flat += [(key, name, float(number)) for name, number in value.items()]
         else:
@@ -157,22 +235,42 @@ class _Memory:
 
     __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, address: int, shape: Tuple[int, ...], owner: _native.Handle) -> None:
-        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "<f4", "version": 3}
+    def __init__(self, address: int, shape: Tuple[int, ...], owner: _native.Handle, strides: Optional[Tuple[int, ...]]) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "<f4", "version": 3,
+                                    "strides": strides}
         self.owner = owner
 
 
-def view(address: Optional[int], shape: Tuple[int, ...], owner: _native.Handle) -> Floats:
-    """Floats of the library where they lie; the array keeps them alive."""
+def view(address: Optional[int], shape: Tuple[int, ...], owner: _native.Handle,
+         strides: Optional[Tuple[int, ...]] = None) -> Floats:
+    """Floats of the library where they lie; the array keeps them alive. strides: in bytes; default: in one piece."""
     if not address or 0 in shape:
         return np.empty(shape, np.float32)
-    return np.asarray(_Memory(address, shape, owner))
+    return np.asarray(_Memory(address, shape, owner, strides))
+
+
+def aligned(floats: int) -> int:
+    """Up to the next 64 bytes."""
+    return -(-floats // _GAP) * _GAP
+
+
+def cut_floats(address: Optional[int], shapes: Mapping[str, Tuple[int, ...]], sizes: Sequence[int],
+               owner: _native.Handle) -> Dict[str, Floats]:
+    """Arrays of these shapes one after the other in memory of the library, in pieces of `sizes` floats."""
+    block = view(address, (sum(sizes),), owner)
+    begins = itertools.accumulate(sizes, initial=0)
+    return {name: np.ndarray(shape, _FLOAT32, block, _FLOAT_BYTES * begin) for (name, shape), begin in zip(shapes.items(), begins)}
 
 
 def unpack_activations(lookup: _native.Handle, names: Sequence[str]) -> Tuple[Dict[str, Floats], Optional[Floats]]:
     """By feature, in the order of the request; and all side by side, if they were received so: the former are columns of
     it."""
     library, handle = _native.lib(), lookup.get()
+    block = _Block()
+    if library.lookup_block(handle, block):
+        address, _, samples, dim, distance = block
+        strides = (_FLOAT_BYTES * distance, _FLOAT_BYTES * dim, _FLOAT_BYTES)
+        return dict(zip(names, view(address, (len(names), samples, dim), lookup, strides))), None  # an array each
     layout = _layout(_ACTIVATION, len(names))
     records = ctypes.create_string_buffer(max(layout.size, 1))
     count = library.lookup_activations(handle, records, len(names))

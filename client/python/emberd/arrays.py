@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
@@ -134,8 +135,10 @@ def as_floats(value: Any, what: str) -> Floats:
 
 def as_rows(value: Any, what: str) -> Tuple[Floats, int]:
     """As as_floats, for matrices whose rows may have gaps between them, as columns of a larger matrix have; and the numbers
-    from one row to the next."""
+    from one row to the next. All dimensions but the last count rows."""
     array = as_array(value, what)
+    if array.ndim > 2:
+        array = array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
     if array.ndim != 2:
         raise ValueError(f"{what}: the shape {list(array.shape)} is not allowed; it must be that of the activations, "
                          "[samples, embedding_dim]")

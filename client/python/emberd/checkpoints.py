@@ -39,9 +39,9 @@ class Checkpoints(List[Checkpoint]):
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a save or a restore."""
+    """The progress of a save, of a restore, or of a change of what is served."""
 
-    phase: str  # "pausing", "saving", "checking", "restoring"
+    phase: str  # "pausing", "saving", "checking", "restoring", "loading"
     bytes: int
     total_bytes: int  # as far as it is known; grows while saving
     elapsed: float  # seconds
@@ -73,6 +73,13 @@ def save(client: Handle, model: str, name: Optional[str], incremental: bool,
 def restore(client: Handle, model: str, name: Optional[str], config: str,
             progress: Optional[ProgressCallback]) -> Checkpoint:
     call = _native.lib().restore_checkpoint(client.get(), model.encode(), (name or "").encode(), config.encode())
+    return _call(call, progress)
+
+
+def serve(client: Handle, model: str, name: Optional[str], serve_as: str, storage_dtype: str,
+          progress: Optional[ProgressCallback]) -> Checkpoint:
+    call = _native.lib().serve_checkpoint(client.get(), model.encode(), (name or "").encode(), serve_as.encode(),
+                                          storage_dtype.encode())
     return _call(call, progress)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .train import TrainStream
 
 WIRE = {"float32": 0, "bfloat16": 1}
+TRANSPORT = {"auto": 0, "tcp": 1}
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Feature:
     name: str
     table: str
     embedding_dim: int
+    output_shape: Tuple[int, ...] = ()  # of the activations without the last dimension; (): [samples]
 
 
 def _milliseconds(seconds: float) -> int:
@@ -71,7 +74,7 @@ def _milliseconds(seconds: float) -> int:
 
 def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None] = None, token: str = "",
             token_file: str = "", deadline: float = 30.0, connect_timeout: float = 10.0, wire: str = "float32",
-            gradient_wire: Optional[str] = None) -> "Client":
+            gradient_wire: Optional[str] = None, transport: str = "auto") -> "Client":
     """A client of a cluster.
 
     addresses: "host:port" of the coordinators, one or several; the first one that answers is used.
@@ -79,13 +82,16 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
     token, token_file: the token, or the file that holds it in one line.
     deadline: seconds for every call, all retries included. connect_timeout: until the first coordinator has answered.
     wire: how activations travel, "float32" or "bfloat16" (half the bytes); gradients too, unless gradient_wire is given.
+    transport: "auto" shares memory with a coordinator on this machine for large arrays; "tcp" never does.
     """
     given = dict(tls=tls, token=token, token_file=token_file, deadline=deadline, connect_timeout=connect_timeout,
-                 wire=wire, gradient_wire=gradient_wire)
+                 wire=wire, gradient_wire=gradient_wire, transport=transport)
     hosts = [addresses] if isinstance(addresses, str) else list(addresses)
     for kind in (wire, gradient_wire):
         if kind is not None and kind not in WIRE:
             raise ValueError(f"wire: {kind!r} is not allowed; it must be 'float32' or 'bfloat16'")
+    if transport not in TRANSPORT:
+        raise ValueError(f"transport: {transport!r} is not allowed; it must be 'auto' or 'tcp'")
     options = _native.ClientOptions(size=ctypes.sizeof(_native.ClientOptions))
     options.addresses = (ctypes.c_char_p * max(1, len(hosts)))(*[host.encode() for host in hosts])
     options.address_count = len(hosts)
@@ -96,6 +102,7 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
     options.token, options.token_file = token.encode(), os.fsencode(token_file)
     options.connect_timeout_ms, options.deadline_ms = _milliseconds(connect_timeout), _milliseconds(deadline)
     options.activation_type, options.gradient_type = WIRE[wire], WIRE[gradient_wire or wire]
+    options.transport = TRANSPORT[transport]
     handle = Call(_native.lib().connect(ctypes.byref(options))).take("client")
     return Client(handle, hosts, given)
 
@@ -168,6 +175,20 @@ class Client:
         checkpoints.restore(self._handle, model, name, "" if config is None else _config_text(config), progress)
         return self.model(model)
 
+    def serve(self, model: str, name: Optional[str] = None, *, serve_as: Optional[str] = None,
+              storage_dtype: Optional[str] = None, progress: Optional[ProgressCallback] = None) -> "Model":
+        """Has a model serve the weights of a checkpoint (None: the newest), for lookups alone, without slots.
+
+        What was served under its name is replaced once all shards have the new rows: no lookup fails, and each answer is
+        wholly from one of them.
+        serve_as: the name of the model that serves; None: `model`, which must then not be trained on this cluster
+        (AlreadyExists).
+        storage_dtype: "FLOAT32", "BFLOAT16" or "FLOAT16"; None: as it is served by now, or else as in the checkpoint.
+        progress: called now and then with how far it is.
+        """
+        checkpoints.serve(self._handle, model, name, serve_as or "", storage_dtype or "", progress)
+        return self.model(serve_as or model)
+
     def delete_checkpoint(self, model: str, name: str) -> int:
         """Removes a checkpoint that no other one builds on; returns the number of bytes freed."""
         return checkpoints.delete(self._handle, model, name)
@@ -210,7 +231,9 @@ class Model:
         self.tables = {one["name"]: Table(one["name"], one["vocabulary_size"], one["embedding_dim"], one["stack"],
                                           one["optimizer"], tuple(one["slots"]))
                        for one in self.description["tables"]}
-        self.features = {one["name"]: Feature(**one) for one in self.description["features"]}
+        self.features = {one["name"]: Feature(one["name"], one["table"], one["embedding_dim"], tuple(one["output_shape"]))
+                         for one in self.description["features"]}
+        self._inner_shapes = {name: one.output_shape[1:] for name, one in self.features.items() if len(one.output_shape) > 1}
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return _model_again, (self.client, self.name)
@@ -219,7 +242,8 @@ class Model:
         return f"emberd.Model({self.name!r}, tables={list(self.tables)}, features={list(self.features)})"
 
     def lookup(self, ids: Mapping[str, Ids], *, train: bool = False, deadline: Optional[float] = None) -> "Lookup":
-        """Looks every feature up: a mapping from its name to float32 [samples, embedding_dim].
+        """Looks every feature up: a mapping from its name to float32 [samples, embedding_dim], or to the shape that its
+        `output_shape` gives the samples.
 
         ids: for every feature an array [samples] or [samples, k] of ids, Dense, Ragged or Sparse. What supports the buffer
         protocol or DLPack is read without a copy.
@@ -295,12 +319,17 @@ def _rows(call: Call) -> Floats:
 
 
 class Lookup(Mapping[str, Floats]):
-    """Activations by feature, float32 [samples, embedding_dim]: arrays over the memory into which they were received."""
+    """Activations by feature, float32 [samples, embedding_dim], or [samples / 16, 16, embedding_dim] of a feature with
+    `output_shape` [64, 16]: arrays over the memory into which they were received."""
 
     def __init__(self, model: Model, handle: Handle, names: Sequence[str]) -> None:
         self.model = model
         self._handle = handle
         self._activations, self._concat = _records.unpack_activations(handle, names)
+        for name, inner in model._inner_shapes.items():
+            if name in self._activations:
+                one = self._activations[name]
+                self._activations[name] = one.reshape(len(one) // math.prod(inner), *inner, one.shape[1])
 
     def __getitem__(self, feature: str) -> Floats:
         return self._activations[feature]
@@ -321,7 +350,7 @@ class Lookup(Mapping[str, Floats]):
         """All features side by side, [samples, sum of embedding_dim]: a copy, unless the lookup asked for it."""
         if self._concat is not None:
             return self._concat
-        return np.concatenate(list(self._activations.values()), axis=1)
+        return np.concatenate([one.reshape(-1, one.shape[-1]) for one in self._activations.values()], axis=1)
 
     @property
     def statistics(self) -> Dict[str, Any]:

@@ -220,6 +220,14 @@ class QuantizationConfig:
 
 
 @dataclass(frozen=True)
+class TableResource:
+    """Rows that the tables of several models have in common."""
+
+    name: str
+    container: Optional[str] = None
+
+
+@dataclass(frozen=True)
 class TableConfig:
     name: str
     vocabulary_size: int
@@ -234,6 +242,7 @@ class TableConfig:
     update_rounding: Optional[str] = _enum()  # "nearest" (default), "stochastic"
     on_nonfinite_gradient: Optional[str] = _enum()  # "reject" (default), "skip_row"
     result_mode: Optional[str] = _enum()  # "auto" (default), "partial_sums", "unique_rows"
+    resource: Optional[TableResource] = None  # needs ModelConfig.enable_variable_deduplication
 
 
 @dataclass(frozen=True)
@@ -243,6 +252,7 @@ class FeatureConfig:
     name: str
     table: str
     batch_size: Optional[int] = None  # samples that the plan is made for; a request may carry any number
+    output_shape: Optional[Sequence[int]] = None  # of the activation, without its last dimension
 
 
 @dataclass(frozen=True)
@@ -273,6 +283,7 @@ class ModelConfig:
     optimizer: Optional[Optimizer] = None  # of tables that name none
     plan: Optional[PlanConfig] = None
     seed: Optional[int] = None
+    enable_variable_deduplication: Optional[bool] = None  # tables with a resource share its rows with other models
 
     def to_json(self) -> str:
         """What declares it, and what a file may hold."""

@@ -13,11 +13,12 @@ from then on; open another one and go on from its `next_step`: all steps before 
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from . import _native, _records, errors
 from ._native import Call, Handle
-from .arrays import Hyper, Ids
+from .arrays import Floats, Hyper, Ids
 from .client import Applied, Lookup, Model, _milliseconds
 
 CONSISTENCY = {"sync": 0, "async": 1, "bounded": 2}
@@ -91,7 +92,8 @@ class TrainStream:
         gradient: its rows are updated all the same.
 
         float32 gradients are sent from where they lie, columns of a larger matrix too, and must not change until
-        `receive_update`, unless copy is true.
+        `receive_update`, unless copy is true. To a coordinator on this machine they are copied once, into memory that is
+        shared, unless they were made by empty_gradients.
         hyper: as in Lookup.apply; every rank of a synchronous group gives the same.
         checkpoint: saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any one rank
         asks. It is written while training goes on; `Applied.checkpoint` of a later step has its outcome.
@@ -106,6 +108,22 @@ class TrainStream:
         _native.hold(lease.value, kept)
         _native.check(error)
         return self._update_sent()
+
+    def empty_gradients(self, like: Mapping[str, Any]) -> Dict[str, Floats]:
+        """Arrays for gradients, with any contents: by feature, float32 of the shapes of `like`, as of a Lookup.
+
+        A coordinator on this machine reads them where they lie, so that not even the client copies what is written into
+        them. Make them once, and use them for step after step: they must not change until `receive_update`. They may outlive
+        the stream.
+        """
+        shapes = {name: tuple(map(int, one.shape)) for name, one in like.items()}
+        sizes = [_records.aligned(math.prod(shape)) for shape in shapes.values()]
+        held = _native.null()
+        library = _native.lib()
+        _native.check(library.stream_allocate_gradients(self._handle.get(), sum(sizes), ctypes.byref(held)))
+        assert held.value is not None
+        owner = Handle(held.value, "floats_free")
+        return _records.cut_floats(library.floats_data(held.value), shapes, sizes, owner)
 
     def send_skip(self, *, checkpoint: Optional[str] = None) -> int:
         """Counts the next step without changing a row, and gives its number: for a step that is abandoned after its lookup,

@@ -69,6 +69,11 @@ class Trainer:
         """Sends the ids of the next step and gives its number. They must not change before its update has been made."""
         with self._lock:
             step = self._steps.send(ids)
+            if any(before.forgotten for before in self._sent):
+                # One of them was refused, which ended the stream. They are sent again when they are received; so is this
+                # one, for now it stands where the first of them was.
+                self._steps.forget()
+                step.number = self._sent[-1].number + 1
             self._sent.append(step)
             return step.number
 

@@ -168,6 +168,25 @@ class CheckpointTest(unittest.TestCase):
             self.assertEqual(restored.table("t")[3, 0], -1)
             self.assertEqual(restored.tables["t"].slots, ("accumulator",))
 
+    def test_serves_one_and_then_another(self):
+        model = self.declare()
+        self.train(model, 1)
+        model.save_checkpoint("one")
+        self.train(model, 1)
+        model.save_checkpoint("two")
+        live = self.client.serve(model.name, "one", serve_as="live", storage_dtype="BFLOAT16")
+        self.assertEqual(live.lookup({"t": [3]})["t"].tolist(), [[-1] * 4])
+        with self.assertRaises(emberd.FailedPrecondition):
+            live.lookup({"t": [3]}, train=True)
+        self.train(model, 1)
+        self.assertEqual(live.lookup({"t": [3]})["t"].tolist(), [[-1] * 4])
+        self.client.serve(model.name, serve_as="live")
+        self.assertEqual(live.lookup({"t": [3]})["t"].tolist(), [[-2] * 4])  # the same model, without a pause
+        with self.assertRaises(emberd.AlreadyExists):
+            self.client.serve(model.name, "one")
+        with self.assertRaisesRegex(emberd.InvalidArgument, "storage_dtype"):
+            self.client.serve(model.name, "one", serve_as="live", storage_dtype="INT8")
+
     def test_a_damaged_one_changes_nothing(self):
         model = self.declare()
         self.train(model, 1)

@@ -239,6 +239,8 @@ class ClientTest(ClusterTest):
             emberd.connect("127.0.0.1:1", connect_timeout=0.3)
         with self.assertRaises(ValueError):
             emberd.connect("127.0.0.1:1", wire="float64")
+        with self.assertRaises(ValueError):
+            emberd.connect("127.0.0.1:1", transport="pigeon")
         with self.assertRaises(emberd.InvalidArgument):
             emberd.connect([])
 

@@ -50,7 +50,7 @@ class ConfigTest(ClusterTest):
 
     def test_every_field_is_there(self):
         for kind in (config.ModelConfig, config.TableConfig, config.FeatureConfig, config.QuantizationConfig,
-                     config.PlanConfig, config.StackGroup):
+                     config.PlanConfig, config.StackGroup, config.TableResource):
             self.assertEqual(names(kind), self.proto_names(kind.__name__), kind)
 
     def test_every_kind_is_there_with_every_field(self):
@@ -75,6 +75,14 @@ class ConfigTest(ClusterTest):
             "kinds", tables, [emberd.FeatureConfig(table.name, table.name, 4) for table in tables], seed=2 ** 63))
         for i, one in enumerate(optimizers):
             self.assertEqual(model.tables[f"o{i}"].optimizer, one.kind)
+
+    def test_models_share_a_table(self):
+        table = emberd.TableConfig("t", 8, 4, resource=emberd.TableResource("users", "tests"))
+        models = [self.client.declare(emberd.ModelConfig(name, [table], [emberd.FeatureConfig("t", "t")],
+                                                         enable_variable_deduplication=True))
+                  for name in ("shares_a", "shares_b")]
+        models[0].assign_rows("t", [3], [[1, 2, 3, 4]])
+        self.assertEqual(models[1].read_rows("t", [3]).tolist(), [[1, 2, 3, 4]])
 
     def test_tables_without_an_optimizer_are_looked_up(self):
         model = self.client.declare(emberd.ModelConfig("frozen", [emberd.TableConfig("t", 8, 4, initializer=emberd.RowId())],

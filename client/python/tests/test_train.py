@@ -17,7 +17,16 @@ from cluster import ClusterTest, counting_model, emberd, main
 
 import numpy as np
 
+from emberd import _records
+from emberd.trainer import Trainer
+
 ONE = np.ones((1, 4), np.float32)
+
+
+def shared_bytes():
+    """Of memory that this process shares with others, as far as it has been touched."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssShmem:"))
 
 
 def sha(model):
@@ -45,6 +54,36 @@ class StreamTest(ClusterTest):
                 applied = stream.update(gradients)
                 self.assertEqual((applied.step, applied.rows_skipped), (step, 0))
                 self.assertEqual(applied.rows_updated, sum(len(set(ids[name])) for name in "ab"))
+        for name in "ab":
+            np.testing.assert_array_equal(model.table(name), tables[name])
+
+    def test_each_step_may_have_arrays_of_another_kind(self):
+        """Records of the step before are filled anew, as long as their arrays are of the same kinds."""
+        model = self.declare(tables=("a", "b"))
+        random = np.random.default_rng(7)
+        numbers = np.repeat(np.arange(64, dtype=np.float32), 4).reshape(64, 4)
+        tables = {"a": numbers, "b": numbers + 100}
+        for name, table in tables.items():
+            model.assign_rows(name, np.arange(64), table)
+        self.assertTrue(_records._reads_numpy())  # or every step would be packed from the start
+        kinds = [np.asarray, lambda ids: ids.astype(np.int64), lambda ids: np.repeat(ids, 2)[::2], lambda ids: ids[:3],
+                 lambda ids: ids.astype(">i4"), lambda ids: ids[:, None],
+                 lambda ids: np.frombuffer(ids.tobytes(), np.int32), lambda ids: emberd.Ragged(ids, np.arange(9)), list]
+        floats = [np.asarray, lambda one: np.repeat(one, 2, axis=1)[:, ::2], lambda one: np.concatenate([one, one], axis=1)[:, :4],
+                  np.float64]
+        with model.train("run") as stream:
+            for step in range(60):
+                ids = {name: random.permutation(64)[:8].astype(np.int32) for name in "ab"}
+                given = {name: kinds[random.integers(0, len(kinds)) if step % 3 == 0 else 0](ids[name]) for name in "ab"}
+                found = stream.lookup(given)
+                gradients = {}
+                for name in "ab":
+                    rows = ids[name][:len(found[name])]
+                    np.testing.assert_array_equal(found[name], tables[name][rows])
+                    gradient = random.integers(-3, 4, found[name].shape).astype(np.float32)
+                    tables[name][rows] -= gradient
+                    gradients[name] = floats[random.integers(0, len(floats)) if step % 4 == 0 else 0](gradient)
+                stream.update(gradients)
         for name in "ab":
             np.testing.assert_array_equal(model.table(name), tables[name])
 
@@ -231,6 +270,27 @@ class StreamTest(ClusterTest):
             self.assertLess(peak, gradient.nbytes // 16)
             self.assertEqual(found["t"].ctypes.data % 64, 0)
 
+    def test_gradients_are_read_where_empty_gradients_puts_them(self):
+        model = self.declare(rows=8, dim=1024)
+        ids = np.zeros(4096, np.int32)
+        with model.train("run") as stream:
+            found = stream.lookup({"t": ids})
+            gradients = stream.empty_gradients(found)
+            self.assertEqual(gradients["t"].shape, found["t"].shape)
+            self.assertEqual(gradients["t"].ctypes.data % 64, 0)
+            gradients["t"][:] = 1
+            for where, copies in ((gradients, 0), ({"t": gradients["t"].copy()}, 1)):
+                before = shared_bytes()
+                stream.update(where)
+                self.assertEqual(round((shared_bytes() - before) / found["t"].nbytes), copies)
+                found = None
+                found = stream.lookup({"t": ids})
+            stream.send_update(gradients, copy=True)
+            gradients["t"][:] = 100
+            stream.receive_update()
+        self.assertEqual(model.read_rows("t", [0])[0, 0], -3 * 4096)
+        self.assertEqual(gradients["t"][0, 0], 100)  # after the stream
+
     def test_memory_of_messages_is_used_again(self):
         """Not asked of the system in each step, at a page fault for every 4 KiB."""
         model = self.declare(rows=8, dim=1024)
@@ -255,6 +315,37 @@ class StreamTest(ClusterTest):
         while emberd._native.held() and time.monotonic() < end:
             time.sleep(0.01)
         self.assertEqual(emberd._native.held(), 0)
+
+
+class SentAheadTest(ClusterTest):
+    def test_steps_keep_their_order_when_one_before_them_was_refused(self):
+        """The refusal arrives before step 0 is received, when step 1 or step 2 is sent."""
+        send = emberd.TrainStream.send_lookup
+        self.addCleanup(setattr, emberd.TrainStream, "send_lookup", send)
+        for refused_at in (1, 2):
+            sent = []
+
+            def sends(stream, ids, **options):
+                sent.append(ids)
+                if len(sent) == refused_at + 1:
+                    raise emberd.OutOfRange("t: 64: as a stream says that has ended")
+                return send(stream, ids, **options)
+
+            emberd.TrainStream.send_lookup = sends
+            model = self.client.declare(counting_model(f"ahead{refused_at}"))
+            model.assign_rows("t", [5, 6], np.array([[5.0] * 4, [6.0] * 4], np.float32))
+            trainer = Trainer(model, "run")
+            self.assertEqual([trainer.send({"t": [row]}) for row in (5, 64, 6)], [0, 1, 2])
+            self.assertEqual(trainer.receive(0)["t"][0, 0], 5.0)
+            trainer.update(0, {"t": ONE})
+            with self.assertRaisesRegex(emberd.OutOfRange, "64"):
+                trainer.receive(1)
+            with self.assertRaisesRegex(ValueError, "step 2 is not in progress"):
+                trainer.receive(2)
+            number = trainer.send({"t": [6]})
+            self.assertEqual((number, trainer.receive(number)["t"][0, 0]), (1, 6.0))
+            trainer.finish()
+            self.assertEqual([row[0] for row in model.table("t")[5:7]], [4.0, 6.0])
 
 
 class GroupTest(ClusterTest):
