@@ -79,9 +79,11 @@ class Case:
         return float(self.cpp.stdout.readline())
 
     def python_seconds(self, steps):
-        gradient = np.full((self.batch, WIDTH), 1e-3, np.float32)
-        gradients = {name: gradient for name in NAMES}
         with self.model.train(self.group()) as stream:
+            gradient = stream.empty_gradients({"every": np.empty((self.batch, WIDTH))})["every"]
+            gradient[:] = 1e-3
+            gradients = {name: gradient for name in NAMES}
+
             def step(_):
                 stream.lookup(self.ids)
                 stream.update(gradients)

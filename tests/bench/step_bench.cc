@@ -1,14 +1,20 @@
-// A step end to end: trainers on Train streams over loopback gRPC against a coordinator and two
-// shard processes. It stands for a recommender's sparse part (26 features of width 64, batch 4096,
-// Zipf-skewed ids) without the trainer's dense part, with all processes on one machine: a real
-// cluster would not share its CPUs.
+// A step end to end: trainers on Train streams against a coordinator and two shard processes, over
+// loopback gRPC, (.../shards) with memory that the coordinator shares with the shards, and
+// (.../shared) with memory that it shares with the trainer as well. It stands for a recommender's
+// sparse part (26 features of width 64, batch 4096, Zipf-skewed ids) without the trainer's dense
+// part, with all processes on one machine: a real cluster would not share its CPUs.
 //
 // Limits of the payload rates, measured in the same run (raw_rpc.h): of the rows .../lookup_payload
 // and .../update_payload a bare stream between two ends; of .../lookup_relay and .../update_relay
 // the same bytes through a bare relay, as they go from shard to coordinator to trainer and back.
+#include <fstream>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
+#include <vector>
+
+#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "server/ops/rpc_names.h"
@@ -56,10 +62,32 @@ std::map<std::string, double> StageSeconds(const testing::Cluster& cluster) {
   return seconds;
 }
 
+// CPU seconds that all processes of the cluster, and this one, have used so far.
+double CpuSeconds(testing::Cluster* cluster) {
+  double ticks = 0;
+  std::vector<pid_t> pids = cluster->pids();
+  pids.push_back(getpid());
+  for (const pid_t pid : pids) {
+    std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+    std::string line;
+    std::getline(file, line);
+    // The second field, in parentheses, may hold anything; of the others, 14 and 15 are these.
+    std::istringstream fields(line.substr(line.rfind(')') + 1));
+    std::string skipped;
+    for (int i = 3; i < 14; ++i) fields >> skipped;
+    double user = 0, system = 0;
+    fields >> user >> system;
+    ticks += user + system;
+  }
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
 class StepBench {
  public:
-  StepBench(const testing::Cluster& cluster, Report* report)
-      : cluster_(cluster), client_options_(cluster.client_options()), report_(report) {}
+  StepBench(testing::Cluster* cluster, client::TransportKind transport, Report* report)
+      : cluster_(*cluster), client_options_(cluster->client_options()), report_(report) {
+    client_options_.transport = transport;
+  }
 
   // One trainer, one step after the other.
   void Plain(const std::string& name, const StepOptions& options) {
@@ -68,9 +96,16 @@ class StepBench {
     const double payload = shape.elements() * element;
     const RawRates raw = MeasureRaw(static_cast<int64_t>(payload));
     std::map<std::string, double> before;
-    const StepSeconds seconds =
-        RunSteps(client_options_, options, [&] { before = StageSeconds(cluster_); });
+    double cpu = 0;
+    const StepSeconds seconds = RunSteps(
+        client_options_, options,
+        [&] {
+          before = StageSeconds(cluster_);
+          cpu = CpuSeconds(&cluster_);
+        },
+        [&] { cpu = CpuSeconds(&cluster_) - cpu; });
     Add(name + "/examples", shape.batch / seconds.step, "examples/s");
+    Add(name + "/cpu", cpu / seconds.steps, "CPU s/step");
     Add(name + "/rows", shape.ids() / seconds.step, "rows/s");
     Add(name + "/wire", (2 * payload + 4 * shape.ids()) / seconds.step, "B/s");
     Add(name + "/lookup_payload", payload / seconds.lookup, "B/s", raw.receive);
@@ -135,27 +170,40 @@ class StepBench {
     report_->Add({name, value, unit, 1, StepShape().width, limit});
   }
 
-  const testing::Cluster& cluster_;
-  const client::ClientOptions client_options_;
+  testing::Cluster& cluster_;
+  client::ClientOptions client_options_;
   Report* report_;
   double server_seconds_ = 0, step_seconds_ = 0;  // of the last Plain
 };
 
 int Main(int argc, char** argv) {
   Report report(argc, argv);
-  auto cluster = testing::Cluster::Start({.shards = 2, .sparsecores_per_shard = 2});
-  DieUnless(cluster.status());
-  StepBench bench(**cluster, &report);
+  auto plain = testing::Cluster::Start(
+      {.shards = 2, .sparsecores_per_shard = 2, .config = "transport: TCP"});
+  DieUnless(plain.status());
+  auto sharing = testing::Cluster::Start({.shards = 2, .sparsecores_per_shard = 2});
+  DieUnless(sharing.status());
+  StepBench tcp(plain->get(), client::TransportKind::kTcp, &report);
+  StepBench shards(sharing->get(), client::TransportKind::kTcp, &report);
+  StepBench shared(sharing->get(), client::TransportKind::kAuto, &report);
   for (const int bag : {1, 20}) {
     for (const auto wire : {client::WireType::kFloat32, client::WireType::kBfloat16}) {
       const bool full = wire == client::WireType::kFloat32;
       const std::string name = absl::StrCat("step/bag", bag, full ? "/float32" : "/bfloat16");
-      if (!report.Wants(name)) continue;
       const StepOptions options = {.shape = {.bag = bag}, .wire = wire};
-      bench.Plain(name, options);
-      if (full) bench.PyTorch(name, options.shape);
-      bench.TwoRanks(name, options);
-      bench.Pipelined(name, options);
+      if (report.Wants(name)) {
+        tcp.Plain(name, options);
+        if (full) tcp.PyTorch(name, options.shape);
+        tcp.TwoRanks(name, options);
+        tcp.Pipelined(name, options);
+      }
+      if (report.Wants(name + "/shards")) shards.Plain(name + "/shards", options);
+      if (report.Wants(name + "/shared")) {
+        shared.Plain(name + "/shared", options);
+        if (full) shared.PyTorch(name + "/shared", options.shape);
+        shared.TwoRanks(name + "/shared", options);
+        shared.Pipelined(name + "/shared", options);
+      }
     }
   }
   return report.Finish();

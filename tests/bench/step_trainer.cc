@@ -46,7 +46,6 @@ class RankTrainer {
     auto model = client_->DeclareModel(ModelText(options.shape));
     DieUnless(model.status());
     samples_ = options.shape.batch / options.ranks;
-    gradient_ = std::make_shared<std::vector<float>>(samples_ * options.shape.width, 1e-3f);
     const int bag = options.shape.bag;
     for (int f = 0; f < options.shape.features; ++f) {
       const std::vector<int32_t> all = MakeIds(options.shape, f);
@@ -56,7 +55,6 @@ class RankTrainer {
     }
     for (size_t f = 0; f < ids_.size(); ++f) {
       features_.push_back({names_[f], client::DenseIds{absl::MakeConstSpan(ids_[f]), bag}});
-      gradients_.push_back({names_[f], *gradient_, samples_});
     }
     const client::TrainOptions train = {
         .group = group, .rank = rank, .size = options.ranks, .pipelined = options.pipelined};
@@ -64,9 +62,15 @@ class RankTrainer {
     auto stream = client_->Train(*model, train);
     DieUnless(stream.status());
     stream_ = *std::move(stream);
+    const int64_t floats = samples_ * options.shape.width;
+    gradient_ = stream_->AllocateGradients(floats);
+    std::fill_n(gradient_.get(), floats, 1e-3f);
+    for (const std::string& name : names_) {
+      gradients_.push_back({name, absl::MakeConstSpan(gradient_.get(), floats), samples_});
+    }
   }
 
-  StepSeconds Run(const std::function<void()>& on_warm) {
+  StepSeconds Run(const std::function<void()>& on_warm, const std::function<void()>& on_end) {
     std::vector<double> steps, lookups, updates;
     StepSeconds sums;
     for (int64_t step = 0; step < options_.steps; ++step) {
@@ -82,6 +86,7 @@ class RankTrainer {
       steps.push_back(SecondsSince(start));
       sums.total += steps.back();
     }
+    on_end();
     DieUnless(stream_->Finish());
     for (std::vector<double>* all : {&steps, &lookups, &updates}) {
       all->erase(all->begin(), all->begin() + kWarmUp);
@@ -94,7 +99,8 @@ class RankTrainer {
             .shards = sums.shards / count,
             .combine = sums.combine / count,
             .ranks = sums.ranks / count,
-            .total = sums.total};
+            .total = sums.total,
+            .steps = options_.steps - kWarmUp};
   }
 
  private:
@@ -131,7 +137,7 @@ class RankTrainer {
   std::unique_ptr<client::Client> client_;
   std::unique_ptr<client::TrainStream> stream_;  // goes before its client
   int64_t samples_ = 0;
-  std::shared_ptr<std::vector<float>> gradient_;
+  std::shared_ptr<float> gradient_;  // of each feature
   std::vector<std::vector<int32_t>> ids_;
   std::vector<std::string> names_;
   std::vector<client::FeatureIds> features_;
@@ -171,7 +177,7 @@ std::vector<int32_t> MakeIds(const StepShape& shape, int feature) {
 }
 
 StepSeconds RunSteps(const client::ClientOptions& client_options, const StepOptions& options,
-                     const std::function<void()>& on_warm) {
+                     const std::function<void()>& on_warm, const std::function<void()>& on_end) {
   static std::atomic<int> runs = 0;
   const std::string group = absl::StrCat("bench-", runs++);
   StepSeconds result;
@@ -179,7 +185,8 @@ StepSeconds RunSteps(const client::ClientOptions& client_options, const StepOpti
   for (int rank = 0; rank < options.ranks; ++rank) {
     ranks.emplace_back([&, rank] {
       RankTrainer trainer(client_options, options, rank, group);
-      const StepSeconds seconds = trainer.Run(rank == 0 ? on_warm : [] {});
+      const StepSeconds seconds =
+          rank == 0 ? trainer.Run(on_warm, on_end) : trainer.Run([] {}, [] {});
       if (rank == 0) result = seconds;
     });
   }

@@ -48,12 +48,14 @@ struct StepSeconds {
   // As the coordinator measured them: of lookup and update together.
   double preprocess = 0, shards = 0, combine = 0, ranks = 0;
   double total = 0;  // of all steps but those that warm up
+  int steps = 0;     // that these are
 };
 
-// Ends the program with a message if anything fails. `on_warm` is called after the warm-up.
+// Ends the program with a message if anything fails. `on_warm` is called after the warm-up,
+// `on_end` after the last step.
 StepSeconds RunSteps(
     const client::ClientOptions& client_options, const StepOptions& options,
-    const std::function<void()>& on_warm = [] {});
+    const std::function<void()>& on_warm = [] {}, const std::function<void()>& on_end = [] {});
 
 void DieUnless(const absl::Status& status);
 

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "tests/chaos/small_disk.h"
 #include "tests/testing/process.h"
@@ -76,6 +78,15 @@ absl::Status Chaos::StartTrainer(Trainer* trainer) {
   return absl::OkStatus();
 }
 
+void Chaos::ShowEnd(const std::string& name, const std::string& log) const {
+  constexpr size_t kLines = 30;
+  const std::vector<absl::string_view> lines = absl::StrSplit(log, '\n', absl::SkipEmpty());
+  Say(absl::StrCat("the last lines of ", name));
+  for (size_t i = lines.size() - std::min(lines.size(), kLines); i < lines.size(); ++i) {
+    std::printf("    %s\n", std::string(lines[i]).c_str());
+  }
+}
+
 std::vector<int64_t> Chaos::Progress() const {
   std::vector<int64_t> progress;
   for (const Trainer& trainer : trainers_) {
@@ -100,10 +111,19 @@ absl::Status Chaos::AwaitProgress() {
     absl::SleepFor(absl::Milliseconds(10));
   }
   ++damage_.stuck;
-  std::string where;
-  for (const int64_t step : Progress()) absl::StrAppend(&where, " ", step);
-  return absl::DeadlineExceededError(
-      absl::StrCat("no progress after a fault; ranks are at", where));
+  std::string who;
+  const std::vector<int64_t> now = Progress();
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (now[i] > before[i]) continue;
+    absl::StrAppend(&who, who.empty() ? "" : ", ", trainers_[i].name(), " at ", now[i]);
+    ShowEnd(trainers_[i].name(), testing::ReadFile(trainers_[i].log_path));
+  }
+  for (int i = 0; i < kCoordinators; ++i) {
+    ShowEnd(absl::StrCat("coordinator ", i), cluster_->CoordinatorLog(i));
+  }
+  for (int i = 0; i < kShards; ++i) ShowEnd(absl::StrCat("shard ", i), cluster_->ShardLog(i));
+  return absl::DeadlineExceededError(absl::StrCat("no progress after a fault within ",
+                                                  absl::FormatDuration(kPatience), ": ", who));
 }
 
 absl::Status Chaos::DisturbOnce() {

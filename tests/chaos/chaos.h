@@ -105,6 +105,7 @@ class Chaos {
   absl::Status CheckCounts(client::Client& client, Mode mode);
   absl::Status CheckDigest(client::Client& client);
   std::vector<int64_t> Progress() const;
+  void ShowEnd(const std::string& name, const std::string& log) const;
   // Between the two, in milliseconds.
   absl::Duration Between(int low, int high) {
     return absl::Milliseconds(std::uniform_int_distribution<int>(low, high)(random_));
@@ -128,7 +129,7 @@ class Chaos {
   int64_t cuts_ = 0;
   std::multimap<absl::Time, std::function<absl::Status()>> faults_;  // by the end of each
   std::set<std::string> disturbed_;
-  int64_t end_ = 0;
+  std::map<Mode, int64_t> ends_;  // the step that a mode's trainers stop before
   int64_t power_losses_ = 0;
   int64_t full_disks_ = 0;
   int64_t lost_bytes_ = 0;

@@ -11,7 +11,8 @@ namespace emberd::chaos {
 
 absl::Status Chaos::CheckCounts(client::Client& client, Mode mode) {
   ASSIGN_OR_RETURN(const client::Model model, client.DescribeModel(NameOf(mode)));
-  std::vector<int64_t> most(kRanks, 0), least(kRanks, end_);
+  const int64_t end = ends_.at(mode);
+  std::vector<int64_t> most(kRanks, 0), least(kRanks, end);
   RETURN_IF_ERROR(client.ExportTable(
       model, "rows", [&](int64_t first_row, absl::Span<const float> values, int64_t dim) {
         for (int64_t i = 0; i * dim < static_cast<int64_t>(values.size()); ++i) {
@@ -19,14 +20,14 @@ absl::Status Chaos::CheckCounts(client::Client& client, Mode mode) {
           const auto count = static_cast<int64_t>(values[i * dim]);
           most[rank] = std::max(most[rank], count);
           least[rank] = std::min(least[rank], count);
-          if (count < end_) ++damage_.lost;
-          if (count > end_) ++damage_.doubled;
+          if (count < end) ++damage_.lost;
+          if (count > end) ++damage_.doubled;
         }
         return absl::OkStatus();
       }));
   for (int rank = 0; rank < kRanks; ++rank) {
     Say(absl::StrCat(NameOf(mode), ".", rank, ": rows counted ", least[rank], " to ", most[rank],
-                     " of ", end_, " updates"));
+                     " of ", end, " updates"));
     if (least[rank] != most[rank]) ++damage_.torn;
   }
   return absl::OkStatus();
@@ -35,13 +36,14 @@ absl::Status Chaos::CheckCounts(client::Client& client, Mode mode) {
 absl::Status Chaos::CheckDigest(client::Client& client) {
   ASSIGN_OR_RETURN(const client::Model model, client.DescribeModel(NameOf(Mode::kSync)));
   ASSIGN_OR_RETURN(const std::string digest, testing::Digest(client, model));
-  Say(absl::StrCat("the same ", end_, " steps, one trainer, undisturbed"));
+  const int64_t end = ends_.at(Mode::kSync);
+  Say(absl::StrCat("the same ", end, " steps, one trainer, undisturbed"));
   ASSIGN_OR_RETURN(
       const auto calm,
       testing::Cluster::Start({.shards = 1, .sparsecores_per_shard = 8, .embedded = true}));
   const std::string folder = absl::StrCat(folder_, "/calm");
   std::filesystem::create_directory(folder);
-  WriteNumber(folder, "end", end_);
+  WriteNumber(folder, EndFileOf(Mode::kSync), end);
   RETURN_IF_ERROR(Train({.size = 1, .addresses = {calm->address()}, .control_folder = folder}));
   ASSIGN_OR_RETURN(const auto calm_client, client::Client::Connect(calm->client_options()));
   ASSIGN_OR_RETURN(const client::Model calm_model, calm_client->DescribeModel(NameOf(Mode::kSync)));
@@ -52,11 +54,18 @@ absl::Status Chaos::CheckDigest(client::Client& client) {
 }
 
 absl::Status Chaos::Finish() {
-  // Far enough ahead that no rank gets there before it has been told.
   const std::vector<int64_t> progress = Progress();
-  end_ = *std::max_element(progress.begin(), progress.end()) + 8 * kStride;
-  WriteNumber(folder_, "end", end_);
-  Say(absl::StrCat("every group trains on to step ", end_));
+  for (size_t i = 0; i < trainers_.size(); ++i) {
+    int64_t& end = ends_[trainers_[i].mode];
+    // Far enough ahead that no rank gets there before it has been told.
+    end = std::max(end, progress[i] + 8 * kStride);
+  }
+  std::string steps;
+  for (const auto& [mode, end] : ends_) {
+    WriteNumber(folder_, EndFileOf(mode), end);
+    absl::StrAppend(&steps, steps.empty() ? "" : ", ", NameOf(mode), " to step ", end);
+  }
+  Say(absl::StrCat("every group trains on: ", steps));
   for (Trainer& trainer : trainers_) {
     const bool in_time = trainer.process->WaitFor(kPatience + absl::Minutes(10));
     if (in_time && trainer.process->exit_status() == 0) continue;

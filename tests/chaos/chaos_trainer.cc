@@ -92,7 +92,7 @@ std::string FileOf(const TrainerOptions& options) {
 }
 
 int64_t EndOf(const TrainerOptions& options) {
-  const int64_t end = ReadNumber(options.control_folder, "end");
+  const int64_t end = ReadNumber(options.control_folder, EndFileOf(options.mode));
   return end < 0 ? std::numeric_limits<int64_t>::max() : end;
 }
 
@@ -157,6 +157,8 @@ std::string NameOf(Mode mode) {
   if (mode == Mode::kPipelined) return "pipelined";
   return mode == Mode::kBounded ? "bounded" : "unary";
 }
+
+std::string EndFileOf(Mode mode) { return absl::StrCat(NameOf(mode), ".end"); }
 
 client::ModelDescription CountingModel(const std::string& name, int ranks) {
   client::ModelDescription model;

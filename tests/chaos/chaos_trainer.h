@@ -22,6 +22,8 @@ enum class Mode {
 inline constexpr int64_t kStalenessBound = 3;
 std::optional<Mode> ModeOf(const std::string& name);
 std::string NameOf(Mode mode);
+// The name of the file in the control folder with the step that its trainers stop before.
+std::string EndFileOf(Mode mode);
 
 // Ranks look at the clock and tell their progress every so many steps.
 inline constexpr int64_t kStride = 20;
@@ -41,7 +43,8 @@ struct TrainerOptions {
   int rank = 0;
   int size = 1;
   std::vector<std::string> addresses;
-  // Holds "end", the step to stop before, once it is known, and "MODE.RANK", the rank's next step.
+  // Holds "MODE.end", the step to stop before, once it is known, and "MODE.RANK", the rank's next
+  // step.
   std::string control_folder;
 };
 

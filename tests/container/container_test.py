@@ -69,6 +69,11 @@ class ClusterTest(unittest.TestCase):
         if left:
             raise AssertionError(f"left of {cls.project.name}: {left}")
 
+    def kill_process(self, service):
+        """kill -9 from outside of the container: the engine takes it for a crash and starts it again."""
+        docker("run", "--rm", "--pid", "host", "--user", "0", "--entrypoint", "sh", engine.EMBERD,
+               "-c", f"kill -9 {self.project.inspect(service)['State']['Pid']}")
+
     def wait_healthy(self, service):
         wait_until(f"{service} is healthy", lambda: self.project.health(service) == "healthy", 60)
 
@@ -168,48 +173,32 @@ class ContainerTest(ClusterTest):
         self.trainer.train(5)
         self.assert_trained_undisturbed()
 
-    def emberctl(self, *arguments):
-        return docker("exec", self.project.container("coordinator"), "emberctl", *arguments)
-
-    def save(self, name):
-        """What assert_goes_back takes."""
-        self.emberctl("checkpoint", "save", "contained", name)
-        saved = self.trainer.sha256(), self.trainer.next_step
-        self.trainer.train(2)
-        return saved
-
-    def assert_goes_back(self, saved):
-        """All rows come back from the newest checkpoint by themselves, and training goes on from there."""
+    def assert_nothing_lost(self):
+        """All rows come back by themselves, and training goes on from there."""
         self.try_for_a_minute(self.trainer.lookup)
-        sha256, self.trainer.next_step = saved
-        self.assertEqual(self.trainer.sha256(), sha256)
+        self.assert_trained_undisturbed()
         self.trainer.train(5)
         self.assert_trained_undisturbed()
 
     def test_5_a_killed_shard_is_told_of_and_its_rows_come_back(self):
-        saved = self.save("five")
         docker("kill", self.project.container(LOST))
         self.assert_fails(self.trainer.lookup, [grpc.StatusCode.UNAVAILABLE])
         wait_until("the alert fires", lambda: ("ShardDown", LOST) in self.firing(), 120)
         docker("start", self.project.container(LOST))
         self.wait_healthy(LOST)
-        self.assert_goes_back(saved)
+        self.assert_nothing_lost()
         wait_until("the alert is over", lambda: ("ShardDown", LOST) not in self.firing(), 60)
 
     def test_6_the_engine_restarts_a_process_that_dies(self):
-        saved = self.save("six")
-        state = self.project.inspect(LOST)["State"]
-        docker("run", "--rm", "--pid", "host", "--user", "0", "--entrypoint", "sh", engine.EMBERD,
-               "-c", f"kill -9 {state['Pid']}")
+        self.kill_process(LOST)
         wait_until("the engine restarts it", lambda: self.project.inspect(LOST)["RestartCount"] > 0, 60)
-        self.assert_goes_back(saved)
+        self.assert_nothing_lost()
 
     def test_7_rows_come_back_when_a_container_is_made_anew_with_its_volume(self):
-        saved = self.save("seven")
         self.project("rm", "--stop", "--force", LOST)
         self.project("up", "-d", "--no-deps", LOST)
         self.wait_healthy(LOST)
-        self.assert_goes_back(saved)
+        self.assert_nothing_lost()
 
     def test_8_asked_to_stop_all_end_in_order(self):
         self.project("stop")
@@ -217,6 +206,47 @@ class ContainerTest(ClusterTest):
         for service, state in ended.items():
             self.assertEqual((state["Status"], state["ExitCode"]), ("exited", 0), service)
         self.assertLess(ended["coordinator"]["FinishedAt"], min(ended[shard]["FinishedAt"] for shard in SHARDS))
+
+
+class OperatorTest(ClusterTest):
+    """What an operator sees when a shard is killed under the demo's trainers."""
+
+    def demo(self, *arguments):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        program = Program([os.path.join(BINARIES, "emberd_demo"), "--out", folder.name, "--quick",
+                           "--examples", "600000", *arguments], os.path.join(folder.name, "demo.txt"))
+        self.addCleanup(program.kill)
+        return program
+
+    def log_of_the_lost_shard(self):
+        """What the status page says of it; nothing while the shard, or the page, is away."""
+        without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        page = f"http://127.0.0.1:{self.project.variables['EMBERD_HTTP_PORT']}/status.json"
+        try:
+            with without_proxy.open(page, timeout=5) as response:
+                return json.load(response)["stats"]["shards"][SHARDS.index(LOST)].get("log") or {}
+        except OSError:
+            return {}
+
+    def test_the_demo_ends_with_the_tables_of_an_undisturbed_run(self):
+        last = r"table_sha256=([0-9a-f]{64})"
+        expected = self.demo("--shards", "4", "--sparsecores", "2").wait_for_line(last, 300)[1]
+
+        address = self.bring_up("operator", FILES[:1], {})
+        for service in EMBERD:
+            self.wait_healthy(service)
+        demo = self.demo("--cluster", address)
+        demo.wait_for_line(" examples ", 120)  # it trains
+        wait_until("the log has updates", lambda: int(self.log_of_the_lost_shard().get("records", 0)) > 50, 60)
+        self.kill_process(LOST)
+        wait_until("the engine restarts it", lambda: self.project.inspect(LOST)["RestartCount"] > 0, 60)
+        found = wait_until("the page shows the shard again", self.log_of_the_lost_shard, 60)
+        self.assertGreater(int(found["recovered_bytes"]), 0, "the page does not show the recovery")
+
+        self.assertEqual(demo.wait_for_line(last, 300)[1], expected)
+        for said in ("waits: ", "goes on after ", f"{LOST}:7400) has restarted"):
+            self.assertIn(said, demo.output())
 
 
 class TlsContainerTest(ClusterTest):

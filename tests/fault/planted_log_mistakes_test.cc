@@ -16,6 +16,7 @@
 #include "server/log/testing/forgetful_files.h"
 #include "server/log/testing/records.h"
 #include "tests/fault/counting_cluster.h"
+#include "tests/testing/await.h"
 #include "tests/testing/process.h"
 #include "tests/testing/training.h"
 
@@ -27,17 +28,6 @@ constexpr char kDiesBetweenWords[] = "update.word_is_said=die:300@1";
 
 // The folder of a machine that can lose power.
 std::string MachineIn(const std::string& folder) { return folder + "/machine"; }
-
-// Repeats a call that only waits for a shard.
-template <typename Call>
-auto Await(const Call& call) {
-  auto result = call();
-  for (int i = 0; i < 200 && !result.ok(); ++i) {
-    absl::SleepFor(absl::Milliseconds(100));
-    result = call();
-  }
-  return result;
-}
 
 void KillShards(CountingCluster& cluster) {
   for (int i = 0; i < kShards; ++i) cluster.cluster().KillShard(i);

@@ -20,6 +20,7 @@
 #include "base/testing/paths.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/await.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/group_training.h"
 #include "tests/testing/process.h"
@@ -97,15 +98,6 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
     EXPECT_EQ(up_->exit_status(), -SIGKILL) << ReadFile(log_);
   }
 
-  template <typename Call>
-  auto Await(const Call& call) {
-    auto result = call();
-    for (int i = 0; i < 300 && !result.ok(); ++i) {
-      absl::SleepFor(absl::Milliseconds(100));
-      result = call();
-    }
-    return result;
-  }
   client::Model ModelOf(const std::string& name) {
     const auto model = Await([&] { return client_->DescribeModel(name); });
     EXPECT_TRUE(model.ok()) << model.status();

@@ -14,6 +14,8 @@
 #include "base/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/api.h"
+#include "tests/testing/await.h"
 #include "tests/testing/cluster_fixture.h"
 #include "tests/testing/group_training.h"
 #include "tests/testing/training.h"
@@ -52,12 +54,11 @@ class LogTest : public ClusterFixture {
   // Until it works; no call may say that something is lost.
   template <typename Call>
   auto Await(const Call& call) {
-    auto result = call();
-    for (int i = 0; i < 300 && !result.ok(); ++i) {
-      EXPECT_NE(StatusOf(result).code(), absl::StatusCode::kDataLoss) << StatusOf(result);
-      absl::SleepFor(absl::Milliseconds(100));
-      result = call();
-    }
+    auto result = testing::Await([&] {
+      auto tried = call();
+      EXPECT_NE(StatusOf(tried).code(), absl::StatusCode::kDataLoss) << StatusOf(tried);
+      return tried;
+    });
     EXPECT_TRUE(result.ok()) << StatusOf(result);
     return result;
   }
@@ -155,7 +156,11 @@ TEST_F(LogTest, LongLogsAreSavedAndCutShort) {
   int steps = 0;
   const auto first_segment = [&] { return LogFiles(0, ".records").front(); };
   const std::filesystem::path oldest = first_segment();
-  for (; steps < 400 && first_segment() == oldest; ++steps) ASSERT_NO_FATAL_FAILURE(Train(steps));
+  const absl::Time end = absl::Now() + absl::Seconds(60);
+  for (; absl::Now() < end && first_segment() == oldest; ++steps) {
+    ASSERT_NO_FATAL_FAILURE(Train(steps));
+    if (steps > 200) absl::SleepFor(absl::Milliseconds(20));  // the coordinator looks now and then
+  }
   ASSERT_NE(first_segment(), oldest) << "nothing was saved";
   for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Train(steps++));
   const std::string before = Tables();
@@ -358,6 +363,46 @@ TEST_F(LogTest, ADamagedRecordIsNamedAndNothingIsServed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("shard 1"), HasSubstr(file.filename().string())));
+}
+
+// Limits that were set in training are in the log, and in the state that the next segment begins
+// with.
+TEST_F(LogTest, LimitsOfAModelComeBack) {
+  Start();
+  const auto limits = [&] {
+    v1::GetLimitsRequest request;
+    request.set_model("mixed");
+    v1::GetLimitsResponse response;
+    const grpc::Status status =
+        Call(&v1::AdminService::Stub::GetLimits, Api(cluster_->address()), request, &response);
+    return status.ok() ? absl::StatusOr<v1::GetLimitsResponse>(response)
+                       : absl::UnavailableError(status.error_message());
+  };
+  for (const int limit : {9, 7}) {
+    v1::SetLimitsRequest request;
+    request.set_model("mixed");
+    const auto before = Await(limits);
+    for (const v1::StackLimits& stack : before->stacks()) {
+      v1::StackLimit* to = request.add_limits();
+      to->set_stack(stack.stack());
+      to->set_max_ids_per_partition(100 + limit);
+      to->set_max_unique_ids_per_partition(limit);
+    }
+    v1::SetLimitsResponse response;
+    ASSERT_TRUE(
+        Call(&v1::AdminService::Stub::SetLimits, Api(cluster_->address()), request, &response)
+            .ok());
+    for (int round = 0; round < 2; ++round) {
+      ASSERT_NO_FATAL_FAILURE(KillAll());
+      const auto now = Await(limits);
+      ASSERT_EQ(now->stacks_size(), request.limits_size());
+      for (const v1::StackLimits& stack : now->stacks()) {
+        EXPECT_EQ(stack.max_ids_per_partition(), 100 + limit) << stack.stack();
+        EXPECT_EQ(stack.max_unique_ids_per_partition(), limit) << stack.stack();
+      }
+      ASSERT_NO_FATAL_FAILURE(Train(round));
+    }
+  }
 }
 
 }  // namespace

@@ -412,6 +412,32 @@ TEST_F(ProgramsTest, AProgramOfAPlanThatHasChangedIsRefused) {
             "again");
 }
 
+TEST_F(ProgramsTest, MetricsTellHowLongCallsTook) {
+  const auto metrics = [&](const std::string& regex) {
+    v1::GetMetricsRequest request;
+    request.set_regex(regex);
+    v1::GetMetricsResponse response;
+    const grpc::Status status =
+        Call(&v1::AdminService::Stub::GetMetrics, api_->api(), request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  };
+  EXPECT_EQ(metrics("").metrics_size(), 0);
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP));
+  for (int i = 0; i < 3; ++i) LookUp(api_.get(), lookup, 1);
+  EXPECT_FALSE(api_->Release({17}).ok());  // what fails is no sample
+  EXPECT_EQ(metrics("").metrics_size(), 2);
+  const v1::GetMetricsResponse execute = metrics("exec.*");
+  ASSERT_EQ(execute.metrics_size(), 1);
+  const v1::SampledMetric& metric = execute.metrics(0);
+  EXPECT_EQ(metric.name(), "execute");
+  EXPECT_EQ(metric.count(), 3);
+  EXPECT_GT(metric.min(), 0);
+  ASSERT_EQ(metric.percentiles_size(), 6);
+  EXPECT_EQ(metric.percentiles(0).value(), metric.min());
+  EXPECT_EQ(metric.percentiles(5).value(), metric.max());
+}
+
 class ProgramLeasesTest : public ProgramsTest {
  protected:
   void SetUp() override {

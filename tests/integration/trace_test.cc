@@ -1,15 +1,24 @@
 // One request can be followed through all processes: the trace id that a trainer sends stands in
 // the log lines of the coordinator and of the shards, and a slow step says what it waited for.
+#include <fstream>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "base/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/group_training.h"
 #include "tests/testing/metrics.h"
+#include "tests/testing/program_api.h"
+#include "tests/testing/training.h"
 
 namespace emberd::testing {
 namespace {
@@ -90,6 +99,71 @@ TEST(TraceTest, ASlowStepSaysWhomItWaitedForAndMetricsKnowTheGroup) {
               0)
         << stage;
   }
+}
+
+// Spans of a chained call: one tree, whose root is under the trainer's own span and whose leaves
+// are what the shards did.
+TEST(TraceTest, AChainedCallIsOneTreeOfSpans) {
+  const TempDir directory = *TempDir::Create();
+  const std::string path = directory.path() + "/spans.jsonl";
+  auto cluster = Cluster::Start({.config = absl::StrCat("logging { span_file: \"", path, "\" }")});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::unique_ptr<client::Client> client = (*cluster)->Connect();
+  ASSERT_NE(client, nullptr);
+  ASSERT_TRUE(client->DeclareModel(MixedModel("mixed")).ok());
+  ProgramApi api((*cluster)->address());
+  const auto batch = MixedBatch(1, 8);
+  const auto lookup = api.Compile(ModelProgram(v1::ProgramSpec::LOOKUP, "mixed", batch, 8));
+  const auto update = api.Compile(ModelProgram(v1::ProgramSpec::UPDATE, "mixed", batch, 8));
+  ASSERT_TRUE(lookup.ok() && update.ok());
+  v1::ExecuteRequest request;
+  request.set_program_handle(lookup->program_handle());
+  *request.add_arguments()->mutable_literal() = BatchLiteral(batch);
+  request.mutable_config()->set_return_values(true);
+  const auto found = api.Execute(request);
+  ASSERT_TRUE(found.ok()) << found.status();
+
+  v1::ExecuteChainedRequest plan;
+  AddData(&plan, found->results(0).handle());
+  AddLiteral(&plan, GradientLiteral(found->results(0).values()));
+  AddProgram(&plan, update->program_handle(), {0, 1});
+  AddProgram(&plan, lookup->program_handle(), {AddLiteral(&plan, BatchLiteral(batch))}, 0);
+  plan.mutable_config()->set_client_id("tracer");
+  grpc::ClientContext context;
+  context.AddMetadata("traceparent", std::string("00-") + kTraceId + "-00f067aa0ba902b7-01");
+  v1::ExecuteChainedResponse response;
+  const auto stub = v1::ProgramService::NewStub(api.api().channel);
+  const grpc::Status status = stub->ExecuteChained(&context, plan, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+
+  ASSERT_TRUE((*cluster)->Stop(absl::Seconds(60)).ok());  // all spans are written
+  std::map<std::string, nlohmann::json> spans;            // of this call, by id
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const auto parsed = nlohmann::json::parse(line);
+    const auto& span = parsed.at("resourceSpans").at(0).at("scopeSpans").at(0).at("spans").at(0);
+    if (span.at("traceId") == kTraceId) spans[span.at("spanId")] = span;
+  }
+  std::multiset<std::string> paths;
+  for (const auto& [id, span] : spans) {
+    std::string path_of_names = span.at("name");
+    std::string parent = span.at("parentSpanId");
+    for (; spans.contains(parent); parent = spans[parent].at("parentSpanId")) {
+      path_of_names =
+          absl::StrCat(spans[parent].at("name").get<std::string>(), " > ", path_of_names);
+    }
+    EXPECT_EQ(parent, "00f067aa0ba902b7") << path_of_names;
+    paths.insert(path_of_names);
+  }
+  const std::string root = "ProgramService/ExecuteChained";
+  for (const char* once : {"", " > set_up", " > set_up > prepare_batch", " > run",
+                           " > run > LOOKUP", " > run > UPDATE"}) {
+    EXPECT_EQ(paths.count(root + once), 1u) << once;
+  }
+  EXPECT_EQ(paths.count(root + " > set_up > find_program"), 2u);
+  EXPECT_EQ(paths.count(root + " > run > free"), 2u);
+  EXPECT_EQ(paths.count(root + " > run > LOOKUP > ShardService/Gather"), 2u);  // of both shards
+  EXPECT_GE(paths.count(root + " > run > UPDATE > ShardService/Apply"), 2u);
 }
 
 }  // namespace

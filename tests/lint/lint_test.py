@@ -134,7 +134,8 @@ MISTAKES = {
 class ClangTest(unittest.TestCase):
     """By the command that the preset `lint` puts in front of its compiler, with its flags."""
 
-    def judge(self, text):
+    def judge(self, text, target="seeded"):
+        """As a source of `target`, which is relative to the build's folder."""
         presets = json.loads((RUN.parent / "CMakePresets.json").read_text())["configurePresets"]
         variables = next(preset for preset in presets if preset["name"] == "lint")["cacheVariables"]
         # Below the root, whose .clang-tidy holds for it.
@@ -143,10 +144,11 @@ class ClangTest(unittest.TestCase):
         with tempfile.TemporaryDirectory(dir=build, prefix="seeded_") as folder:
             source = Path(folder) / "seeded.cc"
             source.write_text(text)
+            (Path(folder) / target).parent.mkdir(exist_ok=True)
             return subprocess.run(
                 [LINT.parent / "tidy.sh", variables["CMAKE_CXX_COMPILER"], variables["CMAKE_CXX_FLAGS"], "-std=c++20",
-                 f"-I{RUN.parent}", "-MD", "-MF", f"{source}.d", "-o", f"{source}.o", "-c", source],
-                capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+                 f"-I{RUN.parent}", "-MD", "-MF", f"{source}.d", "-o", f"{target}.o", "-c", source],
+                capture_output=True, text=True, check=False, cwd=folder, stdin=subprocess.DEVNULL)
 
     def test_a_good_source_passes(self):
         result = self.judge(GUARDED)
@@ -158,6 +160,14 @@ class ClangTest(unittest.TestCase):
                 result = self.judge(text)
                 self.assertEqual(result.returncode, 1, result.stderr)
                 self.assertIn(check, result.stdout)
+
+
+    def test_sources_of_tests_have_the_warnings_of_clang_alone(self):
+        for target in ("tests/seeded", "seeded_test.dir/seeded"):
+            for check, text in MISTAKES.items():
+                with self.subTest(check, target=target):
+                    result = self.judge(text, target)
+                    self.assertEqual(result.returncode, int(check == "thread-safety"), result.stderr)
 
 
 class RunTest(unittest.TestCase):

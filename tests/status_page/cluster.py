@@ -52,9 +52,12 @@ class Member:
 
 
 class Cluster:
-    """`tokens`: asks everybody for one; `reader_token` is one that may look. `tls`: text of security.tls."""
+    """`tokens`: asks everybody for one; `reader_token` is one that may look. `tls`: text of security.tls. `eviction`: text of
+    the field; `sparsecore_bytes`: of each one."""
 
-    def __init__(self, emberd, folder, shards=4, tokens=False, coordinators=1, tls=""):
+    def __init__(self, emberd, folder, shards=4, tokens=False, coordinators=1, tls="", eviction="", sparsecore_bytes=1 << 25):
+        self.memory = f"eviction {{ {eviction} }}" if eviction else ""
+        self.sparsecore_bytes = sparsecore_bytes
         self.security = f"security {{ tls {{ {tls} }} }}" if tls else ""
         if tokens:
             self.make_tokens(emberd, folder)
@@ -93,8 +96,8 @@ class Cluster:
         lines = [f'shards {{ address: "{shard.grpc}" http_address: "{shard.http}" }}' for shard in self.shards]
         lines += [f'coordinators {{ address: "{one.grpc}" http_address: "{one.http}" }}' for one in self.coordinators]
         lines += ["sparsecores_per_shard: 4",
-                  "budgets { bytes_per_sparsecore: 33554432 batch_bytes: 67108864 in_flight_bytes: 67108864 }",
-                  "timeouts { shard_call_ms: 5000 }", self.security]
+                  f"budgets {{ bytes_per_sparsecore: {self.sparsecore_bytes} batch_bytes: 67108864 in_flight_bytes: 67108864 }}",
+                  "timeouts { shard_call_ms: 5000 }", self.security, self.memory]
         with open(self.config, "w") as file:
             file.write("\n".join(lines) + "\n")
 

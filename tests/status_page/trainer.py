@@ -46,7 +46,7 @@ SAMPLES = 256
 
 
 def import_stubs(protos, folder):
-    names = ["types", "model", "plan", "statistics", "batch", "train", "embedding_service"]
+    names = ["types", "model", "plan", "statistics", "shared_memory", "batch", "train", "embedding_service"]
     # Not grpc_tools: the compiler in Debian's package is too old for `optional` fields.
     plugin = f"--plugin=protoc-gen-grpc_python={shutil.which('grpc_python_plugin')}"
     subprocess.run(["protoc", f"-I{protos}", f"--python_out={folder}", f"--grpc_python_out={folder}", plugin,

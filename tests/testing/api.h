@@ -37,6 +37,15 @@ grpc::Status Call(grpc::Status (v1::EmbeddingService::Stub::*method)(grpc::Clien
   return (api.embedding.get()->*method)(&context, request, response);
 }
 
+template <typename Request, typename Response>
+grpc::Status Call(grpc::Status (v1::AdminService::Stub::*method)(grpc::ClientContext*,
+                                                                 const Request&, Response*),
+                  const Api& api, const Request& request, Response* response) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+  return (api.admin.get()->*method)(&context, request, response);
+}
+
 // The same of checkpoints. Where the answer is a stream, `response` is its last message.
 template <typename Request, typename Response>
 grpc::Status Call(grpc::Status (v1::CheckpointService::Stub::*method)(grpc::ClientContext*,

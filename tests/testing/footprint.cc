@@ -6,6 +6,7 @@
 #include <string>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace emberd::testing {
@@ -24,6 +25,15 @@ Footprint FootprintOf(pid_t pid) {
     ++footprint.descriptors;
   }
   return footprint;
+}
+
+int RegionsOf(pid_t pid, const std::string& name) {
+  int count = 0;
+  std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
+  for (std::string line; std::getline(maps, line);) {
+    count += absl::StrContains(line, absl::StrCat("/memfd:", name, " ")) ? 1 : 0;
+  }
+  return count;
 }
 
 }  // namespace emberd::testing

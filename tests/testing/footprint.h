@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <sys/types.h>
 
@@ -23,5 +24,9 @@ inline constexpr int64_t kAllowedGrowthKib = 32 * 1024;
 
 // All zero if there is no such process.
 Footprint FootprintOf(pid_t pid);
+
+// Regions of shared memory that a process has mapped; `name`: of who gives them, see
+// server/rpc/shared_regions.h.
+int RegionsOf(pid_t pid, const std::string& name);
 
 }  // namespace emberd::testing

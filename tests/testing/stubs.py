@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 
-MESSAGES = ["types", "model", "plan", "statistics", "batch", "train", "cluster"]
+MESSAGES = ["types", "model", "plan", "statistics", "shared_memory", "batch", "train", "cluster"]
 SERVICES = ["embedding_service", "admin_service"]
 
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -98,7 +99,15 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
   return cluster;
 }
 
-void Cluster::Stop() { child_->Stop(kStopTimeout); }
+std::unique_ptr<Cluster> Cluster::Running(const std::vector<std::string>& coordinators) {
+  std::unique_ptr<Cluster> cluster(new Cluster);
+  cluster->ready_line_ = absl::StrCat(kReady, "coordinator=", absl::StrJoin(coordinators, ","));
+  return cluster;
+}
+
+void Cluster::Stop() {
+  if (child_ != nullptr) child_->Stop(kStopTimeout);
+}
 
 std::string Cluster::Field(const std::string& name) const { return FieldOf(ready_line_, name); }
 
@@ -120,6 +129,8 @@ void ShardHistory::Add(const client::ClusterStatus& status, absl::Time now,
   last_ = now;
   traffic_.resize(std::max(traffic_.size(), status.shards.size()));
   seen_.resize(traffic_.size());
+  const bool lost = std::any_of(status.models.begin(), status.models.end(),
+                                [](const auto& model) { return !model.lost.empty(); });
   for (size_t i = 0; i < status.shards.size(); ++i) {
     const client::ShardStatus& shard = status.shards[i];
     ShardTraffic& traffic = traffic_[i];
@@ -135,8 +146,9 @@ void ShardHistory::Add(const client::ClusterStatus& status, absl::Time now,
     if (before.incarnation != shard.incarnation) {
       if (before.incarnation != 0) {
         ++traffic.restarts;
-        events->push_back(absl::StrCat(
-            name, " has restarted without its rows: emberctl model reset begins again"));
+        events->push_back(
+            absl::StrCat(name, " has restarted",
+                         lost ? " without its rows: emberctl model reset begins again" : ""));
       }
       before = {};  // counts begin anew
     }

@@ -1,5 +1,6 @@
 // The cluster under the demo: `emberd up --processes`, which starts the coordinators and the shards
-// on free ports of this machine, watches over them, and starts them again when they die.
+// on free ports of this machine, watches over them, and starts them again when they die; or one
+// that somebody else runs.
 //
 // Watches the shards while the demo trains: how much each does, and whether it is there.
 #pragma once
@@ -38,6 +39,10 @@ class Cluster {
   static absl::StatusOr<std::unique_ptr<Cluster>> Start(const ClusterOptions& options,
                                                         const std::function<bool()>& cancelled);
 
+  // A cluster that is running already, and that goes on afterwards. Does not look whether it is
+  // there.
+  static std::unique_ptr<Cluster> Running(const std::vector<std::string>& coordinators);
+
   std::vector<std::string> Coordinators() const;
   // The line by which emberd says that it is ready, and fields of it: "coordinator", "http",
   // "pids", ...
@@ -45,14 +50,13 @@ class Cluster {
   std::string Field(const std::string& name) const;
 
   // False if `emberd up` itself has ended.
-  bool Running() { return child_->Running(); }
-  std::string End() const { return child_->End(); }
+  bool Runs() { return child_ == nullptr || child_->Running(); }
   void Stop();
 
  private:
   Cluster() = default;
 
-  std::unique_ptr<ChildProcess> child_;
+  std::unique_ptr<ChildProcess> child_;  // null if somebody else runs it
   std::string ready_line_;
 };
 

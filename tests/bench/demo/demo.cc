@@ -93,6 +93,7 @@ class Demo {
  private:
   absl::Status Prepare();
   absl::Status StartCluster();
+  absl::Status CheckUntrained(const std::string& model);
   // Gives the cluster the rows of the newest checkpoint, and the trainers the step after it.
   absl::Status Resume();
   absl::Status Train();
@@ -125,7 +126,8 @@ absl::StatusOr<bool> Demo::Run() {
   if (status.ok()) status = Judge();
   bool good = false;
   if (status.ok()) {
-    display_.Print(SummaryTable(experiment_, embeddings_->model(), options_.coordinators,
+    display_.Print(SummaryTable(experiment_, embeddings_->model(),
+                                static_cast<int>(cluster_->Coordinators().size()),
                                 training_->result(), monitor_->Traffic(), outcome_));
     status = WriteFiles();
   }
@@ -166,7 +168,26 @@ absl::Status Demo::Prepare() {
   return options_.resume ? Resume() : absl::OkStatus();
 }
 
+// Rows that somebody has trained before would not give the numbers of a run.
+absl::Status Demo::CheckUntrained(const std::string& model) {
+  client::ClientOptions options;
+  options.addresses = options_.cluster;
+  ASSIGN_OR_RETURN(const auto client, client::Client::Connect(options));
+  ASSIGN_OR_RETURN(const client::ClusterStatus status, client->GetStatus());
+  for (const client::ModelStatus& known : status.models) {
+    if (known.name != model) continue;
+    return absl::AlreadyExistsError(absl::StrCat("the cluster has a model ", model,
+                                                 " already; remove it first: emberctl model drop ",
+                                                 model));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Demo::StartCluster() {
+  if (!options_.cluster.empty()) {
+    cluster_ = Cluster::Running(options_.cluster);
+    return CheckUntrained(experiment_.dataset->info().name);
+  }
   const bool saves = options_.checkpoint_every > 0;
   if (saves && !options_.resume) RETURN_IF_ERROR(saved_run_.Begin(options_.Arguments()));
   ASSIGN_OR_RETURN(
@@ -225,7 +246,7 @@ absl::Status Demo::Train() {
                       .monitor = monitor_.get(),
                       .display = &display_,
                       .stop_requested = [this] { return signals_->Requested(); },
-                      .cluster_runs = [this] { return cluster_->Running(); },
+                      .cluster_runs = [this] { return cluster_->Runs(); },
                       .trainer_command = [this](int rank) { return TrainerCommand(rank); }});
   return training_->Run();
 }
@@ -262,14 +283,17 @@ absl::Status Demo::WriteFiles() {
                outcome_.planted ? "best reachable AUC" : "AUC of the plain run");
   RETURN_IF_ERROR(WriteFile(Path("curve.csv"), CurveCsv(training.curve)));
   RETURN_IF_ERROR(WriteFile(Path("curve.svg"), svg));
-  display_.Print(absl::StrCat("learning curve: ", Path("curve.svg"), ", ", Path("curve.csv"),
-                              "; log of the cluster: ", Path("emberd.log")));
+  display_.Print(
+      absl::StrCat("learning curve: ", Path("curve.svg"), ", ", Path("curve.csv"),
+                   options_.cluster.empty() ? "; log of the cluster: " + Path("emberd.log") : ""));
   display_.Print(BestAucMeaning(outcome_));
   return absl::OkStatus();
 }
 
 bool Demo::GoodEnough() {
-  if (outcome_.restarts > 0 || training_->result().replaced_trainers > 0) {
+  // Of a cluster that the demo did not start, the rows may have come back with the shard.
+  const bool rows_lost = options_.cluster.empty() && outcome_.restarts > 0;
+  if (rows_lost || training_->result().replaced_trainers > 0) {
     display_.Print("rows or examples were lost on the way: the AUC is not judged");
     return true;
   }
@@ -284,7 +308,7 @@ bool Demo::GoodEnough() {
 }
 
 void Demo::WaitForSignal() {
-  while (!signals_->Requested() && cluster_->Running()) {
+  while (!signals_->Requested() && cluster_->Runs()) {
     pollfd waiting{signals_->descriptor(), POLLIN, 0};
     poll(&waiting, 1, 500);
   }
@@ -304,6 +328,7 @@ constexpr char kExamples[] = R"(Examples:
   emberd_demo --data ml-100k            MovieLens-100K, compared with a run without emberd
   emberd_demo --data train.txt --examples 1000000
                                         a click log in Criteo's TSV layout
+  emberd_demo --cluster 127.0.0.1:7400  on a cluster that is running already
   emberd_demo --keep-running            keep the cluster running afterwards, for emberctl
   emberd_demo --checkpoint-every 100    save checkpoints on the way; after a crash, or Ctrl-C:
   emberd_demo --resume                  go on, and end with the tables of an uninterrupted run

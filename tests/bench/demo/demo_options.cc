@@ -28,14 +28,23 @@ absl::Status Override(std::vector<std::string> arguments, DemoOptions* options) 
 
 void DemoOptions::AddTo(CLI::App* app) {
   experiment.AddTo(app);
+  CLI::Option* running = app->add_option("--cluster", cluster,
+                                         "Train on a cluster that is running already: host:port of "
+                                         "its coordinators, separated by commas")
+                             ->delimiter(',')
+                             ->type_name("ADDRESS");
   app->add_option("--coordinators", coordinators,
                   "Coordinator processes; trainer r uses the r-th of them, if there are that many")
       ->check(CLI::Range(1, 64))
+      ->excludes(running)
       ->capture_default_str();
-  app->add_option("--shards", shards, "Shard processes, a power of two")->capture_default_str();
+  app->add_option("--shards", shards, "Shard processes, a power of two")
+      ->excludes(running)
+      ->capture_default_str();
   app->add_option("--sparsecores", sparsecores,
                   "SparseCores of a shard, a power of two; the tables depend only on shards x "
                   "SparseCores")
+      ->excludes(running)
       ->capture_default_str();
   app->add_option("--out", out,
                   "Directory for curve.svg, curve.csv, emberd.log and, in the folder checkpoints, "
@@ -45,17 +54,20 @@ void DemoOptions::AddTo(CLI::App* app) {
       "--max-gap", max_gap,
       "How far the AUC may end from best_auc (default: 0.01 for a full run on the generated log, "
       "0.03 for a quick one, 0.003 for files)");
-  app->add_flag("--keep-running", keep_running, "Leave the cluster up until Ctrl-C");
+  app->add_flag("--keep-running", keep_running, "Leave the cluster up until Ctrl-C")
+      ->excludes(running);
   app->add_option(
          "--checkpoint-every", checkpoint_every,
          "Save a checkpoint after every N-th step, tables and dense part, while training "
          "goes on (0: none). Starts a new run: checkpoints of an earlier run in --out are deleted")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+      ->excludes(running)
       ->type_name("N")
       ->capture_default_str();
   app->add_flag("--resume", resume,
                 "Go on from the newest checkpoint in --out, with the options of the run that saved "
-                "it; ends with the tables of a run that was never interrupted");
+                "it; ends with the tables of a run that was never interrupted")
+      ->excludes(running);
   app->add_option("--emberd", emberd, "Path of the server's program")->capture_default_str();
 }
 

@@ -13,6 +13,8 @@ namespace emberd::demo {
 
 struct DemoOptions {
   ExperimentOptions experiment;
+  // Coordinators ("host:port") of a cluster that is running already; empty: the demo starts one.
+  std::vector<std::string> cluster;
   int coordinators = 2;
   int shards = 4;
   int sparsecores = 2;             // per shard; results depend on their total alone

@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -30,6 +31,7 @@
 namespace emberd::demo {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
@@ -200,6 +202,47 @@ TEST_F(DemoTest, GoesOnAfterAShardIsKilled) {
   EXPECT_THAT(Finish(), MatchesRegex(kLastLine));
   EXPECT_THAT(Output(), HasSubstr("goes on after "));
   EXPECT_THAT(Output(), HasSubstr("[####################] 100%"));
+}
+
+// On a cluster that somebody else runs, whose shards keep a log: nothing is lost with the process.
+TEST_F(DemoTest, ARunningClusterThatLosesAShardEndsWithTheTablesOfAnUndisturbedRun) {
+  const std::vector<std::string> run = {"--quick", "--examples", "150000"};
+  Start("undisturbed", run);
+  const std::string expected = FieldOf(Finish(), "table_sha256");
+
+  const TempDir folder = *TempDir::Create();
+  const std::string output = folder.path() + "/emberd.txt";
+  const FileDescriptor log(open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  const auto cluster = ChildProcess::Start(
+      {BuildPath("bin/emberd"), "up", "--processes", "--shards", "4", "--sparsecores", "2",
+       "--listen", "127.0.0.1:0", "--http", "", "--data", folder.path(), "--durability", "log"},
+      {.output = log.get(), .error = log.get()});
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::string ready;
+  for (const absl::Time end = absl::Now() + kTimeout; ready.empty() && absl::Now() < end;) {
+    absl::SleepFor(absl::Milliseconds(20));
+    std::ifstream lines(output);
+    for (std::string line; std::getline(lines, line);) {
+      if (absl::StartsWith(line, "emberd: ready ")) ready = line;
+    }
+  }
+  std::vector<std::string> disturbed = run;
+  disturbed.insert(disturbed.end(), {"--cluster", FieldOf(ready, "coordinator")});
+  Start("running", disturbed);
+  AwaitOutput(" examples  ");
+  const std::vector<std::string> pids = absl::StrSplit(FieldOf(ready, "pids"), ',');
+  pid_t shard = 0;
+  ASSERT_TRUE(pids.size() == 5 && absl::SimpleAtoi(pids[3], &shard)) << ready;
+  ASSERT_EQ(kill(shard, SIGKILL), 0);
+  EXPECT_EQ(FieldOf(Finish(), "table_sha256"), expected);
+  // Whether a trainer notices depends on how long the shard took: its step may simply wait.
+  EXPECT_THAT(Output(), ContainsRegex("shard 2 [^\n]+, 1 restarts"));
+
+  // Rows that were trained before are no start for a run.
+  Start("again", disturbed);
+  Finish("exited with status 1");
+  EXPECT_THAT(Output(), HasSubstr("emberctl model drop click_log"));
+  (*cluster)->Stop(kTimeout);  // it removes its temporary files
 }
 
 // Both, for on a busy machine trainer 1 may have turned to the first when it began.

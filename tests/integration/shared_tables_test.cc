@@ -1,0 +1,335 @@
+// Models that share a table, on a cluster of processes: both see the changes of each, the rows are
+// there once and go with the last model, and a kill of a shard that has a log loses nothing of what
+// any of the models did, also such as were dropped. A log that begins with a checkpoint of one
+// model would make the changes of the other twice, and one that is cut after a drop would lose
+// them: the rows would differ from those of a cluster that nobody disturbs.
+//
+// Covers: server/coordinator/model_sharing.cc, server/shard/hosted_shared.cc
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/await.h"
+#include "tests/testing/cluster.h"
+
+namespace emberd::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kRows = 300;
+constexpr int kDim = 8;
+constexpr int64_t kSamples = 48;
+
+// Table "users" has the resource; "own" is the model's.
+std::string SharingModel(const std::string& name, const std::string& users = "",
+                         const std::string& rest = "") {
+  return absl::StrCat(
+      "name: '", name, "' seed: 5 enable_variable_deduplication: true ", rest,
+      " tables { name: 'own' vocabulary_size: 100 embedding_dim: 8 }"
+      " tables { name: 'users' vocabulary_size: ",
+      kRows, " embedding_dim: ", kDim,
+      " combiner: SUM resource { container: 'ctr' name: 'users' } ", users,
+      " }"
+      " features { name: 'own' table: 'own' } features { name: 'user' table: 'users' }");
+}
+
+absl::Status Train(client::Client& client, const client::Model& model, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> users(2 * kSamples), own(kSamples);
+  for (int64_t& id : users) id = static_cast<int64_t>(random() % kRows);
+  for (int64_t& id : own) id = static_cast<int64_t>(random() % 100);
+  const std::vector<client::FeatureIds> features = {{"user", client::DenseIds{users, 2}},
+                                                    {"own", client::DenseIds{own, 1}}};
+  auto found = client.Lookup(model, features);
+  if (!found.ok()) return found.status();
+  // What was looked up goes in, so that a difference of one bit stays.
+  std::vector<std::vector<float>> values;
+  std::vector<client::FeatureGradient> gradients;
+  for (const client::Activation& activation : found->activations) {
+    std::vector<float>& of =
+        values.emplace_back(activation.values.begin(), activation.values.end());
+    for (float& g : of) g = g / 2 + static_cast<float>(random() % 256) / 256;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    gradients.push_back({found->activations[i].feature, values[i], kSamples});
+  }
+  return client.ApplyGradients(model, found->batch, gradients).status();
+}
+
+absl::StatusOr<std::vector<float>> Table(client::Client& client, const client::Model& model,
+                                         const std::string& table, const std::string& slot = "") {
+  std::vector<float> all;
+  client::ExportOptions options;
+  options.slot = slot;
+  const absl::Status status = client.ExportTable(
+      model, table,
+      [&](int64_t, absl::Span<const float> values, int64_t) {
+        all.insert(all.end(), values.begin(), values.end());
+        return absl::OkStatus();
+      },
+      options);
+  if (!status.ok()) return status;
+  return all;
+}
+
+// Weights and slots of what a model has.
+struct Rows {
+  std::vector<float> users, accumulators, own;
+  bool operator==(const Rows&) const = default;
+};
+
+class SharedTablesTest : public ::testing::Test {
+ protected:
+  void Start(const std::string& config = "", const std::string& durability = "") {
+    const std::string storage = durability.empty()
+                                    ? ""
+                                    : absl::StrCat("storage { directory: '", storage_.path(),
+                                                   "' durability: ", durability, " }");
+    auto cluster = Cluster::Start({.shards = 2, .config = absl::StrCat(config, " ", storage)});
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+    client_ = cluster_->Connect();
+    ASSERT_NE(client_, nullptr);
+  }
+
+  client::Model Declare(const std::string& name) {
+    auto model = client_->DeclareModel(SharingModel(name));
+    EXPECT_TRUE(model.ok()) << model.status();
+    return model.value_or(client::Model());
+  }
+  void Step(const client::Model& model, uint64_t seed) {
+    const absl::Status status = Await([&] { return Train(*client_, model, seed); });
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  Rows Read(const client::Model& model) {
+    const auto table = [&](const std::string& name, const std::string& slot) {
+      auto rows = Await([&] { return Table(*client_, model, name, slot); });
+      EXPECT_TRUE(rows.ok()) << rows.status();
+      return rows.value_or(std::vector<float>());
+    };
+    return {table("users", ""), table("users", "accumulator"), table("own", "")};
+  }
+  int64_t TableBytes() {
+    auto status = client_->GetStatus();
+    EXPECT_TRUE(status.ok()) << status.status();
+    int64_t bytes = 0;
+    for (const client::ShardStatus& shard : status->shards) bytes += shard.table_bytes;
+    return bytes;
+  }
+  void Drop(const std::string& name) {
+    auto dropped = client_->DropModel(name);
+    ASSERT_TRUE(dropped.ok()) << dropped.status();
+    EXPECT_TRUE(*dropped);
+  }
+  void LoseShards() {
+    for (const int shard : {0, 1}) cluster_->KillShard(shard);
+    for (const int shard : {0, 1}) ASSERT_TRUE(cluster_->RestartShard(shard).ok());
+  }
+  absl::Status DeclareOther(const std::string& users, const std::string& rest = "") {
+    return client_->DeclareModel(SharingModel("other", users, rest)).status();
+  }
+
+  const TempDir storage_ = *TempDir::Create();
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<client::Client> client_;
+};
+
+TEST_F(SharedTablesTest, RowsAreThereOnceAndGoWithTheLastModel) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  std::vector<float> initial;
+  for (const bool first_goes_first : {true, false}) {
+    client::Model a = Declare("a");
+    const int64_t bytes_of_one = TableBytes();
+    if (first_goes_first) initial = Read(a).users;
+    EXPECT_EQ(Read(a).users, initial);
+    client::Model b = Declare("b");
+    // Only the tables of its own are added.
+    const int64_t own = TableBytes() - bytes_of_one;
+    EXPECT_GT(own, 0);
+    EXPECT_LT(own, bytes_of_one / 2);
+    ASSERT_NO_FATAL_FAILURE(Step(a, 1));
+    ASSERT_NO_FATAL_FAILURE(Step(b, 2));
+    ASSERT_NO_FATAL_FAILURE(Step(a, 3));
+    const std::vector<float> trained = Read(a).users;
+    EXPECT_NE(trained, initial);
+    EXPECT_EQ(Read(b).users, trained);
+    EXPECT_EQ(Read(b).accumulators, Read(a).accumulators);
+    EXPECT_NE(Read(b).own, Read(a).own);
+    ASSERT_NO_FATAL_FAILURE(Drop(first_goes_first ? "a" : "b"));
+    EXPECT_EQ(Read(first_goes_first ? b : a).users, trained);
+    EXPECT_EQ(TableBytes(), bytes_of_one);
+    ASSERT_NO_FATAL_FAILURE(Drop(first_goes_first ? "b" : "a"));
+    EXPECT_EQ(TableBytes(), 0);
+  }
+}
+
+TEST_F(SharedTablesTest, WhatCannotBeSharedIsRefusedBeforeAnythingExists) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  client::Model a = Declare("a");
+  const int64_t bytes = TableBytes();
+  const auto refused = [&](const std::string& users, const std::string& rest, absl::StatusCode code,
+                           const std::string& message) {
+    const absl::Status status = DeclareOther(users, rest);
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+    EXPECT_EQ(TableBytes(), bytes);
+  };
+  refused("optimizer { adagrad { initial_accumulator: 0.5 } }", "",
+          absl::StatusCode::kAlreadyExists,
+          "tables[1] \"users\": resource \"ctr/users\" is held by model 'a', and the tables must "
+          "agree; first difference: optimizer.adagrad.initial_accumulator: 0.1 in the declared "
+          "model, 0.5 in the requested one");
+  refused("storage_dtype: FLOAT16", "", absl::StatusCode::kAlreadyExists,
+          "storage_dtype: FLOAT32 in the declared model, FLOAT16 in the requested one");
+  refused("", "plan { groups { tables: 'users' } }", absl::StatusCode::kInvalidArgument,
+          "The following flags are incompatible: plan.groups[0].tables[0] \"users\" and "
+          "enable_variable_deduplication. Only enable one of the flags.");
+  std::string without = SharingModel("other");
+  without.replace(without.find("true"), 4, "false");
+  EXPECT_EQ(client_->DeclareModel(without).status().code(), absl::StatusCode::kInvalidArgument);
+  Declare("b");
+  const absl::Status reset = client_->ResetModel("a");
+  EXPECT_EQ(reset.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(reset.message()),
+              AllOf(HasSubstr("model 'a' shares resource \"ctr/users\" with model 'b'"),
+                    HasSubstr("emberctl model drop b")));
+  ASSERT_NO_FATAL_FAILURE(Step(a, 1));
+  ASSERT_NO_FATAL_FAILURE(Drop("b"));
+  ASSERT_TRUE(client_->ResetModel("a").ok());
+}
+
+TEST_F(SharedTablesTest, AShardThatIsStartedAgainWithoutALogLosesAllModels) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  client::Model a = Declare("a"), b = Declare("b");
+  ASSERT_NO_FATAL_FAILURE(Step(a, 1));
+  cluster_->KillShard(1);
+  ASSERT_TRUE(cluster_->RestartShard(1).ok());
+  for (const client::Model& model : {a, b}) {
+    absl::Status status;
+    for (int i = 0; i < 300 && !absl::IsDataLoss(status); ++i) {
+      absl::SleepFor(absl::Milliseconds(100));
+      status = Train(*client_, model, 2);
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  }
+  ASSERT_NO_FATAL_FAILURE(Drop("b"));
+  ASSERT_TRUE(client_->ResetModel("a").ok());
+}
+
+// The same steps on a cluster with logs whose shards are killed again and again, and on one
+// without.
+TEST_F(SharedTablesTest, KilledShardsComeBackWithWhatAllModelsDid) {
+  std::vector<Rows> results[2];
+  for (const bool killed : {false, true}) {
+    ASSERT_NO_FATAL_FAILURE(killed ? Start("", "LOG fsync: ALWAYS") : Start());
+    const auto kill = [&] {
+      if (!killed) return;
+      ASSERT_NO_FATAL_FAILURE(LoseShards());
+    };
+    const auto save = [&](const std::string& model, const std::string& name) {
+      if (!killed) return;
+      const auto saved = Await([&] { return client_->SaveCheckpoint(model, {.name = name}); });
+      ASSERT_TRUE(saved.ok()) << saved.status();
+    };
+    client::Model a = Declare("a"), b = Declare("b");
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_NO_FATAL_FAILURE(Step(a, 10 + i));
+      ASSERT_NO_FATAL_FAILURE(Step(b, 20 + i));
+    }
+    ASSERT_NO_FATAL_FAILURE(kill());
+    ASSERT_NO_FATAL_FAILURE(save("a", "first"));
+    ASSERT_NO_FATAL_FAILURE(Step(b, 30));
+    ASSERT_NO_FATAL_FAILURE(save("b", "second"));
+    ASSERT_NO_FATAL_FAILURE(Step(a, 31));
+    ASSERT_NO_FATAL_FAILURE(kill());
+    results[killed].push_back(Read(a));
+    results[killed].push_back(Read(b));
+    // What the first one did stays when it goes, and the log has it, though the segments that it
+    // began with are long over.
+    ASSERT_NO_FATAL_FAILURE(Drop("a"));
+    ASSERT_NO_FATAL_FAILURE(save("b", "third"));
+    ASSERT_NO_FATAL_FAILURE(Step(b, 32));
+    ASSERT_NO_FATAL_FAILURE(save("b", "fourth"));
+    ASSERT_NO_FATAL_FAILURE(kill());
+    ASSERT_NO_FATAL_FAILURE(kill());
+    results[killed].push_back(Read(b));
+    // One who comes later finds them.
+    client::Model c = Declare("c");
+    ASSERT_NO_FATAL_FAILURE(Step(c, 33));
+    ASSERT_NO_FATAL_FAILURE(Drop("b"));
+    ASSERT_NO_FATAL_FAILURE(save("c", "fifth"));
+    ASSERT_NO_FATAL_FAILURE(kill());
+    results[killed].push_back(Read(c));
+    // So does one who never changes anything, when all that did are gone.
+    client::Model d = Declare("d");
+    ASSERT_NO_FATAL_FAILURE(Step(c, 34));
+    ASSERT_NO_FATAL_FAILURE(Drop("c"));
+    ASSERT_NO_FATAL_FAILURE(save("d", "sixth"));
+    ASSERT_NO_FATAL_FAILURE(kill());
+    results[killed].push_back(Read(d));
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) {
+    EXPECT_EQ(results[0][i].users, results[1][i].users) << i;
+    EXPECT_EQ(results[0][i].accumulators, results[1][i].accumulators) << i;
+    EXPECT_EQ(results[0][i].own, results[1][i].own) << i;
+  }
+}
+
+TEST_F(SharedTablesTest, ACheckpointComesBackIntoAModelThatIsAlone) {
+  ASSERT_NO_FATAL_FAILURE(Start("", "LOG"));
+  client::Model a = Declare("a"), b = Declare("b");
+  ASSERT_NO_FATAL_FAILURE(Step(a, 1));
+  ASSERT_NO_FATAL_FAILURE(Step(b, 2));
+  const std::vector<float> saved_rows = Read(a).users;
+  ASSERT_TRUE(client_->SaveCheckpoint("a", {.name = "one"}).ok());
+  ASSERT_NO_FATAL_FAILURE(Step(b, 3));
+  // Everything, though little has changed: what the other has changed is not known.
+  const auto whole = client_->SaveCheckpoint("a", {.name = "two", .incremental = true});
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const std::vector<float> newer_rows = Read(b).users;
+  const auto refused = client_->RestoreCheckpoint("a", {.name = "one"});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("with model 'b'"));
+  EXPECT_EQ(Read(b).users, newer_rows);
+  // A copy that is served is nobody else's.
+  const auto served = client_->ServeCheckpoint("a", {.name = "one", .serve_as = "copy"});
+  ASSERT_TRUE(served.ok()) << served.status();
+  ASSERT_NO_FATAL_FAILURE(Step(b, 4));
+  const auto copy = client_->DescribeModel("copy");
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  EXPECT_EQ(*Table(*client_, *copy, "users"), saved_rows);
+
+  ASSERT_NO_FATAL_FAILURE(Drop("b"));
+  ASSERT_TRUE(client_->DeleteCheckpoint("a", "two").ok());  // no log begins with it
+  ASSERT_TRUE(client_->RestoreCheckpoint("a", {.name = "one"}).ok());
+  a = *client_->DescribeModel("a");
+  EXPECT_EQ(Read(a).users, saved_rows);
+  ASSERT_NO_FATAL_FAILURE(Step(a, 5));
+  const Rows before = Read(a);
+  const auto begins = client_->DeleteCheckpoint("a", "one");
+  EXPECT_EQ(begins.status().code(), absl::StatusCode::kFailedPrecondition) << begins.status();
+  ASSERT_NO_FATAL_FAILURE(LoseShards());
+  EXPECT_EQ(Read(a), before);
+  const absl::Status joins = DeclareOther("");
+  EXPECT_EQ(joins.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(joins.message()), HasSubstr("was restored from a checkpoint"));
+}
+
+TEST_F(SharedTablesTest, ModelsThatGoBackToCheckpointsOfTheirOwnShareNothing) {
+  ASSERT_NO_FATAL_FAILURE(Start("", "CHECKPOINT"));
+  Declare("a");
+  const absl::Status joins = DeclareOther("");
+  EXPECT_EQ(joins.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(joins.message()), HasSubstr("with storage.durability CHECKPOINT"));
+}
+
+}  // namespace
+}  // namespace emberd::testing

@@ -1,0 +1,271 @@
+// However ids, activations and gradients travel, the tables get the same bits. And memory that is
+// shared is given back, whoever dies: a coordinator, or a trainer in the middle of a step.
+//
+// Covers: client/cpp/shared_gradients.cc, client/cpp/shared_memory.cc
+#include <csignal>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/footprint.h"
+#include "tests/testing/group_training.h"
+#include "tests/testing/process.h"
+#include "tests/testing/training.h"
+
+namespace emberd::testing {
+namespace {
+
+using client::TransportKind;
+using client::WireType;
+
+constexpr int kSteps = 20;
+
+// What coordinators give.
+int Regions(pid_t pid) { return RegionsOf(pid, "emberd"); }
+
+template <typename Check>
+bool Soon(const Check& check) {
+  for (int i = 0; i < 1000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(10));
+  return check();
+}
+
+class TransportTest : public ::testing::Test {
+ protected:
+  void Start(const ClusterOptions& options) {
+    auto cluster = Cluster::Start(options);
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+  }
+  std::unique_ptr<client::Client> Connect(TransportKind transport,
+                                          WireType type = WireType::kFloat32) {
+    client::ClientOptions options = cluster_->client_options();
+    options.transport = transport;
+    options.activation_type = options.gradient_type = type;
+    auto client = client::Client::Connect(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return *std::move(client);
+  }
+  int CoordinatorRegions() { return Regions(cluster_->coordinator_process(0)->pid()); }
+
+  // After unary steps with every form of input.
+  std::string UnaryDigest(client::Client& client, const std::string& name) {
+    auto model = client.DeclareModel(MixedModel(name));
+    EXPECT_TRUE(model.ok()) << model.status();
+    for (int step = 0; step < kSteps; ++step) {
+      const absl::Status status = TrainStep(client, *model, step, /*samples=*/37);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    return Digest(client, *model).value_or("none");
+  }
+  // After steps on a stream.
+  std::string StreamDigest(client::Client& client, const std::string& name, bool pipelined) {
+    auto model = client.DeclareModel(GroupModel(name, /*limit=*/4));
+    EXPECT_TRUE(model.ok()) << model.status();
+    auto stream = client.Train(*model, {.group = "run", .pipelined = pipelined});
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    const absl::Status status = RunSteps(**stream, 0, 1, 0, kSteps, pipelined);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE((*stream)->Finish().ok());
+    return Digest(client, *model).value_or("none");
+  }
+
+  std::unique_ptr<Cluster> cluster_;
+};
+
+TEST_F(TransportTest, TablesHaveTheSameBits) {
+  Start({.shards = 2});
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16}) {
+    const std::string suffix = type == WireType::kFloat32 ? "f" : "b";
+    const auto tcp = Connect(TransportKind::kTcp, type);
+    const std::string unary = UnaryDigest(*tcp, "unary_tcp_" + suffix);
+    const std::string stream = StreamDigest(*tcp, "stream_tcp_" + suffix, false);
+    const std::string pipelined = StreamDigest(*tcp, "pipelined_tcp_" + suffix, true);
+    EXPECT_EQ(CoordinatorRegions(), 0);
+    {
+      const auto shared = Connect(TransportKind::kShared, type);
+      EXPECT_EQ(UnaryDigest(*shared, "unary_shared_" + suffix), unary);
+      EXPECT_GT(CoordinatorRegions(), 0);
+      EXPECT_EQ(StreamDigest(*shared, "stream_shared_" + suffix, false), stream);
+      EXPECT_EQ(StreamDigest(*shared, "pipelined_shared_" + suffix, true), pipelined);
+    }
+    EXPECT_TRUE(Soon([&] { return CoordinatorRegions() == 0; }));
+  }
+}
+
+TEST_F(TransportTest, SmallArraysTravelInMessagesUnlessTheyAreToBeShared) {
+  Start({.shards = 1});
+  const auto usual = Connect(TransportKind::kAuto);
+  UnaryDigest(*usual, "small");
+  EXPECT_EQ(CoordinatorRegions(), 0);
+}
+
+TEST_F(TransportTest, ACoordinatorThatIsToUseTcpSharesNothing) {
+  Start({.shards = 1, .config = "transport: TCP"});
+  const auto shared = Connect(TransportKind::kShared);
+  EXPECT_EQ(UnaryDigest(*shared, "shared").size(), 64u);
+  EXPECT_EQ(CoordinatorRegions(), 0);
+}
+
+TEST_F(TransportTest, WithoutRoomForMoreClientsGoOnByTcp) {
+  Start({.shards = 1, .config = "budgets { shared_memory_bytes: 4096 }"});
+  const auto tcp = Connect(TransportKind::kTcp);
+  const auto shared = Connect(TransportKind::kShared);
+  EXPECT_EQ(StreamDigest(*shared, "shared", false), StreamDigest(*tcp, "tcp", false));
+  EXPECT_LE(CoordinatorRegions(), 1);
+}
+
+TEST_F(TransportTest, GradientsAreReadWhereTheTrainerPutsThem) {
+  Start({.shards = 2});
+  const auto client = Connect(TransportKind::kShared);
+  std::vector<std::string> digests;
+  for (const bool in_place : {false, true}) {
+    auto model = client->DeclareModel(GroupModel(in_place ? "in_place" : "copied", 0));
+    ASSERT_TRUE(model.ok()) << model.status();
+    auto stream = client->Train(*model, {.group = "run"});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const Share share = MakeShare(step, 0, 1);
+      ASSERT_TRUE((*stream)->SendLookup(step, share.Features()).ok());
+      auto found = (*stream)->ReceiveLookup();
+      ASSERT_TRUE(found.ok()) << found.status();
+      const auto gradients = ShareGradients(step, share, found->activations);
+      std::vector<client::FeatureGradient> request;
+      std::vector<std::shared_ptr<float>> memory;
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        absl::Span<const float> values = gradients[i];
+        if (in_place) {
+          memory.push_back((*stream)->AllocateGradients(values.size() + 3));
+          std::copy(values.begin(), values.end(), memory.back().get() + 3);
+          values = absl::MakeConstSpan(memory.back().get() + 3, values.size());
+        }
+        request.push_back({share.features[i], values, found->activations[i].samples});
+      }
+      client::UpdateOptions options;
+      if (in_place) options.memory = std::make_shared<std::vector<std::shared_ptr<float>>>(memory);
+      ASSERT_TRUE((*stream)->SendUpdate(step, request, options).ok());
+      options.memory.reset();
+      memory.clear();  // it is kept as long as it is needed
+      ASSERT_TRUE((*stream)->ReceiveUpdate().ok());
+    }
+    ASSERT_TRUE((*stream)->Finish().ok());
+    digests.push_back(Digest(*client, *model).value_or("none"));
+  }
+  EXPECT_EQ(digests[0], digests[1]);
+}
+
+TEST_F(TransportTest, ActivationsLieSideBySideIfThatIsAskedFor) {
+  Start({.shards = 2});
+  std::vector<std::vector<float>> seen;
+  for (const auto transport : {TransportKind::kTcp, TransportKind::kShared}) {
+    for (const WireType type : {WireType::kFloat32, WireType::kBfloat16}) {
+      const auto client = Connect(transport, type);
+      auto model = client->DeclareModel(GroupModel("model", 0));
+      ASSERT_TRUE(model.ok()) << model.status();
+      auto stream = client->Train(*model, {.group = absl::StrCat("run", seen.size())});
+      ASSERT_TRUE(stream.ok()) << stream.status();
+      std::vector<client::FeatureIds> features;
+      const std::vector<int64_t> ids = {1, 2, 3, 4, 5};
+      for (const auto& feature : model->features) {
+        features.push_back({feature.name, client::DenseIds{absl::MakeConstSpan(ids)}});
+      }
+      const int64_t step = (*stream)->next_step();
+      ASSERT_TRUE((*stream)->SendLookup(step, features, {.concat = true}).ok());
+      auto found = (*stream)->ReceiveLookup();
+      ASSERT_TRUE(found.ok()) << found.status();
+      seen.emplace_back(found->concat.begin(), found->concat.end());
+      const client::Activation& second = found->activations[1];
+      EXPECT_EQ(second.values.data(), found->concat.data() + found->activations[0].dim);
+      ASSERT_TRUE((*stream)->SendUpdate(step, {}, {.skip = true}).ok());
+      ASSERT_TRUE((*stream)->ReceiveUpdate().ok());
+    }
+  }
+  ASSERT_EQ(seen.size(), 4u);
+  EXPECT_FALSE(seen[0].empty());
+  EXPECT_EQ(seen[0], seen[2]);
+  EXPECT_EQ(seen[1], seen[3]);
+}
+
+TEST_F(TransportTest, AResultMayOutliveEverything) {
+  Start({.shards = 1});
+  client::LookupResult kept;
+  std::vector<float> copy;
+  {
+    const auto client = Connect(TransportKind::kShared);
+    auto model = client->DeclareModel(MixedModel("model"));
+    ASSERT_TRUE(model.ok()) << model.status();
+    const auto batch = MixedBatch(1, 37);
+    auto found = client->Lookup(*model, Features(batch));
+    ASSERT_TRUE(found.ok()) << found.status();
+    copy.assign(found->activations[0].values.begin(), found->activations[0].values.end());
+    kept = *std::move(found);
+    EXPECT_EQ(UnaryDigest(*client, "other").size(), 64u);
+  }
+  cluster_->KillAll();
+  EXPECT_THAT(kept.activations[0].values, ::testing::ElementsAreArray(copy));
+}
+
+TEST_F(TransportTest, ACoordinatorThatComesBackSharesAgain) {
+  Start({.shards = 1});
+  const auto client = Connect(TransportKind::kShared);
+  const std::string first = UnaryDigest(*client, "first");
+  for (int round = 0; round < 3; ++round) {
+    cluster_->KillCoordinator(0);
+    ASSERT_TRUE(cluster_->RestartCoordinator(0).ok());
+    EXPECT_EQ(UnaryDigest(*client, absl::StrCat("again", round)), first);
+    EXPECT_GT(CoordinatorRegions(), 0);
+  }
+  EXPECT_LE(Regions(getpid()), 2) << "those of dead coordinators are gone";
+}
+
+// Where a trainer that is to be killed finds its coordinator.
+constexpr char kTrainerAddress[] = "EMBERD_KILLED_TRAINER";
+
+// Not a test: what the next one runs in processes of their own. Trains until it is killed.
+TEST(KilledTrainer, Trains) {
+  const char* const address = std::getenv(kTrainerAddress);
+  if (address == nullptr) GTEST_SKIP() << "a part of another test";
+  client::ClientOptions options;
+  options.addresses = {address};
+  auto client = client::Client::Connect(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  auto model = (*client)->DeclareModel(MixedModel("killed"));
+  ASSERT_TRUE(model.ok()) << model.status();
+  for (int step = 0;; ++step) {
+    const absl::Status status = TrainStep(**client, *model, step, /*samples=*/5000);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_F(TransportTest, KilledTrainersLeaveNothingAndSpoilNothing) {
+  Start({.shards = 2});
+  const auto client = Connect(TransportKind::kTcp);
+  const std::string before = UnaryDigest(*client, "before");
+  const pid_t coordinator = cluster_->coordinator_process(0)->pid();
+  auto folder = TempDir::Create();
+  ASSERT_TRUE(folder.ok());
+  setenv(kTrainerAddress, cluster_->address().c_str(), /*replace=*/1);
+  int64_t descriptors = 0;
+  for (int round = 0; round < 40; ++round) {
+    auto trainer = StartProcess({"/proc/self/exe", "--gtest_filter=KilledTrainer.Trains"},
+                                folder->Path("log"));
+    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    ASSERT_TRUE(Soon([&] { return CoordinatorRegions() > 0; })) << ReadFile(folder->Path("log"));
+    absl::SleepFor(absl::Milliseconds(3 * (round % 13)));
+    (*trainer)->Stop(absl::ZeroDuration());
+    ASSERT_TRUE(Soon([&] { return CoordinatorRegions() == 0; })) << "round " << round;
+    if (round == 5) descriptors = FootprintOf(coordinator).descriptors;
+  }
+  unsetenv(kTrainerAddress);
+  EXPECT_TRUE(Soon([&] { return FootprintOf(coordinator).descriptors <= descriptors; }))
+      << FootprintOf(coordinator).descriptors << " descriptors, where there were " << descriptors;
+  EXPECT_EQ(UnaryDigest(*client, "after"), before);
+}
+
+}  // namespace
+}  // namespace emberd::testing
