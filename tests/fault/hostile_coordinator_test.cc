@@ -18,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
 #include "tests/testing/cluster_fixture.h"
+#include "tests/testing/shared_place.h"
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
@@ -55,11 +56,7 @@ class HostileCoordinatorTest : public ClusterFixture {
   }
 
   v1::SharedBlock Place(uint64_t offset, uint64_t size) const {
-    v1::SharedBlock place;
-    place.set_region(block_->region());
-    place.set_offset(block_->offset() + offset);
-    place.set_size(size);
-    return place;
+    return PlaceIn(*block_, offset, size);
   }
   template <typename Method, typename Header>
   grpc::Status Send(Method method, const Header& header) {

@@ -23,6 +23,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
 #include "tests/testing/cluster_fixture.h"
+#include "tests/testing/shared_place.h"
 
 namespace emberd::testing {
 namespace {
@@ -40,7 +41,9 @@ constexpr int64_t kRows = 1000;
 int Rounds() {
   const char* const asked = std::getenv("EMBERD_HOSTILE_ROUNDS");
   int rounds = 3000;
-  if (asked != nullptr) EXPECT_TRUE(absl::SimpleAtoi(asked, &rounds) && rounds > 0) << asked;
+  if (asked != nullptr) {
+    EXPECT_TRUE(absl::SimpleAtoi(asked, &rounds) && rounds > 0) << asked;
+  }
   return rounds;
 }
 
@@ -65,11 +68,7 @@ class HostileMemoryTest : public ClusterFixture {
   }
 
   v1::SharedBlock Place(uint64_t offset, uint64_t size) const {
-    v1::SharedBlock place;
-    place.set_region(block_->region());
-    place.set_offset(block_->offset() + offset);
-    place.set_size(size);
-    return place;
+    return PlaceIn(*block_, offset, size);
   }
   v1::LookupRequest Request(bool inference = true) const {
     v1::LookupRequest request;
