@@ -1,5 +1,6 @@
 // A block of memory that processes share, as tests of hostile peers name it.
 #pragma once
+
 #include <cstdint>
 
 #include "base/shared_arena.h"
