@@ -98,7 +98,8 @@ TEST_F(LargeMessageTest, ADeadlineFreesTheServers) {
   const absl::Time began = absl::Now();
   const absl::Status status =
       client_->Lookup(model_, {{"x", client::DenseIds{Ids(kInferenceSamples)}}}, options).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  // The latter where the coordinator sees that what is left cannot be enough.
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status)) << status;
   EXPECT_LT(absl::Now() - began, absl::Seconds(10));
   EXPECT_TRUE(ComesToRest());
 }
