@@ -27,7 +27,14 @@ absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool chan
     if (changes_rows) RETURN_IF_ERROR(config::CheckAlone(held, config));
     RETURN_IF_ERROR(config::CheckSameShared(held, config));
     const std::string resource = config::CommonResource(held, config);
-    if (resource.empty() || !options_.recovers) continue;
+    if (resource.empty()) continue;
+    // Shards that lost the rows would begin with new ones, beside trained ones on the others.
+    if (shards.Judge(other.model.model_id(), 0).state == ModelState::kLost) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "resource '", resource, "' is held by model '", held.name(),
+          "', which some shards have lost; drop that model first, and all others that hold it"));
+    }
+    if (!options_.recovers) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "resource '", resource, "' is held by model '", held.name(),
         "'; with storage.durability CHECKPOINT, models cannot share tables: each goes back to a "

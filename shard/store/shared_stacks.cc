@@ -107,14 +107,14 @@ absl::StatusOr<std::shared_ptr<SharedStacks::Stack>> SharedStacks::Join(const Mo
   if (found == stacks_.end()) return nullptr;
   Stack& here = *found->second;
   const std::string holders = absl::StrJoin(here.models, "', '");
+  if (here.closed) {
+    return absl::UnavailableError(absl::StrCat("model '", holders, "', which holds resource '",
+                                               stack.resource, "', is being restored; retry"));
+  }
   if (alone) {
     return absl::FailedPreconditionError(absl::StrCat("model ", model.name, ": resource '",
                                                       stack.resource, "' is held by '", holders,
                                                       "', whose rows would be replaced"));
-  }
-  if (here.closed) {
-    return absl::UnavailableError(absl::StrCat("model '", holders, "', which holds resource '",
-                                               stack.resource, "', is being restored; retry"));
   }
   const auto wanted = ShapeOfShared(model, stack);
   for (size_t i = 0; i < wanted.size(); ++i) {

@@ -221,7 +221,12 @@ TEST_F(SharedTablesTest, AShardThatIsStartedAgainWithoutALogLosesAllModels) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   }
   ASSERT_NO_FATAL_FAILURE(Drop("b"));
+  // It would begin with trained rows on one shard and initial ones on the other.
+  const absl::Status joined = client_->DeclareModel(SharingModel("b")).status();
+  EXPECT_EQ(joined.code(), absl::StatusCode::kFailedPrecondition) << joined;
+  EXPECT_THAT(std::string(joined.message()), HasSubstr("model 'a', which some shards have lost"));
   ASSERT_TRUE(client_->ResetModel("a").ok());
+  ASSERT_NO_FATAL_FAILURE(Step(Declare("b"), 3));
 }
 
 // The same steps on a cluster with logs whose shards are killed again and again, and on one

@@ -169,7 +169,7 @@ def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:
     plain = [_add_ids(name, ids, fields, kept) for name, ids in features.items()]
     records = _layout(_FEATURE_IDS, len(features)).pack(*fields)
     if all(plain):
-        form.learn(arrays, records, [_text(name) for name in features])
+        form.learn(arrays, records, kept[::2])  # the very names that the records point at
     return records, len(features), (records, kept)
 
 
@@ -205,7 +205,7 @@ def pack_gradients(gradients: Mapping[str, Any], *, strides: bool = False) -> Tu
         kept += (name_bytes, array)
     records, packed_steps = _layout(_GRADIENT, len(steps)).pack(*fields), _layout("q", len(steps)).pack(*steps)
     if plain:
-        form.learn(arrays, records, (packed_steps, [_text(name) for name in gradients]))
+        form.learn(arrays, records, (packed_steps, kept[::2]))
     return records, packed_steps, len(steps), (records, packed_steps, kept)
 
 
