@@ -289,6 +289,7 @@ absl::Status ShardCheckpoints::Restore(const internal::v1::BeginRestoreRequest& 
   made.set_checkpoint_id(newest.manifest().checkpoint_id());
   made.set_checkpoint_model(newest.manifest().config().name());
   made.mutable_finished_groups()->Add(finished.begin(), finished.end());
+  *made.mutable_state() = state;
   const bool equal = SamePlaces(*model, newest.manifest());
   const auto rest = [&] {
     parts_.votes->Restore(transfer.model_id, state.clients());

@@ -229,6 +229,13 @@ TEST_F(LogTest, TheCheckpointThatLogsGoOnFromStays) {
   ASSERT_TRUE(client_->DropModel("mixed").ok());
   const absl::Status deleted = deletes("two");
   EXPECT_TRUE(deleted.ok()) << deleted;
+  // Nothing of the model is needed any more.
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  auto again = Await([&] { return client_->DeclareModel(MixedModel("mixed")); });
+  ASSERT_TRUE(again.ok()) << again.status();
+  model_ = *again;
+  ASSERT_NO_FATAL_FAILURE(Train(0));
+  EXPECT_EQ(Tables(), Undisturbed(1));
 }
 
 // A shard that did not hear of a checkpoint goes on from the one before.

@@ -41,6 +41,13 @@ std::string SharingModel(const std::string& name, const std::string& users = "",
       " features { name: 'own' table: 'own' } features { name: 'user' table: 'users' }");
 }
 
+// As the others, but with all tables for itself.
+std::string LonelyModel(const std::string& name) {
+  std::string model = SharingModel(name);
+  const std::string resource = " resource { container: 'ctr' name: 'users' } ";
+  return model.erase(model.find(resource), resource.size());
+}
+
 absl::Status Train(client::Client& client, const client::Model& model, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<int64_t> users(2 * kSamples), own(kSamples);
@@ -326,6 +333,48 @@ TEST_F(SharedTablesTest, ACheckpointComesBackIntoAModelThatIsAlone) {
   const absl::Status joins = DeclareOther("");
   EXPECT_EQ(joins.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(joins.message()), HasSubstr("was restored from a checkpoint"));
+}
+
+// The log of the two models has all that the third one ever did.
+TEST_F(SharedTablesTest, CheckpointsOfOtherModelsMayGoAlthoughTheLogStays) {
+  ASSERT_NO_FATAL_FAILURE(Start("", "LOG fsync: ALWAYS"));
+  client::Model a = Declare("a"), b = Declare("b");
+  auto lonely = client_->DeclareModel(LonelyModel("lonely"));
+  ASSERT_TRUE(lonely.ok()) << lonely.status();
+  const auto save = [&](const std::string& name) {
+    const auto saved = Await([&] { return client_->SaveCheckpoint("lonely", {.name = name}); });
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  };
+  const auto is_deleted = [&](const std::string& name) {
+    const absl::Status status = client_->DeleteCheckpoint("lonely", name).status();
+    ASSERT_TRUE(status.ok()) << status;
+  };
+  ASSERT_NO_FATAL_FAILURE(Step(*lonely, 1));
+  ASSERT_NO_FATAL_FAILURE(save("one"));
+  ASSERT_NO_FATAL_FAILURE(Step(*lonely, 2));
+  ASSERT_NO_FATAL_FAILURE(Step(a, 3));
+  ASSERT_TRUE(client_->RestoreCheckpoint("lonely", {.name = "one"}).ok());
+  lonely = client_->DescribeModel("lonely");
+  ASSERT_TRUE(lonely.ok()) << lonely.status();
+  ASSERT_NO_FATAL_FAILURE(Step(*lonely, 4));
+  ASSERT_NO_FATAL_FAILURE(Step(b, 5));
+  ASSERT_NO_FATAL_FAILURE(save("two"));
+  // It was restored from there, but goes on from the newer one.
+  ASSERT_NO_FATAL_FAILURE(is_deleted("one"));
+  ASSERT_NO_FATAL_FAILURE(Step(*lonely, 6));
+  const Rows shared = Read(a), own = Read(*lonely);
+  ASSERT_NO_FATAL_FAILURE(LoseShards());
+  EXPECT_EQ(Read(*lonely), own);
+  EXPECT_EQ(Read(a), shared);
+  ASSERT_NO_FATAL_FAILURE(Drop("lonely"));
+  ASSERT_NO_FATAL_FAILURE(is_deleted("two"));
+  ASSERT_NO_FATAL_FAILURE(LoseShards());
+  EXPECT_EQ(Read(a), shared);
+  EXPECT_EQ(Read(b).users, shared.users);
+  // Under the same name, from the beginning.
+  lonely = Await([&] { return client_->DeclareModel(LonelyModel("lonely")); });
+  ASSERT_TRUE(lonely.ok()) << lonely.status();
+  EXPECT_NE(Read(*lonely), own);
 }
 
 TEST_F(SharedTablesTest, ModelsThatGoBackToCheckpointsOfTheirOwnShareNothing) {

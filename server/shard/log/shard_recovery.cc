@@ -9,6 +9,7 @@
 #include "base/buffer.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "config/shared_tables.h"
 #include "server/checkpoint/store.h"
 #include "server/ops/logging.h"
 #include "server/shard/load_files.h"
@@ -22,6 +23,8 @@ namespace {
 
 // Changes on their way to the rows while the next ones are being read.
 constexpr int kChangesAhead = 8;
+// A segment that no log comes to.
+constexpr uint64_t kNeverAgain = uint64_t{1} << 63;
 
 Mutation NameOf(const internal::v1::MutationName& name) {
   return {name.client_id(), name.sequence(), name.tag()};
@@ -83,6 +86,7 @@ void ShardRecovery::Survey(const Record& record, const LogPosition& position) {
     case Record::kState:
       for (const internal::v1::LogModel& model : record.state().models()) {
         rows_.try_emplace({model.create().model_id(), model.create().history()}, model.rows());
+        made_with_.try_emplace(model.create().model_id(), model.create().history());
       }
       break;
     case Record::kModelMade: {
@@ -91,6 +95,12 @@ void ShardRecovery::Survey(const Record& record, const LogPosition& position) {
       rows.set_segment(position.segment);
       rows.set_checkpoint_id(made.checkpoint_id());
       rows.set_model(made.checkpoint_model());
+      made_with_[made.create().model_id()] = made.create().history();
+      break;
+    }
+    case Record::kModelRemoved: {
+      const auto made = made_with_.extract(record.model_removed().model_id());
+      if (!made.empty()) removed_.insert({made.key(), made.mapped()});
       break;
     }
     case Record::kCheckpoint: {
@@ -212,18 +222,18 @@ absl::Status ShardRecovery::ReplayModel(const internal::v1::LogModelMade& made) 
   model.mutable_rows()->set_segment(segment_);
   RETURN_IF_ERROR(AddModel(model));
   if (made.checkpoint_id() == 0) return absl::OkStatus();
-  internal::v1::LogRows restored;
-  restored.set_checkpoint_id(made.checkpoint_id());
-  restored.set_model(made.checkpoint_model());
-  ASSIGN_OR_RETURN(const CheckpointChain chain, FindChain(restored));
-  ASSIGN_OR_RETURN(internal::v1::ShardState state,
-                   LoadState(chain.front(), place_.index, place_.shards));
   const uint64_t model_id = made.create().model_id();
-  NameModel(chain.front().manifest().model_id(), model_id, state.mutable_clients());
-  parts_.votes->Restore(model_id, state.clients());
-  parts_.groups->Restore(model_id, state,
+  parts_.votes->Restore(model_id, made.state().clients());
+  parts_.groups->Restore(model_id, made.state(),
                          {made.finished_groups().begin(), made.finished_groups().end()});
   return absl::OkStatus();
+}
+
+bool ShardRecovery::RowsAreGone(const internal::v1::LogModel& model) const {
+  const internal::v1::CreateModelRequest& create = model.create();
+  if (removed_.count({create.model_id(), create.history()}) == 0) return false;
+  // Nobody may share what follows from a checkpoint.
+  return model.rows().checkpoint_id() != 0 || !config::HasSharedTables(create.config());
 }
 
 absl::Status ShardRecovery::AddModel(internal::v1::LogModel model) {
@@ -235,6 +245,10 @@ absl::Status ShardRecovery::AddModel(internal::v1::LogModel model) {
   internal::v1::LogRows& rows = *model.mutable_rows();
   if (rows.model().empty()) rows.set_model(create.config().name());
   begins_[create.model_id()] = rows.segment();
+  if (RowsAreGone(model)) {
+    begins_[create.model_id()] = kNeverAgain;
+    rows.clear_checkpoint_id();
+  }
   if (rows.checkpoint_id() == 0) return parts_.models->Remember(model, nullptr, 0, 0);
   ASSIGN_OR_RETURN(const CheckpointChain chain, FindChain(rows));
   const v1::CheckpointManifest& newest = chain.front().manifest();

@@ -4,6 +4,9 @@
 // A checkpoint's rows are those at the beginning of some segment. What the log has before that
 // segment is read all the same, for votes and groups of all models follow from it, but changes no
 // row of this model again.
+//
+// Models that the log removes later get rows of no account, and their checkpoints need not be there
+// any more. Only where others share its rows does such a model get all its changes again.
 #pragma once
 
 #include <cstdint>
@@ -91,7 +94,9 @@ class ShardRecovery {
       uint64_t model_id, const internal::v1::LogBlob& blob);
   absl::StatusOr<absl::Span<const char>> Read(const internal::v1::LogBlob& blob,
                                               std::shared_ptr<const void>* owner);
-  // Whether the rows of the model have the changes of this segment already.
+  // Whether nobody will ever see the rows that the model gets here.
+  bool RowsAreGone(const internal::v1::LogModel& model) const;
+  // Whether the rows of the model have the changes of this segment already, or are of no account.
   bool Skips(uint64_t model_id) const;
   void ChangeBegins(uint64_t model_id) ABSL_LOCKS_EXCLUDED(mutex_);
   void ChangeEnds() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -110,6 +115,9 @@ class ShardRecovery {
   // are made again.
   std::map<std::pair<uint64_t, uint64_t>, internal::v1::LogRows> rows_;
   std::map<uint64_t, uint64_t> begins_;
+  // By model, the history that it was made with; model and history of those that are removed later.
+  std::map<uint64_t, uint64_t> made_with_;
+  std::set<std::pair<uint64_t, uint64_t>> removed_;
   // Changes that are in the rows and wait for the record that says what they did.
   std::map<MutationKey, MutationVotes::RowsCallback> made_before_;
   std::set<std::pair<uint64_t, std::string>> steps_made_before_;
