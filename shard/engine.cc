@@ -156,7 +156,7 @@ absl::StatusOr<std::shared_ptr<Model>> Engine::TakeModel(uint64_t model_id) {
     models_.erase(it);
   }
   // Not when the last work on it ends: whoever creates it again gets other rows.
-  model->LeaveShared();
+  model->Drop();
   return model;
 }
 
@@ -383,7 +383,10 @@ absl::StatusOr<std::shared_ptr<const Engine::StagedAssign>> Engine::StageAssign(
       StagedAssign{std::move(model), std::move(use), std::move(target), values, std::move(owner)});
 }
 
-void Engine::Assign(std::shared_ptr<const StagedAssign> assign, std::function<void()> done) {
+void Engine::Assign(std::shared_ptr<const StagedAssign> assign, DoneCallback done) {
+  if (assign->model->dropped()) {
+    return Later([done = std::move(done)] { done(absl::NotFoundError("the model was dropped")); });
+  }
   Job job;
   job.strands = assign->target.strands;
   job.mode = Job::Mode::kWrite;
@@ -391,7 +394,7 @@ void Engine::Assign(std::shared_ptr<const StagedAssign> assign, std::function<vo
     const auto count = static_cast<int64_t>(assign->target.rows.size());
     CopyRowsIn(assign->target, 0, count, assign->values.data());
   };
-  job.done = std::move(done);
+  job.done = [done = std::move(done)] { done(absl::OkStatus()); };
   executor_.Submit({std::move(job)});
 }
 

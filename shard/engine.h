@@ -95,7 +95,8 @@ class Engine {
   // A step that is skipped changes nothing at all: no row, no slot, and none of the counts behind
   // stochastic rounding.
   //
-  // `update` is complete. NOT_FOUND: its model was dropped. Returns before `done` runs.
+  // `update` is complete. NOT_FOUND: its model was dropped before the call. Returns before `done`
+  // runs.
   using ApplyCallback = std::function<void(absl::StatusOr<ApplyResult>)>;
   void Apply(StagedUpdate update, ApplyCallback done);
 
@@ -109,7 +110,8 @@ class Engine {
   struct StagedAssign;
   absl::StatusOr<std::shared_ptr<const StagedAssign>> StageAssign(
       const RowSelection& rows, absl::Span<const float> values, std::shared_ptr<const void> owner);
-  void Assign(std::shared_ptr<const StagedAssign> assign, std::function<void()> done);
+  // NOT_FOUND: the model was dropped before the call.
+  void Assign(std::shared_ptr<const StagedAssign> assign, DoneCallback done);
 
   // What touching rows for the first time takes. Bytes that the model can take at most beyond what
   // it has; those that a batch, or a selection, takes of them. 0 for a model that is not known, and

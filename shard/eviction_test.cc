@@ -225,9 +225,9 @@ TEST_P(EvictionTest, AStagedAssignmentKeepsItsModel) {
   for (const auto& table : two.engine->memory()->Figures().tables) {
     EXPECT_EQ(table.place == RowsPlace::kSparseCore, table.model == "model-2") << table.model;
   }
-  std::promise<void> assigned;
-  two.engine->Assign(assign, [&] { assigned.set_value(); });
-  assigned.get_future().wait();
+  std::promise<absl::Status> assigned;
+  two.engine->Assign(assign, [&](const absl::Status& status) { assigned.set_value(status); });
+  EXPECT_TRUE(assigned.get_future().get().ok());
   assign = nullptr;
   for (const int model : {0, 1}) two.Step(model, 0);  // in its place
   std::vector<float> read(2 * kColumns);

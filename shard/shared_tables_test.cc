@@ -188,6 +188,39 @@ TEST(SharedStacks, TheLastModelThatGoesTakesThemAlong) {
   }
 }
 
+// Whoever holds the model does not matter: a log that has the drop makes nothing of it afterwards.
+TEST(SharedStacks, WhatIsStagedWhenItsModelIsDroppedChangesNothing) {
+  Models models;
+  models.Create(Odd(7));
+  models.Create(Even(8));
+  const std::vector<float> before = models.Values(8, 1);
+  std::mt19937_64 random(3);
+  TestBatch batch(RandomEntries(kShape, 3, random), kShape, 0, kShape.partitions, 2, 1, 2, 0);
+  const auto prepared = models.engine->PrepareBatch(7, {batch.view()}, nullptr);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  const std::vector<float> gradients((*prepared)->stacks()[0].samples.size() * kWidth, 1.0f);
+  ApplyInput input;
+  input.stacks = {{0, gradients, {}}};
+  StagedUpdate update = *Stage({{*prepared, input}});
+  const std::vector<int32_t> partitions = {0, 1};
+  const std::vector<int64_t> rows = {3, 5};
+  const std::vector<float> values(2 * kWidth, 7.0f);
+  const auto assign =
+      models.engine->StageAssign({7, 0, "", partitions, rows, kWidth}, values, nullptr);
+  ASSERT_TRUE(assign.ok()) << assign.status();
+
+  const auto held = models.engine->TakeModel(7);
+  ASSERT_TRUE(held.ok()) << held.status();
+  std::promise<absl::Status> applied, assigned;
+  models.engine->Apply(std::move(update), [&](const absl::StatusOr<ApplyResult>& result) {
+    applied.set_value(result.status());
+  });
+  models.engine->Assign(*assign, [&](const absl::Status& status) { assigned.set_value(status); });
+  EXPECT_EQ(applied.get_future().get().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(assigned.get_future().get().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(models.Values(8, 1), before);
+}
+
 TEST(SharedStacks, WhoComesAfterTheLastModelGetsNewRowsWhileOldOnesAreInUse) {
   Models models;
   models.Create(Odd(7));

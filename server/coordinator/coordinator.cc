@@ -9,7 +9,6 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "config/optimizers.h"
-#include "config/shared_tables.h"
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/train/group_drop.h"
 #include "server/rpc/shared_regions.h"
@@ -158,14 +157,12 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
   }
   const auto known = registry_.Recall(registry_.IdOf(request.name())).model;
   const bool read_only = known != nullptr && known->read_only();
-  // Of a step that has begun on rows that other models keep, no part may be missing.
-  std::unique_ptr<ChangePause> pause;
-  if (known != nullptr && config::HasSharedTables(known->config)) {
-    pause = checkpoints_.MakePause(known);
-    const absl::Status settled = pause->Settle(context).status();
-    if (!settled.ok() && !absl::IsDataLoss(settled)) return settled;
-  }
-  ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), context));
+  std::unique_ptr<ChangePause> pause;  // until it is gone
+  const auto settle = [&](const std::shared_ptr<const ServedModel>& model) {
+    pause = checkpoints_.MakePause(model);
+    return pause->Settle(context).status();
+  };
+  ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), settle, context));
   if (!read_only) auto_checkpoints_.RowsGivenUp(request.name());
   response.set_dropped(dropped);
   return response;

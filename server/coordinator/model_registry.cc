@@ -412,13 +412,15 @@ absl::StatusOr<ModelRegistry::Declared> ModelRegistry::Declare(v1::ModelConfig c
   return declared;
 }
 
-absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, rpc::CallContext* context) {
+absl::StatusOr<bool> ModelRegistry::Drop(const std::string& name, const SettleChanges& settle,
+                                         rpc::CallContext* context) {
   absl::MutexLock lock(&declaring_);
-  const ShardModels shards = changes_.Ask(context);
+  ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
   uint64_t id = IdOf(name);
   const Entry known = Find(id);
   if (id == 0) id = shards.FindName(name);
+  RETURN_IF_ERROR(SettleShared(id, settle, &shards, context));
   ASSIGN_OR_RETURN(
       const bool dropped,
       changes_.Drop(name, id, known.model == nullptr ? 0 : known.model->history, shards, context));

@@ -55,8 +55,13 @@ class ModelRegistry {
       std::function<absl::StatusOr<std::optional<RowSource>>(const v1::ModelConfig& config)>;
   absl::StatusOr<Declared> Declare(v1::ModelConfig config, const FindRows& find_rows,
                                    rpc::CallContext* context);
-  // False: there was none.
-  absl::StatusOr<bool> Drop(const std::string& name, rpc::CallContext* context);
+  // False: there was none. `settle` runs before a model goes whose tables others may keep: of a
+  // step that has begun on their rows, no part may be missing. Its error is the result, and nothing
+  // goes.
+  using SettleChanges =
+      std::function<absl::Status(const std::shared_ptr<const ServedModel>& model)>;
+  absl::StatusOr<bool> Drop(const std::string& name, const SettleChanges& settle,
+                            rpc::CallContext* context);
   // Initial rows on all shards, under a new history. NOT_FOUND if nobody has declared it.
   absl::StatusOr<std::shared_ptr<const ServedModel>> Reset(const std::string& name,
                                                            rpc::CallContext* context);
@@ -139,6 +144,9 @@ class ModelRegistry {
   // agree. `changes_rows`: FAILED_PRECONDITION if any model shares them.
   absl::Status CheckShared(const v1::ModelConfig& config, bool changes_rows,
                            const ShardModels& shards, rpc::CallContext* context);
+  // Nothing to do unless its rows are whole, and it shares some.
+  absl::Status SettleShared(uint64_t model_id, const SettleChanges& settle, ShardModels* shards,
+                            rpc::CallContext* context);
   // Asks the shards, and brings what is known of the model up to date.
   absl::StatusOr<std::shared_ptr<const ServedModel>> Refresh(uint64_t model_id,
                                                              rpc::CallContext* context);

@@ -43,4 +43,23 @@ absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool chan
   return absl::OkStatus();
 }
 
+absl::Status ModelRegistry::SettleShared(uint64_t model_id, const SettleChanges& settle,
+                                         ShardModels* shards, rpc::CallContext* context) {
+  const std::shared_ptr<const ServedModel> known = Find(model_id).model;
+  if (known != nullptr && !config::HasSharedTables(known->config)) return absl::OkStatus();
+  const ModelVerdict verdict =
+      Judge(model_id, known == nullptr ? 0 : known->history, shards, context);
+  RETURN_IF_ERROR(shards->complete());
+  if (verdict.state != ModelState::kServing) return absl::OkStatus();
+  std::shared_ptr<const ServedModel> model = known;
+  if (known == nullptr || known->history != verdict.history) {
+    ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, *shards, context));
+    if (!config::HasSharedTables(model->config)) return absl::OkStatus();
+  }
+  const absl::Status settled = settle(model);
+  if (!absl::IsDataLoss(settled)) return settled;
+  return absl::UnavailableError(absl::StrCat("a shard lost model '", model->config.name(),
+                                             "' just before it was dropped; try again"));
+}
+
 }  // namespace emberd::server

@@ -481,7 +481,8 @@ absl::StatusOr<MutationVotes::Change> ShardHost::ChangeOf(const AssignCommand& c
   change.drop = [] {};
   change.make = [this, model_id = command.rows.model_id,
                  assign = std::move(assign)](RowsCallback done) {
-    engine_->Assign(assign, [this, model_id, done = std::move(done)] {
+    engine_->Assign(assign, [this, model_id, done = std::move(done)](const absl::Status& status) {
+      if (!status.ok()) return done(status);
       models_.AddChange(model_id);
       done(RowCounts());
     });

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "shard/batch/row_order.h"
+#include "shard/store/model.h"
 
 namespace emberd::shard {
 namespace {
@@ -437,8 +438,11 @@ absl::Status CheckEntries(const StackEntries& entries, const StackShape& shape) 
 }
 
 absl::StatusOr<std::shared_ptr<Model>> Batch::model() const {
-  if (std::shared_ptr<Model> model = model_.lock()) return model;
-  return absl::NotFoundError("the model of this batch was dropped");
+  std::shared_ptr<Model> model = model_.lock();
+  if (model == nullptr || model->dropped()) {
+    return absl::NotFoundError("the model of this batch was dropped");
+  }
+  return model;
 }
 
 int64_t Batch::bytes() const {

@@ -128,7 +128,8 @@ void Model::OpenShared() {
   for (SharedStacks::Share& share : shares_) share.Open();
 }
 
-void Model::LeaveShared() {
+void Model::Drop() {
+  dropped_ = true;
   for (SharedStacks::Share& share : shares_) share.Leave();
 }
 

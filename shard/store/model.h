@@ -55,7 +55,9 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
   bool shares() const { return !shares_.empty(); }
   // See SharedStacks::Share.
   void OpenShared();
-  void LeaveShared();
+  // What it shares is the others' from now on, and what was staged for it must not be done.
+  void Drop();
+  bool dropped() const { return dropped_; }
 
  private:
   Model(const ModelSpec& spec, std::shared_ptr<Budget> budget, int64_t bytes_per_partition,
@@ -68,6 +70,7 @@ class Model : public Evictable, public std::enable_shared_from_this<Model> {
   absl::Status MakeStacks(const StoreOptions& options, SharedStacks* shared, bool alone);
 
   const ModelSpec spec_;
+  std::atomic<bool> dropped_ = false;
   std::shared_ptr<Budget> budget_;  // null: no bytes were taken from it
   std::shared_ptr<MemoryManager> memory_;
   std::shared_ptr<MemoryManager::Room> room_;

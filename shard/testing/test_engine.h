@@ -131,10 +131,10 @@ class TestEngine {
     absl::StatusOr<std::shared_ptr<const Engine::StagedAssign>> assign =
         engine_->StageAssign(rows, values, nullptr);
     if (!assign.ok()) return assign.status();
-    std::promise<void> done;
-    engine_->Assign(*std::move(assign), [&] { done.set_value(); });
-    done.get_future().wait();
-    return absl::OkStatus();
+    std::promise<absl::Status> done;
+    engine_->Assign(*std::move(assign),
+                    [&](const absl::Status& status) { done.set_value(status); });
+    return done.get_future().get();
   }
 
   // `columns` values of one row of the weights or a slot; `partition` is global.

@@ -213,6 +213,37 @@ TEST_F(SharedTablesTest, WhatCannotBeSharedIsRefusedBeforeAnythingExists) {
   ASSERT_TRUE(client_->ResetModel("a").ok());
 }
 
+// A coordinator dies when one shard has made an update and the other only holds it, and its model
+// is dropped through the other coordinator.
+TEST_F(SharedTablesTest, AHalfMadeUpdateIsFinishedBeforeItsModelGoes) {
+  std::vector<float> rows[2];
+  for (const bool dies : {false, true}) {
+    const std::string failpoint = dies ? "update.word_is_said=die:300@1" : "";
+    auto cluster = Cluster::Start(
+        {.shards = 2, .coordinators = 2, .failpoints = {{"coordinator-1", failpoint}}});
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    absl::StatusOr<std::unique_ptr<client::Client>> through[2];
+    for (const int i : {0, 1}) {
+      client::ClientOptions options = (*cluster)->client_options();
+      options.addresses = {(*cluster)->address(i)};
+      through[i] = client::Client::Connect(options);
+      ASSERT_TRUE(through[i].ok()) << through[i].status();
+    }
+    auto a = (*through[1])->DeclareModel(SharingModel("a"));
+    auto b = (*through[1])->DeclareModel(SharingModel("b"));
+    ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
+    EXPECT_EQ(Train(**through[1], *a, 1).ok(), !dies);
+    const auto dropped = (*through[0])->DropModel("a");
+    ASSERT_TRUE(dropped.ok()) << dropped.status();
+    b = (*through[0])->DescribeModel("b");
+    ASSERT_TRUE(b.ok()) << b.status();
+    const auto table = Table(**through[0], *b, "users");
+    ASSERT_TRUE(table.ok()) << table.status();
+    rows[dies] = *table;
+  }
+  EXPECT_EQ(rows[true], rows[false]);
+}
+
 TEST_F(SharedTablesTest, AShardThatIsStartedAgainWithoutALogLosesAllModels) {
   ASSERT_NO_FATAL_FAILURE(Start());
   client::Model a = Declare("a"), b = Declare("b");
