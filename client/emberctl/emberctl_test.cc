@@ -51,8 +51,8 @@ class EmberctlTest : public ::testing::Test {
     arguments.insert(arguments.end(), {"--address", service_.address().c_str()});
     return Emberctl(std::move(arguments));
   }
-  void Declare() {
-    const std::string path = WriteFile("model.textproto", kModel);
+  void Declare(const char* model = kModel) {
+    const std::string path = WriteFile("model.textproto", model);
     const Outcome declared = Call({"declare", path.c_str()});
     ASSERT_EQ(declared.code, kOk) << declared.err;
     EXPECT_THAT(declared.out, StartsWith("m: created, id 000000000000002a, 1 table in 1 stack"));
@@ -90,6 +90,18 @@ TEST_F(EmberctlTest, DescribesModels) {
   const Json json = Json::parse(Call({"tables", "--json"}).out);
   EXPECT_EQ(json[0]["vocabulary_size"], 10);
   EXPECT_EQ(json[0]["slots"][0], "accumulator");
+  EXPECT_FALSE(json[0].contains("resource"));
+}
+
+TEST_F(EmberctlTest, TablesSayWhatTheyAreSharedAs) {
+  Declare(R"(name: "m" enable_variable_deduplication: true
+      tables {
+        name: "t" vocabulary_size: 10 embedding_dim: 2 resource { container: "ctr" name: "users" }
+      }
+      features { name: "f" table: "t" })");
+  EXPECT_THAT(Call({"tables"}).out, HasSubstr("SHARED AS\nm      t "));
+  EXPECT_THAT(Call({"tables"}).out, HasSubstr(" ctr/users\n"));
+  EXPECT_EQ(Json::parse(Call({"tables", "--json"}).out)[0]["resource"], "ctr/users");
 }
 
 TEST_F(EmberctlTest, ReadsWhatItHasWritten) {

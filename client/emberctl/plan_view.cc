@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "client/emberctl/output.h"
 #include "config/config.h"
+#include "config/shared_tables.h"
 
 namespace emberd::emberctl {
 
@@ -119,7 +120,8 @@ void PrintFeatures(const v1::ModelPlan& plan, std::ostream& out) {
 }
 
 std::vector<std::string> TableHeadings() {
-  return {"MODEL", "TABLE", "VOCABULARY", "DIM", "COMBINER", "OPTIMIZER", "SLOTS", "STACK"};
+  return {"MODEL",     "TABLE", "VOCABULARY", "DIM",      "COMBINER",
+          "OPTIMIZER", "SLOTS", "STACK",      "SHARED AS"};
 }
 
 const v1::StackPlan* StackOf(const v1::ModelPlan& plan, const std::string& table) {
@@ -136,11 +138,11 @@ void AppendTableLines(const v1::DescribeModelResponse& model,
   for (const v1::TableConfig& table : model.config().tables()) {
     const v1::StackPlan* stack = StackOf(model.plan(), table.name());
     if (stack == nullptr) continue;
-    lines->push_back({model.config().name(), table.name(), absl::StrCat(table.vocabulary_size()),
-                      absl::StrCat(table.embedding_dim()), v1::Combiner_Name(table.combiner()),
-                      stack->optimizer(),
-                      stack->slots().empty() ? "-" : absl::StrJoin(stack->slots(), ","),
-                      stack->name()});
+    lines->push_back(
+        {model.config().name(), table.name(), absl::StrCat(table.vocabulary_size()),
+         absl::StrCat(table.embedding_dim()), v1::Combiner_Name(table.combiner()),
+         stack->optimizer(), stack->slots().empty() ? "-" : absl::StrJoin(stack->slots(), ","),
+         stack->name(), table.has_resource() ? config::ResourceText(table.resource()) : "-"});
   }
 }
 

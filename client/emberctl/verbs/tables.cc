@@ -1,5 +1,6 @@
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +8,7 @@
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
 #include "client/emberctl/verbs/verb.h"
+#include "config/shared_tables.h"
 
 namespace emberd::emberctl {
 namespace {
@@ -24,15 +26,16 @@ void AppendTables(const v1::DescribeModelResponse& model, Json* tables) {
   for (const v1::TableConfig& table : model.config().tables()) {
     const v1::StackPlan* stack = StackOf(model.plan(), table.name());
     if (stack == nullptr) continue;
-    tables->push_back(
-        {{"model", model.config().name()},
-         {"table", table.name()},
-         {"vocabulary_size", table.vocabulary_size()},
-         {"embedding_dim", table.embedding_dim()},
-         {"combiner", v1::Combiner_Name(table.combiner())},
-         {"optimizer", stack->optimizer()},
-         {"slots", std::vector<std::string>(stack->slots().begin(), stack->slots().end())},
-         {"stack", stack->name()}});
+    Json entry = {{"model", model.config().name()},
+                  {"table", table.name()},
+                  {"vocabulary_size", table.vocabulary_size()},
+                  {"embedding_dim", table.embedding_dim()},
+                  {"combiner", v1::Combiner_Name(table.combiner())},
+                  {"optimizer", stack->optimizer()},
+                  {"slots", std::vector<std::string>(stack->slots().begin(), stack->slots().end())},
+                  {"stack", stack->name()}};
+    if (table.has_resource()) entry["resource"] = config::ResourceText(table.resource());
+    tables->push_back(std::move(entry));
   }
 }
 
