@@ -125,9 +125,10 @@ struct StackGradients {
 
 struct ApplyInput {
   std::vector<StackGradients>
-      stacks;         // at most one per stack of the batch; a missing one counts as all zero
-  int64_t step = -1;  // 0-based; -1: not given
-  bool skip = false;  // no row changes; there are no gradients
+      stacks;             // at most one per stack of the batch; a missing one counts as all zero
+  int64_t step = -1;      // 0-based; -1: not given
+  uint64_t rng_seed = 0;  // StackStore::NextRoundingKey
+  bool skip = false;      // no row changes; there are no gradients
   std::shared_ptr<const void> owner;  // keeps `gradients` alive until done
 };
 

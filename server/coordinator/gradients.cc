@@ -158,6 +158,7 @@ absl::Status DecodeHyperparameters(const v1::ApplyGradientsRequest& request,
 
 absl::Status DecodeStep(const v1::ApplyGradientsRequest& request, const ServedModel& model,
                         GradientInput* input) {
+  input->rng_seed = request.rng_seed();
   if (request.has_step()) {
     if (request.step() < 0) {
       return absl::InvalidArgumentError(
@@ -269,6 +270,7 @@ shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch&
 
   shard::ApplyInput result;
   result.step = input.step;
+  result.rng_seed = input.rng_seed;
   float* to = memory.get();
   for (size_t i = 0; i < stacks.size(); ++i) {
     shard::StackGradients& stack = result.stacks.emplace_back();

@@ -29,6 +29,7 @@ struct GradientInput {
   // By stack: overrides of this step.
   std::vector<absl::flat_hash_map<std::string, double>> hyperparameters;
   int64_t step = -1;
+  uint64_t rng_seed = 0;
 };
 
 // Checks everything that a request may have wrong: names, types, shapes, finite values,

@@ -325,6 +325,7 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   header.set_sequence(command.mutation.sequence);
   header.set_attempt(command.attempt);
   header.set_step(command.input.step);
+  header.set_rng_seed(command.input.rng_seed);
   if (command.group_part.has_value()) {
     *header.mutable_group_part() = GroupPartToProto(*command.group_part);
     header.mutable_group_part()->set_skip(command.input.skip);
@@ -373,6 +374,7 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
     RETURN_IF_ERROR(CheckAttempt(command.attempt));
   }
   command.input.step = header.step();
+  command.input.rng_seed = header.rng_seed();
   rpc::PayloadReader payload(bytes.bytes);
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {
     shard::StackGradients& stack = command.input.stacks.emplace_back();

@@ -186,11 +186,16 @@ int64_t StackStore::IdOf(int64_t row) const {
   return local * all_partitions_ + partition;
 }
 
-uint64_t StackStore::NextRoundingKey(int64_t step) {
+uint64_t StackStore::NextRoundingKey(int64_t step, uint64_t rng_seed) {
   constexpr uint64_t kUnnumbered = uint64_t{1} << 63;
-  return SubKey(NamedKey(seed_, absl::StrCat("rounding of ", spec_.name)),
-                step >= 0 ? static_cast<uint64_t>(step)
-                          : kUnnumbered | static_cast<uint64_t>(unnumbered_updates_++));
+  uint64_t number = kUnnumbered;
+  if (step >= 0) {
+    number = static_cast<uint64_t>(step);
+  } else if (rng_seed == 0) {
+    number |= static_cast<uint64_t>(unnumbered_updates_++);
+  }
+  const uint64_t seed = rng_seed == 0 ? seed_ : rng_seed;
+  return SubKey(NamedKey(seed, absl::StrCat("rounding of ", spec_.name)), number);
 }
 
 int64_t StackStore::UntouchedBytes() const {

@@ -116,8 +116,9 @@ class StackStore {
   // The key of this step's random roundings, from the model's seed, the stack's name and the step:
   // the trainer's step number where it gives one, else the number of this update among those of the
   // stack that gave none. Either is the same for any number of shards, threads and restarts that
-  // replay the updates in their order. To be called once per update, in that order.
-  uint64_t NextRoundingKey(int64_t step);
+  // replay the updates in their order. To be called once per update, in that order. `rng_seed`, if
+  // not 0, stands for the model's, and the update is counted nowhere.
+  uint64_t NextRoundingKey(int64_t step, uint64_t rng_seed);
 
   // True once every row has its initial value; EnsureRow is then not needed.
   bool Complete() const { return missing_chunks_.load(std::memory_order_acquire) == 0; }

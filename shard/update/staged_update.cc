@@ -142,6 +142,7 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
   part->batch_ = std::move(batch);
   part->owner_ = std::move(input.owner);
   part->step_ = input.step;
+  part->rng_seed_ = input.rng_seed;
   part->skip_ = input.skip;
   return part;
 }
@@ -183,6 +184,10 @@ absl::Status StagedUpdate::CheckStep(int rank, const CheckedPart& part, const Mo
   if (part.step() != first.step()) {
     return RanksDisagree(rank, "step", absl::StrCat(part.step()), first_rank_,
                          absl::StrCat(first.step()));
+  }
+  if (part.rng_seed() != first.rng_seed()) {
+    return RanksDisagree(rank, "rng_seed", absl::StrCat(part.rng_seed()), first_rank_,
+                         absl::StrCat(first.rng_seed()));
   }
   if (part.skip() == first.skip()) return absl::OkStatus();
   const auto text = [](bool skip) { return skip ? "true" : "false"; };

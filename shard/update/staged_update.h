@@ -44,6 +44,7 @@ class CheckedPart {
 
   const Batch& batch() const { return *batch_; }
   int64_t step() const { return step_; }
+  uint64_t rng_seed() const { return rng_seed_; }
   bool skip() const { return skip_; }
   const std::vector<Stack>& stacks() const { return stacks_; }  // in the order of the batch
   const Stack* Find(int stack) const;                           // null: not in the batch
@@ -56,6 +57,7 @@ class CheckedPart {
   MemoryManager::Use use_;  // the update needs the rows, and can no longer be refused for them
   std::shared_ptr<const void> owner_;
   int64_t step_ = -1;
+  uint64_t rng_seed_ = 0;
   bool skip_ = false;
   std::vector<Stack> stacks_;
 };
@@ -69,11 +71,10 @@ class StagedUpdate {
   // Of one rank.
   explicit StagedUpdate(std::shared_ptr<const CheckedPart> part);
 
-  // INVALID_ARGUMENT if the part has another model, step, number of features or hyper-parameter
-  // than those that are here, or not all skip the step: names rank, stack, field and both values.
-  // INVALID_ARGUMENT for too
-  // many entries. NOT_FOUND: the model was dropped. A part that is refused leaves no trace. The
-  // rank must be missing.
+  // INVALID_ARGUMENT if the part has another model, step, seed, number of features or
+  // hyper-parameter than those that are here, or not all skip the step: names rank, stack, field
+  // and both values. INVALID_ARGUMENT for too many entries. NOT_FOUND: the model was dropped. A
+  // part that is refused leaves no trace. The rank must be missing.
   absl::Status Add(int rank, std::shared_ptr<const CheckedPart> part);
 
   int ranks() const { return static_cast<int>(parts_.size()); }

@@ -287,6 +287,11 @@ TEST_F(ApplyPartsErrorTest, RefusesAnotherStep) {
   ExpectRefused("rank 2: step is 5, but 4 for rank 0");
 }
 
+TEST_F(ApplyPartsErrorTest, RefusesAnotherSeed) {
+  parts_[2].input.rng_seed = 5;
+  ExpectRefused("rank 2: rng_seed is 5, but 0 for rank 0");
+}
+
 TEST_F(ApplyPartsErrorTest, RefusesOtherHyperparameters) {
   parts_[0].input.stacks.clear();
   parts_[2].input.stacks[0].hyperparameters["learning_rate"] = 0.25f;

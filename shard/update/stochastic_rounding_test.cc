@@ -118,7 +118,7 @@ StackSpec Stack(v1::DataType dtype, const TestShape& shape, bool stochastic) {
 
 // Adds `change` to every weight of every row; `step` -1: not given.
 void Train(TestEngine& engine, const TestShape& shape, int first, int count, float change,
-           int64_t step) {
+           int64_t step, uint64_t rng_seed = 0) {
   std::vector<TestEntry> entries;
   for (int sample = 0; sample < shape.samples; ++sample) {
     for (int p = 0; p < shape.partitions; ++p) entries.push_back({sample, p, sample, 1.0f});
@@ -127,6 +127,7 @@ void Train(TestEngine& engine, const TestShape& shape, int first, int count, flo
   const std::vector<float> gradients(shape.samples * kWidth, -change);
   ApplyInput input;
   input.step = step;
+  input.rng_seed = rng_seed;
   input.stacks.push_back({0, gradients, {}});
   engine.Apply(*engine.Prepare(batch.view()), input);
 }
@@ -207,6 +208,40 @@ TEST(StochasticRounding, BitsDoNotDependOnTheShards) {
     }
     EXPECT_TRUE(differ) << "all rows are rounded alike";
   }
+}
+
+// A seed of the update's own takes the place of the model's and of the count.
+TEST(StochasticRounding, TheSameSeedRoundsAlike) {
+  const TestShape shape{2, 32, 32};
+  const auto weights = [&](uint64_t rng_seed, int64_t step, int before) {
+    TestEngine engine({Stack(v1::BFLOAT16, shape, true)}, shape, 0, 2);
+    TestBatch elsewhere({{0, 0, 0, 1.0f}}, shape, 0, 2, 1, 1);
+    for (int i = 0; i < before; ++i) engine.Apply(*engine.Prepare(elsewhere.view()), {});
+    Train(engine, shape, 0, 2, 0x1p-10f, step, rng_seed);
+    std::vector<float> values;
+    for (const float x : engine.ReadRow(0, 1, 5, kWidth)) values.push_back(x);
+    return values;
+  };
+  const std::vector<float> seeded = weights(7, -1, 0);
+  EXPECT_EQ(weights(7, -1, 3), seeded);
+  EXPECT_NE(weights(8, -1, 0), seeded);
+  EXPECT_NE(weights(0, -1, 0), seeded);
+  EXPECT_NE(weights(7, 2, 0), seeded);
+  EXPECT_NE(weights(7, 2, 0), weights(7, 3, 0));
+}
+
+TEST(StochasticRounding, AnUpdateWithASeedIsNotCounted) {
+  const TestShape shape{2, 32, 32};
+  const auto weights = [&](bool seeded_before) {
+    TestEngine engine({Stack(v1::BFLOAT16, shape, true)}, shape, 0, 2);
+    TestBatch elsewhere({{0, 0, 0, 1.0f}}, shape, 0, 2, 1, 1);
+    ApplyInput seeded;
+    seeded.rng_seed = 9;
+    if (seeded_before) engine.Apply(*engine.Prepare(elsewhere.view()), seeded);
+    Train(engine, shape, 0, 2, 0x1p-10f, -1);
+    return engine.ReadRow(0, 1, 5, kWidth);
+  };
+  EXPECT_EQ(weights(true), weights(false));
 }
 
 }  // namespace

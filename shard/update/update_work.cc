@@ -61,9 +61,10 @@ void UpdateWork::AddStack(int index, const StepRule& rule, BufferPool& pool) {
 }
 
 void UpdateWork::TakePlace() {
+  const CheckedPart& any = *update_.parts()[0];
   for (StackUpdate& stack : stacks_) {
-    if (stack.store->spec().stochastic_rounding)
-      stack.rounding_key = stack.store->NextRoundingKey(update_.parts()[0]->step());
+    if (!stack.store->spec().stochastic_rounding) continue;
+    stack.rounding_key = stack.store->NextRoundingKey(any.step(), any.rng_seed());
   }
 }
 

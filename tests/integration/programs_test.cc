@@ -8,116 +8,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cpp/model_codec.h"
 #include "gtest/gtest.h"
-#include "tests/testing/cluster_fixture.h"
-#include "tests/testing/metrics.h"
-#include "tests/testing/program_api.h"
-#include "tests/testing/training.h"
+#include "tests/integration/program_cluster.h"
 
 namespace emberd::testing {
 namespace {
 
 using v1::ElementwiseOutput;
 using v1::ProgramSpec;
-
-constexpr int64_t kSamples = 24;
-
-class ProgramsTest : public ClusterFixture {
- protected:
-  void SetUp() override {
-    StartCluster({.coordinators = 2}, MixedModel("mixed"));
-    if (HasFatalFailure()) return;
-    api_ = std::make_unique<ProgramApi>(cluster_->address());
-  }
-
-  uint64_t Compile(const ProgramSpec& spec, ProgramApi* api = nullptr) {
-    const auto compiled = (api == nullptr ? api_.get() : api)->Compile(spec);
-    EXPECT_TRUE(compiled.ok()) << compiled.status();
-    return compiled.ok() ? compiled->program_handle() : 0;
-  }
-  static ProgramSpec Spec(ProgramSpec::Kind kind, const std::string& model = "mixed") {
-    return ModelProgram(kind, model, MixedBatch(1, kSamples), 64);
-  }
-  v1::PrepareBatchResponse Prepare(uint64_t program, const v1::Literal& batch) {
-    auto prepared = api_->Prepare(program, batch);
-    EXPECT_TRUE(prepared.ok()) << prepared.status();
-    return prepared.ok() ? *prepared : v1::PrepareBatchResponse();
-  }
-  static v1::Literal Batch(uint64_t seed) { return BatchLiteral(MixedBatch(seed, kSamples)); }
-  // What EmbeddingService finds.
-  std::vector<v1::NamedTensor> PlainLookup(uint64_t model_id, uint64_t seed, uint64_t* handle) {
-    v1::LookupRequest request;
-    request.set_model_id(model_id);
-    *request.mutable_features() = Batch(seed).features();
-    request.set_inference(handle == nullptr);
-    v1::LookupResponse response;
-    const grpc::Status status =
-        Call(&v1::EmbeddingService::Stub::Lookup, api_->api(), request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    if (handle != nullptr) *handle = response.batch_handle();
-    std::vector<v1::NamedTensor> found;
-    for (const v1::FeatureActivation& activation : response.activations()) {
-      found.emplace_back().set_name(activation.feature());
-      *found.back().mutable_tensor() = activation.activation();
-    }
-    return found;
-  }
-  void PlainStep(const client::Model& model, uint64_t seed) {
-    v1::ApplyGradientsRequest request;
-    uint64_t handle = 0;
-    const v1::Literal gradients = GradientLiteral(PlainLookup(model.id, seed, &handle));
-    request.set_model_id(model.id);
-    request.set_batch_handle(handle);
-    request.mutable_mutation()->set_client_id("plain");
-    request.mutable_mutation()->set_sequence(seed);
-    for (const v1::NamedTensor& gradient : gradients.tensors()) {
-      v1::FeatureGradient* to = request.add_gradients();
-      to->set_feature(gradient.name());
-      *to->mutable_gradient() = gradient.tensor();
-    }
-    v1::ApplyGradientsResponse response;
-    const grpc::Status status =
-        Call(&v1::EmbeddingService::Stub::ApplyGradients, api_->api(), request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-  }
-  template <typename List>
-  static void ExpectSameTensors(const List& got, const std::vector<v1::NamedTensor>& expected) {
-    ASSERT_EQ(static_cast<size_t>(got.size()), expected.size());
-    for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_EQ(got.Get(static_cast<int>(i)).SerializeAsString(), expected[i].SerializeAsString())
-          << expected[i].name();
-    }
-  }
-  client::Model Declare(const std::string& name) {
-    auto declared = client_->DeclareModel(MixedModel(name));
-    EXPECT_TRUE(declared.ok()) << declared.status();
-    return declared.value_or(client::Model());
-  }
-  std::string DigestOf(const client::Model& model) {
-    const auto digest = Digest(*client_, model);
-    EXPECT_TRUE(digest.ok()) << digest.status();
-    return digest.value_or("none");
-  }
-  double Metric(const std::string& name) {
-    return MetricSum(FetchMetrics(cluster_->http_address()), name);
-  }
-  // The batch of `seed` looked up with its handle, as plans go on from it.
-  v1::ProgramResult LookUp(ProgramApi* api, uint64_t program, uint64_t seed) {
-    v1::ExecuteRequest request;
-    request.set_program_handle(program);
-    *request.add_arguments()->mutable_literal() = Batch(seed);
-    request.mutable_config()->set_return_values(true);
-    const auto found = api->Execute(request);
-    EXPECT_TRUE(found.ok()) << found.status();
-    return found.ok() ? found->results(0) : v1::ProgramResult();
-  }
-  static void SetKey(uint64_t sequence, v1::ExecutionConfig* config) {
-    config->mutable_execution_instance_key()->set_client_id("trainer");
-    config->mutable_execution_instance_key()->set_sequence(sequence);
-  }
-
-  std::unique_ptr<ProgramApi> api_;
-};
 
 TEST_F(ProgramsTest, ManyWhoCompileTheSameWaitForOneCompilation) {
   std::vector<uint64_t> handles(64);
@@ -167,6 +66,44 @@ TEST_F(ProgramsTest, ExecuteGivesTheBitsOfLookupAndApplyGradients) {
     PlainStep(plain, seed);
   }
   EXPECT_EQ(DigestOf(model_), DigestOf(plain));
+}
+
+// Models whose updates differ in nothing but the seed of their roundings.
+TEST_F(ProgramsTest, ASeedKeysTheRoundingsOfAnUpdate) {
+  const auto declare = [&](const std::string& name) {
+    auto config = client::EncodeModel(MixedModel(name));
+    EXPECT_TRUE(config.ok()) << config.status();
+    for (v1::TableConfig& table : *config->mutable_tables()) {
+      table.set_storage_dtype(v1::BFLOAT16);
+      table.set_update_rounding(v1::STOCHASTIC);
+    }
+    auto model = client_->DeclareModel(config->DebugString());
+    EXPECT_TRUE(model.ok()) << model.status();
+    return model.value_or(client::Model());
+  };
+  const auto plain = [&](const std::string& name, uint64_t rng_seed) {
+    const client::Model model = declare(name);
+    PlainStep(model, /*seed=*/1, rng_seed);
+    return DigestOf(model);
+  };
+  const std::string seeded = plain("plain", 5);
+  EXPECT_EQ(plain("twin", 5), seeded);
+  EXPECT_NE(plain("other", 6), seeded);
+  EXPECT_NE(plain("without", 0), seeded);
+
+  const client::Model model = declare("program");
+  const uint64_t lookup = Compile(Spec(ProgramSpec::LOOKUP, "program"));
+  const uint64_t update = Compile(Spec(ProgramSpec::UPDATE, "program"));
+  const std::vector<v1::NamedTensor> found = PlainLookup(model.id, 1, nullptr);
+  const auto looked_up = api_->Execute(lookup, {Prepare(lookup, Batch(1)).handle()});
+  ASSERT_TRUE(looked_up.ok()) << looked_up.status();
+  v1::ExecutionConfig config;
+  config.set_rng_seed(5);
+  const auto updated = api_->Execute(
+      update, {looked_up->results(0).handle(), Prepare(update, GradientLiteral(found)).handle()},
+      config);
+  ASSERT_TRUE(updated.ok()) << updated.status();
+  EXPECT_EQ(DigestOf(model), seeded);
 }
 
 TEST_F(ProgramsTest, AProgramOfSomeFeaturesLooksUpThese) {
@@ -436,48 +373,6 @@ TEST_F(ProgramsTest, MetricsTellHowLongCallsTook) {
   ASSERT_EQ(metric.percentiles_size(), 6);
   EXPECT_EQ(metric.percentiles(0).value(), metric.min());
   EXPECT_EQ(metric.percentiles(5).value(), metric.max());
-}
-
-class ProgramLeasesTest : public ProgramsTest {
- protected:
-  void SetUp() override {
-    StartCluster({.embedded = true,
-                  .config = "timeouts { batch_ttl_ms: 1500 } budgets { batch_bytes: 400000 }"},
-                 MixedModel("mixed"));
-    if (HasFatalFailure()) return;
-    api_ = std::make_unique<ProgramApi>(cluster_->address());
-  }
-};
-
-TEST_F(ProgramLeasesTest, HandlesOfASilentClientExpire) {
-  v1::Literal values;
-  AddTensor("x", MakeVector<float>({1, 2}), &values);
-  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
-  const uint64_t kept = Prepare(sum, values).handle();
-  ProgramApi silent(cluster_->address(), "silent");
-  const auto left = silent.Prepare(sum, values);
-  ASSERT_TRUE(left.ok()) << left.status();
-  const absl::Time end = absl::Now() + absl::Seconds(60);
-  while (Metric("emberd_program_handles_expired_total") == 0 && absl::Now() < end) {
-    ASSERT_TRUE(api_->Read(kept).ok());  // this one is heard of
-    absl::SleepFor(absl::Milliseconds(50));
-  }
-  EXPECT_EQ(silent.Read(left->handle()).status().message(),
-            absl::StrCat("memory handle not found: ", left->handle()));
-  EXPECT_TRUE(api_->Read(kept).ok());
-  EXPECT_EQ(Metric("emberd_program_handles"), 1);
-}
-
-TEST_F(ProgramLeasesTest, WhatHandlesHoldCountsAgainstTheBudgetOfBatches) {
-  v1::Literal values;
-  AddTensor("x", MakeVector<float>(std::vector<float>(75000)), &values);
-  const uint64_t sum = Compile(SumProgram(ElementwiseOutput::ADD, 1));
-  const uint64_t first = Prepare(sum, values).handle();
-  const absl::Status full = api_->Prepare(sum, values).status();
-  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_TRUE(absl::StrContains(full.message(), "budgets.batch_bytes is 400000")) << full;
-  ASSERT_TRUE(api_->Release({}, {first}).ok());
-  EXPECT_TRUE(api_->Prepare(sum, values).ok());
 }
 
 }  // namespace

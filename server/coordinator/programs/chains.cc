@@ -318,10 +318,12 @@ absl::Status Chain::RunOp(int position, rpc::CallContext* context) {
         break;
       }
       case ProgramSpec::UPDATE: {
-        ASSIGN_OR_RETURN(
-            v1::MadeUpdate made,
-            runner_->Update(*op.program, *arguments[0], *arguments[1],
-                            request_.ops(position).update(), MutationOf(position), context));
+        ASSIGN_OR_RETURN(v1::MadeUpdate made,
+                         runner_->Update(*op.program, *arguments[0], *arguments[1],
+                                         {.arguments = request_.ops(position).update(),
+                                          .mutation = MutationOf(position),
+                                          .rng_seed = request_.config().rng_seed()},
+                                         context));
         made.set_op_index(position);
         updates_.push_back(std::move(made));
         break;

@@ -123,16 +123,15 @@ absl::StatusOr<ValuePtr> ProgramRunner::Lookup(const Program& program, const Val
 
 absl::StatusOr<v1::MadeUpdate> ProgramRunner::Update(const Program& program, const Value& looked_up,
                                                      const Value& gradients,
-                                                     const v1::UpdateArguments& update,
-                                                     const v1::MutationId& mutation,
+                                                     const UpdateTerms& terms,
                                                      rpc::CallContext* context) {
   RETURN_IF_ERROR(Find(program, context).status());
   RETURN_IF_ERROR(CheckGradients(program.spec(), gradients.TensorList()));
   v1::ApplyGradientsRequest request;
   request.set_model_id(program.model_id());
   request.set_batch_handle(looked_up.looked_up->handle());
-  *request.mutable_mutation() = mutation;
-  if (mutation.client_id().empty()) {
+  *request.mutable_mutation() = terms.mutation;
+  if (terms.mutation.client_id().empty()) {
     request.mutable_mutation()->set_client_id(client_id_);
     request.mutable_mutation()->set_sequence(++sequence_);
   }
@@ -141,8 +140,9 @@ absl::StatusOr<v1::MadeUpdate> ProgramRunner::Update(const Program& program, con
     to->set_feature(gradient->name());
     *to->mutable_gradient() = gradient->tensor();
   }
-  *request.mutable_hyperparameters() = update.hyperparameters();
-  if (update.has_step()) request.set_step(update.step());
+  *request.mutable_hyperparameters() = terms.arguments.hyperparameters();
+  if (terms.arguments.has_step()) request.set_step(terms.arguments.step());
+  request.set_rng_seed(terms.rng_seed);
   ASSIGN_OR_RETURN(const v1::ApplyGradientsResponse made,
                    coordinator_->ApplyGradients(request, context));
   if (!made.replayed()) looked_up.looked_up->LeaveToShards();

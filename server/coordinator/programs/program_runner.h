@@ -29,10 +29,16 @@ class ProgramRunner {
   // The activations of a batch that was prepared for this program.
   absl::StatusOr<ValuePtr> Lookup(const Program& program, const Value& batch,
                                   rpc::CallContext* context);
-  // Applies gradients to the batch of a lookup. A mutation without a client_id gets one of its own.
+  // How an UPDATE is made.
+  struct UpdateTerms {
+    const v1::UpdateArguments& arguments;
+    v1::MutationId mutation;  // without a client_id: gets one of its own
+    uint64_t rng_seed = 0;
+  };
+  // Applies gradients to the batch of a lookup.
   absl::StatusOr<v1::MadeUpdate> Update(const Program& program, const Value& looked_up,
-                                        const Value& gradients, const v1::UpdateArguments& update,
-                                        const v1::MutationId& mutation, rpc::CallContext* context);
+                                        const Value& gradients, const UpdateTerms& terms,
+                                        rpc::CallContext* context);
   absl::StatusOr<ValuePtr> Elementwise(const Program& program,
                                        const std::vector<ValuePtr>& arguments);
 

@@ -102,6 +102,7 @@ absl::StatusOr<internal::v1::LogPartHeader> DecodeHead(Arrays* arrays) {
 EncodedPart::EncodedPart(const CheckedPart& part) {
   internal::v1::LogPartHeader header;
   header.set_step(part.step());
+  header.set_rng_seed(part.rng_seed());
   header.set_skip(part.skip());
   for (const CheckedPart::Stack& stack : part.stacks()) Describe(stack, header.add_stacks());
   const auto size = static_cast<uint32_t>(header.ByteSizeLong());
@@ -130,6 +131,7 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> DecodePart(uint64_t model_id,
   std::vector<StackEntries> stacks;
   shard::ApplyInput input;
   input.step = header.step();
+  input.rng_seed = header.rng_seed();
   input.skip = header.skip();
   input.owner = std::move(owner);
   for (const internal::v1::LogStack& from : header.stacks()) {

@@ -64,6 +64,7 @@ class PartCodecTest : public ::testing::Test {
     }
     shard::ApplyInput input;
     input.step = static_cast<int64_t>(random_() % 100);
+    input.rng_seed = random_();
     input.owner = values;
     const bool zero = random_() % 4 == 0;
     if (random_() % 5 != 0) {
@@ -106,6 +107,7 @@ TEST_F(PartCodecTest, WhatWasWrittenMakesTheSameUpdate) {
     const auto read = Decode(BytesOfPart(*part));
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ((*read)->step(), part->step());
+    EXPECT_EQ((*read)->rng_seed(), part->rng_seed());
     EXPECT_EQ(BytesOfPart(**read), BytesOfPart(*part)) << "and is written as it was";
     Apply(live_, part);
     Apply(replayed_, *read);
