@@ -105,6 +105,8 @@ const BadModel kTables[] = {
      "tables[0].on_nonfinite_gradient: -1 is not allowed; it must be one of REJECT, SKIP_ROW"},
     {"UnknownResultMode", "@a", "result_mode: 4",
      "tables[0].result_mode: 4 is not allowed; it must be one of AUTO, PARTIAL_SUMS, UNIQUE_ROWS"},
+    {"UnknownResidency", "@a", "residency: 2",
+     "tables[0].residency: 2 is not allowed; it must be one of EVICTABLE, PINNED"},
     {"NoBatch", "@fa", "batch_size: -1", "features[0].batch_size: -1 is not allowed; it must be"},
     {"NoOutput", "@fa", "output_shape: 4 output_shape: 0",
      "features[0].output_shape[1]: 0 is not allowed; it must be in [1, 2147483647]"},

@@ -43,6 +43,7 @@ constexpr FieldRule kRules[] = {
     {"TableConfig.update_rounding", kFinite, v1::NEAREST},
     {"TableConfig.on_nonfinite_gradient", kFinite, v1::REJECT},
     {"TableConfig.result_mode", kFinite, v1::AUTO},
+    {"TableConfig.residency", kFinite},
 
     // Samples are numbered by int32 everywhere.
     {"FeatureConfig.batch_size", Between(1, kMaxInt32), 1},

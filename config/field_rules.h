@@ -26,7 +26,7 @@ struct Range {
 
 struct FieldRule {
   absl::string_view field;  // message and field, e.g. "AdamConfig.beta1"
-  Range range = {};         // of an enum: its allowed numbers; 0, UNSPECIFIED, is always allowed
+  Range range = {};         // of an enum: its allowed numbers; 0 is always allowed
   // What an absent field is filled with; a field without presence counts as absent when it is 0.
   // Enums: the number. None: the field stays as it is, or its default depends on other fields.
   std::optional<double> default_value = std::nullopt;

@@ -6,6 +6,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "config/field_rules.h"
@@ -81,8 +82,10 @@ bool EnumAllows(const EnumDescriptor& type, const FieldRule& rule, int number) {
 std::string AllowedEnumNames(const EnumDescriptor& type, const FieldRule& rule) {
   std::vector<std::string> names;
   for (int i = 0; i < type.value_count(); ++i) {
+    const std::string& name = type.value(i)->name();
     const int number = type.value(i)->number();
-    if (number != 0 && EnumAllows(type, rule, number)) names.push_back(type.value(i)->name());
+    if (absl::EndsWith(name, "_UNSPECIFIED")) continue;
+    if (EnumAllows(type, rule, number)) names.push_back(name);
   }
   return absl::StrCat("one of ", absl::StrJoin(names, ", "));
 }

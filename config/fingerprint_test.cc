@@ -42,6 +42,8 @@ struct Difference {
 
 const Difference kDifferences[] = {
     {"seed: 5", "", "seed: 0 in the declared model, 5 in the requested one"},
+    {"", "residency: PINNED",
+     "tables[0].residency: EVICTABLE in the declared model, PINNED in the requested one"},
     {"", "combiner: SUM", "tables[0].combiner: MEAN in the declared model, SUM in the requested"},
     {"", "initializer { zeros {} }",
      "tables[0].initializer.zeros: absent in the declared model, {} in the requested one"},

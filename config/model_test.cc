@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "config/config.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -192,7 +193,8 @@ void ExpectComplete(const Message& message, const std::string& path) {
       EXPECT_TRUE(reflection.HasField(message, &field)) << here;
     }
     if (field.enum_type() != nullptr) {
-      EXPECT_NE(reflection.GetEnumValue(message, &field), 0) << here;
+      const std::string& value = reflection.GetEnum(message, &field)->name();
+      EXPECT_FALSE(absl::EndsWith(value, "_UNSPECIFIED")) << here;
     }
     if (field.message_type() == nullptr) continue;
     if (field.is_repeated()) {

@@ -41,6 +41,7 @@ v1::ModelConfig WhatRowsDependOn(const v1::ModelConfig& model, const v1::TableCo
   copy->clear_max_ids_per_partition();
   copy->clear_max_unique_ids_per_partition();
   copy->clear_resource();
+  copy->clear_residency();
   return part;
 }
 

@@ -26,6 +26,7 @@ absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std:
     table.clear_update_rounding();
     table.clear_on_nonfinite_gradient();
     table.clear_resource();
+    table.clear_residency();
     if (dtype != v1::DATA_TYPE_UNSPECIFIED) table.set_storage_dtype(dtype);
   }
   RETURN_IF_ERROR(config::CompleteModel(&config));

@@ -1,5 +1,6 @@
 #include "server/coordinator/model_changes.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -10,6 +11,11 @@
 
 namespace emberd::server {
 namespace {
+
+bool HasPinnedTable(const v1::ModelConfig& config) {
+  return std::any_of(config.tables().begin(), config.tables().end(),
+                     [](const v1::TableConfig& table) { return table.residency() == v1::PINNED; });
+}
 
 constexpr absl::Duration kUndoDeadline = absl::Seconds(2);
 
@@ -37,7 +43,7 @@ internal::v1::CreateModelRequest ModelChanges::MakeRequest(const ServedModel& mo
   if (model.read_only()) *request.mutable_serves() = model.serves;
   const internal::v1::ModelLimits limits = model.live_limits->Get();
   if (limits.version() > 0) *request.mutable_limits() = limits;
-  request.set_pinned(before.IsPinned(model.id));
+  request.set_pinned(before.IsPinned(model.id) || HasPinnedTable(model.config));
   return request;
 }
 

@@ -76,6 +76,8 @@ constexpr MetricInfo kCatalogue[] = {
           "Bytes that weights and optimizer slots may take."),
     Gauge(kTableResidentBytes, "emberd_table_resident_bytes", {"server"}, "bytes",
           "Of the bytes reserved, those of models that are not evicted (ClusterConfig.eviction)."),
+    Gauge(kTablePinnedBytes, "emberd_table_pinned_bytes", {"server"}, "bytes",
+          "Of the bytes reserved, those of models that are pinned, and never evicted."),
     Gauge(kTableHostBytes, "emberd_table_host_bytes", {"server"}, "bytes",
           "Bytes of evicted models that are kept in memory."),
     Gauge(kTableSpilledBytes, "emberd_table_spilled_bytes", {"server"}, "bytes",

@@ -35,6 +35,7 @@ enum class MetricId {
   kTableBytes,
   kTableBudgetBytes,
   kTableResidentBytes,
+  kTablePinnedBytes,
   kTableHostBytes,
   kTableSpilledBytes,
   kEvictions,

@@ -48,6 +48,7 @@ ServerMetrics::ServerMetrics(Metrics* metrics, MetricRegistry& registry, const s
       log_refuses_(registry.gauge(MetricId::kLogRefuses, {server})),
       recovering_(registry.gauge(MetricId::kRecovering, {server})),
       resident_bytes_(registry.gauge(MetricId::kTableResidentBytes, {server})),
+      pinned_bytes_(registry.gauge(MetricId::kTablePinnedBytes, {server})),
       host_bytes_(registry.gauge(MetricId::kTableHostBytes, {server})),
       spilled_bytes_(registry.gauge(MetricId::kTableSpilledBytes, {server})),
       evictions_(registry.counter(MetricId::kEvictions, {server})),
@@ -72,6 +73,7 @@ ServerMetrics::ServerMetrics(Metrics* metrics, MetricRegistry& registry, const s
 
 void ServerMetrics::SetMemory(const Memory& memory) {
   resident_bytes_.Set(static_cast<double>(memory.resident_bytes));
+  pinned_bytes_.Set(static_cast<double>(memory.pinned_bytes));
   host_bytes_.Set(static_cast<double>(memory.host_bytes));
   spilled_bytes_.Set(static_cast<double>(memory.spilled_bytes));
   evictions_.Increment(static_cast<double>(memory.evictions - counted_.evictions));

@@ -47,6 +47,7 @@ class ServerMetrics {
   // Of a shard whose models may be evicted; counts are those since the start. Not thread-safe.
   struct Memory {
     int64_t resident_bytes = 0;
+    int64_t pinned_bytes = 0;
     int64_t host_bytes = 0;
     int64_t spilled_bytes = 0;
     int64_t evictions = 0;
@@ -89,6 +90,7 @@ class ServerMetrics {
   prometheus::Gauge& log_refuses_;
   prometheus::Gauge& recovering_;
   prometheus::Gauge& resident_bytes_;
+  prometheus::Gauge& pinned_bytes_;
   prometheus::Gauge& host_bytes_;
   prometheus::Gauge& spilled_bytes_;
   prometheus::Counter& evictions_;

@@ -51,6 +51,7 @@ void ShardHost::Sweep() {
     const shard::MemoryFigures memory = engine_->memory()->Figures();
     const int64_t used = memory.bytes - memory.free_bytes;
     server_metrics_->SetMemory({.resident_bytes = used * place_.sparsecores_per_shard,
+                                .pinned_bytes = memory.pinned_bytes * place_.sparsecores_per_shard,
                                 .host_bytes = memory.host_bytes * place_.sparsecores_per_shard,
                                 .spilled_bytes = memory.spilled_bytes,
                                 .evictions = memory.evictions,

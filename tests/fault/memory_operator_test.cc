@@ -11,11 +11,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cpp/model_codec.h"
 #include "client/emberctl/emberctl.h"
 #include "client/emberctl/output.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/fault/eviction_cluster.h"
+#include "tests/testing/metrics.h"
 
 namespace emberd::testing {
 namespace {
@@ -321,6 +323,47 @@ TEST_F(MemoryOperatorTest, WithoutALogAShardHasThePinsOfTheOthers) {
   for (int shard = 0; shard < kShards; ++shard) {
     EXPECT_EQ(Pinned(two, shard), std::set<std::string>{EvictedName(0)});
   }
+}
+
+// A model of which one table is PINNED stays, without an operator, whenever it is made; a model
+// that serves its checkpoint may leave.
+TEST_F(MemoryOperatorTest, ATableIsPinnedInItsModelsDescription) {
+  Trained two = StartFor(2, "", Log());
+  auto config = client::EncodeModel(MixedModel(EvictedName(0)));
+  ASSERT_TRUE(config.ok()) << config.status();
+  config->mutable_tables(1)->set_residency(v1::PINNED);
+  const auto declared = two.client->DeclareModel(config->DebugString());
+  ASSERT_TRUE(declared.ok()) << declared.status();
+  two.models.push_back(*declared);
+  ASSERT_TRUE(two.Declare(kModels).ok());
+  const std::set<std::string> pinned = {EvictedName(0)};
+  const auto expect_pinned = [&] {
+    for (int shard = 0; shard < kShards; ++shard) EXPECT_EQ(Pinned(two, shard), pinned);
+  };
+  for (int step = 0; step < 2; ++step) {
+    ASSERT_NO_FATAL_FAILURE(TrainBoth(two, step, {0, 1, 2}));
+    expect_pinned();
+  }
+  double bytes = 0;
+  for (int i = 0; i < 100 && bytes == 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+    bytes =
+        MetricSum(FetchMetrics(two.cluster->shard_http_address(0)), "emberd_table_pinned_bytes");
+  }
+  EXPECT_EQ(bytes, bytes_ * StatusOf(*two.cluster).shards(0).partitions_size());
+
+  two.cluster->KillShard(1);
+  ASSERT_TRUE(two.cluster->RestartShard(1).ok());
+  AwaitRecovery(two, 1);
+  expect_pinned();
+  ASSERT_TRUE(two.client->SaveCheckpoint(EvictedName(0)).ok());
+  for (int shard = 0; shard < kShards; ++shard) Do(two, Change::UNPIN, EvictedName(0));
+  for (int shard = 0; shard < kShards; ++shard) EXPECT_THAT(Pinned(two, shard), IsEmpty());
+  ASSERT_TRUE(two.client->RestoreCheckpoint(EvictedName(0)).ok());
+  expect_pinned();
+  ExpectRightTables(two, {0, 1, 2});
+  ASSERT_TRUE(two.client->ServeCheckpoint(EvictedName(0), {.serve_as = "copy"}).ok());
+  expect_pinned();
 }
 
 TEST_F(MemoryOperatorTest, EmberctlActsAndTells) {

@@ -243,6 +243,7 @@ class TableConfig:
     on_nonfinite_gradient: Optional[str] = _enum()  # "reject" (default), "skip_row"
     result_mode: Optional[str] = _enum()  # "auto" (default), "partial_sums", "unique_rows"
     resource: Optional[TableResource] = None  # needs ModelConfig.enable_variable_deduplication
+    residency: Optional[str] = _enum()  # "evictable" (default), "pinned": the model stays on the SparseCores
 
 
 @dataclass(frozen=True)

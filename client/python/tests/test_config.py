@@ -91,7 +91,8 @@ class ConfigTest(ClusterTest):
 
     def test_every_enum_is_taken_in_either_case(self):
         cases = {"combiner": "Combiner", "update_rounding": "UpdateRounding",
-                 "on_nonfinite_gradient": "NonfinitePolicy", "result_mode": "ResultMode"}
+                 "on_nonfinite_gradient": "NonfinitePolicy", "result_mode": "ResultMode",
+                 "residency": "Residency"}
         tables = [emberd.TableConfig(f"{field}_{value}", 8, 4, storage_dtype="bfloat16",
                                      **{field: value if i % 2 else value.lower()})
                   for field, enum in cases.items() for i, value in enumerate(self.enums[enum])]
