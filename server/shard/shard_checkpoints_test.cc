@@ -237,6 +237,7 @@ TEST_F(ShardCheckpointsTest, OnlyWhatIsAtRestIsSaved) {
   // A refusal leaves nothing that the next one would have to wait for.
   PauseAtRest();
   EXPECT_TRUE(BeginSave(kTransfer, 1).ok());
+  EXPECT_EQ(Await(kTransfer).state(), GetTransferResponse::DONE);
 }
 
 TEST_F(ShardCheckpointsTest, OneSaveAtATime) {
@@ -255,6 +256,7 @@ TEST_F(ShardCheckpointsTest, OneSaveAtATime) {
   checkpoints().Sweep(absl::Now() + absl::Minutes(2));
   PauseAtRest();  // the sweep has ended it
   EXPECT_TRUE(BeginSave(kTransfer + 3, 1).ok());
+  EXPECT_EQ(Await(kTransfer + 3).state(), GetTransferResponse::DONE);
 }
 
 TEST_F(ShardCheckpointsTest, WhatBecameACheckpointIsWhatTheNextOneBuildsOn) {
