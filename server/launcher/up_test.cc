@@ -28,6 +28,7 @@
 #include "server/launcher/testing_program.h"
 #include "server/ops/http_get.h"
 #include "server/ops/metric_catalogue.h"
+#include "tests/testing/await.h"
 
 namespace emberd::launcher {
 namespace {
@@ -104,8 +105,11 @@ void Train(const std::string& address) {
   model.mutable_optimizer()->set_learning_rate(0.1f);
   model.mutable_optimizer()->mutable_sgd();
   v1::DeclareModelResponse declared;
-  grpc::ClientContext declare_context;
-  grpc::Status status = stub->DeclareModel(&declare_context, declare, &declared);
+  // A shard that came back is reached when the coordinator's next try to connect is due.
+  grpc::Status status = testing::Await([&] {
+    grpc::ClientContext context;
+    return stub->DeclareModel(&context, declare, &declared);
+  });
   ASSERT_TRUE(status.ok()) << status.error_message();
 
   const int32_t ids[] = {1, 2, 3, 1};

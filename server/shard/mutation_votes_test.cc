@@ -173,15 +173,17 @@ TEST(MutationVotesTest, AModelThatIsDroppedTakesItsVotesWithIt) {
 class Schedule {
  public:
   static constexpr int kShards = 3;
+  static constexpr int kMaxCoordinators = 4;
+  static constexpr uint64_t kForGood = 1'000'000;  // larger than all attempts
 
   explicit Schedule(uint64_t seed) : random_(seed) {
     for (int i = 0; i < kShards; ++i) shards_.push_back(std::make_unique<VotingShard>());
   }
 
   void Run() {
-    const int coordinators = 1 + static_cast<int>(random_() % 4);
+    const int coordinators = 1 + static_cast<int>(random_() % kMaxCoordinators);
     for (int c = 0; c < coordinators; ++c) {
-      (random_() % 3 == 0) ? StartTakingCharge(100 + c) : StartVote(10 + c);
+      (random_() % 3 == 0) ? StartTakingCharge(Attempt(100, c)) : StartVote(Attempt(10, c));
       for (int i = static_cast<int>(random_() % 12); i > 0; --i) Deliver();
     }
     while (!messages_.empty()) Deliver();
@@ -203,6 +205,11 @@ class Schedule {
     bool all_ok = true;
     bool any_made = false;
   };
+  // No two coordinators have the same: later numbers of one are larger by whole multiples.
+  static uint64_t Attempt(uint64_t number, int coordinator) {
+    return number * kMaxCoordinators + coordinator;
+  }
+
   void Send(std::function<void()> message) { messages_.push_back(std::move(message)); }
   void Deliver() {
     if (messages_.empty()) return;
@@ -234,7 +241,7 @@ class Schedule {
         [=, this](const Coordinator& votes) {
           if (votes.all_ok) return Say(attempt, true);
           if (random_() % 2 == 0) return Say(attempt, false);
-          StartTakingCharge(attempt + 100 + random_() % 100);
+          StartTakingCharge(attempt + Attempt(100 + random_() % 100, 0));
         });
   }
   void StartTakingCharge(uint64_t attempt) {
@@ -249,7 +256,7 @@ class Schedule {
           Say(attempt, found.any_made);
           // The retry brings the change again. Its number is new, or a late word of now would take
           // back its votes.
-          if (!found.any_made) Send([=, this] { StartVote(attempt + 1000); });
+          if (!found.any_made) Send([=, this] { StartVote(attempt + Attempt(1000, 0)); });
         });
   }
   void Say(uint64_t attempt, bool commit) {
@@ -265,14 +272,14 @@ class Schedule {
   void SettleForGood() {
     bool any_made = false;
     for (const auto& shard : shards_) {
-      const auto found = shard->Find(100000);
+      const auto found = shard->Find(kForGood);
       ASSERT_TRUE(found.ok()) << found.status();
       any_made = any_made || found->state == FindMutationResponse::COMMITTED;
     }
     for (const auto& shard : shards_) {
-      const auto found = shard->Find(100000);
+      const auto found = shard->Find(kForGood);
       if (found->state == FindMutationResponse::STAGED) {
-        ASSERT_TRUE(shard->Decide(100000, any_made).ok());
+        ASSERT_TRUE(shard->Decide(kForGood, any_made).ok());
       }
     }
   }

@@ -59,9 +59,12 @@ class DocumentsTest(unittest.TestCase):
         self.assertIsNone(program.process.poll(), program.output())
         return program
 
-    def run_to_end(self, command, folder=None):
-        done = subprocess.run(["bash", "-e", "-c", command], cwd=folder or self.clone, stdin=subprocess.DEVNULL,
+    def run_in_shell(self, command, folder=None):
+        return subprocess.run(["bash", "-e", "-c", command], cwd=folder or self.clone, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200, env=self.environment)
+
+    def run_to_end(self, command, folder=None):
+        done = self.run_in_shell(command, folder)
         self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}")
         return done.stdout
 
@@ -78,6 +81,8 @@ class DocumentsTest(unittest.TestCase):
     def test_a_cluster_by_hand(self):
         block, status = self.deploy_blocks("By hand")
         self.start(block, count=5)
+        # The coordinator may have asked for a shard before it was there.
+        wait_until("four shards", lambda: self.run_in_shell(status).returncode == 0, 60)
         self.assertEqual(len(re.findall(r"\bok\b", self.run_to_end(status))), 4)
 
     def test_the_unit_starts_a_shard(self):
