@@ -32,24 +32,21 @@ bool SendPacket(int socket, const Packet& packet, int flags, int file) {
 template bool SendPacket(int socket, const Request& packet, int flags, int file);
 template bool SendPacket(int socket, const Answer& packet, int flags, int file);
 
-std::optional<Request> ReceiveRequest(int socket) {
-  Request request;
-  // A file that comes along has no room, so the kernel closes it.
-  const ssize_t size = recv(socket, &request, sizeof(request), MSG_DONTWAIT | MSG_TRUNC);
-  if (size != sizeof(request)) return std::nullopt;
-  return request;
-}
+namespace {
 
-std::optional<Answer> ReceiveAnswer(int socket, FileDescriptor* file) {
-  Answer answer;
-  iovec bytes = {&answer, sizeof(answer)};
+// A packet of exactly this type, and the file that came with it.
+template <typename Packet>
+std::optional<Packet> ReceivePacket(int socket, int flags, FileDescriptor* file) {
+  Packet packet;
+  iovec bytes = {&packet, sizeof(packet)};
+  // Of more files than one, the kernel closes those that have no room.
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message = {};
   message.msg_iov = &bytes;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  const ssize_t size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  const ssize_t size = recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
   const cmsghdr* const header = CMSG_FIRSTHDR(&message);
   if (size > 0 && header != nullptr && header->cmsg_level == SOL_SOCKET &&
       header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int))) {
@@ -57,8 +54,18 @@ std::optional<Answer> ReceiveAnswer(int socket, FileDescriptor* file) {
     std::memcpy(&received, CMSG_DATA(header), sizeof(received));
     *file = FileDescriptor(received);
   }
-  if (size != sizeof(answer)) return std::nullopt;
-  return answer;
+  if (size != sizeof(packet) || (message.msg_flags & MSG_TRUNC) != 0) return std::nullopt;
+  return packet;
+}
+
+}  // namespace
+
+std::optional<Request> ReceiveRequest(int socket, FileDescriptor* file) {
+  return ReceivePacket<Request>(socket, MSG_DONTWAIT, file);
+}
+
+std::optional<Answer> ReceiveAnswer(int socket, FileDescriptor* file) {
+  return ReceivePacket<Answer>(socket, 0, file);
 }
 
 }  // namespace emberd::regions

@@ -19,6 +19,7 @@ enum Kind : uint32_t {
   kHello = 1,  // with a ticket: the first packet, and only that
   kTake = 2,   // a new region of `bytes`
   kDrop = 3,   // `region` is not used any more; has no answer
+  kLend = 4,   // with the file of `region`, which has `bytes` and is another server's
 };
 struct Request {
   uint32_t kind = 0;
@@ -27,7 +28,8 @@ struct Request {
   uint64_t bytes = 0;
   char ticket[kTicketBytes] = {};
 };
-// To kTake, with the region's file if `region` is not 0. To kHello.
+// To kTake, with the region's file if `region` is not 0. To kHello. To kLend: `region` is 0 if it
+// is not wanted.
 struct Answer {
   uint64_t region = 0;
   uint64_t bytes = 0;  // of the region; where there is none, those that could be had
@@ -47,8 +49,8 @@ struct AbstractAddress {
 // with MSG_DONTWAIT.
 template <typename Packet>
 bool SendPacket(int socket, const Packet& packet, int flags, int file = -1);
-// Nothing if there is none, or it is not one of these.
-std::optional<Request> ReceiveRequest(int socket);
+// Nothing if there is none, or it is not one of these. `file`: what came with it.
+std::optional<Request> ReceiveRequest(int socket, FileDescriptor* file);
 std::optional<Answer> ReceiveAnswer(int socket, FileDescriptor* file);
 
 }  // namespace emberd::regions

@@ -95,12 +95,7 @@ RegionServer::Invitation RegionServer::Invite() {
 
 absl::StatusOr<std::shared_ptr<char>> RegionServer::Find(uint64_t region, uint64_t offset,
                                                          uint64_t bytes) const {
-  std::shared_ptr<SharedRegion> found;
-  {
-    MutexLock lock(&mutex_);
-    const auto held = regions_.find(region);
-    if (held != regions_.end()) found = held->second.region;
-  }
+  const std::shared_ptr<SharedRegion> found = Region(region);
   if (found == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("there is no shared region ", absl::Hex(region, absl::kZeroPad16),
@@ -112,6 +107,12 @@ absl::StatusOr<std::shared_ptr<char>> RegionServer::Find(uint64_t region, uint64
                      absl::Hex(region, absl::kZeroPad16), " of ", found->size(), " bytes"));
   }
   return std::shared_ptr<char>(found, found->data() + offset);
+}
+
+std::shared_ptr<SharedRegion> RegionServer::Region(uint64_t region) const {
+  MutexLock lock(&mutex_);
+  const auto held = regions_.find(region);
+  return held == regions_.end() ? nullptr : held->second.region;
 }
 
 int RegionServer::peers() const {
@@ -158,13 +159,15 @@ void RegionServer::Accept() {
 }
 
 bool RegionServer::Answer(int socket, Peer* peer) {
-  const std::optional<regions::Request> request = regions::ReceiveRequest(socket);
+  FileDescriptor file;
+  const std::optional<regions::Request> request = regions::ReceiveRequest(socket, &file);
   if (!request.has_value()) return false;  // gone, or no peer of ours
   if (!peer->invited) {
     peer->invited = request->kind == regions::kHello && TakeTicket(request->ticket);
     return peer->invited && regions::SendPacket(socket, regions::Answer(), MSG_DONTWAIT);
   }
   if (request->kind == regions::kTake) return Give(socket, peer, request->bytes);
+  if (request->kind == regions::kLend) return Borrow(socket, peer, *request, std::move(file));
   if (request->kind != regions::kDrop) return false;
   Drop(socket, peer, request->region);
   return true;
@@ -206,11 +209,23 @@ bool RegionServer::Give(int socket, Peer* peer, uint64_t bytes) {
   return true;
 }
 
+bool RegionServer::Borrow(int socket, Peer* peer, const regions::Request& request,
+                          FileDescriptor file) {
+  const bool wanted = request.region != 0 && request.bytes != 0 && file.get() >= 0 &&
+                      peer->lent < options_.max_lent_by_peer && !regions_.contains(request.region);
+  absl::StatusOr<std::shared_ptr<SharedRegion>> region;
+  if (wanted) region = SharedRegion::Map(std::move(file), request.bytes);
+  if (!wanted || !region.ok()) return regions::SendPacket(socket, regions::Answer(), MSG_DONTWAIT);
+  regions_[request.region] = {*std::move(region), socket, /*lent=*/true};
+  ++peer->lent;
+  return regions::SendPacket(socket, regions::Answer{request.region, request.bytes}, MSG_DONTWAIT);
+}
+
 void RegionServer::Drop(int socket, Peer* peer, uint64_t region) {
   const auto found = regions_.find(region);
   if (found == regions_.end() || found->second.owner != socket) return;
+  --(found->second.lent ? peer->lent : peer->regions);
   regions_.erase(found);
-  --peer->regions;
 }
 
 void RegionServer::Forget(int socket) {

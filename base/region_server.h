@@ -2,8 +2,9 @@
 //
 // A peer is invited: whoever serves it in another way, and has checked who it is, tells it the name
 // of a Unix socket and a ticket. It connects, shows the ticket and takes regions, whose memory it
-// divides as it likes; it names places in them, and Find says where they are here. When it goes
-// away, its regions are forgotten: they are unmapped when the last reference to them goes.
+// divides as it likes; it names places in them, and Find says where they are here. It may also lend
+// regions that another server has given: a coordinator those of its clients to a shard. When it
+// goes away, its regions are forgotten: they are unmapped when the last reference to them goes.
 #pragma once
 
 #include <atomic>
@@ -36,6 +37,7 @@ class RegionServer {
     bool any_user = false;        // else peers of this process's user alone
     int max_peers = 1024;
     int max_regions_of_peer = 64;
+    int max_lent_by_peer = 256;  // regions; their bytes count where they were given
     absl::Duration ticket_life = absl::Seconds(10);
   };
   // UNAVAILABLE if the system gives no socket.
@@ -56,8 +58,11 @@ class RegionServer {
   absl::StatusOr<std::shared_ptr<char>> Find(uint64_t region, uint64_t offset,
                                              uint64_t bytes) const;
 
+  // All of a region, to be lent to another server; null if there is none of this name.
+  std::shared_ptr<SharedRegion> Region(uint64_t region) const;
+
   int peers() const;
-  int regions() const;
+  int regions() const;                              // lent ones too
   int64_t bytes() const { return bytes_->load(); }  // of regions that are mapped
 
  private:
@@ -65,10 +70,12 @@ class RegionServer {
     FileDescriptor socket;
     bool invited = false;  // has shown a ticket
     int regions = 0;
+    int lent = 0;
   };
   struct Held {
     std::shared_ptr<SharedRegion> region;
     int owner = -1;  // the peer's socket
+    bool lent = false;
   };
   struct Ticket {
     std::string bytes;
@@ -85,6 +92,8 @@ class RegionServer {
   // False: the peer is to go.
   bool Answer(int socket, Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Give(int socket, Peer* peer, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Borrow(int socket, Peer* peer, const regions::Request& request, FileDescriptor file)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(int socket, Peer* peer, uint64_t region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool TakeTicket(const char* bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(int socket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

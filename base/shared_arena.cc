@@ -92,19 +92,46 @@ std::shared_ptr<SharedBlock> SharedArena::TakeFree(size_t bytes) {
   return nullptr;
 }
 
+std::optional<regions::Answer> SharedArena::Ask(const regions::Request& request, int lent,
+                                                FileDescriptor* given) {
+  if (!regions::SendPacket(socket_.get(), request, 0, lent)) return std::nullopt;
+  const std::optional<regions::Answer> answer = regions::ReceiveAnswer(socket_.get(), given);
+  // A late answer must not be taken for that to another request.
+  if (!answer.has_value()) shutdown(socket_.get(), SHUT_RDWR);
+  return answer;
+}
+
+bool SharedArena::LendRegion(uint64_t name, const SharedRegion& region) {
+  regions::Request request;
+  request.kind = regions::kLend;
+  request.region = name;
+  request.bytes = region.size();
+  FileDescriptor none;
+  MutexLock lock(&mutex_);
+  const std::optional<regions::Answer> answer = Ask(request, region.descriptor(), &none);
+  return answer.has_value() && answer->region != 0 && answer->region == name;
+}
+
+void SharedArena::TakeBack(uint64_t name) {
+  MutexLock lock(&mutex_);
+  SendDrop(name);
+}
+
+// If it cannot be sent, the server is gone, and the region with it.
+void SharedArena::SendDrop(uint64_t name) {
+  regions::Request request;
+  request.kind = regions::kDrop;
+  request.region = name;
+  (void)regions::SendPacket(socket_.get(), request, MSG_DONTWAIT);
+}
+
 bool SharedArena::AddRegion(size_t bytes) {
   regions::Request request;
   request.kind = regions::kTake;
   request.bytes = bytes;
-  if (!regions::SendPacket(socket_.get(), request, 0)) return false;
   FileDescriptor file;
-  const std::optional<regions::Answer> answer = regions::ReceiveAnswer(socket_.get(), &file);
-  if (!answer.has_value()) {
-    // A late answer must not be taken for that to another request.
-    shutdown(socket_.get(), SHUT_RDWR);
-    return false;
-  }
-  if (answer->region == 0 || answer->bytes != bytes) return false;
+  const std::optional<regions::Answer> answer = Ask(request, /*lent=*/-1, &file);
+  if (!answer.has_value() || answer->region == 0 || answer->bytes != bytes) return false;
   auto memory = SharedRegion::Map(std::move(file), bytes);
   if (!memory.ok()) return false;
   auto region = std::make_unique<Region>();
@@ -139,13 +166,16 @@ void SharedArena::Return(Region* region, size_t offset, size_t bytes, bool reusa
 }
 
 void SharedArena::Remove(Region* region) {
-  regions::Request request;
-  request.kind = regions::kDrop;
-  request.region = region->name;
-  // If it cannot be sent, the server is gone, and the region with it.
-  (void)regions::SendPacket(socket_.get(), request, MSG_DONTWAIT);
+  SendDrop(region->name);
   regions_.erase(std::find_if(regions_.begin(), regions_.end(),
                               [&](const auto& held) { return held.get() == region; }));
+}
+
+void SharedBlock::Part() {
+  if (parted_.exchange(true)) return;
+  // What is lent for ever is never used again.
+  ++lent_;
+  region_->memory->KeepFromOthers(offset_, taken_);
 }
 
 }  // namespace emberd

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "base/file_descriptor.h"
 #include "base/mutex.h"
+#include "base/region_protocol.h"
 #include "base/shared_region.h"
 
 namespace emberd {
@@ -34,6 +36,11 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   // A block whose memory begins at a multiple of 4096, with any contents. Null if the server gives
   // no more, or is gone.
   std::shared_ptr<SharedBlock> Take(size_t bytes);
+  // Lends the server a region that another server has given, whose name is `name`, so that places
+  // in it may be named to this one, too. False if it does not want it, or is gone.
+  bool LendRegion(uint64_t name, const SharedRegion& region);
+  // It is lent no longer. The server unmaps it when work on it has ended.
+  void TakeBack(uint64_t name);
   int regions() const;
 
  private:
@@ -50,8 +57,12 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   // From what is free.
   std::shared_ptr<SharedBlock> TakeFree(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AddRegion(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The server's answer to `request`, with files both ways.
+  std::optional<regions::Answer> Ask(const regions::Request& request, int lent,
+                                     FileDescriptor* given) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Return(Region* region, size_t offset, size_t bytes, bool reusable);
   void Remove(Region* region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendDrop(uint64_t name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const FileDescriptor socket_;
   mutable Mutex mutex_;
@@ -87,6 +98,10 @@ class SharedBlock {
   // It has. If that never comes, once for each Lend, the block's memory is never used again: the
   // server may still be at work.
   void Settle() { --lent_; }
+  // Instead of Settle: its user may write to it again although the server may still read it. What
+  // the server sees stays as it is now; the block is no longer shared.
+  void Part();
+  bool parted() const { return parted_.load(); }
 
  private:
   const std::shared_ptr<SharedArena> arena_;
@@ -94,6 +109,7 @@ class SharedBlock {
   const size_t offset_;
   const size_t taken_;
   std::atomic<int> lent_ = 0;
+  std::atomic<bool> parted_ = false;
 };
 
 }  // namespace emberd

@@ -167,6 +167,64 @@ TEST(SharedArena, WhatTheServerMayStillUseIsNeverUsedAgain) {
   EXPECT_EQ(arena->Take(100)->data(), data);
 }
 
+// A block whose reader may be at work after its user has gone on: a gradient of an update that
+// ended with an error, and that may yet be made. What the reader sees must not change, and the user
+// must be able to write.
+TEST(SharedArena, WhatIsPartedKeepsItsBytesForTheServer) {
+  const auto server = StartServer();
+  const auto arena = ConnectTo(*server);
+  const auto block = arena->Take(100'000);
+  const auto neighbour = arena->Take(100);
+  const uint64_t region = block->region();
+  std::memset(block->data(), 1, 100'000);
+  block->Lend();
+  const auto seen = server->Find(region, block->offset(), 100'000);
+  ASSERT_TRUE(seen.ok());
+  EXPECT_FALSE(block->parted());
+  block->Part();
+  block->Part();
+  EXPECT_TRUE(block->parted());
+  EXPECT_EQ(block->data()[99'999], 1);
+  std::memset(block->data(), 2, 100'000);
+  EXPECT_EQ(seen->get()[0], 1);
+  EXPECT_EQ(seen->get()[99'999], 1);
+  EXPECT_EQ(block->data()[99'999], 2);
+  neighbour->data()[0] = 3;
+  EXPECT_EQ((*server->Find(region, neighbour->offset(), 1)).get()[0], 3);
+  EXPECT_NE(arena->Take(100)->region(), 0u);
+}
+
+TEST(SharedArena, LendsRegionsToOtherServers) {
+  const auto giver = StartServer();
+  const auto borrower = StartServer(/*max_bytes=*/0);
+  const auto block = ConnectTo(*giver)->Take(1000);
+  ASSERT_NE(block, nullptr);
+  auto lender = ConnectTo(*borrower);
+  const uint64_t name = block->region();
+  const std::shared_ptr<SharedRegion> region = giver->Region(name);
+  ASSERT_NE(region, nullptr);
+  EXPECT_EQ(giver->Region(name + 1), nullptr);
+  EXPECT_FALSE(borrower->Find(name, block->offset(), 1000).ok());
+  EXPECT_TRUE(lender->LendRegion(name, *region));
+  EXPECT_FALSE(lender->LendRegion(name, *region)) << "the name is taken";
+  EXPECT_FALSE(lender->LendRegion(0, *region));
+  const auto found = borrower->Find(name, block->offset(), 1000);
+  ASSERT_TRUE(found.ok()) << found.status();
+  std::strcpy(found->get(), "from the borrower");
+  EXPECT_STREQ(block->data(), "from the borrower");
+  EXPECT_FALSE(borrower->Find(name, region->size(), 1).ok());
+  EXPECT_EQ(borrower->bytes(), 0);
+
+  lender->TakeBack(name);
+  EXPECT_TRUE(Soon([&] { return !borrower->Find(name, 0, 1).ok(); }));
+  std::strcpy(found->get(), "still mapped");
+  EXPECT_STREQ(block->data(), "still mapped");
+  EXPECT_TRUE(lender->LendRegion(name, *region));
+  EXPECT_EQ(borrower->regions(), 1);
+  lender = nullptr;  // as if it had died
+  EXPECT_TRUE(Soon([&] { return borrower->regions() == 0; }));
+}
+
 TEST(SharedArena, TheBudgetHoldsForAllPeersTogether) {
   const auto server = StartServer(100 * kMegabyte);
   const auto one = ConnectTo(*server);
@@ -293,6 +351,37 @@ TEST(RegionServer, GivesNoMoreThanItHasAndTakesBackOnlyTheOwners) {
   EXPECT_TRUE(server->Find(region, 0, 8192).ok());
   greedy.Say(regions::kDrop, region, 0);
   EXPECT_TRUE(Soon([&] { return !server->Find(region, 0, 1).ok(); }));
+}
+
+TEST(RegionServer, BorrowsOnlyWhatItCanMapSafely) {
+  const auto server = StartServer();
+  RawPeer lender(*server);
+  lender.Say(regions::kHello, 0, 0);
+  ASSERT_TRUE(lender.Hear().has_value());
+  lender.Say(regions::kLend, 7, 4096);  // without a file
+  EXPECT_EQ(lender.Hear()->region, 0u);
+  const auto lend = [&](int file, uint64_t name, uint64_t bytes) {
+    regions::Request request;
+    request.kind = regions::kLend;
+    request.region = name;
+    request.bytes = bytes;
+    regions::SendPacket(lender.get(), request, 0, file);
+    return lender.Hear()->region;
+  };
+  FileDescriptor open(memfd_create("emberd-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(open.get(), 4096), 0);
+  EXPECT_EQ(lend(open.get(), 7, 4096), 0u) << "it could be made shorter";
+  EXPECT_EQ(lend(lender.get(), 7, 4096), 0u) << "it is no memory";
+  const auto region = *SharedRegion::Create("emberd-test", 4096);
+  EXPECT_EQ(lend(region->descriptor(), 7, 8192), 0u) << "it is shorter";
+  EXPECT_EQ(lend(region->descriptor(), 7, 4096), 7u);
+  EXPECT_TRUE(server->Find(7, 0, 4096).ok());
+  uint64_t name = 8;
+  while (lend(region->descriptor(), name, 4096) == name) ++name;
+  EXPECT_EQ(name, 7u + 256) << "as many as one peer may lend";
+  lender.Say(regions::kDrop, 7, 0);
+  EXPECT_EQ(lend(region->descriptor(), name, 4096), name);
+  EXPECT_EQ(server->peers(), 1);
 }
 
 TEST(SharedRegion, RefusesFilesWhoseSizeCouldChange) {

@@ -54,6 +54,11 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::MapFile(FileDescript
       new SharedRegion(std::move(file), static_cast<char*>(data), bytes));
 }
 
+bool SharedRegion::KeepFromOthers(uint64_t offset, uint64_t bytes) {
+  return mmap(data_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file_.get(),
+              static_cast<off_t>(offset)) != MAP_FAILED;
+}
+
 SharedRegion::~SharedRegion() { munmap(data_, size_); }
 
 }  // namespace emberd

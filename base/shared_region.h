@@ -28,6 +28,9 @@ class SharedRegion {
   char* data() const { return data_; }
   size_t size() const { return size_; }
   int descriptor() const { return file_.get(); }
+  // What is written here from now on to the pages of these bytes stays in this process, and others
+  // keep what they see now. Both must be multiples of a page. False: the system refused.
+  bool KeepFromOthers(uint64_t offset, uint64_t bytes);
   // Whether `bytes` from `offset` on lie inside.
   bool Holds(uint64_t offset, uint64_t bytes) const {
     return bytes <= size_ && offset <= size_ - bytes;
