@@ -153,7 +153,7 @@ class Cluster {
       for (size_t k = 0; k < sums.size(); ++k) {
         for (size_t i = 0; i < sums[k].samples.size(); ++i) {
           const int sample = sums[k].samples[i];
-          const float* sum = sums[k].sums->data() + i * sums[k].width;
+          const float* sum = sums[k].sums.get() + i * sums[k].width;
           partials[k][sample][s].assign(sum, sum + sums[k].width);
           const float* gradient = step.gradients[k].data() + sample * sums[k].width;
           gradients[k].insert(gradients[k].end(), gradient, gradient + sums[k].width);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <tuple>
 #include <utility>
 
@@ -43,6 +44,37 @@ absl::Status CheckStackOfBatch(int stack, const Model& model, std::vector<bool>&
                                                    model.stack_count(), ") and be given once"));
   }
   seen[stack] = true;
+  return absl::OkStatus();
+}
+
+// Whether the places are those of all samples of the stack.
+absl::Status CheckSumPlaces(const SumPlaces& places, const preprocess::StackBatchView& view,
+                            int64_t width) {
+  const auto bad = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("places of the sums of stack ", places.stack, ": ", what));
+  };
+  if (places.features.size() != view.feature_samples.size()) {
+    return bad(absl::StrCat("they are of ", places.features.size(), " features; the stack has ",
+                            view.feature_samples.size()));
+  }
+  const size_t words = (int64_t{view.sample_count} + 31) / 32;
+  if (!places.passed_over.empty() && places.passed_over.size() != words) {
+    return bad(absl::StrCat("passed_over has ", places.passed_over.size(), " words; must be 0 or ",
+                            words));
+  }
+  int64_t first_sample = 0;
+  for (size_t f = 0; f < places.features.size(); ++f) {
+    const FeatureRows<float>& rows = places.features[f];
+    if (rows.first_sample != first_sample || rows.samples != view.feature_samples[f] ||
+        rows.width != width || rows.stride < width || (rows.first == nullptr && rows.samples > 0)) {
+      return bad(absl::StrCat("feature ", f, " has samples ", rows.first_sample, " + ",
+                              rows.samples, " of ", rows.width, " floats, ", rows.stride,
+                              " apart; must be ", first_sample, " + ", view.feature_samples[f],
+                              " of ", width, ", not less apart"));
+    }
+    first_sample += rows.samples;
+  }
   return absl::OkStatus();
 }
 
@@ -164,14 +196,19 @@ absl::Status Engine::DropModel(uint64_t model_id) { return TakeModel(model_id).s
 
 absl::StatusOr<std::shared_ptr<const Batch>> Engine::PrepareBatch(
     uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
-    std::shared_ptr<const void> owner) {
+    std::shared_ptr<const void> owner, const GatherPlaces& places) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, FindModel(model_id));
   std::vector<bool> seen(model->stack_count());
   std::vector<StackEntries> arranged;
   for (const preprocess::StackBatchView& view : stacks) {
     RETURN_IF_ERROR(CheckStackOfBatch(view.stack, *model, seen));
-    ASSIGN_OR_RETURN(StackEntries entries,
-                     ArrangeEntries(view, ShapeOf(model->stack(view.stack)), pool_, cpu_));
+    StackShape shape = ShapeOf(model->stack(view.stack));
+    if (const SumPlaces* of_stack = places.Find(view.stack)) {
+      RETURN_IF_ERROR(CheckSumPlaces(*of_stack, view, model->stack(view.stack).width()));
+      // What is written where it is read need not be short.
+      if (shape.result_mode != v1::UNIQUE_ROWS) shape.result_mode = v1::PARTIAL_SUMS;
+    }
+    ASSIGN_OR_RETURN(StackEntries entries, ArrangeEntries(view, shape, pool_, cpu_));
     arranged.push_back(std::move(entries));
   }
   return std::make_shared<const Batch>(model, std::move(arranged));
@@ -193,12 +230,13 @@ struct Engine::GatherWork {
   std::shared_ptr<Model> model;
   MemoryManager::Use use;
   std::shared_ptr<const Batch> batch;
+  GatherPlaces places;
   GatherCallback done;
   GatherOutput output;
   std::atomic<int> jobs_left;
 };
 
-void Engine::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
+void Engine::Gather(std::shared_ptr<const Batch> batch, GatherPlaces places, GatherCallback done) {
   absl::StatusOr<std::shared_ptr<Model>> model = batch->model();
   if (!model.ok()) return done(model.status());
   absl::StatusOr<MemoryManager::Use> use = (*model)->Hold();
@@ -207,6 +245,7 @@ void Engine::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
   work->model = *std::move(model);
   work->use = *std::move(use);
   work->batch = std::move(batch);
+  work->places = std::move(places);
   work->done = std::move(done);
   if (work->batch->stacks().empty()) return work->done(GatherOutput());
   work->jobs_left = static_cast<int>(work->batch->stacks().size());
@@ -234,24 +273,34 @@ void Engine::Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
   executor_.Submit(std::move(jobs));
 }
 
-int64_t Engine::GatherBytes(const Batch& batch) const {
+int64_t Engine::GatherBytes(const Batch& batch, const GatherPlaces& places) const {
   const auto model = batch.model();
   if (!model.ok()) return 0;
   int64_t bytes = 0;
   for (const StackEntries& entries : batch.stacks()) {
     const StackStore& store = (*model)->stack(entries.stack);
+    if (entries.unique_rows) {
+      bytes += static_cast<int64_t>(entries.distinct_rows.size() * store.row_bytes());
+      continue;
+    }
     const auto samples = static_cast<int64_t>(entries.samples.size());
-    bytes += entries.unique_rows
-                 ? static_cast<int64_t>(entries.distinct_rows.size() * store.row_bytes())
-                 : samples * static_cast<int64_t>(sizeof(int32_t) +
-                                                  store.spec().embedding_dim * sizeof(float));
+    int64_t rows = samples;
+    if (const SumPlaces* of_stack = places.Find(entries.stack)) {
+      int64_t passed_over = 0;
+      for (const uint32_t word : of_stack->passed_over) passed_over += std::popcount(word);
+      rows = std::min(rows, passed_over);
+    }
+    bytes += samples * static_cast<int64_t>(sizeof(int32_t)) +
+             rows * static_cast<int64_t>(store.spec().embedding_dim * sizeof(float));
   }
   return bytes;
 }
 
 Job Engine::SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& entries) {
   StackStore& store = work->model->stack(entries.stack);
-  const auto pooling = std::make_shared<Pooling>(store.spec(), store.weights(), entries, pool_);
+  const auto pooling =
+      std::make_shared<Pooling>(store.spec(), store.weights(), entries, pool_,
+                                work->places.Find(entries.stack), &work->places.room);
   work->output.sums.push_back(pooling->TakeSums());
   Job job;
   job.chunks = pooling->chunks();

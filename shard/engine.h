@@ -66,10 +66,11 @@ class Engine {
   void EndSnapshot(const std::shared_ptr<Snapshot>& snapshot, bool kept);
 
   // Checks `stacks` (from the wire: trust nothing) and arranges them. `owner` keeps their memory
-  // alive and is held by the batch only as long as it is needed.
+  // alive and is held by the batch only as long as it is needed. `places`: what Gather will be
+  // given; they are checked too.
   absl::StatusOr<std::shared_ptr<const Batch>> PrepareBatch(
       uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
-      std::shared_ptr<const void> owner);
+      std::shared_ptr<const void> owner, const GatherPlaces& places = {});
 
   // A batch of before that is to be applied again: entries as PrepareBatch has arranged them, with
   // their padding. Checks every number; nothing can be gathered with it. INVALID_ARGUMENT names
@@ -79,12 +80,16 @@ class Engine {
 
   // For every sample s and partition p: the sum over the entries of (s, p), in ascending local row,
   // of gain * row, starting from +0; then over the shard's partitions by a balanced binary tree in
-  // partition order. Or the rows themselves: StackSpec.result_mode chooses.
+  // partition order. Or the rows themselves: StackSpec.result_mode chooses, and AUTO prefers sums
+  // that have `places`, which are those of PrepareBatch.
   using GatherCallback = std::function<void(absl::StatusOr<GatherOutput>)>;
-  void Gather(std::shared_ptr<const Batch> batch, GatherCallback done);
+  void Gather(std::shared_ptr<const Batch> batch, GatherPlaces places, GatherCallback done);
+  void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {
+    Gather(std::move(batch), {}, std::move(done));
+  }
 
-  // Bytes that a gather of the batch returns.
-  int64_t GatherBytes(const Batch& batch) const;
+  // Bytes that a gather of the batch returns, at most.
+  int64_t GatherBytes(const Batch& batch, const GatherPlaces& places = {}) const;
 
   // For every row of the batch, once: g = sum of gain * gradient[sample] in canonical sample order,
   // then the optimizer's update. With several ranks there is one update per row that any of them

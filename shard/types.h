@@ -80,6 +80,46 @@ struct ModelSpec {
   std::vector<StackSpec> stacks;
 };
 
+// --- Memory of the caller's, which the engine reads and writes in place.
+
+// Where the rows of one feature's samples lie.
+template <typename Value>
+struct FeatureRows {
+  Value* first = nullptr;    // the row of the feature's first sample; null: there are none
+  int64_t width = 0;         // values of a row: as many as the stack is wide
+  int64_t stride = 0;        // values from one row to the next
+  int64_t first_sample = 0;  // the canonical number of the first sample
+  int64_t samples = 0;
+
+  // `sample`: a canonical number of this feature's.
+  Value* operator()(int64_t sample) const { return first + (sample - first_sample) * stride; }
+};
+
+// Where a gather writes the sums of one stack.
+struct SumPlaces {
+  int stack = 0;
+  std::vector<FeatureRows<float>> features;  // all of the stack's, in canonical order
+  // Sums of these samples are returned instead: bit s % 32 of word s / 32 stands for canonical
+  // sample s. Empty: none.
+  std::vector<uint32_t> passed_over;
+
+  bool PassesOver(int64_t sample) const {
+    return !passed_over.empty() && (passed_over[sample / 32] >> (sample % 32) & 1) != 0;
+  }
+};
+struct GatherPlaces {
+  std::vector<SumPlaces> stacks;      // those of other stacks are returned
+  absl::Span<char> room;              // where what is returned may lie; from a multiple of 64 on
+  std::shared_ptr<const void> owner;  // keeps all of it alive
+
+  const SumPlaces* Find(int stack) const {
+    for (const SumPlaces& places : stacks) {
+      if (places.stack == stack) return &places;
+    }
+    return nullptr;
+  }
+};
+
 // --- What a gather returns.
 
 // Partial sums of one stack over this shard's partitions.
@@ -87,8 +127,11 @@ struct StackSums {
   int stack = 0;
   int width = 0;                 // floats of a row
   std::vector<int32_t> samples;  // canonical samples with at least one entry here, ascending
-  std::shared_ptr<const PooledArray<float>> sums;  // [samples.size(), width]
-  int64_t rows_gathered = 0;                       // entries of the batch
+  // Sums were written to their SumPlaces; the others follow. False: all follow.
+  bool placed = false;
+  std::shared_ptr<const float> sums;  // [rows, width], in the order of `samples`
+  int64_t rows = 0;
+  int64_t rows_gathered = 0;  // entries of the batch
 };
 
 // The distinct rows of one stack that a batch names on this shard, as they are stored: partition by
@@ -121,6 +164,9 @@ struct StackGradients {
   // columns are zero.
   absl::Span<const float> gradients;
   Hyperparameters hyperparameters;
+  // Instead of `gradients`: where they lie, for all features of the stack, in canonical order.
+  // Whoever gives them has checked that they are finite.
+  std::vector<FeatureRows<const float>> features = {};
 };
 
 struct ApplyInput {
@@ -129,7 +175,7 @@ struct ApplyInput {
   int64_t step = -1;      // 0-based; -1: not given
   uint64_t rng_seed = 0;  // StackStore::NextRoundingKey
   bool skip = false;      // no row changes; there are no gradients
-  std::shared_ptr<const void> owner;  // keeps `gradients` alive until done
+  std::shared_ptr<const void> owner;  // keeps the gradients alive until done
 };
 
 struct ApplyResult {

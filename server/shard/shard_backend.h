@@ -52,7 +52,7 @@ struct StackSumsView {
 // `sums` must outlive the view.
 inline StackSumsView ViewOf(const shard::StackSums& sums) {
   return {sums.stack, sums.samples,
-          absl::MakeConstSpan(sums.sums->data(), sums.samples.size() * sums.width),
+          absl::MakeConstSpan(sums.sums.get(), sums.samples.size() * sums.width),
           sums.rows_gathered};
 }
 // Of the samples and their sums.

@@ -49,7 +49,7 @@ class Forward {
     for (int64_t i = args_.begin; i < args_.end; ++i) {
       const Entry* begin = args_.entries + args_.offsets[i];
       const Entry* end = args_.entries + args_.offsets[i + 1];
-      float* out = args_.sums + i * width();
+      float* out = args_.rows != nullptr ? args_.rows[i] : args_.sums + i * width();
       // Rows ascend: the sample lies in one partition if its first and last entries do.
       if (args_.partitions == 1 || end - begin == 1 ||
           end[-1].row < args_.partition_ends[PartitionOf(begin->row, 0)]) {
@@ -101,7 +101,7 @@ class Forward {
       return;
     }
 #endif
-    for (int v = 0; v < kVectors; ++v) hn::Store(sum[v], d, out + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[v], d, out + v * kLanes);
   }
 
   // One block of kVectors vectors of every row of a run, in registers.

@@ -19,10 +19,12 @@ struct ForwardArgs {
   const uint64_t* partition_ends = nullptr;
   const Entry* entries = nullptr;  // kEntryPadding more may be read beyond the last
   const uint32_t* offsets = nullptr;
-  // Samples [begin, end) of the stack; sums[i, width] for sample i.
+  // Samples [begin, end) of the stack; sums[i, width] for sample i, or, if `rows` is not null,
+  // rows[i], [width].
   int64_t begin = 0;
   int64_t end = 0;
   float* sums = nullptr;
+  float* const* rows = nullptr;
   bool quantized = false;
   float lower = 0, upper = 0;
   int num_buckets = 2;

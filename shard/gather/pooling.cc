@@ -12,6 +12,8 @@ namespace {
 
 // A chunk reads about this many floats.
 constexpr int64_t kChunkFloats = int64_t{1} << 20;
+// Of what is taken from a room.
+constexpr size_t kRoomAlignment = 64;
 
 std::vector<int64_t> CutSamples(const StackEntries& entries, int width) {
   const int64_t per_chunk = std::max<int64_t>(1, kChunkFloats / width);
@@ -31,10 +33,20 @@ std::vector<int64_t> CutSamples(const StackEntries& entries, int width) {
 }  // namespace
 
 Pooling::Pooling(const StackSpec& spec, const char* weights, const StackEntries& entries,
-                 BufferPool& pool)
+                 BufferPool& pool, const SumPlaces* places, absl::Span<char>* room)
     : begins_(CutSamples(entries, spec.embedding_dim)) {
   const size_t samples = entries.samples.size();
-  auto buffer = std::make_shared<PooledArray<float>>(pool, samples * spec.embedding_dim);
+  sums_.stack = entries.stack;
+  sums_.width = spec.embedding_dim;
+  sums_.samples.assign(entries.samples.data(), entries.samples.data() + samples);
+  sums_.rows_gathered = entries.entry_count;
+  if (places != nullptr) {
+    FindRows(entries, *places, room, pool);
+    args_.rows = rows_.data();
+  } else {
+    sums_.rows = static_cast<int64_t>(samples);
+    args_.sums = TakeRows(room, pool);
+  }
   args_.weights = weights;
   args_.dtype = spec.storage_dtype;
   args_.width = spec.embedding_dim;
@@ -43,16 +55,45 @@ Pooling::Pooling(const StackSpec& spec, const char* weights, const StackEntries&
   args_.entries = entries.entries.data();
   args_.offsets = entries.offsets.data();
   args_.end = static_cast<int64_t>(samples);
-  args_.sums = buffer->data();
   args_.quantized = spec.quantized;
   args_.lower = spec.quantization.lower();
   args_.upper = spec.quantization.upper();
   args_.num_buckets = spec.quantization.num_buckets();
-  sums_.stack = entries.stack;
-  sums_.width = spec.embedding_dim;
-  sums_.samples.assign(entries.samples.data(), entries.samples.data() + samples);
-  sums_.sums = std::move(buffer);
-  sums_.rows_gathered = entries.entry_count;
+}
+
+float* Pooling::TakeRows(absl::Span<char>* room, BufferPool& pool) {
+  const size_t bytes = sums_.rows * sums_.width * sizeof(float);
+  if (room != nullptr && bytes > 0 && bytes <= room->size()) {
+    auto* const rows = reinterpret_cast<float*>(room->data());
+    room->remove_prefix(
+        std::min(room->size(), (bytes + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment));
+    sums_.sums = std::shared_ptr<const float>(std::shared_ptr<const void>(), rows);
+    return rows;
+  }
+  const auto buffer = std::make_shared<PooledArray<float>>(pool, sums_.rows * sums_.width);
+  sums_.sums = std::shared_ptr<const float>(buffer, buffer->data());
+  return buffer->data();
+}
+
+void Pooling::FindRows(const StackEntries& entries, const SumPlaces& places, absl::Span<char>* room,
+                       BufferPool& pool) {
+  sums_.placed = true;
+  sums_.rows = std::count_if(sums_.samples.begin(), sums_.samples.end(),
+                             [&](int32_t sample) { return places.PassesOver(sample); });
+  float* returned = TakeRows(room, pool);
+  rows_ = PooledArray<float*>(pool, sums_.samples.size());
+  for (int64_t f = 0; f < entries.features(); ++f) {
+    const FeatureRows<float>& feature = places.features[f];
+    for (uint32_t i = entries.feature_offsets[f]; i < entries.feature_offsets[f + 1]; ++i) {
+      const int32_t sample = sums_.samples[i];
+      if (places.PassesOver(sample)) {
+        rows_[i] = returned;
+        returned += sums_.width;
+      } else {
+        rows_[i] = feature(sample);
+      }
+    }
+  }
 }
 
 absl::Span<const Entry> Pooling::Entries(int chunk) const {

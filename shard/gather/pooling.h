@@ -20,9 +20,12 @@ namespace emberd::shard {
 // run on several threads at a time.
 class Pooling {
  public:
-  // `weights`: the rows that `entries` name, as `spec` stores them. Both must outlive it.
-  Pooling(const StackSpec& spec, const char* weights, const StackEntries& entries,
-          BufferPool& pool);
+  // `weights`: the rows that `entries` name, as `spec` stores them. Both must outlive it, and so
+  // must what is not null of the rest. `places`: where sums are written, checked against the batch;
+  // null: all are returned. `room`: memory for those that are returned, from whose front they take
+  // what they need; null, or too small: they get some of their own.
+  Pooling(const StackSpec& spec, const char* weights, const StackEntries& entries, BufferPool& pool,
+          const SumPlaces* places = nullptr, absl::Span<char>* room = nullptr);
 
   // At least one.
   int chunks() const { return static_cast<int>(begins_.size()) - 1; }
@@ -33,7 +36,13 @@ class Pooling {
   StackSums TakeSums() { return std::move(sums_); }
 
  private:
+  // Memory for the sums that are returned.
+  float* TakeRows(absl::Span<char>* room, BufferPool& pool);
+  void FindRows(const StackEntries& entries, const SumPlaces& places, absl::Span<char>* room,
+                BufferPool& pool);
+
   StackSums sums_;
+  PooledArray<float*> rows_;     // of each sample; empty: they lie one after another
   ForwardArgs args_;             // of all samples
   std::vector<int64_t> begins_;  // samples [begins_[c], begins_[c + 1]) make chunk c
 };

@@ -45,8 +45,7 @@ void ExpectSameBits(const StackSums& a, const StackSums& b) {
   EXPECT_EQ(a.width, b.width);
   EXPECT_EQ(a.rows_gathered, b.rows_gathered);
   ASSERT_EQ(a.samples, b.samples);
-  EXPECT_EQ(std::memcmp(a.sums->data(), b.sums->data(), a.samples.size() * a.width * sizeof(float)),
-            0);
+  EXPECT_EQ(std::memcmp(a.sums.get(), b.sums.get(), a.samples.size() * a.width * sizeof(float)), 0);
 }
 
 absl::Span<const char> BytesOf(const StackRows& rows) {
@@ -128,7 +127,7 @@ TEST_F(RowPoolerTest, RepeatedRowsTravelOnce) {
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   const std::vector<float> a = engine.ReadRow(0, 0, 3, 16), b = engine.ReadRow(0, 1, 5, 16);
   ASSERT_EQ(pooled->samples.size(), 100u);
-  for (int c = 0; c < 16; ++c) EXPECT_EQ(pooled->sums->data()[99 * 16 + c], a[c] + 0.5f * b[c]);
+  for (int c = 0; c < 16; ++c) EXPECT_EQ(pooled->sums.get()[99 * 16 + c], a[c] + 0.5f * b[c]);
 }
 
 TEST_F(RowPoolerTest, LargeBatchesAreSharedAmongThreads) {

@@ -57,6 +57,33 @@ absl::Status CheckValues(const StackSpec& spec, const StackEntries& entries,
   return absl::OkStatus();
 }
 
+// Whether there is a gradient for every sample of the batch.
+absl::Status CheckGradientPlaces(const StackSpec& spec, const StackEntries& entries,
+                                 const StackGradients& gradients) {
+  const auto bad = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("gradients of stack ", spec.name, ": ", what));
+  };
+  if (!gradients.gradients.empty()) return bad("they are given both as values and as places");
+  if (static_cast<int64_t>(gradients.features.size()) != entries.features()) {
+    return bad(absl::StrCat("places of ", gradients.features.size(), " features; the batch has ",
+                            entries.features()));
+  }
+  for (int64_t f = 0; f < entries.features(); ++f) {
+    const FeatureRows<const float>& rows = gradients.features[f];
+    const uint32_t begin = entries.feature_offsets[f], end = entries.feature_offsets[f + 1];
+    if (rows.first == nullptr || begin == end) continue;
+    if (entries.samples[begin] < rows.first_sample ||
+        entries.samples[end - 1] - rows.first_sample >= rows.samples ||
+        rows.width != spec.embedding_dim || rows.stride < rows.width) {
+      return bad(absl::StrCat(
+          "feature ", f, " has samples ", rows.first_sample, " + ", rows.samples, " of ",
+          rows.width, " floats, ", rows.stride, " apart; must hold ", entries.samples[begin],
+          " to ", entries.samples[end - 1], " of ", spec.embedding_dim, ", not less apart"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Optimizer numbers of this step: the config with the request's overrides.
 absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const Hyperparameters& overrides,
                                      int64_t step) {
@@ -127,9 +154,15 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
     Stack stack;
     stack.entries = &entries;
     if (const StackGradients* gradients = FindGradients(input, entries.stack)) {
-      RETURN_IF_ERROR(CheckValues(spec, entries, gradients->gradients));
-      if (!gradients->gradients.empty()) stack.gradients = gradients->gradients.data();
-      stack.gradient_bytes = gradients->gradients.size() * sizeof(float);
+      if (gradients->features.empty()) {
+        RETURN_IF_ERROR(CheckValues(spec, entries, gradients->gradients));
+        if (!gradients->gradients.empty()) stack.gradients = gradients->gradients.data();
+        stack.gradient_bytes = gradients->gradients.size() * sizeof(float);
+      } else {
+        RETURN_IF_ERROR(CheckGradientPlaces(spec, entries, *gradients));
+        stack.features = gradients->features;
+        stack.gradient_bytes = entries.samples.size() * spec.embedding_dim * sizeof(float);
+      }
       stack.has_say = true;
       stack.hyperparameters = gradients->hyperparameters;
     }

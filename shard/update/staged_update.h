@@ -26,8 +26,10 @@ class CheckedPart {
   // One stack of the batch.
   struct Stack {
     const StackEntries* entries = nullptr;
-    // [samples of entries, width]; null: all zero.
+    // [samples of entries, width]; null: all zero, unless `features` has them.
     const float* gradients = nullptr;
+    // Where they lie instead; empty: they do not.
+    std::vector<FeatureRows<const float>> features;
     int64_t gradient_bytes = 0;
     StepRule rule;
     // A rank that gives no gradients of a stack has no say in its hyper-parameters.

@@ -32,6 +32,10 @@ struct GradientArray {
     return first + uint64_t{sample} * width;
   }
 };
+struct GradientRows {
+  const float* const* rows;
+  HWY_INLINE const float* operator()(uint32_t sample) const { return rows[sample]; }
+};
 struct AnyGradients {
   const float* const* rows;  // null: they lie in the array
   GradientArray array;
@@ -40,9 +44,9 @@ struct AnyGradients {
   }
 };
 
-// Gradients: one of the two above. An array stands for a plain pass, which updates every row,
-// rounds to nearest, and updates columns while their sums are in registers. Any other pass sums a
-// whole row first.
+// Gradients: one of the three above. An array, or rows, stand for a plain pass, which updates every
+// row, rounds to nearest, and updates columns while their sums are in registers. Any other pass
+// sums a whole row first.
 template <class D, v1::DataType kDtype, int kWidth, class Gradients, class Rule>
 class UpdateLoop {
  public:
@@ -73,7 +77,7 @@ class UpdateLoop {
   static constexpr size_t kLanes = hn::MaxLanes(D());
   static constexpr int kSlots = Formula<Rule>::kSlots;
   static constexpr int kRowSlots = Formula<Rule>::kRowSlots;
-  static constexpr bool kPlain = std::is_same_v<Gradients, GradientArray>;
+  static constexpr bool kPlain = !std::is_same_v<Gradients, AnyGradients>;
   static constexpr bool kMayRoundRandomly = !kPlain && kDtype != v1::FLOAT32;
 
   // Whole gradients that are kept at a time: none where columns are updated as they are summed.
@@ -369,22 +373,12 @@ UpdateCounts RunUpdateLoopOn(const Gradients& gradients, const UpdateArgs& args,
   }
 }
 
-template <class Rule>
-UpdateCounts RunUpdateLoop(const UpdateArgs& args, const CommonRule& common, const Rule& rule) {
+// The widths that matter most have a loop of their own.
+template <class Gradients, class Rule>
+UpdateCounts RunPlainLoop(const Gradients& gradients, const UpdateArgs& args,
+                          const CommonRule& common, const Rule& rule) {
   using Wide = hn::CappedTag<float, 16>;
   using Narrow = hn::CappedTag<float, 8>;
-  const size_t width = args.width;
-  hwy::AlignedFreeUniquePtr<float[]> zeros;
-  GradientArray gradients{args.gradients, width};
-  if (args.gradients == nullptr && args.gradient_rows == nullptr) {
-    zeros = hwy::AllocateAligned<float>(width);
-    std::fill_n(zeros.get(), width, 0.0f);
-    gradients = {zeros.get(), 0};
-  }
-  if (args.gradient_rows != nullptr || args.skip_nonfinite || args.stochastic_rounding) {
-    const AnyGradients any{args.gradient_rows, gradients};
-    return RunUpdateLoopOn<Narrow, 0>(any, args, common, rule);
-  }
   if constexpr (std::is_same_v<Rule, AdagradRule> || std::is_same_v<Rule, RowwiseAdagradRule>) {
     switch (args.width) {
       case 16:
@@ -399,6 +393,26 @@ UpdateCounts RunUpdateLoop(const UpdateArgs& args, const CommonRule& common, con
   }
   return args.width % 16 == 0 ? RunUpdateLoopOn<Wide, 0>(gradients, args, common, rule)
                               : RunUpdateLoopOn<Narrow, 0>(gradients, args, common, rule);
+}
+
+template <class Rule>
+UpdateCounts RunUpdateLoop(const UpdateArgs& args, const CommonRule& common, const Rule& rule) {
+  const size_t width = args.width;
+  hwy::AlignedFreeUniquePtr<float[]> zeros;
+  GradientArray gradients{args.gradients, width};
+  if (args.gradients == nullptr && args.gradient_rows == nullptr) {
+    zeros = hwy::AllocateAligned<float>(width);
+    std::fill_n(zeros.get(), width, 0.0f);
+    gradients = {zeros.get(), 0};
+  }
+  if (args.skip_nonfinite || args.stochastic_rounding) {
+    const AnyGradients any{args.gradient_rows, gradients};
+    return RunUpdateLoopOn<hn::CappedTag<float, 8>, 0>(any, args, common, rule);
+  }
+  if (args.gradient_rows != nullptr) {
+    return RunPlainLoop(GradientRows{args.gradient_rows}, args, common, rule);
+  }
+  return RunPlainLoop(gradients, args, common, rule);
 }
 
 }  // namespace

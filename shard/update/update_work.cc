@@ -10,21 +10,36 @@
 namespace emberd::shard {
 namespace {
 
-// Points every sample of all parts at its gradient. `arrays`: those of the parts, or null.
-void MakeGradientRows(absl::Span<const float* const> arrays, BufferPool& pool,
+// Points every sample of a part at its gradient.
+const float** PointAtGradients(const CheckedPart::Stack& part, const StackUpdate& update,
+                               const float** next) {
+  const float* const zero = update.zero_row.data();
+  const auto& samples = part.entries->samples;
+  if (part.features.empty()) {
+    const float* row = part.gradients == nullptr ? zero : part.gradients;
+    const size_t step = part.gradients == nullptr ? 0 : update.zero_row.size();
+    for (size_t i = 0; i < samples.size(); ++i) *next++ = row + i * step;
+    return next;
+  }
+  for (size_t f = 0; f < part.features.size(); ++f) {
+    const FeatureRows<const float>& rows = part.features[f];
+    for (uint32_t i = part.entries->feature_offsets[f]; i < part.entries->feature_offsets[f + 1];
+         ++i) {
+      *next++ = rows.first == nullptr ? zero : rows(samples[i]);
+    }
+  }
+  return next;
+}
+
+// Points every sample of all parts at its gradient.
+void MakeGradientRows(absl::Span<const CheckedPart::Stack* const> parts, BufferPool& pool,
                       StackUpdate& update) {
-  const int width = update.store->width();
   size_t samples = 0;
   for (const StackEntries* part : update.parts) samples += part->samples.size();
-  update.zero_row.assign(width, 0.0f);
+  update.zero_row.assign(update.store->width(), 0.0f);
   update.gradient_rows = PooledArray<const float*>(pool, samples);
   const float** next = update.gradient_rows.data();
-  for (size_t r = 0; r < arrays.size(); ++r) {
-    const size_t count = update.parts[r]->samples.size();
-    const float* row = arrays[r] == nullptr ? update.zero_row.data() : arrays[r];
-    const size_t step = arrays[r] == nullptr ? 0 : width;
-    for (size_t i = 0; i < count; ++i) *next++ = row + i * step;
-  }
+  for (const CheckedPart::Stack* part : parts) next = PointAtGradients(*part, update, next);
 }
 
 }  // namespace
@@ -45,17 +60,20 @@ void UpdateWork::AddStack(int index, const StepRule& rule, BufferPool& pool) {
   update.stack = index;
   update.store = &model_->stack(index);
   update.rule = rule;
-  std::vector<const float*> arrays;
+  std::vector<const CheckedPart::Stack*> parts;
   for (const std::shared_ptr<const CheckedPart>& part : update_.parts()) {
     const CheckedPart::Stack* stack = part->Find(index);
     if (stack == nullptr || stack->entries->entry_count == 0) continue;
     update.parts.push_back(stack->entries);
-    arrays.push_back(stack->gradients);
+    parts.push_back(stack);
   }
-  if (arrays.size() == 1) {
-    update.gradients = arrays[0];
-  } else if (std::any_of(arrays.begin(), arrays.end(), [](const float* a) { return a; })) {
-    MakeGradientRows(arrays, pool, update);
+  const auto has_gradients = [](const CheckedPart::Stack* part) {
+    return part->gradients != nullptr || !part->features.empty();
+  };
+  if (parts.size() == 1 && parts[0]->features.empty()) {
+    update.gradients = parts[0]->gradients;
+  } else if (std::any_of(parts.begin(), parts.end(), has_gradients)) {
+    MakeGradientRows(parts, pool, update);
   }
   stacks_.push_back(std::move(update));
 }

@@ -24,8 +24,8 @@ struct StackUpdate {
   StepRule rule;
   std::vector<const StackEntries*> parts;  // those with entries, in rank order; there may be none
   uint64_t rounding_key = 0;               // of the step
-  // Where the gradients are, as UpdateArgs has it: an array if there is one part, a pointer per
-  // sample if there are more. Null: all zero.
+  // Where the gradients are, as UpdateArgs has it: an array if there is one part that has one, else
+  // a pointer per sample. Null: all zero.
   const float* gradients = nullptr;
   PooledArray<const float*> gradient_rows;
   std::vector<float> zero_row;  // what the samples of a part without gradients point to

@@ -155,7 +155,7 @@ class Shard {
     engine_->Gather(std::move(batch), [&done](auto output) {
       Require(output.ok(), "a batch that was checked can be gathered");
       for (const shard::StackSums& stack : output->sums) {
-        Require(stack.sums->size() >= stack.samples.size() * stack.width,
+        Require(stack.rows == static_cast<int64_t>(stack.samples.size()),
                 "there is a sum for every sample");
       }
       for (const shard::StackRows& stack : output->rows) {
