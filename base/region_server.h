@@ -28,6 +28,12 @@
 
 namespace emberd {
 
+// A region by the name that its server has given it.
+struct NamedRegion {
+  uint64_t name = 0;
+  std::shared_ptr<SharedRegion> memory;
+};
+
 // Thread-safe. Has a thread, which sleeps unless a peer asks for something.
 class RegionServer {
  public:

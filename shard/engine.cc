@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <tuple>
 #include <utility>
 
@@ -44,37 +43,6 @@ absl::Status CheckStackOfBatch(int stack, const Model& model, std::vector<bool>&
                                                    model.stack_count(), ") and be given once"));
   }
   seen[stack] = true;
-  return absl::OkStatus();
-}
-
-// Whether the places are those of all samples of the stack.
-absl::Status CheckSumPlaces(const SumPlaces& places, const preprocess::StackBatchView& view,
-                            int64_t width) {
-  const auto bad = [&](absl::string_view what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("places of the sums of stack ", places.stack, ": ", what));
-  };
-  if (places.features.size() != view.feature_samples.size()) {
-    return bad(absl::StrCat("they are of ", places.features.size(), " features; the stack has ",
-                            view.feature_samples.size()));
-  }
-  const size_t words = (int64_t{view.sample_count} + 31) / 32;
-  if (!places.passed_over.empty() && places.passed_over.size() != words) {
-    return bad(absl::StrCat("passed_over has ", places.passed_over.size(), " words; must be 0 or ",
-                            words));
-  }
-  int64_t first_sample = 0;
-  for (size_t f = 0; f < places.features.size(); ++f) {
-    const FeatureRows<float>& rows = places.features[f];
-    if (rows.first_sample != first_sample || rows.samples != view.feature_samples[f] ||
-        rows.width != width || rows.stride < width || (rows.first == nullptr && rows.samples > 0)) {
-      return bad(absl::StrCat("feature ", f, " has samples ", rows.first_sample, " + ",
-                              rows.samples, " of ", rows.width, " floats, ", rows.stride,
-                              " apart; must be ", first_sample, " + ", view.feature_samples[f],
-                              " of ", width, ", not less apart"));
-    }
-    first_sample += rows.samples;
-  }
   return absl::OkStatus();
 }
 
@@ -285,11 +253,8 @@ int64_t Engine::GatherBytes(const Batch& batch, const GatherPlaces& places) cons
     }
     const auto samples = static_cast<int64_t>(entries.samples.size());
     int64_t rows = samples;
-    if (const SumPlaces* of_stack = places.Find(entries.stack)) {
-      int64_t passed_over = 0;
-      for (const uint32_t word : of_stack->passed_over) passed_over += std::popcount(word);
-      rows = std::min(rows, passed_over);
-    }
+    const SumPlaces* const of_stack = places.Find(entries.stack);
+    if (of_stack != nullptr) rows = std::min(rows, of_stack->CountPassedOver());
     bytes += samples * static_cast<int64_t>(sizeof(int32_t)) +
              rows * static_cast<int64_t>(store.spec().embedding_dim * sizeof(float));
   }

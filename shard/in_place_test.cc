@@ -3,6 +3,7 @@
 // and touch no memory beside the rows that they are given: it may be another feature's.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <vector>
@@ -106,11 +107,10 @@ class InPlaceTest : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(InPlaceTest, SumsHaveTheSameBitsWhereverTheyAreWritten) {
-  const auto engine = MakeEngine();
+  const auto engine = MakeEngine(), usual = MakeEngine(v1::PARTIAL_SUMS);
   for (int round = 0; round < 20; ++round) {
     const auto batch = MakeBatch();
-    const auto plain = *engine->Prepare(batch->view());
-    const StackSums expected = engine->Gather(plain).at(0);
+    const StackSums expected = usual->Gather(*usual->Prepare(batch->view())).at(0);
     Rows rows(width_, width_ + round % 3 * 5);
     GatherPlaces places;
     places.stacks.push_back({0, rows.Features<float>(), {}});
@@ -214,6 +214,34 @@ TEST_P(InPlaceTest, GradientsGiveTheSameBitsWhereverTheyLie) {
         ASSERT_EQ(std::memcmp(expected.data(), found.data(), width_ * sizeof(float)), 0)
             << "round " << round << ", partition " << p << ", row " << row;
       }
+    }
+  }
+}
+
+// Their owner may write there until the update is made. What it writes is its own affair, but no
+// table gets what is not a number.
+TEST_P(InPlaceTest, GradientsThatAreFiniteNoMoreCountAsZero) {
+  const auto spoilt = MakeEngine(), zeroed = MakeEngine();
+  const auto batch = MakeBatch();
+  Rows bad(width_, width_), good(width_, width_);
+  for (int s = 0; s < kShape.samples; ++s) {
+    for (int c = 0; c < width_; ++c) {
+      const bool is_bad = random_() % 5 == 0;
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      const float infinity = std::numeric_limits<float>::infinity();
+      good.Of(s)[c] = is_bad ? 0 : 0.25f;
+      bad.Of(s)[c] = !is_bad ? 0.25f : random_() % 2 == 0 ? nan : -infinity;
+    }
+  }
+  for (auto* engine : {spoilt.get(), zeroed.get()}) {
+    ApplyInput input;
+    Rows& rows = engine == spoilt.get() ? bad : good;
+    input.stacks.push_back({0, {}, {}, rows.Features<const float>()});
+    engine->Apply(*engine->Prepare(batch->view()), input);
+  }
+  for (int p = 0; p < kShape.partitions; ++p) {
+    for (int row = 0; row < kShape.rows_per_partition; ++row) {
+      ASSERT_EQ(spoilt->ReadRow(0, p, row, width_), zeroed->ReadRow(0, p, row, width_)) << row;
     }
   }
 }

@@ -1,8 +1,10 @@
 // What goes into the engine and comes out of it: models, gradients, rows, results.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -106,6 +108,10 @@ struct SumPlaces {
   bool PassesOver(int64_t sample) const {
     return !passed_over.empty() && (passed_over[sample / 32] >> (sample % 32) & 1) != 0;
   }
+  int64_t CountPassedOver() const {
+    return std::accumulate(passed_over.begin(), passed_over.end(), int64_t{0},
+                           [](int64_t sum, uint32_t word) { return sum + std::popcount(word); });
+  }
 };
 struct GatherPlaces {
   std::vector<SumPlaces> stacks;      // those of other stacks are returned
@@ -165,7 +171,8 @@ struct StackGradients {
   absl::Span<const float> gradients;
   Hyperparameters hyperparameters;
   // Instead of `gradients`: where they lie, for all features of the stack, in canonical order.
-  // Whoever gives them has checked that they are finite.
+  // Whoever gives them has checked that they are finite; those that have changed since, and are not
+  // any more, count as 0.
   std::vector<FeatureRows<const float>> features = {};
 };
 

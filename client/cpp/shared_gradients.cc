@@ -33,7 +33,8 @@ std::shared_ptr<SharedBlock> SharedGradients::Find(const FeatureGradient& gradie
                                                    WireType type) const {
   if (type != WireType::kFloat32 || !IsTogether(gradient, dim)) return nullptr;
   const auto found = std::find_if(own_.begin(), own_.end(), [&](const auto& block) {
-    return block->Holds(gradient.values.data(), gradient.values.size() * sizeof(float));
+    return !block->parted() &&
+           block->Holds(gradient.values.data(), gradient.values.size() * sizeof(float));
   });
   return found == own_.end() ? nullptr : *found;
 }
@@ -81,6 +82,12 @@ void SharedGradients::Lend() {
 
 void SharedGradients::Settle() {
   for (const auto& block : used_) block->Settle();
+}
+
+void SharedGradients::Part() {
+  for (const auto& block : used_) {
+    if (block != copies_) block->Part();
+  }
 }
 
 }  // namespace emberd::client

@@ -39,6 +39,9 @@ class SharedGradients {
   // The update is sent; it has been answered.
   void Lend();
   void Settle();
+  // It will not be answered, and may be made later all the same, or now: with the gradients of now,
+  // whatever the caller does to its memory from here on.
+  void Part();
 
  private:
   // The caller's block that holds a gradient as it has to travel.

@@ -333,6 +333,7 @@ absl::Status TrainStream::Impl::OnUpdate(google::protobuf::io::CodedInputStream*
 
 void TrainStream::Impl::OnEnd(const absl::Status& status) {
   absl::MutexLock lock(&mutex_);
+  for (SentUpdate& update : updates_) update.shared.Part();
   end_ = status;
 }
 

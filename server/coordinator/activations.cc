@@ -1,9 +1,7 @@
 #include "server/coordinator/activations.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -14,33 +12,87 @@
 namespace emberd::server {
 namespace {
 
-constexpr size_t kAlignment = 64;
+// How far apart sums may lie in an answer's room.
+constexpr int64_t kRoomAlignment = 64;
+
+// Samples whose sums a shard that writes the others in place has returned.
+int64_t CountReturned(absl::Span<const int32_t> samples, const shard::SumPlaces& places) {
+  if (places.passed_over.empty()) return 0;
+  return std::count_if(samples.begin(), samples.end(),
+                       [&](int32_t sample) { return places.PassesOver(sample); });
+}
+
+// Where a feature begins in what a shard has answered of its stack.
+struct FeatureStart {
+  size_t sample = 0;  // index of StackSumsView.samples
+  int64_t row = 0;    // of StackSumsView.sums
+};
+// By feature of the config.
+std::vector<FeatureStart> FindStarts(const GatherResult& result, const ServedModel& model,
+                                     const preprocess::PreprocessedBatch& batch) {
+  std::vector<FeatureStart> starts(model.config.features_size());
+  for (size_t k = 0; k < result.stacks.size(); ++k) {
+    const StackSumsView& sums = result.stacks[k];
+    const shard::SumPlaces* const places =
+        sums.placed ? result.places.Find(static_cast<int>(k)) : nullptr;
+    FeatureStart next;
+    for (const preprocess::FeaturePlan& feature : model.plan.stacks[k].features) {
+      starts[feature.feature] = next;
+      const int64_t end =
+          batch.feature_sample_begin()[feature.feature] + batch.feature_samples()[feature.feature];
+      const auto from = sums.samples.begin() + next.sample;
+      const size_t count = std::lower_bound(from, sums.samples.end(), end) - from;
+      next.row += places == nullptr
+                      ? static_cast<int64_t>(count)
+                      : CountReturned(sums.samples.subspan(next.sample, count), *places);
+      next.sample += count;
+    }
+  }
+  return starts;
+}
+
+// What one shard has of a feature's samples: a walk over its answer.
+struct ShardWalk {
+  ShardWalk(const StackSumsView& answer, const shard::SumPlaces* asked, const FeatureStart& start)
+      : samples(answer.samples),
+        placed(answer.placed ? asked : nullptr),
+        rows(answer.sums.data()),
+        next(start.sample),
+        row(start.row) {}
+
+  // The shard's sum of `sample`; null: it has none. `place`: where it wrote it, if it did.
+  const float* Take(int64_t sample, int width, const float* place) {
+    if (next == samples.size() || samples[next] != sample) return nullptr;
+    ++next;
+    if (placed != nullptr && !placed->PassesOver(sample)) return place;
+    return rows + row++ * width;
+  }
+
+  const absl::Span<const int32_t> samples;
+  const shard::SumPlaces* const placed;  // null: the shard has written nothing in place
+  const float* const rows;
+  size_t next;
+  int64_t row;
+};
 
 // Walks over the samples of one feature and folds each over the shards.
 class FeatureCombiner {
  public:
-  // `stacks[i]`: the sums of shard i of the feature's stack.
-  FeatureCombiner(std::vector<const StackSumsView*> stacks, int width, int64_t first_sample)
-      : stacks_(std::move(stacks)),
-        width_(width),
-        cursors_(stacks_.size()),
-        nodes_(stacks_.size()),
-        scratch_(stacks_.size() * width) {
-    for (size_t i = 0; i < stacks_.size(); ++i) {
-      const absl::Span<const int32_t> samples = stacks_[i]->samples;
-      cursors_[i] =
-          std::lower_bound(samples.begin(), samples.end(), first_sample) - samples.begin();
+  // `results[i]`, `starts[i]`: of shard i.
+  FeatureCombiner(absl::Span<const GatherResult> results,
+                  absl::Span<const std::vector<FeatureStart>> starts, int feature, int stack,
+                  int width)
+      : width_(width), nodes_(results.size()), scratch_(results.size() * width) {
+    for (size_t i = 0; i < results.size(); ++i) {
+      walks_.emplace_back(results[i].stacks[stack], results[i].places.Find(stack),
+                          starts[i][feature]);
     }
   }
 
   // The sum for `sample`, [width]; null if no shard has an entry. Samples must ascend from call to
-  // call.
-  const float* Fold(int64_t sample) {
-    for (size_t i = 0; i < stacks_.size(); ++i) {
-      const StackSumsView& sums = *stacks_[i];
-      const bool here = cursors_[i] < sums.samples.size() && sums.samples[cursors_[i]] == sample;
-      nodes_[i] = here ? sums.sums.data() + cursors_[i]++ * width_ : nullptr;
-    }
+  // call. `place`: of the sample's row, where a shard may have written its part.
+  const float* Fold(int64_t sample, const float* place) {
+    for (size_t i = 0; i < nodes_.size(); ++i) nodes_[i] = walks_[i].Take(sample, width_, place);
     for (size_t step = 1; step < nodes_.size(); step *= 2) {
       for (size_t i = 0; i + step < nodes_.size(); i += 2 * step)
         nodes_[i] = Add(nodes_[i], nodes_[i + step], i);
@@ -59,9 +111,8 @@ class FeatureCombiner {
     return sum;
   }
 
-  const std::vector<const StackSumsView*> stacks_;
   const int width_;
-  std::vector<size_t> cursors_;
+  std::vector<ShardWalk> walks_;
   std::vector<const float*> nodes_;
   std::vector<float> scratch_;
 };
@@ -70,7 +121,7 @@ void WriteRow(const float* row, int64_t dim, v1::DataType dtype, char* to) {
   if (dtype == v1::FLOAT32) {
     if (row == nullptr) {
       std::memset(to, 0, dim * sizeof(float));
-    } else {
+    } else if (row != reinterpret_cast<const float*>(to)) {
       std::memcpy(to, row, dim * sizeof(float));
     }
     return;
@@ -81,14 +132,21 @@ void WriteRow(const float* row, int64_t dim, v1::DataType dtype, char* to) {
   }
 }
 
-bool SumsFit(const StackSumsView& sums, int width, int64_t stack_samples) {
-  if (sums.sums.size() != sums.samples.size() * width) return false;
+// `places`: those that were asked for, or null.
+bool SumsFit(const StackSumsView& sums, const shard::SumPlaces* places, int width,
+             int64_t stack_samples) {
   int64_t last = -1;
   for (const int32_t sample : sums.samples) {
     if (sample <= last) return false;
     last = sample;
   }
-  return last < stack_samples;
+  if (last >= stack_samples) return false;
+  auto rows = static_cast<int64_t>(sums.samples.size());
+  if (sums.placed) {
+    if (places == nullptr) return false;
+    rows = CountReturned(sums.samples, *places);
+  }
+  return static_cast<int64_t>(sums.sums.size()) == rows * width;
 }
 
 // Keeps the views of a result alive: of what the shard sent, and of what was made of it.
@@ -100,7 +158,8 @@ struct PooledOwner {
 }  // namespace
 
 int64_t MaxGatherBytes(const ServedModel& model,
-                       absl::Span<const preprocess::StackBatchView> stacks) {
+                       absl::Span<const preprocess::StackBatchView> stacks,
+                       const shard::GatherPlaces& places) {
   int64_t bytes = 0;
   for (const preprocess::StackBatchView& view : stacks) {
     int64_t entries = 0;
@@ -108,9 +167,17 @@ int64_t MaxGatherBytes(const ServedModel& model,
       entries += static_cast<int64_t>(segment.embedding_ids.size());
     }
     const shard::StackSpec& stack = model.shard_stacks[view.stack];
-    const auto sum_bytes =
-        static_cast<int64_t>(sizeof(int32_t) + stack.embedding_dim * sizeof(float));
-    const int64_t sums = std::min<int64_t>(entries, view.sample_count) * sum_bytes;
+    const auto width = static_cast<int64_t>(stack.embedding_dim);
+    const int64_t samples = std::min<int64_t>(entries, view.sample_count);
+    int64_t sum_rows = samples;
+    const shard::SumPlaces* const placed = places.Find(view.stack);
+    if (placed != nullptr && stack.result_mode != v1::UNIQUE_ROWS) {
+      sum_rows = std::min(sum_rows, placed->CountPassedOver());
+      bytes += kRoomAlignment + samples * sizeof(int32_t) + sum_rows * width * sizeof(float);
+      continue;
+    }
+    const auto sum_bytes = static_cast<int64_t>(sizeof(int32_t) + width * sizeof(float));
+    const int64_t sums = kRoomAlignment + sum_rows * sum_bytes;
     const int64_t rows = entries * shard::RowBytes(stack);
     switch (stack.result_mode) {
       case v1::PARTIAL_SUMS:
@@ -138,7 +205,7 @@ absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& mo
   auto rows = result.rows.begin();
   for (int i = 0; i < static_cast<int>(stacks.size()); ++i) {
     if (sums != result.stacks.end() && sums->stack == i &&
-        SumsFit(*sums++, stacks[i].embedding_dim, batch.stack_samples(i))) {
+        SumsFit(*sums++, result.places.Find(i), stacks[i].embedding_dim, batch.stack_samples(i))) {
       continue;
     }
     if (rows != result.rows.end() && rows->stack == i &&
@@ -172,53 +239,38 @@ absl::Status PoolUniqueRows(const ServedModel& model, const preprocess::Preproce
   return absl::OkStatus();
 }
 
-namespace {
-
-// Memory of their own, by features of the config.
-SharedOutput TakeOutput(const ServedModel& model, absl::Span<const int64_t> samples,
-                        v1::DataType dtype) {
-  std::vector<int> order(samples.size());
-  std::iota(order.begin(), order.end(), 0);
-  SharedOutput output;
-  output.layout = LayOutActivations(model, samples, order, dtype, /*concat=*/false);
-  output.memory.reset(
-      static_cast<char*>(std::aligned_alloc(kAlignment, std::max(output.layout.bytes, kAlignment))),
-      std::free);
-  return output;
-}
-
-}  // namespace
-
 Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
-                               const SharedOutput* output) {
-  SharedOutput own;
-  const bool shared = output != nullptr;
-  if (!shared) {
-    own = TakeOutput(model, batch.feature_samples(), dtype);
-    output = &own;
-  }
+                               const SharedOutput& output, CpuPool* cpu) {
   Activations activations;
   activations.dtype = dtype;
-  for (int i = 0; i < model.config.features_size(); ++i) {
+  activations.owner = output.memory;
+  const bool shared = output.region.memory != nullptr;
+  if (shared) activations.shared_bytes = output.layout.bytes;
+  for (int i = 0; i < model.config.features_size() && !shared; ++i) {
+    const int64_t samples = batch.feature_samples()[i];
+    const int64_t dim = model.TableOfFeature(i).embedding_dim();
+    activations.features.push_back(
+        {samples, dim,
+         absl::MakeConstSpan(output.memory.get() + output.layout.offsets[i],
+                             samples * dim * ElementSize(dtype))});
+  }
+  std::vector<std::vector<FeatureStart>> starts(results.size());
+  ParallelFor(cpu, static_cast<int64_t>(results.size()),
+              [&](int64_t i) { starts[i] = FindStarts(results[i], model, batch); });
+  const auto combine = [&](int64_t feature) {
+    const int i = static_cast<int>(feature);
     const int stack = model.plan.feature_at[i].stack;
     const int64_t first = batch.feature_sample_begin()[i];
     const int64_t samples = batch.feature_samples()[i];
     const int64_t dim = model.TableOfFeature(i).embedding_dim();
-    std::vector<const StackSumsView*> sums;
-    for (const GatherResult& result : results) sums.push_back(&result.stacks[stack]);
-    FeatureCombiner combiner(std::move(sums), model.plan.stacks[stack].embedding_dim, first);
-    char* to = output->memory.get() + output->layout.offsets[i];
-    if (!shared) {
-      activations.features.push_back(
-          {samples, dim, absl::MakeConstSpan(to, samples * dim * ElementSize(dtype))});
+    FeatureCombiner combiner(results, starts, i, stack, model.plan.stacks[stack].embedding_dim);
+    char* to = output.memory.get() + output.layout.offsets[i];
+    for (int64_t sample = 0; sample < samples; ++sample, to += output.layout.strides[i]) {
+      WriteRow(combiner.Fold(first + sample, reinterpret_cast<const float*>(to)), dim, dtype, to);
     }
-    for (int64_t sample = 0; sample < samples; ++sample, to += output->layout.strides[i]) {
-      WriteRow(combiner.Fold(first + sample), dim, dtype, to);
-    }
-  }
-  activations.owner = output->memory;
-  if (shared) activations.shared_bytes = output->layout.bytes;
+  };
+  ParallelFor(cpu, model.config.features_size(), combine);
   return activations;
 }
 

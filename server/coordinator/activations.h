@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "base/cpu_pool.h"
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/served_model.h"
@@ -33,11 +34,12 @@ struct Activations {
 
 // The most bytes that the answer of a shard to these can have.
 int64_t MaxGatherBytes(const ServedModel& model,
-                       absl::Span<const preprocess::StackBatchView> stacks);
+                       absl::Span<const preprocess::StackBatchView> stacks,
+                       const shard::GatherPlaces& places = {});
 
 // Checks a shard's answer against the batch it was asked for: every stack once, in plan order;
-// samples ascending and inside the stack, sums of the padded width; unique rows of the size that
-// the model stores. INTERNAL otherwise.
+// samples ascending and inside the stack, sums of the padded width, as many as it was to return;
+// unique rows of the size that the model stores. INTERNAL otherwise.
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch);
 
@@ -52,9 +54,9 @@ absl::Status PoolUniqueRows(const ServedModel& model, const preprocess::Preproce
 // over shards in order (each has folded its own partitions already, so this completes the tree over
 // all partitions), cuts padding columns, and rounds to `dtype` once. A sample without entries is
 // zero. The results have passed CheckGatherResult, and PoolUniqueRows if there were any. `output`:
-// where they are written; null: into memory of their own.
+// where they are written, and shards may have written some already. `cpu`: may be null.
 Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
-                               const SharedOutput* output = nullptr);
+                               const SharedOutput& output, CpuPool* cpu = nullptr);
 
 }  // namespace emberd::server

@@ -39,6 +39,7 @@ ModelRegistryOptions RegistryOptions(const v1::ClusterConfig& cluster, ops::Metr
 FanoutOptions MakeFanoutOptions(const v1::ClusterConfig& cluster, ThreadPools* threads) {
   return {.batch_ttl = absl::Milliseconds(cluster.timeouts().batch_ttl_ms()),
           .shard_call = absl::Milliseconds(cluster.timeouts().shard_call_ms()),
+          .copy_gradients = cluster.storage().durability() == v1::StorageConfig::LOG,
           .threads = threads};
 }
 
@@ -130,6 +131,7 @@ void Coordinator::Sweep() {
   server_metrics_->SetModels(static_cast<int64_t>(models.size()));
   server_metrics_->SetTableBytes(table_bytes);
   path_.RenewBatches();
+  fanout_.TakeBackRegions();
   if (++sweeps_ % kSweepsPerSettlement == 0) mutations_.SettleLeftovers();
 }
 

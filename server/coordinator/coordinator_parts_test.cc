@@ -121,7 +121,9 @@ TEST_F(CoordinatorPartsTest, FoldsShardsByABalancedTree) {
     results[shard].stacks.push_back({0, shard == 3 ? some : all, sums[shard], 0});
     ASSERT_TRUE(CheckGatherResult(results[shard], *model, **batch).ok());
   }
-  const Activations activations = CombineActivations(results, *model, **batch, v1::FLOAT32);
+  const auto output = TakeOutput(*model, (*batch)->feature_samples(), v1::FLOAT32);
+  const Activations activations =
+      CombineActivations(results, *model, **batch, v1::FLOAT32, *output);
   const auto* values = reinterpret_cast<const float*>(activations.features[0].bytes.data());
   EXPECT_EQ(values[0], (1e8f + 1.0f) + -1e8f);
   EXPECT_EQ(values[8], 0.0f) << "a sample that no shard has";
@@ -177,7 +179,7 @@ TEST_F(CoordinatorPartsTest, LaysOutGradientsForTheSamplesOfAShard) {
   gradient->mutable_gradient()->set_data(values.data(), values.size() * sizeof(float));
   auto input = DecodeGradients(request, *batch);
   ASSERT_TRUE(input.ok()) << input.status();
-  const shard::ApplyInput apply = GradientsForShard(*input, *batch, 0);
+  const shard::ApplyInput apply = GradientsForShard(*input, *batch, 0, /*in_place=*/false);
   EXPECT_THAT(apply.stacks[stack_of_a].gradients, testing::ElementsAre(4, 5, 6, 0, 0, 0, 0, 0));
 
   request.mutable_gradients(0)->mutable_gradient()->set_shape(1, 2);

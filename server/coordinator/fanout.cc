@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/mutations.h"
+#include "server/coordinator/places.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {
@@ -50,9 +51,12 @@ Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions 
 absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     const std::shared_ptr<const ServedModel>& model,
     const std::shared_ptr<const preprocess::PreprocessedBatch>& batch, uint64_t handle,
+    v1::DataType dtype, const std::shared_ptr<const SharedOutput>& output,
     rpc::CallContext* context) {
   ops::StageTimer timer(metrics_, ops::Stage::kGatherWait);
   const auto owner = std::make_shared<BatchOwner>(BatchOwner{model, batch});
+  std::vector<shard::SumPlaces> places = PlacesOfSums(*model, *batch, dtype, *output);
+  std::vector<GatherResult> results(shards_.size());
   const auto start = [&](size_t shard) {
     GatherCommand command;
     command.model_id = model->id;
@@ -60,19 +64,29 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     command.batch_handle = handle;
     command.batch_ttl = options_.batch_ttl;
     command.stacks = batch->ShardView(static_cast<int>(shard));
-    command.answer_bytes = MaxGatherBytes(*model, command.stacks);
     command.owner = owner;
+    if (!places.empty() && shards_[shard]->Lend(output->region)) {
+      command.places = {places, {}, output};
+      command.region = output->region;
+      results[shard].places = command.places;
+    }
+    command.answer_bytes = MaxGatherBytes(*model, command.stacks, command.places);
+    if (shard + 1 < shards_.size()) {
+      for (shard::SumPlaces& of_stack : places) {
+        PassOver(command.stacks[of_stack.stack], &of_stack);
+      }
+    }
     return shards_[shard]->Gather(std::move(command), context);
   };
   std::vector<std::unique_ptr<GatherCall>> calls;
   for (size_t i = 0; i < shards_.size(); ++i) calls.push_back(start(i));
 
-  std::vector<GatherResult> results(shards_.size());
   absl::Status error;
   for (size_t i = 0; i < shards_.size(); ++i) {
     const absl::Time began = absl::Now();
     auto result = calls[i]->Wait();
     absl::Status status = result.status();
+    if (status.ok()) result->places = std::move(results[i].places);
     if (status.ok())
       status = Annotate(CheckGatherResult(*result, *model, *batch), shards_[i]->name());
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
@@ -124,8 +138,18 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
       command.input.skip = true;
     } else {
       const auto shard = static_cast<int>(i);
-      command.block = fanout_->shards_[i]->TakeBlock(GradientBytes(input, batch, shard));
-      command.input = GradientsForShard(input, batch, shard, command.block);
+      const bool in_place = fanout_->ReadsInPlace(input, batch, shard);
+      command.block = fanout_->shards_[i]->TakeBlock(GradientBytes(input, batch, shard, in_place));
+      command.input = GradientsForShard(input, batch, shard, in_place, command.block);
+      if (in_place) {
+        command.regions = input.regions;
+        command.copied = [copied = command, &input, &batch, shard]() mutable {
+          copied.block = nullptr;
+          copied.regions.clear();
+          copied.input = GradientsForShard(input, batch, shard, /*in_place=*/false);
+          return std::move(copied);
+        };
+      }
     }
     calls_.push_back(fanout_->shards_[i]->Apply(std::move(command), &context_));
   }
@@ -201,6 +225,12 @@ absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput&
   std::unique_ptr<StagedUpdate> staged(new StagedUpdate(this, name, context->trace()));
   RETURN_IF_ERROR(staged->Stage(input, batch, context));
   return staged;
+}
+
+bool Fanout::ReadsInPlace(const GradientInput& input, const KeptBatch& batch, int shard) const {
+  return !options_.copy_gradients && AnyInPlace(input, batch) &&
+         std::all_of(input.regions.begin(), input.regions.end(),
+                     [&](const NamedRegion& region) { return shards_[shard]->Lend(region); });
 }
 
 void Fanout::RenewBatches(const std::vector<uint64_t>& handles) {

@@ -16,6 +16,7 @@
 #include "server/coordinator/gradients.h"
 #include "server/coordinator/kept_batch.h"
 #include "server/coordinator/served_model.h"
+#include "server/coordinator/shared_tensors.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/shard_backend.h"
@@ -41,8 +42,11 @@ std::vector<int> ShardsFrom(int first, size_t count);
 absl::Status FirstError(const std::vector<absl::Status>& statuses);
 
 struct FanoutOptions {
-  absl::Duration batch_ttl;        // how long shards keep an unused batch
-  absl::Duration shard_call;       // how long an update may take, whatever the caller's deadline
+  absl::Duration batch_ttl;   // how long shards keep an unused batch
+  absl::Duration shard_call;  // how long an update may take, whatever the caller's deadline
+  // Gradients are copied to the shards: their logs must hold what is applied, and what lies in a
+  // client's memory may change between the two.
+  bool copy_gradients = false;
   ThreadPools* threads = nullptr;  // required
 };
 
@@ -93,10 +97,12 @@ class Fanout {
          Mutations* mutations, ops::Metrics* metrics);
 
   // Result i is shard i's, checked against the batch, all of it partial sums. The shards keep the
-  // batch under `handle`, unless that is 0; after an error they do not.
+  // batch under `handle`, unless that is 0; after an error they do not. Shards that can write to
+  // `output`, where the activations of type `dtype` go, have done so with what result.places says.
   absl::StatusOr<std::vector<GatherResult>> Gather(
       const std::shared_ptr<const ServedModel>& model,
       const std::shared_ptr<const preprocess::PreprocessedBatch>& batch, uint64_t handle,
+      v1::DataType dtype, const std::shared_ptr<const SharedOutput>& output,
       rpc::CallContext* context);
 
   // No row changes yet. The caller's deadline and cancellation count up to here, and not for the
@@ -105,6 +111,11 @@ class Fanout {
                                                       const KeptBatch& batch,
                                                       const UpdateName& name,
                                                       rpc::CallContext* context);
+
+  // Memory of clients that shards were lent and nobody refers to. To be called often.
+  void TakeBackRegions() {
+    for (const auto& shard : shards_) shard->TakeBackRegions();
+  }
 
   // Both best effort, under a deadline of their own: what is missed expires.
   void RenewBatches(const std::vector<uint64_t>& handles);
@@ -118,6 +129,7 @@ class Fanout {
     return shards_[shard]->DropGroups(request, context);
   }
   int shards() const { return static_cast<int>(shards_.size()); }
+  CpuPool* cpu() const { return &options_.threads->cpu; }
   absl::StatusOr<RowCounts> DecideStep(int shard, const internal::v1::DecideStepRequest& request,
                                        rpc::CallContext* context) {
     return shards_[shard]->DecideStep(request, context);
@@ -126,6 +138,8 @@ class Fanout {
  private:
   friend class StagedUpdate;
   void ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began);
+  // Whether the shard may read gradients where the client has put them.
+  bool ReadsInPlace(const GradientInput& input, const KeptBatch& batch, int shard) const;
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
   const FanoutOptions options_;

@@ -59,12 +59,23 @@ absl::StatusOr<const char*> FindElements(const v1::FeatureGradient& gradient,
         absl::StrCat(path, ": shared.size is ", gradient.shared().size(), " and data has ",
                      tensor.data().size(), " bytes; they must be ", bytes, " and 0"));
   }
-  ASSIGN_OR_RETURN(auto memory, FindBlock(regions, gradient.shared(), path + ": shared"));
-  return input->shared.emplace_back(std::move(memory)).get();
+  ASSIGN_OR_RETURN(const auto memory, FindBlock(regions, gradient.shared(), path + ": shared"));
+  const uint64_t name = gradient.shared().region();
+  const bool known = std::any_of(input->regions.begin(), input->regions.end(),
+                                 [&](const NamedRegion& region) { return region.name == name; });
+  if (known) return memory.get();
+  NamedRegion region = {name, regions->Region(name)};
+  if (region.memory == nullptr) {  // given back just now
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": shared: the client has given the region back"));
+  }
+  input->regions.push_back(std::move(region));
+  return memory.get();
 }
 
 absl::Status DecodeFeature(const v1::FeatureGradient& gradient, int feature, const KeptBatch& batch,
                            const RegionServer* regions, GradientInput* input) {
+  // The view has its data last: until then there is no gradient.
   FeatureGradientView* const view = &input->features[feature];
   const std::string path = absl::StrCat("gradient of feature '", gradient.feature(), "'");
   const v1::Tensor& tensor = gradient.gradient();
@@ -80,9 +91,8 @@ absl::Status DecodeFeature(const v1::FeatureGradient& gradient, int feature, con
   }
   ASSIGN_OR_RETURN(view->data, FindElements(gradient, path, regions, input));
   view->dtype = tensor.dtype();
-  const bool any_value =
-      batch.model->TableOfFeature(feature).on_nonfinite_gradient() == v1::SKIP_ROW;
-  return any_value ? absl::OkStatus() : CheckFinite(*view, samples, dim, path);
+  view->shared = gradient.has_shared();
+  return absl::OkStatus();
 }
 
 // What a step sets of the optimizer of one stack.
@@ -208,11 +218,42 @@ void WriteStackRows(const GradientInput& input, const KeptBatch& batch,
   std::fill(to + next * width, to + samples.size() * width, 0.0f);
 }
 
+// Whether the gradients of a stack lie in shared memory as shards need them.
+bool LiesInPlace(const GradientInput& input, const preprocess::StackPlan& stack) {
+  bool any = false;
+  for (const preprocess::FeaturePlan& feature : stack.features) {
+    const FeatureGradientView& view = input.features[feature.feature];
+    if (view.data == nullptr) continue;
+    any = true;
+    if (!view.shared || view.dtype != v1::FLOAT32 ||
+        stack.tables[feature.table_in_stack].embedding_dim != stack.embedding_dim ||
+        reinterpret_cast<uintptr_t>(view.data) % sizeof(float) != 0) {
+      return false;
+    }
+  }
+  return any;
+}
+
+std::vector<shard::FeatureRows<const float>> PlacesOfGradients(const GradientInput& input,
+                                                               const KeptBatch& batch,
+                                                               const preprocess::StackPlan& stack) {
+  std::vector<shard::FeatureRows<const float>> places;
+  for (const preprocess::FeaturePlan& feature : stack.features) {
+    const auto* const first = reinterpret_cast<const float*>(input.features[feature.feature].data);
+    places.push_back({first, stack.embedding_dim, stack.embedding_dim,
+                      batch.feature_sample_begin[feature.feature],
+                      batch.feature_samples[feature.feature]});
+  }
+  return places;
+}
+
 // By stack: of the gradients that a shard is sent.
-std::vector<size_t> FloatsForShard(const GradientInput& input, const KeptBatch& batch, int shard) {
+std::vector<size_t> FloatsForShard(const GradientInput& input, const KeptBatch& batch, int shard,
+                                   bool in_place) {
   const auto& stacks = batch.model->plan.stacks;
   std::vector<size_t> floats(stacks.size());
   for (size_t i = 0; i < stacks.size(); ++i) {
+    if (in_place && LiesInPlace(input, stacks[i])) continue;
     const auto& features = stacks[i].features;
     const bool given = std::any_of(features.begin(), features.end(), [&](const auto& feature) {
       return input.features[feature.feature].data != nullptr;
@@ -224,12 +265,15 @@ std::vector<size_t> FloatsForShard(const GradientInput& input, const KeptBatch& 
 
 }  // namespace
 
-absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& request,
-                                              const KeptBatch& batch, const RegionServer* regions) {
+namespace {
+
+// Fills input->features; an error is of the gradient at `*decoded`.
+absl::Status DecodeFeatures(const v1::ApplyGradientsRequest& request, const KeptBatch& batch,
+                            const RegionServer* regions, GradientInput* decoded_input,
+                            int* decoded) {
   const ServedModel& model = *batch.model;
-  GradientInput input;
-  input.features.resize(model.config.features_size());
-  for (int i = 0; i < request.gradients_size(); ++i) {
+  GradientInput& input = *decoded_input;
+  for (int& i = *decoded; i < request.gradients_size(); ++i) {
     const v1::FeatureGradient& gradient = request.gradients(i);
     const auto found = model.features.find(gradient.feature());
     if (found == model.features.end()) {
@@ -244,22 +288,70 @@ absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& r
     }
     RETURN_IF_ERROR(DecodeFeature(gradient, found->second, batch, regions, &input));
   }
+  return absl::OkStatus();
+}
+
+// Of the first `count` gradients, all features at once; names the first that has a bad value.
+absl::Status CheckValues(const v1::ApplyGradientsRequest& request, const KeptBatch& batch,
+                         const GradientInput& input, int count, CpuPool* cpu) {
+  std::vector<absl::Status> checks(count);
+  ParallelFor(cpu, count, [&](int64_t i) {
+    const std::string& name = request.gradients(static_cast<int>(i)).feature();
+    const int feature = batch.model->features.at(name);
+    const v1::TableConfig& table = batch.model->TableOfFeature(feature);
+    if (table.on_nonfinite_gradient() == v1::SKIP_ROW) return;
+    checks[i] =
+        CheckFinite(input.features[feature], batch.feature_samples[feature], table.embedding_dim(),
+                    absl::StrCat("gradient of feature '", name, "'"));
+  });
+  for (const absl::Status& check : checks) RETURN_IF_ERROR(check);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& request,
+                                              const KeptBatch& batch, const RegionServer* regions,
+                                              CpuPool* cpu) {
+  const ServedModel& model = *batch.model;
+  GradientInput input;
+  input.features.resize(model.config.features_size());
+  int decoded = 0;
+  const absl::Status status = DecodeFeatures(request, batch, regions, &input, &decoded);
+  RETURN_IF_ERROR(CheckValues(request, batch, input, decoded, cpu));
+  RETURN_IF_ERROR(status);
   RETURN_IF_ERROR(DecodeHyperparameters(request, model, &input));
   RETURN_IF_ERROR(DecodeStep(request, model, &input));
   return input;
 }
 
-int64_t GradientBytes(const GradientInput& input, const KeptBatch& batch, int shard) {
-  const std::vector<size_t> floats = FloatsForShard(input, batch, shard);
+bool AnyInPlace(const GradientInput& input, const KeptBatch& batch) {
+  const auto& stacks = batch.model->plan.stacks;
+  return std::any_of(stacks.begin(), stacks.end(),
+                     [&](const auto& stack) { return LiesInPlace(input, stack); });
+}
+
+int64_t GradientBytes(const GradientInput& input, const KeptBatch& batch, int shard,
+                      bool in_place) {
+  const std::vector<size_t> floats = FloatsForShard(input, batch, shard, in_place);
   return static_cast<int64_t>(std::accumulate(floats.begin(), floats.end(), size_t{0}) *
                               sizeof(float));
 }
 
+namespace {
+
+struct GradientOwner {
+  std::shared_ptr<float> copied;
+  std::vector<NamedRegion> regions;
+};
+
+}  // namespace
+
 shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch& batch, int shard,
-                                    const std::shared_ptr<SharedBlock>& block) {
+                                    bool in_place, const std::shared_ptr<SharedBlock>& block) {
   const auto& stacks = batch.model->plan.stacks;
   const KeptShard& kept = batch.shards[shard];
-  const std::vector<size_t> floats = FloatsForShard(input, batch, shard);
+  const std::vector<size_t> floats = FloatsForShard(input, batch, shard, in_place);
   const size_t total = std::accumulate(floats.begin(), floats.end(), size_t{0});
   std::shared_ptr<float> memory =
       block != nullptr
@@ -276,12 +368,16 @@ shard::ApplyInput GradientsForShard(const GradientInput& input, const KeptBatch&
     shard::StackGradients& stack = result.stacks.emplace_back();
     stack.stack = static_cast<int>(i);
     stack.hyperparameters = input.hyperparameters[i];
+    if (in_place && LiesInPlace(input, stacks[i])) {
+      stack.features = PlacesOfGradients(input, batch, stacks[i]);
+    }
     if (floats[i] == 0) continue;
     WriteStackRows(input, batch, stacks[i], kept.samples[i], to);
     stack.gradients = absl::MakeConstSpan(to, floats[i]);
     to += floats[i];
   }
-  result.owner = std::move(memory);
+  result.owner = std::make_shared<GradientOwner>(
+      GradientOwner{std::move(memory), in_place ? input.regions : std::vector<NamedRegion>()});
   return result;
 }
 

@@ -1,5 +1,8 @@
 #include "server/coordinator/shared_tensors.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -97,6 +100,18 @@ ActivationLayout LayOutActivations(const ServedModel& model, absl::Span<const in
   return layout;
 }
 
+std::shared_ptr<const SharedOutput> TakeOutput(const ServedModel& model,
+                                               absl::Span<const int64_t> samples,
+                                               v1::DataType dtype) {
+  std::vector<int> order(samples.size());
+  std::iota(order.begin(), order.end(), 0);
+  auto output = std::make_shared<SharedOutput>();
+  output->layout = LayOutActivations(model, samples, order, dtype, /*concat=*/false);
+  const size_t bytes = RoundUp(std::max<size_t>(output->layout.bytes, 1));
+  output->memory.reset(static_cast<char*>(std::aligned_alloc(kAlignment, bytes)), std::free);
+  return output;
+}
+
 absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
                                                 const v1::SharedBlock& block,
                                                 absl::string_view path) {
@@ -155,6 +170,11 @@ absl::StatusOr<std::shared_ptr<const SharedOutput>> FindSharedOutput(const Regio
                                                    " bytes"));
   }
   ASSIGN_OR_RETURN(output->memory, FindBlock(regions, block, "shared.activations"));
+  output->region = {block.region(), regions->Region(block.region())};
+  if (output->region.memory == nullptr) {  // given back just now
+    return absl::FailedPreconditionError(
+        "shared.activations: the client has given the region back");
+  }
   return output;
 }
 

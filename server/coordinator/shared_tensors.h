@@ -30,11 +30,16 @@ struct ActivationLayout {
 ActivationLayout LayOutActivations(const ServedModel& model, absl::Span<const int64_t> samples,
                                    absl::Span<const int> order, v1::DataType dtype, bool concat);
 
-// Where a lookup's activations are to be written; null: the coordinator takes memory for them.
+// Where a lookup's activations are written.
 struct SharedOutput {
   std::shared_ptr<char> memory;
   ActivationLayout layout;
+  NamedRegion region;  // of the client's that the memory lies in; null: it is the coordinator's own
 };
+// The coordinator's own, for all features of the config, in order.
+std::shared_ptr<const SharedOutput> TakeOutput(const ServedModel& model,
+                                               absl::Span<const int64_t> samples,
+                                               v1::DataType dtype);
 
 // The memory that `block`, called `path` in errors, names. FAILED_PRECONDITION if `regions` is
 // null: there is none on this coordinator.

@@ -123,8 +123,12 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   output.batch_handle = inference ? 0 : NewBatchHandle();
   const WorkTimer gathering;
   rpc::LinkedContext gather(context, hooks->gather_limit());
+  const v1::DataType dtype = prepared.activation_dtype;
+  const std::shared_ptr<const SharedOutput> memory =
+      prepared.output != nullptr ? prepared.output
+                                 : TakeOutput(*model, batch->feature_samples(), dtype);
   ASSIGN_OR_RETURN(const auto results,
-                   fanout_->Gather(model, batch, output.batch_handle, gather.get()));
+                   fanout_->Gather(model, batch, output.batch_handle, dtype, memory, gather.get()));
   times->shards = gathering.worked();
   if (output.batch_handle != 0) {
     const absl::Time expiry =
@@ -134,8 +138,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   }
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
   const WorkTimer combining;
-  output.activations =
-      CombineActivations(results, *model, *batch, prepared.activation_dtype, prepared.output.get());
+  output.activations = CombineActivations(results, *model, *batch, dtype, *memory, fanout_->cpu());
   KeepRoom(std::move(room), &output.activations);
   times->combine = combining.worked();
   output.model = model;
@@ -190,7 +193,7 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
   GradientInput input;
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
-    ASSIGN_OR_RETURN(input, DecodeGradients(request, **batch, options_.regions));
+    ASSIGN_OR_RETURN(input, DecodeGradients(request, **batch, options_.regions, fanout_->cpu()));
   }
   const auto attempt = [&](uint64_t number) {
     UpdateName attempted = name;

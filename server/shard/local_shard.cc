@@ -114,6 +114,7 @@ class LocalShard final : public ShardBackend {
   std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext*) override {
     return std::make_unique<LocalGather>(host_.get(), std::move(command), name_);
   }
+  bool Lend(const NamedRegion&) override { return true; }  // it is mapped here
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext*) override {
     return std::make_unique<LocalApply>(host_.get(), std::move(command), name_);
   }

@@ -45,47 +45,50 @@ struct CountedBlock {
   rpc::MemoryRoom room;
 };
 
-// A message with a payload, which may lie in shared memory too.
+// A message that may name places in shared memory.
 struct Request {
-  rpc::OutgoingMessage message;        // with all of it
-  std::shared_ptr<SharedBlock> block;  // holds the payload; null: none does
-  rpc::OutgoingMessage named;          // says so, and has no payload
+  rpc::OutgoingMessage message;
+  std::shared_ptr<SharedBlock> block;  // holds its payload; null: the message does
+  // What is sent to a shard that does not know a place; null: the message names none.
+  std::function<rpc::OutgoingMessage()> instead;
 };
 
+// Of a message with all of its payload, which `block` holds, too, unless it is null. `instead`:
+// see Request.
 template <typename Header>
-Request MakeRequest(rpc::OutgoingMessage message, std::shared_ptr<SharedBlock> block) {
-  Request request{std::move(message), std::move(block), {}};
-  if (request.block == nullptr) return request;
+Request MakeRequest(rpc::OutgoingMessage message, std::shared_ptr<SharedBlock> block,
+                    std::function<rpc::OutgoingMessage()> instead) {
+  if (block == nullptr) return {std::move(message), nullptr, std::move(instead)};
   Header place;  // a field at the end is one of the same header
-  *place.mutable_payload() = PlaceOf(*request.block, PayloadBytes(request.message));
-  request.named.header = request.message.header + place.SerializeAsString();
-  return request;
+  *place.mutable_payload() = PlaceOf(*block, PayloadBytes(message));
+  rpc::OutgoingMessage named;
+  named.header = message.header + place.SerializeAsString();
+  if (instead == nullptr) {
+    instead = [message = std::move(message)]() mutable { return std::move(message); };
+  }
+  return {std::move(named), std::move(block), std::move(instead)};
 }
 
-// A call whose request may lie in shared memory.
+// A call whose request may name places in shared memory.
 class PayloadCall {
  public:
   PayloadCall(OpenStream open, Request request)
       : open_(std::move(open)),
         stream_(open_()),
         block_(std::move(request.block)),
-        lent_(block_ != nullptr) {
-    if (lent_) {
-      block_->Lend();
-      sent_instead_ = std::move(request.message);
-      stream_->Send(std::move(request.named));
-    } else {
-      stream_->Send(std::move(request.message));
-    }
+        lent_(block_ != nullptr),
+        instead_(std::move(request.instead)) {
+    if (lent_) block_->Lend();
+    stream_->Send(std::move(request.message));
   }
 
   // The answer to the request.
   absl::StatusOr<rpc::IncomingMessage> ReceiveFirst() {
     absl::StatusOr<rpc::IncomingMessage> answer = stream_->Receive();
-    if (block_ == nullptr || !absl::IsFailedPrecondition(answer.status())) return answer;
+    if (instead_ == nullptr || !absl::IsFailedPrecondition(answer.status())) return answer;
     // It may be for another reason, which it then says again.
     stream_ = open_();
-    stream_->Send(std::exchange(sent_instead_, {}));
+    stream_->Send(std::exchange(instead_, nullptr)());
     lent_ = false;  // for good: whoever has the block may still look at it
     return stream_->Receive();
   }
@@ -100,8 +103,13 @@ class PayloadCall {
   std::unique_ptr<rpc::ClientMessageStream> stream_;
   const std::shared_ptr<SharedBlock> block_;
   bool lent_;  // and not settled
-  rpc::OutgoingMessage sent_instead_;
+  std::function<rpc::OutgoingMessage()> instead_;
 };
+
+rpc::OutgoingMessage EncodeWithoutPlaces(GatherCommand command) {
+  command.places = {};
+  return EncodeGather(command);
+}
 
 class RemoteGather final : public GatherCall {
  public:
@@ -143,8 +151,8 @@ class RemoteGather final : public GatherCall {
 class RemoteApply final : public ApplyCall {
  public:
   RemoteApply(OpenStream open, const ApplyCommand& command, Reconnector* reconnector)
-      : call_(std::move(open),
-              MakeRequest<internal::v1::ApplyHeader>(EncodeApply(command), command.block)),
+      : call_(std::move(open), MakeRequest<internal::v1::ApplyHeader>(
+                                   EncodeApply(command), command.block, SentInstead(command))),
         reconnector_(reconnector) {}
 
   absl::StatusOr<StageOutcome> WaitStaged() override {
@@ -164,6 +172,11 @@ class RemoteApply final : public ApplyCall {
   }
 
  private:
+  static std::function<rpc::OutgoingMessage()> SentInstead(const ApplyCommand& command) {
+    if (command.copied == nullptr) return nullptr;
+    return [copied = command.copied] { return EncodeApply(copied()); };
+  }
+
   absl::StatusOr<ApplyReply> Read(const absl::StatusOr<rpc::IncomingMessage>& message) {
     if (!message.ok()) return message.status();
     ApplyReply reply;
@@ -208,6 +221,36 @@ std::shared_ptr<SharedBlock> ShardMemory::Take(int64_t bytes) {
   return {std::move(counted), place};
 }
 
+bool ShardMemory::Lend(const NamedRegion& region) {
+  if (from_bytes_ == 0 || region.memory == nullptr) return false;
+  const std::shared_ptr<SharedArena> arena = link_.Get();
+  if (arena == nullptr) return false;
+  MutexLock lock(&mutex_);
+  if (lent_to_.lock() != arena) {
+    lent_.clear();
+    lent_to_ = arena;
+  }
+  if (lent_.contains(region.name)) return true;
+  TakeBackUnused();
+  if (!arena->LendRegion(region.name, *region.memory)) return false;
+  lent_[region.name] = region.memory;
+  return true;
+}
+
+void ShardMemory::TakeBackRegions() {
+  MutexLock lock(&mutex_);
+  TakeBackUnused();
+}
+
+void ShardMemory::TakeBackUnused() {
+  const std::shared_ptr<SharedArena> arena = lent_to_.lock();
+  absl::erase_if(lent_, [&](const auto& lent) {
+    if (!lent.second.expired()) return false;
+    if (arena != nullptr) arena->TakeBack(lent.first);
+    return true;
+  });
+}
+
 std::unique_ptr<GatherCall> MakeRemoteGather(OpenStream open, GatherCommand command,
                                              ShardMemory* memory, Reconnector* reconnector) {
   std::shared_ptr<SharedBlock> room = memory->Take(command.answer_bytes);
@@ -218,10 +261,16 @@ std::unique_ptr<GatherCall> MakeRemoteGather(OpenStream open, GatherCommand comm
   rpc::OutgoingMessage message = EncodeGather(command);
   std::shared_ptr<SharedBlock> block = memory->Take(PayloadBytes(message));
   if (block != nullptr) CopyPayload(message, block->data());
+  const int64_t room_bytes = command.answer_bytes;
+  std::function<rpc::OutgoingMessage()> instead;
+  if (!command.places.stacks.empty()) {
+    instead = [command = std::move(command)] { return EncodeWithoutPlaces(command); };
+  }
   return std::make_unique<RemoteGather>(
       std::move(open),
-      MakeRequest<internal::v1::GatherHeader>(std::move(message), std::move(block)),
-      std::move(room), command.answer_bytes, reconnector);
+      MakeRequest<internal::v1::GatherHeader>(std::move(message), std::move(block),
+                                              std::move(instead)),
+      std::move(room), room_bytes, reconnector);
 }
 
 std::unique_ptr<ApplyCall> MakeRemoteApply(OpenStream open, const ApplyCommand& command,

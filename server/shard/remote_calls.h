@@ -12,8 +12,11 @@
 
 #include <grpcpp/channel.h>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "base/arena_link.h"
+#include "base/mutex.h"
 #include "base/shared_arena.h"
 #include "server/rpc/message_stream.h"
 #include "server/shard/shard_backend.h"
@@ -47,11 +50,21 @@ class ShardMemory {
       : from_bytes_(from_bytes), budget_(std::move(budget)), link_(std::move(ask)) {}
   // Null if so few bytes are not worth it, or there is no memory for them.
   std::shared_ptr<SharedBlock> Take(int64_t bytes);
+  // See ShardBackend.
+  bool Lend(const NamedRegion& region);
+  void TakeBackRegions();
 
  private:
+  // Lent regions that are forgotten here.
+  void TakeBackUnused() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const int64_t from_bytes_;
   const rpc::MemoryBudget budget_;
   ArenaLink link_;
+
+  Mutex mutex_;
+  std::weak_ptr<SharedArena> lent_to_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, std::weak_ptr<SharedRegion>> lent_ ABSL_GUARDED_BY(mutex_);
 };
 
 using OpenStream = std::function<std::unique_ptr<rpc::ClientMessageStream>()>;

@@ -113,6 +113,8 @@ class RemoteShard final : public ShardBackend {
     return MakeRemoteGather(Open("/emberd.internal.v1.ShardService/Gather", context),
                             std::move(command), &memory_, &reconnector_);
   }
+  bool Lend(const NamedRegion& region) override { return memory_.Lend(region); }
+  void TakeBackRegions() override { memory_.TakeBackRegions(); }
   std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) override { return memory_.Take(bytes); }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
     return MakeRemoteApply(Open("/emberd.internal.v1.ShardService/Apply", context), command,

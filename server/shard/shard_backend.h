@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/region_server.h"
 #include "base/shared_arena.h"
 #include "base/thread_pools.h"
 #include "emberd/internal/v1/shard_service.pb.h"
@@ -39,6 +41,10 @@ struct GatherCommand {
   std::shared_ptr<const void> owner;  // keeps the views alive
   int64_t answer_bytes = 0;           // at most so many come back; 0: not known
   v1::SharedBlock answer;             // where the shard may write them; of size 0: nowhere
+  // Where it writes sums, in memory of `region`, which it was lent. A shard that has lost it
+  // returns them.
+  shard::GatherPlaces places = {};
+  NamedRegion region = {};
 };
 
 // Partial sums of one stack: a row for each canonical sample that has an entry on the shard,
@@ -46,14 +52,20 @@ struct GatherCommand {
 struct StackSumsView {
   int stack = 0;
   absl::Span<const int32_t> samples;
-  absl::Span<const float> sums;  // [samples, padded width]
+  absl::Span<const float> sums;  // [rows, padded width]
   int64_t rows_gathered = 0;
+  int64_t rows = 0;
+  // Rows are of the samples alone that GatherCommand.places passes over. False: of all samples.
+  bool placed = false;
 };
 // `sums` must outlive the view.
 inline StackSumsView ViewOf(const shard::StackSums& sums) {
-  return {sums.stack, sums.samples,
-          absl::MakeConstSpan(sums.sums.get(), sums.samples.size() * sums.width),
-          sums.rows_gathered};
+  return {sums.stack,
+          sums.samples,
+          absl::MakeConstSpan(sums.sums.get(), sums.rows * sums.width),
+          sums.rows_gathered,
+          sums.rows,
+          sums.placed};
 }
 // Of the samples and their sums.
 inline int64_t PayloadBytes(const StackSumsView& view) {
@@ -75,6 +87,7 @@ struct GatherResult {
   std::vector<StackSumsView> stacks;
   std::vector<StackRowsView> rows;
   std::shared_ptr<const void> owner;  // keeps the views alive
+  shard::GatherPlaces places = {};    // those that the shard was asked for
 };
 
 // Makes an update one rank's part of a step of a group: see GroupPart in shard_service.proto.
@@ -96,6 +109,10 @@ struct ApplyCommand {
   // ShardBackend::TakeBlock's, which holds the gradients of `input`, stack after stack from its
   // begin; null: they lie elsewhere.
   std::shared_ptr<SharedBlock> block;
+  // Where gradients lie that `input` names by place: regions that the shard was lent. If it has
+  // lost one, it is sent `copied` instead, which must be there as long as the call.
+  std::vector<NamedRegion> regions = {};
+  std::function<ApplyCommand()> copied = nullptr;
 };
 // The answer to an ApplyCommand that nothing was found wrong with.
 struct StageOutcome {
@@ -157,6 +174,11 @@ class ShardBackend {
 
   // `context` must outlive the call.
   virtual std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) = 0;
+  // Whether the shard can read and write in place in a region of a client's, from now on and as
+  // long as somebody here refers to it.
+  virtual bool Lend(const NamedRegion& region) { return false; }
+  // Takes back what nobody refers to any more. To be called often.
+  virtual void TakeBackRegions() {}
   // Memory for the gradients of one Apply, which the shard reads where they are. Null: any other
   // will do.
   virtual std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) { return nullptr; }

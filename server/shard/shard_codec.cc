@@ -1,7 +1,9 @@
 #include "server/shard/shard_codec.h"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/group/group_rules.h"
+#include "server/shard/places_codec.h"
 
 namespace emberd::server {
 namespace {
@@ -65,6 +68,7 @@ struct GatherOwner {
 // What a decoded result refers to.
 struct ResultOwner {
   std::shared_ptr<const void> payload;
+  std::shared_ptr<const void> room;
   std::deque<std::vector<int32_t>> samples;
 };
 
@@ -157,19 +161,43 @@ absl::StatusOr<Payload> CopyOf(const Payload& payload, size_t header_bytes,
   return Payload{absl::MakeConstSpan(copy.get(), payload.bytes.size()), copy};
 }
 
-// Moves the payload of a message into `room`. Its bytes, or 0 if it stays in the message, as it
-// does where it does not fit.
-uint64_t MovePayload(const AnswerRoom& room, rpc::OutgoingMessage* message) {
+// Where in `room` the sums lie, if they do.
+std::optional<uint64_t> OffsetOfSums(const StackSumsView& stack, const AnswerRoom& room) {
+  const auto* const at = reinterpret_cast<const char*>(stack.sums.data());
+  const char* const begin = room.memory.get();
+  if (stack.sums.empty() || at < begin || at >= begin + room.size) return std::nullopt;
+  return at - begin;
+}
+
+// Moves the payload of a message into `room`, from `offset` on. Its bytes, or 0 if it stays in the
+// message, as it does where it does not fit.
+uint64_t MovePayload(const AnswerRoom& room, uint64_t offset, rpc::OutgoingMessage* message) {
   uint64_t bytes = 0;
   for (const rpc::SharedBytes& piece : message->payload) bytes += piece.bytes.size();
-  if (bytes > room.size) return 0;
-  char* to = room.memory.get();
+  if (offset > room.size || bytes > room.size - offset) return 0;
+  char* to = room.memory.get() + offset;
   for (const rpc::SharedBytes& piece : message->payload) {
     std::memcpy(to, piece.bytes.data(), piece.bytes.size());
     to += piece.bytes.size();
   }
   message->payload.clear();
   return bytes;
+}
+
+}  // namespace
+
+namespace {
+
+absl::StatusOr<absl::Span<const float>> FindSums(const internal::v1::StackSums& from,
+                                                 const AnswerRoom& room,
+                                                 rpc::PayloadReader* payload) {
+  const int64_t floats = int64_t{from.rows()} * from.width();
+  if (!from.has_sums_offset()) return payload->Floats(floats, "sums");
+  const uint64_t offset = from.sums_offset(), bytes = floats * sizeof(float);
+  if (offset % sizeof(float) != 0 || offset > room.size || bytes > room.size - offset) {
+    return Malformed("sums that are not where they were to be written");
+  }
+  return absl::MakeConstSpan(reinterpret_cast<const float*>(room.memory.get() + offset), floats);
 }
 
 }  // namespace
@@ -181,7 +209,12 @@ rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
   header.set_batch_handle(command.batch_handle);
   header.set_batch_ttl_ms(absl::ToInt64Milliseconds(command.batch_ttl));
   if (command.answer.size() > 0) *header.mutable_answer() = command.answer;
-  for (const StackBatchView& stack : command.stacks) EncodeStackHeader(stack, header.add_stacks());
+  for (const StackBatchView& stack : command.stacks) {
+    EncodeStackHeader(stack, header.add_stacks());
+    const shard::SumPlaces* const places = command.places.Find(stack.stack);
+    if (places == nullptr) continue;
+    EncodePlaces(*places, command.region, header.mutable_stacks(header.stacks_size() - 1));
+  }
 
   rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
   for (const StackBatchView& stack : command.stacks) {
@@ -193,6 +226,12 @@ rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
       message.Append(segment.sample_ids, command.owner);
     for (const CsrSegmentView& segment : stack.segments)
       message.Append(segment.gains, command.owner);
+    const shard::SumPlaces* const places = command.places.Find(stack.stack);
+    if (places != nullptr && !places->passed_over.empty()) {
+      auto words = std::make_shared<const std::vector<uint32_t>>(places->passed_over);
+      const absl::Span<const uint32_t> bytes = *words;
+      message.Append(bytes, std::move(words));
+    }
   }
   return message;
 }
@@ -208,6 +247,7 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
   }
   auto owner = std::make_shared<GatherOwner>();
   owner->payload = std::move(bytes.owner);
+  auto regions_named = std::make_shared<std::vector<std::shared_ptr<const void>>>();
 
   GatherCommand command;
   command.model_id = header.model_id();
@@ -222,9 +262,13 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
         stack_header.feature_samples().begin(), stack_header.feature_samples().end());
     RETURN_IF_ERROR(DecodeSpans(stack_header, &stack, owner.get()));
     RETURN_IF_ERROR(DecodeStack(stack_header, partitions, &payload, &stack));
+    if (stack_header.places().empty()) continue;
+    ASSIGN_OR_RETURN(command.places.stacks.emplace_back(),
+                     DecodePlaces(stack_header, regions, &payload, regions_named.get()));
   }
   RETURN_IF_ERROR(payload.Finish());
   command.owner = std::move(owner);
+  command.places.owner = std::move(regions_named);
   return command;
 }
 
@@ -242,13 +286,22 @@ absl::StatusOr<AnswerRoom> FindAnswerRoom(const RegionServer* regions,
 rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const AnswerRoom& room) {
   internal::v1::GatherReply header;
   header.set_history(result.history);
+  uint64_t room_taken = 0;  // by sums that were written there
   for (const StackSumsView& stack : result.stacks) {
     internal::v1::StackSums* to = header.add_stacks();
     to->set_stack(stack.stack);
     to->set_samples(static_cast<int32_t>(stack.samples.size()));
-    to->set_width(
-        stack.samples.empty() ? 0 : static_cast<int32_t>(stack.sums.size() / stack.samples.size()));
+    const auto rows = stack.placed ? stack.rows : static_cast<int64_t>(stack.samples.size());
+    to->set_rows(static_cast<int32_t>(rows));
+    to->set_width(rows == 0 ? 0 : static_cast<int32_t>(stack.sums.size() / rows));
     to->set_rows_gathered(stack.rows_gathered);
+    to->set_placed(stack.placed);
+    if (const auto offset = OffsetOfSums(stack, room)) {
+      to->set_sums_offset(*offset);
+      const uint64_t end = *offset + stack.sums.size() * sizeof(float);
+      room_taken =
+          std::max(room_taken, (end + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment);
+    }
   }
   for (const StackRowsView& stack : result.rows) {
     internal::v1::StackRows* to = header.add_rows();
@@ -260,10 +313,11 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const Answer
   rpc::OutgoingMessage message;
   for (const StackSumsView& stack : result.stacks) {
     message.Append(stack.samples, result.owner);
-    message.Append(stack.sums, result.owner);
+    if (!OffsetOfSums(stack, room).has_value()) message.Append(stack.sums, result.owner);
   }
   for (const StackRowsView& stack : result.rows) message.Append(stack.rows, result.owner);
-  header.set_shared_bytes(MovePayload(room, &message));
+  header.set_shared_bytes(MovePayload(room, room_taken, &message));
+  header.set_shared_offset(room_taken);
   message.header = header.SerializeAsString();
   return message;
 }
@@ -273,23 +327,29 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
   internal::v1::GatherReply header;
   RETURN_IF_ERROR(ParseHeader(message, &header));
   const bool shared = header.shared_bytes() > 0;
-  if (shared && (!message.payload().empty() || header.shared_bytes() > room.size)) {
+  if (shared && (!message.payload().empty() || header.shared_offset() > room.size ||
+                 header.shared_bytes() > room.size - header.shared_offset())) {
     return Malformed("a payload that is not where it was to be written");
   }
   auto owner = std::make_shared<ResultOwner>();
-  owner->payload = shared ? room.memory : message.owner();
+  owner->payload = message.owner();
+  owner->room = room.memory;
   GatherResult result;
   result.history = header.history();
-  rpc::PayloadReader payload(shared ? absl::MakeConstSpan(room.memory.get(), header.shared_bytes())
-                                    : message.payload());
+  rpc::PayloadReader payload(
+      shared
+          ? absl::MakeConstSpan(room.memory.get() + header.shared_offset(), header.shared_bytes())
+          : message.payload());
   for (const internal::v1::StackSums& from : header.stacks()) {
-    if (from.samples() < 0 || from.width() < 0) return Malformed("a negative size in StackSums");
+    if (from.samples() < 0 || from.width() < 0 || from.rows() < 0) {
+      return Malformed("a negative size in StackSums");
+    }
     ASSIGN_OR_RETURN(auto samples, payload.Int32s(from.samples(), "samples"));
     // What is checked must be what is used, whatever the shard writes there later.
     if (shared) samples = owner->samples.emplace_back(samples.begin(), samples.end());
-    ASSIGN_OR_RETURN(const auto sums,
-                     payload.Floats(int64_t{from.samples()} * from.width(), "sums"));
-    result.stacks.push_back({from.stack(), samples, sums, from.rows_gathered()});
+    ASSIGN_OR_RETURN(const auto sums, FindSums(from, room, &payload));
+    result.stacks.push_back(
+        {from.stack(), samples, sums, from.rows_gathered(), from.rows(), from.placed()});
   }
   for (const internal::v1::StackRows& from : header.rows()) {
     if (from.rows() < 0 || from.row_bytes() <= 0) return Malformed("a negative size in StackRows");
@@ -336,6 +396,9 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
     to->set_floats(static_cast<int64_t>(stack.gradients.size()));
     to->mutable_hyperparameters()->insert(stack.hyperparameters.begin(),
                                           stack.hyperparameters.end());
+    for (const auto& rows : stack.features) {
+      EncodeFeatureRows(rows, command.regions, to->add_features());
+    }
   }
   rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
   for (const shard::StackGradients& stack : command.input.stacks)
@@ -375,6 +438,8 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
   }
   command.input.step = header.step();
   command.input.rng_seed = header.rng_seed();
+  auto owners = std::make_shared<std::vector<std::shared_ptr<const void>>>();
+  owners->push_back(std::move(bytes.owner));
   rpc::PayloadReader payload(bytes.bytes);
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {
     shard::StackGradients& stack = command.input.stacks.emplace_back();
@@ -382,9 +447,13 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
     stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
     ASSIGN_OR_RETURN(const auto gradients, payload.Floats(from.floats(), "gradients"));
     stack.gradients = gradients;
+    for (const internal::v1::FeatureRows& rows : from.features()) {
+      ASSIGN_OR_RETURN(stack.features.emplace_back(),
+                       DecodeFeatureRows<const float>(rows, regions, owners.get()));
+    }
   }
   RETURN_IF_ERROR(payload.Finish());
-  command.input.owner = std::move(bytes.owner);
+  command.input.owner = std::move(owners);
   return command;
 }
 

@@ -1,64 +1,17 @@
 #include "server/shard/shard_codec.h"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
 
-#include "base/shared_arena.h"
 #include "base/testing/seed.h"
+#include "server/shard/testing_codec.h"
 
 namespace emberd::server {
 namespace {
-
-constexpr int kPartitions = 2;
-
-// Sends a message through the transport's parts.
-rpc::IncomingMessage Transport(rpc::OutgoingMessage message) {
-  rpc::MessageAssembler assembler({1 << 20});
-  absl::StatusOr<std::optional<rpc::IncomingMessage>> result =
-      std::optional<rpc::IncomingMessage>();
-  for (const grpc::ByteBuffer& part : rpc::SplitMessage(std::move(message), 13))
-    result = assembler.Add(part);
-  EXPECT_TRUE(result.ok() && result->has_value()) << result.status();
-  return **std::move(result);
-}
-
-struct GatherMemory {
-  std::vector<int32_t> row_ends = {1, 9, 0, 3};
-  std::vector<int32_t> embedding_ids = {5, 6, 7, 8, 9};
-  std::vector<int32_t> sample_ids = {0, 1, 2, 3, 4};
-  std::vector<float> gains = {1, 2, 3, 4, 5};
-  std::vector<int64_t> feature_samples = {4, 0, 3};
-  std::vector<std::vector<preprocess::SampleSpan>> spans = {{{0, 0, 2}, {2, 6, 1}}, {{0, 2, 4}}};
-};
-
-GatherCommand MakeGather(const std::shared_ptr<GatherMemory>& memory) {
-  GatherCommand command;
-  command.model_id = 11;
-  command.batch_handle = 12;
-  command.batch_ttl = absl::Milliseconds(1500);
-  command.owner = memory;
-  preprocess::StackBatchView& stack = command.stacks.emplace_back();
-  stack.stack = 3;
-  stack.sample_count = 7;
-  stack.slots = 2;
-  stack.minibatches = 1;
-  stack.feature_samples = memory->feature_samples;
-  for (int segment = 0; segment < 2; ++segment) {
-    preprocess::CsrSegmentView& view = stack.segments.emplace_back();
-    const size_t from = segment == 0 ? 0 : 2;
-    const size_t size = segment == 0 ? 2 : 3;
-    view.base = 8 * segment;
-    view.row_ends = absl::MakeConstSpan(memory->row_ends).subspan(2 * segment, 2);
-    view.embedding_ids = absl::MakeConstSpan(memory->embedding_ids).subspan(from, size);
-    view.sample_ids = absl::MakeConstSpan(memory->sample_ids).subspan(from, size);
-    view.gains = absl::MakeConstSpan(memory->gains).subspan(from, size);
-  }
-  for (const auto& slot : memory->spans) stack.spans.push_back(slot);
-  return command;
-}
 
 TEST(ShardCodecTest, AGatherArrivesWhole) {
   const GatherCommand sent = MakeGather(std::make_shared<GatherMemory>());
@@ -166,25 +119,6 @@ TEST(ShardCodecTest, RefusesRowsOfOtherSizesThanThePayload) {
   }
 }
 
-// Both ends of a region, and a block in it.
-struct SharedEnds {
-  explicit SharedEnds(size_t bytes) {
-    const RegionServer::Invitation invitation = server->Invite();
-    block = (*SharedArena::Connect(invitation.socket, invitation.ticket))->Take(bytes);
-    place.set_region(block->region());
-    place.set_offset(block->offset());
-    place.set_size(bytes);
-  }
-  AnswerRoom OfCaller() const {
-    return {std::shared_ptr<char>(block, block->data()), place.size()};
-  }
-
-  std::unique_ptr<RegionServer> server =
-      *RegionServer::Start({.name = "codec-test", .max_bytes = int64_t{256} << 20});
-  std::shared_ptr<SharedBlock> block;
-  v1::SharedBlock place;
-};
-
 TEST(SharedResultTest, ArrivesWhereTheCallerWantsIt) {
   const SharedEnds ends(4096);
   std::vector<int32_t> samples = {0, 4};
@@ -204,6 +138,43 @@ TEST(SharedResultTest, ArrivesWhereTheCallerWantsIt) {
   // A shard that writes there later changes no sample that was checked.
   std::memset(ends.block->data(), 0x7f, 4096);
   EXPECT_EQ(got->stacks[0].samples, absl::MakeConstSpan(samples));
+}
+
+// Sums that the engine has put into the room are left there, and those that it has put where they
+// are read are not sent at all.
+TEST(SharedResultTest, SumsStayWhereTheEngineHasPutThem) {
+  const SharedEnds ends(4096);
+  const auto room = FindAnswerRoom(ends.server.get(), ends.place);
+  ASSERT_TRUE(room.ok()) << room.status();
+  const std::vector<int32_t> samples = {0, 4, 5};
+  auto* const there = reinterpret_cast<float*>(room->memory.get() + 128);
+  std::fill_n(there, 8, 4.5f);
+  GatherResult sent;
+  sent.stacks.push_back({0, samples, absl::MakeConstSpan(there, 8), 9, 1, true});
+  sent.stacks.push_back({1, samples, {}, 9, 0, true});
+  const rpc::OutgoingMessage message = EncodeGatherResult(sent, *room);
+  EXPECT_TRUE(message.payload.empty());
+  auto got = DecodeGatherResult(Transport(message), ends.OfCaller());
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_TRUE(got->stacks[0].placed);
+  EXPECT_EQ(got->stacks[0].rows, 1);
+  EXPECT_EQ(got->stacks[0].samples, absl::MakeConstSpan(samples));
+  EXPECT_EQ(got->stacks[0].sums, absl::MakeConstSpan(there, 8));
+  EXPECT_EQ(reinterpret_cast<const char*>(got->stacks[0].sums.data()), ends.block->data() + 128);
+  EXPECT_TRUE(got->stacks[1].placed);
+  EXPECT_TRUE(got->stacks[1].sums.empty());
+  // A shard that says they lie elsewhere is not believed.
+  internal::v1::GatherReply header;
+  internal::v1::StackSums* const stack = header.add_stacks();
+  stack->set_rows(1);
+  stack->set_width(8);
+  for (const uint64_t offset : {uint64_t{2}, uint64_t{4096 - 28}, ~uint64_t{3}}) {
+    stack->set_sums_offset(offset);
+    EXPECT_FALSE(
+        DecodeGatherResult(Transport(rpc::OutgoingMessage::WithHeader(header)), ends.OfCaller())
+            .ok())
+        << offset;
+  }
 }
 
 TEST(SharedResultTest, WhatDoesNotFitIsSent) {

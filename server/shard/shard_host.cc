@@ -228,8 +228,8 @@ void ShardHost::Gather(GatherCommand command, GatherCallback done) {
 void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
   const auto rows = models_.FindRows(command.model_id, command.history);
   if (!rows.ok()) return done(rows.status());
-  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
-      engine_->PrepareBatch(rows->engine_id, std::move(command.stacks), std::move(command.owner));
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch = engine_->PrepareBatch(
+      rows->engine_id, std::move(command.stacks), std::move(command.owner), command.places);
   if (!batch.ok()) {
     // Dropped just now: that is what the caller must hear.
     const absl::Status here = models_.Check(command.model_id, command.history);
@@ -239,7 +239,7 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
     return done(status);
   }
   // Before the batch is kept: nobody will use that of a gather which is refused.
-  auto room = limits_.memory.Take(engine_->GatherBytes(**batch), "the answer");
+  auto room = limits_.memory.Take(engine_->GatherBytes(**batch, command.places), "the answer");
   if (!room.ok()) return done(room.status());
   if (command.batch_handle != 0) {
     auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
@@ -249,25 +249,27 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   }
   // Callbacks are copied, so they share it.
   auto held = std::make_shared<rpc::MemoryRoom>(*std::move(room));
-  engine_->Gather(*batch, [this, done, metrics = rows->metrics, read_only = rows->read_only, held,
-                           model_id = command.model_id, history = command.history,
-                           handle = command.batch_handle](auto output) {
-    if (!output.ok()) {
-      batches_.Erase(handle);
-      const absl::Status here = models_.Check(model_id, history);
-      return done(here.ok() ? output.status() : here);
-    }
-    // A reset in between would have shown new rows under the old name. Rows that are only read stay
-    // what they are, also when others have followed them.
-    const absl::Status status = read_only ? absl::OkStatus() : models_.Check(model_id, history);
-    if (!status.ok()) {
-      batches_.Erase(handle);
-      return done(status);
-    }
-    GatherResult result = ToResult(history, *std::move(output), std::move(*held));
-    if (metrics != nullptr) AddGathered(result, metrics);
-    done(std::move(result));
-  });
+  engine_->Gather(*batch, std::move(command.places),
+                  [this, done, metrics = rows->metrics, read_only = rows->read_only, held,
+                   model_id = command.model_id, history = command.history,
+                   handle = command.batch_handle](auto output) {
+                    if (!output.ok()) {
+                      batches_.Erase(handle);
+                      const absl::Status here = models_.Check(model_id, history);
+                      return done(here.ok() ? output.status() : here);
+                    }
+                    // A reset in between would have shown new rows under the old name. Rows that
+                    // are only read stay what they are, also when others have followed them.
+                    const absl::Status status =
+                        read_only ? absl::OkStatus() : models_.Check(model_id, history);
+                    if (!status.ok()) {
+                      batches_.Erase(handle);
+                      return done(status);
+                    }
+                    GatherResult result = ToResult(history, *std::move(output), std::move(*held));
+                    if (metrics != nullptr) AddGathered(result, metrics);
+                    done(std::move(result));
+                  });
 }
 
 absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(

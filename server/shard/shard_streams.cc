@@ -81,6 +81,7 @@ class GatherStream final : public rpc::ServerMessageStream {
     absl::StatusOr<AnswerRoom> room = FindAnswerRoom(regions_, command->answer);
     if (!room.ok()) return End(room.status());
     room_ = *std::move(room);
+    command->places.room = absl::MakeSpan(room_.memory.get(), room_.size);
     const uint64_t model_id = command->model_id;
     const uint64_t handle = command->batch_handle;
     host_->Gather(*std::move(command),

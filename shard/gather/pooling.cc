@@ -32,6 +32,36 @@ std::vector<int64_t> CutSamples(const StackEntries& entries, int width) {
 
 }  // namespace
 
+absl::Status CheckSumPlaces(const SumPlaces& places, const preprocess::StackBatchView& view,
+                            int64_t width) {
+  const auto bad = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("places of the sums of stack ", places.stack, ": ", what));
+  };
+  if (places.features.size() != view.feature_samples.size()) {
+    return bad(absl::StrCat("they are of ", places.features.size(), " features; the stack has ",
+                            view.feature_samples.size()));
+  }
+  const size_t words = (int64_t{view.sample_count} + 31) / 32;
+  if (!places.passed_over.empty() && places.passed_over.size() != words) {
+    return bad(absl::StrCat("passed_over has ", places.passed_over.size(), " words; must be 0 or ",
+                            words));
+  }
+  int64_t first_sample = 0;
+  for (size_t f = 0; f < places.features.size(); ++f) {
+    const FeatureRows<float>& rows = places.features[f];
+    if (rows.first_sample != first_sample || rows.samples != view.feature_samples[f] ||
+        rows.width != width || rows.stride < width || (rows.first == nullptr && rows.samples > 0)) {
+      return bad(absl::StrCat("feature ", f, " has samples ", rows.first_sample, " + ",
+                              rows.samples, " of ", rows.width, " floats, ", rows.stride,
+                              " apart; must be ", first_sample, " + ", view.feature_samples[f],
+                              " of ", width, ", not less apart"));
+    }
+    first_sample += rows.samples;
+  }
+  return absl::OkStatus();
+}
+
 Pooling::Pooling(const StackSpec& spec, const char* weights, const StackEntries& entries,
                  BufferPool& pool, const SumPlaces* places, absl::Span<char>* room)
     : begins_(CutSamples(entries, spec.embedding_dim)) {

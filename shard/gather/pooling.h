@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
@@ -15,6 +16,11 @@
 #include "shard/types.h"
 
 namespace emberd::shard {
+
+// INVALID_ARGUMENT unless the places are those of all samples of `view`, for rows of `width`
+// floats.
+absl::Status CheckSumPlaces(const SumPlaces& places, const preprocess::StackBatchView& view,
+                            int64_t width);
 
 // The sums of one stack of a batch, made in chunks of about equal numbers of entries. Chunks may
 // run on several threads at a time.

@@ -17,7 +17,8 @@ struct UpdateArgs {
       nullptr;  // by (row, sample); kTouchPadding more may be read beyond the last
   int64_t touch_count = 0;
   // The gradient of a touch's sample: a row of `gradients`, [samples, width]; or, if that is null,
-  // what gradient_rows[sample] points to, [width]. Both null: all zero.
+  // what gradient_rows[sample] points to, [width], where values that are not finite count as 0
+  // unless skip_nonfinite is set. Both null: all zero.
   const float* gradients = nullptr;
   const float* const* gradient_rows = nullptr;
   int width = 0;  // multiple of 8

@@ -126,6 +126,14 @@ class UpdateLoop {
     if (kRowSlots == 0 && near->row != near[-1].row) PrefetchState<Cache::kNear>(near->row);
   }
 
+  // Rows may lie in memory that others can write to: what was checked there may have changed since.
+  HWY_INLINE hn::Vec<D> LoadGradient(const float* from) const {
+    const auto value = hn::LoadU(D(), from);
+    if constexpr (std::is_same_v<Gradients, GradientArray>) return value;
+    if (args_.gradient_rows == nullptr || args_.skip_nonfinite) return value;
+    return hn::IfThenElseZero(hn::IsFinite(value), value);
+  }
+
   // Calls use(column, sums) with the sums of one block of kVectors vectors of columns, which are
   // made in registers. The first block of a row finds where the row ends, and asks for the memory
   // of later touches on the way.
@@ -141,7 +149,7 @@ class UpdateLoop {
       const float* gradient = gradients_(touch->sample) + column;
       const auto gain = hn::Set(d, touch->gain);
       for (int v = 0; v < kVectors; ++v) {
-        sum[v] = hn::Add(sum[v], hn::Mul(gain, hn::LoadU(d, gradient + v * kLanes)));
+        sum[v] = hn::Add(sum[v], hn::Mul(gain, LoadGradient(gradient + v * kLanes)));
       }
       ++touch;
     } while (touch != end && (!kFirst || touch->row == row));
@@ -373,13 +381,14 @@ UpdateCounts RunUpdateLoopOn(const Gradients& gradients, const UpdateArgs& args,
   }
 }
 
-// The widths that matter most have a loop of their own.
+// Of an array, the widths that matter most have a loop of their own.
 template <class Gradients, class Rule>
 UpdateCounts RunPlainLoop(const Gradients& gradients, const UpdateArgs& args,
                           const CommonRule& common, const Rule& rule) {
   using Wide = hn::CappedTag<float, 16>;
   using Narrow = hn::CappedTag<float, 8>;
-  if constexpr (std::is_same_v<Rule, AdagradRule> || std::is_same_v<Rule, RowwiseAdagradRule>) {
+  if constexpr (std::is_same_v<Gradients, GradientArray> &&
+                (std::is_same_v<Rule, AdagradRule> || std::is_same_v<Rule, RowwiseAdagradRule>)) {
     switch (args.width) {
       case 16:
         return RunUpdateLoopOn<Wide, 16>(gradients, args, common, rule);

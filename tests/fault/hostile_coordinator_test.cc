@@ -96,6 +96,15 @@ class HostileCoordinatorTest : public ClusterFixture {
     *header.mutable_payload() = payload;
     return header;
   }
+  // Rows of a feature somewhere, mostly in the region.
+  void FillRows(std::mt19937_64& random, uint64_t offset, internal::v1::FeatureRows* rows) const {
+    rows->set_region(random() % 16 == 0 ? random() : block_->region());
+    rows->set_offset(offset);
+    rows->set_width(static_cast<int32_t>(random() % 32));
+    rows->set_stride(static_cast<int32_t>(random() % 8 == 0 ? random() : random() % 64));
+    rows->set_first_sample(static_cast<int32_t>(random() % 8 == 0 ? random() : 0));
+    rows->set_samples(static_cast<int32_t>(random() % 8 == 0 ? random() : random() % 5000));
+  }
   void ExpectAllIsWell() {
     EXPECT_TRUE(cluster_->shard_process(0)->Running());
     const absl::Status trained = TrainStep(*client_, model_, 1, 4000);
@@ -159,13 +168,18 @@ TEST_F(HostileCoordinatorTest, RandomPlacesThatChangeMeanwhileBreakNothing) {
       for (int segment = 0; segment < 2; ++segment) {
         batch->add_segments()->set_entries(static_cast<int32_t>(random() % 4096));
       }
+      if (random() % 2 == 0) FillRows(random, number(), batch->add_places());
+      batch->set_passes_over(random() % 4 == 0);
     }
     const grpc::Status gathered = Gather(gather);
     EXPECT_THAT(gathered.error_code(),
-                AnyOf(grpc::OK, grpc::INVALID_ARGUMENT, grpc::RESOURCE_EXHAUSTED, grpc::DATA_LOSS));
-    const grpc::Status applied = Apply(ApplyOf(Place(number(), random() % 2 == 0 ? 64 : number())));
-    EXPECT_THAT(applied.error_code(),
-                AnyOf(grpc::INVALID_ARGUMENT, grpc::DATA_LOSS, grpc::NOT_FOUND));
+                AnyOf(grpc::OK, grpc::INVALID_ARGUMENT, grpc::RESOURCE_EXHAUSTED, grpc::DATA_LOSS,
+                      grpc::FAILED_PRECONDITION));
+    internal::v1::ApplyHeader update = ApplyOf(Place(number(), random() % 2 == 0 ? 64 : number()));
+    if (random() % 2 == 0) FillRows(random, number(), update.mutable_stacks(0)->add_features());
+    const grpc::Status applied = Apply(update);
+    EXPECT_THAT(applied.error_code(), AnyOf(grpc::INVALID_ARGUMENT, grpc::DATA_LOSS,
+                                            grpc::NOT_FOUND, grpc::FAILED_PRECONDITION));
     ++seen[gathered.error_message()];
     ++seen[applied.error_message()];
   }

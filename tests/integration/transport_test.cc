@@ -51,6 +51,7 @@ class TransportTest : public ::testing::Test {
     EXPECT_TRUE(client.ok()) << client.status();
     return *std::move(client);
   }
+  int ShardRegions(int i) { return Regions(cluster_->shard_process(i)->pid()); }
   int CoordinatorRegions() { return Regions(cluster_->coordinator_process(0)->pid()); }
 
   // After unary steps with every form of input.
@@ -91,11 +92,47 @@ TEST_F(TransportTest, TablesHaveTheSameBits) {
       const auto shared = Connect(TransportKind::kShared, type);
       EXPECT_EQ(UnaryDigest(*shared, "unary_shared_" + suffix), unary);
       EXPECT_GT(CoordinatorRegions(), 0);
+      // They write and read there, too, but for what has to be converted.
+      for (const int shard : {0, 1}) EXPECT_EQ(ShardRegions(shard) > 0, suffix == "f") << shard;
       EXPECT_EQ(StreamDigest(*shared, "stream_shared_" + suffix, false), stream);
       EXPECT_EQ(StreamDigest(*shared, "pipelined_shared_" + suffix, true), pipelined);
     }
     EXPECT_TRUE(Soon([&] { return CoordinatorRegions() == 0; }));
+    for (const int shard : {0, 1}) EXPECT_TRUE(Soon([&] { return ShardRegions(shard) == 0; }));
   }
+}
+
+// What shards write straight into a trainer's memory, and what several of them have to add up.
+TEST_F(TransportTest, ActivationsHaveTheSameBitsForAnyNumberOfShards) {
+  std::vector<std::string> digests;
+  for (const int shards : {1, 2, 4}) {
+    for (const bool embedded : {false, true}) {
+      Start({.shards = shards, .sparsecores_per_shard = 4 / shards, .embedded = embedded});
+      const auto client = Connect(TransportKind::kShared);
+      digests.push_back(UnaryDigest(*client, "unary") + StreamDigest(*client, "stream", false));
+    }
+  }
+  for (const std::string& digest : digests) EXPECT_EQ(digest, digests[0]);
+}
+
+// A log must hold what is applied, so that its shards are sent the gradients.
+TEST_F(TransportTest, WithALogGradientsAreCopiedToTheShards) {
+  auto folder = TempDir::Create();
+  ASSERT_TRUE(folder.ok());
+  Start({.shards = 2});
+  const std::string expected =
+      StreamDigest(*Connect(TransportKind::kShared), "model", /*pipelined=*/true);
+  Start({.shards = 2,
+         .config = absl::StrCat("storage { durability: LOG directory: '", folder->path(), "' }")});
+  const auto client = Connect(TransportKind::kShared);
+  EXPECT_EQ(StreamDigest(*client, "model", /*pipelined=*/true), expected);
+  for (const int shard : {0, 1}) {
+    cluster_->KillShard(shard);
+    ASSERT_TRUE(cluster_->RestartShard(shard).ok());
+  }
+  auto model = client->DeclareModel(GroupModel("model", /*limit=*/4));
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(Digest(*client, *model).value_or("none"), expected);
 }
 
 TEST_F(TransportTest, SmallArraysTravelInMessagesUnlessTheyAreToBeShared) {
@@ -259,6 +296,7 @@ TEST_F(TransportTest, KilledTrainersLeaveNothingAndSpoilNothing) {
     absl::SleepFor(absl::Milliseconds(3 * (round % 13)));
     (*trainer)->Stop(absl::ZeroDuration());
     ASSERT_TRUE(Soon([&] { return CoordinatorRegions() == 0; })) << "round " << round;
+    ASSERT_TRUE(Soon([&] { return ShardRegions(0) + ShardRegions(1) == 0; })) << "round " << round;
     if (round == 5) descriptors = FootprintOf(coordinator).descriptors;
   }
   unsetenv(kTrainerAddress);
