@@ -55,7 +55,8 @@ std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServer
          .limits = {cluster.budgets().max_message_bytes(), memory},
          .place = rpc::PlaceOf(cluster, i),
          .security = options.security,
-         .share_from_bytes = cluster.transport() == v1::ClusterConfig::TCP ? 0 : kWorthSharing}));
+         .share_from_bytes = cluster.transport() == v1::ClusterConfig::TCP ? 0 : kWorthSharing,
+         .lanes = cluster.transport() != v1::ClusterConfig::TCP}));
   }
   return shards;
 }
