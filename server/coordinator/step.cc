@@ -7,6 +7,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/cpu_pool.h"
 #include "base/status.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/request_reader.h"
@@ -49,6 +50,17 @@ struct RoomyActivations {
 void KeepRoom(rpc::CallContext::Room room, Activations* activations) {
   activations->owner = std::make_shared<const RoomyActivations>(
       RoomyActivations{std::move(room), std::move(activations->owner)});
+}
+
+// A few ids are sorted sooner than another thread wakes up.
+bool IsTiny(absl::Span<const preprocess::FeatureInput> features) {
+  constexpr int64_t kTinySize = 1024;
+  int64_t size = 0;
+  for (const preprocess::FeatureInput& feature : features) {
+    const int64_t more = preprocess::RoughSize(feature);
+    if (more > kTinySize || (size += more) > kTinySize) return false;
+  }
+  return true;
 }
 
 void CountRefusal(const ServedModel& model, const absl::Status& status) {
@@ -152,6 +164,7 @@ absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
     *time += timer.worked();
     metrics_->ObserveStage(ops::Stage::kPreprocess, absl::ToDoubleSeconds(timer.worked()));
   };
+  const CpuPool::Alone alone(IsTiny(features));
   preprocess::Preprocessor& preprocessor = *model.preprocessor;
   auto sorted = preprocessor.Sort(features);
   CountRefusal(model, sorted.status());
