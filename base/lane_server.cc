@@ -172,6 +172,7 @@ void LaneServer::Drain(absl::Duration grace) {
     for (const auto& lane : lanes_) lane->Cancel();
   }
   thread_.join();
+  listener_.Close();
   // Joined without the lock, which their threads take at the end.
   std::list<std::unique_ptr<Lane>> rest;
   {
