@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -78,7 +79,7 @@ class LaneServer::Lane final : public LaneCall {
   void Cancel() {
     shutdown(socket_.get(), SHUT_RD);
     MutexLock lock(&mutex_);
-    cancelled_ = true;
+    if (std::exchange(cancelled_, true)) return;
     if (cancel_) cancel_();
   }
 

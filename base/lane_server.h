@@ -45,9 +45,9 @@ class LaneCall {
   virtual ~LaneCall() = default;
   virtual const lanes::Request& request() const = 0;
   virtual const LanePeer& peer() const = 0;
-  // `cancel` runs, on another thread, when the client goes away or the server has to stop; at once
-  // if that has happened. It is not called any more, and is not running, after the next call of
-  // this, or after the handler has returned. Null: nobody wants to hear of it.
+  // `cancel` runs, once, on another thread, when the client goes away or the server has to stop; at
+  // once if that has happened. It is not called any more, and is not running, after the next call
+  // of this, or after the handler has returned. Null: nobody wants to hear of it.
   virtual void OnCancel(std::function<void()> cancel) = 0;
 };
 

@@ -35,7 +35,7 @@ namespace {
 constexpr absl::Duration kLong = absl::Seconds(30);
 
 template <typename Check>
-bool BeforeLong(const Check& check) {
+bool Eventually(const Check& check) {
   for (int i = 0; i < 2000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(5));
   return check();
 }
@@ -192,7 +192,7 @@ TEST(Lane, LetsNobodyInWithoutATicket) {
   RawClient client(other);
   EXPECT_TRUE(client.Hello(other));
   EXPECT_FALSE(RawClient(other).Hello(other)) << "a ticket is good once";
-  EXPECT_TRUE(BeforeLong([&] { return server->lanes() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return server->lanes() == 1; }));
   // Nor is a request an invitation.
   RawClient stranger(other);
   std::string head;
@@ -253,9 +253,9 @@ TEST(Lane, NonsenseEndsItsLaneAndNoOther) {
     RawClient client(invitation);
     ASSERT_TRUE(client.Hello(invitation));
     client.Send(packet);
-    EXPECT_LE(client.Receive(), 0) << packet.size();
+    EXPECT_EQ(client.Receive(), 0) << packet.size() << ": it is closed";
   }
-  EXPECT_TRUE(BeforeLong([&] { return server->lanes() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return server->lanes() == 1; }));
   EXPECT_NE(Ask(*pool), "");
 }
 
@@ -300,7 +300,7 @@ TEST(Lane, ThereAreNoMoreThanAllowed) {
     EXPECT_EQ(Ask(*pools.back()) != "", i < 2);
   }
   pools.erase(pools.begin());
-  EXPECT_TRUE(BeforeLong([&] { return server->lanes() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return server->lanes() == 1; }));
   EXPECT_NE(Ask(*PoolTo(*server)), "");
 }
 
@@ -336,7 +336,7 @@ TEST(Lane, ACallEndsAtItsDeadline) {
   ASSERT_TRUE(answer.has_value());
   EXPECT_EQ(answer->status, absl::DeadlineExceededError("Deadline Exceeded"));
   stuck = nullptr;
-  EXPECT_TRUE(BeforeLong([&] { return cancelled.load(); })) << "the server hears of it";
+  EXPECT_TRUE(Eventually([&] { return cancelled.load(); })) << "the server hears of it";
   EXPECT_THAT(Ask(*pool, "second"), ::testing::HasSubstr("second"));
   end.Notify();
   EXPECT_THAT(Ask(*pool, "third"), ::testing::HasSubstr("third"));
@@ -398,14 +398,14 @@ TEST(Lane, AClientThatIsKilledLeavesNothingBehind) {
       raw.Receive();
       _exit(0);
     }
-    ASSERT_TRUE(BeforeLong([&] { return server->lanes() == 1; }));
+    ASSERT_TRUE(Eventually([&] { return server->lanes() == 1; }));
     kill(client, SIGKILL);
     ASSERT_EQ(waitpid(client, nullptr, 0), client);
-    EXPECT_TRUE(BeforeLong([&] { return cancelled == round; }));
-    EXPECT_TRUE(BeforeLong([&] { return server->lanes() == 0; }));
+    EXPECT_TRUE(Eventually([&] { return cancelled == round; }));
+    EXPECT_TRUE(Eventually([&] { return server->lanes() == 0; }));
   }
-  EXPECT_TRUE(BeforeLong([&] { return OpenDescriptors() == descriptors; }));
-  EXPECT_TRUE(BeforeLong([&] { return ThreadsNow() == threads; }));
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() == descriptors; }));
+  EXPECT_TRUE(Eventually([&] { return ThreadsNow() == threads; }));
 }
 
 TEST(Lane, AServerThatIsGoneIsFoundAgain) {
@@ -432,9 +432,12 @@ TEST(Lane, AServerThatSaysNoIsAskedLessAndLess) {
 // in any more.
 TEST(Lane, DrainsBeforeItGoes) {
   absl::Notification begun, end;
+  std::atomic<bool> cancelled = false;
   const auto server = Serve([&](LaneCall* call) {
+    call->OnCancel([&] { cancelled = true; });
     begun.Notify();
     end.WaitForNotification();
+    EXPECT_FALSE(cancelled);
     return Echo(call);
   });
   const auto pool = PoolTo(*server);
