@@ -155,6 +155,7 @@ TEST(Lane, SaysThatAnAnswerDoesNotFit) {
       Serve([&](LaneCall*) -> LaneAnswer { return {.body = std::string(size, 'x')}; });
   const auto pool = PoolTo(*server);
   EXPECT_FALSE(SendTo(*pool)->Receive(Late()).has_value());
+  EXPECT_EQ(pool->lanes(), 1);
   size = lanes::kMaxPacketBytes - 256;
   EXPECT_EQ(Ask(*pool).size(), size);  // the lane is as good as before
   EXPECT_EQ(server->lanes(), 1);
@@ -332,7 +333,8 @@ TEST(Lane, ACallEndsAtItsDeadline) {
   });
   const auto pool = PoolTo(*server);
   auto stuck = SendTo(*pool, "first");
-  const auto answer = stuck->Receive(absl::Now() + absl::Milliseconds(20));
+  const auto answer =
+      stuck->Receive(absl::Now() + absl::Milliseconds(20), absl::InfiniteDuration());
   ASSERT_TRUE(answer.has_value());
   EXPECT_EQ(answer->status, absl::DeadlineExceededError("Deadline Exceeded"));
   stuck = nullptr;
@@ -374,6 +376,27 @@ TEST(Lane, ACallCanBeCancelled) {
   EXPECT_TRUE(cancelled.WaitForNotificationWithTimeout(kLong)) << "the server hears of it";
 }
 
+TEST(Lane, ServersHearOfACancellationOnce) {
+  absl::Notification begun, end;
+  std::atomic<int> heard = 0;
+  const auto server = Serve([&](LaneCall* call) {
+    call->OnCancel([&] { ++heard; });
+    begun.Notify();
+    end.WaitForNotification();
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server);
+  auto call = SendTo(*pool);
+  begun.WaitForNotification();
+  call = nullptr;
+  EXPECT_TRUE(Eventually([&] { return heard == 1; }));
+  std::thread drain([&] { server->Drain(absl::ZeroDuration()); });
+  absl::SleepFor(absl::Milliseconds(20));
+  end.Notify();
+  drain.join();
+  EXPECT_EQ(heard, 1);
+}
+
 // Would catch: whoever dies in the middle of a call leaves a thread or a descriptor behind.
 TEST(Lane, AClientThatIsKilledLeavesNothingBehind) {
   std::atomic<int> cancelled = 0;
@@ -411,7 +434,12 @@ TEST(Lane, AClientThatIsKilledLeavesNothingBehind) {
 TEST(Lane, AServerThatIsGoneIsFoundAgain) {
   auto server = Serve(Echo);
   LanePool pool(8, [&](absl::Time) { return server->Invite({}); });
-  ASSERT_NE(Ask(pool), "");
+  auto first = SendTo(pool), second = SendTo(pool);
+  for (auto* const call : {&first, &second}) {
+    ASSERT_TRUE((*call)->Receive(Late()).has_value());
+    *call = nullptr;
+  }
+  EXPECT_EQ(pool.lanes(), 2);
   server = Serve(Echo);
   EXPECT_EQ(pool.Send({.body = "x"}), nullptr) << "what is broken is not used";
   EXPECT_EQ(pool.lanes(), 0);
