@@ -4,6 +4,14 @@
 #include <utility>
 
 namespace emberd {
+namespace {
+
+thread_local bool runs_loops_alone = false;
+
+}  // namespace
+
+CpuPool::Alone::Alone(bool tiny) : before_(runs_loops_alone) { runs_loops_alone |= tiny; }
+CpuPool::Alone::~Alone() { runs_loops_alone = before_; }
 
 CpuPool::CpuPool(int threads) : threads_(std::max(threads, 1)) {
   for (std::thread& thread : threads_) thread = std::thread([this] { Work(); });
@@ -28,7 +36,7 @@ void CpuPool::Submit(Job job) {
 
 void CpuPool::ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t)> task) {
   Loop loop{task, tasks};
-  const int64_t helpers = std::min<int64_t>(tasks, threads()) - 1;
+  const int64_t helpers = runs_loops_alone ? 0 : std::min<int64_t>(tasks, threads()) - 1;
   if (helpers > 0) {
     MutexLock lock(&mutex_);
     loop.after = loops_;

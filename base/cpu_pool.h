@@ -33,6 +33,20 @@ class CpuPool {
   // begun, so it never waits for a thread. Allocates nothing.
   void ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t)> task);
 
+  // While one lives, its thread runs its loops alone: of tiny ones, to wake others costs many times
+  // what they would save.
+  class Alone {
+   public:
+    // Does nothing unless `tiny`.
+    explicit Alone(bool tiny);
+    ~Alone();
+    Alone(const Alone&) = delete;
+    Alone& operator=(const Alone&) = delete;
+
+   private:
+    const bool before_;
+  };
+
   // The chunks of a job may run at the same time and in any order. Of several jobs, the first one's
   // chunks begin first.
   struct Job {

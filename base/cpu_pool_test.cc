@@ -38,6 +38,26 @@ TEST(CpuPoolTest, ALoopUsesTheCallerAndThreads) {
   pool.ParallelFor(3, [&](int64_t) { together.arrive_and_wait(); });
 }
 
+TEST(CpuPoolTest, ATinyLoopStaysOnItsThread) {
+  CpuPool pool(3);
+  const std::thread::id here = std::this_thread::get_id();
+  const auto threads = [&] {
+    std::vector<std::thread::id> ran(100);
+    pool.ParallelFor(100, [&](int64_t i) { ran[i] = std::this_thread::get_id(); });
+    return ran;
+  };
+  {
+    const CpuPool::Alone alone(true);
+    const CpuPool::Alone inner(false);  // does not call for help either
+    for (int round = 0; round < 200; ++round) {
+      EXPECT_EQ(threads(), std::vector<std::thread::id>(100, here));
+    }
+  }
+  const CpuPool::Alone large(false);
+  std::latch together(3);  // help comes again
+  pool.ParallelFor(3, [&](int64_t) { together.arrive_and_wait(); });
+}
+
 TEST(CpuPoolTest, AJobRunsEveryChunkOnceAndThenItsEnd) {
   CpuPool pool(3);
   for (int chunks : {1, 2, 100}) {

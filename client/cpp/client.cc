@@ -33,6 +33,10 @@ void ShareActivations(SharedMemory* memory, ExpectedLookup* expected, v1::Lookup
   expected->Lend();
 }
 
+// Of so few bytes, gRPC costs many times what the lookup does.
+constexpr size_t kSmallRequest = size_t{32} << 10;
+constexpr size_t kSmallAnswer = size_t{40} << 10;
+
 }  // namespace
 
 class Client::Impl {
@@ -138,12 +142,26 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
   if (!request.ok()) return request.status();
   auto response = std::make_shared<v1::LookupResponse>();
   ExpectedLookup expected = ExpectLookup(model, *request);
+  const bool small =
+      request->ByteSizeLong() <= kSmallRequest && SharedBytes(expected) <= kSmallAnswer;
+  const auto look_up = [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+    if (!small) return coordinator.embedding->Lookup(context, *request, response.get());
+    Transport& transport = *impl_->transport;
+    const auto done =
+        transport.CallOnLane(coordinator, v1::LOOKUP, *request, context, response.get());
+    if (done.has_value()) return *done;
+    const grpc::Status status = coordinator.embedding->Lookup(context, *request, response.get());
+    if (status.ok() && coordinator.lanes != nullptr) {
+      coordinator.lanes->Grow(absl::FromChrono(context->deadline()));
+    }
+    return status;
+  };
   int answered = 0;
   absl::Status status = impl_->transport->Call(
       {options.deadline},
-      [&](const Coordinator& coordinator, auto* context) {
+      [&](const Coordinator& coordinator, grpc::ClientContext* context) {
         ShareActivations(coordinator.memory.get(), &expected, &*request);
-        const grpc::Status done = coordinator.embedding->Lookup(context, *request, response.get());
+        const grpc::Status done = look_up(coordinator, context);
         if (done.ok()) expected.Settle();
         return done;
       },

@@ -15,6 +15,8 @@ constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 
 // How long a coordinator may take to say where memory can be shared; without it, TCP does.
 constexpr absl::Duration kMemoryPatience = absl::Seconds(2);
+// Of one client, to one coordinator.
+constexpr int kMaxLanes = 32;
 
 // A coordinator that fell silent, because the network was cut or its machine is gone, is given up
 // this long after its last sign of life, and calls turn to the next one. The kernel alone would try
@@ -75,19 +77,34 @@ Transport::Transport(const ClientOptions& options, const Credentials& credential
     coordinators_.push_back(
         {channel, v1::EmbeddingService::NewStub(channel), v1::AdminService::NewStub(channel),
          v1::CheckpointService::NewStub(channel),
-         std::make_unique<SharedMemory>(kind, [this, index] { return AskForMemory(index); })});
+         std::make_unique<SharedMemory>(
+             kind,
+             [this, index]() -> absl::StatusOr<RegionServer::Invitation> {
+               const auto answer = AskForMemory(index, absl::Now() + kMemoryPatience);
+               if (!answer.ok()) return answer.status();
+               return RegionServer::Invitation{answer->socket(), answer->ticket()};
+             }),
+         nullptr});
+    if (kind == TransportKind::kTcp) continue;
+    coordinators_.back().lanes = std::make_unique<LanePool>(
+        kMaxLanes, [this, index](absl::Time deadline) -> absl::StatusOr<LaneInvitation> {
+          const auto answer = AskForMemory(index, deadline);
+          if (!answer.ok()) return answer.status();
+          return LaneInvitation{answer->lane_socket(), answer->lane_ticket()};
+        });
   }
 }
 
-absl::StatusOr<RegionServer::Invitation> Transport::AskForMemory(int coordinator) {
+absl::StatusOr<v1::ShareMemoryResponse> Transport::AskForMemory(int coordinator,
+                                                                absl::Time deadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kMemoryPatience));
+  context.set_deadline(absl::ToChronoTime(deadline));
   Authorize(&context);
   v1::ShareMemoryResponse response;
   const grpc::Status status =
       coordinators_[coordinator].embedding->ShareMemory(&context, {}, &response);
   if (!status.ok()) return ToAbslStatus(status);
-  return RegionServer::Invitation{response.socket(), response.ticket()};
+  return response;
 }
 
 absl::Status Transport::WaitForConnection() {
@@ -165,22 +182,61 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
   }
 }
 
+std::optional<grpc::Status> Transport::CallOnLane(const Coordinator& coordinator,
+                                                  v1::LaneMethod method,
+                                                  const google::protobuf::MessageLite& request,
+                                                  grpc::ClientContext* context,
+                                                  google::protobuf::MessageLite* response) {
+  if (coordinator.lanes == nullptr) return std::nullopt;
+  const absl::Time deadline = absl::FromChrono(context->deadline());
+  const std::string body = request.SerializeAsString();
+  const auto call = coordinator.lanes->Send({.method = static_cast<uint32_t>(method),
+                                             .patience = deadline - absl::Now(),
+                                             .authorization = authorization_,
+                                             .body = body});
+  if (call == nullptr) return std::nullopt;
+  {
+    absl::MutexLock lock(&mutex_);
+    Progress& progress = in_progress_[context];
+    progress.on_lane = call.get();
+    if (progress.cancelled) call->Cancel();
+  }
+  const std::optional<lanes::Answer> answer = call->Receive(deadline);
+  {
+    absl::MutexLock lock(&mutex_);
+    in_progress_[context].on_lane = nullptr;
+  }
+  if (!answer.has_value()) return std::nullopt;
+  if (!answer->status.ok()) {
+    return grpc::Status(static_cast<grpc::StatusCode>(answer->status.code()),
+                        std::string(answer->status.message()));
+  }
+  if (!response->ParseFromArray(answer->body.data(), static_cast<int>(answer->body.size()))) {
+    return grpc::Status(grpc::INTERNAL, "the answer of the coordinator cannot be read");
+  }
+  return grpc::Status::OK;
+}
+
 void Transport::CancelCalls() {
   absl::MutexLock lock(&mutex_);
   ++generation_;
-  for (grpc::ClientContext* context : in_progress_) context->TryCancel();
+  for (auto& [context, progress] : in_progress_) {
+    context->TryCancel();
+    progress.cancelled = true;
+    if (progress.on_lane != nullptr) progress.on_lane->Cancel();
+  }
 }
 
 bool Transport::Register(grpc::ClientContext* context, uint64_t generation) {
   absl::MutexLock lock(&mutex_);
   if (generation_ != generation) return false;
-  in_progress_.insert(context);
+  in_progress_[context] = {};
   return true;
 }
 
 void Transport::AddCall(grpc::ClientContext* context) {
   absl::MutexLock lock(&mutex_);
-  in_progress_.insert(context);
+  in_progress_[context] = {};
 }
 
 void Transport::RemoveCall(grpc::ClientContext* context) {

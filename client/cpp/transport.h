@@ -5,17 +5,19 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <grpcpp/grpcpp.h>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/lane_pool.h"
 #include "client/cpp/credentials.h"
 #include "client/cpp/options.h"
 #include "client/cpp/shared_memory.h"
@@ -37,6 +39,7 @@ struct Coordinator {
   std::unique_ptr<v1::AdminService::Stub> admin;
   std::unique_ptr<v1::CheckpointService::Stub> checkpoint;
   std::unique_ptr<SharedMemory> memory;
+  std::unique_ptr<LanePool> lanes;  // null: all calls go by gRPC
 };
 
 // Thread-safe.
@@ -56,6 +59,13 @@ class Transport {
   // the next pause would outlast the deadline. Gives the last status, unchanged. `answered` (may be
   // null) gets the index of the coordinator that was tried last.
   absl::Status Call(const CallSettings& settings, Attempt attempt, int* answered = nullptr);
+
+  // For attempts: makes the call of `context` without gRPC, where the coordinator is on this
+  // machine and has a free lane. Nothing: it has to go by gRPC.
+  std::optional<grpc::Status> CallOnLane(const Coordinator& coordinator, v1::LaneMethod method,
+                                         const google::protobuf::MessageLite& request,
+                                         grpc::ClientContext* context,
+                                         google::protobuf::MessageLite* response);
 
   void CancelCalls();
 
@@ -78,7 +88,7 @@ class Transport {
  private:
   Transport(const ClientOptions& options, const Credentials& credentials);
 
-  absl::StatusOr<RegionServer::Invitation> AskForMemory(int coordinator);
+  absl::StatusOr<v1::ShareMemoryResponse> AskForMemory(int coordinator, absl::Time deadline);
   absl::Status WaitForConnection();
   // Why nobody can be reached.
   absl::Status ConnectionError();
@@ -94,7 +104,11 @@ class Transport {
 
   absl::Mutex mutex_;
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // counts CancelCalls
-  absl::flat_hash_set<grpc::ClientContext*> in_progress_ ABSL_GUARDED_BY(mutex_);
+  struct Progress {
+    LaneClientCall* on_lane = nullptr;  // null: the call goes by gRPC now
+    bool cancelled = false;
+  };
+  absl::flat_hash_map<grpc::ClientContext*, Progress> in_progress_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::client

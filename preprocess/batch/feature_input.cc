@@ -153,6 +153,21 @@ absl::Status ValidateFeature(absl::string_view feature, int64_t vocabulary_size,
   return CheckIds(feature, ids, vocabulary_size);
 }
 
+int64_t RoughSize(const FeatureInput& input) {
+  struct Visitor {
+    int64_t operator()(const DenseInput& dense) const {
+      return std::max(SizeOf(dense.ids), dense.sample_count);
+    }
+    int64_t operator()(const SparseInput& sparse) const {
+      return std::max(SizeOf(sparse.values), sparse.sample_count);
+    }
+    int64_t operator()(const RaggedInput& ragged) const {
+      return std::max(SizeOf(ragged.values), SizeOf(ragged.row_splits));
+    }
+  };
+  return std::visit(Visitor(), input.ids);
+}
+
 int64_t SampleCount(const FeatureInput& input) {
   if (const auto* dense = std::get_if<DenseInput>(&input.ids)) return dense->sample_count;
   if (const auto* sparse = std::get_if<SparseInput>(&input.ids)) return sparse->sample_count;

@@ -44,6 +44,9 @@ inline constexpr int64_t kMaxStackSamples = (int64_t{1} << 26) - 1;
 absl::Status ValidateFeature(absl::string_view feature, int64_t vocabulary_size,
                              const FeatureInput& input);
 
+// Ids or samples, whichever is more, as the input says before it has been checked.
+int64_t RoughSize(const FeatureInput& input);
+
 // Samples of an input that ValidateFeature accepts.
 int64_t SampleCount(const FeatureInput& input);
 

@@ -109,5 +109,14 @@ TEST(ValidateTest, RefusesBadWeights) {
   ExpectRefused(input, kInvalid, "weight at position 0 is -inf");
 }
 
+TEST(FeatureInputTest, RoughSizeIsOfIdsOrSamples) {
+  EXPECT_EQ(RoughSize(Dense({1, 2, 3, 4}, 2, 2)), 4);
+  EXPECT_EQ(RoughSize(Dense({}, 0, 70)), 70);
+  EXPECT_EQ(RoughSize(Sparse({0, 0}, {7}, 5)), 5);
+  EXPECT_EQ(RoughSize(Ragged({0, 1, 1, 1}, {7})), 4);
+  EXPECT_EQ(RoughSize(Ragged({0, 3}, {7, 8, 9})), 3);
+  EXPECT_EQ(RoughSize(Dense({}, 0, -1)), 0);  // not checked yet
+}
+
 }  // namespace
 }  // namespace emberd::preprocess

@@ -12,11 +12,13 @@
 #include "server/coordinator/checkpoint_service.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/embedding_service.h"
+#include "server/coordinator/lookup_lane.h"
 #include "server/coordinator/pooled_call.h"
 #include "server/coordinator/programs/program_service.h"
 #include "server/coordinator/programs/programs.h"
 #include "server/ops/samples.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/lanes.h"
 #include "server/rpc/memory_budget.h"
 #include "server/rpc/shard_place.h"
 #include "server/shard/shard_backend.h"
@@ -53,7 +55,8 @@ std::vector<std::shared_ptr<ShardBackend>> ConnectShards(const CoordinatorServer
          .limits = {cluster.budgets().max_message_bytes(), memory},
          .place = rpc::PlaceOf(cluster, i),
          .security = options.security,
-         .share_from_bytes = cluster.transport() == v1::ClusterConfig::TCP ? 0 : kWorthSharing}));
+         .share_from_bytes = cluster.transport() == v1::ClusterConfig::TCP ? 0 : kWorthSharing,
+         .lanes = cluster.transport() != v1::ClusterConfig::TCP}));
   }
   return shards;
 }
@@ -81,7 +84,11 @@ class CoordinatorServerImpl final : public CoordinatorServer {
             &coordinator_.resources(), environment_, &options.threads->blocking,
             {.max_streams = options.cluster.budgets().max_train_streams(),
              .silence = absl::Milliseconds(options.cluster.timeouts().silent_stream_ms())}),
-        embedding_service_(MakeEmbeddingService(&coordinator_, &train_streams_, environment_)),
+        security_(options.security),
+        lanes_(rpc::StartClientLanes(
+            options.cluster, MakeLookupHandler(&coordinator_, environment_, security_.get()))),
+        embedding_service_(
+            MakeEmbeddingService(&coordinator_, &train_streams_, lanes_.get(), environment_)),
         administration_({.coordinator = &coordinator_,
                          .queue = &requests_,
                          .admission = &admission_,
@@ -133,6 +140,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
     administration_.Stop();
     train_streams_.AwaitNone(std::min(kStepPatience, grace / 2));
     train_streams_.Stop();
+    if (lanes_ != nullptr) lanes_->Drain(std::max(end - absl::Now(), absl::ZeroDuration()));
     server_->Drain(std::max(end - absl::Now(), absl::ZeroDuration()));
   }
 
@@ -170,6 +178,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   const CallEnvironment environment_;
   TrainStreams train_streams_;
   ops::Samples samples_;  // of the calls of ProgramService
+  const std::shared_ptr<const security::Security> security_;
+  const std::unique_ptr<LaneServer> lanes_;  // null: there are none
   std::unique_ptr<grpc::Service> embedding_service_;
   Administration administration_;
   Admission admin_admission_;

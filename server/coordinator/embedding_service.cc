@@ -13,6 +13,7 @@
 #include "server/coordinator/lookup_response.h"
 #include "server/coordinator/row_access.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/lanes.h"
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
 
@@ -135,9 +136,9 @@ using ServiceBase = Service::WithRawCallbackMethod_DeclareModel<
 
 class EmbeddingServiceImpl final : public ServiceBase {
  public:
-  EmbeddingServiceImpl(Coordinator* coordinator, TrainStreams* streams,
+  EmbeddingServiceImpl(Coordinator* coordinator, TrainStreams* streams, LaneServer* lanes,
                        const CallEnvironment& environment)
-      : coordinator_(coordinator), streams_(streams), environment_(environment) {}
+      : coordinator_(coordinator), streams_(streams), lanes_(lanes), environment_(environment) {}
 
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
@@ -171,7 +172,17 @@ class EmbeddingServiceImpl final : public ServiceBase {
     return ExportStream::Start(coordinator_, environment_, *context, *request);
   }
   Reactor* ShareMemory(Context* context, const Bytes* request, Bytes* response) override {
-    return Call(context, ops::Rpc::kShareMemory, request, response, &Coordinator::ShareMemory);
+    auto work = [this, peer = rpc::LanePeerOf(*context), request, response](
+                    rpc::CallContext* call, int64_t*) -> absl::Status {
+      v1::ShareMemoryRequest message;
+      RETURN_IF_ERROR(rpc::DecodeMessage(*request, &message));
+      auto result = coordinator_->ShareMemory(message, call);
+      rpc::InviteToLane(lanes_, peer, &result);
+      if (result.ok()) *response = Encode(*result);
+      return result.status();
+    };
+    return PooledCall::Start(environment_, *context, ops::Rpc::kShareMemory,
+                             static_cast<int64_t>(request->Length()), std::move(work));
   }
   grpc::ServerBidiReactor<Bytes, Bytes>* Train(Context* context) override {
     return streams_->Start(*context);
@@ -202,14 +213,16 @@ class EmbeddingServiceImpl final : public ServiceBase {
 
   Coordinator* const coordinator_;
   TrainStreams* const streams_;
+  LaneServer* const lanes_;
   const CallEnvironment environment_;
 };
 
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeEmbeddingService(Coordinator* coordinator, TrainStreams* streams,
+                                                    LaneServer* lanes,
                                                     const CallEnvironment& environment) {
-  return std::make_unique<EmbeddingServiceImpl>(coordinator, streams, environment);
+  return std::make_unique<EmbeddingServiceImpl>(coordinator, streams, lanes, environment);
 }
 
 }  // namespace emberd::server

@@ -96,6 +96,19 @@ grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output) {
   return encoder.Finish();
 }
 
+std::string EncodeLookupText(const LookupOutput& output) {
+  std::vector<grpc::Slice> slices;
+  std::string text;
+  const grpc::ByteBuffer buffer = EncodeLookupResponse(output);
+  // Fails for compressed bytes only.
+  if (!buffer.Dump(&slices).ok()) return text;
+  text.reserve(buffer.Length());
+  for (const grpc::Slice& slice : slices) {
+    text.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  return text;
+}
+
 std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
                                                const v1::StepTimes& times) {
   v1::TrainLookupResult head;

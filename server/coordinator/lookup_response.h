@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <grpcpp/support/byte_buffer.h>
@@ -26,6 +27,8 @@ struct LookupOutput {
 
 // A LookupResponse.
 grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output);
+// The same bytes, copied: of a small one, that costs less.
+std::string EncodeLookupText(const LookupOutput& output);
 
 // TrainResponses of about 1 MiB with the result of a step's lookup, without its batch handle: each
 // but the last ends with the activation that brings it to that size.

@@ -16,7 +16,7 @@ namespace {
 // So long shards keep rows that others have followed: coordinators hear of these within a second or
 // two, and calls that began on the old rows end on them.
 constexpr absl::Duration kFollowedPatience = absl::Seconds(5);
-constexpr absl::Duration kUndoDeadline = absl::Seconds(2);
+constexpr absl::Duration kUnserveDeadline = absl::Seconds(2);
 
 }  // namespace
 
@@ -70,7 +70,7 @@ absl::Status ModelRegistry::MakeServed(const ServedModel& model, const RowSource
   if (made.ok()) return made;
   changes_.Undo(model.id, model.history);
   // Where some shards serve it already, all go on with the rows of before.
-  rpc::CallContext undoing(absl::Now() + kUndoDeadline);
+  rpc::CallContext undoing(absl::Now() + kUnserveDeadline);
   changes_.DropHistory(model.id, model.history, /*unless_only=*/true, &undoing).IgnoreError();
   return made;
 }

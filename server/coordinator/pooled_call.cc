@@ -56,6 +56,16 @@ absl::Status QueueFullError(const CallEnvironment& environment) {
                    environment.waiting_limit, " allows no more; retry later"));
 }
 
+void LogSlowCall(const CallEnvironment& environment, ops::Rpc rpc, const absl::Status& status,
+                 absl::Duration took, absl::string_view trace) {
+  if (took <= environment.slow_call) return;
+  ops::Log(ops::LogLevel::kWarning, "slow call",
+           {{"rpc", ops::RpcName(rpc)},
+            {"code", ops::CodeName(status.code())},
+            {"ms", absl::ToInt64Milliseconds(took)},
+            {"trace", rpc::TraceId(trace)}});
+}
+
 PooledCall::PooledCall(const CallEnvironment& environment,
                        const grpc::CallbackServerContext& server_context, ops::Rpc rpc,
                        int64_t request_bytes)
@@ -137,14 +147,7 @@ absl::StatusOr<rpc::CallContext::Room> PooledCall::MakeRoom(int64_t bytes, absl:
 }
 
 void PooledCall::End(const absl::Status& status) {
-  const absl::Duration took = absl::Now() - began_;
-  if (took > environment_.slow_call) {
-    ops::Log(ops::LogLevel::kWarning, "slow call",
-             {{"rpc", ops::RpcName(rpc_)},
-              {"code", ops::CodeName(status.code())},
-              {"ms", absl::ToInt64Milliseconds(took)},
-              {"trace", rpc::TraceId(context_.trace())}});
-  }
+  LogSlowCall(environment_, rpc_, status, absl::Now() - began_, context_.trace());
   grant_ = Admission::Grant();
   span_.End(status);
   timer_.Finish(status.code());

@@ -56,6 +56,10 @@ struct CallEnvironment {
 // RESOURCE_EXHAUSTED for what finds no room in the environment's queue.
 absl::Status QueueFullError(const CallEnvironment& environment);
 
+// One line for a call that took longer than the environment's slow_call.
+void LogSlowCall(const CallEnvironment& environment, ops::Rpc rpc, const absl::Status& status,
+                 absl::Duration took, absl::string_view trace);
+
 // The deadline of a call: the caller's, or the environment's default.
 absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration default_deadline);
 

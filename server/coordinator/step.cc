@@ -7,6 +7,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/cpu_pool.h"
 #include "base/status.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/request_reader.h"
@@ -51,6 +52,19 @@ void KeepRoom(rpc::CallContext::Room room, Activations* activations) {
       RoomyActivations{std::move(room), std::move(activations->owner)});
 }
 
+constexpr int64_t kTinyAnswer = int64_t{64} << 10;  // bytes
+
+// A few ids are sorted sooner than another thread wakes up.
+bool IsTiny(absl::Span<const preprocess::FeatureInput> features) {
+  constexpr int64_t kTinySize = 1024;
+  int64_t size = 0;
+  for (const preprocess::FeatureInput& feature : features) {
+    const int64_t more = preprocess::RoughSize(feature);
+    if (more > kTinySize || (size += more) > kTinySize) return false;
+  }
+  return true;
+}
+
 void CountRefusal(const ServedModel& model, const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) model.metrics->AddRefused();
 }
@@ -90,6 +104,8 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const std::shared_ptr<const Ser
     }
     ASSIGN_OR_RETURN(output, FindSharedOutput(options_.regions, request.shared(), input, *model));
   }
+  const bool tiny = input.activation_bytes <= kTinyAnswer && IsTiny(input.features);
+  const CpuPool::Alone alone(tiny);
   times->preprocess = decoding.worked();
   rpc::CallContext::Room room;
   // Before anything is computed: a few bytes may ask for very many.
@@ -105,7 +121,8 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const std::shared_ptr<const Ser
                         input.activation_dtype,
                         input.activation_bytes,
                         room,
-                        std::move(output)};
+                        std::move(output),
+                        tiny};
 }
 
 absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bool inference,
@@ -114,6 +131,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   const std::shared_ptr<const ServedModel>& model = prepared.model;
   const Batch& batch = prepared.batch;
   RETURN_IF_ERROR(CheckInference(*model, inference));
+  const CpuPool::Alone alone(prepared.tiny);
   rpc::CallContext::Room room = prepared.room;
   if (room == nullptr) {
     ASSIGN_OR_RETURN(room, context->MakeRoom(prepared.activation_bytes, kAnswer));

@@ -67,6 +67,7 @@ struct PreparedLookup {
   int64_t activation_bytes = 0;                // of the answer
   rpc::CallContext::Room room;                 // for one answer; null: LookUp makes some
   std::shared_ptr<const SharedOutput> output;  // where the activations go; null: into the answer
+  bool tiny = false;  // so little work that no other thread can help with it
 };
 
 // Thread-safe. Methods block until the answer is there; `context` carries the caller's deadline and

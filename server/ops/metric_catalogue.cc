@@ -105,6 +105,8 @@ constexpr MetricInfo kCatalogue[] = {
             "Batches dropped because they were neither applied nor released in time."),
     Counter(kReplays, "emberd_replays_total", {"server"}, "1",
             "Retries of a finished mutation that were answered from the record."),
+    Counter(kLaneCalls, "emberd_lane_calls_total", {"server"}, "1",
+            "Of the requests, small ones of this machine that did not come by gRPC."),
     Gauge(kPrograms, "emberd_programs", {"server"}, "1", "Compiled programs that are kept."),
     Counter(kProgramCompilations, "emberd_program_compilations_total", {"server"}, "1",
             "Programs that were compiled; those that were found compiled are not counted."),

@@ -50,6 +50,7 @@ enum class MetricId {
   kMaxBatches,
   kBatchesExpired,
   kReplays,
+  kLaneCalls,
   kPrograms,
   kProgramCompilations,
   kProgramHandles,

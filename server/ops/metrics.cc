@@ -66,6 +66,7 @@ ServerMetrics::ServerMetrics(Metrics* metrics, MetricRegistry& registry, const s
       draining_(registry.gauge(MetricId::kDraining, {server})),
       expired_(registry.counter(MetricId::kBatchesExpired, {server})),
       replays_(registry.counter(MetricId::kReplays, {server})),
+      lane_calls_(registry.counter(MetricId::kLaneCalls, {server})),
       programs_(registry.gauge(MetricId::kPrograms, {server})),
       compilations_(registry.counter(MetricId::kProgramCompilations, {server})),
       program_handles_(registry.gauge(MetricId::kProgramHandles, {server})),

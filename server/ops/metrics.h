@@ -70,6 +70,7 @@ class ServerMetrics {
   void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
   void AddExpiredBatches(int64_t batches) { expired_.Increment(batches); }
   void AddReplay() { replays_.Increment(); }
+  void AddLaneCall() { lane_calls_.Increment(); }
   void SetPrograms(int64_t programs, int64_t handles) {
     programs_.Set(programs);
     program_handles_.Set(handles);
@@ -109,6 +110,7 @@ class ServerMetrics {
   prometheus::Gauge& draining_;
   prometheus::Counter& expired_;
   prometheus::Counter& replays_;
+  prometheus::Counter& lane_calls_;
   prometheus::Gauge& programs_;
   prometheus::Counter& compilations_;
   prometheus::Gauge& program_handles_;

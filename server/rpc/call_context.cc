@@ -62,10 +62,12 @@ bool HasTrace(const grpc::ServerContextBase& context) {
 
 std::string TraceOf(const grpc::ServerContextBase& context) {
   const auto found = context.client_metadata().find(kMetadataKey);
-  if (found != context.client_metadata().end()) {
-    const absl::string_view sent(found->second.data(), found->second.size());
-    if (IsTrace(sent)) return std::string(sent);
-  }
+  if (found == context.client_metadata().end()) return TraceOf(absl::string_view());
+  return TraceOf(absl::string_view(found->second.data(), found->second.size()));
+}
+
+std::string TraceOf(absl::string_view sent) {
+  if (IsTrace(sent)) return std::string(sent);
   return absl::StrCat("00-", RandomDigits(), RandomDigits(), "-", RandomDigits(), "-00");
 }
 

@@ -27,6 +27,8 @@ namespace emberd::rpc {
 
 // The caller's trace context, or a new one if it sent none or nonsense.
 std::string TraceOf(const grpc::ServerContextBase& context);
+// The same of a call that came another way, with this.
+std::string TraceOf(absl::string_view sent);
 // Whether the caller sent one.
 bool HasTrace(const grpc::ServerContextBase& context);
 // Sends the trace context along. Does nothing if it is empty.

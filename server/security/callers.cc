@@ -61,11 +61,16 @@ int Rank(v1::Token::Role role) {
   }
 }
 
-// Whose token the call carries; null if it carries none that is known.
-const Caller* FindCaller(const TokenTable& tokens, const grpc::ServerContextBase& context) {
+// The call's header; empty if there is none.
+absl::string_view Authorization(const grpc::ServerContextBase& context) {
   const auto sent = context.client_metadata().find("authorization");
-  if (sent == context.client_metadata().end()) return nullptr;
-  return tokens.Find(BearerToken({sent->second.data(), sent->second.size()}));
+  if (sent == context.client_metadata().end()) return "";
+  return {sent->second.data(), sent->second.size()};
+}
+
+// Whose token it is; null if it is none that is known.
+const Caller* FindCaller(const TokenTable& tokens, absl::string_view authorization) {
+  return authorization.empty() ? nullptr : tokens.Find(BearerToken(authorization));
 }
 
 }  // namespace
@@ -108,15 +113,21 @@ std::string BasicPassword(absl::string_view authorization) {
 }
 
 std::string ClientName(const grpc::ServerContextBase& context) {
-  const std::shared_ptr<const TokenTable> tokens = ProcessTokens::Get().table();
-  const Caller* const caller = tokens == nullptr ? nullptr : FindCaller(*tokens, context);
-  return caller == nullptr ? PeerAddress(context.peer()) : caller->name;
+  return ClientName(Authorization(context), PeerAddress(context.peer()));
 }
 
-bool MayTrain(const grpc::ServerContextBase& context) {
+std::string ClientName(absl::string_view authorization, const std::string& address) {
+  const std::shared_ptr<const TokenTable> tokens = ProcessTokens::Get().table();
+  const Caller* const caller = tokens == nullptr ? nullptr : FindCaller(*tokens, authorization);
+  return caller == nullptr ? address : caller->name;
+}
+
+bool MayTrain(const grpc::ServerContextBase& context) { return MayTrain(Authorization(context)); }
+
+bool MayTrain(absl::string_view authorization) {
   const std::shared_ptr<const TokenTable> tokens = ProcessTokens::Get().table();
   if (tokens == nullptr) return true;
-  const Caller* const caller = FindCaller(*tokens, context);
+  const Caller* const caller = FindCaller(*tokens, authorization);
   return caller != nullptr && Suffices(caller->role, v1::Token::TRAINER);
 }
 

@@ -180,6 +180,14 @@ std::shared_ptr<grpc::Channel> Security::Connect(const std::string& address,
                                                                  std::move(interceptors));
 }
 
+absl::Status Security::CheckCall(const CallHeaders& call) const {
+  return tokens_ == nullptr ? absl::OkStatus() : tokens_->CheckCall(call);
+}
+
+std::string Security::OwnAuthorization() const {
+  return cluster_token_ == nullptr ? "" : absl::StrCat("Bearer ", cluster_token_->Get());
+}
+
 void Security::Protect(ops::HttpOptions* options) const {
   options->tls = transport_->Http();
   if (tokens_ == nullptr) return;

@@ -46,6 +46,10 @@ class Security {
   std::shared_ptr<grpc::Channel> Connect(const std::string& address,
                                          const grpc::ChannelArguments& arguments,
                                          Metadata metadata = {}) const;
+  // What ServerCredentials checks of each call, for calls that come another way.
+  absl::Status CheckCall(const CallHeaders& call) const;
+  // The header "authorization" with the cluster's token of now; empty without tokens.
+  std::string OwnAuthorization() const;
   // For the web server: fills in `tls` and `admit`.
   void Protect(ops::HttpOptions* options) const;
 

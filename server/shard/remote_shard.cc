@@ -13,6 +13,7 @@
 #include "server/rpc/message_stream.h"
 #include "server/rpc/shard_place.h"
 #include "server/rpc/wire.h"
+#include "server/shard/lane_gather.h"
 #include "server/shard/remote_calls.h"
 #include "server/shard/shard_backend.h"
 
@@ -32,6 +33,9 @@ constexpr int kMinResolveMs = 1000;
 // hour. On a starved machine an answer may take seconds.
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 15'000;
+
+// As many small gathers are under way without gRPC; more go by gRPC.
+constexpr int kMaxLanes = 32;
 
 // How long a shard may take to say where memory can be shared.
 constexpr absl::Duration kMemoryPatience = absl::Seconds(1);
@@ -79,6 +83,8 @@ class RemoteShard final : public ShardBackend {
         messages_(channel_),
         memory_(options_.share_from_bytes, options_.limits.memory,
                 [this] { return AskForMemory(); }),
+        security_(SecurityOf(options_)),
+        lanes_(kMaxLanes, [this](absl::Time deadline) { return AskForLane(deadline); }),
         collective_(MakeRemoteCollective(channel_, reconnector_.context())) {}
 
   const std::string& name() const override { return name_; }
@@ -110,8 +116,16 @@ class RemoteShard final : public ShardBackend {
   }
 
   std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) override {
-    return MakeRemoteGather(Open("/emberd.internal.v1.ShardService/Gather", context),
-                            std::move(command), &memory_, &reconnector_);
+    const auto by_grpc = [this, context](GatherCommand asked) {
+      return MakeRemoteGather(Open("/emberd.internal.v1.ShardService/Gather", context),
+                              std::move(asked), &memory_, &reconnector_);
+    };
+    if (!options_.lanes) return by_grpc(std::move(command));
+    return MakeLaneGather({.lanes = &lanes_,
+                           .limits = options_.limits,
+                           .authorization = security_->OwnAuthorization(),
+                           .reconnector = &reconnector_},
+                          std::move(command), context, by_grpc);
   }
   bool Lend(const NamedRegion& region) override { return memory_.Lend(region); }
   void TakeBackRegions() override { memory_.TakeBackRegions(); }
@@ -290,16 +304,22 @@ class RemoteShard final : public ShardBackend {
     };
   }
 
-  absl::StatusOr<RegionServer::Invitation> AskForMemory() {
+  absl::StatusOr<v1::ShareMemoryResponse> Ask(absl::Time deadline) {
     // One that is out of reach would keep its callers waiting here.
     if (channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY) {
       return absl::UnavailableError("there is no connection");
     }
-    rpc::CallContext context(absl::Now() + kMemoryPatience);
-    ASSIGN_OR_RETURN(const auto invitation,
-                     Unary<v1::ShareMemoryResponse>(&ShardService::Stub::ShareMemory,
-                                                    v1::ShareMemoryRequest(), &context));
+    rpc::CallContext context(deadline);
+    return Unary<v1::ShareMemoryResponse>(&ShardService::Stub::ShareMemory,
+                                          v1::ShareMemoryRequest(), &context);
+  }
+  absl::StatusOr<RegionServer::Invitation> AskForMemory() {
+    ASSIGN_OR_RETURN(const auto invitation, Ask(absl::Now() + kMemoryPatience));
     return RegionServer::Invitation{invitation.socket(), invitation.ticket()};
+  }
+  absl::StatusOr<LaneInvitation> AskForLane(absl::Time deadline) {
+    ASSIGN_OR_RETURN(const auto invitation, Ask(deadline));
+    return LaneInvitation{invitation.lane_socket(), invitation.lane_ticket()};
   }
 
   template <typename Request>
@@ -322,6 +342,8 @@ class RemoteShard final : public ShardBackend {
   const std::unique_ptr<ShardService::Stub> stub_;
   rpc::MessageChannel messages_;
   ShardMemory memory_;
+  const std::shared_ptr<const security::Security> security_;
+  LanePool lanes_;
   const std::unique_ptr<Collective> collective_;
 };
 

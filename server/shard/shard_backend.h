@@ -47,6 +47,18 @@ struct GatherCommand {
   NamedRegion region = {};
 };
 
+// Of what a Gather brings.
+inline int64_t PayloadBytes(const GatherCommand& command) {
+  size_t bytes = 0;
+  for (const preprocess::StackBatchView& stack : command.stacks) {
+    for (const preprocess::CsrSegmentView& segment : stack.segments) {
+      bytes += segment.row_ends.size() * sizeof(int32_t) +
+               segment.embedding_ids.size() * (2 * sizeof(int32_t) + sizeof(float));
+    }
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 // Partial sums of one stack: a row for each canonical sample that has an entry on the shard,
 // ascending.
 struct StackSumsView {
@@ -258,6 +270,8 @@ struct RemoteShardOptions {
   // Payloads of at least so many bytes lie in memory that both ends have, if they are on one
   // machine; 0: all are sent.
   int64_t share_from_bytes = 0;
+  // Whether small gathers go without gRPC then.
+  bool lanes = false;
 };
 
 // A shard in another process, behind gRPC. Does not wait for it to be there: calls fail with

@@ -217,6 +217,7 @@ absl::Status ShardHost::Submit(std::function<void()> work) {
 void ShardHost::Gather(GatherCommand command, GatherCallback done) {
   // Evicted rows would have to be waited for.
   if (engine_->memory() == nullptr && IsTiny(command)) {
+    const CpuPool::Alone alone(true);
     return GatherOnWorker(std::move(command), done);
   }
   auto work = [this, command = std::move(command), done]() mutable {

@@ -1,5 +1,6 @@
 #include "server/shard/shard_server.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,9 +12,11 @@
 #include "server/group/collective_rpc.h"
 #include "server/group/group_rules.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/lanes.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/wire.h"
 #include "server/shard/drop_groups.h"
+#include "server/shard/lane_gather.h"
 #include "server/shard/row_calls.h"
 #include "server/shard/shard_streams.h"
 
@@ -48,11 +51,12 @@ using ShardServiceBase = Service::WithRawCallbackMethod_Gather<Service::WithRawC
 class ShardServiceImpl final : public ShardServiceBase {
  public:
   ShardServiceImpl(ShardHost* host, Rendezvous* rendezvous, const rpc::ShardPlaceCheck* place,
-                   RegionServer* regions, BlockingPool* threads)
+                   RegionServer* regions, LaneServer* lanes, BlockingPool* threads)
       : host_(host),
         rendezvous_(rendezvous),
         place_(place),
         regions_(regions),
+        lanes_(lanes),
         limits_(host->limits()),
         slow_calls_(threads, 1, kMaxQueuedCalls),
         status_calls_(threads, 1, kMaxQueuedCalls) {}
@@ -310,7 +314,9 @@ class ShardServiceImpl final : public ShardServiceBase {
                        v1::ShareMemoryResponse* response) override {
     return Start(context, [=, this](Reactor* reactor) {
       UnaryCall call(host_, ops::Rpc::kShardShareMemory, reactor);
-      call.End(rpc::InvitePeer(regions_), response);
+      auto invitation = rpc::InvitePeer(regions_);
+      rpc::InviteToLane(lanes_, rpc::LanePeerOf(*context), &invitation);
+      call.End(std::move(invitation), response);
     });
   }
 
@@ -355,6 +361,7 @@ class ShardServiceImpl final : public ShardServiceBase {
   Rendezvous* const rendezvous_;
   const rpc::ShardPlaceCheck* const place_;
   RegionServer* const regions_;  // null: no memory is shared
+  LaneServer* const lanes_;      // null: all calls come by gRPC
   const rpc::MessageLimits limits_;
   TaskQueue slow_calls_;
   // Apart from the slow ones: who asks for the status waits for a second only.
@@ -395,8 +402,12 @@ ShardServer::ShardServer(const ShardServerOptions& options, std::unique_ptr<Shar
     : host_(std::move(host)),
       place_(options.cluster, options.shard_index),
       regions_(rpc::StartShardRegions(options.cluster)),
-      shard_service_(std::make_unique<ShardServiceImpl>(
-          host_.get(), &rendezvous_, &place_, regions_.get(), &options.threads->blocking)),
+      security_(options.security),
+      lanes_(
+          rpc::StartShardLanes(options.cluster, MakeGatherHandler(host_.get(), security_.get()))),
+      shard_service_(std::make_unique<ShardServiceImpl>(host_.get(), &rendezvous_, &place_,
+                                                        regions_.get(), lanes_.get(),
+                                                        &options.threads->blocking)),
       collective_service_(MakeCollectiveService(&rendezvous_, host_->metrics(), &place_)) {}
 
 ShardServer::~ShardServer() {
@@ -410,7 +421,9 @@ void ShardServer::Drain(absl::Duration grace) {
   rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
   // What waits for a checkpoint's moment goes on: nobody is there to say when.
   host_->checkpoints().gate().Sweep(absl::InfiniteFuture());
-  server_->Drain(grace);
+  const absl::Time end = absl::Now() + grace;
+  if (lanes_ != nullptr) lanes_->Drain(grace);
+  server_->Drain(std::max(end - absl::Now(), absl::ZeroDuration()));
 }
 
 }  // namespace emberd::server

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/lane_server.h"
 #include "base/region_server.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
@@ -51,6 +52,8 @@ class ShardServer {
   const rpc::ShardPlaceCheck place_;
   Rendezvous rendezvous_;
   const std::unique_ptr<RegionServer> regions_;  // null: no memory is shared with coordinators
+  const std::shared_ptr<const security::Security> security_;
+  const std::unique_ptr<LaneServer> lanes_;  // null: all calls come by gRPC
   const std::unique_ptr<grpc::Service> shard_service_;
   const std::unique_ptr<grpc::Service> collective_service_;
   std::unique_ptr<GrpcServer> server_;

@@ -4,58 +4,18 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/failpoint.h"
-#include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
-#include "server/rpc/spans.h"
 #include "server/rpc/wire.h"
 #include "server/shard/shard_codec.h"
+#include "server/shard/slow_call_log.h"
 
 namespace emberd::server {
 namespace {
 
 namespace pb = internal::v1;
-
-// Logs a call of a step that took long, with the trace that its coordinator sent.
-class SlowCallLog {
- public:
-  SlowCallLog(const ShardHost& host, ops::Rpc rpc, const grpc::ServerContextBase& context)
-      : slow_(host.slow_call()), rpc_(rpc), trace_(rpc::TraceOf(context)) {}
-
-  // Times one piece of the shard's own work.
-  void Begin() { began_ = absl::Now(); }
-  void End() const {
-    rpc::WriteSpan(ops::RpcName(rpc_), trace_, began_);
-    const absl::Duration took = absl::Now() - began_;
-    if (took <= slow_) return;
-    ops::Log(ops::LogLevel::kWarning, "slow call",
-             {{"rpc", ops::RpcName(rpc_)},
-              {"ms", absl::ToInt64Milliseconds(took)},
-              {"trace", rpc::TraceId(trace_)}});
-  }
-
- private:
-  const absl::Duration slow_;
-  const ops::Rpc rpc_;
-  const std::string trace_;
-  absl::Time began_ = absl::Now();
-};
-
-// Of what a Gather brings.
-int64_t PayloadBytes(const GatherCommand& command) {
-  size_t bytes = 0;
-  for (const preprocess::StackBatchView& stack : command.stacks) {
-    for (const preprocess::CsrSegmentView& segment : stack.segments) {
-      bytes += segment.row_ends.size() * sizeof(int32_t) +
-               segment.embedding_ids.size() * (2 * sizeof(int32_t) + sizeof(float));
-    }
-  }
-  return static_cast<int64_t>(bytes);
-}
 
 // One Gather: a command comes, partial sums go.
 class GatherStream final : public rpc::ServerMessageStream {
@@ -66,7 +26,7 @@ class GatherStream final : public rpc::ServerMessageStream {
         host_(host),
         limits_(limits),
         regions_(regions),
-        slow_log_(*host, ops::Rpc::kShardGather, context),
+        slow_log_(*host, ops::Rpc::kShardGather, rpc::TraceOf(context)),
         timer_(host->metrics(), ops::Rpc::kShardGather) {
     Begin();
   }
@@ -127,7 +87,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
       : ServerMessageStream(limits),
         host_(host),
         regions_(regions),
-        slow_log_(*host, ops::Rpc::kShardApply, context),
+        slow_log_(*host, ops::Rpc::kShardApply, rpc::TraceOf(context)),
         timer_(host->metrics(), ops::Rpc::kShardApply) {
     Begin();
   }

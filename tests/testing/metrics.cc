@@ -2,19 +2,22 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "server/ops/http_get.h"
 
 namespace emberd::testing {
 
-std::string FetchMetrics(const std::string& http_address) {
+std::string FetchMetrics(const std::string& http_address, const std::string& token) {
   int port = 0;
   const size_t colon = http_address.rfind(':');
   if (colon == std::string::npos || !absl::SimpleAtoi(http_address.substr(colon + 1), &port)) {
     return "";
   }
-  return ops::HttpGet(port, "/metrics");
+  const std::string header =
+      token.empty() ? "" : absl::StrCat("Authorization: Bearer ", token, "\r\n");
+  return ops::HttpCall(port, "GET", "/metrics", header);
 }
 
 double MetricSum(const std::string& page, const std::string& name, const std::string& labels) {

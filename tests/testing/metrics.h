@@ -5,8 +5,8 @@
 
 namespace emberd::testing {
 
-// The page of "host:port", empty if nobody answers.
-std::string FetchMetrics(const std::string& http_address);
+// The page of "host:port", empty if nobody answers. `token`: see ClusterOptions; empty: none.
+std::string FetchMetrics(const std::string& http_address, const std::string& token = "");
 
 // The sum over all series of a metric whose labels hold all of `labels` ("server=\"shard-0\"", or
 // empty); 0 if there is none.

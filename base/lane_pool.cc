@@ -1,0 +1,168 @@
+#include "base/lane_pool.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "absl/time/clock.h"
+#include "base/region_protocol.h"
+
+namespace emberd {
+namespace {
+
+// A server on another machine stays there, so that it is asked less and less often.
+constexpr absl::Duration kFirstLanePause = absl::Milliseconds(200);
+constexpr absl::Duration kLongestLanePause = absl::Seconds(30);
+// What a server may take to let us in.
+constexpr absl::Duration kOpenPatience = absl::Milliseconds(500);
+
+// Until there is something to read, or the connection is over. False: it is `until`.
+bool AwaitReadable(int socket, absl::Time until) {
+  pollfd watched = {socket, POLLIN, 0};
+  while (true) {
+    const absl::Duration left = until - absl::Now();
+    if (left <= absl::ZeroDuration()) return poll(&watched, 1, 0) > 0;
+    const timespec timeout = absl::ToTimespec(left);
+    const int ready = ppoll(&watched, 1, &timeout, nullptr);
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return true;  // recv says what is wrong
+  }
+}
+
+}  // namespace
+
+LaneClientCall::~LaneClientCall() {
+  pool_->GiveBack(std::move(connection_), answered_ && !cancelled_.load());
+}
+
+void LaneClientCall::Cancel() {
+  cancelled_.store(true);
+  shutdown(connection_->socket.get(), SHUT_RDWR);
+}
+
+std::optional<lanes::Answer> LaneClientCall::Receive(absl::Time deadline, absl::Duration silence) {
+  const int socket = connection_->socket.get();
+  const absl::Time patience = absl::Now() + silence;
+  const bool readable = AwaitReadable(socket, std::min(deadline, patience));
+  if (cancelled_.load()) return lanes::Answer{.status = absl::CancelledError("CANCELLED")};
+  if (!readable && deadline <= patience) {
+    return lanes::Answer{.status = absl::DeadlineExceededError("Deadline Exceeded")};
+  }
+  if (!readable) return std::nullopt;
+  std::string& packet = connection_->packet;
+  const ssize_t size = recv(socket, packet.data(), packet.size(), MSG_DONTWAIT | MSG_TRUNC);
+  std::optional<lanes::Answer> answer;
+  if (size > 0 && size <= static_cast<ssize_t>(packet.size())) {
+    answer = lanes::DecodeAnswer(absl::string_view(packet.data(), size));
+  }
+  if (!answer.has_value() || answer->number != connection_->calls) {
+    if (cancelled_.load()) return lanes::Answer{.status = absl::CancelledError("CANCELLED")};
+    pool_->Lose();
+    return std::nullopt;
+  }
+  answered_ = true;
+  if (answer->elsewhere) return std::nullopt;
+  return answer;
+}
+
+std::unique_ptr<LaneClientCall> LanePool::Send(lanes::Request request) {
+  std::unique_ptr<Connection> lane = TakeFree();
+  if (lane == nullptr) return nullptr;
+  request.number = ++lane->calls;
+  if (!lanes::EncodeHead(request, &lane->head)) {
+    GiveBack(std::move(lane), /*good=*/true);
+    return nullptr;
+  }
+  if (!lanes::SendPacket(lane->socket.get(), lane->head, request.body)) {
+    GiveBack(std::move(lane), /*good=*/false);
+    Lose();
+    return nullptr;
+  }
+  return std::unique_ptr<LaneClientCall>(new LaneClientCall(this, std::move(lane)));
+}
+
+std::unique_ptr<LanePool::Connection> LanePool::TakeFree() {
+  MutexLock lock(&mutex_);
+  if (free_.empty()) return nullptr;
+  // The one that was used last: its server's thread may still be warm.
+  std::unique_ptr<Connection> lane = std::move(free_.back());
+  free_.pop_back();
+  return lane;
+}
+
+void LanePool::GiveBack(std::unique_ptr<Connection> connection, bool good) {
+  MutexLock lock(&mutex_);
+  if (good) {
+    free_.push_back(std::move(connection));
+  } else {
+    --open_;
+  }
+}
+
+void LanePool::Lose() {
+  std::vector<std::unique_ptr<Connection>> lost;
+  MutexLock lock(&mutex_);
+  lost.swap(free_);
+  open_ -= static_cast<int>(lost.size());
+  // Whoever serves there next may be asked at once.
+  next_try_ = absl::InfinitePast();
+  pause_ = absl::ZeroDuration();
+}
+
+void LanePool::Grow(absl::Time deadline) {
+  {
+    MutexLock lock(&mutex_);
+    if (growing_ || open_ >= max_lanes_ || !free_.empty() || absl::Now() < next_try_) return;
+    growing_ = true;
+  }
+  std::unique_ptr<Connection> lane = Open(std::min(deadline, absl::Now() + kOpenPatience));
+  MutexLock lock(&mutex_);
+  growing_ = false;
+  if (lane == nullptr) {
+    pause_ = std::clamp(2 * pause_, kFirstLanePause, kLongestLanePause);
+    next_try_ = absl::Now() + pause_;
+    return;
+  }
+  pause_ = absl::ZeroDuration();
+  free_.push_back(std::move(lane));
+  ++open_;
+}
+
+std::unique_ptr<LanePool::Connection> LanePool::Open(absl::Time deadline) {
+  const absl::StatusOr<LaneInvitation> invitation = ask_(deadline);
+  if (!invitation.ok() || invitation->ticket.size() != lanes::kTicketBytes) return nullptr;
+  const regions::AbstractAddress address(invitation->socket);
+  auto lane = std::make_unique<Connection>();
+  lane->socket = FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!address.fits() || lane->socket.get() < 0 ||
+      connect(lane->socket.get(), address.get(), address.length) != 0) {
+    return nullptr;
+  }
+  lanes::Hello hello;
+  std::memcpy(hello.half_ticket, invitation->ticket.data(), lanes::kHalfTicketBytes);
+  const absl::string_view packet(reinterpret_cast<const char*>(&hello), sizeof(hello));
+  if (!lanes::SendPacket(lane->socket.get(), packet, "") ||
+      !AwaitReadable(lane->socket.get(), deadline)) {
+    return nullptr;
+  }
+  lanes::Hello answer;
+  const ssize_t size = recv(lane->socket.get(), &answer, sizeof(answer), MSG_DONTWAIT | MSG_TRUNC);
+  if (size != sizeof(answer) || answer.version != lanes::Hello::kVersion ||
+      std::memcmp(answer.half_ticket, invitation->ticket.data() + lanes::kHalfTicketBytes,
+                  lanes::kHalfTicketBytes) != 0) {
+    return nullptr;
+  }
+  lane->packet.resize(lanes::kMaxPacketBytes);
+  return lane;
+}
+
+int LanePool::lanes() const {
+  MutexLock lock(&mutex_);
+  return open_;
+}
+
+}  // namespace emberd

@@ -1,0 +1,499 @@
+// A lane joins two processes that do not trust one another, and either may die or stop at any
+// moment. What must hold: nobody gets in without a ticket; whatever a client sends, the server goes
+// on serving others; no call outlasts its deadline or its cancellation; and who is gone leaves
+// neither a descriptor nor a thread behind.
+//
+// Covers: lane_pool.cc, lane_protocol.cc, lane_server.cc
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <latch>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/lane_pool.h"
+#include "base/lane_server.h"
+#include "base/region_protocol.h"
+
+namespace emberd {
+namespace {
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+template <typename Check>
+bool Eventually(const Check& check) {
+  for (int i = 0; i < 2000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  return check();
+}
+
+int OpenDescriptors() {
+  int count = 0;
+  for (int i = 0; i < 4096; ++i) count += fcntl(i, F_GETFD) >= 0 ? 1 : 0;
+  return count;
+}
+
+int64_t ThreadsNow() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
+
+// Answers with what it was asked.
+LaneAnswer Echo(LaneCall* call) {
+  return {.body = absl::StrCat(call->request().method, " ", call->request().authorization, " ",
+                               call->request().trace, " ", call->request().body, " ",
+                               call->peer().address)};
+}
+
+std::unique_ptr<LaneServer> Serve(LaneServer::Handler handler, int max_lanes = 256) {
+  auto server =
+      LaneServer::Start({.name = "lane-test", .max_lanes = max_lanes}, std::move(handler));
+  EXPECT_TRUE(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+std::unique_ptr<LanePool> PoolTo(LaneServer& server, int max_lanes = 8) {
+  return std::make_unique<LanePool>(max_lanes, [&server](absl::Time) {
+    return server.Invite({.address = "somewhere", .certificate = {}, .agent = {}});
+  });
+}
+
+absl::Time Late() { return absl::Now() + kLong; }
+
+// A call that may take long; the lane is opened where there is none. Null: that did not work.
+std::unique_ptr<LaneClientCall> SendTo(LanePool& pool, absl::string_view body = "body") {
+  const lanes::Request request = {
+      .method = 7, .patience = kLong, .authorization = "Bearer me", .trace = "trace", .body = body};
+  std::unique_ptr<LaneClientCall> call = pool.Send(request);
+  if (call != nullptr) return call;
+  pool.Grow(Late());
+  return pool.Send(request);
+}
+
+// "" if there is no answer.
+std::string Ask(LanePool& pool, absl::string_view body = "body") {
+  const auto call = SendTo(pool, body);
+  if (call == nullptr) return "";
+  const auto answer = call->Receive(Late());
+  return answer.has_value() ? std::string(answer->body) : "";
+}
+
+// A client that says what it likes.
+class RawClient {
+ public:
+  explicit RawClient(const LaneInvitation& invitation)
+      : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+    const regions::AbstractAddress address(invitation.socket);
+    const timeval patience = {10, 0};
+    setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    connected_ = connect(socket_.get(), address.get(), address.length) == 0;
+  }
+  bool connected() const { return connected_; }
+  bool Hello(const LaneInvitation& invitation, uint32_t version = lanes::Hello::kVersion) {
+    lanes::Hello hello;
+    hello.version = version;
+    std::memcpy(hello.half_ticket, invitation.ticket.data(), lanes::kHalfTicketBytes);
+    Send(std::string(reinterpret_cast<const char*>(&hello), sizeof(hello)));
+    return Receive() == sizeof(hello);
+  }
+  void Send(const std::string& packet) {
+    send(socket_.get(), packet.data(), packet.size(), MSG_NOSIGNAL);
+  }
+  // Bytes of the next packet; 0 or less: the server has closed the connection.
+  ssize_t Receive() {
+    packet.resize(lanes::kMaxPacketBytes);
+    const ssize_t size = recv(socket_.get(), packet.data(), packet.size(), 0);
+    packet.resize(std::max<ssize_t>(size, 0));
+    return size;
+  }
+  std::string packet;
+
+ private:
+  FileDescriptor socket_;
+  bool connected_ = false;
+};
+
+TEST(Lane, CarriesACallAndItsAnswer) {
+  const auto server = Serve(Echo);
+  const auto pool = PoolTo(*server);
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(Ask(*pool, absl::StrCat("body", i)),
+              absl::StrCat("7 Bearer me trace body", i, " somewhere"));
+  }
+  EXPECT_EQ(pool->lanes(), 1);
+  EXPECT_EQ(server->lanes(), 1);
+}
+
+TEST(Lane, CarriesErrors) {
+  const auto server = Serve(
+      [](LaneCall*) -> LaneAnswer { return {.status = absl::NotFoundError("no such thing")}; });
+  const auto pool = PoolTo(*server);
+  const auto answer = SendTo(*pool)->Receive(Late());
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status, absl::NotFoundError("no such thing"));
+}
+
+TEST(Lane, SaysThatAnAnswerDoesNotFit) {
+  std::atomic<size_t> size = lanes::kMaxPacketBytes;
+  const auto server =
+      Serve([&](LaneCall*) -> LaneAnswer { return {.body = std::string(size, 'x')}; });
+  const auto pool = PoolTo(*server);
+  EXPECT_FALSE(SendTo(*pool)->Receive(Late()).has_value());
+  EXPECT_EQ(pool->lanes(), 1);
+  size = lanes::kMaxPacketBytes - 256;
+  EXPECT_EQ(Ask(*pool).size(), size);  // the lane is as good as before
+  EXPECT_EQ(server->lanes(), 1);
+}
+
+TEST(Lane, TakesNoRequestThatDoesNotFit) {
+  const auto server = Serve(Echo);
+  const auto pool = PoolTo(*server);
+  ASSERT_NE(Ask(*pool), "");
+  EXPECT_EQ(pool->Send({.body = std::string(lanes::kMaxPacketBytes, 'x')}), nullptr);
+  EXPECT_NE(Ask(*pool, std::string(lanes::kMaxPacketBytes / 2, 'x')), "");
+}
+
+TEST(Lane, ManyCallersHaveALaneEach) {
+  std::latch together(5);
+  const auto server = Serve([&](LaneCall* call) {
+    together.arrive_and_wait();
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server);
+  std::vector<std::unique_ptr<LaneClientCall>> calls;
+  for (int i = 0; i < 5; ++i) calls.push_back(SendTo(*pool));
+  for (const auto& call : calls) EXPECT_TRUE(call->Receive(Late()).has_value());
+}
+
+// Would catch: a lane for whoever knows the name of the socket, which everybody can look up.
+TEST(Lane, LetsNobodyInWithoutATicket) {
+  const auto server = Serve(Echo);
+  const LaneInvitation good = server->Invite({});
+  LaneInvitation bad = good;
+  bad.ticket[3] ^= 1;
+  EXPECT_FALSE(RawClient(bad).Hello(bad));
+  EXPECT_FALSE(RawClient(good).Hello(good, lanes::Hello::kVersion + 1));
+  const LaneInvitation other = server->Invite({});
+  RawClient client(other);
+  EXPECT_TRUE(client.Hello(other));
+  EXPECT_FALSE(RawClient(other).Hello(other)) << "a ticket is good once";
+  EXPECT_TRUE(Eventually([&] { return server->lanes() == 1; }));
+  // Nor is a request an invitation.
+  RawClient stranger(other);
+  std::string head;
+  ASSERT_TRUE(lanes::EncodeHead(lanes::Request{}, &head));
+  stranger.Send(head);
+  EXPECT_LE(stranger.Receive(), 0);
+}
+
+TEST(Lane, TicketsExpire) {
+  auto server =
+      LaneServer::Start({.name = "lane-test", .ticket_life = absl::Milliseconds(1)}, Echo);
+  ASSERT_TRUE(server.ok());
+  const LaneInvitation late = (*server)->Invite({});
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_FALSE(RawClient(late).Hello(late));
+}
+
+// Would catch: a client that sends its token to whoever has taken the name of a dead server.
+TEST(Lane, ClientsWantTheirServer) {
+  const auto server = Serve(Echo);
+  LanePool pool(8, [&](absl::Time) {
+    LaneInvitation invitation = server->Invite({});
+    invitation.ticket.back() ^= 1;
+    return invitation;
+  });
+  EXPECT_EQ(SendTo(pool), nullptr);
+  EXPECT_EQ(pool.lanes(), 0);
+}
+
+TEST(Lane, OtherUsersStayOutside) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to be somebody else";
+  for (const bool any : {false, true}) {
+    auto server = LaneServer::Start({.name = "lane-test", .any_user = any}, Echo);
+    ASSERT_TRUE(server.ok());
+    const LaneInvitation invitation = (*server)->Invite({});
+    const pid_t other = fork();
+    if (other == 0) {
+      if (setuid(12345) != 0) _exit(3);
+      _exit(RawClient(invitation).Hello(invitation) ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(other, &status, 0), other);
+    EXPECT_EQ(WEXITSTATUS(status), any ? 0 : 1);
+  }
+}
+
+TEST(Lane, NonsenseEndsItsLaneAndNoOther) {
+  const auto server = Serve(Echo);
+  const auto pool = PoolTo(*server);
+  ASSERT_NE(Ask(*pool), "");
+  std::string good;
+  ASSERT_TRUE(lanes::EncodeHead(lanes::Request{.authorization = "a", .trace = "b"}, &good));
+  std::vector<std::string> packets = {"x", good + "more", good.substr(0, good.size() - 1),
+                                      std::string(good.size(), '\xff'),
+                                      std::string(lanes::kMaxPacketBytes + 1, '\0')};
+  for (const std::string& packet : packets) {
+    const LaneInvitation invitation = server->Invite({});
+    RawClient client(invitation);
+    ASSERT_TRUE(client.Hello(invitation));
+    client.Send(packet);
+    EXPECT_EQ(client.Receive(), 0) << packet.size() << ": it is closed";
+  }
+  EXPECT_TRUE(Eventually([&] { return server->lanes() == 1; }));
+  EXPECT_NE(Ask(*pool), "");
+}
+
+TEST(Lane, ClientsTakeNoAnswerToSomethingElse) {
+  const auto listener = FileDescriptor(::socket(AF_UNIX, SOCK_SEQPACKET, 0));
+  const LaneInvitation invitation = {absl::StrCat("lane-test/false-", getpid()),
+                                     std::string(lanes::kTicketBytes, 't')};
+  const regions::AbstractAddress address(invitation.socket);
+  ASSERT_EQ(bind(listener.get(), address.get(), address.length), 0);
+  ASSERT_EQ(listen(listener.get(), 8), 0);
+  std::thread server([&] {
+    for (int i = 0; i < 2; ++i) {
+      const FileDescriptor lane(accept(listener.get(), nullptr, nullptr));
+      std::string packet(lanes::kMaxPacketBytes, '\0');
+      lanes::Hello hello;
+      std::memset(hello.half_ticket, 't', sizeof(hello.half_ticket));
+      recv(lane.get(), packet.data(), packet.size(), 0);
+      send(lane.get(), &hello, sizeof(hello), 0);
+      recv(lane.get(), packet.data(), packet.size(), 0);
+      std::string head = "nonsense";
+      if (i == 0) lanes::EncodeHead(lanes::Answer{.number = 99}, &head);
+      lanes::SendPacket(lane.get(), head, "");
+      recv(lane.get(), packet.data(), packet.size(), 0);
+    }
+  });
+  LanePool pool(1, [&](absl::Time) { return invitation; });
+  for (int i = 0; i < 2; ++i) {
+    auto call = SendTo(pool);
+    ASSERT_NE(call, nullptr);
+    EXPECT_FALSE(call->Receive(Late()).has_value());
+    call = nullptr;
+    EXPECT_EQ(pool.lanes(), 0);
+  }
+  server.join();
+}
+
+TEST(Lane, ThereAreNoMoreThanAllowed) {
+  const auto server = Serve(Echo, /*max_lanes=*/2);
+  std::vector<std::unique_ptr<LanePool>> pools;
+  for (int i = 0; i < 3; ++i) {
+    pools.push_back(PoolTo(*server));
+    EXPECT_EQ(Ask(*pools.back()) != "", i < 2);
+  }
+  pools.erase(pools.begin());
+  EXPECT_TRUE(Eventually([&] { return server->lanes() == 1; }));
+  EXPECT_NE(Ask(*PoolTo(*server)), "");
+}
+
+TEST(Lane, ClientsOpenNoMoreThanTheirOwn) {
+  absl::Notification end;
+  const auto server = Serve([&](LaneCall* call) {
+    end.WaitForNotification();
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server, /*max_lanes=*/1);
+  const auto first = SendTo(*pool);
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(SendTo(*pool), nullptr);
+  end.Notify();
+  EXPECT_TRUE(first->Receive(Late()).has_value());
+}
+
+// Would catch: a call that hangs, or takes a late answer for that to the next call.
+TEST(Lane, ACallEndsAtItsDeadline) {
+  absl::Notification end;
+  std::atomic<int> calls = 0;
+  std::atomic<bool> cancelled = false;
+  const auto server = Serve([&](LaneCall* call) {
+    if (calls++ == 0) {
+      call->OnCancel([&] { cancelled = true; });
+      end.WaitForNotification();
+    }
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server);
+  auto stuck = SendTo(*pool, "first");
+  const auto answer =
+      stuck->Receive(absl::Now() + absl::Milliseconds(20), absl::InfiniteDuration());
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status, absl::DeadlineExceededError("Deadline Exceeded"));
+  stuck = nullptr;
+  EXPECT_TRUE(Eventually([&] { return cancelled.load(); })) << "the server hears of it";
+  EXPECT_THAT(Ask(*pool, "second"), ::testing::HasSubstr("second"));
+  end.Notify();
+  EXPECT_THAT(Ask(*pool, "third"), ::testing::HasSubstr("third"));
+}
+
+TEST(Lane, ASilentServerIsAskedInAnotherWay) {
+  absl::Notification end;
+  const auto server = Serve([&](LaneCall* call) {
+    end.WaitForNotification();
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server);
+  EXPECT_FALSE(SendTo(*pool)->Receive(Late(), absl::Milliseconds(20)).has_value());
+  end.Notify();
+}
+
+TEST(Lane, ACallCanBeCancelled) {
+  absl::Notification begun, cancelled;
+  const auto server = Serve([&](LaneCall* call) {
+    call->OnCancel([&] { cancelled.Notify(); });
+    begun.Notify();
+    cancelled.WaitForNotification();
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server);
+  const auto call = SendTo(*pool);
+  std::thread canceller([&] {
+    begun.WaitForNotification();
+    call->Cancel();
+  });
+  const auto answer = call->Receive(absl::InfiniteFuture());
+  canceller.join();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status, absl::CancelledError("CANCELLED"));
+  EXPECT_TRUE(cancelled.WaitForNotificationWithTimeout(kLong)) << "the server hears of it";
+}
+
+TEST(Lane, ServersHearOfACancellationOnce) {
+  absl::Notification begun, end;
+  std::atomic<int> heard = 0;
+  const auto server = Serve([&](LaneCall* call) {
+    call->OnCancel([&] { ++heard; });
+    begun.Notify();
+    end.WaitForNotification();
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server);
+  auto call = SendTo(*pool);
+  begun.WaitForNotification();
+  call = nullptr;
+  EXPECT_TRUE(Eventually([&] { return heard == 1; }));
+  std::thread drain([&] { server->Drain(absl::ZeroDuration()); });
+  absl::SleepFor(absl::Milliseconds(20));
+  end.Notify();
+  drain.join();
+  EXPECT_EQ(heard, 1);
+}
+
+// Would catch: whoever dies in the middle of a call leaves a thread or a descriptor behind.
+TEST(Lane, AClientThatIsKilledLeavesNothingBehind) {
+  std::atomic<int> cancelled = 0;
+  const auto server = Serve([&](LaneCall* call) {
+    absl::Notification gone;
+    call->OnCancel([&] { gone.Notify(); });
+    gone.WaitForNotification();
+    ++cancelled;
+    return Echo(call);
+  });
+  const int descriptors = OpenDescriptors();
+  const int64_t threads = ThreadsNow();
+  for (int round = 1; round <= 3; ++round) {
+    const LaneInvitation invitation = server->Invite({});
+    const pid_t client = fork();
+    if (client == 0) {
+      RawClient raw(invitation);
+      if (!raw.Hello(invitation)) _exit(1);
+      std::string head;
+      lanes::EncodeHead(lanes::Request{}, &head);
+      raw.Send(head);
+      raw.Receive();
+      _exit(0);
+    }
+    ASSERT_TRUE(Eventually([&] { return server->lanes() == 1; }));
+    kill(client, SIGKILL);
+    ASSERT_EQ(waitpid(client, nullptr, 0), client);
+    EXPECT_TRUE(Eventually([&] { return cancelled == round; }));
+    EXPECT_TRUE(Eventually([&] { return server->lanes() == 0; }));
+  }
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() == descriptors; }));
+  EXPECT_TRUE(Eventually([&] { return ThreadsNow() == threads; }));
+}
+
+TEST(Lane, AServerThatIsGoneIsFoundAgain) {
+  auto server = Serve(Echo);
+  LanePool pool(8, [&](absl::Time) { return server->Invite({}); });
+  auto first = SendTo(pool), second = SendTo(pool);
+  for (auto* const call : {&first, &second}) {
+    ASSERT_TRUE((*call)->Receive(Late()).has_value());
+    *call = nullptr;
+  }
+  EXPECT_EQ(pool.lanes(), 2);
+  server = Serve(Echo);
+  EXPECT_EQ(pool.Send({.body = "x"}), nullptr) << "what is broken is not used";
+  EXPECT_EQ(pool.lanes(), 0);
+  EXPECT_NE(Ask(pool), "") << "and the next server is asked at once";
+}
+
+TEST(Lane, AServerThatSaysNoIsAskedLessAndLess) {
+  int asked = 0;
+  LanePool pool(8, [&](absl::Time) -> absl::StatusOr<LaneInvitation> {
+    ++asked;
+    return absl::UnimplementedError("no lanes here");
+  });
+  for (int i = 0; i < 1000; ++i) pool.Grow(Late());
+  EXPECT_EQ(asked, 1);
+}
+
+// A call in progress gets its answer, one that does not end in time is cancelled, and nobody comes
+// in any more.
+TEST(Lane, DrainsBeforeItGoes) {
+  absl::Notification begun, end;
+  std::atomic<bool> cancelled = false;
+  const auto server = Serve([&](LaneCall* call) {
+    call->OnCancel([&] { cancelled = true; });
+    begun.Notify();
+    end.WaitForNotification();
+    EXPECT_FALSE(cancelled);
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server);
+  const auto call = SendTo(*pool);
+  begun.WaitForNotification();
+  const LaneInvitation late = server->Invite({});
+  std::thread drain([&] { server->Drain(kLong); });
+  absl::SleepFor(absl::Milliseconds(20));
+  end.Notify();
+  EXPECT_TRUE(call->Receive(Late()).has_value());
+  drain.join();
+  EXPECT_EQ(server->lanes(), 0);
+  EXPECT_FALSE(RawClient(late).connected());
+}
+
+TEST(Lane, CancelsWhatDoesNotEnd) {
+  absl::Notification begun;
+  auto server = Serve([&](LaneCall* call) {
+    absl::Notification cancelled;
+    call->OnCancel([&] { cancelled.Notify(); });
+    begun.Notify();
+    cancelled.WaitForNotification();
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server);
+  const auto call = SendTo(*pool);
+  begun.WaitForNotification();
+  const int64_t threads = ThreadsNow();
+  server->Drain(absl::Milliseconds(10));
+  EXPECT_LE(ThreadsNow(), threads - 2) << "its own, and that of the lane";
+}
+
+}  // namespace
+}  // namespace emberd
