@@ -1,6 +1,7 @@
 // A step end to end: trainers on Train streams against a coordinator and two shard processes, over
-// loopback gRPC, (.../shards) with memory that the coordinator shares with the shards, and
-// (.../shared) with memory that it shares with the trainer as well. It stands for a recommender's
+// loopback gRPC, (.../shards) with memory that the coordinator shares with the shards,
+// (.../shared) with memory that it shares with the trainer as well, and (.../sidecar) with the
+// trainer alone, as where the shards are on other machines. It stands for a recommender's
 // sparse part (26 features of width 64, batch 4096, Zipf-skewed ids) without the trainer's dense
 // part, with all processes on one machine: a real cluster would not share its CPUs.
 //
@@ -183,9 +184,13 @@ int Main(int argc, char** argv) {
   DieUnless(plain.status());
   auto sharing = testing::Cluster::Start({.shards = 2, .sparsecores_per_shard = 2});
   DieUnless(sharing.status());
+  auto apart = testing::Cluster::Start(
+      {.shards = 2, .sparsecores_per_shard = 2, .shard_config = "transport: TCP"});
+  DieUnless(apart.status());
   StepBench tcp(plain->get(), client::TransportKind::kTcp, &report);
   StepBench shards(sharing->get(), client::TransportKind::kTcp, &report);
   StepBench shared(sharing->get(), client::TransportKind::kAuto, &report);
+  StepBench sidecar(apart->get(), client::TransportKind::kAuto, &report);
   for (const int bag : {1, 20}) {
     for (const auto wire : {client::WireType::kFloat32, client::WireType::kBfloat16}) {
       const bool full = wire == client::WireType::kFloat32;
@@ -198,6 +203,7 @@ int Main(int argc, char** argv) {
         tcp.Pipelined(name, options);
       }
       if (report.Wants(name + "/shards")) shards.Plain(name + "/shards", options);
+      if (report.Wants(name + "/sidecar")) sidecar.Plain(name + "/sidecar", options);
       if (report.Wants(name + "/shared")) {
         shared.Plain(name + "/shared", options);
         if (full) shared.PyTorch(name + "/shared", options.shape);

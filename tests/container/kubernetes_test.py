@@ -27,6 +27,7 @@ from processes import Program, free_ports  # noqa: E402
 
 EMBERD, EMBERCTL = (os.path.join(BINARIES, name) for name in ("emberd", "emberctl"))
 VERSIONS = ("1.27", "1.30", "1.34")
+OLD = {("Job", "trainer"): ("1.27",)}  # where a document cannot be used
 UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 MODEL = 'name: "m" tables { name: "t" vocabulary_size: 1000 embedding_dim: 8 } features { name: "f" table: "t" }'
 
@@ -37,30 +38,68 @@ def bytes_of(text):
 
 def make_secrets(folder):
     """As README.md does it."""
-    secrets, scrape = os.path.join(folder, "secrets"), os.path.join(folder, "monitoring", "secrets")
+    secrets, scrape, train = (os.path.join(folder, *part, "secrets") for part in ((), ("monitoring",), ("trainer",)))
     subprocess.run([os.path.join(ROOT, "deploy", "make_test_ca.sh"), secrets, "*.shard.emberd.svc", "coordinator.emberd.svc",
                     "localhost", "127.0.0.1"], check=True, stdout=subprocess.DEVNULL)
-    os.mkdir(scrape)
-    shutil.copy(os.path.join(secrets, "ca.pem"), scrape)
-    for role, name in (("cluster", "cluster"), ("reader", "reader"), ("admin", "admin")):
-        with open(os.path.join(scrape if role == "reader" else secrets, name + ".token"), "w") as file:
-            subprocess.run([EMBERD, "token", name, role, "--file", os.path.join(secrets, "tokens.textproto")], check=True,
+    for folder in (scrape, train):
+        os.mkdir(folder)
+        shutil.copy(os.path.join(secrets, "ca.pem"), folder)
+    for name, where in (("cluster", secrets), ("reader", scrape), ("admin", secrets), ("trainer", train)):
+        with open(os.path.join(where, name + ".token"), "w") as file:
+            subprocess.run([EMBERD, "token", name, name, "--file", os.path.join(secrets, "tokens.textproto")], check=True,
                            stdout=file)
 
 
-class KubernetesTest(unittest.TestCase):
+def make_folder(temporary):
+    """deploy/kubernetes with secrets, in the temporary folder."""
+    folder = os.path.join(temporary, "kubernetes")
+    shutil.copytree(os.path.join(ROOT, "deploy", "kubernetes"), folder, ignore=shutil.ignore_patterns("secrets"))
+    make_secrets(folder)
+    return folder
+
+
+def documents_of(*folder):
+    return {key(document): document for document in resolve(os.path.join(*folder))}
+
+
+class Manifests(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = os.path.join(folder.name, "kubernetes")
-        shutil.copytree(os.path.join(ROOT, "deploy", "kubernetes"), cls.folder,
-                        ignore=shutil.ignore_patterns("secrets"))
-        make_secrets(cls.folder)
-        cls.documents = {key(document): document for document in resolve(cls.folder)}
-        cls.monitoring = {key(document): document for document in resolve(os.path.join(cls.folder, "monitoring"))}
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = make_folder(temporary.name)
+        cls.documents = documents_of(cls.folder)
+        cls.monitoring = documents_of(cls.folder, "monitoring")
+        cls.training = documents_of(cls.folder, "trainer")
         cls.description = cls.documents["ConfigMap", "cluster"]["data"]["cluster.textproto"]
+
+    def budget(self, name):
+        return int(re.search(rf"\b{name}: (\d+)", self.description)[1])
+
+    def assert_names_are_mounted(self, container, secrets):
+        """Every file that the container's command and the description name."""
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        for path in re.findall(r'_file: "(.*?)"', self.description):
+            self.assertIn(os.path.basename(path), secrets["Secret", mounts[os.path.dirname(path)]]["data"])
+        self.assertEqual(mounts[re.search(r'checkpoints: "(.*?)"', self.description)[1]], "checkpoints")
+        config = re.search(r"--config,? (\S+)", " ".join(container["args"]))[1]
+        self.assertIn(os.path.basename(config), self.documents["ConfigMap", mounts[os.path.dirname(config)]]["data"])
+
+    def assert_has_no_rights(self, pod):
+        self.assertTrue(pod["securityContext"]["runAsNonRoot"])
+        self.assertEqual(pod["securityContext"]["seccompProfile"], {"type": "RuntimeDefault"})
+        self.assertFalse(pod["automountServiceAccountToken"])
+        for container in pod.get("initContainers", []) + pod["containers"]:
+            self.assertEqual(container["securityContext"], {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+                                                            "capabilities": {"drop": ["ALL"]}})
+
+
+class KubernetesTest(Manifests):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
         cls.shards = cls.documents["StatefulSet", "shard"]
         cls.coordinators = cls.documents["Deployment", "coordinator"]
 
@@ -73,15 +112,16 @@ class KubernetesTest(unittest.TestCase):
         for version in VERSIONS:
             with self.assertRaises(kubernetes_validate.ValidationError):
                 kubernetes_validate.validate(wrong, version, strict=True)
-            for document in (*self.documents.values(), *self.monitoring.values()):
-                if document["kind"] == "ServiceMonitor":
-                    continue  # the operator's own kind
+            for document in (*self.documents.values(), *self.monitoring.values(), *self.training.values()):
+                if document["kind"] == "ServiceMonitor" or version in OLD.get(key(document), ()):
+                    continue  # the former is the operator's own kind
                 with self.subTest(document=key(document), version=version):
                     kubernetes_validate.validate(document, version, strict=True)
 
     @unittest.skipUnless(shutil.which("kubectl"), "kubectl is not installed")
     def test_kubectl_makes_the_same_documents(self):
-        for folder, documents in ((self.folder, self.documents), (os.path.join(self.folder, "monitoring"), self.monitoring)):
+        for folder, documents in ((self.folder, self.documents), (os.path.join(self.folder, "monitoring"), self.monitoring),
+                                  (os.path.join(self.folder, "trainer"), self.training)):
             made = subprocess.run(["kubectl", "kustomize", folder], check=True, capture_output=True, text=True).stdout
             theirs = {key(document): document for document in yaml.safe_load_all(made)}
             for document in theirs.values():
@@ -137,18 +177,9 @@ class KubernetesTest(unittest.TestCase):
     def test_paths_of_the_description_are_mounted(self):
         for workload in self.workloads():
             container, = containers_of(workload)
-            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-            for path in re.findall(r'_file: "(.*?)"', self.description):
-                secret = self.documents["Secret", mounts[os.path.dirname(path)]]
-                self.assertIn(os.path.basename(path), secret["data"])
-            self.assertEqual(mounts[re.search(r'checkpoints: "(.*?)"', self.description)[1]], "checkpoints")
-            config = re.search(r"--config,? (\S+)", " ".join(container["args"]))[1]
-            self.assertIn(os.path.basename(config), self.documents["ConfigMap", mounts[os.path.dirname(config)]]["data"])
+            self.assert_names_are_mounted(container, self.documents)
         data = containers_of(self.shards)[0]["volumeMounts"]
         self.assertIn({"name": "data", "mountPath": re.search(r'directory: "(.*?)"', self.description)[1]}, data)
-
-    def budget(self, name):
-        return int(re.search(rf"\b{name}: (\d+)", self.description)[1])
 
     def test_pods_have_the_memory_and_the_time_that_the_description_allows(self):
         process = 192 << 20
@@ -162,13 +193,7 @@ class KubernetesTest(unittest.TestCase):
 
     def test_pods_have_no_rights(self):
         for workload in self.workloads():
-            pod = workload["spec"]["template"]["spec"]
-            self.assertTrue(pod["securityContext"]["runAsNonRoot"])
-            self.assertEqual(pod["securityContext"]["seccompProfile"], {"type": "RuntimeDefault"})
-            self.assertFalse(pod["automountServiceAccountToken"])
-            container, = containers_of(workload)
-            self.assertEqual(container["securityContext"], {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
-                                                            "capabilities": {"drop": ["ALL"]}})
+            self.assert_has_no_rights(workload["spec"]["template"]["spec"])
 
     def test_the_monitor_finds_all_services(self):
         spec = self.monitoring["ServiceMonitor", "emberd"]["spec"]
@@ -177,10 +202,88 @@ class KubernetesTest(unittest.TestCase):
         for used in (endpoint["tlsConfig"]["ca"]["secret"], endpoint["authorization"]["credentials"]):
             self.assertEqual(used["name"], "scrape")
             self.assertIn(used["key"], scrape)
-        for name in ("shard", "coordinator"):
-            service = self.documents["Service", name]
+        for service in (*(self.documents["Service", name] for name in ("shard", "coordinator")),
+                        self.training["Service", "trainer"]):
             self.assertLessEqual(spec["selector"]["matchLabels"].items(), service["metadata"]["labels"].items())
             self.assertIn(endpoint["port"], [port["name"] for port in service["spec"]["ports"]])
+
+
+class TrainersTest(Manifests):
+    """A coordinator beside each trainer."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.job = cls.training["Job", "trainer"]
+        cls.pod = cls.job["spec"]["template"]
+        cls.coordinator, = cls.pod["spec"]["initContainers"]
+        cls.trainer, = cls.pod["spec"]["containers"]
+        cls.environment = {one["name"]: one.get("value") for one in cls.trainer["env"]}
+
+    def test_all_that_was_asked_for_is_there(self):
+        self.assertEqual(set(self.training), {("Service", "trainer"), ("Job", "trainer"), ("Secret", "trainer")})
+        self.assertEqual(self.training["Service", "trainer"]["spec"]["selector"], self.pod["metadata"]["labels"])
+        # No Service or budget of the cluster takes these pods for its own.
+        for (kind, name), document in self.documents.items():
+            if kind in ("Service", "PodDisruptionBudget"):
+                selector = document["spec"]["selector"]
+                self.assertFalse(selector.get("matchLabels", selector).items() <= self.pod["metadata"]["labels"].items(), name)
+
+    def test_trainer_and_coordinator_can_share_memory(self):
+        self.assertIn("runAsUser", self.pod["spec"]["securityContext"])
+        for container in (self.coordinator, self.trainer):
+            self.assertFalse({"runAsUser", "runAsGroup"} & set(container["securityContext"]), container["name"])
+        self.assertNotIn("hostNetwork", self.pod["spec"])
+        self.assertNotRegex(self.description, r"transport:\s*TCP")
+
+    def test_the_coordinator_outlives_its_trainer_and_ends_with_the_run(self):
+        self.assertEqual(self.coordinator["restartPolicy"], "Always")
+        self.assertEqual(self.pod["spec"]["restartPolicy"], "OnFailure")
+        self.assertGreater(self.pod["spec"]["terminationGracePeriodSeconds"], self.budget("drain_ms") / 1000 + 5)
+
+    def test_addresses_meet(self):
+        command = dict(zip(self.coordinator["args"][1::2], self.coordinator["args"][2::2]))
+        self.assertEqual(self.environment["EMBERD_ADDRESS"], command["--address"])
+        self.assertTrue(command["--address"].startswith("127.0.0.1:"), "nobody else is to reach it")
+        self.assertEqual(command["--threads"], self.coordinator["resources"]["requests"]["cpu"])
+        port, = self.coordinator["ports"]
+        self.assertEqual(command["--http-address"], f"0.0.0.0:{port['containerPort']}")
+        service, = self.training["Service", "trainer"]["spec"]["ports"]
+        self.assertEqual((service["name"], service["port"]), (port["name"], port["containerPort"]))
+        self.assertEqual(self.coordinator["livenessProbe"]["tcpSocket"]["port"], port["name"])
+        for probe in ("startupProbe", "readinessProbe"):
+            health = self.coordinator[probe]["exec"]["command"]
+            self.assertEqual(health[health.index("--address") + 1], command["--address"], probe)
+
+    def test_ranks_are_as_many_as_the_group_has(self):
+        self.assertEqual(self.job["spec"]["completionMode"], "Indexed")
+        for field in ("completions", "parallelism"):
+            self.assertEqual(self.job["spec"][field], int(self.environment["WORLD_SIZE"]), field)
+
+    def test_names_are_mounted(self):
+        self.assert_names_are_mounted(self.coordinator, self.documents)
+        mounts = {mount["mountPath"]: mount["name"] for mount in self.trainer["volumeMounts"]}
+        for name in ("EMBERD_CA", "EMBERD_TOKEN_FILE"):
+            path = self.environment[name]
+            self.assertEqual(mounts[os.path.dirname(path)], "trainer")
+            self.assertIn(os.path.basename(path), self.training["Secret", "trainer"]["data"])
+        # The keys of the cluster are not the trainer's business.
+        self.assertFalse({"tls", "tokens"} & set(mounts.values()))
+        there = {**self.documents, **self.training}
+        for volume in self.pod["spec"]["volumes"]:
+            source = [("ConfigMap", volume.get("configMap", {}).get("name")),
+                      ("Secret", volume.get("secret", {}).get("secretName")),
+                      ("PersistentVolumeClaim", volume.get("persistentVolumeClaim", {}).get("claimName"))]
+            self.assertTrue("emptyDir" in volume or set(source) & set(there), volume)
+
+    def test_there_is_memory_for_what_is_shared(self):
+        process, shared = 192 << 20, self.budget("shared_memory_bytes")
+        requests = self.budget("batch_bytes") + self.budget("in_flight_bytes")
+        for container, need in ((self.coordinator, process + requests + shared), (self.trainer, process + shared)):
+            self.assertGreaterEqual(bytes_of(container["resources"]["limits"]["memory"]), need, container["name"])
+
+    def test_pods_have_no_rights(self):
+        self.assert_has_no_rights(self.pod["spec"])
 
 
 class Pods:
@@ -191,6 +294,7 @@ class Pods:
         self.ports = {}
         self.programs = []
         self.volumes = {"/etc/emberd/tls": secrets, "/etc/emberd/tokens": secrets,
+                        "/etc/emberd/trainer": os.path.join(os.path.dirname(secrets), "trainer", "secrets"),
                         "/etc/emberd/cluster": os.path.join(folder, "cluster"),
                         "/var/lib/emberd": os.path.join(folder, "data")}
         os.mkdir(self.volumes["/etc/emberd/cluster"])
@@ -198,6 +302,7 @@ class Pods:
         for host, inner in re.findall(r'"([a-z0-9.-]+\.svc):(\d+)"', text):
             self.ports[host, inner], = free_ports(1)
             text = text.replace(f"{host}:{inner}", f"127.0.0.1:{self.ports[host, inner]}")
+        self.ports["trainer-0", "7400"], self.ports["trainer-0", "7401"] = free_ports(2)
         self.config = os.path.join(self.volumes["/etc/emberd/cluster"], "cluster.textproto")
         with open(self.config, "w") as file:
             file.write(self.here(text))
@@ -218,8 +323,8 @@ class Pods:
         self.programs.append(program)
         return program
 
-    def probe(self, host, container):
-        argv = [self.here(word, host) for word in container["readinessProbe"]["exec"]["command"]]
+    def probe(self, host, container, probe="readinessProbe"):
+        argv = [self.here(word, host) for word in container[probe]["exec"]["command"]]
         return subprocess.run([*argv, "--timeout", "30"], stdin=subprocess.DEVNULL, capture_output=True,
                               env=self.environment("probe")).returncode
 
@@ -229,17 +334,17 @@ class PodsTest(unittest.TestCase):
     def test_the_commands_of_the_pods_make_a_cluster(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        source = os.path.join(folder.name, "kubernetes")
-        shutil.copytree(os.path.join(ROOT, "deploy", "kubernetes"), source, ignore=shutil.ignore_patterns("secrets"))
-        make_secrets(source)
+        source = make_folder(folder.name)
         secrets = os.path.join(source, "secrets")
-        documents = {key(document): document for document in resolve(source)}
+        documents = documents_of(source)
         pods = Pods(folder.name, documents, secrets)
         shard, = containers_of(documents["StatefulSet", "shard"])
         coordinator, = containers_of(documents["Deployment", "coordinator"])
         hosts = {f"shard-{i}": (f"shard-{i}.shard.emberd.svc", shard)
                  for i in range(documents["StatefulSet", "shard"]["spec"]["replicas"])}
         hosts["coordinator-7d9f8-x2x"] = "coordinator.emberd.svc", coordinator
+        beside, trainer = containers_of(documents_of(source, "trainer")["Job", "trainer"])
+        hosts["trainer-0-k4b7z"] = "trainer-0", beside
         for pod, (host, container) in hosts.items():
             program = pods.start(pod, host, container)
             self.addCleanup(program.kill)
@@ -256,10 +361,21 @@ class PodsTest(unittest.TestCase):
         status = emberctl("status")
         self.assertEqual((status.returncode, len(re.findall(r"\bok\b", status.stdout))), (0, 4), status.stderr)
         self.assertIn("PERMISSION_DENIED", emberctl("status", token="cluster").stderr)
+        self.assertEqual(pods.probe("trainer-0", beside, "startupProbe"), 0)
+        given = {one["name"]: pods.here(one["value"], "trainer-0") for one in trainer["env"] if "value" in one}
+
+        def from_trainer(*arguments):
+            return subprocess.run([EMBERCTL, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                  env={**os.environ, **given})
+        status = from_trainer("status")
+        self.assertEqual((status.returncode, len(re.findall(r"\bok\b", status.stdout))), (0, 4), status.stderr)
+        self.assertIn("PERMISSION_DENIED", from_trainer("model", "drop", "m").stderr)
         model = os.path.join(folder.name, "model.textproto")
         with open(model, "w") as file:
             file.write(MODEL)
-        for arguments in (["declare", model], ["checkpoint", "save", "m", "a"], ["checkpoint", "verify", "m", "a"],
+        declared = from_trainer("declare", model)
+        self.assertEqual(declared.returncode, 0, declared.stderr)
+        for arguments in (["checkpoint", "save", "m", "a"], ["checkpoint", "verify", "m", "a"],
                           ["checkpoint", "restore", "m", "a"]):
             done = emberctl(*arguments)
             self.assertEqual(done.returncode, 0, done.stderr)

@@ -65,6 +65,8 @@ Cluster::Cluster(ClusterOptions options, TempDir directory)
       member.log_path = directory_.Path(member.name + ".log");
     }
   }
+  if (options_.shard_config.empty()) return;
+  for (Member& shard : shards_) shard.config_path = directory_.Path("shards.textproto");
 }
 
 Cluster::~Cluster() {
@@ -188,6 +190,7 @@ void Cluster::WriteConfig() {
     if (!shards_[i].address.empty()) shards[i] = shards_[i].address;
   }
   WriteFile(directory_.Path("cluster.textproto"), Description(shards));
+  WriteFile(directory_.Path("shards.textproto"), Description(shards) + options_.shard_config);
   for (const Member& coordinator : coordinators_) {
     if (coordinator.links.empty()) continue;
     std::vector<std::string> links;

@@ -27,6 +27,8 @@ struct ClusterOptions {
   bool embedded = false;
   // More fields of the ClusterConfig, as text proto, e.g. "budgets { max_batches: 2 }".
   std::string config = {};
+  // More of them, in the description that the shards alone read.
+  std::string shard_config = {};
   // Whether coordinators reach shards, and clients coordinators, through links of their own.
   bool links = false;
   // By name of a process ("coordinator-0"): the failpoint that its first life has, see
@@ -125,7 +127,7 @@ class Cluster {
   absl::Status WaitReady(Member* member);
   void Kill(Member* member);
   // Writes the config, with the addresses that are known by now; each coordinator that has links
-  // gets one of its own.
+  // gets one of its own, and so do shards with a shard_config.
   void WriteConfig();
   std::string Description(const std::vector<std::string>& shard_addresses) const;
   absl::Status MakeLinks();
