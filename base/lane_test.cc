@@ -22,7 +22,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -191,9 +190,8 @@ TEST(Lane, LetsNobodyInWithoutATicket) {
   EXPECT_TRUE(client.Hello(other));
   EXPECT_FALSE(RawClient(other).Hello(other)) << "a ticket is good once";
   EXPECT_TRUE(Eventually([&] { return server->lanes() == 1; }));
-  // Nor is a request an invitation.
   RawClient stranger(other);
-  std::string head;
+  std::string head;  // a request is no invitation either
   ASSERT_TRUE(lanes::EncodeHead(lanes::Request{}, &head));
   stranger.Send(head);
   EXPECT_LE(stranger.Receive(), 0);
