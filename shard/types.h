@@ -136,7 +136,7 @@ struct StackSums {
 
 // The distinct rows of one stack that a batch names on this shard, as they are stored: partition by
 // partition, local rows ascending. Whoever has the batch makes the same partial sums of them
-// (RowPooler).
+// (LaterSums).
 struct StackRows {
   int stack = 0;
   int64_t row_bytes = 0;

@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/bfloat16.h"
+#include "hwy/aligned_allocator.h"
 #include "server/coordinator/request_reader.h"
+#include "shard/gather/tensor_kernels.h"
 
 namespace emberd::server {
 namespace {
@@ -25,6 +26,7 @@ class FeatureCombiner {
         width_(width),
         cursors_(stacks_.size()),
         nodes_(stacks_.size()),
+        blocks_(stacks_.size()),
         scratch_(stacks_.size() * width) {
     for (size_t i = 0; i < stacks_.size(); ++i) {
       const absl::Span<const int32_t> samples = stacks_[i]->samples;
@@ -39,7 +41,7 @@ class FeatureCombiner {
     for (size_t i = 0; i < stacks_.size(); ++i) {
       const StackSumsView& sums = *stacks_[i];
       const bool here = cursors_[i] < sums.samples.size() && sums.samples[cursors_[i]] == sample;
-      nodes_[i] = here ? sums.sums.data() + cursors_[i]++ * width_ : nullptr;
+      nodes_[i] = here ? SumAt(i, cursors_[i]++) : nullptr;
     }
     for (size_t step = 1; step < nodes_.size(); step *= 2) {
       for (size_t i = 0; i + step < nodes_.size(); i += 2 * step)
@@ -49,6 +51,27 @@ class FeatureCombiner {
   }
 
  private:
+  // Sums that are made here, so many at a time that they stay in the cache.
+  struct Block {
+    size_t begin = 0, end = 0;  // places in the shard's samples
+    hwy::AlignedFreeUniquePtr<float[]> sums;
+  };
+  static constexpr size_t kBlockBytes = size_t{64} << 10;
+
+  const float* SumAt(size_t shard, size_t place) {
+    const StackSumsView& sums = *stacks_[shard];
+    if (sums.later == nullptr) return sums.sums.data() + place * width_;
+    Block& block = blocks_[shard];
+    if (place >= block.end) {
+      const size_t most = std::max<size_t>(1, kBlockBytes / (width_ * sizeof(float)));
+      if (block.sums == nullptr) block.sums = hwy::AllocateAligned<float>(most * width_);
+      block.begin = place;
+      block.end = std::min(sums.samples.size(), place + most);
+      sums.later->Sum(block.begin, block.end, block.sums.get());
+    }
+    return block.sums.get() + (place - block.begin) * width_;
+  }
+
   // Partial sums start from +0 and so are never -0: leaving an absent one out gives the same bits
   // as adding zeros.
   const float* Add(const float* left, const float* right, size_t node) {
@@ -63,21 +86,17 @@ class FeatureCombiner {
   const int width_;
   std::vector<size_t> cursors_;
   std::vector<const float*> nodes_;
+  std::vector<Block> blocks_;
   std::vector<float> scratch_;
 };
 
 void WriteRow(const float* row, int64_t dim, v1::DataType dtype, char* to) {
-  if (dtype == v1::FLOAT32) {
-    if (row == nullptr) {
-      std::memset(to, 0, dim * sizeof(float));
-    } else {
-      std::memcpy(to, row, dim * sizeof(float));
-    }
-    return;
-  }
-  auto* out = reinterpret_cast<uint16_t*>(to);
-  for (int64_t column = 0; column < dim; ++column) {
-    out[column] = row == nullptr ? 0 : ToBfloat16(row[column]);
+  if (row == nullptr) {
+    std::memset(to, 0, dim * ElementSize(dtype));
+  } else if (dtype == v1::FLOAT32) {
+    std::memcpy(to, row, dim * sizeof(float));
+  } else {
+    shard::RoundToBfloat16(row, dim, to);
   }
 }
 
@@ -90,12 +109,6 @@ bool SumsFit(const StackSumsView& sums, int width, int64_t stack_samples) {
   }
   return last < stack_samples;
 }
-
-// Keeps the views of a result alive: of what the shard sent, and of what was made of it.
-struct PooledOwner {
-  std::shared_ptr<const void> sent;
-  std::vector<shard::StackSums> pooled;
-};
 
 }  // namespace
 
@@ -151,24 +164,22 @@ absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& mo
   return absl::OkStatus();
 }
 
-absl::Status PoolUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
-                            int shard, shard::RowPooler* pooler, GatherResult* result) {
+absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                               int shard, BufferPool& pool, CpuPool& cpu, GatherResult* result) {
   if (result->rows.empty()) return absl::OkStatus();
-  auto owner = std::make_shared<PooledOwner>();
+  result->later.resize(model.plan.stacks.size());
   const std::vector<preprocess::StackBatchView> views = batch.ShardView(shard);
   for (const StackRowsView& rows : result->rows) {
-    auto sums = pooler->Pool(views[rows.stack], model.shard_stacks[rows.stack],
-                             model.plan.topology.sparsecores_per_shard, rows.rows);
-    if (!sums.ok()) return absl::InternalError(sums.status().message());
-    owner->pooled.push_back(*std::move(sums));
+    auto later =
+        shard::LaterSums::Make(views[rows.stack], model.shard_stacks[rows.stack],
+                               model.plan.topology.sparsecores_per_shard, rows.rows, pool, cpu);
+    if (!later.ok()) return absl::InternalError(later.status().message());
+    const shard::LaterSums& sums = *(result->later[rows.stack] = *std::move(later));
+    result->stacks.push_back({rows.stack, sums.samples(), {}, rows.rows_gathered, &sums});
   }
-  for (const shard::StackSums& sums : owner->pooled) result->stacks.push_back(ViewOf(sums));
   std::sort(result->stacks.begin(), result->stacks.end(),
             [](const StackSumsView& a, const StackSumsView& b) { return a.stack < b.stack; });
-  // Sums that came as such stay where they were sent to.
-  owner->sent = result->stacks.size() == owner->pooled.size() ? nullptr : std::move(result->owner);
   result->rows.clear();
-  result->owner = std::move(owner);
   return absl::OkStatus();
 }
 
@@ -191,7 +202,7 @@ SharedOutput TakeOutput(const ServedModel& model, absl::Span<const int64_t> samp
 
 Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
-                               const SharedOutput* output) {
+                               const SharedOutput* output, CpuPool* cpu) {
   SharedOutput own;
   const bool shared = output != nullptr;
   if (!shared) {
@@ -200,23 +211,26 @@ Activations CombineActivations(absl::Span<const GatherResult> results, const Ser
   }
   Activations activations;
   activations.dtype = dtype;
-  for (int i = 0; i < model.config.features_size(); ++i) {
+  const int features = model.config.features_size();
+  if (!shared) activations.features.resize(features);
+  const auto combine = [&](int64_t i) {
     const int stack = model.plan.feature_at[i].stack;
     const int64_t first = batch.feature_sample_begin()[i];
     const int64_t samples = batch.feature_samples()[i];
-    const int64_t dim = model.TableOfFeature(i).embedding_dim();
+    const int64_t dim = model.TableOfFeature(static_cast<int>(i)).embedding_dim();
     std::vector<const StackSumsView*> sums;
     for (const GatherResult& result : results) sums.push_back(&result.stacks[stack]);
     FeatureCombiner combiner(std::move(sums), model.plan.stacks[stack].embedding_dim, first);
     char* to = output->memory.get() + output->layout.offsets[i];
     if (!shared) {
-      activations.features.push_back(
-          {samples, dim, absl::MakeConstSpan(to, samples * dim * ElementSize(dtype))});
+      activations.features[i] = {samples, dim,
+                                 absl::MakeConstSpan(to, samples * dim * ElementSize(dtype))};
     }
     for (int64_t sample = 0; sample < samples; ++sample, to += output->layout.strides[i]) {
       WriteRow(combiner.Fold(first + sample), dim, dtype, to);
     }
-  }
+  };
+  ParallelFor(cpu, features, combine);
   activations.owner = output->memory;
   if (shared) activations.shared_bytes = output->layout.bytes;
   return activations;

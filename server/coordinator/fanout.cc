@@ -44,8 +44,7 @@ Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions 
     : shards_(std::move(shards)),
       options_(options),
       mutations_(mutations),
-      metrics_(metrics),
-      pooler_(&options.threads->cpu) {}
+      metrics_(metrics) {}
 
 absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     const std::shared_ptr<const ServedModel>& model,
@@ -78,7 +77,8 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
     // Here, and not when all answers are there: the other shards are still at work.
     if (status.ok()) {
-      status = Annotate(PoolUniqueRows(*model, *batch, static_cast<int>(i), &pooler_, &*result),
+      status = Annotate(ArrangeUniqueRows(*model, *batch, static_cast<int>(i), pool_,
+                                          options_.threads->cpu, &*result),
                         shards_[i]->name());
     }
     if (status.ok()) {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/buffer_pool.h"
 #include "base/thread_pools.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/gradients.h"
@@ -19,7 +20,6 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/shard_backend.h"
-#include "shard/gather/pooling.h"
 
 namespace emberd::server {
 
@@ -117,6 +117,7 @@ class Fanout {
       int shard, const internal::v1::DropGroupsRequest& request, rpc::CallContext* context) {
     return shards_[shard]->DropGroups(request, context);
   }
+  CpuPool* cpu() const { return &options_.threads->cpu; }
   int shards() const { return static_cast<int>(shards_.size()); }
   absl::StatusOr<RowCounts> DecideStep(int shard, const internal::v1::DecideStepRequest& request,
                                        rpc::CallContext* context) {
@@ -131,7 +132,7 @@ class Fanout {
   const FanoutOptions options_;
   Mutations* const mutations_;
   ops::Metrics* const metrics_;
-  shard::RowPooler pooler_;
+  BufferPool pool_;
 };
 
 }  // namespace emberd::server

@@ -134,8 +134,8 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   }
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
   const WorkTimer combining;
-  output.activations =
-      CombineActivations(results, *model, *batch, prepared.activation_dtype, prepared.output.get());
+  output.activations = CombineActivations(results, *model, *batch, prepared.activation_dtype,
+                                          prepared.output.get(), fanout_->cpu());
   KeepRoom(std::move(room), &output.activations);
   times->combine = combining.worked();
   output.model = model;

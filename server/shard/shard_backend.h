@@ -25,6 +25,7 @@
 #include "server/security/security.h"
 #include "server/shard/mutation_record.h"
 #include "server/shard/mutation_votes.h"
+#include "shard/gather/later_sums.h"
 #include "shard/types.h"
 
 namespace emberd::server {
@@ -48,6 +49,7 @@ struct StackSumsView {
   absl::Span<const int32_t> samples;
   absl::Span<const float> sums;  // [samples, padded width]
   int64_t rows_gathered = 0;
+  const shard::LaterSums* later = nullptr;  // not null: makes the sums, which are not here
 };
 // `sums` must outlive the view.
 inline StackSumsView ViewOf(const shard::StackSums& sums) {
@@ -62,7 +64,7 @@ inline int64_t PayloadBytes(const StackSumsView& view) {
 }
 
 // The distinct rows of one stack that a batch names on the shard, as they are stored
-// (RowPooler).
+// (LaterSums).
 struct StackRowsView {
   int stack = 0;
   int64_t row_bytes = 0;
@@ -75,6 +77,8 @@ struct GatherResult {
   std::vector<StackSumsView> stacks;
   std::vector<StackRowsView> rows;
   std::shared_ptr<const void> owner;  // keeps the views alive
+  // By stack: of `rows`, which stand among `stacks` then; null for others. Empty: none does.
+  std::vector<std::shared_ptr<const shard::LaterSums>> later = {};
 };
 
 // Makes an update one rank's part of a step of a group: see GroupPart in shard_service.proto.
