@@ -167,6 +167,10 @@ struct StackGradients {
   // Instead of `gradients`: where they lie, for all features of the stack, in canonical order.
   // Whoever gives them has checked that they are finite.
   std::vector<FeatureRows<const float>> features = {};
+  // `gradients` has a row for each distinct row instead, in the order of StackRows: the sum that an
+  // update makes of its samples' gradients. Only for a batch that returned these rows, and for the
+  // only rank of its step.
+  bool of_rows = false;
 };
 
 struct ApplyInput {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -9,6 +10,7 @@
 #include "base/status.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/mutations.h"
+#include "server/coordinator/row_gradients.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {
@@ -23,6 +25,11 @@ struct BatchOwner {
   std::shared_ptr<const ServedModel> model;
   std::shared_ptr<const preprocess::PreprocessedBatch> batch;
 };
+
+// Whether no other rank takes part in the update.
+bool IsAlone(const UpdateName& name) {
+  return !name.group_part.has_value() || name.group_part->size == 1;
+}
 
 }  // namespace
 
@@ -41,10 +48,7 @@ absl::Status FirstError(const std::vector<absl::Status>& statuses) {
 
 Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
                Mutations* mutations, ops::Metrics* metrics)
-    : shards_(std::move(shards)),
-      options_(options),
-      mutations_(mutations),
-      metrics_(metrics) {}
+    : shards_(std::move(shards)), options_(options), mutations_(mutations), metrics_(metrics) {}
 
 absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     const std::shared_ptr<const ServedModel>& model,
@@ -110,6 +114,8 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
                                  rpc::CallContext* context) {
   rpc::CancelWatch watch(context, [this] { context_.Cancel(); });
   ops::StageTimer timer(fanout_->metrics_, ops::Stage::kStage);
+  std::vector<ShardGradients> gradients(fanout_->shards_.size());
+  if (!name_.skip) fanout_->LayOut(input, batch, IsAlone(name_), &gradients);
   for (size_t i = 0; i < fanout_->shards_.size(); ++i) {
     ApplyCommand command;
     command.model_id = name_.model_id;
@@ -123,9 +129,8 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
       command.input.step = input.step;
       command.input.skip = true;
     } else {
-      const auto shard = static_cast<int>(i);
-      command.block = fanout_->shards_[i]->TakeBlock(GradientBytes(input, batch, shard));
-      command.input = GradientsForShard(input, batch, shard, command.block);
+      command.block = std::move(gradients[i].block);
+      command.input = std::move(gradients[i].input);
     }
     calls_.push_back(fanout_->shards_[i]->Apply(std::move(command), &context_));
   }
@@ -192,6 +197,19 @@ absl::StatusOr<RowCounts> StagedUpdate::DecideAgain(int shard) {
     }
     absl::SleepFor(kRetryPause);
   }
+}
+
+void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alone,
+                    std::vector<ShardGradients>* gradients) {
+  options_.threads->cpu.ParallelFor(shards(), [&](int64_t i) {
+    const auto shard = static_cast<int>(i);
+    ShardGradients& to = (*gradients)[i];
+    to.block = shards_[i]->TakeBlock(GradientBytes(input, batch, shard));
+    std::optional<shard::ApplyInput> sums;
+    if (alone) sums = RowSumsForShard(input, batch, shard, to.block);
+    to.input =
+        sums.has_value() ? *std::move(sums) : GradientsForShard(input, batch, shard, to.block);
+  });
 }
 
 absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,

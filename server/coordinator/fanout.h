@@ -56,6 +56,12 @@ struct UpdateName {
   bool skip = false;  // the group's step is counted, and changes no row
 };
 
+// The gradients of an update for one shard, and what of ApplyCommand holds them.
+struct ShardGradients {
+  shard::ApplyInput input;
+  std::shared_ptr<SharedBlock> block;
+};
+
 class Fanout;
 
 // An update that every shard has checked and holds. If it goes away undecided, shards are told to
@@ -126,6 +132,9 @@ class Fanout {
 
  private:
   friend class StagedUpdate;
+  // What each shard is sent; `alone`: of an update of one rank.
+  void LayOut(const GradientInput& input, const KeptBatch& batch, bool alone,
+              std::vector<ShardGradients>* gradients);
   void ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began);
 
   const std::vector<std::shared_ptr<ShardBackend>> shards_;
