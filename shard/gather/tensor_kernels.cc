@@ -1,5 +1,6 @@
 #include "shard/gather/tensor_kernels.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/bfloat16.h"
@@ -18,8 +19,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Wide = hn::CappedTag<float, 16>;
 
-// Sums are asked for this many entries ahead.
+// Sums are asked for this many entries ahead, gradients so many samples: of a feature's samples
+// others may lie on other shards, and the hardware does not see a stride.
 constexpr int64_t kSumsAhead = 12;
+constexpr int64_t kGradientsAhead = 8;
 static_assert(kSumsAhead <= kEntryPadding);
 
 template <v1::DataType kDtype>
@@ -55,8 +58,12 @@ HWY_INLINE void AddGradient(const char* HWY_RESTRICT gradient, size_t dim, size_
 template <v1::DataType kDtype>
 void AddAll(const RowSumArgs& args) {
   const size_t row_bytes = args.dim * (kDtype == v1::FLOAT32 ? sizeof(float) : sizeof(uint16_t));
+  const auto gradient_of = [&](int64_t i) {
+    return args.gradients + (args.samples[i] - args.first_sample) * row_bytes;
+  };
   for (int64_t i = args.begin; i < args.end; ++i) {
-    const char* gradient = args.gradients + (args.samples[i] - args.first_sample) * row_bytes;
+    Prefetch<Cache::kNear>(gradient_of(std::min(i + kGradientsAhead, args.end - 1)), row_bytes);
+    const char* gradient = gradient_of(i);
     for (uint32_t e = args.offsets[i]; e < args.offsets[i + 1]; ++e) {
       const Entry& entry = args.entries[e];
       const uint32_t later = args.entries[e + kSumsAhead].row;
