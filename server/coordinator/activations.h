@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -42,12 +43,20 @@ int64_t MaxGatherBytes(const ServedModel& model,
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch);
 
+// By stack: the entries of a batch on one shard, arranged for unique rows that are still to come.
+// None: of a stack that returns none, or whose turn is when they have come.
+using ArrangedStacks = std::vector<std::optional<shard::StackEntries>>;
+ArrangedStacks ArrangeAhead(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                            int shard, BufferPool& pool, CpuPool& cpu);
+
 // A shard may return unique rows instead of partial sums. Arranges those in the answer of shard
 // `shard` so that CombineActivations makes of them, as it goes, the sums that the shard would have
 // sent otherwise, bit for bit; `result->stacks` then has all stacks, in plan order. `result` has
-// passed CheckGatherResult. INTERNAL if the rows are not as many as the batch has here.
+// passed CheckGatherResult. INTERNAL if the rows are not as many as the batch has here. `ahead`:
+// ArrangeAhead's, or empty.
 absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
-                               int shard, BufferPool& pool, CpuPool& cpu, GatherResult* result);
+                               int shard, BufferPool& pool, CpuPool& cpu, GatherResult* result,
+                               ArrangedStacks ahead = {});
 
 // Adds the partial sums of all shards, `results[i]` being shard i's, by the balanced binary tree
 // over shards in order (each has folded its own partitions already, so this completes the tree over

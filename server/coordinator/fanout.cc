@@ -70,6 +70,15 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
   std::vector<std::unique_ptr<GatherCall>> calls;
   for (size_t i = 0; i < shards_.size(); ++i) calls.push_back(start(i));
 
+  // Meanwhile, where there will be something to do it for.
+  std::vector<ArrangedStacks> ahead(shards_.size());
+  if (rows_come_of_ == model->id) {
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      ahead[i] = ArrangeAhead(*model, *batch, static_cast<int>(i), pool_, options_.threads->cpu);
+    }
+  }
+  bool rows_came = false;
+
   std::vector<GatherResult> results(shards_.size());
   absl::Status error;
   for (size_t i = 0; i < shards_.size(); ++i) {
@@ -81,8 +90,9 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
     // Here, and not when all answers are there: the other shards are still at work.
     if (status.ok()) {
+      rows_came |= !result->rows.empty();
       status = Annotate(ArrangeUniqueRows(*model, *batch, static_cast<int>(i), pool_,
-                                          options_.threads->cpu, &*result),
+                                          options_.threads->cpu, &*result, std::move(ahead[i])),
                         shards_[i]->name());
     }
     if (status.ok()) {
@@ -91,6 +101,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
       error = status;
     }
   }
+  rows_come_of_ = rows_came ? model->id : 0;
   if (error.ok()) return results;
   calls.clear();  // cancels what is still under way
   if (handle != 0) Release(model->id, handle);

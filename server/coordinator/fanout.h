@@ -1,6 +1,7 @@
 // What is asked of several shards at once: above all what a step asks, gather, update and release.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -142,6 +143,8 @@ class Fanout {
   Mutations* const mutations_;
   ops::Metrics* const metrics_;
   BufferPool pool_;
+  // The model whose last gather brought unique rows; 0: the last gather brought none. A hint.
+  std::atomic<uint64_t> rows_come_of_ = 0;
 };
 
 }  // namespace emberd::server

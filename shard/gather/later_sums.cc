@@ -12,6 +12,12 @@ absl::StatusOr<std::shared_ptr<const LaterSums>> LaterSums::Make(
     absl::Span<const char> rows, BufferPool& pool, CpuPool& cpu) {
   ASSIGN_OR_RETURN(StackEntries entries,
                    ArrangeForUniqueRows(view, {partitions, spec.rows_per_partition}, pool, cpu));
+  return Make(std::move(entries), spec, rows);
+}
+
+absl::StatusOr<std::shared_ptr<const LaterSums>> LaterSums::Make(StackEntries entries,
+                                                                 const StackSpec& spec,
+                                                                 absl::Span<const char> rows) {
   const uint64_t count = entries.partition_ends.back();
   if (rows.size() != count * RowBytes(spec)) {
     return absl::InvalidArgumentError(absl::StrCat("stack ", spec.name, ": ", rows.size(),
