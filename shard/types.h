@@ -142,7 +142,7 @@ struct StackSums {
 
 // The distinct rows of one stack that a batch names on this shard, as they are stored: partition by
 // partition, local rows ascending. Whoever has the batch makes the same partial sums of them
-// (RowPooler).
+// (LaterSums).
 struct StackRows {
   int stack = 0;
   int64_t row_bytes = 0;
@@ -174,6 +174,10 @@ struct StackGradients {
   // Whoever gives them has checked that they are finite; those that have changed since, and are not
   // any more, count as 0.
   std::vector<FeatureRows<const float>> features = {};
+  // `gradients` has a row for each distinct row instead, in the order of StackRows: the sum that an
+  // update makes of its samples' gradients. Only for a batch that returned these rows, and for the
+  // only rank of its step.
+  bool of_rows = false;
 };
 
 struct ApplyInput {

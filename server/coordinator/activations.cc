@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/bfloat16.h"
+#include "hwy/aligned_allocator.h"
 #include "server/coordinator/request_reader.h"
+#include "shard/gather/tensor_kernels.h"
 
 namespace emberd::server {
 namespace {
@@ -57,6 +58,7 @@ struct ShardWalk {
       : samples(answer.samples),
         placed(answer.placed ? asked : nullptr),
         rows(answer.sums.data()),
+        later(answer.later),
         next(start.sample),
         row(start.row) {}
 
@@ -65,14 +67,35 @@ struct ShardWalk {
     if (next == samples.size() || samples[next] != sample) return nullptr;
     ++next;
     if (placed != nullptr && !placed->PassesOver(sample)) return place;
+    if (later != nullptr) return MakeSum(row++, width);
     return rows + row++ * width;
+  }
+
+  // Sums that are made here, so many at a time that they stay in the cache.
+  const float* MakeSum(int64_t index, int width) {
+    if (index >= block_end) {
+      const auto count = static_cast<int64_t>(samples.size());
+      const int64_t most = std::max<int64_t>(1, kBlockBytes / (width * sizeof(float)));
+      if (block == nullptr) {
+        block = hwy::AllocateAligned<float>(std::min(most, count - index) * width);
+      }
+      block_begin = index;
+      block_end = std::min(count, index + most);
+      later->Sum(block_begin, block_end, block.get());
+    }
+    return block.get() + (index - block_begin) * width;
   }
 
   const absl::Span<const int32_t> samples;
   const shard::SumPlaces* const placed;  // null: the shard has written nothing in place
   const float* const rows;
+  const shard::LaterSums* const later;
   size_t next;
   int64_t row;
+
+  static constexpr int64_t kBlockBytes = int64_t{64} << 10;
+  int64_t block_begin = 0, block_end = 0;  // indices in `samples`
+  hwy::AlignedFreeUniquePtr<float[]> block;
 };
 
 // Walks over the samples of one feature and folds each over the shards.
@@ -118,17 +141,12 @@ class FeatureCombiner {
 };
 
 void WriteRow(const float* row, int64_t dim, v1::DataType dtype, char* to) {
-  if (dtype == v1::FLOAT32) {
-    if (row == nullptr) {
-      std::memset(to, 0, dim * sizeof(float));
-    } else if (row != reinterpret_cast<const float*>(to)) {
-      std::memcpy(to, row, dim * sizeof(float));
-    }
-    return;
-  }
-  auto* out = reinterpret_cast<uint16_t*>(to);
-  for (int64_t column = 0; column < dim; ++column) {
-    out[column] = row == nullptr ? 0 : ToBfloat16(row[column]);
+  if (row == nullptr) {
+    std::memset(to, 0, dim * ElementSize(dtype));
+  } else if (dtype == v1::BFLOAT16) {
+    shard::RoundToBfloat16(row, dim, to);
+  } else if (row != reinterpret_cast<const float*>(to)) {
+    std::memcpy(to, row, dim * sizeof(float));
   }
 }
 
@@ -148,12 +166,6 @@ bool SumsFit(const StackSumsView& sums, const shard::SumPlaces* places, int widt
   }
   return static_cast<int64_t>(sums.sums.size()) == rows * width;
 }
-
-// Keeps the views of a result alive: of what the shard sent, and of what was made of it.
-struct PooledOwner {
-  std::shared_ptr<const void> sent;
-  std::vector<shard::StackSums> pooled;
-};
 
 }  // namespace
 
@@ -218,24 +230,46 @@ absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& mo
   return absl::OkStatus();
 }
 
-absl::Status PoolUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
-                            int shard, shard::RowPooler* pooler, GatherResult* result) {
+ArrangedStacks ArrangeAhead(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                            int shard, BufferPool& pool, CpuPool& cpu) {
+  ArrangedStacks arranged(model.plan.stacks.size());
+  const int partitions = model.plan.topology.sparsecores_per_shard;
+  for (const preprocess::StackBatchView& view : batch.ShardView(shard)) {
+    const shard::StackSpec& spec = model.shard_stacks[view.stack];
+    if (spec.result_mode == v1::PARTIAL_SUMS) continue;
+    auto entries =
+        shard::ArrangeForUniqueRows(view, {partitions, spec.rows_per_partition}, pool, cpu);
+    if (entries.ok()) arranged[view.stack] = *std::move(entries);
+  }
+  return arranged;
+}
+
+absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                               int shard, BufferPool& pool, CpuPool& cpu, GatherResult* result,
+                               ArrangedStacks ahead) {
   if (result->rows.empty()) return absl::OkStatus();
-  auto owner = std::make_shared<PooledOwner>();
+  result->later.resize(model.plan.stacks.size());
   const std::vector<preprocess::StackBatchView> views = batch.ShardView(shard);
   for (const StackRowsView& rows : result->rows) {
-    auto sums = pooler->Pool(views[rows.stack], model.shard_stacks[rows.stack],
-                             model.plan.topology.sparsecores_per_shard, rows.rows);
-    if (!sums.ok()) return absl::InternalError(sums.status().message());
-    owner->pooled.push_back(*std::move(sums));
+    const shard::StackSpec& spec = model.shard_stacks[rows.stack];
+    ahead.resize(model.plan.stacks.size());
+    std::optional<shard::StackEntries>& entries = ahead[rows.stack];
+    auto later = entries.has_value()
+                     ? shard::LaterSums::Make(*std::move(entries), spec, rows.rows)
+                     : shard::LaterSums::Make(views[rows.stack], spec,
+                                              model.plan.topology.sparsecores_per_shard, rows.rows,
+                                              pool, cpu);
+    if (!later.ok()) return absl::InternalError(later.status().message());
+    const shard::LaterSums& sums = *(result->later[rows.stack] = *std::move(later));
+    StackSumsView& view = result->stacks.emplace_back();
+    view.stack = rows.stack;
+    view.samples = sums.samples();
+    view.rows_gathered = rows.rows_gathered;
+    view.later = &sums;
   }
-  for (const shard::StackSums& sums : owner->pooled) result->stacks.push_back(ViewOf(sums));
   std::sort(result->stacks.begin(), result->stacks.end(),
             [](const StackSumsView& a, const StackSumsView& b) { return a.stack < b.stack; });
-  // Sums that came as such stay where they were sent to.
-  owner->sent = result->stacks.size() == owner->pooled.size() ? nullptr : std::move(result->owner);
   result->rows.clear();
-  result->owner = std::move(owner);
   return absl::OkStatus();
 }
 

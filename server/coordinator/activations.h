@@ -4,17 +4,18 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "base/buffer_pool.h"
 #include "base/cpu_pool.h"
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/served_model.h"
 #include "server/coordinator/shared_tensors.h"
 #include "server/shard/shard_backend.h"
-#include "shard/gather/pooling.h"
 
 namespace emberd::server {
 
@@ -43,17 +44,25 @@ int64_t MaxGatherBytes(const ServedModel& model,
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch);
 
-// A shard may return unique rows instead of partial sums. Makes of those in the answer of shard
-// `shard` the partial sums that it would have sent otherwise, bit for bit; `result->stacks` then
-// has all stacks, in plan order. `result` has passed CheckGatherResult. INTERNAL if the rows are
-// not as many as the batch has here.
-absl::Status PoolUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
-                            int shard, shard::RowPooler* pooler, GatherResult* result);
+// By stack: the entries of a batch on one shard, arranged for unique rows that are still to come.
+// None: of a stack that returns none, or whose turn is when they have come.
+using ArrangedStacks = std::vector<std::optional<shard::StackEntries>>;
+ArrangedStacks ArrangeAhead(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                            int shard, BufferPool& pool, CpuPool& cpu);
+
+// A shard may return unique rows instead of partial sums. Arranges those in the answer of shard
+// `shard` so that CombineActivations makes of them, as it goes, the sums that the shard would have
+// sent otherwise, bit for bit; `result->stacks` then has all stacks, in plan order. `result` has
+// passed CheckGatherResult. INTERNAL if the rows are not as many as the batch has here. `ahead`:
+// ArrangeAhead's, or empty.
+absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::PreprocessedBatch& batch,
+                               int shard, BufferPool& pool, CpuPool& cpu, GatherResult* result,
+                               ArrangedStacks ahead = {});
 
 // Adds the partial sums of all shards, `results[i]` being shard i's, by the balanced binary tree
 // over shards in order (each has folded its own partitions already, so this completes the tree over
 // all partitions), cuts padding columns, and rounds to `dtype` once. A sample without entries is
-// zero. The results have passed CheckGatherResult, and PoolUniqueRows if there were any. `output`:
+// zero. The results have passed CheckGatherResult, and ArrangeUniqueRows. `output`:
 // where they are written, and shards may have written some already. `cpu`: may be null.
 Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
                                const preprocess::PreprocessedBatch& batch, v1::DataType dtype,

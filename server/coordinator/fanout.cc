@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -10,6 +11,7 @@
 #include "server/coordinator/activations.h"
 #include "server/coordinator/mutations.h"
 #include "server/coordinator/places.h"
+#include "server/coordinator/row_gradients.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {
@@ -24,6 +26,11 @@ struct BatchOwner {
   std::shared_ptr<const ServedModel> model;
   std::shared_ptr<const preprocess::PreprocessedBatch> batch;
 };
+
+// Whether no other rank takes part in the update.
+bool IsAlone(const UpdateName& name) {
+  return !name.group_part.has_value() || name.group_part->size == 1;
+}
 
 }  // namespace
 
@@ -42,11 +49,7 @@ absl::Status FirstError(const std::vector<absl::Status>& statuses) {
 
 Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
                Mutations* mutations, ops::Metrics* metrics)
-    : shards_(std::move(shards)),
-      options_(options),
-      mutations_(mutations),
-      metrics_(metrics),
-      pooler_(&options.threads->cpu) {}
+    : shards_(std::move(shards)), options_(options), mutations_(mutations), metrics_(metrics) {}
 
 absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     const std::shared_ptr<const ServedModel>& model,
@@ -81,6 +84,14 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
   std::vector<std::unique_ptr<GatherCall>> calls;
   for (size_t i = 0; i < shards_.size(); ++i) calls.push_back(start(i));
 
+  // Meanwhile, where there will be something to do it for.
+  std::vector<ArrangedStacks> ahead(shards_.size());
+  if (rows_come_of_ == model->id) {
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      ahead[i] = ArrangeAhead(*model, *batch, static_cast<int>(i), pool_, options_.threads->cpu);
+    }
+  }
+  bool rows_came = false;
   absl::Status error;
   for (size_t i = 0; i < shards_.size(); ++i) {
     const absl::Time began = absl::Now();
@@ -92,7 +103,9 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
     // Here, and not when all answers are there: the other shards are still at work.
     if (status.ok()) {
-      status = Annotate(PoolUniqueRows(*model, *batch, static_cast<int>(i), &pooler_, &*result),
+      rows_came |= !result->rows.empty();
+      status = Annotate(ArrangeUniqueRows(*model, *batch, static_cast<int>(i), pool_,
+                                          options_.threads->cpu, &*result, std::move(ahead[i])),
                         shards_[i]->name());
     }
     if (status.ok()) {
@@ -101,6 +114,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
       error = status;
     }
   }
+  rows_come_of_ = rows_came ? model->id : 0;
   if (error.ok()) return results;
   calls.clear();  // cancels what is still under way
   if (handle != 0) Release(model->id, handle);
@@ -124,6 +138,8 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
                                  rpc::CallContext* context) {
   rpc::CancelWatch watch(context, [this] { context_.Cancel(); });
   ops::StageTimer timer(fanout_->metrics_, ops::Stage::kStage);
+  std::vector<ShardGradients> gradients(fanout_->shards_.size());
+  if (!name_.skip) fanout_->LayOut(input, batch, IsAlone(name_), &gradients);
   for (size_t i = 0; i < fanout_->shards_.size(); ++i) {
     ApplyCommand command;
     command.model_id = name_.model_id;
@@ -137,11 +153,10 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
       command.input.step = input.step;
       command.input.skip = true;
     } else {
-      const auto shard = static_cast<int>(i);
-      const bool in_place = fanout_->ReadsInPlace(input, batch, shard);
-      command.block = fanout_->shards_[i]->TakeBlock(GradientBytes(input, batch, shard, in_place));
-      command.input = GradientsForShard(input, batch, shard, in_place, command.block);
-      if (in_place) {
+      command.block = std::move(gradients[i].block);
+      command.input = std::move(gradients[i].input);
+      if (gradients[i].in_place) {
+        const auto shard = static_cast<int>(i);
         command.regions = input.regions;
         command.copied = [copied = command, &input, &batch, shard]() mutable {
           copied.block = nullptr;
@@ -216,6 +231,20 @@ absl::StatusOr<RowCounts> StagedUpdate::DecideAgain(int shard) {
     }
     absl::SleepFor(kRetryPause);
   }
+}
+
+void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alone,
+                    std::vector<ShardGradients>* gradients) {
+  options_.threads->cpu.ParallelFor(shards(), [&](int64_t i) {
+    const auto shard = static_cast<int>(i);
+    ShardGradients& to = (*gradients)[i];
+    to.in_place = ReadsInPlace(input, batch, shard);
+    to.block = shards_[i]->TakeBlock(GradientBytes(input, batch, shard, to.in_place));
+    std::optional<shard::ApplyInput> sums;
+    if (alone && !to.in_place) sums = RowSumsForShard(input, batch, shard, to.block);
+    to.input = sums.has_value() ? *std::move(sums)
+                                : GradientsForShard(input, batch, shard, to.in_place, to.block);
+  });
 }
 
 absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,

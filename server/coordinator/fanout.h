@@ -1,6 +1,7 @@
 // What is asked of several shards at once: above all what a step asks, gather, update and release.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/buffer_pool.h"
 #include "base/thread_pools.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/gradients.h"
@@ -20,7 +22,6 @@
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/shard/shard_backend.h"
-#include "shard/gather/pooling.h"
 
 namespace emberd::server {
 
@@ -58,6 +59,13 @@ struct UpdateName {
   uint64_t attempt = 0;  // at the mutation
   std::optional<GroupPart> group_part = std::nullopt;
   bool skip = false;  // the group's step is counted, and changes no row
+};
+
+// The gradients of an update for one shard, and what of ApplyCommand holds them.
+struct ShardGradients {
+  shard::ApplyInput input;
+  std::shared_ptr<SharedBlock> block;
+  bool in_place = false;  // the shard reads some where the client has put them
 };
 
 class Fanout;
@@ -128,8 +136,8 @@ class Fanout {
       int shard, const internal::v1::DropGroupsRequest& request, rpc::CallContext* context) {
     return shards_[shard]->DropGroups(request, context);
   }
-  int shards() const { return static_cast<int>(shards_.size()); }
   CpuPool* cpu() const { return &options_.threads->cpu; }
+  int shards() const { return static_cast<int>(shards_.size()); }
   absl::StatusOr<RowCounts> DecideStep(int shard, const internal::v1::DecideStepRequest& request,
                                        rpc::CallContext* context) {
     return shards_[shard]->DecideStep(request, context);
@@ -137,6 +145,9 @@ class Fanout {
 
  private:
   friend class StagedUpdate;
+  // What each shard is sent; `alone`: of an update of one rank.
+  void LayOut(const GradientInput& input, const KeptBatch& batch, bool alone,
+              std::vector<ShardGradients>* gradients);
   void ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began);
   // Whether the shard may read gradients where the client has put them.
   bool ReadsInPlace(const GradientInput& input, const KeptBatch& batch, int shard) const;
@@ -145,7 +156,9 @@ class Fanout {
   const FanoutOptions options_;
   Mutations* const mutations_;
   ops::Metrics* const metrics_;
-  shard::RowPooler pooler_;
+  BufferPool pool_;
+  // The model whose last gather brought unique rows; 0: the last gather brought none. A hint.
+  std::atomic<uint64_t> rows_come_of_ = 0;
 };
 
 }  // namespace emberd::server

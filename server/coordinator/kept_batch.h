@@ -12,6 +12,7 @@
 #include "server/coordinator/served_model.h"
 #include "server/rpc/handle_store.h"
 #include "server/shard/shard_backend.h"
+#include "shard/batch/batch.h"
 
 namespace emberd::server {
 
@@ -19,6 +20,9 @@ struct KeptShard {
   uint64_t history = 0;
   // By stack: canonical samples that the shard returned, ascending.
   std::vector<std::vector<int32_t>> samples;
+  // By stack: its entries, if it answered with unique rows; they name these by their places. Empty:
+  // no stack did.
+  std::vector<std::shared_ptr<const shard::StackEntries>> entries;
 };
 
 // Immutable.
@@ -37,6 +41,9 @@ struct KeptBatch {
       for (const StackSumsView& stack : result.stacks) {
         shard.samples.emplace_back(stack.samples.begin(), stack.samples.end());
       }
+      for (const auto& later : result.later) {
+        shard.entries.emplace_back(later, later == nullptr ? nullptr : &later->entries());
+      }
     }
   }
 
@@ -49,6 +56,7 @@ struct KeptBatch {
     size_t bytes = sizeof(*this);
     for (const KeptShard& shard : shards) {
       for (const auto& samples : shard.samples) bytes += samples.size() * sizeof(int32_t);
+      for (const auto& entries : shard.entries) bytes += entries == nullptr ? 0 : entries->bytes();
     }
     return static_cast<int64_t>(bytes);
   }

@@ -1,6 +1,7 @@
 // What travels from the shards must never show in a result. Catches: rows of one stack pooled as
 // another's, sums out of plan order, samples lost between Lookup and ApplyGradients, an order of
 // additions that depends on the mode or on the number of shards, and answers that do not fit.
+#include <cstring>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -71,7 +72,7 @@ class Cluster {
       all.append(view.bytes.data(), view.bytes.size());
       v1::FeatureGradient* gradient = apply.add_gradients();
       gradient->set_feature(output->model->config.features(feature).name());
-      gradient->mutable_gradient()->set_dtype(v1::FLOAT32);
+      gradient->mutable_gradient()->set_dtype(output->activations.dtype);
       gradient->mutable_gradient()->add_shape(view.samples);
       gradient->mutable_gradient()->add_shape(view.dim);
       gradient->mutable_gradient()->set_data(view.bytes.data(), view.bytes.size());
@@ -118,6 +119,7 @@ std::string RandomModel(std::mt19937& random) {
 
 v1::LookupRequest RandomLookup(const v1::ModelConfig& model, std::mt19937& random) {
   v1::LookupRequest request;
+  request.set_activation_dtype(random() % 2 == 0 ? v1::FLOAT32 : v1::BFLOAT16);
   for (int i = 0; i < model.features_size(); ++i) {
     int64_t vocabulary = 0;
     for (const v1::TableConfig& table : model.tables()) {
@@ -192,7 +194,7 @@ class WrongRowsTest : public testing::Test {
   const std::shared_ptr<const ServedModel> model_;
   std::shared_ptr<const preprocess::PreprocessedBatch> batch_;
   CpuPool cpu_{1};
-  shard::RowPooler pooler_{&cpu_};
+  BufferPool pool_;
 };
 
 // Room for two rows, or two samples and their sums, of each stack.
@@ -224,7 +226,7 @@ TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
 TEST_F(WrongRowsTest, RowsMustBeAsManyAsTheBatchHas) {
   for (const int64_t count : {0, 1, 3}) {
     GatherResult result{1, {}, {Rows(0, 32, 2), Rows(1, 32, count)}, nullptr};
-    const absl::Status status = PoolUniqueRows(*model_, *batch_, 0, &pooler_, &result);
+    const absl::Status status = ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result);
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("the batch has 2 of 32 bytes"));
   }
@@ -235,13 +237,18 @@ TEST_F(WrongRowsTest, SumsAndPooledRowsStandInPlanOrder) {
   const std::vector<float> ones(32, 1);
   GatherResult result{1, {{1, samples, ones, 2}}, {Rows(0, 32, 2)}, nullptr};
   ASSERT_TRUE(CheckGatherResult(result, *model_, *batch_).ok());
-  ASSERT_TRUE(PoolUniqueRows(*model_, *batch_, 0, &pooler_, &result).ok());
+  ASSERT_TRUE(ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result).ok());
   EXPECT_TRUE(result.rows.empty());
-  EXPECT_TRUE(CheckGatherResult(result, *model_, *batch_).ok());
   ASSERT_EQ(result.stacks.size(), 2u);
-  EXPECT_EQ(result.stacks[0].sums.size(), 16u);
-  EXPECT_EQ(result.stacks[0].sums[0], 0.0f);
-  EXPECT_EQ(result.stacks[1].sums[0], 1.0f);
+  EXPECT_EQ(result.stacks[0].stack, 0);
+  EXPECT_NE(result.stacks[0].later, nullptr);
+  EXPECT_EQ(result.stacks[1].later, nullptr);
+  const auto output = TakeOutput(*model_, batch_->feature_samples(), v1::FLOAT32);
+  const Activations activations =
+      CombineActivations({&result, 1}, *model_, *batch_, v1::FLOAT32, *output);
+  EXPECT_EQ(activations.features[0].bytes, std::string(2 * 32, 0));
+  const std::string last(activations.features[1].bytes.data(), 2 * 64);
+  EXPECT_EQ(std::memcmp(last.data(), ones.data(), last.size()), 0);
 }
 
 }  // namespace

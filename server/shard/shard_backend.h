@@ -27,6 +27,7 @@
 #include "server/security/security.h"
 #include "server/shard/mutation_record.h"
 #include "server/shard/mutation_votes.h"
+#include "shard/gather/later_sums.h"
 #include "shard/types.h"
 
 namespace emberd::server {
@@ -69,6 +70,7 @@ struct StackSumsView {
   int64_t rows = 0;
   // Rows are of the samples alone that GatherCommand.places passes over. False: of all samples.
   bool placed = false;
+  const shard::LaterSums* later = nullptr;  // not null: makes the sums, which are not here
 };
 // `sums` must outlive the view.
 inline StackSumsView ViewOf(const shard::StackSums& sums) {
@@ -86,7 +88,7 @@ inline int64_t PayloadBytes(const StackSumsView& view) {
 }
 
 // The distinct rows of one stack that a batch names on the shard, as they are stored
-// (RowPooler).
+// (LaterSums).
 struct StackRowsView {
   int stack = 0;
   int64_t row_bytes = 0;
@@ -99,7 +101,9 @@ struct GatherResult {
   std::vector<StackSumsView> stacks;
   std::vector<StackRowsView> rows;
   std::shared_ptr<const void> owner;  // keeps the views alive
-  shard::GatherPlaces places = {};    // those that the shard was asked for
+  // By stack: of `rows`, which stand among `stacks` then; null for others. Empty: none does.
+  std::vector<std::shared_ptr<const shard::LaterSums>> later = {};
+  shard::GatherPlaces places = {};  // those that the shard was asked for
 };
 
 // Makes an update one rank's part of a step of a group: see GroupPart in shard_service.proto.

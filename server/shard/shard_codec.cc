@@ -396,6 +396,7 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
     to->set_floats(static_cast<int64_t>(stack.gradients.size()));
     to->mutable_hyperparameters()->insert(stack.hyperparameters.begin(),
                                           stack.hyperparameters.end());
+    to->set_of_rows(stack.of_rows);
     for (const auto& rows : stack.features) {
       EncodeFeatureRows(rows, command.regions, to->add_features());
     }
@@ -445,6 +446,7 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
     shard::StackGradients& stack = command.input.stacks.emplace_back();
     stack.stack = from.stack();
     stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
+    stack.of_rows = from.of_rows();
     ASSIGN_OR_RETURN(const auto gradients, payload.Floats(from.floats(), "gradients"));
     stack.gradients = gradients;
     for (const internal::v1::FeatureRows& rows : from.features()) {

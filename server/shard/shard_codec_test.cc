@@ -323,6 +323,7 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
   sent.input.step = 5;
   sent.input.stacks.push_back({0, {}, {}});
   sent.input.stacks.push_back({1, gradients, {{"learning_rate", 0.25}, {"beta2", 0.999}}});
+  sent.input.stacks[1].of_rows = true;
   auto got = DecodeApply(Transport(EncodeApply(sent)));
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->model_id, 1u);
@@ -334,6 +335,8 @@ TEST(ShardCodecTest, AnApplyArrivesWhole) {
   EXPECT_EQ(got->input.step, 5);
   EXPECT_TRUE(got->input.stacks[0].gradients.empty());
   EXPECT_EQ(got->input.stacks[1].gradients, absl::MakeConstSpan(gradients));
+  EXPECT_FALSE(got->input.stacks[0].of_rows);
+  EXPECT_TRUE(got->input.stacks[1].of_rows);
   EXPECT_EQ(got->input.stacks[1].hyperparameters, sent.input.stacks[1].hyperparameters);
 }
 

@@ -143,9 +143,11 @@ PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k
   for (const StackEntries* part : parts) n += part->partition_entries[k];
   PooledArray<Touch> touches(pool, n + kTouchPadding);
   ExtractAll(parts, k, rows_per_partition, touches.data());
-  if (n <= kSmall) {
-    std::stable_sort(touches.data(), touches.data() + n,
-                     [](const Touch& a, const Touch& b) { return a.row < b.row; });
+  const auto by_row = [](const Touch& a, const Touch& b) { return a.row < b.row; };
+  if (std::is_sorted(touches.data(), touches.data() + n, by_row)) {
+    // As the sums of rows are.
+  } else if (n <= kSmall) {
+    std::stable_sort(touches.data(), touches.data() + n, by_row);
   } else {
     PooledArray<Touch> scratch(pool, n + kTouchPadding);
     RadixSort(touches, scratch, n, rows_per_partition - 1);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
 
 namespace emberd::shard {
 namespace {
@@ -136,22 +135,6 @@ void Pooling::Run(int chunk) const {
   args.begin = begins_[chunk];
   args.end = begins_[chunk + 1];
   SumRows(args);
-}
-
-absl::StatusOr<StackSums> RowPooler::Pool(const preprocess::StackBatchView& view,
-                                          const StackSpec& spec, int partitions,
-                                          absl::Span<const char> rows) {
-  ASSIGN_OR_RETURN(const StackEntries entries,
-                   ArrangeForUniqueRows(view, {partitions, spec.rows_per_partition}, pool_, cpu_));
-  const uint64_t count = entries.partition_ends.back();
-  if (rows.size() != count * RowBytes(spec)) {
-    return absl::InvalidArgumentError(absl::StrCat("stack ", spec.name, ": ", rows.size(),
-                                                   " bytes of unique rows; the batch has ", count,
-                                                   " of ", RowBytes(spec), " bytes"));
-  }
-  Pooling pooling(spec, rows.data(), entries, pool_);
-  cpu_.ParallelFor(pooling.chunks(), [&](int chunk) { pooling.Run(chunk); });
-  return pooling.TakeSums();
 }
 
 }  // namespace emberd::shard

@@ -1,4 +1,4 @@
-// Rows pooled to the partial sums of samples: on a shard, or where its unique rows arrive.
+// Rows pooled to the partial sums of samples, on a shard.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
-#include "base/cpu_pool.h"
-#include "preprocess/batch/csr.h"
 #include "shard/batch/batch.h"
 #include "shard/gather/gather_kernels.h"
 #include "shard/types.h"
@@ -51,25 +48,6 @@ class Pooling {
   PooledArray<float*> rows_;     // of each sample; empty: they lie one after another
   ForwardArgs args_;             // of all samples
   std::vector<int64_t> begins_;  // samples [begins_[c], begins_[c + 1]) make chunk c
-};
-
-// The other half of a gather that returns unique rows: whoever has the batch makes of the rows the
-// partial sums that the shard would have made, by the same kernel, and so with the same bits.
-// Thread-safe. Its results outlive it.
-class RowPooler {
- public:
-  // `cpu` must outlive the pooler.
-  explicit RowPooler(CpuPool* cpu) : cpu_(*cpu) {}
-
-  // `view`: what the shard was asked to gather, of one stack; `spec`: that stack; `partitions`: of
-  // the shard. `rows`: the shard's answer, StackRows.rows.
-  // INVALID_ARGUMENT if `rows` has not the bytes of all distinct rows of `view`.
-  absl::StatusOr<StackSums> Pool(const preprocess::StackBatchView& view, const StackSpec& spec,
-                                 int partitions, absl::Span<const char> rows);
-
- private:
-  CpuPool& cpu_;
-  BufferPool pool_;
 };
 
 }  // namespace emberd::shard

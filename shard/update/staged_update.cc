@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -84,6 +85,38 @@ absl::Status CheckGradientPlaces(const StackSpec& spec, const StackEntries& entr
   return absl::OkStatus();
 }
 
+absl::Status CheckOfRows(const StackSpec& spec, const StackEntries& entries,
+                         const StackGradients& gradients) {
+  if (entries.unique_rows && gradients.features.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "gradients of stack ", spec.name, ": they are sums of rows, ",
+      entries.unique_rows ? "and are given as places" : "but the batch did not return its rows"));
+}
+
+// The distinct rows of a batch as entries: each has a sample of its own, and the gain 1.
+StackEntries EntriesOfRows(const StackEntries& entries, int64_t rows_per_partition) {
+  BufferPool pool(0);
+  const PooledArray<uint32_t>& rows = entries.distinct_rows;
+  StackEntries result;
+  result.stack = entries.stack;
+  result.entry_count = static_cast<int64_t>(rows.size());
+  result.partition_entries.resize(entries.partition_entries.size());
+  result.partition_ends = entries.partition_ends;
+  result.samples = PooledArray<int32_t>(pool, rows.size());
+  result.offsets = PooledArray<uint32_t>(pool, rows.size() + 1);
+  result.entries = PooledArray<Entry>(pool, rows.size() + kEntryPadding);
+  std::fill_n(result.entries.data(), result.entries.size(), Entry{0, 0});
+  std::iota(result.samples.data(), result.samples.data() + rows.size(), 0);
+  std::iota(result.offsets.data(), result.offsets.data() + rows.size() + 1, 0u);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    result.entries[i] = {rows[i], 1.0f};
+    ++result.partition_entries[rows[i] / rows_per_partition];
+  }
+  result.feature_offsets.assign(entries.feature_offsets.size(), static_cast<uint32_t>(rows.size()));
+  result.feature_offsets.front() = 0;
+  return result;
+}
+
 // Optimizer numbers of this step: the config with the request's overrides.
 absl::StatusOr<StepRule> ResolveRule(const StackSpec& stack, const Hyperparameters& overrides,
                                      int64_t step) {
@@ -154,8 +187,13 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
     Stack stack;
     stack.entries = &entries;
     if (const StackGradients* gradients = FindGradients(input, entries.stack)) {
+      if (gradients->of_rows) {
+        RETURN_IF_ERROR(CheckOfRows(spec, entries, *gradients));
+        stack.entries = &part->row_entries_.emplace_back(
+            EntriesOfRows(entries, model->stack(entries.stack).rows_per_partition()));
+      }
       if (gradients->features.empty()) {
-        RETURN_IF_ERROR(CheckValues(spec, entries, gradients->gradients));
+        RETURN_IF_ERROR(CheckValues(spec, *stack.entries, gradients->gradients));
         if (!gradients->gradients.empty()) stack.gradients = gradients->gradients.data();
         stack.gradient_bytes = gradients->gradients.size() * sizeof(float);
       } else {
@@ -207,6 +245,11 @@ absl::Status StagedUpdate::Add(int rank, std::shared_ptr<const CheckedPart> part
 }
 
 absl::Status StagedUpdate::CheckStep(int rank, const CheckedPart& part, const Model& model) const {
+  if (part.stands_alone() && ranks() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank,
+                                                   ": gradients are sums of rows, in a step of ",
+                                                   ranks(), " ranks; only one alone may sum them"));
+  }
   if (held_ == 0) return absl::OkStatus();
   const CheckedPart& first = *parts_[first_rank_];
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> other, this->model());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -38,7 +39,8 @@ class CheckedPart {
   };
 
   // INVALID_ARGUMENT for stacks given twice or unknown to the batch, gradients of the wrong number
-  // or not finite (unless the stack skips such rows), hyper-parameters of a wrong name or value, a
+  // or not finite (unless the stack skips such rows), sums of rows that the batch did not return,
+  // hyper-parameters of a wrong name or value, a
   // step that the optimizer needs and is not given, gradients of a step that is skipped. NOT_FOUND:
   // the model was dropped. RESOURCE_EXHAUSTED, DATA_LOSS: Model::Hold; the part holds the rows.
   static absl::StatusOr<std::shared_ptr<const CheckedPart>> Make(std::shared_ptr<const Batch> batch,
@@ -51,6 +53,8 @@ class CheckedPart {
   const std::vector<Stack>& stacks() const { return stacks_; }  // in the order of the batch
   const Stack* Find(int stack) const;                           // null: not in the batch
   int64_t gradient_bytes() const;                               // of all stacks
+  // Some gradients are sums of rows: their part makes a step of its own.
+  bool stands_alone() const { return !row_entries_.empty(); }
 
  private:
   CheckedPart() = default;
@@ -62,6 +66,7 @@ class CheckedPart {
   uint64_t rng_seed_ = 0;
   bool skip_ = false;
   std::vector<Stack> stacks_;
+  std::deque<StackEntries> row_entries_;  // of stacks whose gradients are sums of rows
 };
 
 // A step on its way: the parts of its ranks, which agree. Parts may be added in any order; when all
@@ -75,8 +80,9 @@ class StagedUpdate {
 
   // INVALID_ARGUMENT if the part has another model, step, seed, number of features or
   // hyper-parameter than those that are here, or not all skip the step: names rank, stack, field
-  // and both values. INVALID_ARGUMENT for too many entries. NOT_FOUND: the model was dropped. A
-  // part that is refused leaves no trace. The rank must be missing.
+  // and both values. INVALID_ARGUMENT if the part stands alone and the step has several ranks.
+  // INVALID_ARGUMENT for too many entries. NOT_FOUND: the model was dropped. A part that is refused
+  // leaves no trace. The rank must be missing.
   absl::Status Add(int rank, std::shared_ptr<const CheckedPart> part);
 
   int ranks() const { return static_cast<int>(parts_.size()); }

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/testing/seed.h"
 #include "config/optimizers.h"
 #include "shard/testing/exact_optimizers.h"
 #include "shard/testing/optimizer_cases.h"
@@ -287,6 +288,11 @@ TEST_F(ApplyPartsErrorTest, RefusesAnotherStep) {
   ExpectRefused("rank 2: step is 5, but 4 for rank 0");
 }
 
+TEST_F(ApplyPartsErrorTest, RefusesSumsOfRowsThatTheBatchDidNotReturn) {
+  parts_[0].input.stacks[0].of_rows = true;
+  ExpectRefused("gradients of stack stack: they are sums of rows, but the batch did not return");
+}
+
 TEST_F(ApplyPartsErrorTest, RefusesAnotherSeed) {
   parts_[2].input.rng_seed = 5;
   ExpectRefused("rank 2: rng_seed is 5, but 0 for rank 0");
@@ -342,6 +348,61 @@ TEST_F(ApplyPartsErrorTest, APartOfADroppedModelIsNotAdded) {
   ASSERT_TRUE(engine_.engine().DropModel(7).ok());
   EXPECT_EQ(update.Add(0, part).code(), absl::StatusCode::kNotFound);
   EXPECT_FALSE(update.Has(0));
+}
+
+// Whoever has all gradients of a step may sum those of each row: the tables must get the same bits.
+TEST(SumsOfRowsTest, MakeTheUpdateOfTheirSamples) {
+  std::mt19937_64 random(TestSeed());
+  const TestShape shape{kPartitions, kRows, 40};
+  for (const testing::OptimizerCase& optimizer : testing::OptimizerCases()) {
+    SCOPED_TRACE(optimizer.text);
+    StackSpec stack = Stack(testing::CompleteOptimizer(optimizer.text));
+    stack.result_mode = v1::UNIQUE_ROWS;
+    const std::vector<TestEntry> entries = testing::RandomEntries(shape, 2, random);
+    TestBatch batch(entries, shape, 0, kPartitions, 2, 1);
+    TestEngine by_sample({stack}, {kPartitions, kRows}, 0, kPartitions);
+    TestEngine by_row({stack}, {kPartitions, kRows}, 0, kPartitions);
+
+    testing::RankInput samples, rows;
+    samples.batch = *by_sample.Prepare(batch.view());
+    rows.batch = *by_row.Prepare(batch.view());
+    const StackEntries& arranged = samples.batch->stacks()[0];
+    std::vector<float> gradients(arranged.samples.size() * kWidth);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const bool padding = i % kWidth >= kColumns;
+      gradients[i] = padding ? 0 : static_cast<float>(random() % 2001) * 1e-3f - 1;
+    }
+    const size_t distinct = arranged.distinct_rows.size();
+    std::vector<float> sums(distinct * kWidth);
+    for (size_t i = 0; i < arranged.samples.size(); ++i) {
+      for (uint32_t e = arranged.offsets[i]; e < arranged.offsets[i + 1]; ++e) {
+        const Entry& entry = arranged.entries[e];
+        const uint32_t* first = arranged.distinct_rows.data();
+        const size_t row = std::lower_bound(first, first + distinct, entry.row) - first;
+        for (int c = 0; c < kWidth; ++c) {
+          float& sum = sums[row * kWidth + c];
+          sum = sum + entry.gain * gradients[i * kWidth + c];
+        }
+      }
+    }
+    samples.input.step = rows.input.step = 3;
+    samples.input.stacks.push_back({0, gradients, {}});
+    rows.input.stacks.push_back({0, sums, {}});
+    rows.input.stacks[0].of_rows = true;
+    EXPECT_EQ(by_row.ApplyParts({rows}), by_sample.ApplyParts({samples}));
+    for (int p = 0; p < kPartitions; ++p) {
+      for (int row = 0; row < kRows; ++row) {
+        EXPECT_EQ(by_row.ReadRow(0, p, row, kWidth), by_sample.ReadRow(0, p, row, kWidth));
+      }
+    }
+    // One of several ranks may not: floats are summed in one order, over the samples of all.
+    const absl::Status status = testing::Stage({rows, rows}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("in a step of 2 ranks"));
+    sums.pop_back();
+    rows.input.stacks[0].gradients = sums;
+    EXPECT_EQ(testing::Stage({rows}).status().code(), absl::StatusCode::kInvalidArgument);
+  }
 }
 
 }  // namespace

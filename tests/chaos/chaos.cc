@@ -23,6 +23,8 @@ testing::ClusterOptions Chaos::Cluster() const {
   options.coordinators = kCoordinators;
   options.links = true;
   options.config = "timeouts { shard_call_ms: 3000 batch_ttl_ms: 5000 }";
+  // What goes past the links cannot be cut.
+  if (!options_.one_machine) options.shard_config = "transport: TCP";
   if (!options_.log) return options;
   // Small, so that checkpoints are saved and old segments go all the time.
   absl::StrAppend(&options.config, " storage { directory: \"", storage(),

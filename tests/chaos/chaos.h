@@ -39,7 +39,8 @@ struct Options {
   // Shards keep logs, and are killed too.
   bool log = false;
   std::string fsync = "INTERVAL";
-  bool power = false;  // with ALWAYS: when all are killed, what was not synced is lost
+  bool power = false;        // with ALWAYS: when all are killed, what was not synced is lost
+  bool one_machine = false;  // coordinators and shards share memory, which is not cut
 };
 
 // What went wrong with updates.

@@ -62,6 +62,9 @@ int Main(int argc, char** argv) {
   app.add_flag("--power", options.power,
                "with --log and --fsync ALWAYS: when all processes are killed, lose what they had "
                "not synced");
+  app.add_flag(
+      "--one-machine", options.one_machine,
+      "let coordinators and shards share memory and lanes, which are not cut with the links");
   TrainerOptions trainer;
   std::string mode;
   app.add_option("--trainer", mode, "be a trainer of this group; chaos starts these itself")

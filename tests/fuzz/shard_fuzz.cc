@@ -22,7 +22,7 @@
 #include "server/shard/hosted_models.h"
 #include "server/shard/shard_codec.h"
 #include "shard/engine.h"
-#include "shard/gather/pooling.h"
+#include "shard/gather/later_sums.h"
 #include "tests/fuzz/canonical.h"
 #include "tests/fuzz/fuzz_target.h"
 
@@ -144,9 +144,15 @@ class Shard {
   bool PoolRows(const server::StackRowsView& rows) {
     const auto views = preprocessed_->ShardView(0);
     if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) return false;
+    const shard::StackSpec& stack = spec_.stacks[rows.stack];
     const auto sums =
-        pooler_.Pool(views[rows.stack], spec_.stacks[rows.stack], kSparseCores, rows.rows);
+        shard::LaterSums::Make(views[rows.stack], stack, kSparseCores, rows.rows, pool_, cpu_);
     Require(sums.ok() || absl::IsInvalidArgument(sums.status()), "other rows are refused");
+    if (sums.ok()) {
+      const auto samples = static_cast<int64_t>((*sums)->samples().size());
+      PooledArray<float> memory(pool_, samples * stack.embedding_dim);
+      (*sums)->Sum(0, samples, memory.data());
+    }
     return sums.ok() && !rows.rows.empty();
   }
 
@@ -175,7 +181,7 @@ class Shard {
   CpuPool cpu_{1};
   std::unique_ptr<shard::Engine> engine_;
   std::shared_ptr<const shard::Batch> batch_;
-  shard::RowPooler pooler_{&cpu_};
+  BufferPool pool_;
 };
 
 void Try(int kind, const rpc::IncomingMessage& message) {

@@ -41,23 +41,26 @@ std::string BytesOfPart(const CheckedPart& part) {
 class PartCodecTest : public ::testing::Test {
  protected:
   const TestShape shape_ = {.partitions = kPartitionsHere, .rows_per_partition = 32, .samples = 24};
-  TestEngine live_{{shard::testing::OneTableStack(shape_, kRowWidth, kLiveColumns, SomeAdagrad())},
-                   shape_,
-                   0,
-                   kPartitionsHere};
-  TestEngine replayed_{
-      {shard::testing::OneTableStack(shape_, kRowWidth, kLiveColumns, SomeAdagrad())},
-      shape_,
-      0,
-      kPartitionsHere};
+  TestEngine live_{{Stack(shape_)}, shape_, 0, kPartitionsHere};
+  TestEngine replayed_{{Stack(shape_)}, shape_, 0, kPartitionsHere};
   BufferPool pool_;
   std::mt19937_64 random_{TestSeed()};
+
+  // With unique rows, so that gradients may be sums of these.
+  static shard::StackSpec Stack(const TestShape& shape) {
+    shard::StackSpec stack =
+        shard::testing::OneTableStack(shape, kRowWidth, kLiveColumns, SomeAdagrad());
+    stack.result_mode = v1::UNIQUE_ROWS;
+    return stack;
+  }
 
   std::shared_ptr<const CheckedPart> RandomPart() {
     TestBatch batch(RandomEntries(shape_, 3, random_), shape_, 0, kPartitionsHere, 2, 2);
     const auto prepared = *live_.Prepare(batch.view());
-    const size_t samples = prepared->stacks()[0].samples.size();
-    auto values = std::make_shared<std::vector<float>>(samples * kRowWidth);
+    const shard::StackEntries& entries = prepared->stacks()[0];
+    const bool of_rows = random_() % 2 == 0;
+    const size_t rows = of_rows ? entries.distinct_rows.size() : entries.samples.size();
+    auto values = std::make_shared<std::vector<float>>(rows * kRowWidth);
     for (size_t i = 0; i < values->size(); ++i) {
       const bool live = i % kRowWidth < kLiveColumns;
       (*values)[i] = live ? static_cast<float>(random_() % 1000) / 300.0f - 1.5f : 0.0f;
@@ -71,6 +74,7 @@ class PartCodecTest : public ::testing::Test {
       input.stacks.push_back({0,
                               zero ? absl::Span<const float>() : absl::MakeConstSpan(*values),
                               {{"learning_rate", 0.25}}});
+      input.stacks[0].of_rows = of_rows;
     }
     return *CheckedPart::Make(prepared, input);
   }

@@ -2,8 +2,8 @@
 // fewer bytes. Catches: ranks that name another row, partitions that are folded in another order,
 // quantization before or after the wrong step, stored bits read as another type, a row that was not
 // initialised before it was copied.
-// Covers: gather_kernels.cc
-#include "shard/gather/pooling.h"
+// Covers: gather_kernels.cc, pooling.cc
+#include "shard/gather/later_sums.h"
 
 #include <cstring>
 #include <random>
@@ -57,13 +57,34 @@ int64_t BytesOf(const StackSums& sums) {
   return static_cast<int64_t>(sums.samples.size()) * (4 + 4 * sums.width);
 }
 
-class RowPoolerTest : public ::testing::Test {
+class LaterSumsTest : public ::testing::Test {
  protected:
+  // All sums, made some at a time.
+  absl::StatusOr<StackSums> Pool(const preprocess::StackBatchView& view, const StackSpec& spec,
+                                 int partitions, absl::Span<const char> rows) {
+    const auto later = LaterSums::Make(view, spec, partitions, rows, pool_, cpu_);
+    if (!later.ok()) return later.status();
+    const absl::Span<const int32_t> samples = (*later)->samples();
+    auto sums = std::make_shared<PooledArray<float>>(pool_, samples.size() * spec.embedding_dim);
+    constexpr int64_t kAtOnce = 16;  // of any width, these begin at a multiple of 64 bytes
+    const auto count = static_cast<int64_t>(samples.size());
+    for (int64_t i = 0; i < count; i += kAtOnce) {
+      (*later)->Sum(i, std::min(count, i + kAtOnce), sums->data() + i * spec.embedding_dim);
+    }
+    StackSums result;
+    result.stack = view.stack;
+    result.width = spec.embedding_dim;
+    result.samples.assign(samples.begin(), samples.end());
+    result.sums = std::shared_ptr<const float>(sums, sums->data());
+    result.rows_gathered = (*later)->entries().entry_count;
+    return result;
+  }
+
   CpuPool cpu_{2};
-  RowPooler pooler_{&cpu_};
+  BufferPool pool_;
 };
 
-TEST_F(RowPoolerTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
+TEST_F(LaterSumsTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
   std::mt19937_64 random(TestSeed());
   int unique = 0, sums = 0;
   for (int i = 0; i < 60; ++i) {
@@ -87,7 +108,7 @@ TEST_F(RowPoolerTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
     ASSERT_EQ(output[v1::UNIQUE_ROWS].rows.size(), 1u);
     const StackSums& expected = output[v1::PARTIAL_SUMS].sums[0];
     const StackRows& rows = output[v1::UNIQUE_ROWS].rows[0];
-    const auto pooled = pooler_.Pool(batch.view(), stack, partitions, BytesOf(rows));
+    const auto pooled = Pool(batch.view(), stack, partitions, BytesOf(rows));
     ASSERT_TRUE(pooled.ok()) << pooled.status();
     ExpectSameBits(*pooled, expected);
 
@@ -107,7 +128,7 @@ TEST_F(RowPoolerTest, EveryModeGivesTheSameBitsAndAutoTheFewestBytes) {
 }
 
 // A hundred samples that look up one row on each of two partitions: 2 rows against 100 sums.
-TEST_F(RowPoolerTest, RepeatedRowsTravelOnce) {
+TEST_F(LaterSumsTest, RepeatedRowsTravelOnce) {
   const TestShape shape{2, 16, 100};
   std::vector<testing::TestEntry> entries;
   for (int sample = 0; sample < 100; ++sample) {
@@ -123,14 +144,14 @@ TEST_F(RowPoolerTest, RepeatedRowsTravelOnce) {
   EXPECT_EQ(output.rows[0].count, 2);
   EXPECT_EQ(output.rows[0].row_bytes, 64);
   EXPECT_EQ(output.rows[0].rows_gathered, 200);
-  const auto pooled = pooler_.Pool(batch.view(), stack, 2, BytesOf(output.rows[0]));
+  const auto pooled = Pool(batch.view(), stack, 2, BytesOf(output.rows[0]));
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   const std::vector<float> a = engine.ReadRow(0, 0, 3, 16), b = engine.ReadRow(0, 1, 5, 16);
   ASSERT_EQ(pooled->samples.size(), 100u);
   for (int c = 0; c < 16; ++c) EXPECT_EQ(pooled->sums.get()[99 * 16 + c], a[c] + 0.5f * b[c]);
 }
 
-TEST_F(RowPoolerTest, LargeBatchesAreSharedAmongThreads) {
+TEST_F(LaterSumsTest, LargeBatchesToo) {
   std::mt19937_64 random(TestSeed());
   const TestShape shape{1, 64, 30'000};
   StackSpec stack = OneTableStack(shape, 128, 128, Sgd());
@@ -139,26 +160,26 @@ TEST_F(RowPoolerTest, LargeBatchesAreSharedAmongThreads) {
   stack.result_mode = v1::UNIQUE_ROWS;
   TestEngine rows({stack}, shape, 0, 1);
   const StackRows unique = rows.GatherEither(*rows.Prepare(batch.view())).rows[0];
-  const auto pooled = pooler_.Pool(batch.view(), stack, 1, BytesOf(unique));
+  const auto pooled = Pool(batch.view(), stack, 1, BytesOf(unique));
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   ExpectSameBits(*pooled, sums.Gather(*sums.Prepare(batch.view()))[0]);
 }
 
-TEST_F(RowPoolerTest, RefusesOtherRowsThanThoseOfTheBatch) {
+TEST_F(LaterSumsTest, RefusesOtherRowsThanThoseOfTheBatch) {
   const TestShape shape{1, 16, 4};
   StackSpec stack = OneTableStack(shape, 8, 8, Sgd());
   TestBatch batch({{0, 0, 3, 1.0f}, {2, 0, 9, 1.0f}}, shape, 0, 1, 1, 1);
   const std::vector<char> rows(3 * 32);
-  EXPECT_TRUE(pooler_.Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(64)).ok());
+  EXPECT_TRUE(Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(64)).ok());
   for (const size_t bytes : {0, 32, 63, 96}) {
     const absl::Status status =
-        pooler_.Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(bytes)).status();
+        Pool(batch.view(), stack, 1, absl::MakeConstSpan(rows).first(bytes)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr("the batch has 2 of 32 bytes"));
   }
 }
 
-TEST_F(RowPoolerTest, ABatchWithoutEntriesHasNoRowsAndNoSums) {
+TEST_F(LaterSumsTest, ABatchWithoutEntriesHasNoRowsAndNoSums) {
   const TestShape shape{2, 16, 6};
   StackSpec stack = OneTableStack(shape, 8, 8, Sgd());
   stack.result_mode = v1::UNIQUE_ROWS;
@@ -167,7 +188,7 @@ TEST_F(RowPoolerTest, ABatchWithoutEntriesHasNoRowsAndNoSums) {
   const GatherOutput output = engine.GatherEither(*engine.Prepare(batch.view()));
   ASSERT_EQ(output.rows.size(), 1u);
   EXPECT_EQ(output.rows[0].count, 0);
-  const auto pooled = pooler_.Pool(batch.view(), stack, 2, {});
+  const auto pooled = Pool(batch.view(), stack, 2, {});
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   EXPECT_TRUE(pooled->samples.empty());
 }

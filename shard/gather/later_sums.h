@@ -1,0 +1,50 @@
+// Partial sums that are made of unique rows when they are used, a few at a time, while they are in
+// the cache: the other half of a gather that returned the rows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/buffer_pool.h"
+#include "base/cpu_pool.h"
+#include "preprocess/batch/csr.h"
+#include "shard/batch/batch.h"
+#include "shard/gather/gather_kernels.h"
+#include "shard/types.h"
+
+namespace emberd::shard {
+
+// The sums of one stack. Immutable, thread-safe.
+class LaterSums {
+ public:
+  // `view`: what the shard was asked to gather; `spec`: that stack; `partitions`: of the shard.
+  // `rows`: the shard's answer, StackRows.rows, which must outlive it. INVALID_ARGUMENT if `rows`
+  // has not the bytes of all distinct rows of `view`.
+  static absl::StatusOr<std::shared_ptr<const LaterSums>> Make(
+      const preprocess::StackBatchView& view, const StackSpec& spec, int partitions,
+      absl::Span<const char> rows, BufferPool& pool, CpuPool& cpu);
+
+  // The same of entries that ArrangeForUniqueRows has made of the view.
+  static absl::StatusOr<std::shared_ptr<const LaterSums>> Make(StackEntries entries,
+                                                               const StackSpec& spec,
+                                                               absl::Span<const char> rows);
+
+  // They name rows by their places in `rows`.
+  const StackEntries& entries() const { return entries_; }
+  absl::Span<const int32_t> samples() const {
+    return {entries_.samples.data(), entries_.samples.size()};
+  }
+  // Writes those of samples()[begin, end), [end - begin, width], to memory aligned to 64: the sums
+  // that the shard would have made, by the same kernel, and so with the same bits.
+  void Sum(int64_t begin, int64_t end, float* to) const;
+
+ private:
+  LaterSums(StackEntries entries, const StackSpec& spec, absl::Span<const char> rows);
+
+  const StackEntries entries_;
+  ForwardArgs args_;  // without the samples and the sums
+};
+
+}  // namespace emberd::shard

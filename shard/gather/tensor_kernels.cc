@@ -1,0 +1,119 @@
+#include "shard/gather/tensor_kernels.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/bfloat16.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "shard/gather/tensor_kernels.cc"
+#include "hwy/foreach_target.h"
+// Must come after foreach_target.h.
+#include "hwy/highway.h"
+#include "shard/store/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace emberd::shard::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Wide = hn::CappedTag<float, 16>;
+
+// Sums are asked for this many entries ahead, gradients so many samples: of a feature's samples
+// others may lie on other shards, and the hardware does not see a stride.
+constexpr int64_t kSumsAhead = 12;
+constexpr int64_t kGradientsAhead = 8;
+static_assert(kSumsAhead <= kEntryPadding);
+
+template <v1::DataType kDtype>
+HWY_INLINE float ElementAt(const char* gradient, size_t column) {
+  if constexpr (kDtype == v1::FLOAT32) {
+    float value;
+    std::memcpy(&value, gradient + column * sizeof(value), sizeof(value));
+    return value;
+  } else {
+    uint16_t value;
+    std::memcpy(&value, gradient + column * sizeof(value), sizeof(value));
+    return FromBfloat16(value);
+  }
+}
+
+template <v1::DataType kDtype, bool kFirst>
+HWY_INLINE void AddGradient(const char* HWY_RESTRICT gradient, size_t dim, size_t width, float gain,
+                            float* HWY_RESTRICT sum) {
+  const Wide d;
+  const size_t lanes = hn::Lanes(d);
+  const auto gains = hn::Set(d, gain);
+  size_t c = 0;
+  for (; c + lanes <= dim; c += lanes) {
+    const auto before = kFirst ? hn::Zero(d) : hn::LoadU(d, sum + c);
+    hn::StoreU(hn::Add(before, hn::Mul(gains, LoadRow<kDtype>(d, gradient, c))), d, sum + c);
+  }
+  for (; c < dim; ++c) {
+    sum[c] = (kFirst ? 0.0f : sum[c]) + gain * ElementAt<kDtype>(gradient, c);
+  }
+  if (kFirst && c < width) std::fill(sum + c, sum + width, 0.0f);
+}
+
+template <v1::DataType kDtype>
+void AddAll(const RowSumArgs& args) {
+  const size_t row_bytes = args.dim * (kDtype == v1::FLOAT32 ? sizeof(float) : sizeof(uint16_t));
+  const auto gradient_of = [&](int64_t i) {
+    return args.gradients + (args.samples[i] - args.first_sample) * row_bytes;
+  };
+  for (int64_t i = args.begin; i < args.end; ++i) {
+    Prefetch<Cache::kNear>(gradient_of(std::min(i + kGradientsAhead, args.end - 1)), row_bytes);
+    const char* gradient = gradient_of(i);
+    for (uint32_t e = args.offsets[i]; e < args.offsets[i + 1]; ++e) {
+      const Entry& entry = args.entries[e];
+      const uint32_t later = args.entries[e + kSumsAhead].row;
+      Prefetch<Cache::kNear>(args.sums + later * args.width, args.width * sizeof(float));
+      float* sum = args.sums + entry.row * args.width;
+      if (args.begun[entry.row] != 0) {
+        AddGradient<kDtype, false>(gradient, args.dim, args.width, entry.gain, sum);
+      } else {
+        args.begun[entry.row] = 1;
+        AddGradient<kDtype, true>(gradient, args.dim, args.width, entry.gain, sum);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void AddToRowSumsTarget(const RowSumArgs& args) {
+  if (args.dtype == v1::FLOAT32) {
+    AddAll<v1::FLOAT32>(args);
+  } else {
+    AddAll<v1::BFLOAT16>(args);
+  }
+}
+
+void RoundToBfloat16Target(const float* values, int64_t count, char* out) {
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const Wide d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    StorePair(d, hn::LoadU(d, values + i), hn::LoadU(d, values + i + lanes), out, i);
+  }
+#endif
+  for (; i < count; ++i) {
+    const uint16_t half = ToBfloat16(values[i]);
+    std::memcpy(out + i * sizeof(half), &half, sizeof(half));
+  }
+}
+
+}  // namespace emberd::shard::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace emberd::shard {
+HWY_EXPORT(AddToRowSumsTarget);
+HWY_EXPORT(RoundToBfloat16Target);
+void AddToRowSums(const RowSumArgs& args) { HWY_DYNAMIC_DISPATCH(AddToRowSumsTarget)(args); }
+void RoundToBfloat16(const float* values, int64_t count, char* out) {
+  HWY_DYNAMIC_DISPATCH(RoundToBfloat16Target)(values, count, out);
+}
+}  // namespace emberd::shard
+#endif

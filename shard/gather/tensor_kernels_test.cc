@@ -1,0 +1,98 @@
+// Kernels against the plain loops that they stand for, bit for bit: at odd sizes, where the last
+// columns are not a whole vector; with values that round up to infinity, and with NaN; in memory
+// that is not aligned.
+#include "shard/gather/tensor_kernels.h"
+
+#include <bit>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/bfloat16.h"
+#include "base/testing/seed.h"
+
+namespace emberd::shard {
+namespace {
+
+TEST(TensorKernelsTest, RoundsEveryValueAsTheScalarDoes) {
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
+  for (int count = 0; count < 150; ++count) {
+    std::vector<float> values(count + 1);
+    for (float& value : values) {
+      uint32_t bits = random();
+      if (random() % 4 == 0) bits |= 0x7f800000;  // infinite, or not a number
+      if (random() % 4 == 0) bits |= 0x7f7f0000;
+      value = std::bit_cast<float>(bits);
+    }
+    std::vector<char> rounded(2 * count + 3, 'x');
+    RoundToBfloat16(values.data() + 1, count, rounded.data() + 1);
+    for (int i = 0; i < count; ++i) {
+      uint16_t half;
+      std::memcpy(&half, rounded.data() + 1 + 2 * i, sizeof(half));
+      ASSERT_EQ(half, ToBfloat16(values[i + 1])) << i << " of " << count;
+    }
+    EXPECT_EQ(rounded.front(), 'x');
+    EXPECT_EQ(rounded.back(), 'x');
+  }
+}
+
+TEST(TensorKernelsTest, SumsByRowInTheOrderOfSamples) {
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
+  for (int trial = 0; trial < 100; ++trial) {
+    const int64_t dim = 1 + random() % 70, width = (dim + 7) / 8 * 8;
+    const int rows = 1 + random() % 5, count = random() % 20, first_sample = random() % 10;
+    const bool half = trial % 2 == 1;
+    const size_t element = half ? 2 : 4;
+    std::vector<int32_t> samples;
+    std::vector<uint32_t> offsets = {0};
+    std::vector<Entry> entries;
+    for (int i = 0; i < count; ++i) {
+      samples.push_back(first_sample + 2 * i);
+      for (size_t n = 1 + random() % 3; n > 0; --n) {
+        entries.push_back({static_cast<uint32_t>(random() % rows), random() % 100 * 0.37f});
+      }
+      offsets.push_back(static_cast<uint32_t>(entries.size()));
+    }
+    entries.resize(entries.size() + kEntryPadding);
+    std::vector<char> bytes(1 + 2 * count * dim * element);
+    std::vector<float> values(2 * count * dim);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 300;
+      const uint16_t rounded = ToBfloat16(value);
+      values[i] = half ? FromBfloat16(rounded) : value;
+      std::memcpy(bytes.data() + 1 + i * element,
+                  half ? static_cast<const void*>(&rounded) : &value, element);
+    }
+    std::vector<float> expected(rows * width, 7), sums = expected;
+    std::vector<uint8_t> known(rows), begun = known;
+    for (int i = 0; i < count; ++i) {
+      for (uint32_t e = offsets[i]; e < offsets[i + 1]; ++e) {
+        float* sum = expected.data() + entries[e].row * width;
+        if (known[entries[e].row]++ == 0) std::fill_n(sum, width, 0.0f);
+        for (int64_t c = 0; c < dim; ++c) {
+          sum[c] = sum[c] + entries[e].gain * values[2 * i * dim + c];
+        }
+      }
+    }
+    RowSumArgs args;
+    args.gradients = bytes.data() + 1;
+    args.dtype = half ? v1::BFLOAT16 : v1::FLOAT32;
+    args.first_sample = first_sample;
+    args.dim = dim;
+    args.width = width;
+    args.samples = samples.data();
+    args.offsets = offsets.data();
+    args.entries = entries.data();
+    args.end = count;
+    args.sums = sums.data();
+    args.begun = begun.data();
+    AddToRowSums(args);
+    ASSERT_EQ(std::memcmp(sums.data(), expected.data(), sums.size() * sizeof(float)), 0);
+    for (int row = 0; row < rows; ++row) EXPECT_EQ(begun[row] != 0, known[row] != 0);
+  }
+}
+
+}  // namespace
+}  // namespace emberd::shard
