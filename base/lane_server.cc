@@ -9,13 +9,13 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/local_socket.h"
 #include "base/region_protocol.h"
 #include "base/status.h"
 
@@ -29,22 +29,6 @@ constexpr absl::Duration kStrangerPatience = absl::Seconds(10);
 constexpr size_t kMaxStrangers = 64;
 constexpr int kLaneBacklog = 64;
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(20);
-
-std::string RandomLaneBytes(size_t size) {
-  std::string bytes(size, '\0');
-  size_t filled = 0;
-  while (filled < size) {
-    const ssize_t got = getrandom(bytes.data() + filled, size - filled, 0);
-    if (got > 0) filled += got;
-  }
-  return bytes;
-}
-
-bool IsOfThisUser(int socket) {
-  ucred peer = {};
-  socklen_t size = sizeof(peer);
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
-}
 
 }  // namespace
 
@@ -138,7 +122,7 @@ absl::StatusOr<std::unique_ptr<LaneServer>> LaneServer::Start(Options options, H
 
 absl::Status LaneServer::Listen() {
   socket_name_ = absl::StrCat(options_.name, "/",
-                              absl::BytesToHexString(RandomLaneBytes(lanes::kHalfTicketBytes)));
+                              absl::BytesToHexString(RandomBytes(lanes::kHalfTicketBytes)));
   const regions::AbstractAddress address(socket_name_);
   listener_ = FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -184,7 +168,7 @@ void LaneServer::Drain(absl::Duration grace) {
 }
 
 LaneInvitation LaneServer::Invite(LanePeer peer) {
-  LaneInvitation invitation{socket_name_, RandomLaneBytes(lanes::kTicketBytes)};
+  LaneInvitation invitation{socket_name_, RandomBytes(lanes::kTicketBytes)};
   MutexLock lock(&mutex_);
   if (tickets_.size() == kMaxLaneTickets) tickets_.pop_front();
   tickets_.push_back({invitation.ticket, std::move(peer), absl::Now() + options_.ticket_life});

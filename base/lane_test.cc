@@ -3,7 +3,7 @@
 // on serving others; no call outlasts its deadline or its cancellation; and who is gone leaves
 // neither a descriptor nor a thread behind.
 //
-// Covers: lane_pool.cc, lane_protocol.cc, lane_server.cc
+// Covers: lane_pool.cc, lane_protocol.cc, lane_server.cc, local_socket.cc
 #include <atomic>
 #include <cstring>
 #include <filesystem>

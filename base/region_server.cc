@@ -9,13 +9,13 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/local_socket.h"
 #include "base/status.h"
 
 namespace emberd {
@@ -27,27 +27,11 @@ using regions::kTicketBytes;
 constexpr size_t kMaxTickets = 256;
 constexpr int kBacklog = 64;
 
-std::string RandomBytes(size_t size) {
-  std::string bytes(size, '\0');
-  size_t filled = 0;
-  while (filled < size) {
-    const ssize_t got = getrandom(bytes.data() + filled, size - filled, 0);
-    if (got > 0) filled += got;
-  }
-  return bytes;
-}
-
 // Nobody can guess it, so to know it is to have been given the region. Never 0.
 uint64_t NewRegionName() {
   uint64_t name = 0;
   while (name == 0) std::memcpy(&name, RandomBytes(sizeof(name)).data(), sizeof(name));
   return name;
-}
-
-bool SameUser(int socket) {
-  ucred peer = {};
-  socklen_t size = sizeof(peer);
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
 }  // namespace
@@ -153,7 +137,7 @@ void RegionServer::Serve() {
 
 void RegionServer::Accept() {
   FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (socket.get() < 0 || (!options_.any_user && !SameUser(socket.get()))) return;
+  if (socket.get() < 0 || (!options_.any_user && !IsOfThisUser(socket.get()))) return;
   const int number = socket.get();
   peers_[number].socket = std::move(socket);
 }

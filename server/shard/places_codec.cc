@@ -17,6 +17,7 @@ void EncodeFeatureRows(const shard::FeatureRows<Value>& rows, absl::Span<const N
   to->set_samples(static_cast<int32_t>(rows.samples));
   const auto* const first = reinterpret_cast<const char*>(rows.first);
   for (const NamedRegion& region : regions) {
+    if (first == nullptr || region.memory == nullptr) continue;
     const char* const begin = region.memory->data();
     if (first < begin || first >= begin + region.memory->size()) continue;
     to->set_region(region.name);

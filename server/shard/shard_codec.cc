@@ -191,7 +191,7 @@ namespace {
 absl::StatusOr<absl::Span<const float>> FindSums(const internal::v1::StackSums& from,
                                                  const AnswerRoom& room,
                                                  rpc::PayloadReader* payload) {
-  const int64_t floats = int64_t{from.rows()} * from.width();
+  const int64_t floats = int64_t{from.placed() ? from.rows() : from.samples()} * from.width();
   if (!from.has_sums_offset()) return payload->Floats(floats, "sums");
   const uint64_t offset = from.sums_offset(), bytes = floats * sizeof(float);
   if (offset % sizeof(float) != 0 || offset > room.size || bytes > room.size - offset) {
@@ -292,7 +292,7 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const Answer
     to->set_stack(stack.stack);
     to->set_samples(static_cast<int32_t>(stack.samples.size()));
     const auto rows = stack.placed ? stack.rows : static_cast<int64_t>(stack.samples.size());
-    to->set_rows(static_cast<int32_t>(rows));
+    if (stack.placed) to->set_rows(static_cast<int32_t>(rows));
     to->set_width(rows == 0 ? 0 : static_cast<int32_t>(stack.sums.size() / rows));
     to->set_rows_gathered(stack.rows_gathered);
     to->set_placed(stack.placed);

@@ -166,6 +166,7 @@ TEST(SharedResultTest, SumsStayWhereTheEngineHasPutThem) {
   // A shard that says they lie elsewhere is not believed.
   internal::v1::GatherReply header;
   internal::v1::StackSums* const stack = header.add_stacks();
+  stack->set_placed(true);
   stack->set_rows(1);
   stack->set_width(8);
   for (const uint64_t offset : {uint64_t{2}, uint64_t{4096 - 28}, ~uint64_t{3}}) {

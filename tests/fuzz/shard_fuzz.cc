@@ -97,10 +97,12 @@ class Shard {
     const bool whole =
         ReadWhole<internal::v1::GatherHeader>(message, server::EncodeGather(*command));
     const bool empty = command->stacks.empty();
-    auto batch = engine_->PrepareBatch(kModelId, std::move(command->stacks), command->owner);
+    auto batch = engine_->PrepareBatch(kModelId, std::move(command->stacks), command->owner,
+                                       command->places);
     if (!batch.ok()) return;
     fuzz::accepted |= whole && !empty;
     Require((*batch)->bytes() >= 0, "a batch has a size");
+    // Places of no sample are all that can be named without a region.
     Gather(*std::move(batch));
   }
 

@@ -1,0 +1,25 @@
+#include "base/local_socket.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace emberd {
+
+std::string RandomBytes(size_t size) {
+  std::string bytes(size, '\0');
+  size_t filled = 0;
+  while (filled < size) {
+    const ssize_t got = getrandom(bytes.data() + filled, size - filled, 0);
+    if (got > 0) filled += got;
+  }
+  return bytes;
+}
+
+bool IsOfThisUser(int socket) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+}  // namespace emberd
