@@ -38,29 +38,51 @@ HWY_INLINE float ElementAt(const char* gradient, size_t column) {
   }
 }
 
+// The greatest values that were seen, as bits without a sign: these ascend as values do, and beyond
+// them come infinity and NaN.
+struct Greatest {
+  hn::Vec<hn::RebindToSigned<Wide>> lanes;
+  int32_t rest;  // of columns that fill no vector
+};
+
+HWY_INLINE bool AreFinite(const Greatest& greatest) {
+  constexpr int32_t kInfinity = 0x7f800000;
+  const hn::RebindToSigned<Wide> d;
+  return greatest.rest < kInfinity && hn::AllTrue(d, hn::Lt(greatest.lanes, hn::Set(d, kInfinity)));
+}
+
 template <v1::DataType kDtype, bool kFirst>
 HWY_INLINE void AddGradient(const char* HWY_RESTRICT gradient, size_t dim, size_t width, float gain,
-                            float* HWY_RESTRICT sum) {
+                            float* HWY_RESTRICT sum, Greatest& greatest) {
   const Wide d;
+  const hn::RebindToSigned<Wide> bits;
+  constexpr int32_t kWithoutSign = 0x7fffffff;
   const size_t lanes = hn::Lanes(d);
   const auto gains = hn::Set(d, gain);
   size_t c = 0;
   for (; c + lanes <= dim; c += lanes) {
     const auto before = kFirst ? hn::Zero(d) : hn::LoadU(d, sum + c);
-    hn::StoreU(hn::Add(before, hn::Mul(gains, LoadRow<kDtype>(d, gradient, c))), d, sum + c);
+    const auto after = hn::Add(before, hn::Mul(gains, LoadRow<kDtype>(d, gradient, c)));
+    hn::StoreU(after, d, sum + c);
+    const auto size = hn::And(hn::BitCast(bits, after), hn::Set(bits, kWithoutSign));
+    greatest.lanes = hn::Max(greatest.lanes, size);
   }
   for (; c < dim; ++c) {
     sum[c] = (kFirst ? 0.0f : sum[c]) + gain * ElementAt<kDtype>(gradient, c);
+    int32_t size;
+    std::memcpy(&size, sum + c, sizeof(size));
+    greatest.rest = std::max(greatest.rest, size & kWithoutSign);
   }
   if (kFirst && c < width) std::fill(sum + c, sum + width, 0.0f);
 }
 
 template <v1::DataType kDtype>
-void AddAll(const RowSumArgs& args) {
+bool AddAll(const RowSumArgs& args) {
   const size_t row_bytes = args.dim * (kDtype == v1::FLOAT32 ? sizeof(float) : sizeof(uint16_t));
   const auto gradient_of = [&](int64_t i) {
     return args.gradients + (args.samples[i] - args.first_sample) * row_bytes;
   };
+  Greatest greatest = {hn::Zero(hn::RebindToSigned<Wide>()), 0};
   for (int64_t i = args.begin; i < args.end; ++i) {
     Prefetch<Cache::kNear>(gradient_of(std::min(i + kGradientsAhead, args.end - 1)), row_bytes);
     const char* gradient = gradient_of(i);
@@ -70,23 +92,20 @@ void AddAll(const RowSumArgs& args) {
       Prefetch<Cache::kNear>(args.sums + later * args.width, args.width * sizeof(float));
       float* sum = args.sums + entry.row * args.width;
       if (args.begun[entry.row] != 0) {
-        AddGradient<kDtype, false>(gradient, args.dim, args.width, entry.gain, sum);
+        AddGradient<kDtype, false>(gradient, args.dim, args.width, entry.gain, sum, greatest);
       } else {
         args.begun[entry.row] = 1;
-        AddGradient<kDtype, true>(gradient, args.dim, args.width, entry.gain, sum);
+        AddGradient<kDtype, true>(gradient, args.dim, args.width, entry.gain, sum, greatest);
       }
     }
   }
+  return AreFinite(greatest);
 }
 
 }  // namespace
 
-void AddToRowSumsTarget(const RowSumArgs& args) {
-  if (args.dtype == v1::FLOAT32) {
-    AddAll<v1::FLOAT32>(args);
-  } else {
-    AddAll<v1::BFLOAT16>(args);
-  }
+bool AddToRowSumsTarget(const RowSumArgs& args) {
+  return args.dtype == v1::FLOAT32 ? AddAll<v1::FLOAT32>(args) : AddAll<v1::BFLOAT16>(args);
 }
 
 void RoundToBfloat16Target(const float* values, int64_t count, char* out) {
@@ -111,7 +130,7 @@ HWY_AFTER_NAMESPACE();
 namespace emberd::shard {
 HWY_EXPORT(AddToRowSumsTarget);
 HWY_EXPORT(RoundToBfloat16Target);
-void AddToRowSums(const RowSumArgs& args) { HWY_DYNAMIC_DISPATCH(AddToRowSumsTarget)(args); }
+bool AddToRowSums(const RowSumArgs& args) { return HWY_DYNAMIC_DISPATCH(AddToRowSumsTarget)(args); }
 void RoundToBfloat16(const float* values, int64_t count, char* out) {
   HWY_DYNAMIC_DISPATCH(RoundToBfloat16Target)(values, count, out);
 }

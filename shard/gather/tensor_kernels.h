@@ -31,7 +31,8 @@ struct RowSumArgs {
 };
 
 // For each entry of each sample: sum = sum + gain * gradient, multiply and add rounded separately,
-// from +0 on. Same bits on every CPU, and as UpdateRows sums.
-void AddToRowSums(const RowSumArgs& args);
+// from +0 on. Same bits on every CPU, and as UpdateRows sums. Whether all sums are finite that it
+// has written; one that was not does not become so again.
+bool AddToRowSums(const RowSumArgs& args);
 
 }  // namespace emberd::shard

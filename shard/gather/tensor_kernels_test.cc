@@ -4,7 +4,9 @@
 #include "shard/gather/tensor_kernels.h"
 
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -88,9 +90,52 @@ TEST(TensorKernelsTest, SumsByRowInTheOrderOfSamples) {
     args.end = count;
     args.sums = sums.data();
     args.begun = begun.data();
-    AddToRowSums(args);
+    EXPECT_TRUE(AddToRowSums(args));
     ASSERT_EQ(std::memcmp(sums.data(), expected.data(), sums.size() * sizeof(float)), 0);
     for (int row = 0; row < rows; ++row) EXPECT_EQ(begun[row] != 0, known[row] != 0);
+  }
+}
+
+// A value that is not finite, and a sum that becomes so, in any column of any sample.
+TEST(TensorKernelsTest, SaysIfASumIsNotFinite) {
+  const float most = std::numeric_limits<float>::max();
+  const int32_t samples[] = {5, 6, 8};
+  const uint32_t offsets[] = {0, 1, 2, 3};
+  std::vector<Entry> entries(3 + kEntryPadding);
+  entries[1].row = 1;
+  for (Entry& entry : entries) entry.gain = 1;
+  RowSumArgs args;
+  args.first_sample = 5;
+  args.samples = samples;
+  args.offsets = offsets;
+  args.entries = entries.data();
+  args.end = 3;
+  for (const int64_t dim : {1, 7, 8, 19, 64}) {
+    args.dim = args.width = dim;
+    const auto sum = [&](const std::vector<float>& gradients) {
+      std::vector<float> sums(2 * dim);
+      std::vector<uint8_t> begun(2);
+      args.gradients = reinterpret_cast<const char*>(gradients.data());
+      args.sums = sums.data();
+      args.begun = begun.data();
+      return AddToRowSums(args);
+    };
+    const std::vector<float> good(4 * dim, -most / 2);
+    EXPECT_TRUE(sum(good));
+    for (int64_t column = 0; column < dim; ++column) {
+      for (const float bad : {std::nanf(""), -std::nanf(""), std::numeric_limits<float>::infinity(),
+                              -std::numeric_limits<float>::infinity(), -most}) {
+        for (const int sample : {0, 1, 3}) {
+          std::vector<float> gradients = good;
+          gradients[sample * dim + column] = bad;
+          // The rows of samples 0 and 3 are the same, and their sum overflows.
+          EXPECT_EQ(sum(gradients), bad == -most && sample == 1) << bad << " in " << sample;
+        }
+        std::vector<float> gradients = good;
+        gradients[2 * dim + column] = bad;
+        EXPECT_TRUE(sum(gradients)) << "of a sample that is not there";
+      }
+    }
   }
 }
 
