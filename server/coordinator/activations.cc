@@ -273,15 +273,16 @@ absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::Prepr
   return absl::OkStatus();
 }
 
-Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
-                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
-                               const SharedOutput& output, CpuPool* cpu) {
+Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
+                          const preprocess::PreprocessedBatch& batch, v1::DataType dtype) {
   Activations activations;
   activations.dtype = dtype;
   activations.owner = output.memory;
-  const bool shared = output.region.memory != nullptr;
-  if (shared) activations.shared_bytes = output.layout.bytes;
-  for (int i = 0; i < model.config.features_size() && !shared; ++i) {
+  if (output.region.memory != nullptr) {
+    activations.shared_bytes = output.layout.bytes;
+    return activations;
+  }
+  for (int i = 0; i < model.config.features_size(); ++i) {
     const int64_t samples = batch.feature_samples()[i];
     const int64_t dim = model.TableOfFeature(i).embedding_dim();
     activations.features.push_back(
@@ -289,11 +290,18 @@ Activations CombineActivations(absl::Span<const GatherResult> results, const Ser
          absl::MakeConstSpan(output.memory.get() + output.layout.offsets[i],
                              samples * dim * ElementSize(dtype))});
   }
+  return activations;
+}
+
+void CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
+                        const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
+                        const SharedOutput& output, absl::Span<const int> order, CpuPool* cpu,
+                        const std::function<void(size_t)>& combined) {
   std::vector<std::vector<FeatureStart>> starts(results.size());
   ParallelFor(cpu, static_cast<int64_t>(results.size()),
               [&](int64_t i) { starts[i] = FindStarts(results[i], model, batch); });
-  const auto combine = [&](int64_t feature) {
-    const int i = static_cast<int>(feature);
+  const auto combine = [&](int64_t index) {
+    const int i = order[index];
     const int stack = model.plan.feature_at[i].stack;
     const int64_t first = batch.feature_sample_begin()[i];
     const int64_t samples = batch.feature_samples()[i];
@@ -303,9 +311,9 @@ Activations CombineActivations(absl::Span<const GatherResult> results, const Ser
     for (int64_t sample = 0; sample < samples; ++sample, to += output.layout.strides[i]) {
       WriteRow(combiner.Fold(first + sample, reinterpret_cast<const float*>(to)), dim, dtype, to);
     }
+    if (combined != nullptr) combined(index);
   };
-  ParallelFor(cpu, model.config.features_size(), combine);
-  return activations;
+  ParallelFor(cpu, static_cast<int64_t>(order.size()), combine);
 }
 
 }  // namespace emberd::server

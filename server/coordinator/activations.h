@@ -2,7 +2,9 @@
 // filled from the partial sums.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -59,13 +61,23 @@ absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::Prepr
                                int shard, BufferPool& pool, CpuPool& cpu, GatherResult* result,
                                ArrangedStacks ahead = {});
 
+// The activations that `output` will hold.
+Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
+                          const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
+
 // Adds the partial sums of all shards, `results[i]` being shard i's, by the balanced binary tree
 // over shards in order (each has folded its own partitions already, so this completes the tree over
 // all partitions), cuts padding columns, and rounds to `dtype` once. A sample without entries is
 // zero. The results have passed CheckGatherResult, and ArrangeUniqueRows. `output`:
 // where they are written, and shards may have written some already. `cpu`: may be null.
-Activations CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
-                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
-                               const SharedOutput& output, CpuPool* cpu = nullptr);
+//
+// All features, begun in the order of `order`, which has each index in the config once. `combined`,
+// if not null, is called with each index in `order` when that feature's activations are there, from
+// any thread.
+void CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,
+                        const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
+                        const SharedOutput& output, absl::Span<const int> order,
+                        CpuPool* cpu = nullptr,
+                        const std::function<void(size_t)>& combined = nullptr);
 
 }  // namespace emberd::server

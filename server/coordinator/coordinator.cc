@@ -245,7 +245,9 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   const UpdateName name{.model_id = request.model_id(), .handle = handle, .mutation = mutation};
   StepHooks no_hooks;
   StageTimes times;
-  const auto made = path_.Update(name, request, context, &no_hooks, &times);
+  IncomingUpdate update(/*sum_rows=*/false);
+  update.Add({std::shared_ptr<const void>(), &request});
+  const auto made = path_.Update(name, &update, context, &no_hooks, &times);
   if (!made.ok()) {
     record_.Abort(mutation);
     if (absl::IsNotFound(made.status())) {  // no batch is kept of a model that is only looked up

@@ -8,6 +8,7 @@
 #include "config/config.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/activations.h"
+#include "server/coordinator/gradient_reader.h"
 #include "server/coordinator/gradients.h"
 #include "server/coordinator/lookup_response.h"
 #include "server/coordinator/request_reader.h"
@@ -54,6 +55,13 @@ class CoordinatorPartsTest : public testing::Test {
     const auto status = DecodeLookup(request, *Model(kModel, 2), 1000).status();
     EXPECT_EQ(status.code(), code) << status;
     return std::string(status.message());
+  }
+
+  static absl::StatusOr<GradientInput> Read(const v1::ApplyGradientsRequest& request,
+                                            const std::shared_ptr<const KeptBatch>& batch) {
+    GradientReader reader(batch);
+    reader.Add(request);
+    return reader.Finish();
   }
 
   ops::Metrics metrics_{"test"};
@@ -122,8 +130,8 @@ TEST_F(CoordinatorPartsTest, FoldsShardsByABalancedTree) {
     ASSERT_TRUE(CheckGatherResult(results[shard], *model, **batch).ok());
   }
   const auto output = TakeOutput(*model, (*batch)->feature_samples(), v1::FLOAT32);
-  const Activations activations =
-      CombineActivations(results, *model, **batch, v1::FLOAT32, *output);
+  const Activations activations = ActivationsIn(*output, *model, **batch, v1::FLOAT32);
+  CombineActivations(results, *model, **batch, v1::FLOAT32, *output, {0});
   const auto* values = reinterpret_cast<const float*>(activations.features[0].bytes.data());
   EXPECT_EQ(values[0], (1e8f + 1.0f) + -1e8f);
   EXPECT_EQ(values[8], 0.0f) << "a sample that no shard has";
@@ -177,26 +185,26 @@ TEST_F(CoordinatorPartsTest, LaysOutGradientsForTheSamplesOfAShard) {
   gradient->mutable_gradient()->add_shape(3);
   const std::vector<float> values = {1, 2, 3, 4, 5, 6};
   gradient->mutable_gradient()->set_data(values.data(), values.size() * sizeof(float));
-  auto input = DecodeGradients(request, *batch);
+  auto input = Read(request, batch);
   ASSERT_TRUE(input.ok()) << input.status();
   const shard::ApplyInput apply = GradientsForShard(*input, *batch, 0, /*in_place=*/false);
   EXPECT_THAT(apply.stacks[stack_of_a].gradients, testing::ElementsAre(4, 5, 6, 0, 0, 0, 0, 0));
 
   request.mutable_gradients(0)->mutable_gradient()->set_shape(1, 2);
-  EXPECT_THAT(std::string(DecodeGradients(request, *batch).status().message()),
+  EXPECT_THAT(std::string(Read(request, batch).status().message()),
               HasSubstr("gradient of feature 'fa'.shape is [2, 2]; it must be [2, 3]"));
 }
 
 // The hyper-parameters of a step are checked together, whatever order they are given in; an error
 // names what was sent.
 TEST_F(CoordinatorPartsTest, DecodesHyperparametersAsAWhole) {
-  KeptBatch batch;
-  batch.model = Model(R"(
+  const auto batch = std::make_shared<KeptBatch>();
+  batch->model = Model(R"(
     name: "m"
     tables { name: "a" vocabulary_size: 40 embedding_dim: 8 combiner: SUM
              optimizer { clip_gradient_min: -1 clip_gradient_max: 1 adam {} } }
     features { name: "fa" table: "a" })",
-                      1);
+                       1);
   using Values = std::vector<std::pair<std::string, double>>;
   // Each in a StepHyperparameters of its own if `split`, else all in one.
   const auto decode = [&batch](const Values& values, bool split) {
@@ -206,7 +214,7 @@ TEST_F(CoordinatorPartsTest, DecodesHyperparametersAsAWhole) {
       auto* last = request.mutable_hyperparameters(request.hyperparameters_size() - 1);
       (*last->mutable_values())[name] = value;
     }
-    return DecodeGradients(request, batch);
+    return Read(request, batch);
   };
   for (const double shift : {10, -10}) {
     for (const auto& [first, second] : {std::pair("min", "max"), std::pair("max", "min")}) {

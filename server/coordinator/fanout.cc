@@ -239,11 +239,23 @@ void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alo
     const auto shard = static_cast<int>(i);
     ShardGradients& to = (*gradients)[i];
     to.in_place = ReadsInPlace(input, batch, shard);
+    if (alone && !to.in_place) {
+      const std::shared_ptr<RowSums> sums =
+          input.sums.empty() ? SumRows(batch, shard) : input.sums[shard];
+      if (auto summed = sums->Finish(input)) {
+        to.input = *std::move(summed);
+        to.block = sums->block();
+        return;
+      }
+    }
     to.block = shards_[i]->TakeBlock(GradientBytes(input, batch, shard, to.in_place));
-    std::optional<shard::ApplyInput> sums;
-    if (alone && !to.in_place) sums = RowSumsForShard(input, batch, shard, to.block);
-    to.input = sums.has_value() ? *std::move(sums)
-                                : GradientsForShard(input, batch, shard, to.in_place, to.block);
+    to.input = GradientsForShard(input, batch, shard, to.in_place, to.block);
+  });
+}
+
+std::shared_ptr<RowSums> Fanout::SumRows(const KeptBatch& batch, int shard) const {
+  return std::make_shared<RowSums>(batch, shard, [backend = shards_[shard]](int64_t bytes) {
+    return backend->TakeBlock(bytes);
   });
 }
 

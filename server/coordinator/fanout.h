@@ -120,6 +120,9 @@ class Fanout {
                                                       const UpdateName& name,
                                                       rpc::CallContext* context);
 
+  // Sums of an update's gradients for a shard, to be made while they come.
+  std::shared_ptr<RowSums> SumRows(const KeptBatch& batch, int shard) const;
+
   // Memory of clients that shards were lent and nobody refers to. To be called often.
   void TakeBackRegions() {
     for (const auto& shard : shards_) shard->TakeBackRegions();

@@ -1,4 +1,4 @@
-// From an ApplyGradientsRequest to the gradients of each shard.
+// The gradients of an update, and what each shard is sent of them.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,20 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/statusor.h"
-#include "base/cpu_pool.h"
 #include "base/region_server.h"
 #include "base/shared_arena.h"
-#include "emberd/v1/embedding_service.pb.h"
+#include "emberd/v1/types.pb.h"
 #include "server/coordinator/kept_batch.h"
+#include "server/coordinator/row_runs.h"
 #include "shard/types.h"
 
 namespace emberd::server {
 
-// One feature's gradient: [samples, dim] in the request's memory; null: zero.
+class RowSums;
+
+// One feature's gradient: [samples, dim] in the request's memory; not given: zero.
 struct FeatureGradientView {
-  const char* data = nullptr;
+  RowRuns rows;
   v1::DataType dtype = v1::FLOAT32;
   bool shared = false;  // in one of GradientInput.regions
 };
@@ -32,17 +33,12 @@ struct GradientInput {
   std::vector<absl::flat_hash_map<std::string, double>> hyperparameters;
   int64_t step = -1;
   uint64_t rng_seed = 0;
+  // By shard: sums of rows that were begun while gradients came. Empty: none were.
+  std::vector<std::shared_ptr<RowSums>> sums;
 };
 
-// Checks everything that a request may have wrong: names, types, shapes, finite values,
-// hyper-parameters, and the step where an optimizer needs it. Errors are INVALID_ARGUMENT and name
-// the feature or table, the value and the rule. Gradients that lie in memory shared with the client
-// (of `regions`) may change after this: the shards check the values that are copied to them, and
-// take those that they read in place as they are. `cpu`: may be null.
-absl::StatusOr<GradientInput> DecodeGradients(const v1::ApplyGradientsRequest& request,
-                                              const KeptBatch& batch,
-                                              const RegionServer* regions = nullptr,
-                                              CpuPool* cpu = nullptr);
+// Whether any feature of a stack has a gradient.
+bool AnyGiven(const GradientInput& input, const preprocess::StackPlan& stack);
 
 // What shard `shard` is sent: for each stack, a row of the padded width for every sample that the
 // shard returned from the lookup. A stack none of whose features has a gradient has no rows.

@@ -1,7 +1,10 @@
 #include "server/coordinator/lookup_response.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "emberd/v1/batch.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
@@ -109,29 +112,42 @@ std::string EncodeLookupText(const LookupOutput& output) {
   return text;
 }
 
-std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
-                                               const v1::StepTimes& times) {
+grpc::ByteBuffer EncodeTrainActivations(int64_t step, const LookupOutput& output,
+                                        absl::Span<const int> features) {
   v1::TrainLookupResult head;
   head.set_step(step);
   head.set_continues(true);
-  const std::string more = head.SerializeAsString();
-  std::deque<grpc::ByteBuffer> messages;
   std::vector<ActivationField> activations;
-  size_t size = 0;
-  const bool shared = output.activations.shared_bytes > 0;
-  for (const int feature : shared ? std::vector<int>() : output.order) {
-    if (size >= rpc::kPartBytes) {
-      messages.push_back(EncodeTrainMessage(more, activations));
-      activations.clear();
-      size = 0;
-    }
+  for (const int feature : features) {
     activations.emplace_back(output, feature, v1::TrainLookupResult::kActivationsFieldNumber);
-    size += activations.back().size();
   }
-  head.set_continues(false);
+  return EncodeTrainMessage(head.SerializeAsString(), activations);
+}
+
+std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
+                                               size_t sent, const v1::StepTimes& times) {
+  std::deque<grpc::ByteBuffer> messages;
+  absl::Span<const int> features;
+  if (output.activations.shared_bytes == 0) features = absl::MakeConstSpan(output.order);
+  features.remove_prefix(std::min(sent, features.size()));
+  size_t count = 0, bytes = 0;  // of the message that is next
+  while (count < features.size()) {
+    if (bytes >= rpc::kPartBytes) {
+      messages.push_back(EncodeTrainActivations(step, output, features.first(count)));
+      features.remove_prefix(std::exchange(count, 0));
+      bytes = 0;
+    }
+    bytes += output.activations.features[features[count++]].bytes.size();
+  }
+  v1::TrainLookupResult head;
+  head.set_step(step);
   head.set_shared_bytes(output.activations.shared_bytes);
   *head.mutable_statistics() = output.statistics;
   *head.mutable_times() = times;
+  std::vector<ActivationField> activations;
+  for (const int feature : features) {
+    activations.emplace_back(output, feature, v1::TrainLookupResult::kActivationsFieldNumber);
+  }
   messages.push_back(EncodeTrainMessage(head.SerializeAsString(), activations));
   return messages;
 }

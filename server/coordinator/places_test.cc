@@ -150,8 +150,12 @@ TEST_F(PlacesTest, ActivationsHaveTheSameBits) {
       ASSERT_TRUE(CheckGatherResult(placed[shard], *model_, *batch).ok());
       for (shard::SumPlaces& of_stack : places) PassOver(views[of_stack.stack], &of_stack);
     }
-    const auto expected = CombineActivations(returned, *model_, *batch, v1::FLOAT32, *usual);
-    const auto found = CombineActivations(placed, *model_, *batch, v1::FLOAT32, *output);
+    const auto expected = ActivationsIn(*usual, *model_, *batch, v1::FLOAT32);
+    const auto found = ActivationsIn(*output, *model_, *batch, v1::FLOAT32);
+    std::vector<int> order(expected.features.size());
+    std::iota(order.begin(), order.end(), 0);
+    CombineActivations(returned, *model_, *batch, v1::FLOAT32, *usual, order);
+    CombineActivations(placed, *model_, *batch, v1::FLOAT32, *output, order);
     for (size_t f = 0; f < expected.features.size(); ++f) {
       ASSERT_EQ(std::memcmp(expected.features[f].bytes.data(), found.features[f].bytes.data(),
                             expected.features[f].bytes.size()),

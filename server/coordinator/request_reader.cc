@@ -84,14 +84,18 @@ absl::StatusOr<int64_t> ShapeBytes(const v1::Tensor& tensor, const std::string& 
 }
 
 absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, const std::string& path) {
+  return CheckedSize(tensor, static_cast<int64_t>(tensor.data().size()), path);
+}
+
+absl::StatusOr<int64_t> CheckedSize(const v1::Tensor& tensor, int64_t data_bytes,
+                                    const std::string& path) {
   ASSIGN_OR_RETURN(const int64_t size, ElementsOf(tensor, path));
   const int64_t element = ElementSize(tensor.dtype());
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(size, element, &bytes) ||
-      bytes != static_cast<int64_t>(tensor.data().size())) {
+  if (__builtin_mul_overflow(size, element, &bytes) || bytes != data_bytes) {
     return Invalid(
-        path, absl::StrCat(".data has ", tensor.data().size(), " bytes; shape ",
-                           ShapeText(tensor.shape()), " of ", TypeText(tensor.dtype()), " needs ",
+        path, absl::StrCat(".data has ", data_bytes, " bytes; shape ", ShapeText(tensor.shape()),
+                           " of ", TypeText(tensor.dtype()), " needs ",
                            bytes > 0 ? absl::StrCat(bytes) : absl::StrCat("more than ", size)));
   }
   return size;

@@ -1,13 +1,9 @@
 #include "server/coordinator/row_gradients.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <utility>
-#include <vector>
 
-#include "base/finite.h"
 #include "shard/gather/tensor_kernels.h"
 
 namespace emberd::server {
@@ -22,48 +18,14 @@ constexpr double kMostRows = 0.8;
 constexpr int64_t kMostEntriesPerSample = 4;
 
 // The entries by which the gradients of a stack become sums; null: they are not to.
-const StackEntries* EntriesToSum(const GradientInput& input, const KeptBatch& batch, int stack,
-                                 const KeptShard& shard) {
+const StackEntries* EntriesToSum(const KeptShard& shard, int stack) {
   if (shard.entries.empty() || shard.entries[stack] == nullptr) return nullptr;
-  const auto& features = batch.model->plan.stacks[stack].features;
-  const bool given = std::any_of(features.begin(), features.end(), [&](const auto& feature) {
-    return input.features[feature.feature].data != nullptr;
-  });
-  if (!given) return nullptr;
   const StackEntries& entries = *shard.entries[stack];
   const auto samples = static_cast<double>(entries.samples.size());
   const auto rows = static_cast<double>(entries.partition_ends.back());
-  const bool fewer = rows <= kMostRows * samples &&
+  const bool fewer = rows > 0 && rows <= kMostRows * samples &&
                      static_cast<double>(entries.entry_count) <= kMostEntriesPerSample * samples;
   return fewer ? &entries : nullptr;
-}
-
-void SumStack(const GradientInput& input, const KeptBatch& batch,
-              const preprocess::StackPlan& stack, const StackEntries& entries, float* to) {
-  std::vector<uint8_t> begun(entries.partition_ends.back());
-  shard::RowSumArgs args;
-  args.width = stack.embedding_dim;
-  args.samples = entries.samples.data();
-  args.offsets = entries.offsets.data();
-  args.entries = entries.entries.data();
-  args.sums = to;
-  args.begun = begun.data();
-  // In canonical order, as the samples are.
-  for (size_t f = 0; f < stack.features.size(); ++f) {
-    const preprocess::FeaturePlan& plan = stack.features[f];
-    const FeatureGradientView& view = input.features[plan.feature];
-    if (view.data == nullptr) continue;
-    args.gradients = view.data;
-    args.dtype = view.dtype;
-    args.first_sample = batch.feature_sample_begin[plan.feature];
-    args.dim = stack.tables[plan.table_in_stack].embedding_dim;
-    args.begin = entries.feature_offsets[f];
-    args.end = entries.feature_offsets[f + 1];
-    shard::AddToRowSums(args);
-  }
-  for (size_t row = 0; row < begun.size(); ++row) {
-    if (begun[row] == 0) std::fill_n(to + row * args.width, args.width, 0.0f);
-  }
 }
 
 // What is sent to a shard, and what it is made of.
@@ -72,43 +34,123 @@ struct Owner {
   std::shared_ptr<float> sums;
 };
 
-std::shared_ptr<float> TakeFloats(size_t floats, const std::shared_ptr<SharedBlock>& block) {
-  if (block != nullptr) return {block, reinterpret_cast<float*>(block->data())};
-  return {static_cast<float*>(std::malloc(floats * sizeof(float))), std::free};
-}
-
 }  // namespace
 
-std::optional<shard::ApplyInput> RowSumsForShard(const GradientInput& input, const KeptBatch& batch,
-                                                 int shard,
-                                                 const std::shared_ptr<SharedBlock>& block) {
-  const auto& stacks = batch.model->plan.stacks;
-  std::vector<const StackEntries*> summed(stacks.size());
-  GradientInput others = input;
-  size_t total = 0;
-  for (size_t i = 0; i < stacks.size(); ++i) {
-    summed[i] = EntriesToSum(input, batch, static_cast<int>(i), batch.shards[shard]);
-    if (summed[i] == nullptr) continue;
-    total += summed[i]->partition_ends.back() * stacks[i].embedding_dim;
-    for (const auto& feature : stacks[i].features) others.features[feature.feature].data = nullptr;
-  }
-  // A block holds one array after another, of all stacks.
-  const bool mixed = GradientBytes(others, batch, shard, /*in_place=*/false) > 0;
-  if (total == 0 || (mixed && block != nullptr)) return std::nullopt;
+struct RowSums::Stack {
+  int index = 0;  // in the plan
+  const StackEntries* entries = nullptr;
+  float* sums = nullptr;
+  std::vector<uint8_t> begun;  // rows that have a sum
+  std::vector<bool> summed;    // by feature of the plan's stack
+  // By feature: the one before it that has the same table, or -1. Its rows may be the same, and the
+  // order of the sum is that of the features.
+  std::vector<int> before;
 
-  shard::ApplyInput result = GradientsForShard(others, batch, shard, /*in_place=*/false);
-  auto owner = std::make_shared<Owner>(Owner{std::move(result.owner), TakeFloats(total, block)});
-  float* to = owner->sums.get();
-  for (size_t i = 0; i < stacks.size(); ++i) {
-    if (summed[i] == nullptr) continue;
-    const size_t floats = summed[i]->partition_ends.back() * stacks[i].embedding_dim;
-    SumStack(input, batch, stacks[i], *summed[i], to);
-    result.stacks[i].gradients = absl::MakeConstSpan(to, floats);
-    result.stacks[i].of_rows = true;
-    if (FindNonFinite(result.stacks[i].gradients) >= 0) return std::nullopt;
-    to += floats;
+  size_t rows() const { return begun.size(); }
+};
+
+RowSums::RowSums(const KeptBatch& batch, int shard, TakeBlock take_block)
+    : batch_(batch), shard_(shard), take_block_(std::move(take_block)) {}
+RowSums::~RowSums() = default;
+
+void RowSums::Begin(const GradientInput* all) {
+  begun_ = true;
+  const auto& plans = batch_.model->plan.stacks;
+  size_t floats = 0;
+  for (int i = 0; i < static_cast<int>(plans.size()); ++i) {
+    const StackEntries* const entries = EntriesToSum(batch_.shards[shard_], i);
+    if (entries == nullptr || (all != nullptr && !AnyGiven(*all, plans[i]))) continue;
+    Stack& stack = stacks_.emplace_back();
+    stack.index = i;
+    stack.entries = entries;
+    stack.begun.resize(entries->partition_ends.back());
+    stack.summed.resize(plans[i].features.size());
+    std::vector<int> last(plans[i].tables.size(), -1);
+    for (size_t f = 0; f < plans[i].features.size(); ++f) {
+      int& of_table = last[plans[i].features[f].table_in_stack];
+      stack.before.push_back(std::exchange(of_table, static_cast<int>(f)));
+    }
+    floats += stack.rows() * plans[i].embedding_dim;
   }
-  result.owner = std::move(owner);
+  if (floats == 0) return;
+  const size_t bytes = floats * sizeof(float);
+  if (take_block_ != nullptr) block_ = take_block_(static_cast<int64_t>(bytes));
+  memory_ = block_ != nullptr
+                ? std::shared_ptr<float>(block_, reinterpret_cast<float*>(block_->data()))
+                : std::shared_ptr<float>(static_cast<float*>(std::malloc(bytes)), std::free);
+  float* to = memory_.get();
+  for (Stack& stack : stacks_) {
+    stack.sums = to;
+    to += stack.rows() * plans[stack.index].embedding_dim;
+  }
+}
+
+void RowSums::Advance(const GradientInput& input) {
+  if (!begun_) Begin(nullptr);
+  for (Stack& stack : stacks_) {
+    for (size_t f = 0; f < stack.summed.size(); ++f) {
+      const bool in_turn = stack.before[f] < 0 || stack.summed[stack.before[f]];
+      if (in_turn) SumFeature(input, &stack, f);
+    }
+  }
+}
+
+void RowSums::SumFeature(const GradientInput& input, Stack* stack, size_t feature) {
+  const preprocess::StackPlan& plan = batch_.model->plan.stacks[stack->index];
+  const preprocess::FeaturePlan& of = plan.features[feature];
+  const FeatureGradientView& view = input.features[of.feature];
+  if (stack->summed[feature] || !view.rows.given()) return;
+  stack->summed[feature] = true;
+  const StackEntries& entries = *stack->entries;
+  shard::RowSumArgs args;
+  args.width = plan.embedding_dim;
+  args.samples = entries.samples.data();
+  args.offsets = entries.offsets.data();
+  args.entries = entries.entries.data();
+  args.sums = stack->sums;
+  args.begun = stack->begun.data();
+  args.dtype = view.dtype;
+  args.dim = plan.tables[of.table_in_stack].embedding_dim;
+  args.end = entries.feature_offsets[feature];
+  const int32_t* const end = args.samples + entries.feature_offsets[feature + 1];
+  for (const RowRuns::Run& run : view.rows.runs()) {
+    args.gradients = run.data;
+    args.first_sample = batch_.feature_sample_begin[of.feature] + run.begin;
+    args.begin = args.end;
+    const int64_t next_sample = args.first_sample + run.end - run.begin;
+    args.end = std::lower_bound(args.samples + args.begin, end, next_sample) - args.samples;
+    finite_ = shard::AddToRowSums(args) && finite_;
+  }
+}
+
+std::optional<shard::ApplyInput> RowSums::Finish(const GradientInput& input) {
+  if (!begun_) Begin(&input);
+  if (stacks_.empty()) return std::nullopt;
+  const auto& plans = batch_.model->plan.stacks;
+  GradientInput others = input;
+  for (const Stack& stack : stacks_) {
+    // A block holds one array after another, of all stacks.
+    if (block_ != nullptr && !AnyGiven(input, plans[stack.index])) return std::nullopt;
+    for (const auto& feature : plans[stack.index].features) others.features[feature.feature] = {};
+  }
+  const bool mixed = GradientBytes(others, batch_, shard_, /*in_place=*/false) > 0;
+  if (mixed && block_ != nullptr) return std::nullopt;
+
+  shard::ApplyInput result = GradientsForShard(others, batch_, shard_, /*in_place=*/false);
+  for (Stack& stack : stacks_) {
+    if (!AnyGiven(input, plans[stack.index])) continue;
+    const int64_t width = plans[stack.index].embedding_dim;
+    // Those that were waited for do not come.
+    for (size_t f = 0; f < stack.summed.size(); ++f) SumFeature(input, &stack, f);
+    for (size_t row = 0; row < stack.rows(); ++row) {
+      if (stack.begun[row] == 0) std::fill_n(stack.sums + row * width, width, 0.0f);
+    }
+    shard::StackGradients& to = result.stacks[stack.index];
+    to.gradients = absl::MakeConstSpan(stack.sums, stack.rows() * width);
+    to.of_rows = true;
+  }
+  if (!finite_) return std::nullopt;
+  result.owner = std::make_shared<Owner>(Owner{std::move(result.owner), memory_});
   return result;
 }
 

@@ -1,6 +1,7 @@
 // Gradients that are summed by row before they are sent. Catches: sums where they are more bytes
 // than what they are made of, sums that hide a gradient from the shard's own judgement (a sum that
-// is not finite), a sample's gradient in another row's sum, and rows without a gradient that hold
+// is not finite), a sample's gradient in another row's sum, sums in the order in which
+// gradients came, and rows without a gradient that hold
 // what was in memory before. That the tables get the same bits is in unique_rows_test.cc.
 #include "server/coordinator/row_gradients.h"
 
@@ -54,11 +55,15 @@ class RowGradientsTest : public testing::Test {
     GradientInput input;
     input.hyperparameters.resize(1);
     for (const std::vector<float>* values : {f, g}) {
-      input.features.push_back(
-          {values == nullptr ? nullptr : reinterpret_cast<const char*>(values->data()),
-           v1::FLOAT32});
+      FeatureGradientView& view = input.features.emplace_back();
+      if (values == nullptr) continue;
+      view.rows = RowRuns(reinterpret_cast<const char*>(values->data()),
+                          static_cast<int64_t>(values->size()) / kDim);
     }
     return input;
+  }
+  static std::optional<shard::ApplyInput> Sum(const GradientInput& input, const KeptBatch& batch) {
+    return RowSums(batch, /*shard=*/0).Finish(input);
   }
   // The live columns of a row of the sums.
   static std::vector<float> Row(const shard::ApplyInput& sums, int row) {
@@ -77,7 +82,7 @@ class RowGradientsTest : public testing::Test {
 TEST_F(RowGradientsTest, EachRowGetsTheSumOverAllFeatures) {
   const KeptBatch batch = Keep({3, 7, 3}, {7, 9}, 3);
   const std::vector<float> f = {1, 2, 10, 20, 100, 200}, g = {0.5, 0.25, 4, 8};
-  const auto sums = RowSumsForShard(Input(&f, &g), batch, 0);
+  const auto sums = Sum(Input(&f, &g), batch);
   ASSERT_TRUE(sums.has_value());
   EXPECT_TRUE(sums->stacks[0].of_rows);
   ASSERT_EQ(sums->stacks[0].gradients.size(), 3u * kWidth);
@@ -89,7 +94,7 @@ TEST_F(RowGradientsTest, EachRowGetsTheSumOverAllFeatures) {
 TEST_F(RowGradientsTest, AFeatureWithoutGradientsCountsAsZero) {
   const KeptBatch batch = Keep({3, 3, 3}, {7, 9}, 3);
   const std::vector<float> f = {1, 2, 10, 20, 100, 200};
-  const auto sums = RowSumsForShard(Input(&f, nullptr), batch, 0);
+  const auto sums = Sum(Input(&f, nullptr), batch);
   ASSERT_TRUE(sums.has_value());
   EXPECT_THAT(Row(*sums, 0), ElementsAre(111, 222));
   EXPECT_THAT(Row(*sums, 1), ElementsAre(0, 0));
@@ -98,20 +103,56 @@ TEST_F(RowGradientsTest, AFeatureWithoutGradientsCountsAsZero) {
 
 TEST_F(RowGradientsTest, WhatWouldNotBeLessIsNotSummed) {
   const std::vector<float> f = {1, 2, 10, 20, 100, 200}, g = {0.5, 0.25, 4, 8};
-  EXPECT_FALSE(RowSumsForShard(Input(&f, &g), Keep({1, 2, 3}, {4, 5}, 5), 0).has_value());
+  EXPECT_FALSE(Sum(Input(&f, &g), Keep({1, 2, 3}, {4, 5}, 5)).has_value());
   // The shard does not know the distinct rows of a batch that it answered with sums.
-  EXPECT_FALSE(RowSumsForShard(Input(&f, &g), Keep({3, 3, 3}, {3, 3}, 0), 0).has_value());
+  EXPECT_FALSE(Sum(Input(&f, &g), Keep({3, 3, 3}, {3, 3}, 0)).has_value());
   // All gradients are zero, which takes no bytes at all.
-  EXPECT_FALSE(RowSumsForShard(Input(nullptr, nullptr), Keep({3, 3, 3}, {3, 3}, 1), 0).has_value());
+  EXPECT_FALSE(Sum(Input(nullptr, nullptr), Keep({3, 3, 3}, {3, 3}, 1)).has_value());
+}
+
+// As gradients come: in any order, in any pieces, and some not at all. f and g share a table, so
+// what is summed of g must wait for f.
+TEST_F(RowGradientsTest, SumsMadeWhileGradientsComeAreTheSame) {
+  const KeptBatch batch = Keep({3, 7, 3}, {7, 9, 3}, 3);
+  const std::vector<float> f = {1e8, 2, 10, 20, 1, 200}, g = {0.5, 0.25, 4, 8, -1e8, 3};
+  for (const bool f_is_given : {true, false}) {
+    const GradientInput all = Input(f_is_given ? &f : nullptr, &g);
+    const auto expected = Sum(all, batch);
+    ASSERT_TRUE(expected.has_value());
+    for (const bool f_first : {true, false}) {
+      for (size_t cut = 0; cut <= g.size() * sizeof(float); ++cut) {
+        RowSums sums(batch, /*shard=*/0);
+        GradientInput so_far = Input(nullptr, nullptr);
+        sums.Advance(so_far);
+        if (f_is_given && f_first) so_far.features[0] = all.features[0];
+        sums.Advance(so_far);
+        const absl::string_view bytes(reinterpret_cast<const char*>(g.data()),
+                                      g.size() * sizeof(float));
+        rpc::SharedPieces pieces;
+        for (const absl::string_view piece : {bytes.substr(0, cut), bytes.substr(cut)}) {
+          if (!piece.empty()) pieces.pieces.push_back(piece);
+        }
+        so_far.features[1].rows = RowRuns(pieces, 3, kDim * sizeof(float));
+        sums.Advance(so_far);
+        if (f_is_given) so_far.features[0] = all.features[0];
+        const auto found = sums.Finish(so_far);
+        ASSERT_TRUE(found.has_value());
+        for (int row = 0; row < 3; ++row) {
+          EXPECT_EQ(Row(*found, row), Row(*expected, row))
+              << "row " << row << ", cut " << cut << ", f first: " << f_first;
+        }
+      }
+    }
+  }
 }
 
 TEST_F(RowGradientsTest, SumsThatAreNotFiniteAreLeftToTheShard) {
   const KeptBatch batch = Keep({3, 3, 3}, {3, 3}, 1);
   const float most = std::numeric_limits<float>::max();
   const std::vector<float> f = {0, most, 0, 0, 0, most}, g = {0, 0, 0, 0};
-  EXPECT_FALSE(RowSumsForShard(Input(&f, &g), batch, 0).has_value());
+  EXPECT_FALSE(Sum(Input(&f, &g), batch).has_value());
   const std::vector<float> bad = {0, 0, std::nanf(""), 0};
-  EXPECT_FALSE(RowSumsForShard(Input(nullptr, &bad), batch, 0).has_value());
+  EXPECT_FALSE(Sum(Input(nullptr, &bad), batch).has_value());
 }
 
 }  // namespace

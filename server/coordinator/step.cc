@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/random/random.h"
@@ -10,7 +11,9 @@
 #include "base/cpu_pool.h"
 #include "base/status.h"
 #include "server/coordinator/activations.h"
+#include "server/coordinator/combined_in_order.h"
 #include "server/coordinator/request_reader.h"
+#include "server/rpc/message_stream.h"
 
 namespace emberd::server {
 namespace {
@@ -50,6 +53,16 @@ struct RoomyActivations {
 void KeepRoom(rpc::CallContext::Room room, Activations* activations) {
   activations->owner = std::make_shared<const RoomyActivations>(
       RoomyActivations{std::move(room), std::move(activations->owner)});
+}
+
+// Of each feature in the order of the request.
+std::vector<size_t> BytesToSend(const LookupOutput& output) {
+  std::vector<size_t> bytes(output.order.size());
+  if (output.activations.shared_bytes > 0) return bytes;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = output.activations.features[output.order[i]].bytes.size();
+  }
+  return bytes;
 }
 
 constexpr int64_t kTinyAnswer = int64_t{64} << 10;  // bytes
@@ -154,14 +167,19 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
     RETURN_IF_ERROR(Keep(model, *batch, results, output.batch_handle, expiry));
     hooks->OnKept(output.batch_handle);
   }
-  ops::StageTimer timer(metrics_, ops::Stage::kCombine);
-  const WorkTimer combining;
-  output.activations = CombineActivations(results, *model, *batch, dtype, *memory, fanout_->cpu());
-  KeepRoom(std::move(room), &output.activations);
-  times->combine = combining.worked();
   output.model = model;
   output.order = prepared.order;
   output.statistics = batch->statistics();
+  output.activations = ActivationsIn(*memory, *model, *batch, dtype);
+  KeepRoom(std::move(room), &output.activations);
+  ops::StageTimer timer(metrics_, ops::Stage::kCombine);
+  const WorkTimer combining;
+  CombinedInOrder in_order(BytesToSend(output), rpc::kPartBytes, [&](size_t begin, size_t end) {
+    hooks->OnCombined(output, absl::MakeConstSpan(output.order).subspan(begin, end - begin));
+  });
+  CombineActivations(results, *model, *batch, dtype, *memory, output.order, fanout_->cpu(),
+                     [&in_order](size_t index) { in_order.Add(index); });
+  times->combine = combining.worked();
   return output;
 }
 
@@ -200,8 +218,12 @@ absl::Status StepPath::Keep(const std::shared_ptr<const ServedModel>& model,
   return status;
 }
 
-absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
-                                              const v1::ApplyGradientsRequest& request,
+void StepPath::ReadAhead(uint64_t handle, IncomingUpdate* update) {
+  std::shared_ptr<const KeptBatch> batch = batches_.Find(handle);
+  if (batch != nullptr) update->Begin(std::move(batch), options_.regions, fanout_);
+}
+
+absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name, IncomingUpdate* update,
                                               rpc::CallContext* context, StepHooks* hooks,
                                               StageTimes* times) {
   const auto batch = Claim(name.model_id, name.handle);
@@ -211,7 +233,8 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
   GradientInput input;
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
-    ASSIGN_OR_RETURN(input, DecodeGradients(request, **batch, options_.regions, fanout_->cpu()));
+    if (!update->begun()) update->Begin(*batch, options_.regions, fanout_);
+    ASSIGN_OR_RETURN(input, update->Finish());
   }
   const auto attempt = [&](uint64_t number) {
     UpdateName attempted = name;
@@ -223,7 +246,7 @@ absl::StatusOr<MadeMutation> StepPath::Update(const UpdateName& name,
       name.group_part.has_value() ? attempt(0) : mutations_->Make(name.mutation, context, attempt));
   if (!made.replayed && !name.skip) {
     std::vector<bool> given;
-    for (const FeatureGradientView& view : input.features) given.push_back(view.data != nullptr);
+    for (const FeatureGradientView& view : input.features) given.push_back(view.rows.given());
     (*batch)->model->ObserveUpdate(given);
   }
   if (made.replayed) {

@@ -2,7 +2,8 @@
 //
 //   lookup:  decode -> make room for the answer -> sort -> [agree on cuts] -> cut ->
 //            [may gather] -> gather -> keep -> combine
-//   update:  claim -> decode -> stage on all shards -> [all staged] -> commit on all shards
+//   update:  read the parts as they come -> claim -> stage on all shards -> [all staged] -> commit
+//   on all shards
 //            (a unary one again, if another attempt at it was in the way: see mutations.h)
 //
 // In brackets: where a rank of a group waits for others, see StepHooks. A unary call does not.
@@ -20,6 +21,7 @@
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/fanout.h"
 #include "server/coordinator/gradients.h"
+#include "server/coordinator/incoming_update.h"
 #include "server/coordinator/lookup_response.h"
 #include "server/coordinator/mutations.h"
 #include "server/coordinator/served_model.h"
@@ -47,6 +49,9 @@ class StepHooks {
   virtual bool owns_batch() const { return false; }
   // All shards have gathered, and keep the batch under this handle.
   virtual void OnKept(uint64_t batch_handle) {}
+  // The activations of these features are in `output`: the next in the order of the request, of
+  // about a message part. The last come with the answer. From any thread, one call at a time.
+  virtual void OnCombined(const LookupOutput& output, absl::Span<const int> features) {}
   // All shards hold this update, which is committed next.
   virtual absl::Status BeforeCommit() { return absl::OkStatus(); }
 };
@@ -103,16 +108,18 @@ class StepPath {
                                       rpc::CallContext* context, StepHooks* hooks,
                                       StageTimes* times);
 
-  // Updates the rows of the batch that `name` names, and forgets the batch. The handle and the
-  // mutation in the request do not count, nor does the attempt in the name. After an error the
-  // batch is still there, and some shards may have made the update if it came from the commit: the
-  // same update under the same name finishes it, here or at another coordinator, which does not
-  // need the batch for that. NOT_FOUND: there is no batch, and no shard has made the update; it may
-  // be tried under the same name with another batch.
-  absl::StatusOr<MadeMutation> Update(const UpdateName& name,
-                                      const v1::ApplyGradientsRequest& request,
+  // Updates the rows of the batch that `name` names, and forgets the batch. All parts of `update`
+  // have come. The handle and the mutation in them do not count, nor does the attempt in the name.
+  // After an error the batch is still there, and some shards may have made the update if it came
+  // from the commit: the same update under the same name finishes it, here or at another
+  // coordinator, which does not need the batch for that. NOT_FOUND: there is no batch, and no shard
+  // has made the update; it may be tried under the same name with another batch.
+  absl::StatusOr<MadeMutation> Update(const UpdateName& name, IncomingUpdate* update,
                                       rpc::CallContext* context, StepHooks* hooks,
                                       StageTimes* times);
+  // Lets `update`, of the batch of that handle, be read as it comes. Nothing if there is no batch:
+  // then all is read by Update.
+  void ReadAhead(uint64_t handle, IncomingUpdate* update);
 
   // Gives back a batch that will not be updated. NOT_FOUND if there is none, UNAVAILABLE while an
   // update uses it.

@@ -244,8 +244,8 @@ TEST_F(WrongRowsTest, SumsAndPooledRowsStandInPlanOrder) {
   EXPECT_NE(result.stacks[0].later, nullptr);
   EXPECT_EQ(result.stacks[1].later, nullptr);
   const auto output = TakeOutput(*model_, batch_->feature_samples(), v1::FLOAT32);
-  const Activations activations =
-      CombineActivations({&result, 1}, *model_, *batch_, v1::FLOAT32, *output);
+  const Activations activations = ActivationsIn(*output, *model_, *batch_, v1::FLOAT32);
+  CombineActivations({&result, 1}, *model_, *batch_, v1::FLOAT32, *output, {0, 1});
   EXPECT_EQ(activations.features[0].bytes, std::string(2 * 32, 0));
   const std::string last(activations.features[1].bytes.data(), 2 * 64);
   EXPECT_EQ(std::memcmp(last.data(), ones.data(), last.size()), 0);

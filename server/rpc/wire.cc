@@ -123,11 +123,12 @@ grpc::ByteBuffer WireEncoder::Finish() {
 
 absl::StatusOr<WireCursor> WireCursor::Over(const grpc::ByteBuffer& buffer) {
   WireCursor cursor;
+  cursor.slices_ = std::make_shared<std::vector<grpc::Slice>>();
   if (!buffer.Valid()) return cursor;
-  if (!buffer.Dump(&cursor.slices_).ok()) {
+  if (!buffer.Dump(cursor.slices_.get()).ok()) {
     return absl::InvalidArgumentError("malformed message: it cannot be decompressed");
   }
-  for (const grpc::Slice& slice : cursor.slices_) cursor.remaining_ += slice.size();
+  for (const grpc::Slice& slice : *cursor.slices_) cursor.remaining_ += slice.size();
   return cursor;
 }
 
@@ -158,14 +159,16 @@ absl::StatusOr<size_t> WireCursor::ReadLength() {
   return static_cast<size_t>(length);
 }
 
-absl::Status WireCursor::Copy(char* to, size_t size) {
+template <typename Use>
+absl::Status WireCursor::Walk(size_t size, const Use& use) {
   if (size > remaining_) return Truncated("a value");
   remaining_ -= size;
   while (size > 0) {
-    const grpc::Slice& slice = slices_[slice_];
+    const grpc::Slice& slice = (*slices_)[slice_];
     const size_t here = std::min(size, slice.size() - offset_);
-    std::memcpy(to, slice.begin() + offset_, here);
-    to += here;
+    if (here > 0) {
+      use(absl::string_view(reinterpret_cast<const char*>(slice.begin()) + offset_, here));
+    }
     size -= here;
     offset_ += here;
     if (offset_ == slice.size()) {
@@ -176,32 +179,32 @@ absl::Status WireCursor::Copy(char* to, size_t size) {
   return absl::OkStatus();
 }
 
-absl::Status WireCursor::Advance(size_t size) {
-  if (size > remaining_) return Truncated("a value");
-  remaining_ -= size;
-  while (size > 0) {
-    const size_t here = std::min(size, slices_[slice_].size() - offset_);
-    size -= here;
-    offset_ += here;
-    if (offset_ == slices_[slice_].size()) {
-      ++slice_;
-      offset_ = 0;
-    }
-  }
-  return absl::OkStatus();
+absl::Status WireCursor::Copy(char* to, size_t size) {
+  return Walk(size, [&to](absl::string_view piece) {
+    std::memcpy(to, piece.data(), piece.size());
+    to += piece.size();
+  });
+}
+
+absl::StatusOr<SharedPieces> WireCursor::Share(size_t size) {
+  SharedPieces shared = {{}, slices_};
+  RETURN_IF_ERROR(
+      Walk(size, [&shared](absl::string_view piece) { shared.pieces.push_back(piece); }));
+  return shared;
 }
 
 absl::Status WireCursor::Skip(int wire_type) {
+  const auto pass = [](absl::string_view) {};
   switch (wire_type) {
     case kWireVarint:
       return ReadVarint().status();
     case kWireFixed64:
-      return Advance(8);
+      return Walk(8, pass);
     case kWireFixed32:
-      return Advance(4);
+      return Walk(4, pass);
     case kWireLengthDelimited: {
       absl::StatusOr<size_t> length = ReadLength();
-      return length.ok() ? Advance(*length) : length.status();
+      return length.ok() ? Walk(*length, pass) : length.status();
     }
     default:
       return absl::InvalidArgumentError(absl::StrCat("malformed message: wire type ", wire_type));

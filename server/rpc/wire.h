@@ -34,6 +34,18 @@ struct SharedBytes {
   std::shared_ptr<const void> owner;
 };
 
+// Bytes that lie in several places, and stay there until the last reference to `owner` goes.
+struct SharedPieces {
+  std::vector<absl::string_view> pieces;  // in order; none is empty
+  std::shared_ptr<const void> owner;
+
+  size_t size() const {
+    size_t size = 0;
+    for (const absl::string_view piece : pieces) size += piece.size();
+    return size;
+  }
+};
+
 // Bytes of the varint encoding of `value`.
 size_t VarintSize(uint64_t value);
 // Bytes of a length-delimited field of `length` bytes, with its tag.
@@ -84,12 +96,16 @@ class WireCursor {
   absl::StatusOr<size_t> ReadLength();
   // Copies `size` bytes, which must be there.
   absl::Status Copy(char* to, size_t size);
+  // Passes over `size` bytes, which must be there, and refers to them where they are.
+  absl::StatusOr<SharedPieces> Share(size_t size);
   absl::Status Skip(int wire_type);
 
  private:
-  absl::Status Advance(size_t size);
+  // Calls use(view) for each piece of the next `size` bytes, and passes over them.
+  template <typename Use>
+  absl::Status Walk(size_t size, const Use& use);
 
-  std::vector<grpc::Slice> slices_;
+  std::shared_ptr<std::vector<grpc::Slice>> slices_;
   size_t slice_ = 0;
   size_t offset_ = 0;
   size_t remaining_ = 0;

@@ -8,88 +8,78 @@
 namespace emberd::server {
 namespace {
 
-template <typename Message>
-absl::Status CheckSameStep(const TrainStepRequest& request, const Message& message) {
-  if (request.step == message.step()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "step is ", message.step(), " in a message of the request of step ", request.step));
+absl::Status CheckSameStep(int64_t step, int64_t of_message) {
+  if (step == of_message) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("step is ", of_message, " in a message of the request of step ", step));
 }
 
-template <typename T>
-void MoveAll(google::protobuf::RepeatedPtrField<T>* from,
-             google::protobuf::RepeatedPtrField<T>* to) {
-  for (T& value : *from) to->Add(std::move(value));
+absl::Status TooEarly(absl::string_view what, int64_t step, absl::string_view open,
+                      int64_t open_step) {
+  return absl::InvalidArgumentError(absl::StrCat(what, " of step ", step, " begins before the ",
+                                                 open, " of step ", open_step, " is complete"));
 }
 
 }  // namespace
 
-absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::Add(v1::TrainRequest* message,
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::Add(TrainMessage* message,
                                                                     int64_t bytes) {
-  const bool begins = !request_.has_value();
-  if (begins) request_.emplace();
-  request_->bytes += bytes;
-  absl::Status status;
-  bool continues = false;
-  switch (message->request_case()) {
+  switch (message->request.request_case()) {
     case v1::TrainRequest::kLookup:
-      if (begins) {
-        request_->step = message->lookup().step();
-        request_->lookup.emplace().set_activation_dtype(message->lookup().activation_dtype());
-        if (message->lookup().has_shared()) {
-          request_->lookup->mutable_shared()->Swap(message->mutable_lookup()->mutable_shared());
-        }
-      }
-      continues = message->lookup().continues();
-      status = AddLookup(message->mutable_lookup());
-      break;
+      return AddLookup(message->request.mutable_lookup(), bytes);
     case v1::TrainRequest::kUpdate:
-      if (begins) {
-        request_->step = message->update().step();
-        request_->update.emplace().set_step(message->update().step());
-      }
-      continues = message->update().continues();
-      status = AddUpdate(message->mutable_update());
-      break;
+      return AddUpdate(message, bytes);
     case v1::TrainRequest::kStart:
-      status = absl::InvalidArgumentError("start: it was sent already, as the first message");
-      break;
+      return absl::InvalidArgumentError("start: it was sent already, as the first message");
     case v1::TrainRequest::REQUEST_NOT_SET:
-      status = absl::InvalidArgumentError("request: neither lookup nor update is set");
       break;
   }
-  if (!status.ok()) return status;
-  if (continues) return std::nullopt;
-  return std::exchange(request_, std::nullopt);
+  return absl::InvalidArgumentError("request: neither lookup nor update is set");
 }
 
-absl::Status TrainAssembler::AddLookup(v1::TrainLookup* message) {
-  if (!request_->lookup.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat("lookup of step ", message->step(),
-                                                   " begins before the update of step ",
-                                                   request_->step, " is complete"));
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddLookup(v1::TrainLookup* message,
+                                                                          int64_t bytes) {
+  if (update_.has_value()) return TooEarly("lookup", message->step(), "update", update_->step);
+  if (!lookup_.has_value()) {
+    lookup_.emplace().step = message->step();
+    lookup_->lookup.emplace().set_activation_dtype(message->activation_dtype());
+    if (message->has_shared()) lookup_->lookup->mutable_shared()->Swap(message->mutable_shared());
   }
-  RETURN_IF_ERROR(CheckSameStep(*request_, *message));
-  MoveAll(message->mutable_features(), request_->lookup->mutable_features());
-  return absl::OkStatus();
+  RETURN_IF_ERROR(CheckSameStep(lookup_->step, message->step()));
+  lookup_->bytes += bytes;
+  for (v1::FeatureIds& ids : *message->mutable_features()) {
+    *lookup_->lookup->add_features() = std::move(ids);
+  }
+  if (message->continues()) return std::nullopt;
+  return std::exchange(lookup_, std::nullopt);
 }
 
-absl::Status TrainAssembler::AddUpdate(v1::TrainUpdate* message) {
-  if (!request_->update.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat("update of step ", message->step(),
-                                                   " begins before the lookup of step ",
-                                                   request_->step, " is complete"));
+absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddUpdate(TrainMessage* message,
+                                                                          int64_t bytes) {
+  v1::TrainUpdate* const update = message->request.mutable_update();
+  if (lookup_.has_value()) return TooEarly("update", update->step(), "lookup", lookup_->step);
+  if (!update_.has_value()) update_.emplace(OpenUpdate{update->step()});
+  RETURN_IF_ERROR(CheckSameStep(update_->step, update->step()));
+  update_->skip |= update->skip();
+  if (update_->feature.empty() && update->gradients_size() > 0) {
+    update_->feature = update->gradients(0).feature();
   }
-  RETURN_IF_ERROR(CheckSameStep(*request_, *message));
-  if (!message->checkpoint().empty()) request_->checkpoint = message->checkpoint();
-  request_->skip |= message->skip();
-  MoveAll(message->mutable_gradients(), request_->update->mutable_gradients());
-  if (request_->skip && request_->update->gradients_size() > 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "update.skip is true in step ", request_->step, ", but gradients of feature \"",
-        request_->update->gradients(0).feature(), "\" came with it; a skipped step has none"));
+  if (update_->skip && (update->gradients_size() > 0 || !update_->feature.empty())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("update.skip is true in step ", update_->step, ", but gradients of feature \"",
+                     update_->feature, "\" came with it; a skipped step has none"));
   }
-  MoveAll(message->mutable_hyperparameters(), request_->update->mutable_hyperparameters());
-  return absl::OkStatus();
+  auto gradients = std::make_shared<v1::ApplyGradientsRequest>();
+  gradients->set_step(update->step());
+  gradients->mutable_gradients()->Swap(update->mutable_gradients());
+  gradients->mutable_hyperparameters()->Swap(update->mutable_hyperparameters());
+  TrainStepRequest part;
+  part.step = update->step();
+  part.bytes = bytes;
+  part.update = TrainUpdatePart{std::move(gradients), std::move(message->data),
+                                update->checkpoint(), update->skip(), !update->continues()};
+  if (part.update->last) update_.reset();
+  return part;
 }
 
 }  // namespace emberd::server

@@ -8,27 +8,29 @@ namespace {
 
 using testing::HasSubstr;
 
-v1::TrainRequest Lookup(int64_t step, const std::string& feature, bool continues) {
-  v1::TrainRequest request;
+TrainMessage Lookup(int64_t step, const std::string& feature, bool continues) {
+  TrainMessage message;
+  v1::TrainRequest& request = message.request;
   request.mutable_lookup()->set_step(step);
   request.mutable_lookup()->set_continues(continues);
   request.mutable_lookup()->set_activation_dtype(v1::BFLOAT16);
   request.mutable_lookup()->add_features()->set_feature(feature);
-  return request;
+  return message;
 }
 
-v1::TrainRequest Update(int64_t step, const std::string& feature, bool continues) {
-  v1::TrainRequest request;
+TrainMessage Update(int64_t step, const std::string& feature, bool continues) {
+  TrainMessage message;
+  v1::TrainRequest& request = message.request;
   request.mutable_update()->set_step(step);
   request.mutable_update()->set_continues(continues);
   request.mutable_update()->add_gradients()->set_feature(feature);
   request.mutable_update()->add_hyperparameters()->set_table("of " + feature);
-  return request;
+  return message;
 }
 
-TEST(TrainAssemblerTest, PutsPartsTogether) {
+TEST(TrainAssemblerTest, PutsThePartsOfALookupTogether) {
   TrainAssembler assembler;
-  v1::TrainRequest part = Lookup(3, "a", true);
+  TrainMessage part = Lookup(3, "a", true);
   auto whole = assembler.Add(&part, 100);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_FALSE(whole->has_value());
@@ -44,31 +46,50 @@ TEST(TrainAssemblerTest, PutsPartsTogether) {
   EXPECT_EQ((*whole)->lookup->features_size(), 2);
   EXPECT_EQ((*whole)->lookup->features(1).feature(), "b");
   EXPECT_EQ((*whole)->lookup->activation_dtype(), v1::BFLOAT16);
+}
 
-  part = Update(3, "c", true);
-  ASSERT_TRUE(assembler.Add(&part, 1).ok());
-  part = Update(3, "d", false);
-  whole = assembler.Add(&part, 1);
-  ASSERT_TRUE(whole.ok() && whole->has_value());
-  ASSERT_TRUE((*whole)->update.has_value());
-  EXPECT_EQ((*whole)->update->step(), 3);
-  EXPECT_EQ((*whole)->update->gradients(1).feature(), "d");
-  EXPECT_EQ((*whole)->update->hyperparameters(0).table(), "of c");
+// The first parts of an update are there before the last one comes.
+TEST(TrainAssemblerTest, HandsOnThePartsOfAnUpdate) {
+  TrainAssembler assembler;
+  TrainMessage first = Update(3, "c", true);
+  const std::string bytes(8, 'g');
+  first.data = {{{bytes}, nullptr}};
+  auto part = assembler.Add(&first, 10);
+  ASSERT_TRUE(part.ok() && part->has_value()) << part.status();
+  EXPECT_TRUE(assembler.in_request());
+  EXPECT_FALSE((*part)->lookup.has_value());
+  EXPECT_FALSE((*part)->complete());
+  EXPECT_EQ((*part)->step, 3);
+  EXPECT_EQ((*part)->bytes, 10);
+  EXPECT_EQ((*part)->update->gradients->step(), 3);
+  EXPECT_EQ((*part)->update->gradients->gradients(0).feature(), "c");
+  EXPECT_EQ((*part)->update->gradients->hyperparameters(0).table(), "of c");
+  EXPECT_EQ((*part)->update->data[0].pieces[0].data(), bytes.data());
+  TrainMessage last = Update(3, "d", false);
+  last.request.mutable_update()->set_checkpoint("now");
+  part = assembler.Add(&last, 20);
+  ASSERT_TRUE(part.ok() && part->has_value()) << part.status();
+  EXPECT_FALSE(assembler.in_request());
+  EXPECT_TRUE((*part)->complete());
+  EXPECT_EQ((*part)->bytes, 20);
+  EXPECT_EQ((*part)->update->gradients->gradients(0).feature(), "d");
+  EXPECT_EQ((*part)->update->checkpoint, "now");
 }
 
 TEST(TrainAssemblerTest, ASkippedStepHasNoGradients) {
   TrainAssembler assembler;
-  v1::TrainRequest skip;
-  skip.mutable_update()->set_step(3);
-  skip.mutable_update()->set_skip(true);
+  TrainMessage skip;
+  skip.request.mutable_update()->set_step(3);
+  skip.request.mutable_update()->set_skip(true);
   auto whole = assembler.Add(&skip, 1);
   ASSERT_TRUE(whole.ok() && whole->has_value()) << whole.status();
-  EXPECT_TRUE((*whole)->skip);
-  v1::TrainRequest plain = Update(4, "a", false);
-  EXPECT_FALSE((*assembler.Add(&plain, 1))->skip);
-  v1::TrainRequest first = Update(5, "a", true);
+  EXPECT_TRUE((*whole)->update->skip);
+  TrainMessage plain = Update(4, "a", false);
+  EXPECT_FALSE((*assembler.Add(&plain, 1))->update->skip);
+  TrainMessage first = Update(5, "a", true);
   ASSERT_TRUE(assembler.Add(&first, 1).ok());
-  skip.mutable_update()->set_step(5);
+  skip.request.mutable_update()->set_step(5);
+  skip.request.mutable_update()->set_skip(true);
   const absl::Status refused = assembler.Add(&skip, 1).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refused.message(),
@@ -78,12 +99,12 @@ TEST(TrainAssemblerTest, ASkippedStepHasNoGradients) {
 
 TEST(TrainAssemblerTest, RefusesWhatDoesNotBelongWhereItStands) {
   struct Case {
-    v1::TrainRequest first;
-    v1::TrainRequest second;
+    TrainMessage first;
+    TrainMessage second;
     std::string message;
   };
-  v1::TrainRequest start;
-  start.mutable_start()->set_group("g");
+  TrainMessage start;
+  start.request.mutable_start()->set_group("g");
   const Case cases[] = {
       {Lookup(3, "a", true), Lookup(4, "a", false),
        "step is 4 in a message of the request of step 3"},
@@ -92,13 +113,13 @@ TEST(TrainAssemblerTest, RefusesWhatDoesNotBelongWhereItStands) {
       {Lookup(3, "a", true), Update(3, "a", false), "before the lookup of step 3 is complete"},
       {Update(3, "a", true), Lookup(4, "a", false), "before the update of step 3 is complete"},
       {Lookup(3, "a", false), start, "start: it was sent already"},
-      {Lookup(3, "a", false), v1::TrainRequest(), "neither lookup nor update"},
+      {Lookup(3, "a", false), TrainMessage(), "neither lookup nor update"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.message);
     TrainAssembler assembler;
-    v1::TrainRequest first = c.first;
-    v1::TrainRequest second = c.second;
+    TrainMessage first = c.first;
+    TrainMessage second = c.second;
     ASSERT_TRUE(assembler.Add(&first, 1).ok());
     const absl::Status status = assembler.Add(&second, 1).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

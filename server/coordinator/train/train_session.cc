@@ -18,8 +18,8 @@ int64_t Us(absl::Duration duration) { return absl::ToInt64Microseconds(duration)
 // The exchanges of the ranks during a lookup, and what it waits for before it reads rows.
 class TrainSession::LookupHooks final : public StepHooks {
  public:
-  LookupHooks(TrainSession* session, int64_t step, v1::StepTimes* times)
-      : session_(session), step_(step), times_(times) {}
+  LookupHooks(TrainSession* session, int64_t step, v1::StepTimes* times, const Forward* forward)
+      : session_(session), step_(step), times_(times), forward_(*forward) {}
 
   absl::StatusOr<bool> AnyNeedsCuts(bool mine) override {
     return session_->member_->AnyNeedsCuts(step_, mine, session_->context_, &cuts_wait_);
@@ -38,11 +38,18 @@ class TrainSession::LookupHooks final : public StepHooks {
   absl::Duration gather_limit() const override { return session_->resources_.shard_call; }
   bool owns_batch() const override { return true; }
   void OnKept(uint64_t batch_handle) override { session_->Gathered(step_, batch_handle); }
+  void OnCombined(const LookupOutput& output, absl::Span<const int> features) override {
+    forward_(output, features);
+    forwarded_ += features.size();
+  }
+  size_t forwarded() const { return forwarded_; }
 
  private:
   TrainSession* const session_;
   const int64_t step_;
   v1::StepTimes* const times_;
+  const Forward& forward_;
+  size_t forwarded_ = 0;
   RankWait cuts_wait_;
 };
 
@@ -185,8 +192,9 @@ void TrainSession::Record(const RankWait& wait, v1::StepTimes* times) {
 }
 
 absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(int64_t step,
-                                                       const v1::LookupRequest& request) {
-  auto output = TryLookup(step, request);
+                                                       const v1::LookupRequest& request,
+                                                       const Forward& forward) {
+  auto output = TryLookup(step, request, forward);
   if (!output.ok()) output = Explain(output.status());
   if (output.ok()) {
     metrics_->ObserveLookup(output->times);
@@ -198,29 +206,52 @@ absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(int64_t step,
   return output;
 }
 
-absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(const TrainStepRequest& request) {
-  auto result = TryUpdate(request);
+void TrainSession::TakePart(int64_t step, TrainUpdatePart part) {
+  ops::StageTimer timer(resources_.metrics, ops::Stage::kDecode);
+  if (!update_.has_value()) {
+    update_.emplace(PartialUpdate{IncomingUpdate(/*sum_rows=*/member_->options().size() == 1)});
+  }
+  IncomingUpdate& gradients = update_->gradients;
+  if (!gradients.begun()) {
+    uint64_t handle = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = steps_.find(step);
+      if (found != steps_.end()) handle = found->second.handle;
+    }
+    if (handle != 0) resources_.path->ReadAhead(handle, &gradients);
+  }
+  gradients.Add(std::move(part.gradients), std::move(part.data));
+  if (!part.checkpoint.empty()) update_->checkpoint = std::move(part.checkpoint);
+  update_->skip |= part.skip;
+}
+
+absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(int64_t step) {
+  auto result = TryUpdate(step, &*update_);
+  update_.reset();
   if (!result.ok()) result = Explain(result.status());
   if (result.ok()) {
     metrics_->ObserveUpdate(result->times());
     return result;
   }
   Fail(result.status());
-  member_->Leave(absl::StrCat("update of step ", request.step, ": ", result.status().message()),
+  member_->Leave(absl::StrCat("update of step ", step, ": ", result.status().message()),
                  /*finished=*/false);
   return result;
 }
 
 absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(int64_t step,
-                                                          const v1::LookupRequest& request) {
+                                                          const v1::LookupRequest& request,
+                                                          const Forward& forward) {
   RETURN_IF_ERROR(Failure());
   const absl::Time began = absl::Now();
   TrainLookupOutput output;
   output.times.set_slowest_rank(-1);
-  LookupHooks hooks(this, step, &output.times);
+  LookupHooks hooks(this, step, &output.times, &forward);
   StageTimes stages;
   ASSIGN_OR_RETURN(output.lookup,
                    resources_.path->Lookup(model_, request, context_, &hooks, &stages));
+  output.forwarded = hooks.forwarded();
   output.times.set_preprocess_us(Us(stages.preprocess));
   output.times.set_shards_us(Us(stages.shards));
   output.times.set_combine_us(Us(stages.combine));
@@ -244,9 +275,8 @@ void TrainSession::Gathered(int64_t step, uint64_t handle) {
   next_gather_ = step + 1;
 }
 
-absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(const TrainStepRequest& request) {
+absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(int64_t step, PartialUpdate* update) {
   const absl::Time began = absl::Now();
-  const int64_t step = request.step;
   v1::TrainUpdateResult result;
   result.set_step(step);
   v1::StepTimes* times = result.mutable_times();
@@ -255,16 +285,16 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(const TrainStepReq
   UpdateName name;
   name.model_id = model_->id;
   name.group_part = member_->Part(step);
-  name.skip = request.skip;
+  name.skip = update->skip;
   {
     absl::MutexLock lock(&mutex_);
     name.handle = steps_.at(step).handle;
   }
-  checkpoints_.BeforeStep(request.checkpoint, *name.group_part, context_);
+  checkpoints_.BeforeStep(update->checkpoint, *name.group_part, context_);
   UpdateHooks hooks(this, step, times);
   StageTimes stages;
   ASSIGN_OR_RETURN(const MadeMutation made,
-                   resources_.path->Update(name, *request.update, context_, &hooks, &stages));
+                   resources_.path->Update(name, &update->gradients, context_, &hooks, &stages));
   checkpoints_.AfterStep(context_);
   checkpoints_.Tell(&result);
   times->set_shards_us(Us(stages.shards));

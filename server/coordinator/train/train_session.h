@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -13,9 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/coordinator.h"
+#include "server/coordinator/incoming_update.h"
 #include "server/coordinator/train/group_member.h"
 #include "server/coordinator/train/stream_checkpoints.h"
 #include "server/coordinator/train/train_assembler.h"
@@ -25,6 +28,7 @@ namespace emberd::server {
 struct TrainLookupOutput {
   LookupOutput lookup;
   v1::StepTimes times;
+  size_t forwarded = 0;  // features that need no more sending, the first of lookup.order
 };
 
 // Three threads may use it at once, one each: the reader of the stream (Admit..., EndRequests), one
@@ -53,10 +57,18 @@ class TrainSession {
   // The trainer sends no more: updates do not wait for lookups that will not come.
   void EndRequests();
 
-  // Admitted steps, in order.
-  absl::StatusOr<TrainLookupOutput> Lookup(int64_t step, const v1::LookupRequest& request);
-  // `request` has an update.
-  absl::StatusOr<v1::TrainUpdateResult> Update(const TrainStepRequest& request);
+  // Features of `output`, in the order of the request, whose activations are there, while others
+  // are still to come. One call at a time.
+  using Forward = std::function<void(const LookupOutput& output, absl::Span<const int> features)>;
+
+  // Admitted steps, in order. After the calls of `forward`, the result is for the features that are
+  // left.
+  absl::StatusOr<TrainLookupOutput> Lookup(int64_t step, const v1::LookupRequest& request,
+                                           const Forward& forward);
+  // The next part of an update, whose step is admitted when all of them are there.
+  void TakePart(int64_t step, TrainUpdatePart part);
+  // All parts have been taken.
+  absl::StatusOr<v1::TrainUpdateResult> Update(int64_t step);
 
   // Whether a request has failed, or the trainer is gone.
   bool failed() { return !Failure().ok(); }
@@ -74,8 +86,16 @@ class TrainSession {
   TrainSession(const CoordinatorResources& resources, std::shared_ptr<const ServedModel> model,
                std::unique_ptr<GroupMember> member, rpc::CallContext* context);
 
-  absl::StatusOr<TrainLookupOutput> TryLookup(int64_t step, const v1::LookupRequest& request);
-  absl::StatusOr<v1::TrainUpdateResult> TryUpdate(const TrainStepRequest& request);
+  // An update whose parts have begun to come.
+  struct PartialUpdate {
+    IncomingUpdate gradients;
+    std::string checkpoint = {};
+    bool skip = false;
+  };
+
+  absl::StatusOr<TrainLookupOutput> TryLookup(int64_t step, const v1::LookupRequest& request,
+                                              const Forward& forward);
+  absl::StatusOr<v1::TrainUpdateResult> TryUpdate(int64_t step, PartialUpdate* update);
   // Waits until the lookup of a step may read rows.
   absl::Status AwaitUpdates(int64_t step, v1::StepTimes* times);
   // Waits until the update of a step may be made.
@@ -98,7 +118,9 @@ class TrainSession {
   const std::unique_ptr<GroupMember> member_;
   rpc::CallContext* const context_;
   ops::GroupMetrics* const metrics_;
-  StreamCheckpoints checkpoints_;  // of the thread for updates
+  // Of the thread for updates.
+  StreamCheckpoints checkpoints_;
+  std::optional<PartialUpdate> update_;
 
   absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/coordinator/lookup_response.h"
+#include "server/coordinator/train/train_message.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
@@ -35,75 +36,7 @@ absl::Status Silent(absl::Duration silence, bool has_start) {
                 : ", not even the start of its stream"));
 }
 
-absl::Status Stopping() {
-  return absl::UnavailableError(
-      "the coordinator is stopping; start the stream again at another one");
-}
-
 }  // namespace
-
-TrainStreams::TrainStreams(const CoordinatorResources* resources,
-                           const CallEnvironment& environment, BlockingPool* threads,
-                           const Limits& limits)
-    : resources_(resources),
-      environment_(environment),
-      limits_(limits),
-      workers_(threads, 2 * limits.max_streams, /*max_queued=*/0) {}
-
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start(
-    const grpc::CallbackServerContext& server_context) {
-  auto grant = environment_.admission->Admit(security::ClientName(server_context), 0);
-  const absl::Status refusal = grant.status();
-  auto* stream = new TrainStream(this, resources_, environment_, server_context,
-                                 grant.ok() ? *std::move(grant) : Admission::Grant());
-  absl::MutexLock lock(&mutex_);
-  streams_.insert(stream);
-  environment_.metrics->SetTrainStreams(static_cast<int64_t>(streams_.size()));
-  if (stopping_) {
-    stream->Stop(Stopping());
-  } else if (draining_) {
-    stream->Stop(DrainingError());
-  } else if (!refusal.ok()) {
-    stream->Stop(refusal);
-  } else {
-    stream->Begin();
-  }
-  return stream;
-}
-
-void TrainStreams::Stop() {
-  absl::MutexLock lock(&mutex_);
-  stopping_ = true;
-  for (TrainStream* stream : streams_) stream->Stop(Stopping());
-}
-
-void TrainStreams::SetDraining(bool draining) {
-  absl::MutexLock lock(&mutex_);
-  draining_ = draining;
-  for (TrainStream* stream : streams_) stream->SetDraining(draining);
-}
-
-void TrainStreams::EndSilent() {
-  absl::MutexLock lock(&mutex_);
-  for (TrainStream* stream : streams_) stream->EndIfSilent(limits_.silence);
-}
-
-int TrainStreams::count() const {
-  absl::MutexLock lock(&mutex_);
-  return static_cast<int>(streams_.size());
-}
-
-void TrainStreams::AwaitNone(absl::Duration limit) const {
-  const auto none = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return streams_.empty(); };
-  absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(&none), limit);
-}
-
-void TrainStreams::Remove(TrainStream* stream) {
-  absl::MutexLock lock(&mutex_);
-  streams_.erase(stream);
-  environment_.metrics->SetTrainStreams(static_cast<int64_t>(streams_.size()));
-}
 
 TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* resources,
                          const CallEnvironment& environment,
@@ -164,7 +97,7 @@ void TrainStream::Stop(const absl::Status& status) {
     starting = session_ == nullptr;
     if (!starting) session_->Fail(status);
     const bool started = write_place_ > 0 || answers_.count(0) > 0;
-    answers_.emplace(started ? PlaceOfError(next_place_) : 0, status);
+    EndAt(started ? next_place_ : 0, status);
     end = WriteDue();
   }
   if (starting) context_.Cancel();
@@ -207,7 +140,7 @@ std::optional<absl::Status> TrainStream::EndIfDrained() {
   if (under_way > 0 || session_ == nullptr) return std::nullopt;
   no_more_ = true;
   session_->Fail(DrainingError());
-  answers_.emplace(PlaceOfError(next_place_), DrainingError());
+  EndAt(next_place_, DrainingError());
   return WriteDue();
 }
 
@@ -215,24 +148,22 @@ int64_t TrainStream::PlaceOfError(int64_t place) const {
   return std::min(place, refused_place_.value_or(place));
 }
 
-absl::Status TrainStream::Take(const grpc::ByteBuffer& message) {
-  v1::TrainRequest request;
-  RETURN_IF_ERROR(rpc::DecodeMessage(message, &request));
-  const auto bytes = static_cast<int64_t>(message.Length());
-  timer_.AddRequestBytes(bytes);
+absl::Status TrainStream::Take(const grpc::ByteBuffer& bytes) {
+  ASSIGN_OR_RETURN(TrainMessage message, DecodeTrainMessage(bytes));
+  const auto length = static_cast<int64_t>(bytes.Length());
+  timer_.AddRequestBytes(length);
   if (!std::exchange(begun_, true)) {
-    if (!request.has_start()) {
+    if (!message.request.has_start()) {
       return absl::InvalidArgumentError("start: it is not set in the first message");
     }
-    return TakeStart(std::move(*request.mutable_start()));
+    return TakeStart(std::move(*message.request.mutable_start()));
   }
   {
     absl::MutexLock lock(&mutex_);
-    RETURN_IF_ERROR(grant_.AddBytes(bytes));
+    RETURN_IF_ERROR(grant_.AddBytes(length));
   }
-  auto whole = assembler_.Add(&request, bytes);
-  if (!whole.ok() || !whole->has_value()) return whole.status();
-  return TakeRequest(**std::move(whole));
+  ASSIGN_OR_RETURN(auto request, assembler_.Add(&message, length));
+  return request.has_value() ? TakeRequest(*std::move(request)) : absl::OkStatus();
 }
 
 absl::Status TrainStream::TakeStart(v1::TrainStart start) {
@@ -260,6 +191,10 @@ absl::Status TrainStream::TakeRequest(TrainStepRequest request) {
     grant_.ReleaseBytes(request.bytes);
     return RefuseLookup();
   }
+  if (!request.complete()) {
+    updates_.push_back({0, std::move(request)});
+    return absl::OkStatus();
+  }
   RETURN_IF_ERROR(is_lookup ? session_->AdmitLookup(request.step)
                             : session_->AdmitUpdate(request.step));
   ++(is_lookup ? open_steps_ : pending_updates_);
@@ -284,7 +219,7 @@ std::optional<TrainStream::Work> TrainStream::Next(std::deque<Work>* queue) {
   if (queue->empty()) return std::nullopt;
   Work work = std::move(queue->front());
   queue->pop_front();
-  ++working_;
+  if (work.request.complete()) ++working_;
   return work;
 }
 
@@ -321,10 +256,14 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
   }
   while (std::optional<Work> work = Next(&lookups_)) {
     const TrainStepRequest& request = work->request;
-    auto output = session->Lookup(request.step, *request.lookup);
+    const auto forward = [&](const LookupOutput& output, absl::Span<const int> features) {
+      DeliverPart(work->place, EncodeTrainActivations(request.step, output, features));
+    };
+    auto output = session->Lookup(request.step, *request.lookup, forward);
     if (output.ok()) {
       ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
-      Deliver(work->place, EncodeTrainLookup(request.step, output->lookup, output->times),
+      Deliver(work->place,
+              EncodeTrainLookup(request.step, output->lookup, output->forwarded, output->times),
               /*of_lookup=*/true);
     } else {
       Deliver(work->place, output.status());
@@ -336,14 +275,19 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
 }
 
 void TrainStream::RunUpdates() {
+  int64_t bytes = 0;  // of the parts of the update
   while (std::optional<Work> work = Next(&updates_)) {
     TrainSession* session = nullptr;
     {
       absl::MutexLock lock(&mutex_);
       session = session_.get();
     }
-    const TrainStepRequest& request = work->request;
-    auto result = session->Update(request);
+    TrainStepRequest& request = work->request;
+    const bool complete = request.complete();
+    session->TakePart(request.step, *std::move(request.update));
+    bytes += request.bytes;
+    if (!complete) continue;
+    auto result = session->Update(request.step);
     if (result.ok()) {
       v1::TrainResponse response;
       *response.mutable_update() = *std::move(result);
@@ -351,16 +295,16 @@ void TrainStream::RunUpdates() {
     } else {
       Deliver(work->place, result.status());
     }
-    UpdateDone(request);
+    UpdateDone(std::exchange(bytes, 0));
   }
   WorkerDone();
 }
 
-void TrainStream::UpdateDone(const TrainStepRequest& request) {
+void TrainStream::UpdateDone(int64_t bytes) {
   std::optional<absl::Status> end;
   {
     absl::MutexLock lock(&mutex_);
-    grant_.ReleaseBytes(request.bytes);
+    grant_.ReleaseBytes(bytes);
     --open_steps_;
     --pending_updates_;
     end = EndIfDrained();
@@ -395,17 +339,41 @@ void TrainStream::Deliver(int64_t place, absl::StatusOr<Messages> answer, bool o
     last_sign_ = absl::Now();
     if (answer.ok()) {
       if (of_lookup) untaken_lookups_.insert(place);
-      for (const grpc::ByteBuffer& message : *answer) {
-        timer_.AddResponseBytes(static_cast<int64_t>(message.Length()));
-      }
+      Answer& of_place = answers_[place];
+      for (grpc::ByteBuffer& message : *answer) Append(std::move(message), &of_place);
+      of_place.complete = true;
     } else {
       no_more_ = true;
+      EndAt(place, answer.status());
     }
-    if (!answer.ok()) place = PlaceOfError(place);
-    answers_.emplace(place, std::move(answer));  // what stands there already came first
     end = WriteDue();
   }
   if (end.has_value()) End(*end);
+}
+
+void TrainStream::DeliverPart(int64_t place, grpc::ByteBuffer message) {
+  std::optional<absl::Status> end;
+  {
+    absl::MutexLock lock(&mutex_);
+    last_sign_ = absl::Now();
+    untaken_lookups_.insert(place);
+    Append(std::move(message), &answers_[place]);
+    end = WriteDue();
+  }
+  if (end.has_value()) End(*end);
+}
+
+void TrainStream::Append(grpc::ByteBuffer message, Answer* answer) {
+  if (answer->complete) return;  // the stream ends there
+  timer_.AddResponseBytes(static_cast<int64_t>(message.Length()));
+  answer->messages.push_back(std::move(message));
+}
+
+void TrainStream::EndAt(int64_t place, const absl::Status& status) {
+  Answer& answer = answers_[PlaceOfError(place)];
+  if (answer.complete) return;
+  answer.complete = true;
+  answer.status = status;
 }
 
 std::optional<absl::Status> TrainStream::WriteDue() {
@@ -414,21 +382,23 @@ std::optional<absl::Status> TrainStream::WriteDue() {
       finished_ = true;
       return absl::OkStatus();
     }
-    const auto due = answers_.find(write_place_);
-    if (due == answers_.end()) return std::nullopt;
-    if (!due->second.ok()) {
+    const auto found = answers_.find(write_place_);
+    if (found == answers_.end()) return std::nullopt;
+    Answer& due = found->second;
+    if (!due.messages.empty()) {
+      outgoing_ = std::move(due.messages.front());
+      due.messages.pop_front();
+      writing_ = true;
+      StartWrite(&outgoing_);
+    } else if (!due.complete) {
+      return std::nullopt;
+    } else if (!due.status.ok()) {
       finished_ = true;
-      return due->second.status();
-    }
-    if (due->second->empty()) {
-      answers_.erase(due);
+      return due.status;
+    } else {
+      answers_.erase(found);
       AnswerTaken();
-      continue;
     }
-    outgoing_ = std::move(due->second->front());
-    due->second->pop_front();
-    writing_ = true;
-    StartWrite(&outgoing_);
   }
   return std::nullopt;
 }

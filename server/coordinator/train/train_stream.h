@@ -25,50 +25,10 @@
 #include "server/coordinator/pooled_call.h"
 #include "server/coordinator/train/train_assembler.h"
 #include "server/coordinator/train/train_session.h"
+#include "server/coordinator/train/train_streams.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::server {
-
-class TrainStream;
-
-// The training streams of a coordinator. Thread-safe; must outlive them, that is, the server.
-class TrainStreams {
- public:
-  struct Limits {
-    int max_streams = 0;     // at once; each has two threads
-    absl::Duration silence;  // timeouts.silent_stream_ms
-  };
-  // `resources`, `threads` and what `environment` points to must outlive it.
-  TrainStreams(const CoordinatorResources* resources, const CallEnvironment& environment,
-               BlockingPool* threads, const Limits& limits);
-
-  // Makes the stream of a new call. It deletes itself when the call is over.
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(
-      const grpc::CallbackServerContext& server_context);
-  // Ends all streams after the requests that they have taken, and all that come later at once.
-  void Stop();
-  // While draining, streams end with UNAVAILABLE between two steps, and new ones at once.
-  void SetDraining(bool draining);
-  // Ends those that wait for a trainer who has been silent for too long. To be called often.
-  void EndSilent();
-  // Those that have begun and are not over.
-  int count() const;
-  // Waits until there are none, for at most `limit`.
-  void AwaitNone(absl::Duration limit) const;
-
- private:
-  friend class TrainStream;
-  void Remove(TrainStream* stream);
-
-  const CoordinatorResources* const resources_;
-  const CallEnvironment environment_;
-  const Limits limits_;
-  mutable absl::Mutex mutex_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::set<TrainStream*> streams_ ABSL_GUARDED_BY(mutex_);
-  TaskQueue workers_;  // last: its destructor waits for work that uses the rest
-};
 
 class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -87,12 +47,20 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void EndIfSilent(absl::Duration silence);
 
  private:
-  // A request in its place in the order of answers.
+  // A request in its place in the order of answers; of an update, a part, and the last has the
+  // place.
   struct Work {
     int64_t place = 0;
     TrainStepRequest request;
   };
   using Messages = std::deque<grpc::ByteBuffer>;
+  // Of a request: messages, which may be written while others are still to come, or after them the
+  // status that ends the stream.
+  struct Answer {
+    Messages messages;
+    bool complete = false;
+    absl::Status status;
+  };
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -100,7 +68,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void OnDone() override;
 
   // Of one message; an error ends the stream.
-  absl::Status Take(const grpc::ByteBuffer& message);
+  absl::Status Take(const grpc::ByteBuffer& bytes);
   absl::Status TakeStart(v1::TrainStart start);
   absl::Status TakeRequest(TrainStepRequest request);
 
@@ -116,13 +84,19 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void RunUpdates();
   // The next of `queue`, or nothing when no more will come.
   std::optional<Work> Next(std::deque<Work>* queue);
-  void UpdateDone(const TrainStepRequest& request);
+  // Of all parts of an update, which had so many bytes.
+  void UpdateDone(int64_t bytes);
   // Waits until the trainer has taken enough of its answers. See CallContext.
   absl::StatusOr<rpc::CallContext::Room> MakeRoom(int64_t bytes, absl::string_view what);
   void WorkerDone();
 
-  // The answer of a place: messages, or the status that ends the stream there.
+  // The answer of a place, or the rest of it: messages, or the status that ends the stream there.
   void Deliver(int64_t place, absl::StatusOr<Messages> answer, bool of_lookup = false);
+  // The next message of the answer to a lookup, of which more will come.
+  void DeliverPart(int64_t place, grpc::ByteBuffer message);
+  void Append(grpc::ByteBuffer message, Answer* answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the stream at a place, if nothing that came before has done so.
+  void EndAt(int64_t place, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The answer that is due has been taken as a whole.
   void AnswerTaken() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reads the next message, now or when enough requests have been answered.
@@ -166,7 +140,7 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   int working_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time last_sign_ ABSL_GUARDED_BY(mutex_);  // of the trainer, or of work for it
 
-  std::map<int64_t, absl::StatusOr<Messages>> answers_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, Answer> answers_ ABSL_GUARDED_BY(mutex_);
   std::set<int64_t> untaken_lookups_ ABSL_GUARDED_BY(mutex_);  // places
   std::optional<int64_t> end_place_ ABSL_GUARDED_BY(mutex_);   // where the trainer half-closed
   int64_t write_place_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,0 +1,43 @@
+#include "server/coordinator/row_runs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+
+namespace emberd::server {
+
+RowRuns::RowRuns(const char* data, int64_t rows) : given_(true) {
+  if (rows > 0) runs_.push_back({0, rows, data});
+}
+
+RowRuns::RowRuns(rpc::SharedPieces pieces, int64_t rows, int64_t row_bytes)
+    : given_(true), pieces_(std::move(pieces.owner)) {
+  if (rows == 0 || row_bytes == 0) return;
+  const auto size = static_cast<size_t>(row_bytes);
+  // A piece makes at most one row that is copied.
+  const auto copied = std::make_shared<std::vector<char>>();
+  copied->reserve(std::min(pieces.pieces.size(), static_cast<size_t>(rows)) * size);
+  int64_t row = 0;
+  size_t begun = 0;  // bytes of `row` in `copied`
+  for (absl::string_view piece : pieces.pieces) {
+    if (begun > 0) {
+      const size_t more = std::min(size - begun, piece.size());
+      copied->insert(copied->end(), piece.begin(), piece.begin() + more);
+      piece.remove_prefix(more);
+      begun = (begun + more) % size;
+      if (begun > 0) continue;
+      runs_.push_back({row, row + 1, copied->data() + copied->size() - size});
+      ++row;
+    }
+    const auto whole = static_cast<int64_t>(piece.size() / size);
+    if (whole > 0) runs_.push_back({row, row + whole, piece.data()});
+    row += whole;
+    piece.remove_prefix(whole * size);
+    copied->insert(copied->end(), piece.begin(), piece.end());
+    begun = piece.size();
+  }
+  copied_ = copied;
+}
+
+}  // namespace emberd::server

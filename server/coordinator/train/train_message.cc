@@ -1,0 +1,130 @@
+#include "server/coordinator/train/train_message.h"
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include <google/protobuf/io/coded_stream.h>
+
+#include "base/status.h"
+
+namespace emberd::server {
+namespace {
+
+using google::protobuf::io::CodedOutputStream;
+using rpc::WireCursor;
+
+// Fields on the way from a TrainRequest to the bytes of a gradient.
+constexpr std::array<int, 4> kPath = {
+    v1::TrainRequest::kUpdateFieldNumber, v1::TrainUpdate::kGradientsFieldNumber,
+    v1::FeatureGradient::kGradientFieldNumber, v1::Tensor::kDataFieldNumber};
+constexpr size_t kGradientLevel = 1, kDataLevel = 3;
+
+absl::Status Malformed() {
+  return absl::InvalidArgumentError("the request is not a valid emberd.v1.TrainRequest");
+}
+
+void AppendVarint(uint64_t value, std::string* to) {
+  uint8_t bytes[10];
+  const uint8_t* const end = CodedOutputStream::WriteVarint64ToArray(value, bytes);
+  to->append(reinterpret_cast<const char*>(bytes), end - bytes);
+}
+
+// Copies a message but for the bytes of gradients. The copy is what protobuf reads.
+class Splitter {
+ public:
+  explicit Splitter(std::vector<rpc::SharedPieces>* data) : data_(data) {}
+
+  // The next `length` bytes, a message that stands at `level` of the path.
+  absl::Status Copy(WireCursor* from, size_t length, size_t level, std::string* to) {
+    const size_t end = from->remaining() - length;
+    while (from->remaining() > end) {
+      ASSIGN_OR_RETURN(const WireCursor::Tag tag, from->ReadTag());
+      if (level < kPath.size() && tag.field == kPath[level] &&
+          tag.wire_type == rpc::kWireLengthDelimited) {
+        RETURN_IF_ERROR(Descend(from, end, level, to));
+      } else {
+        AppendTag(tag, to);
+        RETURN_IF_ERROR(CopyValue(from, tag.wire_type, to));
+      }
+    }
+    return from->remaining() == end ? absl::OkStatus() : Malformed();
+  }
+
+ private:
+  static void AppendTag(const WireCursor::Tag& tag, std::string* to) {
+    AppendVarint(static_cast<uint64_t>(tag.field) << 3 | tag.wire_type, to);
+  }
+
+  // A field of the path in a message that ends where `end` bytes are left.
+  absl::Status Descend(WireCursor* from, size_t end, size_t level, std::string* to) {
+    ASSIGN_OR_RETURN(const size_t length, from->ReadLength());
+    if (from->remaining() < end || length > from->remaining() - end) return Malformed();
+    if (level == kDataLevel) {
+      ASSIGN_OR_RETURN(data_->back(), from->Share(length));  // the last one counts
+      return absl::OkStatus();
+    }
+    if (level == kGradientLevel) data_->emplace_back();
+    std::string inside;
+    RETURN_IF_ERROR(Copy(from, length, level + 1, &inside));
+    AppendTag({kPath[level], rpc::kWireLengthDelimited}, to);
+    AppendVarint(inside.size(), to);
+    to->append(inside);
+    return absl::OkStatus();
+  }
+
+  static absl::Status CopyValue(WireCursor* from, int wire_type, std::string* to) {
+    switch (wire_type) {
+      case rpc::kWireVarint: {
+        ASSIGN_OR_RETURN(const uint64_t value, from->ReadVarint());
+        AppendVarint(value, to);
+        return absl::OkStatus();
+      }
+      case rpc::kWireFixed64:
+        return CopyBytes(from, 8, to);
+      case rpc::kWireFixed32:
+        return CopyBytes(from, 4, to);
+      case rpc::kWireLengthDelimited: {
+        ASSIGN_OR_RETURN(const size_t length, from->ReadLength());
+        AppendVarint(length, to);
+        return CopyBytes(from, length, to);
+      }
+      default:
+        return Malformed();
+    }
+  }
+
+  static absl::Status CopyBytes(WireCursor* from, size_t size, std::string* to) {
+    if (size > from->remaining()) return Malformed();
+    const size_t before = to->size();
+    to->resize(before + size);
+    return from->Copy(to->data() + before, size);
+  }
+
+  std::vector<rpc::SharedPieces>* const data_;
+};
+
+}  // namespace
+
+absl::StatusOr<TrainMessage> DecodeTrainMessage(const grpc::ByteBuffer& bytes) {
+  TrainMessage message;
+  ASSIGN_OR_RETURN(WireCursor cursor, WireCursor::Over(bytes));
+  WireCursor first = cursor;
+  const absl::StatusOr<WireCursor::Tag> tag = first.ReadTag();
+  if (!tag.ok() || tag->field != v1::TrainRequest::kUpdateFieldNumber) {
+    RETURN_IF_ERROR(rpc::DecodeMessage(bytes, &message.request));
+    return message;
+  }
+  std::string rest;
+  if (!Splitter(&message.data).Copy(&cursor, cursor.remaining(), 0, &rest).ok() ||
+      !message.request.ParseFromString(rest)) {
+    return Malformed();
+  }
+  // Fewer gradients than were read: something else has taken the place of an update.
+  const size_t gradients = message.request.update().gradients_size();
+  if (gradients != message.data.size()) return Malformed();
+  return message;
+}
+
+}  // namespace emberd::server
