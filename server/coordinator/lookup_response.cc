@@ -112,11 +112,29 @@ std::string EncodeLookupText(const LookupOutput& output) {
   return text;
 }
 
-grpc::ByteBuffer EncodeTrainActivations(int64_t step, const LookupOutput& output,
-                                        absl::Span<const int> features) {
-  v1::TrainLookupResult head;
-  head.set_step(step);
-  head.set_continues(true);
+namespace {
+
+// Cuts features into messages of about 1 MiB: each but the last ends with the activation that
+// brings it to that size. At least one.
+std::vector<absl::Span<const int>> CutIntoMessages(const LookupOutput& output,
+                                                   absl::Span<const int> features) {
+  std::vector<absl::Span<const int>> messages;
+  size_t count = 0, bytes = 0;  // of the message that is next
+  while (count < features.size()) {
+    if (bytes >= rpc::kPartBytes) {
+      messages.push_back(features.first(count));
+      features.remove_prefix(std::exchange(count, 0));
+      bytes = 0;
+    }
+    bytes += output.activations.features[features[count++]].bytes.size();
+  }
+  messages.push_back(features);
+  return messages;
+}
+
+// `head`: the small fields of the result.
+grpc::ByteBuffer EncodeMessage(const v1::TrainLookupResult& head, const LookupOutput& output,
+                               absl::Span<const int> features) {
   std::vector<ActivationField> activations;
   for (const int feature : features) {
     activations.emplace_back(output, feature, v1::TrainLookupResult::kActivationsFieldNumber);
@@ -124,31 +142,42 @@ grpc::ByteBuffer EncodeTrainActivations(int64_t step, const LookupOutput& output
   return EncodeTrainMessage(head.SerializeAsString(), activations);
 }
 
+v1::TrainLookupResult HeadOfPart(int64_t step) {
+  v1::TrainLookupResult head;
+  head.set_step(step);
+  head.set_continues(true);
+  return head;
+}
+
+}  // namespace
+
+std::deque<grpc::ByteBuffer> EncodeTrainActivations(int64_t step, const LookupOutput& output,
+                                                    absl::Span<const int> features) {
+  std::deque<grpc::ByteBuffer> messages;
+  for (const absl::Span<const int> some : CutIntoMessages(output, features)) {
+    messages.push_back(EncodeMessage(HeadOfPart(step), output, some));
+  }
+  return messages;
+}
+
 std::deque<grpc::ByteBuffer> EncodeTrainLookup(int64_t step, const LookupOutput& output,
                                                size_t sent, const v1::StepTimes& times) {
-  std::deque<grpc::ByteBuffer> messages;
   absl::Span<const int> features;
   if (output.activations.shared_bytes == 0) features = absl::MakeConstSpan(output.order);
   features.remove_prefix(std::min(sent, features.size()));
-  size_t count = 0, bytes = 0;  // of the message that is next
-  while (count < features.size()) {
-    if (bytes >= rpc::kPartBytes) {
-      messages.push_back(EncodeTrainActivations(step, output, features.first(count)));
-      features.remove_prefix(std::exchange(count, 0));
-      bytes = 0;
-    }
-    bytes += output.activations.features[features[count++]].bytes.size();
+  std::vector<absl::Span<const int>> cut = CutIntoMessages(output, features);
+  const absl::Span<const int> last = cut.back();
+  cut.pop_back();
+  std::deque<grpc::ByteBuffer> messages;
+  for (const absl::Span<const int> some : cut) {
+    messages.push_back(EncodeMessage(HeadOfPart(step), output, some));
   }
   v1::TrainLookupResult head;
   head.set_step(step);
   head.set_shared_bytes(output.activations.shared_bytes);
   *head.mutable_statistics() = output.statistics;
   *head.mutable_times() = times;
-  std::vector<ActivationField> activations;
-  for (const int feature : features) {
-    activations.emplace_back(output, feature, v1::TrainLookupResult::kActivationsFieldNumber);
-  }
-  messages.push_back(EncodeTrainMessage(head.SerializeAsString(), activations));
+  messages.push_back(EncodeMessage(head, output, last));
   return messages;
 }
 

@@ -40,7 +40,7 @@ class Splitter {
   absl::Status Copy(WireCursor* from, size_t length, size_t level, std::string* to) {
     const size_t end = from->remaining() - length;
     while (from->remaining() > end) {
-      ASSIGN_OR_RETURN(const WireCursor::Tag tag, from->ReadTag());
+      ASSIGN_OR_RETURN(const WireCursor::Tag tag, Short(from, &WireCursor::ReadTag));
       if (level < kPath.size() && tag.field == kPath[level] &&
           tag.wire_type == rpc::kWireLengthDelimited) {
         RETURN_IF_ERROR(Descend(from, end, level, to));
@@ -53,13 +53,22 @@ class Splitter {
   }
 
  private:
+  // Tags and lengths, which protobuf reads from at most 5 bytes.
+  template <typename Value>
+  static absl::StatusOr<Value> Short(WireCursor* from,
+                                     absl::StatusOr<Value> (WireCursor::*read)()) {
+    const size_t before = from->remaining();
+    ASSIGN_OR_RETURN(const Value value, (from->*read)());
+    if (before - from->remaining() > 5) return Malformed();
+    return value;
+  }
   static void AppendTag(const WireCursor::Tag& tag, std::string* to) {
     AppendVarint(static_cast<uint64_t>(tag.field) << 3 | tag.wire_type, to);
   }
 
   // A field of the path in a message that ends where `end` bytes are left.
   absl::Status Descend(WireCursor* from, size_t end, size_t level, std::string* to) {
-    ASSIGN_OR_RETURN(const size_t length, from->ReadLength());
+    ASSIGN_OR_RETURN(const size_t length, Short(from, &WireCursor::ReadLength));
     if (from->remaining() < end || length > from->remaining() - end) return Malformed();
     if (level == kDataLevel) {
       ASSIGN_OR_RETURN(data_->back(), from->Share(length));  // the last one counts
@@ -86,7 +95,7 @@ class Splitter {
       case rpc::kWireFixed32:
         return CopyBytes(from, 4, to);
       case rpc::kWireLengthDelimited: {
-        ASSIGN_OR_RETURN(const size_t length, from->ReadLength());
+        ASSIGN_OR_RETURN(const size_t length, Short(from, &WireCursor::ReadLength));
         AppendVarint(length, to);
         return CopyBytes(from, length, to);
       }

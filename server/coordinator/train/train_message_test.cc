@@ -128,6 +128,11 @@ TEST(TrainMessageTest, RefusesWhatIsNoMessage) {
     }
   }
   EXPECT_GT(refused, 1000);
+  // A tag that is longer than it may be.
+  v1::TrainRequest request;
+  const std::string overlong("\x9a\x80\x80\x80\x80\x00\x00", 7);
+  EXPECT_FALSE(request.ParseFromString(overlong));
+  EXPECT_FALSE(DecodeTrainMessage(Cut(overlong, &random)).ok());
   // An update whose place has been taken by something else.
   v1::TrainRequest update = RandomUpdate(&random), lookup;
   update.mutable_update()->add_gradients();

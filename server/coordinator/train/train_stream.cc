@@ -257,7 +257,7 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
   while (std::optional<Work> work = Next(&lookups_)) {
     const TrainStepRequest& request = work->request;
     const auto forward = [&](const LookupOutput& output, absl::Span<const int> features) {
-      DeliverPart(work->place, EncodeTrainActivations(request.step, output, features));
+      DeliverParts(work->place, EncodeTrainActivations(request.step, output, features));
     };
     auto output = session->Lookup(request.step, *request.lookup, forward);
     if (output.ok()) {
@@ -351,13 +351,13 @@ void TrainStream::Deliver(int64_t place, absl::StatusOr<Messages> answer, bool o
   if (end.has_value()) End(*end);
 }
 
-void TrainStream::DeliverPart(int64_t place, grpc::ByteBuffer message) {
+void TrainStream::DeliverParts(int64_t place, Messages messages) {
   std::optional<absl::Status> end;
   {
     absl::MutexLock lock(&mutex_);
     last_sign_ = absl::Now();
     untaken_lookups_.insert(place);
-    Append(std::move(message), &answers_[place]);
+    for (grpc::ByteBuffer& message : messages) Append(std::move(message), &answers_[place]);
     end = WriteDue();
   }
   if (end.has_value()) End(*end);

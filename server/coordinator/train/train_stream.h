@@ -92,8 +92,8 @@ class TrainStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
 
   // The answer of a place, or the rest of it: messages, or the status that ends the stream there.
   void Deliver(int64_t place, absl::StatusOr<Messages> answer, bool of_lookup = false);
-  // The next message of the answer to a lookup, of which more will come.
-  void DeliverPart(int64_t place, grpc::ByteBuffer message);
+  // The next messages of the answer to a lookup, of which more will come.
+  void DeliverParts(int64_t place, Messages messages);
   void Append(grpc::ByteBuffer message, Answer* answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the stream at a place, if nothing that came before has done so.
   void EndAt(int64_t place, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
