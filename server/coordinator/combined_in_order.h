@@ -16,8 +16,8 @@ namespace emberd::server {
 class CombinedInOrder {
  public:
   // `bytes`: of each thing. `tell` is called with the range of those that are there and that it has
-  // not been called with, when they have `enough` bytes; it is called by one thread at a time, and
-  // not for the end of all things.
+  // not been called with, when they have `enough` bytes; by one thread at a time. Whoever waits for
+  // the last thing takes the rest: it is never called with that.
   CombinedInOrder(std::vector<size_t> bytes, size_t enough,
                   std::function<void(size_t begin, size_t end)> tell)
       : bytes_(std::move(bytes)),

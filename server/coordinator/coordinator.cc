@@ -246,7 +246,7 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   StepHooks no_hooks;
   StageTimes times;
   IncomingUpdate update(/*sum_rows=*/false);
-  update.Add({std::shared_ptr<const void>(), &request});
+  update.Add({std::shared_ptr<const void>(), &request}, {}, /*last=*/true);
   const auto made = path_.Update(name, &update, context, &no_hooks, &times);
   if (!made.ok()) {
     record_.Abort(mutation);

@@ -1,5 +1,6 @@
 // The pieces of a coordinator that are pure functions: decoding requests, folding partial sums,
 // laying out gradients.
+#include <cmath>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -193,6 +194,40 @@ TEST_F(CoordinatorPartsTest, LaysOutGradientsForTheSamplesOfAShard) {
   request.mutable_gradients(0)->mutable_gradient()->set_shape(1, 2);
   EXPECT_THAT(std::string(Read(request, batch).status().message()),
               HasSubstr("gradient of feature 'fa'.shape is [2, 2]; it must be [2, 3]"));
+}
+
+// What is wrong in several parts is told as if they were one request.
+TEST_F(CoordinatorPartsTest, PartsAreReadAsOneRequest) {
+  const auto batch = std::make_shared<KeptBatch>();
+  batch->model = Model(kModel, 1);
+  batch->feature_samples = {1, 1, 1};
+  batch->feature_sample_begin = {0, 0, 1};
+  const auto part = [](const std::string& feature, float value) {
+    v1::ApplyGradientsRequest request;
+    v1::FeatureGradient* gradient = request.add_gradients();
+    gradient->set_feature(feature);
+    gradient->mutable_gradient()->set_dtype(v1::FLOAT32);
+    gradient->mutable_gradient()->add_shape(1);
+    gradient->mutable_gradient()->add_shape(8);
+    const std::vector<float> values(8, value);
+    gradient->mutable_gradient()->set_data(values.data(), 8 * sizeof(float));
+    return request;
+  };
+  const auto first = part("fb", 1), bad = part("fc", std::nanf("")), unknown = part("fd", 1);
+  const auto refusal = [&](const std::vector<const v1::ApplyGradientsRequest*>& parts) {
+    GradientReader reader(batch);
+    for (const auto* of : parts) reader.Add(*of);
+    return std::string(reader.Finish().status().message());
+  };
+  EXPECT_EQ(refusal({&first}), "");
+  EXPECT_EQ(refusal({&first, &first}), "gradients[1].feature 'fb' is repeated");
+  EXPECT_THAT(refusal({&first, &unknown, &bad}), HasSubstr("gradients[1].feature is 'fd'"));
+  EXPECT_THAT(refusal({&first, &bad, &unknown}), HasSubstr("'fc' is nan at sample 0, column 0"));
+  v1::ApplyGradientsRequest rate, again;
+  (*rate.add_hyperparameters()->mutable_values())["learning_rate"] = 1;
+  (*again.add_hyperparameters()->mutable_values())["learning_rate"] = 2;
+  EXPECT_EQ(refusal({&rate, &first}), "");
+  EXPECT_THAT(refusal({&rate, &first, &again}), HasSubstr("hyperparameters[1].values"));
 }
 
 // The hyper-parameters of a step are checked together, whatever order they are given in; an error

@@ -6,7 +6,7 @@
 namespace emberd::server {
 
 void IncomingUpdate::Add(std::shared_ptr<const v1::ApplyGradientsRequest> part,
-                         std::vector<rpc::SharedPieces> data) {
+                         std::vector<rpc::SharedPieces> data, bool last) {
   parts_.push_back({std::move(part), std::move(data)});
   if (!begun()) return;
   const Part& added = parts_.back();
@@ -17,7 +17,8 @@ void IncomingUpdate::Add(std::shared_ptr<const v1::ApplyGradientsRequest> part,
                   [](const v1::FeatureGradient& gradient) { return gradient.has_shared(); })) {
     sums_.clear();
   }
-  if (!reader_->ok()) return;
+  // Those of the last part are made by several threads, when it is known that it is the last.
+  if (!reader_->ok() || last || gradients.empty()) return;
   for (const auto& sums : sums_) sums->Advance(reader_->input());
 }
 

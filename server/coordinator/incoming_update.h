@@ -28,7 +28,7 @@ class IncomingUpdate {
 
   // The next part; see GradientReader.
   void Add(std::shared_ptr<const v1::ApplyGradientsRequest> part,
-           std::vector<rpc::SharedPieces> data = {});
+           std::vector<rpc::SharedPieces> data, bool last);
   // The batch is there. Once; `regions` (null: there are none) and `fanout` must outlive it.
   void Begin(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions, Fanout* fanout);
   bool begun() const { return reader_.has_value(); }

@@ -80,40 +80,6 @@ grpc::ByteBuffer EncodeTrainMessage(const std::string& head,
   return encoder.Finish();
 }
 
-}  // namespace
-
-grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output) {
-  using Response = v1::LookupResponse;
-  rpc::WireEncoder encoder;
-  if (output.batch_handle != 0) {
-    encoder.Fixed64Field(Response::kBatchHandleFieldNumber, output.batch_handle);
-  }
-  if (output.activations.shared_bytes > 0) {
-    encoder.VarintField(Response::kSharedBytesFieldNumber, output.activations.shared_bytes);
-  } else {
-    for (const int feature : output.order) {
-      ActivationField(output, feature, Response::kActivationsFieldNumber).AppendTo(&encoder);
-    }
-  }
-  encoder.BytesField(Response::kStatisticsFieldNumber, output.statistics.SerializeAsString());
-  return encoder.Finish();
-}
-
-std::string EncodeLookupText(const LookupOutput& output) {
-  std::vector<grpc::Slice> slices;
-  std::string text;
-  const grpc::ByteBuffer buffer = EncodeLookupResponse(output);
-  // Fails for compressed bytes only.
-  if (!buffer.Dump(&slices).ok()) return text;
-  text.reserve(buffer.Length());
-  for (const grpc::Slice& slice : slices) {
-    text.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
-  }
-  return text;
-}
-
-namespace {
-
 // Cuts features into messages of about 1 MiB: each but the last ends with the activation that
 // brings it to that size. At least one.
 std::vector<absl::Span<const int>> CutIntoMessages(const LookupOutput& output,
@@ -150,6 +116,36 @@ v1::TrainLookupResult HeadOfPart(int64_t step) {
 }
 
 }  // namespace
+
+grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output) {
+  using Response = v1::LookupResponse;
+  rpc::WireEncoder encoder;
+  if (output.batch_handle != 0) {
+    encoder.Fixed64Field(Response::kBatchHandleFieldNumber, output.batch_handle);
+  }
+  if (output.activations.shared_bytes > 0) {
+    encoder.VarintField(Response::kSharedBytesFieldNumber, output.activations.shared_bytes);
+  } else {
+    for (const int feature : output.order) {
+      ActivationField(output, feature, Response::kActivationsFieldNumber).AppendTo(&encoder);
+    }
+  }
+  encoder.BytesField(Response::kStatisticsFieldNumber, output.statistics.SerializeAsString());
+  return encoder.Finish();
+}
+
+std::string EncodeLookupText(const LookupOutput& output) {
+  std::vector<grpc::Slice> slices;
+  std::string text;
+  const grpc::ByteBuffer buffer = EncodeLookupResponse(output);
+  // Fails for compressed bytes only.
+  if (!buffer.Dump(&slices).ok()) return text;
+  text.reserve(buffer.Length());
+  for (const grpc::Slice& slice : slices) {
+    text.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  return text;
+}
 
 std::deque<grpc::ByteBuffer> EncodeTrainActivations(int64_t step, const LookupOutput& output,
                                                     absl::Span<const int> features) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "shard/gather/tensor_kernels.h"
@@ -53,6 +54,15 @@ RowSums::RowSums(const KeptBatch& batch, int shard, TakeBlock take_block)
     : batch_(batch), shard_(shard), take_block_(std::move(take_block)) {}
 RowSums::~RowSums() = default;
 
+// Whether no gradients but sums are sent of any batch like this.
+bool RowSums::AllAreSummed() const {
+  const KeptShard& kept = batch_.shards[shard_];
+  for (int i = 0; i < static_cast<int>(kept.samples.size()); ++i) {
+    if (!kept.samples[i].empty() && EntriesToSum(kept, i) == nullptr) return false;
+  }
+  return true;
+}
+
 void RowSums::Begin(const GradientInput* all) {
   begun_ = true;
   const auto& plans = batch_.model->plan.stacks;
@@ -86,6 +96,7 @@ void RowSums::Begin(const GradientInput* all) {
 }
 
 void RowSums::Advance(const GradientInput& input) {
+  if (!begun_ && !AllAreSummed()) return;
   if (!begun_) Begin(nullptr);
   for (Stack& stack : stacks_) {
     for (size_t f = 0; f < stack.summed.size(); ++f) {
@@ -129,14 +140,14 @@ std::optional<shard::ApplyInput> RowSums::Finish(const GradientInput& input) {
   const auto& plans = batch_.model->plan.stacks;
   GradientInput others = input;
   for (const Stack& stack : stacks_) {
-    // A block holds one array after another, of all stacks.
-    if (block_ != nullptr && !AnyGiven(input, plans[stack.index])) return std::nullopt;
     for (const auto& feature : plans[stack.index].features) others.features[feature.feature] = {};
   }
+  // A block holds one array after another, of all stacks.
   const bool mixed = GradientBytes(others, batch_, shard_, /*in_place=*/false) > 0;
   if (mixed && block_ != nullptr) return std::nullopt;
 
   shard::ApplyInput result = GradientsForShard(others, batch_, shard_, /*in_place=*/false);
+  float* to = memory_.get();
   for (Stack& stack : stacks_) {
     if (!AnyGiven(input, plans[stack.index])) continue;
     const int64_t width = plans[stack.index].embedding_dim;
@@ -145,9 +156,14 @@ std::optional<shard::ApplyInput> RowSums::Finish(const GradientInput& input) {
     for (size_t row = 0; row < stack.rows(); ++row) {
       if (stack.begun[row] == 0) std::fill_n(stack.sums + row * width, width, 0.0f);
     }
-    shard::StackGradients& to = result.stacks[stack.index];
-    to.gradients = absl::MakeConstSpan(stack.sums, stack.rows() * width);
-    to.of_rows = true;
+    // A stack before it may have got no gradients.
+    const size_t floats = stack.rows() * width;
+    if (stack.sums != to) std::memmove(to, stack.sums, floats * sizeof(float));
+    stack.sums = to;
+    to += floats;
+    shard::StackGradients& sent = result.stacks[stack.index];
+    sent.gradients = absl::MakeConstSpan(stack.sums, floats);
+    sent.of_rows = true;
   }
   if (!finite_) return std::nullopt;
   result.owner = std::make_shared<Owner>(Owner{std::move(result.owner), memory_});

@@ -32,8 +32,9 @@ class RowSums {
   RowSums(const KeptBatch& batch, int shard, TakeBlock take_block = nullptr);
   ~RowSums();
 
-  // Sums what has come of the gradients, as far as their order allows. `input` has what it had
-  // before, and more.
+  // Sums what has come of the gradients, as far as their order allows, unless other stacks may be
+  // sent beside the sums: then Finish decides, who knows them. `input` has what it had before, and
+  // more.
   void Advance(const GradientInput& input);
   // All have come. Nothing if no stack is summed, or if a sum is not finite: then the shard is to
   // find that out, as it does without sums.
@@ -43,6 +44,7 @@ class RowSums {
 
  private:
   struct Stack;
+  bool AllAreSummed() const;
   // Without stacks that have no gradient, if those to come are known.
   void Begin(const GradientInput* all);
   void SumFeature(const GradientInput& input, Stack* stack, size_t feature);

@@ -146,6 +146,58 @@ TEST_F(RowGradientsTest, SumsMadeWhileGradientsComeAreTheSame) {
   }
 }
 
+// Two stacks, of which one gets no gradients, or is not summed.
+TEST_F(RowGradientsTest, StacksDoNotStandInEachOthersWay) {
+  const std::shared_ptr<const ServedModel> model = *MakeServedModel(
+      *config::ParseModel("name: 'm' tables { name: 'a' vocabulary_size: 40 embedding_dim: 8 }"
+                          "tables { name: 'b' vocabulary_size: 40 embedding_dim: 16 }"
+                          "features { name: 'f' table: 'a' } features { name: 'g' table: 'b' }"),
+      {.shards = 1, .sparsecores_per_shard = 1}, nullptr, &metrics_);
+  ASSERT_EQ(model->plan.stacks.size(), 2u);
+  const int first = model->plan.stacks[0].features[0].feature, second = 1 - first;
+  const std::vector<int64_t> ids = {3, 3, 3, 5};
+  std::vector<preprocess::FeatureInput> inputs(2);
+  for (auto& input : inputs) input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 4};
+  const auto batch = *model->preprocessor->Run(inputs);
+  const std::vector<int32_t> samples = {0, 1, 2, 3};
+  const std::vector<float> values(4 * 16, 0.5f);
+  for (const bool first_is_summed : {true, false}) {
+    GatherResult result;
+    for (int k = 0; k < 2; ++k) {
+      const int width = model->plan.stacks[k].embedding_dim;
+      if (k == 0 && !first_is_summed) {
+        result.stacks.push_back({0, samples, absl::MakeConstSpan(values).first(4 * width), 0});
+      } else {
+        result.rows.push_back({k, width * 4, absl::MakeConstSpan(bytes_).first(2 * width * 4), 0});
+      }
+    }
+    ASSERT_TRUE(ArrangeUniqueRows(*model, *batch, 0, pool_, cpu_, &result).ok());
+    const KeptBatch kept(model, *batch, {&result, 1});
+    for (const bool first_is_given : {true, false}) {
+      GradientInput input;
+      input.hyperparameters.resize(2);
+      input.features.resize(2);
+      const auto* const data = reinterpret_cast<const char*>(values.data());
+      if (first_is_given) input.features[first].rows = RowRuns(data, 4);
+      input.features[second].rows = RowRuns(data, 4);
+      RowSums sums(kept, /*shard=*/0);
+      sums.Advance(input);
+      const auto sent = sums.Finish(input);
+      ASSERT_TRUE(sent.has_value());
+      const auto& of_first = sent->stacks[0];
+      const size_t width = model->plan.stacks[0].embedding_dim;
+      EXPECT_EQ(of_first.gradients.size(),
+                first_is_given ? (first_is_summed ? 2 : 4) * width : size_t{0});
+      EXPECT_EQ(of_first.of_rows, first_is_given && first_is_summed);
+      const auto& of_second = sent->stacks[1];
+      EXPECT_TRUE(of_second.of_rows);
+      std::vector<float> expected(model->plan.stacks[1].embedding_dim, 1.5f);
+      expected.resize(2 * expected.size(), 0.5f);
+      EXPECT_THAT(of_second.gradients, testing::ElementsAreArray(expected));
+    }
+  }
+}
+
 TEST_F(RowGradientsTest, SumsThatAreNotFiniteAreLeftToTheShard) {
   const KeptBatch batch = Keep({3, 3, 3}, {3, 3}, 1);
   const float most = std::numeric_limits<float>::max();

@@ -1,7 +1,7 @@
 // The one path of a step, for unary calls and training streams alike:
 //
 //   lookup:  decode -> make room for the answer -> sort -> [agree on cuts] -> cut ->
-//            [may gather] -> gather -> keep -> combine
+//            [may gather] -> gather -> keep -> combine, and forward what is there
 //   update:  read the parts as they come -> claim -> stage on all shards -> [all staged] -> commit
 //   on all shards
 //            (a unary one again, if another attempt at it was in the way: see mutations.h)
@@ -50,7 +50,7 @@ class StepHooks {
   // All shards have gathered, and keep the batch under this handle.
   virtual void OnKept(uint64_t batch_handle) {}
   // The activations of these features are in `output`: the next in the order of the request, of
-  // about a message part. The last come with the answer. From any thread, one call at a time.
+  // a message part or more. The last come with the answer. From any thread, one call at a time.
   virtual void OnCombined(const LookupOutput& output, absl::Span<const int> features) {}
   // All shards hold this update, which is committed next.
   virtual absl::Status BeforeCommit() { return absl::OkStatus(); }

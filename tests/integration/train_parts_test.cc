@@ -13,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -114,7 +115,7 @@ class TrainPartsTest : public ClusterFixture {
       absl::SleepFor(pause);
       v1::TrainResponse response;
       if (!call.stream->Read(&response)) {
-        ADD_FAILURE() << "the stream has ended";
+        ADD_FAILURE() << call.stream->Finish().error_message();
         return found;
       }
       if (parts != nullptr) ++*parts;
@@ -352,6 +353,41 @@ TEST_F(TrainPartsTest, AnUpdateThatBreaksOffChangesNothing) {
     End(&call);
     EXPECT_NE(TableDigest(), before);
   }
+}
+
+// Updates that wait for another rank are held as they came. Those of all ranks fill most of
+// the budget: no rank's may keep another's from being read.
+TEST_F(TrainPartsTest, UpdatesThatWaitForEachOtherFitTheBudget) {
+  Start("transport: TCP budgets { in_flight_bytes: 24000000 }");
+  ASSERT_FALSE(HasFatalFailure());
+  std::vector<Call> ranks(2);
+  v1::TrainResponse response;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks[rank].context->set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(120)));
+    ranks[rank].stream = api_->embedding->Train(ranks[rank].context.get());
+    v1::TrainRequest start;
+    start.mutable_start()->set_model_id(model_.id);
+    start.mutable_start()->set_group("pair");
+    start.mutable_start()->set_rank(rank);
+    start.mutable_start()->mutable_options()->set_size(2);
+    ASSERT_TRUE(ranks[rank].stream->Write(start));
+  }
+  for (Call& rank : ranks) ASSERT_TRUE(rank.stream->Read(&response));
+  for (int step = 0; step < 4; ++step) {
+    std::vector<std::thread> lookups;
+    for (Call& rank : ranks) lookups.emplace_back([&] { LookUp(rank, kUsual); });
+    for (std::thread& lookup : lookups) lookup.join();
+    for (Call& rank : ranks) {  // the first is held while the second comes
+      for (int f = 0; f < kFeatures; ++f) {
+        ASSERT_TRUE(rank.stream->Write(Part(step, {f}, f + 1 < kFeatures)));
+      }
+    }
+    for (Call& rank : ranks) {
+      ASSERT_TRUE(rank.stream->Read(&response)) << rank.stream->Finish().error_message();
+      EXPECT_EQ(response.update().step(), rank.next_step++);
+    }
+  }
+  for (Call& rank : ranks) End(&rank);
 }
 
 // A trainer that goes away after any message of an answer.
