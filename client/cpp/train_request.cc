@@ -221,9 +221,10 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
   return messages;
 }
 
-absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
-    const Model& model, int64_t step, absl::Span<const FeatureGradient> gradients,
-    const UpdateOptions& options, WireType type, BufferPool* pool, SharedGradients* shared) {
+absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t step,
+                                                  absl::Span<const FeatureGradient> gradients,
+                                                  const UpdateOptions& options, WireType type,
+                                                  BufferPool* pool, SharedGradients* shared) {
   if (options.skip && !gradients.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("skip is true in step ", step, ", but ", gradients.size(),
@@ -232,10 +233,7 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
   const absl::StatusOr<std::vector<int64_t>> dims = CheckGradients(model, gradients);
   if (!dims.ok()) return dims.status();
   if (shared != nullptr) shared->Reserve(gradients, *dims, type);
-  std::deque<grpc::ByteBuffer> messages;
-  UpdateMessage message;
-  v1::TrainUpdate rest;
-  rest.set_step(step);
+  UpdateEncoder encoder(step, options, type, pool);
   for (size_t i = 0; i < gradients.size(); ++i) {
     const FeatureGradient& gradient = gradients[i];
     const std::string name(gradient.feature);
@@ -244,27 +242,45 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
         shared != nullptr && shared->Put(gradient, dim, type, &placed)) {
       placed.set_feature(name);
       const std::string bytes = placed.SerializeAsString();
-      message.Add(FieldHead(v1::TrainUpdate::kGradientsFieldNumber, bytes.size()) + bytes);
+      encoder.gradients_.push_back(
+          {.head = FieldHead(v1::TrainUpdate::kGradientsFieldNumber, bytes.size()) + bytes});
       continue;
     }
     const size_t size = gradient.samples * dim * ElementBytes(type);
     if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
-    if (message.size() > 0 && message.size() + size > kTrainMessageBytes) {
-      rest.set_continues(true);
-      messages.push_back(message.Finish(rest));
-    }
-    message.Add(GradientHead(name, gradient.samples, dim, type, size));
-    Payload payload = MakePayload(gradient, dim, options.memory, type, pool);
+    encoder.gradients_.push_back(
+        {&gradient, dim, size, GradientHead(name, gradient.samples, dim, type, size)});
+  }
+  return encoder;
+}
+
+std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
+  if (ended_) return std::nullopt;
+  UpdateMessage message;
+  for (; next_ < gradients_.size(); ++next_) {
+    const Gradient& gradient = gradients_[next_];
+    if (message.size() > 0 && message.size() + gradient.bytes > kTrainMessageBytes) break;
+    message.Add(gradient.head);
+    if (gradient.values == nullptr) continue;
+    Payload payload = MakePayload(*gradient.values, gradient.dim, options_.memory, type_, pool_);
     message.Add(payload.bytes, payload.size, std::move(payload.owner));
   }
-  rest.set_continues(false);
-  for (const StepHyperparameters& parameters : options.hyperparameters) {
+  ended_ = next_ == gradients_.size();
+  return message.Finish(Rest(ended_));
+}
+
+// The fields that are not gradients.
+v1::TrainUpdate UpdateEncoder::Rest(bool last) const {
+  v1::TrainUpdate rest;
+  rest.set_step(step_);
+  rest.set_continues(!last);
+  if (!last) return rest;
+  for (const StepHyperparameters& parameters : options_.hyperparameters) {
     EncodeHyperparameters(parameters, rest.add_hyperparameters());
   }
-  rest.set_checkpoint(options.checkpoint);
-  rest.set_skip(options.skip);
-  messages.push_back(message.Finish(rest));
-  return messages;
+  rest.set_checkpoint(options_.checkpoint);
+  rest.set_skip(options_.skip);
+  return rest;
 }
 
 }  // namespace emberd::client

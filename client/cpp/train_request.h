@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <grpcpp/support/byte_buffer.h>
 
@@ -18,6 +21,7 @@
 #include "client/cpp/shared_gradients.h"
 #include "client/cpp/shared_memory.h"
 #include "client/cpp/train_stream.h"
+#include "emberd/v1/train.pb.h"
 
 namespace emberd::client {
 
@@ -34,11 +38,39 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
     bool concat, ExpectedLookup* expected, SharedMemory* memory = nullptr);
 
-// A TrainUpdate in parts. What has to be converted or copied goes to `shared`, or, where that is
-// null or has no memory, to memory of the pool.
-absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainUpdate(
-    const Model& model, int64_t step, absl::Span<const FeatureGradient> gradients,
-    const UpdateOptions& options, WireType type, BufferPool* pool,
-    SharedGradients* shared = nullptr);
+// A TrainUpdate in parts, made one after the other, so that each can be sent while the next is
+// converted.
+class UpdateEncoder {
+ public:
+  // Finds all that can be wrong. What has to be converted or copied goes to `shared`, here, or,
+  // where that is null or has no memory, to memory of the pool, part by part. All that it is given
+  // must outlive it.
+  static absl::StatusOr<UpdateEncoder> Make(const Model& model, int64_t step,
+                                            absl::Span<const FeatureGradient> gradients,
+                                            const UpdateOptions& options, WireType type,
+                                            BufferPool* pool, SharedGradients* shared = nullptr);
+
+  // The next part; nothing after the last one. There is at least one.
+  std::optional<grpc::ByteBuffer> Next();
+
+ private:
+  struct Gradient {
+    const FeatureGradient* values = nullptr;
+    int64_t dim = 0;
+    size_t bytes = 0;  // that are sent after `head`
+    std::string head;  // serialized, but for those bytes
+  };
+  UpdateEncoder(int64_t step, const UpdateOptions& options, WireType type, BufferPool* pool)
+      : step_(step), options_(options), type_(type), pool_(pool) {}
+  v1::TrainUpdate Rest(bool last) const;
+
+  const int64_t step_;
+  const UpdateOptions& options_;
+  const WireType type_;
+  BufferPool* const pool_;
+  std::vector<Gradient> gradients_;
+  size_t next_ = 0;
+  bool ended_ = false;
+};
 
 }  // namespace emberd::client

@@ -61,7 +61,7 @@ class TrainStream::Impl final : public RawStreamListener {
   // The status of a stream that has ended, where an answer is missing.
   absl::Status MissingAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sends the lookups whose turn has come, or all.
-  void SendHeld(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendHeld(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_, mutex_);
   // Waits until there is one of `results`, or none to wait for; false after `timeout`.
   template <typename Result, typename Expected>
   bool Await(absl::Duration timeout, const std::deque<Result>& results,
@@ -81,6 +81,8 @@ class TrainStream::Impl final : public RawStreamListener {
   BufferPool pool_{kIdleBytes};
   SharedMemory* memory_ = nullptr;  // with the coordinator; set by Start
 
+  // Held from a request's first part to its last.
+  absl::Mutex send_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   absl::Mutex mutex_;
   bool has_started_ ABSL_GUARDED_BY(mutex_) = false;
   v1::TrainStarted started_;  // constant from then on
@@ -147,6 +149,7 @@ absl::Status TrainStream::Impl::SendLookup(int64_t step, absl::Span<const Featur
   auto messages = EncodeTrainLookup(model_, step, features, options_.activation_type,
                                     options.concat, &expected, memory_);
   if (!messages.ok()) return messages.status();
+  absl::MutexLock sending(&send_mutex_);
   absl::MutexLock lock(&mutex_);
   if (absl::Status status = CheckOpen(); !status.ok()) return status;
   expected.Lend();
@@ -171,14 +174,22 @@ absl::Status TrainStream::Impl::SendUpdate(int64_t step,
   SharedGradients shared(memory_, options.memory != nullptr
                                       ? OwnBlocks()
                                       : std::vector<std::shared_ptr<SharedBlock>>());
-  auto messages =
-      EncodeTrainUpdate(model_, step, gradients, options, options_.gradient_type, &pool_, &shared);
-  if (!messages.ok()) return messages.status();
+  auto encoder = UpdateEncoder::Make(model_, step, gradients, options, options_.gradient_type,
+                                     &pool_, &shared);
+  if (!encoder.ok()) return encoder.status();
+  absl::MutexLock sending(&send_mutex_);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (absl::Status status = CheckOpen(); !status.ok()) return status;
+    shared.Lend();
+    updates_.push_back({step, std::move(shared)});
+  }
+  while (std::optional<grpc::ByteBuffer> part = encoder->Next()) {
+    std::deque<grpc::ByteBuffer> parts;
+    parts.push_back(*std::move(part));
+    stream_->Send(std::move(parts));
+  }
   absl::MutexLock lock(&mutex_);
-  if (absl::Status status = CheckOpen(); !status.ok()) return status;
-  shared.Lend();
-  updates_.push_back({step, std::move(shared)});
-  stream_->Send(*std::move(messages));
   next_update_ = step + 1;
   SendHeld(/*all=*/false);
   return absl::OkStatus();
@@ -251,6 +262,7 @@ bool TrainStream::Impl::WaitForUpdate(absl::Duration timeout) {
 
 absl::Status TrainStream::Impl::Finish() {
   {
+    absl::MutexLock sending(&send_mutex_);
     absl::MutexLock lock(&mutex_);
     half_closed_ = true;
     SendHeld(/*all=*/true);

@@ -1,81 +1,22 @@
-// Covers: raw_stream.cc lookup_assembler.cc train_request.cc
+// Covers: raw_stream.cc lookup_assembler.cc
 #include "client/cpp/train_stream.h"
 
-#include <algorithm>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/cpp/client.h"
-#include "client/cpp/tensor_codec.h"
-#include "client/cpp/testing/fake_service.h"
+#include "client/cpp/testing/train_stream_fixture.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace emberd::client {
 namespace {
 
-using ::emberd::client::testing::FakeService;
-using ::testing::AllOf;
 using ::testing::Each;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::kDim;
+using testing::kSamples;
 using ::testing::SizeIs;
-
-constexpr int kDim = 64;
-constexpr int64_t kSamples = 3000;  // 0.73 MiB of float32 per feature: one in a message
-
-class TrainStreamTest : public ::testing::Test {
- protected:
-  void SetUp() override { Connect(WireType::kFloat32); }
-
-  void Connect(WireType type) {
-    stream_.reset();
-    ClientOptions options;
-    options.addresses = {service_.address()};
-    options.activation_type = options.gradient_type = type;
-    absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(options);
-    ASSERT_TRUE(client.ok()) << client.status();
-    client_ = *std::move(client);
-    ModelDescription description;
-    description.name = "m";
-    for (const char* name : {"a", "b", "c"}) {
-      description.tables.push_back({.name = name, .vocabulary_size = 10, .embedding_dim = kDim});
-      description.features.push_back({.name = name, .table = name});
-    }
-    absl::StatusOr<Model> model = client_->DeclareModel(description);
-    ASSERT_TRUE(model.ok()) << model.status();
-    model_ = *std::move(model);
-  }
-  void Open(const TrainOptions& options = {.group = "run"}) {
-    absl::StatusOr<std::unique_ptr<TrainStream>> stream = client_->Train(model_, options);
-    ASSERT_TRUE(stream.ok()) << stream.status();
-    stream_ = *std::move(stream);
-  }
-  std::vector<FeatureIds> Features() const {
-    return {{"a", DenseIds{ids_}}, {"b", DenseIds{ids_}}, {"c", DenseIds{few_}}};
-  }
-  std::vector<FeatureGradient> Gradients() const {
-    const absl::Span<const float> values = *gradient_;
-    return {
-        {"a", values, kSamples}, {"c", values.subspan(0, 2 * kDim), 2}, {"b", values, kSamples}};
-  }
-  // The requests but for the start.
-  std::vector<v1::TrainRequest> Requests() const {
-    std::vector<v1::TrainRequest> requests = service_.train_requests();
-    requests.erase(requests.begin());
-    return requests;
-  }
-
-  const std::vector<int64_t> ids_ = std::vector<int64_t>(kSamples, 4);
-  const std::vector<int32_t> few_ = {1, 2};
-  const std::shared_ptr<std::vector<float>> gradient_ =
-      std::make_shared<std::vector<float>>(kSamples * kDim, 0.5f);
-  FakeService service_;
-  std::unique_ptr<Client> client_;
-  Model model_;
-  std::unique_ptr<TrainStream> stream_;
-};
+using testing::TrainStreamTest;
 
 TEST_F(TrainStreamTest, StartsWithWhatItWasTold) {
   Open({.group = "g",
@@ -129,38 +70,6 @@ TEST_F(TrainStreamTest, AStepInParts) {
   EXPECT_TRUE(stream_->Finish().ok());
 }
 
-// The server must get every byte and every field once, in messages that no budget of 4 MiB refuses.
-TEST_F(TrainStreamTest, CutsLongRequestsIntoMessages) {
-  Open();
-  ASSERT_TRUE(stream_->SendLookup(7, {{"a", DenseIds{ids_}}}).ok());
-  ASSERT_TRUE(
-      stream_->SendUpdate(7, Gradients(), {.hyperparameters = {{"", {{"learning_rate", 2}}}}})
-          .ok());
-  ASSERT_TRUE(stream_->Finish().ok());
-  const std::vector<v1::TrainRequest> requests = Requests();
-  ASSERT_THAT(requests, SizeIs(3));
-  EXPECT_FALSE(requests[0].lookup().continues());
-  v1::TrainUpdate whole;
-  for (const v1::TrainRequest& request : {requests[1], requests[2]}) {
-    EXPECT_LT(request.ByteSizeLong(), kSamples * kDim * 4 + 10'000);
-    EXPECT_EQ(request.update().step(), 7);
-    EXPECT_EQ(request.update().continues(), whole.gradients().empty());
-    whole.MergeFrom(request.update());
-  }
-  ASSERT_THAT(whole.gradients(), SizeIs(3));
-  for (int i = 0; i < 3; ++i) {
-    const v1::FeatureGradient& gradient = whole.gradients(i);
-    EXPECT_EQ(gradient.feature(), Gradients()[i].feature);
-    EXPECT_EQ(gradient.gradient().dtype(), v1::FLOAT32);
-    EXPECT_THAT(gradient.gradient().shape(), ElementsAre(i == 1 ? 2 : kSamples, kDim));
-    const auto values = Gradients()[i].values;
-    EXPECT_EQ(gradient.gradient().data(),
-              std::string(reinterpret_cast<const char*>(values.data()), 4 * values.size()));
-  }
-  ASSERT_THAT(whole.hyperparameters(), SizeIs(1));
-  EXPECT_EQ(whole.hyperparameters(0).values().at("learning_rate"), 2);
-}
-
 TEST_F(TrainStreamTest, AsksForACheckpointAndHearsOfItsEnd) {
   service_.damage_train = [](v1::TrainResponse* response) {
     if (response->update().step() != 8) return;
@@ -182,56 +91,6 @@ TEST_F(TrainStreamTest, AsksForACheckpointAndHearsOfItsEnd) {
   EXPECT_EQ(requests[0].update().checkpoint(), "");  // a part of it: asked once, with its last
   EXPECT_EQ(requests[1].update().checkpoint(), "k7");
   EXPECT_EQ(requests[2].update().checkpoint(), "");
-}
-
-TEST_F(TrainStreamTest, SkipsAStep) {
-  Open();
-  const absl::Status refused = stream_->SendUpdate(7, Gradients(), {.skip = true});
-  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(refused.message(), HasSubstr("step 7, but 3 gradients are given"));
-  ASSERT_TRUE(stream_->SendUpdate(7, {}, {.checkpoint = "k7", .skip = true}).ok());
-  ASSERT_TRUE(stream_->SendUpdate(8, {}).ok());
-  EXPECT_EQ(stream_->ReceiveUpdate()->step, 7);
-  ASSERT_TRUE(stream_->ReceiveUpdate().ok());
-  const std::vector<v1::TrainRequest> requests = Requests();
-  ASSERT_THAT(requests, SizeIs(2));
-  EXPECT_TRUE(requests[0].update().skip());
-  EXPECT_EQ(requests[0].update().checkpoint(), "k7");
-  EXPECT_FALSE(requests[1].update().skip());
-}
-
-TEST_F(TrainStreamTest, CutsLongLookupsIntoMessages) {
-  const std::vector<int64_t> many(100'000, 3);  // 0.8 MB
-  Open();
-  ASSERT_TRUE(
-      stream_
-          ->SendLookup(
-              7, {{"a", DenseIds{many, 50}}, {"b", DenseIds{few_}}, {"c", DenseIds{many, 50}}})
-          .ok());
-  EXPECT_TRUE(stream_->ReceiveLookup().ok());
-  const std::vector<v1::TrainRequest> requests = Requests();
-  ASSERT_THAT(requests, SizeIs(2));
-  EXPECT_THAT(requests[0].lookup().features(), SizeIs(2));
-  EXPECT_TRUE(requests[0].lookup().continues());
-  EXPECT_THAT(requests[1].lookup().features(), SizeIs(1));
-  EXPECT_FALSE(requests[1].lookup().continues());
-  EXPECT_EQ(requests[1].lookup().step(), 7);
-}
-
-TEST_F(TrainStreamTest, Bfloat16HalvesTheBytes) {
-  Connect(WireType::kBfloat16);
-  Open();
-  ASSERT_TRUE(stream_->SendLookup(0, Features()).ok());
-  absl::StatusOr<TrainLookupResult> found = stream_->ReceiveLookup();
-  ASSERT_TRUE(found.ok()) << found.status();
-  // Sample 200 of feature 1 is 300; larger odd numbers are not exact.
-  EXPECT_THAT(found->activations[1].values.subspan(156 * kDim, kDim), Each(256));
-  ASSERT_TRUE(stream_->SendUpdate(0, Gradients(), {.memory = gradient_}).ok());
-  ASSERT_TRUE(stream_->Finish().ok());
-  const v1::TrainUpdate update = Requests().back().update();
-  EXPECT_EQ(update.gradients(0).gradient().dtype(), v1::BFLOAT16);
-  EXPECT_THAT(update.gradients(0).gradient().data(), SizeIs(kSamples * kDim * 2));
-  EXPECT_EQ(update.gradients(0).gradient().data().substr(0, 2), std::string("\0\x3f", 2));
 }
 
 TEST_F(TrainStreamTest, SendsAheadAndReceivesEachKindInOrder) {
@@ -316,31 +175,6 @@ TEST_F(TrainStreamTest, ReceivesFeaturesSideBySide) {
   }
 }
 
-TEST_F(TrainStreamTest, SendsGradientsWithGapsBetweenTheirRows) {
-  std::vector<float> both(2 * 2 * kDim, 9.0f);  // rows of a feature beside those of another
-  std::fill_n(both.begin(), kDim, 1.0f);
-  std::fill_n(both.begin() + 2 * kDim, kDim, 2.0f);
-  const auto left = absl::MakeConstSpan(both).subspan(0, 3 * kDim);
-  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16}) {
-    Connect(type);
-    Open();
-    ASSERT_TRUE(stream_->SendUpdate(7, {{"a", left, 2, 2 * kDim}}, {.memory = gradient_}).ok());
-    ASSERT_TRUE(stream_->ReceiveUpdate().ok());
-    const v1::Tensor sent = service_.train_requests().back().update().gradients(0).gradient();
-    EXPECT_THAT(sent.shape(), ElementsAre(2, kDim));
-    std::vector<float> expected(2 * kDim, 1.0f);
-    std::fill_n(expected.begin() + kDim, kDim, 2.0f);
-    v1::Tensor encoded;
-    EncodeFloats(expected, {2, kDim}, type, &encoded);
-    EXPECT_EQ(sent.data(), encoded.data());
-    for (const FeatureGradient& wrong :
-         {FeatureGradient{"a", left, 2, kDim - 1}, FeatureGradient{"a", left, 3, 2 * kDim},
-          FeatureGradient{"a", {}, 1, 2 * kDim}, FeatureGradient{"a", left, 0, 2 * kDim}}) {
-      EXPECT_EQ(stream_->SendUpdate(8, {wrong}).code(), absl::StatusCode::kInvalidArgument);
-    }
-  }
-}
-
 TEST_F(TrainStreamTest, OneThreadSendsWhileAnotherReceives) {
   Open();
   constexpr int64_t kSteps = 50;
@@ -379,19 +213,6 @@ TEST_F(TrainStreamTest, NothingToReceiveIsAnError) {
   Open();
   EXPECT_EQ(stream_->ReceiveLookup().status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(stream_->ReceiveUpdate().status().code(), absl::StatusCode::kFailedPrecondition);
-}
-
-// What cannot be sent leaves the stream as it was.
-TEST_F(TrainStreamTest, RefusesWhatMakesNoRequest) {
-  Open();
-  const absl::Status unknown = stream_->SendLookup(7, {{"z", DenseIds{ids_}}});
-  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(unknown.message()), HasSubstr("\"z\""));
-  const absl::Status odd = stream_->SendUpdate(7, {{"a", *gradient_, 5}});
-  EXPECT_EQ(odd.code(), absl::StatusCode::kInvalidArgument);
-  ASSERT_TRUE(stream_->SendLookup(7, Features()).ok());
-  EXPECT_TRUE(stream_->ReceiveLookup().ok());
-  EXPECT_THAT(Requests(), SizeIs(1));  // of the one good lookup
 }
 
 TEST_F(TrainStreamTest, TheServersErrorComesAfterTheAnswersBeforeIt) {
@@ -480,17 +301,6 @@ TEST_F(TrainStreamTest, DoubtsWhatTheServerSends) {
     EXPECT_EQ(stream_->Finish(), status);
     stream_.reset();
   }
-}
-
-// A stream that breaks in the middle of an update lets go of the gradients' memory.
-TEST_F(TrainStreamTest, LetsGoOfGradientsAtTheEnd) {
-  service_.train_responses = 1;
-  Open();
-  for (int i = 0; i < 20; ++i) (void)stream_->SendUpdate(i, Gradients(), {.memory = gradient_});
-  stream_.reset();
-  client_.reset();
-  for (int i = 0; i < 500 && gradient_.use_count() > 1; ++i) absl::SleepFor(absl::Milliseconds(10));
-  EXPECT_EQ(gradient_.use_count(), 1);
 }
 
 }  // namespace
