@@ -68,9 +68,11 @@ class Engine {
   // Checks `stacks` (from the wire: trust nothing) and arranges them. `owner` keeps their memory
   // alive and is held by the batch only as long as it is needed. `places`: what Gather will be
   // given; they are checked too.
+  // `activation_dtype`: to what activations will be rounded.
   absl::StatusOr<std::shared_ptr<const Batch>> PrepareBatch(
       uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
-      std::shared_ptr<const void> owner, const GatherPlaces& places = {});
+      std::shared_ptr<const void> owner, const GatherPlaces& places = {},
+      v1::DataType activation_dtype = v1::FLOAT32);
 
   // A batch of before that is to be applied again: entries as PrepareBatch has arranged them, with
   // their padding. Checks every number; nothing can be gathered with it. INVALID_ARGUMENT names
@@ -81,7 +83,8 @@ class Engine {
   // For every sample s and partition p: the sum over the entries of (s, p), in ascending local row,
   // of gain * row, starting from +0; then over the shard's partitions by a balanced binary tree in
   // partition order. Or the rows themselves: StackSpec.result_mode chooses, and AUTO prefers sums
-  // that have `places`, which are those of PrepareBatch.
+  // that have `places`, which are those of PrepareBatch. Rows that are float32, of a stack with
+  // single_rows, are rounded to bfloat16 if activations will be: that gives the same bits.
   using GatherCallback = std::function<void(absl::StatusOr<GatherOutput>)>;
   void Gather(std::shared_ptr<const Batch> batch, GatherPlaces places, GatherCallback done);
   void Gather(std::shared_ptr<const Batch> batch, GatherCallback done) {

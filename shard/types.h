@@ -72,6 +72,15 @@ inline int64_t RowBytes(const StackSpec& stack) {
   return stack.embedding_dim * config::WeightBytes(stack.storage_dtype);
 }
 
+// Whether rows of the stack can be returned as bfloat16 instead of as they are stored, and what one
+// has then.
+inline bool MayRound(const StackSpec& stack) {
+  return stack.storage_dtype == v1::FLOAT32 && !stack.quantized;
+}
+inline int64_t RoundedRowBytes(const StackSpec& stack) {
+  return stack.embedding_dim * config::WeightBytes(v1::BFLOAT16);
+}
+
 struct ModelSpec {
   uint64_t model_id = 0;
   std::string name;
@@ -146,6 +155,7 @@ struct StackSums {
 struct StackRows {
   int stack = 0;
   int64_t row_bytes = 0;
+  bool rounded = false;  // they are +0 + row, rounded to bfloat16
   int64_t count = 0;
   std::shared_ptr<const PooledArray<char>> rows;  // [count, row_bytes]
   int64_t rows_gathered = 0;                      // entries of the batch

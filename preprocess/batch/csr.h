@@ -61,6 +61,9 @@ struct StackBatchView {
   // Samples of each feature of the stack, in canonical order; sample_count in all. Batches of
   // several replicas are put together feature by feature.
   absl::Span<const int64_t> feature_samples;
+  // Whether no sample has more than one entry on all shards together, or a gain other than 1: then
+  // its sum is a row.
+  bool single_rows = false;
 };
 
 }  // namespace emberd::preprocess

@@ -174,4 +174,35 @@ int64_t SampleCount(const FeatureInput& input) {
   return SizeOf(std::get<RaggedInput>(input.ids).row_splits) - 1;
 }
 
+bool HasSingleIds(const FeatureInput& input) {
+  struct Visitor {
+    bool operator()(const DenseInput& dense) const { return dense.ids_per_sample <= 1; }
+    bool operator()(const SparseInput& sparse) const {
+      return std::visit(
+          [](const auto& indices) {
+            for (size_t i = 2; i < indices.size(); i += 2) {
+              if (indices[i] == indices[i - 2]) return false;
+            }
+            return true;
+          },
+          sparse.indices);
+    }
+    bool operator()(const RaggedInput& ragged) const {
+      return std::visit(
+          [](const auto& splits) {
+            for (size_t i = 1; i < splits.size(); ++i) {
+              if (splits[i] - splits[i - 1] > 1) return false;
+            }
+            return true;
+          },
+          ragged.row_splits);
+    }
+  };
+  const auto is_one = [](float weight) { return weight == 1.0f; };
+  if (input.has_weights && !std::all_of(input.weights.begin(), input.weights.end(), is_one)) {
+    return false;
+  }
+  return std::visit(Visitor(), input.ids);
+}
+
 }  // namespace emberd::preprocess

@@ -50,4 +50,8 @@ int64_t RoughSize(const FeatureInput& input);
 // Samples of an input that ValidateFeature accepts.
 int64_t SampleCount(const FeatureInput& input);
 
+// Whether no sample of such an input has more than one id, or a weight other than 1. Its gains are
+// 1 then, whatever the combiner.
+bool HasSingleIds(const FeatureInput& input);
+
 }  // namespace emberd::preprocess

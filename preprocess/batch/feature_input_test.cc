@@ -118,5 +118,25 @@ TEST(FeatureInputTest, RoughSizeIsOfIdsOrSamples) {
   EXPECT_EQ(RoughSize(Dense({}, 0, -1)), 0);  // not checked yet
 }
 
+TEST(FeatureInputTest, SingleIdsHaveNoOthersBesideThemAndNoWeight) {
+  EXPECT_TRUE(HasSingleIds(Dense({1, 2, 3}, 1, 3)));
+  EXPECT_TRUE(HasSingleIds(Dense({}, 0, 3)));
+  EXPECT_FALSE(HasSingleIds(Dense({1, 1}, 2, 1)));
+  EXPECT_TRUE(HasSingleIds(Ragged({0, 1, 1, 2}, {7, 8})));
+  EXPECT_TRUE(HasSingleIds(Ragged({0}, {})));
+  EXPECT_FALSE(HasSingleIds(Ragged({0, 1, 3}, {7, 8, 9})));
+  EXPECT_TRUE(HasSingleIds(Sparse({0, 0, 2, 5}, {7, 8}, 5)));
+  EXPECT_TRUE(HasSingleIds(Sparse({}, {}, 5)));
+  EXPECT_FALSE(HasSingleIds(Sparse({0, 0, 2, 0, 2, 1}, {7, 8, 9}, 5)));
+  FeatureInput input = Dense({1, 2}, 1, 2);
+  input.has_weights = true;
+  const std::vector<float> one = {1}, ones = {1, 1}, two = {1, 2};
+  for (const auto& [weights, single] :
+       {std::pair(&one, true), std::pair(&ones, true), std::pair(&two, false)}) {
+    input.weights = *weights;
+    EXPECT_EQ(HasSingleIds(input), single);
+  }
+}
+
 }  // namespace
 }  // namespace emberd::preprocess

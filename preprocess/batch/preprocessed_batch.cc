@@ -45,6 +45,7 @@ void PreprocessedBatch::LayOut(const Plan& plan, v1::SampleLayout layout,
     batch.inputs.clear();
     batch.feature_samples.clear();
     batch.samples = 0;
+    batch.single_rows = true;
     for (const FeaturePlan& feature : plan.stacks[k].features) {
       const FeatureInput& input = inputs[feature.feature];
       const int64_t samples = SampleCount(input);
@@ -53,6 +54,7 @@ void PreprocessedBatch::LayOut(const Plan& plan, v1::SampleLayout layout,
       feature_samples_[feature.feature] = samples;
       feature_sample_begin_[feature.feature] = batch.samples;
       batch.samples += samples;
+      batch.single_rows = batch.single_rows && HasSingleIds(input);
     }
     LayOutSamples(layout, batch.feature_samples, slots, &batch.layout);
     FillSpans(batch.feature_samples, &batch);
@@ -70,6 +72,7 @@ std::vector<StackBatchView> PreprocessedBatch::ShardView(int shard) const {
     view.stack = static_cast<int>(k);
     view.sample_count = static_cast<int32_t>(batch.samples);
     view.feature_samples = batch.feature_samples;
+    view.single_rows = batch.single_rows;
     view.slots = slots;
     view.minibatches = batch.slots.front().minibatches;
     view.segments.reserve(int64_t{slots} * view.minibatches);

@@ -33,6 +33,7 @@ struct StackBatch {
   std::vector<SlotLayout> layout;           // [source slots]
   GainKind gain_kind = GainKind::kOne;
   int64_t samples = 0;
+  bool single_rows = false;                    // as in StackBatchView
   std::vector<SlotCsr> slots;                  // [source slots]
   std::vector<SlotBuckets> buckets;            // [source slots]; filled if the batch is cut
   std::vector<std::vector<SampleSpan>> spans;  // [source slots]

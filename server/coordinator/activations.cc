@@ -62,9 +62,18 @@ struct ShardWalk {
         next(start.sample),
         row(start.row) {}
 
+  bool Has(int64_t sample) const { return next < samples.size() && samples[next] == sample; }
+
+  // The activation of `sample`, where the shard has rounded it; null: it has not.
+  const char* TakeRounded(int64_t sample) {
+    if (later == nullptr || later->row_dtype() != v1::BFLOAT16) return nullptr;
+    if (!later->single_rows() || !Has(sample)) return nullptr;
+    return later->SingleRow(static_cast<int64_t>(next++));
+  }
+
   // The shard's sum of `sample`; null: it has none. `place`: where it wrote it, if it did.
   const float* Take(int64_t sample, int width, const float* place) {
-    if (next == samples.size() || samples[next] != sample) return nullptr;
+    if (!Has(sample)) return nullptr;
     ++next;
     if (placed != nullptr && !placed->PassesOver(sample)) return place;
     if (later != nullptr) return MakeSum(row++, width);
@@ -112,6 +121,14 @@ class FeatureCombiner {
     }
   }
 
+  // The activation of `sample`, [width], if a shard has rounded it; null: none has. Before Fold.
+  const char* TakeRounded(int64_t sample) {
+    for (ShardWalk& walk : walks_) {
+      if (const char* const rounded = walk.TakeRounded(sample)) return rounded;
+    }
+    return nullptr;
+  }
+
   // The sum for `sample`, [width]; null if no shard has an entry. Samples must ascend from call to
   // call. `place`: of the sample's row, where a shard may have written its part.
   const float* Fold(int64_t sample, const float* place) {
@@ -150,6 +167,36 @@ void WriteRow(const float* row, int64_t dim, v1::DataType dtype, char* to) {
   }
 }
 
+// The type of the rows, if all shards have answered with rows of one type that are the sums of
+// samples (LaterSums::single_rows).
+std::optional<v1::DataType> TypeOfSingleRows(absl::Span<const GatherResult> results, int stack) {
+  std::optional<v1::DataType> type;
+  for (const GatherResult& result : results) {
+    const StackSumsView& sums = result.stacks[stack];
+    if (sums.samples.empty()) continue;
+    if (sums.later == nullptr || !sums.later->single_rows()) return std::nullopt;
+    if (type.value_or(sums.later->row_dtype()) != sums.later->row_dtype()) return std::nullopt;
+    type = sums.later->row_dtype();
+  }
+  return type;
+}
+
+// The row of each of a feature's samples; null: it has none.
+std::vector<const char*> FindSingleRows(absl::Span<const GatherResult> results,
+                                        absl::Span<const std::vector<FeatureStart>> starts,
+                                        int feature, int stack, int64_t first, int64_t samples) {
+  std::vector<const char*> rows(samples);
+  for (size_t s = 0; s < results.size(); ++s) {
+    const StackSumsView& sums = results[s].stacks[stack];
+    for (size_t i = starts[s][feature].sample; i < sums.samples.size(); ++i) {
+      const int64_t sample = sums.samples[i] - first;
+      if (sample >= samples) break;
+      rows[sample] = sums.later->SingleRow(static_cast<int64_t>(i));
+    }
+  }
+  return rows;
+}
+
 // `places`: those that were asked for, or null.
 bool SumsFit(const StackSumsView& sums, const shard::SumPlaces* places, int width,
              int64_t stack_samples) {
@@ -165,6 +212,11 @@ bool SumsFit(const StackSumsView& sums, const shard::SumPlaces* places, int widt
     rows = CountReturned(sums.samples, *places);
   }
   return static_cast<int64_t>(sums.sums.size()) == rows * width;
+}
+
+bool RowsFit(const StackRowsView& rows, const shard::StackSpec& spec, v1::DataType dtype) {
+  if (!rows.rounded) return rows.row_bytes == shard::RowBytes(spec);
+  return dtype == v1::BFLOAT16 && rows.row_bytes == shard::RoundedRowBytes(spec);
 }
 
 }  // namespace
@@ -206,7 +258,7 @@ int64_t MaxGatherBytes(const ServedModel& model,
 }
 
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
-                               const preprocess::PreprocessedBatch& batch) {
+                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype) {
   const auto& stacks = model.plan.stacks;
   if (result.stacks.size() + result.rows.size() != stacks.size()) {
     return absl::InternalError(absl::StrCat("results of ",
@@ -221,7 +273,7 @@ absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& mo
       continue;
     }
     if (rows != result.rows.end() && rows->stack == i &&
-        rows++->row_bytes == shard::RowBytes(model.shard_stacks[i])) {
+        RowsFit(*rows++, model.shard_stacks[i], dtype)) {
       continue;
     }
     return absl::InternalError(
@@ -254,11 +306,12 @@ absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::Prepr
     const shard::StackSpec& spec = model.shard_stacks[rows.stack];
     ahead.resize(model.plan.stacks.size());
     std::optional<shard::StackEntries>& entries = ahead[rows.stack];
-    auto later = entries.has_value()
-                     ? shard::LaterSums::Make(*std::move(entries), spec, rows.rows)
-                     : shard::LaterSums::Make(views[rows.stack], spec,
-                                              model.plan.topology.sparsecores_per_shard, rows.rows,
-                                              pool, cpu);
+    const shard::LaterSums::Rows answer = {rows.rows, rows.rounded};
+    auto later =
+        entries.has_value()
+            ? shard::LaterSums::Make(*std::move(entries), spec, answer)
+            : shard::LaterSums::Make(views[rows.stack], spec,
+                                     model.plan.topology.sparsecores_per_shard, answer, pool, cpu);
     if (!later.ok()) return absl::InternalError(later.status().message());
     const shard::LaterSums& sums = *(result->later[rows.stack] = *std::move(later));
     StackSumsView& view = result->stacks.emplace_back();
@@ -300,16 +353,31 @@ void CombineActivations(absl::Span<const GatherResult> results, const ServedMode
   std::vector<std::vector<FeatureStart>> starts(results.size());
   ParallelFor(cpu, static_cast<int64_t>(results.size()),
               [&](int64_t i) { starts[i] = FindStarts(results[i], model, batch); });
+  std::vector<std::optional<v1::DataType>> single(model.plan.stacks.size());
+  for (size_t k = 0; k < single.size(); ++k) {
+    single[k] = TypeOfSingleRows(results, static_cast<int>(k));
+  }
   const auto combine = [&](int64_t index) {
     const int i = order[index];
     const int stack = model.plan.feature_at[i].stack;
     const int64_t first = batch.feature_sample_begin()[i];
     const int64_t samples = batch.feature_samples()[i];
     const int64_t dim = model.TableOfFeature(i).embedding_dim();
-    FeatureCombiner combiner(results, starts, i, stack, model.plan.stacks[stack].embedding_dim);
     char* to = output.memory.get() + output.layout.offsets[i];
-    for (int64_t sample = 0; sample < samples; ++sample, to += output.layout.strides[i]) {
-      WriteRow(combiner.Fold(first + sample, reinterpret_cast<const float*>(to)), dim, dtype, to);
+    if (single[stack].has_value()) {
+      const auto rows = FindSingleRows(results, starts, i, stack, first, samples);
+      shard::CopySingleRows(
+          {rows.data(), *single[stack], samples, dim, to, dtype, output.layout.strides[i]});
+    } else {
+      FeatureCombiner combiner(results, starts, i, stack, model.plan.stacks[stack].embedding_dim);
+      for (int64_t sample = first; sample < first + samples; ++sample) {
+        if (const char* const rounded = combiner.TakeRounded(sample)) {
+          std::memcpy(to, rounded, dim * ElementSize(dtype));
+        } else {
+          WriteRow(combiner.Fold(sample, reinterpret_cast<const float*>(to)), dim, dtype, to);
+        }
+        to += output.layout.strides[i];
+      }
     }
     if (combined != nullptr) combined(index);
   };

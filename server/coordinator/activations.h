@@ -42,9 +42,10 @@ int64_t MaxGatherBytes(const ServedModel& model,
 
 // Checks a shard's answer against the batch it was asked for: every stack once, in plan order;
 // samples ascending and inside the stack, sums of the padded width, as many as it was to return;
-// unique rows of the size that the model stores. INTERNAL otherwise.
+// unique rows of the size that the model stores, or rounded if activations of type `dtype` are.
+// INTERNAL otherwise.
 absl::Status CheckGatherResult(const GatherResult& result, const ServedModel& model,
-                               const preprocess::PreprocessedBatch& batch);
+                               const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
 
 // By stack: the entries of a batch on one shard, arranged for unique rows that are still to come.
 // None: of a stack that returns none, or whose turn is when they have come.

@@ -128,7 +128,7 @@ TEST_F(CoordinatorPartsTest, FoldsShardsByABalancedTree) {
   for (int shard = 0; shard < 4; ++shard) sums.emplace_back((shard == 3 ? 1 : 2) * 8, parts[shard]);
   for (int shard = 0; shard < 4; ++shard) {
     results[shard].stacks.push_back({0, shard == 3 ? some : all, sums[shard], 0});
-    ASSERT_TRUE(CheckGatherResult(results[shard], *model, **batch).ok());
+    ASSERT_TRUE(CheckGatherResult(results[shard], *model, **batch, v1::FLOAT32).ok());
   }
   const auto output = TakeOutput(*model, (*batch)->feature_samples(), v1::FLOAT32);
   const Activations activations = ActivationsIn(*output, *model, **batch, v1::FLOAT32);
@@ -155,7 +155,8 @@ TEST_F(CoordinatorPartsTest, RefusesSumsThatDoNotFitTheBatch) {
     while (result.stacks.size() < model->plan.stacks.size()) {
       result.stacks.push_back({static_cast<int>(result.stacks.size()), {}, {}, 0});
     }
-    EXPECT_EQ(CheckGatherResult(result, *model, **batch).code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(CheckGatherResult(result, *model, **batch, v1::FLOAT32).code(),
+              absl::StatusCode::kInternal);
   }
 }
 

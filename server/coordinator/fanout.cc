@@ -68,6 +68,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     command.batch_ttl = options_.batch_ttl;
     command.stacks = batch->ShardView(static_cast<int>(shard));
     command.owner = owner;
+    command.activation_dtype = dtype;
     if (!places.empty() && shards_[shard]->Lend(output->region)) {
       command.places = {places, {}, output};
       command.region = output->region;
@@ -99,7 +100,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
     absl::Status status = result.status();
     if (status.ok()) result->places = std::move(results[i].places);
     if (status.ok())
-      status = Annotate(CheckGatherResult(*result, *model, *batch), shards_[i]->name());
+      status = Annotate(CheckGatherResult(*result, *model, *batch, dtype), shards_[i]->name());
     ObserveLink(static_cast<int>(i), ops::Rpc::kShardGather, status, began);
     // Here, and not when all answers are there: the other shards are still at work.
     if (status.ok()) {

@@ -147,7 +147,7 @@ TEST_F(PlacesTest, ActivationsHaveTheSameBits) {
                                         static_cast<int64_t>(rest.size()) / kWidth,
                                         of_stack != nullptr});
       }
-      ASSERT_TRUE(CheckGatherResult(placed[shard], *model_, *batch).ok());
+      ASSERT_TRUE(CheckGatherResult(placed[shard], *model_, *batch, v1::FLOAT32).ok());
       for (shard::SumPlaces& of_stack : places) PassOver(views[of_stack.stack], &of_stack);
     }
     const auto expected = ActivationsIn(*usual, *model_, *batch, v1::FLOAT32);
@@ -187,7 +187,7 @@ TEST_F(PlacesTest, AnswersWithOtherNumbersOfRowsAreRefused) {
       result.stacks.push_back(
           {view.stack, here, absl::MakeConstSpan(zeros).first(rows * kWidth), 0, rows, in_place});
     }
-    return CheckGatherResult(result, *model_, *batch).code();
+    return CheckGatherResult(result, *model_, *batch, v1::FLOAT32).code();
   };
   EXPECT_EQ(check(0, true), absl::StatusCode::kOk);
   EXPECT_EQ(check(1, true), absl::StatusCode::kInternal);

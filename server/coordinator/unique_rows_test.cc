@@ -2,6 +2,7 @@
 // another's, sums out of plan order, samples lost between Lookup and ApplyGradients, an order of
 // additions that depends on the mode or on the number of shards, and answers that do not fit.
 #include <cstring>
+#include <numeric>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/bfloat16.h"
 #include "base/testing/seed.h"
 #include "config/config.h"
 #include "server/coordinator/activations.h"
@@ -55,7 +57,33 @@ class Cluster {
     model_ = response->model_id();
   }
 
-  // The bytes of all activations; then an update that depends on them.
+  void Assign(const std::string& table, int64_t id, const std::vector<float>& row) {
+    v1::AssignRowsRequest request;
+    request.set_model_id(model_);
+    request.mutable_mutation()->set_client_id("test");
+    request.mutable_mutation()->set_sequence(++sequence_);
+    request.set_table(table);
+    *request.mutable_ids() = MakeTensor<int64_t>(v1::INT64, {1}, {id});
+    *request.mutable_values() = MakeTensor(v1::FLOAT32, {1, static_cast<int64_t>(row.size())}, row);
+    const auto assigned = coordinator_->AssignRows(request, &context_);
+    ASSERT_TRUE(assigned.ok()) << assigned.status();
+  }
+
+  // The bytes of all activations.
+  std::string Look(v1::LookupRequest request) {
+    request.set_model_id(model_);
+    auto output = coordinator_->Lookup(request, &context_);
+    EXPECT_TRUE(output.ok()) << output.status();
+    std::string all;
+    if (!output.ok()) return all;
+    for (const int feature : output->order) {
+      const FeatureActivationView& view = output->activations.features[feature];
+      all.append(view.bytes.data(), view.bytes.size());
+    }
+    return all;
+  }
+
+  // The same; then an update that depends on them.
   std::string Step(v1::LookupRequest request) {
     request.set_model_id(model_);
     auto output = coordinator_->Lookup(request, &context_);
@@ -166,6 +194,62 @@ TEST(UniqueRowsTest, NoModeAndNoNumberOfShardsChangesABit) {
   }
 }
 
+// A sum begins at +0 and is rounded once: -0 becomes +0, but what is too small for bfloat16 keeps
+// its sign, and what is too large becomes infinite. So it must be where a sample's only row is
+// rounded on its shard, or copied.
+TEST(UniqueRowsTest, ASingleRowIsRoundedAsItsSum) {
+  const std::string model =
+      "name: 'm' tables { name: 't' vocabulary_size: 16 embedding_dim: 8 result_mode: MODE }"
+      "features { name: 'f' table: 't' } features { name: 'g' table: 't' }";
+  const std::vector<float> row = {-0.0f,   0.0f,          -1e-45f, 1e-45f,
+                                  -1e-40f, 3.4028235e38f, -1.0f,   1.0f};
+  std::string expected[2];
+  for (const float value : row) {
+    const float sum = 0.0f + value;
+    const uint16_t half = ToBfloat16(sum);
+    expected[0].append(reinterpret_cast<const char*>(&sum), sizeof(sum));
+    expected[1].append(reinterpret_cast<const char*>(&half), sizeof(half));
+  }
+  for (const char* mode : {"PARTIAL_SUMS", "UNIQUE_ROWS", "AUTO"}) {
+    for (const int shards : {1, 2, 8}) {
+      for (const bool single : {true, false}) {
+        Cluster cluster(shards);
+        cluster.Declare(WithMode(model, mode));
+        for (int64_t id = 0; id < 16; ++id) cluster.Assign("t", id, row);
+        for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16}) {
+          v1::LookupRequest request;
+          request.set_activation_dtype(dtype);
+          request.set_inference(true);
+          const int64_t samples = 40;
+          std::vector<int64_t> ids(samples);
+          std::iota(ids.begin(), ids.end(), 0);
+          for (int64_t& id : ids) id %= 16;
+          for (const char* name : {"f", "g"}) {
+            v1::FeatureIds* const feature = request.add_features();
+            feature->set_feature(name);
+            *feature->mutable_dense()->mutable_ids() = MakeTensor(v1::INT64, {samples, 1}, ids);
+          }
+          if (!single) {  // one sample of one feature has two: no sample of the stack is taken for
+                          // one
+            const std::vector<int64_t> splits = {0, 2}, two = {3, 4};
+            *request.mutable_features(1)->mutable_ragged()->mutable_row_splits() =
+                MakeTensor(v1::INT64, {2}, splits);
+            *request.mutable_features(1)->mutable_ragged()->mutable_values() =
+                MakeTensor(v1::INT64, {2}, two);
+          }
+          const std::string all = cluster.Look(request);
+          const std::string& one = expected[dtype == v1::BFLOAT16];
+          ASSERT_GE(all.size(), samples * one.size());
+          for (int64_t s = 0; s < samples; ++s) {
+            ASSERT_TRUE(all.substr(s * one.size(), one.size()) == one)
+                << mode << ", " << shards << " shards, sample " << s;
+          }
+        }
+      }
+    }
+  }
+}
+
 class WrongRowsTest : public testing::Test {
  protected:
   // Two stacks of one table each, of 8 and 16 columns; ids 0 and 1 in each.
@@ -184,8 +268,10 @@ class WrongRowsTest : public testing::Test {
   StackRowsView Rows(int stack, int64_t row_bytes, int64_t count) {
     return {stack, row_bytes, absl::MakeConstSpan(bytes_).first(count * row_bytes), 2};
   }
-  absl::Status Check(std::vector<StackSumsView> sums, std::vector<StackRowsView> rows) {
-    return CheckGatherResult({1, std::move(sums), std::move(rows), nullptr}, *model_, *batch_);
+  absl::Status Check(std::vector<StackSumsView> sums, std::vector<StackRowsView> rows,
+                     v1::DataType dtype = v1::BFLOAT16) {
+    return CheckGatherResult({1, std::move(sums), std::move(rows), nullptr}, *model_, *batch_,
+                             dtype);
   }
 
   ops::Metrics metrics_{"test"};
@@ -223,6 +309,22 @@ TEST_F(WrongRowsTest, EveryStackMustBeThereOnceWithItsRowSize) {
   expect_internal(Check({sums}, {Rows(0, 32, 2), Rows(1, 32, 2)}));
 }
 
+// The batch has one id a sample. Rows of bfloat16 are no shorter for being rounded.
+TEST_F(WrongRowsTest, RoundedRowsHaveTheirOwnSize) {
+  const auto rounded = [&](int stack, int64_t row_bytes) {
+    StackRowsView rows = Rows(stack, row_bytes, 2);
+    rows.rounded = true;
+    return rows;
+  };
+  EXPECT_TRUE(Check({}, {rounded(0, 16), Rows(1, 32, 2)}).ok());
+  EXPECT_FALSE(Check({}, {rounded(0, 16), Rows(1, 32, 2)}, v1::FLOAT32).ok());
+  EXPECT_FALSE(Check({}, {rounded(0, 32), Rows(1, 32, 2)}).ok());
+  EXPECT_FALSE(Check({}, {Rows(0, 16, 2), Rows(1, 32, 2)}).ok());
+  GatherResult result{1, {}, {Rows(0, 32, 2), rounded(1, 32)}, nullptr};
+  const absl::Status status = ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+}
+
 TEST_F(WrongRowsTest, RowsMustBeAsManyAsTheBatchHas) {
   for (const int64_t count : {0, 1, 3}) {
     GatherResult result{1, {}, {Rows(0, 32, 2), Rows(1, 32, count)}, nullptr};
@@ -236,7 +338,7 @@ TEST_F(WrongRowsTest, SumsAndPooledRowsStandInPlanOrder) {
   const std::vector<int32_t> samples = {0, 1};
   const std::vector<float> ones(32, 1);
   GatherResult result{1, {{1, samples, ones, 2}}, {Rows(0, 32, 2)}, nullptr};
-  ASSERT_TRUE(CheckGatherResult(result, *model_, *batch_).ok());
+  ASSERT_TRUE(CheckGatherResult(result, *model_, *batch_, v1::FLOAT32).ok());
   ASSERT_TRUE(ArrangeUniqueRows(*model_, *batch_, 0, pool_, cpu_, &result).ok());
   EXPECT_TRUE(result.rows.empty());
   ASSERT_EQ(result.stacks.size(), 2u);
@@ -249,6 +351,58 @@ TEST_F(WrongRowsTest, SumsAndPooledRowsStandInPlanOrder) {
   EXPECT_EQ(activations.features[0].bytes, std::string(2 * 32, 0));
   const std::string last(activations.features[1].bytes.data(), 2 * 64);
   EXPECT_EQ(std::memcmp(last.data(), ones.data(), last.size()), 0);
+}
+
+// Shards of several versions: one rounds its rows, one sends them as they are stored, one sums.
+TEST(MixedAnswersTest, GiveTheBitsOfSums) {
+  ops::Metrics metrics("test");
+  const auto model = *MakeServedModel(
+      *config::ParseModel("name: 'm' tables { name: 't' vocabulary_size: 40 embedding_dim: 8 }"
+                          "features { name: 'f' table: 't' }"),
+      {.shards = 4, .sparsecores_per_shard = 1}, nullptr, &metrics);
+  std::vector<int64_t> ids(40);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::vector<preprocess::FeatureInput> inputs(1);
+  inputs[0].ids = preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 40};
+  const auto batch = *model->preprocessor->Run(inputs);
+  CpuPool cpu(1);
+  BufferPool pool;
+  // Row i of a shard holds `value`, of which bfloat16 keeps nothing but the sign.
+  constexpr float kTiny = -1e-44f;
+  const std::vector<float> stored(10 * 8, kTiny);
+  const std::vector<uint16_t> rounded(10 * 8, ToBfloat16(kTiny));
+  std::vector<int32_t> samples;
+  std::vector<GatherResult> results(4);
+  for (int shard = 0; shard < 4; ++shard) {
+    GatherResult& result = results[shard];
+    if (shard == 3) {
+      const auto views = batch->ShardView(shard);
+      for (const auto& segment : views[0].segments) {
+        for (int32_t i = 0; i < segment.row_ends[0] - segment.base; ++i) {
+          samples.push_back(segment.sample_ids[i]);
+        }
+      }
+      std::sort(samples.begin(), samples.end());
+      result.stacks.push_back({0, samples, stored, 10});
+    } else if (shard == 1) {
+      result.rows.push_back(
+          {0, 32, {reinterpret_cast<const char*>(stored.data()), 10 * 32}, 10, false});
+    } else {
+      result.rows.push_back(
+          {0, 16, {reinterpret_cast<const char*>(rounded.data()), 10 * 16}, 10, true});
+    }
+    ASSERT_TRUE(CheckGatherResult(result, *model, *batch, v1::BFLOAT16).ok());
+    ASSERT_TRUE(ArrangeUniqueRows(*model, *batch, shard, pool, cpu, &result).ok());
+  }
+  const auto output = TakeOutput(*model, batch->feature_samples(), v1::BFLOAT16);
+  const Activations activations = ActivationsIn(*output, *model, *batch, v1::BFLOAT16);
+  CombineActivations(results, *model, *batch, v1::BFLOAT16, *output, {0});
+  ASSERT_EQ(activations.features[0].bytes.size(), 40u * 16);
+  for (size_t i = 0; i < 40 * 16; i += 2) {
+    uint16_t half;
+    std::memcpy(&half, activations.features[0].bytes.data() + i, sizeof(half));
+    ASSERT_EQ(half, 0x8000) << i;
+  }
 }
 
 }  // namespace

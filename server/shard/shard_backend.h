@@ -42,6 +42,7 @@ struct GatherCommand {
   std::shared_ptr<const void> owner;  // keeps the views alive
   int64_t answer_bytes = 0;           // at most so many come back; 0: not known
   v1::SharedBlock answer;             // where the shard may write them; of size 0: nowhere
+  v1::DataType activation_dtype = v1::FLOAT32;  // to what activations will be rounded
   // Where it writes sums, in memory of `region`, which it was lent. A shard that has lost it
   // returns them.
   shard::GatherPlaces places = {};
@@ -94,6 +95,7 @@ struct StackRowsView {
   int64_t row_bytes = 0;
   absl::Span<const char> rows;
   int64_t rows_gathered = 0;
+  bool rounded = false;  // they are +0 + row, rounded to bfloat16
 };
 // A stack stands in one of the two, by ascending index.
 struct GatherResult {

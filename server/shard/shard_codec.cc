@@ -39,6 +39,7 @@ void EncodeStackHeader(const StackBatchView& stack, internal::v1::StackBatchHead
   header->set_sample_count(stack.sample_count);
   header->set_slots(stack.slots);
   header->set_minibatches(stack.minibatches);
+  header->set_single_rows(stack.single_rows);
   for (const int64_t samples : stack.feature_samples)
     header->add_feature_samples(static_cast<int32_t>(samples));
   for (const CsrSegmentView& segment : stack.segments) {
@@ -106,6 +107,7 @@ absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int parti
   stack->sample_count = header.sample_count();
   stack->slots = header.slots();
   stack->minibatches = header.minibatches();
+  stack->single_rows = header.single_rows();
   int64_t entries = 0;
   for (const internal::v1::SegmentHeader& segment : header.segments()) {
     if (segment.entries() < 0) return Malformed("a segment has a negative number of entries");
@@ -208,6 +210,7 @@ rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
   header.set_history(command.history);
   header.set_batch_handle(command.batch_handle);
   header.set_batch_ttl_ms(absl::ToInt64Milliseconds(command.batch_ttl));
+  header.set_activation_dtype(command.activation_dtype);
   if (command.answer.size() > 0) *header.mutable_answer() = command.answer;
   for (const StackBatchView& stack : command.stacks) {
     EncodeStackHeader(stack, header.add_stacks());
@@ -254,6 +257,7 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
   command.history = header.history();
   command.batch_handle = header.batch_handle();
   command.batch_ttl = absl::Milliseconds(header.batch_ttl_ms());
+  command.activation_dtype = header.activation_dtype();
   command.answer = header.answer();
   rpc::PayloadReader payload(bytes.bytes);
   for (const internal::v1::StackBatchHeader& stack_header : header.stacks()) {
@@ -309,6 +313,7 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const Answer
     to->set_rows(static_cast<int32_t>(static_cast<int64_t>(stack.rows.size()) / stack.row_bytes));
     to->set_row_bytes(static_cast<int32_t>(stack.row_bytes));
     to->set_rows_gathered(stack.rows_gathered);
+    to->set_rounded(stack.rounded);
   }
   rpc::OutgoingMessage message;
   for (const StackSumsView& stack : result.stacks) {
@@ -355,7 +360,8 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
     if (from.rows() < 0 || from.row_bytes() <= 0) return Malformed("a negative size in StackRows");
     ASSIGN_OR_RETURN(const auto rows,
                      payload.Bytes(int64_t{from.rows()} * from.row_bytes(), "rows"));
-    result.rows.push_back({from.stack(), from.row_bytes(), rows, from.rows_gathered()});
+    result.rows.push_back(
+        {from.stack(), from.row_bytes(), rows, from.rows_gathered(), from.rounded()});
   }
   RETURN_IF_ERROR(payload.Finish());
   result.owner = std::move(owner);

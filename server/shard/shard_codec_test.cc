@@ -14,12 +14,15 @@ namespace emberd::server {
 namespace {
 
 TEST(ShardCodecTest, AGatherArrivesWhole) {
-  const GatherCommand sent = MakeGather(std::make_shared<GatherMemory>());
+  GatherCommand sent = MakeGather(std::make_shared<GatherMemory>());
+  sent.stacks[0].single_rows = true;
+  sent.activation_dtype = v1::BFLOAT16;
   auto got = DecodeGather(Transport(EncodeGather(sent)), kPartitions);
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->model_id, 11u);
   EXPECT_EQ(got->batch_handle, 12u);
   EXPECT_EQ(got->batch_ttl, absl::Milliseconds(1500));
+  EXPECT_EQ(got->activation_dtype, v1::BFLOAT16);
   ASSERT_EQ(got->stacks.size(), 1u);
   const auto& from = sent.stacks[0];
   const auto& to = got->stacks[0];
@@ -27,6 +30,7 @@ TEST(ShardCodecTest, AGatherArrivesWhole) {
   EXPECT_EQ(to.sample_count, 7);
   EXPECT_EQ(to.slots, 2);
   EXPECT_EQ(to.minibatches, 1);
+  EXPECT_TRUE(to.single_rows);
   EXPECT_EQ(to.feature_samples, from.feature_samples);
   ASSERT_EQ(to.segments.size(), 2u);
   for (int i = 0; i < 2; ++i) {
@@ -79,7 +83,7 @@ TEST(ShardCodecTest, UniqueRowsArriveWhole) {
   sent.history = 78;
   sent.stacks.push_back({1, samples, sums, 2});
   sent.rows.push_back({0, 16, rows, 9});
-  sent.rows.push_back({2, 32, {}, 0});
+  sent.rows.push_back({2, 32, {}, 0, /*rounded=*/true});
   auto got = DecodeGatherResult(Transport(EncodeGatherResult(sent)));
   ASSERT_TRUE(got.ok()) << got.status();
   ASSERT_EQ(got->stacks.size(), 1u);
@@ -89,8 +93,10 @@ TEST(ShardCodecTest, UniqueRowsArriveWhole) {
   EXPECT_EQ(got->rows[0].row_bytes, 16);
   EXPECT_EQ(got->rows[0].rows, absl::MakeConstSpan(rows));
   EXPECT_EQ(got->rows[0].rows_gathered, 9);
+  EXPECT_FALSE(got->rows[0].rounded);
   EXPECT_EQ(got->rows[1].stack, 2);
   EXPECT_TRUE(got->rows[1].rows.empty());
+  EXPECT_TRUE(got->rows[1].rounded);
 }
 
 TEST(ShardCodecTest, RefusesRowsOfOtherSizesThanThePayload) {

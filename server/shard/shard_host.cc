@@ -45,7 +45,7 @@ GatherResult ToResult(uint64_t history, shard::GatherOutput output, rpc::MemoryR
   for (const shard::StackRows& stack : owner->output.rows) {
     result.rows.push_back({stack.stack, stack.row_bytes,
                            absl::MakeConstSpan(stack.rows->data(), stack.count * stack.row_bytes),
-                           stack.rows_gathered});
+                           stack.rows_gathered, stack.rounded});
   }
   result.owner = std::move(owner);
   return result;
@@ -229,8 +229,9 @@ void ShardHost::Gather(GatherCommand command, GatherCallback done) {
 void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
   const auto rows = models_.FindRows(command.model_id, command.history);
   if (!rows.ok()) return done(rows.status());
-  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch = engine_->PrepareBatch(
-      rows->engine_id, std::move(command.stacks), std::move(command.owner), command.places);
+  absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
+      engine_->PrepareBatch(rows->engine_id, std::move(command.stacks), std::move(command.owner),
+                            command.places, command.activation_dtype);
   if (!batch.ok()) {
     // Dropped just now: that is what the caller must hear.
     const absl::Status here = models_.Check(command.model_id, command.history);

@@ -291,6 +291,7 @@ StackEntries PlaceEntries(const StackBatchView& view, const StackShape& shape,
                           CpuPool& cpu) {
   StackEntries result;
   result.stack = view.stack;
+  result.single_rows = view.single_rows;
   result.entry_count = batch.runs.entries();
   result.partition_entries = batch.runs.partition_entries();
   MakeOffsets(batch.counts, pool, result);
@@ -320,6 +321,7 @@ void ChooseResult(const StackShape& shape, const CountedBatch& batch, BufferPool
       FindDistinctRows(batch.runs, batch.groups, shape.rows_per_partition, pool, cpu);
   if (too_many(static_cast<int64_t>(distinct.rows.size()))) return;
   entries.unique_rows = true;
+  entries.rounded = shape.rounded;
   entries.distinct_rows = std::move(distinct.rows);
 }
 

@@ -81,8 +81,10 @@ struct StackEntries {
   // `samples`.
   std::vector<uint32_t> feature_offsets;
   int64_t features() const { return static_cast<int64_t>(feature_offsets.size()) - 1; }
+  bool single_rows = false;  // as in StackBatchView
   // Whether a gather returns unique rows, and which: ascending.
   bool unique_rows = false;
+  bool rounded = false;  // to bfloat16
   PooledArray<uint32_t> distinct_rows;
   int64_t bytes() const {
     return static_cast<int64_t>(samples.bytes() + offsets.bytes() + entries.bytes() +
@@ -100,6 +102,7 @@ struct StackShape {
   v1::ResultMode result_mode = v1::PARTIAL_SUMS;
   int64_t sum_bytes = 0;
   int64_t row_bytes = 0;
+  bool rounded = false;  // unique rows are returned as bfloat16
 };
 
 // Checks every number of `view` and arranges its entries: two passes over the entries, a counting

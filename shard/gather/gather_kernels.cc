@@ -242,7 +242,18 @@ void SumRowsTarget(const ForwardArgs& args) {
   }
 }
 
-void CopyRowsTarget(const CopyRowsArgs& args) {
+void RoundRow(const char* HWY_RESTRICT row, int64_t width, char* HWY_RESTRICT out) {
+  const hn::CappedTag<float, 8> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < width; i += lanes) {
+    const auto sum = hn::Add(hn::Zero(d), LoadRow<v1::FLOAT32>(d, row, i));
+    StoreRow<v1::BFLOAT16>(d, sum, out, i);
+  }
+}
+
+// Calls use(i, row) for each row in turn.
+template <class Use>
+HWY_INLINE void ForEachRow(const CopyRowsArgs& args, const Use& use) {
   const RowsAhead ahead(args.row_bytes);
   const auto row = [&args](int64_t i) {
     return args.weights + uint64_t{args.rows[std::min(i, args.count - 1)]} * args.row_bytes;
@@ -250,8 +261,21 @@ void CopyRowsTarget(const CopyRowsArgs& args) {
   for (int64_t i = 0; i < args.count; ++i) {
     Prefetch<Cache::kFar>(row(i + ahead.far), args.row_bytes);
     Prefetch<Cache::kNear>(row(i + ahead.near), args.row_bytes);
-    CopyRow(row(i), args.row_bytes, args.out + i * args.row_bytes);
+    use(i, row(i));
   }
+}
+
+void CopyRowsTarget(const CopyRowsArgs& args) {
+  ForEachRow(args, [&args](int64_t i, const char* row) {
+    CopyRow(row, args.row_bytes, args.out + i * args.row_bytes);
+  });
+}
+
+void CopyRoundedRowsTarget(const CopyRowsArgs& args) {
+  const int64_t width = args.row_bytes / static_cast<int64_t>(sizeof(float));
+  ForEachRow(args, [&args, width](int64_t i, const char* row) {
+    RoundRow(row, width, args.out + i * args.row_bytes / 2);
+  });
 }
 
 }  // namespace emberd::shard::HWY_NAMESPACE
@@ -261,7 +285,11 @@ HWY_AFTER_NAMESPACE();
 namespace emberd::shard {
 HWY_EXPORT(SumRowsTarget);
 HWY_EXPORT(CopyRowsTarget);
+HWY_EXPORT(CopyRoundedRowsTarget);
 void SumRows(const ForwardArgs& args) { HWY_DYNAMIC_DISPATCH(SumRowsTarget)(args); }
 void CopyRows(const CopyRowsArgs& args) { HWY_DYNAMIC_DISPATCH(CopyRowsTarget)(args); }
+void CopyRoundedRows(const CopyRowsArgs& args) {
+  HWY_DYNAMIC_DISPATCH(CopyRoundedRowsTarget)(args);
+}
 }  // namespace emberd::shard
 #endif

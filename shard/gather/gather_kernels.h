@@ -45,5 +45,7 @@ struct CopyRowsArgs {
 
 // out[i] = weights[rows[i]].
 void CopyRows(const CopyRowsArgs& args);
+// The weights are float32. out[i] = ToBfloat16(+0 + weights[rows[i]]): [count, row_bytes / 2].
+void CopyRoundedRows(const CopyRowsArgs& args);
 
 }  // namespace emberd::shard

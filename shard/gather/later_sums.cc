@@ -8,29 +8,35 @@
 namespace emberd::shard {
 
 absl::StatusOr<std::shared_ptr<const LaterSums>> LaterSums::Make(
-    const preprocess::StackBatchView& view, const StackSpec& spec, int partitions,
-    absl::Span<const char> rows, BufferPool& pool, CpuPool& cpu) {
+    const preprocess::StackBatchView& view, const StackSpec& spec, int partitions, Rows rows,
+    BufferPool& pool, CpuPool& cpu) {
   ASSIGN_OR_RETURN(StackEntries entries,
                    ArrangeForUniqueRows(view, {partitions, spec.rows_per_partition}, pool, cpu));
   return Make(std::move(entries), spec, rows);
 }
 
 absl::StatusOr<std::shared_ptr<const LaterSums>> LaterSums::Make(StackEntries entries,
-                                                                 const StackSpec& spec,
-                                                                 absl::Span<const char> rows) {
+                                                                 const StackSpec& spec, Rows rows) {
+  if (rows.rounded && (!entries.single_rows || !MayRound(spec))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stack ", spec.name, ": rounded rows, which the batch does not allow"));
+  }
   const uint64_t count = entries.partition_ends.back();
-  if (rows.size() != count * RowBytes(spec)) {
-    return absl::InvalidArgumentError(absl::StrCat("stack ", spec.name, ": ", rows.size(),
+  const int64_t row_bytes = rows.rounded ? RoundedRowBytes(spec) : RowBytes(spec);
+  if (rows.rows.size() != count * row_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("stack ", spec.name, ": ", rows.rows.size(),
                                                    " bytes of unique rows; the batch has ", count,
-                                                   " of ", RowBytes(spec), " bytes"));
+                                                   " of ", row_bytes, " bytes"));
   }
   return std::shared_ptr<const LaterSums>(new LaterSums(std::move(entries), spec, rows));
 }
 
-LaterSums::LaterSums(StackEntries entries, const StackSpec& spec, absl::Span<const char> rows)
-    : entries_(std::move(entries)) {
-  args_.weights = rows.data();
-  args_.dtype = spec.storage_dtype;
+LaterSums::LaterSums(StackEntries entries, const StackSpec& spec, Rows rows)
+    : entries_(std::move(entries)),
+      single_rows_(entries_.single_rows && MayRound(spec)),
+      row_bytes_(rows.rounded ? RoundedRowBytes(spec) : RowBytes(spec)) {
+  args_.weights = rows.rows.data();
+  args_.dtype = rows.rounded ? v1::BFLOAT16 : spec.storage_dtype;
   args_.width = spec.embedding_dim;
   args_.partitions = static_cast<int>(entries_.partition_ends.size());
   args_.partition_ends = entries_.partition_ends.data();

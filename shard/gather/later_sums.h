@@ -19,17 +19,21 @@ namespace emberd::shard {
 // The sums of one stack. Immutable, thread-safe.
 class LaterSums {
  public:
+  // The shard's answer, as in StackRows; the rows must outlive the sums.
+  struct Rows {
+    absl::Span<const char> rows;
+    bool rounded = false;
+  };
   // `view`: what the shard was asked to gather; `spec`: that stack; `partitions`: of the shard.
-  // `rows`: the shard's answer, StackRows.rows, which must outlive it. INVALID_ARGUMENT if `rows`
-  // has not the bytes of all distinct rows of `view`.
+  // INVALID_ARGUMENT if `rows` has not the bytes of all distinct rows of `view`, or is rounded
+  // where that loses something.
   static absl::StatusOr<std::shared_ptr<const LaterSums>> Make(
-      const preprocess::StackBatchView& view, const StackSpec& spec, int partitions,
-      absl::Span<const char> rows, BufferPool& pool, CpuPool& cpu);
+      const preprocess::StackBatchView& view, const StackSpec& spec, int partitions, Rows rows,
+      BufferPool& pool, CpuPool& cpu);
 
   // The same of entries that ArrangeForUniqueRows has made of the view.
   static absl::StatusOr<std::shared_ptr<const LaterSums>> Make(StackEntries entries,
-                                                               const StackSpec& spec,
-                                                               absl::Span<const char> rows);
+                                                               const StackSpec& spec, Rows rows);
 
   // They name rows by their places in `rows`.
   const StackEntries& entries() const { return entries_; }
@@ -40,10 +44,21 @@ class LaterSums {
   // that the shard would have made, by the same kernel, and so with the same bits.
   void Sum(int64_t begin, int64_t end, float* to) const;
 
+  // Whether each sum is +0 + one of `rows`, of row_dtype(), FLOAT32 or BFLOAT16. Then SingleRow(i),
+  // [width], is that of samples()[i]. Of rounded rows, which have all been added to +0, there are
+  // no other sums.
+  bool single_rows() const { return single_rows_; }
+  v1::DataType row_dtype() const { return args_.dtype; }
+  const char* SingleRow(int64_t i) const {
+    return args_.weights + entries_.entries[i].row * row_bytes_;
+  }
+
  private:
-  LaterSums(StackEntries entries, const StackSpec& spec, absl::Span<const char> rows);
+  LaterSums(StackEntries entries, const StackSpec& spec, Rows rows);
 
   const StackEntries entries_;
+  const bool single_rows_;
+  const uint64_t row_bytes_;
   ForwardArgs args_;  // without the samples and the sums
 };
 

@@ -1,7 +1,7 @@
 // A shard may return partial sums or unique rows; that must never change a bit, and AUTO must send
 // fewer bytes. Catches: ranks that name another row, partitions that are folded in another order,
 // quantization before or after the wrong step, stored bits read as another type, a row that was not
-// initialised before it was copied.
+// initialised before it was copied, a sum that is rounded before it is whole.
 // Covers: gather_kernels.cc, pooling.cc
 #include "shard/gather/later_sums.h"
 
@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "shard/gather/tensor_kernels.h"
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
@@ -62,7 +63,7 @@ class LaterSumsTest : public ::testing::Test {
   // All sums, made some at a time.
   absl::StatusOr<StackSums> Pool(const preprocess::StackBatchView& view, const StackSpec& spec,
                                  int partitions, absl::Span<const char> rows) {
-    const auto later = LaterSums::Make(view, spec, partitions, rows, pool_, cpu_);
+    const auto later = LaterSums::Make(view, spec, partitions, {rows}, pool_, cpu_);
     if (!later.ok()) return later.status();
     const absl::Span<const int32_t> samples = (*later)->samples();
     auto sums = std::make_shared<PooledArray<float>>(pool_, samples.size() * spec.embedding_dim);
@@ -163,6 +164,87 @@ TEST_F(LaterSumsTest, LargeBatchesToo) {
   const auto pooled = Pool(batch.view(), stack, 1, BytesOf(unique));
   ASSERT_TRUE(pooled.ok()) << pooled.status();
   ExpectSameBits(*pooled, sums.Gather(*sums.Prepare(batch.view()))[0]);
+}
+
+// One entry a sample, of few rows.
+std::vector<testing::TestEntry> SingleEntries(const TestShape& shape, std::mt19937_64& random) {
+  std::vector<testing::TestEntry> entries;
+  for (int sample = 0; sample < shape.samples; ++sample) {
+    if (random() % 8 == 0) continue;
+    entries.push_back({sample, static_cast<int>(random() % shape.partitions),
+                       static_cast<int32_t>(random() % 5), 1.0f});
+  }
+  return entries;
+}
+
+TEST_F(LaterSumsTest, SingleRowsAreTheSumsAndMayBeRounded) {
+  std::mt19937_64 random(TestSeed());
+  for (const v1::ResultMode mode : {v1::UNIQUE_ROWS, v1::AUTO}) {
+    const TestShape shape{2, 16, 200};
+    StackSpec stack = OneTableStack(shape, 24, 20, Sgd());
+    TestBatch batch(SingleEntries(shape, random), shape, 0, 2, 2, 1);
+    preprocess::StackBatchView view = batch.view();
+    view.single_rows = true;
+    TestEngine sums_engine({stack}, shape, 0, 2);
+    const StackSums sums = sums_engine.Gather(*sums_engine.Prepare(view))[0];
+    stack.result_mode = mode;
+    TestEngine engine({stack}, shape, 0, 2);
+    for (const v1::DataType dtype : {v1::FLOAT32, v1::BFLOAT16}) {
+      const GatherOutput output = engine.GatherEither(*engine.Prepare(view, dtype));
+      ASSERT_EQ(output.rows.size(), 1u);
+      const StackRows& rows = output.rows[0];
+      EXPECT_EQ(rows.rounded, dtype == v1::BFLOAT16);
+      EXPECT_EQ(rows.row_bytes, rows.rounded ? 48 : 96);
+      const auto later =
+          LaterSums::Make(view, stack, 2, {BytesOf(rows), rows.rounded}, pool_, cpu_);
+      ASSERT_TRUE(later.ok()) << later.status();
+      ASSERT_TRUE((*later)->single_rows());
+      EXPECT_EQ((*later)->row_dtype(), dtype);
+      ASSERT_EQ((*later)->samples(), absl::MakeConstSpan(sums.samples));
+      for (size_t i = 0; i < sums.samples.size(); ++i) {
+        const float* const sum = sums.sums.get() + i * sums.width;
+        std::string expected(reinterpret_cast<const char*>(sum), 96);
+        if (rows.rounded) RoundToBfloat16(sum, 24, expected.data());
+        ASSERT_EQ(std::memcmp((*later)->SingleRow(i), expected.data(), rows.row_bytes), 0);
+      }
+    }
+  }
+}
+
+// More than a row to a sample, or a gain, or a type that is no shorter: then rows travel as they
+// are stored, and no others are taken.
+TEST_F(LaterSumsTest, OtherRowsAreNotRounded) {
+  std::mt19937_64 random(TestSeed());
+  const TestShape shape{2, 16, 50};
+  TestBatch batch(SingleEntries(shape, random), shape, 0, 2, 2, 1);
+  StackSpec plain = OneTableStack(shape, 24, 24, Sgd());
+  plain.result_mode = v1::UNIQUE_ROWS;
+  StackSpec quantized = plain, half = plain, brain = plain;
+  quantized.quantized = true;
+  quantized.quantization.set_lower(-1);
+  quantized.quantization.set_upper(1);
+  quantized.quantization.set_num_buckets(16);
+  half.storage_dtype = v1::FLOAT16;
+  brain.storage_dtype = v1::BFLOAT16;
+  preprocess::StackBatchView several = batch.view(), single = batch.view();
+  single.single_rows = true;
+  for (const auto& [stack, view] : {std::pair(&plain, &several), std::pair(&quantized, &single),
+                                    std::pair(&half, &single), std::pair(&brain, &single)}) {
+    TestEngine engine({*stack}, shape, 0, 2);
+    const auto prepared = *engine.Prepare(*view, v1::BFLOAT16);
+    const StackRows rows = engine.GatherEither(prepared).rows[0];
+    EXPECT_FALSE(rows.rounded);
+    EXPECT_EQ(rows.row_bytes, RowBytes(*stack));
+    EXPECT_EQ(engine.engine().GatherBytes(*prepared), rows.count * rows.row_bytes);
+    const auto later = LaterSums::Make(*view, *stack, 2, {BytesOf(rows)}, pool_, cpu_);
+    ASSERT_TRUE(later.ok()) << later.status();
+    EXPECT_FALSE((*later)->single_rows());
+    const std::vector<char> rounded(rows.count * 48);
+    const absl::Status status =
+        LaterSums::Make(*view, *stack, 2, {rounded, /*rounded=*/true}, pool_, cpu_).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("which the batch does not allow"));
+  }
 }
 
 TEST_F(LaterSumsTest, RefusesOtherRowsThanThoseOfTheBatch) {

@@ -25,6 +25,47 @@ constexpr int64_t kSumsAhead = 12;
 constexpr int64_t kGradientsAhead = 8;
 static_assert(kSumsAhead <= kEntryPadding);
 
+// Rows are asked for so many samples ahead: they lie anywhere in what a shard has sent.
+constexpr int64_t kRowsAhead = 8;
+
+// +0 + row, as kDtype.
+template <v1::DataType kDtype>
+HWY_INLINE void WriteSum(const char* HWY_RESTRICT row, int64_t dim, char* HWY_RESTRICT out) {
+  const Wide d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t c = 0;
+  for (; c + lanes <= dim; c += lanes) {
+    const auto sum = hn::Add(hn::Zero(d), LoadRow<v1::FLOAT32>(d, row, c));
+    StoreRow<kDtype>(d, sum, out, c);
+  }
+  for (; c < dim; ++c) {
+    float sum;
+    std::memcpy(&sum, row + c * sizeof(sum), sizeof(sum));
+    sum = 0.0f + sum;
+    if constexpr (kDtype == v1::FLOAT32) {
+      std::memcpy(out + c * sizeof(sum), &sum, sizeof(sum));
+    } else {
+      const uint16_t half = ToBfloat16(sum);
+      std::memcpy(out + c * sizeof(half), &half, sizeof(half));
+    }
+  }
+}
+
+template <class Write>
+HWY_INLINE void WriteSingleRows(const SingleRowsArgs& args, const Write& write) {
+  const size_t row_bytes = args.dim * config::WeightBytes(args.row_dtype);
+  const size_t out_bytes = args.dim * config::WeightBytes(args.dtype);
+  char* out = args.out;
+  for (int64_t i = 0; i < args.count; ++i, out += args.stride) {
+    Prefetch<Cache::kNear>(args.rows[std::min(i + kRowsAhead, args.count - 1)], row_bytes);
+    if (args.rows[i] == nullptr) {
+      std::memset(out, 0, out_bytes);
+    } else {
+      write(args.rows[i], out);
+    }
+  }
+}
+
 template <v1::DataType kDtype>
 HWY_INLINE float ElementAt(const char* gradient, size_t column) {
   if constexpr (kDtype == v1::FLOAT32) {
@@ -108,6 +149,20 @@ bool AddToRowSumsTarget(const RowSumArgs& args) {
   return args.dtype == v1::FLOAT32 ? AddAll<v1::FLOAT32>(args) : AddAll<v1::BFLOAT16>(args);
 }
 
+void CopySingleRowsTarget(const SingleRowsArgs& args) {
+  if (args.row_dtype == v1::BFLOAT16) {
+    WriteSingleRows(args, [&args](const char* row, char* out) {
+      std::memcpy(out, row, args.dim * sizeof(uint16_t));
+    });
+  } else if (args.dtype == v1::BFLOAT16) {
+    WriteSingleRows(
+        args, [&args](const char* row, char* out) { WriteSum<v1::BFLOAT16>(row, args.dim, out); });
+  } else {
+    WriteSingleRows(
+        args, [&args](const char* row, char* out) { WriteSum<v1::FLOAT32>(row, args.dim, out); });
+  }
+}
+
 void RoundToBfloat16Target(const float* values, int64_t count, char* out) {
   int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -129,8 +184,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace emberd::shard {
 HWY_EXPORT(AddToRowSumsTarget);
+HWY_EXPORT(CopySingleRowsTarget);
 HWY_EXPORT(RoundToBfloat16Target);
 bool AddToRowSums(const RowSumArgs& args) { return HWY_DYNAMIC_DISPATCH(AddToRowSumsTarget)(args); }
+void CopySingleRows(const SingleRowsArgs& args) {
+  HWY_DYNAMIC_DISPATCH(CopySingleRowsTarget)(args);
+}
 void RoundToBfloat16(const float* values, int64_t count, char* out) {
   HWY_DYNAMIC_DISPATCH(RoundToBfloat16Target)(values, count, out);
 }

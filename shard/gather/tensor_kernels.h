@@ -2,6 +2,7 @@
 // summed by row.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "emberd/v1/types.pb.h"
@@ -11,6 +12,19 @@ namespace emberd::shard {
 
 // out[i] = ToBfloat16(values[i]); neither needs to be aligned.
 void RoundToBfloat16(const float* values, int64_t count, char* out);
+
+struct SingleRowsArgs {
+  const char* const* rows = nullptr;     // [count], each [dim] and more; null: a row of +0
+  v1::DataType row_dtype = v1::FLOAT32;  // or BFLOAT16: rounded already
+  int64_t count = 0;
+  int64_t dim = 0;
+  char* out = nullptr;               // row i, of `dim` elements, at out + i * stride
+  v1::DataType dtype = v1::FLOAT32;  // or BFLOAT16; that if the rows are
+  size_t stride = 0;                 // bytes
+};
+
+// Activations of samples that have one row each: +0 + row, rounded to `dtype`.
+void CopySingleRows(const SingleRowsArgs& args);
 
 struct RowSumArgs {
   // Gradients of samples of one feature, [samples, dim], float32 or bfloat16, at any alignment.

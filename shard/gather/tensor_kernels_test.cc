@@ -40,6 +40,46 @@ TEST(TensorKernelsTest, RoundsEveryValueAsTheScalarDoes) {
   }
 }
 
+TEST(TensorKernelsTest, CopiesSingleRowsAsTheirSums) {
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
+  constexpr float kSpecial[] = {-0.0f,  -1e-45f, 1e-45f,   -1e-40f, 3.4028235e38f,
+                                -3e38f, 1.0f,    INFINITY, NAN};
+  for (int trial = 0; trial < 200; ++trial) {
+    const int64_t dim = 1 + random() % 70, count = random() % 30, kept = 8;
+    const v1::DataType row_dtype = trial % 4 == 0 ? v1::BFLOAT16 : v1::FLOAT32;
+    const v1::DataType dtype = trial % 2 == 0 ? v1::BFLOAT16 : v1::FLOAT32;
+    std::vector<float> sums(kept * dim);  // of the rows
+    std::string rows(kept * dim * 4 + 1, 'x');
+    for (int64_t i = 0; i < kept * dim; ++i) {
+      const float value =
+          random() % 4 == 0 ? kSpecial[random() % 9] : std::ldexp(1.0f + random() % 999, -8);
+      sums[i] = 0.0f + value;
+      const uint16_t half = ToBfloat16(sums[i]);
+      if (row_dtype == v1::FLOAT32) std::memcpy(rows.data() + 1 + 4 * i, &value, 4);
+      if (row_dtype == v1::BFLOAT16) std::memcpy(rows.data() + 1 + 2 * i, &half, 2);
+    }
+    const size_t row_bytes = dim * (row_dtype == v1::FLOAT32 ? 4 : 2);
+    const size_t out_bytes = dim * (dtype == v1::FLOAT32 ? 4 : 2), stride = out_bytes + 3;
+    std::vector<const char*> of_sample(count);
+    std::string expected(count * stride + 1, 'x'), out = expected;
+    for (int64_t i = 0; i < count; ++i) {
+      const size_t row = random() % (kept + 1);
+      char* const to = expected.data() + 1 + i * stride;
+      std::memset(to, 0, out_bytes);
+      if (row == kept) continue;
+      of_sample[i] = rows.data() + 1 + row * row_bytes;
+      for (int64_t c = 0; c < dim; ++c) {
+        const float sum = sums[row * dim + c];
+        const uint16_t half = ToBfloat16(sum);
+        if (dtype == v1::FLOAT32) std::memcpy(to + 4 * c, &sum, 4);
+        if (dtype == v1::BFLOAT16) std::memcpy(to + 2 * c, &half, 2);
+      }
+    }
+    CopySingleRows({of_sample.data(), row_dtype, count, dim, out.data() + 1, dtype, stride});
+    ASSERT_TRUE(out == expected) << "trial " << trial;
+  }
+}
+
 TEST(TensorKernelsTest, SumsByRowInTheOrderOfSamples) {
   std::mt19937 random(static_cast<uint32_t>(TestSeed()));
   for (int trial = 0; trial < 100; ++trial) {

@@ -72,8 +72,9 @@ class TestEngine {
   Engine& engine() { return *engine_; }
   const ModelSpec& spec() const { return spec_; }
 
-  absl::StatusOr<std::shared_ptr<const Batch>> Prepare(const preprocess::StackBatchView& view) {
-    return engine_->PrepareBatch(spec_.model_id, {view}, nullptr);
+  absl::StatusOr<std::shared_ptr<const Batch>> Prepare(
+      const preprocess::StackBatchView& view, v1::DataType activation_dtype = v1::FLOAT32) {
+    return engine_->PrepareBatch(spec_.model_id, {view}, nullptr, {}, activation_dtype);
   }
 
   GatherOutput GatherEither(std::shared_ptr<const Batch> batch) {

@@ -147,8 +147,8 @@ class Shard {
     const auto views = preprocessed_->ShardView(0);
     if (rows.stack < 0 || rows.stack >= static_cast<int>(views.size())) return false;
     const shard::StackSpec& stack = spec_.stacks[rows.stack];
-    const auto sums =
-        shard::LaterSums::Make(views[rows.stack], stack, kSparseCores, rows.rows, pool_, cpu_);
+    const auto sums = shard::LaterSums::Make(views[rows.stack], stack, kSparseCores,
+                                             {rows.rows, rows.rounded}, pool_, cpu_);
     Require(sums.ok() || absl::IsInvalidArgument(sums.status()), "other rows are refused");
     if (sums.ok()) {
       const auto samples = static_cast<int64_t>((*sums)->samples().size());
