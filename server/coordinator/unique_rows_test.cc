@@ -199,10 +199,11 @@ TEST(UniqueRowsTest, NoModeAndNoNumberOfShardsChangesABit) {
 // rounded on its shard, or copied.
 TEST(UniqueRowsTest, ASingleRowIsRoundedAsItsSum) {
   const std::string model =
-      "name: 'm' tables { name: 't' vocabulary_size: 16 embedding_dim: 8 result_mode: MODE }"
+      "name: 'm' tables { name: 't' vocabulary_size: 16 embedding_dim: 40 result_mode: MODE }"
       "features { name: 'f' table: 't' } features { name: 'g' table: 't' }";
-  const std::vector<float> row = {-0.0f,   0.0f,          -1e-45f, 1e-45f,
-                                  -1e-40f, 3.4028235e38f, -1.0f,   1.0f};
+  constexpr float kValues[] = {-0.0f, 0.0f, -1e-45f, 1e-45f, -1e-40f, 3.4028235e38f, -1.0f, 1.0f};
+  std::vector<float> row;  // more than a vector of any CPU has
+  for (int i = 0; i < 5; ++i) row.insert(row.end(), std::begin(kValues), std::end(kValues));
   std::string expected[2];
   for (const float value : row) {
     const float sum = 0.0f + value;
