@@ -212,13 +212,14 @@ void MakeOffsets(PooledArray<uint32_t>& counts, BufferPool& pool, StackEntries& 
   result.samples = PooledArray<int32_t>(pool, present);
   result.offsets = PooledArray<uint32_t>(pool, present + 1);
   uint32_t sum = 0;
-  size_t i = 0;
-  for (size_t sample = 0; sample < counts.size(); ++sample) {
+  // Without a branch on the count: which samples have entries here is as good as random. Those
+  // after the last one that has any are not looked at again.
+  for (size_t sample = 0, i = 0; i < present; ++sample) {
     const uint32_t count = counts[sample];
     counts[sample] = sum;
-    if (count == 0) continue;
     result.samples[i] = static_cast<int32_t>(sample);
-    result.offsets[i++] = sum;
+    result.offsets[i] = sum;
+    i += count != 0;
     sum += count;
   }
   result.offsets[present] = sum;

@@ -118,11 +118,13 @@ PartitionGroups OrderGroups(const RunTable& runs, absl::Span<const int64_t> grou
   for (int slot = 0; slot < runs.slots(); ++slot) {
     for (int m = 0; m < runs.minibatches(); ++m) {
       const Run& run = runs.at(slot, k, m);
-      for (int64_t i = 0; i < run.size; ++i) {
-        if (i > 0 && run.rows[i] == run.rows[i - 1]) continue;
+      // Without a branch on whether a group begins: that is as good as random. What is written for
+      // the others is written over, and the last group of all ends the loop.
+      for (int64_t i = 0; i < run.size && n < total; ++i) {
+        const bool begins = i == 0 || run.rows[i] != run.rows[i - 1];
         keys[n] = Key(static_cast<uint32_t>(run.rows[i]), first_group + n);
-        if (n > 0 && keys[n] < keys[n - 1]) result.stretch_ends.push_back(n);
-        ++n;
+        if (begins && n > 0 && keys[n] < keys[n - 1]) result.stretch_ends.push_back(n);
+        n += begins;
       }
     }
   }
@@ -194,8 +196,8 @@ DistinctRows FindDistinctRows(const RunTable& runs, absl::Span<const int64_t> gr
     const uint32_t base = static_cast<uint32_t>(k * rows_per_partition);
     int64_t next = static_cast<int64_t>(result.partition_ends[k]) - ordered[k].distinct;
     for (size_t i = 0; i < keys.size(); ++i) {
-      if (i == 0 || RowOf(keys[i]) != RowOf(keys[i - 1]))
-        result.rows[next++] = base + RowOf(keys[i]);
+      next += i == 0 || RowOf(keys[i]) != RowOf(keys[i - 1]);
+      result.rows[next - 1] = base + RowOf(keys[i]);
       result.ranks[GroupOf(keys[i])] = static_cast<uint32_t>(next - 1);
     }
   });
