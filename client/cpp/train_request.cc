@@ -32,6 +32,8 @@ std::string FieldHead(int field, size_t length) {
 
 void ReleaseOwner(void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); }
 
+}  // namespace
+
 // One TrainRequest with an update, made of pieces of which the large ones stay where they are.
 class UpdateMessage {
  public:
@@ -62,6 +64,11 @@ class UpdateMessage {
   std::vector<grpc::Slice> slices_;
   size_t size_ = 0;
 };
+
+namespace {
+
+// Sums are sent if they have at most this share of the samples' rows.
+constexpr double kMostRows = 0.8;
 
 struct Payload {
   const void* bytes = nullptr;
@@ -117,22 +124,41 @@ void NameBlocks(const ExpectedLookup& expected, const std::optional<BlockWriter>
   shared->set_concat(expected.concat);
 }
 
-// The feature with its gradient, but for the bytes of the gradient, with which it ends.
-std::string GradientHead(const std::string& feature, int64_t samples, int64_t dim, WireType type,
-                         size_t bytes) {
+// The feature with its gradient, [rows, dim], but for the bytes of the gradient, with which it
+// ends.
+std::string GradientHead(const std::string& feature, int64_t rows, int64_t dim, WireType type,
+                         size_t bytes, bool of_rows = false) {
   v1::Tensor tensor;
   tensor.set_dtype(WireDataType(type));
-  tensor.add_shape(samples);
+  tensor.add_shape(rows);
   tensor.add_shape(dim);
   std::string tensor_head = tensor.SerializeAsString();
   tensor_head += FieldHead(v1::Tensor::kDataFieldNumber, bytes);
   v1::FeatureGradient gradient;
   gradient.set_feature(feature);
+  gradient.set_of_rows(of_rows);
   std::string gradient_head = gradient.SerializeAsString();
   gradient_head += FieldHead(v1::FeatureGradient::kGradientFieldNumber, tensor_head.size() + bytes);
   gradient_head += tensor_head;
   return FieldHead(v1::TrainUpdate::kGradientsFieldNumber, gradient_head.size() + bytes) +
          gradient_head;
+}
+
+bool HasTableAlone(const Model& model, const FeatureInfo& info) {
+  return std::count_if(model.features.begin(), model.features.end(),
+                       [&](const FeatureInfo& other) { return other.table == info.table; }) == 1;
+}
+
+// Null: the gradient is sent as it is.
+const FeatureRows* FindRows(const StepRows* rows, const FeatureGradient& gradient) {
+  if (rows == nullptr) return nullptr;
+  const auto found = rows->find(std::string(gradient.feature));
+  if (found == rows->end()) return nullptr;
+  const FeatureRows& of = found->second;
+  const bool fewer =
+      static_cast<double>(of.rows) <= kMostRows * static_cast<double>(gradient.samples);
+  const bool fit = static_cast<int64_t>(of.index.size()) == gradient.samples;
+  return fewer && fit ? &of : nullptr;
 }
 
 grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
@@ -178,7 +204,7 @@ grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& option
 
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
-    bool concat, ExpectedLookup* expected, SharedMemory* memory) {
+    bool concat, ExpectedLookup* expected, SharedMemory* memory, bool distinct_rows) {
   std::deque<grpc::ByteBuffer> messages;
   expected->step = step;
   expected->type = activations;
@@ -187,10 +213,14 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
     if (!info.ok()) return info.status();
     const int64_t samples = std::max<int64_t>(0, SampleCount(features[i]));
-    expected->features.push_back({.name = name, .samples = samples, .dim = (*info)->embedding_dim});
+    expected->features.push_back({.name = name,
+                                  .samples = samples,
+                                  .dim = (*info)->embedding_dim,
+                                  .table_alone = HasTableAlone(model, **info)});
   }
   if (absl::Status status = PlaceActivations(concat, expected); !status.ok()) return status;
   std::optional<BlockWriter> writer = TakeBlocks(memory, features, expected);
+  expected->distinct_rows = distinct_rows && expected->activations == nullptr;
 
   v1::TrainRequest request;
   size_t bytes = 0;  // of ids in `request`
@@ -198,6 +228,7 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     request.Clear();
     request.mutable_lookup()->set_step(step);
     request.mutable_lookup()->set_activation_dtype(WireDataType(activations));
+    request.mutable_lookup()->set_distinct_rows(messages.empty() && expected->distinct_rows);
     bytes = 0;
   };
   begin();
@@ -224,7 +255,8 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
 absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t step,
                                                   absl::Span<const FeatureGradient> gradients,
                                                   const UpdateOptions& options, WireType type,
-                                                  BufferPool* pool, SharedGradients* shared) {
+                                                  BufferPool* pool, SharedGradients* shared,
+                                                  const StepRows* rows) {
   if (options.skip && !gradients.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("skip is true in step ", step, ", but ", gradients.size(),
@@ -248,8 +280,9 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
     }
     const size_t size = gradient.samples * dim * ElementBytes(type);
     if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
-    encoder.gradients_.push_back(
-        {&gradient, dim, size, GradientHead(name, gradient.samples, dim, type, size)});
+    encoder.gradients_.push_back({&gradient, dim, size,
+                                  GradientHead(name, gradient.samples, dim, type, size),
+                                  type == WireType::kFloat32 ? FindRows(rows, gradient) : nullptr});
   }
   return encoder;
 }
@@ -260,6 +293,7 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
   for (; next_ < gradients_.size(); ++next_) {
     const Gradient& gradient = gradients_[next_];
     if (message.size() > 0 && message.size() + gradient.bytes > kTrainMessageBytes) break;
+    if (gradient.rows != nullptr && AddSums(gradient, &message)) continue;
     message.Add(gradient.head);
     if (gradient.values == nullptr) continue;
     Payload payload = MakePayload(*gradient.values, gradient.dim, options_.memory, type_, pool_);
@@ -267,6 +301,19 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
   }
   ended_ = next_ == gradients_.size();
   return message.Finish(Rest(ended_));
+}
+
+bool UpdateEncoder::AddSums(const Gradient& gradient, UpdateMessage* message) {
+  const FeatureRows& rows = *gradient.rows;
+  const auto floats = static_cast<size_t>(rows.rows * gradient.dim);
+  std::shared_ptr<float> sums = TakeFloats(pool_, floats);
+  // The server has more to say about one that is not finite.
+  if (!SumByRow(rows, *gradient.values, gradient.dim, sums.get())) return false;
+  const size_t bytes = floats * sizeof(float);
+  message->Add(GradientHead(std::string(gradient.values->feature), rows.rows, gradient.dim, type_,
+                            bytes, /*of_rows=*/true));
+  message->Add(sums.get(), bytes, sums);
+  return true;
 }
 
 // The fields that are not gradients.

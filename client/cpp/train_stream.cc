@@ -1,6 +1,8 @@
 #include "client/cpp/train_stream.h"
 
 #include <deque>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -29,8 +31,11 @@ constexpr size_t kIdleBytes = size_t{256} << 20;
 
 class TrainStream::Impl final : public RawStreamListener {
  public:
-  Impl(const ClientOptions& options, const Model& model, bool pipelined)
-      : options_(options), model_(model), most_ahead_(pipelined ? 2 : 1) {}
+  Impl(const ClientOptions& options, const Model& model, const TrainOptions& train)
+      : options_(options),
+        model_(model),
+        most_ahead_(train.pipelined ? 2 : 1),
+        sends_sums_(train.size == 1 && options.gradient_type == WireType::kFloat32) {}
 
   // Opens the stream and waits for TrainStarted.
   absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options);
@@ -56,6 +61,9 @@ class TrainStream::Impl final : public RawStreamListener {
   absl::Status OnUpdate(google::protobuf::io::CodedInputStream* input);
 
   std::vector<std::shared_ptr<SharedBlock>> OwnBlocks();
+  // The rows that the answer to the step's lookup had; once. Null: it had none, or is still to
+  // come.
+  std::unique_ptr<const StepRows> TakeRows(int64_t step);
   // OK if another request can be sent.
   absl::Status CheckOpen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The status of a stream that has ended, where an answer is missing.
@@ -78,6 +86,7 @@ class TrainStream::Impl final : public RawStreamListener {
   // order of the requests: the answer to a later lookup, which needs an update that has not been
   // sent, would keep those of earlier updates back.
   const int64_t most_ahead_;
+  const bool sends_sums_;  // of rows
   BufferPool pool_{kIdleBytes};
   SharedMemory* memory_ = nullptr;  // with the coordinator; set by Start
 
@@ -103,6 +112,8 @@ class TrainStream::Impl final : public RawStreamListener {
     std::deque<grpc::ByteBuffer> messages;
   };
   std::deque<HeldLookup> held_ ABSL_GUARDED_BY(mutex_);
+  // By step: of lookups whose update has not been sent.
+  std::map<int64_t, StepRows> rows_ ABSL_GUARDED_BY(mutex_);
   std::deque<TrainLookupResult> lookup_results_ ABSL_GUARDED_BY(mutex_);
   std::deque<TrainUpdateResult> update_results_ ABSL_GUARDED_BY(mutex_);
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
@@ -147,7 +158,7 @@ absl::Status TrainStream::Impl::SendLookup(int64_t step, absl::Span<const Featur
                                            const TrainLookupOptions& options) {
   ExpectedLookup expected;
   auto messages = EncodeTrainLookup(model_, step, features, options_.activation_type,
-                                    options.concat, &expected, memory_);
+                                    options.concat, &expected, memory_, options_.distinct_rows);
   if (!messages.ok()) return messages.status();
   absl::MutexLock sending(&send_mutex_);
   absl::MutexLock lock(&mutex_);
@@ -174,8 +185,9 @@ absl::Status TrainStream::Impl::SendUpdate(int64_t step,
   SharedGradients shared(memory_, options.memory != nullptr
                                       ? OwnBlocks()
                                       : std::vector<std::shared_ptr<SharedBlock>>());
+  const std::unique_ptr<const StepRows> rows = TakeRows(step);
   auto encoder = UpdateEncoder::Make(model_, step, gradients, options, options_.gradient_type,
-                                     &pool_, &shared);
+                                     &pool_, &shared, rows.get());
   if (!encoder.ok()) return encoder.status();
   absl::MutexLock sending(&send_mutex_);
   {
@@ -193,6 +205,15 @@ absl::Status TrainStream::Impl::SendUpdate(int64_t step,
   next_update_ = step + 1;
   SendHeld(/*all=*/false);
   return absl::OkStatus();
+}
+
+std::unique_ptr<const StepRows> TrainStream::Impl::TakeRows(int64_t step) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = rows_.find(step);
+  if (found == rows_.end()) return nullptr;
+  auto rows = std::make_unique<const StepRows>(std::move(found->second));
+  rows_.erase(rows_.begin(), std::next(found));
+  return rows;
 }
 
 std::shared_ptr<float> TrainStream::Impl::AllocateGradients(size_t floats) {
@@ -323,6 +344,9 @@ absl::Status TrainStream::Impl::OnLookup(google::protobuf::io::CodedInputStream*
   if (!*complete) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
   lookup_results_.push_back(assembler->Take());
+  if (StepRows rows = assembler->TakeRows(); sends_sums_ && !rows.empty()) {
+    rows_[lookup_results_.back().step] = std::move(rows);
+  }
   lookups_.pop_front();
   return absl::OkStatus();
 }
@@ -361,7 +385,7 @@ absl::StatusOr<std::unique_ptr<TrainStream>> TrainStream::Open(Transport* transp
   }
   const bool any = options.coordinator < 0;
   const int coordinator = any ? transport->current() : options.coordinator;
-  auto impl = std::make_unique<Impl>(client_options, model, options.pipelined);
+  auto impl = std::make_unique<Impl>(client_options, model, options);
   const absl::Status status = impl->Start(transport, coordinator, options);
   if (any && absl::IsUnavailable(status)) transport->MoveOn(coordinator);
   if (!status.ok()) return status;

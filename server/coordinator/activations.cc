@@ -167,20 +167,6 @@ void WriteRow(const float* row, int64_t dim, v1::DataType dtype, char* to) {
   }
 }
 
-// The type of the rows, if all shards have answered with rows of one type that are the sums of
-// samples (LaterSums::single_rows).
-std::optional<v1::DataType> TypeOfSingleRows(absl::Span<const GatherResult> results, int stack) {
-  std::optional<v1::DataType> type;
-  for (const GatherResult& result : results) {
-    const StackSumsView& sums = result.stacks[stack];
-    if (sums.samples.empty()) continue;
-    if (sums.later == nullptr || !sums.later->single_rows()) return std::nullopt;
-    if (type.value_or(sums.later->row_dtype()) != sums.later->row_dtype()) return std::nullopt;
-    type = sums.later->row_dtype();
-  }
-  return type;
-}
-
 // The row of each of a feature's samples; null: it has none.
 std::vector<const char*> FindSingleRows(absl::Span<const GatherResult> results,
                                         absl::Span<const std::vector<FeatureStart>> starts,
@@ -326,6 +312,18 @@ absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::Prepr
   return absl::OkStatus();
 }
 
+std::optional<v1::DataType> TypeOfSingleRows(absl::Span<const GatherResult> results, int stack) {
+  std::optional<v1::DataType> type;
+  for (const GatherResult& result : results) {
+    const StackSumsView& sums = result.stacks[stack];
+    if (sums.samples.empty()) continue;
+    if (sums.later == nullptr || !sums.later->single_rows()) return std::nullopt;
+    if (type.value_or(sums.later->row_dtype()) != sums.later->row_dtype()) return std::nullopt;
+    type = sums.later->row_dtype();
+  }
+  return type;
+}
+
 Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
                           const preprocess::PreprocessedBatch& batch, v1::DataType dtype) {
   Activations activations;
@@ -350,6 +348,7 @@ void CombineActivations(absl::Span<const GatherResult> results, const ServedMode
                         const preprocess::PreprocessedBatch& batch, v1::DataType dtype,
                         const SharedOutput& output, absl::Span<const int> order, CpuPool* cpu,
                         const std::function<void(size_t)>& combined) {
+  if (order.empty()) return;
   std::vector<std::vector<FeatureStart>> starts(results.size());
   ParallelFor(cpu, static_cast<int64_t>(results.size()),
               [&](int64_t i) { starts[i] = FindStarts(results[i], model, batch); });

@@ -62,6 +62,10 @@ absl::Status ArrangeUniqueRows(const ServedModel& model, const preprocess::Prepr
                                int shard, BufferPool& pool, CpuPool& cpu, GatherResult* result,
                                ArrangedStacks ahead = {});
 
+// The type of the rows, if all shards have answered with rows of one type that are the sums of
+// samples (LaterSums::single_rows). The results have passed ArrangeUniqueRows.
+std::optional<v1::DataType> TypeOfSingleRows(absl::Span<const GatherResult> results, int stack);
+
 // The activations that `output` will hold.
 Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
                           const preprocess::PreprocessedBatch& batch, v1::DataType dtype);
@@ -72,7 +76,7 @@ Activations ActivationsIn(const SharedOutput& output, const ServedModel& model,
 // zero. The results have passed CheckGatherResult, and ArrangeUniqueRows. `output`:
 // where they are written, and shards may have written some already. `cpu`: may be null.
 //
-// All features, begun in the order of `order`, which has each index in the config once. `combined`,
+// The features of `order`, by their index in the config, begun in that order. `combined`,
 // if not null, is called with each index in `order` when that feature's activations are there, from
 // any thread.
 void CombineActivations(absl::Span<const GatherResult> results, const ServedModel& model,

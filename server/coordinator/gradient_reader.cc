@@ -38,8 +38,9 @@ absl::Status CheckFinite(const FeatureGradientView& view, int64_t dim, const std
                                                   : FindNonFiniteBfloat16(run.data, count);
     if (bad < 0) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(path, " is ", ElementAt(run.data, view.dtype, bad), " at sample ",
-                     run.begin + bad / dim, ", column ", bad % dim, "; gradients must be finite"));
+        absl::StrCat(path, " is ", ElementAt(run.data, view.dtype, bad),
+                     view.of_rows ? " at row " : " at sample ", run.begin + bad / dim, ", column ",
+                     bad % dim, "; gradients must be finite"));
   }
   return absl::OkStatus();
 }
@@ -91,6 +92,36 @@ absl::StatusOr<RowRuns> FindRows(const Incoming& incoming, int64_t samples, int6
   return RowRuns(*incoming.data, samples, dim * ElementSize(tensor.dtype()));
 }
 
+// Whether the feature is the only one of its table.
+bool HasTableAlone(int feature, const preprocess::Plan& plan) {
+  const auto [stack, position] = plan.feature_at[feature];
+  const auto& features = plan.stacks[stack].features;
+  return std::count_if(features.begin(), features.end(), [&](const auto& other) {
+           return other.table_in_stack == features[position].table_in_stack;
+         }) == 1;
+}
+
+// Of sums of rows: whether they can be taken.
+absl::Status CheckOfRows(const v1::FeatureGradient& gradient, int feature, const KeptBatch& batch,
+                         bool alone, const std::string& path) {
+  const auto refused = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": of_rows is set, but ", why, "; send a row for each sample"));
+  };
+  if (!alone) return refused("the update is not that of a stream whose group has one rank");
+  if (!batch.HasRows(feature)) return refused("the lookup was not answered with its rows");
+  if (!HasTableAlone(feature, batch.model->plan)) {
+    return refused(absl::StrCat("table '", batch.model->TableOfFeature(feature).name(),
+                                "' has other features, whose gradients belong to the same sums"));
+  }
+  if (gradient.has_shared()) return refused("the gradient lies in shared memory");
+  if (gradient.gradient().dtype() != v1::FLOAT32) {
+    return refused(absl::StrCat("dtype is ", v1::DataType_Name(gradient.gradient().dtype()),
+                                ", and sums are FLOAT32"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch& batch,
                          const RegionServer* regions, GradientInput* input) {
   const v1::FeatureGradient& gradient = incoming.gradient;
@@ -103,8 +134,15 @@ absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch&
                                                    v1::DataType_Name(tensor.dtype()),
                                                    "; it must be FLOAT32 or BFLOAT16"));
   }
-  const int64_t samples = batch.feature_samples[feature];
   const int64_t dim = batch.model->TableOfFeature(feature).embedding_dim();
+  if (gradient.of_rows()) {
+    const int64_t rows = CountRows(batch.row_places[feature]);
+    RETURN_IF_ERROR(CheckShape(tensor, {rows, dim}, path));
+    view->of_rows = input->of_rows = true;
+    ASSIGN_OR_RETURN(view->rows, FindRows(incoming, rows, dim, path, regions, input));
+    return absl::OkStatus();
+  }
+  const int64_t samples = batch.feature_samples[feature];
   if (absl::MakeConstSpan(tensor.shape()) != batch.model->ActivationShape(feature, samples)) {
     RETURN_IF_ERROR(CheckShape(tensor, {samples, dim}, path));
   }
@@ -208,9 +246,21 @@ absl::Status DecodeStep(const v1::ApplyGradientsRequest& request, const ServedMo
 
 }  // namespace
 
+absl::Status CheckSums(const GradientInput& input, const ServedModel& model) {
+  for (size_t f = 0; f < input.features.size(); ++f) {
+    const FeatureGradientView& view = input.features[f];
+    const v1::TableConfig& table = model.TableOfFeature(static_cast<int>(f));
+    if (!view.of_rows || table.on_nonfinite_gradient() == v1::SKIP_ROW) continue;
+    const std::string& name = model.config.features(static_cast<int>(f)).name();
+    RETURN_IF_ERROR(
+        CheckFinite(view, table.embedding_dim(), absl::StrCat("gradient of feature '", name, "'")));
+  }
+  return absl::OkStatus();
+}
+
 GradientReader::GradientReader(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions,
-                               CpuPool* cpu)
-    : batch_(std::move(batch)), regions_(regions), cpu_(cpu) {
+                               CpuPool* cpu, bool alone)
+    : batch_(std::move(batch)), regions_(regions), cpu_(cpu), alone_(alone) {
   input_.features.resize(batch_->model->config.features_size());
 }
 
@@ -247,6 +297,10 @@ absl::Status GradientReader::ReadFeatures(const v1::ApplyGradientsRequest& part,
       return absl::InvalidArgumentError(
           absl::StrCat("gradients[", count_, "].feature '", gradient.feature(), "' is repeated"));
     }
+    if (gradient.of_rows()) {
+      RETURN_IF_ERROR(CheckOfRows(gradient, found->second, *batch_, alone_,
+                                  absl::StrCat("gradient of feature '", gradient.feature(), "'")));
+    }
     const bool apart = static_cast<size_t>(i) < data.size() && !data[i].pieces.empty();
     RETURN_IF_ERROR(ReadFeature({gradient, apart ? &data[i] : nullptr}, found->second, *batch_,
                                 regions_, &input_));
@@ -260,10 +314,12 @@ absl::Status GradientReader::CheckValues(absl::Span<const int> features) {
   std::vector<absl::Status> checks(features.size());
   ParallelFor(cpu_, static_cast<int64_t>(features.size()), [&](int64_t i) {
     const v1::TableConfig& table = batch_->model->TableOfFeature(features[i]);
-    if (table.on_nonfinite_gradient() == v1::SKIP_ROW) return;
+    const FeatureGradientView& view = input_.features[features[i]];
+    // The shards look at sums before anything changes.
+    if (table.on_nonfinite_gradient() == v1::SKIP_ROW || view.of_rows) return;
     const std::string& name = batch_->model->config.features(features[i]).name();
-    checks[i] = CheckFinite(input_.features[features[i]], table.embedding_dim(),
-                            absl::StrCat("gradient of feature '", name, "'"));
+    checks[i] =
+        CheckFinite(view, table.embedding_dim(), absl::StrCat("gradient of feature '", name, "'"));
   });
   for (const absl::Status& check : checks) RETURN_IF_ERROR(check);
   return absl::OkStatus();

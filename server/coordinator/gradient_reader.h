@@ -20,14 +20,17 @@ namespace emberd::server {
 // hyper-parameters, and the step where an optimizer needs it. Errors are INVALID_ARGUMENT and name
 // the feature or table, the value and the rule. Gradients that lie in memory shared with the client
 // (of `regions`) may change after this: the shards check the values that are copied to them, and
-// take those that they read in place as they are.
+// take those that they read in place as they are. Of sums of rows (FeatureGradient.of_rows) the
+// shards check the values too, and nobody else.
 //
 // Not thread-safe.
 class GradientReader {
  public:
-  // `regions` and `cpu` may be null, and must outlive the reader otherwise.
+  // `regions` and `cpu` may be null, and must outlive the reader otherwise. `alone`: no other rank
+  // takes part in the update, so that it may have sums of rows.
   explicit GradientReader(std::shared_ptr<const KeptBatch> batch,
-                          const RegionServer* regions = nullptr, CpuPool* cpu = nullptr);
+                          const RegionServer* regions = nullptr, CpuPool* cpu = nullptr,
+                          bool alone = false);
 
   // The next part of the request, whose gradients are checked now; it must outlive what Finish
   // returns. Its hyper-parameters are added to those of the parts before; step and seed are the
@@ -49,11 +52,15 @@ class GradientReader {
   const std::shared_ptr<const KeptBatch> batch_;
   const RegionServer* const regions_;
   CpuPool* const cpu_;
+  const bool alone_;
   GradientInput input_;
   absl::Status status_;
   bool begun_ = false;
   int count_ = 0;                   // gradients so far
   v1::ApplyGradientsRequest rest_;  // what is not gradients
 };
+
+// Names the first sum that is not finite, if a shard may have refused an update for it.
+absl::Status CheckSums(const GradientInput& input, const ServedModel& model);
 
 }  // namespace emberd::server

@@ -18,9 +18,11 @@ namespace emberd::server {
 
 class RowSums;
 
-// One feature's gradient: [samples, dim] in the request's memory; not given: zero.
+// One feature's gradient: [samples, dim] in the request's memory; not given: zero. Or with
+// `of_rows` sums, [rows, dim], of the rows that KeptBatch.row_places has.
 struct FeatureGradientView {
   RowRuns rows;
+  bool of_rows = false;
   v1::DataType dtype = v1::FLOAT32;
   bool shared = false;  // in one of GradientInput.regions
 };
@@ -33,6 +35,7 @@ struct GradientInput {
   std::vector<absl::flat_hash_map<std::string, double>> hyperparameters;
   int64_t step = -1;
   uint64_t rng_seed = 0;
+  bool of_rows = false;  // any feature's are
   // By shard: sums of rows that were begun while gradients came. Empty: none were.
   std::vector<std::shared_ptr<RowSums>> sums;
 };

@@ -9,6 +9,7 @@
 
 #include "absl/types/span.h"
 #include "preprocess/batch/preprocessor.h"
+#include "server/coordinator/row_places.h"
 #include "server/coordinator/served_model.h"
 #include "server/rpc/handle_store.h"
 #include "server/shard/shard_backend.h"
@@ -28,13 +29,14 @@ struct KeptShard {
 // Immutable.
 struct KeptBatch {
   KeptBatch() = default;
-  // What is to be kept of a batch; result i is shard i's.
+  // What is to be kept of a batch; result i is shard i's. `places`: see row_places.
   KeptBatch(std::shared_ptr<const ServedModel> served, const preprocess::PreprocessedBatch& batch,
-            absl::Span<const GatherResult> results)
+            absl::Span<const GatherResult> results, std::vector<RowPlaces> places = {})
       : model(std::move(served)),
         feature_samples(batch.feature_samples().begin(), batch.feature_samples().end()),
         feature_sample_begin(batch.feature_sample_begin().begin(),
-                             batch.feature_sample_begin().end()) {
+                             batch.feature_sample_begin().end()),
+        row_places(std::move(places)) {
     for (const GatherResult& result : results) {
       KeptShard& shard = shards.emplace_back();
       shard.history = result.history;
@@ -50,10 +52,17 @@ struct KeptBatch {
   std::shared_ptr<const ServedModel> model;
   std::vector<int64_t> feature_samples;       // by feature of the config
   std::vector<int64_t> feature_sample_begin;  // by feature: its first canonical sample in the stack
+  // By feature: of the rows that the trainer was sent instead of activations. Empty: no feature has
+  // any.
+  std::vector<RowPlaces> row_places;
   std::vector<KeptShard> shards;
+
+  // Whether the trainer has rows of the feature.
+  bool HasRows(int feature) const { return !row_places.empty() && !row_places[feature].empty(); }
 
   int64_t bytes() const {
     size_t bytes = sizeof(*this);
+    for (const RowPlaces& places : row_places) bytes += places.size() * sizeof(PlaceRange);
     for (const KeptShard& shard : shards) {
       for (const auto& samples : shard.samples) bytes += samples.size() * sizeof(int32_t);
       for (const auto& entries : shard.entries) bytes += entries == nullptr ? 0 : entries->bytes();

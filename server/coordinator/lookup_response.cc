@@ -17,55 +17,98 @@ namespace {
 using rpc::LengthDelimitedSize;
 using v1::FeatureActivation;
 
-// One FeatureActivation as a field of a message: its size first, then its bytes.
+bool HasRows(const LookupOutput& output, int feature) {
+  return output.rows != nullptr && output.rows->Has(feature);
+}
+
+// A tensor as a field of a message: its size first, then its bytes, which are referenced.
+class TensorField {
+ public:
+  TensorField(int field, v1::DataType dtype, absl::Span<const int64_t> shape,
+              std::vector<absl::string_view> pieces, std::shared_ptr<const void> owner)
+      : field_(field), pieces_(std::move(pieces)), owner_(std::move(owner)) {
+    v1::Tensor head;
+    head.set_dtype(dtype);
+    head.mutable_shape()->Assign(shape.begin(), shape.end());
+    head_ = head.SerializeAsString();
+    for (const absl::string_view piece : pieces_) data_bytes_ += piece.size();
+  }
+
+  // Bytes of the whole field, tag included.
+  size_t size() const { return LengthDelimitedSize(field_, tensor_size()); }
+
+  void AppendTo(rpc::WireEncoder* encoder) const {
+    encoder->BeginField(field_, tensor_size());
+    encoder->Raw(head_);
+    encoder->BeginField(v1::Tensor::kDataFieldNumber, data_bytes_);
+    for (const absl::string_view piece : pieces_) encoder->Raw(rpc::SharedBytes{piece, owner_});
+  }
+
+ private:
+  size_t tensor_size() const {
+    return head_.size() + LengthDelimitedSize(v1::Tensor::kDataFieldNumber, data_bytes_);
+  }
+
+  const int field_;
+  const std::vector<absl::string_view> pieces_;
+  const std::shared_ptr<const void> owner_;
+  std::string head_;  // the tensor without its data, serialized
+  size_t data_bytes_ = 0;
+};
+
+absl::string_view BytesOf(absl::Span<const int32_t> values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(int32_t)};
+}
+
+// What FeatureActivation has beside its name.
+std::vector<TensorField> TensorsOf(const LookupOutput& output, int feature) {
+  const v1::DataType dtype = output.activations.dtype;
+  std::vector<TensorField> tensors;
+  if (HasRows(output, feature)) {
+    const DistinctRows& rows = *output.rows;
+    tensors.emplace_back(FeatureActivation::kRowsFieldNumber, dtype,
+                         std::vector<int64_t>{rows.rows(feature), rows.width(feature)},
+                         rows.Pieces(feature), output.rows);
+    tensors.emplace_back(FeatureActivation::kRowIndexFieldNumber, v1::INT32,
+                         std::vector<int64_t>{rows.samples(feature)},
+                         std::vector<absl::string_view>{BytesOf(rows.index(feature))}, output.rows);
+    return tensors;
+  }
+  const FeatureActivationView& view = output.activations.features[feature];
+  tensors.emplace_back(
+      FeatureActivation::kActivationFieldNumber, dtype,
+      output.model->ActivationShape(feature, view.samples),
+      std::vector<absl::string_view>{absl::string_view(view.bytes.data(), view.bytes.size())},
+      output.activations.owner);
+  return tensors;
+}
+
+// One FeatureActivation as a field of a message.
 class ActivationField {
  public:
   // `output` must outlive it. `feature`: index in the config. `field`: its number in the message.
   ActivationField(const LookupOutput& output, int feature, int field)
       : name_(output.model->config.features(feature).name()),
-        activations_(output.activations),
-        view_(output.activations.features[feature]),
         field_(field),
-        tensor_head_(TensorHead(*output.model, feature, view_, activations_.dtype)),
-        tensor_size_(tensor_head_.size() +
-                     LengthDelimitedSize(v1::Tensor::kDataFieldNumber, view_.bytes.size())),
-        activation_size_(
-            LengthDelimitedSize(FeatureActivation::kFeatureFieldNumber, name_.size()) +
-            LengthDelimitedSize(FeatureActivation::kActivationFieldNumber, tensor_size_)) {}
+        tensors_(TensorsOf(output, feature)),
+        size_(LengthDelimitedSize(FeatureActivation::kFeatureFieldNumber, name_.size())) {
+    for (const TensorField& tensor : tensors_) size_ += tensor.size();
+  }
 
   // Bytes of the whole field, tag included.
-  size_t size() const { return LengthDelimitedSize(field_, activation_size_); }
+  size_t size() const { return LengthDelimitedSize(field_, size_); }
 
-  // References the activation's memory.
   void AppendTo(rpc::WireEncoder* encoder) const {
-    encoder->BeginField(field_, activation_size_);
+    encoder->BeginField(field_, size_);
     encoder->BytesField(FeatureActivation::kFeatureFieldNumber, name_);
-    encoder->BeginField(FeatureActivation::kActivationFieldNumber, tensor_size_);
-    encoder->Raw(tensor_head_);
-    encoder->BeginField(v1::Tensor::kDataFieldNumber, view_.bytes.size());
-    encoder->Raw(rpc::SharedBytes{absl::string_view(view_.bytes.data(), view_.bytes.size()),
-                                  activations_.owner});
+    for (const TensorField& tensor : tensors_) tensor.AppendTo(encoder);
   }
 
  private:
-  // The tensor without its data, serialized.
-  static std::string TensorHead(const ServedModel& model, int feature,
-                                const FeatureActivationView& view, v1::DataType dtype) {
-    v1::Tensor head;
-    head.set_dtype(dtype);
-    for (const int64_t extent : model.ActivationShape(feature, view.samples)) {
-      head.add_shape(extent);
-    }
-    return head.SerializeAsString();
-  }
-
   const std::string& name_;
-  const Activations& activations_;
-  const FeatureActivationView& view_;
   const int field_;
-  const std::string tensor_head_;
-  const size_t tensor_size_;
-  const size_t activation_size_;
+  const std::vector<TensorField> tensors_;
+  size_t size_;
 };
 
 // A TrainResponse with a lookup; `head`: the small fields of its result, serialized.
@@ -92,7 +135,7 @@ std::vector<absl::Span<const int>> CutIntoMessages(const LookupOutput& output,
       features.remove_prefix(std::exchange(count, 0));
       bytes = 0;
     }
-    bytes += output.activations.features[features[count++]].bytes.size();
+    bytes += BytesToSend(output, features[count++]);
   }
   messages.push_back(features);
   return messages;
@@ -116,6 +159,12 @@ v1::TrainLookupResult HeadOfPart(int64_t step) {
 }
 
 }  // namespace
+
+size_t BytesToSend(const LookupOutput& output, int feature) {
+  if (output.activations.shared_bytes > 0) return 0;
+  if (HasRows(output, feature)) return static_cast<size_t>(output.rows->bytes(feature));
+  return output.activations.features[feature].bytes.size();
+}
 
 grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output) {
   using Response = v1::LookupResponse;

@@ -13,6 +13,7 @@
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/activations.h"
+#include "server/coordinator/distinct_rows.h"
 #include "server/coordinator/served_model.h"
 
 namespace emberd::server {
@@ -22,10 +23,15 @@ struct LookupOutput {
   uint64_t batch_handle = 0;  // 0: the batch was not kept
   std::vector<int> order;     // features of the config, as the request lists them
   Activations activations;
+  // Of some features, whose activations are not made; null: of none.
+  std::shared_ptr<const DistinctRows> rows = nullptr;
   v1::BatchStatistics statistics;
 };
 
-// A LookupResponse.
+// What a feature has to send, but for names and shapes.
+size_t BytesToSend(const LookupOutput& output, int feature);
+
+// A LookupResponse, whose features have no rows.
 grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output);
 // The same bytes, copied: of a small one, that costs less.
 std::string EncodeLookupText(const LookupOutput& output);

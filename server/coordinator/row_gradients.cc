@@ -18,15 +18,34 @@ constexpr double kMostRows = 0.8;
 // With more entries of a sample, summing costs more than sending, and shards share it.
 constexpr int64_t kMostEntriesPerSample = 4;
 
-// The entries by which the gradients of a stack become sums; null: they are not to.
-const StackEntries* EntriesToSum(const KeptShard& shard, int stack) {
+// The entries by which the gradients of a stack can become sums; null: they cannot.
+const StackEntries* FindEntries(const KeptShard& shard, int stack) {
   if (shard.entries.empty() || shard.entries[stack] == nullptr) return nullptr;
   const StackEntries& entries = *shard.entries[stack];
-  const auto samples = static_cast<double>(entries.samples.size());
-  const auto rows = static_cast<double>(entries.partition_ends.back());
-  const bool fewer = rows > 0 && rows <= kMostRows * samples &&
-                     static_cast<double>(entries.entry_count) <= kMostEntriesPerSample * samples;
-  return fewer ? &entries : nullptr;
+  return entries.partition_ends.back() > 0 ? &entries : nullptr;
+}
+
+// The same; null: they are not to.
+const StackEntries* EntriesToSum(const KeptShard& shard, int stack) {
+  const StackEntries* const entries = FindEntries(shard, stack);
+  if (entries == nullptr) return nullptr;
+  const auto samples = static_cast<double>(entries->samples.size());
+  const auto rows = static_cast<double>(entries->partition_ends.back());
+  const bool fewer = rows <= kMostRows * samples &&
+                     static_cast<double>(entries->entry_count) <= kMostEntriesPerSample * samples;
+  return fewer ? entries : nullptr;
+}
+
+// [count, dim] to [count, width], zero in the columns beyond.
+void CopyRows(const char* rows, int64_t count, int64_t dim, int64_t width, float* to) {
+  if (dim == width) {
+    std::memcpy(to, rows, count * dim * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i, to += width, rows += dim * sizeof(float)) {
+    std::memcpy(to, rows, dim * sizeof(float));
+    std::fill(to + dim, to + width, 0.0f);
+  }
 }
 
 // What is sent to a shard, and what it is made of.
@@ -63,12 +82,21 @@ bool RowSums::AllAreSummed() const {
   return true;
 }
 
-void RowSums::Begin(const GradientInput* all) {
+// Whether the trainer has rows of a feature of the stack, and so may send sums.
+bool RowSums::MayComeSummed(int stack) const {
+  const auto& features = batch_.model->plan.stacks[stack].features;
+  return std::any_of(features.begin(), features.end(),
+                     [&](const auto& feature) { return batch_.HasRows(feature.feature); });
+}
+
+void RowSums::Begin(const GradientInput* all, bool of_rows) {
   begun_ = true;
   const auto& plans = batch_.model->plan.stacks;
   size_t floats = 0;
   for (int i = 0; i < static_cast<int>(plans.size()); ++i) {
-    const StackEntries* const entries = EntriesToSum(batch_.shards[shard_], i);
+    const KeptShard& kept = batch_.shards[shard_];
+    const StackEntries* const entries =
+        of_rows && MayComeSummed(i) ? FindEntries(kept, i) : EntriesToSum(kept, i);
     if (entries == nullptr || (all != nullptr && !AnyGiven(*all, plans[i]))) continue;
     Stack& stack = stacks_.emplace_back();
     stack.index = i;
@@ -96,8 +124,8 @@ void RowSums::Begin(const GradientInput* all) {
 }
 
 void RowSums::Advance(const GradientInput& input) {
-  if (!begun_ && !AllAreSummed()) return;
-  if (!begun_) Begin(nullptr);
+  if (!begun_ && !input.of_rows && !AllAreSummed()) return;
+  if (!begun_) Begin(nullptr, input.of_rows);
   for (Stack& stack : stacks_) {
     for (size_t f = 0; f < stack.summed.size(); ++f) {
       const bool in_turn = stack.before[f] < 0 || stack.summed[stack.before[f]];
@@ -112,6 +140,10 @@ void RowSums::SumFeature(const GradientInput& input, Stack* stack, size_t featur
   const FeatureGradientView& view = input.features[of.feature];
   if (stack->summed[feature] || !view.rows.given()) return;
   stack->summed[feature] = true;
+  if (view.of_rows) {
+    TakeSums(view, of.feature, plan.tables[of.table_in_stack].embedding_dim, stack);
+    return;
+  }
   const StackEntries& entries = *stack->entries;
   shard::RowSumArgs args;
   args.width = plan.embedding_dim;
@@ -134,8 +166,37 @@ void RowSums::SumFeature(const GradientInput& input, Stack* stack, size_t featur
   }
 }
 
+void RowSums::TakeSums(const FeatureGradientView& view, int feature, int64_t dim, Stack* stack) {
+  const int64_t width = batch_.model->plan.stacks[stack->index].embedding_dim;
+  int64_t first = 0;  // row of the tensor that comes next
+  for (const PlaceRange& range : batch_.row_places[feature]) {
+    const int64_t begin = std::exchange(first, first + range.end - range.begin);
+    if (range.shard != shard_) continue;
+    std::fill(stack->begun.begin() + range.begin, stack->begun.begin() + range.end, 1);
+    for (const RowRuns::Run& run : view.rows.runs()) {
+      const int64_t from = std::max(begin, run.begin), to = std::min(first, run.end);
+      if (from >= to) continue;
+      CopyRows(run.data + (from - run.begin) * dim * sizeof(float), to - from, dim, width,
+               stack->sums + (range.begin + from - begin) * width);
+    }
+  }
+}
+
+void RowSums::LeaveBlock() {
+  size_t floats = 0;
+  for (const Stack& stack : stacks_) {
+    floats += stack.rows() * batch_.model->plan.stacks[stack.index].embedding_dim;
+  }
+  const size_t bytes = floats * sizeof(float);
+  std::shared_ptr<float> memory(static_cast<float*>(std::malloc(bytes)), std::free);
+  std::memcpy(memory.get(), memory_.get(), bytes);
+  for (Stack& stack : stacks_) stack.sums = memory.get() + (stack.sums - memory_.get());
+  memory_ = std::move(memory);
+  block_ = nullptr;
+}
+
 std::optional<shard::ApplyInput> RowSums::Finish(const GradientInput& input) {
-  if (!begun_) Begin(&input);
+  if (!begun_) Begin(&input, input.of_rows);
   if (stacks_.empty()) return std::nullopt;
   const auto& plans = batch_.model->plan.stacks;
   GradientInput others = input;
@@ -144,7 +205,10 @@ std::optional<shard::ApplyInput> RowSums::Finish(const GradientInput& input) {
   }
   // A block holds one array after another, of all stacks.
   const bool mixed = GradientBytes(others, batch_, shard_, /*in_place=*/false) > 0;
-  if (mixed && block_ != nullptr) return std::nullopt;
+  if (mixed && block_ != nullptr) {
+    if (!input.of_rows) return std::nullopt;
+    LeaveBlock();
+  }
 
   shard::ApplyInput result = GradientsForShard(others, batch_, shard_, /*in_place=*/false);
   float* to = memory_.get();
@@ -165,7 +229,7 @@ std::optional<shard::ApplyInput> RowSums::Finish(const GradientInput& input) {
     sent.gradients = absl::MakeConstSpan(stack.sums, floats);
     sent.of_rows = true;
   }
-  if (!finite_) return std::nullopt;
+  if (!finite_ && !input.of_rows) return std::nullopt;
   result.owner = std::make_shared<Owner>(Owner{std::move(result.owner), memory_});
   return result;
 }

@@ -37,7 +37,8 @@ class RowSums {
   // more.
   void Advance(const GradientInput& input);
   // All have come. Nothing if no stack is summed, or if a sum is not finite: then the shard is to
-  // find that out, as it does without sums.
+  // find that out, as it does without sums. Where some came as sums, that is left to the shard too,
+  // and all of those are there.
   std::optional<shard::ApplyInput> Finish(const GradientInput& input);
   // Where the sums lie; null: elsewhere.
   const std::shared_ptr<SharedBlock>& block() const { return block_; }
@@ -45,9 +46,13 @@ class RowSums {
  private:
   struct Stack;
   bool AllAreSummed() const;
-  // Without stacks that have no gradient, if those to come are known.
-  void Begin(const GradientInput* all);
+  // Without stacks that have no gradient, if those to come are known. `of_rows`: some come as sums.
+  void Begin(const GradientInput* all, bool of_rows);
+  bool MayComeSummed(int stack) const;
   void SumFeature(const GradientInput& input, Stack* stack, size_t feature);
+  void TakeSums(const FeatureGradientView& view, int feature, int64_t dim, Stack* stack);
+  // The sums are not to lie in a block.
+  void LeaveBlock();
 
   const KeptBatch& batch_;
   const int shard_;

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/combined_in_order.h"
+#include "server/coordinator/gradient_reader.h"
 #include "server/coordinator/request_reader.h"
 #include "server/rpc/message_stream.h"
 
@@ -56,12 +57,9 @@ void KeepRoom(rpc::CallContext::Room room, Activations* activations) {
 }
 
 // Of each feature in the order of the request.
-std::vector<size_t> BytesToSend(const LookupOutput& output) {
-  std::vector<size_t> bytes(output.order.size());
-  if (output.activations.shared_bytes > 0) return bytes;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = output.activations.features[output.order[i]].bytes.size();
-  }
+std::vector<size_t> BytesInOrder(const LookupOutput& output) {
+  std::vector<size_t> bytes;
+  for (const int feature : output.order) bytes.push_back(BytesToSend(output, feature));
   return bytes;
 }
 
@@ -161,26 +159,56 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   ASSIGN_OR_RETURN(const auto results,
                    fanout_->Gather(model, batch, output.batch_handle, dtype, memory, gather.get()));
   times->shards = gathering.worked();
+  std::shared_ptr<DistinctRows> rows;
+  if (hooks->takes_rows() && prepared.output == nullptr) {
+    rows = DistinctRows::Find(results, *model, *batch, dtype, fanout_->cpu());
+  }
   if (output.batch_handle != 0) {
     const absl::Time expiry =
         hooks->owns_batch() ? absl::InfiniteFuture() : absl::Now() + options_.batch_ttl;
-    RETURN_IF_ERROR(Keep(model, *batch, results, output.batch_handle, expiry));
+    auto places = rows == nullptr ? std::vector<RowPlaces>() : rows->places();
+    RETURN_IF_ERROR(Keep(model, *batch, results, std::move(places), output.batch_handle, expiry));
     hooks->OnKept(output.batch_handle);
   }
   output.model = model;
   output.order = prepared.order;
   output.statistics = batch->statistics();
   output.activations = ActivationsIn(*memory, *model, *batch, dtype);
+  if (rows != nullptr) rows->Keep(room);
+  output.rows = rows;
   KeepRoom(std::move(room), &output.activations);
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
   const WorkTimer combining;
-  CombinedInOrder in_order(BytesToSend(output), rpc::kPartBytes, [&](size_t begin, size_t end) {
-    hooks->OnCombined(output, absl::MakeConstSpan(output.order).subspan(begin, end - begin));
-  });
-  CombineActivations(results, *model, *batch, dtype, *memory, output.order, fanout_->cpu(),
-                     [&in_order](size_t index) { in_order.Add(index); });
+  Combine(prepared, results, *memory, rows.get(), &output, hooks);
   times->combine = combining.worked();
   return output;
+}
+
+void StepPath::Combine(const PreparedLookup& prepared, absl::Span<const GatherResult> results,
+                       const SharedOutput& memory, DistinctRows* rows, LookupOutput* output,
+                       StepHooks* hooks) {
+  CombinedInOrder in_order(BytesInOrder(*output), rpc::kPartBytes, [&](size_t begin, size_t end) {
+    hooks->OnCombined(*output, absl::MakeConstSpan(output->order).subspan(begin, end - begin));
+  });
+  // Places in output->order of those that have rows, and of the others.
+  std::vector<size_t> with_rows, others;
+  std::vector<int> other_features;
+  for (size_t i = 0; i < output->order.size(); ++i) {
+    const int feature = output->order[i];
+    if (rows != nullptr && rows->Has(feature)) {
+      with_rows.push_back(i);
+    } else {
+      others.push_back(i);
+      other_features.push_back(feature);
+    }
+  }
+  ParallelFor(fanout_->cpu(), static_cast<int64_t>(with_rows.size()), [&](int64_t i) {
+    rows->IndexSamples(output->order[with_rows[i]]);
+    in_order.Add(with_rows[i]);
+  });
+  CombineActivations(results, *prepared.model, *prepared.batch, prepared.activation_dtype, memory,
+                     other_features, fanout_->cpu(),
+                     [&](size_t index) { in_order.Add(others[index]); });
 }
 
 absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
@@ -209,9 +237,9 @@ absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
 
 absl::Status StepPath::Keep(const std::shared_ptr<const ServedModel>& model,
                             const preprocess::PreprocessedBatch& batch,
-                            absl::Span<const GatherResult> results, uint64_t handle,
-                            absl::Time expiry) {
-  auto kept = std::make_shared<const KeptBatch>(model, batch, results);
+                            absl::Span<const GatherResult> results, std::vector<RowPlaces> places,
+                            uint64_t handle, absl::Time expiry) {
+  auto kept = std::make_shared<const KeptBatch>(model, batch, results, std::move(places));
   const int64_t bytes = kept->bytes();
   absl::Status status = batches_.Insert(handle, std::move(kept), bytes, expiry);
   if (!status.ok()) fanout_->Release(model->id, handle);
@@ -261,11 +289,15 @@ absl::StatusOr<MadeMutation> StepPath::TryUpdate(const UpdateName& name, const G
                                                  const KeptBatch& batch, rpc::CallContext* context,
                                                  StepHooks* hooks, StageTimes* times) {
   WorkTimer timer;
-  ASSIGN_OR_RETURN(const auto staged, fanout_->Stage(input, batch, name, context));
+  auto staged = fanout_->Stage(input, batch, name, context);
+  if (absl::IsInvalidArgument(staged.status())) {
+    RETURN_IF_ERROR(CheckSums(input, *batch.model));  // says it better
+  }
+  if (!staged.ok()) return staged.status();
   RETURN_IF_ERROR(timer.Wait([&] { return hooks->BeforeCommit(); }));
-  ASSIGN_OR_RETURN(const RowCounts rows, staged->Commit());
+  ASSIGN_OR_RETURN(const RowCounts rows, (*staged)->Commit());
   times->shards = timer.worked();
-  return MadeMutation{rows, staged->replayed()};
+  return MadeMutation{rows, (*staged)->replayed()};
 }
 
 absl::StatusOr<MadeMutation> StepPath::FindMade(const UpdateName& name,

@@ -49,16 +49,16 @@ class LaterSums {
   // no other sums.
   bool single_rows() const { return single_rows_; }
   v1::DataType row_dtype() const { return args_.dtype; }
-  const char* SingleRow(int64_t i) const {
-    return args_.weights + entries_.entries[i].row * row_bytes_;
-  }
+  const char* SingleRow(int64_t i) const { return RowAt(entries_.entries[i].row); }
+  // Of `rows`, by its place; what follows it are the rows of the next places.
+  const char* RowAt(int64_t place) const { return args_.weights + place * row_bytes_; }
 
  private:
   LaterSums(StackEntries entries, const StackSpec& spec, Rows rows);
 
   const StackEntries entries_;
   const bool single_rows_;
-  const uint64_t row_bytes_;
+  const int64_t row_bytes_;
   ForwardArgs args_;  // without the samples and the sums
 };
 

@@ -18,8 +18,13 @@ int64_t Us(absl::Duration duration) { return absl::ToInt64Microseconds(duration)
 // The exchanges of the ranks during a lookup, and what it waits for before it reads rows.
 class TrainSession::LookupHooks final : public StepHooks {
  public:
-  LookupHooks(TrainSession* session, int64_t step, v1::StepTimes* times, const Forward* forward)
-      : session_(session), step_(step), times_(times), forward_(*forward) {}
+  LookupHooks(TrainSession* session, const TrainStepRequest& request, v1::StepTimes* times,
+              const Forward* forward)
+      : session_(session),
+        step_(request.step),
+        takes_rows_(request.distinct_rows),
+        times_(times),
+        forward_(*forward) {}
 
   absl::StatusOr<bool> AnyNeedsCuts(bool mine) override {
     return session_->member_->AnyNeedsCuts(step_, mine, session_->context_, &cuts_wait_);
@@ -37,6 +42,7 @@ class TrainSession::LookupHooks final : public StepHooks {
   }
   absl::Duration gather_limit() const override { return session_->resources_.shard_call; }
   bool owns_batch() const override { return true; }
+  bool takes_rows() const override { return takes_rows_; }
   void OnKept(uint64_t batch_handle) override { session_->Gathered(step_, batch_handle); }
   void OnCombined(const LookupOutput& output, absl::Span<const int> features) override {
     forward_(output, features);
@@ -47,6 +53,7 @@ class TrainSession::LookupHooks final : public StepHooks {
  private:
   TrainSession* const session_;
   const int64_t step_;
+  const bool takes_rows_;
   v1::StepTimes* const times_;
   const Forward& forward_;
   size_t forwarded_ = 0;
@@ -191,17 +198,16 @@ void TrainSession::Record(const RankWait& wait, v1::StepTimes* times) {
   }
 }
 
-absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(int64_t step,
-                                                       const v1::LookupRequest& request,
+absl::StatusOr<TrainLookupOutput> TrainSession::Lookup(const TrainStepRequest& request,
                                                        const Forward& forward) {
-  auto output = TryLookup(step, request, forward);
+  auto output = TryLookup(request, forward);
   if (!output.ok()) output = Explain(output.status());
   if (output.ok()) {
     metrics_->ObserveLookup(output->times);
     return output;
   }
   Fail(output.status());
-  member_->Leave(absl::StrCat("lookup of step ", step, ": ", output.status().message()),
+  member_->Leave(absl::StrCat("lookup of step ", request.step, ": ", output.status().message()),
                  /*finished=*/false);
   return output;
 }
@@ -240,23 +246,22 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(int64_t step) {
   return result;
 }
 
-absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(int64_t step,
-                                                          const v1::LookupRequest& request,
+absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const TrainStepRequest& request,
                                                           const Forward& forward) {
   RETURN_IF_ERROR(Failure());
   const absl::Time began = absl::Now();
   TrainLookupOutput output;
   output.times.set_slowest_rank(-1);
-  LookupHooks hooks(this, step, &output.times, &forward);
+  LookupHooks hooks(this, request, &output.times, &forward);
   StageTimes stages;
   ASSIGN_OR_RETURN(output.lookup,
-                   resources_.path->Lookup(model_, request, context_, &hooks, &stages));
+                   resources_.path->Lookup(model_, *request.lookup, context_, &hooks, &stages));
   output.forwarded = hooks.forwarded();
   output.times.set_preprocess_us(Us(stages.preprocess));
   output.times.set_shards_us(Us(stages.shards));
   output.times.set_combine_us(Us(stages.combine));
   absl::MutexLock lock(&mutex_);
-  const auto found = steps_.find(step);  // gone if the trainer did not wait for the answer
+  const auto found = steps_.find(request.step);  // gone if the trainer did not wait for the answer
   if (found != steps_.end()) found->second.lookup_time = absl::Now() - began;
   return output;
 }

@@ -63,8 +63,7 @@ class TrainSession {
 
   // Admitted steps, in order. After the calls of `forward`, the result is for the features that are
   // left.
-  absl::StatusOr<TrainLookupOutput> Lookup(int64_t step, const v1::LookupRequest& request,
-                                           const Forward& forward);
+  absl::StatusOr<TrainLookupOutput> Lookup(const TrainStepRequest& request, const Forward& forward);
   // The next part of an update, whose step is admitted when all of them are there.
   void TakePart(int64_t step, TrainUpdatePart part);
   // All parts have been taken.
@@ -93,7 +92,7 @@ class TrainSession {
     bool skip = false;
   };
 
-  absl::StatusOr<TrainLookupOutput> TryLookup(int64_t step, const v1::LookupRequest& request,
+  absl::StatusOr<TrainLookupOutput> TryLookup(const TrainStepRequest& request,
                                               const Forward& forward);
   absl::StatusOr<v1::TrainUpdateResult> TryUpdate(int64_t step, PartialUpdate* update);
   // Waits until the lookup of a step may read rows.

@@ -259,7 +259,7 @@ void TrainStream::RunLookups(const v1::TrainStart& start) {
     const auto forward = [&](const LookupOutput& output, absl::Span<const int> features) {
       DeliverParts(work->place, EncodeTrainActivations(request.step, output, features));
     };
-    auto output = session->Lookup(request.step, *request.lookup, forward);
+    auto output = session->Lookup(request, forward);
     if (output.ok()) {
       ops::StageTimer timer(resources_->metrics, ops::Stage::kEncode);
       Deliver(work->place,

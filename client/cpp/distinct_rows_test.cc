@@ -1,0 +1,141 @@
+// Activations that are made of rows, and sums of gradients, against plain loops. Catches: a sample
+// that gets another's row, sums in another order than that of the samples, -0 where a sum is +0,
+// and sums that are called finite and are not.
+#include "client/cpp/distinct_rows.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "base/bfloat16.h"
+#include "base/testing/seed.h"
+#include "client/cpp/tensor_codec.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace emberd::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<uint32_t> Bits(absl::Span<const float> values) {
+  std::vector<uint32_t> bits;
+  for (const float value : values) bits.push_back(std::bit_cast<uint32_t>(value));
+  return bits;
+}
+
+FeatureRows RandomRows(std::mt19937& random, int64_t rows, int samples) {
+  FeatureRows result = {rows, {}};
+  for (int s = 0; s < samples; ++s) {
+    result.index.push_back(static_cast<int32_t>(random() % (rows + 1)) - 1);
+  }
+  return result;
+}
+
+// Of many sizes; a third of them zeros of either sign.
+float RandomValue(std::mt19937& random) {
+  const auto value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) *
+                     std::ldexp(1.0f, static_cast<int>(random() % 40) - 20);
+  return random() % 3 == 0 ? std::copysign(0.0f, value) : value;
+}
+
+TEST(DistinctRowsTest, SpreadsRowsAsSums) {
+  std::mt19937 random(TestSeed());
+  for (int round = 0; round < 200; ++round) {
+    const auto type = round % 2 == 0 ? WireType::kFloat32 : WireType::kBfloat16;
+    const int64_t rows = 1 + random() % 20, dim = 1 + random() % 40, width = dim + random() % 8;
+    const int64_t stride = dim + random() % 9;
+    const FeatureRows of = RandomRows(random, rows, random() % 50);
+    std::vector<float> values(rows * width);
+    for (float& value : values) value = RandomValue(random);
+    // Wherever they lie.
+    const size_t row_bytes = width * ElementBytes(type);
+    std::vector<char> bytes(rows * row_bytes + 1);
+    if (type == WireType::kFloat32) {
+      std::memcpy(bytes.data() + 1, values.data(), rows * row_bytes);
+    } else {
+      ToBfloat16Bytes(values, bytes.data() + 1);
+    }
+    std::vector<const char*> places;
+    for (int64_t row = 0; row < rows; ++row) places.push_back(bytes.data() + 1 + row * row_bytes);
+    const auto samples = static_cast<int64_t>(of.index.size());
+    const float untouched = 77;
+    std::vector<float> found(samples * stride + 1, untouched), expected = found;
+    for (int64_t s = 0; s < samples; ++s) {
+      for (int64_t c = 0; c < dim; ++c) {
+        const int32_t row = of.index[s];
+        const float value = row < 0 ? 0 : values[row * width + c];
+        const float sent = type == WireType::kFloat32 ? value : FromBfloat16(ToBfloat16(value));
+        expected[s * stride + c] = 0.0f + sent;
+      }
+    }
+    SpreadRows(of, places, type, dim, stride, found.data());
+    ASSERT_EQ(Bits(found), Bits(expected)) << "round " << round;
+  }
+}
+
+TEST(DistinctRowsTest, SumsInTheOrderOfTheSamples) {
+  std::mt19937 random(TestSeed());
+  for (int round = 0; round < 200; ++round) {
+    const int64_t rows = 1 + random() % 20, dim = 1 + random() % 40;
+    const int64_t stride = round % 2 == 0 ? 0 : dim + random() % 5;
+    const FeatureRows of = RandomRows(random, rows, random() % 100);
+    const auto samples = static_cast<int64_t>(of.index.size());
+    std::vector<float> values(samples * std::max(stride, dim));
+    for (float& value : values) value = RandomValue(random);
+    std::vector<float> expected(rows * dim, 0.0f), found(rows * dim, 77.0f);
+    for (int64_t s = 0; s < samples; ++s) {
+      for (int64_t c = 0; c < dim && of.index[s] >= 0; ++c) {
+        expected[of.index[s] * dim + c] += values[s * std::max(stride, dim) + c];
+      }
+    }
+    const FeatureGradient gradient = {"f", values, samples, stride};
+    EXPECT_TRUE(SumByRow(of, gradient, dim, found.data()));
+    ASSERT_EQ(Bits(found), Bits(expected)) << "round " << round;
+  }
+}
+
+TEST(DistinctRowsTest, TellsSumsThatAreNotFinite) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const FeatureRows rows = {2, {0, 1, -1, 1}};
+  for (int dim = 1; dim < 40; ++dim) {
+    for (int column = 0; column < dim; ++column) {
+      std::vector<float> values(4 * dim, 1.0f), sums(2 * dim);
+      const auto sum = [&] { return SumByRow(rows, {"f", values, 4}, dim, sums.data()); };
+      const auto set = [&](int sample, float value) { values[sample * dim + column] = value; };
+      ASSERT_TRUE(sum());
+      set(2, kInfinity);  // of a sample that has no row
+      ASSERT_TRUE(sum());
+      for (const float bad : {kInfinity, -kInfinity, std::nanf("")}) {
+        set(0, bad);
+        ASSERT_FALSE(sum()) << dim << ", " << column;
+        set(0, 1);
+      }
+      set(1, kMost);
+      ASSERT_TRUE(sum());
+      set(3, kMost);
+      ASSERT_FALSE(sum()) << "each is finite, and their sum is not";
+      set(1, 1);
+      set(3, kInfinity);
+      ASSERT_FALSE(sum());
+    }
+  }
+}
+
+TEST(DistinctRowsTest, AnIndexMustNameARow) {
+  EXPECT_TRUE(CheckIndex({3, {0, -1, 2}}).ok());
+  EXPECT_TRUE(CheckIndex({0, {-1}}).ok());
+  EXPECT_TRUE(CheckIndex({0, {}}).ok());
+  for (const int32_t bad :
+       {3, -2, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}) {
+    const absl::Status status = CheckIndex({3, {0, bad}});
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(status.message(), HasSubstr("for sample 1; it must be in [-1, 3)"));
+  }
+}
+
+}  // namespace
+}  // namespace emberd::client
