@@ -35,6 +35,29 @@ LogSummary SummaryOf(const LogEnd& end) {
   return summary;
 }
 
+absl::StatusOr<LogSummary> VerifyOnce(const std::string& folder) {
+  Buffer<char> buffer;
+  uint64_t records = 0, blobs = 0;
+  int64_t bytes = 0;
+  ASSIGN_OR_RETURN(const LogEnd end,
+                   ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
+                     bytes += position.bytes;
+                     // What later states hold has records of its own.
+                     if (records++ > 0 && record.has_state()) return absl::OkStatus();
+                     for (const LogBlob& blob : BlobsOf(record)) {
+                       ++blobs;
+                       bytes += static_cast<int64_t>(blob.bytes());
+                       RETURN_IF_ERROR(ReadBlob(folder, blob, buffer).status());
+                     }
+                     return absl::OkStatus();
+                   }));
+  LogSummary summary = SummaryOf(end);
+  summary.records = records;
+  summary.blobs = blobs;
+  summary.bytes = bytes;
+  return summary;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> FindLogs(const std::string& folder) {
@@ -76,27 +99,21 @@ absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
   return summary;
 }
 
+absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
+                                         absl::FunctionRef<absl::StatusOr<LogSummary>()> read) {
+  constexpr int kMostTries = 10;
+  for (int tries = 1;; ++tries) {
+    ASSIGN_OR_RETURN(const LogFolder before, ListLog(folder));
+    absl::StatusOr<LogSummary> summary = read();
+    if (summary.ok() || tries == kMostTries) return summary;
+    ASSIGN_OR_RETURN(const LogFolder after, ListLog(folder));
+    const auto files = before.files(), left = after.files();
+    if (files.empty() || left.empty() || left.front().first <= files.front().first) return summary;
+  }
+}
+
 absl::StatusOr<LogSummary> VerifyLog(const std::string& folder) {
-  Buffer<char> buffer;
-  uint64_t records = 0, blobs = 0;
-  int64_t bytes = 0;
-  ASSIGN_OR_RETURN(const LogEnd end,
-                   ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
-                     bytes += position.bytes;
-                     // What later states hold has records of its own.
-                     if (records++ > 0 && record.has_state()) return absl::OkStatus();
-                     for (const LogBlob& blob : BlobsOf(record)) {
-                       ++blobs;
-                       bytes += static_cast<int64_t>(blob.bytes());
-                       RETURN_IF_ERROR(ReadBlob(folder, blob, buffer).status());
-                     }
-                     return absl::OkStatus();
-                   }));
-  LogSummary summary = SummaryOf(end);
-  summary.records = records;
-  summary.blobs = blobs;
-  summary.bytes = bytes;
-  return summary;
+  return ReadMovingLog(folder, [&] { return VerifyOnce(folder); });
 }
 
 }  // namespace emberd::server

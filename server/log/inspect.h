@@ -46,7 +46,13 @@ struct LogSummary {
 // Calls `show` with each record of a log, in order. Errors are those of ReadLog, and of `show`.
 absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
                                    absl::FunctionRef<absl::Status(const LogEntry&)> show);
-// Reads every record and every blob that one of them names. DATA_LOSS: the first damage.
+// Reads every record and every blob that one of them names. DATA_LOSS: the first damage. The shard
+// may be at work: see ReadMovingLog.
 absl::StatusOr<LogSummary> VerifyLog(const std::string& folder);
+
+// Calls `read`, and calls it again where it has failed and the shard has dropped old segments of
+// the log meanwhile, which may be what was missed. A few times at most.
+absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
+                                         absl::FunctionRef<absl::StatusOr<LogSummary>()> read);
 
 }  // namespace emberd::server

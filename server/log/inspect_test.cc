@@ -86,6 +86,43 @@ TEST(InspectTest, VerifiesWhatTheFirstStateHolds) {
   EXPECT_EQ(VerifyLog(dir.path()).status().code(), absl::StatusCode::kDataLoss);
 }
 
+// A shard at work drops segments between their listing and their reading.
+TEST(InspectTest, ALogThatMovesOnIsReadAgain) {
+  const TempDir dir = *TempDir::Create();
+  const auto writer = *LogWriter::Open({.folder = dir.path(), .fsync = v1::StorageConfig::NEVER}, 1,
+                                       1, StateRecord(1));
+  uint64_t segment = 1;
+  const auto move_on = [&] {
+    EXPECT_TRUE(writer->StartSegment(StateRecord(++segment)).ok());
+    EXPECT_TRUE(writer->DropBefore(segment).ok());
+  };
+  int reads = 0;
+  const auto read = [&](int moves) {
+    reads = 0;
+    return ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
+      if (reads++ < moves) {
+        move_on();
+        return absl::NotFoundError("gone");
+      }
+      return LogSummary();
+    });
+  };
+  EXPECT_TRUE(read(0).ok());
+  EXPECT_EQ(reads, 1);
+  EXPECT_TRUE(read(3).ok());
+  EXPECT_EQ(reads, 4);
+  EXPECT_EQ(read(1000).status(), absl::NotFoundError("gone"));
+  EXPECT_EQ(reads, 10);
+  // What is missing from a log that stands still is damage.
+  reads = 0;
+  const auto damaged = ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
+    ++reads;
+    return absl::DataLossError("damaged");
+  });
+  EXPECT_EQ(damaged.status(), absl::DataLossError("damaged"));
+  EXPECT_EQ(reads, 1);
+}
+
 // A kind that was added to the log and not here would be shown without a word.
 TEST(InspectTest, EachKindOfRecordHasWords) {
   std::set<std::string> shown;
