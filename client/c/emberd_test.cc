@@ -53,9 +53,9 @@ Held<emberd_call> Done(emberd_call* call) {
 
 class CInterfaceTest : public ::testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { Connect({}); }
+  void Connect(emberd_client_options options) {
     const char* address = service_.address().c_str();
-    emberd_client_options options = {};
     options.size = sizeof(options);
     options.addresses = &address;
     options.address_count = 1;
@@ -186,6 +186,22 @@ TEST_F(CInterfaceTest, AHandleKeepsWhatItNeeds) {
   ASSERT_EQ(emberd_stream_receive_lookup(stream.get(), -1, &lookup, &error), 1);
   ASSERT_NE(lookup, nullptr) << Message(error);
   emberd_lookup_free(lookup);
+}
+
+TEST_F(CInterfaceTest, RowsMayBeAskedForOrNot) {
+  for (const bool without : {false, true}) {
+    emberd_client_options options = {};
+    options.without_distinct_rows = without;
+    Connect(options);
+    const Held<emberd_stream> stream = Open();
+    const emberd_feature_ids features[] = {dense_, ragged_};
+    ASSERT_EQ(emberd_stream_send_lookup(stream.get(), 7, features, 2), nullptr);
+    emberd_lookup* lookup = nullptr;
+    emberd_error* error = nullptr;
+    ASSERT_EQ(emberd_stream_receive_lookup(stream.get(), -1, &lookup, &error), 1);
+    emberd_lookup_free(lookup);
+    EXPECT_EQ(service_.train_requests().back().lookup().distinct_rows(), !without);
+  }
 }
 
 TEST_F(CInterfaceTest, AStreamOfSteps) {

@@ -57,6 +57,21 @@ class StreamTest(ClusterTest):
         for name in "ab":
             np.testing.assert_array_equal(model.table(name), tables[name])
 
+    def test_rows_that_travel_once_have_the_same_bits(self):
+        random = np.random.default_rng(5)
+        ids = random.integers(0, 20, (6, 600))  # samples that share few rows
+        noise = random.standard_normal((6, 600, 4)).astype(np.float32)
+        tables = []
+        for distinct_rows in (True, False):
+            with self.cluster.connect(transport="tcp", distinct_rows=distinct_rows) as client:
+                model = client.declare(counting_model(f"once_{distinct_rows}"))
+                with model.train("run") as stream:
+                    for step in range(6):
+                        found = stream.lookup({"t": ids[step]})
+                        stream.update({"t": found["t"] / 8 + noise[step]})
+                tables.append(sha(model))
+        self.assertEqual(tables[0], tables[1])
+
     def test_each_step_may_have_arrays_of_another_kind(self):
         """Records of the step before are filled anew, as long as their arrays are of the same kinds."""
         model = self.declare(tables=("a", "b"))
