@@ -239,7 +239,8 @@ void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alo
   options_.threads->cpu.ParallelFor(shards(), [&](int64_t i) {
     const auto shard = static_cast<int>(i);
     ShardGradients& to = (*gradients)[i];
-    to.in_place = ReadsInPlace(input, batch, shard);
+    // Sums of rows are taken by RowSums alone, with all that comes beside them.
+    to.in_place = !input.of_rows && ReadsInPlace(input, batch, shard);
     if (alone && !to.in_place) {
       const std::shared_ptr<RowSums> sums =
           input.sums.empty() ? SumRows(batch, shard) : input.sums[shard];

@@ -1,0 +1,108 @@
+// One part of the answer to a lookup on a training stream, cut into slices as the first byte says,
+// and given to the client's assembler for a request that the second byte chooses. Catches: bytes
+// that crash the reader that leaves rows where they are, rows that are read from beyond the message
+// or written beyond the activations, and an answer that is read in another way than by protobuf.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/stubs/logging.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include "base/bfloat16.h"
+#include "client/cpp/lookup_assembler.h"
+#include "client/cpp/tensor_codec.h"
+#include "tests/fuzz/canonical.h"
+#include "tests/fuzz/fuzz_target.h"
+
+namespace emberd {
+namespace {
+
+using client::ExpectedLookup;
+using client::WireType;
+using fuzz::Require;
+
+// The protobuf library writes what it refuses to standard error.
+const google::protobuf::LogSilencer kSilence;
+
+ExpectedLookup Expected(uint8_t choice) {
+  ExpectedLookup expected;
+  expected.step = 7;
+  expected.type = (choice & 1) != 0 ? WireType::kBfloat16 : WireType::kFloat32;
+  expected.distinct_rows = (choice & 2) != 0;
+  expected.features.push_back({.name = "a", .samples = 3, .dim = 2, .table_alone = true});
+  expected.features.push_back({.name = "b", .samples = 3, .dim = 1});
+  Require(client::PlaceActivations((choice & 4) != 0, &expected).ok(), "the features fit");
+  return expected;
+}
+
+float ElementOf(const v1::Tensor& tensor, int64_t i) {
+  if (tensor.dtype() == v1::FLOAT32) {
+    float value;
+    std::memcpy(&value, tensor.data().data() + i * sizeof(value), sizeof(value));
+    return value;
+  }
+  uint16_t value;
+  std::memcpy(&value, tensor.data().data() + i * sizeof(value), sizeof(value));
+  return FromBfloat16(value);
+}
+
+// As batch.proto says it.
+float ActivationOf(const v1::FeatureActivation& feature, int64_t sample, int64_t column,
+                   int64_t dim) {
+  if (!feature.has_rows()) return ElementOf(feature.activation(), sample * dim + column);
+  int32_t row;
+  std::memcpy(&row, feature.row_index().data().data() + sample * sizeof(row), sizeof(row));
+  return row < 0 ? 0.0f : 0.0f + ElementOf(feature.rows(), row * feature.rows().shape(1) + column);
+}
+
+void RequireSame(const client::TrainLookupResult& found, const v1::TrainLookupResult& sent) {
+  Require(static_cast<int>(found.activations.size()) == sent.activations_size(),
+          "each feature has its activations");
+  for (int f = 0; f < sent.activations_size(); ++f) {
+    const client::Activation& activation = found.activations[f];
+    for (int64_t s = 0; s < activation.samples; ++s) {
+      for (int64_t c = 0; c < activation.dim; ++c) {
+        const float here = activation.values[s * activation.row_stride + c];
+        const float there = ActivationOf(sent.activations(f), s, c, activation.dim);
+        Require(std::memcmp(&here, &there, sizeof(here)) == 0 || (here != here && there != there),
+                "activations are those that were sent");
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace emberd
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace emberd;
+  if (size < 2) return 0;
+  const std::string bytes(reinterpret_cast<const char*>(data) + 2, size - 2);
+  const size_t longest = std::max<size_t>(1, data[0]);
+  std::vector<grpc::Slice> slices;
+  for (size_t begin = 0; begin < bytes.size(); begin += longest) {
+    slices.emplace_back(bytes.substr(begin, longest));
+  }
+  grpc::ByteBuffer buffer(slices.data(), slices.size());
+  grpc::ProtoBufferReader reader(&buffer);
+  google::protobuf::io::CodedInputStream input(&reader);
+  BufferPool pool;
+  client::LookupAssembler assembler(Expected(data[1]), &pool);
+  const absl::StatusOr<bool> complete = assembler.Add(&input);
+  if (!complete.ok()) {
+    Require(complete.status().code() == absl::StatusCode::kInternal, "the code is right");
+    return 0;
+  }
+  v1::TrainLookupResult sent;
+  // What stands twice is merged by protobuf, and the last one counts here; no server sends that.
+  if (fuzz::Canonical<v1::TrainLookupResult>(bytes) != bytes || !sent.ParseFromString(bytes)) {
+    return 0;
+  }
+  if (*complete) RequireSame(assembler.Take(), sent);
+  fuzz::accepted = true;
+  return 0;
+}
