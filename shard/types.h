@@ -186,7 +186,8 @@ struct StackGradients {
   std::vector<FeatureRows<const float>> features = {};
   // `gradients` has a row for each distinct row instead, in the order of StackRows: the sum that an
   // update makes of its samples' gradients. Only for a batch that returned these rows, and for the
-  // only rank of its step.
+  // only rank of its step. Whoever gives them has checked the gradients; that a sum of finite ones
+  // may be infinite makes no difference to who makes it.
   bool of_rows = false;
 };
 

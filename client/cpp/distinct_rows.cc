@@ -22,7 +22,7 @@ void Prefetch(const void* address, size_t bytes) {
   }
 }
 
-// A sum of one row is not -0, as every sum that begins with +0.
+// Sums that begin with +0, and so are not -0.
 void WriteFloats(const char* row, int64_t dim, float* to) {
   for (int64_t c = 0; c < dim; ++c) {
     float value;
@@ -31,31 +31,37 @@ void WriteFloats(const char* row, int64_t dim, float* to) {
   }
 }
 
+// Sums that have been rounded, perhaps to -0.
 void WriteBfloat16(const char* row, int64_t dim, float* to) {
   for (int64_t c = 0; c < dim; ++c) {
     uint16_t value;
     std::memcpy(&value, row + c * sizeof(value), sizeof(value));
-    to[c] = 0.0f + FromBfloat16(value);
+    to[c] = FromBfloat16(value);
   }
+}
+
+// 1 if it is not finite.
+uint32_t IsBad(float value) {
+  constexpr uint32_t kExponent = 0x7f800000;
+  return (std::bit_cast<uint32_t>(value) & kExponent) == kExponent ? 1 : 0;
 }
 
 // sum = sum + from, or +0 + from. Not 0 if a sum is not finite. Without a branch, so that it
 // becomes SIMD.
 template <bool kFirst>
 uint32_t Add(const float* __restrict from, int64_t dim, float* __restrict sum) {
-  constexpr uint32_t kExponent = 0x7f800000;
   uint32_t bad = 0;
   for (int64_t c = 0; c < dim; ++c) {
     const float after = (kFirst ? 0.0f : sum[c]) + from[c];
     sum[c] = after;
-    bad |= (std::bit_cast<uint32_t>(after) & kExponent) == kExponent ? 1 : 0;
+    bad |= IsBad(after);
   }
   return bad;
 }
 
 }  // namespace
 
-absl::Status CheckIndex(const FeatureRows& rows) {
+absl::Status CheckIndex(const IndexedRows& rows) {
   for (size_t i = 0; i < rows.index.size(); ++i) {
     if (rows.index[i] >= -1 && rows.index[i] < rows.rows) continue;
     return absl::InternalError(absl::StrCat("row_index: the server sent ", rows.index[i],
@@ -65,7 +71,7 @@ absl::Status CheckIndex(const FeatureRows& rows) {
   return absl::OkStatus();
 }
 
-void SpreadRows(const FeatureRows& rows, absl::Span<const char* const> values, WireType type,
+void SpreadRows(const IndexedRows& rows, absl::Span<const char* const> values, WireType type,
                 int64_t dim, int64_t stride, float* to) {
   const bool floats = type == WireType::kFloat32;
   const size_t samples = rows.index.size();
@@ -82,15 +88,20 @@ void SpreadRows(const FeatureRows& rows, absl::Span<const char* const> values, W
   }
 }
 
-bool SumByRow(const FeatureRows& rows, const FeatureGradient& gradient, int64_t dim, float* sums) {
+bool SumByRow(const IndexedRows& rows, const FeatureGradient& gradient, int64_t dim, float* sums) {
   const int64_t stride = gradient.row_stride != 0 ? gradient.row_stride : dim;
   std::vector<uint8_t> begun(rows.rows);
-  uint32_t bad = 0;  // not 0: a sum was not finite, and does not become so again
+  // Not 0: a sum was not finite, and does not become so again; or the gradient of a sample without
+  // a row is not.
+  uint32_t bad = 0;
   const size_t samples = rows.index.size();
   for (size_t i = 0; i < samples; ++i) {
     const int32_t row = rows.index[i];
-    if (row < 0) continue;
     const float* const from = gradient.values.data() + i * stride;
+    if (row < 0) {
+      for (int64_t c = 0; c < dim; ++c) bad |= IsBad(from[c]);
+      continue;
+    }
     float* const sum = sums + row * dim;
     const int32_t later = rows.index[std::min(i + kAhead, samples - 1)];
     if (later >= 0) Prefetch(sums + later * dim, dim * sizeof(float));

@@ -15,24 +15,24 @@
 namespace emberd::client {
 
 // Of one feature.
-struct FeatureRows {
+struct IndexedRows {
   int64_t rows = 0;
   std::vector<int32_t> index = {};  // [samples]: the row of each; -1: none
 };
 // By feature: those for which sums of gradients may be sent.
-using StepRows = absl::flat_hash_map<std::string, FeatureRows>;
+using StepRows = absl::flat_hash_map<std::string, IndexedRows>;
 
 // INTERNAL if an index is none of the rows, and not -1.
-absl::Status CheckIndex(const FeatureRows& rows);
+absl::Status CheckIndex(const IndexedRows& rows);
 
-// Writes the activation of each sample: +0 + its row, or zeros. `values`: where each row lies,
-// `dim` elements of the type or more, at any alignment. `to`: [samples, dim], `stride` floats from
-// one row to the next.
-void SpreadRows(const FeatureRows& rows, absl::Span<const char* const> values, WireType type,
+// Writes the activation of each sample: +0 + its row, of bfloat16 just the row, or zeros. `values`:
+// where each row lies, `dim` elements of the type or more, at any alignment. `to`: [samples, dim],
+// `stride` floats from one row to the next.
+void SpreadRows(const IndexedRows& rows, absl::Span<const char* const> values, WireType type,
                 int64_t dim, int64_t stride, float* to);
 
 // Writes sums, [rows, dim]: of each row, from +0 on, the gradients of the samples that have it, in
-// their order. False if one is not finite.
-bool SumByRow(const FeatureRows& rows, const FeatureGradient& gradient, int64_t dim, float* sums);
+// their order. False if one is not finite, or the gradient of a sample that has no row.
+bool SumByRow(const IndexedRows& rows, const FeatureGradient& gradient, int64_t dim, float* sums);
 
 }  // namespace emberd::client

@@ -321,7 +321,7 @@ struct LookupAssembler::IncomingRows {
   v1::Tensor head;
   std::vector<absl::string_view> pieces;
   size_t bytes = 0;
-  FeatureRows rows;
+  IndexedRows rows;
   bool has_rows = false;
   bool has_index = false;
 };
@@ -435,7 +435,7 @@ absl::Status LookupAssembler::ReadIndex(CodedInputStream* input,
 absl::Status LookupAssembler::SpreadRows(const ExpectedLookup::Feature& feature,
                                          IncomingRows incoming) {
   const v1::Tensor& head = incoming.head;
-  FeatureRows& rows = incoming.rows;
+  IndexedRows& rows = incoming.rows;
   if (!incoming.has_rows || !incoming.has_index) {
     return absl::InternalError("rows and row_index: the server sent only one of them");
   }

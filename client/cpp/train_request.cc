@@ -10,6 +10,7 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <grpcpp/support/slice.h>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/tensor_codec.h"
@@ -144,17 +145,23 @@ std::string GradientHead(const std::string& feature, int64_t rows, int64_t dim, 
          gradient_head;
 }
 
-bool HasTableAlone(const Model& model, const FeatureInfo& info) {
-  return std::count_if(model.features.begin(), model.features.end(),
-                       [&](const FeatureInfo& other) { return other.table == info.table; }) == 1;
+// Features whose table no other feature has.
+void FindAlone(const Model& model, ExpectedLookup* expected) {
+  absl::flat_hash_map<std::string, int> features;  // by table
+  for (const FeatureInfo& feature : model.features) ++features[feature.table];
+  for (size_t i = 0; i < expected->features.size(); ++i) {
+    ExpectedLookup::Feature& feature = expected->features[i];
+    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, feature.name, i);
+    feature.table_alone = info.ok() && features[(*info)->table] == 1;
+  }
 }
 
 // Null: the gradient is sent as it is.
-const FeatureRows* FindRows(const StepRows* rows, const FeatureGradient& gradient) {
+const IndexedRows* FindRows(const StepRows* rows, const FeatureGradient& gradient) {
   if (rows == nullptr) return nullptr;
   const auto found = rows->find(std::string(gradient.feature));
   if (found == rows->end()) return nullptr;
-  const FeatureRows& of = found->second;
+  const IndexedRows& of = found->second;
   const bool fewer =
       static_cast<double>(of.rows) <= kMostRows * static_cast<double>(gradient.samples);
   const bool fit = static_cast<int64_t>(of.index.size()) == gradient.samples;
@@ -213,14 +220,12 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, name, i);
     if (!info.ok()) return info.status();
     const int64_t samples = std::max<int64_t>(0, SampleCount(features[i]));
-    expected->features.push_back({.name = name,
-                                  .samples = samples,
-                                  .dim = (*info)->embedding_dim,
-                                  .table_alone = HasTableAlone(model, **info)});
+    expected->features.push_back({.name = name, .samples = samples, .dim = (*info)->embedding_dim});
   }
   if (absl::Status status = PlaceActivations(concat, expected); !status.ok()) return status;
   std::optional<BlockWriter> writer = TakeBlocks(memory, features, expected);
   expected->distinct_rows = distinct_rows && expected->activations == nullptr;
+  if (expected->distinct_rows) FindAlone(model, expected);
 
   v1::TrainRequest request;
   size_t bytes = 0;  // of ids in `request`
@@ -290,10 +295,17 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
 std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
   if (ended_) return std::nullopt;
   UpdateMessage message;
+  const auto is_too_much = [&message](size_t bytes) {
+    return message.size() > 0 && message.size() + bytes > kTrainMessageBytes;
+  };
   for (; next_ < gradients_.size(); ++next_) {
-    const Gradient& gradient = gradients_[next_];
-    if (message.size() > 0 && message.size() + gradient.bytes > kTrainMessageBytes) break;
-    if (gradient.rows != nullptr && AddSums(gradient, &message)) continue;
+    Gradient& gradient = gradients_[next_];
+    if (gradient.rows != nullptr) {
+      if (is_too_much(gradient.rows->rows * gradient.dim * sizeof(float))) break;
+      if (AddSums(gradient, &message)) continue;
+      gradient.rows = nullptr;
+    }
+    if (is_too_much(gradient.bytes)) break;
     message.Add(gradient.head);
     if (gradient.values == nullptr) continue;
     Payload payload = MakePayload(*gradient.values, gradient.dim, options_.memory, type_, pool_);
@@ -304,7 +316,7 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
 }
 
 bool UpdateEncoder::AddSums(const Gradient& gradient, UpdateMessage* message) {
-  const FeatureRows& rows = *gradient.rows;
+  const IndexedRows& rows = *gradient.rows;
   const auto floats = static_cast<size_t>(rows.rows * gradient.dim);
   std::shared_ptr<float> sums = TakeFloats(pool_, floats);
   // The server has more to say about one that is not finite.

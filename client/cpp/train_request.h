@@ -66,7 +66,7 @@ class UpdateEncoder {
     int64_t dim = 0;
     size_t bytes = 0;                   // that are sent after `head`
     std::string head = {};              // serialized, but for those bytes
-    const FeatureRows* rows = nullptr;  // sums are sent of, unless one is not finite
+    const IndexedRows* rows = nullptr;  // sums are sent of, unless one is not finite
   };
   // True if sums are sent of it.
   bool AddSums(const Gradient& gradient, UpdateMessage* message);

@@ -246,18 +246,6 @@ absl::Status DecodeStep(const v1::ApplyGradientsRequest& request, const ServedMo
 
 }  // namespace
 
-absl::Status CheckSums(const GradientInput& input, const ServedModel& model) {
-  for (size_t f = 0; f < input.features.size(); ++f) {
-    const FeatureGradientView& view = input.features[f];
-    const v1::TableConfig& table = model.TableOfFeature(static_cast<int>(f));
-    if (!view.of_rows || table.on_nonfinite_gradient() == v1::SKIP_ROW) continue;
-    const std::string& name = model.config.features(static_cast<int>(f)).name();
-    RETURN_IF_ERROR(
-        CheckFinite(view, table.embedding_dim(), absl::StrCat("gradient of feature '", name, "'")));
-  }
-  return absl::OkStatus();
-}
-
 GradientReader::GradientReader(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions,
                                CpuPool* cpu, bool alone)
     : batch_(std::move(batch)), regions_(regions), cpu_(cpu), alone_(alone) {
@@ -315,8 +303,7 @@ absl::Status GradientReader::CheckValues(absl::Span<const int> features) {
   ParallelFor(cpu_, static_cast<int64_t>(features.size()), [&](int64_t i) {
     const v1::TableConfig& table = batch_->model->TableOfFeature(features[i]);
     const FeatureGradientView& view = input_.features[features[i]];
-    // The shards look at sums before anything changes.
-    if (table.on_nonfinite_gradient() == v1::SKIP_ROW || view.of_rows) return;
+    if (table.on_nonfinite_gradient() == v1::SKIP_ROW) return;
     const std::string& name = batch_->model->config.features(features[i]).name();
     checks[i] =
         CheckFinite(view, table.embedding_dim(), absl::StrCat("gradient of feature '", name, "'"));

@@ -20,8 +20,7 @@ namespace emberd::server {
 // hyper-parameters, and the step where an optimizer needs it. Errors are INVALID_ARGUMENT and name
 // the feature or table, the value and the rule. Gradients that lie in memory shared with the client
 // (of `regions`) may change after this: the shards check the values that are copied to them, and
-// take those that they read in place as they are. Of sums of rows (FeatureGradient.of_rows) the
-// shards check the values too, and nobody else.
+// take those that they read in place as they are.
 //
 // Not thread-safe.
 class GradientReader {
@@ -59,8 +58,5 @@ class GradientReader {
   int count_ = 0;                   // gradients so far
   v1::ApplyGradientsRequest rest_;  // what is not gradients
 };
-
-// Names the first sum that is not finite, if a shard may have refused an update for it.
-absl::Status CheckSums(const GradientInput& input, const ServedModel& model);
 
 }  // namespace emberd::server

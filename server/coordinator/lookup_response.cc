@@ -65,7 +65,7 @@ std::vector<TensorField> TensorsOf(const LookupOutput& output, int feature) {
   const v1::DataType dtype = output.activations.dtype;
   std::vector<TensorField> tensors;
   if (HasRows(output, feature)) {
-    const DistinctRows& rows = *output.rows;
+    const AnswerRows& rows = *output.rows;
     tensors.emplace_back(FeatureActivation::kRowsFieldNumber, dtype,
                          std::vector<int64_t>{rows.rows(feature), rows.width(feature)},
                          rows.Pieces(feature), output.rows);

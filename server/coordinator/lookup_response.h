@@ -13,7 +13,7 @@
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/activations.h"
-#include "server/coordinator/distinct_rows.h"
+#include "server/coordinator/answer_rows.h"
 #include "server/coordinator/served_model.h"
 
 namespace emberd::server {
@@ -24,7 +24,7 @@ struct LookupOutput {
   std::vector<int> order;     // features of the config, as the request lists them
   Activations activations;
   // Of some features, whose activations are not made; null: of none.
-  std::shared_ptr<const DistinctRows> rows = nullptr;
+  std::shared_ptr<const AnswerRows> rows = nullptr;
   v1::BatchStatistics statistics;
 };
 

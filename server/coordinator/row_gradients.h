@@ -36,9 +36,8 @@ class RowSums {
   // sent beside the sums: then Finish decides, who knows them. `input` has what it had before, and
   // more.
   void Advance(const GradientInput& input);
-  // All have come. Nothing if no stack is summed, or if a sum is not finite: then the shard is to
-  // find that out, as it does without sums. Where some came as sums, that is left to the shard too,
-  // and all of those are there.
+  // All have come. Nothing if no stack is summed, or if a sum is not finite and the shard can be
+  // sent the gradients of samples instead, since none came as sums.
   std::optional<shard::ApplyInput> Finish(const GradientInput& input);
   // Where the sums lie; null: elsewhere.
   const std::shared_ptr<SharedBlock>& block() const { return block_; }

@@ -1,5 +1,5 @@
 // Where the distinct rows of one feature lie in the shards' answers to a lookup: the trainer is
-// sent them instead of activations (DistinctRows), and may send sums of gradients for them.
+// sent them instead of activations (AnswerRows), and may send sums of gradients for them.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,6 @@
 #include "base/status.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/combined_in_order.h"
-#include "server/coordinator/gradient_reader.h"
 #include "server/coordinator/request_reader.h"
 #include "server/rpc/message_stream.h"
 
@@ -159,9 +158,11 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   ASSIGN_OR_RETURN(const auto results,
                    fanout_->Gather(model, batch, output.batch_handle, dtype, memory, gather.get()));
   times->shards = gathering.worked();
-  std::shared_ptr<DistinctRows> rows;
+  ops::StageTimer timer(metrics_, ops::Stage::kCombine);
+  const WorkTimer combining;
+  std::shared_ptr<AnswerRows> rows;
   if (hooks->takes_rows() && prepared.output == nullptr) {
-    rows = DistinctRows::Find(results, *model, *batch, dtype, fanout_->cpu());
+    rows = AnswerRows::Find(results, *model, *batch, dtype, fanout_->cpu());
   }
   if (output.batch_handle != 0) {
     const absl::Time expiry =
@@ -177,15 +178,13 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   if (rows != nullptr) rows->Keep(room);
   output.rows = rows;
   KeepRoom(std::move(room), &output.activations);
-  ops::StageTimer timer(metrics_, ops::Stage::kCombine);
-  const WorkTimer combining;
   Combine(prepared, results, *memory, rows.get(), &output, hooks);
   times->combine = combining.worked();
   return output;
 }
 
 void StepPath::Combine(const PreparedLookup& prepared, absl::Span<const GatherResult> results,
-                       const SharedOutput& memory, DistinctRows* rows, LookupOutput* output,
+                       const SharedOutput& memory, AnswerRows* rows, LookupOutput* output,
                        StepHooks* hooks) {
   CombinedInOrder in_order(BytesInOrder(*output), rpc::kPartBytes, [&](size_t begin, size_t end) {
     hooks->OnCombined(*output, absl::MakeConstSpan(output->order).subspan(begin, end - begin));
@@ -289,15 +288,11 @@ absl::StatusOr<MadeMutation> StepPath::TryUpdate(const UpdateName& name, const G
                                                  const KeptBatch& batch, rpc::CallContext* context,
                                                  StepHooks* hooks, StageTimes* times) {
   WorkTimer timer;
-  auto staged = fanout_->Stage(input, batch, name, context);
-  if (absl::IsInvalidArgument(staged.status())) {
-    RETURN_IF_ERROR(CheckSums(input, *batch.model));  // says it better
-  }
-  if (!staged.ok()) return staged.status();
+  ASSIGN_OR_RETURN(const auto staged, fanout_->Stage(input, batch, name, context));
   RETURN_IF_ERROR(timer.Wait([&] { return hooks->BeforeCommit(); }));
-  ASSIGN_OR_RETURN(const RowCounts rows, (*staged)->Commit());
+  ASSIGN_OR_RETURN(const RowCounts rows, staged->Commit());
   times->shards = timer.worked();
-  return MadeMutation{rows, (*staged)->replayed()};
+  return MadeMutation{rows, staged->replayed()};
 }
 
 absl::StatusOr<MadeMutation> StepPath::FindMade(const UpdateName& name,

@@ -47,7 +47,7 @@ class StepHooks {
   virtual absl::Duration gather_limit() const { return absl::InfiniteDuration(); }
   // Whether the batch lives as long as the caller says, who discards it: it does not expire.
   virtual bool owns_batch() const { return false; }
-  // Whether the caller takes rows instead of activations: see DistinctRows.
+  // Whether the caller takes rows instead of activations: see AnswerRows.
   virtual bool takes_rows() const { return false; }
   // All shards have gathered, and keep the batch under this handle.
   virtual void OnKept(uint64_t batch_handle) {}
@@ -149,7 +149,7 @@ class StepPath {
                     uint64_t handle, absl::Time expiry);
   // Makes the activations of `output`, those aside that have rows.
   void Combine(const PreparedLookup& prepared, absl::Span<const GatherResult> results,
-               const SharedOutput& memory, DistinctRows* rows, LookupOutput* output,
+               const SharedOutput& memory, AnswerRows* rows, LookupOutput* output,
                StepHooks* hooks);
   // One attempt.
   absl::StatusOr<MadeMutation> TryUpdate(const UpdateName& name, const GradientInput& input,

@@ -1,6 +1,9 @@
 #include "server/log/inspect.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <set>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -108,7 +111,10 @@ absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
     if (summary.ok() || tries == kMostTries) return summary;
     ASSIGN_OR_RETURN(const LogFolder after, ListLog(folder));
     const auto files = before.files(), left = after.files();
-    if (files.empty() || left.empty() || left.front().first <= files.front().first) return summary;
+    const std::set<std::pair<uint64_t, std::string>> there(left.begin(), left.end());
+    const bool all_there = std::all_of(files.begin(), files.end(),
+                                       [&](const auto& file) { return there.contains(file); });
+    if (all_there) return summary;
   }
 }
 

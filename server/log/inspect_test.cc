@@ -113,6 +113,17 @@ TEST(InspectTest, ALogThatMovesOnIsReadAgain) {
   EXPECT_EQ(reads, 4);
   EXPECT_EQ(read(1000).status(), absl::NotFoundError("gone"));
   EXPECT_EQ(reads, 10);
+  // Records go before blobs, and blobs that later records name stay.
+  ASSERT_TRUE(WriteFileWhole(dir.path(), BlobsName(1), "blobs").ok());
+  reads = 0;
+  const auto moved = ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
+    if (reads++ > 0) return LogSummary();
+    EXPECT_TRUE(writer->StartSegment(StateRecord(segment + 1)).ok());
+    EXPECT_TRUE(std::filesystem::remove(PathIn(dir.path(), RecordsName(segment))));
+    return absl::NotFoundError("gone");
+  });
+  EXPECT_TRUE(moved.ok()) << moved.status();
+  EXPECT_EQ(reads, 2);
   // What is missing from a log that stands still is damage.
   reads = 0;
   const auto damaged = ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {

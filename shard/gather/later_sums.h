@@ -50,6 +50,10 @@ class LaterSums {
   bool single_rows() const { return single_rows_; }
   v1::DataType row_dtype() const { return args_.dtype; }
   const char* SingleRow(int64_t i) const { return RowAt(entries_.entries[i].row); }
+  // Of all rows.
+  int64_t bytes() const {
+    return static_cast<int64_t>(entries_.partition_ends.back()) * row_bytes_;
+  }
   // Of `rows`, by its place; what follows it are the rows of the next places.
   const char* RowAt(int64_t place) const { return args_.weights + place * row_bytes_; }
 

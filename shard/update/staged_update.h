@@ -39,10 +39,10 @@ class CheckedPart {
   };
 
   // INVALID_ARGUMENT for stacks given twice or unknown to the batch, gradients of the wrong number
-  // or not finite (unless the stack skips such rows), sums of rows that the batch did not return,
-  // hyper-parameters of a wrong name or value, a
-  // step that the optimizer needs and is not given, gradients of a step that is skipped. NOT_FOUND:
-  // the model was dropped. RESOURCE_EXHAUSTED, DATA_LOSS: Model::Hold; the part holds the rows.
+  // or not finite (unless the stack skips such rows, or they are sums of rows), sums of rows that
+  // the batch did not return, hyper-parameters of a wrong name or value, a step that the optimizer
+  // needs and is not given, gradients of a step that is skipped. NOT_FOUND: the model was dropped.
+  // RESOURCE_EXHAUSTED, DATA_LOSS: Model::Hold; the part holds the rows.
   static absl::StatusOr<std::shared_ptr<const CheckedPart>> Make(std::shared_ptr<const Batch> batch,
                                                                  ApplyInput input);
 

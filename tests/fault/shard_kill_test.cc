@@ -138,6 +138,8 @@ TEST_F(ShardKillTest, TrainersSurviveAKill) {
         EXPECT_LT(absl::Now() - began, 2 * kDeadline + kGrace);
         if (status.ok()) {
           ++good;
+        } else if (absl::IsDeadlineExceeded(status)) {
+          ++unavailable;  // all had voted, and the victim died before it was told to commit
         } else if (absl::IsUnavailable(status)) {
           ++unavailable;
           // Or another trainer resets the model at this moment.

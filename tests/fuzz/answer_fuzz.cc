@@ -56,7 +56,9 @@ float ActivationOf(const v1::FeatureActivation& feature, int64_t sample, int64_t
   if (!feature.has_rows()) return ElementOf(feature.activation(), sample * dim + column);
   int32_t row;
   std::memcpy(&row, feature.row_index().data().data() + sample * sizeof(row), sizeof(row));
-  return row < 0 ? 0.0f : 0.0f + ElementOf(feature.rows(), row * feature.rows().shape(1) + column);
+  if (row < 0) return 0;
+  const float element = ElementOf(feature.rows(), row * feature.rows().shape(1) + column);
+  return feature.rows().dtype() == v1::FLOAT32 ? 0.0f + element : element;
 }
 
 void RequireSame(const client::TrainLookupResult& found, const v1::TrainLookupResult& sent) {

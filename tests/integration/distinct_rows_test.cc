@@ -1,5 +1,6 @@
 // Rows that many samples have travel once between trainer and coordinator, and so do the sums of
 // their gradients. A failure here means that a model gets other bits because of how it was sent.
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -56,7 +57,7 @@ struct How {
   std::string without = {};
   bool concat = false;
   bool pipelined = false;
-  int size = 1;  // of the group, whose other ranks are not there: ASYNC
+  bool overflow = false;  // of sums of finite gradients
 };
 
 class DistinctRowsTest : public ::testing::Test {
@@ -110,6 +111,9 @@ class DistinctRowsTest : public ::testing::Test {
         for (const float value : row) {
           gradient.push_back(value * static_cast<float>(1 << random() % 20));
         }
+        if (run.overflow && activation.feature == "b") {
+          gradient.back() = std::numeric_limits<float>::max();
+        }
       }
       if (run.without.find(activation.feature) != std::string::npos) continue;
       gradients.push_back({activation.feature, gradient, activation.samples});
@@ -142,6 +146,7 @@ TEST_F(DistinctRowsTest, EverybodyGetsTheSameBits) {
              {.pipelined = true},
              {.with_two_ids = "a"},  // a stack without rows beside one that has them
              {.with_two_ids = "e"},
+             {.overflow = true},
              {.without = "b"},
              {.without = "ae"},
              {.without = "abcd"},  // a stack without gradients

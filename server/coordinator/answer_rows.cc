@@ -1,4 +1,4 @@
-#include "server/coordinator/distinct_rows.h"
+#include "server/coordinator/answer_rows.h"
 
 #include <algorithm>
 #include <limits>
@@ -14,6 +14,20 @@ namespace {
 // Rows are sent if they and their indices have at most this share of the activations' bytes: below
 // that, it is worth it that the trainer copies each row from where it lies, and not as it comes.
 constexpr double kMostBytes = 0.8;
+// A trainer that reads late keeps the shards' answers from going, all of them: they may have so
+// many times as many bytes as what is sent of them.
+constexpr double kMostKept = 2;
+
+// What the shards have answered.
+int64_t BytesOf(absl::Span<const GatherResult> results) {
+  int64_t bytes = 0;
+  for (const GatherResult& result : results) {
+    for (const StackSumsView& sums : result.stacks) {
+      bytes += sums.later != nullptr ? sums.later->bytes() : PayloadBytes(sums);
+    }
+  }
+  return bytes;
+}
 
 // The partition of the shard that a place is in.
 size_t PartitionOf(const shard::StackEntries& entries, uint64_t place) {
@@ -40,11 +54,11 @@ RowPlaces FindPlaces(const shard::StackEntries& entries, int shard, int64_t begi
 
 }  // namespace
 
-std::shared_ptr<DistinctRows> DistinctRows::Find(absl::Span<const GatherResult> results,
-                                                 const ServedModel& model,
-                                                 const preprocess::PreprocessedBatch& batch,
-                                                 v1::DataType dtype, CpuPool* cpu) {
-  std::shared_ptr<DistinctRows> rows(new DistinctRows());
+std::shared_ptr<AnswerRows> AnswerRows::Find(absl::Span<const GatherResult> results,
+                                             const ServedModel& model,
+                                             const preprocess::PreprocessedBatch& batch,
+                                             v1::DataType dtype, CpuPool* cpu) {
+  std::shared_ptr<AnswerRows> rows(new AnswerRows());
   rows->element_ = ElementSize(dtype);
   rows->features_.resize(model.config.features_size());
   std::vector<int> found;
@@ -66,7 +80,7 @@ std::shared_ptr<DistinctRows> DistinctRows::Find(absl::Span<const GatherResult> 
     feature.width = model.plan.stacks[stack].embedding_dim;
     rows->FindRows(results, stack, position, &feature);
   });
-  if (!rows->Choose(model, dtype)) return nullptr;
+  if (!rows->Choose(model, BytesOf(results))) return nullptr;
   for (const GatherResult& result : results) {
     rows->owners_.push_back(result.owner);
     rows->owners_.insert(rows->owners_.end(), result.later.begin(), result.later.end());
@@ -74,8 +88,8 @@ std::shared_ptr<DistinctRows> DistinctRows::Find(absl::Span<const GatherResult> 
   return rows;
 }
 
-void DistinctRows::FindRows(absl::Span<const GatherResult> results, int stack, int position,
-                            Feature* feature) {
+void AnswerRows::FindRows(absl::Span<const GatherResult> results, int stack, int position,
+                          Feature* feature) {
   for (size_t s = 0; s < results.size(); ++s) {
     const StackSumsView& sums = results[s].stacks[stack];
     if (sums.samples.empty()) continue;
@@ -94,7 +108,7 @@ void DistinctRows::FindRows(absl::Span<const GatherResult> results, int stack, i
   }
 }
 
-bool DistinctRows::Choose(const ServedModel& model, v1::DataType dtype) {
+bool AnswerRows::Choose(const ServedModel& model, int64_t answer_bytes) {
   double sent = 0, activations = 0;  // bytes
   for (size_t f = 0; f < features_.size(); ++f) {
     Feature& feature = features_[f];
@@ -105,10 +119,11 @@ bool DistinctRows::Choose(const ServedModel& model, v1::DataType dtype) {
     activations += static_cast<double>(feature.samples) *
                    model.TableOfFeature(static_cast<int>(f)).embedding_dim() * element_;
   }
-  return sent > 0 && sent <= kMostBytes * activations;
+  return sent > 0 && sent <= kMostBytes * activations &&
+         static_cast<double>(answer_bytes) <= kMostKept * sent;
 }
 
-std::vector<RowPlaces> DistinctRows::places() const {
+std::vector<RowPlaces> AnswerRows::places() const {
   std::vector<RowPlaces> places(features_.size());
   for (size_t f = 0; f < features_.size(); ++f) {
     if (!features_[f].chosen) continue;
@@ -119,7 +134,7 @@ std::vector<RowPlaces> DistinctRows::places() const {
   return places;
 }
 
-void DistinctRows::IndexSamples(int f) {
+void AnswerRows::IndexSamples(int f) {
   Feature& feature = features_[f];
   feature.index.assign(feature.samples, -1);
   for (const Part& part : feature.parts) {
@@ -132,7 +147,7 @@ void DistinctRows::IndexSamples(int f) {
   }
 }
 
-std::vector<absl::string_view> DistinctRows::Pieces(int f) const {
+std::vector<absl::string_view> AnswerRows::Pieces(int f) const {
   const int64_t row_bytes = features_[f].width * element_;
   std::vector<absl::string_view> pieces;
   for (const Part& part : features_[f].parts) {
@@ -143,7 +158,7 @@ std::vector<absl::string_view> DistinctRows::Pieces(int f) const {
   return pieces;
 }
 
-int64_t DistinctRows::bytes(int f) const {
+int64_t AnswerRows::bytes(int f) const {
   const Feature& feature = features_[f];
   return feature.rows * feature.width * element_ +
          feature.samples * static_cast<int64_t>(sizeof(int32_t));

@@ -1,7 +1,7 @@
 // What a trainer gets instead of activations. Catches: a sample that is told of another's row, rows
 // of one shard or partition taken for those of another, rows where they are not less to send, and
 // answers that are let go while their rows are still to be sent.
-#include "server/coordinator/distinct_rows.h"
+#include "server/coordinator/answer_rows.h"
 
 #include <cstring>
 #include <map>
@@ -29,7 +29,7 @@ constexpr char kModel[] =
     "features { name: 'c' table: 'bc' } features { name: 'd' table: 'd' }";
 constexpr int kFeatures = 4;
 
-class DistinctRowsTest : public testing::Test {
+class AnswerRowsTest : public testing::Test {
  protected:
   using Ids = std::vector<std::vector<int64_t>>;  // [feature][sample]; -1: none
 
@@ -97,10 +97,10 @@ class DistinctRowsTest : public testing::Test {
     return Mark(stack, static_cast<int>((id + table.shard_rotation) % partitions),
                 id / partitions + table.row_offset);
   }
-  std::shared_ptr<DistinctRows> Find(v1::DataType dtype = v1::FLOAT32) {
-    return DistinctRows::Find(results_, *model_, *batch_, dtype, &cpu_);
+  std::shared_ptr<AnswerRows> Find(v1::DataType dtype = v1::FLOAT32) {
+    return AnswerRows::Find(results_, *model_, *batch_, dtype, &cpu_);
   }
-  void ExpectRowsOf(const Ids& ids, DistinctRows* rows) {
+  void ExpectRowsOf(const Ids& ids, AnswerRows* rows) {
     const std::vector<RowPlaces> places = rows->places();
     for (int f = 0; f < kFeatures; ++f) {
       ASSERT_TRUE(rows->Has(f));
@@ -138,7 +138,7 @@ class DistinctRowsTest : public testing::Test {
   std::weak_ptr<const void> alive_;
 };
 
-TEST_F(DistinctRowsTest, EachSampleHasItsRow) {
+TEST_F(AnswerRowsTest, EachSampleHasItsRow) {
   std::mt19937 random(TestSeed());
   for (const preprocess::Topology topology :
        {preprocess::Topology{1, 1}, {1, 4}, {2, 2}, {4, 1}, {8, 1}, {1, 16}, {2, 32}}) {
@@ -159,7 +159,7 @@ TEST_F(DistinctRowsTest, EachSampleHasItsRow) {
 
 // b has the ids at both ends of their table, and c those in between: the rows from b's first to its
 // last are mostly c's.
-TEST_F(DistinctRowsTest, AFeatureWithOthersRowsIsSentActivations) {
+TEST_F(AnswerRowsTest, AFeatureWithOthersRowsIsSentActivations) {
   Ids ids(kFeatures, std::vector<int64_t>(120, 3));
   for (int s = 0; s < 120; ++s) {
     ids[1][s] = s % 2 == 0 ? 0 : 299;
@@ -174,7 +174,7 @@ TEST_F(DistinctRowsTest, AFeatureWithOthersRowsIsSentActivations) {
   EXPECT_TRUE(rows->places()[1].empty());
 }
 
-TEST_F(DistinctRowsTest, RowsThatAreNotFewerAreNotSent) {
+TEST_F(AnswerRowsTest, RowsThatAreNotFewerAreNotSent) {
   Ids ids(kFeatures);
   for (int f = 0; f < kFeatures; ++f) {
     for (int s = 0; s < 80; ++s) ids[f].push_back(s);
@@ -189,14 +189,14 @@ TEST_F(DistinctRowsTest, RowsThatAreNotFewerAreNotSent) {
   ExpectRowsOf(ids, rows.get());
 }
 
-TEST_F(DistinctRowsTest, RowsOfAnotherTypeAreNotSent) {
+TEST_F(AnswerRowsTest, RowsOfAnotherTypeAreNotSent) {
   const Ids ids(kFeatures, std::vector<int64_t>(80, 5));
   Gather({2, 2}, ids);
   EXPECT_NE(Find(v1::FLOAT32), nullptr);
   EXPECT_EQ(Find(v1::BFLOAT16), nullptr) << "they would have to be rounded first";
 }
 
-TEST_F(DistinctRowsTest, SamplesWithoutIdsHaveNoRows) {
+TEST_F(AnswerRowsTest, SamplesWithoutIdsHaveNoRows) {
   Ids ids(kFeatures, std::vector<int64_t>(80, -1));
   Gather({2, 2}, ids);
   EXPECT_EQ(Find(), nullptr);
@@ -208,7 +208,7 @@ TEST_F(DistinctRowsTest, SamplesWithoutIdsHaveNoRows) {
   EXPECT_FALSE(rows->Has(1)) << "of no rows, not even the sums could be sent";
 }
 
-TEST_F(DistinctRowsTest, TheAnswersLiveAsLongAsTheRows) {
+TEST_F(AnswerRowsTest, TheAnswersLiveAsLongAsTheRows) {
   Gather({1, 1}, Ids(kFeatures, std::vector<int64_t>(80, 5)));
   auto rows = Find();
   ASSERT_NE(rows, nullptr);

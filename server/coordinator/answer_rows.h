@@ -18,14 +18,14 @@
 namespace emberd::server {
 
 // Of one batch. It keeps the shards' answers alive.
-class DistinctRows {
+class AnswerRows {
  public:
   // Null if that is not clearly less to send than activations of type `dtype`. The results have
   // passed ArrangeUniqueRows. `cpu` may be null.
-  static std::shared_ptr<DistinctRows> Find(absl::Span<const GatherResult> results,
-                                            const ServedModel& model,
-                                            const preprocess::PreprocessedBatch& batch,
-                                            v1::DataType dtype, CpuPool* cpu);
+  static std::shared_ptr<AnswerRows> Find(absl::Span<const GatherResult> results,
+                                          const ServedModel& model,
+                                          const preprocess::PreprocessedBatch& batch,
+                                          v1::DataType dtype, CpuPool* cpu);
 
   // By index in the config. Those that have no rows here are sent activations.
   bool Has(int feature) const { return features_[feature].chosen; }
@@ -64,10 +64,11 @@ class DistinctRows {
     std::vector<Part> parts;
     std::vector<int32_t> index;
   };
-  DistinctRows() = default;
+  AnswerRows() = default;
   void FindRows(absl::Span<const GatherResult> results, int stack, int position, Feature* feature);
-  // Whether it is worth it; chooses the features then.
-  bool Choose(const ServedModel& model, v1::DataType dtype);
+  // Whether it is worth it; chooses the features then. `answer_bytes`: of all that the shards have
+  // answered.
+  bool Choose(const ServedModel& model, int64_t answer_bytes);
 
   int64_t element_ = 0;  // bytes
   std::vector<Feature> features_;
