@@ -96,9 +96,9 @@ absl::StatusOr<RowRuns> FindRows(const Incoming& incoming, int64_t samples, int6
 bool HasTableAlone(int feature, const preprocess::Plan& plan) {
   const auto [stack, position] = plan.feature_at[feature];
   const auto& features = plan.stacks[stack].features;
-  return std::count_if(features.begin(), features.end(), [&](const auto& other) {
-           return other.table_in_stack == features[position].table_in_stack;
-         }) == 1;
+  const int table = features[position].table_in_stack;
+  return std::count_if(features.begin(), features.end(),
+                       [table](const auto& other) { return other.table_in_stack == table; }) == 1;
 }
 
 // Of sums of rows: whether they can be taken.

@@ -50,8 +50,8 @@ absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
 // may be at work: see ReadMovingLog.
 absl::StatusOr<LogSummary> VerifyLog(const std::string& folder);
 
-// Calls `read`, and calls it again where it has failed and files of the log have gone meanwhile: the
-// shard has dropped old segments, which may be what was missed. A few times at most.
+// Calls `read`, and calls it again where it has failed and files of the log have gone meanwhile:
+// the shard has dropped old segments, which may be what was missed. A few times at most.
 absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
                                          absl::FunctionRef<absl::StatusOr<LogSummary>()> read);
 
