@@ -44,6 +44,7 @@ class AnswerRowsTest : public testing::Test {
     for (int f = 0; f < kFeatures; ++f) {
       for (const int64_t id : ids[f]) {
         if (id >= 0) values_[f].push_back(id);
+        if (f == with_two_ids_) values_[f].push_back(id + 1);
         splits_[f].push_back(static_cast<int64_t>(values_[f].size()));
       }
       inputs[f].ids =
@@ -131,6 +132,7 @@ class AnswerRowsTest : public testing::Test {
   ops::Metrics metrics_{"test"};
   CpuPool cpu_{2};
   BufferPool pool_;
+  int with_two_ids_ = -1;  // a feature
   std::shared_ptr<const ServedModel> model_;
   std::vector<std::vector<int64_t>> splits_, values_;
   std::shared_ptr<const preprocess::PreprocessedBatch> batch_;
@@ -187,6 +189,21 @@ TEST_F(AnswerRowsTest, RowsThatAreNotFewerAreNotSent) {
   const auto rows = Find();
   ASSERT_NE(rows, nullptr);
   ExpectRowsOf(ids, rows.get());
+}
+
+// They keep all of the answer from going, as long as the trainer does not read.
+TEST_F(AnswerRowsTest, LargeAnswersAreNotKeptForAFewRows) {
+  Ids ids(kFeatures, std::vector<int64_t>(80, 5));
+  with_two_ids_ = 3;
+  Gather({2, 2}, ids);
+  auto rows = Find();
+  ASSERT_NE(rows, nullptr);
+  EXPECT_TRUE(rows->Has(0));
+  EXPECT_FALSE(rows->Has(3)) << "its sums are no rows";
+  rows.reset();
+  for (int s = 0; s < 80; ++s) ids[3][s] = s;
+  Gather({2, 2}, ids);
+  EXPECT_EQ(Find(), nullptr);
 }
 
 TEST_F(AnswerRowsTest, RowsOfAnotherTypeAreNotSent) {
