@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "base/shared_arena.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,6 +18,7 @@
 #include "tests/testing/api.h"
 #include "tests/testing/cluster_fixture.h"
 #include "tests/testing/shared_place.h"
+#include "tests/testing/train_call.h"
 
 namespace emberd::testing {
 namespace {
@@ -27,33 +27,19 @@ using ::testing::HasSubstr;
 
 class RowSumsTest : public ClusterFixture {
  protected:
-  using Stream = grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>;
-  struct Call {
-    std::unique_ptr<grpc::ClientContext> context = std::make_unique<grpc::ClientContext>();
-    std::unique_ptr<Stream> stream;
-    int64_t next_step = 0;
-  };
-
   void Start(const std::string& of_tables = "") {
     StartCluster({.shards = 2, .sparsecores_per_shard = 2, .config = "transport: TCP"},
                  RowsModel("raw", of_tables));
     ASSERT_FALSE(HasFatalFailure());
     api_ = std::make_unique<Api>(cluster_->address());
   }
-  Call Open() {
-    Call call;
-    call.context->set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
-    call.stream = api_->embedding->Train(call.context.get());
-    v1::TrainRequest start;
-    start.mutable_start()->set_model_id(model_.id);
-    start.mutable_start()->set_group("g");
-    v1::TrainResponse started;
-    EXPECT_TRUE(call.stream->Write(start) && call.stream->Read(&started));
-    call.next_step = started.started().next_step();
+  TrainCall Open() {
+    TrainCall call = BeginTrain(*api_, model_.id, "g");
+    AwaitStart(&call);
     return call;
   }
   // Of ids 0, 1, 2, 0, 1, 2, ...; e's are all different. The activations, or rows, by feature.
-  std::vector<v1::FeatureActivation> LookUp(Call* call, bool distinct_rows = true) {
+  std::vector<v1::FeatureActivation> LookUp(TrainCall* call, bool distinct_rows = true) {
     v1::TrainRequest request;
     request.mutable_lookup()->set_step(call->next_step);
     request.mutable_lookup()->set_distinct_rows(distinct_rows);
@@ -88,14 +74,14 @@ class RowSumsTest : public ClusterFixture {
     return gradient;
   }
   // The error that the update ends with.
-  static grpc::Status Refusal(Call* call, v1::TrainRequest update) {
+  static grpc::Status Refusal(TrainCall* call, v1::TrainRequest update) {
     update.mutable_update()->set_step(call->next_step);
     EXPECT_TRUE(call->stream->Write(update));
     v1::TrainResponse response;
     EXPECT_FALSE(call->stream->Read(&response)) << response.ShortDebugString();
     return call->stream->Finish();
   }
-  void Update(Call* call, v1::TrainRequest update) {
+  void Update(TrainCall* call, v1::TrainRequest update) {
     update.mutable_update()->set_step(call->next_step++);
     ASSERT_TRUE(call->stream->Write(update));
     v1::TrainResponse response;
@@ -111,9 +97,9 @@ class RowSumsTest : public ClusterFixture {
 TEST_F(RowSumsTest, AnAnswerHasEachRowOnce) {
   Start();
   ASSERT_FALSE(HasFatalFailure());
-  Call call = Open();
+  TrainCall call = Open();
   const auto found = LookUp(&call);
-  Call other = Open();  // takes the place of the first
+  TrainCall other = Open();  // takes the place of the first
   const auto whole = LookUp(&other, /*distinct_rows=*/false);
   for (size_t f = 0; f < found.size(); ++f) {
     const v1::FeatureActivation& rows = found[f];
@@ -143,7 +129,7 @@ TEST_F(RowSumsTest, WhoDoesNotAskGetsActivationsAndMaySendNoSums) {
   Start();
   ASSERT_FALSE(HasFatalFailure());
   const std::string before = TableDigest();
-  Call call = Open();
+  TrainCall call = Open();
   LookUp(&call, /*distinct_rows=*/false);
   v1::TrainRequest update;
   Add(&update, "a", {3, 32}, true);
@@ -205,7 +191,7 @@ TEST_F(RowSumsTest, SumsThatCannotBeTakenChangeNothing) {
        }},
   };
   for (const Case& c : cases) {
-    Call call = Open();
+    TrainCall call = Open();
     EXPECT_EQ(call.next_step, 0);
     LookUp(&call);
     v1::TrainRequest update;
@@ -224,20 +210,14 @@ TEST_F(RowSumsTest, SumsThatCannotBeTakenChangeNothing) {
 TEST_F(RowSumsTest, OnlyAGroupOfOneMaySendSums) {
   Start();
   ASSERT_FALSE(HasFatalFailure());
-  std::vector<Call> ranks(2);
-  v1::TrainResponse response;
+  std::vector<TrainCall> ranks;
+  v1::GroupOptions options;
+  options.set_size(2);
+  options.set_consistency(v1::ASYNC);
   for (int rank = 0; rank < 2; ++rank) {
-    ranks[rank].context->set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
-    ranks[rank].stream = api_->embedding->Train(ranks[rank].context.get());
-    v1::TrainRequest start;
-    start.mutable_start()->set_model_id(model_.id);
-    start.mutable_start()->set_group("pair");
-    start.mutable_start()->set_rank(rank);
-    start.mutable_start()->mutable_options()->set_size(2);
-    start.mutable_start()->mutable_options()->set_consistency(v1::ASYNC);
-    ASSERT_TRUE(ranks[rank].stream->Write(start));
+    ranks.push_back(BeginTrain(*api_, model_.id, "pair", rank, options));
   }
-  for (Call& rank : ranks) ASSERT_TRUE(rank.stream->Read(&response));
+  for (TrainCall& rank : ranks) AwaitStart(&rank);
   LookUp(&ranks[0]);
   v1::TrainRequest update;
   Add(&update, "a", {3, 32}, true);
@@ -261,7 +241,7 @@ TEST_F(RowSumsTest, SumsAndGradientsGoTogether) {
     for (const auto& order : orders) {
       Start();
       ASSERT_FALSE(HasFatalFailure());
-      Call call = Open();
+      TrainCall call = Open();
       for (int step = 0; step < 2; ++step) {
         LookUp(&call);
         v1::TrainRequest update;
@@ -282,8 +262,7 @@ TEST_F(RowSumsTest, SumsAndGradientsGoTogether) {
         }
         Update(&call, update);
       }
-      call.stream->WritesDone();
-      EXPECT_TRUE(call.stream->Finish().ok());
+      EndTrain(&call);
       if (expected.empty()) expected = TableDigest();
       EXPECT_EQ(TableDigest(), expected) << order[0] << order[1] << order[2] << in_parts;
     }
@@ -310,7 +289,7 @@ TEST_F(RowSumsTest, SumsAndGradientsInSharedMemoryGoTogether) {
     ASSERT_TRUE(arena.ok()) << arena.status();
     const auto block = (*arena)->Take(kSamples * 16 * sizeof(float));
     ASSERT_NE(block, nullptr);
-    Call call = Open();
+    TrainCall call = Open();
     v1::TrainRequest request, update;
     request.mutable_lookup()->set_step(0);
     request.mutable_lookup()->set_distinct_rows(true);
@@ -338,8 +317,7 @@ TEST_F(RowSumsTest, SumsAndGradientsInSharedMemoryGoTogether) {
       *b->mutable_shared() = PlaceIn(*block, 0, data.size());
     }
     Update(&call, update);
-    call.stream->WritesDone();
-    EXPECT_TRUE(call.stream->Finish().ok());
+    EndTrain(&call);
     if (!sums_and_shared) expected = TableDigest();
   }
   EXPECT_EQ(TableDigest(), expected);

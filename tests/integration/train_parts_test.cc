@@ -23,6 +23,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
 #include "tests/testing/cluster_fixture.h"
+#include "tests/testing/train_call.h"
 
 namespace emberd::testing {
 namespace {
@@ -56,14 +57,6 @@ const Order kUsual = {0, 1, 2, 3, 4, 5};
 
 class TrainPartsTest : public ClusterFixture {
  protected:
-  using Stream = grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>;
-  // A call, and what must live as long.
-  struct Call {
-    std::unique_ptr<grpc::ClientContext> context = std::make_unique<grpc::ClientContext>();
-    std::unique_ptr<Stream> stream;
-    int64_t next_step = 0;
-  };
-
   void Start(const std::string& config, const std::string& result_mode = "AUTO") {
     StartCluster({.shards = 2, .sparsecores_per_shard = 2, .config = config},
                  ModelText(result_mode));
@@ -80,16 +73,9 @@ class TrainPartsTest : public ClusterFixture {
     }
   }
 
-  Call Open() {
-    Call call;
-    call.context->set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(120)));
-    call.stream = api_->embedding->Train(call.context.get());
-    v1::TrainRequest start;
-    start.mutable_start()->set_model_id(model_.id);
-    start.mutable_start()->set_group("parts");
-    v1::TrainResponse started;
-    EXPECT_TRUE(call.stream->Write(start) && call.stream->Read(&started));
-    call.next_step = started.started().next_step();
+  TrainCall Open() {
+    TrainCall call = BeginTrain(*api_, model_.id, "parts");
+    AwaitStart(&call);
     return call;
   }
 
@@ -101,7 +87,7 @@ class TrainPartsTest : public ClusterFixture {
   }
   // Sends the lookup, and reads its answer with a pause before each message. The activations, by
   // feature; `parts`: how many messages there were.
-  std::map<std::string, std::vector<float>> LookUp(const Call& call, const Order& order,
+  std::map<std::string, std::vector<float>> LookUp(const TrainCall& call, const Order& order,
                                                    absl::Duration pause = absl::ZeroDuration(),
                                                    int* parts = nullptr) const {
     v1::TrainRequest request;
@@ -160,11 +146,11 @@ class TrainPartsTest : public ClusterFixture {
     return request;
   }
   // A whole step, whose update comes in these parts.
-  void Step(Call* call, const std::vector<Order>& parts) const {
+  void Step(TrainCall* call, const std::vector<Order>& parts) const {
     LookUp(*call, kUsual);
     Update(call, parts);
   }
-  void Update(Call* call, const std::vector<Order>& parts) const {
+  void Update(TrainCall* call, const std::vector<Order>& parts) const {
     for (size_t i = 0; i < parts.size(); ++i) {
       ASSERT_TRUE(call->stream->Write(Part(call->next_step, parts[i], i + 1 < parts.size())));
     }
@@ -172,12 +158,6 @@ class TrainPartsTest : public ClusterFixture {
     ASSERT_TRUE(call->stream->Read(&response)) << call->stream->Finish().error_message();
     ASSERT_EQ(response.update().step(), call->next_step++);
   }
-  static void End(Call* call) {
-    call->stream->WritesDone();
-    const grpc::Status status = call->stream->Finish();
-    EXPECT_TRUE(status.ok()) << status.error_message();
-  }
-
   std::unique_ptr<Api> api_;
   std::vector<std::vector<int32_t>> ids_;
   std::vector<std::vector<float>> gradients_;  // by feature
@@ -187,7 +167,7 @@ class TrainPartsTest : public ClusterFixture {
 TEST_F(TrainPartsTest, AnswersComeInTheOrderOfTheRequestAndWhole) {
   Start("transport: TCP");
   ASSERT_FALSE(HasFatalFailure());
-  Call call = Open();
+  TrainCall call = Open();
   Order order = kUsual;
   std::mt19937 random(TestSeed());
   for (int step = 0; step < 12; ++step) {
@@ -199,7 +179,7 @@ TEST_F(TrainPartsTest, AnswersComeInTheOrderOfTheRequestAndWhole) {
     Update(&call, {kUsual});
     std::shuffle(order.begin(), order.end(), random);
   }
-  End(&call);
+  EndTrain(&call);
 }
 
 // Who reads slowly gets the same, and keeps nobody else waiting.
@@ -207,7 +187,7 @@ TEST_F(TrainPartsTest, ASlowTrainerGetsItsAnswers) {
   Start("transport: TCP");
   ASSERT_FALSE(HasFatalFailure());
   const auto expected = Expected();
-  Call call = Open();
+  TrainCall call = Open();
   EXPECT_EQ(LookUp(call, kUsual, absl::Milliseconds(150)), expected);
   for (int f = 0; f < kFeatures; ++f) {
     absl::SleepFor(absl::Milliseconds(100));
@@ -218,7 +198,7 @@ TEST_F(TrainPartsTest, ASlowTrainerGetsItsAnswers) {
   ASSERT_TRUE(call.stream->Read(&response));
   EXPECT_GT(response.update().rows_updated(), 0);
   EXPECT_NE(Expected(), expected);
-  End(&call);
+  EndTrain(&call);
 }
 
 // Sums of rows are made while parts come; how they are cut and ordered must not show.
@@ -234,9 +214,9 @@ TEST_F(TrainPartsTest, HoweverAnUpdateIsCutTheTablesAreTheSame) {
       gradients_.clear();
       Start("transport: TCP", mode);
       ASSERT_FALSE(HasFatalFailure());
-      Call call = Open();
+      TrainCall call = Open();
       for (int step = 0; step < 2; ++step) Step(&call, parts);
-      End(&call);
+      EndTrain(&call);
       if (expected.empty()) expected = TableDigest();
       EXPECT_EQ(TableDigest(), expected) << mode << ", " << parts.size() << " parts";
     }
@@ -251,9 +231,9 @@ TEST_F(TrainPartsTest, FeaturesWithoutAGradientHaveAZeroOne) {
     gradients_.clear();
     Start("transport: TCP", "UNIQUE_ROWS");
     ASSERT_FALSE(HasFatalFailure());
-    Call call = Open();
+    TrainCall call = Open();
     Step(&call, parts);
-    End(&call);
+    EndTrain(&call);
     if (expected.empty()) expected = TableDigest();
     EXPECT_EQ(TableDigest(), expected) << parts.size() << " parts";
   }
@@ -299,7 +279,7 @@ TEST_F(TrainPartsTest, ABadPartChangesNothing) {
   const std::string before = TableDigest();
   for (const int bad : {0, 3, kFeatures - 1}) {
     for (const Case& c : cases) {
-      Call call = Open();
+      TrainCall call = Open();
       EXPECT_EQ(call.next_step, 0);
       LookUp(call, kUsual);
       for (int f = 0; f < kFeatures; ++f) {
@@ -318,9 +298,9 @@ TEST_F(TrainPartsTest, ABadPartChangesNothing) {
     }
   }
   EXPECT_EQ(TableDigest(), before);
-  Call call = Open();
+  TrainCall call = Open();
   Step(&call, {kUsual});
-  End(&call);
+  EndTrain(&call);
   EXPECT_NE(TableDigest(), before);
 }
 
@@ -333,7 +313,7 @@ TEST_F(TrainPartsTest, AnUpdateThatBreaksOffChangesNothing) {
     ASSERT_FALSE(HasFatalFailure());
     const std::string before = TableDigest();
     for (int sent = 0; sent <= kFeatures; ++sent) {
-      Call call = Open();
+      TrainCall call = Open();
       EXPECT_EQ(call.next_step, 0);
       LookUp(call, kUsual);
       for (int f = 0; f < sent; ++f) ASSERT_TRUE(call.stream->Write(Part(0, {f}, true)));
@@ -348,9 +328,9 @@ TEST_F(TrainPartsTest, AnUpdateThatBreaksOffChangesNothing) {
       }
     }
     EXPECT_EQ(TableDigest(), before);
-    Call call = Open();
+    TrainCall call = Open();
     Step(&call, {{0, 1}, {2, 3}, {4, 5}});
-    End(&call);
+    EndTrain(&call);
     EXPECT_NE(TableDigest(), before);
   }
 }
@@ -360,34 +340,29 @@ TEST_F(TrainPartsTest, AnUpdateThatBreaksOffChangesNothing) {
 TEST_F(TrainPartsTest, UpdatesThatWaitForEachOtherFitTheBudget) {
   Start("transport: TCP budgets { in_flight_bytes: 24000000 }");
   ASSERT_FALSE(HasFatalFailure());
-  std::vector<Call> ranks(2);
-  v1::TrainResponse response;
+  std::vector<TrainCall> ranks;
+  v1::GroupOptions options;
+  options.set_size(2);
   for (int rank = 0; rank < 2; ++rank) {
-    ranks[rank].context->set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(120)));
-    ranks[rank].stream = api_->embedding->Train(ranks[rank].context.get());
-    v1::TrainRequest start;
-    start.mutable_start()->set_model_id(model_.id);
-    start.mutable_start()->set_group("pair");
-    start.mutable_start()->set_rank(rank);
-    start.mutable_start()->mutable_options()->set_size(2);
-    ASSERT_TRUE(ranks[rank].stream->Write(start));
+    ranks.push_back(BeginTrain(*api_, model_.id, "pair", rank, options));
   }
-  for (Call& rank : ranks) ASSERT_TRUE(rank.stream->Read(&response));
+  for (TrainCall& rank : ranks) AwaitStart(&rank);
+  v1::TrainResponse response;
   for (int step = 0; step < 4; ++step) {
     std::vector<std::thread> lookups;
-    for (Call& rank : ranks) lookups.emplace_back([&] { LookUp(rank, kUsual); });
+    for (TrainCall& rank : ranks) lookups.emplace_back([&] { LookUp(rank, kUsual); });
     for (std::thread& lookup : lookups) lookup.join();
-    for (Call& rank : ranks) {  // the first is held while the second comes
+    for (TrainCall& rank : ranks) {  // the first is held while the second comes
       for (int f = 0; f < kFeatures; ++f) {
         ASSERT_TRUE(rank.stream->Write(Part(step, {f}, f + 1 < kFeatures)));
       }
     }
-    for (Call& rank : ranks) {
+    for (TrainCall& rank : ranks) {
       ASSERT_TRUE(rank.stream->Read(&response)) << rank.stream->Finish().error_message();
       EXPECT_EQ(response.update().step(), rank.next_step++);
     }
   }
-  for (Call& rank : ranks) End(&rank);
+  for (TrainCall& rank : ranks) EndTrain(&rank);
 }
 
 // A trainer that goes away after any message of an answer.
@@ -395,7 +370,7 @@ TEST_F(TrainPartsTest, AnAnswerThatBreaksOffIsNoStep) {
   Start("transport: TCP");
   ASSERT_FALSE(HasFatalFailure());
   for (int taken = 0; taken < kFeatures; ++taken) {
-    Call call = Open();
+    TrainCall call = Open();
     EXPECT_EQ(call.next_step, 0);
     v1::TrainRequest request;
     request.mutable_lookup()->set_step(0);
@@ -410,10 +385,10 @@ TEST_F(TrainPartsTest, AnAnswerThatBreaksOffIsNoStep) {
     call.context->TryCancel();
     EXPECT_EQ(call.stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
-  Call call = Open();
+  TrainCall call = Open();
   EXPECT_EQ(call.next_step, 0);
   EXPECT_EQ(LookUp(call, kUsual), Expected());
-  End(&call);
+  EndTrain(&call);
 }
 
 }  // namespace
