@@ -300,7 +300,10 @@ TEST_F(TransportTest, KilledTrainersLeaveNothingAndSpoilNothing) {
     if (round == 5) descriptors = FootprintOf(coordinator).descriptors;
   }
   unsetenv(kTrainerAddress);
-  EXPECT_TRUE(Soon([&] { return FootprintOf(coordinator).descriptors <= descriptors; }))
+  // A trainer that left one behind would show 34 times. A thread of gRPC's may have opened one
+  // since.
+  constexpr int64_t kOther = 4;
+  EXPECT_TRUE(Soon([&] { return FootprintOf(coordinator).descriptors <= descriptors + kOther; }))
       << FootprintOf(coordinator).descriptors << " descriptors, where there were " << descriptors;
   EXPECT_EQ(UnaryDigest(*client, "after"), before);
 }
