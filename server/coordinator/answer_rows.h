@@ -11,7 +11,7 @@
 #include "base/cpu_pool.h"
 #include "emberd/v1/types.pb.h"
 #include "preprocess/batch/preprocessor.h"
-#include "server/coordinator/row_places.h"
+#include "server/coordinator/kept_batch.h"
 #include "server/coordinator/served_model.h"
 #include "server/shard/shard_backend.h"
 

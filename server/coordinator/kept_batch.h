@@ -1,5 +1,5 @@
 // What a coordinator keeps of a batch between Lookup and ApplyGradients: which samples have entries
-// on which shard.
+// on which shard, and which rows the trainer has.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,30 @@
 
 #include "absl/types/span.h"
 #include "preprocess/batch/preprocessor.h"
-#include "server/coordinator/row_places.h"
 #include "server/coordinator/served_model.h"
 #include "server/rpc/handle_store.h"
 #include "server/shard/shard_backend.h"
 #include "shard/batch/batch.h"
 
 namespace emberd::server {
+
+// Places [begin, end) among the rows that a shard has answered with for a feature's stack.
+struct PlaceRange {
+  int shard = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// Of the distinct rows of one feature, in the order in which the trainer was sent them instead of
+// activations (AnswerRows), and may send sums of gradients for them. Empty: it was sent
+// activations.
+using RowPlaces = std::vector<PlaceRange>;
+
+inline int64_t CountRows(const RowPlaces& places) {
+  int64_t rows = 0;
+  for (const PlaceRange& range : places) rows += range.end - range.begin;
+  return rows;
+}
 
 struct KeptShard {
   uint64_t history = 0;
