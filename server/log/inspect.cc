@@ -1,9 +1,8 @@
 #include "server/log/inspect.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <set>
-#include <utility>
+#include <system_error>
+#include <tuple>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -61,6 +60,40 @@ absl::StatusOr<LogSummary> VerifyOnce(const std::string& folder) {
   return summary;
 }
 
+absl::StatusOr<LogSummary> ShowOnce(const std::string& folder,
+                                    absl::FunctionRef<absl::Status(const LogEntry&)> show) {
+  EntryWriter writer;
+  uint64_t records = 0, blobs = 0;
+  int64_t bytes = 0;
+  ASSIGN_OR_RETURN(const LogEnd end,
+                   ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
+                     const LogEntry entry = writer.Write(record, position);
+                     ++records;
+                     blobs += BlobOf(record) == nullptr ? 0 : 1;
+                     bytes += entry.bytes;
+                     return show(entry);
+                   }));
+  LogSummary summary = SummaryOf(end);
+  summary.records = records;
+  summary.blobs = blobs;
+  summary.bytes = bytes;
+  return summary;
+}
+
+// A file's name, its bytes, and when it was written last.
+using FileLook = std::tuple<std::string, int64_t, std::filesystem::file_time_type>;
+
+absl::StatusOr<std::vector<FileLook>> LookAt(const std::string& folder) {
+  ASSIGN_OR_RETURN(const LogFolder found, ListLog(folder));
+  std::vector<FileLook> looks;
+  for (const auto& [segment, name] : found.files()) {
+    const std::string path = PathIn(folder, name);
+    std::error_code gone;
+    looks.emplace_back(name, LogFileBytes(path), std::filesystem::last_write_time(path, gone));
+  }
+  return looks;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> FindLogs(const std::string& folder) {
@@ -84,21 +117,19 @@ absl::StatusOr<std::vector<std::string>> FindLogs(const std::string& folder) {
 
 absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
                                    absl::FunctionRef<absl::Status(const LogEntry&)> show) {
-  EntryWriter writer;
-  uint64_t records = 0, blobs = 0;
-  int64_t bytes = 0;
-  ASSIGN_OR_RETURN(const LogEnd end,
-                   ReadLog(folder, [&](const LogRecord& record, const LogPosition& position) {
-                     const LogEntry entry = writer.Write(record, position);
-                     ++records;
-                     blobs += BlobOf(record) == nullptr ? 0 : 1;
-                     bytes += entry.bytes;
-                     return show(entry);
-                   }));
-  LogSummary summary = SummaryOf(end);
-  summary.records = records;
-  summary.blobs = blobs;
-  summary.bytes = bytes;
+  uint64_t shown = 0;
+  absl::Status stopped;
+  const auto read = [&]() -> absl::StatusOr<LogSummary> {
+    const absl::StatusOr<LogSummary> summary = ShowOnce(folder, [&](const LogEntry& entry) {
+      if (entry.sequence <= shown) return absl::OkStatus();
+      shown = entry.sequence;
+      return stopped = show(entry);
+    });
+    // What `show` says is no reason to read again.
+    return stopped.ok() ? summary : LogSummary();
+  };
+  const absl::StatusOr<LogSummary> summary = ReadMovingLog(folder, read);
+  RETURN_IF_ERROR(stopped);
   return summary;
 }
 
@@ -106,15 +137,11 @@ absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
                                          absl::FunctionRef<absl::StatusOr<LogSummary>()> read) {
   constexpr int kMostTries = 10;
   for (int tries = 1;; ++tries) {
-    ASSIGN_OR_RETURN(const LogFolder before, ListLog(folder));
+    ASSIGN_OR_RETURN(const std::vector<FileLook> before, LookAt(folder));
     absl::StatusOr<LogSummary> summary = read();
     if (summary.ok() || tries == kMostTries) return summary;
-    ASSIGN_OR_RETURN(const LogFolder after, ListLog(folder));
-    const auto files = before.files(), left = after.files();
-    const std::set<std::pair<uint64_t, std::string>> there(left.begin(), left.end());
-    const bool all_there = std::all_of(files.begin(), files.end(),
-                                       [&](const auto& file) { return there.contains(file); });
-    if (all_there) return summary;
+    ASSIGN_OR_RETURN(const std::vector<FileLook> after, LookAt(folder));
+    if (before == after) return summary;
   }
 }
 

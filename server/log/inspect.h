@@ -43,15 +43,16 @@ struct LogSummary {
   std::string torn;
 };
 
-// Calls `show` with each record of a log, in order. Errors are those of ReadLog, and of `show`.
+// Calls `show` with each record of a log, in order and once. Errors are those of ReadLog, and of
+// `show`, which ends the reading. The shard may be at work: see ReadMovingLog.
 absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
                                    absl::FunctionRef<absl::Status(const LogEntry&)> show);
 // Reads every record and every blob that one of them names. DATA_LOSS: the first damage. The shard
 // may be at work: see ReadMovingLog.
 absl::StatusOr<LogSummary> VerifyLog(const std::string& folder);
 
-// Calls `read`, and calls it again where it has failed and files of the log have gone meanwhile:
-// the shard has dropped old segments, which may be what was missed. A few times at most.
+// Calls `read`, and calls it again where it has failed and the files of the log are not what they
+// were: what the shard writes, cuts or drops meanwhile may look like damage. A few times at most.
 absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
                                          absl::FunctionRef<absl::StatusOr<LogSummary>()> read);
 

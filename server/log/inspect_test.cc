@@ -124,6 +124,16 @@ TEST(InspectTest, ALogThatMovesOnIsReadAgain) {
   });
   EXPECT_TRUE(moved.ok()) << moved.status();
   EXPECT_EQ(reads, 2);
+  // The room of a segment goes when it ends, which a reader sees as a file that was cut off.
+  reads = 0;
+  const std::string records = PathIn(dir.path(), RecordsName(segment + 1));
+  const auto cut = ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
+    if (reads++ > 0) return LogSummary();
+    std::filesystem::resize_file(records, std::filesystem::file_size(records) / 2);
+    return absl::DataLossError("cut off");
+  });
+  EXPECT_TRUE(cut.ok()) << cut.status();
+  EXPECT_EQ(reads, 2);
   // What is missing from a log that stands still is damage.
   reads = 0;
   const auto damaged = ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
@@ -132,6 +142,50 @@ TEST(InspectTest, ALogThatMovesOnIsReadAgain) {
   });
   EXPECT_EQ(damaged.status(), absl::DataLossError("damaged"));
   EXPECT_EQ(reads, 1);
+}
+
+TEST(InspectTest, ShowsEachRecordOfAMovingLogOnce) {
+  const auto show_while = [](const std::string& folder, auto&& move) {
+    std::vector<uint64_t> shown;
+    const auto summary = ShowLog(folder, [&](const LogEntry& entry) {
+      if (shown.empty()) move();
+      shown.push_back(entry.sequence);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(summary.ok()) << summary.status();
+    return shown;
+  };
+  for (const bool drops : {false, true}) {
+    const TempDir dir = *TempDir::Create();
+    LogOptions options;
+    options.folder = dir.path();
+    const auto writer = *LogWriter::Open(options, 1, 1, StateRecord(1));
+    for (const int segment : {2, 3}) EXPECT_TRUE(writer->StartSegment(StateRecord(segment)).ok());
+    const auto move = [&] {
+      if (drops) {
+        EXPECT_TRUE(writer->DropBefore(3).ok());
+        return;
+      }
+      // As a segment that could not be begun.
+      std::filesystem::remove(PathIn(dir.path(), BlobsName(3)));
+      std::filesystem::remove(PathIn(dir.path(), RecordsName(3)));
+    };
+    EXPECT_EQ(show_while(dir.path(), move),
+              drops ? std::vector<uint64_t>({1, 3}) : std::vector<uint64_t>({1, 2}));
+  }
+}
+
+TEST(InspectTest, ShowIsEndedByWhoeverIsShown) {
+  const TempDir dir = *TempDir::Create();
+  WriteSampleLog(dir.path(), 0, 4);
+  int shown = 0;
+  const auto summary = ShowLog(dir.path(), [&](const LogEntry&) {
+    ++shown;
+    EXPECT_TRUE(WriteFileWhole(dir.path(), BlobsName(9), "moves").ok());
+    return absl::CancelledError("enough");
+  });
+  EXPECT_EQ(summary.status(), absl::CancelledError("enough"));
+  EXPECT_EQ(shown, 1);
 }
 
 // A kind that was added to the log and not here would be shown without a word.
