@@ -109,7 +109,7 @@ typedef struct emberd_client_options {
   int32_t gradient_type;       // the same
   int32_t transport;           // EMBERD_AUTO or EMBERD_TCP
   // 1: streams over TCP send each sample's row and gradient, though others have the same; 0: they
-  // send rows, and float32 sums of their gradients, once where that is less. The bits are the same.
+  // send rows, and sums of their gradients, once where that is less. The bits are the same.
   int64_t without_distinct_rows;
 } emberd_client_options;
 

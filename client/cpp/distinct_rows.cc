@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/bfloat16.h"
+#include "base/simd_clones.h"
 #include "client/cpp/tensor_codec.h"
 
 namespace emberd::client {
@@ -23,7 +25,7 @@ void Prefetch(const void* address, size_t bytes) {
 }
 
 // Sums that begin with +0, and so are not -0.
-void WriteFloats(const char* row, int64_t dim, float* to) {
+EMBERD_SIMD_CLONES void WriteFloats(const char* row, int64_t dim, float* to) {
   for (int64_t c = 0; c < dim; ++c) {
     float value;
     std::memcpy(&value, row + c * sizeof(value), sizeof(value));
@@ -32,7 +34,7 @@ void WriteFloats(const char* row, int64_t dim, float* to) {
 }
 
 // Sums that have been rounded, perhaps to -0.
-void WriteBfloat16(const char* row, int64_t dim, float* to) {
+EMBERD_SIMD_CLONES void WriteBfloat16(const char* row, int64_t dim, float* to) {
   for (int64_t c = 0; c < dim; ++c) {
     uint16_t value;
     std::memcpy(&value, row + c * sizeof(value), sizeof(value));
@@ -40,23 +42,68 @@ void WriteBfloat16(const char* row, int64_t dim, float* to) {
   }
 }
 
-// 1 if it is not finite.
-uint32_t IsBad(float value) {
-  constexpr uint32_t kExponent = 0x7f800000;
-  return (std::bit_cast<uint32_t>(value) & kExponent) == kExponent ? 1 : 0;
+// What is not finite leaves this bit in `bad`, among others that mean nothing.
+constexpr uint32_t kBad = 0x80000000;
+
+void NoteMagnitude(uint32_t magnitude, uint32_t* bad) {
+  constexpr uint32_t kLeastExponent = 0x00800000;
+  *bad |= magnitude + kLeastExponent;
 }
 
-// sum = sum + from, or +0 + from. Not 0 if a sum is not finite. Without a branch, so that it
-// becomes SIMD.
-template <bool kFirst>
-uint32_t Add(const float* __restrict from, int64_t dim, float* __restrict sum) {
-  uint32_t bad = 0;
+void NoteIfBad(float value, uint32_t* bad) {
+  NoteMagnitude(std::bit_cast<uint32_t>(value) & 0x7fffffff, bad);
+}
+
+// As ToBfloat16, of what is finite and stays so.
+float Rounded(float value, uint32_t* bad) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits & 0x7fffffff) + 0x7fff + (bits >> 16 & 1);
+  NoteMagnitude(rounded, bad);
+  return std::bit_cast<float>((bits & 0x80000000) | (rounded & 0xffff0000));
+}
+
+// sum = sum + from, or +0 + from.
+EMBERD_SIMD_CLONES void AddFloats(const float* __restrict from, bool first, int64_t dim,
+                                  float* __restrict sum, uint32_t* __restrict bad) {
+  uint32_t found = 0;
   for (int64_t c = 0; c < dim; ++c) {
-    const float after = (kFirst ? 0.0f : sum[c]) + from[c];
+    const float after = (first ? 0.0f : sum[c]) + from[c];
     sum[c] = after;
-    bad |= IsBad(after);
+    NoteIfBad(after, &found);
   }
-  return bad;
+  *bad |= found;
+}
+
+// sum = sum + from in bfloat16.
+EMBERD_SIMD_CLONES void AddRounded(const float* __restrict from, int64_t dim, float* __restrict sum,
+                                   uint32_t* __restrict bad) {
+  uint32_t found = 0;
+  for (int64_t c = 0; c < dim; ++c) {
+    const float after = sum[c] + Rounded(from[c], &found);
+    sum[c] = after;
+    NoteIfBad(after, &found);
+  }
+  *bad |= found;
+}
+
+// The upper half of +0 + from in bfloat16, which is all of it.
+EMBERD_SIMD_CLONES void RoundOne(const float* __restrict from, int64_t dim,
+                                 uint16_t* __restrict upper, uint32_t* __restrict bad) {
+  uint32_t found = 0;
+  for (int64_t c = 0; c < dim; ++c) {
+    const float sum = 0.0f + Rounded(from[c], &found);
+    upper[c] = static_cast<uint16_t>(std::bit_cast<uint32_t>(sum) >> 16);
+  }
+  *bad |= found;
+}
+
+EMBERD_SIMD_CLONES void Split(const float* __restrict sum, int64_t dim, uint16_t* __restrict upper,
+                              uint16_t* __restrict lower) {
+  for (int64_t c = 0; c < dim; ++c) {
+    const auto bits = std::bit_cast<uint32_t>(sum[c]);
+    upper[c] = static_cast<uint16_t>(bits >> 16);
+    lower[c] = static_cast<uint16_t>(bits);
+  }
 }
 
 }  // namespace
@@ -91,32 +138,70 @@ void SpreadRows(const IndexedRows& rows, absl::Span<const char* const> values, W
 bool SumByRow(const IndexedRows& rows, const FeatureGradient& gradient, int64_t dim, float* sums) {
   const int64_t stride = gradient.row_stride != 0 ? gradient.row_stride : dim;
   std::vector<uint8_t> begun(rows.rows);
-  // Not 0: a sum was not finite, and does not become so again; or the gradient of a sample without
-  // a row is not.
+  // A sum that is not finite does not become so again.
   uint32_t bad = 0;
   const size_t samples = rows.index.size();
   for (size_t i = 0; i < samples; ++i) {
     const int32_t row = rows.index[i];
     const float* const from = gradient.values.data() + i * stride;
     if (row < 0) {
-      for (int64_t c = 0; c < dim; ++c) bad |= IsBad(from[c]);
+      for (int64_t c = 0; c < dim; ++c) NoteIfBad(from[c], &bad);
       continue;
     }
-    float* const sum = sums + row * dim;
     const int32_t later = rows.index[std::min(i + kAhead, samples - 1)];
     if (later >= 0) Prefetch(sums + later * dim, dim * sizeof(float));
-    if (begun[row] == 0) {
-      begun[row] = 1;
-      bad |= Add</*kFirst=*/true>(from, dim, sum);
-    } else {
-      bad |= Add</*kFirst=*/false>(from, dim, sum);
-    }
+    const bool first = std::exchange(begun[row], 1) == 0;
+    AddFloats(from, first, dim, sums + row * dim, &bad);
   }
   // The server names no row that no sample has, but nothing here depends on it.
   for (int64_t row = 0; row < rows.rows; ++row) {
     if (begun[row] == 0) std::fill_n(sums + row * dim, dim, 0.0f);
   }
-  return bad == 0;
+  return (bad & kBad) == 0;
+}
+
+std::vector<int32_t> FindShared(const IndexedRows& rows) {
+  std::vector<uint8_t> samples(rows.rows);  // of each row, 2 standing for more too
+  for (const int32_t row : rows.index) {
+    if (row >= 0) samples[row] += samples[row] < 2 ? 1 : 0;
+  }
+  std::vector<int32_t> shared;
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    if (samples[row] == 2) shared.push_back(static_cast<int32_t>(row));
+  }
+  return shared;
+}
+
+bool SumRoundedByRow(const IndexedRows& rows, absl::Span<const int32_t> shared,
+                     const FeatureGradient& gradient, int64_t dim, uint16_t* halves) {
+  const int64_t stride = gradient.row_stride != 0 ? gradient.row_stride : dim;
+  std::vector<float> sums(shared.size() * dim);
+  std::vector<float*> sum_of(rows.rows);  // null: not shared
+  for (size_t i = 0; i < shared.size(); ++i) sum_of[shared[i]] = sums.data() + i * dim;
+  std::vector<uint8_t> begun(rows.rows);
+  uint32_t bad = 0;
+  for (size_t i = 0; i < rows.index.size(); ++i) {
+    const int32_t row = rows.index[i];
+    const float* const from = gradient.values.data() + i * stride;
+    if (row < 0) {
+      for (int64_t c = 0; c < dim; ++c) Rounded(from[c], &bad);
+      continue;
+    }
+    begun[row] = 1;
+    if (sum_of[row] != nullptr) {
+      AddRounded(from, dim, sum_of[row], &bad);
+    } else {
+      RoundOne(from, dim, halves + row * dim, &bad);
+    }
+  }
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    if (begun[row] == 0) std::fill_n(halves + row * dim, dim, 0);
+  }
+  uint16_t* lower = halves + rows.rows * dim;
+  for (size_t i = 0; i < shared.size(); ++i, lower += dim) {
+    Split(sums.data() + i * dim, dim, halves + shared[i] * dim, lower);
+  }
+  return (bad & kBad) == 0;
 }
 
 }  // namespace emberd::client

@@ -1,6 +1,6 @@
 // Activations that are made of rows, and sums of gradients, against plain loops. Catches: a sample
 // that gets another's row, sums in another order than that of the samples, -0 where a sum is +0,
-// and sums that are called finite and are not.
+// halves of sums that are not those of the sum, and sums that are called finite and are not.
 #include "client/cpp/distinct_rows.h"
 
 #include <bit>
@@ -34,8 +34,9 @@ IndexedRows RandomRows(std::mt19937& random, int64_t rows, int samples) {
   return result;
 }
 
-// Of many sizes; a third of them zeros of either sign.
+// Of many sizes; a third of them zeros of either sign, and some that bfloat16 rounds to -0.
 float RandomValue(std::mt19937& random) {
+  if (random() % 10 == 0) return -std::numeric_limits<float>::denorm_min();
   const auto value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) *
                      std::ldexp(1.0f, static_cast<int>(random() % 40) - 20);
   return random() % 3 == 0 ? std::copysign(0.0f, value) : value;
@@ -97,31 +98,88 @@ TEST(DistinctRowsTest, SumsInTheOrderOfTheSamples) {
   }
 }
 
-TEST(DistinctRowsTest, TellsSumsThatAreNotFinite) {
-  constexpr float kMost = std::numeric_limits<float>::max();
+TEST(DistinctRowsTest, SumsRoundedGradientsInHalves) {
+  std::mt19937 random(TestSeed());
+  int shared_rows = 0, single_rows = 0;
+  for (int round = 0; round < 200; ++round) {
+    const int64_t rows = 1 + random() % 20, dim = 1 + random() % 40;
+    const int64_t stride = round % 2 == 0 ? 0 : dim + random() % 5;
+    const IndexedRows of = RandomRows(random, rows, random() % 40);
+    const auto samples = static_cast<int64_t>(of.index.size());
+    std::vector<float> values(samples * std::max(stride, dim));
+    for (float& value : values) value = RandomValue(random);
+    std::vector<float> expected(rows * dim, 0.0f);
+    std::vector<int> counts(rows);
+    for (int64_t s = 0; s < samples; ++s) {
+      if (of.index[s] >= 0) ++counts[of.index[s]];
+      for (int64_t c = 0; c < dim && of.index[s] >= 0; ++c) {
+        const float value = values[s * std::max(stride, dim) + c];
+        expected[of.index[s] * dim + c] += FromBfloat16(ToBfloat16(value));
+      }
+    }
+    std::vector<int32_t> expected_shared;
+    for (int row = 0; row < rows; ++row) {
+      if (counts[row] > 1) expected_shared.push_back(row);
+      single_rows += counts[row] == 1 ? 1 : 0;
+    }
+    const std::vector<int32_t> shared = FindShared(of);
+    ASSERT_EQ(shared, expected_shared);
+    shared_rows += static_cast<int>(shared.size());
+    std::vector<uint16_t> halves((rows + shared.size()) * dim, 7777);
+    const FeatureGradient gradient = {"f", values, samples, stride};
+    EXPECT_TRUE(SumRoundedByRow(of, shared, gradient, dim, halves.data()));
+    std::vector<uint32_t> found;
+    for (int64_t i = 0; i < rows * dim; ++i) found.push_back(uint32_t{halves[i]} << 16);
+    for (size_t i = 0; i < shared.size() * dim; ++i) {
+      found[shared[i / dim] * dim + i % dim] |= halves[rows * dim + i];
+    }
+    ASSERT_EQ(found, Bits(expected)) << "round " << round;
+  }
+  EXPECT_GT(shared_rows, 100);
+  EXPECT_GT(single_rows, 100);
+}
+
+// By both ways of summing: of float32, and of what is rounded to bfloat16.
+class NonFiniteSumsTest : public ::testing::TestWithParam<bool> {
+ protected:
+  bool Sum(const std::vector<float>& values, int dim) const {
+    const IndexedRows rows = {3, {0, 1, -1, 1, 2}};
+    const FeatureGradient gradient = {"f", values, 5};
+    std::vector<float> sums(3 * dim);
+    if (!GetParam()) return SumByRow(rows, gradient, dim, sums.data());
+    std::vector<uint16_t> halves(4 * dim);
+    return SumRoundedByRow(rows, FindShared(rows), gradient, dim, halves.data());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Rounded, NonFiniteSumsTest, ::testing::Bool());
+
+TEST_P(NonFiniteSumsTest, AreTold) {
+  constexpr float kMostFloat = std::numeric_limits<float>::max();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const IndexedRows rows = {2, {0, 1, -1, 1}};
+  const float most = GetParam() ? FromBfloat16(0x7f7f) : kMostFloat;
   for (int dim = 1; dim < 40; ++dim) {
     for (int column = 0; column < dim; ++column) {
-      std::vector<float> values(4 * dim, 1.0f), sums(2 * dim);
-      const auto sum = [&] { return SumByRow(rows, {"f", values, 4}, dim, sums.data()); };
+      std::vector<float> values(5 * dim, 1.0f);
+      const auto finite = [&] { return Sum(values, dim); };
       const auto set = [&](int sample, float value) { values[sample * dim + column] = value; };
-      ASSERT_TRUE(sum());
-      set(2, kInfinity);  // of a sample that has no row
-      ASSERT_FALSE(sum());
-      set(2, kMost);
-      for (const float bad : {kInfinity, -kInfinity, std::nanf("")}) {
-        set(0, bad);
-        ASSERT_FALSE(sum()) << dim << ", " << column;
-        set(0, 1);
+      ASSERT_TRUE(finite());
+      // Of a row of one sample, of one of several, and of a sample that has none.
+      for (const int sample : {0, 1, 2, 3, 4}) {
+        for (const float bad : {kInfinity, -kInfinity, std::nanf(""), -std::nanf("")}) {
+          set(sample, bad);
+          ASSERT_FALSE(finite()) << bad << " of sample " << sample << ", " << dim << ", " << column;
+        }
+        set(sample, std::bit_cast<float>(0x7fffffff));
+        ASSERT_FALSE(finite()) << "a NaN to which nothing can be added";
+        set(sample, -most);
+        ASSERT_TRUE(finite());
+        set(sample, kMostFloat);
+        ASSERT_EQ(finite(), !GetParam()) << "rounded, it is not finite";
+        set(sample, 1);
       }
-      set(1, kMost);
-      ASSERT_TRUE(sum());
-      set(3, kMost);
-      ASSERT_FALSE(sum()) << "each is finite, and their sum is not";
-      set(1, 1);
-      set(3, kInfinity);
-      ASSERT_FALSE(sum());
+      set(1, most);
+      set(3, most);
+      ASSERT_FALSE(finite()) << "each is finite, and their sum is not";
     }
   }
 }

@@ -125,19 +125,15 @@ void NameBlocks(const ExpectedLookup& expected, const std::optional<BlockWriter>
   shared->set_concat(expected.concat);
 }
 
-// The feature with its gradient, [rows, dim], but for the bytes of the gradient, with which it
-// ends.
-std::string GradientHead(const std::string& feature, int64_t rows, int64_t dim, WireType type,
-                         size_t bytes, bool of_rows = false) {
+// `gradient` with the tensor, [rows, dim], but for the tensor's bytes, with which it ends.
+std::string GradientHead(const v1::FeatureGradient& gradient, int64_t rows, int64_t dim,
+                         WireType type, size_t bytes) {
   v1::Tensor tensor;
   tensor.set_dtype(WireDataType(type));
   tensor.add_shape(rows);
   tensor.add_shape(dim);
   std::string tensor_head = tensor.SerializeAsString();
   tensor_head += FieldHead(v1::Tensor::kDataFieldNumber, bytes);
-  v1::FeatureGradient gradient;
-  gradient.set_feature(feature);
-  gradient.set_of_rows(of_rows);
   std::string gradient_head = gradient.SerializeAsString();
   gradient_head += FieldHead(v1::FeatureGradient::kGradientFieldNumber, tensor_head.size() + bytes);
   gradient_head += tensor_head;
@@ -285,9 +281,11 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
     }
     const size_t size = gradient.samples * dim * ElementBytes(type);
     if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
+    v1::FeatureGradient sent;
+    sent.set_feature(name);
     encoder.gradients_.push_back({&gradient, dim, size,
-                                  GradientHead(name, gradient.samples, dim, type, size),
-                                  type == WireType::kFloat32 ? FindRows(rows, gradient) : nullptr});
+                                  GradientHead(sent, gradient.samples, dim, type, size),
+                                  FindRows(rows, gradient)});
   }
   return encoder;
 }
@@ -301,7 +299,7 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
   for (; next_ < gradients_.size(); ++next_) {
     Gradient& gradient = gradients_[next_];
     if (gradient.rows != nullptr) {
-      if (is_too_much(gradient.rows->rows * gradient.dim * sizeof(float))) break;
+      if (is_too_much(gradient.rows->rows * gradient.dim * ElementBytes(type_))) break;
       if (AddSums(gradient, &message)) continue;
       gradient.rows = nullptr;
     }
@@ -317,13 +315,21 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
 
 bool UpdateEncoder::AddSums(const Gradient& gradient, UpdateMessage* message) {
   const IndexedRows& rows = *gradient.rows;
-  const auto floats = static_cast<size_t>(rows.rows * gradient.dim);
-  std::shared_ptr<float> sums = TakeFloats(pool_, floats);
+  const bool rounded = type_ == WireType::kBfloat16;
+  const std::vector<int32_t> shared = rounded ? FindShared(rows) : std::vector<int32_t>();
+  const auto sent_rows = static_cast<int64_t>(rows.rows + shared.size());
+  const size_t bytes = sent_rows * gradient.dim * ElementBytes(type_);
+  std::shared_ptr<float> sums = TakeFloats(pool_, (bytes + sizeof(float) - 1) / sizeof(float));
   // The server has more to say about one that is not finite.
-  if (!SumByRow(rows, *gradient.values, gradient.dim, sums.get())) return false;
-  const size_t bytes = floats * sizeof(float);
-  message->Add(GradientHead(std::string(gradient.values->feature), rows.rows, gradient.dim, type_,
-                            bytes, /*of_rows=*/true));
+  const bool finite = rounded ? SumRoundedByRow(rows, shared, *gradient.values, gradient.dim,
+                                                reinterpret_cast<uint16_t*>(sums.get()))
+                              : SumByRow(rows, *gradient.values, gradient.dim, sums.get());
+  if (!finite) return false;
+  v1::FeatureGradient sent;
+  sent.set_feature(std::string(gradient.values->feature));
+  sent.set_of_rows(true);
+  sent.mutable_lower_rows()->Add(shared.begin(), shared.end());
+  message->Add(GradientHead(sent, sent_rows, gradient.dim, type_, bytes));
   message->Add(sums.get(), bytes, sums);
   return true;
 }

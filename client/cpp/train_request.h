@@ -49,7 +49,7 @@ class UpdateEncoder {
  public:
   // Finds all that can be wrong. What has to be converted or copied goes to `shared`, here, or,
   // where that is null or has no memory, to memory of the pool, part by part. `rows`: for which
-  // sums of float32 gradients may be sent, and are, where they are clearly fewer; null: for none.
+  // sums of gradients may be sent, and are, where they are clearly fewer; null: for none.
   // All that it is given must outlive it.
   static absl::StatusOr<UpdateEncoder> Make(const Model& model, int64_t step,
                                             absl::Span<const FeatureGradient> gradients,

@@ -1,6 +1,7 @@
 // Streams whose answers have rows instead of activations, and whose updates have sums of rows.
 // Catches: rows that are read from the wrong place of a message, sums that are sent where nobody
 // may sum, or of another step, and whatever a server may send that does not fit together.
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <string>
@@ -44,6 +45,27 @@ void SendRows(v1::FeatureActivation* feature, int64_t rows = kRows) {
   std::vector<int32_t> index;
   for (int64_t s = 0; s < samples; ++s) index.push_back(RowOf(s, rows));
   EncodeInts(absl::MakeConstSpan(index), {samples}, feature->mutable_row_index());
+}
+
+// The sums that a gradient has, [kRows, kDim].
+std::vector<float> SumsOf(const v1::FeatureGradient& gradient) {
+  const v1::Tensor& tensor = gradient.gradient();
+  const int64_t rows = kRows + gradient.lower_rows_size();
+  EXPECT_THAT(tensor.shape(), ElementsAre(rows, kDim));
+  std::vector<float> values(rows * kDim);
+  const size_t element = tensor.dtype() == v1::FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+  EXPECT_THAT(tensor.data(), SizeIs(values.size() * element));
+  if (tensor.dtype() == v1::FLOAT32) {
+    EXPECT_EQ(rows, kRows);
+    std::memcpy(values.data(), tensor.data().data(), tensor.data().size());
+    return values;
+  }
+  // All have several samples, and sums that bfloat16 can hold.
+  EXPECT_EQ(gradient.lower_rows_size(), kRows);
+  FromBfloat16Bytes(tensor.data().data(), absl::MakeSpan(values));
+  EXPECT_THAT(absl::MakeConstSpan(values).subspan(kRows * kDim), Each(0));
+  values.resize(kRows * kDim);
+  return values;
 }
 
 class TrainRowsTest : public testing::TrainStreamTest {
@@ -99,28 +121,25 @@ TEST_F(TrainRowsTest, AStepWithRows) {
     stream_.reset();
   }
   const std::vector<v1::TrainRequest> requests = service_.train_requests();
-  bool sums = false;
-  int updates = 0;
+  int sums = 0, updates = 0;
   for (const v1::TrainRequest& request : requests) {
     EXPECT_EQ(request.lookup().distinct_rows(), request.has_lookup());
     for (const v1::FeatureGradient& gradient : request.update().gradients()) {
       ++updates;
-      // Those that are rounded are not summed before.
-      const bool of_rows = gradient.feature() != "c" && gradient.gradient().dtype() == v1::FLOAT32;
-      ASSERT_EQ(gradient.of_rows(), of_rows);
-      if (!of_rows) continue;
-      sums = true;
-      EXPECT_THAT(gradient.gradient().shape(), ElementsAre(kRows, kDim));
-      ASSERT_EQ(gradient.gradient().data().size(), kRows * kDim * sizeof(float));
-      const auto* const values = reinterpret_cast<const float*>(gradient.gradient().data().data());
+      ASSERT_EQ(gradient.of_rows(), gradient.feature() != "c");
+      if (!gradient.of_rows()) continue;
+      ++sums;
+      const std::vector<float> values = SumsOf(gradient);
+      ASSERT_THAT(values, SizeIs(kRows * kDim));
       for (int64_t row = 0; row < kRows; ++row) {
         int count = 0;
         for (int64_t s = row; s < kSamples; s += kRows) count += RowOf(s, kRows) == row;
-        ASSERT_THAT(absl::MakeConstSpan(values + row * kDim, kDim), Each(0.5f * count)) << row;
+        ASSERT_THAT(absl::MakeConstSpan(values).subspan(row * kDim, kDim), Each(0.5f * count))
+            << row;
       }
     }
   }
-  EXPECT_TRUE(sums);
+  EXPECT_EQ(sums, 4);
   EXPECT_EQ(updates, 6);
 }
 

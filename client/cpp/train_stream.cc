@@ -35,7 +35,7 @@ class TrainStream::Impl final : public RawStreamListener {
       : options_(options),
         model_(model),
         most_ahead_(train.pipelined ? 2 : 1),
-        sends_sums_(train.size == 1 && options.gradient_type == WireType::kFloat32) {}
+        sends_sums_(train.size == 1) {}
 
   // Opens the stream and waits for TrainStarted.
   absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options);

@@ -32,8 +32,11 @@ float ElementAt(const char* data, v1::DataType dtype, int64_t i) {
 }
 
 absl::Status CheckFinite(const FeatureGradientView& view, int64_t dim, const std::string& path) {
+  // An exponent is in the upper half.
+  const int64_t rows = view.rows.rows() - static_cast<int64_t>(view.lower_rows.size());
   for (const RowRuns::Run& run : view.rows.runs()) {
-    const int64_t count = (run.end - run.begin) * dim;
+    if (run.begin >= rows) break;
+    const int64_t count = (std::min(run.end, rows) - run.begin) * dim;
     const int64_t bad = view.dtype == v1::FLOAT32 ? FindNonFiniteFloat32(run.data, count)
                                                   : FindNonFiniteBfloat16(run.data, count);
     if (bad < 0) continue;
@@ -115,9 +118,26 @@ absl::Status CheckOfRows(const v1::FeatureGradient& gradient, int feature, const
                                 "' has other features, whose gradients belong to the same sums"));
   }
   if (gradient.has_shared()) return refused("the gradient lies in shared memory");
-  if (gradient.gradient().dtype() != v1::FLOAT32) {
-    return refused(absl::StrCat("dtype is ", v1::DataType_Name(gradient.gradient().dtype()),
-                                ", and sums are FLOAT32"));
+  return absl::OkStatus();
+}
+
+// Of sums: which of `rows` have lower halves.
+absl::Status CheckLowerRows(const v1::FeatureGradient& gradient, int64_t rows,
+                            const std::string& path) {
+  if (gradient.lower_rows().empty()) return absl::OkStatus();
+  if (!gradient.of_rows() || gradient.gradient().dtype() != v1::BFLOAT16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": lower_rows is given; only BFLOAT16 sums of rows have them"));
+  }
+  int64_t least = 0;
+  for (int i = 0; i < gradient.lower_rows_size(); ++i) {
+    const int32_t row = gradient.lower_rows(i);
+    if (row < least || row >= rows) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": lower_rows[", i, "] is ", row,
+                                                     "; it must be in [", least, ", ", rows,
+                                                     "), for the rows ascend"));
+    }
+    least = int64_t{row} + 1;
   }
   return absl::OkStatus();
 }
@@ -136,12 +156,17 @@ absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch&
   }
   const int64_t dim = batch.model->TableOfFeature(feature).embedding_dim();
   if (gradient.of_rows()) {
-    const int64_t rows = CountRows(batch.row_places[feature]);
+    int64_t rows = CountRows(batch.row_places[feature]);
+    RETURN_IF_ERROR(CheckLowerRows(gradient, rows, path));
+    rows += gradient.lower_rows_size();
     RETURN_IF_ERROR(CheckShape(tensor, {rows, dim}, path));
+    view->dtype = tensor.dtype();
+    view->lower_rows = gradient.lower_rows();
     view->of_rows = input->of_rows = true;
     ASSIGN_OR_RETURN(view->rows, FindRows(incoming, rows, dim, path, regions, input));
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(CheckLowerRows(gradient, 0, path));
   const int64_t samples = batch.feature_samples[feature];
   if (absl::MakeConstSpan(tensor.shape()) != batch.model->ActivationShape(feature, samples)) {
     RETURN_IF_ERROR(CheckShape(tensor, {samples, dim}, path));

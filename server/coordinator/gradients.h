@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
 #include "base/region_server.h"
 #include "base/shared_arena.h"
 #include "emberd/v1/types.pb.h"
@@ -19,11 +20,13 @@ namespace emberd::server {
 class RowSums;
 
 // One feature's gradient: [samples, dim] in the request's memory; not given: zero. Or with
-// `of_rows` sums, [rows, dim], of the rows that KeptBatch.row_places has.
+// `of_rows` sums, [rows, dim], of the rows that KeptBatch.row_places has. In bfloat16 those are the
+// upper halves of float32, and the lower halves of the rows in `lower_rows` follow.
 struct FeatureGradientView {
   RowRuns rows;
   bool of_rows = false;
   v1::DataType dtype = v1::FLOAT32;
+  absl::Span<const int32_t> lower_rows;  // ascending
   bool shared = false;  // in one of GradientInput.regions
 };
 

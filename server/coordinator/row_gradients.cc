@@ -1,10 +1,14 @@
 #include "server/coordinator/row_gradients.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "base/bfloat16.h"
+#include "base/simd_clones.h"
+#include "server/coordinator/request_reader.h"
 #include "shard/gather/tensor_kernels.h"
 
 namespace emberd::server {
@@ -36,15 +40,45 @@ const StackEntries* EntriesToSum(const KeptShard& shard, int stack) {
   return fewer ? entries : nullptr;
 }
 
-// [count, dim] to [count, width], zero in the columns beyond.
-void CopyRows(const char* rows, int64_t count, int64_t dim, int64_t width, float* to) {
-  if (dim == width) {
-    std::memcpy(to, rows, count * dim * sizeof(float));
+// `count` elements, as floats.
+EMBERD_SIMD_CLONES void CopyFloats(const char* values, v1::DataType dtype, int64_t count,
+                                   float* to) {
+  if (dtype == v1::FLOAT32) {
+    std::memcpy(to, values, count * sizeof(float));
     return;
   }
-  for (int64_t i = 0; i < count; ++i, to += width, rows += dim * sizeof(float)) {
-    std::memcpy(to, rows, dim * sizeof(float));
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t value;
+    std::memcpy(&value, values + i * sizeof(value), sizeof(value));
+    to[i] = FromBfloat16(value);
+  }
+}
+
+// [count, dim] to [count, width], zero in the columns beyond.
+void CopyRows(const char* rows, v1::DataType dtype, int64_t count, int64_t dim, int64_t width,
+              float* to) {
+  if (dim == width) return CopyFloats(rows, dtype, count * dim, to);
+  for (int64_t i = 0; i < count; ++i, to += width, rows += dim * ElementSize(dtype)) {
+    CopyFloats(rows, dtype, dim, to);
     std::fill(to + dim, to + width, 0.0f);
+  }
+}
+
+// To floats of which the upper halves are there.
+EMBERD_SIMD_CLONES void AddLowerHalves(const char* halves, int64_t dim, float* to) {
+  for (int64_t column = 0; column < dim; ++column) {
+    uint16_t lower;
+    std::memcpy(&lower, halves + column * sizeof(lower), sizeof(lower));
+    to[column] = std::bit_cast<float>(std::bit_cast<uint32_t>(to[column]) | lower);
+  }
+}
+
+// Calls `use` for each piece of rows [begin, end): its first row, its rows, and where they lie.
+template <typename Use>
+void ForRows(const RowRuns& rows, int64_t begin, int64_t end, int64_t row_bytes, Use use) {
+  for (const RowRuns::Run& run : rows.runs()) {
+    const int64_t from = std::max(begin, run.begin), to = std::min(end, run.end);
+    if (from < to) use(from, to - from, run.data + (from - run.begin) * row_bytes);
   }
 }
 
@@ -168,17 +202,28 @@ void RowSums::SumFeature(const GradientInput& input, Stack* stack, size_t featur
 
 void RowSums::TakeSums(const FeatureGradientView& view, int feature, int64_t dim, Stack* stack) {
   const int64_t width = batch_.model->plan.stacks[stack->index].embedding_dim;
+  const int64_t row_bytes = dim * ElementSize(view.dtype);
+  const absl::Span<const int32_t> lower = view.lower_rows;
+  const int64_t lower_begin = view.rows.rows() - static_cast<int64_t>(lower.size());
+  const auto lower_from = [&](int64_t row) {  // where those of rows from `row` on begin
+    return lower_begin + (std::lower_bound(lower.begin(), lower.end(), row) - lower.begin());
+  };
   int64_t first = 0;  // row of the tensor that comes next
   for (const PlaceRange& range : batch_.row_places[feature]) {
     const int64_t begin = std::exchange(first, first + range.end - range.begin);
     if (range.shard != shard_) continue;
     std::fill(stack->begun.begin() + range.begin, stack->begun.begin() + range.end, 1);
-    for (const RowRuns::Run& run : view.rows.runs()) {
-      const int64_t from = std::max(begin, run.begin), to = std::min(first, run.end);
-      if (from >= to) continue;
-      CopyRows(run.data + (from - run.begin) * dim * sizeof(float), to - from, dim, width,
-               stack->sums + (range.begin + from - begin) * width);
-    }
+    const int64_t place = range.begin - begin;  // of row 0 of the tensor
+    ForRows(view.rows, begin, first, row_bytes, [&](int64_t row, int64_t count, const char* from) {
+      CopyRows(from, view.dtype, count, dim, width, stack->sums + (place + row) * width);
+    });
+    ForRows(view.rows, lower_from(begin), lower_from(first), row_bytes,
+            [&](int64_t at, int64_t count, const char* from) {
+              for (int64_t i = 0; i < count; ++i) {
+                const int64_t row = lower[at + i - lower_begin];
+                AddLowerHalves(from + i * row_bytes, dim, stack->sums + (place + row) * width);
+              }
+            });
   }
 }
 

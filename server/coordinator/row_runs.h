@@ -33,6 +33,7 @@ class RowRuns {
   bool given() const { return given_; }
   // In the order of the rows, and all of them; no run is empty.
   absl::Span<const Run> runs() const { return runs_; }
+  int64_t rows() const { return runs_.empty() ? 0 : runs_.back().end; }
 
  private:
   bool given_ = false;

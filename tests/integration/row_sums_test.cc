@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,25 @@ class RowSumsTest : public ClusterFixture {
     gradient->set_of_rows(of_rows);
     *gradient->mutable_gradient() =
         MakeTensor<float>(shape, std::vector<float>(shape[0] * shape[1], value));
+    return gradient;
+  }
+  // Sums in BFLOAT16: their upper halves, and the lower ones of `lower_rows`.
+  static v1::FeatureGradient* AddHalves(v1::TrainRequest* update, const std::string& feature,
+                                        int64_t rows, int64_t dim, float value,
+                                        const std::vector<int32_t>& lower_rows) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(bits));
+    std::vector<uint16_t> halves(rows * dim, static_cast<uint16_t>(bits >> 16));
+    halves.resize(halves.size() + lower_rows.size() * dim, static_cast<uint16_t>(bits));
+    v1::FeatureGradient* const gradient = update->mutable_update()->add_gradients();
+    gradient->set_feature(feature);
+    gradient->set_of_rows(true);
+    gradient->mutable_lower_rows()->Assign(lower_rows.begin(), lower_rows.end());
+    v1::Tensor* const tensor = gradient->mutable_gradient();
+    tensor->set_dtype(v1::BFLOAT16);
+    tensor->add_shape(rows + static_cast<int64_t>(lower_rows.size()));
+    tensor->add_shape(dim);
+    tensor->set_data(halves.data(), halves.size() * sizeof(uint16_t));
     return gradient;
   }
   // The error that the update ends with.
@@ -170,12 +190,35 @@ TEST_F(RowSumsTest, SumsThatCannotBeTakenChangeNothing) {
        [&](auto* update) {
          Add(update, "a", {3, 32}, true, nan);
        }},
-      {"dtype is BFLOAT16, and sums are FLOAT32",
-       [](auto* update) {
-         v1::FeatureGradient* const gradient = Add(update, "a", {3, 32}, true);
-         gradient->mutable_gradient()->set_dtype(v1::BFLOAT16);
-         gradient->mutable_gradient()->mutable_data()->resize(3 * 32 * 2);
+      {"gradient of feature 'a' is nan at row 2, column 0; gradients must be finite",
+       [&](auto* update) {
+         AddHalves(update, "a", 3, 32, 1, {1})
+             ->mutable_gradient()
+             ->mutable_data()
+             ->replace(2 * 32 * 2, 2, "\xc0\x7f");
        }},
+      {"gradient of feature 'a': lower_rows is given; only BFLOAT16 sums of rows have them",
+       [](auto* update) {
+         Add(update, "a", {3, 32}, true)->add_lower_rows(0);
+       }},
+      {"gradient of feature 'a': lower_rows is given; only BFLOAT16 sums of rows have them",
+       [](auto* update) { AddHalves(update, "a", kSamples, 32, 1, {0})->set_of_rows(false); }},
+      {"gradient of feature 'a'.shape is [5, 32]; it must be [4, 32]",
+       [](auto* update) {
+         AddHalves(update, "a", 3, 32, 1, {0, 1})->mutable_lower_rows()->RemoveLast();
+       }},
+      {"lower_rows[1] is 0; it must be in [1, 3), for the rows ascend",
+       [](auto* update) {
+         AddHalves(update, "a", 3, 32, 1, {0, 0});
+       }},
+      {"lower_rows[1] is 1; it must be in [3, 3), for the rows ascend",
+       [](auto* update) {
+         AddHalves(update, "a", 3, 32, 1, {2, 1});
+       }},
+      {"lower_rows[0] is -1; it must be in [0, 3), for the rows ascend",
+       [](auto* update) { AddHalves(update, "a", 3, 32, 1, {-1}); }},
+      {"lower_rows[0] is 3; it must be in [0, 3), for the rows ascend",
+       [](auto* update) { AddHalves(update, "a", 3, 32, 1, {3}); }},
       {"of_rows is set, but the gradient lies in shared memory",
        [](auto* update) {
          Add(update, "a", {3, 32}, true)->mutable_shared()->set_size(3 * 32 * 4);
@@ -231,11 +274,10 @@ TEST_F(RowSumsTest, OnlyAGroupOfOneMaySendSums) {
 
 // In any order, beside gradients of samples, in one message or in several: the same bits.
 TEST_F(RowSumsTest, SumsAndGradientsGoTogether) {
-  const std::vector<std::vector<std::string>> orders = {{"a*", "b", "c", "d", "e*"},
-                                                        {"d", "c", "b", "a*", "e"},
-                                                        {"a", "b", "c", "d", "e"},
-                                                        {"e*", "b*", "a*", "c", "d"},
-                                                        {"c", "a", "b", "e*", "d"}};
+  const std::vector<std::vector<std::string>> orders = {
+      {"a*", "b", "c", "d", "e*"}, {"a/", "b", "c", "d", "e/"}, {"e/", "b*", "a/", "d", "c"},
+      {"d", "c", "b", "a*", "e"},  {"a", "b", "c", "d", "e"},   {"e*", "b*", "a*", "c", "d"},
+      {"c", "a", "b", "e*", "d"}};
   std::string expected;
   for (const bool in_parts : {false, true}) {
     for (const auto& order : orders) {
@@ -249,11 +291,17 @@ TEST_F(RowSumsTest, SumsAndGradientsGoTogether) {
           const auto* const shape =
               std::find_if(std::begin(kShapes), std::end(kShapes),
                            [&](const RowsFeature& s) { return s.feature == name.substr(0, 1); });
-          const bool sums = name.size() > 1;
-          const bool all_different = name[0] == 'e';
-          // 20 samples of 0.5 have the same row, and a sum of 10.
-          Add(&update, shape->feature, {sums && !all_different ? 3 : kSamples, shape->dim}, sums,
-              sums && !all_different ? 10.0f : 0.5f);
+          const bool sums = name.size() > 1, halves = sums && name[1] == '/';
+          const int64_t rows = sums && name[0] != 'e' ? 3 : kSamples;
+          float value = 0;
+          for (int64_t i = 0; i < kSamples / rows; ++i) value += 0.1f;
+          if (halves) {
+            std::vector<int32_t> all(rows);
+            std::iota(all.begin(), all.end(), 0);
+            AddHalves(&update, shape->feature, rows, shape->dim, value, all);
+          } else {
+            Add(&update, shape->feature, {rows, shape->dim}, sums, value);
+          }
           if (!in_parts || name == order.back()) continue;
           update.mutable_update()->set_step(call.next_step);
           update.mutable_update()->set_continues(true);
