@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -20,12 +21,21 @@ constexpr absl::Duration kLongestLanePause = absl::Seconds(30);
 // What a server may take to let us in.
 constexpr absl::Duration kOpenPatience = absl::Milliseconds(500);
 
+bool IsReadable(int socket) {
+  pollfd watched = {socket, POLLIN, 0};
+  return poll(&watched, 1, 0) > 0;
+}
+
+// Calls that are not watched after one that was in vain; more if it stays so, fewer if it does not.
+// Where others compete for the cores, whoever looks for its answer gets it late.
+constexpr int kFirstWatchPause = 4, kLongestWatchPause = 1024;
+
 // Until there is something to read, or the connection is over. False: it is `until`.
-bool AwaitReadable(int socket, absl::Time until) {
+bool SleepUntilReadable(int socket, absl::Time until) {
   pollfd watched = {socket, POLLIN, 0};
   while (true) {
     const absl::Duration left = until - absl::Now();
-    if (left <= absl::ZeroDuration()) return poll(&watched, 1, 0) > 0;
+    if (left <= absl::ZeroDuration()) return IsReadable(socket);
     const timespec timeout = absl::ToTimespec(left);
     const int ready = ppoll(&watched, 1, &timeout, nullptr);
     if (ready > 0) return true;
@@ -44,10 +54,35 @@ void LaneClientCall::Cancel() {
   shutdown(connection_->socket.get(), SHUT_RDWR);
 }
 
+bool LaneClientCall::Await(absl::Time until) {
+  pool_->waiting_.fetch_add(1);
+  const bool readable = Watch(until) || SleepUntilReadable(connection_->socket.get(), until);
+  pool_->waiting_.fetch_sub(1);
+  return readable;
+}
+
+bool LaneClientCall::Watch(absl::Time until) {
+  Connection& lane = *connection_;
+  const bool may = pool_->watch_ > absl::ZeroDuration() && pool_->waiting_.load() == 1;
+  if (!may || lane.unwatched++ < lane.pause) return false;
+  lane.unwatched = 0;
+  const absl::Time end = std::min(until, absl::Now() + pool_->watch_);
+  while (absl::Now() < end) {
+    if (IsReadable(lane.socket.get())) {
+      lane.pause /= 2;
+      return true;
+    }
+    if (pool_->waiting_.load() > 1) return false;
+    sched_yield();  // the server may need this core
+  }
+  lane.pause = std::clamp(2 * lane.pause, kFirstWatchPause, kLongestWatchPause);
+  return false;
+}
+
 std::optional<lanes::Answer> LaneClientCall::Receive(absl::Time deadline, absl::Duration silence) {
   const int socket = connection_->socket.get();
   const absl::Time patience = absl::Now() + silence;
-  const bool readable = AwaitReadable(socket, std::min(deadline, patience));
+  const bool readable = Await(std::min(deadline, patience));
   if (cancelled_.load()) return lanes::Answer{.status = absl::CancelledError("CANCELLED")};
   if (!readable && deadline <= patience) {
     return lanes::Answer{.status = absl::DeadlineExceededError("Deadline Exceeded")};
@@ -146,7 +181,7 @@ std::unique_ptr<LanePool::Connection> LanePool::Open(absl::Time deadline) {
   std::memcpy(hello.half_ticket, invitation->ticket.data(), lanes::kHalfTicketBytes);
   const absl::string_view packet(reinterpret_cast<const char*>(&hello), sizeof(hello));
   if (!lanes::SendPacket(lane->socket.get(), packet, "") ||
-      !AwaitReadable(lane->socket.get(), deadline)) {
+      !SleepUntilReadable(lane->socket.get(), deadline)) {
     return nullptr;
   }
   lanes::Hello answer;

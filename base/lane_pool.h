@@ -52,9 +52,15 @@ class LaneClientCall {
     uint64_t calls = 0;
     std::string head;    // of the request
     std::string packet;  // the answer
+    int pause = 0;       // calls that are not to be watched before one is
+    int unwatched = 0;   // that were not since then
   };
   LaneClientCall(LanePool* pool, std::unique_ptr<Connection> connection)
       : pool_(pool), connection_(std::move(connection)) {}
+  // Until there is something to read, or the connection is over. False: it is `until`.
+  bool Await(absl::Time until);
+  // True if there is: looked for again and again, as far as the pool wants that.
+  bool Watch(absl::Time until);
 
   LanePool* const pool_;
   std::unique_ptr<Connection> connection_;
@@ -67,7 +73,11 @@ class LanePool {
  public:
   // Asks the server, by the other way, where to connect; not later than `deadline`.
   using Ask = std::function<absl::StatusOr<LaneInvitation>(absl::Time deadline)>;
-  LanePool(int max_lanes, Ask ask) : max_lanes_(max_lanes), ask_(std::move(ask)) {}
+  // `watch`: a thread that waits alone looks for its answer for so long before it sleeps, unless
+  // that was in vain of late. To wake a thread, and the core that went idle with it, can take
+  // longer than a small call.
+  LanePool(int max_lanes, Ask ask, absl::Duration watch = absl::ZeroDuration())
+      : max_lanes_(max_lanes), ask_(std::move(ask)), watch_(watch) {}
 
   // Sends a request on a free lane; its number does not count. Null: there is none, or the request
   // is too long for a packet. Never waits.
@@ -92,6 +102,8 @@ class LanePool {
 
   const int max_lanes_;
   const Ask ask_;
+  const absl::Duration watch_;
+  std::atomic<int> waiting_ = 0;  // threads that wait for an answer
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<Connection>> free_ ABSL_GUARDED_BY(mutex_);
   int open_ ABSL_GUARDED_BY(mutex_) = 0;  // free ones, and those in use

@@ -20,6 +20,7 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
@@ -64,10 +65,20 @@ std::unique_ptr<LaneServer> Serve(LaneServer::Handler handler, int max_lanes = 2
   return *std::move(server);
 }
 
-std::unique_ptr<LanePool> PoolTo(LaneServer& server, int max_lanes = 8) {
-  return std::make_unique<LanePool>(max_lanes, [&server](absl::Time) {
-    return server.Invite({.address = "somewhere", .certificate = {}, .agent = {}});
-  });
+std::unique_ptr<LanePool> PoolTo(LaneServer& server, int max_lanes = 8,
+                                 absl::Duration watch = absl::ZeroDuration()) {
+  return std::make_unique<LanePool>(
+      max_lanes,
+      [&server](absl::Time) {
+        return server.Invite({.address = "somewhere", .certificate = {}, .agent = {}});
+      },
+      watch);
+}
+
+double CpuSeconds(clockid_t clock) {
+  timespec time = {};
+  clock_gettime(clock, &time);
+  return absl::ToDoubleSeconds(absl::DurationFromTimespec(time));
 }
 
 absl::Time Late() { return absl::Now() + kLong; }
@@ -315,7 +326,11 @@ TEST(Lane, ClientsOpenNoMoreThanTheirOwn) {
 }
 
 // Would catch: a call that hangs, or takes a late answer for that to the next call.
-TEST(Lane, ACallEndsAtItsDeadline) {
+// Callers that sleep at once, and that look for their answer first.
+class WatchedLane : public ::testing::TestWithParam<absl::Duration> {};
+INSTANTIATE_TEST_SUITE_P(, WatchedLane, ::testing::Values(absl::ZeroDuration(), kLong));
+
+TEST_P(WatchedLane, ACallEndsAtItsDeadline) {
   absl::Notification end;
   std::atomic<int> calls = 0;
   std::atomic<bool> cancelled = false;
@@ -326,7 +341,7 @@ TEST(Lane, ACallEndsAtItsDeadline) {
     }
     return Echo(call);
   });
-  const auto pool = PoolTo(*server);
+  const auto pool = PoolTo(*server, 8, GetParam());
   auto stuck = SendTo(*pool, "first");
   const auto answer =
       stuck->Receive(absl::Now() + absl::Milliseconds(20), absl::InfiniteDuration());
@@ -339,18 +354,18 @@ TEST(Lane, ACallEndsAtItsDeadline) {
   EXPECT_THAT(Ask(*pool, "third"), ::testing::HasSubstr("third"));
 }
 
-TEST(Lane, ASilentServerIsAskedInAnotherWay) {
+TEST_P(WatchedLane, ASilentServerIsAskedInAnotherWay) {
   absl::Notification end;
   const auto server = Serve([&](LaneCall* call) {
     end.WaitForNotification();
     return Echo(call);
   });
-  const auto pool = PoolTo(*server);
+  const auto pool = PoolTo(*server, 8, GetParam());
   EXPECT_FALSE(SendTo(*pool)->Receive(Late(), absl::Milliseconds(20)).has_value());
   end.Notify();
 }
 
-TEST(Lane, ACallCanBeCancelled) {
+TEST_P(WatchedLane, ACallCanBeCancelled) {
   absl::Notification begun, cancelled;
   const auto server = Serve([&](LaneCall* call) {
     call->OnCancel([&] { cancelled.Notify(); });
@@ -358,7 +373,7 @@ TEST(Lane, ACallCanBeCancelled) {
     cancelled.WaitForNotification();
     return Echo(call);
   });
-  const auto pool = PoolTo(*server);
+  const auto pool = PoolTo(*server, 8, GetParam());
   const auto call = SendTo(*pool);
   std::thread canceller([&] {
     begun.WaitForNotification();
@@ -369,6 +384,44 @@ TEST(Lane, ACallCanBeCancelled) {
   ASSERT_TRUE(answer.has_value());
   EXPECT_EQ(answer->status, absl::CancelledError("CANCELLED"));
   EXPECT_TRUE(cancelled.WaitForNotificationWithTimeout(kLong)) << "the server hears of it";
+}
+
+// A thread that looks for its answer takes a core from others; one that sleeps takes none.
+TEST(Lane, AServerThatWasSlowIsNotWatched) {
+  const auto server = Serve([](LaneCall* call) {
+    absl::SleepFor(absl::Milliseconds(200));
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server, 8, absl::Milliseconds(60));
+  EXPECT_NE(Ask(*pool), "");
+  for (int i = 0; i < 4; ++i) {
+    const double before = CpuSeconds(CLOCK_THREAD_CPUTIME_ID);
+    EXPECT_NE(Ask(*pool), "");
+    EXPECT_LT(CpuSeconds(CLOCK_THREAD_CPUTIME_ID) - before, 0.03);
+  }
+}
+
+TEST(Lane, CallersThatAreNotAloneSleep) {
+  std::latch begun(3);
+  absl::Notification end;
+  const auto server = Serve([&](LaneCall* call) {
+    begun.arrive_and_wait();
+    end.WaitForNotification();
+    return Echo(call);
+  });
+  const auto pool = PoolTo(*server, 8, kLong);
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 2; ++i) {
+    callers.emplace_back(
+        [call = SendTo(*pool)] { EXPECT_TRUE(call->Receive(Late()).has_value()); });
+  }
+  begun.arrive_and_wait();
+  absl::SleepFor(absl::Milliseconds(50));  // until both wait
+  const double before = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID);
+  absl::SleepFor(absl::Milliseconds(200));
+  EXPECT_LT(CpuSeconds(CLOCK_PROCESS_CPUTIME_ID) - before, 0.1);
+  end.Notify();
+  for (std::thread& caller : callers) caller.join();
 }
 
 TEST(Lane, ServersHearOfACancellationOnce) {
@@ -394,8 +447,9 @@ TEST(Lane, ServersHearOfACancellationOnce) {
 
 // Would catch: whoever dies in the middle of a call leaves a thread or a descriptor behind.
 TEST(Lane, AClientThatIsKilledLeavesNothingBehind) {
-  std::atomic<int> cancelled = 0;
+  std::atomic<int> begun = 0, cancelled = 0;
   const auto server = Serve([&](LaneCall* call) {
+    ++begun;
     absl::Notification gone;
     call->OnCancel([&] { gone.Notify(); });
     gone.WaitForNotification();
@@ -416,7 +470,7 @@ TEST(Lane, AClientThatIsKilledLeavesNothingBehind) {
       raw.Receive();
       _exit(0);
     }
-    ASSERT_TRUE(Eventually([&] { return server->lanes() == 1; }));
+    ASSERT_TRUE(Eventually([&] { return begun == round; }));
     kill(client, SIGKILL);
     ASSERT_EQ(waitpid(client, nullptr, 0), client);
     EXPECT_TRUE(Eventually([&] { return cancelled == round; }));

@@ -17,6 +17,8 @@ constexpr absl::Duration kReasonPatience = absl::Milliseconds(500);
 constexpr absl::Duration kMemoryPatience = absl::Seconds(2);
 // Of one client, to one coordinator.
 constexpr int kMaxLanes = 32;
+// A small lookup takes about as long as it takes to wake who waits for it.
+constexpr absl::Duration kWatch = absl::Microseconds(200);
 
 // A coordinator that fell silent, because the network was cut or its machine is gone, is given up
 // this long after its last sign of life, and calls turn to the next one. The kernel alone would try
@@ -87,11 +89,13 @@ Transport::Transport(const ClientOptions& options, const Credentials& credential
          nullptr});
     if (kind == TransportKind::kTcp) continue;
     coordinators_.back().lanes = std::make_unique<LanePool>(
-        kMaxLanes, [this, index](absl::Time deadline) -> absl::StatusOr<LaneInvitation> {
+        kMaxLanes,
+        [this, index](absl::Time deadline) -> absl::StatusOr<LaneInvitation> {
           const auto answer = AskForMemory(index, deadline);
           if (!answer.ok()) return answer.status();
           return LaneInvitation{answer->lane_socket(), answer->lane_ticket()};
-        });
+        },
+        kWatch);
   }
 }
 
