@@ -20,15 +20,14 @@ constexpr absl::Duration kFirstLanePause = absl::Milliseconds(200);
 constexpr absl::Duration kLongestLanePause = absl::Seconds(30);
 // What a server may take to let us in.
 constexpr absl::Duration kOpenPatience = absl::Milliseconds(500);
+// After one that was watched in vain, so many calls are not; more if it stays so, fewer if it does
+// not. Where others compete for the cores, whoever looks for its answer gets it late.
+constexpr int kFewestUnwatched = 4, kMostUnwatched = 1024;
 
 bool IsReadable(int socket) {
   pollfd watched = {socket, POLLIN, 0};
   return poll(&watched, 1, 0) > 0;
 }
-
-// Calls that are not watched after one that was in vain; more if it stays so, fewer if it does not.
-// Where others compete for the cores, whoever looks for its answer gets it late.
-constexpr int kFirstWatchPause = 4, kLongestWatchPause = 1024;
 
 // Until there is something to read, or the connection is over. False: it is `until`.
 bool SleepUntilReadable(int socket, absl::Time until) {
@@ -64,18 +63,20 @@ bool LaneClientCall::Await(absl::Time until) {
 bool LaneClientCall::Watch(absl::Time until) {
   Connection& lane = *connection_;
   const bool may = pool_->watch_ > absl::ZeroDuration() && pool_->waiting_.load() == 1;
-  if (!may || lane.unwatched++ < lane.pause) return false;
+  if (!may || lane.unwatched++ < lane.calls_between_watches) return false;
   lane.unwatched = 0;
+  pool_->watches_.fetch_add(1);
   const absl::Time end = std::min(until, absl::Now() + pool_->watch_);
   while (absl::Now() < end) {
     if (IsReadable(lane.socket.get())) {
-      lane.pause /= 2;
+      lane.calls_between_watches /= 2;
       return true;
     }
     if (pool_->waiting_.load() > 1) return false;
     sched_yield();  // the server may need this core
   }
-  lane.pause = std::clamp(2 * lane.pause, kFirstWatchPause, kLongestWatchPause);
+  lane.calls_between_watches =
+      std::clamp(2 * lane.calls_between_watches, kFewestUnwatched, kMostUnwatched);
   return false;
 }
 

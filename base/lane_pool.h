@@ -52,8 +52,8 @@ class LaneClientCall {
     uint64_t calls = 0;
     std::string head;    // of the request
     std::string packet;  // the answer
-    int pause = 0;       // calls that are not to be watched before one is
-    int unwatched = 0;   // that were not since then
+    int unwatched = 0;   // calls since the last that was watched
+    int calls_between_watches = 0;
   };
   LaneClientCall(LanePool* pool, std::unique_ptr<Connection> connection)
       : pool_(pool), connection_(std::move(connection)) {}
@@ -88,6 +88,8 @@ class LanePool {
   void Grow(absl::Time deadline);
 
   int lanes() const;
+  // Calls that were watched.
+  int64_t watches() const { return watches_.load(); }
 
  private:
   friend class LaneClientCall;
@@ -104,6 +106,7 @@ class LanePool {
   const Ask ask_;
   const absl::Duration watch_;
   std::atomic<int> waiting_ = 0;  // threads that wait for an answer
+  std::atomic<int64_t> watches_ = 0;
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<Connection>> free_ ABSL_GUARDED_BY(mutex_);
   int open_ ABSL_GUARDED_BY(mutex_) = 0;  // free ones, and those in use

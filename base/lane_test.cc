@@ -325,11 +325,11 @@ TEST(Lane, ClientsOpenNoMoreThanTheirOwn) {
   EXPECT_TRUE(first->Receive(Late()).has_value());
 }
 
-// Would catch: a call that hangs, or takes a late answer for that to the next call.
 // Callers that sleep at once, and that look for their answer first.
 class WatchedLane : public ::testing::TestWithParam<absl::Duration> {};
 INSTANTIATE_TEST_SUITE_P(, WatchedLane, ::testing::Values(absl::ZeroDuration(), kLong));
 
+// Would catch: a call that hangs, or takes a late answer for that to the next call.
 TEST_P(WatchedLane, ACallEndsAtItsDeadline) {
   absl::Notification end;
   std::atomic<int> calls = 0;
@@ -387,17 +387,29 @@ TEST_P(WatchedLane, ACallCanBeCancelled) {
 }
 
 // A thread that looks for its answer takes a core from others; one that sleeps takes none.
-TEST(Lane, AServerThatWasSlowIsNotWatched) {
+TEST(Lane, ALoneCallIsWatched) {
+  const auto server = Serve(Echo);
+  const auto pool = PoolTo(*server, 8, kLong), sleeper = PoolTo(*server);
+  for (int call = 1; call <= 5; ++call) {
+    EXPECT_NE(Ask(*pool), "");
+    EXPECT_EQ(pool->watches(), call);
+    EXPECT_NE(Ask(*sleeper), "");
+  }
+  EXPECT_EQ(sleeper->watches(), 0);
+}
+
+TEST(Lane, ASlowServerIsWatchedLessAndLess) {
   const auto server = Serve([](LaneCall* call) {
-    absl::SleepFor(absl::Milliseconds(200));
+    absl::SleepFor(absl::Milliseconds(50));
     return Echo(call);
   });
-  const auto pool = PoolTo(*server, 8, absl::Milliseconds(60));
-  EXPECT_NE(Ask(*pool), "");
-  for (int i = 0; i < 4; ++i) {
+  const auto pool = PoolTo(*server, 8, absl::Milliseconds(1));
+  for (int call = 1; call <= 20; ++call) {
     const double before = CpuSeconds(CLOCK_THREAD_CPUTIME_ID);
     EXPECT_NE(Ask(*pool), "");
-    EXPECT_LT(CpuSeconds(CLOCK_THREAD_CPUTIME_ID) - before, 0.03);
+    EXPECT_LT(CpuSeconds(CLOCK_THREAD_CPUTIME_ID) - before, 0.015);
+    // The 1st, the 6th and the 15th, as after 4 and after 8 calls.
+    EXPECT_EQ(pool->watches(), call < 6 ? 1 : call < 15 ? 2 : 3) << call;
   }
 }
 
@@ -416,10 +428,13 @@ TEST(Lane, CallersThatAreNotAloneSleep) {
         [call = SendTo(*pool)] { EXPECT_TRUE(call->Receive(Late()).has_value()); });
   }
   begun.arrive_and_wait();
-  absl::SleepFor(absl::Milliseconds(50));  // until both wait
-  const double before = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID);
-  absl::SleepFor(absl::Milliseconds(200));
-  EXPECT_LT(CpuSeconds(CLOCK_PROCESS_CPUTIME_ID) - before, 0.1);
+  bool asleep = false;
+  for (int tries = 0; tries < 50 && !asleep; ++tries) {  // until both wait
+    const double before = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID);
+    absl::SleepFor(absl::Milliseconds(100));
+    asleep = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID) - before < 0.02;
+  }
+  EXPECT_TRUE(asleep);
   end.Notify();
   for (std::thread& caller : callers) caller.join();
 }

@@ -1,4 +1,5 @@
-// Loops that the compiler turns into SIMD, for the CPU that a program finds.
+// Loops that the compiler turns into SIMD, for the CPU that a program finds. For plain copies and
+// sums outside the shards, whose kernels are written with Highway.
 #pragma once
 
 // Before a function: it is compiled for several generations of CPUs, and the loader takes the one

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cfenv>
 #include <cstring>
 #include <utility>
 
@@ -23,6 +24,22 @@ void Prefetch(const void* address, size_t bytes) {
     __builtin_prefetch(begin + offset);
   }
 }
+
+// Sums here are those that the server would have made, whatever a trainer has set for its thread:
+// many have tiny values taken for zeros.
+class FloatsOfServer {
+ public:
+  FloatsOfServer() {
+    std::fegetenv(&trainers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~FloatsOfServer() { std::fesetenv(&trainers_); }
+  FloatsOfServer(const FloatsOfServer&) = delete;
+  FloatsOfServer& operator=(const FloatsOfServer&) = delete;
+
+ private:
+  std::fenv_t trainers_;
+};
 
 // Sums that begin with +0, and so are not -0.
 EMBERD_SIMD_CLONES void WriteFloats(const char* row, int64_t dim, float* to) {
@@ -74,12 +91,12 @@ EMBERD_SIMD_CLONES void AddFloats(const float* __restrict from, bool first, int6
   *bad |= found;
 }
 
-// sum = sum + from in bfloat16.
-EMBERD_SIMD_CLONES void AddRounded(const float* __restrict from, int64_t dim, float* __restrict sum,
-                                   uint32_t* __restrict bad) {
+// The same with `from` in bfloat16.
+EMBERD_SIMD_CLONES void AddRounded(const float* __restrict from, bool first, int64_t dim,
+                                   float* __restrict sum, uint32_t* __restrict bad) {
   uint32_t found = 0;
   for (int64_t c = 0; c < dim; ++c) {
-    const float after = sum[c] + Rounded(from[c], &found);
+    const float after = (first ? 0.0f : sum[c]) + Rounded(from[c], &found);
     sum[c] = after;
     NoteIfBad(after, &found);
   }
@@ -120,6 +137,7 @@ absl::Status CheckIndex(const IndexedRows& rows) {
 
 void SpreadRows(const IndexedRows& rows, absl::Span<const char* const> values, WireType type,
                 int64_t dim, int64_t stride, float* to) {
+  const FloatsOfServer floats_of_server;
   const bool floats = type == WireType::kFloat32;
   const size_t samples = rows.index.size();
   for (size_t i = 0; i < samples; ++i, to += stride) {
@@ -136,9 +154,10 @@ void SpreadRows(const IndexedRows& rows, absl::Span<const char* const> values, W
 }
 
 bool SumByRow(const IndexedRows& rows, const FeatureGradient& gradient, int64_t dim, float* sums) {
+  const FloatsOfServer floats;
   const int64_t stride = gradient.row_stride != 0 ? gradient.row_stride : dim;
   std::vector<uint8_t> begun(rows.rows);
-  // A sum that is not finite does not become so again.
+  // Of every sum on its way, so that it does not matter how one ends; and of samples without a row.
   uint32_t bad = 0;
   const size_t samples = rows.index.size();
   for (size_t i = 0; i < samples; ++i) {
@@ -160,24 +179,25 @@ bool SumByRow(const IndexedRows& rows, const FeatureGradient& gradient, int64_t 
   return (bad & kBad) == 0;
 }
 
-std::vector<int32_t> FindShared(const IndexedRows& rows) {
+std::vector<int32_t> FindRepeated(const IndexedRows& rows) {
   std::vector<uint8_t> samples(rows.rows);  // of each row, 2 standing for more too
   for (const int32_t row : rows.index) {
     if (row >= 0) samples[row] += samples[row] < 2 ? 1 : 0;
   }
-  std::vector<int32_t> shared;
+  std::vector<int32_t> repeated;
   for (int64_t row = 0; row < rows.rows; ++row) {
-    if (samples[row] == 2) shared.push_back(static_cast<int32_t>(row));
+    if (samples[row] == 2) repeated.push_back(static_cast<int32_t>(row));
   }
-  return shared;
+  return repeated;
 }
 
-bool SumRoundedByRow(const IndexedRows& rows, absl::Span<const int32_t> shared,
-                     const FeatureGradient& gradient, int64_t dim, uint16_t* halves) {
+bool SumRoundedByRow(const IndexedRows& rows, absl::Span<const int32_t> repeated,
+                     const FeatureGradient& gradient, int64_t dim, float* scratch,
+                     uint16_t* halves) {
+  const FloatsOfServer floats;
   const int64_t stride = gradient.row_stride != 0 ? gradient.row_stride : dim;
-  std::vector<float> sums(shared.size() * dim);
-  std::vector<float*> sum_of(rows.rows);  // null: not shared
-  for (size_t i = 0; i < shared.size(); ++i) sum_of[shared[i]] = sums.data() + i * dim;
+  std::vector<float*> sums(rows.rows);  // null: of one sample, or none
+  for (size_t i = 0; i < repeated.size(); ++i) sums[repeated[i]] = scratch + i * dim;
   std::vector<uint8_t> begun(rows.rows);
   uint32_t bad = 0;
   for (size_t i = 0; i < rows.index.size(); ++i) {
@@ -187,9 +207,9 @@ bool SumRoundedByRow(const IndexedRows& rows, absl::Span<const int32_t> shared,
       for (int64_t c = 0; c < dim; ++c) Rounded(from[c], &bad);
       continue;
     }
-    begun[row] = 1;
-    if (sum_of[row] != nullptr) {
-      AddRounded(from, dim, sum_of[row], &bad);
+    const bool first = std::exchange(begun[row], 1) == 0;
+    if (sums[row] != nullptr) {
+      AddRounded(from, first, dim, sums[row], &bad);
     } else {
       RoundOne(from, dim, halves + row * dim, &bad);
     }
@@ -198,8 +218,8 @@ bool SumRoundedByRow(const IndexedRows& rows, absl::Span<const int32_t> shared,
     if (begun[row] == 0) std::fill_n(halves + row * dim, dim, 0);
   }
   uint16_t* lower = halves + rows.rows * dim;
-  for (size_t i = 0; i < shared.size(); ++i, lower += dim) {
-    Split(sums.data() + i * dim, dim, halves + shared[i] * dim, lower);
+  for (const int32_t row : repeated) {
+    Split(sums[row], dim, halves + row * dim, std::exchange(lower, lower + dim));
   }
   return (bad & kBad) == 0;
 }

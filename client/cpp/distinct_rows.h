@@ -34,12 +34,14 @@ void SpreadRows(const IndexedRows& rows, absl::Span<const char* const> values, W
 // Writes sums, [rows, dim]: of each row, from +0 on, the gradients of the samples that have it, in
 // their order. False if one is not finite, or the gradient of a sample that has no row.
 bool SumByRow(const IndexedRows& rows, const FeatureGradient& gradient, int64_t dim, float* sums);
-// The same of gradients rounded to bfloat16. Writes the upper halves of the sums, [rows, dim], and
-// after them the lower halves of those of `shared`, [shared, dim], which FindShared has found.
-bool SumRoundedByRow(const IndexedRows& rows, absl::Span<const int32_t> shared,
-                     const FeatureGradient& gradient, int64_t dim, uint16_t* halves);
-
-// The rows that several samples have, ascending. A bfloat16 gradient alone has no lower half.
-std::vector<int32_t> FindShared(const IndexedRows& rows);
+// The rows that several samples have, ascending. The sum of one bfloat16 gradient has no lower
+// half.
+std::vector<int32_t> FindRepeated(const IndexedRows& rows);
+// As SumByRow, of gradients rounded to bfloat16. Writes the upper halves of the sums, [rows, dim],
+// and after them the lower halves of those of `repeated`, [repeated, dim], which FindRepeated has
+// found. `scratch`: [repeated, dim].
+bool SumRoundedByRow(const IndexedRows& rows, absl::Span<const int32_t> repeated,
+                     const FeatureGradient& gradient, int64_t dim, float* scratch,
+                     uint16_t* halves);
 
 }  // namespace emberd::client

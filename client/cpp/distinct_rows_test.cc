@@ -9,6 +9,10 @@
 #include <limits>
 #include <random>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include "base/bfloat16.h"
 #include "base/testing/seed.h"
 #include "client/cpp/tensor_codec.h"
@@ -18,6 +22,7 @@
 namespace emberd::client {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<uint32_t> Bits(absl::Span<const float> values) {
@@ -100,7 +105,7 @@ TEST(DistinctRowsTest, SumsInTheOrderOfTheSamples) {
 
 TEST(DistinctRowsTest, SumsRoundedGradientsInHalves) {
   std::mt19937 random(TestSeed());
-  int shared_rows = 0, single_rows = 0;
+  int repeated_rows = 0, single_rows = 0;
   for (int round = 0; round < 200; ++round) {
     const int64_t rows = 1 + random() % 20, dim = 1 + random() % 40;
     const int64_t stride = round % 2 == 0 ? 0 : dim + random() % 5;
@@ -117,25 +122,26 @@ TEST(DistinctRowsTest, SumsRoundedGradientsInHalves) {
         expected[of.index[s] * dim + c] += FromBfloat16(ToBfloat16(value));
       }
     }
-    std::vector<int32_t> expected_shared;
+    std::vector<int32_t> expected_repeated;
     for (int row = 0; row < rows; ++row) {
-      if (counts[row] > 1) expected_shared.push_back(row);
+      if (counts[row] > 1) expected_repeated.push_back(row);
       single_rows += counts[row] == 1 ? 1 : 0;
     }
-    const std::vector<int32_t> shared = FindShared(of);
-    ASSERT_EQ(shared, expected_shared);
-    shared_rows += static_cast<int>(shared.size());
-    std::vector<uint16_t> halves((rows + shared.size()) * dim, 7777);
+    const std::vector<int32_t> repeated = FindRepeated(of);
+    ASSERT_EQ(repeated, expected_repeated);
+    repeated_rows += static_cast<int>(repeated.size());
+    std::vector<uint16_t> halves((rows + repeated.size()) * dim, 7777);
+    std::vector<float> scratch(repeated.size() * dim, 7777);
     const FeatureGradient gradient = {"f", values, samples, stride};
-    EXPECT_TRUE(SumRoundedByRow(of, shared, gradient, dim, halves.data()));
+    EXPECT_TRUE(SumRoundedByRow(of, repeated, gradient, dim, scratch.data(), halves.data()));
     std::vector<uint32_t> found;
     for (int64_t i = 0; i < rows * dim; ++i) found.push_back(uint32_t{halves[i]} << 16);
-    for (size_t i = 0; i < shared.size() * dim; ++i) {
-      found[shared[i / dim] * dim + i % dim] |= halves[rows * dim + i];
+    for (size_t i = 0; i < repeated.size() * dim; ++i) {
+      found[repeated[i / dim] * dim + i % dim] |= halves[rows * dim + i];
     }
     ASSERT_EQ(found, Bits(expected)) << "round " << round;
   }
-  EXPECT_GT(shared_rows, 100);
+  EXPECT_GT(repeated_rows, 100);
   EXPECT_GT(single_rows, 100);
 }
 
@@ -148,7 +154,7 @@ class NonFiniteSumsTest : public ::testing::TestWithParam<bool> {
     std::vector<float> sums(3 * dim);
     if (!GetParam()) return SumByRow(rows, gradient, dim, sums.data());
     std::vector<uint16_t> halves(4 * dim);
-    return SumRoundedByRow(rows, FindShared(rows), gradient, dim, halves.data());
+    return SumRoundedByRow(rows, FindRepeated(rows), gradient, dim, sums.data(), halves.data());
   }
 };
 INSTANTIATE_TEST_SUITE_P(Rounded, NonFiniteSumsTest, ::testing::Bool());
@@ -183,6 +189,30 @@ TEST_P(NonFiniteSumsTest, AreTold) {
     }
   }
 }
+
+#if defined(__x86_64__)
+// torch.set_flush_denormal(True), for one, makes such a thread.
+TEST(DistinctRowsTest, AThreadMayFlushTinyValues) {
+  constexpr uint32_t kFlushToZero = 0x8000, kDenormalsAreZeros = 0x0040;
+  const uint32_t before = _mm_getcsr();
+  _mm_setcsr(before | kFlushToZero | kDenormalsAreZeros);
+  const IndexedRows rows = {2, {0, 1, 1}};
+  const uint32_t tiny = 0x00300000;  // that bfloat16 can hold
+  const std::vector<float> values(3, std::bit_cast<float>(tiny));
+  std::vector<float> sums(2), scratch(1), spread(3);
+  std::vector<uint16_t> halves(3);
+  SumByRow(rows, {"f", values, 3}, 1, sums.data());
+  SumRoundedByRow(rows, FindRepeated(rows), {"f", values, 3}, 1, scratch.data(), halves.data());
+  const auto* const row = reinterpret_cast<const char*>(values.data());
+  SpreadRows(rows, {row, row}, WireType::kFloat32, 1, 1, spread.data());
+  const uint32_t after = _mm_getcsr();
+  _mm_setcsr(before);
+  EXPECT_EQ(after & (kFlushToZero | kDenormalsAreZeros), kFlushToZero | kDenormalsAreZeros);
+  EXPECT_THAT(Bits(sums), ElementsAre(tiny, 2 * tiny));
+  EXPECT_THAT(halves, ElementsAre(tiny >> 16, 2 * tiny >> 16, 0));
+  EXPECT_THAT(Bits(spread), ElementsAre(tiny, tiny, tiny));
+}
+#endif
 
 TEST(DistinctRowsTest, AnIndexMustNameARow) {
   EXPECT_TRUE(CheckIndex({3, {0, -1, 2}}).ok());

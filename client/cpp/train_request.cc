@@ -152,16 +152,18 @@ void FindAlone(const Model& model, ExpectedLookup* expected) {
   }
 }
 
-// Null: the gradient is sent as it is.
-const IndexedRows* FindRows(const StepRows* rows, const FeatureGradient& gradient) {
+// Null: the gradient is sent as it is. `repeated`: of rows in bfloat16.
+const IndexedRows* FindRows(const StepRows* rows, const FeatureGradient& gradient, WireType type,
+                            std::vector<int32_t>* repeated) {
   if (rows == nullptr) return nullptr;
   const auto found = rows->find(std::string(gradient.feature));
   if (found == rows->end()) return nullptr;
   const IndexedRows& of = found->second;
-  const bool fewer =
-      static_cast<double>(of.rows) <= kMostRows * static_cast<double>(gradient.samples);
-  const bool fit = static_cast<int64_t>(of.index.size()) == gradient.samples;
-  return fewer && fit ? &of : nullptr;
+  if (static_cast<int64_t>(of.index.size()) != gradient.samples) return nullptr;
+  const double most = kMostRows * static_cast<double>(gradient.samples);
+  if (static_cast<double>(of.rows) > most) return nullptr;
+  if (type == WireType::kBfloat16) *repeated = FindRepeated(of);
+  return static_cast<double>(of.rows + repeated->size()) <= most ? &of : nullptr;
 }
 
 grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
@@ -283,9 +285,11 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
     if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
     v1::FeatureGradient sent;
     sent.set_feature(name);
+    std::vector<int32_t> repeated;
+    const IndexedRows* const of = FindRows(rows, gradient, type, &repeated);
     encoder.gradients_.push_back({&gradient, dim, size,
-                                  GradientHead(sent, gradient.samples, dim, type, size),
-                                  FindRows(rows, gradient)});
+                                  GradientHead(sent, gradient.samples, dim, type, size), of,
+                                  std::move(repeated)});
   }
   return encoder;
 }
@@ -299,7 +303,7 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
   for (; next_ < gradients_.size(); ++next_) {
     Gradient& gradient = gradients_[next_];
     if (gradient.rows != nullptr) {
-      if (is_too_much(gradient.rows->rows * gradient.dim * ElementBytes(type_))) break;
+      if (is_too_much(SumBytes(gradient))) break;
       if (AddSums(gradient, &message)) continue;
       gradient.rows = nullptr;
     }
@@ -313,25 +317,32 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
   return message.Finish(Rest(ended_));
 }
 
+size_t UpdateEncoder::SumBytes(const Gradient& gradient) const {
+  return (gradient.rows->rows + gradient.repeated.size()) * gradient.dim * ElementBytes(type_);
+}
+
 bool UpdateEncoder::AddSums(const Gradient& gradient, UpdateMessage* message) {
-  const IndexedRows& rows = *gradient.rows;
-  const bool rounded = type_ == WireType::kBfloat16;
-  const std::vector<int32_t> shared = rounded ? FindShared(rows) : std::vector<int32_t>();
-  const auto sent_rows = static_cast<int64_t>(rows.rows + shared.size());
-  const size_t bytes = sent_rows * gradient.dim * ElementBytes(type_);
+  const size_t bytes = SumBytes(gradient);
   std::shared_ptr<float> sums = TakeFloats(pool_, (bytes + sizeof(float) - 1) / sizeof(float));
   // The server has more to say about one that is not finite.
-  const bool finite = rounded ? SumRoundedByRow(rows, shared, *gradient.values, gradient.dim,
-                                                reinterpret_cast<uint16_t*>(sums.get()))
-                              : SumByRow(rows, *gradient.values, gradient.dim, sums.get());
-  if (!finite) return false;
+  if (!Sum(gradient, sums.get())) return false;
   v1::FeatureGradient sent;
   sent.set_feature(std::string(gradient.values->feature));
   sent.set_of_rows(true);
-  sent.mutable_lower_rows()->Add(shared.begin(), shared.end());
-  message->Add(GradientHead(sent, sent_rows, gradient.dim, type_, bytes));
+  sent.mutable_lower_rows()->Add(gradient.repeated.begin(), gradient.repeated.end());
+  const auto rows = static_cast<int64_t>(gradient.rows->rows + gradient.repeated.size());
+  message->Add(GradientHead(sent, rows, gradient.dim, type_, bytes));
   message->Add(sums.get(), bytes, sums);
   return true;
+}
+
+bool UpdateEncoder::Sum(const Gradient& gradient, float* to) {
+  if (type_ == WireType::kFloat32) {
+    return SumByRow(*gradient.rows, *gradient.values, gradient.dim, to);
+  }
+  const std::shared_ptr<float> scratch = TakeFloats(pool_, gradient.repeated.size() * gradient.dim);
+  return SumRoundedByRow(*gradient.rows, gradient.repeated, *gradient.values, gradient.dim,
+                         scratch.get(), reinterpret_cast<uint16_t*>(to));
 }
 
 // The fields that are not gradients.

@@ -64,12 +64,16 @@ class UpdateEncoder {
   struct Gradient {
     const FeatureGradient* values = nullptr;
     int64_t dim = 0;
-    size_t bytes = 0;                   // that are sent after `head`
-    std::string head = {};              // serialized, but for those bytes
-    const IndexedRows* rows = nullptr;  // sums are sent of, unless one is not finite
+    size_t bytes = 0;                    // that are sent after `head`
+    std::string head = {};               // serialized, but for those bytes
+    const IndexedRows* rows = nullptr;   // sums are sent of, unless one is not finite
+    std::vector<int32_t> repeated = {};  // of these, those whose sums have a lower half
   };
+  size_t SumBytes(const Gradient& gradient) const;
   // True if sums are sent of it.
   bool AddSums(const Gradient& gradient, UpdateMessage* message);
+  // False: one is not finite. `to`: SumBytes.
+  bool Sum(const Gradient& gradient, float* to);
   UpdateEncoder(int64_t step, const UpdateOptions& options, WireType type, BufferPool* pool)
       : step_(step), options_(options), type_(type), pool_(pool) {}
   v1::TrainUpdate Rest(bool last) const;

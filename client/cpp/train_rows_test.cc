@@ -166,15 +166,21 @@ TEST_F(TrainRowsTest, SumsAreOfTheirOwnStep) {
 }
 
 TEST_F(TrainRowsTest, AGradientThatIsNotFiniteIsSentAsItIs) {
-  AnswerWithRows();
-  Open();
-  LookUp(7);
-  std::vector<float> bad = *gradient_;
-  bad[10 * kDim + 3] = std::numeric_limits<float>::infinity();
-  ASSERT_TRUE(stream_->SendUpdate(7, {{"a", bad, kSamples}, {"b", *gradient_, kSamples}}).ok());
-  ASSERT_TRUE(stream_->Finish().ok());
-  EXPECT_THAT(Sent(7), ElementsAre(std::pair<std::string, bool>("a", false),
-                                   std::pair<std::string, bool>("b", true)));
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16}) {
+    Connect(type);
+    AnswerWithRows();
+    Open();
+    const int64_t step = type == WireType::kFloat32 ? 7 : 3;
+    LookUp(step);
+    std::vector<float> bad = *gradient_;
+    bad[10 * kDim + 3] = std::numeric_limits<float>::infinity();
+    ASSERT_TRUE(
+        stream_->SendUpdate(step, {{"a", bad, kSamples}, {"b", *gradient_, kSamples}}).ok());
+    ASSERT_TRUE(stream_->Finish().ok());
+    EXPECT_THAT(Sent(step), ElementsAre(std::pair<std::string, bool>("a", false),
+                                        std::pair<std::string, bool>("b", true)));
+    stream_.reset();
+  }
 }
 
 // The server may judge by the bytes of all features; sums of most samples are not worth making.
@@ -191,6 +197,28 @@ TEST_F(TrainRowsTest, ManyRowsAreNotSummed) {
   ASSERT_TRUE(stream_->SendUpdate(7, Gradients()).ok());
   ASSERT_TRUE(stream_->Finish().ok());
   EXPECT_EQ(Sent(7), Of(false, true));
+}
+
+// Sums of two samples each have two halves: as many bytes as the gradients.
+TEST_F(TrainRowsTest, HalvesAreNotSentWhereTheyAreNotFewer) {
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16}) {
+    Connect(type);
+    service_.damage_train = [](v1::TrainResponse* response) {
+      if (!response->has_lookup()) return;
+      for (auto& feature : *response->mutable_lookup()->mutable_activations()) {
+        if (feature.feature() != "c") SendRows(&feature, kSamples / 2);
+      }
+    };
+    Open();
+    const int64_t step = type == WireType::kFloat32 ? 7 : 3;
+    ASSERT_TRUE(stream_->SendLookup(step, Features()).ok());
+    ASSERT_TRUE(stream_->ReceiveLookup().ok());
+    ASSERT_TRUE(stream_->SendUpdate(step, Gradients()).ok());
+    ASSERT_TRUE(stream_->Finish().ok());
+    const bool floats = type == WireType::kFloat32;
+    EXPECT_EQ(Sent(step), Of(floats, floats));
+    stream_.reset();
+  }
 }
 
 // Another rank's gradients belong to the same sums.

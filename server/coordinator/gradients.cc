@@ -7,24 +7,10 @@
 #include <numeric>
 #include <utility>
 
-#include "base/bfloat16.h"
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
 namespace {
-
-// A row as floats, [dim].
-void CopyRow(const char* row, v1::DataType dtype, int64_t dim, float* to) {
-  if (dtype == v1::FLOAT32) {
-    std::memcpy(to, row, dim * sizeof(float));
-    return;
-  }
-  for (int64_t column = 0; column < dim; ++column) {
-    uint16_t value;
-    std::memcpy(&value, row + column * sizeof(value), sizeof(value));
-    to[column] = FromBfloat16(value);
-  }
-}
 
 // Writes the rows of one stack: [samples, width], zero where a feature has no gradient, and in
 // padding columns.
@@ -47,7 +33,7 @@ void WriteStackRows(const GradientInput& input, const KeptBatch& batch,
         const int64_t row = samples[next] - first;
         while (row >= run->end) ++run;
         const char* from = run->data + (row - run->begin) * dim * ElementSize(view.dtype);
-        CopyRow(from, view.dtype, dim, to_row);
+        CopyFloats(from, view.dtype, dim, to_row);
       }
       std::fill(to_row + given, to_row + width, 0.0f);
     }

@@ -20,14 +20,14 @@ namespace emberd::server {
 class RowSums;
 
 // One feature's gradient: [samples, dim] in the request's memory; not given: zero. Or with
-// `of_rows` sums, [rows, dim], of the rows that KeptBatch.row_places has. In bfloat16 those are the
-// upper halves of float32, and the lower halves of the rows in `lower_rows` follow.
+// `of_rows` sums, [rows, dim], of the rows that KeptBatch.row_places has; in bfloat16 [rows +
+// lower_rows, dim]: the upper halves of float32, and then the lower ones of `lower_rows`.
 struct FeatureGradientView {
   RowRuns rows;
   bool of_rows = false;
   v1::DataType dtype = v1::FLOAT32;
   absl::Span<const int32_t> lower_rows;  // ascending
-  bool shared = false;  // in one of GradientInput.regions
+  bool shared = false;                   // in one of GradientInput.regions
 };
 
 // Refers to the request's memory.

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/bfloat16.h"
 #include "base/simd_clones.h"
 #include "server/coordinator/request_reader.h"
 #include "shard/gather/tensor_kernels.h"
@@ -38,20 +37,6 @@ const StackEntries* EntriesToSum(const KeptShard& shard, int stack) {
   const bool fewer = rows <= kMostRows * samples &&
                      static_cast<double>(entries->entry_count) <= kMostEntriesPerSample * samples;
   return fewer ? entries : nullptr;
-}
-
-// `count` elements, as floats.
-EMBERD_SIMD_CLONES void CopyFloats(const char* values, v1::DataType dtype, int64_t count,
-                                   float* to) {
-  if (dtype == v1::FLOAT32) {
-    std::memcpy(to, values, count * sizeof(float));
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    uint16_t value;
-    std::memcpy(&value, values + i * sizeof(value), sizeof(value));
-    to[i] = FromBfloat16(value);
-  }
 }
 
 // [count, dim] to [count, width], zero in the columns beyond.

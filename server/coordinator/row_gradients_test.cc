@@ -5,6 +5,7 @@
 // what was in memory before. That the tables get the same bits is in unique_rows_test.cc.
 #include "server/coordinator/row_gradients.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -209,6 +210,28 @@ class SumsOfTrainersTest : public RowGradientsTest {
     input.features[0].of_rows = input.of_rows = true;
     return input;
   }
+  static rpc::SharedPieces Cut(absl::string_view bytes, size_t at) {
+    rpc::SharedPieces pieces;
+    for (const absl::string_view piece : {bytes.substr(0, at), bytes.substr(at)}) {
+      if (!piece.empty()) pieces.pieces.push_back(piece);
+    }
+    return pieces;
+  }
+  // That shard 0 is sent these rows, of which the second and the last get no gradient.
+  static void ExpectAtTheirPlaces(const GradientInput& input, const KeptBatch& batch,
+                                  const std::vector<std::vector<float>>& rows) {
+    for (const bool advance : {false, true}) {
+      RowSums sums(batch, /*shard=*/0);
+      if (advance) sums.Advance(input);
+      const auto sent = sums.Finish(input);
+      ASSERT_TRUE(sent.has_value()) << "although that is not fewer rows";
+      EXPECT_TRUE(sent->stacks[0].of_rows);
+      ASSERT_EQ(sent->stacks[0].gradients.size(), rows.size() * kWidth);
+      for (size_t row = 0; row < rows.size(); ++row) {
+        EXPECT_THAT(Row(*sent, static_cast<int>(row)), testing::ElementsAreArray(rows[row]));
+      }
+    }
+  }
 };
 
 TEST_F(SumsOfTrainersTest, GoToTheirPlaces) {
@@ -217,28 +240,36 @@ TEST_F(SumsOfTrainersTest, GoToTheirPlaces) {
   const KeptBatch batch = Keep({3, 5, 6, 7}, {9}, 5);
   const float other = 77;
   const std::vector<float> f = {3, 30, 4, 40, other, other, other, other, other, other, 1, 10};
-  for (size_t cut = 0; cut <= f.size() * sizeof(float); cut += 3) {
-    const absl::string_view bytes(reinterpret_cast<const char*>(f.data()),
-                                  f.size() * sizeof(float));
-    rpc::SharedPieces pieces;
-    for (const absl::string_view piece : {bytes.substr(0, cut), bytes.substr(cut)}) {
-      if (!piece.empty()) pieces.pieces.push_back(piece);
-    }
+  const absl::string_view bytes(reinterpret_cast<const char*>(f.data()), f.size() * sizeof(float));
+  for (size_t cut = 0; cut <= bytes.size(); cut += 3) {
     GradientInput input = WithSums(&f, nullptr);
-    input.features[0].rows = RowRuns(pieces, 6, kDim * sizeof(float));
-    for (const bool advance : {false, true}) {
-      RowSums sums(batch, /*shard=*/0);
-      if (advance) sums.Advance(input);
-      const auto sent = sums.Finish(input);
-      ASSERT_TRUE(sent.has_value()) << "although that is not fewer rows";
-      EXPECT_TRUE(sent->stacks[0].of_rows);
-      ASSERT_EQ(sent->stacks[0].gradients.size(), 5u * kWidth);
-      EXPECT_THAT(Row(*sent, 0), ElementsAre(1, 10));
-      EXPECT_THAT(Row(*sent, 1), ElementsAre(0, 0)) << "no gradient came for it";
-      EXPECT_THAT(Row(*sent, 2), ElementsAre(3, 30));
-      EXPECT_THAT(Row(*sent, 3), ElementsAre(4, 40));
-      EXPECT_THAT(Row(*sent, 4), ElementsAre(0, 0));
+    input.features[0].rows = RowRuns(Cut(bytes, cut), 6, kDim * sizeof(float));
+    ExpectAtTheirPlaces(input, batch, {{{1, 10}, {0, 0}, {3, 30}, {4, 40}, {0, 0}}});
+  }
+}
+
+TEST_F(SumsOfTrainersTest, GoToTheirPlacesInHalves) {
+  places_ = {{{0, 2, 4}, {1, 0, 3}, {0, 0, 1}}, {}};
+  const KeptBatch batch = Keep({3, 5, 6, 7}, {9}, 5);
+  const float other = 77.7f;
+  // Rows 1, 3 and 5 have lower halves.
+  const std::vector<float> f = {3, 30, 4.004f, 40.04f, other, other, other, other, 7, 7, 1.001f, 0};
+  const std::vector<int32_t> lower_rows = {1, 3, 5};
+  std::vector<uint16_t> halves;
+  for (const float value : f) halves.push_back(std::bit_cast<uint32_t>(value) >> 16);
+  for (const int32_t row : lower_rows) {
+    for (int c = 0; c < kDim; ++c) {
+      halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(f[row * kDim + c])));
     }
+  }
+  const absl::string_view bytes(reinterpret_cast<const char*>(halves.data()),
+                                halves.size() * sizeof(uint16_t));
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    GradientInput input = WithSums(&f, nullptr);
+    input.features[0].dtype = v1::BFLOAT16;
+    input.features[0].lower_rows = lower_rows;
+    input.features[0].rows = RowRuns(Cut(bytes, cut), 9, kDim * sizeof(uint16_t));
+    ExpectAtTheirPlaces(input, batch, {{{1.001f, 0}, {0, 0}, {3, 30}, {4.004f, 40.04f}, {0, 0}}});
   }
 }
 

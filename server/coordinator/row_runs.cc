@@ -1,11 +1,27 @@
 #include "server/coordinator/row_runs.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "base/bfloat16.h"
+#include "base/simd_clones.h"
 
 namespace emberd::server {
+
+EMBERD_SIMD_CLONES void CopyFloats(const char* elements, v1::DataType dtype, int64_t count,
+                                   float* to) {
+  if (dtype == v1::FLOAT32) {
+    std::memcpy(to, elements, count * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t value;
+    std::memcpy(&value, elements + i * sizeof(value), sizeof(value));
+    to[i] = FromBfloat16(value);
+  }
+}
 
 RowRuns::RowRuns(const char* data, int64_t rows) : given_(true) {
   if (rows > 0) runs_.push_back({0, rows, data});

@@ -7,9 +7,13 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "emberd/v1/types.pb.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {
+
+// Copies `count` elements, float32 or bfloat16 at any alignment, as floats.
+void CopyFloats(const char* elements, v1::DataType dtype, int64_t count, float* to);
 
 // Immutable; copies share what they refer to.
 class RowRuns {

@@ -136,10 +136,13 @@ absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
 absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
                                          absl::FunctionRef<absl::StatusOr<LogSummary>()> read) {
   constexpr int kMostTries = 10;
+  absl::Status last;
   for (int tries = 1;; ++tries) {
     ASSIGN_OR_RETURN(const std::vector<FileLook> before, LookAt(folder));
     absl::StatusOr<LogSummary> summary = read();
-    if (summary.ok() || tries == kMostTries) return summary;
+    // What is wrong twice in the same place stays so.
+    if (summary.ok() || tries == kMostTries || summary.status() == last) return summary;
+    last = summary.status();
     ASSIGN_OR_RETURN(const std::vector<FileLook> after, LookAt(folder));
     if (before == after) return summary;
   }

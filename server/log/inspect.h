@@ -52,7 +52,8 @@ absl::StatusOr<LogSummary> ShowLog(const std::string& folder,
 absl::StatusOr<LogSummary> VerifyLog(const std::string& folder);
 
 // Calls `read`, and calls it again where it has failed and the files of the log are not what they
-// were: what the shard writes, cuts or drops meanwhile may look like damage. A few times at most.
+// were: what the shard writes, cuts or drops meanwhile may look like damage. Until it has failed in
+// the same way twice, and a few times at most. The summary is that of the last reading.
 absl::StatusOr<LogSummary> ReadMovingLog(const std::string& folder,
                                          absl::FunctionRef<absl::StatusOr<LogSummary>()> read);
 

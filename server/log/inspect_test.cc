@@ -1,6 +1,7 @@
 // Covers: log_entry.cc
 #include "server/log/inspect.h"
 
+#include <chrono>
 #include <filesystem>
 #include <set>
 
@@ -102,7 +103,7 @@ TEST(InspectTest, ALogThatMovesOnIsReadAgain) {
     return ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
       if (reads++ < moves) {
         move_on();
-        return absl::NotFoundError("gone");
+        return absl::NotFoundError(absl::StrCat("gone ", reads));
       }
       return LogSummary();
     });
@@ -111,7 +112,7 @@ TEST(InspectTest, ALogThatMovesOnIsReadAgain) {
   EXPECT_EQ(reads, 1);
   EXPECT_TRUE(read(3).ok());
   EXPECT_EQ(reads, 4);
-  EXPECT_EQ(read(1000).status(), absl::NotFoundError("gone"));
+  EXPECT_EQ(read(1000).status(), absl::NotFoundError("gone 10"));
   EXPECT_EQ(reads, 10);
   // Records go before blobs, and blobs that later records name stay.
   ASSERT_TRUE(WriteFileWhole(dir.path(), BlobsName(1), "blobs").ok());
@@ -133,6 +134,25 @@ TEST(InspectTest, ALogThatMovesOnIsReadAgain) {
     return absl::DataLossError("cut off");
   });
   EXPECT_TRUE(cut.ok()) << cut.status();
+  EXPECT_EQ(reads, 2);
+  // Records are written into the room that is there.
+  reads = 0;
+  const auto written = ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
+    if (reads++ > 0) return LogSummary();
+    std::filesystem::last_write_time(
+        records, std::filesystem::last_write_time(records) + std::chrono::seconds(1));
+    return absl::DataLossError("half a record");
+  });
+  EXPECT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ(reads, 2);
+  // Damage is not read again and again, however busy the shard is.
+  reads = 0;
+  const auto busy = ReadMovingLog(dir.path(), [&]() -> absl::StatusOr<LogSummary> {
+    ++reads;
+    move_on();
+    return absl::DataLossError("byte 7");
+  });
+  EXPECT_EQ(busy.status(), absl::DataLossError("byte 7"));
   EXPECT_EQ(reads, 2);
   // What is missing from a log that stands still is damage.
   reads = 0;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/bfloat16.h"
 #include "gtest/gtest.h"
 #include "tests/integration/rows_model.h"
 #include "tests/testing/cluster.h"
@@ -112,7 +113,8 @@ class DistinctRowsTest : public ::testing::Test {
           gradient.push_back(value * static_cast<float>(1 << random() % 20));
         }
         if (run.overflow && activation.feature == "b") {
-          gradient.back() = std::numeric_limits<float>::max();
+          gradient.back() = run.type == WireType::kFloat32 ? std::numeric_limits<float>::max()
+                                                           : FromBfloat16(0x7f7f);
         }
       }
       if (run.without.find(activation.feature) != std::string::npos) continue;
@@ -147,6 +149,7 @@ TEST_F(DistinctRowsTest, EverybodyGetsTheSameBits) {
              {.with_two_ids = "a"},  // a stack without rows beside one that has them
              {.with_two_ids = "e"},
              {.overflow = true},
+             {.type = WireType::kBfloat16, .overflow = true},
              {.without = "b"},
              {.without = "ae"},
              {.without = "abcd"},  // a stack without gradients
