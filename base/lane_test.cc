@@ -20,7 +20,6 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
@@ -29,11 +28,18 @@
 #include "base/lane_pool.h"
 #include "base/lane_server.h"
 #include "base/region_protocol.h"
+#include "base/testing/lane_ends.h"
 
 namespace emberd {
 namespace {
 
-constexpr absl::Duration kLong = absl::Seconds(30);
+using lane_ends::Ask;
+using lane_ends::Echo;
+using lane_ends::kLong;
+using lane_ends::Late;
+using lane_ends::PoolTo;
+using lane_ends::SendTo;
+using lane_ends::Serve;
 
 template <typename Check>
 bool Eventually(const Check& check) {
@@ -49,56 +55,6 @@ int OpenDescriptors() {
 
 int64_t ThreadsNow() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
-}
-
-// Answers with what it was asked.
-LaneAnswer Echo(LaneCall* call) {
-  return {.body = absl::StrCat(call->request().method, " ", call->request().authorization, " ",
-                               call->request().trace, " ", call->request().body, " ",
-                               call->peer().address)};
-}
-
-std::unique_ptr<LaneServer> Serve(LaneServer::Handler handler, int max_lanes = 256) {
-  auto server =
-      LaneServer::Start({.name = "lane-test", .max_lanes = max_lanes}, std::move(handler));
-  EXPECT_TRUE(server.ok()) << server.status();
-  return *std::move(server);
-}
-
-std::unique_ptr<LanePool> PoolTo(LaneServer& server, int max_lanes = 8,
-                                 absl::Duration watch = absl::ZeroDuration()) {
-  return std::make_unique<LanePool>(
-      max_lanes,
-      [&server](absl::Time) {
-        return server.Invite({.address = "somewhere", .certificate = {}, .agent = {}});
-      },
-      watch);
-}
-
-double CpuSeconds(clockid_t clock) {
-  timespec time = {};
-  clock_gettime(clock, &time);
-  return absl::ToDoubleSeconds(absl::DurationFromTimespec(time));
-}
-
-absl::Time Late() { return absl::Now() + kLong; }
-
-// A call that may take long; the lane is opened where there is none. Null: that did not work.
-std::unique_ptr<LaneClientCall> SendTo(LanePool& pool, absl::string_view body = "body") {
-  const lanes::Request request = {
-      .method = 7, .patience = kLong, .authorization = "Bearer me", .trace = "trace", .body = body};
-  std::unique_ptr<LaneClientCall> call = pool.Send(request);
-  if (call != nullptr) return call;
-  pool.Grow(Late());
-  return pool.Send(request);
-}
-
-// "" if there is no answer.
-std::string Ask(LanePool& pool, absl::string_view body = "body") {
-  const auto call = SendTo(pool, body);
-  if (call == nullptr) return "";
-  const auto answer = call->Receive(Late());
-  return answer.has_value() ? std::string(answer->body) : "";
 }
 
 // A client that says what it likes.
@@ -323,120 +279,6 @@ TEST(Lane, ClientsOpenNoMoreThanTheirOwn) {
   EXPECT_EQ(SendTo(*pool), nullptr);
   end.Notify();
   EXPECT_TRUE(first->Receive(Late()).has_value());
-}
-
-// Callers that sleep at once, and that look for their answer first.
-class WatchedLane : public ::testing::TestWithParam<absl::Duration> {};
-INSTANTIATE_TEST_SUITE_P(, WatchedLane, ::testing::Values(absl::ZeroDuration(), kLong));
-
-// Would catch: a call that hangs, or takes a late answer for that to the next call.
-TEST_P(WatchedLane, ACallEndsAtItsDeadline) {
-  absl::Notification end;
-  std::atomic<int> calls = 0;
-  std::atomic<bool> cancelled = false;
-  const auto server = Serve([&](LaneCall* call) {
-    if (calls++ == 0) {
-      call->OnCancel([&] { cancelled = true; });
-      end.WaitForNotification();
-    }
-    return Echo(call);
-  });
-  const auto pool = PoolTo(*server, 8, GetParam());
-  auto stuck = SendTo(*pool, "first");
-  const auto answer =
-      stuck->Receive(absl::Now() + absl::Milliseconds(20), absl::InfiniteDuration());
-  ASSERT_TRUE(answer.has_value());
-  EXPECT_EQ(answer->status, absl::DeadlineExceededError("Deadline Exceeded"));
-  stuck = nullptr;
-  EXPECT_TRUE(Eventually([&] { return cancelled.load(); })) << "the server hears of it";
-  EXPECT_THAT(Ask(*pool, "second"), ::testing::HasSubstr("second"));
-  end.Notify();
-  EXPECT_THAT(Ask(*pool, "third"), ::testing::HasSubstr("third"));
-}
-
-TEST_P(WatchedLane, ASilentServerIsAskedInAnotherWay) {
-  absl::Notification end;
-  const auto server = Serve([&](LaneCall* call) {
-    end.WaitForNotification();
-    return Echo(call);
-  });
-  const auto pool = PoolTo(*server, 8, GetParam());
-  EXPECT_FALSE(SendTo(*pool)->Receive(Late(), absl::Milliseconds(20)).has_value());
-  end.Notify();
-}
-
-TEST_P(WatchedLane, ACallCanBeCancelled) {
-  absl::Notification begun, cancelled;
-  const auto server = Serve([&](LaneCall* call) {
-    call->OnCancel([&] { cancelled.Notify(); });
-    begun.Notify();
-    cancelled.WaitForNotification();
-    return Echo(call);
-  });
-  const auto pool = PoolTo(*server, 8, GetParam());
-  const auto call = SendTo(*pool);
-  std::thread canceller([&] {
-    begun.WaitForNotification();
-    call->Cancel();
-  });
-  const auto answer = call->Receive(absl::InfiniteFuture());
-  canceller.join();
-  ASSERT_TRUE(answer.has_value());
-  EXPECT_EQ(answer->status, absl::CancelledError("CANCELLED"));
-  EXPECT_TRUE(cancelled.WaitForNotificationWithTimeout(kLong)) << "the server hears of it";
-}
-
-// A thread that looks for its answer takes a core from others; one that sleeps takes none.
-TEST(Lane, ALoneCallIsWatched) {
-  const auto server = Serve(Echo);
-  const auto pool = PoolTo(*server, 8, kLong), sleeper = PoolTo(*server);
-  for (int call = 1; call <= 5; ++call) {
-    EXPECT_NE(Ask(*pool), "");
-    EXPECT_EQ(pool->watches(), call);
-    EXPECT_NE(Ask(*sleeper), "");
-  }
-  EXPECT_EQ(sleeper->watches(), 0);
-}
-
-TEST(Lane, ASlowServerIsWatchedLessAndLess) {
-  const auto server = Serve([](LaneCall* call) {
-    absl::SleepFor(absl::Milliseconds(50));
-    return Echo(call);
-  });
-  const auto pool = PoolTo(*server, 8, absl::Milliseconds(1));
-  for (int call = 1; call <= 20; ++call) {
-    const double before = CpuSeconds(CLOCK_THREAD_CPUTIME_ID);
-    EXPECT_NE(Ask(*pool), "");
-    EXPECT_LT(CpuSeconds(CLOCK_THREAD_CPUTIME_ID) - before, 0.015);
-    // The 1st, the 6th and the 15th, as after 4 and after 8 calls.
-    EXPECT_EQ(pool->watches(), call < 6 ? 1 : call < 15 ? 2 : 3) << call;
-  }
-}
-
-TEST(Lane, CallersThatAreNotAloneSleep) {
-  std::latch begun(3);
-  absl::Notification end;
-  const auto server = Serve([&](LaneCall* call) {
-    begun.arrive_and_wait();
-    end.WaitForNotification();
-    return Echo(call);
-  });
-  const auto pool = PoolTo(*server, 8, kLong);
-  std::vector<std::thread> callers;
-  for (int i = 0; i < 2; ++i) {
-    callers.emplace_back(
-        [call = SendTo(*pool)] { EXPECT_TRUE(call->Receive(Late()).has_value()); });
-  }
-  begun.arrive_and_wait();
-  bool asleep = false;
-  for (int tries = 0; tries < 50 && !asleep; ++tries) {  // until both wait
-    const double before = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID);
-    absl::SleepFor(absl::Milliseconds(100));
-    asleep = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID) - before < 0.02;
-  }
-  EXPECT_TRUE(asleep);
-  end.Notify();
-  for (std::thread& caller : callers) caller.join();
 }
 
 TEST(Lane, ServersHearOfACancellationOnce) {

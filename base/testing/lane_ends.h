@@ -1,0 +1,63 @@
+// Both ends of lanes, for tests.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/lane_pool.h"
+#include "base/lane_server.h"
+
+namespace emberd::lane_ends {
+
+inline constexpr absl::Duration kLong = absl::Seconds(30);
+
+// Answers with what it was asked.
+inline LaneAnswer Echo(LaneCall* call) {
+  return {.body = absl::StrCat(call->request().method, " ", call->request().authorization, " ",
+                               call->request().trace, " ", call->request().body, " ",
+                               call->peer().address)};
+}
+
+inline std::unique_ptr<LaneServer> Serve(LaneServer::Handler handler, int max_lanes = 256) {
+  auto server =
+      LaneServer::Start({.name = "lane-test", .max_lanes = max_lanes}, std::move(handler));
+  EXPECT_TRUE(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+inline std::unique_ptr<LanePool> PoolTo(LaneServer& server, int max_lanes = 8,
+                                        absl::Duration watch = absl::ZeroDuration()) {
+  return std::make_unique<LanePool>(
+      max_lanes,
+      [&server](absl::Time) {
+        return server.Invite({.address = "somewhere", .certificate = {}, .agent = {}});
+      },
+      watch);
+}
+
+inline absl::Time Late() { return absl::Now() + kLong; }
+
+// A call that may take long; the lane is opened where there is none. Null: that did not work.
+inline std::unique_ptr<LaneClientCall> SendTo(LanePool& pool, absl::string_view body = "body") {
+  const lanes::Request request = {
+      .method = 7, .patience = kLong, .authorization = "Bearer me", .trace = "trace", .body = body};
+  std::unique_ptr<LaneClientCall> call = pool.Send(request);
+  if (call != nullptr) return call;
+  pool.Grow(Late());
+  return pool.Send(request);
+}
+
+// "" if there is no answer.
+inline std::string Ask(LanePool& pool, absl::string_view body = "body") {
+  const auto call = SendTo(pool, body);
+  if (call == nullptr) return "";
+  const auto answer = call->Receive(Late());
+  return answer.has_value() ? std::string(answer->body) : "";
+}
+
+}  // namespace emberd::lane_ends
