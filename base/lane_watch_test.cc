@@ -2,6 +2,7 @@
 // as it should either way, and nobody who looks in vain, or beside others, goes on taking a core.
 //
 // Covers: lane_pool.cc
+#include <atomic>
 #include <latch>
 #include <memory>
 #include <thread>

@@ -317,8 +317,12 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
   return message.Finish(Rest(ended_));
 }
 
+int64_t UpdateEncoder::SumRows(const Gradient& gradient) {
+  return gradient.rows->rows + static_cast<int64_t>(gradient.repeated.size());
+}
+
 size_t UpdateEncoder::SumBytes(const Gradient& gradient) const {
-  return (gradient.rows->rows + gradient.repeated.size()) * gradient.dim * ElementBytes(type_);
+  return SumRows(gradient) * gradient.dim * ElementBytes(type_);
 }
 
 bool UpdateEncoder::AddSums(const Gradient& gradient, UpdateMessage* message) {
@@ -330,8 +334,7 @@ bool UpdateEncoder::AddSums(const Gradient& gradient, UpdateMessage* message) {
   sent.set_feature(std::string(gradient.values->feature));
   sent.set_of_rows(true);
   sent.mutable_lower_rows()->Add(gradient.repeated.begin(), gradient.repeated.end());
-  const auto rows = static_cast<int64_t>(gradient.rows->rows + gradient.repeated.size());
-  message->Add(GradientHead(sent, rows, gradient.dim, type_, bytes));
+  message->Add(GradientHead(sent, SumRows(gradient), gradient.dim, type_, bytes));
   message->Add(sums.get(), bytes, sums);
   return true;
 }

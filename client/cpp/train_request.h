@@ -69,6 +69,8 @@ class UpdateEncoder {
     const IndexedRows* rows = nullptr;   // sums are sent of, unless one is not finite
     std::vector<int32_t> repeated = {};  // of these, those whose sums have a lower half
   };
+  // Of the tensor with the sums.
+  static int64_t SumRows(const Gradient& gradient);
   size_t SumBytes(const Gradient& gradient) const;
   // True if sums are sent of it.
   bool AddSums(const Gradient& gradient, UpdateMessage* message);
