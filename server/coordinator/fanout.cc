@@ -156,6 +156,7 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
     } else {
       command.block = std::move(gradients[i].block);
       command.input = std::move(gradients[i].input);
+      command.pieces = std::move(gradients[i].pieces);
       if (gradients[i].in_place) {
         const auto shard = static_cast<int>(i);
         command.regions = input.regions;
@@ -245,8 +246,7 @@ void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alo
       const std::shared_ptr<RowSums> sums =
           input.sums.empty() ? SumRows(batch, shard) : input.sums[shard];
       if (auto summed = sums->Finish(input)) {
-        to.input = *std::move(summed);
-        to.block = sums->block();
+        to = *std::move(summed);
         return;
       }
     }
@@ -256,9 +256,10 @@ void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alo
 }
 
 std::shared_ptr<RowSums> Fanout::SumRows(const KeptBatch& batch, int shard) const {
-  return std::make_shared<RowSums>(batch, shard, [backend = shards_[shard]](int64_t bytes) {
-    return backend->TakeBlock(bytes);
-  });
+  const std::shared_ptr<ShardBackend>& backend = shards_[shard];
+  return std::make_shared<RowSums>(
+      batch, shard, [backend](int64_t bytes) { return backend->TakeBlock(bytes); },
+      backend->takes_pieces());
 }
 
 absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,

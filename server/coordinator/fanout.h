@@ -61,13 +61,6 @@ struct UpdateName {
   bool skip = false;  // the group's step is counted, and changes no row
 };
 
-// The gradients of an update for one shard, and what of ApplyCommand holds them.
-struct ShardGradients {
-  shard::ApplyInput input;
-  std::shared_ptr<SharedBlock> block;
-  bool in_place = false;  // the shard reads some where the client has put them
-};
-
 class Fanout;
 
 // An update that every shard has checked and holds. If it goes away undecided, shards are told to

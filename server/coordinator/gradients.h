@@ -13,6 +13,7 @@
 #include "emberd/v1/types.pb.h"
 #include "server/coordinator/kept_batch.h"
 #include "server/coordinator/row_runs.h"
+#include "server/shard/shard_backend.h"
 #include "shard/types.h"
 
 namespace emberd::server {
@@ -41,6 +42,14 @@ struct GradientInput {
   bool of_rows = false;  // any feature's are
   // By shard: sums of rows that were begun while gradients came. Empty: none were.
   std::vector<std::shared_ptr<RowSums>> sums;
+};
+
+// The gradients of an update for one shard, and what of ApplyCommand holds them.
+struct ShardGradients {
+  shard::ApplyInput input;
+  std::vector<SumPieces> pieces;
+  std::shared_ptr<SharedBlock> block;
+  bool in_place = false;  // the shard reads some where the client has put them
 };
 
 // Whether any feature of a stack has a gradient.

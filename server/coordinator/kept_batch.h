@@ -36,6 +36,7 @@ inline int64_t CountRows(const RowPlaces& places) {
 
 struct KeptShard {
   uint64_t history = 0;
+  bool takes_halves = false;  // see GatherResult
   // By stack: canonical samples that the shard returned, ascending.
   std::vector<std::vector<int32_t>> samples;
   // By stack: its entries, if it answered with unique rows; they name these by their places. Empty:
@@ -57,6 +58,7 @@ struct KeptBatch {
     for (const GatherResult& result : results) {
       KeptShard& shard = shards.emplace_back();
       shard.history = result.history;
+      shard.takes_halves = result.takes_halves;
       for (const StackSumsView& stack : result.stacks) {
         shard.samples.emplace_back(stack.samples.begin(), stack.samples.end());
       }

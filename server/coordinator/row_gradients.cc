@@ -1,12 +1,12 @@
 #include "server/coordinator/row_gradients.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
-#include "base/simd_clones.h"
+#include "base/float_halves.h"
+#include "server/coordinator/passed_sums.h"
 #include "server/coordinator/request_reader.h"
 #include "shard/gather/tensor_kernels.h"
 
@@ -49,24 +49,6 @@ void CopyRows(const char* rows, v1::DataType dtype, int64_t count, int64_t dim, 
   }
 }
 
-// To floats of which the upper halves are there.
-EMBERD_SIMD_CLONES void AddLowerHalves(const char* halves, int64_t dim, float* to) {
-  for (int64_t column = 0; column < dim; ++column) {
-    uint16_t lower;
-    std::memcpy(&lower, halves + column * sizeof(lower), sizeof(lower));
-    to[column] = std::bit_cast<float>(std::bit_cast<uint32_t>(to[column]) | lower);
-  }
-}
-
-// Calls `use` for each piece of rows [begin, end): its first row, its rows, and where they lie.
-template <typename Use>
-void ForRows(const RowRuns& rows, int64_t begin, int64_t end, int64_t row_bytes, Use use) {
-  for (const RowRuns::Run& run : rows.runs()) {
-    const int64_t from = std::max(begin, run.begin), to = std::min(end, run.end);
-    if (from < to) use(from, to - from, run.data + (from - run.begin) * row_bytes);
-  }
-}
-
 // What is sent to a shard, and what it is made of.
 struct Owner {
   std::shared_ptr<const void> others;  // gradients of stacks that are not summed
@@ -84,12 +66,13 @@ struct RowSums::Stack {
   // By feature: the one before it that has the same table, or -1. Its rows may be the same, and the
   // order of the sum is that of the features.
   std::vector<int> before;
+  std::optional<PassedSums> passed;  // none: they are not to be
 
   size_t rows() const { return begun.size(); }
 };
 
-RowSums::RowSums(const KeptBatch& batch, int shard, TakeBlock take_block)
-    : batch_(batch), shard_(shard), take_block_(std::move(take_block)) {}
+RowSums::RowSums(const KeptBatch& batch, int shard, TakeBlock take_block, bool pass_on)
+    : batch_(batch), shard_(shard), take_block_(std::move(take_block)), pass_on_(pass_on) {}
 RowSums::~RowSums() = default;
 
 // Whether no gradients but sums are sent of any batch like this.
@@ -139,6 +122,7 @@ void RowSums::Begin(const GradientInput* all, bool of_rows) {
   for (Stack& stack : stacks_) {
     stack.sums = to;
     to += stack.rows() * plans[stack.index].embedding_dim;
+    if (pass_on_ && block_ == nullptr) stack.passed.emplace(batch_, shard_, stack.index);
   }
 }
 
@@ -146,6 +130,7 @@ void RowSums::Advance(const GradientInput& input) {
   if (!begun_ && !input.of_rows && !AllAreSummed()) return;
   if (!begun_) Begin(nullptr, input.of_rows);
   for (Stack& stack : stacks_) {
+    if (stack.passed.has_value() && stack.passed->MayPass(input)) continue;
     for (size_t f = 0; f < stack.summed.size(); ++f) {
       const bool in_turn = stack.before[f] < 0 || stack.summed[stack.before[f]];
       if (in_turn) SumFeature(input, &stack, f);
@@ -199,16 +184,17 @@ void RowSums::TakeSums(const FeatureGradientView& view, int feature, int64_t dim
     if (range.shard != shard_) continue;
     std::fill(stack->begun.begin() + range.begin, stack->begun.begin() + range.end, 1);
     const int64_t place = range.begin - begin;  // of row 0 of the tensor
-    ForRows(view.rows, begin, first, row_bytes, [&](int64_t row, int64_t count, const char* from) {
+    view.rows.ForRows(begin, first, row_bytes, [&](int64_t row, int64_t count, const char* from) {
       CopyRows(from, view.dtype, count, dim, width, stack->sums + (place + row) * width);
     });
-    ForRows(view.rows, lower_from(begin), lower_from(first), row_bytes,
-            [&](int64_t at, int64_t count, const char* from) {
-              for (int64_t i = 0; i < count; ++i) {
-                const int64_t row = lower[at + i - lower_begin];
-                AddLowerHalves(from + i * row_bytes, dim, stack->sums + (place + row) * width);
-              }
-            });
+    view.rows.ForRows(lower_from(begin), lower_from(first), row_bytes,
+                      [&](int64_t at, int64_t count, const char* from) {
+                        for (int64_t i = 0; i < count; ++i) {
+                          const int64_t row = lower[at + i - lower_begin];
+                          AddLowerHalves(from + i * row_bytes, dim,
+                                         stack->sums + (place + row) * width);
+                        }
+                      });
   }
 }
 
@@ -225,7 +211,7 @@ void RowSums::LeaveBlock() {
   block_ = nullptr;
 }
 
-std::optional<shard::ApplyInput> RowSums::Finish(const GradientInput& input) {
+std::optional<ShardGradients> RowSums::Finish(const GradientInput& input) {
   if (!begun_) Begin(&input, input.of_rows);
   if (stacks_.empty()) return std::nullopt;
   const auto& plans = batch_.model->plan.stacks;
@@ -240,10 +226,19 @@ std::optional<shard::ApplyInput> RowSums::Finish(const GradientInput& input) {
     LeaveBlock();
   }
 
-  shard::ApplyInput result = GradientsForShard(others, batch_, shard_, /*in_place=*/false);
+  ShardGradients result;
+  result.input = GradientsForShard(others, batch_, shard_, /*in_place=*/false);
   float* to = memory_.get();
   for (Stack& stack : stacks_) {
     if (!AnyGiven(input, plans[stack.index])) continue;
+    shard::StackGradients& sent = result.input.stacks[stack.index];
+    sent.of_rows = true;
+    if (stack.passed.has_value()) {
+      if (auto pieces = stack.passed->Pass(input)) {
+        result.pieces.push_back(*std::move(pieces));
+        continue;
+      }
+    }
     const int64_t width = plans[stack.index].embedding_dim;
     // Those that were waited for do not come.
     for (size_t f = 0; f < stack.summed.size(); ++f) SumFeature(input, &stack, f);
@@ -255,12 +250,11 @@ std::optional<shard::ApplyInput> RowSums::Finish(const GradientInput& input) {
     if (stack.sums != to) std::memmove(to, stack.sums, floats * sizeof(float));
     stack.sums = to;
     to += floats;
-    shard::StackGradients& sent = result.stacks[stack.index];
     sent.gradients = absl::MakeConstSpan(stack.sums, floats);
-    sent.of_rows = true;
   }
   if (!finite_ && !input.of_rows) return std::nullopt;
-  result.owner = std::make_shared<Owner>(Owner{std::move(result.owner), memory_});
+  result.input.owner = std::make_shared<Owner>(Owner{std::move(result.input.owner), memory_});
+  result.block = block_;
   return result;
 }
 

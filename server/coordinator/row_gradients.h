@@ -28,8 +28,9 @@ class RowSums {
   // Memory for so many bytes that the shard reads where they are; null: any other will do.
   using TakeBlock = std::function<std::shared_ptr<SharedBlock>(int64_t bytes)>;
 
-  // `batch` must outlive it.
-  RowSums(const KeptBatch& batch, int shard, TakeBlock take_block = nullptr);
+  // `batch` must outlive it. `pass_on`: the shard takes sums in pieces, so that a trainer's need
+  // not be copied.
+  RowSums(const KeptBatch& batch, int shard, TakeBlock take_block = nullptr, bool pass_on = false);
   ~RowSums();
 
   // Sums what has come of the gradients, as far as their order allows, unless other stacks may be
@@ -38,9 +39,7 @@ class RowSums {
   void Advance(const GradientInput& input);
   // All have come. Nothing if no stack is summed, or if a sum is not finite and the shard can be
   // sent the gradients of samples instead, since none came as sums.
-  std::optional<shard::ApplyInput> Finish(const GradientInput& input);
-  // Where the sums lie; null: elsewhere.
-  const std::shared_ptr<SharedBlock>& block() const { return block_; }
+  std::optional<ShardGradients> Finish(const GradientInput& input);
 
  private:
   struct Stack;
@@ -56,6 +55,7 @@ class RowSums {
   const KeptBatch& batch_;
   const int shard_;
   const TakeBlock take_block_;
+  const bool pass_on_;
   std::vector<Stack> stacks_;  // that are summed, in plan order
   bool begun_ = false;
   bool finite_ = true;  // all sums so far

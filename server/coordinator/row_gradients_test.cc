@@ -65,12 +65,12 @@ class RowGradientsTest : public testing::Test {
     }
     return input;
   }
-  static std::optional<shard::ApplyInput> Sum(const GradientInput& input, const KeptBatch& batch) {
+  static std::optional<ShardGradients> Sum(const GradientInput& input, const KeptBatch& batch) {
     return RowSums(batch, /*shard=*/0).Finish(input);
   }
   // The live columns of a row of the sums.
-  static std::vector<float> Row(const shard::ApplyInput& sums, int row) {
-    const auto all = sums.stacks[0].gradients.subspan(row * kWidth, kWidth);
+  static std::vector<float> Row(const ShardGradients& sums, int row) {
+    const auto all = sums.input.stacks[0].gradients.subspan(row * kWidth, kWidth);
     for (int c = kDim; c < kWidth; ++c) EXPECT_EQ(all[c], 0.0f);
     return {all.begin(), all.begin() + kDim};
   }
@@ -88,8 +88,8 @@ TEST_F(RowGradientsTest, EachRowGetsTheSumOverAllFeatures) {
   const std::vector<float> f = {1, 2, 10, 20, 100, 200}, g = {0.5, 0.25, 4, 8};
   const auto sums = Sum(Input(&f, &g), batch);
   ASSERT_TRUE(sums.has_value());
-  EXPECT_TRUE(sums->stacks[0].of_rows);
-  ASSERT_EQ(sums->stacks[0].gradients.size(), 3u * kWidth);
+  EXPECT_TRUE(sums->input.stacks[0].of_rows);
+  ASSERT_EQ(sums->input.stacks[0].gradients.size(), 3u * kWidth);
   EXPECT_THAT(Row(*sums, 0), ElementsAre(101, 202));
   EXPECT_THAT(Row(*sums, 1), ElementsAre(10.5, 20.25));
   EXPECT_THAT(Row(*sums, 2), ElementsAre(4, 8));
@@ -188,12 +188,12 @@ TEST_F(RowGradientsTest, StacksDoNotStandInEachOthersWay) {
       sums.Advance(input);
       const auto sent = sums.Finish(input);
       ASSERT_TRUE(sent.has_value());
-      const auto& of_first = sent->stacks[0];
+      const auto& of_first = sent->input.stacks[0];
       const size_t width = model->plan.stacks[0].embedding_dim;
       EXPECT_EQ(of_first.gradients.size(),
                 first_is_given ? (first_is_summed ? 2 : 4) * width : size_t{0});
       EXPECT_EQ(of_first.of_rows, first_is_given && first_is_summed);
-      const auto& of_second = sent->stacks[1];
+      const auto& of_second = sent->input.stacks[1];
       EXPECT_TRUE(of_second.of_rows);
       std::vector<float> expected(model->plan.stacks[1].embedding_dim, 1.5f);
       expected.resize(2 * expected.size(), 0.5f);
@@ -225,8 +225,8 @@ class SumsOfTrainersTest : public RowGradientsTest {
       if (advance) sums.Advance(input);
       const auto sent = sums.Finish(input);
       ASSERT_TRUE(sent.has_value()) << "although that is not fewer rows";
-      EXPECT_TRUE(sent->stacks[0].of_rows);
-      ASSERT_EQ(sent->stacks[0].gradients.size(), rows.size() * kWidth);
+      EXPECT_TRUE(sent->input.stacks[0].of_rows);
+      ASSERT_EQ(sent->input.stacks[0].gradients.size(), rows.size() * kWidth);
       for (size_t row = 0; row < rows.size(); ++row) {
         EXPECT_THAT(Row(*sent, static_cast<int>(row)), testing::ElementsAreArray(rows[row]));
       }
@@ -324,11 +324,12 @@ TEST_F(SumsOfTrainersTest, LeaveTheBlockToWhatIsAlone) {
     sums.Advance(input);
     const auto sent = sums.Finish(input);
     ASSERT_TRUE(sent.has_value());
-    EXPECT_EQ(sums.block() == nullptr, beside);
-    EXPECT_THAT(sent->stacks[0].gradients, testing::ElementsAreArray(std::vector<float>(16, 0.5f)));
-    EXPECT_TRUE(sent->stacks[0].of_rows);
-    EXPECT_EQ(sent->stacks[1].gradients.size(), beside ? 3u * 16 : 0u);
-    EXPECT_FALSE(sent->stacks[1].of_rows);
+    EXPECT_EQ(sent->block == nullptr, beside);
+    EXPECT_THAT(sent->input.stacks[0].gradients,
+                testing::ElementsAreArray(std::vector<float>(16, 0.5f)));
+    EXPECT_TRUE(sent->input.stacks[0].of_rows);
+    EXPECT_EQ(sent->input.stacks[1].gradients.size(), beside ? 3u * 16 : 0u);
+    EXPECT_FALSE(sent->input.stacks[1].of_rows);
   }
 }
 

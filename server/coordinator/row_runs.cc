@@ -5,21 +5,23 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "base/bfloat16.h"
-#include "base/simd_clones.h"
+#include "base/float_halves.h"
 
 namespace emberd::server {
+namespace {
 
-EMBERD_SIMD_CLONES void CopyFloats(const char* elements, v1::DataType dtype, int64_t count,
-                                   float* to) {
+struct KeptPieces {
+  std::shared_ptr<const void> pieces;
+  std::vector<char> copied;  // rows that lay in several pieces
+};
+
+}  // namespace
+
+void CopyFloats(const char* elements, v1::DataType dtype, int64_t count, float* to) {
   if (dtype == v1::FLOAT32) {
     std::memcpy(to, elements, count * sizeof(float));
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    uint16_t value;
-    std::memcpy(&value, elements + i * sizeof(value), sizeof(value));
-    to[i] = FromBfloat16(value);
+  } else {
+    FloatsOfUpperHalves(elements, count, to);
   }
 }
 
@@ -27,12 +29,13 @@ RowRuns::RowRuns(const char* data, int64_t rows) : given_(true) {
   if (rows > 0) runs_.push_back({0, rows, data});
 }
 
-RowRuns::RowRuns(rpc::SharedPieces pieces, int64_t rows, int64_t row_bytes)
-    : given_(true), pieces_(std::move(pieces.owner)) {
+RowRuns::RowRuns(rpc::SharedPieces pieces, int64_t rows, int64_t row_bytes) : given_(true) {
   if (rows == 0 || row_bytes == 0) return;
   const auto size = static_cast<size_t>(row_bytes);
   // A piece makes at most one row that is copied.
-  const auto copied = std::make_shared<std::vector<char>>();
+  const auto owner = std::make_shared<KeptPieces>();
+  std::vector<char>* const copied = &owner->copied;
+  owner->pieces = std::move(pieces.owner);
   copied->reserve(std::min(pieces.pieces.size(), static_cast<size_t>(rows)) * size);
   int64_t row = 0;
   size_t begun = 0;  // bytes of `row` in `copied`
@@ -53,7 +56,7 @@ RowRuns::RowRuns(rpc::SharedPieces pieces, int64_t rows, int64_t row_bytes)
     copied->insert(copied->end(), piece.begin(), piece.end());
     begun = piece.size();
   }
-  copied_ = copied;
+  owner_ = owner;
 }
 
 }  // namespace emberd::server

@@ -8,8 +8,8 @@
 
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "server/shard/apply_codec.h"
 #include "server/shard/group_steps.h"
-#include "server/shard/shard_codec.h"
 
 namespace emberd::server {
 

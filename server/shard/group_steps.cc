@@ -7,8 +7,8 @@
 #include "base/failpoint.h"
 #include "base/status.h"
 #include "server/group/group_rules.h"
+#include "server/shard/apply_codec.h"
 #include "server/shard/log/log_records.h"
-#include "server/shard/shard_codec.h"
 
 namespace emberd::server {
 namespace {

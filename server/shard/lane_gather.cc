@@ -15,7 +15,7 @@
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/lanes.h"
-#include "server/shard/shard_codec.h"
+#include "server/shard/gather_codec.h"
 #include "server/shard/slow_call_log.h"
 
 namespace emberd::server {

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "server/shard/shard_codec.h"
+#include "server/shard/apply_codec.h"
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {

@@ -6,7 +6,8 @@
 
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "server/shard/shard_codec.h"
+#include "server/shard/apply_codec.h"
+#include "server/shard/gather_codec.h"
 
 namespace emberd::server {
 namespace {

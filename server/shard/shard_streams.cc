@@ -9,7 +9,8 @@
 #include "server/rpc/call_context.h"
 #include "server/rpc/message_stream.h"
 #include "server/rpc/wire.h"
-#include "server/shard/shard_codec.h"
+#include "server/shard/apply_codec.h"
+#include "server/shard/gather_codec.h"
 #include "server/shard/slow_call_log.h"
 
 namespace emberd::server {
@@ -103,7 +104,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
 
   void Stage(const rpc::IncomingMessage& message) {
     slow_log_.Begin();
-    absl::StatusOr<ApplyCommand> command = DecodeApply(message, regions_);
+    absl::StatusOr<ApplyCommand> command = DecodeApply(message, regions_, limits_);
     if (!command.ok()) return End(command.status());
     for (const shard::StackGradients& stack : command->input.stacks) {
       timer_.AddRequestBytes(static_cast<int64_t>(stack.gradients.size() * sizeof(float)));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -11,7 +12,7 @@
 
 #include "base/region_server.h"
 #include "base/shared_arena.h"
-#include "server/shard/shard_codec.h"
+#include "server/shard/gather_codec.h"
 
 namespace emberd::server {
 
@@ -81,5 +82,22 @@ struct SharedEnds {
   std::shared_ptr<SharedBlock> block;
   v1::SharedBlock place;
 };
+
+// The message with its payload in the block, as a coordinator puts it there.
+template <typename Header>
+rpc::OutgoingMessage InBlock(rpc::OutgoingMessage message, const SharedEnds& ends,
+                             v1::SharedBlock place) {
+  uint64_t bytes = 0;
+  for (const rpc::SharedBytes& piece : message.payload) {
+    std::memcpy(ends.block->data() + bytes, piece.bytes.data(), piece.bytes.size());
+    bytes += piece.bytes.size();
+  }
+  message.payload.clear();
+  Header header;
+  place.set_size(bytes);
+  *header.mutable_payload() = place;
+  message.header += header.SerializeAsString();
+  return message;
+}
 
 }  // namespace emberd::server

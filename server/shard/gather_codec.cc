@@ -1,4 +1,4 @@
-#include "server/shard/shard_codec.h"
+#include "server/shard/gather_codec.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.pb.h"
-#include "server/group/group_rules.h"
 #include "server/shard/places_codec.h"
+#include "server/shard/request_payload.h"
 
 namespace emberd::server {
 namespace {
@@ -20,19 +20,6 @@ namespace {
 using preprocess::CsrSegmentView;
 using preprocess::SampleSpan;
 using preprocess::StackBatchView;
-
-// Where payloads begin in shared memory.
-constexpr uint64_t kSharedAlignment = 64;
-
-absl::Status Malformed(absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("malformed message: ", what));
-}
-
-template <typename Header>
-absl::Status ParseHeader(const rpc::IncomingMessage& message, Header* header) {
-  if (header->ParseFromString(message.header())) return absl::OkStatus();
-  return Malformed(absl::StrCat("its header is not a valid ", header->GetTypeName()));
-}
 
 void EncodeStackHeader(const StackBatchView& stack, internal::v1::StackBatchHeader* header) {
   header->set_stack(stack.stack);
@@ -128,39 +115,12 @@ absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int parti
   return absl::OkStatus();
 }
 
-struct Payload {
-  absl::Span<const char> bytes;
-  std::shared_ptr<const void> owner;
-};
-
-absl::Status CheckAligned(absl::string_view what, const v1::SharedBlock& place) {
-  if (place.offset() % kSharedAlignment == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, ".offset is ", place.offset(), "; it must be a multiple of 64"));
-}
-
-// That of a request: in the message, or where its header says.
-template <typename Header>
-absl::StatusOr<Payload> FindPayload(const rpc::IncomingMessage& message, const Header& header,
-                                    const RegionServer* regions) {
-  if (!header.has_payload()) return Payload{message.payload(), message.owner()};
-  const v1::SharedBlock& place = header.payload();
-  RETURN_IF_ERROR(CheckAligned("payload", place));
-  if (!message.payload().empty()) return Malformed("a payload that is both sent and shared");
-  if (regions == nullptr) {
-    return absl::FailedPreconditionError("payload is set, but this shard shares no memory");
-  }
-  const auto memory = regions->Find(place.region(), place.offset(), place.size());
-  if (!memory.ok()) return Annotate(memory.status(), "payload");
-  return Payload{absl::MakeConstSpan(memory->get(), place.size()), *memory};
-}
-
-absl::StatusOr<Payload> CopyOf(const Payload& payload, size_t header_bytes,
+absl::StatusOr<RequestPayload> CopyOf(const RequestPayload& payload, size_t header_bytes,
                                const rpc::MessageLimits& limits) {
   ASSIGN_OR_RETURN(std::shared_ptr<char> copy,
                    rpc::TakePayload(payload.bytes.size(), header_bytes, limits));
   if (copy != nullptr) std::memcpy(copy.get(), payload.bytes.data(), payload.bytes.size());
-  return Payload{absl::MakeConstSpan(copy.get(), payload.bytes.size()), copy};
+  return RequestPayload{absl::MakeConstSpan(copy.get(), payload.bytes.size()), copy};
 }
 
 // Where in `room` the sums lie, if they do.
@@ -244,7 +204,7 @@ absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, 
                                            const rpc::MessageLimits& limits) {
   internal::v1::GatherHeader header;
   RETURN_IF_ERROR(ParseHeader(message, &header));
-  ASSIGN_OR_RETURN(Payload bytes, FindPayload(message, header, regions));
+  ASSIGN_OR_RETURN(RequestPayload bytes, FindPayload(message, header, regions));
   if (header.has_payload()) {
     ASSIGN_OR_RETURN(bytes, CopyOf(bytes, message.header().size(), limits));
   }
@@ -290,6 +250,7 @@ absl::StatusOr<AnswerRoom> FindAnswerRoom(const RegionServer* regions,
 rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const AnswerRoom& room) {
   internal::v1::GatherReply header;
   header.set_history(result.history);
+  header.set_takes_halves(true);
   uint64_t room_taken = 0;  // by sums that were written there
   for (const StackSumsView& stack : result.stacks) {
     internal::v1::StackSums* to = header.add_stacks();
@@ -341,6 +302,7 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
   owner->room = room.memory;
   GatherResult result;
   result.history = header.history();
+  result.takes_halves = header.takes_halves();
   rpc::PayloadReader payload(
       shared
           ? absl::MakeConstSpan(room.memory.get() + header.shared_offset(), header.shared_bytes())
@@ -366,103 +328,6 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
   RETURN_IF_ERROR(payload.Finish());
   result.owner = std::move(owner);
   return result;
-}
-
-internal::v1::GroupPart GroupPartToProto(const GroupPart& part) {
-  internal::v1::GroupPart to;
-  to.set_group(part.group);
-  to.set_generation(part.generation);
-  to.set_rank(part.rank);
-  to.set_size(part.size);
-  to.set_step(part.step);
-  return to;
-}
-
-GroupPart GroupPartOf(const internal::v1::GroupPart& part) {
-  return {part.group(), part.generation(), part.rank(), part.size(), part.step()};
-}
-
-rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
-  internal::v1::ApplyHeader header;
-  header.set_model_id(command.model_id);
-  header.set_batch_handle(command.batch_handle);
-  header.set_history(command.history);
-  header.set_client_id(command.mutation.client_id);
-  header.set_sequence(command.mutation.sequence);
-  header.set_attempt(command.attempt);
-  header.set_step(command.input.step);
-  header.set_rng_seed(command.input.rng_seed);
-  if (command.group_part.has_value()) {
-    *header.mutable_group_part() = GroupPartToProto(*command.group_part);
-    header.mutable_group_part()->set_skip(command.input.skip);
-  }
-  for (const shard::StackGradients& stack : command.input.stacks) {
-    internal::v1::StackGradientHeader* to = header.add_stacks();
-    to->set_stack(stack.stack);
-    to->set_floats(static_cast<int64_t>(stack.gradients.size()));
-    to->mutable_hyperparameters()->insert(stack.hyperparameters.begin(),
-                                          stack.hyperparameters.end());
-    to->set_of_rows(stack.of_rows);
-    for (const auto& rows : stack.features) {
-      EncodeFeatureRows(rows, command.regions, to->add_features());
-    }
-  }
-  rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
-  for (const shard::StackGradients& stack : command.input.stacks)
-    message.Append(stack.gradients, command.input.owner);
-  return message;
-}
-
-namespace {
-
-absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* part) {
-  RETURN_IF_ERROR(CheckInRange("group_part.size", from.size(), 1, kMaxGroupSize));
-  RETURN_IF_ERROR(CheckInRange("group_part.rank", from.rank(), 0, from.size() - 1));
-  RETURN_IF_ERROR(CheckInRange("group_part.step", from.step(), 0, kMaxStep));
-  *part = GroupPartOf(from);
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
-                                         const RegionServer* regions) {
-  internal::v1::ApplyHeader header;
-  RETURN_IF_ERROR(ParseHeader(message, &header));
-  ASSIGN_OR_RETURN(Payload bytes, FindPayload(message, header, regions));
-  ApplyCommand command;
-  command.model_id = header.model_id();
-  command.batch_handle = header.batch_handle();
-  command.history = header.history();
-  if (header.has_group_part()) {
-    RETURN_IF_ERROR(DecodeGroupPart(header.group_part(), &command.group_part.emplace()));
-    command.input.skip = header.group_part().skip();
-  } else {
-    command.mutation = {header.client_id(), header.sequence(), UpdateTag(header.model_id())};
-    command.attempt = header.attempt();
-    RETURN_IF_ERROR(CheckMutation(command.mutation));
-    RETURN_IF_ERROR(CheckAttempt(command.attempt));
-  }
-  command.input.step = header.step();
-  command.input.rng_seed = header.rng_seed();
-  auto owners = std::make_shared<std::vector<std::shared_ptr<const void>>>();
-  owners->push_back(std::move(bytes.owner));
-  rpc::PayloadReader payload(bytes.bytes);
-  for (const internal::v1::StackGradientHeader& from : header.stacks()) {
-    shard::StackGradients& stack = command.input.stacks.emplace_back();
-    stack.stack = from.stack();
-    stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
-    stack.of_rows = from.of_rows();
-    ASSIGN_OR_RETURN(const auto gradients, payload.Floats(from.floats(), "gradients"));
-    stack.gradients = gradients;
-    for (const internal::v1::FeatureRows& rows : from.features()) {
-      ASSIGN_OR_RETURN(stack.features.emplace_back(),
-                       DecodeFeatureRows<const float>(rows, regions, owners.get()));
-    }
-  }
-  RETURN_IF_ERROR(payload.Finish());
-  command.input.owner = std::move(owners);
-  return command;
 }
 
 }  // namespace emberd::server

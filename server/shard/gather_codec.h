@@ -1,5 +1,5 @@
-// Commands and results of ShardBackend as long messages. Decoding trusts nothing: sizes and counts
-// are checked here, values (rows, samples, order) by the engine.
+// Gathers and their results as long messages. Decoding trusts nothing: sizes and counts are checked
+// here, values (rows, samples, order) by the engine.
 #pragma once
 
 #include <cstdint>
@@ -27,24 +27,16 @@ absl::StatusOr<AnswerRoom> FindAnswerRoom(const RegionServer* regions,
 rpc::OutgoingMessage EncodeGather(const GatherCommand& command);
 // With the payload in `room`, if it fits there.
 rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const AnswerRoom& room = {});
-rpc::OutgoingMessage EncodeApply(const ApplyCommand& command);
 
 // INVALID_ARGUMENT names what does not fit. The result keeps the message's payload alive.
 // `partitions`: row ends of each segment, SparseCores per shard. `regions`: where a payload may lie
-// instead of in the message; FAILED_PRECONDITION if it lies in none of them. That of a Gather is
-// copied within `limits` before it is looked at, that of an Apply is read where it is.
+// instead of in the message; FAILED_PRECONDITION if it lies in none of them. It is copied from there
+// within `limits` before it is looked at.
 absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions,
                                            const RegionServer* regions = nullptr,
                                            const rpc::MessageLimits& limits = {});
 // `room`: what was offered for the answer.
 absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& message,
                                                 const AnswerRoom& room = {});
-absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
-                                         const RegionServer* regions = nullptr);
-
-// The place of a part in its group's step; what comes from elsewhere than DecodeApply was checked
-// there before.
-internal::v1::GroupPart GroupPartToProto(const GroupPart& part);
-GroupPart GroupPartOf(const internal::v1::GroupPart& part);
 
 }  // namespace emberd::server
