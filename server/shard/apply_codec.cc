@@ -171,6 +171,7 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
   auto owners = std::make_shared<std::vector<std::shared_ptr<const void>>>();
   owners->push_back(std::move(bytes.owner));
   rpc::PayloadReader payload(bytes.bytes);
+  command.payload_bytes = static_cast<int64_t>(bytes.bytes.size());
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {
     shard::StackGradients& stack = command.input.stacks.emplace_back();
     stack.stack = from.stack();

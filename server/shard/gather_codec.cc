@@ -116,7 +116,7 @@ absl::Status DecodeStack(const internal::v1::StackBatchHeader& header, int parti
 }
 
 absl::StatusOr<RequestPayload> CopyOf(const RequestPayload& payload, size_t header_bytes,
-                               const rpc::MessageLimits& limits) {
+                                      const rpc::MessageLimits& limits) {
   ASSIGN_OR_RETURN(std::shared_ptr<char> copy,
                    rpc::TakePayload(payload.bytes.size(), header_bytes, limits));
   if (copy != nullptr) std::memcpy(copy.get(), payload.bytes.data(), payload.bytes.size());

@@ -140,6 +140,7 @@ struct ApplyCommand {
   // What `input` lacks of stacks that are of_rows; only if the shard takes_pieces, and without a
   // block.
   std::vector<SumPieces> pieces = {};
+  int64_t payload_bytes = 0;  // of the message that brought it
   // ShardBackend::TakeBlock's, which holds the gradients of `input`, stack after stack from its
   // begin; null: they lie elsewhere.
   std::shared_ptr<SharedBlock> block;

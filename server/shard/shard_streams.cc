@@ -87,6 +87,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
               const rpc::MessageLimits& limits, const RegionServer* regions)
       : ServerMessageStream(limits),
         host_(host),
+        limits_(limits),
         regions_(regions),
         slow_log_(*host, ops::Rpc::kShardApply, rpc::TraceOf(context)),
         timer_(host->metrics(), ops::Rpc::kShardApply) {
@@ -106,9 +107,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
     slow_log_.Begin();
     absl::StatusOr<ApplyCommand> command = DecodeApply(message, regions_, limits_);
     if (!command.ok()) return End(command.status());
-    for (const shard::StackGradients& stack : command->input.stacks) {
-      timer_.AddRequestBytes(static_cast<int64_t>(stack.gradients.size() * sizeof(float)));
-    }
+    timer_.AddRequestBytes(command->payload_bytes);
     host_->Stage(*std::move(command), [this](absl::StatusOr<ShardHost::StagedApply> staged) {
       slow_log_.End();
       if (!staged.ok()) {
@@ -164,6 +163,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
   }
 
   ShardHost* const host_;
+  const rpc::MessageLimits limits_;
   const RegionServer* const regions_;
   SlowCallLog slow_log_;
   ops::RpcTimer timer_;

@@ -153,6 +153,8 @@ TEST_F(DistinctRowsTest, EverybodyGetsTheSameBits) {
              {.without = "b"},
              {.without = "ae"},
              {.without = "abcd"},  // a stack without gradients
+             {.without = "g"},     // sums that cannot be passed on
+             {.with_two_ids = "f"},
          }) {
       How whole = run;
       whole.distinct_rows = false;

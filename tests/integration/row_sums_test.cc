@@ -18,6 +18,7 @@
 #include "tests/integration/rows_model.h"
 #include "tests/testing/api.h"
 #include "tests/testing/cluster_fixture.h"
+#include "tests/testing/metrics.h"
 #include "tests/testing/shared_place.h"
 #include "tests/testing/train_call.h"
 
@@ -275,9 +276,10 @@ TEST_F(RowSumsTest, OnlyAGroupOfOneMaySendSums) {
 // In any order, beside gradients of samples, in one message or in several: the same bits.
 TEST_F(RowSumsTest, SumsAndGradientsGoTogether) {
   const std::vector<std::vector<std::string>> orders = {
-      {"a*", "b", "c", "d", "e*"}, {"a/", "b", "c", "d", "e/"}, {"e/", "b*", "a/", "d", "c"},
-      {"d", "c", "b", "a*", "e"},  {"a", "b", "c", "d", "e"},   {"e*", "b*", "a*", "c", "d"},
-      {"c", "a", "b", "e*", "d"}};
+      {"a*", "b", "c", "d", "e*", "f*", "g*"},  {"a/", "b", "c", "d", "e/", "g/", "f/"},
+      {"f/", "e/", "b*", "a/", "d", "g*", "c"}, {"d", "c", "b", "a*", "e", "f", "g/"},
+      {"a", "b", "c", "d", "e", "f", "g"},      {"e*", "b*", "a*", "c", "d", "f*", "g"},
+      {"g/", "c", "a", "b", "e*", "d", "f/"}};
   std::string expected;
   for (const bool in_parts : {false, true}) {
     for (const auto& order : orders) {
@@ -315,6 +317,33 @@ TEST_F(RowSumsTest, SumsAndGradientsGoTogether) {
       EXPECT_EQ(TableDigest(), expected) << order[0] << order[1] << order[2] << in_parts;
     }
   }
+}
+
+// Of a stack that is nothing but sums: no more bytes than the trainer sent.
+TEST_F(RowSumsTest, HalvesReachTheShardsAsTheyCame) {
+  Start();
+  ASSERT_FALSE(HasFatalFailure());
+  const auto sent = [&] {  // to the shards
+    double bytes = 0;
+    for (int shard = 0; shard < 2; ++shard) {
+      bytes += MetricSum(FetchMetrics(cluster_->shard_http_address(shard)),
+                         "emberd_rpc_request_bytes_total", "method=\"ShardService/Apply\"");
+    }
+    return bytes;
+  };
+  TrainCall call = Open();
+  const auto train = [&](const std::vector<int32_t>& lower_rows) {
+    const double before = sent();
+    LookUp(&call);
+    v1::TrainRequest update;
+    for (const char* feature : {"f", "g"}) AddHalves(&update, feature, 3, 16, 0.5f, lower_rows);
+    Update(&call, update);
+    return sent() - before;
+  };
+  constexpr int kHalves = 16 * 2;  // bytes of a row
+  EXPECT_EQ(train({}), 2 * 3 * kHalves);
+  EXPECT_EQ(train({0, 2}), 2 * (3 * kHalves + 2 * kHalves + 2 * 4));
+  EndTrain(&call);
 }
 
 // Shards read what lies in shared memory in place, sample by sample; not beside sums.

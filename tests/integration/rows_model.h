@@ -9,14 +9,16 @@ namespace emberd::testing {
 
 inline constexpr int kRowsOfTable = 300;
 
-// Tables of two stacks, of which one has padding columns; c and d share a table.
+// Tables of three stacks. One has padding columns; in another, c and d share a table. The third has
+// neither: its sums are passed on as they come.
 struct RowsFeature {
   const char* feature;
   const char* table;
   int dim;
 };
-inline constexpr RowsFeature kShapes[] = {
-    {"a", "ta", 32}, {"b", "tb", 32}, {"c", "tc", 32}, {"d", "tc", 32}, {"e", "te", 20}};
+inline constexpr RowsFeature kShapes[] = {{"a", "ta", 32}, {"b", "tb", 32}, {"c", "tc", 32},
+                                          {"d", "tc", 32}, {"e", "te", 20}, {"f", "tf", 16},
+                                          {"g", "tg", 16}};
 
 inline std::string RowsModel(const std::string& name, const std::string& of_tables = "") {
   std::string text =
