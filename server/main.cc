@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "base/command_line.h"
 #include "config/config.h"
 #include "server/launcher/cluster_options.h"
@@ -287,6 +288,9 @@ int ExitStatus(const absl::Status& status) {
 }
 
 int Main(int argc, char** argv) {
+  // Where Abseil is packaged as for debugging, each lock of its mutexes is noted in a graph, which
+  // has one lock for all threads.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   Flags flags;
   CLI::App app("emberd, a sparse embedding parameter server", "emberd");
   app.set_version_flag("--version", "emberd " EMBERD_VERSION);

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <utility>
 
+#include <google/protobuf/arena.h>
+
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
 #include "client/cpp/batch_codec.h"
@@ -140,7 +142,9 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
   absl::StatusOr<v1::LookupRequest> request =
       EncodeLookup(model, features, options.inference, impl_->options.activation_type);
   if (!request.ok()) return request.status();
-  auto response = std::make_shared<v1::LookupResponse>();
+  const auto arena = std::make_shared<google::protobuf::Arena>();  // it has many small parts
+  const std::shared_ptr<v1::LookupResponse> response(
+      arena, google::protobuf::Arena::CreateMessage<v1::LookupResponse>(arena.get()));
   ExpectedLookup expected = ExpectLookup(model, *request);
   const bool small =
       request->ByteSizeLong() <= kSmallRequest && SharedBytes(expected) <= kSmallAnswer;
@@ -167,8 +171,7 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
       },
       &answered);
   if (!status.ok()) return status;
-  absl::StatusOr<LookupResult> result =
-      DecodeLookup(model, *request, std::move(response), expected);
+  absl::StatusOr<LookupResult> result = DecodeLookup(model, *request, response, expected);
   if (result.ok()) result->batch.coordinator = answered;
   return result;
 }

@@ -10,6 +10,7 @@
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/coordinator/lookup_response.h"
 #include "server/ops/metrics.h"
+#include "server/rpc/arena_message.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/lanes.h"
 #include "server/rpc/spans.h"
@@ -61,7 +62,8 @@ class LaneLookup {
                     security::ClientName(authorization, call_->peer().address), request_bytes()));
     // After it has been counted, as for a PooledCall.
     if (environment_.drain->draining()) return DrainingError();
-    v1::LookupRequest request;
+    rpc::ArenaMessage<v1::LookupRequest> arena_request;
+    v1::LookupRequest& request = *arena_request;
     const absl::string_view body = call_->request().body;
     if (!request.ParseFromArray(body.data(), static_cast<int>(body.size()))) {
       return absl::InvalidArgumentError("the request is not a valid emberd.v1.LookupRequest");

@@ -21,6 +21,12 @@ constexpr size_t kPayloadAlignment = 64;
 // What a message of up to this size takes is that of the call that brings it.
 constexpr size_t kSmallMessage = 4096;
 
+// What stands before the payload in the first part.
+void BeginMessage(const OutgoingMessage& message, WireEncoder* encoder) {
+  encoder->BytesField(kHeaderField, message.header);
+  encoder->VarintField(kPayloadSizeField, message.payload_bytes());
+}
+
 }  // namespace
 
 OutgoingMessage OutgoingMessage::WithHeader(const google::protobuf::MessageLite& header) {
@@ -29,14 +35,18 @@ OutgoingMessage OutgoingMessage::WithHeader(const google::protobuf::MessageLite&
   return message;
 }
 
+int64_t OutgoingMessage::payload_bytes() const {
+  int64_t bytes = 0;
+  for (const SharedBytes& piece : payload) bytes += static_cast<int64_t>(piece.bytes.size());
+  return bytes;
+}
+
 std::deque<grpc::ByteBuffer> SplitMessage(OutgoingMessage message, size_t part_bytes) {
-  size_t left = 0;
-  for (const SharedBytes& piece : message.payload) left += piece.bytes.size();
+  auto left = static_cast<size_t>(message.payload_bytes());
 
   std::deque<grpc::ByteBuffer> parts;
   WireEncoder encoder;
-  encoder.BytesField(kHeaderField, message.header);
-  encoder.VarintField(kPayloadSizeField, left);
+  BeginMessage(message, &encoder);
   size_t piece = 0;
   size_t offset = 0;
   do {
@@ -59,8 +69,25 @@ std::deque<grpc::ByteBuffer> SplitMessage(OutgoingMessage message, size_t part_b
   return parts;
 }
 
+std::string JoinMessage(const OutgoingMessage& message) {
+  const int64_t size = message.payload_bytes();
+  WireEncoder encoder;
+  BeginMessage(message, &encoder);
+  if (size > 0) encoder.BeginField(kPayloadField, size);
+  for (const SharedBytes& piece : message.payload) encoder.Raw(piece.bytes);
+  return encoder.FinishText();
+}
+
 absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(const grpc::ByteBuffer& part) {
   ASSIGN_OR_RETURN(WireCursor cursor, WireCursor::Over(part));
+  return Add(std::move(cursor));
+}
+
+absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(absl::string_view part) {
+  return Add(WireCursor::Over(part));
+}
+
+absl::StatusOr<std::optional<IncomingMessage>> MessageAssembler::Add(WireCursor cursor) {
   std::string header;
   while (!cursor.AtEnd()) {
     ASSIGN_OR_RETURN(WireCursor::Tag tag, cursor.ReadTag());

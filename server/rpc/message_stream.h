@@ -42,6 +42,7 @@ struct OutgoingMessage {
   std::vector<SharedBytes> payload;
 
   static OutgoingMessage WithHeader(const google::protobuf::MessageLite& header);
+  int64_t payload_bytes() const;
   // Appends an array that `owner` keeps alive.
   template <typename T>
   void Append(absl::Span<const T> values, std::shared_ptr<const void> owner) {
@@ -54,6 +55,8 @@ struct OutgoingMessage {
 
 // The parts of a message, ready to be written one by one. At least one.
 std::deque<grpc::ByteBuffer> SplitMessage(OutgoingMessage message, size_t part_bytes = kPartBytes);
+// The only part of a small message, copied into one piece.
+std::string JoinMessage(const OutgoingMessage& message);
 
 // What both ends of a stream take in.
 struct MessageLimits {
@@ -93,10 +96,13 @@ class MessageAssembler {
   // Takes the next part. Returns the message when this part completed it, nothing when more is to
   // come.
   absl::StatusOr<std::optional<IncomingMessage>> Add(const grpc::ByteBuffer& part);
+  // `part` may go afterwards.
+  absl::StatusOr<std::optional<IncomingMessage>> Add(absl::string_view part);
   // True between the first and the last part of a message.
   bool in_message() const { return started_; }
 
  private:
+  absl::StatusOr<std::optional<IncomingMessage>> Add(WireCursor cursor);
   absl::Status Start(uint64_t payload_size, size_t header_size);
   absl::Status AddPayload(WireCursor* cursor);
 

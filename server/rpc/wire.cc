@@ -1,5 +1,6 @@
 #include "server/rpc/wire.h"
 
+#include <cassert>
 #include <cstring>
 #include <utility>
 
@@ -119,6 +120,19 @@ grpc::ByteBuffer WireEncoder::Finish() {
   grpc::ByteBuffer buffer(slices_.data(), slices_.size());
   slices_.clear();
   return buffer;
+}
+
+std::string WireEncoder::FinishText() {
+  assert(slices_.empty());
+  return std::exchange(scratch_, {});
+}
+
+WireCursor WireCursor::Over(absl::string_view bytes) {
+  WireCursor cursor;
+  cursor.slices_ = std::make_shared<std::vector<grpc::Slice>>();
+  cursor.slices_->emplace_back(bytes.data(), bytes.size(), grpc::Slice::STATIC_SLICE);
+  cursor.remaining_ = bytes.size();
+  return cursor;
 }
 
 absl::StatusOr<WireCursor> WireCursor::Over(const grpc::ByteBuffer& buffer) {

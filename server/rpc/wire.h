@@ -68,6 +68,8 @@ class WireEncoder {
 
   // The message. The encoder is empty afterwards.
   grpc::ByteBuffer Finish();
+  // The same in one piece, if nothing was referenced.
+  std::string FinishText();
 
  private:
   void Flush();
@@ -82,6 +84,8 @@ class WireCursor {
  public:
   // `buffer` must outlive nothing: its slices are referenced.
   static absl::StatusOr<WireCursor> Over(const grpc::ByteBuffer& buffer);
+  // `bytes` must outlive the cursor and what it shares.
+  static WireCursor Over(absl::string_view bytes);
 
   bool AtEnd() const { return remaining_ == 0; }
   size_t remaining() const { return remaining_; }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.pb.h"
+#include "server/rpc/arena_message.h"
 #include "server/shard/places_codec.h"
 #include "server/shard/request_payload.h"
 
@@ -134,8 +135,7 @@ std::optional<uint64_t> OffsetOfSums(const StackSumsView& stack, const AnswerRoo
 // Moves the payload of a message into `room`, from `offset` on. Its bytes, or 0 if it stays in the
 // message, as it does where it does not fit.
 uint64_t MovePayload(const AnswerRoom& room, uint64_t offset, rpc::OutgoingMessage* message) {
-  uint64_t bytes = 0;
-  for (const rpc::SharedBytes& piece : message->payload) bytes += piece.bytes.size();
+  const auto bytes = static_cast<uint64_t>(message->payload_bytes());
   if (offset > room.size || bytes > room.size - offset) return 0;
   char* to = room.memory.get() + offset;
   for (const rpc::SharedBytes& piece : message->payload) {
@@ -165,7 +165,8 @@ absl::StatusOr<absl::Span<const float>> FindSums(const internal::v1::StackSums& 
 }  // namespace
 
 rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
-  internal::v1::GatherHeader header;
+  rpc::ArenaMessage<internal::v1::GatherHeader> message_header;
+  internal::v1::GatherHeader& header = *message_header;
   header.set_model_id(command.model_id);
   header.set_history(command.history);
   header.set_batch_handle(command.batch_handle);
@@ -202,7 +203,8 @@ rpc::OutgoingMessage EncodeGather(const GatherCommand& command) {
 absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions,
                                            const RegionServer* regions,
                                            const rpc::MessageLimits& limits) {
-  internal::v1::GatherHeader header;
+  rpc::ArenaMessage<internal::v1::GatherHeader> message_header;
+  internal::v1::GatherHeader& header = *message_header;
   RETURN_IF_ERROR(ParseHeader(message, &header));
   ASSIGN_OR_RETURN(RequestPayload bytes, FindPayload(message, header, regions));
   if (header.has_payload()) {

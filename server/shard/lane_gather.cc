@@ -2,12 +2,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <optional>
-#include <vector>
-
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/slice.h>
+#include <string>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -27,25 +23,10 @@ constexpr absl::string_view kGatherMethod = "/emberd.internal.v1.ShardService/Ga
 constexpr int64_t kSmallGatherBytes = int64_t{32} << 10;
 constexpr int64_t kSmallSumsBytes = int64_t{40} << 10;
 
-// A message as the bytes of its only part. Nothing if it has several.
-std::optional<std::string> OnePart(rpc::OutgoingMessage message) {
-  const std::deque<grpc::ByteBuffer> parts = rpc::SplitMessage(std::move(message));
-  std::vector<grpc::Slice> slices;
-  if (parts.size() != 1 || !parts.front().Dump(&slices).ok()) return std::nullopt;
-  std::string bytes;
-  bytes.reserve(parts.front().Length());
-  for (const grpc::Slice& slice : slices) {
-    bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
-  }
-  return bytes;
-}
-
 absl::StatusOr<rpc::IncomingMessage> FromOnePart(absl::string_view bytes,
                                                  const rpc::MessageLimits& limits) {
-  // Only as long as the message is put together, which copies its payload.
-  const grpc::Slice slice(bytes.data(), bytes.size(), grpc::Slice::STATIC_SLICE);
   rpc::MessageAssembler assembler(limits);
-  ASSIGN_OR_RETURN(auto message, assembler.Add(grpc::ByteBuffer(&slice, 1)));
+  ASSIGN_OR_RETURN(auto message, assembler.Add(bytes));
   if (message.has_value()) return *std::move(message);
   return absl::InvalidArgumentError("malformed message: it has more than one part");
 }
@@ -95,14 +76,15 @@ class ServedGather {
     const uint64_t model_id = command.model_id;
     const uint64_t handle = command.batch_handle;
     ASSIGN_OR_RETURN(const GatherResult result, GatherNow(host_, std::move(command)));
-    std::optional<std::string> part = OnePart(EncodeGatherResult(result));
-    answer->elsewhere = !part.has_value() || part->size() > kMaxBody;
+    const rpc::OutgoingMessage reply = EncodeGatherResult(result);
+    const int64_t bytes = reply.payload_bytes() + static_cast<int64_t>(reply.header.size());
+    answer->elsewhere = bytes > kMaxBody;
     // Nobody will use, or release, the batch of a caller that is gone, or asks again.
     if (handle != 0 && (answer->elsewhere || cancelled_.load())) {
       host_->ReleaseBatch(model_id, handle).IgnoreError();
     }
     if (answer->elsewhere) return absl::OkStatus();
-    answer->body = *std::move(part);
+    answer->body = rpc::JoinMessage(reply);
     for (const StackSumsView& stack : result.stacks) timer_.AddResponseBytes(PayloadBytes(stack));
     for (const StackRowsView& stack : result.rows) {
       timer_.AddResponseBytes(static_cast<int64_t>(stack.rows.size()));
@@ -110,7 +92,8 @@ class ServedGather {
     return absl::OkStatus();
   }
 
-  static constexpr size_t kMaxBody = lanes::kMaxPacketBytes - 256;
+  // What fits in a packet beside the few bytes around it.
+  static constexpr int64_t kMaxBody = lanes::kMaxPacketBytes - 256 - 64;
 
   ShardHost* const host_;
   LaneCall* const call_;
@@ -208,15 +191,13 @@ std::unique_ptr<GatherCall> MakeLaneGather(const LaneGatherOptions& options, Gat
                                            rpc::CallContext* context, GrpcGather by_grpc) {
   if (options.lanes == nullptr || !IsSmall(command)) return by_grpc(std::move(command));
   const std::string trace = context->trace();
-  std::unique_ptr<LaneClientCall> call;
-  const std::optional<std::string> body = OnePart(EncodeGather(command));
-  if (body.has_value()) {
-    call = options.lanes->Send({.method = v1::GATHER,
-                                .patience = context->deadline() - absl::Now(),
-                                .authorization = options.authorization,
-                                .trace = trace,
-                                .body = *body});
-  }
+  const std::string body = rpc::JoinMessage(EncodeGather(command));
+  std::unique_ptr<LaneClientCall> call =
+      options.lanes->Send({.method = v1::GATHER,
+                           .patience = context->deadline() - absl::Now(),
+                           .authorization = options.authorization,
+                           .trace = trace,
+                           .body = body});
   if (call == nullptr) {
     return std::make_unique<GrowingGather>(options.lanes, by_grpc(std::move(command)),
                                            context->deadline());

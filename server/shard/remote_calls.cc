@@ -25,14 +25,6 @@ v1::SharedBlock PlaceOf(const SharedBlock& block, int64_t bytes) {
   return place;
 }
 
-int64_t PayloadBytes(const rpc::OutgoingMessage& message) {
-  int64_t bytes = 0;
-  for (const rpc::SharedBytes& piece : message.payload) {
-    bytes += static_cast<int64_t>(piece.bytes.size());
-  }
-  return bytes;
-}
-
 void CopyPayload(const rpc::OutgoingMessage& message, char* to) {
   for (const rpc::SharedBytes& piece : message.payload) {
     std::memcpy(to, piece.bytes.data(), piece.bytes.size());
@@ -61,7 +53,7 @@ Request MakeRequest(rpc::OutgoingMessage message, std::shared_ptr<SharedBlock> b
                     std::function<rpc::OutgoingMessage()> instead) {
   if (block == nullptr) return {std::move(message), nullptr, std::move(instead)};
   Header place;  // a field at the end is one of the same header
-  *place.mutable_payload() = PlaceOf(*block, PayloadBytes(message));
+  *place.mutable_payload() = PlaceOf(*block, message.payload_bytes());
   rpc::OutgoingMessage named;
   named.header = message.header + place.SerializeAsString();
   if (instead == nullptr) {
@@ -260,7 +252,7 @@ std::unique_ptr<GatherCall> MakeRemoteGather(OpenStream open, GatherCommand comm
     room->Lend();
   }
   rpc::OutgoingMessage message = EncodeGather(command);
-  std::shared_ptr<SharedBlock> block = memory->Take(PayloadBytes(message));
+  std::shared_ptr<SharedBlock> block = memory->Take(message.payload_bytes());
   if (block != nullptr) CopyPayload(message, block->data());
   const int64_t room_bytes = command.answer_bytes;
   std::function<rpc::OutgoingMessage()> instead;

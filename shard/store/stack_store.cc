@@ -71,6 +71,7 @@ int64_t StackStore::BytesPerPartition(const StackSpec& spec) {
 
 StackStore::StackStore(const ModelSpec& model, const StackSpec& spec)
     : spec_(spec),
+      bytes_per_partition_(BytesPerPartition(spec)),
       partitions_(model.partition_count),
       all_partitions_(model.partitions),
       first_partition_(model.first_partition),
@@ -92,7 +93,7 @@ absl::StatusOr<std::unique_ptr<StackStore>> StackStore::Create(const ModelSpec& 
 }
 
 void StackStore::FillIfSmall(const StoreOptions& options, CpuPool& cpu) {
-  if (BytesPerPartition(spec_) * partitions_ > options.eager_bytes) return;
+  if (bytes_per_partition_ * partitions_ > options.eager_bytes) return;
   constexpr int64_t kRowsPerTask = 4096;
   cpu.ParallelFor(static_cast<int>((rows() + kRowsPerTask - 1) / kRowsPerTask), [&](int task) {
     const int64_t end = std::min(rows(), (task + 1) * kRowsPerTask);
@@ -199,9 +200,9 @@ uint64_t StackStore::NextRoundingKey(int64_t step, uint64_t rng_seed) {
 }
 
 int64_t StackStore::UntouchedBytes() const {
-  const int64_t bytes = BytesPerPartition(spec_) * partitions_;
+  const int64_t bytes = bytes_per_partition_ * partitions_;
   const int64_t rows_left = missing_chunks_.load(std::memory_order_acquire) << chunk_shift_;
-  return std::min(bytes, BytesPerPartition(spec_) / spec_.rows_per_partition * rows_left);
+  return std::min(bytes, bytes_per_partition_ / spec_.rows_per_partition * rows_left);
 }
 
 bool StackStore::Touched(int64_t begin, int64_t end) const {

@@ -148,6 +148,7 @@ class StackStore {
   }
 
   const StackSpec spec_;
+  const int64_t bytes_per_partition_;
   const int partitions_;
   const int all_partitions_;
   const int first_partition_;
