@@ -63,6 +63,32 @@ TEST(LongMessageTest, ArrivesAsItLeftWhateverThePartSize) {
   }
 }
 
+// What is joined are the bytes that gRPC would carry, and outlives them.
+TEST(LongMessageTest, OneInOnePieceIsTheSame) {
+  std::vector<int32_t> large(5000);
+  std::iota(large.begin(), large.end(), 0);
+  for (const OutgoingMessage& message : {MakeMessage({}), MakeMessage({{1, 2, 3}, {}, large})}) {
+    const std::deque<grpc::ByteBuffer> parts = SplitMessage(message);
+    ASSERT_EQ(parts.size(), 1u);
+    grpc::Slice slice;
+    ASSERT_TRUE(parts[0].TrySingleSlice(&slice).ok() || parts[0].DumpToSingleSlice(&slice).ok());
+    std::string joined = JoinMessage(message);
+    EXPECT_EQ(joined, std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()));
+    MessageAssembler assembler({kMaxBytes});
+    auto found = assembler.Add(joined);
+    joined.assign(joined.size(), 'x');
+    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_TRUE(found->has_value());
+    EXPECT_EQ((*found)->header(), "header");
+    EXPECT_EQ(static_cast<int64_t>((*found)->payload().size()), message.payload_bytes());
+    PayloadReader payload((*found)->payload());
+    if (message.payload.empty()) continue;
+    EXPECT_EQ(payload.Int32s(3, "a")->at(2), 3);
+    EXPECT_EQ(*payload.Int32s(5000, "b"), absl::MakeConstSpan(large));
+    EXPECT_FALSE(assembler.Add(absl::string_view()).ok());
+  }
+}
+
 TEST(LongMessageTest, AMessageWithoutPayloadIsOnePart) {
   MessageAssembler assembler({kMaxBytes});
   const std::deque<grpc::ByteBuffer> parts = SplitMessage(MakeMessage({}));
