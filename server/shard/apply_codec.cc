@@ -145,6 +145,34 @@ absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* par
   return absl::OkStatus();
 }
 
+absl::StatusOr<shard::StackGradients> DecodeStackGradients(
+    const internal::v1::StackGradientHeader& from, const RegionServer* regions,
+    const rpc::MessageLimits& limits, rpc::PayloadReader* payload, PlaceOwners* owners) {
+  shard::StackGradients stack;
+  stack.stack = from.stack();
+  stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
+  stack.of_rows = from.of_rows();
+  if (from.half_width() != 0) {
+    ASSIGN_OR_RETURN(JoinedSums joined, JoinHalves(from, limits, payload));
+    stack.gradients = joined.floats;
+    owners->push_back(std::move(joined.owner));
+  } else {
+    ASSIGN_OR_RETURN(stack.gradients, payload->Floats(from.floats(), "gradients"));
+  }
+  for (const internal::v1::FeatureRows& rows : from.features()) {
+    ASSIGN_OR_RETURN(stack.features.emplace_back(),
+                     DecodeFeatureRows<const float>(rows, regions, owners));
+  }
+  return stack;
+}
+
+// Whether the payload is needed any longer. Halves have been joined.
+bool IsReferredTo(const internal::v1::ApplyHeader& header) {
+  return std::any_of(header.stacks().begin(), header.stacks().end(), [](const auto& stack) {
+    return stack.half_width() == 0 && stack.floats() > 0;
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
@@ -168,30 +196,17 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
   }
   command.input.step = header.step();
   command.input.rng_seed = header.rng_seed();
-  auto owners = std::make_shared<std::vector<std::shared_ptr<const void>>>();
-  owners->push_back(std::move(bytes.owner));
-  rpc::PayloadReader payload(bytes.bytes);
   command.payload_bytes = static_cast<int64_t>(bytes.bytes.size());
+  auto owners = std::make_shared<PlaceOwners>();
+  rpc::PayloadReader payload(bytes.bytes);
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {
-    shard::StackGradients& stack = command.input.stacks.emplace_back();
-    stack.stack = from.stack();
-    stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
-    stack.of_rows = from.of_rows();
-    if (from.half_width() != 0) {
-      // Rows that change after they were checked would be written anywhere.
-      if (header.has_payload()) return Malformed("halves in shared memory");
-      ASSIGN_OR_RETURN(JoinedSums joined, JoinHalves(from, limits, &payload));
-      stack.gradients = joined.floats;
-      owners->push_back(std::move(joined.owner));
-    } else {
-      ASSIGN_OR_RETURN(stack.gradients, payload.Floats(from.floats(), "gradients"));
-    }
-    for (const internal::v1::FeatureRows& rows : from.features()) {
-      ASSIGN_OR_RETURN(stack.features.emplace_back(),
-                       DecodeFeatureRows<const float>(rows, regions, owners.get()));
-    }
+    // Rows that change after they were checked would be written anywhere.
+    if (from.half_width() != 0 && header.has_payload()) return Malformed("halves in shared memory");
+    ASSIGN_OR_RETURN(command.input.stacks.emplace_back(),
+                     DecodeStackGradients(from, regions, limits, &payload, owners.get()));
   }
   RETURN_IF_ERROR(payload.Finish());
+  if (IsReferredTo(header)) owners->push_back(std::move(bytes.owner));
   command.input.owner = std::move(owners);
   return command;
 }

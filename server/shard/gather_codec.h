@@ -30,8 +30,8 @@ rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const Answer
 
 // INVALID_ARGUMENT names what does not fit. The result keeps the message's payload alive.
 // `partitions`: row ends of each segment, SparseCores per shard. `regions`: where a payload may lie
-// instead of in the message; FAILED_PRECONDITION if it lies in none of them. It is copied from there
-// within `limits` before it is looked at.
+// instead of in the message; FAILED_PRECONDITION if it lies in none of them. It is copied from
+// there within `limits` before it is looked at.
 absl::StatusOr<GatherCommand> DecodeGather(const rpc::IncomingMessage& message, int partitions,
                                            const RegionServer* regions = nullptr,
                                            const rpc::MessageLimits& limits = {});
