@@ -288,9 +288,11 @@ int ExitStatus(const absl::Status& status) {
 }
 
 int Main(int argc, char** argv) {
+#ifdef NDEBUG
   // Where Abseil is packaged as for debugging, each lock of its mutexes is noted in a graph, which
   // has one lock for all threads.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+#endif
   Flags flags;
   CLI::App app("emberd, a sparse embedding parameter server", "emberd");
   app.set_version_flag("--version", "emberd " EMBERD_VERSION);

@@ -36,7 +36,7 @@ inline int64_t CountRows(const RowPlaces& places) {
 
 struct KeptShard {
   uint64_t history = 0;
-  bool takes_halves = false;  // see GatherResult
+  int64_t max_joined_bytes = 0;  // see GatherResult
   // By stack: canonical samples that the shard returned, ascending.
   std::vector<std::vector<int32_t>> samples;
   // By stack: its entries, if it answered with unique rows; they name these by their places. Empty:
@@ -58,7 +58,7 @@ struct KeptBatch {
     for (const GatherResult& result : results) {
       KeptShard& shard = shards.emplace_back();
       shard.history = result.history;
-      shard.takes_halves = result.takes_halves;
+      shard.max_joined_bytes = result.max_joined_bytes;
       for (const StackSumsView& stack : result.stacks) {
         shard.samples.emplace_back(stack.samples.begin(), stack.samples.end());
       }

@@ -1,12 +1,15 @@
 #include "server/coordinator/passed_sums.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
 namespace {
+
+// Bytes.
+constexpr int64_t kHalf = sizeof(uint16_t);
+constexpr int64_t kRowNumber = sizeof(int32_t);
 
 void AppendRows(const RowRuns& rows, int64_t begin, int64_t end, int64_t row_bytes,
                 SumPieces* sums) {
@@ -18,10 +21,8 @@ void AppendRows(const RowRuns& rows, int64_t begin, int64_t end, int64_t row_byt
 
 }  // namespace
 
-PassedSums::PassedSums(const KeptBatch& batch, int shard, int stack)
-    : stack_(stack),
-      width_(batch.model->plan.stacks[stack].embedding_dim),
-      halves_(batch.shards[shard].takes_halves) {
+PassedSums::PassedSums(const KeptBatch& batch, int shard, int stack, bool halves)
+    : stack_(stack), width_(batch.model->plan.stacks[stack].embedding_dim), halves_(halves) {
   const preprocess::StackPlan& plan = batch.model->plan.stacks[stack];
   for (const preprocess::FeaturePlan& feature : plan.features) {
     if (!batch.HasRows(feature.feature)) continue;
@@ -75,6 +76,9 @@ std::optional<SumPieces> PassedSums::Pass(const GradientInput& input) const {
                range.first + range.end - range.begin, width_ * ElementSize(sums.dtype), &sums);
   }
   for (const Range& range : ranges_) PassLowerHalves(input.features[range.feature], range, &sums);
+  // With so many lower halves, floats are no more, and need not be joined.
+  const auto lower_rows = static_cast<int64_t>(sums.lower_rows.size());
+  if (lower_rows * (width_ * kHalf + kRowNumber) >= sums.rows * width_ * kHalf) return std::nullopt;
   return sums;
 }
 

@@ -13,11 +13,11 @@ namespace emberd::server {
 
 // Of one stack and one shard. They can be passed on where they are all that the shard needs of the
 // stack, of its padded width, and stay in memory as long as the shard's call may need them. Those
-// in halves only to a shard that takes them.
+// in halves only where the shard takes them, and they are fewer bytes than floats.
 class PassedSums {
  public:
-  // `batch` must outlive it.
-  PassedSums(const KeptBatch& batch, int shard, int stack);
+  // `halves`: the shard takes them.
+  PassedSums(const KeptBatch& batch, int shard, int stack, bool halves);
 
   // Whether nothing that has come of the stack's gradients stands in the way. What does will not
   // go away as more comes.
@@ -38,7 +38,7 @@ class PassedSums {
 
   const int stack_;
   const int64_t width_;
-  const bool halves_;  // the shard takes them
+  const bool halves_;
   // They have all rows of the stack, each once, in order. Empty: no ranges do.
   std::vector<Range> ranges_;
 };

@@ -4,7 +4,8 @@
 // not be.
 #include "server/coordinator/passed_sums.h"
 
-#include <bit>
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+#include "base/region_server.h"
+#include "base/shared_arena.h"
 #include "config/config.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/row_gradients.h"
@@ -45,7 +49,7 @@ class PassedSumsTest : public testing::Test {
     inputs[1].ids = preprocess::DenseInput{absl::MakeConstSpan(g), 1, 2};
     const auto batch = *model_->preprocessor->Run(inputs);
     GatherResult result;
-    result.takes_halves = takes_halves_;
+    result.max_joined_bytes = max_joined_bytes_;
     result.rows.push_back({0, kWidth * 4, absl::MakeConstSpan(bytes_).first(5 * kWidth * 4), 0});
     EXPECT_TRUE(ArrangeUniqueRows(*model_, *batch, 0, pool_, cpu_, &result).ok());
     return KeptBatch(model_, *batch, {&result, 1}, places_);
@@ -128,7 +132,7 @@ class PassedSumsTest : public testing::Test {
   const std::shared_ptr<const ServedModel> model_;
   CpuPool cpu_{1};
   BufferPool pool_;
-  bool takes_halves_ = true;
+  int64_t max_joined_bytes_ = 5 * kWidth * 4;                   // of the shard: all its rows
   std::vector<RowPlaces> places_ = {{{0, 0, 3}}, {{0, 3, 5}}};  // that the trainer was sent
 };
 
@@ -163,7 +167,7 @@ TEST_F(PassedSumsTest, GoInTheOrderOfTheShard) {
   places_ = {{{0, 4, 5}, {1, 0, 1}, {0, 0, 2}}, {{0, 2, 4}}};
   const KeptBatch batch = Keep();
   const std::vector<float> f = Rows(1, 4), g = Rows(100, 2);
-  const auto pieces = PassedSums(batch, 0, 0).Pass(Input(Sums(f), Sums(g)));
+  const auto pieces = PassedSums(batch, 0, 0, /*halves=*/true).Pass(Input(Sums(f), Sums(g)));
   ASSERT_TRUE(pieces.has_value());
   std::vector<float> expected(f.begin() + 2 * kWidth, f.end());
   expected.insert(expected.end(), g.begin(), g.end());
@@ -187,7 +191,7 @@ TEST_F(PassedSumsTest, GoInTheOrderOfTheShardInHalves) {
     GradientInput input = Input(Sums(f, cut), Sums(g));
     input.features[0].lower_rows = f_lower;
     input.features[1].lower_rows = g_lower;
-    const auto pieces = PassedSums(batch, 0, 0).Pass(input);
+    const auto pieces = PassedSums(batch, 0, 0, /*halves=*/true).Pass(input);
     ASSERT_TRUE(pieces.has_value());
     EXPECT_EQ(pieces->dtype, v1::BFLOAT16);
     EXPECT_EQ(pieces->rows, 5);
@@ -207,14 +211,15 @@ TEST_F(PassedSumsTest, AreCopiedWhereTheyAreNotAllRowsOnce) {
                                            {{{0, 0, 2}, {1, 0, 1}}, {{0, 3, 5}}},
                                            {{{0, 1, 4}}, {{0, 3, 5}}}}) {
     places_ = places;
-    EXPECT_FALSE(PassedSums(Keep(), 0, 0).MayPass(Input(Sums(f), Sums(g))));
+    EXPECT_FALSE(PassedSums(Keep(), 0, 0, /*halves=*/true).MayPass(Input(Sums(f), Sums(g))));
   }
   // The same rows of both, as many as the stack has.
   places_ = {{{0, 0, 5}}, {{0, 0, 5}}};
-  EXPECT_FALSE(PassedSums(Keep(), 0, 0).MayPass(Input(Sums(Rows(1, 5)), Sums(Rows(2, 5)))));
+  EXPECT_FALSE(
+      PassedSums(Keep(), 0, 0, /*halves=*/true).MayPass(Input(Sums(Rows(1, 5)), Sums(Rows(2, 5)))));
   // g was sent activations.
   places_ = {{{0, 0, 3}}, {}};
-  EXPECT_FALSE(PassedSums(Keep(), 0, 0).MayPass(Input(Sums(f), {})));
+  EXPECT_FALSE(PassedSums(Keep(), 0, 0, /*halves=*/true).MayPass(Input(Sums(f), {})));
 }
 
 TEST_F(PassedSumsTest, AreCopiedWhereSomeAreOfAnotherKind) {
@@ -232,15 +237,106 @@ TEST_F(PassedSumsTest, AreCopiedWhereSomeAreOfAnotherKind) {
 
 TEST_F(PassedSumsTest, AreCopiedToAShardThatDoesNotTakeThem) {
   const std::vector<uint16_t> f(3 * kWidth, 0x3f80), g(2 * kWidth, 0x4000);
-  takes_halves_ = false;
-  ExpectCopied(Input(Sums(f), Sums(g)));
+  const auto pass = [&] {
+    const KeptBatch batch = Keep();
+    return RowSums(batch, 0, nullptr, /*pass_on=*/true).Finish(Input(Sums(f), Sums(g)));
+  };
+  EXPECT_EQ(pass()->pieces.size(), 1u);
+  for (const int64_t bytes : {max_joined_bytes_ - 1, int64_t{0}, int64_t{-1}}) {
+    max_joined_bytes_ = bytes;
+    ExpectCopied(Input(Sums(f), Sums(g)));
+  }
+}
+
+// Five rows of eight: 80 bytes of upper halves; 20 for each row that has lower ones.
+TEST_F(PassedSumsTest, AreCopiedWhereHalvesAreNoFewerBytes) {
+  for (int lower = 0; lower <= 3; ++lower) {
+    const std::vector<uint16_t> f((3 + lower) * kWidth, 0x3f80), g(3 * kWidth, 0x4000);
+    GradientInput input = Input(Sums(f), Sums(g));
+    const std::vector<int32_t> f_lower = {0, 1, 2}, g_lower = {1};
+    input.features[0].lower_rows = absl::MakeConstSpan(f_lower).first(lower);
+    input.features[1].lower_rows = g_lower;
+    if (lower == 3) {
+      ExpectCopied(input);
+    } else {
+      const KeptBatch batch = Keep();
+      const auto sent = RowSums(batch, 0, nullptr, /*pass_on=*/true).Finish(input);
+      EXPECT_EQ(sent->pieces.size(), 1u) << lower;
+    }
+  }
+}
+
+// The shard reads all of an update from a block, if there is one.
+TEST_F(PassedSumsTest, AreCopiedToABlock) {
+  auto server = RegionServer::Start({.name = "emberd-test", .max_bytes = 1 << 24});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const RegionServer::Invitation invitation = (*server)->Invite();
+  auto arena = SharedArena::Connect(invitation.socket, invitation.ticket);
+  ASSERT_TRUE(arena.ok()) << arena.status();
   const KeptBatch batch = Keep();
-  const std::vector<float> whole = Rows(1, 3), of_g = Rows(100, 2);
-  EXPECT_TRUE(PassedSums(batch, 0, 0).MayPass(Input(Sums(whole), Sums(of_g))));
-  // Its memory, or its process, is this one's.
-  const auto sent = RowSums(batch, /*shard=*/0).Finish(Input(Sums(whole), Sums(of_g)));
+  const std::vector<float> f = Rows(1, 3), g = Rows(100, 2);
+  std::vector<float> all = f;
+  all.insert(all.end(), g.begin(), g.end());
+  RowSums sums(
+      batch, /*shard=*/0, [&](int64_t bytes) { return (*arena)->Take(bytes); }, /*pass_on=*/true);
+  sums.Advance(Input(Sums(f), {}));
+  const auto sent = sums.Finish(Input(Sums(f), Sums(g)));
   ASSERT_TRUE(sent.has_value());
+  EXPECT_NE(sent->block, nullptr);
   EXPECT_THAT(sent->pieces, testing::IsEmpty());
+  EXPECT_THAT(sent->input.stacks[0].gradients, ElementsAreArray(all));
+  EXPECT_EQ(reinterpret_cast<const char*>(sent->input.stacks[0].gradients.data()),
+            sent->block->data());
+}
+
+// An update that another attempt is made at.
+TEST_F(PassedSumsTest, CanBePassedAgain) {
+  const KeptBatch batch = Keep();
+  const std::vector<float> f = Rows(1, 3), g = Rows(100, 2);
+  const GradientInput input = Input(Sums(f), Sums(g));
+  RowSums sums(batch, /*shard=*/0, nullptr, /*pass_on=*/true);
+  const auto first = sums.Finish(input), second = sums.Finish(input);
+  ASSERT_TRUE(first.has_value() && second.has_value());
+  EXPECT_EQ(Floats(first->pieces.at(0)), Floats(second->pieces.at(0)));
+}
+
+// A stack beside it that has columns of padding, or gradients of samples.
+TEST_F(PassedSumsTest, GoBesideACopiedStack) {
+  const std::shared_ptr<const ServedModel> model = *MakeServedModel(
+      *config::ParseModel("name: 'm' tables { name: 'a' vocabulary_size: 40 embedding_dim: 8 }"
+                          "tables { name: 'b' vocabulary_size: 40 embedding_dim: 12 }"
+                          "features { name: 'f' table: 'a' } features { name: 'g' table: 'b' }"),
+      {.shards = 1, .sparsecores_per_shard = 1}, nullptr, &metrics_);
+  ASSERT_EQ(model->plan.stacks[0].features[0].feature, 0);
+  const std::vector<int64_t> ids = {3, 3, 3, 5};
+  std::vector<preprocess::FeatureInput> inputs(2);
+  for (auto& input : inputs) input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 4};
+  const auto batch = *model->preprocessor->Run(inputs);
+  GatherResult result;
+  for (int k = 0; k < 2; ++k) {
+    const int64_t bytes = model->plan.stacks[k].embedding_dim * 4;
+    result.rows.push_back({k, bytes, absl::MakeConstSpan(bytes_).first(2 * bytes), 0});
+  }
+  ASSERT_TRUE(ArrangeUniqueRows(*model, *batch, 0, pool_, cpu_, &result).ok());
+  const KeptBatch kept(model, *batch, {&result, 1}, {{{0, 0, 2}}, {{0, 0, 2}}});
+  const std::vector<float> f = Rows(1, 2), g(4 * 12, 0.5f);
+  for (const bool of_rows : {false, true}) {
+    GradientInput input = Input(Sums(f), {});
+    input.hyperparameters.resize(2);
+    input.features[1].of_rows = of_rows;
+    input.features[1].rows = RowRuns(reinterpret_cast<const char*>(g.data()), of_rows ? 2 : 4);
+    const auto sent = RowSums(kept, 0, nullptr, /*pass_on=*/true).Finish(input);
+    ASSERT_TRUE(sent.has_value());
+    ASSERT_EQ(sent->pieces.size(), 1u);
+    EXPECT_EQ(sent->pieces[0].stack, 0);
+    EXPECT_EQ(Floats(sent->pieces[0]), f);
+    std::vector<float> expected(16);
+    std::fill_n(expected.begin(), 12, of_rows ? 0.5f : 1.5f);
+    expected.resize(32);
+    std::fill_n(expected.begin() + 16, 12, 0.5f);
+    EXPECT_THAT(sent->input.stacks[1].gradients, ElementsAreArray(expected));
+    EXPECT_TRUE(sent->input.stacks[1].of_rows);
+  }
 }
 
 class NarrowSumsTest : public PassedSumsTest {
@@ -248,7 +344,8 @@ class NarrowSumsTest : public PassedSumsTest {
   NarrowSumsTest() : PassedSumsTest(kWidth / 2) {}
 };
 TEST_F(NarrowSumsTest, AreCopiedToTheWidthOfTheShard) {
-  EXPECT_FALSE(PassedSums(Keep(), 0, 0).MayPass(Input(Sums(Rows(1, 3)), Sums(Rows(100, 2)))));
+  EXPECT_FALSE(PassedSums(Keep(), 0, 0, /*halves=*/true)
+                   .MayPass(Input(Sums(Rows(1, 3)), Sums(Rows(100, 2)))));
 }
 
 }  // namespace

@@ -114,6 +114,7 @@ void RowSums::Begin(const GradientInput* all, bool of_rows) {
   }
   if (floats == 0) return;
   const size_t bytes = floats * sizeof(float);
+  const bool halves = static_cast<int64_t>(bytes) <= batch_.shards[shard_].max_joined_bytes;
   if (take_block_ != nullptr) block_ = take_block_(static_cast<int64_t>(bytes));
   memory_ = block_ != nullptr
                 ? std::shared_ptr<float>(block_, reinterpret_cast<float*>(block_->data()))
@@ -122,7 +123,8 @@ void RowSums::Begin(const GradientInput* all, bool of_rows) {
   for (Stack& stack : stacks_) {
     stack.sums = to;
     to += stack.rows() * plans[stack.index].embedding_dim;
-    if (pass_on_ && block_ == nullptr) stack.passed.emplace(batch_, shard_, stack.index);
+    // What goes in pieces is not in the block.
+    if (pass_on_ && block_ == nullptr) stack.passed.emplace(batch_, shard_, stack.index, halves);
   }
 }
 
@@ -211,6 +213,15 @@ void RowSums::LeaveBlock() {
   block_ = nullptr;
 }
 
+void RowSums::CompleteSums(const GradientInput& input, Stack* stack) {
+  // Those that were waited for do not come.
+  for (size_t f = 0; f < stack->summed.size(); ++f) SumFeature(input, stack, f);
+  const int64_t width = batch_.model->plan.stacks[stack->index].embedding_dim;
+  for (size_t row = 0; row < stack->rows(); ++row) {
+    if (stack->begun[row] == 0) std::fill_n(stack->sums + row * width, width, 0.0f);
+  }
+}
+
 std::optional<ShardGradients> RowSums::Finish(const GradientInput& input) {
   if (!begun_) Begin(&input, input.of_rows);
   if (stacks_.empty()) return std::nullopt;
@@ -233,23 +244,19 @@ std::optional<ShardGradients> RowSums::Finish(const GradientInput& input) {
     if (!AnyGiven(input, plans[stack.index])) continue;
     shard::StackGradients& sent = result.input.stacks[stack.index];
     sent.of_rows = true;
-    if (stack.passed.has_value()) {
-      if (auto pieces = stack.passed->Pass(input)) {
-        result.pieces.push_back(*std::move(pieces));
-        continue;
-      }
+    auto pieces = stack.passed.has_value() ? stack.passed->Pass(input) : std::nullopt;
+    if (pieces.has_value()) {
+      result.pieces.push_back(*std::move(pieces));
+      continue;
     }
-    const int64_t width = plans[stack.index].embedding_dim;
-    // Those that were waited for do not come.
-    for (size_t f = 0; f < stack.summed.size(); ++f) SumFeature(input, &stack, f);
-    for (size_t row = 0; row < stack.rows(); ++row) {
-      if (stack.begun[row] == 0) std::fill_n(stack.sums + row * width, width, 0.0f);
+    CompleteSums(input, &stack);
+    const size_t floats = stack.rows() * plans[stack.index].embedding_dim;
+    // A block has no gaps, and a stack before it may have got no gradients.
+    if (block_ != nullptr) {
+      if (stack.sums != to) std::memmove(to, stack.sums, floats * sizeof(float));
+      stack.sums = to;
+      to += floats;
     }
-    // A stack before it may have got no gradients.
-    const size_t floats = stack.rows() * width;
-    if (stack.sums != to) std::memmove(to, stack.sums, floats * sizeof(float));
-    stack.sums = to;
-    to += floats;
     sent.gradients = absl::MakeConstSpan(stack.sums, floats);
   }
   if (!finite_ && !input.of_rows) return std::nullopt;

@@ -34,8 +34,8 @@ class RowSums {
   ~RowSums();
 
   // Sums what has come of the gradients, as far as their order allows, unless other stacks may be
-  // sent beside the sums: then Finish decides, who knows them. `input` has what it had before, and
-  // more.
+  // sent beside the sums: then Finish decides, who knows them. Leaves sums that may be passed on.
+  // `input` has what it had before, and more.
   void Advance(const GradientInput& input);
   // All have come. Nothing if no stack is summed, or if a sum is not finite and the shard can be
   // sent the gradients of samples instead, since none came as sums.
@@ -49,6 +49,8 @@ class RowSums {
   bool MayComeSummed(int stack) const;
   void SumFeature(const GradientInput& input, Stack* stack, size_t feature);
   void TakeSums(const FeatureGradientView& view, int feature, int64_t dim, Stack* stack);
+  // All gradients have come; rows without one get 0.
+  void CompleteSums(const GradientInput& input, Stack* stack);
   // The sums are not to lie in a block.
   void LeaveBlock();
 

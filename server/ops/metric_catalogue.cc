@@ -179,7 +179,7 @@ constexpr MetricInfo kCatalogue[] = {
             "bytes",
             "Bytes of looked-up rows that a shard sent, as partial_sums or as unique_rows."),
     Counter(kShardReceivedBytes, "emberd_shard_received_bytes_total", {"shard", "model", "stack"},
-            "bytes", "Bytes of batches and gradients that a shard received."),
+            "bytes", "Bytes of batches that a shard received, and of gradients as float32."),
 
     // A coordinator's calls to shards.
     Gauge(kShardReachable, "emberd_shard_reachable", {"shard"}, "1",

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "base/float_halves.h"
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.pb.h"
@@ -52,35 +52,47 @@ absl::Status CheckLowerRows(absl::Span<const int32_t> lower_rows, int64_t rows) 
 
 constexpr int64_t kHalf = sizeof(uint16_t);
 
-// Sums that came in halves, put together.
-struct JoinedSums {
-  absl::Span<const float> floats;
-  std::shared_ptr<const void> owner;
-};
-absl::StatusOr<JoinedSums> JoinHalves(const internal::v1::StackGradientHeader& from,
-                                      const rpc::MessageLimits& limits,
-                                      rpc::PayloadReader* payload) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / sizeof(float);
-  const int64_t width = from.half_width(), floats = from.floats();
-  if (width < 0 || width % 2 != 0 || floats < 0 || floats > kMost || floats % width != 0 ||
-      !from.of_rows() || from.lower_rows() < 0 || from.lower_rows() > floats / width) {
-    return Malformed("halves that are not those of rows");
+// Memory for the floats of all stacks that come in halves; null if none do. What their headers say
+// of them is checked.
+absl::StatusOr<std::shared_ptr<float>> TakeJoined(const internal::v1::ApplyHeader& header,
+                                                  size_t payload_bytes,
+                                                  const rpc::MessageLimits& limits) {
+  int64_t joined = 0;  // floats
+  for (const internal::v1::StackGradientHeader& stack : header.stacks()) {
+    const int64_t width = stack.half_width(), floats = stack.floats();
+    if (width == 0) continue;
+    // Rows that change after they were checked would be written anywhere.
+    if (header.has_payload()) return Malformed("halves in shared memory");
+    if (width < 0 || width % 2 != 0 || floats < 0 || floats % width != 0 || !stack.of_rows() ||
+        stack.lower_rows() < 0 || stack.lower_rows() > floats / width) {
+      return Malformed("halves that are not those of rows");
+    }
+    if (floats > static_cast<int64_t>(payload_bytes) / kHalf - joined) {
+      return Malformed("more halves than its payload has");
+    }
+    joined += floats;
   }
+  ASSIGN_OR_RETURN(const std::shared_ptr<char> memory,
+                   rpc::TakePayload(joined * sizeof(float), /*header_bytes=*/0, limits));
+  return std::shared_ptr<float>(memory, reinterpret_cast<float*>(memory.get()));
+}
+
+// Puts sums together that came in halves.
+absl::Status JoinHalves(const internal::v1::StackGradientHeader& from, rpc::PayloadReader* payload,
+                        float* to) {
+  const int64_t width = from.half_width(), floats = from.floats();
   ASSIGN_OR_RETURN(const auto lower_rows, payload->Int32s(from.lower_rows(), "lower_rows"));
   RETURN_IF_ERROR(CheckLowerRows(lower_rows, floats / width));
   ASSIGN_OR_RETURN(const auto upper, payload->Bytes(floats * kHalf, "upper halves"));
   ASSIGN_OR_RETURN(const auto lower,
                    payload->Bytes(from.lower_rows() * width * kHalf, "lower halves"));
-  ASSIGN_OR_RETURN(std::shared_ptr<char> memory,
-                   rpc::TakePayload(floats * sizeof(float), /*header_bytes=*/0, limits));
-  const std::shared_ptr<float> sums(memory, reinterpret_cast<float*>(memory.get()));
-  FloatsOfUpperHalves(upper.data(), floats, sums.get());
+  FloatsOfUpperHalves(upper.data(), floats, to);
   const char* halves = lower.data();
   for (const int32_t row : lower_rows) {
-    AddLowerHalves(halves, width, sums.get() + row * width);
+    AddLowerHalves(halves, width, to + row * width);
     halves += width * kHalf;
   }
-  return JoinedSums{absl::MakeConstSpan(sums.get(), floats), sums};
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -145,17 +157,18 @@ absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* par
   return absl::OkStatus();
 }
 
+// `joined`: where floats go that come in halves; moves on by them.
 absl::StatusOr<shard::StackGradients> DecodeStackGradients(
     const internal::v1::StackGradientHeader& from, const RegionServer* regions,
-    const rpc::MessageLimits& limits, rpc::PayloadReader* payload, PlaceOwners* owners) {
+    rpc::PayloadReader* payload, float** joined, PlaceOwners* owners) {
   shard::StackGradients stack;
   stack.stack = from.stack();
   stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
   stack.of_rows = from.of_rows();
   if (from.half_width() != 0) {
-    ASSIGN_OR_RETURN(JoinedSums joined, JoinHalves(from, limits, payload));
-    stack.gradients = joined.floats;
-    owners->push_back(std::move(joined.owner));
+    RETURN_IF_ERROR(JoinHalves(from, payload, *joined));
+    stack.gradients = absl::MakeConstSpan(*joined, from.floats());
+    *joined += from.floats();
   } else {
     ASSIGN_OR_RETURN(stack.gradients, payload->Floats(from.floats(), "gradients"));
   }
@@ -197,13 +210,14 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
   command.input.step = header.step();
   command.input.rng_seed = header.rng_seed();
   command.payload_bytes = static_cast<int64_t>(bytes.bytes.size());
-  auto owners = std::make_shared<PlaceOwners>();
+  ASSIGN_OR_RETURN(const std::shared_ptr<float> joined,
+                   TakeJoined(header, bytes.bytes.size(), limits));
+  auto owners = std::make_shared<PlaceOwners>(1, joined);
+  float* next = joined.get();
   rpc::PayloadReader payload(bytes.bytes);
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {
-    // Rows that change after they were checked would be written anywhere.
-    if (from.half_width() != 0 && header.has_payload()) return Malformed("halves in shared memory");
     ASSIGN_OR_RETURN(command.input.stacks.emplace_back(),
-                     DecodeStackGradients(from, regions, limits, &payload, owners.get()));
+                     DecodeStackGradients(from, regions, &payload, &next, owners.get()));
   }
   RETURN_IF_ERROR(payload.Finish());
   if (IsReferredTo(header)) owners->push_back(std::move(bytes.owner));

@@ -17,8 +17,8 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command);
 // `regions`: where a payload may lie instead of in the message, and is read; FAILED_PRECONDITION if
 // it lies in none of them. Sums that came in halves are put together, within `limits`.
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
-                                         const RegionServer* regions = nullptr,
-                                         const rpc::MessageLimits& limits = {});
+                                         const RegionServer* regions,
+                                         const rpc::MessageLimits& limits);
 
 // The place of a part in its group's step; what comes from elsewhere than DecodeApply was checked
 // there before.

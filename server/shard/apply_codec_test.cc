@@ -5,16 +5,22 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
 
 #include "absl/functional/function_ref.h"
+#include "base/testing/seed.h"
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {
 namespace {
+
+const rpc::MessageLimits kLimits = {1 << 20};
 
 TEST(SharedApplyTest, GradientsAreReadWhereTheyAre) {
   const SharedEnds ends(4096);
@@ -25,7 +31,7 @@ TEST(SharedApplyTest, GradientsAreReadWhereTheyAre) {
   sent.input.stacks.push_back({1, gradients, {}});
   const auto message =
       Transport(InBlock<internal::v1::ApplyHeader>(EncodeApply(sent), ends, ends.place));
-  auto got = DecodeApply(message, ends.server.get());
+  auto got = DecodeApply(message, ends.server.get(), kLimits);
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->input.stacks[0].gradients, absl::MakeConstSpan(gradients));
   reinterpret_cast<float*>(ends.block->data())[1] = 7;
@@ -46,7 +52,7 @@ TEST(SharedApplyTest, PlacesThatAreNotThereAreRefused) {
     header.mutable_payload()->set_size(size);
     rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
     if (sent) message.Append(absl::MakeConstSpan(gradients), nullptr);
-    return DecodeApply(Transport(message), ends.server.get()).status();
+    return DecodeApply(Transport(message), ends.server.get(), kLimits).status();
   };
   const uint64_t region = ends.place.region();
   EXPECT_TRUE(decode(region, 64, 12, false).ok());
@@ -71,7 +77,7 @@ TEST(ApplyCodecTest, ArrivesWhole) {
   sent.input.stacks.push_back({0, {}, {}});
   sent.input.stacks.push_back({1, gradients, {{"learning_rate", 0.25}, {"beta2", 0.999}}});
   sent.input.stacks[1].of_rows = true;
-  auto got = DecodeApply(Transport(EncodeApply(sent)));
+  auto got = DecodeApply(Transport(EncodeApply(sent)), nullptr, kLimits);
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->model_id, 1u);
   EXPECT_EQ(got->history, 3u);
@@ -92,7 +98,7 @@ TEST(ApplyCodecTest, APartOfAGroupArrivesWhole) {
   sent.group_part = {"g", 7, 1, 3, 5};
   for (const bool skip : {false, true}) {
     sent.input.skip = skip;
-    auto got = DecodeApply(Transport(EncodeApply(sent)));
+    auto got = DecodeApply(Transport(EncodeApply(sent)), nullptr, kLimits);
     ASSERT_TRUE(got.ok()) << got.status();
     ASSERT_TRUE(got->group_part.has_value());
     EXPECT_EQ(got->group_part->group, "g");
@@ -138,7 +144,7 @@ class HalvesTest : public testing::Test {
   }
   // A message with these halves, `change` made to its header.
   absl::Status Decode(absl::FunctionRef<void(internal::v1::StackGradientHeader*)> change,
-                      const rpc::MessageLimits& limits = {1 << 20}) const {
+                      const rpc::MessageLimits& limits = kLimits) const {
     rpc::OutgoingMessage message = EncodeApply(Command({Bytes(0, halves_.size() * 2)}));
     internal::v1::ApplyHeader header;
     EXPECT_TRUE(header.ParseFromString(message.header));
@@ -159,7 +165,7 @@ TEST_F(HalvesTest, ArePutTogether) {
   const size_t bytes = halves_.size() * 2;
   for (size_t cut = 0; cut <= bytes; ++cut) {
     const ApplyCommand sent = Command({Bytes(0, cut), Bytes(cut, bytes)});
-    auto got = DecodeApply(Transport(EncodeApply(sent)), nullptr, {1 << 20});
+    auto got = DecodeApply(Transport(EncodeApply(sent)), nullptr, kLimits);
     ASSERT_TRUE(got.ok()) << got.status();
     ASSERT_EQ(got->input.stacks.size(), 3u);
     EXPECT_EQ(got->input.stacks[0].gradients, absl::MakeConstSpan(others_));
@@ -174,7 +180,7 @@ TEST_F(HalvesTest, WholeSumsInPiecesArriveAsOneArray) {
   ApplyCommand sent = Command({{all.substr(0, 5), nullptr}, {all.substr(5), nullptr}});
   sent.pieces[0].dtype = v1::FLOAT32;
   sent.pieces[0].lower_rows.clear();
-  auto got = DecodeApply(Transport(EncodeApply(sent)));
+  auto got = DecodeApply(Transport(EncodeApply(sent)), nullptr, kLimits);
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(got->input.stacks[1].gradients, absl::MakeConstSpan(sums_));
   EXPECT_EQ(got->input.stacks[2].gradients, absl::MakeConstSpan(others_));
@@ -224,13 +230,72 @@ TEST_F(HalvesTest, TakeTheirMemoryFromTheBudget) {
   EXPECT_EQ(tight.memory.used(), 0);
 }
 
+// Those of the message, until it goes, and of what was joined; but for floats beside them, the
+// message goes with the decoder.
+TEST_F(HalvesTest, KeepTheMessageOnlyForOthers) {
+  lower_rows_.clear();
+  halves_.assign(kRows * kWidth * 1024, 0);
+  constexpr int64_t kJoined = kRows * kWidth * 1024 * sizeof(float);
+  for (const bool others : {false, true}) {
+    const rpc::MessageLimits limits{1 << 20, rpc::MemoryBudget(1 << 20, "budgets")};
+    ApplyCommand sent = Command({Bytes(0, halves_.size() * 2)});
+    sent.pieces[0].width *= 1024;
+    if (!others) sent.input.stacks[0].gradients = sent.input.stacks[2].gradients = {};
+    rpc::MessageAssembler assembler(limits);
+    auto message = assembler.Add(rpc::JoinMessage(EncodeApply(sent)));
+    ASSERT_TRUE(message.ok() && message->has_value()) << message.status();
+    const int64_t of_message = limits.memory.used();
+    EXPECT_GT(of_message, kJoined / 2);
+    auto got = DecodeApply(**message, nullptr, limits);
+    ASSERT_TRUE(got.ok()) << got.status();
+    message->reset();
+    EXPECT_EQ(limits.memory.used(), kJoined + (others ? of_message : 0));
+    EXPECT_EQ(got->payload_bytes, kJoined / 2 + (others ? 16 : 0));
+    got = absl::UnknownError("gone");
+    EXPECT_EQ(limits.memory.used(), 0);
+  }
+}
+
+// Several stacks of them lie one after the other.
+TEST_F(HalvesTest, OfSeveralStacksGoToTheirOwn) {
+  ApplyCommand sent = Command({Bytes(0, halves_.size() * 2)});
+  sent.input.stacks[2] = {2, {}, {}};
+  sent.input.stacks[2].of_rows = true;
+  sent.pieces.push_back({2, v1::BFLOAT16, 2, kWidth, {Bytes(16, 32)}});
+  auto got = DecodeApply(Transport(EncodeApply(sent)), nullptr, kLimits);
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->input.stacks[0].gradients, absl::MakeConstSpan(others_));
+  EXPECT_EQ(got->input.stacks[1].gradients, absl::MakeConstSpan(sums_));
+  ASSERT_EQ(got->input.stacks[2].gradients.size(), 8u);
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(std::bit_cast<uint32_t>(got->input.stacks[2].gradients[i]), halves_[8 + i] << 16);
+  }
+}
+
+// Another header or payload: an error, or something that is read, never a crash.
+TEST_F(HalvesTest, DamagedOnesAreRefusedOrHarmless) {
+  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
+  google::protobuf::LogSilencer no_log_of_every_damage;
+  const rpc::OutgoingMessage good = EncodeApply(Command({Bytes(0, halves_.size() * 2)}));
+  int refused = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    rpc::OutgoingMessage message = good;
+    std::string lower_rows(good.payload[1].bytes);
+    message.payload[1].bytes = lower_rows;
+    if (random() % 2 == 0) lower_rows[random() % lower_rows.size()] = static_cast<char>(random());
+    message.header[random() % message.header.size()] = static_cast<char>(random());
+    if (random() % 4 == 0) message.payload.resize(random() % message.payload.size());
+    refused += !DecodeApply(Transport(message), nullptr, kLimits).ok();
+  }
+  EXPECT_GT(refused, 1000);
+}
+
 // Whoever writes there could change a row after it was checked.
 TEST_F(HalvesTest, InSharedMemoryAreRefused) {
   const SharedEnds ends(4096);
   const auto message = InBlock<internal::v1::ApplyHeader>(
       EncodeApply(Command({Bytes(0, halves_.size() * 2)})), ends, ends.place);
-  EXPECT_EQ(DecodeApply(Transport(message), ends.server.get(), {1 << 20}).status().code(),
-            kInvalid);
+  EXPECT_EQ(DecodeApply(Transport(message), ends.server.get(), kLimits).status().code(), kInvalid);
 }
 
 }  // namespace

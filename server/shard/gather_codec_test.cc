@@ -9,13 +9,12 @@
 #include <gtest/gtest.h>
 
 #include "base/testing/seed.h"
-#include "server/shard/apply_codec.h"
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {
 namespace {
 
-TEST(ShardCodecTest, AGatherArrivesWhole) {
+TEST(GatherCodecTest, AGatherArrivesWhole) {
   GatherCommand sent = MakeGather(std::make_shared<GatherMemory>());
   sent.stacks[0].single_rows = true;
   sent.activation_dtype = v1::BFLOAT16;
@@ -50,7 +49,7 @@ TEST(ShardCodecTest, AGatherArrivesWhole) {
   }
 }
 
-TEST(ShardCodecTest, ADecodedGatherOutlivesItsMessage) {
+TEST(GatherCodecTest, ADecodedGatherOutlivesItsMessage) {
   auto memory = std::make_shared<GatherMemory>();
   absl::StatusOr<GatherCommand> got =
       DecodeGather(Transport(EncodeGather(MakeGather(memory))), kPartitions);
@@ -60,7 +59,7 @@ TEST(ShardCodecTest, ADecodedGatherOutlivesItsMessage) {
             5.0f);  // a dangling span would be found by AddressSanitizer
 }
 
-TEST(ShardCodecTest, SumsArriveWhole) {
+TEST(GatherCodecTest, SumsArriveWhole) {
   const std::vector<int32_t> samples = {0, 4};
   const std::vector<float> sums(16, 2.5f);
   GatherResult sent;
@@ -77,7 +76,7 @@ TEST(ShardCodecTest, SumsArriveWhole) {
   EXPECT_TRUE(got->stacks[1].samples.empty());
 }
 
-TEST(ShardCodecTest, UniqueRowsArriveWhole) {
+TEST(GatherCodecTest, UniqueRowsArriveWhole) {
   const std::vector<int32_t> samples = {3};
   const std::vector<float> sums(8, 1.5f);
   const std::vector<char> rows(3 * 16, 'r');
@@ -101,7 +100,7 @@ TEST(ShardCodecTest, UniqueRowsArriveWhole) {
   EXPECT_TRUE(got->rows[1].rounded);
 }
 
-TEST(ShardCodecTest, RefusesRowsOfOtherSizesThanThePayload) {
+TEST(GatherCodecTest, RefusesRowsOfOtherSizesThanThePayload) {
   const std::vector<char> rows(48);
   const auto decode = [&](int32_t count, int32_t row_bytes) {
     internal::v1::GatherReply header;
@@ -240,7 +239,7 @@ TEST(SharedResultTest, AnAnswerThatIsNotWhereItShouldBeIsRefused) {
   EXPECT_EQ(decode(4, false, {}), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(SharedRequestTest, AGatherIsCopiedBeforeItIsLookedAt) {
+TEST(SharedGatherTest, AGatherIsCopiedBeforeItIsLookedAt) {
   const SharedEnds ends(4096);
   const GatherCommand sent = MakeGather(std::make_shared<GatherMemory>());
   const rpc::MessageLimits limits{4096, rpc::MemoryBudget(10'000, "budgets.in_flight_bytes")};
@@ -263,7 +262,7 @@ TEST(SharedRequestTest, AGatherIsCopiedBeforeItIsLookedAt) {
 
 // The header of another message, counts that lie, sizes that overflow: each must be an error, never
 // a crash.
-TEST(ShardCodecTest, DamagedMessagesAreRefusedOrHarmless) {
+TEST(GatherCodecTest, DamagedMessagesAreRefusedOrHarmless) {
   std::mt19937 random(static_cast<uint32_t>(TestSeed()));
   google::protobuf::LogSilencer no_log_of_every_damage;
   const rpc::OutgoingMessage good = EncodeGather(MakeGather(std::make_shared<GatherMemory>()));
@@ -279,7 +278,6 @@ TEST(ShardCodecTest, DamagedMessagesAreRefusedOrHarmless) {
     if (random() % 4 == 0) message.payload.resize(random() % message.payload.size());
     const rpc::IncomingMessage arrived = Transport(message);
     refused += !DecodeGather(arrived, kPartitions).ok();
-    DecodeApply(arrived).IgnoreError();
     DecodeGatherResult(arrived).IgnoreError();
 
     message = good_reply;

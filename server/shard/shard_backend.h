@@ -105,7 +105,8 @@ struct GatherResult {
   std::shared_ptr<const void> owner;  // keeps the views alive
   // By stack: of `rows`, which stand among `stacks` then; null for others. Empty: none does.
   std::vector<std::shared_ptr<const shard::LaterSums>> later = {};
-  bool takes_halves = false;        // ApplyCommand.pieces may be BFLOAT16
+  // ApplyCommand.pieces may be BFLOAT16 if they are at most so many bytes as floats.
+  int64_t max_joined_bytes = 0;
   shard::GatherPlaces places = {};  // those that the shard was asked for
 };
 
@@ -217,7 +218,7 @@ class ShardBackend {
   // Memory for the gradients of one Apply, which the shard reads where they are. Null: any other
   // will do.
   virtual std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) { return nullptr; }
-  // Whether it is no work for the shard that sums come in pieces.
+  // Whether Apply takes ApplyCommand.pieces; else its input must have all gradients.
   virtual bool takes_pieces() const { return false; }
   virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
   virtual absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
