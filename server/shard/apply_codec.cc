@@ -97,6 +97,10 @@ absl::Status JoinHalves(const internal::v1::StackGradientHeader& from, rpc::Payl
 
 }  // namespace
 
+int64_t MaxJoinedBytes(const rpc::MessageLimits& limits) {
+  return std::min(limits.max_bytes, limits.memory.limit() / 4);
+}
+
 internal::v1::GroupPart GroupPartToProto(const GroupPart& part) {
   internal::v1::GroupPart to;
   to.set_group(part.group);

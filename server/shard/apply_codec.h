@@ -20,6 +20,10 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
                                          const RegionServer* regions,
                                          const rpc::MessageLimits& limits);
 
+// How many bytes of floats an Apply may bring in halves. They are there beside their message until
+// they have been joined, and leave room for others.
+int64_t MaxJoinedBytes(const rpc::MessageLimits& limits);
+
 // The place of a part in its group's step; what comes from elsewhere than DecodeApply was checked
 // there before.
 internal::v1::GroupPart GroupPartToProto(const GroupPart& part);

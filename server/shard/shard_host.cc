@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "server/ops/logging.h"
+#include "server/shard/apply_codec.h"
 #include "server/shard/log/assign_codec.h"
 
 namespace emberd::server {
@@ -36,11 +37,6 @@ struct RoomyOutput {
   rpc::MemoryRoom room;
   shard::GatherOutput output;
 };
-
-// Halves and floats, which are there at the same time, shall leave room for others.
-int64_t MaxJoinedBytes(const rpc::MessageLimits& limits) {
-  return std::min(limits.max_bytes, limits.memory.limit() / 4);
-}
 
 GatherResult ToResult(uint64_t history, shard::GatherOutput output, rpc::MemoryRoom room) {
   auto owner = std::make_shared<const RoomyOutput>(RoomyOutput{std::move(room), std::move(output)});
