@@ -6,6 +6,8 @@
 
 namespace emberd {
 
+inline constexpr int64_t kHalfBytes = sizeof(uint16_t);
+
 // Halves may lie at any alignment.
 
 // The floats that have these upper halves, and zero as lower ones.

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 
+#include "base/float_halves.h"
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
 namespace {
 
-// Bytes.
-constexpr int64_t kHalf = sizeof(uint16_t);
-constexpr int64_t kRowNumber = sizeof(int32_t);
+constexpr int64_t kRowNumberBytes = sizeof(int32_t);
 
 void AppendRows(const RowRuns& rows, int64_t begin, int64_t end, int64_t row_bytes,
                 SumPieces* sums) {
@@ -78,7 +77,8 @@ std::optional<SumPieces> PassedSums::Pass(const GradientInput& input) const {
   for (const Range& range : ranges_) PassLowerHalves(input.features[range.feature], range, &sums);
   // With so many lower halves, floats are no more, and need not be joined.
   const auto lower_rows = static_cast<int64_t>(sums.lower_rows.size());
-  if (lower_rows * (width_ * kHalf + kRowNumber) >= sums.rows * width_ * kHalf) return std::nullopt;
+  if (lower_rows * (width_ * kHalfBytes + kRowNumberBytes) >= sums.rows * width_ * kHalfBytes)
+    return std::nullopt;
   return sums;
 }
 

@@ -50,8 +50,6 @@ absl::Status CheckLowerRows(absl::Span<const int32_t> lower_rows, int64_t rows) 
   return absl::OkStatus();
 }
 
-constexpr int64_t kHalf = sizeof(uint16_t);
-
 // Memory for the floats of all stacks that come in halves; null if none do. What their headers say
 // of them is checked.
 absl::StatusOr<std::shared_ptr<float>> TakeJoined(const internal::v1::ApplyHeader& header,
@@ -67,7 +65,7 @@ absl::StatusOr<std::shared_ptr<float>> TakeJoined(const internal::v1::ApplyHeade
         stack.lower_rows() < 0 || stack.lower_rows() > floats / width) {
       return Malformed("halves that are not those of rows");
     }
-    if (floats > static_cast<int64_t>(payload_bytes) / kHalf - joined) {
+    if (floats > static_cast<int64_t>(payload_bytes) / kHalfBytes - joined) {
       return Malformed("more halves than its payload has");
     }
     joined += floats;
@@ -83,14 +81,14 @@ absl::Status JoinHalves(const internal::v1::StackGradientHeader& from, rpc::Payl
   const int64_t width = from.half_width(), floats = from.floats();
   ASSIGN_OR_RETURN(const auto lower_rows, payload->Int32s(from.lower_rows(), "lower_rows"));
   RETURN_IF_ERROR(CheckLowerRows(lower_rows, floats / width));
-  ASSIGN_OR_RETURN(const auto upper, payload->Bytes(floats * kHalf, "upper halves"));
+  ASSIGN_OR_RETURN(const auto upper, payload->Bytes(floats * kHalfBytes, "upper halves"));
   ASSIGN_OR_RETURN(const auto lower,
-                   payload->Bytes(from.lower_rows() * width * kHalf, "lower halves"));
+                   payload->Bytes(from.lower_rows() * width * kHalfBytes, "lower halves"));
   FloatsOfUpperHalves(upper.data(), floats, to);
   const char* halves = lower.data();
   for (const int32_t row : lower_rows) {
     AddLowerHalves(halves, width, to + row * width);
-    halves += width * kHalf;
+    halves += width * kHalfBytes;
   }
   return absl::OkStatus();
 }
