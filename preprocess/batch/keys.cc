@@ -1,11 +1,15 @@
 #include "preprocess/batch/keys.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <variant>
 
 namespace emberd::preprocess {
 namespace {
+
+// With fewer keys, a group takes in the next table: passing over counters would cost too much.
+constexpr int64_t kLeastGroup = 1024;
 
 // First index pair of a sparse input whose sample is >= `sample`.
 template <typename Index>
@@ -103,13 +107,13 @@ float Gain(float weight, float divisor, bool divide_by_zero) {
 
 // Turns ids of one feature into the upper bits of keys.
 struct KeyMaker {
-  KeyMaker(const StackShape& shape, const FeatureShape& feature)
+  KeyMaker(const StackShape& shape, const FeatureShape& feature, const KeyGroup& group)
       : partition_bits(shape.partition_bits()),
-        row_bits(shape.row_bits()),
+        row_bits(group.row_bits),
         sample_bits(shape.sample_bits()),
         partition_mask(shape.partitions - 1),
         rotation(feature.rotation),
-        row_offset(feature.row_offset) {}
+        row_offset(feature.row_offset - group.row_offset) {}
 
   template <typename Id>
   uint64_t operator()(Id id) const {
@@ -137,33 +141,37 @@ bool HasOwnWeights(const FeatureInput& input) {
 }
 
 void NoteOverflow(float divisor, const SlotSlice& slice, int64_t offset, WeightOverflow* overflow) {
-  if (!std::isinf(divisor) || overflow->feature >= 0) return;
+  if (!std::isinf(divisor)) return;
+  // Features do not always come in their order.
+  if (overflow->feature >= 0 && overflow->feature <= slice.feature) return;
   *overflow = {slice.feature, slice.sample_begin + offset};
 }
 
-// Writes the keys of one slice and returns the end of the keys; fills `sample_gains` unless null.
-uint64_t* MakeUnweighted(const StackShape& shape, const FeatureInput& input, const SlotSlice& slice,
-                         float* sample_gains, uint64_t* key, WeightOverflow* overflow) {
+// Writes the keys of one slice from place `at` on and returns their end; fills `sample_gains`
+// unless null.
+int64_t MakeUnweighted(const StackShape& shape, const KeyGroup& group, const FeatureInput& input,
+                       const SlotSlice& slice, float* sample_gains, int64_t at, Occurrences* out) {
   const FeatureShape& feature = shape.features[slice.feature];
-  const KeyMaker key_of(shape, feature);
+  const KeyMaker key_of(shape, feature, group);
   const float weight = CommonWeight(input);
+  uint64_t* key = out->keys.data() + at;
   VisitSamples(input, slice.sample_begin, slice.count,
                [&](int64_t offset, const auto* ids, int64_t n, int64_t /*position*/) {
                  const auto sample = static_cast<uint32_t>(slice.slot_begin + offset);
                  for (int64_t i = 0; i < n; ++i) *key++ = key_of(ids[i]) | sample;
                  if (sample_gains == nullptr) return;
                  const float divisor = WeightDivisor(feature.combiner, weight, n);
-                 NoteOverflow(divisor, slice, offset, overflow);
+                 NoteOverflow(divisor, slice, offset, &out->overflow);
                  sample_gains[sample] = Gain(weight, divisor, shape.divide_by_zero);
                });
-  return key;
+  return key - out->keys.data();
 }
 
 // Writes keys from ordinal `at` on and returns the next ordinal.
-int64_t MakeWeighted(const StackShape& shape, const FeatureInput& input, const SlotSlice& slice,
-                     int64_t at, Occurrences* out) {
+int64_t MakeWeighted(const StackShape& shape, const KeyGroup& group, const FeatureInput& input,
+                     const SlotSlice& slice, int64_t at, Occurrences* out) {
   const FeatureShape& feature = shape.features[slice.feature];
-  const KeyMaker key_of(shape, feature);
+  const KeyMaker key_of(shape, feature, group);
   const bool own_weights = HasOwnWeights(input);
   const float common = CommonWeight(input);
   uint64_t* keys = out->keys.data();
@@ -200,6 +208,37 @@ int64_t IdsIn(const FeatureInput& input, int64_t begin, int64_t count) {
       std::get<SparseInput>(input.ids).indices);
 }
 
+// Orders the slices of a slot by table, and tells what is sorted together.
+void MakeGroups(const StackShape& shape, StackInputs inputs, const SlotLayout& slot,
+                Occurrences* out) {
+  const auto row_offset = [&](const SlotSlice* slice) {
+    return shape.features[slice->feature].row_offset;
+  };
+  std::vector<const SlotSlice*>& slices = out->slices;
+  slices.clear();
+  for (const SlotSlice& slice : slot.slices) slices.push_back(&slice);
+  // Slices of one table stay in order. (std::stable_sort would allocate.)
+  std::sort(slices.begin(), slices.end(), [&](const SlotSlice* a, const SlotSlice* b) {
+    return std::pair(row_offset(a), a) < std::pair(row_offset(b), b);
+  });
+  out->groups.clear();
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const bool other_table = i > 0 && row_offset(slices[i]) != row_offset(slices[i - 1]);
+    if (i == 0 || (other_table && out->count - out->groups.back().begin >= kLeastGroup)) {
+      out->groups.push_back(
+          {.begin = out->count, .first_slice = i, .row_offset = row_offset(slices[i])});
+    }
+    out->count += IdsIn(*inputs[slices[i]->feature], slices[i]->sample_begin, slices[i]->count);
+    out->groups.back().end = out->count;
+    ++out->groups.back().slices;
+  }
+  int64_t end_row = shape.rows_per_partition;
+  for (auto group = out->groups.rbegin(); group != out->groups.rend(); ++group) {
+    group->row_bits = BitsFor(end_row - group->row_offset);
+    end_row = group->row_offset;
+  }
+}
+
 }  // namespace
 
 GainKind GainKindOf(const StackShape& shape, StackInputs inputs) {
@@ -224,19 +263,22 @@ void MakeKeys(const StackShape& shape, StackInputs inputs, const SlotLayout& slo
               Occurrences* out) {
   out->gain_kind = kind;
   out->overflow = {};
-  out->count = CountIds(slot, inputs);
-  uint64_t* key = out->keys.Reserve(out->count);
-  if (kind == GainKind::kPerOccurrence) {
-    out->weighted.Reserve(out->count);
-    int64_t at = 0;
-    for (const SlotSlice& slice : slot.slices) {
-      at = MakeWeighted(shape, *inputs[slice.feature], slice, at, out);
-    }
-    return;
-  }
+  out->count = 0;
+  MakeGroups(shape, inputs, slot, out);
+  out->keys.Reserve(out->count);
   float* gains = kind == GainKind::kPerSample ? out->sample_gains.Reserve(slot.samples) : nullptr;
-  for (const SlotSlice& slice : slot.slices) {
-    key = MakeUnweighted(shape, *inputs[slice.feature], slice, gains, key, &out->overflow);
+  if (kind == GainKind::kPerOccurrence) out->weighted.Reserve(out->count);
+  int64_t at = 0;
+  for (const KeyGroup& group : out->groups) {
+    for (size_t i = 0; i < group.slices; ++i) {
+      const SlotSlice& slice = *out->slices[group.first_slice + i];
+      const FeatureInput& input = *inputs[slice.feature];
+      if (kind == GainKind::kPerOccurrence) {
+        at = MakeWeighted(shape, group, input, slice, at, out);
+      } else {
+        at = MakeUnweighted(shape, group, input, slice, gains, at, out);
+      }
+    }
   }
 }
 

@@ -59,19 +59,31 @@ struct WeightOverflow {
   int64_t sample = 0;  // of the feature
 };
 
-// The occurrences of one source slot, in canonical order. A key is
-//   from bit sample_bits on: partition << row_bits | local row;  below: sample id in the slot, or,
-//   for kPerOccurrence, the ordinal of the occurrence, under which `weighted` holds its sample and
-//   gain.
-// Samples ascend, so a stable sort by the upper bits alone orders keys as (partition, local row,
-// sample, position).
+// Keys that are sorted by themselves: of one table, or of several that follow one another in the
+// stack and have few ids. They need fewer bits than those of the whole stack, and less cache.
+struct KeyGroup {
+  int64_t begin = 0, end = 0;          // its keys
+  size_t first_slice = 0, slices = 0;  // in Occurrences.slices
+  int64_t row_offset = 0;              // of its first table, in local rows
+  int row_bits = 0;                    // of its rows, counted from there
+};
+
+// The occurrences of one source slot: group by group in ascending order of rows, and inside a group
+// feature by feature of each table, sample by sample. A key is
+//   from bit sample_bits on: partition << row_bits of the group | local row - row_offset;  below:
+//   sample id in the slot, or, for kPerOccurrence, the ordinal of the occurrence, under which
+//   `weighted` holds its sample and gain.
+// Samples of a table ascend, so a stable sort by the upper bits alone orders keys of a group as
+// (partition, local row, sample, position).
 struct Occurrences {
   GainKind gain_kind = GainKind::kOne;
   int64_t count = 0;
+  std::vector<KeyGroup> groups;
   Buffer<uint64_t> keys;
   Buffer<float> sample_gains;       // [samples of the slot], kPerSample
   Buffer<WeightedSample> weighted;  // [count], kPerOccurrence
   WeightOverflow overflow;
+  std::vector<const SlotSlice*> slices;  // of the slot, in the order of the keys
 };
 
 // The simplest kind that fits all features of the stack, so that all of its slots agree.

@@ -64,67 +64,103 @@ struct OccurrenceAt {
   const WeightedSample* weighted;
 };
 
+// Merges equal keys of all groups into the cells of a slot, partition by partition.
 template <GainKind kind, bool kCountOccurrences>
-void Merge(const StackShape& shape, const Occurrences& occurrences, const uint64_t* sorted,
-           int32_t* multiplicity, SlotCsr* csr) {
-  const OccurrenceAt<kind> occurrence_at(shape, occurrences);
-  const int sample_bits = shape.sample_bits();
-  const int row_bits = shape.row_bits();
-  const uint64_t row_mask = (uint64_t{1} << row_bits) - 1;
-  int32_t* embedding_ids = csr->embedding_ids.data();
-  int32_t* sample_ids = csr->sample_ids.data();
-  float* gains = csr->gains.data();
-  int64_t cell = 0;
-  int64_t i = 0;
-  int64_t entries = 0;
-  for (int64_t p = 0; p < shape.partitions; ++p) {
+class Merger {
+ public:
+  Merger(const StackShape& shape, const Occurrences& occurrences, int32_t* multiplicity,
+         SlotCsr* csr)
+      : occurrence_at_(shape, occurrences),
+        sample_bits_(shape.sample_bits()),
+        csr_(*csr),
+        cells_{csr->embedding_ids.data(), csr->sample_ids.data(), csr->gains.data(), multiplicity} {
+  }
+
+  void Merge(int64_t count, absl::Span<SortedGroup> groups) {
+    int64_t entries = 0;
+    for (int p = 0; p < csr_.partitions; ++p) {
+      const int64_t begin = cell_;
+      int32_t unique = 0;
+      for (SortedGroup& group : groups) unique += MergePartition(p, &group);
+      csr_.row_ends.data()[p] = static_cast<int32_t>(cell_);
+      csr_.partition_ids.data()[p] = static_cast<int32_t>(cell_ - begin);
+      csr_.partition_unique.data()[p] = unique;
+      entries += cell_ - begin;
+      cell_ = PadCells(&csr_, cell_);
+    }
+    csr_.cells = cell_;
+    csr_.entries = entries;
+    csr_.duplicates = count - entries;
+  }
+
+ private:
+  struct Cells {
+    int32_t* embedding_ids;
+    int32_t* sample_ids;
+    float* gains;
+    int32_t* multiplicity;
+  };
+
+  // Moves `group` beyond its keys of partition p. Returns how many rows they have.
+  [[gnu::noinline]] int32_t MergePartition(int p, SortedGroup* group) {
+    const int row_bits = group->keys->row_bits;
+    const auto row_offset = static_cast<int32_t>(group->keys->row_offset);
+    const uint64_t first = static_cast<uint64_t>(p) << row_bits;
     const uint64_t bound = static_cast<uint64_t>(p + 1) << row_bits;
-    const int64_t begin = cell;
     int32_t unique = 0;
     uint64_t row_before = ~uint64_t{0};
     int32_t sample_before = -1;
-    for (; i < occurrences.count; ++i) {
-      const uint64_t place = sorted[i] >> sample_bits;
+    // What is written could be any member, for all that the compiler knows.
+    const OccurrenceAt<kind> occurrence_at = occurrence_at_;
+    const int sample_bits = sample_bits_;
+    const uint64_t* const end = group->end;
+    const Cells cells = cells_;
+    int64_t cell = cell_;
+    const uint64_t* key = group->next;
+    for (; key != end; ++key) {
+      const uint64_t place = *key >> sample_bits;
       if (place >= bound) break;
-      const WeightedSample occurrence = occurrence_at(sorted[i]);
+      const WeightedSample occurrence = occurrence_at(*key);
       if (place == row_before && occurrence.sample == sample_before) {
-        gains[cell - 1] += occurrence.gain;
-        if constexpr (kCountOccurrences) ++multiplicity[cell - 1];
+        cells.gains[cell - 1] += occurrence.gain;
+        if constexpr (kCountOccurrences) ++cells.multiplicity[cell - 1];
         continue;
       }
       unique += place != row_before;
       row_before = place;
       sample_before = occurrence.sample;
-      embedding_ids[cell] = static_cast<int32_t>(place & row_mask);
-      sample_ids[cell] = occurrence.sample;
-      gains[cell] = occurrence.gain;
-      if constexpr (kCountOccurrences) multiplicity[cell] = 1;
+      cells.embedding_ids[cell] = static_cast<int32_t>(place - first) + row_offset;
+      cells.sample_ids[cell] = occurrence.sample;
+      cells.gains[cell] = occurrence.gain;
+      if constexpr (kCountOccurrences) cells.multiplicity[cell] = 1;
       ++cell;
     }
-    csr->row_ends.data()[p] = static_cast<int32_t>(cell);
-    csr->partition_ids.data()[p] = static_cast<int32_t>(cell - begin);
-    csr->partition_unique.data()[p] = unique;
-    entries += cell - begin;
-    cell = PadCells(csr, cell);
+    group->next = key;
+    cell_ = cell;
+    return unique;
   }
-  csr->cells = cell;
-  csr->entries = entries;
-  csr->duplicates = occurrences.count - entries;
-}
+
+  const OccurrenceAt<kind> occurrence_at_;
+  const int sample_bits_;
+  SlotCsr& csr_;
+  const Cells cells_;
+  int64_t cell_ = 0;  // the next
+};
 
 template <GainKind kind>
-void MergeKind(const StackShape& shape, const Occurrences& occurrences, const uint64_t* sorted,
-               Buffer<int32_t>* multiplicity, SlotCsr* csr) {
+void MergeKind(const StackShape& shape, const Occurrences& occurrences,
+               absl::Span<SortedGroup> sorted, Buffer<int32_t>* multiplicity, SlotCsr* csr) {
   if (multiplicity == nullptr) {
-    Merge<kind, false>(shape, occurrences, sorted, nullptr, csr);
+    Merger<kind, false>(shape, occurrences, nullptr, csr).Merge(occurrences.count, sorted);
   } else {
-    Merge<kind, true>(shape, occurrences, sorted, multiplicity->data(), csr);
+    Merger<kind, true>(shape, occurrences, multiplicity->data(), csr)
+        .Merge(occurrences.count, sorted);
   }
 }
 
-// `sorted` are the keys of `occurrences` in ascending order.
-void MergeSorted(const StackShape& shape, const Occurrences& occurrences, const uint64_t* sorted,
-                 Buffer<int32_t>* multiplicity, SlotCsr* csr) {
+// Uses `sorted` up.
+void MergeSorted(const StackShape& shape, const Occurrences& occurrences,
+                 absl::Span<SortedGroup> sorted, Buffer<int32_t>* multiplicity, SlotCsr* csr) {
   // Every partition may need up to 7 pads.
   const int64_t cells = occurrences.count + (kCsrAlignment - 1) * shape.partitions + kCsrAlignment;
   csr->Reserve(cells, 1, static_cast<int>(shape.partitions));
@@ -180,10 +216,17 @@ void SortSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slo
   Occurrences& occurrences = scratch->occurrences;
   MakeKeys(shape, inputs, slot, kind, &occurrences);
   csr->overflow = occurrences.overflow;
-  const uint64_t* sorted =
-      SortKeys(occurrences.keys.data(), scratch->spare_keys.Reserve(occurrences.count),
-               occurrences.count, shape.partition_bits() + shape.row_bits(), shape.sample_bits());
-  MergeSorted(shape, occurrences, sorted, multiplicity, csr);
+  uint64_t* const keys = occurrences.keys.data();
+  uint64_t* const spare = scratch->spare_keys.Reserve(occurrences.count);
+  scratch->sorted.clear();
+  for (const KeyGroup& group : occurrences.groups) {
+    const int64_t count = group.end - group.begin;
+    const uint64_t* const sorted =
+        SortKeys(keys + group.begin, spare + group.begin, count,
+                 shape.partition_bits() + group.row_bits, shape.sample_bits());
+    scratch->sorted.push_back({&group, sorted, sorted + count});
+  }
+  MergeSorted(shape, occurrences, absl::MakeSpan(scratch->sorted), multiplicity, csr);
 }
 
 }  // namespace emberd::preprocess

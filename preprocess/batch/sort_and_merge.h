@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/buffer.h"
 #include "preprocess/batch/csr.h"
@@ -53,10 +54,18 @@ struct SlotCsr {
 // Writes pads from `cell` to the next multiple of 8, which is returned.
 int64_t PadCells(SlotCsr* csr, int64_t cell);
 
+// Keys of a group in ascending order.
+struct SortedGroup {
+  const KeyGroup* keys;
+  const uint64_t* next;  // the first that has not been merged
+  const uint64_t* end;
+};
+
 // Working memory of one task; keeps its size from task to task.
 struct SlotScratch {
   Occurrences occurrences;
   Buffer<uint64_t> spare_keys;
+  std::vector<SortedGroup> sorted;
   SlotCsr csr;                // a slot that is being cut
   Buffer<int32_t> positions;  // while it is
 };

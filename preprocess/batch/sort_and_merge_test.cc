@@ -1,6 +1,10 @@
 #include "preprocess/batch/sort_and_merge.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -69,6 +73,136 @@ TEST(SortSlotTest, FindsRowsOfTheLargestStack) {
     }
     EXPECT_EQ(found, static_cast<int64_t>(ids.size()));
   }
+}
+
+// Features of several tables, in any order, some of one table, and with few ids or many: enough
+// for groups of keys of their own.
+class TablesTest : public ::testing::Test {
+ protected:
+  void MakeTables() {
+    shape_ = {};
+    shape_.partitions = int64_t{1} << random_() % 4;
+    std::vector<FeatureShape> tables;
+    const size_t count = 1 + random_() % 6;
+    for (size_t t = 0; t < count; ++t) {
+      tables.push_back({.row_offset = t == 0 ? 0 : shape_.rows_per_partition,
+                        .rotation = static_cast<int64_t>(random_() % shape_.partitions)});
+      rows_[tables.back().row_offset] = 1 + random_() % 5000;
+      shape_.rows_per_partition = tables.back().row_offset + rows_[tables.back().row_offset];
+    }
+    if (random_() % 2 == 0) tables.push_back(tables[random_() % count]);
+    if (random_() % 2 == 0) std::shuffle(tables.begin(), tables.end(), random_);
+    shape_.features = tables;
+  }
+
+  void MakeIds(bool weights) {
+    const size_t features = shape_.features.size();
+    ids_.assign(features, {});
+    weights_.assign(features, {});
+    inputs_.assign(features, {});
+    slot_ = {};
+    for (size_t f = 0; f < features; ++f) {
+      const int64_t bag = 1 + random_() % 3;
+      const int64_t samples = random_() % 3 == 0 ? random_() % 10 : random_() % 2000;
+      const int64_t rows = rows_[shape_.features[f].row_offset] * shape_.partitions;
+      for (int64_t i = 0; i < samples * bag; ++i) {
+        ids_[f].push_back(static_cast<int64_t>(random_() % rows));
+        weights_[f].push_back(static_cast<float>(1 + random_() % 8));  // sums are exact
+      }
+      inputs_[f].ids = DenseInput{absl::MakeConstSpan(ids_[f]), bag, samples};
+      inputs_[f].has_weights = weights;
+      if (weights) inputs_[f].weights = weights_[f];
+      if (samples == 0) continue;
+      slot_.slices.push_back({static_cast<int>(f), 0, samples, slot_.samples});
+      slot_.samples += static_cast<int32_t>(samples);
+    }
+  }
+
+  // By partition, local row and sample of the slot: how often, and with which gain.
+  using Entries = std::map<std::tuple<int64_t, int64_t, int32_t>, std::pair<int, float>>;
+  Entries Expected(bool weights) const {
+    Entries entries;
+    for (const SlotSlice& slice : slot_.slices) {
+      const FeatureShape& feature = shape_.features[slice.feature];
+      const auto& ids = ids_[slice.feature];
+      const auto bag = static_cast<int64_t>(ids.size()) / slice.count;
+      for (size_t i = 0; i < ids.size(); ++i) {
+        auto& [count, gain] =
+            entries[{(ids[i] + feature.rotation) % shape_.partitions,
+                     ids[i] / shape_.partitions + feature.row_offset,
+                     slice.slot_begin + static_cast<int32_t>(static_cast<int64_t>(i) / bag)}];
+        ++count;
+        gain += weights ? weights_[slice.feature][i] : 1;
+      }
+    }
+    return entries;
+  }
+
+  std::vector<const FeatureInput*> inputs() const {
+    std::vector<const FeatureInput*> all;
+    for (const FeatureInput& input : inputs_) all.push_back(&input);
+    return all;
+  }
+
+  Random random_{TestSeed(1)};
+  StackShape shape_;
+  std::map<int64_t, int64_t> rows_;  // of a table in a partition, by its row_offset
+  std::vector<std::vector<int64_t>> ids_;
+  std::vector<std::vector<float>> weights_;
+  std::vector<FeatureInput> inputs_;
+  SlotLayout slot_;
+};
+
+// Would catch: keys sorted apart whose rows lie among one another, a row that is counted from
+// another table's begin, rows of two tables taken for one.
+TEST_F(TablesTest, AreMergedInTheOrderOfTheirRows) {
+  SlotScratch scratch;
+  for (int round = 0; round < TestCases(60); ++round) {
+    const bool weights = round % 2 == 1;
+    MakeTables();
+    MakeIds(weights);
+    SlotCsr csr;
+    Buffer<int32_t> multiplicity;
+    SortSlot(shape_, inputs(), slot_, GainKindOf(shape_, inputs()), &scratch, &multiplicity, &csr);
+    const Entries expected = Expected(weights);
+    auto next = expected.begin();
+    for (int p = 0; p < shape_.partitions; ++p) {
+      std::set<int64_t> rows;
+      for (int32_t i = csr.Begin(0, p); i < csr.End(0, p); ++i, ++next) {
+        ASSERT_NE(next, expected.end());
+        const std::tuple<int64_t, int64_t, int32_t> found(p, csr.embedding_ids.data()[i],
+                                                          csr.sample_ids.data()[i]);
+        ASSERT_EQ(found, next->first) << "round " << round;
+        ASSERT_EQ(multiplicity.data()[i], next->second.first);
+        ASSERT_EQ(csr.gains.data()[i], next->second.second);
+        rows.insert(std::get<1>(found));
+      }
+      ASSERT_EQ(csr.partition_unique.data()[p], static_cast<int64_t>(rows.size()));
+      ASSERT_EQ(csr.partition_ids.data()[p], csr.End(0, p) - csr.Begin(0, p));
+    }
+    ASSERT_EQ(next, expected.end());
+    ASSERT_EQ(csr.entries, static_cast<int64_t>(expected.size()));
+  }
+}
+
+// Would catch: of two features, that whose table comes first is named, though it comes later.
+TEST_F(TablesTest, TheFirstFeatureWithTooLargeWeightsIsNamed) {
+  shape_.rows_per_partition = 20;
+  shape_.features = {{.row_offset = 10, .combiner = v1::MEAN}, {.combiner = v1::MEAN}};
+  const std::vector<int64_t> ids(8);
+  const std::vector<float> weights(8, 3e38f);
+  FeatureInput input;
+  input.ids = DenseInput{absl::MakeConstSpan(ids), 2, 4};
+  input.has_weights = true;
+  input.weights = weights;
+  inputs_ = {input, input};
+  slot_.slices = {{0, 2, 2, 0}, {1, 0, 4, 2}};
+  slot_.samples = 6;
+  SlotScratch scratch;
+  SlotCsr csr;
+  SortSlot(shape_, inputs(), slot_, GainKindOf(shape_, inputs()), &scratch, nullptr, &csr);
+  EXPECT_EQ(csr.overflow.feature, 0);
+  EXPECT_EQ(csr.overflow.sample, 2);
 }
 
 }  // namespace
