@@ -15,59 +15,95 @@ constexpr int64_t kSmall = 256;
 using Histogram = std::array<uint32_t, 1 << kMaxDigitBits>;
 
 // Touches of samples [begin, end) of a part that lie in the partition whose first row is given, in
-// the order of the entries. Returns the end of the touches.
+// the order of the entries. Returns the end of the touches, beyond which one more may be written.
 Touch* Extract(const StackEntries& part, uint32_t begin, uint32_t end, uint32_t first_sample,
                uint64_t first_row, uint64_t rows_per_partition, Touch* out) {
   const Entry* entries = part.entries.data();
   for (uint32_t i = begin; i < end; ++i) {
     for (uint32_t j = part.offsets[i]; j < part.offsets[i + 1]; ++j) {
       const uint64_t row = entries[j].row - first_row;  // wraps for rows of earlier partitions
-      if (row < rows_per_partition) {
-        *out++ = {static_cast<uint32_t>(row), first_sample + i, entries[j].gain};
-      }
+      // Without a branch on the partition: that is as good as random.
+      *out = {static_cast<uint32_t>(row), first_sample + i, entries[j].gain};
+      out += row < rows_per_partition ? 1 : 0;
     }
   }
   return out;
 }
 
+// Touches whose rows lie between those of the stretches before and behind: of a table, if features
+// come in the order of their tables. Sorted alone, they fit into a cache.
+struct Stretch {
+  int64_t begin, end;
+  uint32_t first_row, last_row;
+};
+
+// Adds the touches [begin, end), and joins them to the stretches that have rows above their first.
+void AddStretch(const Touch* touches, int64_t begin, int64_t end, std::vector<Stretch>& stretches) {
+  if (begin == end) return;
+  Stretch next{begin, end, touches[begin].row, touches[begin].row};
+  for (int64_t i = begin; i < end; ++i) {
+    next.first_row = std::min(next.first_row, touches[i].row);
+    next.last_row = std::max(next.last_row, touches[i].row);
+  }
+  while (!stretches.empty() && stretches.back().last_row >= next.first_row) {
+    const Stretch& before = stretches.back();
+    next = {before.begin, end, std::min(before.first_row, next.first_row),
+            std::max(before.last_row, next.last_row)};
+    stretches.pop_back();
+  }
+  stretches.push_back(next);
+}
+
 // Touches of the partition in canonical sample order: what a stable sort by row needs.
-void ExtractAll(absl::Span<const StackEntries* const> parts, int k, int64_t rows_per_partition,
-                Touch* out) {
+std::vector<Stretch> ExtractAll(absl::Span<const StackEntries* const> parts, int k,
+                                int64_t rows_per_partition, Touch* touches) {
   const uint64_t first_row = static_cast<uint64_t>(k) * rows_per_partition;
   const size_t features = parts[0]->feature_offsets.size() - 1;
+  std::vector<Stretch> stretches;
+  Touch* out = touches;
   for (size_t f = 0; f < features; ++f) {
+    const int64_t begin = out - touches;
     uint32_t first_sample = 0;
     for (const StackEntries* part : parts) {
       out = Extract(*part, part->feature_offsets[f], part->feature_offsets[f + 1], first_sample,
                     first_row, rows_per_partition, out);
       first_sample += static_cast<uint32_t>(part->samples.size());
     }
+    AddStretch(touches, begin, out - touches, stretches);
   }
+  return stretches;
 }
 
 // One stable pass by the digit at `shift`; `count` becomes the places.
-void Scatter(const Touch* from, Touch* to, int64_t n, int shift, uint32_t mask, Histogram& count) {
+void Scatter(const Touch* from, Touch* to, int64_t n, uint32_t first_row, int shift, uint32_t mask,
+             Histogram& count) {
   uint32_t sum = 0;
   for (uint32_t digit = 0; digit <= mask; ++digit) sum += std::exchange(count[digit], sum);
-  for (int64_t i = 0; i < n; ++i) to[count[from[i].row >> shift & mask]++] = from[i];
+  for (int64_t i = 0; i < n; ++i) {
+    to[count[(from[i].row - first_row) >> shift & mask]++] = from[i];
+  }
 }
 
-void RadixSort(PooledArray<Touch>& touches, PooledArray<Touch>& scratch, int64_t n,
-               uint64_t max_row) {
-  const int bits = std::max(1, static_cast<int>(std::bit_width(max_row)));
+void RadixSort(const Stretch& stretch, Touch* touches, Touch* scratch) {
+  const int64_t n = stretch.end - stretch.begin;
+  const uint32_t first_row = stretch.first_row;
+  const int bits = std::max(1, static_cast<int>(std::bit_width(stretch.last_row - first_row)));
   const int passes = (bits + kMaxDigitBits - 1) / kMaxDigitBits;
   const int digit_bits = (bits + passes - 1) / passes;
   const uint32_t mask = (1u << digit_bits) - 1;
-  std::array<Histogram, kMaxPasses> counts{};
-  const Touch* all = touches.data();
+  std::array<Histogram, kMaxPasses> counts;
+  for (int pass = 0; pass < passes; ++pass) std::fill_n(counts[pass].begin(), mask + 1, 0);
   for (int64_t i = 0; i < n; ++i) {
-    for (int pass = 0; pass < passes; ++pass)
-      ++counts[pass][all[i].row >> (pass * digit_bits) & mask];
+    const uint32_t row = touches[i].row - first_row;
+    for (int pass = 0; pass < passes; ++pass) ++counts[pass][row >> (pass * digit_bits) & mask];
   }
+  Touch* from = touches;
+  Touch* to = scratch;
   for (int pass = 0; pass < passes; ++pass) {
-    Scatter(touches.data(), scratch.data(), n, pass * digit_bits, mask, counts[pass]);
-    std::swap(touches, scratch);
+    Scatter(from, to, n, first_row, pass * digit_bits, mask, counts[pass]);
+    std::swap(from, to);
   }
+  if (from != touches) std::copy_n(from, n, touches);
 }
 
 // --- Distinct rows.
@@ -144,15 +180,20 @@ PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k
   int64_t n = 0;
   for (const StackEntries* part : parts) n += part->partition_entries[k];
   PooledArray<Touch> touches(pool, n + kTouchPadding);
-  ExtractAll(parts, k, rows_per_partition, touches.data());
   const auto by_row = [](const Touch& a, const Touch& b) { return a.row < b.row; };
-  if (std::is_sorted(touches.data(), touches.data() + n, by_row)) {
-    // As the sums of rows are.
-  } else if (n <= kSmall) {
-    std::stable_sort(touches.data(), touches.data() + n, by_row);
-  } else {
-    PooledArray<Touch> scratch(pool, n + kTouchPadding);
-    RadixSort(touches, scratch, n, rows_per_partition - 1);
+  PooledArray<Touch> scratch;
+  for (const Stretch& stretch : ExtractAll(parts, k, rows_per_partition, touches.data())) {
+    Touch* const begin = touches.data() + stretch.begin;
+    Touch* const end = touches.data() + stretch.end;
+    if (std::is_sorted(begin, end, by_row)) continue;  // as the sums of rows are
+    if (end - begin <= kSmall) {
+      std::stable_sort(begin, end, by_row);
+      continue;
+    }
+    if (scratch.size() < static_cast<size_t>(end - begin)) {
+      scratch = PooledArray<Touch>(pool, end - begin);
+    }
+    RadixSort(stretch, begin, scratch.data());
   }
   std::fill_n(touches.data() + n, kTouchPadding, Touch{0, 0, 0});
   return touches;

@@ -17,8 +17,8 @@
 namespace emberd::shard {
 
 // Touches of the shard's k-th partition by (row, canonical sample), and kTouchPadding more. `parts`
-// are of one stack, in rank order, and have the same number of features. LSD radix sort over the
-// bits that local rows have.
+// are of one stack, in rank order, and have the same number of features. Features whose tables
+// follow one another are sorted one by one, by radix, over the bits that the table's rows have.
 PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k,
                               int64_t rows_per_partition, BufferPool& pool);
 

@@ -55,6 +55,99 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RowOrderTest,
                                            Shape{2, 5'000'000, 3000},
                                            Shape{1, 2'000'000'000, 3000}));
 
+// The samples of one rank, feature by feature, each with some distinct rows.
+StackEntries RankEntries(const std::vector<std::vector<std::vector<uint32_t>>>& features,
+                         BufferPool& pool) {
+  std::vector<Entry> entries;
+  std::vector<int32_t> present;
+  std::vector<uint32_t> offsets = {0};
+  StackEntries part;
+  part.feature_offsets = {0};
+  int32_t sample = 0;
+  for (const auto& samples : features) {
+    for (const auto& rows : samples) {
+      for (const uint32_t row : rows) entries.push_back({row, static_cast<float>(entries.size())});
+      if (!rows.empty()) {
+        present.push_back(sample);
+        offsets.push_back(static_cast<uint32_t>(entries.size()));
+      }
+      ++sample;
+    }
+    part.feature_offsets.push_back(static_cast<uint32_t>(present.size()));
+  }
+  part.entry_count = static_cast<int64_t>(entries.size());
+  const auto pooled = [&](const auto& from, auto& to) {
+    to = std::decay_t<decltype(to)>(pool, from.size());
+    std::copy(from.begin(), from.end(), to.data());
+  };
+  pooled(present, part.samples);
+  pooled(offsets, part.offsets);
+  pooled(entries, part.entries);
+  return part;
+}
+
+// Features whose tables lie one behind the other, in another order, or are one table: each has its
+// rows in [begin, begin + count). Would catch features that are sorted apart though their rows lie
+// among one another, or whose order is taken for that of their tables.
+TEST(RowOrderOfFeaturesTest, OrdersTablesInAnyOrder) {
+  std::mt19937_64 random(TestSeed());
+  BufferPool pool;
+  constexpr int kPartitions = 2, kRows = 6000;
+  for (int round = 0; round < 60; ++round) {
+    std::vector<std::pair<int, int>> ranges;
+    for (int begin = 0; begin < kRows; begin += ranges.back().second) {
+      ranges.emplace_back(begin, std::min<int>(kRows - begin, 1 + random() % 3000));
+    }
+    if (round % 3 > 0) ranges.push_back(ranges[random() % ranges.size()]);
+    if (round % 3 == 2) std::shuffle(ranges.begin(), ranges.end(), random);
+    std::vector<StackEntries> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      std::vector<std::vector<std::vector<uint32_t>>> features;
+      for (const auto& [begin, count] : ranges) {
+        auto& samples = features.emplace_back(random() % 2 == 0 ? random() % 20 : random() % 900);
+        for (auto& rows : samples) {
+          std::set<uint32_t> distinct;
+          for (uint64_t i = random() % 4; i > 0; --i) {
+            distinct.insert(random() % kPartitions * kRows + begin + random() % count);
+          }
+          rows.assign(distinct.begin(), distinct.end());
+        }
+      }
+      StackEntries& part = ranks.emplace_back(RankEntries(features, pool));
+      part.partition_entries.resize(kPartitions);
+      for (const Entry& entry : absl::Span<const Entry>(part.entries)) {
+        ++part.partition_entries[entry.row / kRows];
+      }
+    }
+    const std::vector<const StackEntries*> parts = {&ranks[0], &ranks[1]};
+    for (int k = 0; k < kPartitions; ++k) {
+      std::vector<Touch> expected;
+      for (size_t f = 0; f < ranges.size(); ++f) {
+        uint32_t first = 0;
+        for (const StackEntries& part : ranks) {
+          for (uint32_t i = part.feature_offsets[f]; i < part.feature_offsets[f + 1]; ++i) {
+            for (uint32_t j = part.offsets[i]; j < part.offsets[i + 1]; ++j) {
+              const Entry& entry = part.entries[j];
+              if (entry.row / kRows != static_cast<uint32_t>(k)) continue;
+              expected.push_back({entry.row - k * kRows, first + i, entry.gain});
+            }
+          }
+          first += static_cast<uint32_t>(part.samples.size());
+        }
+      }
+      std::stable_sort(expected.begin(), expected.end(),
+                       [](const Touch& a, const Touch& b) { return a.row < b.row; });
+      const PooledArray<Touch> found = OrderByRow(parts, k, kRows, pool);
+      ASSERT_EQ(found.size(), expected.size() + kTouchPadding);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_EQ(std::tie(found[i].row, found[i].sample, found[i].gain),
+                  std::tie(expected[i].row, expected[i].sample, expected[i].gain))
+            << "round " << round << ", touch " << i;
+      }
+    }
+  }
+}
+
 // Catches a shard and a coordinator that would disagree on which row is which: rows missing, twice
 // or out of order, or a group whose rank names another row, on batches as preprocessing makes them
 // and as anybody may send them.
