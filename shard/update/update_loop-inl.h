@@ -126,12 +126,11 @@ class UpdateLoop {
     if (kRowSlots == 0 && near->row != near[-1].row) PrefetchState<Cache::kNear>(near->row);
   }
 
-  // Rows may lie in memory that others can write to: what was checked there may have changed since.
-  HWY_INLINE hn::Vec<D> LoadGradient(const float* from) const {
-    const auto value = hn::LoadU(D(), from);
-    if constexpr (std::is_same_v<Gradients, GradientArray>) return value;
-    if (args_.gradient_rows == nullptr || args_.skip_nonfinite) return value;
-    return hn::IfThenElseZero(hn::IsFinite(value), value);
+  // Rows may lie in memory that others can write to: what was checked there may have changed since,
+  // and what is not finite now is taken for zero.
+  HWY_INLINE bool MayHaveChanged() const {
+    if constexpr (std::is_same_v<Gradients, GradientArray>) return false;
+    return args_.gradient_rows != nullptr && !args_.skip_nonfinite;
   }
 
   // Calls use(column, sums) with the sums of one block of kVectors vectors of columns, which are
@@ -141,26 +140,50 @@ class UpdateLoop {
   HWY_INLINE const Touch* SumBlock(const Touch* touch, const Touch* end, size_t column,
                                    const Use& use) {
     const D d;
+    const Touch* const begin = touch;
     const uint32_t row = touch->row;
-    hn::Vec<D> sum[kVectors];
-    for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
+    hn::Vec<D> running[kVectors];  // apart from `sum`, so that it stays in registers
+    for (int v = 0; v < kVectors; ++v) running[v] = hn::Zero(d);
     do {
       if (kFirst) PrefetchLater(touch);
       const float* gradient = gradients_(touch->sample) + column;
       const auto gain = hn::Set(d, touch->gain);
       for (int v = 0; v < kVectors; ++v) {
-        sum[v] = hn::Add(sum[v], hn::Mul(gain, LoadGradient(gradient + v * kLanes)));
+        running[v] = hn::Add(running[v], hn::Mul(gain, hn::LoadU(d, gradient + v * kLanes)));
       }
       ++touch;
     } while (touch != end && (!kFirst || touch->row == row));
+    hn::Vec<D> sum[kVectors];
+    for (int v = 0; v < kVectors; ++v) sum[v] = running[v];
+    if (MayHaveChanged() && !AllFinite<kVectors>(sum)) {
+      SumFinite<kVectors>(begin, touch, column, sum);
+    }
     for (int v = 0; v < kVectors; ++v) {
-      if constexpr (!kPlain) finite_ &= AllFinite(sum[v]);
+      if constexpr (!kPlain) finite_ &= AllFinite<1>(sum + v);
       if (common_.clip_gradient) {
         sum[v] = Clamp(d, sum[v], common_.gradient_min, common_.gradient_max);
       }
     }
     use(column, sum);
     return touch;
+  }
+
+  // The sums of one block again, with zero for what is not finite. No sum is finite with such a
+  // gradient in it.
+  template <int kVectors>
+  HWY_NOINLINE void SumFinite(const Touch* touch, const Touch* end, size_t column,
+                              hn::Vec<D>* sum) const {
+    const D d;
+    for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
+    for (; touch != end; ++touch) {
+      const float* gradient = gradients_(touch->sample) + column;
+      const auto gain = hn::Set(d, touch->gain);
+      for (int v = 0; v < kVectors; ++v) {
+        const auto value = hn::LoadU(d, gradient + v * kLanes);
+        const auto finite = hn::IfThenElseZero(hn::IsFinite(value), value);
+        sum[v] = hn::Add(sum[v], hn::Mul(gain, finite));
+      }
+    }
   }
 
   template <int kVectors, class Use>
@@ -186,10 +209,13 @@ class UpdateLoop {
     return end;
   }
 
-  static HWY_INLINE bool AllFinite(hn::Vec<D> x) {
-    const hn::Repartition<uint32_t, D> d32;
-    const auto exponent = hn::Set(d32, 0x7f800000);
-    return hn::AllTrue(d32, hn::Ne(hn::And(hn::BitCast(d32, x), exponent), exponent));
+  // x - x is 0 if x is finite, and otherwise NaN, as any sum with it is.
+  template <int kVectors>
+  static HWY_INLINE bool AllFinite(const hn::Vec<D>* x) {
+    const D d;
+    auto zero = hn::Sub(x[0], x[0]);
+    for (int v = 1; v < kVectors; ++v) zero = hn::Add(zero, hn::Sub(x[v], x[v]));
+    return hn::AllTrue(d, hn::Eq(zero, zero));
   }
 
   // The live columns of a row; rows ascend.
