@@ -43,9 +43,11 @@ std::vector<FeatureStart> FindStarts(const GatherResult& result, const ServedMod
           batch.feature_sample_begin()[feature.feature] + batch.feature_samples()[feature.feature];
       const auto from = sums.samples.begin() + next.sample;
       const size_t count = std::lower_bound(from, sums.samples.end(), end) - from;
-      next.row += places == nullptr
-                      ? static_cast<int64_t>(count)
-                      : CountReturned(sums.samples.subspan(next.sample, count), *places);
+      if (places == nullptr) {
+        next.row += static_cast<int64_t>(count);
+      } else if (!sums.sums.empty()) {
+        next.row += CountReturned(sums.samples.subspan(next.sample, count), *places);
+      }
       next.sample += count;
     }
   }
@@ -181,6 +183,22 @@ std::vector<const char*> FindSingleRows(absl::Span<const GatherResult> results,
     }
   }
   return rows;
+}
+
+// Whether shards have written each of a feature's samples where its activation belongs, and have
+// returned no other part of one.
+bool AllAreInPlace(absl::Span<const GatherResult> results,
+                   absl::Span<const std::vector<FeatureStart>> starts, int feature, int stack,
+                   int64_t first, int64_t samples) {
+  int64_t in_place = 0;
+  for (size_t s = 0; s < results.size(); ++s) {
+    const StackSumsView& sums = results[s].stacks[stack];
+    if (sums.samples.empty()) continue;
+    if (!sums.placed || !sums.sums.empty()) return false;
+    const auto from = sums.samples.begin() + starts[s][feature].sample;
+    in_place += std::lower_bound(from, sums.samples.end(), first + samples) - from;
+  }
+  return in_place == samples;
 }
 
 // `places`: those that were asked for, or null.
@@ -367,7 +385,7 @@ void CombineActivations(absl::Span<const GatherResult> results, const ServedMode
       const auto rows = FindSingleRows(results, starts, i, stack, first, samples);
       shard::CopySingleRows(
           {rows.data(), *single[stack], samples, dim, to, dtype, output.layout.strides[i]});
-    } else {
+    } else if (!AllAreInPlace(results, starts, i, stack, first, samples)) {
       FeatureCombiner combiner(results, starts, i, stack, model.plan.stacks[stack].embedding_dim);
       for (int64_t sample = first; sample < first + samples; ++sample) {
         if (const char* const rounded = combiner.TakeRounded(sample)) {

@@ -39,13 +39,15 @@ class PlacesTest : public ::testing::Test {
                                 {.shards = kShards, .sparsecores_per_shard = kSparseCores}, nullptr,
                                 &metrics_)) {}
 
-  // Each sample has 0 to 3 ids of each feature.
-  std::shared_ptr<const preprocess::PreprocessedBatch> MakeBatch() {
+  // Each sample has `least` to `most` ids of each feature.
+  std::shared_ptr<const preprocess::PreprocessedBatch> MakeBatch(uint64_t least = 0,
+                                                                 uint64_t most = 3) {
     std::vector<std::vector<int64_t>> ids(3), splits(3, {0});
     std::vector<preprocess::FeatureInput> inputs(3);
     for (int f = 0; f < 3; ++f) {
       for (int64_t s = 0; s < kSamples; ++s) {
-        for (uint64_t i = random_() % 4; i > 0; --i) ids[f].push_back(random_() % 64);
+        const uint64_t count = least + random_() % (most - least + 1);
+        for (uint64_t i = 0; i < count; ++i) ids[f].push_back(random_() % 64);
         splits[f].push_back(static_cast<int64_t>(ids[f].size()));
       }
       inputs[f].ids =
@@ -110,8 +112,12 @@ TEST_F(PlacesTest, LaterShardsPassOverWhatEarlierOnesHave) {
 
 TEST_F(PlacesTest, ActivationsHaveTheSameBits) {
   std::uniform_real_distribution<float> value(-1, 1);
-  for (int round = 0; round < 50; ++round) {
-    const auto batch = MakeBatch();
+  for (int round = 0; round < 150; ++round) {
+    // With one id each, nothing is left to combine; with at most one, only zeros.
+    const auto batch = round % 3 == 0   ? MakeBatch()
+                       : round % 3 == 1 ? MakeBatch(1, 1)
+                                        : MakeBatch(0, 1);
+    const bool all_write = random_() % 2 == 0;
     const auto usual = TakeOutput(*model_, batch->feature_samples(), v1::FLOAT32);
     const auto output = TakeOutput(*model_, batch->feature_samples(), v1::FLOAT32);
     std::memset(output->memory.get(), 0x5a, output->layout.bytes);
@@ -121,7 +127,7 @@ TEST_F(PlacesTest, ActivationsHaveTheSameBits) {
     std::vector<std::unique_ptr<std::vector<int32_t>>> samples;
     for (int shard = 0; shard < kShards; ++shard) {
       const auto views = batch->ShardView(shard);
-      const bool writes = random_() % 4 > 0;  // others are on another machine
+      const bool writes = all_write || random_() % 4 > 0;  // others are on another machine
       if (writes) placed[shard].places.stacks = places;
       for (const preprocess::StackBatchView& view : views) {
         samples.push_back(std::make_unique<std::vector<int32_t>>(SamplesOf(view)));
