@@ -45,7 +45,7 @@ void AddStretch(const Touch* touches, int64_t begin, int64_t end, std::vector<St
     next.first_row = std::min(next.first_row, touches[i].row);
     next.last_row = std::max(next.last_row, touches[i].row);
   }
-  while (!stretches.empty() && stretches.back().last_row >= next.first_row) {
+  while (!stretches.empty() && stretches.back().last_row > next.first_row) {
     const Stretch& before = stretches.back();
     next = {before.begin, end, std::min(before.first_row, next.first_row),
             std::max(before.last_row, next.last_row)};

@@ -96,9 +96,14 @@ TEST(RowOrderOfFeaturesTest, OrdersTablesInAnyOrder) {
   for (int round = 0; round < 60; ++round) {
     std::vector<std::pair<int, int>> ranges;
     for (int begin = 0; begin < kRows; begin += ranges.back().second) {
-      ranges.emplace_back(begin, std::min<int>(kRows - begin, 1 + random() % 3000));
+      const int most = random() % 2 == 0 ? 2 : 3000;
+      ranges.emplace_back(begin, std::min<int>(kRows - begin, 1 + random() % most));
     }
-    if (round % 3 > 0) ranges.push_back(ranges[random() % ranges.size()]);
+    if (round % 3 > 0) {  // one behind itself or anywhere behind
+      const size_t again = random() % ranges.size();
+      const size_t behind = random() % 2 == 0 ? again + 1 : ranges.size();
+      ranges.insert(ranges.begin() + behind, ranges[again]);
+    }
     if (round % 3 == 2) std::shuffle(ranges.begin(), ranges.end(), random);
     std::vector<StackEntries> ranks;
     for (int rank = 0; rank < 2; ++rank) {
