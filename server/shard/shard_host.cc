@@ -232,7 +232,8 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   if (!rows.ok()) return done(rows.status());
   absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
       engine_->PrepareBatch(rows->engine_id, std::move(command.stacks), std::move(command.owner),
-                            command.places, command.activation_dtype);
+                            command.places, command.activation_dtype,
+                            /*kept=*/command.batch_handle != 0);
   if (!batch.ok()) {
     // Dropped just now: that is what the caller must hear.
     const absl::Status here = models_.Check(command.model_id, command.history);

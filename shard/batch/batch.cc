@@ -307,6 +307,17 @@ StackEntries PlaceEntries(const StackBatchView& view, const StackShape& shape,
   return result;
 }
 
+// The runs are in the order that an update needs, each for itself.
+void OrderTouches(const CountedBatch& batch, BufferPool& pool, CpuPool& cpu, StackEntries& result) {
+  PooledArray<uint32_t> place(pool, batch.counts.size());
+  for (size_t i = 0; i < result.samples.size(); ++i) {
+    place[result.samples[i]] = static_cast<uint32_t>(i);
+  }
+  std::vector<absl::Span<const int32_t>> canonical;
+  for (int slot = 0; slot < batch.runs.slots(); ++slot) canonical.push_back(batch.map.slot(slot));
+  result.touches = MergeTouches(batch.runs, canonical, place, pool, cpu);
+}
+
 // Chooses what a gather of `entries` returns, and lists the distinct rows if it is those.
 void ChooseResult(const StackShape& shape, const CountedBatch& batch, BufferPool& pool,
                   CpuPool& cpu, StackEntries& entries) {
@@ -385,6 +396,8 @@ absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const St
     result.partition_ends.push_back(static_cast<uint64_t>(k) * shape.rows_per_partition);
   }
   ChooseResult(shape, *batch, pool, cpu, result);
+  // Whoever gets unique rows will most likely sum their gradients.
+  if (shape.orders_touches && !result.unique_rows) OrderTouches(*batch, pool, cpu, result);
   return result;
 }
 

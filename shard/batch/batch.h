@@ -81,15 +81,18 @@ struct StackEntries {
   // `samples`.
   std::vector<uint32_t> feature_offsets;
   int64_t features() const { return static_cast<int64_t>(feature_offsets.size()) - 1; }
+  // Of each partition, what OrderByRow makes of this batch alone. Empty: that has to be done.
+  std::vector<PooledArray<Touch>> touches;
   bool single_rows = false;  // as in StackBatchView
   // Whether a gather returns unique rows, and which: ascending.
   bool unique_rows = false;
   bool rounded = false;  // to bfloat16
   PooledArray<uint32_t> distinct_rows;
   int64_t bytes() const {
-    return static_cast<int64_t>(samples.bytes() + offsets.bytes() + entries.bytes() +
-                                distinct_rows.bytes() +
-                                feature_offsets.capacity() * sizeof(uint32_t));
+    size_t bytes = samples.bytes() + offsets.bytes() + entries.bytes() + distinct_rows.bytes() +
+                   feature_offsets.capacity() * sizeof(uint32_t);
+    for (const PooledArray<Touch>& partition : touches) bytes += partition.bytes();
+    return static_cast<int64_t>(bytes);
   }
 };
 
@@ -103,6 +106,8 @@ struct StackShape {
   int64_t sum_bytes = 0;
   int64_t row_bytes = 0;
   bool rounded = false;  // unique rows are returned as bfloat16
+  // Whether an update may follow with a gradient for each sample. One for each row needs no order.
+  bool orders_touches = false;
 };
 
 // Checks every number of `view` and arranges its entries: two passes over the entries, a counting

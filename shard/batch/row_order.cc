@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <optional>
 #include <utility>
 
 namespace emberd::shard {
@@ -106,6 +107,67 @@ void RadixSort(const Stretch& stretch, Touch* touches, Touch* scratch) {
   if (from != touches) std::copy_n(from, n, touches);
 }
 
+// --- Merging.
+
+uint64_t OrderOf(const Touch& touch) { return uint64_t{touch.row} << 32 | touch.sample; }
+
+// The touches of a run; null: they are not in order.
+Touch* ConvertRun(const Run& run, absl::Span<const int32_t> canonical,
+                  absl::Span<const uint32_t> place, Touch* out) {
+  uint64_t before = 0;
+  bool falls = false;
+  for (int64_t i = 0; i < run.size; ++i) {
+    *out = {static_cast<uint32_t>(run.rows[i]), place[canonical[run.samples[i]]], run.gains[i]};
+    falls |= OrderOf(*out) < before;
+    before = OrderOf(*out++);
+  }
+  return falls ? nullptr : out;
+}
+
+// Merges [a, middle) and [middle, end). Of two that are equal, the one of the first comes first.
+void MergeTwo(const Touch* a, const Touch* middle, const Touch* end, Touch* out) {
+  const Touch* b = middle;
+  // Without a branch on which is next: that is as good as random.
+  while (a != middle && b != end) {
+    const bool second = OrderOf(*b) < OrderOf(*a);
+    *out++ = second ? *b : *a;
+    a += second ? 0 : 1;
+    b += second ? 1 : 0;
+  }
+  out = std::copy(a, middle, out);
+  std::copy(b, end, out);
+}
+
+// The touches of the k-th partition; none if a run is not in order.
+std::optional<PooledArray<Touch>> MergePartition(
+    const RunTable& runs, absl::Span<const absl::Span<const int32_t>> canonical,
+    absl::Span<const uint32_t> place, int k, BufferPool& pool) {
+  const int64_t n = runs.partition_entries()[k];
+  PooledArray<Touch> touches(pool, n + kTouchPadding);
+  std::vector<int64_t> ends = {0};  // of the slots
+  for (int slot = 0; slot < runs.slots(); ++slot) {
+    const Touch* const end =
+        ConvertRun(runs.at(slot, k, 0), canonical[slot], place, touches.data() + ends.back());
+    if (end == nullptr) return std::nullopt;
+    ends.push_back(end - touches.data());
+  }
+  PooledArray<Touch> merged;
+  while (ends.size() > 2) {
+    if (merged.size() == 0) merged = PooledArray<Touch>(pool, n + kTouchPadding);
+    std::vector<int64_t> pairs = {0};
+    for (size_t i = 1; i < ends.size(); i += 2) {
+      const int64_t end = ends[std::min(i + 1, ends.size() - 1)];
+      const Touch* const from = touches.data();
+      MergeTwo(from + pairs.back(), from + ends[i], from + end, merged.data() + pairs.back());
+      pairs.push_back(end);
+    }
+    std::swap(touches, merged);
+    ends = std::move(pairs);
+  }
+  std::fill_n(touches.data() + n, kTouchPadding, Touch{0, 0, 0});
+  return touches;
+}
+
 // --- Distinct rows.
 
 // A row above the group that named it, so that keys sort by row.
@@ -197,6 +259,22 @@ PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k
   }
   std::fill_n(touches.data() + n, kTouchPadding, Touch{0, 0, 0});
   return touches;
+}
+
+std::vector<PooledArray<Touch>> MergeTouches(const RunTable& runs,
+                                             absl::Span<const absl::Span<const int32_t>> canonical,
+                                             absl::Span<const uint32_t> place, BufferPool& pool,
+                                             CpuPool& cpu) {
+  std::vector<PooledArray<Touch>> merged;
+  if (runs.minibatches() > 1) return merged;
+  std::vector<std::optional<PooledArray<Touch>>> partitions(runs.partitions());
+  cpu.ParallelFor(runs.partitions(),
+                  [&](int k) { partitions[k] = MergePartition(runs, canonical, place, k, pool); });
+  for (std::optional<PooledArray<Touch>>& partition : partitions) {
+    if (!partition.has_value()) return {};
+    merged.push_back(*std::move(partition));
+  }
+  return merged;
 }
 
 int64_t CountGroups(const Run& run) {

@@ -22,6 +22,16 @@ namespace emberd::shard {
 PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k,
                               int64_t rows_per_partition, BufferPool& pool);
 
+// The same touches of all partitions of a batch that is the only part, from its runs: those of a
+// partition are merged, slot by slot, which is cheaper than sorting. `canonical[slot]`: of each
+// sample id of the slot its canonical sample; `place`: of each canonical sample that has entries,
+// its index in StackEntries.samples. Empty if there are several mini-batches, or a run is not in
+// order of (row, canonical sample), as it comes from preprocessing.
+std::vector<PooledArray<Touch>> MergeTouches(const RunTable& runs,
+                                             absl::Span<const absl::Span<const int32_t>> canonical,
+                                             absl::Span<const uint32_t> place, BufferPool& pool,
+                                             CpuPool& cpu);
+
 // --- The distinct rows of one stack of a batch on one shard: what a gather returns as unique rows.
 // The shard and the coordinator find them each for itself, from the same batch, and so agree on
 // their order.

@@ -55,6 +55,89 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RowOrderTest,
                                            Shape{2, 5'000'000, 3000},
                                            Shape{1, 2'000'000'000, 3000}));
 
+// Catches a merge that loses or doubles a touch, or that puts a row's samples in another order than
+// sorting does.
+class MergeTouchesTest : public ::testing::TestWithParam<int> {  // slots
+ protected:
+  StackEntries Arrange(const TestBatch& batch, const StackShape& shape) {
+    auto stack = ArrangeEntries(const_cast<TestBatch&>(batch).view(), shape, pool_, cpu_);
+    EXPECT_TRUE(stack.ok()) << stack.status();
+    return *std::move(stack);
+  }
+  // Whether there are touches, which must be those that sorting gives.
+  bool Ordered(const StackEntries& stack, int partitions, int64_t rows) {
+    if (stack.touches.empty()) return false;
+    EXPECT_EQ(stack.touches.size(), static_cast<size_t>(partitions));
+    for (int k = 0; k < partitions; ++k) {
+      const PooledArray<Touch> sorted = OrderByRow({&stack}, k, rows, pool_);
+      const PooledArray<Touch>& merged = stack.touches[k];
+      EXPECT_EQ(merged.size(), sorted.size());
+      for (size_t i = 0; i < sorted.size(); ++i) {
+        EXPECT_EQ(std::tie(merged[i].row, merged[i].sample, merged[i].gain),
+                  std::tie(sorted[i].row, sorted[i].sample, sorted[i].gain))
+            << "partition " << k << ", touch " << i;
+        if (HasFailure()) return true;
+      }
+    }
+    return true;
+  }
+
+  BufferPool pool_;
+  CpuPool cpu_{2};
+};
+
+TEST_P(MergeTouchesTest, GivesWhatSortingGives) {
+  std::mt19937_64 random(TestSeed());
+  constexpr int kPartitions = 2;
+  for (const int64_t rows : {3, 50, 100'000}) {
+    for (const int samples : {1, 40, 3000}) {
+      const testing::TestShape shape{kPartitions, rows, samples};
+      const TestBatch batch(testing::RandomEntries(shape, 5, random), shape, 0, kPartitions,
+                            GetParam(), 1);
+      StackShape ordered{kPartitions, rows};
+      EXPECT_TRUE(Arrange(batch, ordered).touches.empty()) << "nobody asked";
+      ordered.orders_touches = true;
+      EXPECT_TRUE(Ordered(Arrange(batch, ordered), kPartitions, rows));
+    }
+  }
+}
+
+TEST_P(MergeTouchesTest, MiniBatchesAreLeftToSorting) {
+  std::mt19937_64 random(TestSeed());
+  const testing::TestShape shape{2, 50, 300};
+  const TestBatch batch(testing::RandomEntries(shape, 5, random), shape, 0, 2, GetParam(), 2);
+  EXPECT_FALSE(Ordered(
+      Arrange(batch, {.partitions = 2, .rows_per_partition = 50, .orders_touches = true}), 2, 50));
+}
+
+// What comes over the wire may be in any order, and may name a row of a sample twice.
+TEST_P(MergeTouchesTest, RunsInAnyOrderAreLeftToSorting) {
+  std::mt19937_64 random(TestSeed());
+  const testing::TestShape shape{2, 50, 300};
+  int ordered = 0;
+  for (int round = 0; round < 40; ++round) {
+    TestBatch batch(testing::RandomEntries(shape, 5, random), shape, 0, 2, GetParam(), 1);
+    auto& segment = batch.segments()[random() % batch.segments().size()];
+    const size_t i = random() % (segment.row_ends[0] - segment.base - 1);
+    if (round % 2 == 0) {
+      std::swap(segment.samples[i], segment.samples[i + 1]);
+      std::swap(segment.rows[i], segment.rows[i + 1]);
+    } else {
+      segment.samples[i] = segment.samples[i + 1];
+      segment.rows[i] = segment.rows[i + 1];
+    }
+    batch.Refresh();
+    ordered +=
+        Ordered(Arrange(batch, {.partitions = 2, .rows_per_partition = 50, .orders_touches = true}),
+                2, 50)
+            ? 1
+            : 0;
+  }
+  EXPECT_EQ(ordered, 20) << "those with a row twice";
+}
+
+INSTANTIATE_TEST_SUITE_P(Slots, MergeTouchesTest, ::testing::Values(1, 2, 3, 4, 7));
+
 // The samples of one rank, feature by feature, each with some distinct rows.
 StackEntries RankEntries(const std::vector<std::vector<std::vector<uint32_t>>>& features,
                          BufferPool& pool) {

@@ -89,9 +89,17 @@ void UpdateWork::TakePlace() {
 int64_t UpdateWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool& pool) {
   StackStore& store = *stack.store;
   const int64_t first_row = k * store.rows_per_partition();
-  const PooledArray<Touch> touches = OrderByRow(stack.parts, k, store.rows_per_partition(), pool);
+  // Of a batch that is the only part, they may be in order already.
+  PooledArray<Touch> ordered;
+  const Touch* touches = nullptr;
+  if (stack.parts.size() == 1 && !stack.parts[0]->touches.empty()) {
+    touches = stack.parts[0]->touches[k].data();
+  } else {
+    ordered = OrderByRow(stack.parts, k, store.rows_per_partition(), pool);
+    touches = ordered.data();
+  }
   UpdateArgs args;
-  args.touches = touches.data();
+  args.touches = touches;
   args.touch_count = stack.partition_entries(k);
   args.gradients = stack.gradients;
   args.gradient_rows = stack.gradient_rows.data();
@@ -112,7 +120,11 @@ int64_t UpdateWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool&
     }
   }
   if (!store.Complete()) {
-    for (int64_t t = 0; t < args.touch_count; ++t) store.EnsureRow(first_row + touches[t].row);
+    for (int64_t t = 0; t < args.touch_count; ++t) {
+      if (t == 0 || touches[t].row != touches[t - 1].row) {
+        store.EnsureRow(first_row + touches[t].row);
+      }
+    }
   }
   const UpdateCounts updated = UpdateRows(args, stack.rule);
   Counts& counts = counts_[&stack - stacks_.data()];
