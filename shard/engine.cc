@@ -160,14 +160,14 @@ absl::Status Engine::DropModel(uint64_t model_id) { return TakeModel(model_id).s
 absl::StatusOr<std::shared_ptr<const Batch>> Engine::PrepareBatch(
     uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
     std::shared_ptr<const void> owner, const GatherPlaces& places, v1::DataType activation_dtype,
-    bool kept) {
+    bool for_update) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, FindModel(model_id));
   std::vector<bool> seen(model->stack_count());
   std::vector<StackEntries> arranged;
   for (const preprocess::StackBatchView& view : stacks) {
     RETURN_IF_ERROR(CheckStackOfBatch(view.stack, *model, seen));
     StackShape shape = ShapeOf(model->stack(view.stack));
-    shape.orders_touches = kept;
+    shape.orders_touches = for_update;
     const StackSpec& spec = model->stack(view.stack).spec();
     if (view.single_rows && activation_dtype == v1::BFLOAT16 && MayRound(spec)) {
       shape.rounded = true;

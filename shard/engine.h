@@ -68,11 +68,13 @@ class Engine {
   // Checks `stacks` (from the wire: trust nothing) and arranges them. `owner` keeps their memory
   // alive and is held by the batch only as long as it is needed. `places`: what Gather will be
   // given; they are checked too.
-  // `activation_dtype`: to what activations will be rounded. `kept`: whether an update may follow.
+  // `activation_dtype`: to what activations will be rounded. `for_update`: whether entries are put
+  // in order for an update as well, which takes memory (StackEntries.touches); without, it does
+  // that.
   absl::StatusOr<std::shared_ptr<const Batch>> PrepareBatch(
       uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
       std::shared_ptr<const void> owner, const GatherPlaces& places = {},
-      v1::DataType activation_dtype = v1::FLOAT32, bool kept = true);
+      v1::DataType activation_dtype = v1::FLOAT32, bool for_update = true);
 
   // A batch of before that is to be applied again: entries as PrepareBatch has arranged them, with
   // their padding. Checks every number; nothing can be gathered with it. INVALID_ARGUMENT names

@@ -101,7 +101,8 @@ class Merger {
     int32_t* multiplicity;
   };
 
-  // Moves `group` beyond its keys of partition p. Returns how many rows they have.
+  // Moves `group` beyond its keys of partition p. Returns how many rows they have. Not inlined: its
+  // loop needs the registers.
   [[gnu::noinline]] int32_t MergePartition(int p, SortedGroup* group) {
     const int row_bits = group->keys->row_bits;
     const auto row_offset = static_cast<int32_t>(group->keys->row_offset);

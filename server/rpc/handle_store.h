@@ -46,6 +46,12 @@ class HandleStore {
     return absl::OkStatus();
   }
 
+  // Whether half of the budget would be left with so many bytes more.
+  bool HasPlenty(int64_t bytes) const {
+    absl::MutexLock lock(&mutex_);
+    return bytes_ + bytes <= options_.max_bytes / 2;
+  }
+
   // Bytes that something else than its values takes of the budget, until Unreserve.
   absl::Status Reserve(int64_t bytes) {
     absl::MutexLock lock(&mutex_);

@@ -29,6 +29,15 @@ TEST(HandleStoreTest, RefusesMoreBytesThanItsBudgetAndSaysTheFigures) {
   EXPECT_EQ(store.count(), 1);
 }
 
+TEST(HandleStoreTest, HasPlentyWhileHalfIsLeft) {
+  HandleStore<std::string> store = MakeStore();
+  EXPECT_TRUE(store.HasPlenty(50));
+  EXPECT_FALSE(store.HasPlenty(51));
+  ASSERT_TRUE(Insert(store, 1, 40).ok());
+  EXPECT_TRUE(store.HasPlenty(10));
+  EXPECT_FALSE(store.HasPlenty(11));
+}
+
 TEST(HandleStoreTest, RefusesMoreEntriesThanItsBudget) {
   HandleStore<std::string> store = MakeStore();
   ASSERT_TRUE(Insert(store, 1, 1).ok());

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kMaxQueuedRequests = 4096;
 constexpr int64_t kTinyEntries = 512;
+constexpr int64_t kTinyBytes = 16 * kTinyEntries;  // 12 each, and where partitions end
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 
 uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
@@ -54,14 +55,10 @@ GatherResult ToResult(uint64_t history, shard::GatherOutput output, rpc::MemoryR
 
 // Done in a few microseconds, so that it need not wait for a thread of its own.
 bool IsTiny(const GatherCommand& command) {
-  int64_t entries = 0;
   for (const preprocess::StackBatchView& stack : command.stacks) {
     if (stack.sample_count > kTinyEntries) return false;
-    for (const preprocess::CsrSegmentView& segment : stack.segments) {
-      entries += static_cast<int64_t>(segment.embedding_ids.size());
-    }
   }
-  return entries <= kTinyEntries;
+  return PayloadBytes(command) <= kTinyBytes;
 }
 
 void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {
@@ -230,10 +227,12 @@ void ShardHost::Gather(GatherCommand command, GatherCallback done) {
 void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
   const auto rows = models_.FindRows(command.model_id, command.history);
   if (!rows.ok()) return done(rows.status());
+  // A batch that is in order for an update takes up to four times what its entries took to send.
+  const bool for_update =
+      command.batch_handle != 0 && batches_.HasPlenty(4 * PayloadBytes(command));
   absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
       engine_->PrepareBatch(rows->engine_id, std::move(command.stacks), std::move(command.owner),
-                            command.places, command.activation_dtype,
-                            /*kept=*/command.batch_handle != 0);
+                            command.places, command.activation_dtype, for_update);
   if (!batch.ok()) {
     // Dropped just now: that is what the caller must hear.
     const absl::Status here = models_.Check(command.model_id, command.history);

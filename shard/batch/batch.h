@@ -111,7 +111,8 @@ struct StackShape {
 };
 
 // Checks every number of `view` and arranges its entries: two passes over the entries, a counting
-// sort by sample. INVALID_ARGUMENT names segment, position, value and allowed range.
+// sort by sample; then touches, where they are wanted. INVALID_ARGUMENT names segment, position,
+// value and allowed range.
 absl::StatusOr<StackEntries> ArrangeEntries(const preprocess::StackBatchView& view,
                                             const StackShape& shape, BufferPool& pool,
                                             CpuPool& cpu);
