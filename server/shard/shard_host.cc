@@ -18,7 +18,6 @@ namespace {
 
 constexpr int kMaxQueuedRequests = 4096;
 constexpr int64_t kTinyEntries = 512;
-constexpr int64_t kTinyBytes = 16 * kTinyEntries;  // 12 each, and where partitions end
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
 
 uint64_t NewIncarnation() { return absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}); }
@@ -58,7 +57,7 @@ bool IsTiny(const GatherCommand& command) {
   for (const preprocess::StackBatchView& stack : command.stacks) {
     if (stack.sample_count > kTinyEntries) return false;
   }
-  return PayloadBytes(command) <= kTinyBytes;
+  return CountCells(command) <= kTinyEntries;
 }
 
 void AddGathered(const GatherResult& result, ops::ShardModelMetrics* metrics) {

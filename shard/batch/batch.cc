@@ -24,6 +24,8 @@ using preprocess::StackBatchView;
 
 constexpr int kMostSlots = 1 << 16;
 constexpr int64_t kMaxSamples = int64_t{1} << 27;
+// Of a partition: fewer are sorted in less time than memory for them would take to keep.
+constexpr int64_t kFewTouches = 256;
 // Sample ids of all slots together, those that no span covers included.
 constexpr int64_t kMaxSampleIds = 2 * kMaxSamples;
 
@@ -307,9 +309,9 @@ StackEntries PlaceEntries(const StackBatchView& view, const StackShape& shape,
   return result;
 }
 
-// The runs are in the order that an update needs, each for itself.
-void OrderTouches(const CountedBatch& batch, BufferPool& pool, CpuPool& cpu, StackEntries& result) {
-  PooledArray<uint32_t> place(pool, batch.counts.size());
+// The runs are in the order that an update needs, each for itself. Puts places instead of counts.
+void OrderTouches(CountedBatch& batch, BufferPool& pool, CpuPool& cpu, StackEntries& result) {
+  PooledArray<uint32_t>& place = batch.counts;
   for (size_t i = 0; i < result.samples.size(); ++i) {
     place[result.samples[i]] = static_cast<uint32_t>(i);
   }
@@ -396,8 +398,9 @@ absl::StatusOr<StackEntries> ArrangeEntries(const StackBatchView& view, const St
     result.partition_ends.push_back(static_cast<uint64_t>(k) * shape.rows_per_partition);
   }
   ChooseResult(shape, *batch, pool, cpu, result);
-  // Whoever gets unique rows will most likely sum their gradients.
-  if (shape.orders_touches && !result.unique_rows) OrderTouches(*batch, pool, cpu, result);
+  // Whoever gets unique rows will most likely sum their gradients. A few touches are soon sorted.
+  const bool few = result.entry_count < kFewTouches * shape.partitions;
+  if (shape.orders_touches && !result.unique_rows && !few) OrderTouches(*batch, pool, cpu, result);
   return result;
 }
 

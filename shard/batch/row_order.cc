@@ -143,6 +143,7 @@ std::optional<PooledArray<Touch>> MergePartition(
     const RunTable& runs, absl::Span<const absl::Span<const int32_t>> canonical,
     absl::Span<const uint32_t> place, int k, BufferPool& pool) {
   const int64_t n = runs.partition_entries()[k];
+  if (n == 0) return PooledArray<Touch>();
   PooledArray<Touch> touches(pool, n + kTouchPadding);
   std::vector<int64_t> ends = {0};  // of the slots
   for (int slot = 0; slot < runs.slots(); ++slot) {

@@ -26,7 +26,8 @@ PooledArray<Touch> OrderByRow(absl::Span<const StackEntries* const> parts, int k
 // partition are merged, slot by slot, which is cheaper than sorting. `canonical[slot]`: of each
 // sample id of the slot its canonical sample; `place`: of each canonical sample that has entries,
 // its index in StackEntries.samples. Empty if there are several mini-batches, or a run is not in
-// order of (row, canonical sample), as it comes from preprocessing.
+// order of (row, canonical sample), as it comes from preprocessing. A partition without entries has
+// no padding either.
 std::vector<PooledArray<Touch>> MergeTouches(const RunTable& runs,
                                              absl::Span<const absl::Span<const int32_t>> canonical,
                                              absl::Span<const uint32_t> place, BufferPool& pool,
