@@ -107,6 +107,46 @@ TEST_F(ShardHostTest, BatchesExpireAndStayWithinTheirBudget) {
   EXPECT_TRUE(Gather(3).ok());
 }
 
+// What an update needs is kept only where other batches are not refused for it.
+TEST_F(ShardHostTest, BatchesAreInOrderForUpdatesWhileThereIsPlentyOfRoom) {
+  constexpr int64_t kSamples = 600;
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < kSamples; ++i) ids.push_back(i % 20);
+  const std::vector<float> gradients(kSamples * 8, 1.0f);
+  std::vector<float> sums(kSamples * 8);  // in place, and so not as unique rows
+  const auto gather = [&](uint64_t handle) {
+    preprocess::FeatureInput input;
+    input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids), 1, kSamples};
+    const auto batch = *preprocessor_->Run({input});
+    std::vector<preprocess::StackBatchView> stacks = batch->ShardView(0);
+    const std::vector<int64_t> feature_samples = {kSamples};
+    stacks[0].feature_samples = feature_samples;
+    absl::Notification done;
+    const int64_t before = host_->GetStatus().batch_bytes();
+    GatherCommand command{5, kHistory, handle, absl::Hours(1), std::move(stacks), batch, 0, {}};
+    command.places.stacks = {{0, {{sums.data(), 8, 8, 0, kSamples}}, {}}};
+    host_->Gather(std::move(command), [&](const auto& result) {
+      EXPECT_TRUE(result.ok()) << result.status();
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return host_->GetStatus().batch_bytes() - before;
+  };
+  const int64_t first = gather(1);
+  const int64_t second = gather(2);
+  EXPECT_GE(first - second, kSamples * static_cast<int64_t>(sizeof(shard::Touch)));
+  for (const uint64_t handle : {1, 2}) {
+    ApplyCommand command = Command(handle);
+    command.mutation = {"c", handle, UpdateTag(5)};
+    command.attempt = 1;
+    command.input.stacks[0].gradients = gradients;
+    auto staged = Stage(std::move(command));
+    ASSERT_TRUE(staged.ok()) << staged.status();
+    ASSERT_TRUE(Commit(*std::move(staged)).ok());
+    for (const int64_t id : {3, 4}) EXPECT_EQ(FirstColumnOf(id), id - 30.0f * handle);
+  }
+}
+
 TEST_F(ShardHostTest, StatusShowsPartitionsMemoryAndHotRows) {
   ASSERT_TRUE(Gather(1).ok());
   ASSERT_TRUE(Commit(*Stage(1, 1)).ok());
