@@ -294,6 +294,21 @@ TEST_F(LogReaderTest, OnlyWhatWasNotSyncedMayBeGoneAfterALossOfPower) {
   EXPECT_THAT(ReadAfterPowerLoss()->numbers(), ElementsAre(1, 2, 3));
 }
 
+// Of many young segments, any may be left: a later one whose elders are gone is no damage.
+TEST_F(LogReaderTest, ALossOfPowerMayTakeManySegmentsBeforeOne) {
+  WriteLog(30, 2);
+  for (int segment = 2; segment < 30; ++segment) {
+    std::filesystem::remove(Path(segment));
+    std::filesystem::remove(BlobPath(segment));
+  }
+  ExpectDamage(Path(2), "the file is missing, but segment 30 begins with record 88");
+  const absl::StatusOr<WholeLog> log = ReadAfterPowerLoss();
+  ASSERT_TRUE(log.ok()) << log.status();
+  EXPECT_THAT(log->numbers(), ElementsAre(1, 2, 3));
+  EXPECT_EQ(log->end.next_sequence, 4u);
+  EXPECT_EQ(log->end.next_segment, 31u);
+}
+
 // A record may survive a loss of power that its blob does not.
 TEST_F(LogReaderTest, ALossOfPowerThatTookABlobEndsTheLog) {
   WriteLog(2, 3);

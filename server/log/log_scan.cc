@@ -82,8 +82,9 @@ absl::Status LogScan::List() {
   if (found.newest() == 0) return absl::OkStatus();
   // Blobs before the first records are what DropBefore had no time for.
   const uint64_t first = found.records.empty() ? found.blobs.front() : found.records.front();
-  // A number that is no segment's.
-  if (found.newest() - first > found.files().size()) {
+  // A number that is no segment's. A loss of power may take any segments between two others.
+  constexpr uint64_t kMostSegments = 1 << 16;
+  if (found.newest() - first > std::max<uint64_t>(kMostSegments, found.files().size())) {
     uint64_t missing = first;
     while (std::binary_search(found.records.begin(), found.records.end(), missing)) ++missing;
     return DamagedFile(PathIn(folder_, RecordsName(missing)),
