@@ -69,8 +69,8 @@ class Engine {
   // alive and is held by the batch only as long as it is needed. `places`: what Gather will be
   // given; they are checked too.
   // `activation_dtype`: to what activations will be rounded. `for_update`: whether entries are put
-  // in order for an update as well, which takes memory (StackEntries.touches); without,
-  // the update does it.
+  // in order for an update now, which takes memory (StackEntries.touches); if not, the update does
+  // it.
   absl::StatusOr<std::shared_ptr<const Batch>> PrepareBatch(
       uint64_t model_id, std::vector<preprocess::StackBatchView> stacks,
       std::shared_ptr<const void> owner, const GatherPlaces& places = {},

@@ -226,7 +226,8 @@ void ShardHost::Gather(GatherCommand command, GatherCallback done) {
 void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done) {
   const auto rows = models_.FindRows(command.model_id, command.history);
   if (!rows.ok()) return done(rows.status());
-  // A batch that is in order for an update takes up to four times what its entries took to send.
+  // A batch that is in order for an update takes up to four times the bytes of its entries as sent.
+  // Where that leaves too little for other batches, the update puts it in order.
   const bool for_update =
       command.batch_handle != 0 && batches_.HasPlenty(4 * PayloadBytes(command));
   absl::StatusOr<std::shared_ptr<const shard::Batch>> batch =
