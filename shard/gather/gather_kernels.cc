@@ -1,6 +1,7 @@
 #include "shard/gather/gather_kernels.h"
 
 #include <algorithm>
+#include <utility>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shard/gather/gather_kernels.cc"
@@ -151,7 +152,6 @@ class Forward {
   // Sums of each partition, then the tree: neighbours at distance 1, 2, 4, ... meet in the left
   // one.
   void SumPartitions(const Entry* begin, const Entry* end, float* out) {
-    const float* present[64] = {};
     float* next = partials_.get();
     int partition = 0;
     while (begin != end) {
@@ -160,20 +160,22 @@ class Forward {
       const Entry* run_end = begin + 1;
       while (run_end != end && run_end->row < limit) ++run_end;
       SumRun(begin, run_end, next);
-      present[partition] = next;
+      present_[partition] = next;
       next += width();
       begin = run_end;
     }
     for (int distance = 1; distance < args_.partitions; distance *= 2) {
       for (int p = 0; p + distance < args_.partitions; p += 2 * distance) {
-        if (present[p] == nullptr) {
-          present[p] = present[p + distance];
-        } else if (present[p + distance] != nullptr) {
-          AddTo(const_cast<float*>(present[p]), present[p + distance]);
+        float* const right = std::exchange(present_[p + distance], nullptr);
+        if (right == nullptr) continue;
+        if (present_[p] == nullptr) {
+          present_[p] = right;
+        } else {
+          AddTo(present_[p], right);
         }
       }
     }
-    std::copy_n(present[0], args_.width, out);
+    std::copy_n(std::exchange(present_[0], nullptr), width(), out);
   }
 
   void AddTo(float* HWY_RESTRICT sum, const float* HWY_RESTRICT other) const {
@@ -187,6 +189,9 @@ class Forward {
   const RowsAhead ahead_{row_bytes()};
   const Quantizer<D> quantizer_;
   hwy::AlignedFreeUniquePtr<float[]> partials_;
+  // Of the sample in hand, the sums of the partitions that have entries. Null between samples: to
+  // clear all of it for each of them takes as long as reading several rows.
+  float* present_[64] = {};
 };
 
 template <class D, v1::DataType kDtype, int kWidth>
