@@ -112,11 +112,16 @@ class UpdateLoop {
     }
   }
 
+  // Of the touches themselves, further ahead than whatever is asked for through them.
+  static constexpr size_t kTouchBytesAhead = 1024;
+
   // Asks for the memory of later touches. Rows with values are asked for into the first level when
   // their gradients have been summed: it is longer until they are updated.
   HWY_INLINE void PrefetchLater(const Touch* touch) const {
     const Touch* far = touch + ahead_.far;
     const Touch* near = touch + ahead_.near;
+    __builtin_prefetch(
+        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(far) + kTouchBytesAhead));
     PrefetchGradient<Cache::kFar>(far);
     PrefetchGradient<Cache::kNear>(near);
     if (far->row != far[-1].row) {
