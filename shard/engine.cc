@@ -28,6 +28,7 @@ StackShape ShapeOf(const StackStore& store) {
   shape.result_mode = store.spec().result_mode;
   shape.sum_bytes = sizeof(int32_t) + store.width() * sizeof(float);
   shape.row_bytes = static_cast<int64_t>(store.row_bytes());
+  shape.store = &store;
   return shape;
 }
 
@@ -315,7 +316,7 @@ int64_t Engine::BytesToTouch(const Batch& batch) const {
   int64_t bytes = 0;
   for (const StackEntries& entries : batch.stacks()) {
     const StackStore& store = (*model)->stack(entries.stack);
-    if (store.Complete()) continue;
+    if (entries.rows_touched || store.Complete()) continue;
     NewPages pages(store);
     for (int64_t i = 0; i < entries.entry_count; ++i) pages.Add(entries.entries.data()[i].row);
     bytes += pages.bytes();

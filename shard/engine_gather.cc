@@ -102,8 +102,8 @@ Job Engine::SumJob(const std::shared_ptr<GatherWork>& work, const StackEntries& 
   work->output.sums.push_back(pooling->TakeSums());
   Job job;
   job.chunks = pooling->chunks();
-  job.run = [&store, pooling](int chunk) {
-    if (!store.Complete()) {
+  job.run = [&store, pooling, touched = entries.rows_touched](int chunk) {
+    if (!touched && !store.Complete()) {
       for (const Entry& entry : pooling->Entries(chunk)) store.EnsureRow(entry.row);
     }
     pooling->Run(chunk);
@@ -132,7 +132,7 @@ Job Engine::CopyJob(const std::shared_ptr<GatherWork>& work, const StackEntries&
     args.rows += begin;
     args.count = std::min(per_chunk, all.count - begin);
     args.out += begin * to_bytes;
-    if (!store.Complete()) {
+    if (!entries.rows_touched && !store.Complete()) {
       for (int64_t i = 0; i < args.count; ++i) store.EnsureRow(args.rows[i]);
     }
     if (entries.rounded) {

@@ -1,10 +1,7 @@
 #include "shard/batch/batch.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -145,7 +142,39 @@ absl::Status DescribeBadEntry(const StackBatchView& view, int slot, int partitio
 struct SlotCheck {
   absl::Status status;
   bool ascending = true;  // rows never fall inside a partition, over all mini-batches
+  bool touched = true;    // as in StackEntries
 };
+
+// Whether all rows of a run have been touched, for all that is known.
+bool Touched(const StackShape& shape, int k, const Run& run) {
+  if (shape.store == nullptr) return false;
+  if (shape.store->Complete()) return true;
+  return shape.store->AllTouched(k * shape.rows_per_partition,
+                                 absl::MakeConstSpan(run.rows, run.size));
+}
+
+// Counts the entries of a run per canonical sample. False: one is of no sample of the slot.
+bool CountSamples(const Run run, absl::Span<const int32_t> canonical, uint32_t* counts) {
+  const int32_t* const canonical_of = canonical.data();
+  const uint32_t samples = static_cast<uint32_t>(canonical.size());
+  for (int64_t i = 0; i < run.size; ++i) {
+    const uint32_t sample = static_cast<uint32_t>(run.samples[i]);
+    if (sample >= samples || canonical_of[sample] < 0) return false;
+    ++counts[canonical_of[sample]];
+  }
+  return true;
+}
+
+// Whether a run has rows below `rows` and finite gains. Its rows may fall.
+bool CheckRows(const Run run, uint32_t rows, bool& falls) {
+  uint32_t bad = 0, fallen = 0;
+  for (int64_t i = 0; i < run.size; ++i) {
+    bad |= (static_cast<uint32_t>(run.rows[i]) >= rows) | !Finite(run.gains[i]);
+  }
+  for (int64_t i = 1; i < run.size; ++i) fallen |= run.rows[i] < run.rows[i - 1];
+  falls |= fallen != 0;
+  return bad == 0;
+}
 
 // First pass over a slot: checks the entries, counts them per canonical sample, and the groups of
 // each run (row_order.h).
@@ -155,31 +184,23 @@ SlotCheck CountSlot(const StackBatchView& view, const RunTable& runs,
   SlotCheck check;
   const uint32_t rows =
       static_cast<uint32_t>(std::min<int64_t>(shape.rows_per_partition, INT32_MAX));
-  const uint32_t samples = static_cast<uint32_t>(canonical.size());
+  bool falls = false;
   for (int k = 0; k < shape.partitions; ++k) {
     int32_t last = 0;
     for (int m = 0; m < view.minibatches; ++m) {
       const Run& run = runs.at(slot, k, m);
-      bool bad = false, falls = false;
-      for (int64_t i = 0; i < run.size; ++i) {
-        const uint32_t sample = static_cast<uint32_t>(run.samples[i]);
-        if (sample >= samples || canonical[sample] < 0) {
-          bad = true;
-          break;
-        }
-        bad |= (static_cast<uint32_t>(run.rows[i]) >= rows) | !Finite(run.gains[i]);
-        falls |= run.rows[i] < last;
-        last = run.rows[i];
-        ++counts[canonical[sample]];
-      }
-      if (bad) {
+      if (!CountSamples(run, canonical, counts) || !CheckRows(run, rows, falls)) {
         check.status = DescribeBadEntry(view, slot, k, m, run, canonical, shape.rows_per_partition);
         return check;
       }
-      check.ascending &= !falls;
       groups[runs.index(slot, k, m)] = CountGroups(run);
+      check.touched = check.touched && Touched(shape, k, run);
+      if (run.size == 0) continue;
+      falls |= run.rows[0] < last;
+      last = run.rows[run.size - 1];
     }
   }
+  check.ascending = !falls;
   return check;
 }
 
@@ -187,21 +208,22 @@ SlotCheck CountSlot(const StackBatchView& view, const RunTable& runs,
 // place. Entries name rows by rank if there are ranks.
 void PlaceSlot(const RunTable& runs, absl::Span<const int32_t> canonical, const StackShape& shape,
                int slot, const DistinctRows* ranked, uint32_t* next, Entry* entries) {
+  const int32_t* const canonical_of = canonical.data();
   for (int k = 0; k < shape.partitions; ++k) {
     const uint32_t base = static_cast<uint32_t>(k * shape.rows_per_partition);
     for (int m = 0; m < runs.minibatches(); ++m) {
-      const Run& run = runs.at(slot, k, m);
+      const Run run = runs.at(slot, k, m);
       if (ranked == nullptr) {
         for (int64_t i = 0; i < run.size; ++i) {
-          entries[next[canonical[run.samples[i]]]++] = {base + static_cast<uint32_t>(run.rows[i]),
-                                                        run.gains[i]};
+          entries[next[canonical_of[run.samples[i]]]++] = {
+              base + static_cast<uint32_t>(run.rows[i]), run.gains[i]};
         }
         continue;
       }
       const uint32_t* rank = ranked->ranks.data() + ranked->first_group[runs.index(slot, k, m)];
       for (int64_t i = 0; i < run.size; ++i) {
         rank += i > 0 && run.rows[i] != run.rows[i - 1];
-        entries[next[canonical[run.samples[i]]]++] = {*rank, run.gains[i]};
+        entries[next[canonical_of[run.samples[i]]]++] = {*rank, run.gains[i]};
       }
     }
   }
@@ -259,6 +281,7 @@ struct CountedBatch {
   std::vector<int64_t> groups;   // of each run
   PooledArray<uint32_t> counts;  // of each canonical sample
   bool ascending = true;         // as in SlotCheck
+  bool touched = true;
 };
 
 absl::StatusOr<CountedBatch> CheckAndCount(const StackBatchView& view, const StackShape& shape,
@@ -284,6 +307,7 @@ absl::StatusOr<CountedBatch> CheckAndCount(const StackBatchView& view, const Sta
   for (const SlotCheck& check : checks) {
     if (!check.status.ok()) return check.status;
     batch.ascending &= check.ascending;
+    batch.touched &= check.touched;
   }
   return batch;
 }
@@ -295,6 +319,7 @@ StackEntries PlaceEntries(const StackBatchView& view, const StackShape& shape,
   StackEntries result;
   result.stack = view.stack;
   result.single_rows = view.single_rows;
+  result.rows_touched = batch.touched;
   result.entry_count = batch.runs.entries();
   result.partition_entries = batch.runs.partition_entries();
   MakeOffsets(batch.counts, pool, result);

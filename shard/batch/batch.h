@@ -19,6 +19,7 @@
 namespace emberd::shard {
 
 class Model;
+class StackStore;
 
 // The live cells of one (segment, partition).
 struct Run {
@@ -84,6 +85,9 @@ struct StackEntries {
   // Of each partition, what OrderByRow makes of this batch alone. Empty: that has to be done.
   std::vector<PooledArray<Touch>> touches;
   bool single_rows = false;  // as in StackBatchView
+  // All rows had their values when it was arranged, and so they have them. False: nobody has
+  // looked, or some may have none (StackStore::EnsureRow).
+  bool rows_touched = false;
   // Whether a gather returns unique rows, and which: ascending.
   bool unique_rows = false;
   bool rounded = false;  // to bfloat16
@@ -108,6 +112,7 @@ struct StackShape {
   bool rounded = false;  // unique rows are returned as bfloat16
   // Whether an update may follow with a gradient for each sample. One for each row needs no order.
   bool orders_touches = false;
+  const StackStore* store = nullptr;  // that has its rows; null: it is not known
 };
 
 // Checks every number of `view` and arranges its entries: two passes over the entries, a counting

@@ -199,6 +199,26 @@ TEST_F(BatchTest, RefusesBadFeatureSamples) {
   ExpectRefused(counts({3, int64_t{1} << 62, int64_t{1} << 62}), "feature_samples[1]");
 }
 
+// Would catch: a row that is read, or updated, without its initial value, since others of its batch
+// or of its partition have theirs; batches that are looked through again and again.
+TEST_F(BatchTest, KnowsWhetherItsRowsHaveTheirValues) {
+  const TestShape shape{2, 4096, 2};  // several chunks of rows in each partition
+  testing::TestEngine engine({OneTableStack(shape, 16, 16, {})}, shape, 0, 2, {.eager_bytes = 0});
+  const auto touched = [&](std::vector<testing::TestEntry> entries) {
+    TestBatch batch(entries, shape, 0, 2, 2, 1, 1);
+    const auto prepared = *engine.Prepare(batch.view());
+    engine.Gather(prepared);
+    return prepared->stacks()[0].rows_touched;
+  };
+  EXPECT_FALSE(touched({{0, 0, 5, 1.0f}, {1, 1, 5, 1.0f}}));
+  EXPECT_TRUE(touched({{0, 0, 5, 1.0f}, {1, 1, 5, 1.0f}}));
+  EXPECT_TRUE(touched({{1, 0, 6, 1.0f}}));  // of the same chunk
+  EXPECT_FALSE(touched({{0, 0, 5, 1.0f}, {1, 0, 4000, 1.0f}}));
+  EXPECT_FALSE(touched({{0, 0, 5, 1.0f}, {1, 1, 4000, 1.0f}}));
+  EXPECT_TRUE(touched({{0, 0, 4000, 1.0f}, {1, 1, 4000, 1.0f}}));
+  EXPECT_TRUE(touched({}));
+}
+
 TEST_F(BatchTest, EngineRefusesUnknownAndRepeatedStacks) {
   testing::TestEngine engine({OneTableStack(kShape, 8, 8, {})}, kShape, 0, 2);
   TestBatch batch = MakeBatch();

@@ -112,12 +112,15 @@ void RadixSort(const Stretch& stretch, Touch* touches, Touch* scratch) {
 uint64_t OrderOf(const Touch& touch) { return uint64_t{touch.row} << 32 | touch.sample; }
 
 // The touches of a run; null: they are not in order.
-Touch* ConvertRun(const Run& run, absl::Span<const int32_t> canonical,
+Touch* ConvertRun(const Run run, absl::Span<const int32_t> canonical,
                   absl::Span<const uint32_t> place, Touch* out) {
+  const int32_t* const canonical_of = canonical.data();
+  const uint32_t* const place_of = place.data();
   uint64_t before = 0;
   bool falls = false;
   for (int64_t i = 0; i < run.size; ++i) {
-    *out = {static_cast<uint32_t>(run.rows[i]), place[canonical[run.samples[i]]], run.gains[i]};
+    *out = {static_cast<uint32_t>(run.rows[i]), place_of[canonical_of[run.samples[i]]],
+            run.gains[i]};
     falls |= OrderOf(*out) < before;
     before = OrderOf(*out++);
   }

@@ -212,6 +212,11 @@ bool StackStore::Touched(int64_t begin, int64_t end) const {
   return false;
 }
 
+bool StackStore::AllTouched(int64_t first, absl::Span<const int32_t> local) const {
+  return std::all_of(local.begin(), local.end(),
+                     [&](int32_t row) { return ChunkTouched(ChunkOf(first + row)); });
+}
+
 StackStore::LocalRows StackStore::RowsOfChunk(int k, int64_t chunk) const {
   const int64_t first = k * rows_per_partition();
   return {std::max<int64_t>((chunk << chunk_shift_) - first, 0),

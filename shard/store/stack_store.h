@@ -126,6 +126,8 @@ class StackStore {
   int64_t UntouchedBytes() const;
   // Whether any of the rows [begin, end) may have its initial value.
   bool Touched(int64_t begin, int64_t end) const;
+  // Whether the rows `first` + each of `local` have their values, which they keep.
+  bool AllTouched(int64_t first, absl::Span<const int32_t> local) const;
   // Gives `row` its initial value if nobody has touched it. Whoever returns from this sees the row
   // initialised.
   void EnsureRow(int64_t row) {

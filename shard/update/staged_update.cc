@@ -103,6 +103,7 @@ StackEntries EntriesOfRows(const StackEntries& entries, int64_t rows_per_partiti
   result.entry_count = static_cast<int64_t>(rows.size());
   result.partition_entries.resize(entries.partition_entries.size());
   result.partition_ends = entries.partition_ends;
+  result.rows_touched = entries.rows_touched;
   result.samples = PooledArray<int32_t>(pool, rows.size());
   result.offsets = PooledArray<uint32_t>(pool, rows.size() + 1);
   result.entries = PooledArray<Entry>(pool, rows.size() + kEntryPadding);

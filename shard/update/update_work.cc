@@ -65,6 +65,7 @@ void UpdateWork::AddStack(int index, const StepRule& rule, BufferPool& pool) {
     const CheckedPart::Stack* stack = part->Find(index);
     if (stack == nullptr || stack->entries->entry_count == 0) continue;
     update.parts.push_back(stack->entries);
+    update.rows_touched &= stack->entries->rows_touched;
     parts.push_back(stack);
   }
   const auto has_gradients = [](const CheckedPart::Stack* part) {
@@ -119,7 +120,7 @@ int64_t UpdateWork::UpdatePartition(const StackUpdate& stack, int k, BufferPool&
       changes.BeforeWrite(store.ChunkOf(first_row + touches[t].row));
     }
   }
-  if (!store.Complete()) {
+  if (!stack.rows_touched && !store.Complete()) {
     for (int64_t t = 0; t < args.touch_count; ++t) {
       if (t == 0 || touches[t].row != touches[t - 1].row) {
         store.EnsureRow(first_row + touches[t].row);

@@ -23,6 +23,7 @@ struct StackUpdate {
   StackStore* store = nullptr;
   StepRule rule;
   std::vector<const StackEntries*> parts;  // those with entries, in rank order; there may be none
+  bool rows_touched = true;                // as in StackEntries, of all parts
   uint64_t rounding_key = 0;               // of the step
   // Where the gradients are, as UpdateArgs has it: an array if there is one part that has one, else
   // a pointer per sample. Null: all zero.
