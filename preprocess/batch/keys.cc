@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <variant>
 
@@ -105,30 +106,34 @@ float Gain(float weight, float divisor, bool divide_by_zero) {
   return weight / divisor;
 }
 
-// Turns ids of one feature into the upper bits of keys.
+// Turns ids of one feature, and the sample or ordinal of each, into keys.
+template <typename Key>
 struct KeyMaker {
   KeyMaker(const StackShape& shape, const FeatureShape& feature, const KeyGroup& group)
       : partition_bits(shape.partition_bits()),
         row_bits(group.row_bits),
-        sample_bits(shape.sample_bits()),
+        low_bits(group.low_bits),
         partition_mask(shape.partitions - 1),
         rotation(feature.rotation),
-        row_offset(feature.row_offset - group.row_offset) {}
+        row_offset(feature.row_offset - group.row_offset),
+        low_begin(group.low_begin) {}
 
   template <typename Id>
-  uint64_t operator()(Id id) const {
+  Key operator()(Id id, int64_t low) const {
     const auto wide = static_cast<uint64_t>(id);
     const uint64_t partition = (wide + rotation) & partition_mask;
     const uint64_t row = (wide >> partition_bits) + row_offset;
-    return (partition << row_bits | row) << sample_bits;
+    return static_cast<Key>((partition << row_bits | row) << low_bits |
+                            static_cast<uint64_t>(low - low_begin));
   }
 
   int partition_bits;
   int row_bits;
-  int sample_bits;
+  int low_bits;
   uint64_t partition_mask;
   uint64_t rotation;
   uint64_t row_offset;
+  int64_t low_begin;
 };
 
 // The one weight that all ids of a feature share.
@@ -149,32 +154,35 @@ void NoteOverflow(float divisor, const SlotSlice& slice, int64_t offset, WeightO
 
 // Writes the keys of one slice from place `at` on and returns their end; fills `sample_gains`
 // unless null.
+template <typename Key>
 int64_t MakeUnweighted(const StackShape& shape, const KeyGroup& group, const FeatureInput& input,
                        const SlotSlice& slice, float* sample_gains, int64_t at, Occurrences* out) {
   const FeatureShape& feature = shape.features[slice.feature];
-  const KeyMaker key_of(shape, feature, group);
+  const KeyMaker<Key> key_of(shape, feature, group);
   const float weight = CommonWeight(input);
-  uint64_t* key = out->keys.data() + at;
+  Key* const keys = out->keys.of<Key>().data();
+  Key* key = keys + at;
   VisitSamples(input, slice.sample_begin, slice.count,
                [&](int64_t offset, const auto* ids, int64_t n, int64_t /*position*/) {
-                 const auto sample = static_cast<uint32_t>(slice.slot_begin + offset);
-                 for (int64_t i = 0; i < n; ++i) *key++ = key_of(ids[i]) | sample;
+                 const int64_t sample = slice.slot_begin + offset;
+                 for (int64_t i = 0; i < n; ++i) *key++ = key_of(ids[i], sample);
                  if (sample_gains == nullptr) return;
                  const float divisor = WeightDivisor(feature.combiner, weight, n);
                  NoteOverflow(divisor, slice, offset, &out->overflow);
                  sample_gains[sample] = Gain(weight, divisor, shape.divide_by_zero);
                });
-  return key - out->keys.data();
+  return key - keys;
 }
 
 // Writes keys from ordinal `at` on and returns the next ordinal.
+template <typename Key>
 int64_t MakeWeighted(const StackShape& shape, const KeyGroup& group, const FeatureInput& input,
                      const SlotSlice& slice, int64_t at, Occurrences* out) {
   const FeatureShape& feature = shape.features[slice.feature];
-  const KeyMaker key_of(shape, feature, group);
+  const KeyMaker<Key> key_of(shape, feature, group);
   const bool own_weights = HasOwnWeights(input);
   const float common = CommonWeight(input);
-  uint64_t* keys = out->keys.data();
+  Key* const keys = out->keys.of<Key>().data();
   WeightedSample* weighted = out->weighted.data();
   VisitSamples(input, slice.sample_begin, slice.count,
                [&](int64_t offset, const auto* ids, int64_t n, int64_t position) {
@@ -185,7 +193,7 @@ int64_t MakeWeighted(const StackShape& shape, const KeyGroup& group, const Featu
                  NoteOverflow(divisor, slice, offset, &out->overflow);
                  for (int64_t i = 0; i < n; ++i, ++at) {
                    const float weight = own_weights ? weights[i] : common;
-                   keys[at] = key_of(ids[i]) | static_cast<uint32_t>(at);
+                   keys[at] = key_of(ids[i], at);
                    weighted[at] = {sample, Gain(weight, divisor, shape.divide_by_zero)};
                  }
                });
@@ -209,8 +217,8 @@ int64_t IdsIn(const FeatureInput& input, int64_t begin, int64_t count) {
 }
 
 // Orders the slices of a slot by table, and tells what is sorted together.
-void MakeGroups(const StackShape& shape, StackInputs inputs, const SlotLayout& slot,
-                Occurrences* out) {
+void GroupSlices(const StackShape& shape, StackInputs inputs, const SlotLayout& slot,
+                 Occurrences* out) {
   const auto row_offset = [&](const SlotSlice* slice) {
     return shape.features[slice->feature].row_offset;
   };
@@ -232,10 +240,38 @@ void MakeGroups(const StackShape& shape, StackInputs inputs, const SlotLayout& s
     out->groups.back().end = out->count;
     ++out->groups.back().slices;
   }
-  int64_t end_row = shape.rows_per_partition;
-  for (auto group = out->groups.rbegin(); group != out->groups.rend(); ++group) {
-    group->row_bits = BitsFor(end_row - group->row_offset);
-    end_row = group->row_offset;
+}
+
+// Samples, or ordinals of occurrences, that keys of a group name.
+void FindLowBits(const Occurrences& occurrences, KeyGroup* group) {
+  int64_t begin = group->begin, end = group->end;
+  if (occurrences.gain_kind != GainKind::kPerOccurrence) {
+    begin = std::numeric_limits<int64_t>::max();
+    end = 0;
+    for (size_t i = 0; i < group->slices; ++i) {
+      const SlotSlice& slice = *occurrences.slices[group->first_slice + i];
+      begin = std::min<int64_t>(begin, slice.slot_begin);
+      end = std::max(end, slice.slot_begin + slice.count);
+    }
+  }
+  group->low_begin = begin;
+  group->low_bits = BitsFor(end - begin);
+}
+
+// All keys of a group.
+template <typename Key>
+void MakeKeysOf(const StackShape& shape, StackInputs inputs, const KeyGroup& group,
+                Occurrences* out) {
+  float* const gains = out->gain_kind == GainKind::kPerSample ? out->sample_gains.data() : nullptr;
+  int64_t at = group.begin;
+  for (size_t i = 0; i < group.slices; ++i) {
+    const SlotSlice& slice = *out->slices[group.first_slice + i];
+    const FeatureInput& input = *inputs[slice.feature];
+    if (out->gain_kind == GainKind::kPerOccurrence) {
+      at = MakeWeighted<Key>(shape, group, input, slice, at, out);
+    } else {
+      at = MakeUnweighted<Key>(shape, group, input, slice, gains, at, out);
+    }
   }
 }
 
@@ -259,26 +295,33 @@ int64_t CountIds(const SlotLayout& slot, StackInputs inputs) {
   return ids;
 }
 
-void MakeKeys(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
-              Occurrences* out) {
+void MakeGroups(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
+                Occurrences* out) {
   out->gain_kind = kind;
   out->overflow = {};
   out->count = 0;
-  MakeGroups(shape, inputs, slot, out);
-  out->keys.Reserve(out->count);
-  float* gains = kind == GainKind::kPerSample ? out->sample_gains.Reserve(slot.samples) : nullptr;
+  GroupSlices(shape, inputs, slot, out);
+  bool any_narrow = false, any_wide = false;
+  int64_t end_row = shape.rows_per_partition;
+  for (auto group = out->groups.rbegin(); group != out->groups.rend(); ++group) {
+    group->row_bits = BitsFor(end_row - group->row_offset);
+    end_row = group->row_offset;
+    FindLowBits(*out, &*group);
+    group->narrow = shape.partition_bits() + group->row_bits + group->low_bits <= 32;
+    (group->narrow ? any_narrow : any_wide) = true;
+  }
+  if (any_narrow) out->keys.narrow.Reserve(out->count);
+  if (any_wide) out->keys.wide.Reserve(out->count);
+  if (kind == GainKind::kPerSample) out->sample_gains.Reserve(slot.samples);
   if (kind == GainKind::kPerOccurrence) out->weighted.Reserve(out->count);
-  int64_t at = 0;
-  for (const KeyGroup& group : out->groups) {
-    for (size_t i = 0; i < group.slices; ++i) {
-      const SlotSlice& slice = *out->slices[group.first_slice + i];
-      const FeatureInput& input = *inputs[slice.feature];
-      if (kind == GainKind::kPerOccurrence) {
-        at = MakeWeighted(shape, group, input, slice, at, out);
-      } else {
-        at = MakeUnweighted(shape, group, input, slice, gains, at, out);
-      }
-    }
+}
+
+void MakeKeys(const StackShape& shape, StackInputs inputs, const KeyGroup& group,
+              Occurrences* out) {
+  if (group.narrow) {
+    MakeKeysOf<uint32_t>(shape, inputs, group, out);
+  } else {
+    MakeKeysOf<uint64_t>(shape, inputs, group, out);
   }
 }
 

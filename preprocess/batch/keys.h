@@ -66,20 +66,37 @@ struct KeyGroup {
   size_t first_slice = 0, slices = 0;  // in Occurrences.slices
   int64_t row_offset = 0;              // of its first table, in local rows
   int row_bits = 0;                    // of its rows, counted from there
+  int64_t low_begin = 0;               // its first sample or occurrence
+  int low_bits = 0;                    // of its samples or occurrences, counted from there
+  bool narrow = false;                 // its keys have at most 32 bits
+};
+
+// Keys by their place among all keys of a slot: each in the array that its group has chosen.
+struct KeyBuffers {
+  Buffer<uint32_t> narrow;
+  Buffer<uint64_t> wide;
+  template <typename Key>
+  Buffer<Key>& of() {
+    if constexpr (sizeof(Key) == sizeof(uint32_t)) {
+      return narrow;
+    } else {
+      return wide;
+    }
+  }
 };
 
 // The occurrences of one source slot: group by group in ascending order of rows, and inside a group
 // feature by feature of each table, sample by sample. A key is
-//   from bit sample_bits on: partition << row_bits of the group | local row - row_offset;  below:
-//   sample id in the slot, or, for kPerOccurrence, the ordinal of the occurrence, under which
-//   `weighted` holds its sample and gain.
+//   from bit low_bits on: partition << row_bits of the group | local row - row_offset;  below,
+//   minus low_begin: sample id in the slot, or, for kPerOccurrence, the ordinal of the occurrence,
+//   under which `weighted` holds its sample and gain.
 // Samples of a table ascend, so a stable sort by the upper bits alone orders keys of a group as
 // (partition, local row, sample, position).
 struct Occurrences {
   GainKind gain_kind = GainKind::kOne;
   int64_t count = 0;
   std::vector<KeyGroup> groups;
-  Buffer<uint64_t> keys;
+  KeyBuffers keys;
   Buffer<float> sample_gains;       // [samples of the slot], kPerSample
   Buffer<WeightedSample> weighted;  // [count], kPerOccurrence
   WeightOverflow overflow;
@@ -92,8 +109,10 @@ GainKind GainKindOf(const StackShape& shape, StackInputs inputs);
 // Ids in the source slot.
 int64_t CountIds(const SlotLayout& slot, StackInputs inputs);
 
-// Fills `out` with the ids of the source slot.
-void MakeKeys(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
-              Occurrences* out);
+// Divides the ids of the source slot into groups, and makes room for their keys.
+void MakeGroups(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
+                Occurrences* out);
+// Makes the keys of a group of `out`.
+void MakeKeys(const StackShape& shape, StackInputs inputs, const KeyGroup& group, Occurrences* out);
 
 }  // namespace emberd::preprocess

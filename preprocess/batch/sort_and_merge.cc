@@ -19,14 +19,15 @@ constexpr int kSmallDigitBits = 8;
 
 using Counters = std::array<uint32_t, 1 << kMaxDigitBits>;
 
-void Count(const uint64_t* keys, int64_t n, int low_bits, int passes, int digit_bits,
+template <typename Key>
+void Count(const Key* keys, int64_t n, int low_bits, int passes, int digit_bits,
            Counters* counters) {
   const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
   for (int pass = 0; pass < passes; ++pass) {
     std::memset(counters[pass].data(), 0, sizeof(uint32_t) << digit_bits);
   }
   for (int64_t i = 0; i < n; ++i) {
-    uint64_t rest = keys[i] >> low_bits;
+    uint64_t rest = uint64_t{keys[i]} >> low_bits;
     for (int pass = 0; pass < passes; ++pass, rest >>= digit_bits) ++counters[pass][rest & mask];
   }
 }
@@ -43,16 +44,17 @@ bool SumUp(int64_t n, int digit_bits, Counters* counters) {
   return true;
 }
 
-// Sample and gain of an occurrence, by kind.
+// Sample and gain of an occurrence of a group, by kind.
 template <GainKind kind>
 struct OccurrenceAt {
-  OccurrenceAt(const StackShape& shape, const Occurrences& occurrences)
-      : low_mask((uint64_t{1} << shape.sample_bits()) - 1),
+  OccurrenceAt(const KeyGroup& group, const Occurrences& occurrences)
+      : low_mask((uint64_t{1} << group.low_bits) - 1),
+        low_begin(group.low_begin),
         sample_gains(occurrences.sample_gains.data()),
         weighted(occurrences.weighted.data()) {}
 
   WeightedSample operator()(uint64_t key) const {
-    const auto low = static_cast<uint32_t>(key & low_mask);
+    const auto low = static_cast<int64_t>(key & low_mask) + low_begin;
     if constexpr (kind == GainKind::kPerOccurrence) return weighted[low];
     if constexpr (kind == GainKind::kPerSample)
       return {static_cast<int32_t>(low), sample_gains[low]};
@@ -60,6 +62,7 @@ struct OccurrenceAt {
   }
 
   const uint64_t low_mask;
+  const int64_t low_begin;
   const float* sample_gains;
   const WeightedSample* weighted;
 };
@@ -68,20 +71,24 @@ struct OccurrenceAt {
 template <GainKind kind, bool kCountOccurrences>
 class Merger {
  public:
-  Merger(const StackShape& shape, const Occurrences& occurrences, int32_t* multiplicity,
-         SlotCsr* csr)
-      : occurrence_at_(shape, occurrences),
-        sample_bits_(shape.sample_bits()),
+  Merger(Occurrences& occurrences, std::vector<int64_t>& next, int32_t* multiplicity, SlotCsr* csr)
+      : occurrences_(occurrences),
+        next_(next),
         csr_(*csr),
         cells_{csr->embedding_ids.data(), csr->sample_ids.data(), csr->gains.data(), multiplicity} {
   }
 
-  void Merge(int64_t count, absl::Span<SortedGroup> groups) {
+  void Merge() {
+    next_.clear();
+    for (const KeyGroup& group : occurrences_.groups) next_.push_back(group.begin);
     int64_t entries = 0;
     for (int p = 0; p < csr_.partitions; ++p) {
       const int64_t begin = cell_;
       int32_t unique = 0;
-      for (SortedGroup& group : groups) unique += MergePartition(p, &group);
+      for (size_t g = 0; g < next_.size(); ++g) {
+        unique += occurrences_.groups[g].narrow ? MergePartition<uint32_t>(p, g)
+                                                : MergePartition<uint64_t>(p, g);
+      }
       csr_.row_ends.data()[p] = static_cast<int32_t>(cell_);
       csr_.partition_ids.data()[p] = static_cast<int32_t>(cell_ - begin);
       csr_.partition_unique.data()[p] = unique;
@@ -90,7 +97,7 @@ class Merger {
     }
     csr_.cells = cell_;
     csr_.entries = entries;
-    csr_.duplicates = count - entries;
+    csr_.duplicates = occurrences_.count - entries;
   }
 
  private:
@@ -101,25 +108,27 @@ class Merger {
     int32_t* multiplicity;
   };
 
-  // Moves `group` beyond its keys of partition p. Returns how many rows they have. Not inlined: its
-  // loop needs the registers.
-  [[gnu::noinline]] int32_t MergePartition(int p, SortedGroup* group) {
-    const int row_bits = group->keys->row_bits;
-    const auto row_offset = static_cast<int32_t>(group->keys->row_offset);
-    const uint64_t first = static_cast<uint64_t>(p) << row_bits;
-    const uint64_t bound = static_cast<uint64_t>(p + 1) << row_bits;
+  // Merges the keys of partition p of the g-th group. Returns how many rows they have. Not inlined:
+  // its loop needs the registers.
+  template <typename Key>
+  [[gnu::noinline]] int32_t MergePartition(int p, size_t g) {
+    const KeyGroup& group = occurrences_.groups[g];
+    const auto row_offset = static_cast<int32_t>(group.row_offset);
+    const uint64_t first = static_cast<uint64_t>(p) << group.row_bits;
+    const uint64_t bound = static_cast<uint64_t>(p + 1) << group.row_bits;
     int32_t unique = 0;
     uint64_t row_before = ~uint64_t{0};
     int32_t sample_before = -1;
+    const OccurrenceAt<kind> occurrence_at(group, occurrences_);
+    const int low_bits = group.low_bits;
+    const Key* const keys = occurrences_.keys.of<Key>().data();
+    const Key* const end = keys + group.end;
     // What is written could be any member, for all that the compiler knows.
-    const OccurrenceAt<kind> occurrence_at = occurrence_at_;
-    const int sample_bits = sample_bits_;
-    const uint64_t* const end = group->end;
     const Cells cells = cells_;
     int64_t cell = cell_;
-    const uint64_t* key = group->next;
+    const Key* key = keys + next_[g];
     for (; key != end; ++key) {
-      const uint64_t place = *key >> sample_bits;
+      const uint64_t place = uint64_t{*key} >> low_bits;
       if (place >= bound) break;
       const WeightedSample occurrence = occurrence_at(*key);
       if (place == row_before && occurrence.sample == sample_before) {
@@ -136,46 +145,53 @@ class Merger {
       if constexpr (kCountOccurrences) cells.multiplicity[cell] = 1;
       ++cell;
     }
-    group->next = key;
+    next_[g] = key - keys;
     cell_ = cell;
     return unique;
   }
 
-  const OccurrenceAt<kind> occurrence_at_;
-  const int sample_bits_;
+  Occurrences& occurrences_;
+  std::vector<int64_t>& next_;
   SlotCsr& csr_;
   const Cells cells_;
   int64_t cell_ = 0;  // the next
 };
 
 template <GainKind kind>
-void MergeKind(const StackShape& shape, const Occurrences& occurrences,
-               absl::Span<SortedGroup> sorted, Buffer<int32_t>* multiplicity, SlotCsr* csr) {
+void MergeKind(SlotScratch& scratch, Buffer<int32_t>* multiplicity, SlotCsr* csr) {
   if (multiplicity == nullptr) {
-    Merger<kind, false>(shape, occurrences, nullptr, csr).Merge(occurrences.count, sorted);
+    Merger<kind, false>(scratch.occurrences, scratch.next, nullptr, csr).Merge();
   } else {
-    Merger<kind, true>(shape, occurrences, multiplicity->data(), csr)
-        .Merge(occurrences.count, sorted);
+    Merger<kind, true>(scratch.occurrences, scratch.next, multiplicity->data(), csr).Merge();
   }
 }
 
-// Uses `sorted` up.
-void MergeSorted(const StackShape& shape, const Occurrences& occurrences,
-                 absl::Span<SortedGroup> sorted, Buffer<int32_t>* multiplicity, SlotCsr* csr) {
+// Of keys that are sorted.
+void MergeSorted(const StackShape& shape, SlotScratch& scratch, Buffer<int32_t>* multiplicity,
+                 SlotCsr* csr) {
   // Every partition may need up to 7 pads.
-  const int64_t cells = occurrences.count + (kCsrAlignment - 1) * shape.partitions + kCsrAlignment;
+  const int64_t cells =
+      scratch.occurrences.count + (kCsrAlignment - 1) * shape.partitions + kCsrAlignment;
   csr->Reserve(cells, 1, static_cast<int>(shape.partitions));
   csr->minibatches = 1;
   csr->dropped = 0;
   if (multiplicity != nullptr) multiplicity->Reserve(cells);
-  switch (occurrences.gain_kind) {
+  switch (scratch.occurrences.gain_kind) {
     case GainKind::kOne:
-      return MergeKind<GainKind::kOne>(shape, occurrences, sorted, multiplicity, csr);
+      return MergeKind<GainKind::kOne>(scratch, multiplicity, csr);
     case GainKind::kPerSample:
-      return MergeKind<GainKind::kPerSample>(shape, occurrences, sorted, multiplicity, csr);
+      return MergeKind<GainKind::kPerSample>(scratch, multiplicity, csr);
     case GainKind::kPerOccurrence:
-      return MergeKind<GainKind::kPerOccurrence>(shape, occurrences, sorted, multiplicity, csr);
+      return MergeKind<GainKind::kPerOccurrence>(scratch, multiplicity, csr);
   }
+}
+
+template <typename Key>
+void SortGroup(const KeyGroup& group, int partition_bits, SlotScratch& scratch) {
+  const int64_t count = group.end - group.begin;
+  Key* const keys = scratch.occurrences.keys.of<Key>().data() + group.begin;
+  Key* const spare = scratch.spare_keys.of<Key>().Reserve(count);
+  SortKeys(keys, spare, count, partition_bits + group.row_bits, group.low_bits);
 }
 
 }  // namespace
@@ -190,10 +206,11 @@ int64_t PadCells(SlotCsr* csr, int64_t cell) {
   return end;
 }
 
-uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits, int low_bits) {
+template <typename Key>
+void SortKeys(Key* keys, Key* spare, int64_t n, int live_bits, int low_bits) {
   if (n < kFewKeys) {
     std::sort(keys, keys + n);
-    return keys;
+    return;
   }
   const int most_bits = n < kSomeKeys ? kSmallDigitBits : kMaxDigitBits;
   const int passes = std::max(1, (live_bits + most_bits - 1) / most_bits);
@@ -202,32 +219,36 @@ uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits, in
   Counters counters[kMaxPasses];
   Count(keys, n, low_bits, passes, digit_bits, counters);
   const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
+  Key* from = keys;
+  Key* to = spare;
   for (int pass = 0; pass < passes; ++pass) {
     if (!SumUp(n, digit_bits, &counters[pass])) continue;
     const int shift = low_bits + pass * digit_bits;
     uint32_t* position = counters[pass].data();
-    for (int64_t i = 0; i < n; ++i) spare[position[keys[i] >> shift & mask]++] = keys[i];
-    std::swap(keys, spare);
+    for (int64_t i = 0; i < n; ++i) to[position[uint64_t{from[i]} >> shift & mask]++] = from[i];
+    std::swap(from, to);
   }
-  return keys;
+  if (from != keys) std::copy_n(from, n, keys);
 }
+
+template void SortKeys(uint32_t* keys, uint32_t* spare, int64_t n, int live_bits, int low_bits);
+template void SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits, int low_bits);
 
 void SortSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
               SlotScratch* scratch, Buffer<int32_t>* multiplicity, SlotCsr* csr) {
   Occurrences& occurrences = scratch->occurrences;
-  MakeKeys(shape, inputs, slot, kind, &occurrences);
-  csr->overflow = occurrences.overflow;
-  uint64_t* const keys = occurrences.keys.data();
-  uint64_t* const spare = scratch->spare_keys.Reserve(occurrences.count);
-  scratch->sorted.clear();
+  MakeGroups(shape, inputs, slot, kind, &occurrences);
+  // Group by group, so that keys are sorted while a cache still has them.
   for (const KeyGroup& group : occurrences.groups) {
-    const int64_t count = group.end - group.begin;
-    const uint64_t* const sorted =
-        SortKeys(keys + group.begin, spare + group.begin, count,
-                 shape.partition_bits() + group.row_bits, shape.sample_bits());
-    scratch->sorted.push_back({&group, sorted, sorted + count});
+    MakeKeys(shape, inputs, group, &occurrences);
+    if (group.narrow) {
+      SortGroup<uint32_t>(group, shape.partition_bits(), *scratch);
+    } else {
+      SortGroup<uint64_t>(group, shape.partition_bits(), *scratch);
+    }
   }
-  MergeSorted(shape, occurrences, absl::MakeSpan(scratch->sorted), multiplicity, csr);
+  csr->overflow = occurrences.overflow;
+  MergeSorted(shape, *scratch, multiplicity, csr);
 }
 
 }  // namespace emberd::preprocess

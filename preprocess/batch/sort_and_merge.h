@@ -54,18 +54,11 @@ struct SlotCsr {
 // Writes pads from `cell` to the next multiple of 8, which is returned.
 int64_t PadCells(SlotCsr* csr, int64_t cell);
 
-// Keys of a group in ascending order.
-struct SortedGroup {
-  const KeyGroup* keys;
-  const uint64_t* next;  // the first that has not been merged
-  const uint64_t* end;
-};
-
 // Working memory of one task; keeps its size from task to task.
 struct SlotScratch {
   Occurrences occurrences;
-  Buffer<uint64_t> spare_keys;
-  std::vector<SortedGroup> sorted;
+  KeyBuffers spare_keys;
+  std::vector<int64_t> next;  // of each group, the first key that has not been merged
   SlotCsr csr;                // a slot that is being cut
   Buffer<int32_t> positions;  // while it is
 };
@@ -80,9 +73,9 @@ void SortSlot(const StackShape& shape, StackInputs inputs, const SlotLayout& slo
 inline constexpr int kMaxLiveBits = 41;
 
 // Sorts n keys ascending by bits [low_bits, low_bits + live_bits), keeping the order of keys that
-// are equal there; higher bits are zero and lower bits ascend. `spare` has room for n keys. Returns
-// the array that holds the result: `keys` or `spare`. LSD radix sort; passes in which all keys
-// agree are left out.
-uint64_t* SortKeys(uint64_t* keys, uint64_t* spare, int64_t n, int live_bits, int low_bits);
+// are equal there; higher bits are zero and lower bits ascend. `spare` has room for n keys. LSD
+// radix sort; passes in which all keys agree are left out. Keys are uint32_t or uint64_t.
+template <typename Key>
+void SortKeys(Key* keys, Key* spare, int64_t n, int live_bits, int low_bits);
 
 }  // namespace emberd::preprocess

@@ -30,9 +30,28 @@ TEST(SortKeysTest, SortsLikeTheStandardLibrary) {
         }
         std::vector<uint64_t> expected = keys, spare(n);
         std::sort(expected.begin(), expected.end());
-        const uint64_t* sorted = SortKeys(keys.data(), spare.data(), n, bits, low_bits);
-        ASSERT_TRUE(std::equal(expected.begin(), expected.end(), sorted)) << n << " " << bits;
+        SortKeys(keys.data(), spare.data(), n, bits, low_bits);
+        ASSERT_EQ(keys, expected) << n << " " << bits;
       }
+    }
+  }
+}
+
+// Would catch: bits of a small key that fall off, and those above it that come in.
+TEST(SortKeysTest, SortsSmallKeysLikeTheStandardLibrary) {
+  Random random(TestSeed(2));
+  for (int64_t n : {0, 1, 47, 48, 1000, 1024, 20000}) {
+    for (int low_bits : {0, 1, 10, 16, 32}) {
+      std::vector<uint32_t> keys(n);
+      for (int64_t i = 0; i < n; ++i) {
+        const uint64_t upper = low_bits == 32 ? 0 : (random() & 0xffffffff) >> low_bits;
+        const uint64_t ascending = i * ((uint64_t{1} << low_bits) - 1) / n;
+        keys[i] = static_cast<uint32_t>(upper << low_bits | ascending);
+      }
+      std::vector<uint32_t> expected = keys, spare(n);
+      std::sort(expected.begin(), expected.end());
+      SortKeys(keys.data(), spare.data(), n, 32 - low_bits, low_bits);
+      ASSERT_EQ(keys, expected) << n << " " << low_bits;
     }
   }
 }
@@ -76,18 +95,20 @@ TEST(SortSlotTest, FindsRowsOfTheLargestStack) {
 }
 
 // Features of several tables, in any order, some of one table, and with few ids or many: enough
-// for groups of keys of their own.
+// for groups of keys of their own, of 32 bits or more.
 class TablesTest : public ::testing::Test {
  protected:
-  void MakeTables() {
+  void MakeTables(v1::Combiner combiner) {
     shape_ = {};
     shape_.partitions = int64_t{1} << random_() % 4;
     std::vector<FeatureShape> tables;
     const size_t count = 1 + random_() % 6;
     for (size_t t = 0; t < count; ++t) {
       tables.push_back({.row_offset = t == 0 ? 0 : shape_.rows_per_partition,
-                        .rotation = static_cast<int64_t>(random_() % shape_.partitions)});
-      rows_[tables.back().row_offset] = 1 + random_() % 5000;
+                        .rotation = static_cast<int64_t>(random_() % shape_.partitions),
+                        .combiner = combiner});
+      // Keys of the largest tables do not fit into 32 bits.
+      rows_[tables.back().row_offset] = 1 + random_() % (random_() % 3 == 0 ? 1 << 25 : 5000);
       shape_.rows_per_partition = tables.back().row_offset + rows_[tables.back().row_offset];
     }
     if (random_() % 2 == 0) tables.push_back(tables[random_() % count]);
@@ -132,7 +153,8 @@ class TablesTest : public ::testing::Test {
                      ids[i] / shape_.partitions + feature.row_offset,
                      slice.slot_begin + static_cast<int32_t>(static_cast<int64_t>(i) / bag)}];
         ++count;
-        gain += weights ? weights_[slice.feature][i] : 1;
+        const bool mean = feature.combiner == v1::MEAN;
+        gain += weights ? weights_[slice.feature][i] : mean ? 1.0f / static_cast<float>(bag) : 1;
       }
     }
     return entries;
@@ -158,8 +180,8 @@ class TablesTest : public ::testing::Test {
 TEST_F(TablesTest, AreMergedInTheOrderOfTheirRows) {
   SlotScratch scratch;
   for (int round = 0; round < TestCases(60); ++round) {
-    const bool weights = round % 2 == 1;
-    MakeTables();
+    const bool weights = round % 3 == 1;
+    MakeTables(round % 3 == 2 ? v1::MEAN : v1::SUM);
     MakeIds(weights);
     SlotCsr csr;
     Buffer<int32_t> multiplicity;

@@ -176,7 +176,7 @@ double SortLimit(const Workload& workload, const Plan& plan) {
 
 // Bytes that an id of the first stack moves through the processor on its way, by the algorithm:
 // read by validation and extraction, written as a key and counted, moved by each sort pass, read
-// and written by grouping.
+// and written by grouping. Of keys with 64 bits; those of small tables have 32.
 double BytesPerId(const Plan& plan) {
   const int bits = BitsFor(plan.topology.partitions()) + BitsFor(plan.stacks[0].rows_per_partition);
   const int sort_passes = (bits + 10) / 11;
