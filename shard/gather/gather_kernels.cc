@@ -114,6 +114,7 @@ class Forward {
     for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
     for (const Entry* entry = begin; entry != end; ++entry) {
       if (kFirst) {
+        PrefetchList(entry + ahead_.far);
         Prefetch<Cache::kFar>(Row(entry + ahead_.far), row_bytes());
         Prefetch<Cache::kNear>(Row(entry + ahead_.near), row_bytes());
       }

@@ -22,7 +22,9 @@ namespace emberd::shard::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-static_assert(RowsAhead::kMost < kTouchPadding);
+// Further ahead than gradients, the places of gradients are asked for.
+constexpr size_t kPlacesAhead = 16;
+static_assert(RowsAhead::kMost + kPlacesAhead < kTouchPadding);
 
 // Where the gradient of a sample lies.
 struct GradientArray {
@@ -31,10 +33,12 @@ struct GradientArray {
   HWY_INLINE const float* operator()(uint32_t sample) const {
     return first + uint64_t{sample} * width;
   }
+  HWY_INLINE void PrefetchPlace(uint32_t) const {}
 };
 struct GradientRows {
   const float* const* rows;
   HWY_INLINE const float* operator()(uint32_t sample) const { return rows[sample]; }
+  HWY_INLINE void PrefetchPlace(uint32_t sample) const { __builtin_prefetch(rows + sample); }
 };
 struct AnyGradients {
   const float* const* rows;  // null: they lie in the array
@@ -42,6 +46,7 @@ struct AnyGradients {
   HWY_INLINE const float* operator()(uint32_t sample) const {
     return rows != nullptr ? rows[sample] : array(sample);
   }
+  HWY_INLINE void PrefetchPlace(uint32_t) const {}
 };
 
 // Gradients: one of the three above. An array, or rows, stand for a plain pass, which updates every
@@ -112,16 +117,13 @@ class UpdateLoop {
     }
   }
 
-  // Of the touches themselves, further ahead than whatever is asked for through them.
-  static constexpr size_t kTouchBytesAhead = 1024;
-
   // Asks for the memory of later touches. Rows with values are asked for into the first level when
   // their gradients have been summed: it is longer until they are updated.
   HWY_INLINE void PrefetchLater(const Touch* touch) const {
     const Touch* far = touch + ahead_.far;
     const Touch* near = touch + ahead_.near;
-    __builtin_prefetch(
-        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(far) + kTouchBytesAhead));
+    PrefetchList(far);
+    gradients_.PrefetchPlace(far[kPlacesAhead].sample);
     PrefetchGradient<Cache::kFar>(far);
     PrefetchGradient<Cache::kNear>(near);
     if (far->row != far[-1].row) {
