@@ -142,7 +142,7 @@ absl::Status DescribeBadEntry(const StackBatchView& view, int slot, int partitio
 struct SlotCheck {
   absl::Status status;
   bool ascending = true;  // rows never fall inside a partition, over all mini-batches
-  bool touched = true;    // as in StackEntries
+  bool touched = true;    // as StackEntries.rows_touched
 };
 
 // Whether all rows of a run have been touched, for all that is known.
@@ -152,6 +152,8 @@ bool Touched(const StackShape& shape, int k, const Run& run) {
   return shape.store->AllTouched(k * shape.rows_per_partition,
                                  absl::MakeConstSpan(run.rows, run.size));
 }
+
+// Loops over a run have a copy of it: then its pointers stay in registers.
 
 // Counts the entries of a run per canonical sample. False: one is of no sample of the slot.
 bool CountSamples(const Run run, absl::Span<const int32_t> canonical, uint32_t* counts) {
@@ -165,7 +167,7 @@ bool CountSamples(const Run run, absl::Span<const int32_t> canonical, uint32_t* 
   return true;
 }
 
-// Whether a run has rows below `rows` and finite gains. Its rows may fall.
+// Whether a run has rows below `rows` and finite gains. `falls`: one is below the row before it.
 bool CheckRows(const Run run, uint32_t rows, bool& falls) {
   uint32_t bad = 0, fallen = 0;
   for (int64_t i = 0; i < run.size; ++i) {
@@ -281,7 +283,7 @@ struct CountedBatch {
   std::vector<int64_t> groups;   // of each run
   PooledArray<uint32_t> counts;  // of each canonical sample
   bool ascending = true;         // as in SlotCheck
-  bool touched = true;
+  bool touched = true;           // as StackEntries.rows_touched
 };
 
 absl::StatusOr<CountedBatch> CheckAndCount(const StackBatchView& view, const StackShape& shape,
