@@ -301,17 +301,18 @@ void MakeGroups(const StackShape& shape, StackInputs inputs, const SlotLayout& s
   out->overflow = {};
   out->count = 0;
   GroupSlices(shape, inputs, slot, out);
-  bool any_narrow = false, any_wide = false;
+  int64_t narrow_end = 0, wide_end = 0;
   int64_t end_row = shape.rows_per_partition;
   for (auto group = out->groups.rbegin(); group != out->groups.rend(); ++group) {
     group->row_bits = BitsFor(end_row - group->row_offset);
     end_row = group->row_offset;
     FindLowBits(*out, &*group);
     group->narrow = shape.partition_bits() + group->row_bits + group->low_bits <= 32;
-    (group->narrow ? any_narrow : any_wide) = true;
+    int64_t& keys_end = group->narrow ? narrow_end : wide_end;
+    keys_end = std::max(keys_end, group->end);
   }
-  if (any_narrow) out->keys.narrow.Reserve(out->count);
-  if (any_wide) out->keys.wide.Reserve(out->count);
+  out->keys.narrow.Reserve(narrow_end);
+  out->keys.wide.Reserve(wide_end);
   if (kind == GainKind::kPerSample) out->sample_gains.Reserve(slot.samples);
   if (kind == GainKind::kPerOccurrence) out->weighted.Reserve(out->count);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -31,8 +32,8 @@ struct StackShape {
 
   int row_bits() const { return BitsFor(rows_per_partition); }
   int partition_bits() const { return BitsFor(partitions); }
-  // Bits of a key that are left for the sample.
-  int sample_bits() const { return std::min(32, 64 - partition_bits() - row_bits()); }
+  // Bits that every key has at least for the number of its sample or occurrence.
+  int low_bits() const { return std::min(32, 64 - partition_bits() - row_bits()); }
 };
 
 // The inputs of the stack's features, in the order of StackShape.features. ValidateFeature accepts
@@ -71,17 +72,21 @@ struct KeyGroup {
   bool narrow = false;                 // its keys have at most 32 bits
 };
 
-// Keys by their place among all keys of a slot: each in the array that its group has chosen.
+// Room for keys of 32 bits, and for those of 64.
 struct KeyBuffers {
   Buffer<uint32_t> narrow;
   Buffer<uint64_t> wide;
   template <typename Key>
   Buffer<Key>& of() {
-    if constexpr (sizeof(Key) == sizeof(uint32_t)) {
+    if constexpr (std::is_same_v<Key, uint32_t>) {
       return narrow;
     } else {
       return wide;
     }
+  }
+  template <typename Key>
+  const Buffer<Key>& of() const {
+    return const_cast<KeyBuffers*>(this)->of<Key>();
   }
 };
 
@@ -96,7 +101,7 @@ struct Occurrences {
   GainKind gain_kind = GainKind::kOne;
   int64_t count = 0;
   std::vector<KeyGroup> groups;
-  KeyBuffers keys;
+  KeyBuffers keys;                  // from `begin` of a group on, in the buffer for its keys
   Buffer<float> sample_gains;       // [samples of the slot], kPerSample
   Buffer<WeightedSample> weighted;  // [count], kPerOccurrence
   WeightOverflow overflow;
@@ -112,7 +117,8 @@ int64_t CountIds(const SlotLayout& slot, StackInputs inputs);
 // Divides the ids of the source slot into groups, and makes room for their keys.
 void MakeGroups(const StackShape& shape, StackInputs inputs, const SlotLayout& slot, GainKind kind,
                 Occurrences* out);
-// Makes the keys of a group of `out`.
+// Makes the keys of a group of `out`, and the gains of its samples or occurrences. To be called
+// once for each group.
 void MakeKeys(const StackShape& shape, StackInputs inputs, const KeyGroup& group, Occurrences* out);
 
 }  // namespace emberd::preprocess

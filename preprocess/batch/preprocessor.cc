@@ -220,15 +220,19 @@ absl::Status Preprocessor::CheckSize(size_t stack_index, const StackBatch& stack
                      " samples together; allowed: [0, ", kMaxStackSamples, "]"));
   }
   const int64_t max_pads = kCsrAlignment * kBuckets * int64_t{plan_.topology.partitions()};
-  // Of a large stack, a key has fewer bits for the number of an id.
-  const int64_t max_ids = std::min<int64_t>(std::numeric_limits<int32_t>::max() - max_pads,
-                                            int64_t{1} << stacks_[stack_index].shape.sample_bits());
+  // Of a large stack, a key has fewer bits for the number of a sample or of an id.
+  const int64_t max_numbers = int64_t{1} << stacks_[stack_index].shape.low_bits();
+  const int64_t max_ids =
+      std::min<int64_t>(std::numeric_limits<int32_t>::max() - max_pads, max_numbers);
+  const auto too_many = [&](int64_t count, const char* what, int64_t allowed) {
+    return absl::ResourceExhaustedError(absl::StrCat("stack '", plan.name, "' has ", count, what,
+                                                     " in one source slot; allowed: [0, ", allowed,
+                                                     "]; send smaller batches"));
+  };
   for (const SlotLayout& slot : stack.layout) {
     const int64_t ids = CountIds(slot, stack.inputs);
-    if (ids <= max_ids) continue;
-    return absl::ResourceExhaustedError(absl::StrCat("stack '", plan.name, "' has ", ids,
-                                                     " ids in one source slot; allowed: [0, ",
-                                                     max_ids, "]; send smaller batches"));
+    if (ids > max_ids) return too_many(ids, " ids", max_ids);
+    if (slot.samples > max_numbers) return too_many(slot.samples, " samples", max_numbers);
   }
   return absl::OkStatus();
 }

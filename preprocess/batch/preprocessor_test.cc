@@ -324,5 +324,33 @@ TEST(PreprocessorTest, StatisticsSayWhatABatchNeeded) {
   EXPECT_GT(batch->bytes(), 0);
 }
 
+// Would catch: a sample whose number has more bits than keys of the largest stack have left for it,
+// and so becomes another row's, or another partition's.
+TEST(PreprocessorTest, SamplesThatKeysCannotNumberAreRefused) {
+  constexpr int kPartitions = 1024;
+  v1::ModelConfig model;
+  v1::TableConfig* const table = model.add_tables();
+  table->set_name("t");
+  table->set_vocabulary_size(kPartitions * ((int64_t{1} << 31) - 8));
+  table->set_embedding_dim(8);
+  v1::FeatureConfig* const feature = model.add_features();
+  feature->set_name("f");
+  feature->set_table("t");
+  constexpr int64_t kMost = int64_t{1} << 23;
+  std::vector<int32_t> splits(kMost + 2, 1);
+  splits[0] = 0;
+  const std::vector<int64_t> ids = {7};
+  feature->set_batch_size(static_cast<int32_t>(kMost + 1));
+  const auto plan = MakePlan(model, {kPartitions, 1});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto preprocessor = *Preprocessor::Create(&model, &*plan, nullptr);
+  FeatureInput input;
+  input.ids = RaggedInput{absl::MakeConstSpan(splits), absl::MakeConstSpan(ids)};
+  const absl::Status status = preprocessor->Run({input}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("8388609 samples in one source slot; allowed: [0, 8388608]"));
+}
+
 }  // namespace
 }  // namespace emberd::preprocess

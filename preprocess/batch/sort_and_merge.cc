@@ -71,7 +71,8 @@ struct OccurrenceAt {
 template <GainKind kind, bool kCountOccurrences>
 class Merger {
  public:
-  Merger(Occurrences& occurrences, std::vector<int64_t>& next, int32_t* multiplicity, SlotCsr* csr)
+  Merger(const Occurrences& occurrences, std::vector<int64_t>& next, int32_t* multiplicity,
+         SlotCsr* csr)
       : occurrences_(occurrences),
         next_(next),
         csr_(*csr),
@@ -113,6 +114,7 @@ class Merger {
   template <typename Key>
   [[gnu::noinline]] int32_t MergePartition(int p, size_t g) {
     const KeyGroup& group = occurrences_.groups[g];
+    // Copies: what is written could be any member, for all that the compiler knows.
     const auto row_offset = static_cast<int32_t>(group.row_offset);
     const uint64_t first = static_cast<uint64_t>(p) << group.row_bits;
     const uint64_t bound = static_cast<uint64_t>(p + 1) << group.row_bits;
@@ -123,7 +125,6 @@ class Merger {
     const int low_bits = group.low_bits;
     const Key* const keys = occurrences_.keys.of<Key>().data();
     const Key* const end = keys + group.end;
-    // What is written could be any member, for all that the compiler knows.
     const Cells cells = cells_;
     int64_t cell = cell_;
     const Key* key = keys + next_[g];
@@ -150,7 +151,7 @@ class Merger {
     return unique;
   }
 
-  Occurrences& occurrences_;
+  const Occurrences& occurrences_;
   std::vector<int64_t>& next_;
   SlotCsr& csr_;
   const Cells cells_;

@@ -108,7 +108,8 @@ class TablesTest : public ::testing::Test {
                         .rotation = static_cast<int64_t>(random_() % shape_.partitions),
                         .combiner = combiner});
       // Keys of the largest tables do not fit into 32 bits.
-      rows_[tables.back().row_offset] = 1 + random_() % (random_() % 3 == 0 ? 1 << 25 : 5000);
+      const int64_t most_rows = random_() % 3 == 0 ? 1 << 25 : 5000;
+      rows_[tables.back().row_offset] = 1 + random_() % most_rows;
       shape_.rows_per_partition = tables.back().row_offset + rows_[tables.back().row_offset];
     }
     if (random_() % 2 == 0) tables.push_back(tables[random_() % count]);
@@ -127,7 +128,10 @@ class TablesTest : public ::testing::Test {
       const int64_t samples = random_() % 3 == 0 ? random_() % 10 : random_() % 2000;
       const int64_t rows = rows_[shape_.features[f].row_offset] * shape_.partitions;
       for (int64_t i = 0; i < samples * bag; ++i) {
-        ids_[f].push_back(static_cast<int64_t>(random_() % rows));
+        // Some come again and again, in one sample, too.
+        const int64_t frequent[] = {0, rows / 2, rows - 1};
+        ids_[f].push_back(random_() % 2 == 0 ? frequent[random_() % 3]
+                                             : static_cast<int64_t>(random_() % rows));
         weights_[f].push_back(static_cast<float>(1 + random_() % 8));  // sums are exact
       }
       inputs_[f].ids = DenseInput{absl::MakeConstSpan(ids_[f]), bag, samples};
@@ -166,7 +170,33 @@ class TablesTest : public ::testing::Test {
     return all;
   }
 
+  // Sorts and merges the slot, and looks whether that gives what is expected, in its order.
+  void ExpectMerged(bool weights) {
+    SlotCsr csr;
+    Buffer<int32_t> multiplicity;
+    SortSlot(shape_, inputs(), slot_, GainKindOf(shape_, inputs()), &scratch_, &multiplicity, &csr);
+    const Entries expected = Expected(weights);
+    auto next = expected.begin();
+    for (int p = 0; p < shape_.partitions; ++p) {
+      std::set<int64_t> rows;
+      for (int32_t i = csr.Begin(0, p); i < csr.End(0, p); ++i, ++next) {
+        ASSERT_NE(next, expected.end());
+        const std::tuple<int64_t, int64_t, int32_t> found(p, csr.embedding_ids.data()[i],
+                                                          csr.sample_ids.data()[i]);
+        ASSERT_EQ(found, next->first);
+        ASSERT_EQ(multiplicity.data()[i], next->second.first);
+        ASSERT_EQ(csr.gains.data()[i], next->second.second);
+        rows.insert(std::get<1>(found));
+      }
+      ASSERT_EQ(csr.partition_unique.data()[p], static_cast<int64_t>(rows.size()));
+      ASSERT_EQ(csr.partition_ids.data()[p], csr.End(0, p) - csr.Begin(0, p));
+    }
+    ASSERT_EQ(next, expected.end());
+    ASSERT_EQ(csr.entries, static_cast<int64_t>(expected.size()));
+  }
+
   Random random_{TestSeed(1)};
+  SlotScratch scratch_;
   StackShape shape_;
   std::map<int64_t, int64_t> rows_;  // of a table in a partition, by its row_offset
   std::vector<std::vector<int64_t>> ids_;
@@ -178,32 +208,35 @@ class TablesTest : public ::testing::Test {
 // Would catch: keys sorted apart whose rows lie among one another, a row that is counted from
 // another table's begin, rows of two tables taken for one.
 TEST_F(TablesTest, AreMergedInTheOrderOfTheirRows) {
-  SlotScratch scratch;
   for (int round = 0; round < TestCases(60); ++round) {
+    SCOPED_TRACE(round);
     const bool weights = round % 3 == 1;
     MakeTables(round % 3 == 2 ? v1::MEAN : v1::SUM);
     MakeIds(weights);
-    SlotCsr csr;
-    Buffer<int32_t> multiplicity;
-    SortSlot(shape_, inputs(), slot_, GainKindOf(shape_, inputs()), &scratch, &multiplicity, &csr);
-    const Entries expected = Expected(weights);
-    auto next = expected.begin();
-    for (int p = 0; p < shape_.partitions; ++p) {
-      std::set<int64_t> rows;
-      for (int32_t i = csr.Begin(0, p); i < csr.End(0, p); ++i, ++next) {
-        ASSERT_NE(next, expected.end());
-        const std::tuple<int64_t, int64_t, int32_t> found(p, csr.embedding_ids.data()[i],
-                                                          csr.sample_ids.data()[i]);
-        ASSERT_EQ(found, next->first) << "round " << round;
-        ASSERT_EQ(multiplicity.data()[i], next->second.first);
-        ASSERT_EQ(csr.gains.data()[i], next->second.second);
-        rows.insert(std::get<1>(found));
-      }
-      ASSERT_EQ(csr.partition_unique.data()[p], static_cast<int64_t>(rows.size()));
-      ASSERT_EQ(csr.partition_ids.data()[p], csr.End(0, p) - csr.Begin(0, p));
+    ExpectMerged(weights);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Would catch: the bit that a key of 32 bits has no room for.
+TEST_F(TablesTest, AKeyOf32BitsKeepsThemAll) {
+  for (const int64_t rows : {1 << 19, (1 << 19) + 1}) {
+    shape_ = {};
+    shape_.partitions = 8;
+    shape_.rows_per_partition = rows;
+    shape_.features = {{}};
+    std::vector<int64_t>& ids = ids_.emplace_back();
+    for (int sample = 0; sample < 1024; ++sample) {
+      const int64_t any = static_cast<int64_t>(random_() % (rows * 8));
+      ids.push_back(sample % 3 == 0 ? rows * 8 - 1 : sample % 3 == 1 ? 0 : any);
     }
-    ASSERT_EQ(next, expected.end());
-    ASSERT_EQ(csr.entries, static_cast<int64_t>(expected.size()));
+    inputs_.resize(1);
+    inputs_[0].ids = DenseInput{absl::MakeConstSpan(ids), 1, 1024};
+    slot_.slices = {{0, 0, 1024, 0}};
+    slot_.samples = 1024;
+    ExpectMerged(/*weights=*/false);
+    EXPECT_EQ(scratch_.occurrences.groups[0].narrow, rows == 1 << 19);
+    ids_.clear();
   }
 }
 

@@ -144,8 +144,8 @@ std::unique_ptr<Workload> PublishedWorkload() {
   return workload;
 }
 
-// Keys per second of the radix sort alone, for the workload's slots: the same numbers of keys with
-// the same live bits.
+// Keys per second of the radix sort alone, for the workload's slots: as many keys, of 64 bits, with
+// the bits that rows of the whole stack have.
 double SortLimit(const Workload& workload, const Plan& plan) {
   const int slots = workload.topology.sparsecores_per_shard;
   const int partition_bits = BitsFor(plan.topology.partitions());
