@@ -162,6 +162,29 @@ TEST(Engine, MissingGradientIsZeroAndStillUpdates) {
   EXPECT_EQ(engine.ReadRow(0, 0, 4, 8), other);
 }
 
+// Prevents: a row that is updated without its initial value, since those of another rank have
+// theirs.
+TEST(Engine, RowsOfOneRankMayHaveNoValuesYet) {
+  const TestShape shape{1, 4096, 4};
+  v1::OptimizerConfig optimizer = Sgd(0.5f);
+  optimizer.set_weight_decay_factor(0.5f);
+  const StackSpec stack = OneTableStack(shape, 16, 16, optimizer);
+  const Row before = TestEngine({stack}, shape, 0, 1).ReadRow(0, 0, 4000, 16);
+  for (const bool touched_first : {false, true}) {
+    TestEngine engine({stack}, shape, 0, 1, {.eager_bytes = 0});
+    TestBatch of_one({{0, 0, 5, 1.0f}}, shape, 0, 1, 1, 1);
+    TestBatch of_other({{0, 0, 4000, 1.0f}}, shape, 0, 1, 1, 1);
+    engine.Gather(*engine.Prepare(of_one.view()));
+    const auto touched = *engine.Prepare(of_one.view());
+    const auto untouched = *engine.Prepare(of_other.view());
+    EXPECT_EQ(engine.ApplyParts({{touched_first ? touched : untouched, {}},
+                                 {touched_first ? untouched : touched, {}}}),
+              2);
+    const Row after = engine.ReadRow(0, 0, 4000, 16);
+    for (int c = 0; c < 16; ++c) EXPECT_EQ(after[c], before[c] * 0.5f);
+  }
+}
+
 // Prevents: rows that are counted for another stack, or twice where ranks share them.
 TEST(Engine, UpdatesCountRowsByStack) {
   const TestShape shape{2, 16, 4};

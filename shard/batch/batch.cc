@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "shard/batch/row_order.h"
 #include "shard/store/model.h"
+#include "shard/store/stack_store.h"
 
 namespace emberd::shard {
 namespace {
@@ -146,14 +147,12 @@ struct SlotCheck {
 };
 
 // Whether all rows of a run have been touched, for all that is known.
-bool Touched(const StackShape& shape, int k, const Run& run) {
+bool RunTouched(const StackShape& shape, int k, const Run& run) {
   if (shape.store == nullptr) return false;
   if (shape.store->Complete()) return true;
   return shape.store->AllTouched(k * shape.rows_per_partition,
                                  absl::MakeConstSpan(run.rows, run.size));
 }
-
-// Loops over a run have a copy of it: then its pointers stay in registers.
 
 // Counts the entries of a run per canonical sample. False: one is of no sample of the slot.
 bool CountSamples(const Run run, absl::Span<const int32_t> canonical, uint32_t* counts) {
@@ -196,7 +195,7 @@ SlotCheck CountSlot(const StackBatchView& view, const RunTable& runs,
         return check;
       }
       groups[runs.index(slot, k, m)] = CountGroups(run);
-      check.touched = check.touched && Touched(shape, k, run);
+      check.touched = check.touched && RunTouched(shape, k, run);
       if (run.size == 0) continue;
       falls |= run.rows[0] < last;
       last = run.rows[run.size - 1];

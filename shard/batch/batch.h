@@ -21,7 +21,8 @@ namespace emberd::shard {
 class Model;
 class StackStore;
 
-// The live cells of one (segment, partition).
+// The live cells of one (segment, partition). Loops over them have a copy of it, whose pointers can
+// stay in registers.
 struct Run {
   const int32_t* rows;  // local rows of the partition
   const int32_t* samples;
@@ -85,8 +86,8 @@ struct StackEntries {
   // Of each partition, what OrderByRow makes of this batch alone. Empty: that has to be done.
   std::vector<PooledArray<Touch>> touches;
   bool single_rows = false;  // as in StackBatchView
-  // All rows had their values when it was arranged, and so they have them. False: nobody has
-  // looked, or some may have none (StackStore::EnsureRow).
+  // All rows had their values when it was arranged, and rows keep theirs. False: nobody has looked,
+  // or some may have none (StackStore::EnsureRow).
   bool rows_touched = false;
   // Whether a gather returns unique rows, and which: ascending.
   bool unique_rows = false;
@@ -112,7 +113,7 @@ struct StackShape {
   bool rounded = false;  // unique rows are returned as bfloat16
   // Whether an update may follow with a gradient for each sample. One for each row needs no order.
   bool orders_touches = false;
-  const StackStore* store = nullptr;  // that has its rows; null: it is not known
+  const StackStore* store = nullptr;  // that has its rows, for the call; null: it is not known
 };
 
 // Checks every number of `view` and arranges its entries: two passes over the entries, a counting

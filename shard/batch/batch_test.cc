@@ -199,13 +199,13 @@ TEST_F(BatchTest, RefusesBadFeatureSamples) {
   ExpectRefused(counts({3, int64_t{1} << 62, int64_t{1} << 62}), "feature_samples[1]");
 }
 
-// Would catch: a row that is read, or updated, without its initial value, since others of its batch
-// or of its partition have theirs; batches that are looked through again and again.
+// Would catch: a row without its initial value that is overlooked among others of its run, slot,
+// mini-batch or partition; batches that are looked through again and again.
 TEST_F(BatchTest, KnowsWhetherItsRowsHaveTheirValues) {
   const TestShape shape{2, 4096, 2};  // several chunks of rows in each partition
   testing::TestEngine engine({OneTableStack(shape, 16, 16, {})}, shape, 0, 2, {.eager_bytes = 0});
-  const auto touched = [&](std::vector<testing::TestEntry> entries) {
-    TestBatch batch(entries, shape, 0, 2, 2, 1, 1);
+  const auto touched = [&](std::vector<testing::TestEntry> entries, int minibatches = 1) {
+    TestBatch batch(entries, shape, 0, 2, 2, minibatches, 1);
     const auto prepared = *engine.Prepare(batch.view());
     engine.Gather(prepared);
     return prepared->stacks()[0].rows_touched;
@@ -217,6 +217,11 @@ TEST_F(BatchTest, KnowsWhetherItsRowsHaveTheirValues) {
   EXPECT_FALSE(touched({{0, 0, 5, 1.0f}, {1, 1, 4000, 1.0f}}));
   EXPECT_TRUE(touched({{0, 0, 4000, 1.0f}, {1, 1, 4000, 1.0f}}));
   EXPECT_TRUE(touched({}));
+  EXPECT_FALSE(touched({{0, 0, 5, 1.0f}, {0, 0, 1000, 1.0f}}));                   // last of a run
+  EXPECT_FALSE(touched({{0, 0, 2000, 1.0f}, {0, 0, 4000, 1.0f}}));                // first of it
+  EXPECT_FALSE(touched({{0, 1, 1000, 1.0f}, {1, 0, 5, 1.0f}, {1, 1, 5, 1.0f}}));  // first slot
+  EXPECT_FALSE(touched({{0, 0, 5, 1.0f}, {0, 0, 3000, 1.0f}, {0, 0, 4000, 1.0f}}, 4));
+  EXPECT_TRUE(touched({{0, 0, 5, 1.0f}, {0, 0, 3000, 1.0f}, {0, 0, 4000, 1.0f}}, 4));
 }
 
 TEST_F(BatchTest, EngineRefusesUnknownAndRepeatedStacks) {

@@ -187,7 +187,7 @@ HWY_INLINE void Prefetch(const void* row, size_t bytes) {
   }
 }
 
-// Asks for what lies 1 KiB behind `next`, which is about to be read, in an array that is read to
+// Asks for what lies 1 KiB beyond `next`, which is about to be read, in an array that is read to
 // its end: the list that says which rows come. Beyond the end nothing happens.
 HWY_INLINE void PrefetchList(const void* next) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(next) + 1024));
