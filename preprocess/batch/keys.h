@@ -32,7 +32,7 @@ struct StackShape {
 
   int row_bits() const { return BitsFor(rows_per_partition); }
   int partition_bits() const { return BitsFor(partitions); }
-  // Bits that every key has at least for the number of its sample or occurrence.
+  // Bits that a key of any group can spare for the number of its sample or occurrence.
   int low_bits() const { return std::min(32, 64 - partition_bits() - row_bits()); }
 };
 
