@@ -1,16 +1,20 @@
-"""Runs what README.md tells a user to type in "Run a cluster" and the like, line by line, as it stands there.
+"""Runs what README.md tells a user to type in "Run a cluster" and the like, as it stands there, in
+a clone that nobody has touched.
 
 What this would catch: a README whose commands no longer work, or no longer do what is said beside them.
 
-Blocks marked ```sh are run; others (```text) are not. A line that starts `emberd up`, `shard` or `coordinator` is a
-server and keeps running; PID stands for the last one. Ports are the defaults, so the test runs in a network namespace
-of its own where the system allows it; else on this machine's loopback interface, if nobody listens there.
+Blocks marked ```sh are run; others (```text) are not. The commands of a section go to one shell,
+one after the other, as a user pastes them: servers are in the background, `$!` is the last one.
+Ports are the defaults, so the test runs in a network namespace of its own where the system allows
+it; else on this machine's loopback interface, if nobody listens there.
 
 Usage: readme_test.py ROOT_OF_REPOSITORY FOLDER_OF_EMBERD
 """
 
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,105 +23,120 @@ import unittest
 ROOT, BINARIES = sys.argv[1:3]
 sys.path.insert(0, os.path.join(ROOT, "tests", "testing"))
 
-from documents import commands, run_alone, section  # noqa: E402
-from processes import Program  # noqa: E402
+from documents import commands, fresh_clone, run_alone, section  # noqa: E402
 
-SECTION = "Run a cluster"
-TRAINERS = "Use it from a trainer"
-CHECKPOINTS = "Checkpoints"
 PORTS = (7400, 7401)
-SERVER = re.compile(r"^\S*\bemberd (up|shard|coordinator)\b")
+SECONDS = 120  # for one command
+
+
+class Shell:
+    """A bash that is given one command after the other. What it has started in the background ends
+    with it, and it ends with this process."""
+
+    def __init__(self, folder, output):
+        self.output = output
+        self.process = subprocess.Popen(["bash"], cwd=folder, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, start_new_session=True, text=True,
+                                        env={**os.environ, "no_proxy": "127.0.0.1"})
+        self.write("trap 'kill -KILL $(jobs -p) 2>/dev/null' EXIT")
+
+    def write(self, text):
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def run(self, command):
+        """The status and what was written; by what it starts in the background, what is there."""
+        # A file of its own for each command: servers go on writing to theirs.
+        path = f"{self.output}-{len(os.listdir(os.path.dirname(self.output)))}"
+        self.write(f"{{\n{command}\n}} >{path} 2>&1 </dev/null\necho $?")
+        if not select.select([self.process.stdout], [], [], SECONDS)[0]:
+            raise AssertionError(f"not within {SECONDS} s: {command}")
+        status = self.process.stdout.readline()
+        with open(path, errors="replace") as file:
+            return int(status or -1), file.read()
+
+    def running(self):
+        """The number of its jobs."""
+        return len(self.run("jobs -rp")[1].split())
+
+    def close(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)  # it ends the servers
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.process.stdout.close()
 
 
 class ReadmeTest(unittest.TestCase):
 
-    def setUp(self):
+    @classmethod
+    def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-        self.servers = []  # (command, program), the last one last
-        self.addCleanup(lambda: [program.kill() for _, program in self.servers])
-        with open(os.path.join(ROOT, "README.md")) as file:
-            self.text = section(file.read(), SECTION)
+        cls.addClassCleanup(folder.cleanup)
+        cls.clone = os.path.join(folder.name, "emberd")
+        cls.outputs = os.path.join(folder.name, "outputs")
+        os.mkdir(cls.outputs)
+        fresh_clone(ROOT, cls.clone, BINARIES)
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            cls.text = file.read()
 
-    def start(self, command):
-        command = re.sub(r"&\s*(#.*)?$", "", command)
-        log = os.path.join(self.folder, f"server-{len(self.servers)}.log")
-        program = Program(["bash", "-c", f"cd {ROOT} && exec {command}"], log)
-        self.servers.append((command, program))
-        program.wait_for_line("^emberd: ready ")
-
-    def run_to_end(self, command):
-        pid = self.servers[-1][1].process.pid if self.servers else "PID"
-        done = subprocess.run(["bash", "-c", re.sub(r"\bPID\b", str(pid), command)], cwd=ROOT, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
-                              env={**os.environ, "no_proxy": "127.0.0.1"})
-        self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}")
-        self.check(command, done.stdout)
-
-    def check(self, command, output):
-        """What the README says that the command does."""
-        if "kill -TERM" in command:
-            server = self.servers.pop()[1]
-            self.assertEqual(server.process.wait(60), 0, server.output())
-        elif "emberctl status" in command:
-            shards = re.search(r"--shards (\d+)", self.servers[-1][0])
-            self.assertEqual(len(re.findall(r"\bok\b", output)), int(shards[1]) if shards else 1, output)
-        elif command.startswith("curl"):
-            self.assertRegex(output, r"(?m)^# (HELP|TYPE) \w+")
-        else:
-            self.assertNotEqual(output, "", command)
-
-    def test_every_command_works(self):
+    def follow(self, title):
+        """Runs the commands of a section and gives their number."""
         ran = 0
-        for command in commands(self.text):
-            command = command.replace("build/bin/", BINARIES + "/")
-            with self.subTest(command):
-                if SERVER.search(command):
-                    self.start(command)
-                else:
-                    self.run_to_end(command)
-                ran += 1
-        self.assertGreaterEqual(ran, 4)
-        self.assertEqual(self.servers, [], "the section leaves a server running")
-
-    def test_checkpoints_are_saved_and_restored(self):
-        with open(os.path.join(ROOT, "README.md")) as file:
-            text = section(file.read(), CHECKPOINTS)
-        ran = 0
-        for command in commands(text):
-            command = re.sub(r"\bbuild/(?!bin/)", self.folder + "/", command).replace("build/bin/", BINARIES + "/")
-            with self.subTest(command):
-                if SERVER.search(command):
-                    self.start(command)
-                else:
-                    self.run_to_end(command)
-                ran += 1
-        self.assertGreaterEqual(ran, 10)
-        self.assertEqual(self.servers, [], "the section leaves a server running")
-        self.assertIn("user.safetensors", " ".join(os.listdir(os.path.join(self.folder, "tables"))))
-
-    def test_a_trainers_first_commands_work(self):
-        with open(os.path.join(ROOT, "README.md")) as file:
-            text = section(file.read(), TRAINERS)
-        ran = 0
-        for command in commands(text):
+        shell = Shell(self.clone, os.path.join(self.outputs, "output"))
+        self.addCleanup(shell.close)
+        shards = 1
+        for command in commands(section(self.text, title)):
             if command.startswith("./run "):
                 continue  # the binaries are there
-            command = command.replace("build/bin/", BINARIES + "/").replace("build/stubs", self.folder + "/stubs")
-            with self.subTest(command):
-                if SERVER.search(command):
-                    self.start(command)
-                else:
-                    done = subprocess.run(["bash", "-c", command], cwd=ROOT, stdin=subprocess.DEVNULL,
-                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
-                    self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}")
-                ran += 1
-        self.assertGreaterEqual(ran, 6)
+            if started := re.search(r"emberd up .*--shards (\d+)", command):
+                shards = int(started[1])
+            status, output = shell.run(command)
+            self.assertEqual(status, 0, f"{command}\n{output}")
+            self.check(command, output, shards)
+            ran += 1
+        self.assertEqual(shell.running(), 0, f"the section '{title}' leaves a server running")
+        return ran
 
-    def test_what_the_section_links_to_is_there(self):
-        for target in re.findall(r"\]\(([^)#:]+)\)", self.text):
-            self.assertTrue(os.path.exists(os.path.join(ROOT, target)), target)
+    def check(self, command, output, shards):
+        """What the README says that the command does."""
+        if "emberctl status" in command:
+            self.assertEqual(len(re.findall(r"\bok\b", output)), shards, output)
+        elif command.startswith("curl"):
+            self.assertRegex(output, r"(?m)^# (HELP|TYPE) \w+")
+        elif "emberctl" in command:
+            self.assertNotEqual(output, "", command)
+
+    def test_a_cluster_runs(self):
+        self.assertGreaterEqual(self.follow("Run a cluster"), 5)
+
+    def test_checkpoints_are_saved_and_restored(self):
+        self.assertGreaterEqual(self.follow("Checkpoints"), 11)
+        self.assertIn("user.safetensors", os.listdir(os.path.join(self.clone, "build", "tables")))
+
+    def test_a_trainers_first_commands_work(self):
+        self.assertGreaterEqual(self.follow("Use it from a trainer"), 8)
+        # The imports of the example, on the stubs that the commands have made.
+        imports = re.search(r"(?ms)^```python\n(import grpc.*?)\n\n", self.text)
+        stubs = os.path.join("build", "stubs")
+        done = subprocess.run([sys.executable, "-B", "-c", imports[1]], capture_output=True,
+                              text=True, timeout=SECONDS, cwd=self.clone,
+                              env={**os.environ, "PYTHONPATH": stubs})
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_what_it_links_to_is_there(self):
+        links = re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", self.text)
+        self.assertGreater(len(links), 30)
+        for target, title in links:
+            path = os.path.join(ROOT, target or "README.md")
+            self.assertTrue(os.path.exists(path), target)
+            if title:
+                with open(path, encoding="utf-8") as file:
+                    titles = re.findall(r"^#+ (.*)$", file.read(), re.MULTILINE)
+                anchors = [re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in titles]
+                self.assertIn(title, anchors, target)
 
 
 if __name__ == "__main__":
