@@ -22,6 +22,7 @@ from .errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceed
                      ForkedProcess, Internal, InvalidArgument, NotFound, OutOfRange, PermissionDenied,
                      ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, Unknown)
 from .local import LocalCluster, local
+from .steps import RowsLost
 from .train import TrainStream
 
 __version__ = "0.1.0"
@@ -32,9 +33,9 @@ __all__ = [
     "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "Ids", "Initializer",
     "Internal", "InvalidArgument", "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "Momentum",
     "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "Progress",
-    "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowwiseAdagrad", "SGD", "Sparse",
-    "StackGroup", "Table", "TableConfig", "TableResource", "Tls", "TrainStream", "TruncatedNormal", "Unauthenticated",
-    "Unavailable", "Uniform", "Unimplemented", "Unknown", "Zeros", "connect", "local",
+    "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowsLost", "RowwiseAdagrad", "SGD",
+    "Sparse", "StackGroup", "Table", "TableConfig", "TableResource", "Tls", "TrainStream", "TruncatedNormal",
+    "Unauthenticated", "Unavailable", "Uniform", "Unimplemented", "Unknown", "Zeros", "connect", "local",
 ]
 
 if not TYPE_CHECKING:

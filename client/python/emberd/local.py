@@ -110,19 +110,23 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, processes: Optional[bool] = None,
           listen: str = "127.0.0.1:0", http: str = "", data: Union[str, "os.PathLike[str]", None] = None,
-          durability: str = "checkpoint", timeout: float = 60.0) -> LocalCluster:
+          durability: Optional[str] = None, timeout: float = 60.0) -> LocalCluster:
     """Starts a cluster on this machine. Its rows live as long as it does, and its checkpoints, which need `data`, longer.
 
     processes: a process for each shard and coordinator; otherwise all in one, which is faster. Several coordinators need it.
     http: "127.0.0.1:0" for the status page and metrics on a free port; `LocalCluster.http` has the address.
-    data: the folder for checkpoints; created if it does not exist. durability: "checkpoint": some are saved automatically,
-    and lost rows are restored from the newest one; "log": every change is on disk before it is answered, and a process that is
-    killed loses nothing; "memory": neither.
+    data: the folder for checkpoints; created if it does not exist.
+    durability: ValueError without data. "checkpoint" (the default with data): some are saved
+    automatically, and lost rows are restored from the newest one; "log": every change is on disk
+    before it is answered, and a process that is killed loses nothing; "memory": neither.
     """
+    if durability is not None and data is None:
+        raise ValueError(
+            f"durability: {durability!r} needs a folder to write to; name one with data")
     arguments = ["--shards", str(shards), "--sparsecores", str(sparsecores), "--coordinators", str(coordinators),
                  "--listen", listen, "--http", http]
     if data is not None:
-        arguments += ["--data", os.fspath(data), "--durability", durability]
+        arguments += ["--data", os.fspath(data), "--durability", durability or "checkpoint"]
     if coordinators > 1 if processes is None else processes:
         arguments.append("--processes")
     return LocalCluster(arguments, timeout)

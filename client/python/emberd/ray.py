@@ -10,8 +10,8 @@
 
 Each process has a bundle of a placement group, spread over the nodes. If a node dies, its processes start on another one.
 Rows that a shard held come back from the newest checkpoint, which `data` is for: a folder that all nodes reach under this
-path. Trainers of emberd.torch and emberd.jax then raise RowsLost or Aborted, and begin again from their own checkpoint
-of the same step.
+path. Trainers of emberd.torch and emberd.jax then raise emberd.RowsLost or emberd.Aborted, and
+begin again from their own checkpoint of the same step.
 """
 
 from __future__ import annotations

@@ -20,10 +20,8 @@ from .train import TrainStream
 PASSING = (errors.Unavailable, errors.Aborted, errors.DeadlineExceeded, errors.FailedPrecondition)
 
 
-class RowsLost(errors.Error):
+class RowsLost(errors.DataLoss):
     """The tables are at another step than the trainer: a shard lost its rows, or another trainer uses this group."""
-
-    code, name = errors.DataLoss.code, errors.DataLoss.name
 
 
 class Step:

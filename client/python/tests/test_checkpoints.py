@@ -118,6 +118,20 @@ class CheckpointTest(unittest.TestCase):
         steps.finish()
         self.assertEqual(self.client.restore(model.name, "three").table("t")[3, 0], -3)
 
+    def test_steps_that_are_lost_are_a_loss_of_data(self):
+        model = self.declare()
+        model.save_checkpoint("before")
+        steps = emberd.steps.Steps(model, "run")
+        for _ in range(2):
+            step = steps.send({"t": [3]})
+            steps.receive(step)
+            steps.update(step, {"t": ONE})
+        self.client.restore(model.name, "before")
+        with self.assertRaisesRegex(emberd.DataLoss, "is at step 2, .* are at step 0") as raised:
+            steps.receive(steps.send({"t": [3]}))
+        self.assertIs(type(raised.exception), emberd.RowsLost)
+        self.assertEqual(raised.exception.name, "DATA_LOSS")
+
     @unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed (deploy/packages.txt)")
     def test_a_step_of_pytorch_asks_for_one(self):
         import torch

@@ -86,6 +86,12 @@ class LocalTest(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "power of two"):
             emberd.local(shards=3)
 
+    def test_durability_needs_a_folder(self):
+        for durability in ("checkpoint", "log", "memory"):
+            said = f"^durability: '{durability}' needs a folder .* with data$"
+            with self.assertRaisesRegex(ValueError, said):
+                emberd.local(durability=durability)
+
     def test_it_serves_until_it_is_closed(self):
         with emberd.local(shards=1, http="127.0.0.1:0") as cluster:
             self.assertRegex(cluster.http, r"^127\.0\.0\.1:\d+$")
