@@ -132,9 +132,9 @@ struct ApplyResult {
   int64_t rows_skipped = 0;  // left as they were: their gradient was not finite
 };
 
-// Rows of a table or of one of its slots, row-major [ids, dim].
+// Rows of a table or of one of its slots, row-major [ids, dim], in the order of the ids.
 struct RowValues {
-  int64_t dim = 0;
+  int64_t dim = 0;  // embedding_dim; 1 for a slot with one value per row
   std::vector<float> values;
 };
 
@@ -145,9 +145,9 @@ struct AssignOptions {
 };
 
 struct ExportOptions {
-  std::string slot;  // empty: the weights
-  int64_t first_row = 0;
-  int64_t row_count = 0;                        // 0: to the end
+  std::string slot;                             // empty: the weights
+  int64_t first_row = 0;                        // at most vocabulary_size
+  int64_t row_count = 0;                        // 0: to the end; not beyond it
   absl::Duration deadline = absl::Minutes(30);  // of the whole export
 };
 

@@ -71,16 +71,23 @@ class Client {
   absl::StatusOr<std::unique_ptr<TrainStream>> Train(const Model& model,
                                                      const TrainOptions& options);
 
-  // Rows by id, of the weights or of one optimizer slot; ids may repeat.
+  // Rows of the weights or of one optimizer slot, in the order of `ids`, which may repeat.
+  // OUT_OF_RANGE for an id beyond the table, NOT_FOUND for an unknown table, INVALID_ARGUMENT for
+  // an unknown slot, RESOURCE_EXHAUSTED for more rows than one message holds.
   absl::StatusOr<RowValues> ReadRows(const Model& model, const std::string& table,
                                      absl::Span<const int64_t> ids, const std::string& slot = "");
-  // Overwrites rows; `values` is row-major [ids, dim]; ids may not repeat. True: it had been done
-  // before (see AssignOptions::sequence).
+  // Overwrites rows, on all shards or on none; `values` is row-major [ids, dim] in the order of
+  // `ids`, where dim is embedding_dim, or 1 for a slot with one value per row. True: it had been
+  // done before (see AssignOptions::sequence). Errors as of ReadRows; INVALID_ARGUMENT also for
+  // repeated ids, another number of values and values that are not finite, FAILED_PRECONDITION if
+  // the model serves a checkpoint.
   absl::StatusOr<bool> AssignRows(const Model& model, const std::string& table,
                                   absl::Span<const int64_t> ids, absl::Span<const float> values,
                                   const AssignOptions& options = {});
   // Calls `sink` with run after run of rows, in id order, each row once, `values` being [rows,
-  // dim]. An error of `sink` ends the export and is returned.
+  // dim]; dim is 1 for a slot with one value per row. An error of `sink` ends the export and is
+  // returned. OUT_OF_RANGE for rows beyond the table, NOT_FOUND and INVALID_ARGUMENT as above,
+  // ABORTED if the model is reset or restored meanwhile.
   using RowSink =
       std::function<absl::Status(int64_t first_row, absl::Span<const float> values, int64_t dim)>;
   absl::Status ExportTable(const Model& model, const std::string& table, const RowSink& sink,

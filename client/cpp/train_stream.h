@@ -43,15 +43,16 @@ enum class Consistency {
 // Which rank of which group this trainer is. Every rank gives the same, but for `rank` and
 // `coordinator`.
 struct TrainOptions {
-  // 1 to 128 letters, digits and _-.:/ ; joining under the same name continues the run.
+  // 1 to 128 letters, digits and _-.:/ ; joining under the same name continues the run. It must be
+  // given.
   std::string group;
-  int rank = 0;
-  int size = 1;
+  int rank = 0;  // 0 <= rank < size
+  int size = 1;  // 1 to 1024
   Consistency consistency = Consistency::kSync;
-  int64_t staleness_bound = 0;  // kBounded only
+  int64_t staleness_bound = 0;  // kBounded only, 0 to 2^31 - 1
   bool pipelined = false;       // kSync only: Lookup(k) sees the updates of the steps before k - 1
-  int64_t first_step = 0;       // of a group that is new
-  // How long a step waits for another rank.
+  int64_t first_step = 0;       // of a group that is new, >= 0
+  // How long a step waits for another rank: 1 to 2^31 - 1 ms.
   absl::Duration step_timeout = absl::Seconds(60);
   // Index in ClientOptions::addresses; -1: where other calls go.
   int coordinator = -1;
@@ -147,8 +148,8 @@ class TrainStream {
   // FAILED_PRECONDITION if there is none. Lookups and updates are received independently.
   absl::StatusOr<TrainLookupResult> ReceiveLookup();
   absl::StatusOr<TrainUpdateResult> ReceiveUpdate();
-  // True once the call above would not wait; false after `timeout`. For callers that do other
-  // work in between.
+  // True once the call above would not wait: there is an answer, none is awaited, or the stream has
+  // ended. False after `timeout`. For callers that do other work in between.
   bool WaitForLookup(absl::Duration timeout);
   bool WaitForUpdate(absl::Duration timeout);
 

@@ -271,14 +271,26 @@ class Model:
         return open_stream(self, group, rank, size, consistency, pipelined, staleness_bound, first_step, step_timeout)
 
     def read_rows(self, table: str, ids: Any, *, slot: str = "") -> Floats:
-        """Rows by id, float32 [ids, embedding_dim]; of the weights, or of a slot of the optimizer (`tables[table].slots`)."""
+        """Rows in the order of `ids`, which may repeat: float32 [ids, embedding_dim], or [ids, 1]
+        of a slot with one value per row.
+
+        slot: of the optimizer (`tables[table].slots`); "": the weights.
+        OutOfRange for an id beyond the table, NotFound for an unknown table, InvalidArgument for an
+        unknown slot.
+        """
         array = np.ascontiguousarray(arrays.as_ints(ids, "ids"), dtype=np.int64)
         call = _native.lib().read_rows(self.client._handle.get(), self._handle.get(), table.encode(),
                                        array.ctypes.data, array.size, slot.encode())
         return _rows(Call(call, array))
 
     def assign_rows(self, table: str, ids: Any, values: Any, *, slot: str = "") -> None:
-        """Overwrites rows: ids [n], none twice, and values [n, embedding_dim]. On all shards or on none."""
+        """Overwrites rows: ids [n], none twice, and values [n, embedding_dim] in their order, or
+        [n, 1] of a slot with one value per row. On all shards or on none.
+
+        OutOfRange, NotFound and InvalidArgument as in `read_rows`; InvalidArgument also for an id
+        that is given twice, another number of values, and one that is not finite.
+        FailedPrecondition if the model serves a checkpoint.
+        """
         array = np.ascontiguousarray(arrays.as_ints(ids, "ids"), dtype=np.int64)
         floats = arrays.as_floats(values, "values")
         call = _native.lib().assign_rows(self.client._handle.get(), self._handle.get(), table.encode(),
@@ -298,7 +310,12 @@ class Model:
 
     def export(self, table: str, *, slot: str = "", first_row: int = 0, row_count: Optional[int] = None,
                rows_at_a_time: Optional[int] = None) -> Iterator[Tuple[int, Floats]]:
-        """A whole table, or some of its rows, run after run: (first row, float32 [rows, embedding_dim])."""
+        """A whole table, or some of its rows, run after run, in the order of ids: (first row,
+        float32 [rows, embedding_dim]), or [rows, 1] of a slot with one value per row.
+
+        OutOfRange for rows beyond the table, NotFound for an unknown table, InvalidArgument for an
+        unknown slot.
+        """
         if table not in self.tables:
             raise errors.NotFound(f"model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
         info = self.tables[table]
@@ -310,7 +327,9 @@ class Model:
             yield begin, _rows(Call(call))
 
     def table(self, name: str, *, slot: str = "") -> Floats:
-        """A whole table as one array, float32 [vocabulary_size, embedding_dim]. Read large tables in parts: `export`."""
+        """A whole table as one array, float32 [vocabulary_size, embedding_dim], or
+        [vocabulary_size, 1] of a slot with one value per row. Read large tables in parts: `export`,
+        which has the errors too."""
         return np.concatenate([values for _, values in self.export(name, slot=slot)])
 
 

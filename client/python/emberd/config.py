@@ -265,8 +265,10 @@ class StackGroup:
 @dataclass(frozen=True)
 class PlanConfig:
     rules: Optional[str] = _enum()  # "jax" (default), "tensorflow"
-    sample_layout: Optional[str] = _enum()  # "split_then_stack" (default), "stack_then_split"
-    bucket_hash: Optional[str] = _enum()  # "highway_hash" (default), "id_range", "id_modulo", "local_row_modulo"
+    # "split_then_stack" (default of jax), "stack_then_split" (of tensorflow)
+    sample_layout: Optional[str] = _enum()
+    # "highway_hash" (default of jax), "id_range" (of tensorflow), "id_modulo", "local_row_modulo"
+    bucket_hash: Optional[str] = _enum()
     auto_stack: Optional[bool] = None
     groups: Optional[Sequence[StackGroup]] = None
     rotation: Optional[int] = None

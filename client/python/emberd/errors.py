@@ -67,13 +67,17 @@ class ResourceExhausted(Error):
 
 
 class FailedPrecondition(Error):
-    """Not in this state, for instance because a shard restarted and lost the batch."""
+    """Not in this state: for instance a model that serves a checkpoint is to be changed, a group
+    with active ranks is dropped, or a stream is asked for an answer that needs another request
+    first."""
 
     code, name = 9, "FAILED_PRECONDITION"
 
 
 class Aborted(Error):
-    """Another rank of the group failed; the message names it and its reason."""
+    """Another rank of the group failed (the message names it and its reason), or the model was
+    reset, restored, or dropped and declared again since the batch was looked up or the stream
+    began."""
 
     code, name = 10, "ABORTED"
 
@@ -101,6 +105,9 @@ class Unavailable(Error, ConnectionError):
 
 
 class DataLoss(Error):
+    """A shard has lost its rows: restore the model from a checkpoint, reset it or drop it. Or a
+    file of a checkpoint is damaged; the message names it."""
+
     code, name = 15, "DATA_LOSS"
 
 

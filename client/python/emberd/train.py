@@ -91,12 +91,17 @@ class TrainStream:
         """Sends the gradients of the next step, and returns its number. A feature that is missing, or None, has a zero
         gradient: its rows are updated all the same.
 
+        gradients: by feature, of the shape of its activations, finite unless the table's
+        `on_nonfinite_gradient` is "skip_row".
         float32 gradients are sent from where they lie, columns of a larger matrix too, and must not change until
         `receive_update`, unless copy is true. To a coordinator on this machine they are copied once, into memory that is
         shared, unless they were made by empty_gradients.
         hyper: as in Lookup.apply; every rank of a synchronous group gives the same.
         checkpoint: saves a checkpoint of this name that holds exactly the steps up to this one, of all ranks; any one rank
         asks. It is written while training goes on; `Applied.checkpoint` of a later step has its outcome.
+        InvalidArgument for gradients that cannot be sent; the stream goes on. What the server
+        refuses, `receive_update` raises, and the stream is over: InvalidArgument for a wrong shape,
+        feature or value, Aborted if another rank failed.
         """
         rows, strides, count, kept = _records.pack_gradients(gradients, strides=True)
         hypers, hyper_count, _ = _records.pack_hyper(hyper)
@@ -138,7 +143,8 @@ class TrainStream:
         return self._send_update - 1
 
     def receive_update(self, timeout: Optional[float] = None) -> Applied:
-        """The result of the oldest update that was sent and not received. TimeoutError after `timeout` seconds."""
+        """The result of the oldest update that was sent and not received. TimeoutError after
+        `timeout` seconds. Raises what the stream ended with, if that was before."""
         step = self._receive_update
         if self.pipelined and step < self._send_update and self._send_lookup <= step + 1 and not self._finishing:
             raise errors.FailedPrecondition(
@@ -175,7 +181,8 @@ class TrainStream:
 
     def update(self, gradients: Mapping[str, Any], *, hyper: Optional[Hyper] = None,
                checkpoint: Optional[str] = None) -> Applied:
-        """Sends an update and receives it. None may be under way. checkpoint: as in send_update."""
+        """Sends an update and receives it. None may be under way. Arguments and errors are those of
+        send_update and receive_update."""
         if self._receive_update != self._send_update:
             raise errors.FailedPrecondition("an update is in progress; receive it with receive_update")
         self.send_update(gradients, hyper=hyper, checkpoint=checkpoint)
