@@ -24,11 +24,7 @@ namespace {
 
 // A client that asks for more tickets than it uses costs the oldest of them.
 constexpr size_t kMaxLaneTickets = 256;
-// Who connects says hello at once. Strangers cost a descriptor each.
-constexpr absl::Duration kStrangerPatience = absl::Seconds(10);
-constexpr size_t kMaxStrangers = 64;
 constexpr int kLaneBacklog = 64;
-constexpr absl::Duration kAcceptPause = absl::Milliseconds(20);
 
 }  // namespace
 
@@ -211,7 +207,7 @@ bool LaneServer::Await() {
   }
   if (poll(watched.data(), watched.size(), timeout_ms) < 0) return true;
   FileDescriptor arrival;
-  if (watched[1].revents != 0) arrival = Accept();
+  if (watched[1].revents != 0) arrival = AcceptLocal(listener_.get(), options_.any_user);
   MutexLock lock(&mutex_);
   if (stopping_) return false;
   // This thread alone adds and removes lanes and strangers, so they stand where they stood.
@@ -235,14 +231,6 @@ bool LaneServer::Await() {
   uint64_t count = 0;
   [[maybe_unused]] const ssize_t woken = read(wake_.get(), &count, sizeof(count));
   return true;
-}
-
-FileDescriptor LaneServer::Accept() {
-  FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (socket.get() >= 0 && (options_.any_user || IsOfThisUser(socket.get()))) return socket;
-  // Without descriptors, whoever waits would have us try again at once, and again.
-  if (socket.get() < 0) absl::SleepFor(kAcceptPause);
-  return FileDescriptor();
 }
 
 void LaneServer::Admit(FileDescriptor socket) {

@@ -101,7 +101,6 @@ class LaneServer {
   void Serve();
   // What Serve waits for. False: the server has to stop.
   bool Await();
-  FileDescriptor Accept();
   // Makes a lane of a stranger who shows a ticket; else forgets it.
   void Admit(FileDescriptor socket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool TakeTicket(const char* half, Ticket* ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

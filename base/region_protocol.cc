@@ -4,6 +4,20 @@
 
 namespace emberd::regions {
 
+static_assert(kTicketBytes == 2 * sizeof(uint64_t));
+
+uint64_t FirstHalf(const std::string& ticket) {
+  uint64_t half = 0;
+  std::memcpy(&half, ticket.data(), sizeof(half));
+  return half;
+}
+
+uint64_t SecondHalf(const std::string& ticket) {
+  uint64_t half = 0;
+  std::memcpy(&half, ticket.data() + sizeof(half), sizeof(half));
+  return half;
+}
+
 AbstractAddress::AbstractAddress(const std::string& name) {
   if (name.empty() || name.size() + 1 > sizeof(address.sun_path)) return;
   address.sun_family = AF_UNIX;
@@ -39,13 +53,14 @@ template <typename Packet>
 std::optional<Packet> ReceivePacket(int socket, int flags, FileDescriptor* file) {
   Packet packet;
   iovec bytes = {&packet, sizeof(packet)};
-  // Of more files than one, the kernel closes those that have no room.
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message = {};
   message.msg_iov = &bytes;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = sizeof(control);
+  // Not the padding behind it, where a second file would find room. The kernel closes those that
+  // have none, and says so.
+  message.msg_controllen = CMSG_LEN(sizeof(int));
   const ssize_t size = recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
   const cmsghdr* const header = CMSG_FIRSTHDR(&message);
   if (size > 0 && header != nullptr && header->cmsg_level == SOL_SOCKET &&
@@ -54,7 +69,8 @@ std::optional<Packet> ReceivePacket(int socket, int flags, FileDescriptor* file)
     std::memcpy(&received, CMSG_DATA(header), sizeof(received));
     *file = FileDescriptor(received);
   }
-  if (size != sizeof(packet) || (message.msg_flags & MSG_TRUNC) != 0) return std::nullopt;
+  const bool cut = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  if (size != sizeof(packet) || cut) return std::nullopt;
   return packet;
 }
 

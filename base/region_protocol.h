@@ -13,10 +13,12 @@
 
 namespace emberd::regions {
 
+// A ticket names who may connect. The first half is shown by the peer, the second by the server, so
+// that neither takes somebody else for its other end.
 inline constexpr size_t kTicketBytes = 16;
 
 enum Kind : uint32_t {
-  kHello = 1,  // with a ticket: the first packet, and only that
+  kHello = 1,  // with half a ticket: the first packet, and only that
   kTake = 2,   // a new region of `bytes`
   kDrop = 3,   // `region` is not used any more; has no answer
   kLend = 4,   // with the file of `region`, which has `bytes` and is another server's
@@ -26,14 +28,19 @@ struct Request {
   uint32_t reserved = 0;
   uint64_t region = 0;
   uint64_t bytes = 0;
-  char ticket[kTicketBytes] = {};
+  uint64_t half_ticket = 0;
 };
-// To kTake, with the region's file if `region` is not 0. To kHello. To kLend: `region` is 0 if it
-// is not wanted.
+// To kHello, with the other half. To kTake, with the region's file if `region` is not 0. To kLend:
+// `region` is 0 if it is not wanted.
 struct Answer {
   uint64_t region = 0;
   uint64_t bytes = 0;  // of the region; where there is none, those that could be had
+  uint64_t half_ticket = 0;
 };
+
+// The halves of a ticket, of kTicketBytes.
+uint64_t FirstHalf(const std::string& ticket);
+uint64_t SecondHalf(const std::string& ticket);
 
 // An address in the abstract namespace.
 struct AbstractAddress {
@@ -49,7 +56,8 @@ struct AbstractAddress {
 // with MSG_DONTWAIT.
 template <typename Packet>
 bool SendPacket(int socket, const Packet& packet, int flags, int file = -1);
-// Nothing if there is none, or it is not one of these. `file`: what came with it.
+// Nothing if there is none, or it is not one of these, or more than one file came with it. `file`:
+// what came with it.
 std::optional<Request> ReceiveRequest(int socket, FileDescriptor* file);
 std::optional<Answer> ReceiveAnswer(int socket, FileDescriptor* file);
 

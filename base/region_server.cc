@@ -113,33 +113,47 @@ void RegionServer::Serve() {
   std::vector<pollfd> watched;
   while (true) {
     watched.assign({{wake_.get(), POLLIN, 0}});
+    int timeout_ms = -1;
     {
       MutexLock lock(&mutex_);
-      if (Full()) {
-        absl::erase_if(peers_, [](const auto& peer) { return !peer.second.invited; });
-      }
+      if (SendStrangersAway()) timeout_ms = 1000;
       // More have to wait in the backlog, where they cost nothing.
       const bool full = Full();
       watched.push_back({full ? -1 : listener_.get(), POLLIN, 0});
       for (const auto& [socket, peer] : peers_) watched.push_back({socket, POLLIN, 0});
     }
-    if (poll(watched.data(), watched.size(), -1) < 0) continue;
+    if (poll(watched.data(), watched.size(), timeout_ms) < 0) continue;
     if (watched[0].revents != 0) return;
-    MutexLock lock(&mutex_);
-    for (size_t i = 2; i < watched.size(); ++i) {
-      if (watched[i].revents == 0) continue;
-      const auto found = peers_.find(watched[i].fd);
-      if (!Answer(found->first, &found->second)) Forget(watched[i].fd);
+    FileDescriptor arrival;
+    if (watched[1].revents != 0) arrival = AcceptLocal(listener_.get(), options_.any_user);
+    {
+      MutexLock lock(&mutex_);
+      for (size_t i = 2; i < watched.size(); ++i) {
+        if (watched[i].revents == 0) continue;
+        const auto found = peers_.find(watched[i].fd);
+        if (!Answer(found->first, &found->second)) Forget(watched[i].fd);
+      }
+      const int socket = arrival.get();
+      if (socket >= 0) peers_[socket] = {.socket = std::move(arrival), .since = absl::Now()};
     }
-    if (watched[1].revents != 0) Accept();
+    forgotten_.clear();
   }
 }
 
-void RegionServer::Accept() {
-  FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (socket.get() < 0 || (!options_.any_user && !IsOfThisUser(socket.get()))) return;
-  const int number = socket.get();
-  peers_[number].socket = std::move(socket);
+bool RegionServer::SendStrangersAway() {
+  const absl::Time latest = absl::Now() - kStrangerPatience;
+  std::vector<std::pair<absl::Time, int>> strangers;
+  for (const auto& [socket, peer] : peers_) {
+    if (!peer.invited) strangers.emplace_back(peer.since, socket);
+  }
+  std::sort(strangers.begin(), strangers.end());
+  const size_t most = Full() ? 0 : kMaxStrangers;
+  size_t gone = 0;
+  while (gone < strangers.size() &&
+         (strangers.size() - gone > most || strangers[gone].first < latest)) {
+    peers_.erase(strangers[gone++].second);
+  }
+  return gone < strangers.size();
 }
 
 bool RegionServer::Answer(int socket, Peer* peer) {
@@ -147,8 +161,12 @@ bool RegionServer::Answer(int socket, Peer* peer) {
   const std::optional<regions::Request> request = regions::ReceiveRequest(socket, &file);
   if (!request.has_value()) return false;  // gone, or no peer of ours
   if (!peer->invited) {
-    peer->invited = request->kind == regions::kHello && TakeTicket(request->ticket);
-    return peer->invited && regions::SendPacket(socket, regions::Answer(), MSG_DONTWAIT);
+    std::optional<std::string> ticket;
+    if (request->kind == regions::kHello) ticket = TakeTicket(request->half_ticket);
+    if (!ticket.has_value()) return false;
+    peer->invited = true;
+    const regions::Answer answer = {.half_ticket = regions::SecondHalf(*ticket)};
+    return regions::SendPacket(socket, answer, MSG_DONTWAIT);
   }
   if (request->kind == regions::kTake) return Give(socket, peer, request->bytes);
   if (request->kind == regions::kLend) return Borrow(socket, peer, *request, std::move(file));
@@ -157,21 +175,23 @@ bool RegionServer::Answer(int socket, Peer* peer) {
   return true;
 }
 
-bool RegionServer::TakeTicket(const char* bytes) {
+std::optional<std::string> RegionServer::TakeTicket(uint64_t half) {
   const absl::Time now = absl::Now();
   while (!tickets_.empty() && tickets_.front().expiry < now) tickets_.pop_front();
   for (auto ticket = tickets_.begin(); ticket != tickets_.end(); ++ticket) {
-    if (std::memcmp(ticket->bytes.data(), bytes, kTicketBytes) != 0) continue;
+    if (regions::FirstHalf(ticket->bytes) != half) continue;
+    std::string found = std::move(ticket->bytes);
     tickets_.erase(ticket);
-    return true;
+    return found;
   }
-  return false;
+  return std::nullopt;
 }
 
 bool RegionServer::Give(int socket, Peer* peer, uint64_t bytes) {
   const uint64_t left = options_.max_bytes - std::min(options_.max_bytes, bytes_->load());
   regions::Answer answer{0, left};
-  if (bytes == 0 || bytes > left || peer->regions == options_.max_regions_of_peer) {
+  if (bytes == 0 || bytes > left || peer->regions == options_.max_regions_of_peer ||
+      !MayHaveRegion()) {
     return regions::SendPacket(socket, answer, MSG_DONTWAIT);
   }
   auto region = SharedRegion::Create(options_.name.c_str(), bytes);
@@ -196,7 +216,8 @@ bool RegionServer::Give(int socket, Peer* peer, uint64_t bytes) {
 bool RegionServer::Borrow(int socket, Peer* peer, const regions::Request& request,
                           FileDescriptor file) {
   const bool wanted = request.region != 0 && request.bytes != 0 && file.get() >= 0 &&
-                      peer->lent < options_.max_lent_by_peer && !regions_.contains(request.region);
+                      peer->lent < options_.max_lent_by_peer && MayHaveRegion() &&
+                      !regions_.contains(request.region);
   absl::StatusOr<std::shared_ptr<SharedRegion>> region;
   if (wanted) region = SharedRegion::Map(std::move(file), request.bytes);
   if (!wanted || !region.ok()) return regions::SendPacket(socket, regions::Answer(), MSG_DONTWAIT);
@@ -208,12 +229,19 @@ bool RegionServer::Borrow(int socket, Peer* peer, const regions::Request& reques
 void RegionServer::Drop(int socket, Peer* peer, uint64_t region) {
   const auto found = regions_.find(region);
   if (found == regions_.end() || found->second.owner != socket) return;
-  --(found->second.lent ? peer->lent : peer->regions);
+  Held& held = found->second;
+  --(held.lent ? peer->lent : peer->regions);
+  forgotten_.push_back(std::move(held.region));
   regions_.erase(found);
 }
 
 void RegionServer::Forget(int socket) {
-  absl::erase_if(regions_, [&](const auto& held) { return held.second.owner == socket; });
+  for (auto held = regions_.begin(); held != regions_.end();) {
+    const auto here = held++;
+    if (here->second.owner != socket) continue;
+    forgotten_.push_back(std::move(here->second.region));
+    regions_.erase(here);
+  }
   peers_.erase(socket);
 }
 

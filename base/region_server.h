@@ -12,9 +12,11 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -42,8 +44,11 @@ class RegionServer {
     int64_t max_bytes = 0;        // of all regions
     bool any_user = false;        // else peers of this process's user alone
     int max_peers = 1024;
+    int max_regions = 1024;  // of all peers, with what they lend: each costs a descriptor
     int max_regions_of_peer = 64;
-    int max_lent_by_peer = 256;  // regions; their bytes count where they were given
+    // Only where peers are other servers: the bytes of these regions count where they were given,
+    // and the names are the peers' own.
+    int max_lent_by_peer = 0;
     absl::Duration ticket_life = absl::Seconds(10);
   };
   // UNAVAILABLE if the system gives no socket.
@@ -75,6 +80,7 @@ class RegionServer {
   struct Peer {
     FileDescriptor socket;
     bool invited = false;  // has shown a ticket
+    absl::Time since;
     int regions = 0;
     int lent = 0;
   };
@@ -94,14 +100,19 @@ class RegionServer {
   bool Full() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return static_cast<int>(peers_.size()) >= options_.max_peers;
   }
-  void Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayHaveRegion() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return static_cast<int>(regions_.size()) < options_.max_regions;
+  }
+  // Who has not shown a ticket in time, or is one of too many. True if some are left.
+  bool SendStrangersAway() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False: the peer is to go.
   bool Answer(int socket, Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Give(int socket, Peer* peer, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Borrow(int socket, Peer* peer, const regions::Request& request, FileDescriptor file)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(int socket, Peer* peer, uint64_t region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool TakeTicket(const char* bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The ticket whose first half this is. It is good once.
+  std::optional<std::string> TakeTicket(uint64_t half) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(int socket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
@@ -115,6 +126,8 @@ class RegionServer {
   std::deque<Ticket> tickets_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int, Peer> peers_ ABSL_GUARDED_BY(mutex_);  // by socket
   absl::flat_hash_map<uint64_t, Held> regions_ ABSL_GUARDED_BY(mutex_);
+  // The thread's: what it has forgotten, to be unmapped while nobody waits for the mutex.
+  std::vector<std::shared_ptr<SharedRegion>> forgotten_;
   std::thread thread_;
 };
 

@@ -42,11 +42,17 @@ absl::StatusOr<std::shared_ptr<SharedArena>> SharedArena::Connect(const std::str
   }
   regions::Request hello;
   hello.kind = regions::kHello;
-  std::memcpy(hello.ticket, ticket.data(), regions::kTicketBytes);
+  hello.half_ticket = regions::FirstHalf(ticket);
   FileDescriptor none;
-  if (!regions::SendPacket(connection.get(), hello, 0) ||
-      !regions::ReceiveAnswer(connection.get(), &none).has_value()) {
+  std::optional<regions::Answer> answer;
+  if (regions::SendPacket(connection.get(), hello, 0)) {
+    answer = regions::ReceiveAnswer(connection.get(), &none);
+  }
+  if (!answer.has_value()) {
     return absl::UnavailableError("the ticket, or this user, was refused");
+  }
+  if (answer->half_ticket != regions::SecondHalf(ticket)) {
+    return absl::UnavailableError("somebody else listens there: it does not know the ticket");
   }
   return std::shared_ptr<SharedArena>(new SharedArena(std::move(connection)));
 }
@@ -54,8 +60,9 @@ absl::StatusOr<std::shared_ptr<SharedArena>> SharedArena::Connect(const std::str
 SharedArena::~SharedArena() = default;
 
 bool SharedArena::alive() const {
-  pollfd watched = {socket_.get(), POLLIN | POLLRDHUP, 0};
-  return poll(&watched, 1, 0) == 0;  // the server says nothing that it was not asked
+  // That there is something to read means no more than that another thread is being answered.
+  pollfd watched = {socket_.get(), POLLRDHUP, 0};
+  return poll(&watched, 1, 0) == 0;
 }
 
 int SharedArena::regions() const {
@@ -117,7 +124,8 @@ void SharedArena::TakeBack(uint64_t name) {
   SendDrop(name);
 }
 
-// If it cannot be sent, the server is gone, and the region with it.
+// If it cannot be sent, the server is gone, and the region with it; or it is stopped, and keeps the
+// region as long as the connection lasts.
 void SharedArena::SendDrop(uint64_t name) {
   regions::Request request;
   request.kind = regions::kDrop;

@@ -32,14 +32,15 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::Create(const char* n
 }
 
 absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::Map(FileDescriptor file, size_t bytes) {
+  // First: until it is sealed, the size could be another one in a moment.
+  const int seals = fcntl(file.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
+    return absl::InvalidArgumentError("shared memory is not sealed: its size could change");
+  }
   struct stat found = {};
   if (fstat(file.get(), &found) != 0 || found.st_size != static_cast<off_t>(bytes)) {
     return absl::InvalidArgumentError(
         absl::StrCat("shared memory has ", found.st_size, " bytes; it must have ", bytes));
-  }
-  const int seals = fcntl(file.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
-    return absl::InvalidArgumentError("shared memory is not sealed: its size could change");
   }
   return MapFile(std::move(file), bytes);
 }

@@ -28,7 +28,7 @@ std::unique_ptr<RegionServer> StartClientRegions(const v1::ClusterConfig& cluste
 }
 
 std::unique_ptr<RegionServer> StartShardRegions(const v1::ClusterConfig& cluster) {
-  return Start(cluster, "coordinators", {.name = "emberd-shard"});
+  return Start(cluster, "coordinators", {.name = "emberd-shard", .max_lent_by_peer = 256});
 }
 
 absl::StatusOr<v1::ShareMemoryResponse> InvitePeer(RegionServer* regions) {

@@ -24,6 +24,14 @@ TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
     EXPECT_NE(all, nullptr);
     EXPECT_EQ((*arena)->Take(1 << 20), nullptr) << "over the budget";
   }
+  // A coordinator lends a shard what a client has; a client has nothing to lend.
+  const auto region = *SharedRegion::Create("emberd-test", 4096);
+  for (const bool shard : {true, false}) {
+    const auto regions = shard ? StartShardRegions(cluster) : StartClientRegions(cluster);
+    const auto invitation = InvitePeer(regions.get());
+    const auto arena = *SharedArena::Connect(invitation->socket(), invitation->ticket());
+    EXPECT_EQ(arena->LendRegion(7, *region), shard);
+  }
   EXPECT_EQ(InvitePeer(nullptr).status(),
             absl::UnimplementedError("this process shares no memory"));
 }
