@@ -1,11 +1,15 @@
 // The pieces of a coordinator that are pure functions: decoding requests, folding partial sums,
 // laying out gradients.
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/region_server.h"
+#include "base/shared_arena.h"
+#include "base/testing/region_ends.h"
 #include "config/config.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/activations.h"
@@ -229,6 +233,79 @@ TEST_F(CoordinatorPartsTest, PartsAreReadAsOneRequest) {
   (*again.add_hyperparameters()->mutable_values())["learning_rate"] = 2;
   EXPECT_EQ(refusal({&rate, &first}), "");
   EXPECT_THAT(refusal({&rate, &first, &again}), HasSubstr("hyperparameters[1].values"));
+}
+
+// A gradient of fb or fc that lies at the beginning of a region.
+v1::ApplyGradientsRequest SharedPart(const std::string& feature, uint64_t region) {
+  v1::ApplyGradientsRequest request;
+  v1::FeatureGradient* const gradient = request.add_gradients();
+  gradient->set_feature(feature);
+  gradient->mutable_gradient()->set_dtype(v1::FLOAT32);
+  gradient->mutable_gradient()->add_shape(1);
+  gradient->mutable_gradient()->add_shape(8);
+  gradient->mutable_shared()->set_region(region);
+  gradient->mutable_shared()->set_size(8 * sizeof(float));
+  return request;
+}
+
+// Sums of rows may come beside them, and then nothing else can be sent if they turn out bad.
+TEST_F(CoordinatorPartsTest, SharedGradientsBesideSumsAreCopied) {
+  const auto regions = region_ends::StartServer();
+  const auto block = region_ends::ConnectTo(*regions)->Take(100);
+  const v1::ApplyGradientsRequest part = SharedPart("fb", block->region());
+  for (const bool sums : {true, false}) {
+    const auto batch = std::make_shared<KeptBatch>();
+    batch->model = Model(kModel, 1);
+    batch->feature_samples = {1, 1, 1};
+    batch->feature_sample_begin = {0, 0, 1};
+    if (sums) batch->row_places = {{{0, 0, 1}}, {}, {}};
+    auto* const values = reinterpret_cast<float*>(block->data());
+    values[0] = 5;
+    GradientReader reader(batch, regions.get());
+    reader.Add(part);
+    const auto input = reader.Finish();
+    ASSERT_TRUE(input.ok()) << input.status();
+    values[0] = std::nanf("");
+    const FeatureGradientView& view = input->features[1];
+    float found = 0;
+    std::memcpy(&found, view.rows.runs()[0].data, sizeof(found));
+    EXPECT_EQ(found == 5, sums);
+    EXPECT_EQ(view.shared, !sums);
+  }
+}
+
+// What a part of an update has named stays mapped, and its name means nothing else until the end.
+TEST_F(CoordinatorPartsTest, ARegionMayNotChangeBetweenParts) {
+  const auto regions = region_ends::StartServer(0, {.max_lent_by_peer = 8});
+  const auto peer = region_ends::ConnectTo(*regions);
+  const auto large = *SharedRegion::Create("emberd-test", 8192);
+  const auto small = *SharedRegion::Create("emberd-test", 4096);
+  const auto batch = std::make_shared<KeptBatch>();
+  batch->model = Model(kModel, 1);
+  batch->feature_samples = {1, 1, 1};
+  batch->feature_sample_begin = {0, 0, 1};
+  reinterpret_cast<float*>(small->data())[0] = 5;
+  ASSERT_TRUE(peer->LendRegion(7, *small));
+  const v1::ApplyGradientsRequest first = SharedPart("fb", 7), second = SharedPart("fc", 7);
+  GradientReader reader(batch, regions.get());
+  reader.Add(first);
+  peer->TakeBack(7);
+  ASSERT_TRUE(peer->LendRegion(7, *large));
+  v1::ApplyGradientsRequest beyond = second;
+  beyond.mutable_gradients(0)->mutable_shared()->set_offset(4096);
+  GradientReader other = reader;
+  other.Add(beyond);
+  EXPECT_THAT(other.Finish().status().message(), HasSubstr("has given the region back"));
+  reader.Add(second);
+  peer->TakeBack(7);
+  ASSERT_TRUE(region_ends::Soon([&] { return regions->regions() == 0; }));
+  const auto input = reader.Finish();
+  ASSERT_TRUE(input.ok()) << input.status();
+  for (const int feature : {1, 2}) {
+    float found = 0;
+    std::memcpy(&found, input->features[feature].rows.runs()[0].data, sizeof(found));
+    EXPECT_EQ(found, 5) << feature;
+  }
 }
 
 // The hyper-parameters of a step are checked together, whatever order they are given in; an error

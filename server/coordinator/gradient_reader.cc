@@ -67,28 +67,37 @@ absl::StatusOr<const char*> FindShared(const Incoming& incoming, const std::stri
         absl::StrCat(path, ": shared.size is ", gradient.shared().size(), " and data has ",
                      incoming.data_bytes(), " bytes; they must be ", bytes, " and 0"));
   }
-  ASSIGN_OR_RETURN(const auto memory, FindBlock(regions, gradient.shared(), path + ": shared"));
-  const uint64_t name = gradient.shared().region();
-  const bool known = std::any_of(input->regions.begin(), input->regions.end(),
-                                 [&](const NamedRegion& region) { return region.name == name; });
-  if (known) return memory.get();
-  NamedRegion region = {name, regions->Region(name)};
-  if (region.memory == nullptr) {  // given back just now
+  const v1::SharedBlock& block = gradient.shared();
+  RETURN_IF_ERROR(FindBlock(regions, block, path + ": shared").status());
+  const uint64_t name = block.region();
+  auto region = std::find_if(input->regions.begin(), input->regions.end(),
+                             [&](const NamedRegion& known) { return known.name == name; });
+  if (region == input->regions.end()) {
+    region = input->regions.insert(region, NamedRegion{name, regions->Region(name)});
+  }
+  // It may have been given back just now. What the input has keeps it mapped.
+  if (region->memory == nullptr || !region->memory->Holds(block.offset(), block.size())) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": shared: the client has given the region back"));
   }
-  input->regions.push_back(std::move(region));
-  return memory.get();
+  return region->memory->data() + block.offset();
 }
+
+// Whether gradients in shared memory are copied. Sums may come beside them, and then there is
+// nothing else to be sent if these have changed since they were found to be finite.
+bool CopiesShared(const KeptBatch& batch) { return !batch.row_places.empty(); }
 
 // The rows, which fill the tensor's shape.
 absl::StatusOr<RowRuns> FindRows(const Incoming& incoming, int64_t samples, int64_t dim,
                                  const std::string& path, const RegionServer* regions,
-                                 GradientInput* input) {
+                                 const KeptBatch& batch, GradientInput* input) {
   const v1::Tensor& tensor = incoming.gradient.gradient();
   if (incoming.gradient.has_shared()) {
     ASSIGN_OR_RETURN(const char* const data, FindShared(incoming, path, regions, input));
-    return RowRuns(data, samples);
+    if (!CopiesShared(batch) || samples == 0) return RowRuns(data, samples);
+    const int64_t row_bytes = dim * ElementSize(tensor.dtype());
+    const auto copy = std::make_shared<const std::string>(data, samples * row_bytes);
+    return RowRuns({.pieces = {*copy}, .owner = copy}, samples, row_bytes);
   }
   RETURN_IF_ERROR(CheckedSize(tensor, incoming.data_bytes(), path).status());
   if (incoming.data == nullptr) return RowRuns(tensor.data().data(), samples);
@@ -163,7 +172,7 @@ absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch&
     view->dtype = tensor.dtype();
     view->lower_rows = gradient.lower_rows();
     view->of_rows = input->of_rows = true;
-    ASSIGN_OR_RETURN(view->rows, FindRows(incoming, rows, dim, path, regions, input));
+    ASSIGN_OR_RETURN(view->rows, FindRows(incoming, rows, dim, path, regions, batch, input));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(CheckLowerRows(gradient, 0, path));
@@ -172,8 +181,8 @@ absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch&
     RETURN_IF_ERROR(CheckShape(tensor, {samples, dim}, path));
   }
   view->dtype = tensor.dtype();
-  view->shared = gradient.has_shared();
-  ASSIGN_OR_RETURN(view->rows, FindRows(incoming, samples, dim, path, regions, input));
+  view->shared = gradient.has_shared() && !CopiesShared(batch);
+  ASSIGN_OR_RETURN(view->rows, FindRows(incoming, samples, dim, path, regions, batch, input));
   return absl::OkStatus();
 }
 

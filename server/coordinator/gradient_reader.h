@@ -20,7 +20,8 @@ namespace emberd::server {
 // hyper-parameters, and the step where an optimizer needs it. Errors are INVALID_ARGUMENT and name
 // the feature or table, the value and the rule. Gradients that lie in memory shared with the client
 // (of `regions`) may change after this: the shards check the values that are copied to them, and
-// take those that they read in place as they are.
+// take those that they read in place as they are. Where sums of rows may come beside them, they are
+// copied.
 //
 // Not thread-safe.
 class GradientReader {

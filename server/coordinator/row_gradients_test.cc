@@ -273,7 +273,7 @@ TEST_F(SumsOfTrainersTest, GoToTheirPlacesInHalves) {
   }
 }
 
-// The shard refuses them; there is nothing else to send.
+// The shard takes them as sums that it would have made; there is nothing else to send.
 TEST_F(SumsOfTrainersTest, AreSentToTheShardThoughTheyAreNotFinite) {
   places_ = {{{0, 0, 2}}, {}};
   const KeptBatch batch = Keep({3, 5}, {9, 9}, 3);

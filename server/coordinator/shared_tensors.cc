@@ -126,16 +126,22 @@ absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
   return absl::Status(found.status().code(), absl::StrCat(path, ": ", found.status().message()));
 }
 
-absl::Status CopySharedIds(const RegionServer* regions, v1::LookupRequest* request) {
-  if (!request->shared().has_ids()) return absl::OkStatus();
+absl::StatusOr<rpc::CallContext::Room> CopySharedIds(const RegionServer* regions,
+                                                     const rpc::CallContext* context,
+                                                     v1::LookupRequest* request) {
+  rpc::CallContext::Room room;
+  if (!request->shared().has_ids()) return room;
   const v1::SharedBlock& block = request->shared().ids();
   ASSIGN_OR_RETURN(const auto memory, FindBlock(regions, block, "shared.ids"));
+  if (context != nullptr) {
+    ASSIGN_OR_RETURN(room, context->MakeRoom(static_cast<int64_t>(block.size()), "the ids"));
+  }
   BlockReader reader(memory.get(), block.size());
   for (v1::FeatureIds& feature : *request->mutable_features()) {
     RETURN_IF_ERROR(CopyFeature(&reader, &feature));
   }
   request->mutable_shared()->clear_ids();
-  return absl::OkStatus();
+  return room;
 }
 
 absl::StatusOr<std::shared_ptr<const SharedOutput>> FindSharedOutput(const RegionServer* regions,

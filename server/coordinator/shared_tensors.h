@@ -16,6 +16,7 @@
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/request_reader.h"
 #include "server/coordinator/served_model.h"
+#include "server/rpc/call_context.h"
 
 namespace emberd::server {
 
@@ -47,8 +48,11 @@ absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
                                                 const v1::SharedBlock& block,
                                                 absl::string_view path);
 
-// Copies the ids to where they lie in other requests.
-absl::Status CopySharedIds(const RegionServer* regions, v1::LookupRequest* request);
+// Copies the ids to where they lie in other requests; the result is the room that they take
+// meanwhile, as they would in a message. Null `context`: there is room.
+absl::StatusOr<rpc::CallContext::Room> CopySharedIds(const RegionServer* regions,
+                                                     const rpc::CallContext* context,
+                                                     v1::LookupRequest* request);
 
 // Null if the request does not have `shared.activations`, or the activations have no bytes.
 absl::StatusOr<std::shared_ptr<const SharedOutput>> FindSharedOutput(const RegionServer* regions,
