@@ -197,6 +197,9 @@ struct ApplyInput {
   int64_t step = -1;      // 0-based; -1: not given
   uint64_t rng_seed = 0;  // StackStore::NextRoundingKey
   bool skip = false;      // no row changes; there are no gradients
+  // The gradients were checked before they were written to where they come from, a log: there may
+  // be sums among them (StackGradients.of_rows), which need not be finite.
+  bool checked = false;
   std::shared_ptr<const void> owner;  // keeps the gradients alive until done
 };
 

@@ -40,16 +40,16 @@ absl::Status CheckNames(const Batch& batch, const ApplyInput& input) {
   return absl::OkStatus();
 }
 
-// `of_rows`: see StackGradients.
+// `checked`: they need not be finite, or are known to be.
 absl::Status CheckValues(const StackSpec& spec, const StackEntries& entries,
-                         absl::Span<const float> values, bool of_rows) {
+                         absl::Span<const float> values, bool checked) {
   const int64_t rows = entries.samples.size();
   if (!values.empty() && static_cast<int64_t>(values.size()) != rows * spec.embedding_dim) {
     return absl::InvalidArgumentError(absl::StrCat("gradients of stack ", spec.name, ": ",
                                                    values.size(), " values; must be 0 or ", rows,
                                                    " samples x ", spec.embedding_dim));
   }
-  if (spec.skip_nonfinite || of_rows) return absl::OkStatus();
+  if (spec.skip_nonfinite || checked) return absl::OkStatus();
   if (const int64_t bad = FindNonFinite(values); bad >= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("gradients of stack ", spec.name, ": value ", values[bad], " of sample ",
@@ -195,8 +195,8 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> CheckedPart::Make(
             EntriesOfRows(entries, model->stack(entries.stack).rows_per_partition()));
       }
       if (gradients->features.empty()) {
-        RETURN_IF_ERROR(
-            CheckValues(spec, *stack.entries, gradients->gradients, gradients->of_rows));
+        RETURN_IF_ERROR(CheckValues(spec, *stack.entries, gradients->gradients,
+                                    gradients->of_rows || input.checked));
         if (!gradients->gradients.empty()) stack.gradients = gradients->gradients.data();
         stack.gradient_bytes = gradients->gradients.size() * sizeof(float);
       } else {

@@ -133,6 +133,7 @@ absl::StatusOr<std::shared_ptr<const CheckedPart>> DecodePart(uint64_t model_id,
   input.step = header.step();
   input.rng_seed = header.rng_seed();
   input.skip = header.skip();
+  input.checked = true;
   input.owner = std::move(owner);
   for (const internal::v1::LogStack& from : header.stacks()) {
     ASSIGN_OR_RETURN(stacks.emplace_back(), DecodeEntries(from, &arrays, pool));

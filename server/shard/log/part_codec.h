@@ -27,7 +27,8 @@ class EncodedPart {
   std::vector<absl::Span<const char>> pieces_;
 };
 
-// Checks all that it reads. `owner` keeps `bytes`, which begin at a multiple of 4; gradients stay
+// Checks all that it reads, but not again that gradients are finite: sums of rows may not be.
+// `owner` keeps `bytes`, which begin at a multiple of 4; gradients stay
 // there, entries go to buffers of `pool`. INVALID_ARGUMENT: these are not the bytes of a part of
 // this model. NOT_FOUND: the engine does not know the model.
 absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> DecodePart(

@@ -2,7 +2,10 @@
 // part are refused, whatever they are.
 #include "server/shard/log/part_codec.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -120,6 +123,28 @@ TEST_F(PartCodecTest, WhatWasWrittenMakesTheSameUpdate) {
       ASSERT_EQ(std::memcmp(live.data(), replayed.data(), live.size() * sizeof(float)), 0);
     }
   }
+}
+
+// The failure that this would catch: an update that was answered, and that no restart can make
+// again. Its gradients are finite, as has been checked, but their sum is not.
+TEST_F(PartCodecTest, SumsThatAreNotFiniteMakeTheSameUpdate) {
+  TestBatch batch(RandomEntries(shape_, 3, random_), shape_, 0, kPartitionsHere, 2, 2);
+  const auto prepared = *live_.Prepare(batch.view());
+  std::vector<float> values(prepared->stacks()[0].distinct_rows.size() * kRowWidth);
+  values[0] = std::numeric_limits<float>::infinity();
+  shard::ApplyInput input;
+  input.stacks.push_back({0, values, {}});
+  ASSERT_FALSE(CheckedPart::Make(prepared, input).ok()) << "they are no sums";
+  input.stacks[0].of_rows = true;
+  const auto part = CheckedPart::Make(prepared, input);
+  ASSERT_TRUE(part.ok()) << part.status();
+  const auto read = Decode(BytesOfPart(**part));
+  ASSERT_TRUE(read.ok()) << read.status();
+  Apply(live_, *part);
+  Apply(replayed_, *read);
+  const std::vector<float> live = Rows(live_, ""), replayed = Rows(replayed_, "");
+  EXPECT_FALSE(std::all_of(live.begin(), live.end(), [](float v) { return std::isfinite(v); }));
+  EXPECT_EQ(std::memcmp(live.data(), replayed.data(), live.size() * sizeof(float)), 0);
 }
 
 TEST_F(PartCodecTest, OtherBytesAreRefusedOrHarmless) {

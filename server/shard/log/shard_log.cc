@@ -23,6 +23,13 @@ void ShardLog::Start(std::unique_ptr<LogWriter> writer, int64_t log_bytes) {
 
 absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendPart(const shard::CheckedPart& part) {
   if (!on()) return internal::v1::LogBlob();
+  for (const auto& stack : part.stacks()) {
+    if (stack.features.empty()) continue;
+    return absl::FailedPreconditionError(
+        "gradients are named by their places, but this shard keeps a log, which needs their "
+        "values; "
+        "send them, and give the coordinator the shards' `storage`");
+  }
   const EncodedPart encoded(part);
   return writer_->AppendBlob(encoded.pieces());
 }

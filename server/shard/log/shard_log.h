@@ -51,7 +51,8 @@ class ShardLog {
     ShardLog* const log_;
   };
 
-  // The bulk of a change. A blob without a segment: there is no log.
+  // The bulk of a change. A blob without a segment: there is no log. FAILED_PRECONDITION if the
+  // part's gradients are not with it, but where the client may change them.
   absl::StatusOr<internal::v1::LogBlob> AppendPart(const shard::CheckedPart& part);
   absl::StatusOr<internal::v1::LogBlob> AppendBytes(absl::Span<const char> bytes);
 
