@@ -6,6 +6,7 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "absl/status/status.h"
@@ -41,6 +42,15 @@ struct Flags {
   double health_timeout = absl::ToDoubleSeconds(launcher::HealthOptions().timeout);
   launcher::NewToken token;
 };
+
+// A stream, a region of shared memory, a file of a log or checkpoint: each takes a descriptor. The
+// lower limit, which a process may raise, is there for programs that use select().
+void RaiseLimitOfFiles() {
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+}
 
 // Flags that every process has. Their values replace those of the configuration.
 void AddCommonFlags(CLI::App* command, Flags* flags) {
@@ -288,6 +298,8 @@ int ExitStatus(const absl::Status& status) {
 }
 
 int Main(int argc, char** argv) {
+  RaiseLimitOfFiles();
+  RaiseLimitOfFiles();
 #ifdef NDEBUG
   // Where Abseil is packaged as for debugging, each lock of its mutexes is noted in a graph, which
   // has one lock for all threads.

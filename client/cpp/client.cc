@@ -149,7 +149,10 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
   const bool small =
       request->ByteSizeLong() <= kSmallRequest && SharedBytes(expected) <= kSmallAnswer;
   const auto look_up = [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-    if (!small) return coordinator.embedding->Lookup(context, *request, response.get());
+    // A lane that was silent is asked elsewhere again, and may yet write to the same block.
+    if (!small || request->shared().has_activations()) {
+      return coordinator.embedding->Lookup(context, *request, response.get());
+    }
     Transport& transport = *impl_->transport;
     const auto done =
         transport.CallOnLane(coordinator, v1::LOOKUP, *request, context, response.get());

@@ -58,6 +58,7 @@ class ServedGather {
     host->metrics()->AddLaneCall();
     call->OnCancel([this] { cancelled_.store(true); });
   }
+  ~ServedGather() { call_->OnCancel(nullptr); }
 
   LaneAnswer Run() {
     LaneAnswer answer;

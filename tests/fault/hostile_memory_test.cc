@@ -35,6 +35,7 @@ using Stub = v1::EmbeddingService::Stub;
 constexpr int64_t kSamples = 512;
 constexpr int kDim = 8;
 constexpr int64_t kRows = 1000;
+constexpr uint64_t kRagged = 256 * 1024;  // where in the block row_splits, then values are
 
 // Of each test with chance in it. EMBERD_HOSTILE_ROUNDS=500000 takes about half an hour under
 // AddressSanitizer.
@@ -49,9 +50,10 @@ int Rounds() {
 
 class HostileMemoryTest : public ClusterFixture {
  protected:
-  void SetUp() override {
+  void SetUp() override { Start(""); }
+  void Start(const std::string& config) {
     StartCluster(
-        {.shards = 2},
+        {.shards = 2, .config = config},
         absl::StrCat("name: 'm' optimizer { sgd {} learning_rate: 0.1 } tables { name: 't' "
                      "vocabulary_size: ",
                      kRows, " embedding_dim: ", kDim,
@@ -82,6 +84,18 @@ class HostileMemoryTest : public ClusterFixture {
     *request.mutable_shared()->mutable_ids() = Place(0, kSamples * sizeof(int64_t));
     *request.mutable_shared()->mutable_activations() =
         Place(64 * 1024, kSamples * kDim * sizeof(float));
+    return request;
+  }
+  // The same with ids of another kind, from kRagged on.
+  v1::LookupRequest RaggedRequest() const {
+    v1::LookupRequest request = Request(/*inference=*/false);
+    v1::RaggedIds* const ragged = request.mutable_features(0)->mutable_ragged();
+    ragged->mutable_row_splits()->set_dtype(v1::INT64);
+    ragged->mutable_row_splits()->add_shape(kSamples + 1);
+    ragged->mutable_values()->set_dtype(v1::INT64);
+    ragged->mutable_values()->add_shape(kSamples);
+    const uint64_t splits = (kSamples + 1) * sizeof(int64_t), values = kSamples * sizeof(int64_t);
+    *request.mutable_shared()->mutable_ids() = Place(kRagged, (splits + 63) / 64 * 64 + values);
     return request;
   }
   grpc::Status Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) {
@@ -198,12 +212,16 @@ TEST_F(HostileMemoryTest, IdsAndGradientsThatChangeWhileTheyAreReadBreakNothing)
   std::atomic<bool> stop = false;
   auto* const ids = reinterpret_cast<volatile int64_t*>(block_->data());
   auto* const floats = reinterpret_cast<volatile uint32_t*>(block_->data() + 128 * 1024);
+  auto* const splits = reinterpret_cast<volatile int64_t*>(block_->data() + kRagged);
+  for (int64_t i = 0; i <= kSamples; ++i) splits[i] = i;
   std::thread writer([&] {
     std::mt19937_64 random(TestSeed() + 1);
     while (!stop) {
       const uint64_t at = random() % kSamples;
       // Mostly good ones, so that many requests get through the check.
       ids[at] = random() % 20000 == 0 ? static_cast<int64_t>(random()) : random() % 100;
+      const uint64_t split = random() % (kSamples + 1);
+      splits[split] = static_cast<int64_t>(random() % 20000 == 0 ? random() : split);
       if (random() % 20000 == 0) floats[random() % (kSamples * kDim)] = 0x7fc00000;  // NaN
       if (random() % 2 == 0) floats[random() % (kSamples * kDim)] = 0x3f800000;
       for (int i = 0; i < 10; ++i) ids[random() % kSamples] = random() % 100;
@@ -216,8 +234,12 @@ TEST_F(HostileMemoryTest, IdsAndGradientsThatChangeWhileTheyAreReadBreakNothing)
   int looked_up = 0, updated = 0;
   for (int i = 0, rounds = Rounds(); i < rounds; ++i) {
     v1::LookupResponse found;
-    const grpc::Status status = Lookup(Request(/*inference=*/false), &found);
-    ASSERT_THAT(status.error_code(), AnyOf(grpc::OK, grpc::OUT_OF_RANGE)) << status.error_message();
+    const bool ragged = i % 4 == 0;
+    const grpc::Status status =
+        Lookup(ragged ? RaggedRequest() : Request(/*inference=*/false), &found);
+    ASSERT_THAT(status.error_code(),
+                AnyOf(grpc::OK, grpc::OUT_OF_RANGE, ragged ? grpc::INVALID_ARGUMENT : grpc::OK))
+        << status.error_message();
     if (!status.ok()) continue;
     ++looked_up;
     v1::ApplyGradientsRequest update;
@@ -282,6 +304,32 @@ TEST_F(HostileMemoryTest, GradientsThatDoNotFitTheirPlaceAreRefused) {
   unknown.set_region(77);
   EXPECT_THAT(refusal(unknown), HasSubstr("there is no shared region"));
   EXPECT_EQ(refusal(Place(0, bytes)), "");
+}
+
+TEST_F(HostileMemoryTest, MayNotLend) {
+  const auto region = *SharedRegion::Create("hostile", 4096);
+  EXPECT_FALSE(arena_->LendRegion(7, *region));
+  v1::LookupRequest request = Request();
+  request.mutable_shared()->mutable_ids()->set_region(7);
+  EXPECT_EQ(Lookup(request).error_code(), grpc::FAILED_PRECONDITION);
+  ExpectAllIsWell();
+}
+
+class SmallBudgetTest : public HostileMemoryTest {
+ protected:
+  void SetUp() override { Start("budgets { in_flight_bytes: 1000000 }"); }
+};
+
+// A request of a few bytes would have the coordinator copy all that a block has.
+TEST_F(SmallBudgetTest, IdsCountAsIfTheyHadBeenSent) {
+  v1::LookupRequest request = Request();
+  EXPECT_TRUE(Lookup(request).ok());
+  request.mutable_shared()->mutable_ids()->set_size(1 << 20);
+  const grpc::Status status = Lookup(request);
+  EXPECT_EQ(status.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("the ids"));
+  EXPECT_THAT(status.error_message(), HasSubstr("budgets.in_flight_bytes = 1000000"));
+  ExpectAllIsWell();
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster.h"
@@ -26,13 +27,11 @@ struct Window {
   int64_t next_step;  // where the group goes on
 };
 
-class InPlaceFaultTest : public ::testing::TestWithParam<Window> {
+class InPlaceTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    auto cluster = Cluster::Start({.shards = 2,
-                                   .coordinators = 2,
-                                   .config = "timeouts { shard_call_ms: 3000 }",
-                                   .failpoints = {{"coordinator-0", GetParam().failpoint}}});
+  // With two coordinators.
+  void Start(const ClusterOptions& cluster_options) {
+    auto cluster = Cluster::Start(cluster_options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
     client::ClientOptions options = cluster_->client_options();
@@ -87,6 +86,16 @@ class InPlaceFaultTest : public ::testing::TestWithParam<Window> {
   std::vector<int64_t> ids_;
 };
 
+class InPlaceFaultTest : public InPlaceTest, public ::testing::WithParamInterface<Window> {
+ protected:
+  void SetUp() override {
+    Start({.shards = 2,
+           .coordinators = 2,
+           .config = "timeouts { shard_call_ms: 3000 }",
+           .failpoints = {{"coordinator-0", GetParam().failpoint}}});
+  }
+};
+
 INSTANTIATE_TEST_SUITE_P(Windows, InPlaceFaultTest,
                          ::testing::Values(Window{"update.votes_are_in=die@2", 1},
                                            Window{"update.word_is_said=die:300@3", 2},
@@ -110,6 +119,25 @@ TEST_P(InPlaceFaultTest, WhatATrainerWritesAfterAFailureIsNotApplied) {
     ASSERT_TRUE(Step(*stream, step, gradients.get(), gradients).ok());
   }
   EXPECT_THAT(Table(), ::testing::Each(4.0f));
+}
+
+// The description of the coordinators says nothing of a log, so that they name places where a log
+// needs the gradients themselves.
+TEST_F(InPlaceTest, AShardWithALogIsSentTheGradients) {
+  const TempDir storage = *TempDir::Create();
+  Start({.shards = 2,
+         .coordinators = 2,
+         .shard_config =
+             absl::StrCat("storage { directory: '", storage.path(), "' durability: LOG }")});
+  auto stream = Join(0);
+  ASSERT_NE(stream, nullptr);
+  const std::shared_ptr<float> gradients = stream->AllocateGradients(kRows * kDim);
+  for (const int64_t step : {0, 1}) {
+    const absl::Status status = Step(*stream, step, gradients.get(), gradients);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  EXPECT_THAT(Table(), ::testing::Each(2.0f));
+  for (const int shard : {0, 1}) EXPECT_TRUE(cluster_->shard_process(shard)->Running());
 }
 
 }  // namespace
