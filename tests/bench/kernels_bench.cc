@@ -17,7 +17,8 @@
 //
 // `torch` rows, where PyTorch is installed: `value` is ours, `limit` is what one thread of
 // EmbeddingBag(sparse=True) does with the same ids, width 64, 16,384 samples; `step` is forward,
-// then ordering by row, then Adagrad (there: forward, backward and Adagrad).
+// then ordering by row, then Adagrad (there: forward, backward and Adagrad). Its Python is
+// EMBERD_PYTHON of CMake, unless EMBERD_BENCH_PYTHON in the environment names another one.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -211,7 +212,8 @@ class KernelBench {
     for (const bool huge_pages : {true, false}) {
       const std::vector<TorchSeconds> theirs = RunTorch(kRows, 64, batches, huge_pages);
       if (theirs.empty()) {
-        std::printf("torch: no rows, " EMBERD_PYTHON " has no working PyTorch (python3-torch)\n");
+        std::printf("torch: no rows, %s has no working PyTorch (python3-torch)\n",
+                    PeerPython().c_str());
         return;
       }
       for (size_t i = 0; i < batches.size(); ++i) {

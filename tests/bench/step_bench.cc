@@ -10,11 +10,16 @@
 // Limits of the payload rates, measured in the same run (raw_rpc.h): of the rows .../lookup_payload
 // and .../update_payload a bare stream between two ends; of .../lookup_relay and .../update_relay
 // the same bytes through a bare relay, as they go from shard to coordinator to trainer and back.
+//
+// The rows .../pytorch and .../fbgemm are printed where PyTorch and FBGEMM (fbgemm_gpu) are
+// installed: `examples` is theirs, `gain` is how many times as fast emberd's step is. Their Python
+// is EMBERD_PYTHON of CMake, unless EMBERD_BENCH_PYTHON in the environment names another one.
 #include <fstream>
 #include <map>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -126,20 +131,23 @@ class StepBench {
     step_seconds_ = seconds.step;
   }
 
-  // The same step in one process: PyTorch's EmbeddingBag and sparse Adagrad, on one thread, with
-  // huge pages, over one table with all rows.
-  void PyTorch(const std::string& name, const StepShape& shape) {
+  // The same step in one process: PyTorch's EmbeddingBag and sparse Adagrad, and FBGEMM's
+  // table-batched embeddings; on one thread, with huge pages, over one table with all rows.
+  void Peers(const std::string& name, const StepShape& shape) {
     TorchBatch batch = {.name = "step", .bag = shape.bag, .ids = {}};
     for (int f = 0; f < shape.features; ++f) {
       for (const int32_t id : MakeIds(shape, f)) {
         batch.ids.push_back(static_cast<uint32_t>(id + f * shape.rows));
       }
     }
-    const auto torch = RunTorch(int64_t{shape.features} * shape.rows, shape.width, {batch},
-                                /*huge_pages=*/true);
-    if (torch.empty()) return;  // it is not installed
-    Add(name + "/pytorch/examples", shape.batch / torch[0].step, "examples/s");
-    Add(name + "/pytorch/gain", torch[0].step / step_seconds_, "times");
+    for (const auto& [peer, run] :
+         {std::pair("/pytorch", &RunTorch), std::pair("/fbgemm", &RunFbgemm)}) {
+      const auto seconds = run(int64_t{shape.features} * shape.rows, shape.width, {batch},
+                               /*huge_pages=*/true);
+      if (seconds.empty()) continue;  // it is not installed
+      Add(absl::StrCat(name, peer, "/examples"), shape.batch / seconds[0].step, "examples/s");
+      Add(absl::StrCat(name, peer, "/gain"), seconds[0].step / step_seconds_, "times");
+    }
   }
 
   // The same batch divided between two ranks, who agree on mini-batches and on the update.
@@ -200,7 +208,7 @@ int Main(int argc, char** argv) {
       const StepOptions options = {.shape = {.bag = bag}, .wire = wire};
       if (report.Wants(name)) {
         tcp.Plain(name, options);
-        if (full) tcp.PyTorch(name, options.shape);
+        if (full) tcp.Peers(name, options.shape);
         tcp.TwoRanks(name, options);
         tcp.Pipelined(name, options);
       }
@@ -213,7 +221,7 @@ int Main(int argc, char** argv) {
       if (report.Wants(name + "/sidecar")) sidecar.Plain(name + "/sidecar", options);
       if (report.Wants(name + "/shared")) {
         shared.Plain(name + "/shared", options);
-        if (full) shared.PyTorch(name + "/shared", options.shape);
+        if (full) shared.Peers(name + "/shared", options.shape);
         shared.TwoRanks(name + "/shared", options);
         shared.Pipelined(name + "/shared", options);
       }

@@ -1,6 +1,7 @@
 #include "tests/bench/torch_peer.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -16,15 +17,14 @@ void WriteIds(const std::string& path, const std::vector<uint32_t>& ids) {
       .write(reinterpret_cast<const char*>(wide.data()), wide.size() * sizeof(int64_t));
 }
 
-}  // namespace
-
-std::vector<TorchSeconds> RunTorch(int64_t rows, int width, const std::vector<TorchBatch>& batches,
-                                   bool huge_pages) {
+std::vector<TorchSeconds> RunPeer(const std::string& script, int64_t rows, int width,
+                                  const std::vector<TorchBatch>& batches, bool huge_pages) {
   const absl::StatusOr<TempDir> folder = TempDir::Create();
   if (!folder.ok()) return {};
+  // -W ignore: newer versions of PyTorch warn about the sparse gradients that they make.
   std::string command =
-      absl::StrCat(huge_pages ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " : "", EMBERD_PYTHON " ",
-                   SourcePath("tests/bench/torch_steps.py "), rows, " ", width);
+      absl::StrCat(huge_pages ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " : "", PeerPython(),
+                   " -B -W ignore ", SourcePath("tests/bench/"), script, " ", rows, " ", width);
   for (const TorchBatch& batch : batches) {
     const std::string path = folder->Path(batch.name);
     WriteIds(path, batch.ids);
@@ -40,6 +40,23 @@ std::vector<TorchSeconds> RunTorch(int64_t rows, int width, const std::vector<To
   }
   const int status = pclose(output);
   return status == 0 && results.size() == batches.size() ? results : std::vector<TorchSeconds>();
+}
+
+}  // namespace
+
+std::string PeerPython() {
+  const char* named = std::getenv("EMBERD_BENCH_PYTHON");
+  return named != nullptr ? named : EMBERD_PYTHON;
+}
+
+std::vector<TorchSeconds> RunTorch(int64_t rows, int width, const std::vector<TorchBatch>& batches,
+                                   bool huge_pages) {
+  return RunPeer("torch_steps.py", rows, width, batches, huge_pages);
+}
+
+std::vector<TorchSeconds> RunFbgemm(int64_t rows, int width, const std::vector<TorchBatch>& batches,
+                                    bool huge_pages) {
+  return RunPeer("fbgemm_steps.py", rows, width, batches, huge_pages);
 }
 
 }  // namespace emberd::bench

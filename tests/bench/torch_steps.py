@@ -1,4 +1,4 @@
-"""The peer of kernels_bench: EmbeddingBag(sparse=True) and Adagrad on one thread.
+"""The peer of kernels_bench and step_bench: EmbeddingBag(sparse=True) and Adagrad on one thread.
 
 usage: torch_steps.py ROWS WIDTH (NAME BAG IDS_FILE)...
 
@@ -30,24 +30,29 @@ def median_seconds(work):
     return statistics.median(seconds)
 
 
+def read_batches(width):
+    """For each batch its name, ids, where each sample begins in them, and the gradient."""
+    for name, bag, path in zip(*[iter(sys.argv[3:])] * 3):
+        ids = torch.from_numpy(numpy.fromfile(path, dtype=numpy.int64))
+        begins = torch.arange(0, len(ids), int(bag))
+        yield name, ids, begins, torch.full((len(begins), width), 1e-3)
+
+
 def main():
     rows, width = int(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     weight = torch.full((rows, width), 0.01)
     layer = torch.nn.EmbeddingBag(rows, width, mode="sum", sparse=True, _weight=weight)
     optimizer = torch.optim.Adagrad(layer.parameters(), lr=0.01, initial_accumulator_value=0.1)
-    for name, bag, path in zip(*[iter(sys.argv[3:])] * 3):
-        ids = torch.from_numpy(numpy.fromfile(path, dtype=numpy.int64))
-        offsets = torch.arange(0, len(ids), int(bag))
-        gradient = torch.full((len(offsets), width), 1e-3)
+    for name, ids, begins, gradient in read_batches(width):
 
         def forward():
             with torch.no_grad():
-                layer(ids, offsets)
+                layer(ids, begins)
 
         def step():
             optimizer.zero_grad(set_to_none=True)
-            layer(ids, offsets).backward(gradient)
+            layer(ids, begins).backward(gradient)
             optimizer.step()
 
         print(name, median_seconds(forward), median_seconds(step), flush=True)
