@@ -73,6 +73,13 @@ void Report::Add(const Row& row) {
 }
 
 int Report::Finish() const {
+  if (rows_.empty() && !filter_.empty()) {
+    std::fprintf(stderr,
+                 "--filter '%s': no measurement has this in its name; without --filter, all are "
+                 "made, and their rows begin with their names\n",
+                 filter_.c_str());
+    return 2;
+  }
   if (json_path_.empty()) return 0;
   nlohmann::json rows = nlohmann::json::array();
   for (const Row& row : rows_) {

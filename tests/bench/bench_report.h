@@ -33,7 +33,8 @@ class Report {
   bool Wants(const std::string& name) const;
   // Adds a row and prints it.
   void Add(const Row& row);
-  // Writes the JSON file, if one was asked for. The exit code of the program.
+  // Writes the JSON file, if one was asked for. The exit code of the program: not 0 if nothing was
+  // measured.
   int Finish() const;
 
  private:
