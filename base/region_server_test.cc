@@ -24,13 +24,9 @@
 #include "absl/time/clock.h"
 #include "base/testing/region_ends.h"
 
-namespace emberd {
+namespace emberd::region_ends {
 namespace {
 
-using region_ends::ConnectTo;
-using region_ends::kMegabyte;
-using region_ends::Soon;
-using region_ends::StartServer;
 using ::testing::HasSubstr;
 
 int OpenFiles() {
@@ -324,4 +320,4 @@ TEST(RegionServer, KilledPeersLeaveNothing) {
 }
 
 }  // namespace
-}  // namespace emberd
+}  // namespace emberd::region_ends

@@ -20,13 +20,9 @@
 #include "base/region_server.h"
 #include "base/testing/region_ends.h"
 
-namespace emberd {
+namespace emberd::region_ends {
 namespace {
 
-using region_ends::ConnectTo;
-using region_ends::kMegabyte;
-using region_ends::Soon;
-using region_ends::StartServer;
 using ::testing::HasSubstr;
 
 TEST(ArenaLink, FindsAServerThatWasRestarted) {
@@ -278,4 +274,4 @@ TEST(SharedArena, OutlivesItsServerAndSaysSo) {
 }
 
 }  // namespace
-}  // namespace emberd
+}  // namespace emberd::region_ends

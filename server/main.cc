@@ -299,7 +299,6 @@ int ExitStatus(const absl::Status& status) {
 
 int Main(int argc, char** argv) {
   RaiseLimitOfFiles();
-  RaiseLimitOfFiles();
 #ifdef NDEBUG
   // Where Abseil is packaged as for debugging, each lock of its mutexes is noted in a graph, which
   // has one lock for all threads.

@@ -28,9 +28,9 @@ class EncodedPart {
 };
 
 // Checks all that it reads, but not again that gradients are finite: sums of rows may not be.
-// `owner` keeps `bytes`, which begin at a multiple of 4; gradients stay
-// there, entries go to buffers of `pool`. INVALID_ARGUMENT: these are not the bytes of a part of
-// this model. NOT_FOUND: the engine does not know the model.
+// `owner` keeps `bytes`, which begin at a multiple of 4; gradients stay there, entries go to
+// buffers of `pool`. INVALID_ARGUMENT: these are not the bytes of a part of this model. NOT_FOUND:
+// the engine does not know the model.
 absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> DecodePart(
     uint64_t model_id, absl::Span<const char> bytes, std::shared_ptr<const void> owner,
     shard::Engine* engine, BufferPool& pool);

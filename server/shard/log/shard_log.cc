@@ -27,8 +27,7 @@ absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendPart(const shard::CheckedP
     if (stack.features.empty()) continue;
     return absl::FailedPreconditionError(
         "gradients are named by their places, but this shard keeps a log, which needs their "
-        "values; "
-        "send them, and give the coordinator the shards' `storage`");
+        "values; send them, and give the coordinator the shards' `storage`");
   }
   const EncodedPart encoded(part);
   return writer_->AppendBlob(encoded.pieces());
