@@ -253,7 +253,8 @@ TEST_F(CoordinatorPartsTest, SharedGradientsBesideSumsAreCopied) {
   const auto regions = region_ends::StartServer();
   const auto block = region_ends::ConnectTo(*regions)->Take(100);
   const v1::ApplyGradientsRequest part = SharedPart("fb", block->region());
-  for (const bool sums : {true, false}) {
+  for (const auto& [sums, alone] :
+       {std::pair(true, true), std::pair(true, false), std::pair(false, true)}) {
     const auto batch = std::make_shared<KeptBatch>();
     batch->model = Model(kModel, 1);
     batch->feature_samples = {1, 1, 1};
@@ -261,7 +262,7 @@ TEST_F(CoordinatorPartsTest, SharedGradientsBesideSumsAreCopied) {
     if (sums) batch->row_places = {{{0, 0, 1}}, {}, {}};
     auto* const values = reinterpret_cast<float*>(block->data());
     values[0] = 5;
-    GradientReader reader(batch, regions.get());
+    GradientReader reader(batch, regions.get(), /*cpu=*/nullptr, alone);
     reader.Add(part);
     const auto input = reader.Finish();
     ASSERT_TRUE(input.ok()) << input.status();
@@ -269,8 +270,8 @@ TEST_F(CoordinatorPartsTest, SharedGradientsBesideSumsAreCopied) {
     const FeatureGradientView& view = input->features[1];
     float found = 0;
     std::memcpy(&found, view.rows.runs()[0].data, sizeof(found));
-    EXPECT_EQ(found == 5, sums);
-    EXPECT_EQ(view.shared, !sums);
+    EXPECT_EQ(found == 5, sums && alone);
+    EXPECT_EQ(view.shared, !(sums && alone));
   }
 }
 

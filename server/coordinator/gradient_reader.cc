@@ -52,6 +52,9 @@ absl::Status CheckFinite(const FeatureGradientView& view, int64_t dim, const std
 struct Incoming {
   const v1::FeatureGradient& gradient;
   const rpc::SharedPieces* data;  // null: in the tensor
+  // If it is in shared memory: sums of rows may come beside it, and then there is nothing else to
+  // be sent if it has changed since it was found to be finite.
+  bool copied;
   int64_t data_bytes() const {
     return static_cast<int64_t>(data == nullptr ? gradient.gradient().data().size() : data->size());
   }
@@ -83,18 +86,14 @@ absl::StatusOr<const char*> FindShared(const Incoming& incoming, const std::stri
   return region->memory->data() + block.offset();
 }
 
-// Whether gradients in shared memory are copied. Sums may come beside them, and then there is
-// nothing else to be sent if these have changed since they were found to be finite.
-bool CopiesShared(const KeptBatch& batch) { return !batch.row_places.empty(); }
-
 // The rows, which fill the tensor's shape.
 absl::StatusOr<RowRuns> FindRows(const Incoming& incoming, int64_t samples, int64_t dim,
                                  const std::string& path, const RegionServer* regions,
-                                 const KeptBatch& batch, GradientInput* input) {
+                                 GradientInput* input) {
   const v1::Tensor& tensor = incoming.gradient.gradient();
   if (incoming.gradient.has_shared()) {
     ASSIGN_OR_RETURN(const char* const data, FindShared(incoming, path, regions, input));
-    if (!CopiesShared(batch) || samples == 0) return RowRuns(data, samples);
+    if (!incoming.copied || samples == 0) return RowRuns(data, samples);
     const int64_t row_bytes = dim * ElementSize(tensor.dtype());
     const auto copy = std::make_shared<const std::string>(data, samples * row_bytes);
     return RowRuns({.pieces = {*copy}, .owner = copy}, samples, row_bytes);
@@ -172,7 +171,7 @@ absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch&
     view->dtype = tensor.dtype();
     view->lower_rows = gradient.lower_rows();
     view->of_rows = input->of_rows = true;
-    ASSIGN_OR_RETURN(view->rows, FindRows(incoming, rows, dim, path, regions, batch, input));
+    ASSIGN_OR_RETURN(view->rows, FindRows(incoming, rows, dim, path, regions, input));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(CheckLowerRows(gradient, 0, path));
@@ -181,8 +180,8 @@ absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch&
     RETURN_IF_ERROR(CheckShape(tensor, {samples, dim}, path));
   }
   view->dtype = tensor.dtype();
-  view->shared = gradient.has_shared() && !CopiesShared(batch);
-  ASSIGN_OR_RETURN(view->rows, FindRows(incoming, samples, dim, path, regions, batch, input));
+  view->shared = gradient.has_shared() && !incoming.copied;
+  ASSIGN_OR_RETURN(view->rows, FindRows(incoming, samples, dim, path, regions, input));
   return absl::OkStatus();
 }
 
@@ -324,8 +323,9 @@ absl::Status GradientReader::ReadFeatures(const v1::ApplyGradientsRequest& part,
                                   absl::StrCat("gradient of feature '", gradient.feature(), "'")));
     }
     const bool apart = static_cast<size_t>(i) < data.size() && !data[i].pieces.empty();
-    RETURN_IF_ERROR(ReadFeature({gradient, apart ? &data[i] : nullptr}, found->second, *batch_,
-                                regions_, &input_));
+    const bool copied = alone_ && !batch_->row_places.empty();
+    RETURN_IF_ERROR(ReadFeature({gradient, apart ? &data[i] : nullptr, copied}, found->second,
+                                *batch_, regions_, &input_));
     features->push_back(found->second);
   }
   return absl::OkStatus();

@@ -126,22 +126,25 @@ absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
   return absl::Status(found.status().code(), absl::StrCat(path, ": ", found.status().message()));
 }
 
-absl::StatusOr<rpc::CallContext::Room> CopySharedIds(const RegionServer* regions,
-                                                     const rpc::CallContext* context,
-                                                     v1::LookupRequest* request) {
-  rpc::CallContext::Room room;
-  if (!request->shared().has_ids()) return room;
+absl::StatusOr<rpc::CallContext::Room> MakeRoomForSharedIds(const RegionServer* regions,
+                                                            const v1::LookupRequest& request,
+                                                            const rpc::CallContext* context) {
+  if (!request.shared().has_ids() || context == nullptr) return nullptr;
+  const v1::SharedBlock& block = request.shared().ids();
+  RETURN_IF_ERROR(FindBlock(regions, block, "shared.ids").status());
+  return context->MakeRoom(static_cast<int64_t>(block.size()), "the ids");
+}
+
+absl::Status CopySharedIds(const RegionServer* regions, v1::LookupRequest* request) {
+  if (!request->shared().has_ids()) return absl::OkStatus();
   const v1::SharedBlock& block = request->shared().ids();
   ASSIGN_OR_RETURN(const auto memory, FindBlock(regions, block, "shared.ids"));
-  if (context != nullptr) {
-    ASSIGN_OR_RETURN(room, context->MakeRoom(static_cast<int64_t>(block.size()), "the ids"));
-  }
   BlockReader reader(memory.get(), block.size());
   for (v1::FeatureIds& feature : *request->mutable_features()) {
     RETURN_IF_ERROR(CopyFeature(&reader, &feature));
   }
   request->mutable_shared()->clear_ids();
-  return room;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<const SharedOutput>> FindSharedOutput(const RegionServer* regions,

@@ -48,11 +48,13 @@ absl::StatusOr<std::shared_ptr<char>> FindBlock(const RegionServer* regions,
                                                 const v1::SharedBlock& block,
                                                 absl::string_view path);
 
-// Copies the ids to where they lie in other requests; the result is the room that they take
-// meanwhile, as they would in a message. Null `context`: there is room.
-absl::StatusOr<rpc::CallContext::Room> CopySharedIds(const RegionServer* regions,
-                                                     const rpc::CallContext* context,
-                                                     v1::LookupRequest* request);
+// What copies of the ids take, as they would in a message; null if there are none, or no `context`.
+// May wait for the caller, as CallContext::MakeRoom does.
+absl::StatusOr<rpc::CallContext::Room> MakeRoomForSharedIds(const RegionServer* regions,
+                                                            const v1::LookupRequest& request,
+                                                            const rpc::CallContext* context);
+// Copies the ids to where they lie in other requests.
+absl::Status CopySharedIds(const RegionServer* regions, v1::LookupRequest* request);
 
 // Null if the request does not have `shared.activations`, or the activations have no bytes.
 absl::StatusOr<std::shared_ptr<const SharedOutput>> FindSharedOutput(const RegionServer* regions,

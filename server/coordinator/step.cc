@@ -94,17 +94,18 @@ absl::StatusOr<PreparedLookup> StepPath::Prepare(const std::shared_ptr<const Ser
                                                  const v1::LookupRequest& request,
                                                  rpc::CallContext* context, StepHooks* hooks,
                                                  StageTimes* times) {
+  ASSIGN_OR_RETURN(const rpc::CallContext::Room room_of_copy,
+                   MakeRoomForSharedIds(options_.regions, request, context));
   const WorkTimer decoding;
   LookupInput input;
   std::shared_ptr<const SharedOutput> output;
   v1::LookupRequest copied;  // if its ids lie in the client's memory
-  rpc::CallContext::Room room_of_copy;
   {
     ops::StageTimer timer(metrics_, ops::Stage::kDecode);
     const bool copy = request.shared().has_ids();
     if (copy) {
       copied = request;
-      ASSIGN_OR_RETURN(room_of_copy, CopySharedIds(options_.regions, context, &copied));
+      RETURN_IF_ERROR(CopySharedIds(options_.regions, &copied));
     }
     ASSIGN_OR_RETURN(input,
                      DecodeLookup(copy ? copied : request, *model, options_.max_activation_bytes));

@@ -80,6 +80,7 @@ class InPlaceTest : public ::testing::Test {
                      : std::vector<float>();
   }
 
+  const TempDir storage_ = *TempDir::Create();  // goes after the cluster
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<client::Client> client_;
   client::Model model_;
@@ -124,11 +125,10 @@ TEST_P(InPlaceFaultTest, WhatATrainerWritesAfterAFailureIsNotApplied) {
 // The description of the coordinators says nothing of a log, so that they name places where a log
 // needs the gradients themselves.
 TEST_F(InPlaceTest, AShardWithALogIsSentTheGradients) {
-  const TempDir storage = *TempDir::Create();
   Start({.shards = 2,
          .coordinators = 2,
          .shard_config =
-             absl::StrCat("storage { directory: '", storage.path(), "' durability: LOG }")});
+             absl::StrCat("storage { directory: '", storage_.path(), "' durability: LOG }")});
   auto stream = Join(0);
   ASSERT_NE(stream, nullptr);
   const std::shared_ptr<float> gradients = stream->AllocateGradients(kRows * kDim);
