@@ -75,8 +75,8 @@ void Report::Add(const Row& row) {
 int Report::Finish() const {
   if (rows_.empty() && !filter_.empty()) {
     std::fprintf(stderr,
-                 "--filter '%s': no measurement has this in its name; without --filter, all are "
-                 "made, and their rows begin with their names\n",
+                 "--filter '%s': nothing was measured; rows begin with the names of measurements, "
+                 "and a run without --filter makes all that can be made here\n",
                  filter_.c_str());
     return 2;
   }

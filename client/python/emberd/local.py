@@ -116,11 +116,11 @@ def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, proce
     processes: a process for each shard and coordinator; otherwise all in one, which is faster. Several coordinators need it.
     http: "127.0.0.1:0" for the status page and metrics on a free port; `LocalCluster.http` has the address.
     data: the folder for checkpoints; created if it does not exist.
-    durability: ValueError without data. "checkpoint" (the default with data): some are saved
+    durability: needs data, but for "memory". "checkpoint" (the default with data): some are saved
     automatically, and lost rows are restored from the newest one; "log": every change is on disk
     before it is answered, and a process that is killed loses nothing; "memory": neither.
     """
-    if durability is not None and data is None:
+    if durability not in (None, "memory") and data is None:
         raise ValueError(
             f"durability: {durability!r} needs a folder to write to; name one with data")
     arguments = ["--shards", str(shards), "--sparsecores", str(sparsecores), "--coordinators", str(coordinators),

@@ -87,7 +87,7 @@ class LocalTest(unittest.TestCase):
             emberd.local(shards=3)
 
     def test_durability_needs_a_folder(self):
-        for durability in ("checkpoint", "log", "memory"):
+        for durability in ("checkpoint", "log"):
             said = f"^durability: '{durability}' needs a folder .* with data$"
             with self.assertRaisesRegex(ValueError, said):
                 emberd.local(durability=durability)
