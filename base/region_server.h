@@ -103,7 +103,8 @@ class RegionServer {
   bool MayHaveRegion() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return static_cast<int>(regions_.size()) < options_.max_regions;
   }
-  // Who has not shown a ticket in time, or is one of too many. True if some are left.
+  // Ends connections that have not shown a ticket in time, and the oldest where there are too many
+  // of them. True if some are left that have shown none yet.
   bool SendStrangersAway() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False: the peer is to go.
   bool Answer(int socket, Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
