@@ -9,7 +9,7 @@
 #include "base/testing/seed.h"
 
 namespace emberd {
-namespace {
+namespace bfloat16_test {
 
 TEST(Bfloat16, RoundsToNearestEven) {
   EXPECT_EQ(ToBfloat16(1.0f), 0x3f80);
@@ -59,5 +59,5 @@ TEST(Bfloat16, EveryValueSurvivesTheRoundTrip) {
   }
 }
 
-}  // namespace
+}  // namespace bfloat16_test
 }  // namespace emberd

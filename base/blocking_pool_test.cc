@@ -9,7 +9,7 @@
 #include "absl/time/clock.h"
 
 namespace emberd {
-namespace {
+namespace blocking_pool_test {
 
 // A thread that has run a task needs a moment until it is free.
 void AwaitIdle(const BlockingPool& pool) {
@@ -116,5 +116,5 @@ TEST(TaskQueueTest, ForetellsTheTimeFromWhatIsThereAndWhatTasksTook) {
   release.count_down();
 }
 
-}  // namespace
+}  // namespace blocking_pool_test
 }  // namespace emberd

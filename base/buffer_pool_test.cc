@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace {
+namespace buffer_pool_test {
 
 TEST(BufferPool, BuffersAreAlignedAndLargeEnough) {
   BufferPool pool;
@@ -48,5 +48,5 @@ TEST(BufferPool, BuffersMayOutliveThePool) {
   std::memset(buffer.data(), 7, 5000);
 }
 
-}  // namespace
+}  // namespace buffer_pool_test
 }  // namespace emberd

@@ -15,7 +15,7 @@
 #include "base/file_descriptor.h"
 
 namespace emberd {
-namespace {
+namespace child_process_test {
 
 struct Pipe {
   Pipe() {
@@ -190,5 +190,5 @@ TEST(ChildProcessTest, DiesWithItsParentWhateverHappens) {
   prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
-}  // namespace
+}  // namespace child_process_test
 }  // namespace emberd

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace {
+namespace command_line_test {
 
 enum class Bird { kOwl = 3, kWren = 5 };
 
@@ -66,5 +66,5 @@ TEST_F(CommandLineErrorTest, ListsNamesOfAnEnum) {
             "`prog rows get --help`");
 }
 
-}  // namespace
+}  // namespace command_line_test
 }  // namespace emberd

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace {
+namespace cpu_pool_test {
 
 // Would catch: a task left out or run twice, or a return before all are done, with several callers
 // at once.
@@ -126,5 +126,5 @@ TEST(CpuPoolTest, DestructionWaitsForJobsThatSubmitJobs) {
   EXPECT_EQ(ran, 50);
 }
 
-}  // namespace
+}  // namespace cpu_pool_test
 }  // namespace emberd

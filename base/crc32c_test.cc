@@ -7,7 +7,7 @@
 #include "absl/strings/string_view.h"
 
 namespace emberd {
-namespace {
+namespace crc32c_test {
 
 uint32_t Crc32c(absl::string_view text) {
   return ExtendCrc32c(0, absl::MakeConstSpan(text.data(), text.size()));
@@ -31,5 +31,5 @@ TEST(Crc32cTest, PiecesGiveTheChecksumOfTheWhole) {
   }
 }
 
-}  // namespace
+}  // namespace crc32c_test
 }  // namespace emberd

@@ -9,7 +9,7 @@
 #include "base/bfloat16.h"
 
 namespace emberd {
-namespace {
+namespace finite_test {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kMax = std::numeric_limits<float>::max();
@@ -41,5 +41,5 @@ TEST(FiniteTest, ReadsBfloat16AtAnyAlignment) {
   EXPECT_EQ(find(), 70);
 }
 
-}  // namespace
+}  // namespace finite_test
 }  // namespace emberd

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace {
+namespace float16_test {
 
 // By the definition of binary16.
 double Exact(uint16_t half) {
@@ -77,5 +77,5 @@ TEST(Float16, InfinitySaturatesAndNanStays) {
   EXPECT_EQ(FromFloat16(0x7c00), INFINITY);
 }
 
-}  // namespace
+}  // namespace float16_test
 }  // namespace emberd

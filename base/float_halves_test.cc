@@ -13,7 +13,7 @@
 #include "base/testing/seed.h"
 
 namespace emberd {
-namespace {
+namespace float_halves_test {
 
 TEST(FloatHalvesTest, MakeTheFloatsThatWereCut) {
   std::mt19937 random(static_cast<uint32_t>(TestSeed()));
@@ -42,5 +42,5 @@ TEST(FloatHalvesTest, MakeTheFloatsThatWereCut) {
   }
 }
 
-}  // namespace
+}  // namespace float_halves_test
 }  // namespace emberd

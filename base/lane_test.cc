@@ -31,21 +31,16 @@
 #include "base/testing/lane_ends.h"
 
 namespace emberd {
-namespace {
+namespace lane_test {
 
 using lane_ends::Ask;
 using lane_ends::Echo;
+using lane_ends::Eventually;
 using lane_ends::kLong;
 using lane_ends::Late;
 using lane_ends::PoolTo;
 using lane_ends::SendTo;
 using lane_ends::Serve;
-
-template <typename Check>
-bool Eventually(const Check& check) {
-  for (int i = 0; i < 2000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(5));
-  return check();
-}
 
 int OpenDescriptors() {
   int count = 0;
@@ -404,5 +399,5 @@ TEST(Lane, CancelsWhatDoesNotEnd) {
   EXPECT_LE(ThreadsNow(), threads - 2) << "its own, and that of the lane";
 }
 
-}  // namespace
+}  // namespace lane_test
 }  // namespace emberd

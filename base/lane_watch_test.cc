@@ -18,10 +18,11 @@
 #include "base/testing/lane_ends.h"
 
 namespace emberd {
-namespace {
+namespace lane_watch_test {
 
 using lane_ends::Ask;
 using lane_ends::Echo;
+using lane_ends::Eventually;
 using lane_ends::kLong;
 using lane_ends::Late;
 using lane_ends::PoolTo;
@@ -148,5 +149,5 @@ TEST(LaneWatch, CallersThatAreNotAloneSleep) {
   for (std::thread& caller : callers) caller.join();
 }
 
-}  // namespace
+}  // namespace lane_watch_test
 }  // namespace emberd

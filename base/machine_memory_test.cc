@@ -10,7 +10,7 @@
 #include "base/temp_dir.h"
 
 namespace emberd {
-namespace {
+namespace machine_memory_test {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
@@ -81,5 +81,5 @@ TEST(ReadMachineMemory, ReadsThisMachine) {
   EXPECT_LE(memory.available, memory.limit);
 }
 
-}  // namespace
+}  // namespace machine_memory_test
 }  // namespace emberd

@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 
 namespace emberd {
-namespace {
+namespace periodic_task_test {
 
 TEST(PeriodicTaskTest, RunsAgainAndAgainAndStopsAtOnce) {
   std::atomic<int> runs = 0;
@@ -29,5 +29,5 @@ TEST(PeriodicTaskTest, RunsAgainAndAgainAndStopsAtOnce) {
   EXPECT_LT(absl::Now() - start, absl::Minutes(10));
 }
 
-}  // namespace
+}  // namespace periodic_task_test
 }  // namespace emberd

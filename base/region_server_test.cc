@@ -25,7 +25,7 @@
 #include "base/testing/region_ends.h"
 
 namespace emberd::region_ends {
-namespace {
+namespace region_server_test {
 
 using ::testing::HasSubstr;
 
@@ -319,5 +319,5 @@ TEST(RegionServer, KilledPeersLeaveNothing) {
   EXPECT_EQ(Mappings(), mappings);
 }
 
-}  // namespace
+}  // namespace region_server_test
 }  // namespace emberd::region_ends

@@ -10,7 +10,7 @@
 #include "base/testing/seed.h"
 
 namespace emberd {
-namespace {
+namespace safetensors_test {
 
 using testing::HasSubstr;
 
@@ -110,5 +110,5 @@ TEST(SafetensorsTest, SurvivesAnyBytes) {
   }
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace emberd

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace {
+namespace sha256_test {
 
 // From FIPS 180-4.
 TEST(Sha256Test, GivesPublishedDigests) {
@@ -19,5 +19,5 @@ TEST(Sha256Test, PiecesGiveTheDigestOfTheWhole) {
   EXPECT_EQ(Sha256Prefix("abc"), 0xba7816bf8f01cfeau);
 }
 
-}  // namespace
+}  // namespace sha256_test
 }  // namespace emberd

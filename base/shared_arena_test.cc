@@ -21,7 +21,7 @@
 #include "base/testing/region_ends.h"
 
 namespace emberd::region_ends {
-namespace {
+namespace shared_arena_test {
 
 using ::testing::HasSubstr;
 
@@ -273,5 +273,5 @@ TEST(SharedArena, OutlivesItsServerAndSaysSo) {
   EXPECT_EQ(block->data()[99], 7);
 }
 
-}  // namespace
+}  // namespace shared_arena_test
 }  // namespace emberd::region_ends

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace {
+namespace status_test {
 
 absl::StatusOr<std::unique_ptr<int>> Parse(int value) {
   if (value < 0) return absl::OutOfRangeError("negative");
@@ -44,5 +44,5 @@ TEST(Status, AnnotateKeepsTheCodeAndLeavesOkAlone) {
   EXPECT_TRUE(Annotate(absl::OkStatus(), "shard 2").ok());
 }
 
-}  // namespace
+}  // namespace status_test
 }  // namespace emberd

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace {
+namespace suggest_test {
 
 const std::vector<std::string> kFields = {"name", "vocabulary_size", "embedding_dim", "combiner"};
 
@@ -26,5 +26,5 @@ TEST(KnownNames, ListsAndAsks) {
   EXPECT_EQ(cut.substr(cut.size() - 17), ", r, r and 2 more");
 }
 
-}  // namespace
+}  // namespace suggest_test
 }  // namespace emberd

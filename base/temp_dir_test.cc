@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace {
+namespace temp_dir_test {
 
 TEST(TempDirTest, GoesAwayWithItsFilesAndOnlyOnce) {
   std::string path;
@@ -24,5 +24,5 @@ TEST(TempDirTest, GoesAwayWithItsFilesAndOnlyOnce) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-}  // namespace
+}  // namespace temp_dir_test
 }  // namespace emberd

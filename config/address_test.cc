@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::config {
-namespace {
+namespace address_test {
 
 struct GoodAddress {
   const char* text;
@@ -56,5 +56,5 @@ TEST(ParseAddress, KnowsWhatOtherMachinesCannotReach) {
   }
 }
 
-}  // namespace
+}  // namespace address_test
 }  // namespace emberd::config

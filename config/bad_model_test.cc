@@ -10,7 +10,7 @@
 #include "config/config.h"
 
 namespace emberd::config {
-namespace {
+namespace bad_model_test {
 
 // A good model. Words with @ mark the places where cases insert something; what is left of them is
 // removed.
@@ -356,5 +356,5 @@ TEST(BadModel, NeedsTablesAndFeatures) {
             "features: empty; at least one is needed");
 }
 
-}  // namespace
+}  // namespace bad_model_test
 }  // namespace emberd::config

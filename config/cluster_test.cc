@@ -10,7 +10,7 @@
 #include "google/protobuf/util/message_differencer.h"
 
 namespace emberd::config {
-namespace {
+namespace cluster_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -416,5 +416,5 @@ TEST(LoadTokenFile, NamesTheFile) {
   EXPECT_THAT(std::string(status.message()), StartsWith("/nowhere/tokens: "));
 }
 
-}  // namespace
+}  // namespace cluster_test
 }  // namespace emberd::config

@@ -8,7 +8,7 @@
 #include "config/testing/test_ca.h"
 
 namespace emberd::config {
-namespace {
+namespace credentials_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -117,5 +117,5 @@ TEST_F(CredentialsTest, ATokenIsOneLine) {
   EXPECT_TRUE(CheckToken("f", std::string(4096, 'a')).ok());
 }
 
-}  // namespace
+}  // namespace credentials_test
 }  // namespace emberd::config

@@ -10,7 +10,7 @@
 #include "emberd/v1/model.pb.h"
 
 namespace emberd::config {
-namespace {
+namespace field_rules_test {
 
 using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
@@ -113,5 +113,5 @@ TEST(Names, HaveOneSetOfCharacters) {
   }
 }
 
-}  // namespace
+}  // namespace field_rules_test
 }  // namespace emberd::config

@@ -9,7 +9,7 @@
 #include "emberd/v1/model.pb.h"
 
 namespace emberd::config {
-namespace {
+namespace fields_test {
 
 TEST(FieldPath, JoinsNamesAndIndices) {
   EXPECT_EQ(FieldPath("", "name"), "name");
@@ -117,5 +117,5 @@ TEST(NumberText, TellsAnyTwoNumbersApart) {
   EXPECT_EQ(NumberText(1e300), "1e+300");
 }
 
-}  // namespace
+}  // namespace fields_test
 }  // namespace emberd::config

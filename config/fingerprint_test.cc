@@ -6,7 +6,7 @@
 #include "config/config.h"
 
 namespace emberd::config {
-namespace {
+namespace fingerprint_test {
 
 v1::ModelConfig Model(const std::string& more = "", const std::string& table = "") {
   const auto model =
@@ -90,5 +90,5 @@ TEST(FirstDifference, ATableThatIsGone) {
   EXPECT_EQ(FirstDifference(two, Model()).rfind("tables[1]: {name: \"b\"", 0), 0u);
 }
 
-}  // namespace
+}  // namespace fingerprint_test
 }  // namespace emberd::config

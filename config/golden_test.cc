@@ -13,7 +13,7 @@
 #include "config/config.h"
 
 namespace emberd::config {
-namespace {
+namespace golden_test {
 
 nlohmann::json GoldenCase(const std::string& name) {
   std::ifstream file(SourcePath("tests/golden/tf/13_config_validation.json"));
@@ -101,5 +101,5 @@ TEST(Golden, OptimizersAreEqualIfTheirSettingsAre) {
   }
 }
 
-}  // namespace
+}  // namespace golden_test
 }  // namespace emberd::config

@@ -10,7 +10,7 @@
 #include "google/protobuf/util/message_differencer.h"
 
 namespace emberd::config {
-namespace {
+namespace model_test {
 
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
@@ -223,5 +223,5 @@ INSTANTIATE_TEST_SUITE_P(All, CompleteOptimizerTest,
                                          "f2a", "rmsprop", "none"),
                          [](const auto& info) { return std::string(info.param); });
 
-}  // namespace
+}  // namespace model_test
 }  // namespace emberd::config

@@ -11,7 +11,7 @@
 #include "google/protobuf/util/message_differencer.h"
 
 namespace emberd::config {
-namespace {
+namespace optimizers_test {
 
 using google::protobuf::util::MessageDifferencer;
 
@@ -252,5 +252,5 @@ TEST(SetHyperparameter, ReturnsWhatTheFieldHolds) {
   EXPECT_FALSE(std::signbit(*SetHyperparameter(&adam, "learning_rate", -1e-60)));
 }
 
-}  // namespace
+}  // namespace optimizers_test
 }  // namespace emberd::config

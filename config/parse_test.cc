@@ -11,7 +11,7 @@
 #include "google/protobuf/util/message_differencer.h"
 
 namespace emberd::config {
-namespace {
+namespace parse_test {
 
 using google::protobuf::util::MessageDifferencer;
 
@@ -198,5 +198,5 @@ TEST(Load, ADirectoryIsAnError) {
   EXPECT_EQ(LoadModel(testing::TempDir()).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-}  // namespace
+}  // namespace parse_test
 }  // namespace emberd::config

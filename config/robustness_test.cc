@@ -19,7 +19,7 @@
 #include "google/protobuf/stubs/logging.h"
 
 namespace emberd::config {
-namespace {
+namespace robustness_test {
 
 constexpr int kRounds = 4000;  // per test; each round mutates every sample
 
@@ -137,5 +137,5 @@ TEST_F(RobustnessTest, MutatedWireBytes) {
   EXPECT_GT(accepted, kRounds / 100);
 }
 
-}  // namespace
+}  // namespace robustness_test
 }  // namespace emberd::config

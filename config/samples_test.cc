@@ -8,7 +8,7 @@
 #include "config/config.h"
 
 namespace emberd::config {
-namespace {
+namespace samples_test {
 
 const std::string kSamples = SourcePath("config/samples/");
 
@@ -93,5 +93,5 @@ TEST(Samples, ClusterWithCheckpoints) {
   EXPECT_EQ(cluster.storage().keep(), 5);
 }
 
-}  // namespace
+}  // namespace samples_test
 }  // namespace emberd::config

@@ -7,7 +7,7 @@
 #include "config/config.h"
 
 namespace emberd::config {
-namespace {
+namespace shared_tables_test {
 
 using testing::HasSubstr;
 
@@ -94,5 +94,5 @@ TEST(SharedTables, TheFirstDifferenceIsNamed) {
   }
 }
 
-}  // namespace
+}  // namespace shared_tables_test
 }  // namespace emberd::config

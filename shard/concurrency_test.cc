@@ -9,7 +9,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace concurrency_test {
 
 using testing::TestBatch;
 using testing::TestEngine;
@@ -146,5 +146,5 @@ TEST_P(ConcurrencyTest, ModelMayBeDroppedUnderRunningRequests) {
 INSTANTIATE_TEST_SUITE_P(LazyAndEager, ConcurrencyTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Lazy" : "Eager"; });
 
-}  // namespace
+}  // namespace concurrency_test
 }  // namespace emberd::shard

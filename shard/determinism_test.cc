@@ -22,7 +22,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace determinism_test {
 
 using testing::Row;
 using testing::RowValues;
@@ -291,5 +291,5 @@ TEST(DeterminismOfStorage, OneResultForEveryStorageType) {
   ExpectOneResult(stacks);
 }
 
-}  // namespace
+}  // namespace determinism_test
 }  // namespace emberd::shard

@@ -12,7 +12,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace engine_test {
 
 using testing::RandomEntries;
 using testing::Row;
@@ -371,5 +371,5 @@ TEST(Engine, BatchOfADroppedModelIsRefused) {
   EXPECT_EQ(engine.Prepare(test_batch.view()).status().code(), absl::StatusCode::kNotFound);
 }
 
-}  // namespace
+}  // namespace engine_test
 }  // namespace emberd::shard

@@ -20,7 +20,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard::testing {
-namespace {
+namespace eviction_test {
 
 constexpr int kModels = 3;
 constexpr int kWidth = 16;
@@ -241,5 +241,5 @@ TEST_P(EvictionTest, AStagedAssignmentKeepsItsModel) {
 INSTANTIATE_TEST_SUITE_P(Rows, EvictionTest, ::testing::Values(0, int64_t{64} << 20),
                          [](const auto& info) { return info.param == 0 ? "lazy" : "eager"; });
 
-}  // namespace
+}  // namespace eviction_test
 }  // namespace emberd::shard::testing

@@ -10,7 +10,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace executor_test {
 
 Job MakeJob(std::vector<Strand*> strands, Job::Mode mode, std::function<void()> run) {
   Job job;
@@ -184,5 +184,5 @@ TEST(Executor, DestructorWaitsForWorkThatSubmitsMoreWork) {
   EXPECT_EQ(ran, 50);
 }
 
-}  // namespace
+}  // namespace executor_test
 }  // namespace emberd::shard

@@ -13,7 +13,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace golden_test {
 
 using nlohmann::json;
 using testing::Row;
@@ -334,5 +334,5 @@ TEST(Golden, TensorFlowLookupAndOptimizers) {
   }
 }
 
-}  // namespace
+}  // namespace golden_test
 }  // namespace emberd::shard

@@ -14,7 +14,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace in_place_test {
 
 using testing::OneTableStack;
 using testing::RandomEntries;
@@ -271,5 +271,5 @@ TEST_P(InPlaceTest, GradientsThatLackSamplesAreRefused) {
 // A width with a kernel of its own, one of whole vectors, one of half a vector.
 INSTANTIATE_TEST_SUITE_P(Widths, InPlaceTest, ::testing::Values(64, 48, 8));
 
-}  // namespace
+}  // namespace in_place_test
 }  // namespace emberd::shard

@@ -22,7 +22,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard::testing {
-namespace {
+namespace shared_tables_test {
 
 using ::testing::HasSubstr;
 
@@ -372,5 +372,5 @@ TEST(SharedStacks, SharedRowsStayWhenOthersAreEvicted) {
   EXPECT_EQ(memory->Figures().free_bytes, options.bytes);
 }
 
-}  // namespace
+}  // namespace shared_tables_test
 }  // namespace emberd::shard::testing

@@ -41,6 +41,13 @@ inline std::unique_ptr<LanePool> PoolTo(LaneServer& server, int max_lanes = 8,
       watch);
 }
 
+// Waits for what only time brings back.
+template <typename Check>
+bool Eventually(const Check& check) {
+  for (int i = 0; i < 12000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  return check();
+}
+
 inline absl::Time Late() { return absl::Now() + kLong; }
 
 // A call that may take long; the lane is opened where there is none. Null: that did not work.

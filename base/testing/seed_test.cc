@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd {
-namespace {
+namespace seed_test {
 
 TEST(SeedTest, TheEnvironmentGoesBeforeTheUsualOne) {
   const char* const given = std::getenv("EMBERD_TEST_SEED");
@@ -20,5 +20,5 @@ TEST(SeedTest, TheEnvironmentGoesBeforeTheUsualOne) {
   if (given != nullptr) setenv("EMBERD_TEST_SEED", before.c_str(), 1);
 }
 
-}  // namespace
+}  // namespace seed_test
 }  // namespace emberd

@@ -9,7 +9,7 @@
 #include "client/c/handles.h"
 #include "gtest/gtest.h"
 
-namespace {
+namespace arrays_test {
 
 // What this would catch: activations that are read beside where they lie.
 TEST(BlockTest, ActivationsAtEvenDistances) {
@@ -84,4 +84,4 @@ TEST(NumpyTest, AddressesOfArraysOfTheirKind) {
   EXPECT_TRUE(wrong([&](Array& array) { array.data = reinterpret_cast<char*>(values) + 2; }));
 }
 
-}  // namespace
+}  // namespace arrays_test

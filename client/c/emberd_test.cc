@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace {
+namespace emberd_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::Each;
@@ -474,4 +474,4 @@ TEST_F(CInterfaceTest, DeclaresFromACheckpoint) {
   EXPECT_EQ(service_.declares().back().restore_from(), "newest");
 }
 
-}  // namespace
+}  // namespace emberd_test

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace batch_codec_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -248,5 +248,5 @@ TEST(EncodeApplyTest, RefusesShapesThatDoNotFit) {
   }
 }
 
-}  // namespace
+}  // namespace batch_codec_test
 }  // namespace emberd::client

@@ -12,7 +12,7 @@
 #include "client/cpp/testing/fake_service.h"
 
 namespace emberd::client {
-namespace {
+namespace checkpoints_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::ElementsAre;
@@ -174,5 +174,5 @@ TEST_F(CheckpointsTest, DeclaresWithTheRowsOfACheckpoint) {
   EXPECT_EQ(service_.declares()[1].restore_from(), "newest");
 }
 
-}  // namespace
+}  // namespace checkpoints_test
 }  // namespace emberd::client

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace client_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::Each;
@@ -313,5 +313,5 @@ TEST(UuidTest, IsOneAndIsNew) {
   }
 }
 
-}  // namespace
+}  // namespace client_test
 }  // namespace emberd::client

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace credentials_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -169,5 +169,5 @@ TEST_F(CredentialsTest, ATokenDoesNotLeaveThisMachineInPlainText) {
   EXPECT_TRUE(LoadCredentials(options).ok());
 }
 
-}  // namespace
+}  // namespace credentials_test
 }  // namespace emberd::client

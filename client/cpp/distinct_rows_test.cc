@@ -20,7 +20,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace distinct_rows_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -226,5 +226,5 @@ TEST(DistinctRowsTest, AnIndexMustNameARow) {
   }
 }
 
-}  // namespace
+}  // namespace distinct_rows_test
 }  // namespace emberd::client

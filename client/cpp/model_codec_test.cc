@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace model_codec_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -151,5 +151,5 @@ TEST(DecodeModelTest, DoesNotBelieveWhatCannotBe) {
   EXPECT_EQ(DecodeModel(1, true, flat, plan).status().code(), absl::StatusCode::kInternal);
 }
 
-}  // namespace
+}  // namespace model_codec_test
 }  // namespace emberd::client

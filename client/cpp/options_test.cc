@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace options_test {
 
 ClientOptions GoodOptions() {
   ClientOptions options;
@@ -72,5 +72,5 @@ TEST(ClientOptionsTest, TheEnvironmentDecidesWhatTheOptionsLeaveOpen) {
   unsetenv("EMBERD_TRANSPORT");
 }
 
-}  // namespace
+}  // namespace options_test
 }  // namespace emberd::client

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::client {
-namespace {
+namespace tensor_codec_test {
 
 TEST(TensorCodecTest, Bfloat16BytesAreLittleEndianAtAnyAlignment) {
   const std::vector<float> values = {1.0f, -2.5f, 3.140625f};
@@ -33,5 +33,5 @@ TEST(TensorCodecTest, FloatsAreUsedAgainAndOutliveTheirPool) {
   std::fill_n(again.get(), 100, 1.0f);
 }
 
-}  // namespace
+}  // namespace tensor_codec_test
 }  // namespace emberd::client

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace train_request_test {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -180,5 +180,5 @@ TEST_F(TrainRequestTest, LetsGoOfGradientsAtTheEnd) {
   EXPECT_EQ(gradient_.use_count(), 1);
 }
 
-}  // namespace
+}  // namespace train_request_test
 }  // namespace emberd::client

@@ -14,7 +14,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace train_rows_test {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -313,5 +313,5 @@ TEST_F(TrainRowsTest, DoubtsWhatTheServerSends) {
   }
 }
 
-}  // namespace
+}  // namespace train_rows_test
 }  // namespace emberd::client

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace train_stream_test {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -303,5 +303,5 @@ TEST_F(TrainStreamTest, DoubtsWhatTheServerSends) {
   }
 }
 
-}  // namespace
+}  // namespace train_stream_test
 }  // namespace emberd::client

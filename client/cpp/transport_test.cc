@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::client {
-namespace {
+namespace transport_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::HasSubstr;
@@ -133,5 +133,5 @@ TEST(TransportTest, CancelEndsAPause) {
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
 }
 
-}  // namespace
+}  // namespace transport_test
 }  // namespace emberd::client

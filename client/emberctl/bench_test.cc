@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace bench_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::HasSubstr;
@@ -123,5 +123,5 @@ TEST(BenchTest, CountsErrorsByCode) {
   EXPECT_THAT(bench.err, HasSubstr("steps failed; the first: too much"));
 }
 
-}  // namespace
+}  // namespace bench_test
 }  // namespace emberd::emberctl

@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace checkpoint_files_test {
 
 namespace fs = std::filesystem;
 using ::emberd::client::testing::FakeService;
@@ -254,5 +254,5 @@ TEST_F(CheckpointFilesTest, NothingIsWrittenBeforeAllFilesFit) {
   EXPECT_THAT(service_.assigns(), IsEmpty());
 }
 
-}  // namespace
+}  // namespace checkpoint_files_test
 }  // namespace emberd::emberctl

@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace checkpoint_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::ElementsAre;
@@ -232,5 +232,5 @@ TEST_F(CheckpointTest, DeclaresFromACheckpoint) {
   EXPECT_EQ(service_.declares().at(0).restore_from(), "newest");
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace emberd::emberctl

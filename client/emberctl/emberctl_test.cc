@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace emberctl_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::HasSubstr;
@@ -210,5 +210,5 @@ TEST(OutputTest, SizesTimesAndFloats) {
   EXPECT_EQ(Float(16777216.0f), "16777216");
 }
 
-}  // namespace
+}  // namespace emberctl_test
 }  // namespace emberd::emberctl

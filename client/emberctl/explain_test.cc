@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace explain_test {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -256,5 +256,5 @@ TEST_F(ExplainTest, PrintsTheErrorOfACase) {
   EXPECT_EQ(Json::parse(outcome.out)["error"]["code"], "NOT_FOUND");
 }
 
-}  // namespace
+}  // namespace explain_test
 }  // namespace emberd::emberctl

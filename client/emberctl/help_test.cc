@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace help_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -144,5 +144,5 @@ TEST(OutputTest, QuantitiesAndShares) {
   EXPECT_EQ(Percent(1, 2), "50%");
 }
 
-}  // namespace
+}  // namespace help_test
 }  // namespace emberd::emberctl

@@ -11,7 +11,7 @@
 #include "server/log/testing/sample.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace log_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
@@ -103,5 +103,5 @@ TEST_F(LogVerbsTest, WhereThereIsNoLogTheySaySo) {
   EXPECT_EQ(Emberctl({"log", "show", Log(0), "--limit", "-1"}).code, kUsage);
 }
 
-}  // namespace
+}  // namespace log_test
 }  // namespace emberd::emberctl

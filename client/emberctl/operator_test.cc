@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace operator_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::HasSubstr;
@@ -144,5 +144,5 @@ TEST(DrainTest, WillNotDrainSeveral) {
   EXPECT_TRUE(other.drain_requests().empty());
 }
 
-}  // namespace
+}  // namespace operator_test
 }  // namespace emberd::emberctl

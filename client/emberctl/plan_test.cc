@@ -4,7 +4,7 @@
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace plan_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::HasSubstr;
@@ -89,5 +89,5 @@ TEST(PlanTest, ShowsADeclaredModel) {
   EXPECT_EQ(Emberctl({"plan", "other", "-a", service.address()}).code, kRefused);
 }
 
-}  // namespace
+}  // namespace plan_test
 }  // namespace emberd::emberctl

@@ -5,7 +5,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace progress_test {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
@@ -59,5 +59,5 @@ TEST(ProgressTest, JsonHasNoProgress) {
   EXPECT_EQ(out.str(), "");
 }
 
-}  // namespace
+}  // namespace progress_test
 }  // namespace emberd::emberctl

@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace rates_test {
 
 TEST(QuantileTest, LiesInsideItsBucket) {
   v1::Distribution distribution;
@@ -74,5 +74,5 @@ TEST(RatesTest, AnotherLifeIsNoticed) {
   EXPECT_FALSE(SameLife(StatsAfter(10), StatsAfter(10)));  // no time between them
 }
 
-}  // namespace
+}  // namespace rates_test
 }  // namespace emberd::emberctl

@@ -5,7 +5,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace suggested_limits_test {
 
 v1::CountSketch Sketch(const std::vector<std::pair<int64_t, int64_t>>& buckets, int64_t max) {
   v1::CountSketch sketch;
@@ -74,5 +74,5 @@ TEST(LimitsTest, AllTablesOfAStackGetItsLimits) {
   EXPECT_EQ(config.tables(2).max_unique_ids_per_partition(), 0);
 }
 
-}  // namespace
+}  // namespace suggested_limits_test
 }  // namespace emberd::emberctl

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace tensor_file_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -107,5 +107,5 @@ TEST(TensorFileTest, AFileThatIsNotThereIsNamed) {
               HasSubstr("/nowhere/a.npy: No such file or directory"));
 }
 
-}  // namespace
+}  // namespace tensor_file_test
 }  // namespace emberd::emberctl

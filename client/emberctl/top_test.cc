@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 
 namespace emberd::emberctl {
-namespace {
+namespace top_test {
 
 using ::emberd::client::testing::FakeService;
 using ::testing::AllOf;
@@ -123,5 +123,5 @@ TEST(TopTest, NobodyThere) {
   EXPECT_EQ(Emberctl({"top", "-a", gone, "--timeout", "0.2"}).code, kUnreachable);
 }
 
-}  // namespace
+}  // namespace top_test
 }  // namespace emberd::emberctl

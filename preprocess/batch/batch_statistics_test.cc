@@ -12,7 +12,7 @@
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace batch_statistics_test {
 
 struct NaiveStack {
   int64_t ids = 0;
@@ -137,5 +137,5 @@ TEST(BatchCostTest, OfASmallBatchByHand) {
   EXPECT_DOUBLE_EQ(statistics.imbalance(), 12 / 6.5);
 }
 
-}  // namespace
+}  // namespace batch_statistics_test
 }  // namespace emberd::preprocess

@@ -10,7 +10,7 @@
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace buckets_test {
 
 // Would catch: machines with and without AVX2 that cut the vocabulary at different places.
 TEST(BucketsTest, EveryMachineFindsTheSameBuckets) {
@@ -52,5 +52,5 @@ TEST(BucketsTest, RulesByName) {
   EXPECT_EQ(run(v1::HIGHWAY_HASH)[3], static_cast<int>(HashStackedId(126) % kBuckets));
 }
 
-}  // namespace
+}  // namespace buckets_test
 }  // namespace emberd::preprocess

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::preprocess {
-namespace {
+namespace buffer_limits_test {
 
 // A slot of one mini-batch with these entries in its partitions.
 SlotCsr Slot(const std::vector<int>& entries) {
@@ -82,5 +82,5 @@ TEST_F(BufferLimitsTest, TooManyMinibatchesAreRefused) {
   EXPECT_TRUE(FitBuffers(limits, plan_, &stacks_).ok());
 }
 
-}  // namespace
+}  // namespace buffer_limits_test
 }  // namespace emberd::preprocess

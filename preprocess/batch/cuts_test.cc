@@ -8,7 +8,7 @@
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace cuts_test {
 
 using Counts = std::array<int32_t, kBuckets>;
 
@@ -81,5 +81,5 @@ TEST(CutsTest, NoLimitNoCuts) {
   EXPECT_EQ(TensorFlowCuts(counts.data(), counts.data(), {0, 0}, &tried), 0u);
 }
 
-}  // namespace
+}  // namespace cuts_test
 }  // namespace emberd::preprocess

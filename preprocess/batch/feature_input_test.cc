@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::preprocess {
-namespace {
+namespace feature_input_test {
 
 using testing::HasSubstr;
 using Ints = std::vector<int32_t>;
@@ -138,5 +138,5 @@ TEST(FeatureInputTest, SingleIdsHaveNoOthersBesideThemAndNoWeight) {
   }
 }
 
-}  // namespace
+}  // namespace feature_input_test
 }  // namespace emberd::preprocess

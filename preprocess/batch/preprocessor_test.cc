@@ -20,7 +20,7 @@
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace preprocessor_test {
 
 void ExpectSameEntries(const EntryMap& expected, const EntryMap& got) {
   ASSERT_EQ(expected.size(), got.size());
@@ -352,5 +352,5 @@ TEST(PreprocessorTest, SamplesThatKeysCannotNumberAreRefused) {
               ::testing::HasSubstr("8388609 samples in one source slot; allowed: [0, 8388608]"));
 }
 
-}  // namespace
+}  // namespace preprocessor_test
 }  // namespace emberd::preprocess

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::preprocess {
-namespace {
+namespace program_buffers_test {
 
 TEST(ProgramBuffersTest, AreSizedForTheSamplesOfTheStack) {
   Plan plan;
@@ -25,5 +25,5 @@ TEST(ProgramBuffersTest, AreSizedForTheSamplesOfTheStack) {
   EXPECT_EQ(buffers.bytes_per_sparsecore, (40 * 12 + 1024 * 4) / 2 + 7 * 16 * 4);
 }
 
-}  // namespace
+}  // namespace program_buffers_test
 }  // namespace emberd::preprocess

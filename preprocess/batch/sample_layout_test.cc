@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::preprocess {
-namespace {
+namespace sample_layout_test {
 
 using Slices = std::vector<std::vector<int64_t>>;
 
@@ -46,5 +46,5 @@ TEST(SampleLayoutTest, NoSamplesNoSlices) {
   }
 }
 
-}  // namespace
+}  // namespace sample_layout_test
 }  // namespace emberd::preprocess

@@ -13,7 +13,7 @@
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace sort_and_merge_test {
 
 // Would catch: a lost or doubled key, an unstable pass, a pass left out that was needed.
 TEST(SortKeysTest, SortsLikeTheStandardLibrary) {
@@ -260,5 +260,5 @@ TEST_F(TablesTest, TheFirstFeatureWithTooLargeWeightsIsNamed) {
   EXPECT_EQ(csr.overflow.sample, 2);
 }
 
-}  // namespace
+}  // namespace sort_and_merge_test
 }  // namespace emberd::preprocess

@@ -14,7 +14,7 @@
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace plan_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -249,5 +249,5 @@ TEST(PlanTest, FingerprintIsFrozen) {
   EXPECT_NE(MakePlan(model, {2, 4})->fingerprint, plan->fingerprint);
 }
 
-}  // namespace
+}  // namespace plan_test
 }  // namespace emberd::preprocess

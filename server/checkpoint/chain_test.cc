@@ -21,7 +21,7 @@
 #include "server/checkpoint/verify.h"
 
 namespace emberd::server {
-namespace {
+namespace chain_test {
 
 using testing::HasSubstr;
 
@@ -215,5 +215,5 @@ TEST(ChainTest, ProgressEndsTheWork) {
   }
 }
 
-}  // namespace
+}  // namespace chain_test
 }  // namespace emberd::server

@@ -41,7 +41,7 @@ void ReachFailpoint(const char* name) {
 }
 
 namespace server {
-namespace {
+namespace damage_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -430,6 +430,6 @@ TEST_F(DamageTest, ManyProcessesWorkOnOneFolder) {
   }
 }
 
-}  // namespace
+}  // namespace damage_test
 }  // namespace server
 }  // namespace emberd

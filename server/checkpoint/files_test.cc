@@ -10,7 +10,7 @@
 #include "base/temp_dir.h"
 
 namespace emberd::server {
-namespace {
+namespace files_test {
 
 using absl::StatusCode;
 
@@ -86,5 +86,5 @@ TEST(FilesTest, AListedFileIsTheOneThatWasWritten) {
   }
 }
 
-}  // namespace
+}  // namespace files_test
 }  // namespace emberd::server

@@ -15,7 +15,7 @@
 #include "server/checkpoint/testing/tables.h"
 
 namespace emberd::server {
-namespace {
+namespace manifest_test {
 
 using absl::StatusCode;
 using testing::HasSubstr;
@@ -143,5 +143,5 @@ TEST(ManifestTest, RefusesWhatOthersMightWrite) {
   }
 }
 
-}  // namespace
+}  // namespace manifest_test
 }  // namespace emberd::server

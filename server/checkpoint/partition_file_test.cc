@@ -20,7 +20,7 @@
 // Covers: partition_reader.cc, partition_writer.cc
 
 namespace emberd::server {
-namespace {
+namespace partition_file_test {
 
 using testing::HasSubstr;
 
@@ -262,5 +262,5 @@ TEST_F(DamagedFileTest, DoesNotFollowPathsOutOfTheFolder) {
   }
 }
 
-}  // namespace
+}  // namespace partition_file_test
 }  // namespace emberd::server

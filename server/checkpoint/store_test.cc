@@ -15,7 +15,7 @@
 // Covers: folders.cc, store_changes.cc
 
 namespace emberd::server {
-namespace {
+namespace store_test {
 
 using absl::StatusCode;
 using testing::ElementsAre;
@@ -287,5 +287,5 @@ TEST_F(StoreTest, LitterGoesWithTheNextSave) {
   EXPECT_THAT(Folders(), ElementsAre("a", "b"));
 }
 
-}  // namespace
+}  // namespace store_test
 }  // namespace emberd::server

@@ -22,7 +22,7 @@
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {
-namespace {
+namespace administration_test {
 
 using ::testing::HasSubstr;
 using ::testing::Pair;
@@ -306,5 +306,5 @@ TEST(StatisticsTest, GroupsHaveWhatTheirMetricsSay) {
   EXPECT_THAT(b.last_arrivals(), testing::UnorderedElementsAre(Pair("1", 2), Pair("0", 1)));
 }
 
-}  // namespace
+}  // namespace administration_test
 }  // namespace emberd::server

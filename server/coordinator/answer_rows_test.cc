@@ -18,7 +18,7 @@
 #include "server/coordinator/activations.h"
 
 namespace emberd::server {
-namespace {
+namespace answer_rows_test {
 
 // b and c share a table; d's stack has another width, and padding columns.
 constexpr char kModel[] =
@@ -239,5 +239,5 @@ TEST_F(AnswerRowsTest, TheAnswersLiveAsLongAsTheRows) {
   EXPECT_EQ(room.use_count(), 1);
 }
 
-}  // namespace
+}  // namespace answer_rows_test
 }  // namespace emberd::server

@@ -24,7 +24,7 @@
 #include "server/shard/mutation_votes.h"
 
 namespace emberd::server {
-namespace {
+namespace change_pause_test {
 
 using internal::v1::FindMutationResponse;
 using ::testing::HasSubstr;
@@ -414,5 +414,5 @@ TEST(ChangePauseTest, MistakesAreFound) {
   }
 }
 
-}  // namespace
+}  // namespace change_pause_test
 }  // namespace emberd::server

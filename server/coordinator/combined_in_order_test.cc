@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::server {
-namespace {
+namespace combined_in_order_test {
 
 TEST(CombinedInOrderTest, EveryOrderIsToldInOrder) {
   const std::vector<size_t> bytes = {3, 1, 5, 0, 2, 4};
@@ -61,5 +61,5 @@ TEST(CombinedInOrderTest, SeveralThreadsAreToldOfOnce) {
   EXPECT_LT(told, kThings);
 }
 
-}  // namespace
+}  // namespace combined_in_order_test
 }  // namespace emberd::server

@@ -19,7 +19,7 @@
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
-namespace {
+namespace coordinator_parts_test {
 
 using testing::HasSubstr;
 
@@ -387,5 +387,5 @@ TEST_F(CoordinatorPartsTest, TheHandMadeAnswerIsALookupResponse) {
   EXPECT_EQ(response.activations(1).activation().data().size(), 24u);
 }
 
-}  // namespace
+}  // namespace coordinator_parts_test
 }  // namespace emberd::server

@@ -19,7 +19,7 @@
 #include "server/shard/shard_server.h"
 
 namespace emberd::server {
-namespace {
+namespace coordinator_test {
 
 using testing::HasSubstr;
 
@@ -486,5 +486,5 @@ TEST(CoordinatorRestartTest, ARestartedShardHasLostItsRowsUntilTheReset) {
       cluster->ApplyGradients(SmallApply(model, again->batch_handle, 2), cluster.context()).ok());
 }
 
-}  // namespace
+}  // namespace coordinator_test
 }  // namespace emberd::server

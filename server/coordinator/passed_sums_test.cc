@@ -21,7 +21,7 @@
 #include "server/coordinator/row_gradients.h"
 
 namespace emberd::server {
-namespace {
+namespace passed_sums_test {
 
 using testing::ElementsAre;
 using testing::ElementsAreArray;
@@ -348,5 +348,5 @@ TEST_F(NarrowSumsTest, AreCopiedToTheWidthOfTheShard) {
                    .MayPass(Input(Sums(Rows(1, 3)), Sums(Rows(100, 2)))));
 }
 
-}  // namespace
+}  // namespace passed_sums_test
 }  // namespace emberd::server

@@ -17,7 +17,7 @@
 #include "shard/batch/batch.h"
 
 namespace emberd::server {
-namespace {
+namespace places_test {
 
 constexpr int kShards = 4;
 constexpr int kSparseCores = 2;  // of each
@@ -201,5 +201,5 @@ TEST_F(PlacesTest, AnswersWithOtherNumbersOfRowsAreRefused) {
   EXPECT_EQ(check(0, false), absl::StatusCode::kInternal) << "nobody asked for it";
 }
 
-}  // namespace
+}  // namespace places_test
 }  // namespace emberd::server

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::server {
-namespace {
+namespace request_reader_test {
 
 v1::Tensor Make(v1::DataType dtype, const std::vector<int64_t>& shape, size_t bytes) {
   v1::Tensor tensor;
@@ -52,5 +52,5 @@ INSTANTIATE_TEST_SUITE_P(
                   "x.data has 0 bytes; shape [4611686018427387904, 8] of INT64 needs more than "
                   "9223372036854775807"}));
 
-}  // namespace
+}  // namespace request_reader_test
 }  // namespace emberd::server

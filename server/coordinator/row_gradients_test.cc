@@ -18,7 +18,7 @@
 #include "server/coordinator/activations.h"
 
 namespace emberd::server {
-namespace {
+namespace row_gradients_test {
 
 using testing::ElementsAre;
 
@@ -342,5 +342,5 @@ TEST_F(RowGradientsTest, SumsThatAreNotFiniteAreLeftToTheShard) {
   EXPECT_FALSE(Sum(Input(nullptr, &bad), batch).has_value());
 }
 
-}  // namespace
+}  // namespace row_gradients_test
 }  // namespace emberd::server

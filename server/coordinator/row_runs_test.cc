@@ -11,7 +11,7 @@
 #include "base/testing/seed.h"
 
 namespace emberd::server {
-namespace {
+namespace row_runs_test {
 
 std::string Concat(const RowRuns& rows, int64_t row_bytes) {
   std::string all;
@@ -65,5 +65,5 @@ TEST(RowRunsTest, NoTensorIsNotATensorWithoutRows) {
   EXPECT_TRUE(RowRuns({}, 0, 16).runs().empty());
 }
 
-}  // namespace
+}  // namespace row_runs_test
 }  // namespace emberd::server

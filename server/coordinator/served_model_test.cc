@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::server {
-namespace {
+namespace served_model_test {
 
 TEST(CountSketchTest, BucketsAreNarrowAndInOrder) {
   for (int64_t count = 0; count <= 16; ++count) EXPECT_EQ(CountSketch::Upper(count), count);
@@ -77,5 +77,5 @@ TEST(ObservedCountsTest, KeepsTheMaximumAndHowOften) {
   EXPECT_EQ(limits.stacks(1).ids().max(), 0);
 }
 
-}  // namespace
+}  // namespace served_model_test
 }  // namespace emberd::server

@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::server {
-namespace {
+namespace shard_models_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -165,5 +165,5 @@ TEST(ShardModelsTest, NamesAreFoundOnAnyShard) {
   EXPECT_EQ(shards.complete().message(), "shard 9: away");
 }
 
-}  // namespace
+}  // namespace shard_models_test
 }  // namespace emberd::server

@@ -16,7 +16,7 @@
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {
-namespace {
+namespace thread_count_test {
 
 int64_t ThreadsOfThisProcess() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
@@ -68,5 +68,5 @@ TEST(ThreadCountTest, FiftyModelsNeedTheThreadsOfOne) {
   EXPECT_EQ(ThreadsOfThisProcess(), threads_of_one);
 }
 
-}  // namespace
+}  // namespace thread_count_test
 }  // namespace emberd::server

@@ -18,7 +18,7 @@
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {
-namespace {
+namespace unique_rows_test {
 
 using testing::HasSubstr;
 
@@ -406,5 +406,5 @@ TEST(MixedAnswersTest, GiveTheBitsOfSums) {
   }
 }
 
-}  // namespace
+}  // namespace unique_rows_test
 }  // namespace emberd::server

@@ -13,7 +13,7 @@
 #include "server/group/testing_group.h"
 
 namespace emberd::server::testing {
-namespace {
+namespace collective_router_test {
 
 using ::testing::ElementsAre;
 
@@ -170,5 +170,5 @@ TEST_F(CollectiveRouterTest, BoundedGroupsMeetAtTheHost) {
   EXPECT_EQ(here_.local_load().groups, 0u);
 }
 
-}  // namespace
+}  // namespace collective_router_test
 }  // namespace emberd::server::testing

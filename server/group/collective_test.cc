@@ -22,7 +22,7 @@
 #include "server/rpc/grpc_server.h"
 
 namespace emberd::server::testing {
-namespace {
+namespace collective_test {
 
 using ::testing::ElementsAre;
 using ::testing::StartsWith;
@@ -258,5 +258,5 @@ TEST(CollectiveServiceTest, BytesThatAreNoRequestAreRefused) {
   EXPECT_EQ(host.rendezvous().load().groups, 0u);
 }
 
-}  // namespace
+}  // namespace collective_test
 }  // namespace emberd::server::testing

@@ -8,7 +8,7 @@
 #include "server/group/testing_group.h"
 
 namespace emberd::server::testing {
-namespace {
+namespace progress_group_test {
 
 const GroupId kGroup{7, "g"};
 
@@ -207,5 +207,5 @@ TEST_F(ProgressGroupTest, ExchangesNoValues) {
             absl::FailedPreconditionError("group 'g': it is BOUNDED; Watch is for SYNC groups"));
 }
 
-}  // namespace
+}  // namespace progress_group_test
 }  // namespace emberd::server::testing

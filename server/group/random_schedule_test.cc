@@ -20,7 +20,7 @@
 #include "server/group/testing_group.h"
 
 namespace emberd::server::testing {
-namespace {
+namespace random_schedule_test {
 
 const GroupId kGroup{7, "g"};
 
@@ -252,5 +252,5 @@ TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
   EXPECT_EQ(rendezvous.load().waiting + rendezvous.load().joining, 0u);
 }
 
-}  // namespace
+}  // namespace random_schedule_test
 }  // namespace emberd::server::testing

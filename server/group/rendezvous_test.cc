@@ -15,7 +15,7 @@
 #include "server/group/testing_group.h"
 
 namespace emberd::server::testing {
-namespace {
+namespace rendezvous_test {
 
 const GroupId kGroup{7, "g"};
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
@@ -318,5 +318,5 @@ TEST(RendezvousTest, WatchesDeadlinesByItself) {
   }
 }
 
-}  // namespace
+}  // namespace rendezvous_test
 }  // namespace emberd::server::testing

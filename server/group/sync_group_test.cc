@@ -8,7 +8,7 @@
 #include "server/group/testing_group.h"
 
 namespace emberd::server::testing {
-namespace {
+namespace sync_group_test {
 
 using ::testing::ElementsAre;
 
@@ -282,5 +282,5 @@ TEST(RankListTest, IsShortAndReadable) {
   EXPECT_EQ(RankList({0, 1, 3, 4, 5, 9}), "ranks 0, 1, 3-5 and 9");
 }
 
-}  // namespace
+}  // namespace sync_group_test
 }  // namespace emberd::server::testing

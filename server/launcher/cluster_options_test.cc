@@ -12,7 +12,7 @@
 #include "server/launcher/up.h"
 
 namespace emberd::launcher {
-namespace {
+namespace cluster_options_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -194,5 +194,5 @@ TEST(ReadyTextTest, LineIsForScripts) {
   EXPECT_THAT(Banner(info), HasSubstr("  checkpoints    /data/checkpoints\n"));
 }
 
-}  // namespace
+}  // namespace cluster_options_test
 }  // namespace emberd::launcher

@@ -15,7 +15,7 @@
 #include "server/ops/metric_catalogue.h"
 
 namespace emberd::launcher {
-namespace {
+namespace command_line_test {
 
 using ::testing::HasSubstr;
 
@@ -147,5 +147,5 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& info) { return info.param.name; });
 
-}  // namespace
+}  // namespace command_line_test
 }  // namespace emberd::launcher

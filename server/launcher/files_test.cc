@@ -10,7 +10,7 @@
 #include "base/temp_dir.h"
 
 namespace emberd::launcher {
-namespace {
+namespace files_test {
 
 class FilesTest : public ::testing::Test {
  protected:
@@ -48,5 +48,5 @@ TEST_F(FilesTest, AFileThatCannotBeWrittenIsNamed) {
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(path));
 }
 
-}  // namespace
+}  // namespace files_test
 }  // namespace emberd::launcher

@@ -16,7 +16,7 @@
 #include "server/ops/lifecycle.h"
 
 namespace emberd::launcher {
-namespace {
+namespace health_test {
 
 using ::testing::HasSubstr;
 
@@ -65,5 +65,5 @@ TEST(CheckHealth, DoesNotHangWithAProcessThatHangs) {
   close(listener);
 }
 
-}  // namespace
+}  // namespace health_test
 }  // namespace emberd::launcher

@@ -14,7 +14,7 @@
 #include "server/security/callers.h"
 
 namespace emberd::launcher {
-namespace {
+namespace make_token_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -79,5 +79,5 @@ TEST_F(MakeTokenTest, DoesNotTouchWhatIsNoTextProto) {
   }
 }
 
-}  // namespace
+}  // namespace make_token_test
 }  // namespace emberd::launcher

@@ -20,7 +20,7 @@
 #include "base/temp_dir.h"
 
 namespace emberd::launcher {
-namespace {
+namespace supervisor_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -194,5 +194,5 @@ TEST_F(SupervisorTest, KillsWhatIgnoresSigterm) {
   EXPECT_EQ(kill(pid, 0), -1);
 }
 
-}  // namespace
+}  // namespace supervisor_test
 }  // namespace emberd::launcher

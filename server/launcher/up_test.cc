@@ -31,7 +31,7 @@
 #include "tests/testing/await.h"
 
 namespace emberd::launcher {
-namespace {
+namespace up_test {
 
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
@@ -332,5 +332,5 @@ TEST_F(ServerProcessTest, AnAddressInUseEndsItWithOne) {
   }
 }
 
-}  // namespace
+}  // namespace up_test
 }  // namespace emberd::launcher

@@ -17,7 +17,7 @@
 #include "server/log/testing/sample.h"
 
 namespace emberd::server {
-namespace {
+namespace inspect_test {
 
 using internal::v1::LogRecord;
 using ::testing::ElementsAre;
@@ -225,5 +225,5 @@ TEST(InspectTest, EachKindOfRecordHasWords) {
   EXPECT_EQ(EntryWriter().Write(LogRecord(), {}).kind, "unknown");
 }
 
-}  // namespace
+}  // namespace inspect_test
 }  // namespace emberd::server

@@ -8,7 +8,7 @@
 #include "server/checkpoint/files.h"
 
 namespace emberd::server {
-namespace {
+namespace log_format_test {
 
 using internal::v1::LogRecord;
 
@@ -107,5 +107,5 @@ TEST(LogFormatTest, OnlyFilesOfTheLogAreListed) {
   EXPECT_EQ(RecordsName(12345678901), "12345678901.records");
 }
 
-}  // namespace
+}  // namespace log_format_test
 }  // namespace emberd::server

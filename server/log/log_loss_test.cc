@@ -21,7 +21,7 @@
 #include "server/log/testing/records.h"
 
 namespace emberd::server {
-namespace {
+namespace log_loss_test {
 
 using internal::v1::LogBlob;
 using internal::v1::LogRecord;
@@ -238,5 +238,5 @@ TEST(LogBeginTest, MayLoseThePowerAtEveryStep) {
   EXPECT_GT(lost_names, 0);
 }
 
-}  // namespace
+}  // namespace log_loss_test
 }  // namespace emberd::server

@@ -15,7 +15,7 @@
 #include "server/log/testing/records.h"
 
 namespace emberd::server {
-namespace {
+namespace log_reader_test {
 
 using absl::StatusCode;
 using internal::v1::LogBlob;
@@ -352,5 +352,5 @@ TEST_F(LogReaderTest, AnErrorOfTheVisitorIsReturned) {
   EXPECT_EQ(visited, 2);
 }
 
-}  // namespace
+}  // namespace log_reader_test
 }  // namespace emberd::server

@@ -20,7 +20,7 @@
 #include "server/log/testing/records.h"
 
 namespace emberd::server {
-namespace {
+namespace log_writer_test {
 
 using absl::StatusCode;
 using internal::v1::LogBlob;
@@ -438,5 +438,5 @@ TEST_F(LogWriterTest, ASegmentBeginsWholeOrNotAtAll) {
   }
 }
 
-}  // namespace
+}  // namespace log_writer_test
 }  // namespace emberd::server

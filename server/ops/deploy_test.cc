@@ -15,7 +15,7 @@
 #include "server/ops/metric_catalogue.h"
 
 namespace emberd::ops {
-namespace {
+namespace deploy_test {
 
 std::string Read(const std::string& path) {
   std::ifstream file(SourcePath(path));
@@ -60,5 +60,5 @@ TEST(DeployTest, DocumentedMetricsExist) {
   EXPECT_GT(found, 5);
 }
 
-}  // namespace
+}  // namespace deploy_test
 }  // namespace emberd::ops

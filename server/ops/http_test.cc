@@ -20,7 +20,7 @@
 #include "server/ops/http_get.h"
 
 namespace emberd::ops {
-namespace {
+namespace http_test {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -354,5 +354,5 @@ TEST(HttpServerTest, WhatIsNoAddressIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace http_test
 }  // namespace emberd::ops

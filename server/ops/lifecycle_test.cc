@@ -20,7 +20,7 @@
 #include "server/ops/logging.h"
 
 namespace emberd::ops {
-namespace {
+namespace lifecycle_test {
 
 struct Child {
   pid_t pid;
@@ -156,5 +156,5 @@ TEST(StandardServicesTest, HealthFollowsSetServing) {
   server->Shutdown();
 }
 
-}  // namespace
+}  // namespace lifecycle_test
 }  // namespace emberd::ops

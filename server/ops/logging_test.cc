@@ -21,7 +21,7 @@
 #include "base/temp_dir.h"
 
 namespace emberd::ops {
-namespace {
+namespace logging_test {
 
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
@@ -180,5 +180,5 @@ TEST_F(LoggingTest, WhatGrpcRepeatsIsOneLine) {
   EXPECT_THAT(Lines()[0], HasSubstr("handshake of LoggingTest failed source=grpc"));
 }
 
-}  // namespace
+}  // namespace logging_test
 }  // namespace emberd::ops

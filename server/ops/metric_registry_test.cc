@@ -6,7 +6,7 @@
 #include "server/ops/metrics.h"
 
 namespace emberd::ops {
-namespace {
+namespace metric_registry_test {
 
 using ::testing::ElementsAre;
 
@@ -49,5 +49,5 @@ TEST(MetricSnapshotTest, WhatHasNotHappenedIsMissing) {
   EXPECT_TRUE(snapshot.All(MetricId::kGroupSteps).empty());
 }
 
-}  // namespace
+}  // namespace metric_registry_test
 }  // namespace emberd::ops

@@ -21,7 +21,7 @@
 #include "server/ops/process_metrics.h"
 
 namespace emberd::ops {
-namespace {
+namespace metrics_test {
 
 using ::testing::HasSubstr;
 
@@ -339,5 +339,5 @@ TEST(MetricsTest, ConcurrentFirstUseLosesNothing) {
                               "\"ShardService/Apply\",shard=\"2\"} 1000"));
 }
 
-}  // namespace
+}  // namespace metrics_test
 }  // namespace emberd::ops

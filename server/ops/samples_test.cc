@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::ops {
-namespace {
+namespace samples_test {
 
 using ::testing::HasSubstr;
 
@@ -77,5 +77,5 @@ TEST(SamplesTest, AnExpressionMatchesCompleteNames) {
   EXPECT_THAT(std::string(bad.message()), HasSubstr("regex is 'execute('"));
 }
 
-}  // namespace
+}  // namespace samples_test
 }  // namespace emberd::ops

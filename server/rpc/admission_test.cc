@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::server {
-namespace {
+namespace admission_test {
 
 using ::testing::HasSubstr;
 
@@ -87,5 +87,5 @@ TEST(AdmissionTest, WhatARequestProducesCountsUntilItIsGone) {
   EXPECT_EQ(admission.bytes(), 0);
 }
 
-}  // namespace
+}  // namespace admission_test
 }  // namespace emberd::server

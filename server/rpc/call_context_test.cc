@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::rpc {
-namespace {
+namespace call_context_test {
 
 constexpr char kTrace[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -45,5 +45,5 @@ TEST(LinkedContextTest, HasTheTraceAndAtMostTheTimeOfItsParent) {
   EXPECT_TRUE(longer.get()->cancelled());
 }
 
-}  // namespace
+}  // namespace call_context_test
 }  // namespace emberd::rpc

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::server {
-namespace {
+namespace handle_store_test {
 
 const absl::Time kStart = absl::FromUnixSeconds(1000);
 
@@ -69,5 +69,5 @@ TEST(HandleStoreTest, SweepsWhatExpiredUnlessItIsInUse) {
   EXPECT_EQ(store.count(), 1);
 }
 
-}  // namespace
+}  // namespace handle_store_test
 }  // namespace emberd::server

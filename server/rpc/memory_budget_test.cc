@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::rpc {
-namespace {
+namespace memory_budget_test {
 
 TEST(MemoryBudgetTest, RefusesWithTheFigures) {
   const MemoryBudget budget(100, "budgets.in_flight_bytes");
@@ -70,5 +70,5 @@ TEST(MemoryBudgetTest, ManyThreadsNeverTakeMoreThanThereIs) {
   EXPECT_EQ(budget.used(), 0);
 }
 
-}  // namespace
+}  // namespace memory_budget_test
 }  // namespace emberd::rpc

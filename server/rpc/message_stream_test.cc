@@ -17,7 +17,7 @@
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 
 namespace emberd::rpc {
-namespace {
+namespace message_stream_test {
 
 constexpr int64_t kMaxBytes = 256 << 20;
 
@@ -389,5 +389,5 @@ TEST_F(MessageStreamTest, AContextThatIsCancelledAlreadyOpensNothing) {
   EXPECT_EQ(stream->Receive().status().code(), absl::StatusCode::kCancelled);
 }
 
-}  // namespace
+}  // namespace message_stream_test
 }  // namespace emberd::rpc

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::rpc {
-namespace {
+namespace shard_place_test {
 
 using ::testing::HasSubstr;
 
@@ -87,5 +87,5 @@ TEST(ShardPlaceTest, ACallWithoutAPlaceIsRefused) {
   }
 }
 
-}  // namespace
+}  // namespace shard_place_test
 }  // namespace emberd::rpc

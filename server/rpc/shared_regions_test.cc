@@ -5,7 +5,7 @@
 #include "base/shared_arena.h"
 
 namespace emberd::rpc {
-namespace {
+namespace shared_regions_test {
 
 TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
   v1::ClusterConfig cluster;
@@ -36,5 +36,5 @@ TEST(SharedRegionsTest, PeersAreInvitedUnlessAllIsToGoByTcp) {
             absl::UnimplementedError("this process shares no memory"));
 }
 
-}  // namespace
+}  // namespace shared_regions_test
 }  // namespace emberd::rpc

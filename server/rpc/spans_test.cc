@@ -11,7 +11,7 @@
 #include "base/temp_dir.h"
 
 namespace emberd::rpc {
-namespace {
+namespace spans_test {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
@@ -88,5 +88,5 @@ TEST(SpansTest, AreATreeInAFile) {
   }
 }
 
-}  // namespace
+}  // namespace spans_test
 }  // namespace emberd::rpc

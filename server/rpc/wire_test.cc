@@ -6,7 +6,7 @@
 #include "emberd/v1/types.pb.h"
 
 namespace emberd::rpc {
-namespace {
+namespace wire_test {
 
 std::string Flatten(const grpc::ByteBuffer& buffer) {
   grpc::Slice slice;
@@ -140,5 +140,5 @@ TEST(StatusCodesTest, EveryCodeGoesThereAndBack) {
   EXPECT_TRUE(Annotate(absl::OkStatus(), "shard 1").ok());
 }
 
-}  // namespace
+}  // namespace wire_test
 }  // namespace emberd::rpc

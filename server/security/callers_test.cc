@@ -13,7 +13,7 @@
 #include "server/security/testing/tokens.h"
 
 namespace emberd::security {
-namespace {
+namespace callers_test {
 
 TEST(TokenTableTest, FindsEachTokenAndNothingElse) {
   const TokenTable table(TestTokens());
@@ -87,5 +87,5 @@ TEST(ClientNameTest, ACallIsNamedByItsOwnTokenElseByItsAddress) {
   EXPECT_EQ(name(Bearer(v1::Token::READER)), "127.0.0.1");
 }
 
-}  // namespace
+}  // namespace callers_test
 }  // namespace emberd::security

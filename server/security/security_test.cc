@@ -16,7 +16,7 @@
 #include "server/security/testing/tokens.h"
 
 namespace emberd::security {
-namespace {
+namespace security_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -152,5 +152,5 @@ TEST_F(SecurityTest, PagesGetTheSameProtection) {
   EXPECT_EQ(closed.admit({"/metrics", "10.0.0.1", ""}).code(), absl::StatusCode::kUnauthenticated);
 }
 
-}  // namespace
+}  // namespace security_test
 }  // namespace emberd::security

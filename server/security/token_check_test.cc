@@ -23,7 +23,7 @@
 #include "server/security/testing/tokens.h"
 
 namespace emberd::security {
-namespace {
+namespace token_check_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -289,5 +289,5 @@ TEST_F(TokenCheckTest, GuardsAPort) {
   EXPECT_EQ(call("/grpc.health.v1.Health/Check", "").error_code(), grpc::StatusCode::ABORTED);
 }
 
-}  // namespace
+}  // namespace token_check_test
 }  // namespace emberd::security

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::security {
-namespace {
+namespace transport_security_test {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -50,5 +50,5 @@ TEST(BindRuleTest, TlsClosesAPortOnlyTogetherWithCertificatesOrTokens) {
   EXPECT_EQ(ProtectionOf(security), Protection::kClosed);
 }
 
-}  // namespace
+}  // namespace transport_security_test
 }  // namespace emberd::security

@@ -18,7 +18,7 @@
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {
-namespace {
+namespace apply_codec_test {
 
 const rpc::MessageLimits kLimits = {1 << 20};
 
@@ -298,5 +298,5 @@ TEST_F(HalvesTest, InSharedMemoryAreRefused) {
   EXPECT_EQ(DecodeApply(Transport(message), ends.server.get(), kLimits).status().code(), kInvalid);
 }
 
-}  // namespace
+}  // namespace apply_codec_test
 }  // namespace emberd::server

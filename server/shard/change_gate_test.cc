@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 
 namespace emberd::server {
-namespace {
+namespace change_gate_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -161,5 +161,5 @@ TEST_F(ChangeGateTest, NobodyIsInsideWhileItIsClosed) {
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace
+}  // namespace change_gate_test
 }  // namespace emberd::server

@@ -12,7 +12,7 @@
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {
-namespace {
+namespace gather_codec_test {
 
 TEST(GatherCodecTest, AGatherArrivesWhole) {
   GatherCommand sent = MakeGather(std::make_shared<GatherMemory>());
@@ -288,5 +288,5 @@ TEST(GatherCodecTest, DamagedMessagesAreRefusedOrHarmless) {
   EXPECT_GT(refused_replies, 100);
 }
 
-}  // namespace
+}  // namespace gather_codec_test
 }  // namespace emberd::server

@@ -12,7 +12,7 @@
 #include "tests/testing/random_case.h"
 
 namespace emberd::server {
-namespace {
+namespace group_batches_test {
 
 using preprocess::FeatureInput;
 using preprocess::PreprocessedBatch;
@@ -180,5 +180,5 @@ TEST(GroupBatchesTest, UpdateAsTheConcatenatedBatchDoes) {
   }
 }
 
-}  // namespace
+}  // namespace group_batches_test
 }  // namespace emberd::server

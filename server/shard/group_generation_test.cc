@@ -16,7 +16,7 @@
 #include "base/testing/seed.h"
 
 namespace emberd::server {
-namespace {
+namespace group_generation_test {
 
 using testing::HasSubstr;
 
@@ -153,5 +153,5 @@ TEST(GroupGenerationTest, NoNumberIsUsedTwiceWhateverTheNetworkDoes) {
   EXPECT_GT(begun, 2000) << "the schedules reach the end";
 }
 
-}  // namespace
+}  // namespace group_generation_test
 }  // namespace emberd::server

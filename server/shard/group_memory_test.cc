@@ -6,7 +6,7 @@
 #include "server/shard/testing_groups.h"
 
 namespace emberd::server {
-namespace {
+namespace group_memory_test {
 
 class GroupMemoryTest : public GroupStepsTest {};
 
@@ -88,5 +88,5 @@ TEST_F(GroupMemoryTest, TellsOfTheRanksOfALooseGroup) {
   EXPECT_FALSE(Ask("g#0", 4).ranks(1).finished()) << "it has come back";
 }
 
-}  // namespace
+}  // namespace group_memory_test
 }  // namespace emberd::server

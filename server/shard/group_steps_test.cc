@@ -10,7 +10,7 @@
 #include "server/shard/testing_groups.h"
 
 namespace emberd::server {
-namespace {
+namespace group_steps_test {
 
 using testing::HasSubstr;
 
@@ -372,5 +372,5 @@ TEST_F(HeldPartsTest, ARefusedPartLeavesNoStepBehind) {
   EXPECT_EQ(steps_->held_parts(), 1);
 }
 
-}  // namespace
+}  // namespace group_steps_test
 }  // namespace emberd::server

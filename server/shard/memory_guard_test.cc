@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::server {
-namespace {
+namespace memory_guard_test {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
@@ -64,5 +64,5 @@ TEST(MemoryGuard, RefusesNothingWhereNothingCanBeRead) {
   EXPECT_TRUE(guard.CheckLoad(kMiB).ok());
 }
 
-}  // namespace
+}  // namespace memory_guard_test
 }  // namespace emberd::server

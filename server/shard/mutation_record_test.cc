@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::server {
-namespace {
+namespace mutation_record_test {
 
 TEST(MutationRecordTest, AnswersARepeatFromTheRecord) {
   MutationRecord record;
@@ -65,5 +65,5 @@ TEST(MutationRecordTest, ChecksTheIdOfAClient) {
   EXPECT_EQ(CheckMutation({"a", 0, 0}).code(), absl::StatusCode::kInvalidArgument);
 }
 
-}  // namespace
+}  // namespace mutation_record_test
 }  // namespace emberd::server

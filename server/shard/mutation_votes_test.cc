@@ -13,7 +13,7 @@
 #include "base/testing/seed.h"
 
 namespace emberd::server {
-namespace {
+namespace mutation_votes_test {
 
 using internal::v1::FindMutationResponse;
 using testing::HasSubstr;
@@ -310,5 +310,5 @@ TEST(MutationVotesTest, IsMadeOnAllShardsOrOnNoneWhateverTheNetworkDoes) {
   EXPECT_LT(made, 19900);
 }
 
-}  // namespace
+}  // namespace mutation_votes_test
 }  // namespace emberd::server

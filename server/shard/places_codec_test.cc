@@ -9,7 +9,7 @@
 #include "server/shard/testing_codec.h"
 
 namespace emberd::server {
-namespace {
+namespace places_codec_test {
 
 TEST(PlacesTest, ArriveWhereTheRegionIsMapped) {
   const SharedEnds ends(4096);
@@ -80,5 +80,5 @@ TEST(PlacesTest, GradientsAreReadWhereTheyLie) {
   EXPECT_EQ(decode().status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-}  // namespace
+}  // namespace places_codec_test
 }  // namespace emberd::server

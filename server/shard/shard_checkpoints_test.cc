@@ -15,7 +15,7 @@
 #include "server/shard/testing_host.h"
 
 namespace emberd::server {
-namespace {
+namespace shard_checkpoints_test {
 
 using internal::v1::GetTransferResponse;
 using ::testing::HasSubstr;
@@ -414,5 +414,5 @@ TEST_F(ShardCheckpointsTest, DamageIsFoundBeforeRowsAreGivenUpAndWhileTheyAreRea
   EXPECT_EQ(host_->ListModels().models_size(), 0);
 }
 
-}  // namespace
+}  // namespace shard_checkpoints_test
 }  // namespace emberd::server

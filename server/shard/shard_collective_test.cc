@@ -13,7 +13,7 @@
 #include "server/shard/shard_server.h"
 
 namespace emberd::server {
-namespace {
+namespace shard_collective_test {
 
 class ShardCollectiveTest : public ::testing::TestWithParam<bool> {
  protected:
@@ -85,5 +85,5 @@ TEST_P(ShardCollectiveTest, DrainingAnswersWhoWaits) {
   EXPECT_EQ(ended.get_future().get().code(), absl::StatusCode::kUnavailable);
 }
 
-}  // namespace
+}  // namespace shard_collective_test
 }  // namespace emberd::server

@@ -12,7 +12,7 @@
 #include "server/shard/testing_host.h"
 
 namespace emberd::server {
-namespace {
+namespace shard_host_test {
 
 using ShardHostTest = TestHost;
 
@@ -309,5 +309,5 @@ TEST(HostedModelsTest, CreatingAModelHoldsNobodyUp) {
   EXPECT_EQ((*host)->ListModels().models_size(), 2);
 }
 
-}  // namespace
+}  // namespace shard_host_test
 }  // namespace emberd::server

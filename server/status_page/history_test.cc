@@ -14,7 +14,7 @@
 // Covers: figures.cc
 
 namespace emberd::status_page {
-namespace {
+namespace history_test {
 
 using ::testing::ElementsAre;
 using ::testing::Pair;
@@ -212,5 +212,5 @@ TEST(HistoryTest, AClockThatIsSetBackBeginsAnew) {
   EXPECT_EQ(points[0][0], kStart + 50000);
 }
 
-}  // namespace
+}  // namespace history_test
 }  // namespace emberd::status_page

@@ -17,7 +17,7 @@
 #include "server/status_page/page_files.h"
 
 namespace emberd::status_page {
-namespace {
+namespace status_page_test {
 
 using ::testing::HasSubstr;
 
@@ -179,5 +179,5 @@ TEST_F(StatusPageTest, TypesAreThoseOfTheFiles) {
   for (const PageFile& file : PageFiles()) EXPECT_FALSE(file.content.empty()) << file.name;
 }
 
-}  // namespace
+}  // namespace status_page_test
 }  // namespace emberd::status_page

@@ -9,7 +9,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace batch_test {
 
 using ::testing::HasSubstr;
 using testing::TestBatch;
@@ -235,5 +235,5 @@ TEST_F(BatchTest, EngineRefusesUnknownAndRepeatedStacks) {
   EXPECT_FALSE(engine.Prepare(batch.view()).ok());
 }
 
-}  // namespace
+}  // namespace batch_test
 }  // namespace emberd::shard

@@ -13,7 +13,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace hot_rows_test {
 
 using testing::TestBatch;
 using testing::TestEngine;
@@ -301,5 +301,5 @@ TEST(SpaceSaving, TopOfNothingIsNothing) {
   EXPECT_EQ(sketch.Top(10).size(), 1u);
 }
 
-}  // namespace
+}  // namespace hot_rows_test
 }  // namespace emberd::shard

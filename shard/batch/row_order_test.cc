@@ -11,7 +11,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace row_order_test {
 
 using ::testing::ElementsAre;
 using testing::TestBatch;
@@ -345,5 +345,5 @@ TEST_F(DistinctRowsTest, AnEmptyBatchHasNone) {
   EXPECT_EQ(least_, 0);
 }
 
-}  // namespace
+}  // namespace row_order_test
 }  // namespace emberd::shard

@@ -15,7 +15,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace later_sums_test {
 
 using ::testing::HasSubstr;
 using testing::OneTableStack;
@@ -275,5 +275,5 @@ TEST_F(LaterSumsTest, ABatchWithoutEntriesHasNoRowsAndNoSums) {
   EXPECT_TRUE(pooled->samples.empty());
 }
 
-}  // namespace
+}  // namespace later_sums_test
 }  // namespace emberd::shard

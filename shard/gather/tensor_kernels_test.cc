@@ -16,7 +16,7 @@
 #include "base/testing/seed.h"
 
 namespace emberd::shard {
-namespace {
+namespace tensor_kernels_test {
 
 TEST(TensorKernelsTest, RoundsEveryValueAsTheScalarDoes) {
   std::mt19937 random(static_cast<uint32_t>(TestSeed()));
@@ -179,5 +179,5 @@ TEST(TensorKernelsTest, SaysIfASumIsNotFinite) {
   }
 }
 
-}  // namespace
+}  // namespace tensor_kernels_test
 }  // namespace emberd::shard

@@ -20,7 +20,7 @@
 #include "shard/testing/spilled_files.h"
 
 namespace emberd::shard {
-namespace {
+namespace memory_manager_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -477,5 +477,5 @@ TEST(SpillFileTest, NoticesWhatOthersDoToIt) {
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
-}  // namespace
+}  // namespace memory_manager_test
 }  // namespace emberd::shard

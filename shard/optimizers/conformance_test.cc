@@ -13,7 +13,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace conformance_test {
 
 using testing::OptimizerCase;
 using testing::RandomEntries;
@@ -169,5 +169,5 @@ INSTANTIATE_TEST_SUITE_P(All, OptimizerConformanceTest,
                                   v1::DataType_Name(std::get<1>(info.param));
                          });
 
-}  // namespace
+}  // namespace conformance_test
 }  // namespace emberd::shard

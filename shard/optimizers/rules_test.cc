@@ -12,7 +12,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace rules_test {
 
 using testing::Exact;
 using testing::ExactRow;
@@ -172,5 +172,5 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, OptimizerAccuracyTest,
                          ::testing::ValuesIn(testing::OptimizerCases()),
                          [](const auto& info) { return info.param.name; });
 
-}  // namespace
+}  // namespace rules_test
 }  // namespace emberd::shard

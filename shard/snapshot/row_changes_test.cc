@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::shard {
-namespace {
+namespace row_changes_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -71,5 +71,5 @@ TEST(RowChangesTest, ChangesOfASnapshotThatWasNotKeptAreInTheNext) {
   EXPECT_THAT(TakeAll(changes, *third), ElementsAre(11, 13));
 }
 
-}  // namespace
+}  // namespace row_changes_test
 }  // namespace emberd::shard

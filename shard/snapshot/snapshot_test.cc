@@ -15,7 +15,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace snapshot_test {
 
 using testing::TestBatch;
 using testing::TestEngine;
@@ -260,5 +260,5 @@ TEST(SnapshotTest, GivenUpItLetsWritersGo) {
   training.Step(*engine, 4);
 }
 
-}  // namespace
+}  // namespace snapshot_test
 }  // namespace emberd::shard

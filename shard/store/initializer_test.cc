@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::shard {
-namespace {
+namespace initializer_test {
 
 v1::InitializerConfig Normal(bool truncated, float mean, float stddev) {
   v1::InitializerConfig config;
@@ -121,5 +121,5 @@ TEST(Initializer, ValuesAreFrozen) {
   EXPECT_EQ(values, (std::vector<float>{-0.770937085f, -0.201216787f, -0.746354461f}));
 }
 
-}  // namespace
+}  // namespace initializer_test
 }  // namespace emberd::shard

@@ -8,7 +8,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace new_pages_test {
 
 constexpr int64_t kRows = 1 << 20;  // 32 rows of 128 bytes are a page
 constexpr int64_t kPage = 4096;
@@ -72,5 +72,5 @@ TEST(NewPages, CountsHugePagesWhereTheyAreGiven) {
   EXPECT_EQ(after.bytes(), huge ? 0 : kPage);
 }
 
-}  // namespace
+}  // namespace new_pages_test
 }  // namespace emberd::shard

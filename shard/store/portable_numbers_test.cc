@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::shard {
-namespace {
+namespace portable_numbers_test {
 
 TEST(PortableMath, LogAgreesWithTheLibrary) {
   for (double x = 1e-310; x < 1e300; x *= 1.37) {
@@ -48,5 +48,5 @@ TEST(PortableMath, InverseNormalInvertsTheDistribution) {
   EXPECT_EQ(InverseNormal(0.25), -InverseNormal(0.75));
 }
 
-}  // namespace
+}  // namespace portable_numbers_test
 }  // namespace emberd::shard

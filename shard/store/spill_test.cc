@@ -16,7 +16,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard::testing {
-namespace {
+namespace spill_test {
 
 constexpr TestShape kSpillShape = {.partitions = 2, .rows_per_partition = 4096, .samples = 1};
 
@@ -96,5 +96,5 @@ TEST_F(SpillTest, DamagedRowsDoNotStay) {
   lost();
 }
 
-}  // namespace
+}  // namespace spill_test
 }  // namespace emberd::shard::testing

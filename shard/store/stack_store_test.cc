@@ -14,7 +14,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace stack_store_test {
 
 using testing::Row;
 using testing::TestBatch;
@@ -150,5 +150,5 @@ TEST(StackStore, DenseTableTakesItsRowsAndLittleMore) {
   }
 }
 
-}  // namespace
+}  // namespace stack_store_test
 }  // namespace emberd::shard

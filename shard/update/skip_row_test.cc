@@ -12,7 +12,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace skip_row_test {
 
 using testing::Row;
 using testing::TestBatch;
@@ -134,5 +134,5 @@ TEST(SkipRow, CountsSumsThatOverflowOverRanks) {
   EXPECT_NE(engine.ReadRow(0, 1, 4, kWidth), other);
 }
 
-}  // namespace
+}  // namespace skip_row_test
 }  // namespace emberd::shard

@@ -17,7 +17,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace staged_update_test {
 
 using ::testing::HasSubstr;
 using testing::Row;
@@ -405,5 +405,5 @@ TEST(SumsOfRowsTest, MakeTheUpdateOfTheirSamples) {
   }
 }
 
-}  // namespace
+}  // namespace staged_update_test
 }  // namespace emberd::shard

@@ -14,7 +14,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::shard {
-namespace {
+namespace stochastic_rounding_test {
 
 using testing::Row;
 using testing::TestBatch;
@@ -244,5 +244,5 @@ TEST(StochasticRounding, AnUpdateWithASeedIsNotCounted) {
   EXPECT_EQ(weights(true), weights(false));
 }
 
-}  // namespace
+}  // namespace stochastic_rounding_test
 }  // namespace emberd::shard

@@ -53,7 +53,7 @@ Report::Report(int argc, char** argv) {
     } else if (i + 1 < argc && flag == "--filter") {
       filter_ = argv[i + 1];
     } else {
-      std::fprintf(stderr, "usage: %s [--json FILE] [--filter TEXT]\n", argv[0]);
+      std::fprintf(stderr, "usage: ./run bench %s [--json FILE] [--filter TEXT]\n", argv[0]);
       std::exit(2);
     }
   }

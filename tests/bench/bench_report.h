@@ -7,6 +7,17 @@
 
 namespace emberd::bench {
 
+// Defines the benchmark that `./run bench NAME` runs, by its function of (argc, argv), which
+// returns the exit code: EMBERD_BENCHMARK(step, argc, argv) { ... }. One to a source.
+#define EMBERD_BENCHMARK(name, argc, argv)                         \
+  int RunBenchmark(int argc, char** argv);                         \
+  const ::emberd::bench::Benchmark benchmark(#name, RunBenchmark); \
+  int RunBenchmark(int argc, char** argv)
+
+struct Benchmark {
+  Benchmark(const char* name, int (*run)(int argc, char** argv));
+};
+
 struct Row {
   std::string name;  // what was measured, e.g. "preprocess/criteo/plain"
   double value = 0;  // median

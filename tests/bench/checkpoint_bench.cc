@@ -26,7 +26,7 @@
 #include "tests/testing/cluster.h"
 
 namespace emberd::bench {
-namespace {
+namespace checkpoint_bench {
 
 constexpr int kRepeats = 7, kShards = 2;
 constexpr StepShape kShape = {.features = 8, .batch = 1024, .width = 64, .rows = 125'000};
@@ -191,7 +191,7 @@ class CheckpointBench {
   double bytes_ = 0;
 };
 
-int Main(int argc, char** argv) {
+EMBERD_BENCHMARK(checkpoint, argc, argv) {
   Report report(argc, argv);
   auto folder = TempDir::Create();
   DieUnless(folder.status());
@@ -207,7 +207,5 @@ int Main(int argc, char** argv) {
   return report.Finish();
 }
 
-}  // namespace
+}  // namespace checkpoint_bench
 }  // namespace emberd::bench
-
-int main(int argc, char** argv) { return emberd::bench::Main(argc, argv); }

@@ -16,7 +16,7 @@
 #include "tests/bench/bench_report.h"
 
 namespace emberd::bench {
-namespace {
+namespace collective_bench {
 
 constexpr int kRepeats = 11, kSteps = 500;
 const server::GroupId kGroup{1, "bench"};
@@ -62,7 +62,7 @@ bool Run(Report& report, const std::string& place, server::Collective& host, int
   return good;
 }
 
-int Main(int argc, char** argv) {
+EMBERD_BENCHMARK(collective, argc, argv) {
   Report report(argc, argv);
   ops::Metrics metrics("shard");
   server::Rendezvous rendezvous;
@@ -83,7 +83,5 @@ int Main(int argc, char** argv) {
   return good ? report.Finish() : 1;
 }
 
-}  // namespace
+}  // namespace collective_bench
 }  // namespace emberd::bench
-
-int main(int argc, char** argv) { return emberd::bench::Main(argc, argv); }

@@ -21,7 +21,7 @@
 #include "tests/bench/ids.h"
 
 namespace emberd::bench {
-namespace {
+namespace engine_bench {
 
 using shard::Batch;
 using shard::StackSums;
@@ -126,26 +126,25 @@ void RunTracked(Report& report, shard::Engine& engine, int threads,
   }
 }
 
-}  // namespace
-}  // namespace emberd::bench
-
-int main(int argc, char** argv) {
-  emberd::bench::Report report(argc, argv);
+EMBERD_BENCHMARK(engine, argc, argv) {
+  Report report(argc, argv);
   for (const int threads : {1, 2}) {
-    emberd::CpuPool cpu(threads);
-    const auto engine =
-        *emberd::shard::Engine::Create({.cpu = &cpu, .eager_bytes = int64_t{8} << 30});
-    if (!engine->CreateModel(emberd::bench::MakeModel()).ok()) return 1;
-    std::vector<emberd::bench::Updates> updates;
+    CpuPool cpu(threads);
+    const auto engine = *shard::Engine::Create({.cpu = &cpu, .eager_bytes = int64_t{8} << 30});
+    if (!engine->CreateModel(MakeModel()).ok()) return 1;
+    std::vector<Updates> updates;
     for (const bool zipf : {false, true}) {
       for (const int bag : {10, 50}) {
         const std::string name =
             "engine/" + std::string(zipf ? "zipf" : "uniform") + "/bag" + std::to_string(bag) + "/";
         if (!report.Wants(name)) continue;
-        updates.push_back(emberd::bench::Run(report, *engine, threads, name, zipf, bag));
+        updates.push_back(Run(report, *engine, threads, name, zipf, bag));
       }
     }
-    emberd::bench::RunTracked(report, *engine, threads, updates);
+    RunTracked(report, *engine, threads, updates);
   }
   return report.Finish();
 }
+
+}  // namespace engine_bench
+}  // namespace emberd::bench

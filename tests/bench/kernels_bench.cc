@@ -42,7 +42,7 @@
 #include "tests/bench/torch_peer.h"
 
 namespace emberd::bench {
-namespace {
+namespace kernels_bench {
 
 using shard::Entry;
 using shard::Touch;
@@ -371,15 +371,15 @@ class KernelBench {
   volatile int sink_ = 0;  // keeps the limits' checksums alive
 };
 
-}  // namespace
-}  // namespace emberd::bench
-
-int main(int argc, char** argv) {
-  emberd::bench::Report report(argc, argv);
-  emberd::bench::KernelBench bench(report);
+EMBERD_BENCHMARK(kernels, argc, argv) {
+  Report report(argc, argv);
+  KernelBench bench(report);
   for (const int width : {16, 32, 64, 128}) bench.RunWidth(width);
   bench.RunTargets();
   bench.RunSizes();
   bench.RunTorchRows();
   return report.Finish();
 }
+
+}  // namespace kernels_bench
+}  // namespace emberd::bench

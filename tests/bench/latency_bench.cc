@@ -15,7 +15,7 @@
 #include "tests/testing/cluster.h"
 
 namespace emberd::bench {
-namespace {
+namespace latency_bench {
 
 constexpr absl::Duration kNotMeasured = absl::Milliseconds(500);
 constexpr absl::Duration kMeasured = absl::Seconds(3);
@@ -69,7 +69,7 @@ void Measure(const testing::Cluster& cluster, const StepShape& shape, int client
   add("rate", static_cast<double>(all.size()) / absl::ToDoubleSeconds(kMeasured), "lookups/s");
 }
 
-int Main(int argc, char** argv) {
+EMBERD_BENCHMARK(latency, argc, argv) {
   Report report(argc, argv);
   const StepShape shape = {.batch = 1, .width = 16, .rows = 10'000};
   for (const bool embedded : {false, true}) {
@@ -84,7 +84,5 @@ int Main(int argc, char** argv) {
   return report.Finish();
 }
 
-}  // namespace
+}  // namespace latency_bench
 }  // namespace emberd::bench
-
-int main(int argc, char** argv) { return emberd::bench::Main(argc, argv); }

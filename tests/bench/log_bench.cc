@@ -22,7 +22,7 @@
 #include "tests/testing/cluster.h"
 
 namespace emberd::bench {
-namespace {
+namespace log_bench {
 
 constexpr int kShards = 2, kRepeats = 5;
 // Two turns of files of the log, and the tables, have their memory then.
@@ -179,7 +179,7 @@ void FirstAnswer(Report* report) {
   report->Add({"log/first_answer/read", figure("bytes") / kGiB, "GiB", 1, 64, 0});
 }
 
-int Main(int argc, char** argv) {
+EMBERD_BENCHMARK(log, argc, argv) {
   Report report(argc, argv);
   for (const int bag : {1, 20}) {
     if (report.Wants(absl::StrCat("log/steps/bag", bag))) Steps(bag, &report);
@@ -189,7 +189,5 @@ int Main(int argc, char** argv) {
   return report.Finish();
 }
 
-}  // namespace
+}  // namespace log_bench
 }  // namespace emberd::bench
-
-int main(int argc, char** argv) { return emberd::bench::Main(argc, argv); }

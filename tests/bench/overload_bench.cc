@@ -7,11 +7,11 @@
 #include "tests/testing/overload.h"
 
 namespace emberd::bench {
-namespace {
+namespace overload_bench {
 
 constexpr int kRepeats = 3;  // each has a row of its own: they differ more than a median tells
 
-int Main(int argc, char** argv) {
+EMBERD_BENCHMARK(overload, argc, argv) {
   Report report(argc, argv);
   for (int i = 0; i < kRepeats; ++i) {
     auto cluster =
@@ -38,7 +38,5 @@ int Main(int argc, char** argv) {
   return report.Finish();
 }
 
-}  // namespace
+}  // namespace overload_bench
 }  // namespace emberd::bench
-
-int main(int argc, char** argv) { return emberd::bench::Main(argc, argv); }

@@ -27,7 +27,7 @@
 #include "tests/bench/bench_report.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace preprocess_bench {
 
 using bench::MedianCpuSeconds;
 using bench::MedianSeconds;
@@ -255,7 +255,7 @@ void MeasureGrowth(Report* report) {
   }
 }
 
-int Main(int argc, char** argv) {
+EMBERD_BENCHMARK(preprocess, argc, argv) {
   Report report(argc, argv);
   Measure(ZipfWorkload(16384, false).get(), &report);
   Measure(ZipfWorkload(16384, true).get(), &report);
@@ -264,7 +264,5 @@ int Main(int argc, char** argv) {
   return report.Finish();
 }
 
-}  // namespace
+}  // namespace preprocess_bench
 }  // namespace emberd::preprocess
-
-int main(int argc, char** argv) { return emberd::preprocess::Main(argc, argv); }

@@ -24,7 +24,7 @@
 #include "tests/testing/program_api.h"
 
 namespace emberd::bench {
-namespace {
+namespace programs_bench {
 
 constexpr int kUntimed = 3;
 
@@ -209,7 +209,7 @@ class ProgramsBench {
   uint64_t sequence_ = 0;
 };
 
-int Main(int argc, char** argv) {
+EMBERD_BENCHMARK(programs, argc, argv) {
   Report report(argc, argv);
   for (const int samples : {4096, 64}) {
     for (const int bag : {1, 20}) {
@@ -224,7 +224,5 @@ int Main(int argc, char** argv) {
   return report.Finish();
 }
 
-}  // namespace
+}  // namespace programs_bench
 }  // namespace emberd::bench
-
-int main(int argc, char** argv) { return emberd::bench::Main(argc, argv); }

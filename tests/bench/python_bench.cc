@@ -3,12 +3,13 @@
 // by python_steps.py, which starts clusters (`emberd up`, one process) on this machine, and this
 // program again as a client in C++:
 //
-//   python_bench --client ADDRESS BATCH BAG IDS_FILE
+//   emberd_bench python --client ADDRESS BATCH BAG IDS_FILE
 //
 // declares the model and writes its ids, int32, feature after feature; then for each line "STEPS"
 // of its input it trains so many steps on a stream, and prints the median seconds of a step.
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -20,7 +21,7 @@
 #include "tests/bench/step_trainer.h"
 
 namespace emberd::bench {
-namespace {
+namespace python_bench {
 
 int RunClient(char** argv) {
   client::ClientOptions client_options;
@@ -45,12 +46,13 @@ int RunClient(char** argv) {
   return file.good() ? 0 : 1;
 }
 
-int Main(int argc, char** argv) {
+EMBERD_BENCHMARK(python, argc, argv) {
   if (argc == 6 && std::string(argv[1]) == "--client") return RunClient(argv + 2);
   Report report(argc, argv);
   const std::string command =
       absl::StrCat("EMBERD_PROGRAMS=", EMBERD_BIN_FOLDER, " EMBERD_LIBRARY=", EMBERD_CLIENT_LIBRARY,
-                   " ", EMBERD_PYTHON, " -B ", SourcePath("tests/bench/python_steps.py "), argv[0]);
+                   " ", EMBERD_PYTHON, " -B ", SourcePath("tests/bench/python_steps.py "),
+                   std::filesystem::canonical("/proc/self/exe").string());
   FILE* output = popen(command.c_str(), "r");
   if (output == nullptr) return 1;
   char name[128], unit[32];
@@ -62,7 +64,5 @@ int Main(int argc, char** argv) {
   return pclose(output) == 0 ? report.Finish() : 1;
 }
 
-}  // namespace
+}  // namespace python_bench
 }  // namespace emberd::bench
-
-int main(int argc, char** argv) { return emberd::bench::Main(argc, argv); }

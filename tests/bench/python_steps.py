@@ -2,7 +2,7 @@
 
 usage: python_steps.py CLIENT
 
-CLIENT is the program python_bench. Prints rows of name, value, unit, width and limit. Times are medians; what is compared
+CLIENT is the program emberd_bench. Prints rows of name, value, unit, width and limit. Times are medians; what is compared
 is measured in turns, and the best turn of each counts, so that other work on the machine does least harm. Of the
 overhead, which is less than what a step of the same client differs from one second to another, the median of the turns'
 ratios counts.
@@ -52,7 +52,7 @@ class Case:
         self.batch, self.bag = batch, bag
         self.cluster = emberd.local(shards=2)
         with tempfile.NamedTemporaryFile() as file:
-            self.cpp = subprocess.Popen([program, "--client", self.cluster.address, str(batch), str(bag), file.name],
+            self.cpp = subprocess.Popen([program, "python", "--client", self.cluster.address, str(batch), str(bag), file.name],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert self.cpp.stdout.readline() == "ready\n"
             ids = np.fromfile(file.name, np.int32).reshape(FEATURES, batch, bag)

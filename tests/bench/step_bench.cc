@@ -34,7 +34,7 @@
 #include "tests/testing/metrics.h"
 
 namespace emberd::bench {
-namespace {
+namespace step_bench {
 
 constexpr int kRepeats = 9;
 
@@ -187,7 +187,7 @@ class StepBench {
   double server_seconds_ = 0, step_seconds_ = 0;  // of the last Plain
 };
 
-int Main(int argc, char** argv) {
+EMBERD_BENCHMARK(step, argc, argv) {
   Report report(argc, argv);
   auto plain = testing::Cluster::Start(
       {.shards = 2, .sparsecores_per_shard = 2, .config = "transport: TCP"});
@@ -230,7 +230,5 @@ int Main(int argc, char** argv) {
   return report.Finish();
 }
 
-}  // namespace
+}  // namespace step_bench
 }  // namespace emberd::bench
-
-int main(int argc, char** argv) { return emberd::bench::Main(argc, argv); }

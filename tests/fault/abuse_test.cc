@@ -25,7 +25,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace abuse_test {
 
 constexpr int kRequests = 10'000;
 constexpr int kThreads = 4;
@@ -246,5 +246,5 @@ TEST_F(AbuseTest, TenThousandBadRequests) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-}  // namespace
+}  // namespace abuse_test
 }  // namespace emberd::testing

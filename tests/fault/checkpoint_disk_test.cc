@@ -18,7 +18,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace checkpoint_disk_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -215,5 +215,5 @@ TEST_F(MountedTest, ADirectoryThatMayNotBeWrittenIsAnErrorAndIsReadAllTheSame) {
   EXPECT_TRUE(healed.ok()) << healed;
 }
 
-}  // namespace
+}  // namespace checkpoint_disk_test
 }  // namespace emberd::testing

@@ -23,7 +23,7 @@
 #include "tests/testing/counting.h"
 
 namespace emberd::testing {
-namespace {
+namespace checkpoint_fault_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -306,5 +306,5 @@ TEST_F(CheckpointFaultTest, ACoordinatorThatStoodStillForLongerThanItsPauseFixes
   ASSERT_NO_FATAL_FAILURE(ExpectAllWell({"before", "meanwhile", "new"}));
 }
 
-}  // namespace
+}  // namespace checkpoint_fault_test
 }  // namespace emberd::testing

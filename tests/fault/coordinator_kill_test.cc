@@ -10,7 +10,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace coordinator_kill_test {
 
 class CoordinatorKillTest : public ::testing::Test {
  protected:
@@ -100,5 +100,5 @@ TEST_F(CoordinatorKillTest, OneThatReturnsKnowsTheModels) {
   EXPECT_TRUE(TrainStep(*client, *model, 4, 20).ok());
 }
 
-}  // namespace
+}  // namespace coordinator_kill_test
 }  // namespace emberd::testing

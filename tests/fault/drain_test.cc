@@ -17,7 +17,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace drain_test {
 
 using ::testing::HasSubstr;
 
@@ -352,5 +352,5 @@ TEST_F(DrainTest, APipelinedGroupTrainsOn) {
   EXPECT_EQ(*Digest(*client_, model), Reference(options, pause, 25));
 }
 
-}  // namespace
+}  // namespace drain_test
 }  // namespace emberd::testing

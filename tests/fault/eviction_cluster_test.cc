@@ -20,7 +20,7 @@
 #include "tests/testing/metrics.h"
 
 namespace emberd::testing {
-namespace {
+namespace eviction_cluster_test {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -120,7 +120,7 @@ TEST_F(EvictionClusterTest, AFolderThatCannotBeMadeIsSaidAtTheStart) {
   EXPECT_FALSE(started.ok());
 }
 
-}  // namespace
+}  // namespace eviction_cluster_test
 
 Shown Emberctl(const Cluster& cluster, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "emberctl");

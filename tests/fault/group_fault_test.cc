@@ -18,7 +18,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace group_fault_test {
 
 using ::testing::HasSubstr;
 
@@ -400,5 +400,5 @@ TEST_F(GroupFaultTest, AThousandFailedStepsLeaveNothingBehind) {
   EXPECT_EQ(batches(), 0);
 }
 
-}  // namespace
+}  // namespace group_fault_test
 }  // namespace emberd::testing

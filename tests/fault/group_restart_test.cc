@@ -19,7 +19,7 @@
 #include "tests/testing/group_training.h"
 
 namespace emberd::testing {
-namespace {
+namespace group_restart_test {
 
 constexpr int kShards = 2;
 constexpr int kSparsecores = 4;
@@ -184,5 +184,5 @@ TEST_F(GroupRestartTest, NoClockSaysWhichGenerationIsNext) {
   }
 }
 
-}  // namespace
+}  // namespace group_restart_test
 }  // namespace emberd::testing

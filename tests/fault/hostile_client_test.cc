@@ -25,7 +25,7 @@
 #include "tests/testing/raw_http2.h"
 
 namespace emberd::testing {
-namespace {
+namespace hostile_client_test {
 
 using ::testing::HasSubstr;
 
@@ -398,5 +398,5 @@ TEST_F(SilentStreamTest, WaitsForWhatItHasToAnswer) {
   EXPECT_TRUE(response.has_lookup());
 }
 
-}  // namespace
+}  // namespace hostile_client_test
 }  // namespace emberd::testing

@@ -22,7 +22,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace hostile_coordinator_test {
 
 using internal::v1::MessagePart;
 using internal::v1::ShardService;
@@ -188,5 +188,5 @@ TEST_F(HostileCoordinatorTest, RandomPlacesThatChangeMeanwhileBreakNothing) {
   ExpectAllIsWell();
 }
 
-}  // namespace
+}  // namespace hostile_coordinator_test
 }  // namespace emberd::testing

@@ -26,7 +26,7 @@
 #include "tests/testing/shared_place.h"
 
 namespace emberd::testing {
-namespace {
+namespace hostile_memory_test {
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -332,5 +332,5 @@ TEST_F(SmallBudgetTest, IdsCountAsIfTheyHadBeenSent) {
   ExpectAllIsWell();
 }
 
-}  // namespace
+}  // namespace hostile_memory_test
 }  // namespace emberd::testing

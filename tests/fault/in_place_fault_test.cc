@@ -17,7 +17,7 @@
 #include "tests/testing/cluster.h"
 
 namespace emberd::testing {
-namespace {
+namespace in_place_fault_test {
 
 constexpr int64_t kRows = 64;
 constexpr int kDim = 8;  // a whole row of the stack, so that nothing has to be padded
@@ -140,5 +140,5 @@ TEST_F(InPlaceTest, AShardWithALogIsSentTheGradients) {
   for (const int shard : {0, 1}) EXPECT_TRUE(cluster_->shard_process(shard)->Running());
 }
 
-}  // namespace
+}  // namespace in_place_fault_test
 }  // namespace emberd::testing

@@ -18,7 +18,7 @@
 #include "tests/testing/metrics.h"
 
 namespace emberd::testing {
-namespace {
+namespace large_message_test {
 
 constexpr int64_t kVocabulary = 5000;
 constexpr int64_t kDim = 128;
@@ -156,5 +156,5 @@ TEST_F(LargeMessageTest, CancellationReachesCallsToTheShards) {
   EXPECT_TRUE(ComesToRest());
 }
 
-}  // namespace
+}  // namespace large_message_test
 }  // namespace emberd::testing

@@ -17,7 +17,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace log_disk_test {
 
 constexpr int kShards = 2;
 constexpr int64_t kSamples = 4096;
@@ -120,5 +120,5 @@ TEST_F(LogDiskTest, AShardThatComesBackToAFullDiskWaitsForRoom) {
   EXPECT_EQ(TableDigest(), Undisturbed(steps_));
 }
 
-}  // namespace
+}  // namespace log_disk_test
 }  // namespace emberd::testing

@@ -20,7 +20,7 @@
 #include "tests/testing/metrics.h"
 
 namespace emberd::testing {
-namespace {
+namespace memory_operator_test {
 
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
@@ -393,5 +393,5 @@ TEST_F(MemoryOperatorTest, EmberctlActsAndTells) {
   EXPECT_THAT(run({"memory", "pin", "mixed-7"}, emberctl::kRefused), HasSubstr("NOT_FOUND"));
 }
 
-}  // namespace
+}  // namespace memory_operator_test
 }  // namespace emberd::testing

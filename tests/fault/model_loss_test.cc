@@ -19,7 +19,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace model_loss_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -299,5 +299,5 @@ TEST_F(DeclareTest, ManyAtOnceThroughTwoCoordinators) {
   EXPECT_EQ(declared, 8);
 }
 
-}  // namespace
+}  // namespace model_loss_test
 }  // namespace emberd::testing

@@ -10,7 +10,7 @@
 #include "tests/testing/footprint.h"
 
 namespace emberd::testing {
-namespace {
+namespace overload_test {
 
 // Of all processes: 256 MiB, or more where a sanitizer keeps freed memory.
 constexpr int64_t kMostGrowthKib = 8 * kAllowedGrowthKib;
@@ -36,5 +36,5 @@ TEST(OverloadTest, RefusesWhatItCannotServeAndGoesOn) {
   EXPECT_LT(result->resident_growth_kib, kMostGrowthKib);
 }
 
-}  // namespace
+}  // namespace overload_test
 }  // namespace emberd::testing

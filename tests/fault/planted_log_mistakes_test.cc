@@ -21,7 +21,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace planted_log_mistakes_test {
 
 constexpr int kShards = 2;
 constexpr char kDiesBetweenWords[] = "update.word_is_said=die:300@1";
@@ -267,5 +267,5 @@ TEST_P(PlantedLogMistakesTest, AndNothingElseIs) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-}  // namespace
+}  // namespace planted_log_mistakes_test
 }  // namespace emberd::testing

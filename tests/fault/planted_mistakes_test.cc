@@ -15,17 +15,14 @@
 #include "tests/fault/counting_cluster.h"
 
 namespace emberd {
-namespace {
 
-std::string own_mistake;  // of the client in this process
-
-}  // namespace
+static std::string own_mistake;  // of the client in this process
 
 // Instead of that of base/failpoint.cc, which makes none.
 bool Mistake(const char* name) { return own_mistake == name; }
 
 namespace testing {
-namespace {
+namespace planted_mistakes_test {
 
 constexpr char kDiesBetweenWords[] = "update.word_is_said=die:300@1";
 
@@ -158,6 +155,6 @@ TEST_P(PlantedMistakesTest, AndNothingElseIs) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-}  // namespace
+}  // namespace planted_mistakes_test
 }  // namespace testing
 }  // namespace emberd

@@ -24,7 +24,7 @@
 #include "tests/testing/process.h"
 
 namespace emberd::testing {
-namespace {
+namespace power_loss_test {
 
 using server::ReadRecord;
 using server::WholeLog;
@@ -195,5 +195,5 @@ TEST_F(PowerLossTest, ASyncThatIsLeftOutIsFound) {
   EXPECT_GT(missing_, 0);
 }
 
-}  // namespace
+}  // namespace power_loss_test
 }  // namespace emberd::testing

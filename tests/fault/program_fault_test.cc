@@ -15,7 +15,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace program_fault_test {
 
 constexpr int64_t kSamples = 24;
 
@@ -115,5 +115,5 @@ TEST_F(ProgramFaultTest, AShardKilledInAChainAndARepeatMakeOneUpdate) {
   EXPECT_EQ(once, Digest(*client_, *plain).value_or("none"));
 }
 
-}  // namespace
+}  // namespace program_fault_test
 }  // namespace emberd::testing

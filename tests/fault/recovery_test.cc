@@ -16,7 +16,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace recovery_test {
 
 using ::testing::HasSubstr;
 
@@ -153,5 +153,5 @@ TEST_F(RecoveryTest, ModelsComeBackThatNobodyDeclaresAgain) {
   EXPECT_EQ(AwaitTables(), saved);
 }
 
-}  // namespace
+}  // namespace recovery_test
 }  // namespace emberd::testing

@@ -22,7 +22,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace recovery_view_test {
 
 using emberctl::Json;
 using ::testing::AllOf;
@@ -137,5 +137,5 @@ TEST_F(RecoveryViewTest, AShardSaysHowFarItIs) {
   EXPECT_EQ(TableDigest(), before);
 }
 
-}  // namespace
+}  // namespace recovery_view_test
 }  // namespace emberd::testing

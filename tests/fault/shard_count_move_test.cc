@@ -27,7 +27,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace shard_count_move_test {
 
 using ::testing::HasSubstr;
 
@@ -222,5 +222,5 @@ TEST_P(ShardCountMoveTest, AnotherNumberOfPartitionsIsRefused) {
 INSTANTIATE_TEST_SUITE_P(Modes, ShardCountMoveTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Processes" : "OneProcess"; });
 
-}  // namespace
+}  // namespace shard_count_move_test
 }  // namespace emberd::testing

@@ -18,7 +18,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace shard_kill_test {
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -236,5 +236,5 @@ TEST(ClusterTest, NoProcessIsLeft) {
   for (const pid_t pid : pids) EXPECT_EQ(kill(pid, 0), -1) << pid;
 }
 
-}  // namespace
+}  // namespace shard_kill_test
 }  // namespace emberd::testing

@@ -21,7 +21,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace shard_log_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -412,5 +412,5 @@ TEST_F(LogTest, LimitsOfAModelComeBack) {
   }
 }
 
-}  // namespace
+}  // namespace shard_log_test
 }  // namespace emberd::testing

@@ -20,7 +20,7 @@
 #include "tests/fault/eviction_cluster.h"
 
 namespace emberd::testing {
-namespace {
+namespace spill_damage_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -152,5 +152,5 @@ TEST_F(SpillDamageTest, AFolderThatIsTakenAwayStopsEvictionsAlone) {
   ExpectRightTables(two, {0, 1, 2});
 }
 
-}  // namespace
+}  // namespace spill_damage_test
 }  // namespace emberd::testing

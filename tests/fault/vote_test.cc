@@ -15,7 +15,7 @@
 #include "tests/fault/counting_cluster.h"
 
 namespace emberd::testing {
-namespace {
+namespace vote_test {
 
 class VoteTest : public ::testing::Test {
  protected:
@@ -295,5 +295,5 @@ TEST_F(VoteTest, AnAssignmentThatFailedDoesNotLandLater) {
   }
 }
 
-}  // namespace
+}  // namespace vote_test
 }  // namespace emberd::testing

@@ -11,7 +11,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace wrong_description_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -96,5 +96,5 @@ TEST_F(WrongDescriptionTest, AShardOfAnotherCluster) {
               HasSubstr(absl::StrCat("shards[1].address is \"", cluster_->shard_address(1))));
 }
 
-}  // namespace
+}  // namespace wrong_description_test
 }  // namespace emberd::testing

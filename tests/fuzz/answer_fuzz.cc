@@ -19,7 +19,7 @@
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
-namespace {
+namespace answer_fuzz {
 
 using client::ExpectedLookup;
 using client::WireType;
@@ -77,11 +77,7 @@ void RequireSame(const client::TrainLookupResult& found, const v1::TrainLookupRe
   }
 }
 
-}  // namespace
-}  // namespace emberd
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace emberd;
+EMBERD_FUZZ_TARGET(answer, data, size) {
   if (size < 2) return 0;
   const std::string bytes(reinterpret_cast<const char*>(data) + 2, size - 2);
   const size_t longest = std::max<size_t>(1, data[0]);
@@ -108,3 +104,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::accepted = true;
   return 0;
 }
+
+}  // namespace answer_fuzz
+}  // namespace emberd

@@ -10,7 +10,7 @@
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
-namespace {
+namespace config_fuzz {
 
 using fuzz::Require;
 
@@ -47,12 +47,12 @@ void TryCluster(const std::string& text) {
           "a complete cluster reads back as itself");
 }
 
-}  // namespace
-}  // namespace emberd
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+EMBERD_FUZZ_TARGET(config, data, size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
-  emberd::TryModel(text);
-  emberd::TryCluster(text);
+  TryModel(text);
+  TryCluster(text);
   return 0;
 }
+
+}  // namespace config_fuzz
+}  // namespace emberd

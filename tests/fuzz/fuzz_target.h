@@ -1,5 +1,5 @@
-// One fuzz target per program: NAME_fuzz.cc defines LLVMFuzzerTestOneInput. libFuzzer drives it in
-// the fuzz preset; in every other build, replay.cc feeds it the committed corpus as a test.
+// NAME_fuzz.cc defines one fuzz target. In the fuzz preset it is a program that libFuzzer drives;
+// in every other build, replay.cc holds all targets and feeds them the committed corpus as tests.
 //
 // A corpus has inputs that fuzzing found, named by twelve hex digits, and seeds, with names in
 // words: valid inputs, from which fuzzing starts.
@@ -10,9 +10,23 @@
 #include <cstdio>
 #include <cstdlib>
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+// EMBERD_FUZZ_TARGET(name, data, size) { ...; return 0; }
+#ifdef EMBERD_FUZZ
+#define EMBERD_FUZZ_TARGET(name, data, size) \
+  extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size)
+#else
+#define EMBERD_FUZZ_TARGET(name, data, size)                 \
+  int TryInput(const uint8_t* data, size_t size);            \
+  const ::emberd::fuzz::Target fuzz_target(#name, TryInput); \
+  int TryInput(const uint8_t* data, size_t size)
+#endif
 
 namespace emberd::fuzz {
+
+// Makes a target known to replay.cc.
+struct Target {
+  Target(const char* name, int (*try_input)(const uint8_t* data, size_t size));
+};
 
 // Set by a target that has taken its input for valid and has dropped nothing of it; never reset by
 // it.

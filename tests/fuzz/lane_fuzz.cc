@@ -9,7 +9,7 @@
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
-namespace {
+namespace lane_fuzz {
 
 using fuzz::Require;
 
@@ -46,12 +46,12 @@ void TryAnswer(absl::string_view packet) {
   Require(Encode(*answer) == packet, "an answer is encoded as it came");
 }
 
-}  // namespace
-}  // namespace emberd
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+EMBERD_FUZZ_TARGET(lane, data, size) {
   const absl::string_view packet(reinterpret_cast<const char*>(data), size);
-  emberd::TryRequest(packet);
-  emberd::TryAnswer(packet);
+  TryRequest(packet);
+  TryAnswer(packet);
   return 0;
 }
+
+}  // namespace lane_fuzz
+}  // namespace emberd

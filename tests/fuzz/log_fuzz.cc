@@ -14,7 +14,7 @@
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
-namespace {
+namespace log_fuzz {
 
 using fuzz::Require;
 using server::LogEnd;
@@ -98,11 +98,7 @@ void GoOn(const std::string& folder, const Read& before) {
           "what was read is read again");
 }
 
-}  // namespace
-}  // namespace emberd
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace emberd;
+EMBERD_FUZZ_TARGET(log, data, size) {
   const TempDir dir = *TempDir::Create();
   std::string text(reinterpret_cast<const char*>(data), size);
   for (uint64_t segment = 1; segment <= 3 && !text.empty(); ++segment) {
@@ -125,3 +121,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   GoOn(dir.path(), same);
   return 0;
 }
+
+}  // namespace log_fuzz
+}  // namespace emberd

@@ -18,7 +18,7 @@
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
-namespace {
+namespace lookup_fuzz {
 
 using fuzz::Require;
 using server::ServedModel;
@@ -111,11 +111,7 @@ void CheckLimits(const ServedModel& model, const preprocess::PreprocessedBatch& 
   }
 }
 
-}  // namespace
-}  // namespace emberd
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace emberd;
+EMBERD_FUZZ_TARGET(lookup, data, size) {
   if (size == 0) return 0;
   const Models& models = ModelOf(data[0]);
   v1::LookupRequest request;
@@ -134,3 +130,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           "statistics do not depend on the number of threads");
   return 0;
 }
+
+}  // namespace lookup_fuzz
+}  // namespace emberd

@@ -28,7 +28,7 @@
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
-namespace {
+namespace shard_fuzz {
 
 using fuzz::Require;
 
@@ -241,11 +241,7 @@ void TryMessage(int kind, absl::string_view input) {
   Try(kind, *whole);
 }
 
-}  // namespace
-}  // namespace emberd
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace emberd;
+EMBERD_FUZZ_TARGET(shard, data, size) {
   if (size == 0) return 0;
   const absl::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
   const int kind = (data[0] & ~kRawParts) % kKinds;
@@ -256,3 +252,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   return 0;
 }
+
+}  // namespace shard_fuzz
+}  // namespace emberd

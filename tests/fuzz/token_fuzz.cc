@@ -16,7 +16,7 @@
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
-namespace {
+namespace token_fuzz {
 
 using fuzz::Require;
 
@@ -99,13 +99,13 @@ void TryPassword(const std::string& text) {
   Require(security::BasicPassword(header) == text, "a password is what follows the first colon");
 }
 
-}  // namespace
-}  // namespace emberd
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+EMBERD_FUZZ_TARGET(token, data, size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
-  emberd::TryFile(text);
-  emberd::TryHeader(text);
-  emberd::TryPassword(text);
+  TryFile(text);
+  TryHeader(text);
+  TryPassword(text);
   return 0;
 }
+
+}  // namespace token_fuzz
+}  // namespace emberd

@@ -13,7 +13,7 @@
 #include "tests/fuzz/fuzz_target.h"
 
 namespace emberd {
-namespace {
+namespace train_fuzz {
 
 using fuzz::Require;
 
@@ -45,11 +45,7 @@ std::string Whole(const server::TrainMessage& message) {
   return fuzz::Canonical<v1::TrainRequest>(whole.SerializeAsString());
 }
 
-}  // namespace
-}  // namespace emberd
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace emberd;
+EMBERD_FUZZ_TARGET(train, data, size) {
   if (size == 0) return 0;
   const std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   auto message = server::DecodeTrainMessage(Cut(bytes, std::max<size_t>(1, data[0])));
@@ -67,3 +63,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Require(!taken.ok() || !update || taken->has_value(), "a part of an update is handed on");
   return 0;
 }
+
+}  // namespace train_fuzz
+}  // namespace emberd

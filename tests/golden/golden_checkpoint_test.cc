@@ -29,7 +29,7 @@
 #include "server/checkpoint/table_reader.h"
 
 namespace emberd::server {
-namespace {
+namespace golden_checkpoint_test {
 
 using nlohmann::json;
 using testing::HasSubstr;
@@ -348,5 +348,5 @@ TEST_F(GoldenCheckpointTest, TablesAreServedAsTheyWereTrained) {
   }
 }
 
-}  // namespace
+}  // namespace golden_checkpoint_test
 }  // namespace emberd::server

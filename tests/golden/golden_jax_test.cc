@@ -18,7 +18,7 @@
 #include "tests/golden/golden_json.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace golden_jax_test {
 
 using nlohmann::json;
 
@@ -63,5 +63,5 @@ TEST_P(GoldenJaxTest, GivesTheRecordedNumbers) {
 
 INSTANTIATE_TEST_SUITE_P(Recorded, GoldenJaxTest, testing::ValuesIn(CaseFiles()), NameOf);
 
-}  // namespace
+}  // namespace golden_jax_test
 }  // namespace emberd::preprocess

@@ -23,7 +23,7 @@
 #include "preprocess/plan/stacking.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace golden_tf_layout_test {
 
 using nlohmann::json;
 using Rows = std::vector<std::vector<double>>;
@@ -330,5 +330,5 @@ TEST(GoldenTfLayoutTest, RowToPartition) {
   }
 }
 
-}  // namespace
+}  // namespace golden_tf_layout_test
 }  // namespace emberd::preprocess

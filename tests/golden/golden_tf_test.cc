@@ -22,7 +22,7 @@
 #include "tests/golden/golden_json.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace golden_tf_test {
 
 using nlohmann::json;
 
@@ -248,5 +248,5 @@ TEST(GoldenTfTest, ListOfCooToCsr) {
   EXPECT_EQ(dropped.embedding_ids.size(), expected.at("derived_ids_unpadded_size").get<size_t>());
 }
 
-}  // namespace
+}  // namespace golden_tf_test
 }  // namespace emberd::preprocess

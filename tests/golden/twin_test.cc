@@ -15,7 +15,7 @@
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace twin_test {
 
 using nlohmann::json;
 
@@ -162,5 +162,5 @@ TEST(TwinTest, TheServerBuildsTheBuffersOfJax) {
   EXPECT_GT(dropped, 0);
 }
 
-}  // namespace
+}  // namespace twin_test
 }  // namespace emberd::preprocess

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -10,6 +11,13 @@
 #include "tests/testing/api.h"
 
 namespace emberd::testing {
+
+using Stub = v1::EmbeddingService::Stub;
+
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr auto kInvalid = grpc::INVALID_ARGUMENT;
+inline constexpr auto kRange = grpc::OUT_OF_RANGE;
 
 // Limits of the cluster that the cases are made for.
 inline constexpr char kStrictCluster[] =

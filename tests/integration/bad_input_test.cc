@@ -12,7 +12,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace bad_input_test {
 
 using ::testing::HasSubstr;
 
@@ -92,5 +92,5 @@ INSTANTIATE_TEST_SUITE_P(ApplyGradients, BadInputTest, ::testing::ValuesIn(BadAp
 INSTANTIATE_TEST_SUITE_P(Rows, BadInputTest, ::testing::ValuesIn(BadRows()), Name);
 INSTANTIATE_TEST_SUITE_P(Model, BadInputTest, ::testing::ValuesIn(BadModels()), Name);
 
-}  // namespace
+}  // namespace bad_input_test
 }  // namespace emberd::testing

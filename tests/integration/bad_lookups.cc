@@ -6,13 +6,7 @@
 namespace emberd::testing {
 namespace {
 
-using Stub = v1::EmbeddingService::Stub;
 using Request = v1::LookupRequest;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr auto kInvalid = grpc::INVALID_ARGUMENT;
-constexpr auto kRange = grpc::OUT_OF_RANGE;
 
 // A good lookup with one fault.
 BadCase Case(std::string name, grpc::StatusCode code, std::vector<std::string> words,

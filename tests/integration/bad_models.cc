@@ -5,10 +5,7 @@
 namespace emberd::testing {
 namespace {
 
-using Stub = v1::EmbeddingService::Stub;
 using Config = v1::ModelConfig;
-
-constexpr auto kInvalid = grpc::INVALID_ARGUMENT;
 
 // The declared model under another name, with one fault; the name may be set back.
 BadCase DeclareCase(std::string name, grpc::StatusCode code, std::vector<std::string> words,

@@ -1,18 +1,14 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "tests/integration/bad_cases.h"
 
 namespace emberd::testing {
 namespace {
 
-using Stub = v1::EmbeddingService::Stub;
 using Apply = v1::ApplyGradientsRequest;
 using Assign = v1::AssignRowsRequest;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr auto kInvalid = grpc::INVALID_ARGUMENT;
 
 uint64_t LookUp(const BadCall& call) {
   v1::LookupResponse response;
@@ -125,7 +121,7 @@ std::vector<BadCase> BadGradients() {
       ApplyCase("NanInBfloat16", kInvalid, {"user", "nan", "finite"},
                 [](Apply* r) {
                   Gradient(r, 0)->set_dtype(v1::BFLOAT16);
-                  Gradient(r, 0)->set_data(std::string(22, '\0') + "\xc0\x7f");
+                  Gradient(r, 0)->set_data(absl::StrCat(std::string(22, '\0'), "\xc0\x7f"));
                 }),
       ApplyCase("OneBadGradientAmongGoodOnes", kInvalid, {"city", "-inf"},
                 [](Apply* r) {

@@ -11,7 +11,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace budget_test {
 
 using ::testing::HasSubstr;
 
@@ -100,5 +100,5 @@ TEST(BudgetTest, TablesOverTheBudgetAreRefusedWithTheFigure) {
   EXPECT_TRUE(small.ok()) << small.status();
 }
 
-}  // namespace
+}  // namespace budget_test
 }  // namespace emberd::testing

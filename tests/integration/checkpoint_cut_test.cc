@@ -14,7 +14,7 @@
 #include "tests/testing/counting.h"
 
 namespace emberd::testing {
-namespace {
+namespace checkpoint_cut_test {
 
 constexpr int kSaves = 12;  // two of three are incremental
 constexpr char kModelName[] = "count";
@@ -158,5 +158,5 @@ TEST_F(CheckpointCutTest, AChainIsMergedAndGoesOn) {
   ExpectMoment(last, /*train=*/true);
 }
 
-}  // namespace
+}  // namespace checkpoint_cut_test
 }  // namespace emberd::testing

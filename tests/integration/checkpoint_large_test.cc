@@ -20,7 +20,7 @@
 #include "tests/testing/cluster.h"
 
 namespace emberd::testing {
-namespace {
+namespace checkpoint_large_test {
 
 using ::testing::ElementsAreArray;
 
@@ -95,5 +95,5 @@ TEST(CheckpointLargeTest, CostsWhatWasTouched) {
   }
 }
 
-}  // namespace
+}  // namespace checkpoint_large_test
 }  // namespace emberd::testing

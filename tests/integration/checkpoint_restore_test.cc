@@ -28,7 +28,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace checkpoint_restore_test {
 
 constexpr char kModelName[] = "all";
 constexpr int64_t kVocabulary = 300;
@@ -378,5 +378,5 @@ TEST_F(CheckpointTest, OfUnaryUpdatesKeepsTheirCount) {
   ExpectRestored("c", step, train, expected);
 }
 
-}  // namespace
+}  // namespace checkpoint_restore_test
 }  // namespace emberd::testing

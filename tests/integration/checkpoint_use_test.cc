@@ -16,7 +16,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace checkpoint_use_test {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -344,5 +344,5 @@ TEST_F(OtherConfigTest, ADeclarationMayBeginWithACheckpoint) {
   EXPECT_EQ(TableDigest(), initial);
 }
 
-}  // namespace
+}  // namespace checkpoint_use_test
 }  // namespace emberd::testing

@@ -15,7 +15,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace distinct_rows_test {
 
 using client::WireType;
 
@@ -201,5 +201,5 @@ TEST_F(DistinctRowsTest, FewerBytesTravel) {
   }
 }
 
-}  // namespace
+}  // namespace distinct_rows_test
 }  // namespace emberd::testing

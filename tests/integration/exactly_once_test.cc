@@ -10,7 +10,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace exactly_once_test {
 
 class ExactlyOnceTest : public ClusterFixture {
  protected:
@@ -154,5 +154,5 @@ TEST_F(ExactlyOnceTest, ARepeatedAssignThroughAnotherCoordinatorIsNotDoneAgain) 
   EXPECT_EQ(client_->ReadRows(model_, "users", {3})->values, new_row);
 }
 
-}  // namespace
+}  // namespace exactly_once_test
 }  // namespace emberd::testing

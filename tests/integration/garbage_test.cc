@@ -25,7 +25,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace garbage_test {
 
 // Sends `bytes` to a port and reads what comes back until the server hangs up or half a second
 // passes.
@@ -181,5 +181,5 @@ TEST_F(GarbageTest, DamagedLookups) {
   ExpectUnharmed();
 }
 
-}  // namespace
+}  // namespace garbage_test
 }  // namespace emberd::testing

@@ -14,7 +14,7 @@
 #include "tests/testing/program_api.h"
 
 namespace emberd::testing {
-namespace {
+namespace golden_programs_test {
 
 using nlohmann::json;
 using v1::ElementwiseOutput;
@@ -306,5 +306,5 @@ TEST_F(GoldenProgramsTest, SubBuffer) {
   for (int k = 0; k < 2; ++k) ExpectHolds(ran->results(k + 1).handle(), {parts[k]});
 }
 
-}  // namespace
+}  // namespace golden_programs_test
 }  // namespace emberd::testing

@@ -12,7 +12,7 @@
 #include "tests/testing/group_training.h"
 
 namespace emberd::testing {
-namespace {
+namespace group_drop_test {
 
 using ::testing::HasSubstr;
 
@@ -141,5 +141,5 @@ TEST_F(GroupDropTest, ACheckpointKnowsTheGroupsOfItsMoment) {
   EXPECT_EQ(NextStep({.group = "run"}), 0);
 }
 
-}  // namespace
+}  // namespace group_drop_test
 }  // namespace emberd::testing

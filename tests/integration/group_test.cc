@@ -16,7 +16,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace group_test {
 
 constexpr int kPartitions = 8;
 constexpr int64_t kSteps = 200;
@@ -274,5 +274,5 @@ TEST(LooseGroupTest, NoRankRunsFurtherAheadThanTheBound) {
   EXPECT_NE(std::string(status.message()).find("rank 1"), std::string::npos) << status;
 }
 
-}  // namespace
+}  // namespace group_test
 }  // namespace emberd::testing

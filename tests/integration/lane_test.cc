@@ -26,7 +26,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace lane_test {
 
 using client::TransportKind;
 using ::testing::HasSubstr;
@@ -400,5 +400,5 @@ TEST_F(LaneTokenTest, ATokenThatIsGoneClosesItsLanes) {
   EXPECT_TRUE(Soon([&] { return LookUp(*reader, model, 1).ok(); }));
 }
 
-}  // namespace
+}  // namespace lane_test
 }  // namespace emberd::testing

@@ -22,7 +22,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace limits_test {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -264,5 +264,5 @@ TEST_F(LiveLimitsTest, WrongLimitsAreRefusedAndChangeNothing) {
   EXPECT_THAT(outcome.err, HasSubstr("model 'live' has had no batch since"));
 }
 
-}  // namespace
+}  // namespace limits_test
 }  // namespace emberd::testing

@@ -18,7 +18,7 @@
 #include "tests/testing/process.h"
 
 namespace emberd::testing {
-namespace {
+namespace operator_test {
 
 using emberctl::Json;
 using ::testing::HasSubstr;
@@ -199,5 +199,5 @@ TEST_F(OperatorTest, ModelsAreResetAndDropped) {
   EXPECT_EQ(Emberctl({"model", "reset", "bench_operator"}).code, emberctl::kRefused);
 }
 
-}  // namespace
+}  // namespace operator_test
 }  // namespace emberd::testing

@@ -10,7 +10,7 @@
 #include "tests/integration/program_cluster.h"
 
 namespace emberd::testing {
-namespace {
+namespace program_leases_test {
 
 using v1::ElementwiseOutput;
 
@@ -56,5 +56,5 @@ TEST_F(ProgramLeasesTest, WhatHandlesHoldCountsAgainstTheBudgetOfBatches) {
   EXPECT_TRUE(api_->Prepare(sum, values).ok());
 }
 
-}  // namespace
+}  // namespace program_leases_test
 }  // namespace emberd::testing

@@ -13,7 +13,7 @@
 #include "tests/integration/program_cluster.h"
 
 namespace emberd::testing {
-namespace {
+namespace programs_test {
 
 using v1::ElementwiseOutput;
 using v1::ProgramSpec;
@@ -375,5 +375,5 @@ TEST_F(ProgramsTest, MetricsTellHowLongCallsTook) {
   EXPECT_EQ(metric.percentiles(5).value(), metric.max());
 }
 
-}  // namespace
+}  // namespace programs_test
 }  // namespace emberd::testing

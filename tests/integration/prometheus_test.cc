@@ -28,7 +28,7 @@
 #include "tests/testing/metrics.h"
 
 namespace emberd::testing {
-namespace {
+namespace prometheus_test {
 
 using ::testing::PrintToString;
 using ::testing::SizeIs;
@@ -339,5 +339,5 @@ TEST_F(PrometheusTest, EveryPanelShowsDataEveryMetricIsEmittedAndADeadShardIsSee
   ExpectProcesses(down, {});
 }
 
-}  // namespace
+}  // namespace prometheus_test
 }  // namespace emberd::testing

@@ -14,7 +14,7 @@
 #include "tests/testing/metrics.h"
 
 namespace emberd::testing {
-namespace {
+namespace quota_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -159,5 +159,5 @@ TEST_F(QuotaTest, TrainStreamsOfOneClient) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("budgets.client_requests is 1"));
 }
 
-}  // namespace
+}  // namespace quota_test
 }  // namespace emberd::testing

@@ -13,7 +13,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace result_mode_test {
 
 constexpr int kSteps = 8;
 constexpr int64_t kSamples = 61;
@@ -92,5 +92,5 @@ TEST(ResultModeTest, EveryModeEndsWithTheSameBitsAndAutoSendsTheLeast) {
   EXPECT_LT(chosen.sums_bytes + chosen.rows_bytes, sums.sums_bytes);
 }
 
-}  // namespace
+}  // namespace result_mode_test
 }  // namespace emberd::testing

@@ -23,7 +23,7 @@
 #include "tests/testing/train_call.h"
 
 namespace emberd::testing {
-namespace {
+namespace row_sums_test {
 
 using ::testing::HasSubstr;
 
@@ -454,5 +454,5 @@ TEST_F(NonFiniteTest, AreSkippedWhereTheTableSaysSo) {
   EXPECT_EQ(skipped_, 1);
 }
 
-}  // namespace
+}  // namespace row_sums_test
 }  // namespace emberd::testing

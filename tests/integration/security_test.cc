@@ -25,7 +25,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace security_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -426,5 +426,5 @@ TEST(SecurityTest, ToolsHaveKeysToo) {
   EXPECT_FALSE(Shell(doors, absl::StrCat(emberd, address)).first);
 }
 
-}  // namespace
+}  // namespace security_test
 }  // namespace emberd::testing

@@ -24,7 +24,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace serving_test {
 
 using ::testing::HasSubstr;
 
@@ -431,5 +431,5 @@ TEST_F(ServingTest, SeveralClustersServeOneCheckpoint) {
   }
 }
 
-}  // namespace
+}  // namespace serving_test
 }  // namespace emberd::testing

@@ -12,7 +12,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace shard_count_test {
 
 constexpr int kPartitions = 8;
 constexpr int kSteps = 30;
@@ -77,5 +77,5 @@ TEST(ShardCountTest, ThreadsDoNotMatter) {
       one);
 }
 
-}  // namespace
+}  // namespace shard_count_test
 }  // namespace emberd::testing

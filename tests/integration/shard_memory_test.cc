@@ -20,7 +20,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace shard_memory_test {
 
 constexpr int64_t kLarge = 4000;  // samples, so that each payload is worth sharing
 constexpr int64_t kSmall = 37;
@@ -226,5 +226,5 @@ TEST_F(ShardMemoryTest, KilledShardsLeaveNothingAndShareAgain) {
       << FootprintOf(coordinator).descriptors << " descriptors, where there were " << descriptors;
 }
 
-}  // namespace
+}  // namespace shard_memory_test
 }  // namespace emberd::testing

@@ -19,7 +19,7 @@
 #include "tests/testing/cluster.h"
 
 namespace emberd::testing {
-namespace {
+namespace shared_tables_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -416,5 +416,5 @@ TEST_F(SharedTablesTest, ModelsThatGoBackToCheckpointsOfTheirOwnShareNothing) {
   EXPECT_THAT(std::string(joins.message()), HasSubstr("with storage.durability CHECKPOINT"));
 }
 
-}  // namespace
+}  // namespace shared_tables_test
 }  // namespace emberd::testing

@@ -24,7 +24,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace sidecar_test {
 
 using client::TransportKind;
 
@@ -341,5 +341,5 @@ TEST_F(SidecarTest, AKilledTrainerLeavesNothingAtItsCoordinatorAndComesBack) {
   EXPECT_EQ(survivor.TableDigest(), expected_);
 }
 
-}  // namespace
+}  // namespace sidecar_test
 }  // namespace emberd::testing

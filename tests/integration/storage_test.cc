@@ -9,7 +9,7 @@
 #include "tests/testing/cluster_fixture.h"
 
 namespace emberd::testing {
-namespace {
+namespace storage_test {
 
 constexpr char kModel[] = R"(
   name: "stored"
@@ -118,5 +118,5 @@ TEST_F(StorageTest, RowsWithNonfiniteGradientsAreSkippedWhereTheTableSaysSo) {
   }
 }
 
-}  // namespace
+}  // namespace storage_test
 }  // namespace emberd::testing

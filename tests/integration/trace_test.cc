@@ -21,7 +21,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace trace_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -166,5 +166,5 @@ TEST(TraceTest, AChainedCallIsOneTreeOfSpans) {
   EXPECT_GE(paths.count(root + " > run > UPDATE > ShardService/Apply"), 2u);
 }
 
-}  // namespace
+}  // namespace trace_test
 }  // namespace emberd::testing

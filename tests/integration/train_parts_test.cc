@@ -26,7 +26,7 @@
 #include "tests/testing/train_call.h"
 
 namespace emberd::testing {
-namespace {
+namespace train_parts_test {
 
 using ::testing::HasSubstr;
 
@@ -391,5 +391,5 @@ TEST_F(TrainPartsTest, AnAnswerThatBreaksOffIsNoStep) {
   EndTrain(&call);
 }
 
-}  // namespace
+}  // namespace train_parts_test
 }  // namespace emberd::testing

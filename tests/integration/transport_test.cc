@@ -19,7 +19,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace transport_test {
 
 using client::TransportKind;
 using client::WireType;
@@ -308,5 +308,5 @@ TEST_F(TransportTest, KilledTrainersLeaveNothingAndSpoilNothing) {
   EXPECT_EQ(UnaryDigest(*client, "after"), before);
 }
 
-}  // namespace
+}  // namespace transport_test
 }  // namespace emberd::testing

@@ -19,7 +19,7 @@
 #include "tests/testing/process.h"
 
 namespace emberd::testing {
-namespace {
+namespace deploy_files_test {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -98,5 +98,5 @@ TEST(AlertsTest, EachHasASeverityARunbookSectionAndATest) {
   }
 }
 
-}  // namespace
+}  // namespace deploy_files_test
 }  // namespace emberd::testing

@@ -16,7 +16,7 @@
 #include "tests/testing/training.h"
 
 namespace emberd::testing {
-namespace {
+namespace testing_test {
 
 TEST(ProcessTest, AppendsOutputAndErrorToItsLog) {
   const std::string log = TempPath("log");
@@ -80,5 +80,5 @@ TEST(MixedBatchTest, IsAFunctionOfItsSeed) {
   EXPECT_TRUE(differs);
 }
 
-}  // namespace
+}  // namespace testing_test
 }  // namespace emberd::testing

@@ -8,7 +8,7 @@
 
 namespace emberd::emberctl {
 
-namespace {
+namespace batch_file_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -74,6 +74,6 @@ TEST(NpyTest, RefusesWhatItCannotRead) {
   }
 }
 
-}  // namespace
+}  // namespace batch_file_test
 
 }  // namespace emberd::emberctl

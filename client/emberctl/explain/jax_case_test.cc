@@ -11,7 +11,7 @@
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {
-namespace {
+namespace jax_case_test {
 
 using nlohmann::json;
 
@@ -63,5 +63,5 @@ TEST(JaxCaseTest, UnknownKindsAreRefused) {
   EXPECT_FALSE(RunJaxCase({{"kind", "optimizer"}, {"input", json::object()}}).ok());
 }
 
-}  // namespace
+}  // namespace jax_case_test
 }  // namespace emberd::preprocess

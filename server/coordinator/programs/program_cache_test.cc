@@ -11,7 +11,7 @@
 #include "absl/synchronization/notification.h"
 
 namespace emberd::server {
-namespace {
+namespace program_cache_test {
 
 absl::StatusOr<std::shared_ptr<const Program>> AnyProgram() {
   v1::ProgramSpec spec;
@@ -93,5 +93,5 @@ TEST_F(ProgramCacheTest, UnusedOnesThatWerePushedOutAreForgotten) {
   EXPECT_TRUE(cache.Find(b).ok());
 }
 
-}  // namespace
+}  // namespace program_cache_test
 }  // namespace emberd::server

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::server {
-namespace {
+namespace train_assembler_test {
 
 using testing::HasSubstr;
 
@@ -127,5 +127,5 @@ TEST(TrainAssemblerTest, RefusesWhatDoesNotBelongWhereItStands) {
   }
 }
 
-}  // namespace
+}  // namespace train_assembler_test
 }  // namespace emberd::server

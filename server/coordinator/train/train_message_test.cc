@@ -13,7 +13,7 @@
 #include "base/testing/seed.h"
 
 namespace emberd::server {
-namespace {
+namespace train_message_test {
 
 grpc::ByteBuffer Cut(const std::string& bytes, std::mt19937* random) {
   std::vector<grpc::Slice> slices;
@@ -142,5 +142,5 @@ TEST(TrainMessageTest, RefusesWhatIsNoMessage) {
           .ok());
 }
 
-}  // namespace
+}  // namespace train_message_test
 }  // namespace emberd::server

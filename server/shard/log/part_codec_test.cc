@@ -16,7 +16,7 @@
 #include "shard/testing/test_engine.h"
 
 namespace emberd::server {
-namespace {
+namespace part_codec_test {
 
 using shard::CheckedPart;
 using shard::testing::TestBatch;
@@ -163,5 +163,5 @@ TEST_F(PartCodecTest, OtherBytesAreRefusedOrHarmless) {
   }
 }
 
-}  // namespace
+}  // namespace part_codec_test
 }  // namespace emberd::server

@@ -11,7 +11,7 @@
 #include "tests/bench/demo/random.h"
 
 namespace emberd::demo {
-namespace {
+namespace click_log_test {
 
 TEST(DrawsTest, DependOnTheirKeyAlone) {
   Draws first(1, 2, 3);
@@ -212,5 +212,5 @@ TEST(ClickLogTest, RefusesHeldOutExamplesThatAreNotThere) {
   EXPECT_EQ(ClickLog(1, 10, 10).ReadTest(5, 6, &batch).code(), absl::StatusCode::kOutOfRange);
 }
 
-}  // namespace
+}  // namespace click_log_test
 }  // namespace emberd::demo

@@ -12,7 +12,7 @@
 #include "tests/bench/demo/display.h"
 
 namespace emberd::demo {
-namespace {
+namespace cluster_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -130,5 +130,5 @@ TEST(ClusterTest, ServerThatIsNotThereOrDoesNotStart) {
             absl::StatusCode::kCancelled);
 }
 
-}  // namespace
+}  // namespace cluster_test
 }  // namespace emberd::demo

@@ -15,7 +15,7 @@
 #include "tests/bench/demo/click_log.h"
 
 namespace emberd::demo {
-namespace {
+namespace dataset_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -317,5 +317,5 @@ TEST(MovieLensTest, DirectoryWithoutTheFiles) {
             absl::StatusCode::kNotFound);
 }
 
-}  // namespace
+}  // namespace dataset_test
 }  // namespace emberd::demo

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emberd::demo {
-namespace {
+namespace demo_options_test {
 
 using testing::HasSubstr;
 
@@ -57,5 +57,5 @@ TEST(DemoOptionsTest, OnlyOneBatchAStepCanBeRepeated) {
   EXPECT_TRUE(CheckCheckpointOptions(options).ok());
 }
 
-}  // namespace
+}  // namespace demo_options_test
 }  // namespace emberd::demo

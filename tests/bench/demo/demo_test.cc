@@ -29,7 +29,7 @@
 #include "tests/bench/demo/cluster.h"
 
 namespace emberd::demo {
-namespace {
+namespace demo_test {
 
 using testing::ContainsRegex;
 using testing::HasSubstr;
@@ -348,5 +348,5 @@ TEST_F(DemoTest, ServerThatDoesNotStartIsAnError) {
   EXPECT_THAT(Finish("exited with status 1"), HasSubstr("must be a power of two"));
 }
 
-}  // namespace
+}  // namespace demo_test
 }  // namespace emberd::demo

@@ -12,7 +12,7 @@
 #include "tests/bench/demo/random.h"
 
 namespace emberd::demo {
-namespace {
+namespace dense_model_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -339,5 +339,5 @@ TEST(PlainTrainerTest, LearnsThePlantedClickLog) {
   EXPECT_LT(*after, best + 0.005) << "better than the truth: the truth is not the truth";
 }
 
-}  // namespace
+}  // namespace dense_model_test
 }  // namespace emberd::demo

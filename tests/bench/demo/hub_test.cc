@@ -10,7 +10,7 @@
 #include "base/file_descriptor.h"
 
 namespace emberd::demo {
-namespace {
+namespace hub_test {
 
 using testing::ElementsAre;
 
@@ -236,5 +236,5 @@ TEST(DecodeTest, NoticesWhatIsMissingOrTooMuch) {
       << "negative length";
 }
 
-}  // namespace
+}  // namespace hub_test
 }  // namespace emberd::demo

@@ -9,7 +9,7 @@
 #include "base/temp_dir.h"
 
 namespace emberd::demo {
-namespace {
+namespace saved_run_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -66,5 +66,5 @@ TEST_F(SavedRunTest, NoticesWhatHasChanged) {
   }
 }
 
-}  // namespace
+}  // namespace saved_run_test
 }  // namespace emberd::demo
