@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <gmock/gmock.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 
 #include "base/region_server.h"

@@ -6,9 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
 #include "emberd/v1/batch.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::server {

@@ -8,13 +8,15 @@
 #include <string>
 #include <vector>
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/answer_rows.h"
 #include "server/coordinator/served_model.h"
+
+namespace grpc {
+class ByteBuffer;
+}  // namespace grpc
 
 namespace emberd::server {
 

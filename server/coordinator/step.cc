@@ -13,7 +13,7 @@
 #include "server/coordinator/activations.h"
 #include "server/coordinator/combined_in_order.h"
 #include "server/coordinator/request_reader.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 
 namespace emberd::server {
 namespace {

@@ -5,6 +5,8 @@
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>

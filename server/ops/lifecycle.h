@@ -7,12 +7,14 @@
 #include <thread>
 #include <vector>
 
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
-
 #include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+
+namespace grpc {
+class Server;
+class ServerBuilder;
+}  // namespace grpc
 
 namespace emberd::ops {
 

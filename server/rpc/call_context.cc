@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <grpcpp/client_context.h>
+#include <grpcpp/server_context.h>
+
 #include "absl/random/random.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"

@@ -10,15 +10,17 @@
 #include <string>
 #include <utility>
 
-#include <grpcpp/client_context.h>
-#include <grpcpp/server_context.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+
+namespace grpc {
+class ClientContext;
+class ServerContextBase;
+}  // namespace grpc
 
 namespace emberd::rpc {
 

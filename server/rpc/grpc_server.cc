@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include <grpcpp/resource_quota.h>
+#include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <netdb.h>
 #include <sys/socket.h>

@@ -6,14 +6,16 @@
 #include <string>
 #include <vector>
 
-#include <grpcpp/server.h>
-#include <grpcpp/support/server_callback.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/security/security.h"
+
+namespace grpc {
+class Server;
+class Service;
+}  // namespace grpc
 
 namespace emberd::server {
 

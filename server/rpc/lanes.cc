@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <grpc/grpc_security_constants.h>
+#include <grpcpp/server_context.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

@@ -6,14 +6,16 @@
 #include <memory>
 #include <string>
 
-#include <grpcpp/server_context.h>
-
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/lane_server.h"
 #include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/security/security.h"
+
+namespace grpc {
+class ServerContextBase;
+}  // namespace grpc
 
 namespace emberd::rpc {
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <grpcpp/server_context.h>
+
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 #include "config/address.h"

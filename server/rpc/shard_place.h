@@ -7,13 +7,15 @@
 #include <string>
 #include <vector>
 
-#include <grpcpp/server_context.h>
-
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/logging.h"
+
+namespace grpc {
+class ServerContextBase;
+}  // namespace grpc
 
 namespace emberd::rpc {
 

@@ -5,6 +5,9 @@
 #include <utility>
 
 #include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+#include <grpcpp/support/status.h>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -64,6 +67,9 @@ size_t VarintSize(uint64_t value) {
 size_t LengthDelimitedSize(int field, size_t length) {
   return VarintSize(static_cast<uint64_t>(field) << 3) + VarintSize(length) + length;
 }
+
+WireEncoder::WireEncoder() = default;
+WireEncoder::~WireEncoder() = default;
 
 void WireEncoder::Varint(uint64_t value) {
   while (value >= 0x80) {

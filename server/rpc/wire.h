@@ -9,14 +9,17 @@
 #include <vector>
 
 #include <google/protobuf/message.h>
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/slice.h>
-#include <grpcpp/support/status.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+
+namespace grpc {
+class ByteBuffer;
+class Slice;
+class Status;
+}  // namespace grpc
 
 namespace emberd::rpc {
 
@@ -55,6 +58,9 @@ size_t LengthDelimitedSize(int field, size_t length);
 // ones are referenced.
 class WireEncoder {
  public:
+  WireEncoder();
+  ~WireEncoder();
+
   void Varint(uint64_t value);
   void VarintField(int field, uint64_t value);
   void Fixed64Field(int field, uint64_t value);

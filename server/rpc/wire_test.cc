@@ -1,5 +1,6 @@
 #include "server/rpc/wire.h"
 
+#include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 
 #include "base/status.h"

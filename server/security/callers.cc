@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <grpcpp/server_context.h>
 #include <openssl/crypto.h>
 
 #include "absl/base/thread_annotations.h"

@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
-#include <grpcpp/server_context.h>
-
 #include "absl/strings/string_view.h"
 #include "base/sha256.h"
 #include "emberd/v1/cluster.pb.h"
+
+namespace grpc {
+class ServerContextBase;
+}  // namespace grpc
 
 namespace emberd::security {
 

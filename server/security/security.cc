@@ -4,7 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include <grpcpp/channel.h>
 #include <grpcpp/create_channel.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/client_interceptor.h>
 
 #include "absl/strings/str_cat.h"

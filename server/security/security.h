@@ -6,10 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include <grpcpp/channel.h>
-#include <grpcpp/security/server_credentials.h>
-#include <grpcpp/support/channel_arguments.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
@@ -18,6 +14,12 @@
 #include "server/ops/metrics.h"
 #include "server/security/token_check.h"
 #include "server/security/transport_security.h"
+
+namespace grpc {
+class Channel;
+class ChannelArguments;
+class ServerCredentials;
+}  // namespace grpc
 
 namespace emberd::security {
 

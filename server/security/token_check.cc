@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <grpc/grpc_security_constants.h>
+#include <grpcpp/security/auth_metadata_processor.h>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"

@@ -7,8 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include <grpcpp/security/auth_metadata_processor.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -19,6 +17,10 @@
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 #include "server/security/callers.h"
+
+namespace grpc {
+class AuthMetadataProcessor;
+}  // namespace grpc
 
 namespace emberd::security {
 

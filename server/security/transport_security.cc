@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/security/tls_credentials_options.h>
 
 #include "absl/base/thread_annotations.h"

@@ -5,15 +5,17 @@
 #include <optional>
 #include <string>
 
-#include <grpcpp/security/auth_metadata_processor.h>
-#include <grpcpp/security/credentials.h>
-#include <grpcpp/security/server_credentials.h>
-
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/http.h"
+
+namespace grpc {
+class AuthMetadataProcessor;
+class ChannelCredentials;
+class ServerCredentials;
+}  // namespace grpc
 
 namespace emberd::security {
 

@@ -5,7 +5,7 @@
 #include "absl/status/statusor.h"
 #include "base/region_server.h"
 #include "emberd/internal/v1/shard_service.pb.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "base/region_server.h"
 #include "emberd/v1/shared_memory.pb.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "server/shard/shard_backend.h"
 
 namespace emberd::server {

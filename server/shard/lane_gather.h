@@ -9,7 +9,7 @@
 
 #include "base/lane_pool.h"
 #include "base/lane_server.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "server/security/security.h"
 #include "server/shard/remote_calls.h"
 #include "server/shard/shard_backend.h"

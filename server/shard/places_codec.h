@@ -8,7 +8,7 @@
 #include "absl/types/span.h"
 #include "base/region_server.h"
 #include "emberd/internal/v1/shard_service.pb.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "shard/types.h"
 
 namespace emberd::server {

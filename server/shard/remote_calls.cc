@@ -4,8 +4,11 @@
 #include <cstring>
 #include <utility>
 
+#include <grpcpp/channel.h>
+
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "server/rpc/message_stream.h"
 #include "server/shard/apply_codec.h"
 #include "server/shard/gather_codec.h"
 

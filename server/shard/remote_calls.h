@@ -10,16 +10,22 @@
 #include <string>
 #include <utility>
 
-#include <grpcpp/channel.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "base/arena_link.h"
 #include "base/mutex.h"
 #include "base/shared_arena.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "server/shard/shard_backend.h"
+
+namespace grpc {
+class Channel;
+}  // namespace grpc
+
+namespace emberd::rpc {
+class ClientMessageStream;
+}  // namespace emberd::rpc
 
 namespace emberd::server {
 

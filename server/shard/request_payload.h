@@ -13,7 +13,7 @@
 #include "base/region_server.h"
 #include "base/status.h"
 #include "emberd/v1/shared_memory.pb.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 
 namespace emberd::server {
 

@@ -14,7 +14,7 @@
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/memory_budget.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "server/rpc/wire.h"
 #include "server/shard/shard_host.h"
 #include "shard/types.h"

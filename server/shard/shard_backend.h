@@ -23,7 +23,7 @@
 #include "server/group/collective.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "server/security/security.h"
 #include "server/shard/mutation_record.h"
 #include "server/shard/mutation_votes.h"

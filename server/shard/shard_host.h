@@ -21,7 +21,7 @@
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/handle_store.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "server/shard/group_steps.h"
 #include "server/shard/hosted_models.h"
 #include "server/shard/log/durable_log.h"

@@ -18,7 +18,7 @@
 #include "absl/synchronization/notification.h"
 #include "config/config.h"
 #include "preprocess/batch/preprocessor.h"
-#include "server/rpc/message_stream.h"
+#include "server/rpc/message.h"
 #include "server/shard/apply_codec.h"
 #include "server/shard/gather_codec.h"
 #include "server/shard/hosted_models.h"

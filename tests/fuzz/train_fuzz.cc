@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <google/protobuf/stubs/logging.h>
+#include <grpcpp/support/byte_buffer.h>
 
 #include "server/coordinator/train/train_assembler.h"
 #include "server/coordinator/train/train_message.h"

@@ -3,11 +3,13 @@
 
 #include <vector>
 
-#include <grpcpp/support/byte_buffer.h>
-
 #include "absl/status/statusor.h"
 #include "emberd/v1/train.pb.h"
 #include "server/rpc/wire.h"
+
+namespace grpc {
+class ByteBuffer;
+}  // namespace grpc
 
 namespace emberd::server {
 

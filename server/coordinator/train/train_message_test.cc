@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <google/protobuf/stubs/logging.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 
 #include "base/testing/seed.h"
