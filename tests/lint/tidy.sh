@@ -1,11 +1,12 @@
 #!/bin/sh
-# Stands in front of the compiler in the `lint` preset: instead of compiling a source, clang-tidy-14 judges it, by the
+# Stands in front of the compiler in the `lint` preset: instead of compiling a source, clang-tidy judges it, by the
 # compiler's own warnings (-Wthread-safety) and by .clang-tidy. Ninja judges again what has changed since. A test runs, so
 # that the warnings are enough; .clang-tidy would take as long again.
 #
 # usage: tidy.sh COMPILER FLAG... -MF INCLUDES -o OBJECT -c SOURCE
 set -eu
 compiler=$1
+tidy=clang-tidy-${compiler##*-} # of the same version
 shift
 before=
 for word in "$@"; do
@@ -20,7 +21,7 @@ tests/* | *_test.dir/*)
   exit
   ;;
 *)
-  if ! said=$(clang-tidy-14 --quiet --warnings-as-errors='*' "$source" -- "$@" 2>&1); then
+  if ! said=$("$tidy" --quiet --warnings-as-errors='*' "$source" -- "$@" 2>&1); then
     echo "$said"
     exit 1
   fi
