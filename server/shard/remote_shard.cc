@@ -2,6 +2,7 @@
 #include <utility>
 
 #include <grpcpp/channel.h>
+#include <grpcpp/support/channel_arguments.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

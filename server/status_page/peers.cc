@@ -3,7 +3,9 @@
 #include <chrono>
 #include <utility>
 
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/support/channel_arguments.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/blocking_counter.h"
