@@ -9,6 +9,7 @@
 #include "base/failpoint.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/checkpoint_codec.h"
+#include "client/cpp/coordinator.h"
 #include "client/cpp/export.h"
 #include "client/cpp/model_codec.h"
 #include "client/cpp/progress_call.h"

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/coordinator.h"
 #include "client/cpp/transport.h"
 #include "config/credentials.h"
 #include "config/testing/test_ca.h"

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cpp/coordinator.h"
 #include "client/cpp/tensor_codec.h"
 
 namespace emberd::client {

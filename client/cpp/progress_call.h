@@ -8,6 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/cpp/coordinator.h"
 #include "client/cpp/transport.h"
 #include "emberd/v1/checkpoint_service.grpc.pb.h"
 

@@ -3,6 +3,8 @@
 #include <iterator>
 #include <utility>
 
+#include <grpcpp/channel.h>
+
 namespace emberd::client {
 
 RawStream::RawStream(Transport* transport, int coordinator, const std::string& method,

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include <grpcpp/grpcpp.h>
+
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cpp/coordinator.h"
+#include "client/cpp/credentials.h"
 
 namespace emberd::client {
 namespace {
@@ -98,6 +102,8 @@ Transport::Transport(const ClientOptions& options, const Credentials& credential
         kWatch);
   }
 }
+
+Transport::~Transport() = default;
 
 absl::StatusOr<v1::ShareMemoryResponse> Transport::AskForMemory(int coordinator,
                                                                 absl::Time deadline) {
@@ -246,6 +252,14 @@ void Transport::AddCall(grpc::ClientContext* context) {
 void Transport::RemoveCall(grpc::ClientContext* context) {
   absl::MutexLock lock(&mutex_);
   in_progress_.erase(context);
+}
+
+const std::shared_ptr<grpc::Channel>& Transport::channel(int coordinator) const {
+  return coordinators_[coordinator].channel;
+}
+
+SharedMemory* Transport::memory(int coordinator) const {
+  return coordinators_[coordinator].memory.get();
 }
 
 void Transport::MoveOn(int index) {

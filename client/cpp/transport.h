@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include <grpcpp/grpcpp.h>
+#include <google/protobuf/message_lite.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -17,15 +17,23 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/lane_pool.h"
-#include "client/cpp/credentials.h"
 #include "client/cpp/options.h"
-#include "client/cpp/shared_memory.h"
-#include "emberd/v1/admin_service.grpc.pb.h"
-#include "emberd/v1/checkpoint_service.grpc.pb.h"
-#include "emberd/v1/embedding_service.grpc.pb.h"
+#include "emberd/v1/shared_memory.pb.h"
+
+namespace grpc {
+class Channel;
+class ClientContext;
+class Status;
+}  // namespace grpc
+
+namespace emberd {
+class LaneClientCall;
+}  // namespace emberd
 
 namespace emberd::client {
+
+class SharedMemory;
+struct Credentials;
 
 absl::Status ToAbslStatus(const grpc::Status& status);
 
@@ -33,14 +41,7 @@ absl::Status ToAbslStatus(const grpc::Status& status);
 // jitter's range.
 absl::Duration BackoffPause(const ClientOptions& options, int attempt, double random);
 
-struct Coordinator {
-  std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<v1::EmbeddingService::Stub> embedding;
-  std::unique_ptr<v1::AdminService::Stub> admin;
-  std::unique_ptr<v1::CheckpointService::Stub> checkpoint;
-  std::unique_ptr<SharedMemory> memory;
-  std::unique_ptr<LanePool> lanes;  // null: all calls go by gRPC
-};
+struct Coordinator;  // coordinator.h: where an attempt calls
 
 // Thread-safe.
 class Transport {
@@ -48,6 +49,7 @@ class Transport {
   // Valid options. Waits until a coordinator accepts a connection. INVALID_ARGUMENT: a file that
   // the options name is wrong.
   static absl::StatusOr<std::unique_ptr<Transport>> Connect(const ClientOptions& options);
+  ~Transport();
 
   struct CallSettings {
     absl::Duration deadline = absl::ZeroDuration();  // zero: that of the options
@@ -80,10 +82,8 @@ class Transport {
   int current() const { return current_.load(); }
   // Turns to the next coordinator, unless somebody has done so since `index` was the current one.
   void MoveOn(int index);
-  const std::shared_ptr<grpc::Channel>& channel(int coordinator) const {
-    return coordinators_[coordinator].channel;
-  }
-  SharedMemory* memory(int coordinator) const { return coordinators_[coordinator].memory.get(); }
+  const std::shared_ptr<grpc::Channel>& channel(int coordinator) const;
+  SharedMemory* memory(int coordinator) const;
 
  private:
   Transport(const ClientOptions& options, const Credentials& credentials);

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "client/cpp/coordinator.h"
 #include "client/cpp/testing/fake_service.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "client/cpp/coordinator.h"
+
 namespace emberd::emberctl {
 
 namespace {

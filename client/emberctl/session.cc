@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
+#include "client/cpp/coordinator.h"
 #include "client/cpp/options.h"
 #include "client/emberctl/reachability.h"
 

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/command_line.h"
 #include "base/status.h"
+#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/progress.h"
 #include "client/emberctl/tensor_file.h"

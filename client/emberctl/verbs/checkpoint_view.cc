@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/checkpoint.h"
 

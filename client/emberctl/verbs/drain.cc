@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/command_line.h"
+#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/verb.h"
 

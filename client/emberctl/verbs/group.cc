@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/verb.h"
 

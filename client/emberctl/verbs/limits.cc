@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/command_line.h"
 #include "base/status.h"
+#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
 #include "client/emberctl/suggested_limits.h"

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/shard_state.h"
 #include "client/emberctl/verbs/verb.h"

@@ -3,6 +3,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "client/cpp/coordinator.h"
 #include "client/cpp/tensor_codec.h"
 #include "client/cpp/uuid.h"
 #include "client/emberctl/output.h"
