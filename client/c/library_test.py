@@ -25,7 +25,7 @@ class LibraryTest(unittest.TestCase):
                               f"{folder}/cluster.log")
             try:
                 address = cluster.wait_for_line(r"^emberd: ready coordinator=(\S+)")[1]
-                done = subprocess.run([TRAINER, address], capture_output=True, text=True, timeout=60)
+                done = subprocess.run([TRAINER, address], capture_output=True, text=True, timeout=120)
             finally:
                 cluster.kill()
         self.assertEqual(done.returncode, 0, done.stderr)

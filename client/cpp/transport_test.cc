@@ -4,6 +4,8 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
+#include "base/testing/held_port.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/testing/fake_service.h"
 #include "gmock/gmock.h"
@@ -18,13 +20,11 @@ using ::testing::HasSubstr;
 ClientOptions FastOptions(std::vector<std::string> addresses) {
   ClientOptions options;
   options.addresses = std::move(addresses);
+  options.connect_timeout = kPatience;
   options.initial_backoff = absl::Milliseconds(5);
   options.max_backoff = absl::Milliseconds(20);
   return options;
 }
-
-// A port on which nobody listens: that of a server that has gone.
-std::string DeadAddress() { return FakeService().address(); }
 
 TEST(BackoffPauseTest, DoublesUpToTheMaximum) {
   ClientOptions options;
@@ -40,7 +40,8 @@ TEST(BackoffPauseTest, DoublesUpToTheMaximum) {
 }
 
 TEST(TransportTest, ConnectGivesUpAfterItsTimeout) {
-  ClientOptions options = FastOptions({DeadAddress()});
+  const auto nobody = *HeldPort::Take();
+  ClientOptions options = FastOptions({nobody->address()});
   options.connect_timeout = absl::Milliseconds(200);
   const absl::Status status = Transport::Connect(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
@@ -49,21 +50,23 @@ TEST(TransportTest, ConnectGivesUpAfterItsTimeout) {
 }
 
 TEST(TransportTest, ConnectWaitsForAServerThatStartsLate) {
-  const std::string address = DeadAddress();
+  const auto port = *HeldPort::Take();
   std::unique_ptr<FakeService> late;
   std::thread starter([&] {
     absl::SleepFor(absl::Milliseconds(150));
-    late = std::make_unique<FakeService>(address);
+    late = std::make_unique<FakeService>(port->address());
   });
-  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Connect(FastOptions({address}));
+  absl::StatusOr<std::unique_ptr<Transport>> transport =
+      Transport::Connect(FastOptions({port->address()}));
   starter.join();
   EXPECT_TRUE(transport.ok()) << transport.status();
 }
 
 TEST(TransportTest, TurnsToTheNextCoordinatorAndStaysThere) {
+  const auto nobody = *HeldPort::Take();
   FakeService good;
   absl::StatusOr<std::unique_ptr<Transport>> transport =
-      Transport::Connect(FastOptions({DeadAddress(), good.address()}));
+      Transport::Connect(FastOptions({nobody->address(), good.address()}));
   ASSERT_TRUE(transport.ok()) << transport.status();
   int answered = -1;
   int tries = 0;
@@ -76,7 +79,7 @@ TEST(TransportTest, TurnsToTheNextCoordinatorAndStaysThere) {
   EXPECT_EQ(answered, 1);
   EXPECT_EQ(tries, 1);
   // A call for the dead one must not be answered by another.
-  EXPECT_EQ((*transport)->Call({absl::Milliseconds(300), 0}, call, &answered).code(),
+  EXPECT_EQ((*transport)->Call({kPatience, 0}, call, &answered).code(),
             absl::StatusCode::kUnavailable);
   EXPECT_EQ(answered, 0);
   EXPECT_GT(tries, 2);
@@ -85,10 +88,10 @@ TEST(TransportTest, TurnsToTheNextCoordinatorAndStaysThere) {
 // The fault this would catch: gRPC's own pauses grow while a server is away, and calls go on
 // failing after it has come back.
 TEST(TransportTest, FindsAServerThatIsBackWithinItsRetries) {
-  auto service = std::make_unique<FakeService>();
-  const std::string address = service->address();
+  const auto port = *HeldPort::Take();
+  auto service = std::make_unique<FakeService>(port->address());
   ClientOptions options;  // the usual pauses
-  options.addresses = {address};
+  options.addresses = {port->address()};
   absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Connect(options);
   ASSERT_TRUE(transport.ok()) << transport.status();
   const auto call = [](const Coordinator& coordinator, grpc::ClientContext* context) {
@@ -96,9 +99,9 @@ TEST(TransportTest, FindsAServerThatIsBackWithinItsRetries) {
     return coordinator.admin->GetStatus(context, {}, &response);
   };
   service.reset();
-  EXPECT_EQ((*transport)->Call({absl::Seconds(3)}, call).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ((*transport)->Call({kPatience}, call).code(), absl::StatusCode::kUnavailable);
   absl::SleepFor(absl::Milliseconds(500));
-  service = std::make_unique<FakeService>(address);
+  service = std::make_unique<FakeService>(port->address());
   const absl::Status status = (*transport)->Call({}, call);
   EXPECT_TRUE(status.ok()) << status;
 }

@@ -75,7 +75,7 @@ class ClusterTest(unittest.TestCase):
                "-c", f"kill -9 {self.project.inspect(service)['State']['Pid']}")
 
     def wait_healthy(self, service):
-        wait_until(f"{service} is healthy", lambda: self.project.health(service) == "healthy", 60)
+        wait_until(f"{service} is healthy", lambda: self.project.health(service) == "healthy")
 
     def ask_prometheus(self, path):
         without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -92,7 +92,7 @@ class ClusterTest(unittest.TestCase):
 
     def wait_all_up(self):
         everyone = {"coordinator-0"} | set(SHARDS)
-        wait_until("five targets are up", lambda: self.up() == everyone, 60)
+        wait_until("five targets are up", lambda: self.up() == everyone)
 
 
 class ContainerTest(ClusterTest):
@@ -129,7 +129,7 @@ class ContainerTest(ClusterTest):
             except grpc.RpcError as error:
                 self.assertIn(error.code(), OUT_OF_REACH, error.details())
                 return None
-        return wait_until("the call gets through", answer, 60)
+        return wait_until("the call gets through", answer)
 
     def firing(self):
         """(alert, process) of each alert that fires."""
@@ -183,15 +183,15 @@ class ContainerTest(ClusterTest):
     def test_5_a_killed_shard_is_told_of_and_its_rows_come_back(self):
         docker("kill", self.project.container(LOST))
         self.assert_fails(self.trainer.lookup, [grpc.StatusCode.UNAVAILABLE])
-        wait_until("the alert fires", lambda: ("ShardDown", LOST) in self.firing(), 120)
+        wait_until("the alert fires", lambda: ("ShardDown", LOST) in self.firing())
         docker("start", self.project.container(LOST))
         self.wait_healthy(LOST)
         self.assert_nothing_lost()
-        wait_until("the alert is over", lambda: ("ShardDown", LOST) not in self.firing(), 60)
+        wait_until("the alert is over", lambda: ("ShardDown", LOST) not in self.firing())
 
     def test_6_the_engine_restarts_a_process_that_dies(self):
         self.kill_process(LOST)
-        wait_until("the engine restarts it", lambda: self.project.inspect(LOST)["RestartCount"] > 0, 60)
+        wait_until("the engine restarts it", lambda: self.project.inspect(LOST)["RestartCount"] > 0)
         self.assert_nothing_lost()
 
     def test_7_rows_come_back_when_a_container_is_made_anew_with_its_volume(self):
@@ -237,13 +237,13 @@ class OperatorTest(ClusterTest):
         for service in EMBERD:
             self.wait_healthy(service)
         demo = self.demo("--cluster", address)
-        demo.wait_for_line(" examples ", 120)  # it trains
-        wait_until("the log has updates", lambda: int(self.log_of_the_lost_shard().get("records", 0)) > 50, 60)
+        demo.wait_for_line(" examples ")  # it trains
+        wait_until("the log has updates", lambda: int(self.log_of_the_lost_shard().get("records", 0)) > 50)
         # Where it dies just before it is told to commit, it is told when it is back, and no trainer has to wait.
         for kills in range(1, 4):
             self.kill_process(LOST)
-            wait_until("the engine restarts it", lambda: self.project.inspect(LOST)["RestartCount"] >= kills, 60)
-            found = wait_until("the page shows the shard again", self.log_of_the_lost_shard, 60)
+            wait_until("the engine restarts it", lambda: self.project.inspect(LOST)["RestartCount"] >= kills)
+            found = wait_until("the page shows the shard again", self.log_of_the_lost_shard)
             if "waits: " in demo.output():
                 break
         self.assertGreater(int(found["recovered_bytes"]), 0, "the page does not show the recovery")

@@ -63,7 +63,7 @@ class MemoryTest(unittest.TestCase):
         self.container = docker("run", "-d", "--memory", str(LIMIT), "--memory-swap", str(LIMIT),
                                 "--volume", f"{self.folder}:/models:ro", engine.EMBERD, "up", "--processes", *arguments)
         self.addCleanup(docker, "rm", "-f", self.container)
-        wait_until("the cluster serves", lambda: "emberd: ready" in self.log(), 60)
+        wait_until("the cluster serves", lambda: "emberd: ready" in self.log())
 
     def log(self):
         done = subprocess.run(["docker", "logs", self.container], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -119,7 +119,7 @@ class MemoryTest(unittest.TestCase):
         subprocess.run(["docker", "exec", self.container, "sh", "-c",
                         "head -c 1600000000 /dev/zero | tail -c 1600000000 > /dev/null"], stdin=subprocess.DEVNULL,
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until("the supervisor has seen it", lambda: "a process died" in self.log(), 60)
+        wait_until("the supervisor has seen it", lambda: "a process died" in self.log())
         self.assertIn("the kernel killed it because memory ran out", self.log())
         self.assertRegex(self.log(), "set budgets.bytes_per_sparsecore to [0-9]+ or less")
 

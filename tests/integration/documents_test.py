@@ -55,7 +55,7 @@ class DocumentsTest(unittest.TestCase):
         self.addCleanup(program.stop)
         wait_until(f"{count} processes of {command}",
                    lambda: len(re.findall(ready, program.output(), re.MULTILINE)) >= count or
-                   program.process.poll() is not None, 120)
+                   program.process.poll() is not None)
         self.assertIsNone(program.process.poll(), program.output())
         return program
 
@@ -82,7 +82,7 @@ class DocumentsTest(unittest.TestCase):
         block, status = self.deploy_blocks("By hand")
         self.start(block, count=5)
         # The coordinator may have asked for a shard before it was there.
-        wait_until("four shards", lambda: self.run_in_shell(status).returncode == 0, 60)
+        wait_until("four shards", lambda: self.run_in_shell(status).returncode == 0)
         self.assertEqual(len(re.findall(r"\bok\b", self.run_to_end(status))), 4)
 
     def test_the_unit_starts_a_shard(self):

@@ -153,7 +153,7 @@ class Mistakes:
         argv = shlex.split(command)
         argv[0] = {"emberd": EMBERD, "emberctl": EMBERCTL}[argv[0]]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=60, env={**os.environ, "EMBERD_ADDRESS": self.places["plain"]})
+                              timeout=120, env={**os.environ, "EMBERD_ADDRESS": self.places["plain"]})
         return f"status {done.returncode}\n{self.shown(done.stdout)}"
 
     def request(self, method, text):
@@ -161,10 +161,10 @@ class Mistakes:
         stubs = importlib.import_module("emberd.v1.embedding_service_pb2_grpc")
         with grpc.insecure_channel(self.places["plain"], [("grpc.enable_http_proxy", 0)]) as channel:
             stub = stubs.EmbeddingServiceStub(channel)
-            model = stub.DescribeModel(api.DescribeModelRequest(name="ads"), timeout=30)
+            model = stub.DescribeModel(api.DescribeModelRequest(name="ads"), timeout=120)
             message = text_format.Parse(text.replace("MODEL", str(model.model_id)), getattr(api, method + "Request")())
             try:
-                answer = getattr(stub, method)(message, timeout=30)
+                answer = getattr(stub, method)(message, timeout=120)
                 if method == "ExportTable":
                     list(answer)
             except grpc.RpcError as error:

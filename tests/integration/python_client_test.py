@@ -158,7 +158,7 @@ class PythonClientTest(unittest.TestCase):
         model = importlib.import_module("emberd.v1.model_pb2").ModelConfig()
         text_format.Parse(MODEL, model)
         request = self.api.DeclareModelRequest(config=model)
-        return self.stub.DeclareModel(request, timeout=30).model_id
+        return self.stub.DeclareModel(request, timeout=120).model_id
 
     def tensor(self, dtype, array):
         return self.types.Tensor(dtype=dtype, shape=array.shape, data=array.tobytes())
@@ -169,13 +169,13 @@ class PythonClientTest(unittest.TestCase):
         request = self.api.ReadRowsRequest(
             model_id=model_id, table="words", slot=slot,
             ids=self.tensor(self.types.INT64, ids))
-        values = self.stub.ReadRows(request, timeout=30).values
+        values = self.stub.ReadRows(request, timeout=120).values
         self.assertEqual(values.dtype, self.types.FLOAT32)
         return np.frombuffer(values.data, "<f4").reshape(values.shape).copy()
 
     def lookup(self, model_id, batch, dtype):
         response = self.stub.Lookup(self.api.LookupRequest(
-            model_id=model_id, activation_dtype=dtype, features=[self.feature(batch)]), timeout=30)
+            model_id=model_id, activation_dtype=dtype, features=[self.feature(batch)]), timeout=120)
         return response.batch_handle, self.activations(response.activations, batch, dtype)
 
     def feature(self, batch):
@@ -204,7 +204,7 @@ class PythonClientTest(unittest.TestCase):
         return self.stub.ApplyGradients(self.api.ApplyGradientsRequest(
             model_id=model_id, batch_handle=handle,
             mutation=self.types.MutationId(client_id="python", sequence=self.sequence),
-            gradients=[self.batch.FeatureGradient(feature="title", gradient=tensor)]), timeout=30)
+            gradients=[self.batch.FeatureGradient(feature="title", gradient=tensor)]), timeout=120)
 
     def step(self, dtype, seed):
         """A lookup and an update, against NumPy in float64."""
@@ -250,10 +250,10 @@ class PythonClientTest(unittest.TestCase):
     def join(self, model_id, rank, size):
         """Opens a Train stream; gives the queue of its requests (None ends them) and the answers."""
         requests = queue.Queue()
-        options = self.train.GroupOptions(size=size, step_timeout_ms=30_000)
+        options = self.train.GroupOptions(size=size, step_timeout_ms=60_000)
         requests.put(self.train.TrainRequest(start=self.train.TrainStart(
             model_id=model_id, group="from-python", rank=rank, options=options)))
-        return requests, self.stub.Train(iter(requests.get, None), timeout=60)
+        return requests, self.stub.Train(iter(requests.get, None), timeout=120)
 
     def test_two_ranks_of_a_group_make_one_update(self):
         """Both ranks see the tables as they are before the step; one update has all gradients."""
@@ -302,7 +302,7 @@ class PythonClientTest(unittest.TestCase):
 
     def test_errors_have_a_code_and_say_what_is_wrong(self):
         with self.assertRaises(grpc.RpcError) as caught:
-            self.stub.Lookup(self.api.LookupRequest(model_id=self.declare()), timeout=30)
+            self.stub.Lookup(self.api.LookupRequest(model_id=self.declare()), timeout=120)
         self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
         self.assertIn("title", caught.exception.details())
 
@@ -310,10 +310,10 @@ class PythonClientTest(unittest.TestCase):
         health = importlib.import_module("health_pb2")
         stub = importlib.import_module("health_pb2_grpc").HealthStub(self.channel)
         for service in ("", "emberd.v1.EmbeddingService"):
-            status = stub.Check(health.HealthCheckRequest(service=service), timeout=30).status
+            status = stub.Check(health.HealthCheckRequest(service=service), timeout=120).status
             self.assertEqual(status, health.HealthCheckResponse.SERVING, service)
         with self.assertRaises(grpc.RpcError) as caught:
-            stub.Check(health.HealthCheckRequest(service="no.such.Service"), timeout=30)
+            stub.Check(health.HealthCheckRequest(service="no.such.Service"), timeout=120)
         self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)
 
     def test_reflection(self):
@@ -323,7 +323,7 @@ class PythonClientTest(unittest.TestCase):
         listed, described = stub.ServerReflectionInfo(iter([
             request(list_services=""),
             request(file_containing_symbol="emberd.v1.EmbeddingService"),
-        ]), timeout=30)
+        ]), timeout=120)
         names = {service.name for service in listed.list_services_response.service}
         self.assertLessEqual({"emberd.v1.EmbeddingService", "emberd.v1.AdminService",
                               "grpc.health.v1.Health"}, names)

@@ -117,7 +117,7 @@ class SecurityTest(unittest.TestCase):
     def declare(self, stub):
         request = self.api.DeclareModelRequest()
         importlib.import_module("google.protobuf.text_format").Parse(MODEL, request.config)
-        return stub.DeclareModel(request, timeout=60)
+        return stub.DeclareModel(request, timeout=120)
 
     def assert_refused(self, code, call):
         with self.assertRaises(grpc.RpcError) as refused:
@@ -126,14 +126,14 @@ class SecurityTest(unittest.TestCase):
 
     def test_roles(self):
         self.assertGreater(self.declare(self.as_role("trainer")).model_id, 0)
-        self.as_role("reader").DescribeModel(self.api.DescribeModelRequest(name="m"), timeout=60)
+        self.as_role("reader").DescribeModel(self.api.DescribeModelRequest(name="m"), timeout=120)
         self.assert_refused(grpc.StatusCode.PERMISSION_DENIED, lambda: self.declare(self.as_role("reader")))
         self.assert_refused(grpc.StatusCode.PERMISSION_DENIED, lambda: self.declare(self.as_role("cluster")))
         self.assert_refused(grpc.StatusCode.UNAUTHENTICATED, lambda: self.declare(self.stub(self.tls())))
 
     def test_a_reader_keeps_no_batches(self):
         def look_up(inference):
-            self.as_role("reader").Lookup(self.api.LookupRequest(model_id=1, inference=inference), timeout=60)
+            self.as_role("reader").Lookup(self.api.LookupRequest(model_id=1, inference=inference), timeout=120)
 
         self.assert_refused(grpc.StatusCode.PERMISSION_DENIED, lambda: look_up(False))
         self.assert_refused(grpc.StatusCode.NOT_FOUND, lambda: look_up(True))  # nobody declared it
@@ -143,7 +143,7 @@ class SecurityTest(unittest.TestCase):
         request = self.api.DescribeModelRequest(name="nobody declared it")
         metadata = [("authorization", "Bearer " + self.tokens["reader"])]
         self.assert_refused(grpc.StatusCode.NOT_FOUND,
-                            lambda: stub.DescribeModel(request, timeout=60, metadata=metadata))
+                            lambda: stub.DescribeModel(request, timeout=120, metadata=metadata))
 
     def test_no_connection_without_a_certificate(self):
         self.assert_refused(grpc.StatusCode.UNAVAILABLE,
@@ -159,7 +159,7 @@ class SecurityTest(unittest.TestCase):
                                              urllib.request.HTTPSHandler(context=context))
         try:
             with opener.open(urllib.request.Request(f"https://{self.http}/metrics", headers=headers),
-                             timeout=60) as answer:
+                             timeout=120) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
             return error.code
@@ -185,7 +185,7 @@ class SecurityTest(unittest.TestCase):
             with open(config, "w") as file:
                 file.write(f'shards {{ address: "{address}" }} security {{ {more} {"tls {" + tls + "}" if tls else ""} }}')
             ended = subprocess.run([EMBERD, "shard", "--config", config] + flags, capture_output=True, text=True,
-                                   timeout=60)
+                                   timeout=120)
             self.assertEqual(ended.returncode, 2, ended.stderr)
             self.assertRegex(ended.stderr, error.replace("[", r"\["))
 

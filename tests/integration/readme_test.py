@@ -62,7 +62,7 @@ class Shell:
     def close(self):
         self.process.stdin.close()
         try:
-            self.process.wait(10)  # it ends the servers
+            self.process.wait(120)  # it ends the servers
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

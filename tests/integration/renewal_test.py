@@ -109,13 +109,13 @@ class RenewalTest(unittest.TestCase):
         importlib.import_module("google.protobuf.text_format").Parse(MODEL, request.config)
         try:
             self.stubs.EmbeddingServiceStub(channel).DeclareModel(
-                request, timeout=60, metadata=[("authorization", "Bearer " + token)])
+                request, timeout=120, metadata=[("authorization", "Bearer " + token)])
         except grpc.RpcError as error:
             return error.code()
         return grpc.StatusCode.OK
 
     def wait_for(self, what, condition):
-        processes.wait_until(what, condition, 60)
+        processes.wait_until(what, condition)
 
     def calm(self, program):
         """Whether the files that were read last were good."""
@@ -138,7 +138,7 @@ class RenewalTest(unittest.TestCase):
 
     def shown(self, address):
         host, port = address.split(":")
-        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=60))
+        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=120))
 
     def watch(self):
         """A call that lasts, and ends with its connection."""

@@ -63,7 +63,7 @@ class Terminal:
             if select.select([self.master], [], [], left)[0]:
                 self.output += os.read(self.master, 1 << 16)
 
-    def read_until(self, condition, seconds=30):
+    def read_until(self, condition, seconds=120):
         end = time.monotonic() + seconds
         while not condition(self.output):
             if time.monotonic() > end or self.process.poll() is not None:
@@ -79,7 +79,7 @@ class Terminal:
     def end(self):
         """The exit status, within a time in which nothing but a hang would last."""
         try:
-            status = self.process.wait(30)
+            status = self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -183,7 +183,7 @@ class TopTerminalTest(unittest.TestCase):
         self.assertIn(b"\x1b[1m", self.start().output)
         self.assertNotRegex(self.start(environment={"NO_COLOR": "1"}).output, rb"\x1b\[[0-9;]*m")
         plain = subprocess.run([EMBERCTL, "top", "-a", self.address, "--interval", "0.2", "--count", "1"],
-                               capture_output=True, timeout=60, check=True)
+                               capture_output=True, timeout=120, check=True)
         self.assertNotIn(b"\x1b", plain.stdout)
 
     def test_says_that_nobody_answers_and_goes_on(self):

@@ -91,7 +91,7 @@ class Browser:
             data = data[os.write(self.writer, data):]
         return self.last_id
 
-    def call(self, method, session=None, seconds=60, **parameters):
+    def call(self, method, session=None, seconds=120, **parameters):
         number = self.post(method, parameters, session)
         deadline = time.monotonic() + seconds
         while number not in self.answers:
@@ -171,7 +171,7 @@ class Page:
             raise ScriptError(f"{script}: {details.get('exception', details).get('description', details)}")
         return result["result"].get("value")
 
-    def wait(self, script, seconds=30):
+    def wait(self, script, seconds=120):
         """Waits until an expression is true in the page (and does not throw: things may still be missing); gives its value."""
         deadline = time.monotonic() + seconds
         while True:

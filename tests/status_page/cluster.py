@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,12 +18,11 @@ class Member:
         self.folder = folder
         self.name = name
         self.command = command
-        self.grpc = "127.0.0.1:0"
-        self.http = "127.0.0.1:0"
+        self.grpc, self.http = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.process = None
 
     def start(self):
-        """Returns when it serves; the second time on the ports of the first."""
+        """Returns when it serves, each time on the same ports."""
         def die_with_parent():
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         with open(os.path.join(self.folder, f"{self.name}.log"), "a") as log:
@@ -32,9 +30,7 @@ class Member:
                 [*self.command, "--address", self.grpc, "--http-address", self.http],
                 stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=die_with_parent)
         for line in self.process.stdout:
-            found = re.match(r"emberd: ready \S+ grpc=(\S+) http=(\S+)", line)
-            if found:
-                self.grpc, self.http = found.groups()
+            if line.startswith("emberd: ready "):
                 return
         with open(os.path.join(self.folder, f"{self.name}.log")) as log:
             raise RuntimeError(f"{self.name} did not get ready:\n{log.read()}")
@@ -43,7 +39,7 @@ class Member:
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal_number)
         if self.process:
-            self.process.wait(30)
+            self.process.wait(120)
             self.process.stdout.close()
             self.process = None
 
@@ -66,15 +62,9 @@ class Cluster:
         self.coordinators = [Member(folder, f"coordinator-{i}", self.command(emberd, "coordinator", i))
                              for i in range(coordinators)]
         self.coordinator = self.coordinators[0]
-        if coordinators > 1:  # they must know each other before they start
-            for member, ports in zip(self.coordinators, zip(*[iter(free_ports(2 * coordinators))] * 2)):
-                member.grpc, member.http = (f"127.0.0.1:{port}" for port in ports)
+        self.write_config()
         try:
-            self.write_config()
-            for shard in self.shards:
-                shard.start()
-            self.write_config()  # now with the ports that they got
-            for member in self.coordinators:
+            for member in (*self.shards, *self.coordinators):
                 member.start()
         except BaseException:
             self.stop()
@@ -97,7 +87,7 @@ class Cluster:
         lines += [f'coordinators {{ address: "{one.grpc}" http_address: "{one.http}" }}' for one in self.coordinators]
         lines += ["sparsecores_per_shard: 4",
                   f"budgets {{ bytes_per_sparsecore: {self.sparsecore_bytes} batch_bytes: 67108864 in_flight_bytes: 67108864 }}",
-                  "timeouts { shard_call_ms: 5000 }", self.security, self.memory]
+                  "timeouts { shard_call_ms: 20000 }", self.security, self.memory]
         with open(self.config, "w") as file:
             file.write("\n".join(lines) + "\n")
 

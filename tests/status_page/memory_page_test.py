@@ -52,7 +52,7 @@ class MemoryPageTest(unittest.TestCase):
 
     def emberctl(self, *arguments):
         subprocess.run([os.path.join(os.path.dirname(EMBERD), "emberctl"), *arguments, "-a", self.cluster.coordinator.grpc],
-                       check=True, timeout=60, stdout=subprocess.DEVNULL)
+                       check=True, timeout=120, stdout=subprocess.DEVNULL)
 
     def declare(self, name):
         path = os.path.join(self.folder, name)
@@ -108,9 +108,9 @@ class MemoryPageTest(unittest.TestCase):
                 self.assertEqual(page.eval(HIDDEN_WITHOUT_A_SIGN), [], width)
                 page.screenshot(os.path.join(PICTURES, f"memory_{width}.png"))
             self.emberctl("memory", "release")
-            page.wait(f"{ROWS}.every((models) => models.every(([name, where]) => (where === 'resident') === (name === 'first')))", 30)
+            page.wait(f"{ROWS}.every((models) => models.every(([name, where]) => (where === 'resident') === (name === 'first')))")
             self.emberctl("memory", "unpin", "first")
-            page.wait(f"{FACTS}.filter(([label, value]) => label === 'Pinned' && value === 'none').length === 2", 30)
+            page.wait(f"{FACTS}.filter(([label, value]) => label === 'Pinned' && value === 'none').length === 2")
             self.assertEqual(page.complaints, [])
             self.cluster.stop()
 

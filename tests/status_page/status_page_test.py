@@ -88,9 +88,9 @@ class StatusPageTest(unittest.TestCase):
         if not type(self).load:
             type(self).load = Load(self.cluster.coordinator.grpc)
         page = self.open(**options)
-        page.wait("document.querySelectorAll('.stack').length === 3", 90)
-        page.wait("document.querySelectorAll('#groups tbody tr').length === 1", 90)
-        page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)", 90)
+        page.wait("document.querySelectorAll('.stack').length === 3")
+        page.wait("document.querySelectorAll('#groups tbody tr').length === 1")
+        page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)")
         return page
 
     def picture(self, page, name, **options):
@@ -130,13 +130,12 @@ class StatusPageTest(unittest.TestCase):
     def test_2_charts_move_while_a_trainer_runs(self):
         page = self.open_under_load(width=1440)
         for title in ("Steps per second", "Rows per second", "Bytes per second", "Latency"):
-            page.wait(f"{line(title)}.split('L').length > 2", 60)
+            page.wait(f"{line(title)}.split('L').length > 2")
             before = page.eval(line(title))
-            page.wait(f"{line(title)} !== {json.dumps(before)}", 30)
-        self.assertGreater(self.number(page, "document.querySelector('.tile .big').textContent"), 0)
+            page.wait(f"{line(title)} !== {json.dumps(before)}")
+        page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)")
         for shard in range(4):
-            rate = f"document.querySelectorAll('.shard .facts dd')[{8 * shard}].textContent"
-            self.assertGreater(self.number(page, rate), 0, f"shard {shard}")
+            page.wait(f"document.querySelectorAll('.shard .facts dd')[{8 * shard}].textContent.match(/[1-9]/)")
         total = "Number(document.querySelector('#groups tbody td:nth-child(3)').textContent.replaceAll(',', ''))"
         page.wait(f"{total} > {page.eval(total)}")
         self.assertIn("EmbeddingService/Lookup", page.text("#methods"))
@@ -163,7 +162,7 @@ class StatusPageTest(unittest.TestCase):
 
     def test_4_everything_works_from_the_keyboard(self):
         page = self.open_under_load()
-        page.wait(f"{line('Steps per second')}.split('L').length > 4", 60)
+        page.wait(f"{line('Steps per second')}.split('L').length > 4")
         seen = []
         while not (seen and seen[-1]["text"] == "/healthz"):
             self.assertLess(len(seen), 80, seen)
@@ -228,7 +227,7 @@ class StatusPageTest(unittest.TestCase):
         """And looks well: whole pages in both themes, on a screen and on a telephone, with values on every chart."""
         page = self.open_under_load(width=1360)
         points = f"{line('Steps per second')}.split('L').length"
-        page.wait(f"{points} > 30", 90)
+        page.wait(f"{points} > 30")
         for width in (1360, 380):
             page.resize(width, 900)
             for scheme in ("light", "dark"):
@@ -262,7 +261,7 @@ class StatusPageTest(unittest.TestCase):
                 file.write('name: "bench" tables { name: "t" vocabulary_size: 100 embedding_dim: 8 } '
                            'features { name: "f" table: "t" batch_size: 4 }')
             subprocess.run([emberctl, "bench", "-a", calm.coordinator.grpc, "--config", os.path.join(folder, "model"),
-                            "--seconds", "1"], check=True, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                            "--seconds", "1"], check=True, timeout=120, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             page = self.browser.open(calm.url)
             self.addCleanup(page.close)
             page.wait("document.querySelectorAll('#methods tbody tr').length > 0")
@@ -270,7 +269,7 @@ class StatusPageTest(unittest.TestCase):
             page.eval("document.querySelector('#window').value = '60'")
             nothing = f"{chart('Latency')}.querySelector('.nothing')"
             page.eval("document.querySelector('#window').dispatchEvent(new Event('change'))")
-            page.wait(f"!{nothing}.hidden", 120)  # the calls are out of sight
+            page.wait(f"!{nothing}.hidden", 240)  # the calls are out of sight
             self.assertRegex(page.eval(f"{nothing}.textContent"), r"^No Lookup or ApplyGradients call in this time; [\d,]+ since the start")
             calm.stop()
 
@@ -295,18 +294,18 @@ class StatusPageTest(unittest.TestCase):
         if not secure:
             load = Load(both.coordinators[1].grpc)  # the other one
             try:
-                page.wait("document.querySelectorAll('#groups tbody tr').length === 1", 90)
-                page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)", 90)
-                page.wait(f"{line('Steps per second')}.split('L').length > 4", 60)
+                page.wait("document.querySelectorAll('#groups tbody tr').length === 1")
+                page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)")
+                page.wait(f"{line('Steps per second')}.split('L').length > 4")
                 self.picture(page, "two_coordinators")
             finally:
                 load.stop()
         both.coordinators[1].kill()
-        page.wait("document.querySelectorAll('.coordinator.down').length === 1", 60)
+        page.wait("document.querySelectorAll('.coordinator.down').length === 1")
         self.assertIn("out of reach: coordinator-1", page.text("#coordinators-note"))
         self.assertNotEqual(page.text(".coordinator.down .reason"), "")
         both.coordinators[1].start()
-        page.wait("document.querySelectorAll('.coordinator:not(.down)').length === 2", 60)
+        page.wait("document.querySelectorAll('.coordinator:not(.down)').length === 2")
         both.stop()
 
     def test_6_names_never_become_markup(self):
@@ -340,19 +339,19 @@ class StatusPageTest(unittest.TestCase):
         self.cluster.shards[2].kill()
         page.wait("document.querySelectorAll('.shard.down').length === 1")
         self.assertIn("Shard 2", page.text(".shard.down"))
-        self.assertRegex(page.text(".shard.down .reason"), "(?i)connect")
+        page.wait("document.querySelector('.shard.down .reason').textContent.match(/connect/i)")
         self.assertIn("out of reach: shard 2", page.text("#cluster-note"))
         page.wait("document.querySelector('.tile.bad .big')?.textContent.match(/of 4|[1-9]/)")
         page.wait(f"{chart('Errors per second')}.querySelector('.legend').textContent.includes('UNAVAILABLE')")
         self.assertEqual(page.eval(FAINT_TEXT), [])
         self.picture(page, "shard_killed")
         self.cluster.shards[2].start()
-        page.wait("document.querySelectorAll('.shard.down').length === 0", 60)
+        page.wait("document.querySelectorAll('.shard.down').length === 0")
         # Its rows are gone, and nobody trains on until an operator gives them up.
         emberctl = os.path.join(os.path.dirname(EMBERD), "emberctl")
         subprocess.run([emberctl, "model", "reset", "ads_ranker", "--address", self.cluster.coordinator.grpc],
-                       check=True, timeout=60)
-        page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)", 90)
+                       check=True, timeout=120)
+        page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)")
         self.check_calm(page)
 
     def test_8_a_lost_coordinator_shows_and_is_found_again(self):
@@ -364,10 +363,10 @@ class StatusPageTest(unittest.TestCase):
         self.assertEqual(page.text("#state"), "no connection")
         self.picture(page, "connection_lost", whole=False)
         self.cluster.coordinator.start()
-        page.wait("document.querySelector('#banner').hidden", 60)
+        page.wait("document.querySelector('#banner').hidden")
         self.assertEqual(page.text("#state"), "serving")
         # The trainer goes on, and so do the charts.
-        page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)", 90)
+        page.wait("document.querySelector('.tile .big').textContent.match(/[1-9]/)")
         # Browsers put each failed request into the console themselves; nothing else may be there.
         strange = [text for text in page.complaints if not re.search("ERR_CONNECTION_(REFUSED|RESET)|ERR_EMPTY_RESPONSE", text)]
         self.assertEqual(strange, [])

@@ -68,7 +68,7 @@ class Trainer:
         self.stopping = threading.Event()
 
     def declare(self):
-        return self.stub.DeclareModel(self.api.DeclareModelRequest(config=self.model), timeout=10).model_id
+        return self.stub.DeclareModel(self.api.DeclareModelRequest(config=self.model), timeout=60).model_id
 
     def features(self, rng):
         """Ids as they come in practice: a few of them often, most of them seldom."""
@@ -86,11 +86,11 @@ class Trainer:
 
     def step(self, model_id, rng, client, sequence):
         found = self.stub.Lookup(
-            self.api.LookupRequest(model_id=model_id, features=self.features(rng)), timeout=10)
+            self.api.LookupRequest(model_id=model_id, features=self.features(rng)), timeout=60)
         self.stub.ApplyGradients(self.api.ApplyGradientsRequest(
             model_id=model_id, batch_handle=found.batch_handle, step=sequence,
             mutation=self.types.MutationId(client_id=client, sequence=sequence + 1),
-            gradients=self.gradients(found.activations)), timeout=10)
+            gradients=self.gradients(found.activations)), timeout=60)
 
     def run_alone(self):
         """Steps by unary calls, a few a second."""
@@ -106,7 +106,7 @@ class Trainer:
         """Steps on a stream, as one of two ranks, of which the second is often late."""
         rng = np.random.default_rng(2 + rank)
         requests = queue.Queue()
-        options = self.train.GroupOptions(size=2, step_timeout_ms=5000)
+        options = self.train.GroupOptions(size=2, step_timeout_ms=20_000)
         requests.put(self.train.TrainRequest(start=self.train.TrainStart(
             model_id=self.declare(), group="nightly", rank=rank, options=options)))
         answers = self.stub.Train(iter(requests.get, None))

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <signal.h>
+#include <sys/wait.h>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
@@ -14,13 +15,13 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/testing/await.h"
 #include "base/testing/paths.h"
 #include "gtest/gtest.h"
 
 namespace emberd::testing {
 namespace {
 
-constexpr absl::Duration kReadyTimeout = absl::Seconds(60);  // sanitizers start slowly
 constexpr char kAnyPort[] = "127.0.0.1:0";
 const std::string kProgram = BuildPath("bin/emberd");
 const std::string kFaultyProgram = BuildPath("tests/emberd_faulty");
@@ -34,12 +35,6 @@ std::string FindValue(const std::string& text, absl::string_view key) {
     if (absl::ConsumePrefix(&word, absl::StrCat(key, "="))) return std::string(word);
   }
   return "";
-}
-
-// Whether the last life of the process ended so.
-bool FoundItsPortTaken(const std::string& log) {
-  const size_t life = log.rfind(" starting ");
-  return life != std::string::npos && log.find("in use", life) != std::string::npos;
 }
 
 }  // namespace
@@ -122,25 +117,27 @@ absl::Status Cluster::StartEmbedded() {
                    StartProcess({kProgram, "up", "--config", directory_.Path("cluster.textproto"),
                                  "--listen", kAnyPort, "--http", kAnyPort},
                                 member.log_path));
-  const absl::Time deadline = absl::Now() + kReadyTimeout;
-  while (absl::Now() < deadline && member.process->Running()) {
-    const std::string log = ReadFile(member.log_path);
-    member.address = FindValue(log, "coordinator");
-    member.http_address = FindValue(log, "http");
-    // The line is complete when the next field has been written.
-    if (!FindValue(log, "pids").empty()) return absl::OkStatus();
-    absl::SleepFor(absl::Milliseconds(10));
-  }
+  std::string log;
+  Eventually([&] {
+    log = ReadFile(member.log_path);
+    // The line is complete when the field behind these has been written.
+    return !FindValue(log, "pids").empty() || !member.process->Running();
+  });
+  member.address = FindValue(log, "coordinator");
+  member.http_address = FindValue(log, "http");
+  if (!FindValue(log, "pids").empty()) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("`emberd up` did not get ready:\n", ReadFile(member.log_path)));
 }
 
 absl::Status Cluster::Launch(const std::string& role, int index, Member* member) {
-  const auto address = [](const std::string& known) { return known.empty() ? kAnyPort : known; };
+  for (auto* const port : {&member->grpc_port, &member->http_port}) {
+    if (*port == nullptr) ASSIGN_OR_RETURN(*port, HeldPort::Take());
+  }
+  member->address = member->grpc_port->address();
+  member->http_address = member->http_port->address();
   const std::string ready = directory_.Path(member->name + ".ready");
   std::filesystem::remove(ready);
-  member->role = role;
-  member->index = index;
   const auto failpoint = options_.failpoints.find(member->name);
   const bool first_life = !std::exchange(member->started_before, true);
   absl::string_view armed;
@@ -157,28 +154,16 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
   ASSIGN_OR_RETURN(member->process,
                    StartProcess({faulty || loses_power ? kFaultyProgram : kProgram, role,
                                  "--config", member->config_path, "--index", absl::StrCat(index),
-                                 "--address", address(member->address), "--http-address",
-                                 address(member->http_address), "--ready-file", ready},
+                                 "--address", member->address, "--http-address",
+                                 member->http_address, "--ready-file", ready},
                                 member->log_path));
   return absl::OkStatus();
 }
 
 absl::Status Cluster::WaitReady(Member* member) {
-  const absl::Time deadline = absl::Now() + kReadyTimeout;
-  while (absl::Now() < deadline) {
-    if (!member->process->Running()) {
-      if (!FoundItsPortTaken(ReadFile(member->log_path))) break;
-      absl::SleepFor(absl::Milliseconds(100));
-      RETURN_IF_ERROR(Launch(member->role, member->index, member));
-    }
-    const std::string ready = ReadFile(directory_.Path(member->name + ".ready"));
-    if (!ready.empty()) {
-      member->address = FindValue(ready, "grpc");
-      member->http_address = FindValue(ready, "http");
-      return absl::OkStatus();
-    }
-    absl::SleepFor(absl::Milliseconds(10));
-  }
+  const std::string ready = directory_.Path(member->name + ".ready");
+  Eventually([&] { return !ReadFile(ready).empty() || !member->process->Running(); });
+  if (!ReadFile(ready).empty()) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat(member->name, " did not get ready:\n", ReadFile(member->log_path)));
 }
@@ -284,6 +269,14 @@ void Cluster::ResumeCoordinator(int coordinator) {
   coordinators_[coordinator].process->Signal(SIGCONT);
 }
 void Cluster::ResumeShard(int shard) { shards_[shard].process->Signal(SIGCONT); }
+
+bool Cluster::AwaitStandstill(int coordinator) const {
+  const pid_t pid = coordinators_[coordinator].process->pid();
+  return Eventually([pid] {
+    siginfo_t seen = {};
+    return waitid(P_PID, pid, &seen, WSTOPPED | WNOHANG | WNOWAIT) == 0 && seen.si_pid == pid;
+  });
+}
 
 absl::Status Cluster::Stop(absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/temp_dir.h"
 #include "client/cpp/client.h"
+#include "base/testing/held_port.h"
 #include "tests/testing/process.h"
 #include "tests/testing/relay.h"
 
@@ -94,6 +95,8 @@ class Cluster {
   void SuspendCoordinator(int coordinator);
   void ResumeShard(int shard);
   void ResumeCoordinator(int coordinator);
+  // Whether it comes to a failpoint that stops it.
+  bool AwaitStandstill(int coordinator) const;
   // SIGTERM to everything, coordinators first; OK if all ended with exit status 0 within `timeout`.
   absl::Status Stop(absl::Duration timeout);
 
@@ -112,8 +115,8 @@ class Cluster {
     std::string log_path;
     std::unique_ptr<ChildProcess> process;
     bool started_before = false;
-    std::string role;  // of its last start
-    int index = 0;
+    // Its own also between its lives.
+    std::unique_ptr<HeldPort> grpc_port, http_port;
     std::vector<std::unique_ptr<Relay>> links;  // of a coordinator: to each shard
     std::unique_ptr<Relay> client_link;
   };
@@ -121,9 +124,8 @@ class Cluster {
   Cluster(ClusterOptions options, TempDir directory);
   absl::Status StartProcesses();
   absl::Status StartEmbedded();
-  // Runs `emberd ROLE --index i`, on the member's address if it has one.
+  // Runs `emberd ROLE --index i`, on the same address in each life.
   absl::Status Launch(const std::string& role, int index, Member* member);
-  // Starts it again while somebody else has its ports, which were free between its lives.
   absl::Status WaitReady(Member* member);
   void Kill(Member* member);
   // Writes the config, with the addresses that are known by now; each coordinator that has links

@@ -1,7 +1,6 @@
 """Programs on loopback for tests: started, waited for and ended by their ids."""
 
 import ctypes
-import random
 import re
 import signal
 import socket
@@ -16,23 +15,20 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+HELD = []  # sockets that keep ports
+
+
 def free_ports(count):
-    """Ports of 127.0.0.1 that nobody listens on, below those that the system gives to connections."""
-    held = []
-    while len(held) < count:
-        listener = socket.socket()
-        try:
-            listener.bind(("127.0.0.1", random.randrange(20000, 32000)))
-            held.append(listener)
-        except OSError:
-            listener.close()
-    ports = [listener.getsockname()[1] for listener in held]
-    for listener in held:
-        listener.close()
-    return ports
+    """Ports of 127.0.0.1 that nobody listens on. While this process lives, the system gives them to nobody else: a bound
+    socket keeps each, beside which a server may listen (base/testing/held_port.h)."""
+    for _ in range(count):
+        HELD.append(socket.socket())
+        HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        HELD[-1].bind(("127.0.0.1", 0))
+    return [held.getsockname()[1] for held in HELD[-count:]]
 
 
-def wait_until(what, condition, seconds):
+def wait_until(what, condition, seconds=120):
     """The first true value of condition()."""
     end = time.monotonic() + seconds
     while True:
@@ -57,7 +53,7 @@ class Program:
         with open(self.log, errors="replace") as file:
             return file.read()
 
-    def wait_for_line(self, pattern, seconds=60):
+    def wait_for_line(self, pattern, seconds=120):
         def found():
             match = re.search(pattern, self.output(), re.MULTILINE)
             if not match and self.process.poll() is not None:
@@ -69,7 +65,7 @@ class Program:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, seconds=30):
+    def stop(self, seconds=120):
         """By SIGTERM; gives the exit status."""
         self.process.terminate()
         try:

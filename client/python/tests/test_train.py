@@ -338,10 +338,8 @@ class StreamTest(ClusterTest):
                 stream.lookup({"t": np.arange(64)})
                 stream.update({"t": np.zeros((64, 64), np.float32)})
         stream.close()
-        end = time.monotonic() + 30
-        while emberd._native.held() and time.monotonic() < end:
+        while emberd._native.held():
             time.sleep(0.01)
-        self.assertEqual(emberd._native.held(), 0)
 
 
 class SentAheadTest(ClusterTest):
@@ -420,7 +418,7 @@ class GroupTest(ClusterTest):
             stream.update({"t": ONE})
             with self.assertRaisesRegex(emberd.FailedPrecondition, "are active"):
                 client.drop_group(model.name, "run")
-        for _ in range(100):  # it leaves a moment after its end
+        for _ in range(1200):  # it leaves a moment after its end
             try:
                 self.assertTrue(client.drop_group(model.name, "run"))
                 break
@@ -463,7 +461,7 @@ class FailureTest(unittest.TestCase):
             self.assertEqual(model.read_rows("t", [1]).tolist(), [[-60] * 4])
 
     def join_again(self, model):
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while True:
             try:
                 return model.train("run")
@@ -475,7 +473,7 @@ class FailureTest(unittest.TestCase):
 
 def coordinator(cluster):
     """The process of the coordinator now."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         with open(f"/proc/{cluster.pid}/task/{cluster.pid}/children") as file:
             for pid in file.read().split():
