@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "tests/testing/api.h"
 #include "tests/testing/footprint.h"
 
@@ -108,22 +109,28 @@ absl::StatusOr<OverloadResult> Overload(Cluster& cluster, absl::Duration duratio
   if (client == nullptr) return absl::UnavailableError("no client");
   absl::StatusOr<client::Model> model = client->DeclareModel(Model());
   if (!model.ok()) return model.status();
-  RequestLoad load(cluster.address(), 4, "/emberd.v1.EmbeddingService/Lookup",
-                   HeavyLookup(model->id), deadline);
-  load.RunClosed(4, absl::Seconds(1));  // tables and pools are touched once
+  const auto lookups = [&](absl::Duration limit) {
+    return RequestLoad(cluster.address(), 4, "/emberd.v1.EmbeddingService/Lookup",
+                       HeavyLookup(model->id), limit);
+  };
+  RequestLoad patient = lookups(kPatience);
+  patient.RunClosed(4, absl::Seconds(1));  // tables and pools are touched once
 
   OverloadResult result;
-  const LoadResult calm = load.RunClosed(1, duration);
-  const LoadResult peak = load.RunClosed(8, duration);
-  if (calm.good == 0 || peak.good == 0) {
-    return absl::InternalError(absl::StrCat("no lookup is answered: ", peak.other_error));
+  const LoadResult calm = patient.RunClosed(1, duration);
+  if (calm.good == 0) {
+    return absl::InternalError(absl::StrCat("no lookup is answered: ", calm.other_error));
   }
-  result.peak = SettledRate(peak);
+  const absl::Duration usual = absl::Seconds(calm.seconds / static_cast<double>(calm.good));
+  duration = std::max(duration, 20 * usual);
+  result.peak = SettledRate(patient.RunClosed(8, duration));
+  RequestLoad load = lookups(std::max(deadline, 10 * usual));
   const int64_t before = ResidentKib(cluster);
   QueueWatch watch(cluster.address());
   result.flood = load.RunOpen(kFactor * result.peak, duration);
-  result.recovery = TimeToRecover(load, result.flood.sending_ended,
-                                  absl::Seconds(calm.seconds / static_cast<double>(calm.good)));
+  result.recovery = TimeToRecover(load, result.flood.sending_ended, usual);
+  result.serves = true;
+  for (int i = 0; i < 5; ++i) result.serves &= patient.SendOne().ok();
   result.most_waiting = watch.Stop();
   result.goodput = SettledRate(result.flood);
   result.resident_growth_kib = ResidentKib(cluster) - before;
