@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/file_descriptor.h"
+#include "base/testing/await.h"
 
 namespace emberd {
 namespace child_process_test {
@@ -44,7 +45,7 @@ std::unique_ptr<ChildProcess> StartShell(const std::string& script,
 
 TEST(ChildProcessTest, ReportsHowItEnded) {
   const auto child = StartShell("exit 3");
-  ASSERT_TRUE(child->WaitFor(absl::Seconds(20)));
+  ASSERT_TRUE(child->WaitFor(kPatience));
   EXPECT_EQ(child->exit_status(), 3);
   EXPECT_EQ(child->End(), "exited with status 3");
   child->Signal(SIGKILL);  // nobody there: nothing happens
@@ -55,7 +56,7 @@ TEST(ChildProcessTest, ReportsHowItEnded) {
 TEST(ChildProcessTest, AProgramThatIsNotThereEndsWith127) {
   auto child = ChildProcess::Start({"/no/such/program"});
   ASSERT_TRUE(child.ok()) << child.status();
-  ASSERT_TRUE((*child)->WaitFor(absl::Seconds(20)));
+  ASSERT_TRUE((*child)->WaitFor(kPatience));
   EXPECT_EQ((*child)->End(), "exited with status 127");
 }
 
@@ -63,7 +64,7 @@ TEST(ChildProcessTest, ASignalEndsIt) {
   const auto child = StartShell("exec sleep 1000");
   EXPECT_FALSE(child->WaitFor(absl::Milliseconds(20)));
   child->Signal(SIGTERM);
-  ASSERT_TRUE(child->WaitFor(absl::Seconds(20)));
+  ASSERT_TRUE(child->WaitFor(kPatience));
   EXPECT_EQ(child->exit_status(), -SIGTERM);
   EXPECT_EQ(child->End(), "was killed by signal 15 (Terminated)");
 }
@@ -94,9 +95,7 @@ TEST(ChildProcessTest, DoesNothingWhileSuspended) {
   EXPECT_FALSE(child->WaitFor(absl::Milliseconds(50)));
   EXPECT_EQ(drain(), 0u);
   child->Signal(SIGCONT);
-  const absl::Time until = absl::Now() + absl::Seconds(20);
-  while (drain() == 0 && absl::Now() < until) absl::SleepFor(absl::Milliseconds(5));
-  EXPECT_LT(absl::Now(), until);
+  EXPECT_TRUE(Eventually([&] { return drain() > 0; }));
   child->Suspend();  // a process that stands still can be killed, too
 }
 
@@ -118,7 +117,7 @@ TEST(ChildProcessTest, StartsWithCleanSignals) {
   sigprocmask(SIG_BLOCK, &blocked, &before);
   const auto child = StartShell("exec sleep 1000");
   sigprocmask(SIG_SETMASK, &before, nullptr);
-  child->Stop(absl::Seconds(20));
+  child->Stop(kPatience);
   EXPECT_EQ(child->exit_status(), -SIGTERM);
 }
 
@@ -131,7 +130,7 @@ TEST(ChildProcessTest, GetsItsStreamsAndNoOtherDescriptor) {
   EXPECT_EQ(output.ReadAll(), "out\n");
   EXPECT_EQ(error.ReadAll(), "err\n");
   EXPECT_EQ(extra.ReadAll(), "extra\n5\n");  // 0 to 3, and that of `ls`
-  EXPECT_TRUE(child->WaitFor(absl::Seconds(20)));
+  EXPECT_TRUE(child->WaitFor(kPatience));
 }
 
 // Where the sources are the very numbers that the child's streams get.
@@ -143,7 +142,7 @@ TEST(ChildProcessTest, StreamsMayBeSwapped) {
     dup2(error.writer.get(), STDOUT_FILENO);
     auto child = ChildProcess::Start({"/bin/sh", "-c", "echo out; echo err >&2"},
                                      {.output = STDERR_FILENO, .error = STDOUT_FILENO});
-    _exit(child.ok() && (*child)->WaitFor(absl::Seconds(20)) ? 0 : 1);
+    _exit(child.ok() && (*child)->WaitFor(kPatience) ? 0 : 1);
   }
   EXPECT_EQ(output.ReadAll(), "out\n");
   EXPECT_EQ(error.ReadAll(), "err\n");
@@ -154,7 +153,7 @@ TEST(ChildProcessTest, StandardOutputOfTheParentStaysClean) {
   ::testing::internal::CaptureStdout();
   auto child = ChildProcess::Start({"/bin/sh", "-c", "echo noise"});
   ASSERT_TRUE(child.ok());
-  EXPECT_TRUE((*child)->WaitFor(absl::Seconds(20)));
+  EXPECT_TRUE((*child)->WaitFor(kPatience));
   EXPECT_EQ((*child)->End(), "exited with status 0");
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
 }

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "base/testing/region_ends.h"
 
 namespace emberd::region_ends {
@@ -103,7 +104,7 @@ TEST(RegionServer, SendsPeersAwayThatDoNotKeepToTheRules) {
   EXPECT_TRUE(odd.Hear().has_value());
   odd.Say(static_cast<regions::Kind>(77), 0, 0);
   EXPECT_FALSE(odd.Hear().has_value());
-  EXPECT_TRUE(Soon([&] { return server->peers() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return server->peers() == 0; }));
 }
 
 TEST(RegionServer, GivesNoMoreThanItHasAndTakesBackOnlyTheOwners) {
@@ -129,7 +130,7 @@ TEST(RegionServer, GivesNoMoreThanItHasAndTakesBackOnlyTheOwners) {
   ASSERT_TRUE(thief.Hear().has_value());
   EXPECT_TRUE(server->Find(region, 0, 8192).ok());
   greedy.Say(regions::kDrop, region, 0);
-  EXPECT_TRUE(Soon([&] { return !server->Find(region, 0, 1).ok(); }));
+  EXPECT_TRUE(Eventually([&] { return !server->Find(region, 0, 1).ok(); }));
 }
 
 // The failure that this would catch: the kernel has put a second file beside the first, where
@@ -157,7 +158,7 @@ TEST(RegionServer, ClosesWhatComesBesideTheOneFile) {
     ASSERT_EQ(sendmsg(peer.get(), &message, 0), static_cast<ssize_t>(sizeof(request)));
     EXPECT_FALSE(peer.Hear().has_value()) << count;
   }
-  EXPECT_TRUE(Soon([&] { return server->peers() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return server->peers() == 0; }));
   EXPECT_EQ(OpenFiles(), files);
 }
 
@@ -211,10 +212,10 @@ TEST(RegionServer, KeepsFewOfThoseWhoShowNoTicket) {
   for (int i = 0; i < 80; ++i) {
     strangers.push_back(std::make_unique<RawPeer>(*server));
     // A backlog that is full makes them wait.
-    ASSERT_TRUE(Soon([&] { return server->peers() > std::min(i + 1, 64); }));
+    ASSERT_TRUE(Eventually([&] { return server->peers() > std::min(i + 1, 64); }));
   }
   EXPECT_FALSE(strangers[0]->Hear().has_value()) << "it was sent away";
-  EXPECT_TRUE(Soon([&] { return server->peers() <= 1 + 64; }));
+  EXPECT_TRUE(Eventually([&] { return server->peers() <= 1 + 64; }));
   strangers.back()->Say(regions::kHello, 0, 0);
   EXPECT_TRUE(strangers.back()->Hear().has_value());
   EXPECT_TRUE(guest->alive());
@@ -312,9 +313,9 @@ TEST(RegionServer, KilledPeersLeaveNothing) {
     std::memset(work->get(), 0, 1 << 20);
   }
   EXPECT_GT(at_work, 0);
-  EXPECT_TRUE(Soon([&] { return server->peers() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return server->peers() == 0; }));
   EXPECT_EQ(server->regions(), 0);
-  EXPECT_TRUE(Soon([&] { return server->bytes() == 0; }));  // after they have been unmapped
+  EXPECT_TRUE(Eventually([&] { return server->bytes() == 0; }));  // after they have been unmapped
   EXPECT_EQ(OpenFiles(), files);
   EXPECT_EQ(Mappings(), mappings);
 }

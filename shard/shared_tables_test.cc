@@ -17,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "shard/memory/memory_manager.h"
 #include "shard/testing/optimizer_cases.h"
 #include "shard/testing/test_engine.h"
@@ -366,10 +367,7 @@ TEST(SharedStacks, SharedRowsStayWhenOthersAreEvicted) {
   ASSERT_TRUE(models.engine->DropModel(8).ok());
   ASSERT_TRUE(models.engine->DropModel(10).ok());
   // The thread that made the last update may still hold its rows for a moment.
-  for (int i = 0; i < 10000 && memory->Figures().free_bytes < options.bytes; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  EXPECT_EQ(memory->Figures().free_bytes, options.bytes);
+  EXPECT_TRUE(Eventually([&] { return memory->Figures().free_bytes == options.bytes; }));
 }
 
 }  // namespace shared_tables_test

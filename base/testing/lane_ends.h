@@ -15,7 +15,7 @@
 
 namespace emberd::lane_ends {
 
-inline constexpr absl::Duration kLong = absl::Seconds(30);
+inline constexpr absl::Duration kLong = absl::Minutes(2);
 
 // Answers with what it was asked.
 inline LaneAnswer Echo(LaneCall* call) {

@@ -9,7 +9,6 @@
 
 #include <gtest/gtest.h>
 
-#include "absl/time/clock.h"
 #include "base/region_server.h"
 #include "base/shared_arena.h"
 
@@ -31,13 +30,6 @@ inline std::shared_ptr<SharedArena> ConnectTo(RegionServer& server) {
   auto arena = SharedArena::Connect(invitation.socket, invitation.ticket);
   EXPECT_TRUE(arena.ok()) << arena.status();
   return *std::move(arena);
-}
-
-// Waits for what the server's thread does by itself.
-template <typename Check>
-bool Soon(const Check& check) {
-  for (int i = 0; i < 1000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(5));
-  return check();
 }
 
 }  // namespace emberd::region_ends

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "client/cpp/tensor_codec.h"
 #include "client/cpp/testing/train_stream_fixture.h"
 #include "gmock/gmock.h"
@@ -115,9 +116,7 @@ TEST_F(TrainRequestTest, PartsOfARequestFollowOneAnother) {
   const std::vector<FeatureGradient> many(300, Gradients()[0]);
   std::thread update(
       [&] { EXPECT_TRUE(stream_->SendUpdate(7, many, {.memory = gradient_}).ok()); });
-  for (int i = 0; i < 100'000 && !Requests().back().has_update(); ++i) {
-    absl::SleepFor(absl::Microseconds(100));
-  }
+  while (!Requests().back().has_update()) absl::SleepFor(absl::Microseconds(100));
   EXPECT_TRUE(stream_->SendLookup(8, Features()).ok());
   update.join();
   EXPECT_TRUE(stream_->Finish().ok());
@@ -176,8 +175,7 @@ TEST_F(TrainRequestTest, LetsGoOfGradientsAtTheEnd) {
   for (int i = 0; i < 20; ++i) (void)stream_->SendUpdate(i, Gradients(), {.memory = gradient_});
   stream_.reset();
   client_.reset();
-  for (int i = 0; i < 500 && gradient_.use_count() > 1; ++i) absl::SleepFor(absl::Milliseconds(10));
-  EXPECT_EQ(gradient_.use_count(), 1);
+  EXPECT_TRUE(Eventually([&] { return gradient_.use_count() == 1; }));
 }
 
 }  // namespace train_request_test

@@ -10,6 +10,7 @@
 
 #include "base/region_server.h"
 #include "base/shared_arena.h"
+#include "base/testing/await.h"
 #include "base/testing/region_ends.h"
 #include "config/config.h"
 #include "emberd/v1/embedding_service.pb.h"
@@ -300,7 +301,7 @@ TEST_F(CoordinatorPartsTest, ARegionMayNotChangeBetweenParts) {
   EXPECT_THAT(other.Finish().status().message(), HasSubstr("has given the region back"));
   reader.Add(second);
   peer->TakeBack(7);
-  ASSERT_TRUE(region_ends::Soon([&] { return regions->regions() == 0; }));
+  ASSERT_TRUE(Eventually([&] { return regions->regions() == 0; }));
   const auto input = reader.Finish();
   ASSERT_TRUE(input.ok()) << input.status();
   for (const int feature : {1, 2}) {

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "base/testing/seed.h"
 #include "config/config.h"
 #include "server/coordinator/row_access.h"
@@ -464,13 +465,13 @@ TEST(CoordinatorRestartTest, ARestartedShardHasLostItsRowsUntilTheReset) {
   EXPECT_EQ(not_applied.code(), absl::StatusCode::kUnavailable);
 
   cluster.StartShard(1);
-  absl::Status refused;
-  for (int attempt = 0; attempt < 100; ++attempt) {  // the channel reconnects in its own time
-    refused = cluster->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
-                  .status();
-    if (!absl::IsUnavailable(refused)) break;
-    absl::SleepFor(absl::Milliseconds(50));
-  }
+  const absl::Status refused = Await(  // the channel reconnects in its own time
+      [&] {
+        return cluster
+            ->ApplyGradients(SmallApply(model, output->batch_handle, 1), cluster.context())
+            .status();
+      },
+      [](const absl::Status& status) { return !absl::IsUnavailable(status); });
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("shard 1 no longer has its rows"));
   const absl::Status lost = cluster->Lookup(SmallLookup(model), cluster.context()).status();

@@ -36,7 +36,7 @@ class SupervisorTest : public ::testing::Test {
     };
     options.min_backoff = absl::Milliseconds(5);
     options.max_backoff = absl::Milliseconds(20);
-    options.stop_timeout = absl::Seconds(20);
+    options.stop_timeout = absl::Minutes(2);
     return options;
   }
 

@@ -26,10 +26,10 @@ class TestingProgram {
 
   // The first line of standard output that begins with `prefix`, its end not included; empty if the
   // program ends, or `timeout` passes, without it.
-  std::string WaitForLine(const std::string& prefix, absl::Duration timeout = absl::Seconds(60));
+  std::string WaitForLine(const std::string& prefix, absl::Duration timeout = absl::Minutes(2));
   void Signal(int signal) { process_->Signal(signal); }
   // Exit status; 128 + number if a signal ended it; -1 if it still runs after `timeout`.
-  int Wait(absl::Duration timeout = absl::Seconds(60));
+  int Wait(absl::Duration timeout = absl::Minutes(2));
 
  private:
   const TempDir directory_ = TempDir::Create().value();

@@ -22,13 +22,13 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "base/testing/paths.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/launcher/files.h"
 #include "server/launcher/testing_program.h"
 #include "server/ops/http_get.h"
 #include "server/ops/metric_catalogue.h"
-#include "tests/testing/await.h"
 
 namespace emberd::launcher {
 namespace up_test {
@@ -106,7 +106,7 @@ void Train(const std::string& address) {
   model.mutable_optimizer()->mutable_sgd();
   v1::DeclareModelResponse declared;
   // A shard that came back is reached when the coordinator's next try to connect is due.
-  grpc::Status status = testing::Await([&] {
+  grpc::Status status = Await([&] {
     grpc::ClientContext context;
     return stub->DeclareModel(&context, declare, &declared);
   });
@@ -186,12 +186,7 @@ class ProcessesTest : public ::testing::Test {
     ASSERT_THAT(fields_["shard_http"], SizeIs(2));
   }
   bool WaitForLog(const std::string& text) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(60);
-    while (up_->Err().find(text) == std::string::npos) {
-      if (absl::Now() > deadline) return false;
-      absl::SleepFor(absl::Milliseconds(20));
-    }
-    return true;
+    return Eventually([&] { return up_->Err().find(text) != std::string::npos; });
   }
 
   std::unique_ptr<TestingProgram> up_;
@@ -268,10 +263,8 @@ TEST_F(ProcessesTest, TheSecondSignalEndsAllAtOnce) {
   ASSERT_TRUE(WaitForLog("stopping signal=SIGTERM"));
   up_->Signal(SIGTERM);
   EXPECT_EQ(up_->Wait(), 1);
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
   for (const pid_t pid : pids_) {
-    while (Exists(pid) && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
-    EXPECT_FALSE(Exists(pid)) << pid;
+    EXPECT_TRUE(Eventually([&] { return !Exists(pid); })) << pid;
   }
 }
 
@@ -289,12 +282,7 @@ class ServerProcessTest : public ::testing::Test {
 TEST_F(ServerProcessTest, WritesItsReadyFileWhenItServes) {
   const std::string ready_file = directory_.path() + "/ready";
   TestingProgram shard(Emberd({"shard", "--config", Config(), "--ready-file", ready_file}));
-  absl::StatusOr<ReadyInfo> ready = absl::NotFoundError("");
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  while (!ready.ok() && absl::Now() < deadline) {
-    absl::SleepFor(absl::Milliseconds(10));
-    ready = ReadReadyFile(ready_file);
-  }
+  const auto ready = Await([&] { return ReadReadyFile(ready_file); });
   ASSERT_TRUE(ready.ok()) << ready.status() << shard.Err();
   EXPECT_EQ(ready->pid, shard.pid());
   EXPECT_THAT(Scrape(ready->http), HasSubstr("role=\"shard\""));

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "server/shard/testing_host.h"
 
@@ -100,9 +101,7 @@ TEST_F(ShardHostTest, BatchesExpireAndStayWithinTheirBudget) {
   ASSERT_TRUE(Gather(1, absl::ZeroDuration()).ok());
   ASSERT_TRUE(Gather(2).ok());
   EXPECT_EQ(Gather(3).status().code(), absl::StatusCode::kResourceExhausted);
-  for (int i = 0; i < 600 && host_->GetStatus().batches() > 1; ++i)
-    absl::SleepFor(absl::Milliseconds(100));
-  EXPECT_EQ(host_->GetStatus().batches(), 1);
+  EXPECT_TRUE(Eventually([&] { return host_->GetStatus().batches() == 1; }));
   EXPECT_EQ(Stage(1, 1).status().code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(Gather(3).ok());
 }

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "server/status_page/page_files.h"
 
 namespace emberd::status_page {
@@ -126,11 +127,9 @@ TEST_F(StatusPageTest, ModelsHaveTheirConfigAndPlan) {
 TEST_F(StatusPageTest, WhatCannotBeAskedIsUnavailableWithTheReason) {
   failing_ = true;
   // What was asked before counts until it is old, and may still be on its way.
-  const absl::Time end = absl::Now() + absl::Seconds(30);
-  ops::HttpAnswer answer = routes_.at("/status.json").answer();
-  for (; answer.status == 200 && absl::Now() < end; absl::SleepFor(kMaxAge / 10)) {
-    answer = routes_.at("/status.json").answer();
-  }
+  const ops::HttpAnswer answer =
+      Await([&] { return routes_.at("/status.json").answer(); },
+            [](const ops::HttpAnswer& given) { return given.status != 200; });
   EXPECT_EQ(answer.status, 503);
   EXPECT_THAT(answer.body, HasSubstr("nobody there"));
 }

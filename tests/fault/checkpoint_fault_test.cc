@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
@@ -83,15 +84,13 @@ class CheckpointFaultTest : public ::testing::Test {
 
   // Through the other coordinator. Tried again as the errors say.
   void Save(const std::string& name, bool incremental = false) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(60);
-    absl::Status status;
-    do {
-      status =
-          other_->SaveCheckpoint(kModelName, {.name = name, .incremental = incremental}).status();
-      if (status.ok()) return;
-      absl::SleepFor(absl::Milliseconds(200));
-    } while (absl::Now() < deadline && (absl::IsAborted(status) || absl::IsUnavailable(status)));
-    ADD_FAILURE() << status;
+    const absl::Status status = Await(
+        [&] {
+          return other_->SaveCheckpoint(kModelName, {.name = name, .incremental = incremental})
+              .status();
+        },
+        [](const auto& tried) { return !absl::IsAborted(tried) && !absl::IsUnavailable(tried); });
+    ASSERT_TRUE(status.ok()) << status;
   }
   std::vector<std::string> Names() {
     std::vector<std::string> names;
@@ -107,12 +106,9 @@ class CheckpointFaultTest : public ::testing::Test {
     SCOPED_TRACE(absl::StrCat("checkpoint ", name));
     // As the errors say: a shard that has just been started is not found at once, and a restore
     // that nobody finishes is given up after a while.
-    const absl::Time deadline = absl::Now() + absl::Seconds(60);
-    auto restored = other_->RestoreCheckpoint(kModelName, {.name = name});
-    while (absl::IsUnavailable(restored.status()) && absl::Now() < deadline) {
-      absl::SleepFor(absl::Milliseconds(200));
-      restored = other_->RestoreCheckpoint(kModelName, {.name = name});
-    }
+    const auto restored =
+        Await([&] { return other_->RestoreCheckpoint(kModelName, {.name = name}); },
+              [](const auto& tried) { return !absl::IsUnavailable(tried.status()); });
     ASSERT_TRUE(restored.ok()) << restored.status();
     auto counts = ReadCounts(*other_, model_);
     ASSERT_TRUE(counts.ok()) << counts.status();
@@ -294,7 +290,7 @@ TEST_F(CheckpointFaultTest, ACoordinatorThatStoodStillForLongerThanItsPauseFixes
   std::thread saving([&] {
     late = victim_->SaveCheckpoint(kModelName, {.name = "new", .incremental = true}).status();
   });
-  absl::SleepFor(absl::Seconds(1));
+  EXPECT_TRUE(cluster_->AwaitStandstill(kVictim));
   EXPECT_TRUE(trainers_->Await(3)) << "updates go on when the pause is over";
   ASSERT_NO_FATAL_FAILURE(Save("meanwhile", /*incremental=*/true));
   cluster_->ResumeCoordinator(kVictim);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/testing/await.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/training.h"
@@ -79,7 +80,7 @@ TEST_F(CoordinatorKillTest, ABatchDiesWithItsCoordinator) {
   EXPECT_EQ(client_->ApplyGradients(model_, found->batch, sent, options).status().code(),
             absl::StatusCode::kUnavailable);
   ASSERT_TRUE(cluster_->RestartCoordinator(found->batch.coordinator).ok());
-  options.deadline = absl::Seconds(30);
+  options.deadline = kPatience;
   const absl::Status gone = client_->ApplyGradients(model_, found->batch, sent, options).status();
   EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound) << gone;
   EXPECT_EQ(*Digest(*client_, model_), *before);

@@ -39,20 +39,18 @@ absl::StatusOr<std::unique_ptr<CountingCluster>> CountingCluster::Start(
                                    .config = absl::StrCat("timeouts { ", timeouts, " } ", config),
                                    .failpoints = failpoints,
                                    .power = power}));
-  ASSIGN_OR_RETURN(started->first_, started->ConnectTo(0, /*deadline=*/absl::Seconds(5)));
-  ASSIGN_OR_RETURN(started->other_, started->ConnectTo(1, /*deadline=*/absl::Seconds(20)));
+  ASSIGN_OR_RETURN(started->first_, started->ConnectTo(0));
+  ASSIGN_OR_RETURN(started->other_, started->ConnectTo(1));
   ASSIGN_OR_RETURN(started->model_, started->first_->DeclareModel(CountingModel()));
   started->ids_.resize(kRows);
   std::iota(started->ids_.begin(), started->ids_.end(), 0);
   return started;
 }
 
-absl::StatusOr<std::unique_ptr<client::Client>> CountingCluster::ConnectTo(
-    int coordinator, absl::Duration deadline) const {
+absl::StatusOr<std::unique_ptr<client::Client>> CountingCluster::ConnectTo(int coordinator) const {
   client::ClientOptions options = cluster_->client_options();
   options.addresses = {cluster_->address(coordinator)};
   options.client_id = "trainer";
-  options.deadline = deadline;
   return client::Client::Connect(options);
 }
 
@@ -62,10 +60,12 @@ absl::StatusOr<client::LookupResult> CountingCluster::Lookup(client::Client& cli
 
 absl::StatusOr<client::ApplyResult> CountingCluster::Apply(client::Client& client,
                                                            client::BatchHandle batch,
-                                                           uint64_t sequence) const {
+                                                           uint64_t sequence,
+                                                           absl::Duration deadline) const {
   const std::vector<float> gradients(kRows * kColumns, -1.0f);
   client::ApplyOptions options;
   options.sequence = sequence;
+  options.deadline = deadline;
   batch.coordinator = 0;
   return client.ApplyGradients(model_, batch, {{"f", gradients, kRows}}, options);
 }
@@ -109,7 +109,7 @@ absl::StatusOr<int64_t> CountingCluster::Join(const std::vector<int>& coordinato
   ranks_.resize(kRanks);
   RETURN_IF_ERROR(OnAllRanks([&](int rank) -> absl::Status {
     Rank& me = ranks_[rank];
-    ASSIGN_OR_RETURN(me.client, ConnectTo(coordinators[rank], absl::Seconds(20)));
+    ASSIGN_OR_RETURN(me.client, ConnectTo(coordinators[rank]));
     ASSIGN_OR_RETURN(
         me.stream,
         me.client->Train(

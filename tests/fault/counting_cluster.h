@@ -38,9 +38,9 @@ class CountingCluster {
   const std::vector<int64_t>& ids() const { return ids_; }
 
   absl::StatusOr<client::LookupResult> Lookup(client::Client& client) const;
-  // Every row gains 1.
+  // Every row gains 1. Without a deadline: the client's.
   absl::StatusOr<client::ApplyResult> Apply(client::Client& client, client::BatchHandle batch,
-                                            uint64_t sequence) const;
+                                            uint64_t sequence, absl::Duration deadline = {}) const;
   // What README tells a trainer to do whose coordinator went away: the same request again through
   // the other, and with a new batch if the old one is gone.
   absl::StatusOr<client::ApplyResult> Retry(client::BatchHandle batch, uint64_t sequence) const;
@@ -49,7 +49,7 @@ class CountingCluster {
 
   // The group: rank r joins through coordinator coordinators[r]. The step that it is at.
   absl::StatusOr<int64_t> Join(const std::vector<int>& coordinators,
-                               absl::Duration step_timeout = absl::Seconds(5));
+                               absl::Duration step_timeout = absl::Seconds(60));
   void Leave();  // all ranks, without a word
   // One step of all ranks; every row gains 1 for each of them. The first error. Rank `dying`,
   // if any, ends its stream after its lookup. `skip`: no row gains anything.
@@ -61,8 +61,7 @@ class CountingCluster {
     std::unique_ptr<client::TrainStream> stream;
   };
 
-  absl::StatusOr<std::unique_ptr<client::Client>> ConnectTo(int coordinator,
-                                                            absl::Duration deadline) const;
+  absl::StatusOr<std::unique_ptr<client::Client>> ConnectTo(int coordinator) const;
   absl::Status StepOf(int rank, int64_t step, bool dies, bool skip);
   template <typename Work>
   static absl::Status OnAllRanks(const Work& work);

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
 #include "tests/testing/cluster.h"
@@ -60,12 +60,7 @@ struct Trained {
   }
   // Until shards are back.
   absl::Status StepAtLast(int model, int step) {
-    absl::Status status = Step(model, step);
-    for (int i = 0; i < 300 && !status.ok(); ++i) {
-      absl::SleepFor(absl::Milliseconds(100));
-      status = Step(model, step);
-    }
-    return status;
+    return Await([&] { return Step(model, step); });
   }
   std::string Tables(int model) {
     const auto digest = Digest(*client, models[model]);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -42,11 +43,7 @@ class GroupRestartTest : public ClusterFixture {
                                  .consistency = client::Consistency::kBounded,
                                  .staleness_bound = 1};
     options.step_timeout = absl::Seconds(4);
-    absl::StatusOr<std::unique_ptr<client::TrainStream>> stream = absl::UnavailableError("");
-    for (int i = 0; i < 300 && !stream.ok(); ++i) {
-      if (i > 0) absl::SleepFor(absl::Milliseconds(100));
-      stream = client_->Train(model_, options);
-    }
+    auto stream = Await([&] { return client_->Train(model_, options); });
     EXPECT_TRUE(stream.ok()) << stream.status();
     return stream.ok() ? *std::move(stream) : nullptr;
   }

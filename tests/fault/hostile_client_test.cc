@@ -12,9 +12,11 @@
 
 #include <grpcpp/generic/generic_stub.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/ops/http_get.h"
@@ -209,12 +211,7 @@ class HostileClientTest : public ClusterFixture {
   void ExpectBoundedAndServing() {
     const int64_t growth = watch_->MostGrowth();
     EXPECT_LT(growth, kInFlight + kBatches + kShards * kShared + kBesides);
-    const absl::Time end = absl::Now() + absl::Seconds(30);
-    grpc::Status status;
-    do {
-      status = Lookup(10'000);
-      absl::SleepFor(absl::Milliseconds(20));
-    } while (!status.ok() && absl::Now() < end);
+    const grpc::Status status = Await([&] { return Lookup(10'000); });
     EXPECT_TRUE(status.ok()) << status.error_message();
     EXPECT_EQ(cluster_->pids().size(), kShards + 1u);
   }
@@ -346,11 +343,8 @@ TEST_F(HostileClientTest, HalfRequestsForPages) {
     halves.back()->Send("GET /metrics HTTP/1.1\r\nHo");
   }
   // Connections that make room end in their own time, which is much less than their timeout.
-  std::string page;
-  for (int i = 0; i < 100 && page.empty(); ++i, absl::SleepFor(absl::Milliseconds(20))) {
-    page = FetchMetrics(address);
-  }
-  EXPECT_THAT(page, HasSubstr("emberd_in_flight_bytes"));
+  EXPECT_TRUE(Eventually(
+      [&] { return absl::StrContains(FetchMetrics(address), "emberd_in_flight_bytes"); }));
   ExpectBoundedAndServing();
 }
 
@@ -374,13 +368,10 @@ TEST_F(SilentStreamTest, EndsWithAReason) {
   EXPECT_THAT(status.error_message(),
               HasSubstr("the trainer has sent nothing for 1.5s (timeouts.silent_stream_ms)"));
   // The status could not be sent to one that reads nothing.
-  const absl::Time end = absl::Now() + absl::Seconds(30);
-  double open = 1;
-  while (open > 0 && absl::Now() < end) {
-    open = MetricSum(FetchMetrics(cluster_->http_address()), "emberd_train_streams");
-    absl::SleepFor(absl::Milliseconds(50));
-  }
-  EXPECT_EQ(open, 0);
+  EXPECT_TRUE(Eventually([&] {
+    const std::string page = FetchMetrics(cluster_->http_address());
+    return !page.empty() && MetricSum(page, "emberd_train_streams") == 0;
+  }));
   ExpectBoundedAndServing();
 }
 

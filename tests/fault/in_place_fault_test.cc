@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster.h"
@@ -50,13 +50,10 @@ class InPlaceTest : public ::testing::Test {
   }
 
   std::unique_ptr<client::TrainStream> Join(int coordinator) {
-    for (int tries = 0; tries < 100; ++tries) {
-      auto stream = client_->Train(model_, {.group = "run", .coordinator = coordinator});
-      if (stream.ok()) return *std::move(stream);
-      if (tries == 99) ADD_FAILURE() << stream.status();
-      absl::SleepFor(absl::Milliseconds(100));
-    }
-    return nullptr;
+    auto stream =
+        Await([&] { return client_->Train(model_, {.group = "run", .coordinator = coordinator}); });
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    return stream.ok() ? *std::move(stream) : nullptr;
   }
   // Every row gains 1, unless the update fails.
   absl::Status Step(client::TrainStream& stream, int64_t step, float* gradients,
@@ -90,10 +87,8 @@ class InPlaceTest : public ::testing::Test {
 class InPlaceFaultTest : public InPlaceTest, public ::testing::WithParamInterface<Window> {
  protected:
   void SetUp() override {
-    Start({.shards = 2,
-           .coordinators = 2,
-           .config = "timeouts { shard_call_ms: 3000 }",
-           .failpoints = {{"coordinator-0", GetParam().failpoint}}});
+    Start(
+        {.shards = 2, .coordinators = 2, .failpoints = {{"coordinator-0", GetParam().failpoint}}});
   }
 };
 

@@ -9,8 +9,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gtest/gtest.h"
 #include "tests/chaos/small_disk.h"
 #include "tests/testing/cluster_fixture.h"
@@ -45,11 +45,7 @@ class LogDiskTest : public ClusterFixture {
     return status;
   }
   void AwaitTrain() {
-    absl::Status status = Train();
-    for (int i = 0; i < 300 && !status.ok(); ++i) {
-      absl::SleepFor(absl::Milliseconds(100));
-      status = Train();
-    }
+    const absl::Status status = Await([&] { return Train(); });
     ASSERT_TRUE(status.ok()) << status;
   }
   void Fill() { chaos::Fill(disk_.Path("filler")); }
@@ -107,12 +103,12 @@ TEST_F(LogDiskTest, AShardThatComesBackToAFullDiskWaitsForRoom) {
   ASSERT_NO_FATAL_FAILURE(TrainUntilRefused());
   cluster_->KillShard(1);
   ASSERT_TRUE(cluster_->RestartShard(1).ok());
-  absl::Status waits;
-  for (int i = 0; i < 300 && !absl::StrContains(waits.message(), "is full"); ++i) {
-    waits = Digest(*client_, model_).status();
-    EXPECT_TRUE(waits.ok() || absl::IsUnavailable(waits)) << waits;
-    absl::SleepFor(absl::Milliseconds(20));
-  }
+  const absl::Status waits = Await([&] { return Digest(*client_, model_).status(); },
+                                   [](const absl::Status& status) {
+                                     EXPECT_TRUE(status.ok() || absl::IsUnavailable(status))
+                                         << status;
+                                     return absl::StrContains(status.message(), "is full");
+                                   });
   EXPECT_TRUE(absl::StrContains(waits.message(), "recovering")) << waits;
   EXPECT_TRUE(absl::StrContains(waits.message(), "is full")) << waits;
   MakeRoom();

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "client/cpp/model_codec.h"
 #include "client/emberctl/emberctl.h"
 #include "client/emberctl/output.h"
@@ -84,18 +84,16 @@ class MemoryOperatorTest : public EvictionCluster {
       const v1::GetStatusResponse status = StatusOf(*cluster.cluster);
       return status.shards(shard).reachable() && !status.shards(shard).log().recovering();
     };
-    for (int i = 0; i < 300 && !recovered(); ++i) absl::SleepFor(absl::Milliseconds(50));
-    EXPECT_TRUE(recovered());
+    EXPECT_TRUE(Eventually(recovered));
   }
   // A use ends a moment after its step was answered, and what is in use cannot leave.
   static void AwaitNoUse(const Trained& cluster) {
     for (int shard = 0; shard < kShards; ++shard) {
-      const auto used = [&] {
+      EXPECT_TRUE(Eventually([&] {
         const v1::MemoryStatus memory = MemoryOf(cluster, shard);
-        return std::any_of(memory.tables().begin(), memory.tables().end(),
-                           [](const v1::MemoryTable& table) { return table.uses() > 0; });
-      };
-      for (int i = 0; i < 300 && used(); ++i) absl::SleepFor(absl::Milliseconds(20));
+        return std::none_of(memory.tables().begin(), memory.tables().end(),
+                            [](const v1::MemoryTable& table) { return table.uses() > 0; });
+      }));
     }
   }
 };
@@ -314,11 +312,7 @@ TEST_F(MemoryOperatorTest, WithoutALogAShardHasThePinsOfTheOthers) {
   Do(two, Change::PIN, EvictedName(0));
   two.cluster->KillShard(1);
   ASSERT_TRUE(two.cluster->RestartShard(1).ok());
-  absl::Status reset = two.client->ResetModel(EvictedName(0));
-  for (int i = 0; i < 300 && !reset.ok(); ++i) {
-    absl::SleepFor(absl::Milliseconds(100));
-    reset = two.client->ResetModel(EvictedName(0));
-  }
+  const absl::Status reset = Await([&] { return two.client->ResetModel(EvictedName(0)); });
   ASSERT_TRUE(reset.ok()) << reset;
   for (int shard = 0; shard < kShards; ++shard) {
     EXPECT_EQ(Pinned(two, shard), std::set<std::string>{EvictedName(0)});
@@ -344,13 +338,12 @@ TEST_F(MemoryOperatorTest, ATableIsPinnedInItsModelsDescription) {
     ASSERT_NO_FATAL_FAILURE(TrainBoth(two, step, {0, 1, 2}));
     expect_pinned();
   }
-  double bytes = 0;
-  for (int i = 0; i < 100 && bytes == 0; ++i) {
-    absl::SleepFor(absl::Milliseconds(100));
-    bytes =
-        MetricSum(FetchMetrics(two.cluster->shard_http_address(0)), "emberd_table_pinned_bytes");
-  }
-  EXPECT_EQ(bytes, bytes_ * StatusOf(*two.cluster).shards(0).partitions_size());
+  const double pinned_bytes =
+      static_cast<double>(bytes_) * StatusOf(*two.cluster).shards(0).partitions_size();
+  EXPECT_TRUE(Eventually([&] {
+    return MetricSum(FetchMetrics(two.cluster->shard_http_address(0)),
+                     "emberd_table_pinned_bytes") == pinned_bytes;
+  })) << pinned_bytes;
 
   two.cluster->KillShard(1);
   ASSERT_TRUE(two.cluster->RestartShard(1).ok());

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
@@ -77,14 +78,13 @@ class ModelLossTest : public ClusterFixture {
   std::string LostInStatus(int coordinator, bool lost) {
     const Api api(cluster_->address(coordinator));
     std::string said;
-    for (int i = 0; i < 300; ++i) {
+    Eventually([&] {
       grpc::ClientContext context;
       v1::GetStatusResponse response;
       EXPECT_TRUE(api.admin->GetStatus(&context, {}, &response).ok());
       said = response.models_size() == 1 ? response.models(0).lost() : "no model";
-      if (said.empty() != lost) break;
-      absl::SleepFor(absl::Milliseconds(100));
-    }
+      return said.empty() != lost;
+    });
     return said;
   }
   double LostMetric(int coordinator) {
@@ -238,16 +238,11 @@ class DeclareTest : public ClusterFixture {
   }
   // Whether shards hold the first model alone, before long.
   bool NothingIsLeft() {
-    for (int i = 0; i < 200; ++i) {
+    return Eventually([&] {
       const auto status = client_->GetStatus();
-      bool clean = status.ok();
-      if (clean) {
-        for (const client::ShardStatus& shard : status->shards) clean &= shard.models == 1;
-      }
-      if (clean) return true;
-      absl::SleepFor(absl::Milliseconds(100));
-    }
-    return false;
+      return status.ok() && std::all_of(status->shards.begin(), status->shards.end(),
+                                        [](const auto& shard) { return shard.models == 1; });
+    });
   }
 };
 

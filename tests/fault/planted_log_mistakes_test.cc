@@ -8,15 +8,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gtest/gtest.h"
 #include "server/log/log_format.h"
 #include "server/log/testing/forgetful_files.h"
 #include "server/log/testing/records.h"
 #include "tests/fault/counting_cluster.h"
-#include "tests/testing/await.h"
 #include "tests/testing/process.h"
 #include "tests/testing/training.h"
 
@@ -35,12 +34,10 @@ void KillShards(CountingCluster& cluster) {
 
 absl::Status BringShardsBack(CountingCluster& cluster) {
   for (int i = 0; i < kShards; ++i) RETURN_IF_ERROR(cluster.cluster().RestartShard(i));
-  absl::Status back = absl::UnavailableError("nobody has asked");
   // A shard that cannot use its log says so, and goes on saying it.
-  for (int i = 0; i < 200 && !back.ok() && !absl::IsFailedPrecondition(back); ++i) {
-    absl::SleepFor(absl::Milliseconds(100));
-    back = cluster.Lookup(cluster.other()).status();
-  }
+  const absl::Status back = Await(
+      [&] { return cluster.Lookup(cluster.other()).status(); },
+      [](const absl::Status& status) { return status.ok() || absl::IsFailedPrecondition(status); });
   if (!absl::IsFailedPrecondition(back)) return back;
   return absl::DataLossError(absl::StrCat("a shard does not come back: ", back.message()));
 }

@@ -61,7 +61,8 @@ absl::Status LoseACoordinator(CountingCluster& cluster) {
 absl::Status LoseAShardForAWhile(CountingCluster& cluster) {
   ASSIGN_OR_RETURN(const client::LookupResult found, cluster.Lookup(cluster.first()));
   cluster.cluster().SuspendShard(1);
-  const absl::Status status = cluster.Apply(cluster.first(), found.batch, 1).status();
+  const absl::Status status =
+      cluster.Apply(cluster.first(), found.batch, 1, absl::Seconds(5)).status();
   cluster.cluster().ResumeShard(1);
   if (status.ok()) return absl::DataLossError("the update is said to be made, without shard 1");
   return ExpectCounts(cluster, cluster.first(), 0);

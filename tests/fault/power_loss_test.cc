@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "base/testing/paths.h"
 #include "base/testing/seed.h"
 #include "gmock/gmock.h"
@@ -113,11 +114,9 @@ void PowerLossTest::Check(int log, const std::map<uint64_t, uint64_t>& promised)
 }
 
 void PowerLossTest::AwaitFirstRecord(int log, ChildProcess& process) {
-  const absl::Time limit = absl::Now() + absl::Seconds(30);
-  while (ReadFile(dir_.Path(absl::StrCat("told-", log))).empty() && process.Running() &&
-         absl::Now() < limit) {
-    absl::SleepFor(absl::Milliseconds(1));
-  }
+  Eventually([&] {
+    return !ReadFile(dir_.Path(absl::StrCat("told-", log))).empty() || !process.Running();
+  });
 }
 
 void PowerLossTest::Round(const std::string& fsync) {

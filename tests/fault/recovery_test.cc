@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster_fixture.h"
@@ -39,8 +40,7 @@ class RecoveryTest : public ClusterFixture {
   }
   // Until there are at least so many.
   void AwaitCheckpoints(size_t count) {
-    for (int i = 0; i < 300 && List().size() < count; ++i) absl::SleepFor(absl::Milliseconds(100));
-    ASSERT_GE(List().size(), count);
+    ASSERT_TRUE(Eventually([&] { return List().size() >= count; }));
   }
   void Train(int step) { ASSERT_TRUE(TrainStep(*client_, model_, step, 32).ok()); }
   void Save(const std::string& name) {
@@ -60,13 +60,12 @@ class RecoveryTest : public ClusterFixture {
   }
   // The tables, once they can be read again. Until then, callers are told that they will be.
   std::string AwaitTables() {
-    for (int i = 0; i < 300; ++i) {
-      const auto digest = Digest(*client_, model_);
-      if (digest.ok()) return *digest;
-      EXPECT_NE(digest.status().code(), absl::StatusCode::kDataLoss) << digest.status();
-      absl::SleepFor(absl::Milliseconds(100));
-    }
-    return "they did not come back";
+    const auto digest = Await([&] {
+      auto read = Digest(*client_, model_);
+      EXPECT_NE(read.status().code(), absl::StatusCode::kDataLoss) << read.status();
+      return read;
+    });
+    return digest.ok() ? *digest : digest.status().ToString();
   }
 
   const TempDir storage_ = *TempDir::Create();
@@ -96,11 +95,7 @@ TEST_F(RecoveryTest, AllProcessesMayDieAtOnce) {
   Save("mine");
   KillAll();
   // A trainer that declares its model again gets the rows, not initial ones.
-  absl::StatusOr<client::Model> model = client_->DeclareModel(MixedModel("mixed"));
-  for (int i = 0; i < 300 && absl::IsUnavailable(model.status()); ++i) {
-    absl::SleepFor(absl::Milliseconds(100));
-    model = client_->DeclareModel(MixedModel("mixed"));
-  }
+  const auto model = Await([&] { return client_->DeclareModel(MixedModel("mixed")); });
   ASSERT_TRUE(model.ok()) << model.status();
   model_ = *model;
   EXPECT_EQ(AwaitTables(), saved);

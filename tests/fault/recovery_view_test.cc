@@ -10,8 +10,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "client/emberctl/emberctl.h"
 #include "client/emberctl/output.h"
 #include "gmock/gmock.h"
@@ -54,14 +54,10 @@ class RecoveryViewTest : public ClusterFixture {
     if (!page.is_object()) return Json();
     return page["stats"]["shards"][1]["log"];
   }
-  // Until `seen` is true of what it finds; the test fails after half a minute.
+  // Until `seen` is true of what it finds.
   template <typename Look, typename Seen>
   static auto Await(const Look& look, const Seen& seen) {
-    auto found = look();
-    for (int i = 0; i < 300 && !seen(found); ++i) {
-      absl::SleepFor(absl::Milliseconds(100));
-      found = look();
-    }
+    auto found = emberd::Await(look, seen);
     EXPECT_TRUE(seen(found));
     return found;
   }

@@ -15,12 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "base/testing/paths.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/testing/await.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/group_training.h"
 #include "tests/testing/process.h"
@@ -72,14 +71,14 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
   void Start(int shards) {
     ASSERT_NO_FATAL_FAILURE(Launch(shards));
     std::string address;
-    for (int i = 0; i < 600 && address.empty() && up_->Running(); ++i) {
-      absl::SleepFor(absl::Milliseconds(100));
+    Eventually([&] {
       const std::string log = ReadFile(log_);
-      if (!absl::StrContains(log, " pids=")) continue;
+      if (!absl::StrContains(log, " pids=")) return !up_->Running();
       for (absl::string_view word : absl::StrSplit(log, absl::ByAnyChar(" \n"))) {
         if (absl::ConsumePrefix(&word, "coordinator=")) address = std::string(word);
       }
-    }
+      return true;
+    });
     ASSERT_FALSE(address.empty()) << ReadFile(log_);
     for (const auto& [client, id] : {std::pair(&client_, ""), std::pair(&trainer_, "trainer")}) {
       auto connected = client::Client::Connect({.addresses = {address}, .client_id = id});
@@ -94,7 +93,7 @@ class ShardCountMoveTest : public ::testing::TestWithParam<bool> {
   void ExpectDiesAt(const std::string& failpoint, int shards) {
     SCOPED_TRACE(failpoint);
     ASSERT_NO_FATAL_FAILURE(Launch(shards, 0, failpoint + "=die"));
-    ASSERT_TRUE(up_->WaitFor(absl::Seconds(60))) << ReadFile(log_);
+    ASSERT_TRUE(up_->WaitFor(kPatience)) << ReadFile(log_);
     EXPECT_EQ(up_->exit_status(), -SIGKILL) << ReadFile(log_);
   }
 
@@ -184,10 +183,7 @@ TEST_P(ShardCountMoveTest, GoesOnWhereverItIsKilled) {
   }
   EXPECT_EQ(Tables(), before);
   const std::string old = data_.Path("old-shards");
-  for (int i = 0; i < 300 && std::filesystem::exists(old); ++i) {
-    absl::SleepFor(absl::Milliseconds(100));
-  }
-  EXPECT_FALSE(std::filesystem::exists(old));
+  EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(old); }));
   EXPECT_FALSE(std::filesystem::exists(data_.Path("moving")));
   ASSERT_NO_FATAL_FAILURE(Train(4));
   ASSERT_NO_FATAL_FAILURE(Kill());
@@ -211,7 +207,7 @@ TEST_P(ShardCountMoveTest, AnotherNumberOfPartitionsIsRefused) {
   const std::string before = Tables();
   ASSERT_NO_FATAL_FAILURE(Kill());
   ASSERT_NO_FATAL_FAILURE(Launch(4, /*sparsecores=*/2));
-  ASSERT_TRUE(up_->WaitFor(absl::Seconds(60)));
+  ASSERT_TRUE(up_->WaitFor(kPatience));
   EXPECT_EQ(up_->exit_status(), 1);
   EXPECT_THAT(ReadFile(log_), HasSubstr("(4 partitions)"));
   EXPECT_THAT(ReadFile(log_), HasSubstr("--sparsecores 1"));

@@ -12,10 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
-#include "tests/testing/await.h"
 #include "tests/testing/cluster_fixture.h"
 #include "tests/testing/group_training.h"
 #include "tests/testing/training.h"
@@ -47,14 +47,13 @@ class LogTest : public ClusterFixture {
       const auto list = client_->ListCheckpoints("mixed");
       return list.ok() && !list->checkpoints.empty();
     };
-    for (int i = 0; i < 300 && !saved(); ++i) absl::SleepFor(absl::Milliseconds(50));
-    EXPECT_TRUE(saved());
+    EXPECT_TRUE(Eventually(saved));
   }
 
   // Until it works; no call may say that something is lost.
   template <typename Call>
   auto Await(const Call& call) {
-    auto result = testing::Await([&] {
+    auto result = emberd::Await([&] {
       auto tried = call();
       EXPECT_NE(StatusOf(tried).code(), absl::StatusCode::kDataLoss) << StatusOf(tried);
       return tried;
@@ -62,6 +61,8 @@ class LogTest : public ClusterFixture {
     EXPECT_TRUE(result.ok()) << StatusOf(result);
     return result;
   }
+  // By shards that have read their logs.
+  static bool Answered(const absl::Status& status) { return !absl::IsUnavailable(status); }
   static absl::Status StatusOf(const absl::Status& status) { return status; }
   template <typename T>
   static absl::Status StatusOf(const absl::StatusOr<T>& result) {
@@ -156,7 +157,7 @@ TEST_F(LogTest, LongLogsAreSavedAndCutShort) {
   int steps = 0;
   const auto first_segment = [&] { return LogFiles(0, ".records").front(); };
   const std::filesystem::path oldest = first_segment();
-  const absl::Time end = absl::Now() + absl::Seconds(60);
+  const absl::Time end = absl::Now() + kPatience;
   for (; absl::Now() < end && first_segment() == oldest; ++steps) {
     ASSERT_NO_FATAL_FAILURE(Train(steps));
     if (steps > 200) absl::SleepFor(absl::Milliseconds(20));  // the coordinator looks now and then
@@ -182,11 +183,8 @@ TEST_F(LogTest, ResetsAndDropsAreRemembered) {
 
   ASSERT_TRUE(client_->DropModel("mixed").ok());
   ASSERT_NO_FATAL_FAILURE(KillAll());
-  absl::Status gone = client_->DescribeModel("mixed").status();
-  for (int i = 0; i < 300 && absl::IsUnavailable(gone); ++i) {
-    absl::SleepFor(absl::Milliseconds(100));
-    gone = client_->DescribeModel("mixed").status();
-  }
+  const absl::Status gone =
+      emberd::Await([&] { return client_->DescribeModel("mixed").status(); }, Answered);
   EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound) << gone;
 }
 
@@ -213,6 +211,7 @@ TEST_F(LogTest, TheCheckpointThatLogsGoOnFromStays) {
   const auto deletes = [&](const std::string& name) {
     return client_->DeleteCheckpoint("mixed", name).status();
   };
+  AwaitFirstCheckpoint();  // a later one would take the place of those below
   ASSERT_NO_FATAL_FAILURE(Train(0));
   ASSERT_TRUE(save("one").ok());
   const absl::Status refused = deletes("one");
@@ -250,7 +249,7 @@ TEST_F(LogTest, TheCheckpointStaysThatOneShardsLogGoesOnFrom) {
   ASSERT_TRUE(save("a").ok());
   ASSERT_NO_FATAL_FAILURE(Train(1));
   ASSERT_TRUE(save("b").ok());
-  ASSERT_TRUE(cluster_->shard_process(1)->WaitFor(absl::Seconds(30)));
+  ASSERT_TRUE(cluster_->shard_process(1)->WaitFor(kPatience));
   ASSERT_TRUE(cluster_->RestartShard(1).ok());
   Tables();  // the shard is back
   const absl::Status refused = client_->DeleteCheckpoint("mixed", "a").status();
@@ -361,12 +360,8 @@ TEST_F(LogTest, ADamagedRecordIsNamedAndNothingIsServed) {
     bytes.put(flipped);
   }
   ASSERT_TRUE(cluster_->RestartShard(1).ok());
-  absl::Status status;
-  for (int i = 0; i < 300; ++i) {
-    status = Digest(*client_, model_).status();
-    if (!absl::IsUnavailable(status)) break;
-    absl::SleepFor(absl::Milliseconds(100));
-  }
+  const absl::Status status =
+      emberd::Await([&] { return Digest(*client_, model_).status(); }, Answered);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("shard 1"), HasSubstr(file.filename().string())));

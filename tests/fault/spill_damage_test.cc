@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/file_descriptor.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shard/testing/spilled_files.h"
@@ -50,12 +50,10 @@ class SpillDamageTest : public EvictionCluster {
   // Models get a first checkpoint by themselves, which brings them in.
   static void AwaitCheckpoints(Trained& cluster) {
     for (int model = 0; model < kModels; ++model) {
-      const auto saved = [&] {
+      EXPECT_TRUE(Eventually([&] {
         const auto list = cluster.client->ListCheckpoints(EvictedName(model));
         return list.ok() && !list->checkpoints.empty();
-      };
-      for (int i = 0; i < 300 && !saved(); ++i) absl::SleepFor(absl::Milliseconds(50));
-      EXPECT_TRUE(saved());
+      }));
     }
   }
   // Damages what shard 1 has spilled of the first model, the only one that is not in memory, and

@@ -10,9 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/fault/counting_cluster.h"
+#include "tests/testing/metrics.h"
 
 namespace emberd::testing {
 namespace vote_test {
@@ -113,7 +115,12 @@ TEST_P(LateWordTest, ComesToNothing) {
   Start(GetParam());
   auto found = Lookup(first());
   ASSERT_TRUE(found.ok()) << found.status();
-  ASSERT_FALSE(Apply(first(), found->batch, 1).ok()) << "its coordinator stands still";
+  absl::Status given_up;
+  std::thread trainer([&] { given_up = Apply(first(), found->batch, 1).status(); });
+  EXPECT_TRUE(cluster_->cluster().AwaitStandstill(0));
+  first().CancelCalls();
+  trainer.join();
+  ASSERT_TRUE(absl::IsCancelled(given_up)) << given_up;
   auto applied = cluster_->Retry(found->batch, 1);
   ASSERT_TRUE(applied.ok()) << applied.status();
   EXPECT_THAT(FirstColumn(other()), ::testing::Each(1.0f));
@@ -135,13 +142,9 @@ TEST_F(VoteTest, WhatNobodyRetriesIsDecidedByAnotherCoordinator) {
   auto found = Lookup(first());
   ASSERT_TRUE(found.ok()) << found.status();
   ASSERT_FALSE(Apply(first(), found->batch, 1).ok());
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  std::vector<float> column;
-  do {
-    absl::SleepFor(absl::Milliseconds(100));
-    column = FirstColumn(other());
-  } while (absl::Now() < deadline && std::count(column.begin(), column.end(), 1.0f) < kRows);
-  EXPECT_THAT(column, ::testing::Each(1.0f)) << "one shard had made it, so the other does";
+  const auto made = [](const auto& rows) { return std::count(rows.begin(), rows.end(), 1.0f); };
+  EXPECT_TRUE(Eventually([&] { return made(FirstColumn(other())) == kRows; }))
+      << "one shard had made it, so the other does";
 }
 
 // The same for a step of a SYNC group: rank 0, or both ranks, on the coordinator that dies. They go
@@ -194,11 +197,7 @@ TEST_F(VoteTest, AGroupThatIsDroppedLeavesNoHalfStep) {
   for (int64_t step = 0; step < 2; ++step) ASSERT_TRUE(cluster_->Step(step).ok());
   ASSERT_FALSE(cluster_->Step(2).ok()) << "a coordinator dies";
   cluster_->Leave();
-  auto dropped = other().DropGroup(cluster_->model().name, "run");
-  for (int i = 0; i < 600 && absl::IsFailedPrecondition(dropped.status()); ++i) {
-    absl::SleepFor(absl::Milliseconds(100));
-    dropped = other().DropGroup(cluster_->model().name, "run");
-  }
+  const auto dropped = Await([&] { return other().DropGroup(cluster_->model().name, "run"); });
   ASSERT_TRUE(dropped.ok()) << dropped.status();
   EXPECT_TRUE(*dropped);
   const std::vector<float> counts = FirstColumn(other());
@@ -217,8 +216,8 @@ INSTANTIATE_TEST_SUITE_P(Steps, SilentShardTest, ::testing::Values(0, 2));
 
 TEST_P(SilentShardTest, MakesTheStepWhenItIsBack) {
   const int cut = GetParam();
-  const std::string waits = absl::StrCat("update.votes_are_in=wait:2000@", cut + 1);
-  auto started = CountingCluster::Start({{"coordinator-0", waits}, {"coordinator-1", waits}},
+  const std::string stops = absl::StrCat("update.votes_are_in=stop@", cut + 1);
+  auto started = CountingCluster::Start({{"coordinator-0", stops}, {"coordinator-1", stops}},
                                         "shard_call_ms: 2000 batch_ttl_ms: 1000");
   ASSERT_TRUE(started.ok()) << started.status();
   cluster_ = *std::move(started);
@@ -226,17 +225,14 @@ TEST_P(SilentShardTest, MakesTheStepWhenItIsBack) {
   for (int64_t step = 0; step < cut; ++step) ASSERT_TRUE(cluster_->Step(step).ok());
   absl::Status status;
   std::thread trainers([&] { status = cluster_->Step(cut); });
-  absl::SleepFor(absl::Seconds(1));  // the votes are in
+  for (const int i : {0, 1}) EXPECT_TRUE(cluster_->cluster().AwaitStandstill(i));
   cluster_->cluster().SuspendShard(1);
+  for (const int i : {0, 1}) cluster_->cluster().ResumeCoordinator(i);
   trainers.join();
   EXPECT_FALSE(status.ok()) << "shard 1 has not answered";
   absl::SleepFor(absl::Seconds(3));
   cluster_->cluster().ResumeShard(1);
-  absl::StatusOr<int64_t> joined = absl::UnavailableError("");
-  for (int i = 0; i < 100 && !joined.ok(); ++i) {
-    joined = cluster_->Join({0, 1});
-    if (!joined.ok()) absl::SleepFor(absl::Milliseconds(200));
-  }
+  const auto joined = Await([&] { return cluster_->Join({0, 1}); });
   ASSERT_TRUE(joined.ok()) << joined.status();
   EXPECT_EQ(*joined, cut + 1);
   EXPECT_THAT(FirstColumn(other()), ::testing::Each(2.0f * static_cast<float>(cut + 1)));
@@ -285,8 +281,10 @@ TEST_F(VoteTest, AnAssignmentThatFailedDoesNotLandLater) {
       first()
           .AssignRows(cluster_->model(), CountingCluster::kTable, cluster_->ids(), values, options)
           .ok());
-  // Its coordinator has given it up by then, whatever the machine is busy with.
-  absl::SleepFor(absl::Seconds(1));
+  EXPECT_TRUE(Eventually([&] {  // its coordinator has given it up, too
+    const std::string page = FetchMetrics(cluster_->cluster().http_address(0));
+    return !page.empty() && MetricSum(page, "emberd_in_flight_requests") == 0;
+  }));
   cluster_->cluster().ResumeShard(1);
   const absl::Time end = absl::Now() + absl::Seconds(3);
   while (absl::Now() < end) {

@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "config/optimizers.h"
 #include "gtest/gtest.h"
 #include "shard/testing/optimizer_cases.h"
@@ -217,13 +218,11 @@ struct GroupRun {
 
 // Returns when the checkpoint is there, and its coordinator has had time to hear so.
 void AwaitCheckpoint(client::Client& client, const std::string& name) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  const auto there = [&] {
+  EXPECT_TRUE(Eventually([&] {
     const auto list = client.ListCheckpoints(kModelName);
     return list.ok() && std::any_of(list->checkpoints.begin(), list->checkpoints.end(),
                                     [&](const auto& info) { return info.name == name; });
-  };
-  while (!there() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(50));
+  }));
   absl::SleepFor(absl::Seconds(1));
 }
 
@@ -307,8 +306,7 @@ TEST_F(CheckpointTest, OfASyncGroupIsItsStepOnEveryLayout) {
     });
   }
   const auto save = [&](int64_t after, const client::SaveOptions& options) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(60);
-    while (run.reached < after && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+    Eventually([&] { return run.reached >= after; });
     return client_->SaveCheckpoint(kModelName, options);
   };
   const auto whole = save(20, {});

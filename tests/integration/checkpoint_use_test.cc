@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
-#include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster.h"
@@ -195,11 +195,9 @@ TEST_F(CheckpointUseTest, ASkippedStepIsInTheCheckpoint) {
   step(**stream, {});
   ASSERT_TRUE((*stream)->Finish().ok());
   // It is written while training goes on.
-  absl::Status restored = absl::NotFoundError("");
-  for (int i = 0; i < 600 && absl::IsNotFound(restored); ++i) {
-    restored = client_->RestoreCheckpoint("mixed", {.name = "k"}).status();
-    if (absl::IsNotFound(restored)) absl::SleepFor(absl::Milliseconds(100));
-  }
+  const absl::Status restored =
+      Await([&] { return client_->RestoreCheckpoint("mixed", {.name = "k"}).status(); },
+            [](const absl::Status& status) { return !absl::IsNotFound(status); });
   ASSERT_TRUE(restored.ok()) << restored;
   model_ = *client_->DescribeModel("mixed");
   EXPECT_EQ(TableDigest(), after_one);

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster_fixture.h"
@@ -37,12 +37,7 @@ class GroupDropTest : public ClusterFixture {
   }
   // Ranks leave a moment after their streams have ended.
   absl::StatusOr<bool> DropWhenLeft(const std::string& group) {
-    auto dropped = client_->DropGroup("m", group);
-    for (int i = 0; i < 100 && absl::IsFailedPrecondition(dropped.status()); ++i) {
-      absl::SleepFor(absl::Milliseconds(100));
-      dropped = client_->DropGroup("m", group);
-    }
-    return dropped;
+    return Await([&] { return client_->DropGroup("m", group); });
   }
 
   const TempDir storage_ = *TempDir::Create();
@@ -74,11 +69,7 @@ TEST_F(GroupDropTest, OthersStay) {
   ASSERT_TRUE(TrainSteps({.group = "run-2", .size = 2}, 4).ok());
   ASSERT_TRUE(*DropWhenLeft("run"));
   EXPECT_EQ(NextStep({.group = "run"}), 0);
-  auto stream = client_->Train(model_, {.group = "run-2"});
-  for (int i = 0; i < 100 && !stream.ok(); ++i) {
-    absl::SleepFor(absl::Milliseconds(100));
-    stream = client_->Train(model_, {.group = "run-2"});
-  }
+  auto stream = Await([&] { return client_->Train(model_, {.group = "run-2"}); });
   ASSERT_TRUE(stream.ok()) << stream.status();
   EXPECT_EQ((*stream)->next_step(), 4);
 }

@@ -15,8 +15,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/security/testing/tokens.h"
@@ -34,12 +34,6 @@ using v1::Token;
 
 constexpr int64_t kFew = 12;  // samples of a small request
 constexpr int kRounds = 8;
-
-template <typename Check>
-bool Soon(const Check& check) {
-  for (int i = 0; i < 2000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(10));
-  return check();
-}
 
 class LaneTest : public ::testing::Test {
  protected:
@@ -72,7 +66,7 @@ class LaneTest : public ::testing::Test {
   // Until the client has a lane, and the coordinator one to each shard.
   void Warm(client::Client& client, const client::Model& model) {
     const auto calls = [&] { return std::min(CoordinatorCalls(), ShardCalls(0)); };
-    EXPECT_TRUE(Soon([&] {
+    EXPECT_TRUE(Eventually([&] {
       const double before = calls();
       const auto found = LookUp(client, model, 1);
       EXPECT_TRUE(found.ok()) << found.status();
@@ -202,12 +196,12 @@ TEST_F(LaneTest, AShardThatIsKilledIsFoundAgain) {
   EXPECT_THAT(std::string(dead.status().message()), HasSubstr("shard 1 at "));
   ASSERT_TRUE(cluster_->RestartShard(1).ok());
   // What it had is lost, as gRPC would say.
-  EXPECT_TRUE(Soon([&] { return absl::IsDataLoss(LookUp(*client, model, 1).status()); }));
+  EXPECT_TRUE(Eventually([&] { return absl::IsDataLoss(LookUp(*client, model, 1).status()); }));
   ASSERT_TRUE(client->ResetModel("model").ok());
   const auto after = LookUp(*client, model, 1);
   ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_EQ(ValuesOf(*after), ValuesOf(*before));
-  EXPECT_TRUE(Soon([&] { return LookUp(*client, model, 1).ok() && ShardCalls(1) > 0; }))
+  EXPECT_TRUE(Eventually([&] { return LookUp(*client, model, 1).ok() && ShardCalls(1) > 0; }))
       << "by lanes again";
 }
 
@@ -223,7 +217,7 @@ TEST_F(LaneTest, AShardIsKilledInTheMiddleOfACall) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(std::string(status.message()), HasSubstr("shard 1 at "));
   });
-  EXPECT_TRUE(Soon([&] { return InFlight() > 0; }));
+  EXPECT_TRUE(Eventually([&] { return InFlight() > 0; }));
   cluster_->KillShard(1);
   caller.join();
 }
@@ -250,17 +244,17 @@ TEST_F(LaneTest, ACoordinatorIsKilledInTheMiddleOfCalls) {
       }
     });
   }
-  EXPECT_TRUE(Soon([&] { return done > 100; }));
+  EXPECT_TRUE(Eventually([&] { return done > 100; }));
   EXPECT_GT(CoordinatorCalls(), 0);
   const int64_t descriptors = FootprintOf(cluster_->shard_process(0)->pid()).descriptors;
   cluster_->KillCoordinator(0);
   const int at_kill = done;
-  EXPECT_TRUE(Soon([&] { return done > at_kill + 100; }));
+  EXPECT_TRUE(Eventually([&] { return done > at_kill + 100; }));
   EXPECT_GT(LaneCalls(cluster_->http_address(1)), 0);
   stop = true;
   for (std::thread& thread : threads) thread.join();
   // The shard has let go of the dead one's lanes, whose place those of the other have taken.
-  EXPECT_TRUE(Soon([&] {
+  EXPECT_TRUE(Eventually([&] {
     return FootprintOf(cluster_->shard_process(0)->pid()).descriptors <= descriptors + 8;
   }));
 }
@@ -282,7 +276,7 @@ TEST_F(LaneTest, ClientsThatGoLeaveNothingBehind) {
     EXPECT_GE(FootprintOf(pid).threads, before.threads + kClients);
   }
   // Some of other pools, which are started when they are needed, stay.
-  EXPECT_TRUE(Soon([&] {
+  EXPECT_TRUE(Eventually([&] {
     const Footprint now = FootprintOf(pid);
     return now.descriptors < before.descriptors + kClients / 2 &&
            now.threads < before.threads + kClients / 2;
@@ -320,10 +314,10 @@ TEST_F(LaneTest, CallsCanBeCancelled) {
         client->Lookup(model, Features(batch), {.deadline = absl::Minutes(5)}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
   });
-  EXPECT_TRUE(Soon([&] { return InFlight() > 0; }));
+  EXPECT_TRUE(Eventually([&] { return InFlight() > 0; }));
   client->CancelCalls();
   caller.join();
-  EXPECT_TRUE(Soon([&] { return InFlight() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return InFlight() == 0; }));
   cluster_->ResumeShard(0);
   EXPECT_TRUE(LookUp(*client, model, 1).ok());
 }
@@ -388,7 +382,8 @@ TEST_F(LaneTokenTest, ATokenThatIsGoneClosesItsLanes) {
   Warm(*reader, model);
   WriteTokens({Token::TRAINER, Token::ADMIN, Token::CLUSTER});
   cluster_->coordinator_process(0)->Signal(SIGHUP);
-  EXPECT_TRUE(Soon([&] { return absl::IsUnauthenticated(LookUp(*reader, model, 1).status()); }));
+  EXPECT_TRUE(
+      Eventually([&] { return absl::IsUnauthenticated(LookUp(*reader, model, 1).status()); }));
   EXPECT_EQ(LookUp(*reader, model, 1).status(),
             LookUp(*ConnectAs(Token::READER, TransportKind::kTcp), model, 1).status());
   EXPECT_THAT(cluster_->CoordinatorLog(), HasSubstr("EmbeddingService/Lookup"));
@@ -397,7 +392,7 @@ TEST_F(LaneTokenTest, ATokenThatIsGoneClosesItsLanes) {
   EXPECT_EQ(CoordinatorCalls(), before + 1);
   WriteTokens({Token::READER, Token::TRAINER, Token::ADMIN, Token::CLUSTER});
   cluster_->coordinator_process(0)->Signal(SIGHUP);
-  EXPECT_TRUE(Soon([&] { return LookUp(*reader, model, 1).ok(); }));
+  EXPECT_TRUE(Eventually([&] { return LookUp(*reader, model, 1).ok(); }));
 }
 
 }  // namespace lane_test

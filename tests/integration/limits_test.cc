@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "base/testing/paths.h"
 #include "client/emberctl/emberctl.h"
 #include "config/config.h"
@@ -142,11 +143,8 @@ class LiveLimitsTest : public ClusterFixture {
   }
   // Every coordinator knows of a change within seconds.
   void AwaitUnique(int coordinator, int limit) {
-    const absl::Time end = absl::Now() + absl::Seconds(60);
-    while (Limits(coordinator).stacks(0).max_unique_ids_per_partition() != limit &&
-           absl::Now() < end) {
-      absl::SleepFor(absl::Milliseconds(20));
-    }
+    Eventually(
+        [&] { return Limits(coordinator).stacks(0).max_unique_ids_per_partition() == limit; });
     const v1::GetLimitsResponse now = Limits(coordinator);
     for (const v1::StackLimits& stack : now.stacks()) {
       EXPECT_EQ(stack.max_unique_ids_per_partition(), limit) << stack.stack();

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "base/testing/paths.h"
 #include "client/emberctl/emberctl.h"
 #include "client/emberctl/output.h"
@@ -181,11 +181,10 @@ TEST_F(OperatorTest, ModelsAreResetAndDropped) {
   ASSERT_EQ(Emberctl({"declare", model_}).code, emberctl::kOk);
   cluster_->KillShard(1);
   ASSERT_TRUE(cluster_->RestartShard(1).ok());
-  Outcome status;
-  for (int i = 0; i < 300 && status.out.find("LOST") == std::string::npos; ++i) {
-    status = Emberctl({"status"});
-    absl::SleepFor(absl::Milliseconds(100));
-  }
+  const Outcome status =
+      Await([&] { return Emberctl({"status"}); }, [](const Outcome& seen) {
+        return seen.out.find("LOST") != std::string::npos;
+      });
   EXPECT_THAT(status.out, HasSubstr("LOST: model 'bench_operator' is lost: shard 1 "));
   EXPECT_EQ(status.code, emberctl::kRefused);
   EXPECT_THAT(status.err, HasSubstr("emberctl model reset bench_operator"));

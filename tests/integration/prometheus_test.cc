@@ -2,6 +2,7 @@
 // that does not exist never fires. So a real Prometheus scrapes a real cluster that does everything
 // there is to count, and every expression of every panel and alert is put to it. What alerts say
 // about numbers is in deploy/alerts_test.yml.
+#include "base/testing/await.h"
 #include "tests/testing/prometheus.h"
 
 #include <algorithm>
@@ -34,7 +35,6 @@ using ::testing::PrintToString;
 using ::testing::SizeIs;
 
 constexpr int kShards = 4;
-constexpr absl::Duration kPatience = absl::Seconds(90);
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // Limits that 100 ids on a partition exceed.
@@ -221,15 +221,6 @@ class PrometheusTest : public ::testing::Test {
       }
     }
     EXPECT_GT(found, 0);
-  }
-  template <typename Condition>
-  bool Eventually(Condition condition) {
-    const absl::Time deadline = absl::Now() + kPatience;
-    while (!condition()) {
-      if (absl::Now() > deadline) return false;
-      absl::SleepFor(absl::Milliseconds(250));
-    }
-    return true;
   }
   // Waits until the expression gives exactly these; scrapes may come late on a busy machine.
   void ExpectProcesses(const std::string& expression, const std::set<std::string>& expected) {

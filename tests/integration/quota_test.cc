@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/bad_cases.h"
@@ -50,9 +51,7 @@ class QuotaTest : public ClusterFixture {
       });
     }
     const auto all = static_cast<double>(stuck_.size());
-    const absl::Time until = absl::Now() + absl::Seconds(30);
-    while (InFlight() < all && absl::Now() < until) absl::SleepFor(absl::Milliseconds(5));
-    ASSERT_EQ(InFlight(), all);
+    ASSERT_TRUE(Eventually([&] { return InFlight() == all; }));
   }
   void GetUnstuck() {
     cluster_->ResumeShard(0);
@@ -97,10 +96,7 @@ TEST_F(QuotaTest, BytesOfOneClient) {
                                    " are free"))));
   GetUnstuck();
   // The answer counts until it has been sent, which may be a moment after it was received.
-  grpc::Status status = refused;
-  for (int i = 0; i < 1000 && !status.ok(); ++i, absl::SleepFor(absl::Milliseconds(10))) {
-    status = Lookup(*api_);
-  }
+  const grpc::Status status = Await([&] { return Lookup(*api_); });
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
@@ -140,12 +136,8 @@ TEST_F(QuotaTest, TrainStreams) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("budgets.max_train_streams"));
   first->reset();
   // The threads of a stream are free a moment after its end.
-  absl::Status status = refused;
-  const absl::Time until = absl::Now() + absl::Seconds(30);
-  while (!status.ok() && absl::Now() < until) {
-    status = client_->Train(model_, {.group = "second"}).status();
-    absl::SleepFor(absl::Milliseconds(10));
-  }
+  const absl::Status status =
+      Await([&] { return client_->Train(model_, {.group = "second"}).status(); });
   EXPECT_TRUE(status.ok()) << status;
 }
 

@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/substitute.h"
-#include "absl/time/clock.h"
 #include "base/bfloat16.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/api.h"
@@ -32,7 +32,6 @@ constexpr int64_t kUsers = 3000;
 constexpr int64_t kItems = 500;
 constexpr int64_t kSamples = 64;
 constexpr int64_t kIds = 4;  // of a sample
-constexpr absl::Duration kPatience = absl::Seconds(60);
 
 // Of one stack each; a sample's activation is kIds times what all rows hold.
 std::string Config(const std::string& name, const std::string& optimizer) {
@@ -64,14 +63,6 @@ struct Ids {
   }
   std::vector<std::vector<int64_t>> ids;
 };
-
-bool WaitFor(const std::function<bool()>& done) {
-  for (const absl::Time end = absl::Now() + kPatience; absl::Now() < end;) {
-    if (done()) return true;
-    absl::SleepFor(absl::Milliseconds(20));
-  }
-  return false;
-}
 
 class ServingTest : public ::testing::Test {
  protected:
@@ -203,15 +194,15 @@ TEST_F(ServingTest, OneCheckpointFollowsTheOtherUnderLookups) {
   }
   for (int version = 2; version <= kVersions; ++version) {
     const int64_t before = lookups;
-    EXPECT_TRUE(WaitFor([&] { return lookups > before + 20; }));
+    EXPECT_TRUE(Eventually([&] { return lookups > before + 20; }));
     const grpc::Status served =
         Serve(Api(cluster_->address(version % 2)), absl::StrCat("v", version), "live");
     EXPECT_TRUE(served.ok()) << served.error_message();
   }
   // The coordinator that was not asked follows, and old rows go.
-  EXPECT_TRUE(WaitFor([&] { return Describe("live", 1).serves() == "clicks/v6"; }));
+  EXPECT_TRUE(Eventually([&] { return Describe("live", 1).serves() == "clicks/v6"; }));
   EXPECT_EQ(Describe("live", 0).serves(), "clicks/v6");
-  EXPECT_TRUE(WaitFor([&] { return ShardTableBytes() == bytes; })) << ShardTableBytes();
+  EXPECT_TRUE(Eventually([&] { return ShardTableBytes() == bytes; })) << ShardTableBytes();
   over = true;
   for (std::thread& caller : callers) caller.join();
   RecordProperty("lookups", std::to_string(lookups));
@@ -271,7 +262,7 @@ TEST_F(ServingTest, TablesWithoutAnOptimizerAreOnlyLookedUp) {
   const int64_t bytes = Describe("clicks").plan().table_bytes();
   EXPECT_EQ(bytes * 4, trained);
   EXPECT_EQ(Describe("clicks").slots_size(), 0);
-  EXPECT_TRUE(WaitFor([&] {
+  EXPECT_TRUE(Eventually([&] {
     double counted = 0;
     for (int shard = 0; shard < 2; ++shard) {
       counted += MetricSum(FetchMetrics(cluster_->shard_http_address(shard)), "emberd_table_bytes");
@@ -371,7 +362,7 @@ TEST_F(ServingTest, ARestartedShardGetsItsRowsAgain) {
   std::mt19937_64 random(5);
   const client::Model live = Find("live");
   absl::StatusOr<int> version;
-  EXPECT_TRUE(WaitFor([&] {
+  EXPECT_TRUE(Eventually([&] {
     version = LookedUp(*client_, live, &random);
     return version.ok();
   })) << version.status();
@@ -380,7 +371,7 @@ TEST_F(ServingTest, ARestartedShardGetsItsRowsAgain) {
   ASSERT_TRUE(client_->DeleteCheckpoint("clicks", "v1").ok());
   cluster_->KillShard(0);
   ASSERT_TRUE(cluster_->RestartShard(0).ok());
-  EXPECT_TRUE(WaitFor([&] {
+  EXPECT_TRUE(Eventually([&] {
     return LookedUp(*client_, live, &random).status().code() == absl::StatusCode::kDataLoss;
   }));
   EXPECT_THAT(std::string(LookedUp(*client_, live, &random).status().message()),
@@ -405,7 +396,7 @@ TEST_F(ServingTest, ACoordinatorDiesInTheMiddleOfASwap) {
     ASSERT_EQ(*version, 1);
   }
   grpc::Status served;
-  EXPECT_TRUE(WaitFor([&] {
+  EXPECT_TRUE(Eventually([&] {
     served = Serve(Api(cluster_->address()), "v2", "live");
     return served.ok();
   })) << served.error_message();

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster.h"
 #include "tests/testing/footprint.h"
@@ -25,12 +26,6 @@ namespace shard_memory_test {
 constexpr int64_t kLarge = 4000;  // samples, so that each payload is worth sharing
 constexpr int64_t kSmall = 37;
 constexpr int kSteps = 4;
-
-template <typename Check>
-bool Soon(const Check& check) {
-  for (int i = 0; i < 4000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(10));
-  return check();
-}
 
 // Bytes of regions that a shard has touched itself.
 int64_t TouchedBytes(pid_t pid) {
@@ -171,7 +166,7 @@ TEST_F(ShardMemoryTest, CallsThatAreGivenUpSpoilNothing) {
     }
   }
   EXPECT_GT(given_up, 0);
-  EXPECT_TRUE(Soon([&] { return Regions() <= 2; })) << Regions();
+  EXPECT_TRUE(Eventually([&] { return Regions() <= 2; })) << Regions();
 }
 
 TEST_F(ShardMemoryTest, KilledCoordinatorsLeaveNothing) {
@@ -190,10 +185,10 @@ TEST_F(ShardMemoryTest, KilledCoordinatorsLeaveNothing) {
     ASSERT_TRUE(cluster_->RestartCoordinator(0).ok());
     ASSERT_EQ(Train(*Connect(), absl::StrCat("after", round)), before);
   }
-  EXPECT_TRUE(Soon([&] { return Regions() == 1; })) << "there are " << Regions();
+  EXPECT_TRUE(Eventually([&] { return Regions() == 1; })) << "there are " << Regions();
   cluster_->KillCoordinator(0);
-  EXPECT_TRUE(Soon([&] { return Regions() == 0; })) << "there are " << Regions();
-  EXPECT_TRUE(Soon([&] { return FootprintOf(shard).descriptors <= descriptors; }))
+  EXPECT_TRUE(Eventually([&] { return Regions() == 0; })) << "there are " << Regions();
+  EXPECT_TRUE(Eventually([&] { return FootprintOf(shard).descriptors <= descriptors; }))
       << FootprintOf(shard).descriptors << " descriptors, where there were " << descriptors;
 }
 
@@ -210,19 +205,19 @@ TEST_F(ShardMemoryTest, KilledShardsLeaveNothingAndShareAgain) {
     trainer.join();
     ASSERT_TRUE(cluster_->RestartShard(0).ok());
     for (const char* name : {"model", "killed"}) {
-      ASSERT_TRUE(Soon([&] { return client->DropModel(name).ok(); }));
+      ASSERT_TRUE(Eventually([&] { return client->DropModel(name).ok(); }));
     }
     ASSERT_EQ(Train(*client, "model"), before) << round;
     // It may have been asked too early.
     const auto model = client->DescribeModel("model");
     ASSERT_TRUE(model.ok()) << model.status();
-    EXPECT_TRUE(Soon([&] {
+    EXPECT_TRUE(Eventually([&] {
       return TrainStep(*client, *model, round, kLarge).ok() && Regions() > 0;
     })) << round;
     EXPECT_LE(CoordinatorRegions(), 6) << "those of dead shards are gone";
     if (round == 5) descriptors = FootprintOf(coordinator).descriptors;
   }
-  EXPECT_TRUE(Soon([&] { return FootprintOf(coordinator).descriptors <= descriptors; }))
+  EXPECT_TRUE(Eventually([&] { return FootprintOf(coordinator).descriptors <= descriptors; }))
       << FootprintOf(coordinator).descriptors << " descriptors, where there were " << descriptors;
 }
 

@@ -11,11 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/testing/await.h"
+#include "base/testing/await.h"
 #include "tests/testing/cluster.h"
 
 namespace emberd::testing {
@@ -251,11 +250,7 @@ TEST_F(SharedTablesTest, AShardThatIsStartedAgainWithoutALogLosesAllModels) {
   cluster_->KillShard(1);
   ASSERT_TRUE(cluster_->RestartShard(1).ok());
   for (const client::Model& model : {a, b}) {
-    absl::Status status;
-    for (int i = 0; i < 300 && !absl::IsDataLoss(status); ++i) {
-      absl::SleepFor(absl::Milliseconds(100));
-      status = Train(*client_, model, 2);
-    }
+    const absl::Status status = Await([&] { return Train(*client_, model, 2); }, absl::IsDataLoss);
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   }
   ASSERT_NO_FATAL_FAILURE(Drop("b"));

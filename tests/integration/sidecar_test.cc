@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "absl/strings/numbers.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster.h"
@@ -52,12 +52,6 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-template <typename Check>
-bool Soon(const Check& check) {
-  for (int i = 0; i < 2000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(10));
-  return check();
-}
-
 // What coordinators give to trainers, and shards to coordinators.
 int FromCoordinator(pid_t pid) { return RegionsOf(pid, "emberd"); }
 int FromShard(pid_t pid) { return RegionsOf(pid, "emberd-shard"); }
@@ -73,7 +67,7 @@ class Trainer {
     client::ClientOptions options;
     options.addresses = {address};
     options.transport = transport;
-    options.connect_timeout = absl::Seconds(60);
+    options.connect_timeout = kPatience;
     ASSIGN_OR_RETURN(client_, client::Client::Connect(options));
     std::string text = kModel;
     text.replace(text.find("NAME"), 4, model);
@@ -84,7 +78,7 @@ class Trainer {
   // Again and again: other ranks may not know yet that they have to, too.
   absl::Status Join() {
     absl::Status status;
-    Soon([&] {
+    Eventually([&] {
       stream_.reset();
       auto stream = client_->Train(*model_, {.group = "run", .rank = rank_, .size = size_});
       status = stream.status();
@@ -227,7 +221,7 @@ TEST_F(SidecarTest, MemoryIsSharedWithTrainersAloneAndTablesHaveTheSameBits) {
   EXPECT_EQ(ranks_[0].TableDigest(), expected_);
   ranks_.clear();
   for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_TRUE(Soon([&] { return FromCoordinator(Sidecar(rank)) == 0; })) << rank;
+    EXPECT_TRUE(Eventually([&] { return FromCoordinator(Sidecar(rank)) == 0; })) << rank;
   }
 }
 
@@ -279,7 +273,7 @@ TEST_P(KilledSidecarTest, TheGroupGoesOnWithTheSameBits) {
     return absl::OkStatus();
   });
   // The client may have asked for memory before the coordinator was there, and asks again later.
-  EXPECT_TRUE(Soon([&] { return trainer.LookUpOnly().ok() && FromCoordinator(Sidecar(1)) > 0; }));
+  EXPECT_TRUE(Eventually([&] { return trainer.LookUpOnly().ok() && FromCoordinator(Sidecar(1)) > 0; }));
   ExpectMemoryIsSharedWithTrainersAlone();
   EXPECT_EQ(ranks_[0].TableDigest(), expected_);
 }
@@ -321,7 +315,7 @@ TEST_F(SidecarTest, AKilledTrainerLeavesNothingAtItsCoordinatorAndComesBack) {
   EXPECT_GT(FromCoordinator(Sidecar(1)), 0);
   EXPECT_GT(FromCoordinator((*killed)->pid()), 0);
   (*killed)->Stop(absl::ZeroDuration());  // it waits for our gradients
-  EXPECT_TRUE(Soon([&] { return FromCoordinator(Sidecar(1)) == 0; }))
+  EXPECT_TRUE(Eventually([&] { return FromCoordinator(Sidecar(1)) == 0; }))
       << FromCoordinator(Sidecar(1));
   absl::Status told = survivor.SendUpdate(kBroken);
   if (told.ok()) told = survivor.ReceiveUpdate();
@@ -336,7 +330,7 @@ TEST_F(SidecarTest, AKilledTrainerLeavesNothingAtItsCoordinatorAndComesBack) {
   const absl::Status ended = survivor.JoinAndTrain(kSteps);
   EXPECT_TRUE(ended.ok()) << ended;
   EXPECT_TRUE(survivor.Finish().ok());
-  ASSERT_TRUE((*again)->WaitFor(absl::Seconds(60)));
+  ASSERT_TRUE((*again)->WaitFor(kPatience));
   EXPECT_EQ((*again)->exit_status(), 0) << ReadFile(folder->Path("log"));
   EXPECT_EQ(survivor.TableDigest(), expected_);
 }

@@ -136,7 +136,7 @@ TEST(TraceTest, AChainedCallIsOneTreeOfSpans) {
   const grpc::Status status = stub->ExecuteChained(&context, plan, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
 
-  ASSERT_TRUE((*cluster)->Stop(absl::Seconds(60)).ok());  // all spans are written
+  ASSERT_TRUE((*cluster)->Stop(absl::Minutes(2)).ok());  // all spans are written
   std::map<std::string, nlohmann::json> spans;            // of this call, by id
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/cluster.h"
@@ -28,12 +29,6 @@ constexpr int kSteps = 20;
 
 // What coordinators give.
 int Regions(pid_t pid) { return RegionsOf(pid, "emberd"); }
-
-template <typename Check>
-bool Soon(const Check& check) {
-  for (int i = 0; i < 1000 && !check(); ++i) absl::SleepFor(absl::Milliseconds(10));
-  return check();
-}
 
 class TransportTest : public ::testing::Test {
  protected:
@@ -97,8 +92,8 @@ TEST_F(TransportTest, TablesHaveTheSameBits) {
       EXPECT_EQ(StreamDigest(*shared, "stream_shared_" + suffix, false), stream);
       EXPECT_EQ(StreamDigest(*shared, "pipelined_shared_" + suffix, true), pipelined);
     }
-    EXPECT_TRUE(Soon([&] { return CoordinatorRegions() == 0; }));
-    for (const int shard : {0, 1}) EXPECT_TRUE(Soon([&] { return ShardRegions(shard) == 0; }));
+    EXPECT_TRUE(Eventually([&] { return CoordinatorRegions() == 0; }));
+    for (const int shard : {0, 1}) EXPECT_TRUE(Eventually([&] { return ShardRegions(shard) == 0; }));
   }
 }
 
@@ -292,18 +287,18 @@ TEST_F(TransportTest, KilledTrainersLeaveNothingAndSpoilNothing) {
     auto trainer = StartProcess({"/proc/self/exe", "--gtest_filter=KilledTrainer.Trains"},
                                 folder->Path("log"));
     ASSERT_TRUE(trainer.ok()) << trainer.status();
-    ASSERT_TRUE(Soon([&] { return CoordinatorRegions() > 0; })) << ReadFile(folder->Path("log"));
+    ASSERT_TRUE(Eventually([&] { return CoordinatorRegions() > 0; })) << ReadFile(folder->Path("log"));
     absl::SleepFor(absl::Milliseconds(3 * (round % 13)));
     (*trainer)->Stop(absl::ZeroDuration());
-    ASSERT_TRUE(Soon([&] { return CoordinatorRegions() == 0; })) << "round " << round;
-    ASSERT_TRUE(Soon([&] { return ShardRegions(0) + ShardRegions(1) == 0; })) << "round " << round;
+    ASSERT_TRUE(Eventually([&] { return CoordinatorRegions() == 0; })) << "round " << round;
+    ASSERT_TRUE(Eventually([&] { return ShardRegions(0) + ShardRegions(1) == 0; })) << "round " << round;
     if (round == 5) descriptors = FootprintOf(coordinator).descriptors;
   }
   unsetenv(kTrainerAddress);
   // A trainer that left one behind would show 34 times. A thread of gRPC's may have opened one
   // since.
   constexpr int64_t kOther = 4;
-  EXPECT_TRUE(Soon([&] { return FootprintOf(coordinator).descriptors <= descriptors + kOther; }))
+  EXPECT_TRUE(Eventually([&] { return FootprintOf(coordinator).descriptors <= descriptors + kOther; }))
       << FootprintOf(coordinator).descriptors << " descriptors, where there were " << descriptors;
   EXPECT_EQ(UnaryDigest(*client, "after"), before);
 }

@@ -26,14 +26,21 @@ struct Api {
   std::unique_ptr<v1::CheckpointService::Stub> checkpoints;
 };
 
-// Makes one unary call, under a deadline that is long enough to be none:
+// What every call gets: a deadline that is long enough to be none, and the patience to wait for a
+// connection, for gRPC 1.51 may take one that is on its way for one that has failed.
+inline void Prepare(grpc::ClientContext* context) {
+  context->set_deadline(absl::ToChronoTime(absl::Now() + absl::Minutes(2)));
+  context->set_wait_for_ready(true);
+}
+
+// Makes one unary call:
 //   grpc::Status status = Call(&v1::EmbeddingService::Stub::Lookup, api, request, &response);
 template <typename Request, typename Response>
 grpc::Status Call(grpc::Status (v1::EmbeddingService::Stub::*method)(grpc::ClientContext*,
                                                                      const Request&, Response*),
                   const Api& api, const Request& request, Response* response) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+  Prepare(&context);
   return (api.embedding.get()->*method)(&context, request, response);
 }
 
@@ -42,7 +49,7 @@ grpc::Status Call(grpc::Status (v1::AdminService::Stub::*method)(grpc::ClientCon
                                                                  const Request&, Response*),
                   const Api& api, const Request& request, Response* response) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+  Prepare(&context);
   return (api.admin.get()->*method)(&context, request, response);
 }
 
@@ -52,7 +59,7 @@ grpc::Status Call(grpc::Status (v1::CheckpointService::Stub::*method)(grpc::Clie
                                                                       const Request&, Response*),
                   const Api& api, const Request& request, Response* response) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+  Prepare(&context);
   return (api.checkpoints.get()->*method)(&context, request, response);
 }
 template <typename Request>
@@ -60,7 +67,7 @@ grpc::Status Call(std::unique_ptr<grpc::ClientReader<v1::CheckpointProgress>> (
                       v1::CheckpointService::Stub::*method)(grpc::ClientContext*, const Request&),
                   const Api& api, const Request& request, v1::CheckpointProgress* response) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(60)));
+  Prepare(&context);
   const auto reader = (api.checkpoints.get()->*method)(&context, request);
   while (reader->Read(response)) {
   }

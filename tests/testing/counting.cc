@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/testing/await.h"
 
 namespace emberd::testing {
 namespace {
@@ -217,21 +217,19 @@ absl::Status CountingTrainers::TrainRank(client::Client& client, Trainer& traine
   return stream->Finish();
 }
 
-bool CountingTrainers::Await(int64_t updates, absl::Duration patience) {
-  const absl::Time deadline = absl::Now() + patience;
+bool CountingTrainers::Await(int64_t updates) {
   const Counts begin = made();
-  while (absl::Now() < deadline) {
+  const auto error = [&] {
+    const MutexLock lock(&mutex_);
+    return error_;
+  };
+  const bool done = Eventually([&] {
     const Counts now = made();
-    const bool done = std::all_of(now.begin(), now.end(), [&](const auto& count) {
+    return !error().ok() || std::all_of(now.begin(), now.end(), [&](const auto& count) {
       return count.second >= begin.at(count.first) + updates;
     });
-    {
-      const MutexLock lock(&mutex_);
-      if (done || !error_.ok()) return error_.ok();
-    }
-    absl::SleepFor(absl::Milliseconds(2));
-  }
-  return false;
+  });
+  return done && error().ok();
 }
 
 absl::Status CountingTrainers::Stop() {

@@ -44,7 +44,7 @@ class CountingTrainers {
   CountingTrainers& operator=(const CountingTrainers&) = delete;
 
   // Returns when each has made `updates` more, or one has failed. False: it took too long.
-  bool Await(int64_t updates, absl::Duration patience = absl::Seconds(60));
+  bool Await(int64_t updates);
   // Ends what is under way, and returns the first error.
   absl::Status Stop();
   // What they were told to have been made; exact after an orderly Stop.
