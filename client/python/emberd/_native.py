@@ -149,6 +149,10 @@ def lib() -> Any:
     return _State.library
 
 
+def forked() -> bool:
+    return _State.forked
+
+
 def _after_fork() -> None:
     _State.forked = _State.library is not None
     _State.lock = threading.Lock()
@@ -157,29 +161,53 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Handle:
-    """Owns a handle of the library, and frees it, though not in a forked child, where nothing of it works."""
+class Uncopied:
+    """What has a handle of the library. A copy would free it a second time, so there is none."""
 
-    __slots__ = ("value", "_free", "__weakref__")
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(f"emberd: a {type(self).__name__} cannot be copied or pickled; copy the arrays that it gave, or make "
+                        "another one")
+
+
+class _Owned(Uncopied):
+    """A handle, which is freed when neither an object nor a call in progress uses it any more; in a forked child, where
+    nothing of it works, never."""
+
+    __slots__ = ("_as_parameter_", "_free")
 
     def __init__(self, value: int, free: str) -> None:
-        self.value: Optional[int] = value
-        self._free = free
-
-    def get(self) -> int:
-        if _State.forked:
-            lib()
-        if self.value is None:
-            raise ValueError("this client, model or stream has been closed")
-        return self.value
-
-    def close(self) -> None:
-        value, self.value = self.value, None
-        if value is not None and not _State.forked and _State.library is not None:
-            getattr(_State.library, self._free)(value)
+        self._as_parameter_, self._free = value, free
 
     def __del__(self) -> None:
-        self.close()
+        if not _State.forked and _State.library is not None:
+            getattr(_State.library, self._free)(self._as_parameter_)
+
+
+class Handle(Uncopied):
+    """Owns a handle of the library until it is closed."""
+
+    __slots__ = ("_owned", "__weakref__")
+
+    def __init__(self, value: int, free: str) -> None:
+        self._owned: Optional[_Owned] = _Owned(value, free)
+
+    @property
+    def open(self) -> bool:
+        return self._owned is not None
+
+    def get(self) -> _Owned:
+        """For calls of the library, which keep it until they return, even if another thread closes this one."""
+        owned = self._owned
+        if _State.forked:
+            lib()
+        if owned is None:
+            raise ValueError("this client, model or stream has been closed")
+        return owned
+
+    def close(self) -> None:
+        self._owned = None
 
 
 def null() -> c_void_p:
@@ -236,7 +264,7 @@ def text_of(text: Handle) -> Any:
     return json.loads(lib().text_string(text.get()))
 
 
-class Call:
+class Call(Uncopied):
     """A call that has ended well, for its result. `memory` is what its arguments point at; `progress` is told how far it
     is."""
 

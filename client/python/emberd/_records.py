@@ -230,7 +230,7 @@ def pack_hyper(hyper: Optional[Hyper]) -> Tuple[bytes, int, Any]:
     return records, len(flat), kept
 
 
-class _Memory:
+class _Memory(_native.Uncopied):
     """Memory of the library as an array's base, which keeps its handle."""
 
     __slots__ = ("__array_interface__", "owner")

@@ -207,9 +207,10 @@ class Client:
         _native.lib().client_cancel(self._handle.get())
 
     def close(self) -> None:
-        """Cancels calls in progress and disconnects. Closing twice does nothing."""
-        if self._handle.value is not None:
-            self.cancel()
+        """Cancels calls in progress and disconnects. Closing twice, or in a forked child, does nothing."""
+        if self._handle.open:
+            if not _native.forked():
+                self.cancel()
             self._handle.close()
 
 
@@ -340,7 +341,7 @@ def _rows(call: Call) -> Floats:
     return _records.view(library.rows_values(rows.get()), shape, rows)
 
 
-class Lookup(Mapping[str, Floats]):
+class Lookup(_native.Uncopied, Mapping[str, Floats]):
     """Activations by feature, float32 [samples, embedding_dim], or [samples / 16, 16, embedding_dim] of a feature with
     `output_shape` [64, 16]: arrays over the memory into which they were received."""
 

@@ -18,11 +18,11 @@ _READY = re.compile(rb"^emberd: ready coordinator=(\S+) http=(\S*)", re.MULTILIN
 _running: "weakref.WeakSet[LocalCluster]" = weakref.WeakSet()
 
 
-class LocalCluster:
+class LocalCluster(_native.Uncopied):
     """Made by `local`. A context manager; `addresses` are those of the coordinators."""
 
     def __init__(self, arguments: List[str], timeout: float) -> None:
-        self._log = tempfile.TemporaryFile()
+        self._log, self._owner = tempfile.TemporaryFile(), os.getpid()
         # A session of its own: Ctrl-C in the terminal is for this process. The server ends when the pipe to its standard
         # input is closed, which the kernel does if nobody else.
         self._process = subprocess.Popen([str(_native.program_path()), "up", "--stop-on-eof", *arguments],
@@ -62,7 +62,9 @@ class LocalCluster:
         self.close()
 
     def close(self) -> None:
-        """Stops the server and waits for its end. Rows that are not in `data` are lost."""
+        """Stops the server and waits for its end. Rows that are not in `data` are lost. In a forked child: does nothing."""
+        if os.getpid() != self._owner:
+            return
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

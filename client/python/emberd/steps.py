@@ -60,6 +60,10 @@ class Steps:
         self._next: Optional[int] = None  # of the next lookup; None: not joined yet
         self._under_way: Deque[Step] = deque()
 
+    def __getstate__(self) -> Dict[str, Any]:
+        """A copy has no step under way, and joins the group anew."""
+        return {**self.__dict__, "expected": None, "_stream": None, "_next": None, "_under_way": deque()}
+
     @property
     def next_step(self) -> int:
         """The step whose update is to be given next. Joins the group."""

@@ -164,6 +164,10 @@ class EmbeddingBagCollection(torch.nn.Module):
             return self._train_part(ids) if self.accumulate else self._train(ids)
         return self._evaluate(ids)
 
+    def __getstate__(self) -> Dict[str, Any]:
+        """Of a copy, pickled or not: it has the same tables, no step under way and no optimizer."""
+        return {**self.__dict__, "_ahead": deque(), "_current": None, "_leaves": {}, "_parts": [], "_optimizers": []}
+
     def prefetch(self, ids: Any) -> None:
         """Sends the ids of a later call of forward, which must get the same object, in the same order. Errors in
         them are raised there."""
@@ -325,6 +329,21 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return _optimizer_again, (self.collection, self.state_dict())
+
+    def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
+        """Rates and what else the groups have; no activations."""
+        groups = [{**group, "params": [place]} for place, group in enumerate(self.param_groups)]
+        return {"state": {}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        given = {group["table"]: group for group in state_dict["param_groups"]}
+        if list(given) != list(self._placeholders):
+            raise ValueError(f"the state is of the tables {list(given)}, but these are {list(self._placeholders)}")
+        for group in self.param_groups:
+            group.update({name: value for name, value in given[group["table"]].items() if name != "params"})
+
     def _show(self, *parts: Mapping[str, torch.Tensor]) -> None:
         """Makes the activations of the step the parameters, so that their gradients can be inspected."""
         for group in self.param_groups:
@@ -352,6 +371,12 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none=True)
         if self.collection._parts:
             self.collection._forget()
+
+
+def _optimizer_again(collection: EmbeddingBagCollection, state: Mapping[str, Any]) -> EmbeddingOptimizer:
+    made = collection.optimizer()
+    made.load_state_dict(state)
+    return made
 
 
 class EmbeddingBag(torch.nn.Module):

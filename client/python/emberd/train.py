@@ -35,7 +35,7 @@ def open_stream(model: Model, group: str, rank: int, size: int, consistency: str
     return TrainStream(model, Call(call).take("stream"), pipelined)
 
 
-class TrainStream:
+class TrainStream(_native.Uncopied):
     """One thread may send while another receives; a single thread may do both. Sending never waits."""
 
     def __init__(self, model: Model, handle: Handle, pipelined: bool) -> None:
@@ -54,7 +54,7 @@ class TrainStream:
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
-            if kind is None and self._handle.value is not None:
+            if kind is None and self._handle.open and not _native.forked():
                 self.finish()
         finally:
             self.close()

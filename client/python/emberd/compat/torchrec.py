@@ -164,6 +164,10 @@ class _Table(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(described.num_embeddings, described.embedding_dim, device="meta"))
         self.weight._emberd_table = self  # type: ignore[attr-defined]
 
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self.weight._emberd_table = self  # type: ignore[attr-defined]  # copies of parameters lose it
+
     def _set_optimizer(self, optimizer: config.Optimizer) -> None:
         if self._collection[0]._model is not None:
             raise RuntimeError(f"table {self.described.name!r} has been used already: apply the optimizer before that")
@@ -226,6 +230,10 @@ class EmbeddingBagCollection(torch.nn.Module):
         self._steps: Optional[Steps] = None
         self._trigger = torch.zeros((), requires_grad=True)
         self._current: Optional[Step] = None
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """A copy has the same tables, and no step under way."""
+        return {**self.__dict__, "_current": None}
 
     def embedding_bag_configs(self) -> List[EmbeddingBagConfig]:
         return list(self._configs)

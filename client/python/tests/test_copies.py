@@ -1,0 +1,201 @@
+"""What holds a handle of the library: deep-copied, pickled, forked, used after it was closed and while it is.
+
+What this would catch: a handle that is copied by value and freed twice, which ends the process; a copy that trains instead of
+its original; a child process that hangs on threads it does not have.
+"""
+
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+from cluster import ClusterTest, counting_model, emberd, has_torch, main
+
+import numpy as np
+
+import emberd.trainer  # noqa: E402
+
+COPIES = (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)))
+
+
+def ends(child, seconds=30):
+    """The exit code of a forked process; None: it hangs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+class CopiesTest(ClusterTest):
+    def things(self):
+        """One of each kind that has to do with the library."""
+        model = self.declare()
+        stream = model.train("things")
+        self.addCleanup(stream.close)
+        found = model.lookup({"t": [1, 2]}, train=True)
+        gradients = stream.empty_gradients(found)
+        return {"client": self.client, "model": model, "stream": stream, "lookup": found, "array": found["t"],
+                "base": found["t"].base, "gradients": gradients, "handle": found._handle, "owned": found._handle.get(),
+                "steps": emberd.steps.Steps(model, "g"), "trainer": emberd.trainer.Trainer(model, "g"),
+                "cluster": self.cluster, "config": counting_model("c"), "ids": emberd.Ragged([1], [0, 1]),
+                "error": emberd.NotFound("x"), "checkpoint": emberd.Checkpoints([], [])}
+
+    def test_a_copy_is_one_of_its_own_or_refused(self):
+        things = self.things()
+        for name, thing in things.items():
+            for copied in COPIES:
+                with self.subTest(name):
+                    try:
+                        second = copied(thing)
+                    except TypeError as error:
+                        self.assertRegex(str(error), "cannot (be copied|pickle)")
+                        continue
+                    self.assertIsNot(second, thing)
+                    if isinstance(second, (emberd.Client, emberd.Model)):
+                        (second if name == "client" else second.client).status()
+                    del second
+        np.testing.assert_array_equal(things["array"], copy.deepcopy(things["array"]))
+        things["lookup"].release()
+        things["stream"].lookup({"t": [1]})
+        things["stream"].update({"t": np.ones((1, 4))})
+        self.assertEqual(things["model"].read_rows("t", [1])[0, 0], -1)
+
+    def test_what_is_closed_says_so(self):
+        client = self.cluster.connect()
+        model = client.model(self.declare().name)
+        found = model.lookup({"t": [1]}, train=True)
+        stream = model.train("closed")
+        stream.close()
+        client.close()
+        client.close()
+        for call in (client.status, lambda: client.declare(counting_model("x")), lambda: client.model("x"), client.cancel,
+                     client.checkpoints, lambda: client.restore("x"), lambda: client.serve("x"),
+                     lambda: client.delete_checkpoint("x", "y"), lambda: client.drop_group("x", "y"),
+                     lambda: model.lookup({"t": [1]}), lambda: model.read_rows("t", [1]), lambda: model.train("g"),
+                     lambda: model.assign_rows("t", [1], [[1] * 4]), model.save_checkpoint, lambda: model.table("t"),
+                     lambda: found.apply({}), found.release, lambda: stream.send_lookup({"t": [1]}),
+                     lambda: stream.send_update({}), stream.send_skip, lambda: stream.empty_gradients(found), stream.finish):
+            with self.assertRaisesRegex(ValueError, "has been closed"):
+                call()
+        self.assertEqual(found["t"].tolist(), [[0] * 4])
+
+    def test_closing_while_another_thread_waits_is_safe(self):
+        model = self.declare()
+        for _ in range(20):
+            with self.cluster.connect() as client:
+                stream = client.model(model.name).train("waits")
+                stream.lookup({"t": [1]})
+                seen = []
+
+                def wait():
+                    try:
+                        stream.receive_lookup()
+                    except Exception as error:
+                        seen.append(error)
+
+                stream.send_update({})
+                stream.send_lookup({"t": [1]})
+                threads = [threading.Thread(target=wait) for _ in range(2)]
+                for one in threads:
+                    one.start()
+                stream.close()
+                for one in threads:
+                    one.join(30)
+                    self.assertFalse(one.is_alive())
+        self.client.status()
+
+    def test_a_forked_child_is_told_and_ends(self):
+        things = self.things()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for name in ("client", "model", "stream", "lookup"):
+                    try:
+                        {"client": lambda: things["client"].status(), "model": lambda: things["model"].lookup({"t": [1]}),
+                         "stream": lambda: things["stream"].lookup({"t": [1]}), "lookup": lambda: things["lookup"].release()}[name]()
+                        break
+                    except emberd.ForkedProcess:
+                        pass
+                else:
+                    things.clear()
+                    code = 0
+            finally:
+                os._exit(code)
+        self.assertEqual(ends(child), 0)
+        self.client.status()
+
+    def test_a_child_forked_inside_of_local_ends_by_itself(self):
+        forks = ("import emberd, os, sys\n"
+                 "with emberd.local(shards=1) as cluster, cluster.connect() as client:\n"
+                 "    client.status()\n"
+                 "    child = os.fork()\n"
+                 "    if child == 0: sys.exit(7)\n"
+                 "    code = os.waitpid(child, 0)[1]\n"
+                 "    client.status()\n"
+                 "    sys.exit(os.waitstatus_to_exitcode(code))\n")
+        path = os.path.dirname(os.path.dirname(emberd.__file__))
+        done = subprocess.run([sys.executable, "-c", forks], timeout=60, env={**os.environ, "PYTHONPATH": path})
+        self.assertEqual(done.returncode, 7)
+
+
+@unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed")
+class TorchCopiesTest(ClusterTest):
+    def make(self, **options):
+        import torch
+
+        import emberd.torch
+        name = self.id().split(".")[-1]
+        ebc = emberd.torch.EmbeddingBagCollection(counting_model(name).tables, client=self.client, model=name, **options)
+        self.addCleanup(ebc.finish)
+        return torch, ebc
+
+    def test_a_module_is_copied_after_a_step(self):
+        for accumulate in (False, True):
+            torch, ebc = self.make(accumulate=accumulate)
+            net = torch.nn.Sequential(ebc)
+            sparse = ebc.optimizer(lr=0.5)
+            ids = {"t": torch.tensor([1])}
+            for made in (0, 1, 2):
+                before = ebc(ids)["t"][0, 0].item()
+                ebc(ids)["t"].sum().backward() if accumulate else None
+                for copied in COPIES[1:]:
+                    second = copied(net)
+                    self.assertEqual(second.eval()(ids)["t"][0, 0].item(), before)
+                    again = copied(sparse)
+                    self.assertEqual((again.param_groups[0]["lr"], again.collection is ebc), (0.5, False))
+                sparse.step() if accumulate else ebc(ids)["t"].sum().backward() or sparse.step()
+                sparse.zero_grad()
+            ebc.finish()
+            trained = copy.deepcopy(net)[0]
+            self.assertEqual(trained.next_step, ebc.next_step)
+            trained.finish()
+
+    def test_an_average_of_a_module_looks_up(self):
+        torch, ebc = self.make()
+        net = torch.nn.Sequential(ebc)
+        sparse = ebc.optimizer()
+        ids = {"t": torch.tensor([1])}
+        ebc(ids)["t"].sum().backward()
+        sparse.step()
+        average = torch.optim.swa_utils.AveragedModel(net)
+        for _ in range(2):
+            ebc(ids)["t"].sum().backward()
+            sparse.step()
+            average.update_parameters(net)
+        self.assertEqual(average.eval()(ids)["t"][0, 0].item(), -3)
+        self.assertEqual(ebc.next_step, 3)
+
+
+if __name__ == "__main__":
+    main()
