@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Mapping, Optional
+from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional
 
 from . import errors
 from .arrays import Hyper, Ids
@@ -35,6 +35,7 @@ class Step:
         self.forgotten = False  # by a request that was refused: to be sent again
         self.gradients: Optional[Mapping[str, Any]] = None  # once its update has been sent
         self.skipped = False  # and its update changes no row
+        self.refused = False  # the last update that was sent for it
         self.hyper: Optional[Hyper] = None
         self.checkpoint: Optional[str] = None
 
@@ -53,10 +54,12 @@ class Steps:
         self.patience = patience
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
         self.applied: Optional[Applied] = None  # of the last update that was made
+        self._asked: Dict[str, int] = {}  # checkpoints whose end is not known, and after which step they are
         self.checkpoints: Dict[str, str] = {}  # that were asked for and have ended: why there is none; "": saved
         self._options = dict(consistency=consistency, staleness_bound=staleness_bound, first_step=first_step,
                              step_timeout=step_timeout, pipelined=pipelined)
         self._stream: Optional[TrainStream] = None
+        self._opened = False  # the last attempt had a stream
         self._next: Optional[int] = None  # of the next lookup; None: not joined yet
         self._under_way: Deque[Step] = deque()
 
@@ -121,9 +124,11 @@ class Steps:
             assert self._stream is not None
             self._stream.send_update(gradients, hyper=hyper, checkpoint=checkpoint)
             step.gradients, step.hyper, step.checkpoint = gradients, hyper, checkpoint
+            if checkpoint:
+                self._asked[checkpoint] = step.number
 
-        self._try(attempt, step)
-        self.confirm()
+        self._try(attempt, step, step)
+        self.confirm(given=step)
 
     def skip(self, step: Step) -> None:
         """Counts the oldest step without an update, but changes no row. Every rank of a group skips it, or none."""
@@ -134,11 +139,12 @@ class Steps:
             self._stream.send_skip()
             step.gradients, step.skipped = {}, True
 
-        self._try(attempt, step)
-        self.confirm()
+        self._try(attempt, step, step)
+        self.confirm(given=step)
 
-    def confirm(self, all_of_them: bool = False) -> None:
-        """Waits for the updates that were sent. If pipelined, the last one is left to overlap with what the trainer does."""
+    def confirm(self, all_of_them: bool = False, given: Optional[Step] = None) -> None:
+        """Waits for the updates that were sent. If pipelined, the last one is left to overlap with what the trainer does. One
+        that is refused has changed nothing: that of `given` may be given again, or skipped; an earlier one is skipped."""
 
         def ready() -> bool:
             sent = sum(step.gradients is not None for step in self._under_way)
@@ -150,10 +156,11 @@ class Steps:
                 self.applied = self._stream.receive_update()
                 if self.applied.checkpoint:
                     self.checkpoints[self.applied.checkpoint] = self.applied.checkpoint_error
+                    self._asked.pop(self.applied.checkpoint, None)
                 self._under_way.popleft()
 
         while ready():
-            self._try(attempt, self._under_way[0])
+            self._try(attempt, self._under_way[0], given)
 
     def forget(self) -> None:
         """Forgets the lookups that have not been received."""
@@ -179,6 +186,34 @@ class Steps:
             self._try(attempt, self._under_way[-1])
         self.confirm(all_of_them=True)
         self._leave()
+        for name in list(self._asked):
+            self.wait_checkpoint(name)
+
+    def wait_checkpoint(self, name: str, timeout: Optional[float] = None) -> None:
+        """Until a checkpoint that was asked for with a step has ended: see `checkpoints`. TimeoutError after `timeout` seconds,
+        by default `patience`."""
+        if name not in self.checkpoints and name not in self._asked:
+            raise errors.NotFound(f"no step of this trainer has asked for a checkpoint {name!r}")
+        end = time.monotonic() + (self.patience if timeout is None else timeout)
+        while name in self._asked:
+            after = self._asked[name] + 1
+            found = [one for one in self.model.client.checkpoints(self.model.name) if one.name == name]
+            if found:
+                fits = found[0].groups.get(self.group, after) == after
+                self.checkpoints[name] = "" if fits else f"there is another checkpoint {name!r}, of another step"
+                del self._asked[name]
+            elif time.monotonic() > end:
+                raise errors.DeadlineExceeded(f"checkpoint {name!r} has not been saved yet; the log of the server says why")
+            else:
+                time.sleep(0.05)
+
+    def restart(self, expected: int) -> None:
+        """Forgets all steps. The group is joined anew, where the tables must be at step `expected`."""
+        self._leave()
+        for step in self._under_way:
+            step.forgotten = True
+        self._under_way.clear()
+        self._next, self.expected = None, expected
 
     def _check_turn(self, step: Step) -> None:
         first = next((one for one in self._under_way if one.gradients is None), None)
@@ -199,12 +234,35 @@ class Steps:
             self._stream.close()
             self._stream = None
 
-    def _try(self, attempt: Callable[[], Any], last: Optional[Step]) -> Any:
-        """Retries until it succeeds, or cannot succeed. `last` is the step that it is for, or None for a new one."""
+    def _settle(self, given: Optional[Step]) -> None:
+        """After a refusal: which update was it? Each that was sent is made on a stream of its own, or skipped."""
+        while self._under_way and self._under_way[0].gradients is not None:
+            first = self._under_way[0]
+            if first is given:  # to be given again
+                first.gradients, first.skipped, first.refused = None, False, True
+                return
+            try:
+                self._join(only=first)
+                if self._stream is not None and first in self._under_way:
+                    self._stream.finish()
+                    self._under_way.popleft()
+            except (RowsLost, *PASSING):
+                return
+            except errors.Error:
+                if first.refused:
+                    return
+                first.gradients, first.skipped, first.refused = {}, True, True
+            finally:
+                self._leave()
+
+    def _try(self, attempt: Callable[[], Any], last: Optional[Step], given: Optional[Step] = None) -> Any:
+        """Retries until it succeeds, or cannot succeed. `last` is the step that it is for, or None for a new one; `given` that
+        whose update it is."""
         began: Optional[float] = None
         pause, refused = 0.05, False
         while True:
             try:
+                self._opened = self._stream is not None
                 if self._stream is None:
                     self._join()
                 return attempt()
@@ -224,15 +282,18 @@ class Steps:
                 # it is tried once more.
                 self._leave()
                 if refused:
+                    if self._opened:
+                        self._settle(given)
                     raise
                 refused = True
                 self._forget_lookups(last)
 
-    def _join(self) -> None:
+    def _join(self, only: Optional[Step] = None) -> None:
         stream = self.model.train(self.group, self.rank, self.size, **self._options)  # type: ignore[arg-type]
+        self._opened = True
         try:
             self._check_place(stream.next_step)
-            self._send_again(stream)
+            self._send_again(stream, [step for step in self._under_way if only in (None, step)])
         except BaseException:
             stream.close()
             raise
@@ -254,8 +315,8 @@ class Steps:
         while self._under_way and self._under_way[0].number < reached:
             self._under_way.popleft()
 
-    def _send_again(self, stream: TrainStream) -> None:
-        for step in self._under_way:
+    def _send_again(self, stream: TrainStream, steps: Iterable[Step]) -> None:
+        for step in steps:
             stream.send_lookup(step.ids, concat=step.concat)
             if step.received:
                 stream.receive_lookup()  # the gradients are those of what came the first time

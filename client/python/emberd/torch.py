@@ -11,6 +11,7 @@ Gradients of the ranks of a group are **summed**; `reduction="mean"` scales them
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -20,7 +21,7 @@ import torch.distributed
 from . import config, errors
 from .arrays import Dense, Hyper, Ids, Ragged, concatenate, map_arrays
 from .client import Client, Lookup, Model
-from .steps import Step, Steps
+from .steps import RowsLost, Step, Steps
 from .trainer import ahead, ids_of
 
 __all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingOptimizer", "KeyedTensor", "Prefetcher"]
@@ -129,8 +130,9 @@ class EmbeddingBagCollection(torch.nn.Module):
 
     It has no parameters, so that DDP, FSDP and averaging leave the tables alone. In training, with gradients enabled,
     each call is a step, which `optimizer().step()` ends; one that is not ended, as when a GradScaler has found an overflow,
-    is skipped by the next call: it is counted, and no row changes. Every rank of a group skips it, or none. In evaluation
-    or under no_grad rows are only looked up.
+    is skipped by the next call: it is counted, and no row changes. Every rank of a group skips it, or none. A call that would
+    drop finite gradients so, and backward through a step that is over, raise RuntimeError. In evaluation or under no_grad rows
+    are only looked up.
     """
 
     def __init__(self, tables: Sequence[config.TableConfig], *, client: Client, model: str,
@@ -192,8 +194,14 @@ class EmbeddingBagCollection(torch.nn.Module):
         """The checkpoints that were requested with a step and have ended: by name, why saving failed; "": it was saved."""
         return dict(self._steps.checkpoints)
 
+    def wait_checkpoint(self, name: str, timeout: Optional[float] = None) -> None:
+        """Until a checkpoint that was requested with a step has ended; `checkpoints` then has its outcome."""
+        self._steps.wait_checkpoint(name, timeout)
+
     def finish(self) -> None:
-        """Leaves the group, once all updates have been made. The next step joins again."""
+        """Leaves the group, once all updates have been made and checkpoints saved. The next step joins again."""
+        if self._has_unused():
+            warnings.warn("emberd: finish() drops gradients that no optimizer().step() has used", stacklevel=2)
         self._forget()
         self._ahead.clear()
         self._steps.finish()
@@ -207,10 +215,16 @@ class EmbeddingBagCollection(torch.nn.Module):
         is joined."""
         if state["model"] != self.model.name:
             raise ValueError(f"the state is of model {state['model']!r}, but this is model {self.model.name!r}")
-        if self._steps.joined and self._steps.next_step != state["next_step"]:
-            raise RuntimeError(f"the dense part is at step {state['next_step']}, the tables of model {self.model.name!r}, "
-                               f"group {self._steps.group!r}, are at step {self._steps.next_step}")
-        self._steps.expected = state["next_step"]
+        if not self._steps.joined:
+            self._steps.expected = state["next_step"]
+        elif self._steps.next_step != state["next_step"]:  # where are they now?
+            self._forget()
+            self._steps.restart(state["next_step"])
+            try:
+                self._steps.next_step
+            except RowsLost as error:
+                self._steps.expected = None
+                raise RuntimeError(str(error)) from error
 
     def _prepare(self, ids: Any) -> Dict[str, Ids]:
         return _split_jagged(ids) if _is_jagged(ids) else {name: map_arrays(_array, value) for name, value in ids.items()}
@@ -230,10 +244,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         return KeyedTensor(found) if _is_jagged(ids) else found
 
     def _train(self, ids: Any) -> Any:
-        if self._current is not None:
-            if not self._current.forgotten:
-                self._steps.skip(self._current)
-            self._forget()
+        self._skip_current()
         if self._ahead and self._ahead[0].ids is not ids:
             raise RuntimeError("these are not the ids that were prefetched next; give forward the same object, or call finish()")
         step = self._ahead.popleft().step if self._ahead else None
@@ -250,12 +261,47 @@ class EmbeddingBagCollection(torch.nn.Module):
             optimizer._show(self._leaves)
         return result
 
+    def _skip_current(self) -> None:
+        step = self._current
+        if step is None:
+            return
+        if not step.forgotten:
+            if self._has_unused():
+                raise RuntimeError(f"step {step.number} has gradients that no optimizer().step() has used: call it after each "
+                                   "backward, or zero_grad() to drop them; accumulate=True makes one step of several calls")
+            self._steps.skip(step)
+        self._forget()
+
+    def _has_unused(self) -> bool:
+        """Gradients that would be lost, unless they overflowed or were refused."""
+        if self._current is not None and (self._current.forgotten or self._current.refused):
+            return False
+        parts = [leaves for _, leaves in self._parts] or [self._leaves]
+        grads = [leaf.grad for leaves in parts for leaf in leaves.values() if leaf.grad is not None]
+        return bool(grads) and all(bool(torch.isfinite(one).all()) for one in grads)
+
+    def _leaf(self, values: Any, is_open: Callable[[], bool]) -> torch.Tensor:
+        """Activations whose gradient may come while their step is open."""
+        def check(_: torch.Tensor) -> None:
+            if not is_open():
+                raise RuntimeError("backward through activations of a step that has been ended or skipped, so their gradient would "
+                                   "be lost: call the module once in a step, with all ids, or make it with accumulate=True")
+
+        leaf = torch.from_numpy(values).requires_grad_()
+        leaf.register_hook(check)
+        return leaf
+
     def _make_leaves(self, found: Lookup, jagged: bool) -> Any:
         """One for each feature; or one for all, which is not put together and whose gradient is not taken apart."""
+        step = self._current
+
+        def is_open() -> bool:
+            return self._current is step
+
         if not jagged:
-            self._leaves = {name: torch.from_numpy(values).requires_grad_() for name, values in found.items()}
+            self._leaves = {name: self._leaf(values, is_open) for name, values in found.items()}
             return dict(self._leaves)
-        whole = torch.from_numpy(found.concat).requires_grad_()
+        whole = self._leaf(found.concat, is_open)
         widths = [values.shape[1] for values in found.values()]
         begin = 0
         self._leaves = {}
@@ -266,9 +312,15 @@ class EmbeddingBagCollection(torch.nn.Module):
 
     def _train_part(self, ids: Any) -> Any:
         """No update comes between the calls of a step, so that each may look up by itself."""
+        self._skip_current()
         prepared = self._prepare(ids)
         self._steps.confirm(all_of_them=True)
-        leaves = {name: torch.from_numpy(values).requires_grad_() for name, values in self.model.lookup(prepared).items()}
+        leaves: Dict[str, torch.Tensor] = {}
+
+        def is_open() -> bool:
+            return any(part is leaves for _, part in self._parts)
+
+        leaves.update((name, self._leaf(values, is_open)) for name, values in self.model.lookup(prepared).items())
         self._parts.append((prepared, leaves))
         for optimizer in self._optimizers:
             optimizer._show(*(part for _, part in self._parts))
@@ -289,7 +341,7 @@ class EmbeddingBagCollection(torch.nn.Module):
                                                      for leaf in leaves])
 
     def _update(self, rates: Mapping[str, float], checkpoint: Optional[str]) -> None:
-        if self._parts:
+        if self._parts and self._current is None:
             self._join_parts()
         if self._current is None:
             raise RuntimeError("there is no step to end: call the module with ids in training, then backward, then step")

@@ -169,8 +169,7 @@ class ModuleTest(Case):
             batches = [{"ids": {"t": torch.tensor([k])}} for k in range(4)]
             for k, batch in enumerate(emberd.torch.Prefetcher(batches, ebc) if prefetch else batches):
                 ebc(batch["ids"])["t"].sum().backward()
-                if k != 1:
-                    sparse.step()
+                sparse.zero_grad() if k == 1 else sparse.step()
             self.assertEqual(ebc.model.read_rows("t", range(5))[:, 0].tolist(), [-1, 0, -1, -1, 0])
             self.assertEqual(ebc.next_step, 4)
 
@@ -309,6 +308,16 @@ class OptimizerTest(Case):
         other = ebc.optimizer(lr=1.0)
         other.load_state_dict(state)
         self.assertEqual(other.param_groups[0]["lr"], 0.25)
+        ebc({"t": torch.tensor([1])})  # a step that is not ended
+        other.load_state_dict(sparse.state_dict())
+        two = self.make(described=tables("t"), model="two_features",
+                        features=[emberd.FeatureConfig("x", "t"), emberd.FeatureConfig("y", "t")])
+        kept = two.optimizer(lr=0.5)
+        two({"x": torch.tensor([1]), "y": torch.tensor([1])})
+        fresh = two.optimizer()
+        fresh._show()
+        fresh.load_state_dict(kept.state_dict())
+        self.assertEqual(fresh.param_groups[0]["lr"], 0.5)
 
 
 class PrefetcherTest(Case):
