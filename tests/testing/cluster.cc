@@ -132,7 +132,8 @@ absl::Status Cluster::StartEmbedded() {
 
 absl::Status Cluster::Launch(const std::string& role, int index, Member* member) {
   for (auto* const port : {&member->grpc_port, &member->http_port}) {
-    if (*port == nullptr) ASSIGN_OR_RETURN(*port, HeldPort::Take());
+    if (*port != nullptr) continue;
+    ASSIGN_OR_RETURN(*port, HeldPort::Take());
   }
   member->address = member->grpc_port->address();
   member->http_address = member->http_port->address();
