@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 
 #include "base/region_server.h"
