@@ -210,6 +210,15 @@ class Handle(Uncopied):
         self._owned = None
 
 
+def text(value: Any, what: str) -> bytes:
+    """A name, as C takes it."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what}: a {type(value).__name__} is not allowed; it must be a str")
+    if "\0" in value:
+        raise ValueError(f"{what}: {value!r} is not allowed; a NUL would end it")
+    return value.encode()
+
+
 def null() -> c_void_p:
     """An empty handle, which the library fills."""
     return c_void_p()

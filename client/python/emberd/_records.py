@@ -17,7 +17,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from . import _native
-from .arrays import INTS, Dense, Floats, Hyper, Ids, Ragged, Sparse, as_floats, as_ints, as_rows
+from .arrays import (INTS, Dense, Floats, Hyper, Ids, Ragged, Sparse, as_ints, as_rows, as_weights, check_shape,
+                     sparse_indices)
 
 # The fields of the structs of emberd.h, as `struct` spells them.
 _FEATURE_IDS = "PiiPqqPqiiqPq"
@@ -46,7 +47,7 @@ def _layout(record: str, count: int) -> struct.Struct:
 @functools.lru_cache(maxsize=4096)
 def _text(text: str) -> Tuple[int, bytes]:
     """Where C finds a text, and what lies there."""
-    data = text.encode()
+    data = _native.text(text, "feature")
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0, data
 
 
@@ -128,10 +129,12 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
         layout, weights = RAGGED, ids.weights
         values = as_ints(ids.values, what + ": values")
         index = as_ints(ids.row_splits, what + ": row_splits")
+        check_shape(index, what + ": row_splits", index.ndim == 1, "[samples + 1]")
     elif isinstance(ids, Sparse):
         layout, weights, samples = SPARSE, ids.weights, ids.samples
         values = as_ints(ids.values, what + ": values")
-        index = as_ints(ids.indices, what + ": indices")
+        from_torch = type(ids.indices).__module__ == "torch"
+        index = sparse_indices(ids.indices, values.size, ids.samples, what + ": indices", from_torch)
     else:
         layout, weights = DENSE, None
         if isinstance(ids, Dense):
@@ -141,13 +144,15 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
             raise ValueError(f"{what}: ids of the shape {list(values.shape)} are not allowed; they must be [samples] or "
                              "[samples, ids of a sample], or use Ragged")
         ids_per_sample = values.shape[1] if values.ndim == 2 else 1
+    if index is not None:
+        check_shape(values, what + ": values", values.ndim == 1, "[ids]")
     kept += (name_bytes, values)
     index_address = index_count = weights_address = weight_count = 0
     if index is not None:
         index_address, index_count, index_bytes = _address(index), index.size, index.itemsize
         kept.append(index)
     if weights is not None:
-        floats = as_floats(weights, what + ": weights")
+        floats = as_weights(weights, what + ": weights", values.shape)
         weights_address, weight_count = _address(floats), floats.size
         kept.append(floats)
         if values.size and not weight_count:
@@ -157,8 +162,14 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
     return False
 
 
+def check_mapping(given: Any, what: str) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what}: a {type(given).__name__} is not allowed; it must be a mapping by feature")
+
+
 def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:
     """The records, how many they are, and what they point at, which must stay as long as they are read."""
+    check_mapping(features, "ids")
     arrays = list(features.values())
     form = _form(_FEATURE_IDS, tuple(features))
     filled = form.fill(arrays)
@@ -173,13 +184,15 @@ def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:
     return records, len(features), (records, kept)
 
 
-def pack_gradients(gradients: Mapping[str, Any], *, strides: bool = False) -> Tuple[bytes, bytes, int, Any]:
+def pack_gradients(gradients: Mapping[str, Any], shapes: Mapping[str, Tuple[int, ...]], *, strides: bool = False) -> Tuple[bytes, bytes, int, Any]:
     """The same, with the row strides in second place; features whose gradient is None are left out.
 
+    shapes: of a row of the activations of each feature.
     strides: columns of a larger matrix stay where they lie; otherwise every gradient is in one piece.
     """
+    check_mapping(gradients, "gradients")
     arrays = list(gradients.values())
-    form = _form(_GRADIENT, tuple(gradients))
+    form = _form(_GRADIENT, (*gradients, *map(str, shapes.values())))
     filled = form.fill(arrays)
     if filled is not None:
         return filled[0], filled[1][0], len(arrays), (filled, arrays)
@@ -191,10 +204,11 @@ def pack_gradients(gradients: Mapping[str, Any], *, strides: bool = False) -> Tu
         if value is None:
             plain = False
             continue
-        if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2 and value.flags.carray:
+        if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.shape[1:] == shapes.get(name) and value.ndim == 2 \
+                and value.flags.carray:
             array, step = value, value.shape[1]  # the common case
         else:
-            array, step = as_rows(value, f'gradient of feature "{name}"')
+            array, step = as_rows(value, f'gradient of feature "{name}"', shapes.get(name))
             plain = False
         samples, dim = array.shape
         if step != dim and not strides:
@@ -213,6 +227,7 @@ def pack_hyper(hyper: Optional[Hyper]) -> Tuple[bytes, int, Any]:
     """As pack_ids."""
     if not hyper:
         return b"", 0, None
+    check_mapping(hyper, "hyper")
     flat: List[Tuple[str, str, float]] = []
     for key, value in hyper.items():
         if isinstance(value, Mapping):

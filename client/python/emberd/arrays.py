@@ -9,6 +9,8 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar, U
 import numpy as np
 import numpy.typing as npt
 
+from . import errors
+
 Floats = npt.NDArray[np.float32]
 Kind = TypeVar("Kind")
 
@@ -47,7 +49,8 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Sparse:
-    """Coordinates of a sparse [samples, …] matrix of ids: indices [n, 2], the samples in column 0 non-decreasing."""
+    """Coordinates of a sparse [samples, …] matrix of ids: indices [n, 2], the samples in column 0 non-decreasing; or [2, n], as
+    torch has them; or the samples alone, [n]."""
 
     indices: Any
     values: Any
@@ -102,6 +105,8 @@ def _shape_of(array: Any) -> Any:
 def as_array(value: Any, what: str) -> npt.NDArray[Any]:
     """NumPy's view of an array, a buffer, or an object that supports DLPack."""
     array: npt.NDArray[Any] = value
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{what}: a masked array is not allowed, for what is masked would be used; give what is left, or filled()")
     if isinstance(value, np.ndarray):
         return array
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -122,7 +127,7 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
             raise TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64")
         else:
             array = array.astype(np.int64)
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")
 
 
 def as_floats(value: Any, what: str) -> Floats:
@@ -130,13 +135,49 @@ def as_floats(value: Any, what: str) -> Floats:
     array = as_array(value, what)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{what}: {array.dtype} is not allowed; give float32")
-    return np.ascontiguousarray(array, dtype=np.float32)
+    return np.asarray(array, np.float32, order="C")
 
 
-def as_rows(value: Any, what: str) -> Tuple[Floats, int]:
+def check_shape(array: npt.NDArray[Any], what: str, allowed: bool, wanted: str) -> None:
+    if not allowed:
+        raise errors.InvalidArgument(f"{what}: the shape {list(array.shape)} is not allowed; it must be {wanted}")
+
+
+def as_row_ids(ids: Any) -> npt.NDArray[Any]:
+    """int64 [n]."""
+    array = as_ints(ids, "ids")
+    check_shape(array, "ids", array.ndim == 1, "[rows]")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def as_weights(weights: Any, what: str, shape: Sequence[int]) -> Floats:
+    """One for each id, of the shape of the ids; or a single one."""
+    floats = as_floats(weights, what)
+    single = floats.size == 1 and floats.ndim <= 1
+    check_shape(floats, what, single or floats.shape == tuple(shape), f"that of the ids, {list(shape)}, or [1]")
+    return floats
+
+
+def sparse_indices(indices: Any, ids: int, samples: int, what: str, from_torch: bool = False) -> npt.NDArray[Any]:
+    """[ids, 2], of that, of the layout of torch [2, ids], or of the samples alone."""
+    array = as_ints(indices, what)
+    if array.shape == (ids,):
+        return np.stack([array, np.zeros_like(array)], axis=1)
+    check_shape(array, what, array.shape in ((ids, 2), (2, ids)), f"[{ids}, 2] for {ids} ids, [2, {ids}], or the samples alone")
+    if ids != 2:
+        return np.ascontiguousarray(array if array.shape == (ids, 2) else array.T)
+    ways = [one for one in (array, array.T) if 0 <= one[0, 0] <= one[1, 0] < samples] if from_torch else [array]
+    if len(ways) == 2 and array[0, 1] != array[1, 0]:
+        raise ValueError(f"{what}: {array.tolist()} of two ids can be read as [ids, 2] and as [2, ids]; give the samples alone, [2]")
+    return np.ascontiguousarray(ways[0] if ways else array)
+
+
+def as_rows(value: Any, what: str, shape: Optional[Tuple[int, ...]] = None) -> Tuple[Floats, int]:
     """As as_floats, for matrices whose rows may have gaps between them, as columns of a larger matrix have; and the numbers
-    from one row to the next. All dimensions but the last count rows."""
+    from one row to the next. All dimensions but the last count rows. shape: that it must have behind the first dimension."""
     array = as_array(value, what)
+    if shape is not None:
+        check_shape(array, what, array.shape[1:] == shape, f"that of the activations, [samples, {', '.join(map(str, shape))}]")
     if array.ndim > 2:
         array = array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
     if array.ndim != 2:
@@ -158,7 +199,7 @@ def _as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any],
     """Values, the number of ids of each sample, and a weight for each id, if any."""
     if isinstance(ids, Sparse):
         values, weights = as_ints(ids.values, what), ids.weights
-        samples = np.asarray(ids.indices).reshape(-1, 2)[:, 0]
+        samples = sparse_indices(ids.indices, values.size, ids.samples, what)[:, 0]
         lengths = np.bincount(samples, minlength=ids.samples)
     elif isinstance(ids, Ragged):
         values, weights = as_ints(ids.values, what), ids.weights

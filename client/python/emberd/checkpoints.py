@@ -66,29 +66,29 @@ def _call(call: int, progress: Optional[ProgressCallback]) -> Checkpoint:
 
 def save(client: Handle, model: str, name: Optional[str], incremental: bool,
          progress: Optional[ProgressCallback]) -> Checkpoint:
-    call = _native.lib().save_checkpoint(client.get(), model.encode(), (name or "").encode(), int(incremental))
+    call = _native.lib().save_checkpoint(client.get(), _native.text(model, "model"), _native.text(name or "", "name"), int(incremental))
     return _call(call, progress)
 
 
 def restore(client: Handle, model: str, name: Optional[str], config: str,
             progress: Optional[ProgressCallback]) -> Checkpoint:
-    call = _native.lib().restore_checkpoint(client.get(), model.encode(), (name or "").encode(), config.encode())
+    call = _native.lib().restore_checkpoint(client.get(), _native.text(model, "model"), _native.text(name or "", "name"), _native.text(config, "config"))
     return _call(call, progress)
 
 
 def serve(client: Handle, model: str, name: Optional[str], serve_as: str, storage_dtype: str,
           progress: Optional[ProgressCallback]) -> Checkpoint:
-    call = _native.lib().serve_checkpoint(client.get(), model.encode(), (name or "").encode(), serve_as.encode(),
-                                          storage_dtype.encode())
+    call = _native.lib().serve_checkpoint(client.get(), _native.text(model, "model"), _native.text(name or "", "name"), _native.text(serve_as, "serve_as"),
+                                          _native.text(storage_dtype, "storage_dtype"))
     return _call(call, progress)
 
 
 def list_all(client: Handle, model: Optional[str]) -> Checkpoints:
-    said = Call(_native.lib().list_checkpoints(client.get(), (model or "").encode())).text()
+    said = Call(_native.lib().list_checkpoints(client.get(), _native.text(model or "", "model"))).text()
     return Checkpoints([_checkpoint(one) for one in said["checkpoints"]], said["damaged"])
 
 
 def delete(client: Handle, model: str, name: str) -> int:
-    said = Call(_native.lib().delete_checkpoint(client.get(), model.encode(), name.encode())).text()
+    said = Call(_native.lib().delete_checkpoint(client.get(), _native.text(model, "model"), _native.text(name, "name"))).text()
     freed: int = said["bytes"]
     return freed

@@ -95,13 +95,13 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
     if transport not in TRANSPORT:
         raise ValueError(f"transport: {transport!r} is not allowed; it must be 'auto' or 'tcp'")
     options = _native.ClientOptions(size=ctypes.sizeof(_native.ClientOptions))
-    options.addresses = (ctypes.c_char_p * max(1, len(hosts)))(*[host.encode() for host in hosts])
+    options.addresses = (ctypes.c_char_p * max(1, len(hosts)))(*[_native.text(host, "addresses") for host in hosts])
     options.address_count = len(hosts)
     files = tls if isinstance(tls, Tls) else Tls()
     options.tls = 1 if tls else 0
     options.ca_file, options.certificate_file = os.fsencode(files.ca_file), os.fsencode(files.certificate_file)
-    options.key_file, options.server_name = os.fsencode(files.key_file), files.server_name.encode()
-    options.token, options.token_file = token.encode(), os.fsencode(token_file)
+    options.key_file, options.server_name = os.fsencode(files.key_file), _native.text(files.server_name, "server_name")
+    options.token, options.token_file = _native.text(token, "token"), os.fsencode(token_file)
     options.connect_timeout_ms, options.deadline_ms = _milliseconds(connect_timeout), _milliseconds(deadline)
     options.activation_type, options.gradient_type = WIRE[wire], WIRE[gradient_wire or wire]
     options.transport = TRANSPORT[transport]
@@ -113,7 +113,7 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
 def _config_text(config: Union[ModelConfig, str, "os.PathLike[str]"]) -> str:
     if isinstance(config, ModelConfig):
         return config.to_json()
-    if isinstance(config, os.PathLike) or ("\n" not in config and os.path.isfile(config)):
+    if isinstance(config, os.PathLike) or (isinstance(config, str) and "\n" not in config and os.path.isfile(config)):
         return Path(config).read_text(encoding="utf-8")
     return config
 
@@ -147,13 +147,13 @@ class Client:
         the "newest".
         AlreadyExists if a different model of this name is declared.
         """
-        call = _native.lib().declare_from(self._handle.get(), _config_text(config).encode(),
-                                          (restore_from or "").encode())
+        call = _native.lib().declare_from(self._handle.get(), _native.text(_config_text(config), "config"),
+                                          _native.text(restore_from or "", "restore_from"))
         return Model(self, Call(call).take("model"))
 
     def model(self, name: str) -> "Model":
         """A model that somebody declared. NotFound if nobody did."""
-        return Model(self, Call(_native.lib().describe(self._handle.get(), name.encode())).take("model"))
+        return Model(self, Call(_native.lib().describe(self._handle.get(), _native.text(name, "name"))).take("model"))
 
     def status(self) -> Dict[str, Any]:
         """The cluster: version, uptime_ms, models, shards, batches and batch_bytes that wait for gradients."""
@@ -199,7 +199,7 @@ class Client:
     def drop_group(self, model: str, group: str) -> bool:
         """Forgets a group of trainers whose run is over: the next run under its name begins at its first step. False: no
         shard knows it. FailedPrecondition while some of its ranks are active."""
-        said = Call(_native.lib().drop_group(self._handle.get(), model.encode(), group.encode())).text()
+        said = Call(_native.lib().drop_group(self._handle.get(), _native.text(model, "model"), _native.text(group, "group"))).text()
         return bool(said["dropped"])
 
     def cancel(self) -> None:
@@ -237,6 +237,8 @@ class Model:
                        for one in self.description["tables"]}
         self.features = {one["name"]: Feature(one["name"], one["table"], one["embedding_dim"], tuple(one["output_shape"]))
                          for one in self.description["features"]}
+        # Of gradients, without the first dimension.
+        self._row_shapes = {name: (*one.output_shape[1:], one.embedding_dim) for name, one in self.features.items()}
         self._inner_shapes = {name: one.output_shape[1:] for name, one in self.features.items() if len(one.output_shape) > 1}
 
     def __reduce__(self) -> Tuple[Any, ...]:
@@ -279,9 +281,9 @@ class Model:
         OutOfRange for an id beyond the table, NotFound for an unknown table, InvalidArgument for an
         unknown slot.
         """
-        array = np.ascontiguousarray(arrays.as_ints(ids, "ids"), dtype=np.int64)
-        call = _native.lib().read_rows(self.client._handle.get(), self._handle.get(), table.encode(),
-                                       array.ctypes.data, array.size, slot.encode())
+        array = arrays.as_row_ids(ids)
+        call = _native.lib().read_rows(self.client._handle.get(), self._handle.get(), _native.text(table, "table"),
+                                       array.ctypes.data, array.size, _native.text(slot, "slot"))
         return _rows(Call(call, array))
 
     def assign_rows(self, table: str, ids: Any, values: Any, *, slot: str = "") -> None:
@@ -292,10 +294,13 @@ class Model:
         that is given twice, another number of values, and one that is not finite.
         FailedPrecondition if the model serves a checkpoint.
         """
-        array = np.ascontiguousarray(arrays.as_ints(ids, "ids"), dtype=np.int64)
+        array = arrays.as_row_ids(ids)
         floats = arrays.as_floats(values, "values")
-        call = _native.lib().assign_rows(self.client._handle.get(), self._handle.get(), table.encode(),
-                                         array.ctypes.data, array.size, floats.ctypes.data, floats.size, slot.encode())
+        if floats.ndim != 2 or len(floats) != len(array):
+            raise ValueError(f"values: the shape {list(floats.shape)} is not allowed for ids of the shape {list(array.shape)}; it "
+                             f"must be [{len(array)}, embedding_dim], or [{len(array)}, 1] of a slot with one value per row")
+        call = _native.lib().assign_rows(self.client._handle.get(), self._handle.get(), _native.text(table, "table"),
+                                         array.ctypes.data, array.size, floats.ctypes.data, floats.size, _native.text(slot, "slot"))
         Call(call, (array, floats))
 
     def save_checkpoint(self, name: Optional[str] = None, *, incremental: bool = False,
@@ -320,12 +325,23 @@ class Model:
         if table not in self.tables:
             raise errors.NotFound(f"model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
         info = self.tables[table]
-        end = info.vocabulary_size if row_count is None else first_row + row_count
-        run = rows_at_a_time or max(1, (32 << 20) // (4 * info.embedding_dim))
-        for begin in range(first_row, end, run):
-            call = _native.lib().export_rows(self.client._handle.get(), self._handle.get(), table.encode(), begin,
-                                             min(run, end - begin), slot.encode())
-            yield begin, _rows(Call(call))
+        rows = info.vocabulary_size
+        end = rows if row_count is None else first_row + row_count
+        if not 0 <= first_row <= end <= rows:
+            raise errors.OutOfRange(f"first_row, row_count: {first_row} and {row_count} are not allowed; table {table!r} has "
+                                    f"{rows} rows")
+        run = max(1, (32 << 20) // (4 * info.embedding_dim)) if rows_at_a_time is None else rows_at_a_time
+        if run < 1:
+            raise ValueError(f"rows_at_a_time: {run} is not allowed; it must be at least 1")
+        names = _native.text(table, "table"), _native.text(slot, "slot")
+
+        def runs() -> Iterator[Tuple[int, Floats]]:
+            for begin in range(first_row, end, run):
+                call = _native.lib().export_rows(self.client._handle.get(), self._handle.get(), names[0], begin,
+                                                 min(run, end - begin), names[1])
+                yield begin, _rows(Call(call))
+
+        return runs()
 
     def table(self, name: str, *, slot: str = "") -> Floats:
         """A whole table as one array, float32 [vocabulary_size, embedding_dim], or
@@ -391,7 +407,7 @@ class Lookup(_native.Uncopied, Mapping[str, Floats]):
         deadline: as in Model.lookup.
         NotFound if the batch has been applied or released before, or has expired.
         """
-        rows, _, count, kept = _records.pack_gradients(gradients)
+        rows, _, count, kept = _records.pack_gradients(gradients, self.model._row_shapes)
         hypers, hyper_count, kept_too = _records.pack_hyper(hyper)
         call = _native.lib().apply(self.model.client._handle.get(), self.model._handle.get(), self._handle.get(), rows,
                                    count, hypers, hyper_count, -1 if step is None else step,

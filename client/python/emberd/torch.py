@@ -19,37 +19,13 @@ import torch
 import torch.distributed
 
 from . import config, errors
-from .arrays import Dense, Hyper, Ids, Ragged, concatenate, map_arrays
+from ._jagged import is_jagged, prepare
+from .arrays import Dense, Hyper, Ids, Ragged, concatenate
 from .client import Client, Lookup, Model
 from .steps import RowsLost, Step, Steps
 from .trainer import ahead, ids_of
 
 __all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingOptimizer", "KeyedTensor", "Prefetcher"]
-
-
-def _array(value: Any) -> Any:
-    """A tensor as NumPy sees it, without a copy where it is on the CPU."""
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
-
-
-def _is_jagged(ids: Any) -> bool:
-    """A KeyedJaggedTensor of torchrec, or what has its methods."""
-    return all(hasattr(ids, name) for name in ("keys", "values", "lengths", "weights_or_none"))
-
-
-def _split_jagged(ids: Any) -> Dict[str, Ids]:
-    keys = list(ids.keys())
-    lengths = ids.lengths().detach().cpu().reshape(len(keys), -1).to(torch.int64)
-    values, weights = _array(ids.values()), ids.weights_or_none()
-    floats = None if weights is None else _array(weights)
-    result: Dict[str, Ids] = {}
-    begin = 0
-    for key, of_key in zip(keys, lengths):
-        splits = torch.cat([torch.zeros(1, dtype=torch.int64), of_key.cumsum(0)]).numpy()
-        end = begin + int(splits[-1])
-        result[key] = Ragged(values[begin:end], splits, None if floats is None else floats[begin:end])
-        begin = end
-    return result
 
 
 class KeyedTensor:
@@ -226,22 +202,19 @@ class EmbeddingBagCollection(torch.nn.Module):
                 self._steps.expected = None
                 raise RuntimeError(str(error)) from error
 
-    def _prepare(self, ids: Any) -> Dict[str, Ids]:
-        return _split_jagged(ids) if _is_jagged(ids) else {name: map_arrays(_array, value) for name, value in ids.items()}
-
     def _send_ahead(self) -> None:
         for ahead in self._ahead:
             if ahead.step is None or ahead.step.forgotten:
                 try:
-                    ahead.step = self._steps.send(self._prepare(ahead.ids), _is_jagged(ahead.ids))
+                    ahead.step = self._steps.send(prepare(ahead.ids), is_jagged(ahead.ids))
                 except (errors.Error, ValueError, TypeError):
                     return
 
     def _evaluate(self, ids: Any) -> Any:
         self._steps.confirm()
-        lookup = self.model.lookup(self._prepare(ids))
+        lookup = self.model.lookup(prepare(ids))
         found = {name: torch.from_numpy(values) for name, values in lookup.items()}
-        return KeyedTensor(found) if _is_jagged(ids) else found
+        return KeyedTensor(found) if is_jagged(ids) else found
 
     def _train(self, ids: Any) -> Any:
         self._skip_current()
@@ -251,12 +224,12 @@ class EmbeddingBagCollection(torch.nn.Module):
         try:
             if step is None or step.forgotten:
                 self._steps.forget()
-                step = self._steps.send(self._prepare(ids), _is_jagged(ids))
+                step = self._steps.send(prepare(ids), is_jagged(ids))
             found = self._steps.receive(step)
         finally:
             self._send_ahead()
         self._current = step
-        result = self._make_leaves(found, _is_jagged(ids))
+        result = self._make_leaves(found, is_jagged(ids))
         for optimizer in self._optimizers:
             optimizer._show(self._leaves)
         return result
@@ -313,7 +286,7 @@ class EmbeddingBagCollection(torch.nn.Module):
     def _train_part(self, ids: Any) -> Any:
         """No update comes between the calls of a step, so that each may look up by itself."""
         self._skip_current()
-        prepared = self._prepare(ids)
+        prepared = prepare(ids)
         self._steps.confirm(all_of_them=True)
         leaves: Dict[str, torch.Tensor] = {}
 
@@ -324,7 +297,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         self._parts.append((prepared, leaves))
         for optimizer in self._optimizers:
             optimizer._show(*(part for _, part in self._parts))
-        return KeyedTensor(leaves) if _is_jagged(ids) else dict(leaves)
+        return KeyedTensor(leaves) if is_jagged(ids) else dict(leaves)
 
     def _join_parts(self) -> None:
         """Makes one step of the calls: its lookup tells the cluster all ids."""
@@ -377,7 +350,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
             declared = (table.optimizer or collection.config.optimizer or config.Adagrad()).learning_rate
             rate = lr if lr is not None else 0.01 if declared is None else declared
             # Until there are activations: an optimizer must have a parameter in each group.
-            groups.append({"params": [torch.zeros(0, requires_grad=True)], "lr": rate, "table": table.name})
+            groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name})
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
         self._placeholders = {group["table"]: group["params"][0] for group in self.param_groups}
 
@@ -451,6 +424,9 @@ class EmbeddingBag(torch.nn.Module):
         if offsets is None:
             ids = input if per_sample_weights is None else Dense(input, per_sample_weights)
         else:
+            if input.dim() != 1 or offsets.dim() != 1:
+                raise ValueError(f"input, offsets: the shapes {list(input.shape)} and {list(offsets.shape)} are not allowed; with "
+                                 "offsets both have one dimension")
             splits = offsets
             if not self.include_last_offset:
                 splits = torch.cat([offsets, offsets.new_tensor([input.numel()])])

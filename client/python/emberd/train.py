@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
 
 from . import _native, _records, errors
 from ._native import Call, Handle
@@ -28,7 +30,7 @@ def open_stream(model: Model, group: str, rank: int, size: int, consistency: str
                 staleness_bound: int, first_step: int, step_timeout: float) -> "TrainStream":
     if consistency not in CONSISTENCY:
         raise ValueError(f"consistency: {consistency!r} is not allowed; it must be one of {', '.join(CONSISTENCY)}")
-    options = _native.TrainOptions(ctypes.sizeof(_native.TrainOptions), group.encode(), rank, size,
+    options = _native.TrainOptions(ctypes.sizeof(_native.TrainOptions), _native.text(group, "group"), rank, size,
                                    CONSISTENCY[consistency], int(pipelined), staleness_bound, first_step,
                                    _milliseconds(step_timeout))
     call = _native.lib().train(model.client._handle.get(), model._handle.get(), ctypes.byref(options))
@@ -103,12 +105,12 @@ class TrainStream(_native.Uncopied):
         refuses, `receive_update` raises, and the stream is over: InvalidArgument for a wrong shape,
         feature or value, Aborted if another rank failed.
         """
-        rows, strides, count, kept = _records.pack_gradients(gradients, strides=True)
+        rows, strides, count, kept = _records.pack_gradients(gradients, self.model._row_shapes, strides=True)
         hypers, hyper_count, _ = _records.pack_hyper(hyper)
         step = self._send_update
         lease = _native.null()
         error = _native.lib().stream_send_update_strided(self._handle.get(), step, rows, strides, count, hypers, hyper_count,
-                                                         (checkpoint or "").encode(),
+                                                         _native.text(checkpoint or "", "checkpoint"),
                                                          None if copy else ctypes.byref(lease))
         _native.hold(lease.value, kept)
         _native.check(error)
@@ -121,7 +123,8 @@ class TrainStream(_native.Uncopied):
         them. Make them once, and use them for step after step: they must not change until `receive_update`. They may outlive
         the stream.
         """
-        shapes = {name: tuple(map(int, one.shape)) for name, one in like.items()}
+        _records.check_mapping(like, "like")
+        shapes: Dict[str, Tuple[int, ...]] = {name: tuple(map(int, np.shape(one))) for name, one in like.items()}
         sizes = [_records.aligned(math.prod(shape)) for shape in shapes.values()]
         held = _native.null()
         library = _native.lib()
@@ -135,7 +138,7 @@ class TrainStream(_native.Uncopied):
         as where a gradient scaler meets an overflow. Every rank of a synchronous group does the same. Its answer is that of
         an update. checkpoint: as in send_update.
         """
-        _native.check(_native.lib().stream_send_skip(self._handle.get(), self._send_update, (checkpoint or "").encode()))
+        _native.check(_native.lib().stream_send_skip(self._handle.get(), self._send_update, _native.text(checkpoint or "", "checkpoint")))
         return self._update_sent()
 
     def _update_sent(self) -> int:

@@ -20,6 +20,8 @@ def _to_lengths(lengths: Optional[torch.Tensor], offsets: Optional[torch.Tensor]
         return lengths
     if offsets is None:
         raise ValueError("lengths, offsets: one of them must be given")
+    if len(offsets) == 0 or offsets[0] != 0:
+        raise ValueError(f"offsets: {offsets.tolist()[:3]}... are not allowed; they must begin with 0")
     return offsets[1:] - offsets[:-1]
 
 
@@ -60,7 +62,7 @@ class JaggedTensor(_Jagged):
     def from_dense(values: Sequence[torch.Tensor], weights: Optional[Sequence[torch.Tensor]] = None) -> "JaggedTensor":
         """Of a tensor of values for each sample."""
         return JaggedTensor(torch.cat(list(values)), None if weights is None else torch.cat(list(weights)),
-                            lengths=torch.tensor([len(one) for one in values]))
+                            lengths=torch.tensor([len(one) for one in values], device="cpu"))
 
     def to_dense(self) -> List[torch.Tensor]:
         return list(torch.split(self._values, self._lengths.tolist()))

@@ -28,11 +28,12 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 import torch
 
 from .. import config
+from .._jagged import split_jagged
 from .._place import default_client
 from ..arrays import Ids, Ragged
 from ..client import Client, Model
 from ..steps import Step, Steps
-from ..torch import _rank_and_size, _split_jagged
+from ..torch import _rank_and_size
 from .jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = ["DataType", "EmbeddingBagCollection", "EmbeddingBagConfig", "JaggedTensor", "KeyedJaggedTensor", "KeyedTensor",
@@ -228,7 +229,7 @@ class EmbeddingBagCollection(torch.nn.Module):
         self._options = dict(_Place.options)
         self._model: Optional[Model] = None
         self._steps: Optional[Steps] = None
-        self._trigger = torch.zeros((), requires_grad=True)
+        self._trigger = torch.zeros((), device="cpu", requires_grad=True)
         self._current: Optional[Step] = None
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -267,7 +268,7 @@ class EmbeddingBagCollection(torch.nn.Module):
             self._steps.finish()
 
     def _ids_of(self, features: Any) -> Dict[str, Ids]:
-        split = _split_jagged(features)
+        split = split_jagged(features)
         result: Dict[str, Ids] = {}
         for output, name, _ in self._outputs:
             ids = split[name]

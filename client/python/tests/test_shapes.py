@@ -1,0 +1,184 @@
+"""Wrong shapes, types and containers, for every entry point of clients, models, lookups and streams.
+
+What this would catch: arrays that are flattened, cut or wrapped where they do not fit, names that end at a NUL, and errors of
+Python's own machinery in place of one that names the argument. Arguments are made from the signatures.
+"""
+
+import inspect
+import sys
+import unittest
+
+from cluster import ClusterTest, counting_model, emberd, has_torch, main
+
+import numpy as np
+
+SAID = (ValueError, TypeError, LookupError, OSError, emberd.Error)
+JUNK = [None, 5, -1, 1.5, "x\0y", b"bytes", [], [[]], {}, {"t": None}, {"t": "x"}, {"t": object()}, object(), [[1, 2], [3]], np.zeros((2, 2, 2)),
+        np.ma.array([1, 2], mask=[0, 1]), np.array(["a"]), np.array([1], object), float("nan"), {1: [2]}, True]
+
+
+class ShapesTest(ClusterTest):
+    def setUp(self):
+        self.model = self.declare(initializer=emberd.RowId(), optimizer=emberd.Adagrad(learning_rate=1.0))
+        self.before = self.model.table("t")
+
+    def refused(self, call, *arguments, **named):
+        with self.assertRaises((ValueError, TypeError, LookupError), msg=repr((arguments, named))) as raised:
+            result = call(*arguments, **named)
+            list(result) if inspect.isgenerator(result) else None
+        self.assertNotIsInstance(raised.exception, UnicodeDecodeError)
+        return str(raised.exception)
+
+    def test_ids_that_do_not_fit(self):
+        R, S, D = emberd.Ragged, emberd.Sparse, emberd.Dense
+        for ids in (R([[1, 2]], [0, 2]), R([1, 2], [[0, 2]]), R([1, 2], [1, 2]), R([1, 2], [0, 1]), R([1, 2], [0, 3]),
+                    R([1, 2], [0, 2, 1]), R([1, 2], [0, 2], [1.0, 2.0, 3.0]), R([1, 2], [0, 2], [[1.0, 2.0]]), R([1, 2], 2),
+                    R([1, 2], []), S([[0, 0, 1]], [1, 2, 3], 2), S([[0, 0], [1, 0], [1, 1]], [[1, 2, 3]], 2),
+                    S([[0, 0], [1, 0]], [1, 2, 3], 2), S([0, 1], [1, 2, 3], 2), S([[0, 0], [1, 0], [0, 1]], [1, 2, 3], 2),
+                    D([1, 2], [1.0, 2.0, 3.0]), D([[1, 2], [3, 4]], [1.0, 2.0, 3.0, 4.0]), D([[1, 2], [3, 4]], [1.0, 2.0]),
+                    D([[1, 2, 3]], [[1.0], [1.0], [1.0]]), D([1, 2], [[1.0], [2.0]]), np.ma.array([1, 2], mask=[0, 1]),
+                    D(np.ma.array([1, 2], mask=[0, 1])), D([1, 2], np.ma.array([1.0, 2.0], mask=[0, 1])), [[[1]]], 5, [1.5]):
+            with self.subTest(ids):
+                self.assertIn("t", self.refused(self.model.lookup, {"t": ids}))
+        for shape in ([[0, 0], [1, 0], [1, 1]], [[0, 1, 1], [0, 0, 1]], [0, 1, 1]):
+            found = self.model.lookup({"t": emberd.Sparse(shape, [1, 2, 3], 2)})
+            self.assertEqual(found["t"][:, 0].tolist(), [1, 5])
+
+    def test_rows_that_do_not_fit(self):
+        assign, read = self.model.assign_rows, self.model.read_rows
+        ones = np.ones((4, 4), np.float32)
+        for ids, values in (([1, 2, 3, 4], ones.reshape(2, 8)), ([1, 2, 3, 4], ones.reshape(16)), ([[1, 2], [3, 4]], ones),
+                            ([1, 2, 3], ones), ([1, 2], ones.reshape(2, 2, 4)), (1, ones[0]), (1, ones[:1]), ([1, 2], ones[:, :2]),
+                            ([1], np.ma.array(ones[:1], mask=ones[:1] > 0)), ([1, 1], ones[:2]), ([1.5], ones[:1])):
+            with self.subTest(ids):
+                self.refused(assign, "t", ids, values)
+        for ids in ([[1, 2], [3, 4]], 1, [1.5], [[1]]):
+            self.refused(read, "t", ids)
+        np.testing.assert_array_equal(self.model.table("t"), self.before)
+
+    def test_gradients_that_do_not_fit(self):
+        ids = {"t": [1, 2, 3, 4, 5, 6]}
+        with self.model.train("g") as stream:
+            found = self.model.lookup(ids, train=True)
+            stream.lookup(ids)
+            for shape in ((4, 6), (24,), (2, 3, 4), (6, 4, 1), (1, 6, 4), (6, 2, 2), (12, 2), (3, 8), (5, 4)):
+                for call in (found.apply, stream.send_update):
+                    if shape != (5, 4) or call == found.apply:  # the samples of a stream: its server says so
+                        with self.subTest(shape):
+                            self.refused(call, {"t": np.zeros(shape, np.float32)})
+            self.refused(stream.send_update, {"t": np.ma.array(np.zeros((6, 4)), mask=np.ones((6, 4)))})
+            stream.skip()
+            found.release()
+        np.testing.assert_array_equal(self.model.table("t"), self.before)
+
+    def test_exports_beyond_the_table(self):
+        for named in ({"first_row": 200}, {"row_count": -5}, {"first_row": -1}, {"first_row": 60, "row_count": 5}):
+            with self.assertRaises(emberd.OutOfRange):
+                self.model.export("t", **named)
+        self.refused(self.model.export, "t", rows_at_a_time=0)
+        self.assertEqual([begin for begin, _ in self.model.export("t", first_row=60, rows_at_a_time=3)], [60, 63])
+
+    def test_names_with_a_nul(self):
+        for call in (lambda: self.client.model(self.model.name + "\0x"), lambda: self.model.read_rows("t\0x", [1]),
+                     lambda: self.model.read_rows("t", [1], slot="accumulator\0x"), lambda: self.model.train("g\0h"),
+                     lambda: self.model.lookup({"t\0": [1]}), lambda: self.client.drop_group(self.model.name, "g\0"),
+                     lambda: emberd.connect(self.cluster.address + "\0"), lambda: self.model.save_checkpoint("a\0b"),
+                     lambda: self.client.checkpoints("a\0b"), lambda: self.client.delete_checkpoint("m", "a\0b")):
+            self.assertIn("NUL", self.refused(call))
+
+    def test_junk_for_every_argument(self):
+        found = self.model.lookup({"t": [1]}, train=True)
+        stream = self.model.train("junk")
+        self.addCleanup(stream.close)
+        good = {"ids": {"t": [1]}, "gradients": {"t": np.zeros((1, 4))}, "table": "t", "values": np.ones((1, 4)), "group": "g",
+                "model": self.model.name, "name": "n", "like": found, "config": counting_model("junk")}
+        waits = {"receive_lookup", "receive_update", "finish", "close", "cancel", "train", "restore", "serve"}
+        calls = 0
+        for thing in (self.client, self.model, found, stream):
+            for name, method in inspect.getmembers(type(thing), inspect.isfunction):
+                if name.startswith("_") or name in waits or name in dir(dict):
+                    continue
+                arguments = [one for one in list(inspect.signature(method).parameters.values())[1:]]
+                for at, argument in enumerate(arguments):
+                    for junk in JUNK:
+                        given = {one.name: good[one.name] for one in arguments if one.default is one.empty and one.name != "ids"
+                                 or one.name == "ids" and one is not argument}
+                        if name in ("read_rows", "assign_rows"):
+                            given["ids"] = [1]
+                        given[argument.name] = junk
+                        if argument.name in ("progress", "copy", "concat", "train", "incremental", "deadline", "step", "timeout"):
+                            continue
+                        calls += 1
+                        try:
+                            result = getattr(thing, name)(**given)
+                            list(result) if inspect.isgenerator(result) else None
+                        except SAID as error:
+                            self.assertNotIn("ctypes", str(error), (name, given))
+                        except BaseException as error:
+                            self.fail(f"{type(thing).__name__}.{name}({given}): {type(error).__name__}: {error}")
+        print(f"{calls} calls", file=sys.stderr)
+        self.assertEqual(self.model.lookup({"t": [1]})["t"].shape, (1, 4))
+
+
+@unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed")
+class TorchShapesTest(ClusterTest):
+    def test_jagged_tensors_that_do_not_fit(self):
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        import emberd.torch
+        from emberd.compat.torchrec import KeyedJaggedTensor
+
+        class Meta(TorchFunctionMode):
+            """As torch.set_default_device("meta"), which is of later versions."""
+
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                kwargs = dict(kwargs or {})
+                if function in (torch.zeros, torch.tensor, torch.empty, torch.ones):
+                    kwargs.setdefault("device", "meta")
+                return function(*args, **kwargs)
+
+        def kjt(keys, values, lengths, weights=None, **more):
+            return KeyedJaggedTensor(keys, torch.tensor(values), None if weights is None else torch.tensor(weights),
+                                     lengths=torch.tensor(lengths), **more)
+
+        ebc = emberd.torch.EmbeddingBagCollection(counting_model("jagged", tables=("a", "b"), initializer=emberd.RowId()).tables,
+                                                  client=self.client, model="jagged").eval()
+        for given, said in ((kjt(["a", "b"], [1, 2, 3, 4, 5, 6], [1, 1, 1, 1]), "'b'.*6 values"),
+                            (kjt(["a", "b"], [1, 2, 3], [1, 1, 1, 1]), "'b'.*3 values"), (kjt(["a", "a"], [1, 2], [1, 1]), "'a'.*twice"),
+                            (kjt(["a", "b"], [1, 2], [3, -1]), "'a'|'b'"), (kjt(["a", "b"], [1, 2], [1, 1], [1.0]), "1 weights")):
+            with self.assertRaisesRegex(ValueError, said):
+                ebc(given)
+        with self.assertRaisesRegex(ValueError, "offsets"):
+            KeyedJaggedTensor(["a"], torch.tensor([1, 2]), offsets=torch.tensor([1, 2]))
+        good = kjt(["a", "b"], [1, 2], [1, 1])
+        with Meta():
+            self.assertEqual(ebc(good)["b"].tolist(), [[2] * 4])
+
+    def test_torch_has_sparse_indices_the_other_way_round(self):
+        import torch
+
+        import emberd.torch
+        ebc = emberd.torch.EmbeddingBagCollection(counting_model("coo", initializer=emberd.RowId()).tables, client=self.client,
+                                                  model="coo").eval()
+        for places, ids in (([[0, 1, 1], [0, 0, 1]], [1, 2, 3]), ([[0, 1], [7, 3]], [1, 5])):
+            t = torch.sparse_coo_tensor(torch.tensor(places), torch.tensor(ids), (2, 9)).coalesce()
+            found = ebc({"t": emberd.Sparse(t.indices(), t.values(), 2)})["t"]
+            self.assertEqual(found[:, 0].tolist(), [1, 5])
+        with self.assertRaisesRegex(ValueError, "samples alone"):
+            ebc({"t": emberd.Sparse(torch.tensor([[0, 0], [1, 1]]), torch.tensor([1, 5]), 2)})
+
+    def test_a_bag_refuses_offsets_for_a_matrix(self):
+        import torch
+
+        import emberd.torch
+        bag = emberd.torch.EmbeddingBag(20, 3, client=self.client, model="bag_shapes", mode="sum").eval()
+        for given in ((torch.tensor([[1, 2], [3, 4]]), torch.tensor([0, 1])), (torch.tensor([1, 2]), torch.tensor([[0, 1]])),
+                      (torch.tensor([1, 2]), torch.tensor([1])), (torch.tensor([1, 2]), None, torch.ones(3)),
+                      (torch.tensor([[1, 2]]), None, torch.ones(2))):
+            with self.assertRaises(ValueError):
+                bag(*given)
+
+
+if __name__ == "__main__":
+    main()
