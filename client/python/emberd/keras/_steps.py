@@ -133,7 +133,7 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
 
             return found, backward
 
-        found = begin(token.value) if training else run(look_up, given)[1:]
+        found = begin(token.value) if training and token.trainable else run(look_up, given)[1:]
         return dict(zip(names, found))
 
     return trainer, call
