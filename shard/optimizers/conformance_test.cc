@@ -1,5 +1,5 @@
 // What holds for every optimizer and every storage type, through the engine.
-// Covers: adagrad.cc, adam.cc, descent.cc, ftrl.cc
+// Covers: shard/update/update_kernel.cc
 #include <tuple>
 
 #include <gmock/gmock.h>

@@ -1,29 +1,644 @@
 #include "shard/update/update_kernel.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
 #include <variant>
 
-namespace emberd::shard {
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "shard/update/update_kernel.cc"
+#include "hwy/foreach_target.h"
+// Must come after foreach_target.h.
+#include "hwy/aligned_allocator.h"
+#include "hwy/highway.h"
+#include "shard/optimizers/formulas-inl.h"
+#include "shard/store/portable_numbers.h"
+#include "shard/store/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace emberd::shard::HWY_NAMESPACE {
 namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+using Wide = hn::CappedTag<float, 16>;
+using Narrow = hn::CappedTag<float, 8>;
 
-using Update = UpdateCounts (*)(const UpdateArgs&, const StepRule&);
+// Further ahead than gradients, the places of gradients are asked for.
+constexpr size_t kPlacesAhead = 16;
+static_assert(RowsAhead::kMost + kPlacesAhead < kTouchPadding);
+// Of gradients and state that one batch of rows takes: two of them fit into the first level of
+// cache.
+constexpr size_t kBatchBytes = size_t{12} << 10;
 
-struct FamilyOf {
-  Update operator()(const SgdRule&) const { return UpdateByDescent; }
-  Update operator()(const MomentumRule&) const { return UpdateByDescent; }
-  Update operator()(const AdagradRule&) const { return UpdateByAdagrad; }
-  Update operator()(const RowwiseAdagradRule&) const { return UpdateByAdagrad; }
-  Update operator()(const AdagradMomentumRule&) const { return UpdateByAdagrad; }
-  Update operator()(const F2aRule&) const { return UpdateByAdagrad; }
-  Update operator()(const AdamRule&) const { return UpdateByAdam; }
-  Update operator()(const LaPropRule&) const { return UpdateByAdam; }
-  Update operator()(const RmsPropRule&) const { return UpdateByAdam; }
-  Update operator()(const FtrlRule&) const { return UpdateByFtrl; }
+// Where the gradient of a sample lies.
+struct GradientArray {
+  const float* first;
+  size_t width;  // 0: all samples have the first one
+  HWY_INLINE const float* operator()(uint32_t sample) const {
+    return first + uint64_t{sample} * width;
+  }
+  HWY_INLINE void PrefetchPlace(uint32_t) const {}
 };
+struct GradientRows {
+  const float* const* rows;
+  HWY_INLINE const float* operator()(uint32_t sample) const { return rows[sample]; }
+  HWY_INLINE void PrefetchPlace(uint32_t sample) const { __builtin_prefetch(rows + sample); }
+};
+
+// What rows have beside their gradients.
+struct RowState {
+  char* weights;
+  const float* slots[kMaxSlots + 1];
+  size_t width, weight_bytes;  // of a row, of a weight
+  int slot_count;              // slots with a value per column
+  bool has_value;              // the slot after them has one per row
+
+  // Of memory that a touch takes.
+  constexpr size_t TouchBytes() const {
+    return width * (sizeof(float) * (1 + slot_count) + weight_bytes);
+  }
+  HWY_INLINE char* Weights(size_t row) const { return weights + row * width * weight_bytes; }
+};
+
+// Asks for a row's state, but for its value into the second level only: it is read soon. kWidth as
+// in GradientSums.
+template <Cache kCache, int kWidth>
+HWY_INLINE void PrefetchState(const RowState& state, size_t row) {
+  const size_t width = kWidth > 0 ? kWidth : state.width;
+  if (state.weight_bytes == 2) {
+    Prefetch<kCache>(state.weights + row * width * 2, width * 2);
+  } else {
+    Prefetch<kCache>(state.weights + row * width * 4, width * 4);
+  }
+  for (int s = 0; s < state.slot_count; ++s) {
+    Prefetch<kCache>(state.slots[s] + row * width, width * sizeof(float));
+  }
+  if (kCache == Cache::kFar && state.has_value) {
+    Prefetch<kCache>(state.slots[state.slot_count] + row, sizeof(float));
+  }
+}
+
+// Rows on their way from the sums of their gradients to the rule.
+struct RowBatch {
+  int count = 0;
+  float* gradients;  // one every `stride` floats; zeros from `columns` on
+  char* weights[kRowsAtOnce];
+  uint32_t rows[kRowsAtOnce];
+  int columns[kRowsAtOnce];  // live ones
+  RowValues values = {};
+};
+
+// One call of UpdateRows.
+struct UpdatePass {
+  const UpdateArgs& args;
+  const StepRule& step;
+  const size_t width = args.width;
+  const size_t stride = (width + 15) / 16 * 16;
+  RowState state = {};
+  RowsAhead ahead{1};
+  int rows_at_once = 0;
+  const float* zeros = nullptr;  // a gradient, where there are none
+  const RowRange* range = args.ranges.data();
+  UpdateCounts counts = {};
+
+  // The live columns of a row; rows ascend.
+  int ColumnsOf(uint32_t row) {
+    while (row >= static_cast<uint64_t>(range->end)) ++range;
+    return range->columns;
+  }
+};
+
+// x - x is 0 if x is finite, and otherwise NaN, as any sum with it is.
+template <int kVectors, class D>
+HWY_INLINE bool AllFinite(D d, const hn::Vec<D>* x) {
+  auto zero = hn::Sub(x[0], x[0]);
+  for (int v = 1; v < kVectors; ++v) zero = hn::Add(zero, hn::Sub(x[v], x[v]));
+  return hn::AllTrue(d, hn::Eq(zero, zero));
+}
+
+// The sums of one vector of columns again, with zero for what is not finite. No sum is finite with
+// such a gradient in it.
+template <class D, class Gradients>
+HWY_NOINLINE void SumFinite(D d, Gradients gradients, const Touch* touch, const Touch* end,
+                            size_t column, float* out) {
+  auto sum = hn::Zero(d);
+  for (; touch != end; ++touch) {
+    const auto value = hn::LoadU(d, gradients(touch->sample) + column);
+    const auto finite = hn::IfThenElseZero(hn::IsFinite(value), value);
+    sum = hn::Add(sum, hn::Mul(hn::Set(d, touch->gain), finite));
+  }
+  hn::Store(sum, d, out);
+}
+
+// Sums gradients, row after row. kWidth: the width of the rows, or 0 for any. kUpdated: columns are
+// updated while their sums are in registers, so that their state is wanted when they are summed.
+template <class D, int kWidth, class Gradients, bool kUpdated = false>
+class GradientSums {
+ public:
+  GradientSums(UpdatePass& pass, const RowState& state, RowsAhead ahead, Gradients gradients)
+      : pass_(pass), state_(state), ahead_(ahead), gradients_(gradients) {}
+
+  // Sums the gradients of the next rows that are to be updated. Returns where the rows after them
+  // begin.
+  const Touch* SumSomeRows(const Touch* touch, RowBatch& batch) {
+    const D d;
+    const Touch* const end = pass_.args.touches + pass_.args.touch_count;
+    const int most = pass_.rows_at_once;
+    int count = 0;
+    while (count < most && touch != end) {
+      const uint32_t row = touch->row;
+      float* gradient = batch.gradients + count * stride_;
+      finite_ = true;
+      touch = SumRow(touch, end, [&](size_t column, const auto& sums) HWY_ATTR {
+        for (const auto& sum : sums) hn::Store(sum, d, gradient + column), column += kLanes;
+      });
+      if (!finite_) {
+        ++pass_.counts.skipped;
+        continue;
+      }
+      const int columns = pass_.ColumnsOf(row);
+      // Clipping may have made padding anything.
+      if (columns < static_cast<int>(width())) {
+        std::fill(gradient + columns, gradient + width(), 0.0f);
+      }
+      batch.rows[count] = row;
+      batch.columns[count] = columns;
+      batch.weights[count] = state_.Weights(row);
+      ++count;
+    }
+    batch.count = count;
+    pass_.counts.updated += count;
+    return touch;
+  }
+
+  // Sums the gradient of the row at `begin`, and calls use(column, sums) block by block. Returns
+  // the row's end.
+  template <class Use>
+  HWY_INLINE const Touch* SumRow(const Touch* begin, const Touch* end, const Use& use) {
+    size_t column = SumBlocks<8>(begin, end, 0, use);
+    column = SumBlocks<4>(begin, end, column, use);
+    column = SumBlocks<2>(begin, end, column, use);
+    SumBlocks<1>(begin, end, column, use);
+    return end;
+  }
+
+ private:
+  static constexpr size_t kLanes = hn::MaxLanes(D());
+
+  HWY_INLINE size_t width() const { return kWidth > 0 ? kWidth : pass_.width; }
+
+  template <Cache kCache>
+  HWY_INLINE void PrefetchGradient(const Touch* touch) const {
+    Prefetch<kCache>(gradients_(touch->sample), width() * sizeof(float));
+  }
+
+  // Asks for the memory of later touches. The state of rows of a batch is asked for into the first
+  // level when the batch before it is updated.
+  HWY_INLINE void PrefetchLater(const Touch* touch) const {
+    const Touch* far = touch + ahead_.far;
+    const Touch* near = touch + ahead_.near;
+    PrefetchList(far);
+    gradients_.PrefetchPlace(far[kPlacesAhead].sample);
+    PrefetchGradient<Cache::kFar>(far);
+    PrefetchGradient<Cache::kNear>(near);
+    if (far->row != far[-1].row) PrefetchState<Cache::kFar, kWidth>(state_, far->row);
+    if (kUpdated && near->row != near[-1].row) {
+      PrefetchState<Cache::kNear, kWidth>(state_, near->row);
+    }
+  }
+
+  // Sums one block of kVectors vectors of columns in registers. The first block of a row finds
+  // where the row ends, and asks for the memory of later touches on the way.
+  template <int kVectors, bool kFirst, class Use>
+  HWY_INLINE const Touch* SumBlock(const Touch* touch, const Touch* end, size_t column,
+                                   const Use& use) {
+    const D d;
+    const Touch* const begin = touch;
+    const uint32_t row = touch->row;
+    hn::Vec<D> sum[kVectors];
+    for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
+    do {
+      if (kFirst) PrefetchLater(touch);
+      const float* gradient = gradients_(touch->sample) + column;
+      const auto gain = hn::Set(d, touch->gain);
+      for (int v = 0; v < kVectors; ++v) {
+        sum[v] = hn::Add(sum[v], hn::Mul(gain, hn::LoadU(d, gradient + v * kLanes)));
+      }
+      ++touch;
+    } while (touch != end && (!kFirst || touch->row == row));
+    // Rows may lie in memory that others can write to: what was checked there may have changed
+    // since, and what is not finite now is taken for zero.
+    if (!kUpdated && check_ && !AllFinite<kVectors>(d, sum)) {
+      finite_ = !skip_;
+      for (int v = 0; !skip_ && v < kVectors; ++v) {
+        HWY_ALIGN float finite[kLanes];
+        SumFinite(d, gradients_, begin, touch, column + v * kLanes, finite);
+        sum[v] = hn::Load(d, finite);
+      }
+    }
+    if (common_.clip_gradient) {
+      for (int v = 0; v < kVectors; ++v) {
+        sum[v] = Clamp(d, sum[v], common_.gradient_min, common_.gradient_max);
+      }
+    }
+    use(column, sum);
+    return touch;
+  }
+
+  template <int kVectors, class Use>
+  HWY_INLINE size_t SumBlocks(const Touch* begin, const Touch*& end, size_t column,
+                              const Use& use) {
+    for (; column + kVectors * kLanes <= width(); column += kVectors * kLanes) {
+      if (column == 0) {
+        end = SumBlock<kVectors, true>(begin, end, column, use);
+      } else {
+        SumBlock<kVectors, false>(begin, end, column, use);
+      }
+    }
+    return column;
+  }
+
+  UpdatePass& pass_;
+  const RowState state_;
+  const RowsAhead ahead_;
+  const Gradients gradients_;
+  const size_t stride_ = kWidth > 0 ? kWidth : pass_.stride;
+  const CommonRule common_ = pass_.step.common;
+  const bool skip_ = pass_.args.skip_nonfinite;
+  const bool check_ = skip_ || pass_.args.gradient_rows != nullptr;
+  bool finite_ = true;  // the sums of the row so far, or rows are not skipped
+};
+
+using SumSomeRows = const Touch* (*)(UpdatePass&, const Touch*, RowBatch&);
+
+GradientArray ArrayOf(const UpdatePass& pass) {
+  return pass.zeros != nullptr ? GradientArray{pass.zeros, 0}
+                               : GradientArray{pass.args.gradients, pass.width};
+}
+
+template <class D, int kWidth>
+const Touch* SumFromArray(UpdatePass& pass, const Touch* touch, RowBatch& batch) {
+  return GradientSums<D, kWidth, GradientArray>(pass, pass.state, pass.ahead, ArrayOf(pass))
+      .SumSomeRows(touch, batch);
+}
+
+template <class D>
+const Touch* SumFromRows(UpdatePass& pass, const Touch* touch, RowBatch& batch) {
+  const GradientRows rows{pass.args.gradient_rows};
+  return GradientSums<D, 0, GradientRows>(pass, pass.state, pass.ahead, rows)
+      .SumSomeRows(touch, batch);
+}
+
+// The widths that matter most have code of their own, where there are vectors.
+template <int kWidth>
+using Width = std::integral_constant<int, kWidth>;
+template <class Use>
+auto WithWidth(int width, const Use& use) {
+#if HWY_TARGET != HWY_SCALAR
+  if (width == 16) return use(Width<16>());
+  if (width == 32) return use(Width<32>());
+  if (width == 64) return use(Width<64>());
+  if (width == 128) return use(Width<128>());
+#endif
+  return use(Width<0>());
+}
+
+SumSomeRows SumsOf(const UpdateArgs& args) {
+  const bool narrow = args.width % 16 != 0;
+  if (args.gradient_rows != nullptr) return narrow ? SumFromRows<Narrow> : SumFromRows<Wide>;
+  if (narrow) return SumFromArray<Narrow, 0>;
+  return WithWidth(args.width, []<int kWidth>(Width<kWidth>) -> SumSomeRows {
+    return SumFromArray<Wide, kWidth>;
+  });
+}
+
+// Updates rows from their gradients. kWidth as in GradientSums.
+template <class Rule, v1::DataType kDtype, int kWidth>
+class RowUpdates {
+ public:
+  RowUpdates(const UpdatePass& pass, const RowState& state) : pass_(pass), state_(state) {}
+
+  // Values of the next batch's rows are read now, since what was just written one by one is slow
+  // to read as a vector.
+  HWY_INLINE void UpdateSomeRows(RowBatch& batch, RowBatch& next) const {
+    float* const values = pass_.args.slots[kSlots];
+    if constexpr (kRowSlots > 0) {
+      ReadValues(values, next);
+      Formula<Rule>::BeginRows(rule_, batch.values);
+    }
+    for (int i = 0; i < batch.count; ++i) {
+      if (i < next.count) PrefetchState<Cache::kNear, kWidth>(state_, next.rows[i]);
+      if constexpr (kRowSlots > 0) {
+        values[batch.rows[i]] = batch.values.values[i];
+        UpdateRow(Formula<Rule>::OfRow(rule_, batch.values.factors[i]), batch, i);
+      } else {
+        UpdateRow(rule_, batch, i);
+      }
+    }
+  }
+
+  // Updates rows while their gradients are summed.
+  template <class Sums>
+  HWY_INLINE void UpdateAllRows(Sums& sums, UpdatePass& pass) const {
+    const Touch* touch = pass.args.touches;
+    const Touch* const end = touch + pass.args.touch_count;
+    for (; touch != end; ++pass.counts.updated) {
+      const uint32_t row = touch->row;
+      const int columns = pass.ColumnsOf(row);
+      char* weights = state_.Weights(row);
+      float* slots[kSlots + 1];
+      FindSlots(row, slots);
+      touch = sums.SumRow(touch, end, [&](size_t column, const auto& g) HWY_ATTR {
+        UpdateBlock<std::extent_v<std::remove_reference_t<decltype(g)>>>(Wide(), rule_, column, g,
+                                                                         weights, slots);
+      });
+      if (columns < static_cast<int>(width())) ClearPadding(columns, weights, slots);
+    }
+  }
+
+ private:
+  static constexpr int kSlots = Formula<Rule>::kSlots;
+  static constexpr int kRowSlots = Formula<Rule>::kRowSlots;
+
+  HWY_INLINE size_t width() const { return kWidth > 0 ? kWidth : state_.width; }
+
+  HWY_INLINE void ReadValues(const float* values, RowBatch& batch) const {
+    for (int i = 0; i < batch.count; ++i) {
+      batch.values.sums[i] = Formula<Rule>::RowSum(batch.gradients + i * stride_, width());
+      batch.values.columns[i] = static_cast<float>(std::max(batch.columns[i], 1));
+      batch.values.values[i] = values[batch.rows[i]];
+    }
+  }
+
+  HWY_INLINE void FindSlots(uint32_t row, float** slots) const {
+    for (int s = 0; s < kSlots; ++s) slots[s] = pass_.args.slots[s] + row * width();
+  }
+
+  HWY_INLINE void UpdateRow(const Rule& rule, const RowBatch& batch, int i) const {
+    const float* gradient = batch.gradients + i * stride_;
+    char* weights = batch.weights[i];
+    float* slots[kSlots + 1];
+    FindSlots(batch.rows[i], slots);
+    size_t column = UpdateBlocks<2>(Wide(), rule, 0, gradient, weights, slots);
+    column = UpdateBlocks<1>(Wide(), rule, column, gradient, weights, slots);
+    if constexpr (hn::MaxLanes(Wide()) > hn::MaxLanes(Narrow())) {
+      UpdateBlocks<1>(Narrow(), rule, column, gradient, weights, slots);
+    }
+    if (batch.columns[i] < static_cast<int>(width())) {
+      ClearPadding(batch.columns[i], weights, slots);
+    }
+  }
+
+  template <int kVectors, class D>
+  HWY_INLINE size_t UpdateBlocks(D d, const Rule& rule, size_t column, const float* gradient,
+                                 char* weights, float* const* slots) const {
+    constexpr size_t kLanes = hn::MaxLanes(D());
+    for (; column + kVectors * kLanes <= width(); column += kVectors * kLanes) {
+      hn::Vec<D> g[kVectors];
+      for (int v = 0; v < kVectors; ++v) g[v] = hn::Load(d, gradient + column + v * kLanes);
+      UpdateBlock<kVectors>(d, rule, column, g, weights, slots);
+    }
+    return column;
+  }
+
+  template <int kVectors, class D>
+  HWY_INLINE void UpdateBlock(D d, const Rule& rule, size_t column, const hn::Vec<D>* g,
+                              char* weights, float* const* slots) const {
+    constexpr size_t kLanes = hn::MaxLanes(D());
+    hn::Vec<D> w[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      const size_t c = column + v * kLanes;
+      w[v] = LoadRow<kDtype>(d, weights, c);
+      hn::Vec<D> state[kSlots + 1];
+      for (int s = 0; s < kSlots; ++s) state[s] = hn::LoadU(d, slots[s] + c);
+      if (common_.decay) w[v] = hn::Mul(w[v], hn::Set(d, common_.keep));
+      Formula<Rule>::Step(d, rule, g[v], w[v], state);
+      if (common_.clip_weight) w[v] = Clamp(d, w[v], common_.weight_min, common_.weight_max);
+      for (int s = 0; s < kSlots; ++s) hn::StoreU(state[s], d, slots[s] + c);
+    }
+    StoreBlock<kVectors>(d, w, weights, column);
+  }
+
+  template <int kVectors, class D>
+  static HWY_INLINE void StoreBlock(D d, const hn::Vec<D>* w, char* weights, size_t column) {
+    constexpr size_t kLanes = hn::MaxLanes(D());
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (kDtype == v1::BFLOAT16 && kVectors % 2 == 0) {
+      for (int v = 0; v < kVectors; v += 2) {
+        StorePair(d, w[v], w[v + 1], weights, column + v * kLanes);
+      }
+      return;
+    }
+#endif
+    for (int v = 0; v < kVectors; ++v) StoreRow<kDtype>(d, w[v], weights, column + v * kLanes);
+  }
+
+  // A formula may leave padding with anything (0 / 0, a clip bound).
+  void ClearPadding(int columns, char* weights, float* const* slots) const {
+    const size_t element = config::WeightBytes(kDtype);
+    const size_t padding = width() - columns;
+    std::memset(weights + columns * element, 0, padding * element);
+    for (int s = 0; s < kSlots; ++s) std::fill_n(slots[s] + columns, padding, 0.0f);
+  }
+
+  const UpdatePass& pass_;
+  const RowState state_;
+  const size_t stride_ = kWidth > 0 ? kWidth : pass_.stride;
+  const CommonRule common_ = pass_.step.common;
+  const Rule rule_ = std::get<Rule>(pass_.step.rule);
+};
+
+// The gradients of a batch are summed before the batch before it is updated.
+template <class Sum, class Update>
+HWY_INLINE void UpdateInBatches(const UpdatePass& pass, const Sum& sum, const Update& update) {
+  const auto gradients = hwy::AllocateAligned<float>(2 * kRowsAtOnce * pass.stride);
+  std::fill_n(gradients.get(), 2 * kRowsAtOnce * pass.stride, 0.0f);
+  RowBatch batches[2];
+  batches[0].gradients = gradients.get();
+  batches[1].gradients = gradients.get() + kRowsAtOnce * pass.stride;
+  const Touch* touch = pass.args.touches;
+  int next = 0;
+  do {
+    touch = sum(touch, batches[next]);
+    next = 1 - next;
+    update(batches[next], batches[1 - next]);
+  } while (batches[1 - next].count > 0);
+}
+
+using UpdateSomeRows = void (*)(const UpdatePass&, RowBatch& batch, RowBatch& next);
+using UpdateAllRows = void (*)(UpdatePass&);
+
+template <class Rule, v1::DataType kDtype>
+void UpdateByRule(const UpdatePass& pass, RowBatch& batch, RowBatch& next) {
+  RowUpdates<Rule, kDtype, 0>(pass, pass.state).UpdateSomeRows(batch, next);
+}
+
+// The whole pass as one piece of code, to which the state's layout is known.
+template <class Rule, v1::DataType kDtype, int kWidth>
+void UpdateFromArray(UpdatePass& pass) {
+  constexpr bool kInBatches = Formula<Rule>::kRowSlots > 0;
+  RowState state = pass.state;
+  state.width = kWidth;
+  state.weight_bytes = config::WeightBytes(kDtype);
+  state.slot_count = Formula<Rule>::kSlots;
+  state.has_value = kInBatches;
+  GradientSums<Wide, kWidth, GradientArray, !kInBatches> sums(
+      pass, state, RowsAhead(state.TouchBytes()), ArrayOf(pass));
+  const RowUpdates<Rule, kDtype, kWidth> updates(pass, state);
+  if constexpr (kInBatches) {
+    UpdateInBatches(
+        pass,
+        [&](const Touch* touch, RowBatch& batch)
+            HWY_ATTR { return sums.SumSomeRows(touch, batch); },
+        [&](RowBatch& batch, RowBatch& next) HWY_ATTR { updates.UpdateSomeRows(batch, next); });
+  } else {
+    updates.UpdateAllRows(sums, pass);
+  }
+}
+
+// How rows of one storage type are updated.
+struct RuleKernel {
+  UpdateSomeRows some;
+  UpdateAllRows all = nullptr;  // from an array, no row being skipped
+};
+struct RuleKernels {
+  RuleKernel float32, bfloat16;
+  int slots, row_slots;
+};
+
+// Of an array, the usual rules have a pass of their own for the widths that matter most.
+template <class Rule, v1::DataType kDtype>
+RuleKernel KernelOf(int width) {
+  RuleKernel kernel = {UpdateByRule<Rule, kDtype>};
+  if constexpr (std::is_same_v<Rule, AdagradRule> || std::is_same_v<Rule, RowwiseAdagradRule>) {
+    kernel.all = WithWidth(width, []<int kWidth>(Width<kWidth>) -> UpdateAllRows {
+      if constexpr (kWidth > 0) return UpdateFromArray<Rule, kDtype, kWidth>;
+      return nullptr;
+    });
+  }
+  return kernel;
+}
+
+RuleKernels KernelsOf(const UpdateRule& rule, int width) {
+  return std::visit(
+      [width]<class Rule>(const Rule&) -> RuleKernels {
+        return {KernelOf<Rule, v1::FLOAT32>(width), KernelOf<Rule, v1::BFLOAT16>(width),
+                Formula<Rule>::kSlots, Formula<Rule>::kRowSlots};
+      },
+      rule);
+}
+
+// Weights that no rule reads as they are stored: they are made float32 for it, and rounded later.
+template <v1::DataType kDtype>
+class WidenedRows {
+ public:
+  explicit WidenedRows(const UpdatePass& pass)
+      : pass_(pass),
+        weights_(hwy::AllocateAligned<float>(kRowsAtOnce * pass.stride)),
+        random_(hwy::AllocateAligned<uint16_t>(pass.stride)) {}
+
+  void Widen(RowBatch& batch) const {
+    for (int i = 0; i < batch.count; ++i) {
+      for (size_t c = 0; c < pass_.width; c += kLanes) {
+        hn::Store(LoadRow<kDtype>(d_, batch.weights[i], c), d_, Row(i) + c);
+      }
+      batch.weights[i] = reinterpret_cast<char*>(Row(i));
+    }
+  }
+
+  void Round(const RowBatch& batch) const {
+    for (int i = 0; i < batch.count; ++i) {
+      char* const weights = pass_.state.Weights(batch.rows[i]);
+      if (pass_.args.stochastic_rounding) {
+        RandomHalves(SubKey(pass_.args.rounding_key, batch.rows[i]), pass_.args.width,
+                     random_.get());
+      }
+      for (size_t c = 0; c < pass_.width; c += kLanes) {
+        const auto w = hn::Load(d_, Row(i) + c);
+        if (pass_.args.stochastic_rounding) {
+          StoreRowRandomly<kDtype>(d_, w, random_.get() + c, weights, c);
+        } else {
+          StoreRow<kDtype>(d_, w, weights, c);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr Narrow d_{};
+  static constexpr size_t kLanes = hn::MaxLanes(Narrow());
+
+  float* Row(int i) const { return weights_.get() + i * pass_.stride; }
+
+  const UpdatePass& pass_;
+  const hwy::AlignedFreeUniquePtr<float[]> weights_;
+  const hwy::AlignedFreeUniquePtr<uint16_t[]> random_;  // of the row's columns
+};
+
+template <v1::DataType kDtype>
+void UpdateWidened(UpdatePass& pass, UpdateSomeRows update) {
+  const WidenedRows<kDtype> rows(pass);
+  const SumSomeRows sum = SumsOf(pass.args);
+  UpdateInBatches(
+      pass, [&](const Touch* touch, RowBatch& batch) { return sum(pass, touch, batch); },
+      [&](RowBatch& batch, RowBatch& next) {
+        rows.Widen(batch);
+        update(pass, batch, next);
+        rows.Round(batch);
+      });
+}
+
+void UpdateAsStored(UpdatePass& pass, UpdateSomeRows update) {
+  const SumSomeRows sum = SumsOf(pass.args);
+  UpdateInBatches(
+      pass, [&](const Touch* touch, RowBatch& batch) { return sum(pass, touch, batch); },
+      [&](RowBatch& batch, RowBatch& next) { update(pass, batch, next); });
+}
+
+// Says what a row has beside its gradient, and how many rows the caches hold with it.
+void AddState(const RuleKernels& kernels, UpdatePass& pass) {
+  const UpdateArgs& args = pass.args;
+  const size_t weight_bytes = config::WeightBytes(args.dtype);
+  pass.state = {args.weights, {}, pass.width, weight_bytes, kernels.slots, kernels.row_slots > 0};
+  std::copy(std::begin(args.slots), std::end(args.slots), pass.state.slots);
+  pass.ahead = RowsAhead(pass.state.TouchBytes());
+  pass.rows_at_once =
+      static_cast<int>(std::clamp<size_t>(kBatchBytes / pass.state.TouchBytes(), 1, kRowsAtOnce));
+}
 
 }  // namespace
 
-UpdateCounts UpdateRows(const UpdateArgs& args, const StepRule& rule) {
-  return std::visit(FamilyOf(), rule.rule)(args, rule);
+UpdateCounts UpdateRowsTarget(const UpdateArgs& args, const StepRule& step) {
+  UpdatePass pass{args, step};
+  const RuleKernels kernels = KernelsOf(step.rule, args.width);
+  AddState(kernels, pass);
+  hwy::AlignedFreeUniquePtr<float[]> zeros;
+  if (args.gradients == nullptr && args.gradient_rows == nullptr) {
+    zeros = hwy::AllocateAligned<float>(pass.width);
+    std::fill_n(zeros.get(), pass.width, 0.0f);
+    pass.zeros = zeros.get();
+  }
+  const RuleKernel& kernel = args.dtype == v1::BFLOAT16 ? kernels.bfloat16 : kernels.float32;
+  if (args.dtype == v1::FLOAT16) {
+    UpdateWidened<v1::FLOAT16>(pass, kernels.float32.some);
+  } else if (args.dtype == v1::BFLOAT16 && args.stochastic_rounding) {
+    UpdateWidened<v1::BFLOAT16>(pass, kernels.float32.some);
+  } else if (kernel.all != nullptr && args.gradient_rows == nullptr && !args.skip_nonfinite) {
+    kernel.all(pass);
+  } else {
+    UpdateAsStored(pass, kernel.some);
+  }
+  return pass.counts;
 }
 
+}  // namespace emberd::shard::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace emberd::shard {
+HWY_EXPORT(UpdateRowsTarget);
+UpdateCounts UpdateRows(const UpdateArgs& args, const StepRule& rule) {
+  return HWY_DYNAMIC_DISPATCH(UpdateRowsTarget)(args, rule);
+}
 }  // namespace emberd::shard
+#endif

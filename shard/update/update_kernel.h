@@ -44,10 +44,4 @@ struct UpdateCounts {
 // every CPU.
 UpdateCounts UpdateRows(const UpdateArgs& args, const StepRule& rule);
 
-// The same by family of optimizers (optimizers/*.cc). A family is called with its own rules only.
-UpdateCounts UpdateByDescent(const UpdateArgs& args, const StepRule& rule);  // SGD, Momentum
-UpdateCounts UpdateByAdagrad(const UpdateArgs& args, const StepRule& rule);  // Adagrad and its kin
-UpdateCounts UpdateByAdam(const UpdateArgs& args, const StepRule& rule);  // Adam, LaProp, RMSProp
-UpdateCounts UpdateByFtrl(const UpdateArgs& args, const StepRule& rule);
-
 }  // namespace emberd::shard
