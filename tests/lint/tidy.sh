@@ -14,7 +14,7 @@ for word in "$@"; do
   before=$word
 done
 case $object in
-*.pb.cc.o | */page_files.cc.o) ;; # generated
+proto/* | */page_files.cc.o) ;; # generated
 tests/* | *_test.dir/*)
   "$compiler" "$@" -Werror -fsyntax-only
   : >"$object"
