@@ -182,9 +182,8 @@ TEST_F(OperatorTest, ModelsAreResetAndDropped) {
   cluster_->KillShard(1);
   ASSERT_TRUE(cluster_->RestartShard(1).ok());
   const Outcome status =
-      Await([&] { return Emberctl({"status"}); }, [](const Outcome& seen) {
-        return seen.out.find("LOST") != std::string::npos;
-      });
+      Await([&] { return Emberctl({"status"}); },
+            [](const Outcome& seen) { return seen.out.find("LOST") != std::string::npos; });
   EXPECT_THAT(status.out, HasSubstr("LOST: model 'bench_operator' is lost: shard 1 "));
   EXPECT_EQ(status.code, emberctl::kRefused);
   EXPECT_THAT(status.err, HasSubstr("emberctl model reset bench_operator"));

@@ -2,7 +2,6 @@
 // that does not exist never fires. So a real Prometheus scrapes a real cluster that does everything
 // there is to count, and every expression of every panel and alert is put to it. What alerts say
 // about numbers is in deploy/alerts_test.yml.
-#include "base/testing/await.h"
 #include "tests/testing/prometheus.h"
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "base/testing/await.h"
 #include "base/testing/paths.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -12,9 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
+#include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "base/testing/await.h"
 #include "tests/testing/cluster.h"
 
 namespace emberd::testing {

@@ -273,7 +273,8 @@ TEST_P(KilledSidecarTest, TheGroupGoesOnWithTheSameBits) {
     return absl::OkStatus();
   });
   // The client may have asked for memory before the coordinator was there, and asks again later.
-  EXPECT_TRUE(Eventually([&] { return trainer.LookUpOnly().ok() && FromCoordinator(Sidecar(1)) > 0; }));
+  EXPECT_TRUE(
+      Eventually([&] { return trainer.LookUpOnly().ok() && FromCoordinator(Sidecar(1)) > 0; }));
   ExpectMemoryIsSharedWithTrainersAlone();
   EXPECT_EQ(ranks_[0].TableDigest(), expected_);
 }

@@ -137,7 +137,7 @@ TEST(TraceTest, AChainedCallIsOneTreeOfSpans) {
   ASSERT_TRUE(status.ok()) << status.error_message();
 
   ASSERT_TRUE((*cluster)->Stop(absl::Minutes(2)).ok());  // all spans are written
-  std::map<std::string, nlohmann::json> spans;            // of this call, by id
+  std::map<std::string, nlohmann::json> spans;           // of this call, by id
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     const auto parsed = nlohmann::json::parse(line);

@@ -93,7 +93,8 @@ TEST_F(TransportTest, TablesHaveTheSameBits) {
       EXPECT_EQ(StreamDigest(*shared, "pipelined_shared_" + suffix, true), pipelined);
     }
     EXPECT_TRUE(Eventually([&] { return CoordinatorRegions() == 0; }));
-    for (const int shard : {0, 1}) EXPECT_TRUE(Eventually([&] { return ShardRegions(shard) == 0; }));
+    for (const int shard : {0, 1})
+      EXPECT_TRUE(Eventually([&] { return ShardRegions(shard) == 0; }));
   }
 }
 
@@ -287,19 +288,23 @@ TEST_F(TransportTest, KilledTrainersLeaveNothingAndSpoilNothing) {
     auto trainer = StartProcess({"/proc/self/exe", "--gtest_filter=KilledTrainer.Trains"},
                                 folder->Path("log"));
     ASSERT_TRUE(trainer.ok()) << trainer.status();
-    ASSERT_TRUE(Eventually([&] { return CoordinatorRegions() > 0; })) << ReadFile(folder->Path("log"));
+    ASSERT_TRUE(Eventually([&] { return CoordinatorRegions() > 0; }))
+        << ReadFile(folder->Path("log"));
     absl::SleepFor(absl::Milliseconds(3 * (round % 13)));
     (*trainer)->Stop(absl::ZeroDuration());
     ASSERT_TRUE(Eventually([&] { return CoordinatorRegions() == 0; })) << "round " << round;
-    ASSERT_TRUE(Eventually([&] { return ShardRegions(0) + ShardRegions(1) == 0; })) << "round " << round;
+    ASSERT_TRUE(Eventually([&] { return ShardRegions(0) + ShardRegions(1) == 0; }))
+        << "round " << round;
     if (round == 5) descriptors = FootprintOf(coordinator).descriptors;
   }
   unsetenv(kTrainerAddress);
   // A trainer that left one behind would show 34 times. A thread of gRPC's may have opened one
   // since.
   constexpr int64_t kOther = 4;
-  EXPECT_TRUE(Eventually([&] { return FootprintOf(coordinator).descriptors <= descriptors + kOther; }))
-      << FootprintOf(coordinator).descriptors << " descriptors, where there were " << descriptors;
+  EXPECT_TRUE(Eventually([&] {
+    return FootprintOf(coordinator).descriptors <= descriptors + kOther;
+  })) << FootprintOf(coordinator).descriptors
+      << " descriptors, where there were " << descriptors;
   EXPECT_EQ(UnaryDigest(*client, "after"), before);
 }
 

@@ -152,12 +152,12 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
     unsetenv(kFailpoint);
     unsetenv(kPower);
   };
-  ASSIGN_OR_RETURN(member->process,
-                   StartProcess({faulty || loses_power ? kFaultyProgram : kProgram, role,
-                                 "--config", member->config_path, "--index", absl::StrCat(index),
-                                 "--address", member->address, "--http-address",
-                                 member->http_address, "--ready-file", ready},
-                                member->log_path));
+  ASSIGN_OR_RETURN(
+      member->process,
+      StartProcess({faulty || loses_power ? kFaultyProgram : kProgram, role, "--config",
+                    member->config_path, "--index", absl::StrCat(index), "--address",
+                    member->address, "--http-address", member->http_address, "--ready-file", ready},
+                   member->log_path));
   return absl::OkStatus();
 }
 

@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/temp_dir.h"
-#include "client/cpp/client.h"
 #include "base/testing/held_port.h"
+#include "client/cpp/client.h"
 #include "tests/testing/process.h"
 #include "tests/testing/relay.h"
 

@@ -17,7 +17,8 @@ grpc::StatusCode SendMessage(grpc::GenericStub& stub, const std::string& method,
                              const std::string& place) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
-  context.set_wait_for_ready(true);  // gRPC 1.51 may take a connection that is on its way for a failed one
+  context.set_wait_for_ready(
+      true);  // gRPC 1.51 may take a connection that is on its way for a failed one
   if (!place.empty()) context.AddMetadata("emberd-shard-place-bin", place);
   grpc::CompletionQueue queue;
   const grpc::Slice slice(message);

@@ -21,8 +21,8 @@ struct OverloadResult {
   int64_t resident_growth_kib = 0;  // of all processes
 };
 
-// The cluster has no other load. `deadline` is that of each request of the flood; both are longer on
-// a machine that takes long for one.
+// The cluster has no other load. `deadline` is that of each request of the flood; both are longer
+// on a machine that takes long for one.
 absl::StatusOr<OverloadResult> Overload(Cluster& cluster, absl::Duration duration,
                                         absl::Duration deadline);
 
