@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -164,9 +164,10 @@ def sparse_indices(indices: Any, ids: int, samples: int, what: str, from_torch: 
     if array.shape == (ids,):
         return np.stack([array, np.zeros_like(array)], axis=1)
     check_shape(array, what, array.shape in ((ids, 2), (2, ids)), f"[{ids}, 2] for {ids} ids, [2, {ids}], or the samples alone")
+    transposed = cast("npt.NDArray[Any]", array.T)
     if ids != 2:
-        return np.ascontiguousarray(array if array.shape == (ids, 2) else array.T)
-    ways = [one for one in (array, array.T) if 0 <= one[0, 0] <= one[1, 0] < samples] if from_torch else [array]
+        return np.ascontiguousarray(array if array.shape == (ids, 2) else transposed)
+    ways = [one for one in (array, transposed) if 0 <= one[0, 0] <= one[1, 0] < samples] if from_torch else [array]
     if len(ways) == 2 and array[0, 1] != array[1, 0]:
         raise ValueError(f"{what}: {array.tolist()} of two ids can be read as [ids, 2] and as [2, ids]; give the samples alone, [2]")
     return np.ascontiguousarray(ways[0] if ways else array)
