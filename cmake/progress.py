@@ -12,11 +12,13 @@ import re
 import select
 import subprocess
 import sys
+import tempfile
 import time
 
 MARK = "\x1f"  # begins the lines in which ninja says what it did; all others are what compilers and ninja itself say
 STEP = re.compile(MARK + r"(\d+)/(\d+) (.*)")
 OBJECT = re.compile(r"Building \S+ object (\S+)")
+QUIET = re.compile(r"ninja: (Entering directory|no work to do)")
 NEW_OBJECT_SECONDS = 10  # as good as any: only the ratio to others counts
 EVERY_SECONDS = 30
 
@@ -36,6 +38,16 @@ def logged_seconds(folder):
     except OSError:
         pass  # the first build
     return seconds
+
+
+def plan_of(folder, arguments, environment):
+    """What ninja would do. Under its own name, build.ninja would first want to be made anew, to look for new sources, and a
+    dry run would end there."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        plan = os.path.join(place, "plan.ninja")
+        os.symlink(os.path.abspath(os.path.join(folder, "build.ninja")), plan)
+        return subprocess.run(["ninja", "-C", folder, "-f", os.path.abspath(plan), "-n", *arguments], env=environment,
+                              capture_output=True, text=True, check=False)
 
 
 class Progress:
@@ -80,12 +92,11 @@ def main():
     folder, arguments = sys.argv[1], sys.argv[2:]
     command = ["ninja", "-C", folder, *arguments]
     environment = os.environ | {"NINJA_STATUS": MARK + "%f/%t "}
-    plan = subprocess.run([*command, "-n"], env=environment, capture_output=True, text=True, check=False)
+    plan = plan_of(folder, arguments, environment)
     steps = [found[3] for found in map(STEP.match, plan.stdout.splitlines()) if found]
     progress = Progress(steps, logged_seconds(folder), sys.stdout.isatty())
-    if not steps and plan.returncode == 0:
-        return 0
-    print(f"    {len(progress.waiting)} objects to compile, {len(steps) - len(progress.waiting)} other steps", flush=True)
+    if steps:
+        print(f"    {len(progress.waiting)} objects to compile, {len(steps) - len(progress.waiting)} other steps", flush=True)
     ninja = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     rest = b""
     try:
@@ -100,7 +111,7 @@ def main():
                     found = STEP.match(text)
                     if found:
                         progress.step(*found.groups())
-                    elif not text.startswith("ninja: Entering directory"):
+                    elif not QUIET.match(text):
                         progress.clear()
                         print(text)
             progress.show()
