@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "server/coordinator/fanout.h"
+#include "server/coordinator/each_shard.h"
 
 namespace emberd::server {
 namespace {

@@ -1,7 +1,6 @@
 #include "server/coordinator/fanout.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -33,19 +32,6 @@ bool IsAlone(const UpdateName& name) {
 }
 
 }  // namespace
-
-std::vector<int> ShardsFrom(int first, size_t count) {
-  std::vector<int> shards(count - first);
-  std::iota(shards.begin(), shards.end(), first);
-  return shards;
-}
-
-absl::Status FirstError(const std::vector<absl::Status>& statuses) {
-  for (const absl::Status& status : statuses) {
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
 
 Fanout::Fanout(std::vector<std::shared_ptr<ShardBackend>> shards, FanoutOptions options,
                Mutations* mutations, ops::Metrics* metrics)

@@ -15,6 +15,7 @@
 #include "base/buffer_pool.h"
 #include "base/thread_pools.h"
 #include "preprocess/batch/preprocessor.h"
+#include "server/coordinator/each_shard.h"
 #include "server/coordinator/gradients.h"
 #include "server/coordinator/kept_batch.h"
 #include "server/coordinator/served_model.h"
@@ -26,21 +27,6 @@
 namespace emberd::server {
 
 class Mutations;
-
-// Runs call(i) for every i in `shards` in parallel and waits; statuses come in the order of
-// `shards`. Threads of their own: these calls are rare (declarations, row access) and block on the
-// network.
-template <typename Call>
-std::vector<absl::Status> ForEachShard(BlockingPool* threads, const std::vector<int>& shards,
-                                       const Call& call) {
-  std::vector<absl::Status> statuses(shards.size());
-  threads->RunEach(static_cast<int>(shards.size()), [&](int i) { statuses[i] = call(shards[i]); });
-  return statuses;
-}
-// first, ..., count - 1.
-std::vector<int> ShardsFrom(int first, size_t count);
-// The first that is not OK, or OK.
-absl::Status FirstError(const std::vector<absl::Status>& statuses);
 
 struct FanoutOptions {
   absl::Duration batch_ttl;   // how long shards keep an unused batch

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "server/coordinator/fanout.h"
+#include "server/coordinator/each_shard.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {

@@ -8,13 +8,12 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <openssl/crypto.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "absl/base/attributes.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
-#include "absl/strings/str_replace.h"
 #include "base/file_descriptor.h"
 #include "server/checkpoint/files.h"
 #include "server/log/log_format.h"
@@ -114,12 +113,15 @@ class Disk : public LogFiles {
 
   std::string BootId() override {
     const absl::StatusOr<std::string> text = ReadProcFile("/proc/sys/kernel/random/boot_id");
-    std::string id;
+    std::string id(kBootIdBytes, '\0');
     if (text.ok()) {
-      const std::string hex = absl::StrReplaceAll(absl::StripAsciiWhitespace(*text), {{"-", ""}});
-      if (hex.size() == 2 * kBootIdBytes) id = absl::HexStringToBytes(hex);
+      const std::string hex(absl::StripAsciiWhitespace(*text));
+      size_t size = 0;
+      auto* const bytes = reinterpret_cast<unsigned char*>(id.data());
+      if (OPENSSL_hexstr2buf_ex(bytes, id.size(), &size, hex.c_str(), '-') != 1) {
+        id.assign(kBootIdBytes, '\0');
+      }
     }
-    id.resize(kBootIdBytes, '\0');
     return id;
   }
 

@@ -83,19 +83,17 @@ bool Suffices(v1::Token::Role role, v1::Token::Role least) {
 
 TokenTable::TokenTable(const v1::TokenFile& file) {
   for (const v1::Token& token : file.tokens()) {
-    const std::string bytes = absl::HexStringToBytes(token.sha256());
-    Entry entry{.digest = {}, .caller = {token.name(), token.role()}};
-    std::copy_n(bytes.begin(), std::min(bytes.size(), entry.digest.size()), entry.digest.begin());
-    entries_.push_back(std::move(entry));
+    entries_.push_back({absl::AsciiStrToLower(token.sha256()), {token.name(), token.role()}});
   }
 }
 
 const Caller* TokenTable::Find(absl::string_view token) const {
-  const Sha256Digest digest = Sha256(token);
+  const std::string digest = Sha256Hex(token);
   const Caller* found = nullptr;
   // Through to the end: the time must not tell where the token stands.
   for (const Entry& entry : entries_) {
-    if (CRYPTO_memcmp(digest.data(), entry.digest.data(), digest.size()) == 0) {
+    if (entry.digest.size() == digest.size() &&
+        CRYPTO_memcmp(digest.data(), entry.digest.data(), digest.size()) == 0) {
       found = &entry.caller;
     }
   }

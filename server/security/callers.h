@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "base/sha256.h"
 #include "emberd/v1/cluster.pb.h"
 
 namespace grpc {
@@ -35,7 +34,7 @@ class TokenTable {
 
  private:
   struct Entry {
-    Sha256Digest digest;
+    std::string digest;  // in 64 lower-case hexadecimal digits
     Caller caller;
   };
   std::vector<Entry> entries_;

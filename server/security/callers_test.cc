@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
+#include "base/sha256.h"
 #include "config/config.h"
 #include "server/security/testing/echo_server.h"
 #include "server/security/testing/tokens.h"
@@ -33,7 +34,8 @@ TEST(TokenTableTest, ADigestIsNoToken) {
   const v1::TokenFile file = TestTokens();
   const TokenTable table(file);
   EXPECT_EQ(table.Find(file.tokens(0).sha256()), nullptr);
-  EXPECT_EQ(table.Find(absl::HexStringToBytes(file.tokens(0).sha256())), nullptr);
+  const Sha256Digest bytes = Sha256("the-token-of-" + file.tokens(0).name());
+  EXPECT_EQ(table.Find({reinterpret_cast<const char*>(bytes.data()), bytes.size()}), nullptr);
 }
 
 TEST(TokenTableTest, ReadsHeaders) {

@@ -510,7 +510,8 @@ struct RuleKernels {
 template <class Rule, v1::DataType kDtype>
 RuleKernel KernelOf(int width) {
   RuleKernel kernel = {UpdateByRule<Rule, kDtype>};
-  if constexpr (std::is_same_v<Rule, AdagradRule> || std::is_same_v<Rule, RowwiseAdagradRule>) {
+  if constexpr (std::is_same_v<Rule, SgdRule> || std::is_same_v<Rule, AdagradRule> ||
+                std::is_same_v<Rule, RowwiseAdagradRule>) {
     kernel.all = WithWidth(width, []<int kWidth>(Width<kWidth>) -> UpdateAllRows {
       if constexpr (kWidth > 0) return UpdateFromArray<Rule, kDtype, kWidth>;
       return nullptr;
