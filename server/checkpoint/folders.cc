@@ -21,18 +21,53 @@ namespace emberd::server {
 
 namespace fs = std::filesystem;
 
-absl::StatusOr<std::vector<std::string>> FoldersIn(const std::string& folder) {
+namespace {
+
+bool IsFolder(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder, bool folders) {
   std::vector<std::string> names;
   std::error_code error;
   fs::directory_iterator entry(folder, error);
   while (!error && entry != fs::directory_iterator()) {
     std::error_code gone;  // meanwhile
-    if (entry->is_directory(gone)) names.push_back(entry->path().filename().string());
+    const bool is_folder = entry->is_directory(gone);
+    if (is_folder == folders) names.push_back(entry->path().filename().string());
     entry.increment(error);
   }
+  if (error.value() == ENOENT) RETURN_IF_ERROR(CheckLinks(folder));
   if (error && error.value() != ENOENT) return FileError(error.value(), folder, "cannot be read");
   std::sort(names.begin(), names.end());
   return names;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> FoldersIn(const std::string& folder) {
+  return NamesIn(folder, true);
+}
+
+absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder) {
+  return NamesIn(folder, false);
+}
+
+absl::Status CheckLinks(const std::string& path) {
+  fs::path way;
+  for (const fs::path& step : fs::path(path)) {
+    way /= step;
+    std::error_code error;
+    if (!fs::is_symlink(way, error) || fs::exists(way, error)) continue;
+    if (error && error.value() != ELOOP) continue;  // whoever opens it is told
+    const std::string target = fs::read_symlink(way, error).string();
+    return absl::FailedPreconditionError(
+        absl::StrCat(way.string(), ": is a link to ", target,
+                     ", which does not exist or leads back to it; mount the disk that it stands "
+                     "for, or correct the link"));
+  }
+  return absl::OkStatus();
 }
 
 int64_t BytesIn(const std::string& folder) {
@@ -60,10 +95,12 @@ absl::Status MakeFolders(const std::string& folder) {
     const std::string parent = fs::path(folder).parent_path().string();
     return SyncFolder(parent.empty() ? "." : parent);
   }
-  if (errno == EEXIST && fs::is_directory(folder)) return absl::OkStatus();
+  const int error = errno;
+  if (error == EEXIST && IsFolder(folder)) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckLinks(folder));
   const std::string parent = fs::path(folder).parent_path().string();
-  if (errno != ENOENT || parent.empty() || parent == folder) {
-    return FileError(errno, folder, "cannot be created");
+  if (error != ENOENT || parent.empty() || IsFolder(parent)) {
+    return FileError(error, folder, "cannot be created");
   }
   RETURN_IF_ERROR(MakeFolders(parent));
   return MakeFolders(folder);

@@ -12,8 +12,14 @@
 
 namespace emberd::server {
 
-// Names of the folders in a folder, sorted; none if it does not exist.
+// Names of the folders in a folder, sorted; none if it does not exist. FAILED_PRECONDITION: a link
+// on the way to it leads nowhere (see CheckLinks).
 absl::StatusOr<std::vector<std::string>> FoldersIn(const std::string& folder);
+// The same of what is no folder.
+absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder);
+// FAILED_PRECONDITION, naming the link, if one on the way to `path`, itself included, leads nowhere:
+// a disk that is not mounted must not look like one that is empty.
+absl::Status CheckLinks(const std::string& path);
 // Bytes of the files in a folder.
 int64_t BytesIn(const std::string& folder);
 // With everything in it; what is gone already is no error.

@@ -125,6 +125,14 @@ absl::Status CheckCheckpointName(absl::string_view name) {
       kLongestCheckpointName, " letters, digits and _-., beginning with a letter or digit"));
 }
 
+absl::Status CheckNewCheckpointName(absl::string_view name) {
+  RETURN_IF_ERROR(CheckCheckpointName(name));
+  if (name != kNewestCheckpoint) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "checkpoint name \"newest\": it stands for the newest checkpoint, whatever its name; no "
+      "checkpoint can be saved or deleted under it: give a name of its own");
+}
+
 absl::StatusOr<std::string> EncodeManifest(const v1::CheckpointManifest& manifest) {
   if (absl::Status status = CheckManifest(manifest); !status.ok()) {
     return absl::InternalError(absl::StrCat("manifest: ", status.message()));

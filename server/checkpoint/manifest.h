@@ -16,6 +16,9 @@ inline constexpr int kManifestVersion = 1;
 
 // INVALID_ARGUMENT: a checkpoint cannot have this name.
 absl::Status CheckCheckpointName(absl::string_view name);
+// Where it is read, this name stands for the newest checkpoint; none is saved or deleted under it.
+constexpr absl::string_view kNewestCheckpoint = "newest";
+absl::Status CheckNewCheckpointName(absl::string_view name);
 
 absl::StatusOr<std::string> EncodeManifest(const v1::CheckpointManifest& manifest);
 // DATA_LOSS unless `text` was made by EncodeManifest and nothing in it points outside of the

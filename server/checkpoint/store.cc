@@ -7,6 +7,9 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -35,6 +38,12 @@ absl::StatusOr<v1::CheckpointManifest> ReadCheckpoint(const std::string& folder)
   return manifest;
 }
 
+// A message with the name of a file, whose bytes may be anything, for a field that is UTF-8.
+std::string Utf8(absl::string_view message) {
+  return absl::c_all_of(message, absl::ascii_isascii) ? std::string(message)
+                                                      : absl::CHexEscape(message);
+}
+
 absl::StatusOr<Listing> ReadModelFolder(const std::string& folder) {
   Listing listing;
   ASSIGN_OR_RETURN(const std::vector<std::string> names, FoldersIn(folder));
@@ -44,7 +53,7 @@ absl::StatusOr<Listing> ReadModelFolder(const std::string& folder) {
     if (manifest.ok()) {
       listing.manifests.push_back(*std::move(manifest));
     } else if (!absl::IsNotFound(manifest.status())) {  // else deleted just now
-      listing.damaged.emplace_back(manifest.status().message());
+      listing.damaged.push_back(Utf8(manifest.status().message()));
     }
   }
   return listing;
@@ -110,6 +119,7 @@ absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::str
 absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Read(const std::string& model,
                                                              const std::string& name) const {
   RETURN_IF_ERROR(CheckCheckpointName(name));
+  if (name == kNewestCheckpoint) return Newest(model);
   auto manifest = ReadCheckpoint(FolderOf(model, name));
   if (!absl::IsNotFound(manifest.status())) return manifest;
   std::vector<std::string> names;
@@ -138,7 +148,7 @@ absl::StatusOr<CheckpointChain> CheckpointStore::Chain(const std::string& model,
                                                        const std::string& name) const {
   CheckpointChain chain(1);
   ASSIGN_OR_RETURN(*chain[0].mutable_manifest(), Read(model, name));
-  chain[0].set_folder(FolderOf(model, name));
+  chain[0].set_folder(FolderOf(model, chain[0].manifest().name()));
   while (!chain.back().manifest().parent().empty()) {
     const v1::CheckpointManifest& child = chain.back().manifest();
     auto parent = Read(model, child.parent());

@@ -18,7 +18,7 @@
 namespace emberd::server {
 
 // Thread-safe; many processes may use one directory at once. NOT_FOUND: there is no such
-// checkpoint. DATA_LOSS, with the file's name: it is damaged.
+// checkpoint. DATA_LOSS, with the file's name: it is damaged. What is read may be named "newest".
 class CheckpointStore {
  public:
   explicit CheckpointStore(std::string directory) : directory_(std::move(directory)) {}

@@ -59,13 +59,13 @@ void RemoveUnlisted(const std::string& folder, const v1::CheckpointManifest& man
   std::set<std::string> listed = {kManifestFile};
   for (const v1::CheckpointFile& file : manifest.files()) listed.insert(file.path());
   for (const v1::CheckpointFile& file : manifest.states()) listed.insert(file.path());
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
+  const auto names = FilesIn(folder);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
     const bool ours = absl::EndsWith(name, ".safetensors") || absl::EndsWith(name, ".tmp");
-    if (ours && listed.count(name) == 0) std::filesystem::remove(entry.path(), error);
+    if (ours && listed.count(name) == 0) unlink(PathIn(folder, name).c_str());
   }
-  std::filesystem::remove(PathIn(folder, kMerging), error);
+  unlink(PathIn(folder, kMerging).c_str());
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ absl::StatusOr<std::string> CheckpointStore::MakeWorkFolder(const std::string& m
 absl::StatusOr<std::string> CheckpointStore::BeginSave(const std::string& model,
                                                        const std::string& name) const {
   if (name.empty()) return MakeWorkFolder(model);
-  RETURN_IF_ERROR(CheckCheckpointName(name));
+  RETURN_IF_ERROR(CheckNewCheckpointName(name));
   if (IsThere(FolderOf(model, name))) return AlreadyThere(model, name);
   return MakeWorkFolder(model);
 }
@@ -221,7 +221,10 @@ absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const 
   RETURN_IF_ERROR(CheckCheckpointName(name));
   const std::string parent_folder = ModelFolder(model);
   const std::string folder = FolderOf(model, name);
-  if (!IsThere(folder)) RETURN_IF_ERROR(Read(model, name).status());
+  if (!IsThere(folder)) {
+    RETURN_IF_ERROR(CheckNewCheckpointName(name));  // what is newest just now may be another soon
+    RETURN_IF_ERROR(Read(model, name).status());
+  }
   const std::string deleted = RandomName(parent_folder, kDeleted);
   int64_t bytes = 0;
   {

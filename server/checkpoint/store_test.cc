@@ -4,10 +4,12 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "server/checkpoint/files.h"
@@ -285,6 +287,84 @@ TEST_F(StoreTest, LitterGoesWithTheNextSave) {
   EXPECT_TRUE(std::filesystem::exists(alive));
   EXPECT_TRUE(Commit(alive, "a").ok());
   EXPECT_THAT(Folders(), ElementsAre("a", "b"));
+}
+
+// Whatever stands where folders of checkpoints should: an error that names it, and no end of the
+// process, from every function.
+TEST_F(StoreTest, SurvivesEveryStateOfTheFileSystem) {
+  namespace fs = std::filesystem;
+  const std::string top = dir_.Path("checkpoints");
+  const struct {
+    const char* what;
+    std::function<void()> make;
+    const char* said;  // of a save
+  } cases[] = {
+      {"a link that leads nowhere", [&] { fs::create_symlink(dir_.Path("gone"), top); }, "/gone"},
+      {"a link to itself", [&] { fs::create_symlink(top, top); }, "is a link to"},
+      {"links in a circle",
+       [&] {
+         fs::create_symlink(dir_.Path("other"), top);
+         fs::create_symlink(top, dir_.Path("other"));
+       },
+       "is a link to"},
+      {"a file", [&] { std::ofstream(top) << "x"; }, "checkpoints"},
+      {"a model that is a link to itself",
+       [&] { fs::create_directory(top), fs::create_symlink(top + "/m%2F1", top + "/m%2F1"); },
+       "is a link to"},
+      {"a model that is a file",
+       [&] { fs::create_directory(top), std::ofstream(top + "/m%2F1") << "x"; }, "m%2F1"},
+      {"a device", [&] { fs::create_symlink("/dev/null", top); }, "checkpoints"},
+      {"a place where nobody may write", [&] { fs::create_symlink("/proc/1", top); }, "m%2F1"},
+  };
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.what);
+    one.make();
+    const CheckpointStore store(top);
+    const auto folder = store.BeginSave("m/1", "a");
+    EXPECT_FALSE(folder.ok());
+    EXPECT_THAT(std::string(folder.status().message()), HasSubstr(one.said));
+    for (const absl::Status& status :
+         {store.Read("m/1", "a").status(), store.Newest("m/1").status(),
+          store.Chain("m/1", "a").status(), store.BeginMerge("m/1").status(),
+          store.Delete("m/1", "a").status()}) {
+      EXPECT_FALSE(status.ok());
+      EXPECT_FALSE(status.message().empty());
+    }
+    EXPECT_FALSE(store.List("m/1").ok() && store.List("").ok() &&
+                 !absl::StrContains(one.what, "nobody may write"))
+        << "looks like an empty folder";
+    store.RemoveAutomatic("m/1", 1).status().IgnoreError();
+    store.GiveUp("m/1").IgnoreError();
+    store.GivenUpUntil("m/1").status().IgnoreError();
+    store.Abandon(top);
+    for (const char* name : {"checkpoints", "other"}) fs::remove_all(dir_.Path(name));
+  }
+}
+
+TEST_F(StoreTest, ListsFoldersWhoseNamesAreNoText) {
+  ASSERT_TRUE(Save("a").ok());
+  std::filesystem::create_directory(dir_.Path("m%2F1/caf\xe9"));
+  const auto list = store_.List("m/1");
+  ASSERT_TRUE(list.ok()) << list.status();
+  ASSERT_EQ(list->damaged_size(), 1);
+  EXPECT_THAT(list->damaged(0), HasSubstr("caf\\xe9/manifest.json: is missing"));
+  v1::ListCheckpointsResponse received;  // which refuses what is not UTF-8
+  EXPECT_TRUE(received.ParseFromString(list->SerializeAsString()));
+  EXPECT_THAT(Names(), ElementsAre("a"));
+}
+
+TEST_F(StoreTest, NewestIsNoNameOfACheckpoint) {
+  ASSERT_TRUE(Save("a").ok());
+  ASSERT_TRUE(Save("b", "a").ok());
+  EXPECT_EQ(store_.Read("m/1", "newest")->name(), "b");
+  const auto chain = store_.Chain("m/1", "newest");
+  ASSERT_TRUE(chain.ok()) << chain.status();
+  EXPECT_EQ(chain->at(0).folder(), dir_.Path("m%2F1/b"));
+  for (const absl::Status& status : {Save("newest"), store_.Delete("m/1", "newest").status()}) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("stands for the newest checkpoint"));
+  }
+  EXPECT_THAT(Names(), ElementsAre("b", "a"));
 }
 
 }  // namespace store_test

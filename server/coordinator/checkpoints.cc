@@ -52,14 +52,12 @@ absl::Status Checkpoints::CheckEnabled() const {
 absl::StatusOr<CheckpointChain> Checkpoints::ChainOf(const std::string& model,
                                                      const std::string& name) const {
   RETURN_IF_ERROR(CheckEnabled());
-  if (!name.empty()) return store_.Chain(model, name);
-  ASSIGN_OR_RETURN(const v1::CheckpointManifest newest, store_.Newest(model));
-  return store_.Chain(model, newest.name());
+  return store_.Chain(model, name.empty() ? std::string(kNewestCheckpoint) : name);
 }
 
 absl::StatusOr<RowSource> Checkpoints::FindRows(const std::string& model,
                                                 const std::string& name) const {
-  ASSIGN_OR_RETURN(CheckpointChain chain, ChainOf(model, name == "newest" ? "" : name));
+  ASSIGN_OR_RETURN(CheckpointChain chain, ChainOf(model, name));
   return SourceOf(std::move(chain), [](int64_t, int64_t) { return absl::OkStatus(); });
 }
 
@@ -83,7 +81,7 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
     std::shared_ptr<const ServedModel> model, SaveOptions options,
     std::unique_ptr<ChangePause> pause, rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
-  if (!options.name.empty()) RETURN_IF_ERROR(CheckCheckpointName(options.name));
+  if (!options.name.empty()) RETURN_IF_ERROR(CheckNewCheckpointName(options.name));
   options.max_chain = std::max(storage_.max_chain(), 0);
   options.has_log = has_log();
   auto save = std::make_unique<CheckpointSave>(shards_, &store_, model, std::move(options));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -39,7 +40,14 @@ absl::Status OverrideStorage(const Overrides& overrides, v1::ClusterConfig* clus
       cluster->mutable_storage()->set_durability(v1::StorageConfig::CHECKPOINT);
     }
     v1::StorageConfig* const storage = cluster->mutable_storage();
-    storage->set_directory(std::filesystem::absolute(*overrides.data).lexically_normal().string());
+    std::error_code error;
+    const std::filesystem::path folder = std::filesystem::absolute(*overrides.data, error);
+    if (error) {
+      return absl::InvalidArgumentError(absl::StrCat("--data ", *overrides.data,
+                                                     ": the working directory is gone (",
+                                                     error.message(), "); give the whole path"));
+    }
+    storage->set_directory(folder.lexically_normal().string());
     storage->clear_checkpoints();
   }
   if (!overrides.durability.has_value()) return absl::OkStatus();

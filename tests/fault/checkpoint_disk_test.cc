@@ -74,6 +74,26 @@ class CheckpointDiskTest : public ClusterFixture {
   uint64_t steps_ = 0;
 };
 
+// As of a disk that is not mounted, or of a link to itself.
+TEST_F(CheckpointDiskTest, ALinkThatLeadsNowhereIsAnErrorAndHeals) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const std::string place = storage_.Path("checkpoints");
+  for (const std::string& target : {storage_.Path("gone"), place}) {
+    std::filesystem::remove_all(place);
+    std::filesystem::create_directory_symlink(target, place);
+    for (const absl::Status& status : {Save("a"), client_->ListCheckpoints(kModelName).status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(place + ": is a link to " + target));
+    }
+    ExpectServesOn(TableDigest());
+  }
+  std::filesystem::remove(place);
+  const std::string digest = TableDigest();
+  ASSERT_TRUE(Save("a").ok());
+  Train();
+  ExpectRestorable("a", digest);
+}
+
 // Whatever is done to a file of it, a restore says which one, and has changed nothing.
 class DamagedFileTest : public CheckpointDiskTest {
  protected:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import figures  # noqa: E402
-from tree import INCLUDE, Tree, is_grpc  # noqa: E402
+from tree import INCLUDE, Tree, is_grpc, is_product  # noqa: E402
 
 # Who may include whom: module -> (modules, single files of other modules). A module is the folder of a file, or the
 # nearest folder above it that stands here; it may always include itself. "grpc" stands for gRPC and the generated
@@ -36,6 +36,12 @@ MAX_LINES = 800
 # base/mutex.h stands for them: clang's analysis follows it.
 MUTEXES = {"mutex", "shared_mutex", "condition_variable"}
 LEFTOVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+# Of std::filesystem, what throws without a std::error_code as the last argument.
+THROWS = re.compile(
+    r"(?:\bfilesystem|\bfs)::(?:(?:weakly_)?canonical|absolute|copy\w*|create_\w+|current_path|equivalent|exists|file_size|"
+    r"hard_link_count|is_\w+|last_write_time|permissions|read_symlink|relative|remove(?:_all)?|rename|resize_file|space|"
+    r"(?:symlink_)?status|temp_directory_path)\((?!.*\b(?:error|ignored|gone)\))|"
+    r"for \([^;]*: (?:std::filesystem|fs)::(?:recursive_)?directory_iterator")
 COVERS = re.compile(r"^// Covers: (.+)$", re.MULTILINE)
 
 
@@ -73,6 +79,8 @@ class Linter(Tree):
             self.check_leftovers(path)
             if path.endswith((".h", ".cc")):
                 self.check_includes(path)
+                if is_product(path):
+                    self.check_file_system(path)
             if path.endswith(".h"):
                 self.check_include_guard(path)
         self.check_tests()
@@ -93,6 +101,12 @@ class Linter(Tree):
             found = LEFTOVER.search(line)
             if found:
                 self.fault(path, number, f"{found[0]}: finish it, or write an issue instead")
+
+    def check_file_system(self, path):
+        for number, line in enumerate(self.texts[path].splitlines(), 1):
+            if THROWS.search(line.split("//")[0]):
+                self.fault(path, number, "throws where the file system has a fault: give std::filesystem a std::error_code, "
+                           "and step through folders by increment(error)")
 
     def check_include_guard(self, path):
         if not re.search(r"^#pragma once$", self.texts[path], re.MULTILINE):

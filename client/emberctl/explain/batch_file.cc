@@ -239,9 +239,12 @@ absl::Status BatchFile::AddPath(const std::string& path) {
     return text.ok() ? AddJson(*text) : text.status();
   }
   std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(path, ignored)) {
-    if (entry.path().extension() == ".npy") files.push_back(entry.path());
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->path().extension() == ".npy") files.push_back(entry->path());
   }
+  if (error) return absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message()));
   std::sort(files.begin(), files.end());
   for (const std::string& file : files) {
     RETURN_IF_ERROR(AddNpy(file));

@@ -79,9 +79,10 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
     return std::vector<std::string>{path};
   }
   std::vector<std::string> files;
-  for (const auto& entry : fs::directory_iterator(path, error)) {
-    const std::string end = entry.path().extension();
-    if (end == ".npy" || end == ".safetensors") files.push_back(entry.path().string());
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string ending = entry->path().extension();
+    if (ending == ".npy" || ending == ".safetensors") files.push_back(entry->path().string());
   }
   if (error) return absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message()));
   if (files.empty()) {

@@ -20,7 +20,7 @@ void StreamCheckpoints::BeforeStep(const std::string& name, const GroupPart& par
   save_.before.emplace().set_group(part.group);
   save_.before->set_next_step(part.step + 1);
   absl::Status status = checkpoints_->CheckEnabled();
-  if (status.ok()) status = CheckCheckpointName(name);
+  if (status.ok()) status = CheckNewCheckpointName(name);
   if (status.ok()) {
     pause_ = checkpoints_->MakePause(model_);
     status = pause_->HoldGroup(part.group, part.step, context);
