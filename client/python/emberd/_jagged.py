@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict
+from typing import Any, Callable, Dict
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ._records import check_mapping
-from .arrays import Ids, Ragged, Sparse, map_arrays, sparse_indices
+from .arrays import Floats, Ids, Ragged, Sparse, as_ragged, map_arrays, sparse_indices
 
 
 def _array(value: Any) -> Any:
@@ -56,3 +57,41 @@ def prepare(ids: Any) -> Dict[str, Ids]:
             result[name] = dataclasses.replace(found, indices=sparse_indices(
                 found.indices, np.size(found.values), value.samples, f'feature "{name}": indices', from_torch=True))
     return result
+
+
+def learned_weights(ids: Any) -> Dict[str, torch.Tensor]:
+    """The weights that require gradients, by feature."""
+    if is_jagged(ids):
+        weights = ids.weights_or_none()
+        if weights is None or not getattr(weights, "requires_grad", False):
+            return {}
+        split = split_jagged(ids)
+        parts: Any = torch.split(weights, [as_ragged(one, name)[0].size for name, one in split.items()])
+        return dict(zip(split, parts))
+    check_mapping(ids, "ids")
+    given = {name: getattr(value, "weights", None) for name, value in ids.items()}
+    return {name: weights for name, weights in given.items() if isinstance(weights, torch.Tensor) and weights.requires_grad}
+
+
+def pass_to_weights(activations: torch.Tensor, weights: torch.Tensor, ids: Ids, combiner: str,
+                    read_rows: Callable[[npt.NDArray[Any]], Floats]) -> torch.Tensor:
+    """The same activations, whose gradient goes to the weights as well: their rows are read, each once, and combined here."""
+    values, lengths, _ = as_ragged(ids, "ids")
+    values = values[:lengths.sum()]
+    distinct, places = np.unique(values, return_inverse=True)
+    rows = torch.from_numpy(read_rows(distinct))[torch.from_numpy(places.reshape(-1))]
+    samples = torch.repeat_interleave(torch.from_numpy(lengths))
+    flat = weights.reshape(-1).to("cpu", torch.float32)
+    flat = flat.expand(values.size) if flat.numel() == 1 else flat[:values.size]
+
+    def total(terms: torch.Tensor) -> torch.Tensor:
+        return terms.new_zeros((len(lengths), *terms.shape[1:])).index_add(0, samples, terms)
+
+    combined = total(rows * flat[:, None])
+    if combiner != "sum":
+        divisor = total(flat if combiner == "mean" else flat * flat)
+        combined = torch.where(divisor[:, None] == 0, 0.0, combined)  # as on the server
+        divisor = torch.where(divisor == 0, 1.0, divisor)
+        combined = combined / (divisor if combiner == "mean" else divisor.sqrt())[:, None]
+    combined = combined.reshape(activations.shape)
+    return activations + (combined - combined.detach())

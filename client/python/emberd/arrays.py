@@ -196,7 +196,7 @@ def as_rows(value: Any, what: str, shape: Optional[Tuple[int, ...]] = None) -> T
     return as_floats(array, what), columns
 
 
-def _as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any], Optional[Floats]]:
+def as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any], Optional[Floats]]:
     """Values, the number of ids of each sample, and a weight for each id, if any."""
     if isinstance(ids, Sparse):
         values, weights = as_ints(ids.values, what), ids.weights
@@ -217,7 +217,7 @@ def _as_ragged(ids: Ids, what: str) -> Tuple[npt.NDArray[Any], npt.NDArray[Any],
 
 def concatenate(parts: Sequence[Ids], what: str) -> Ragged:
     """The batches one after the other."""
-    split = [_as_ragged(part, what) for part in parts]
+    split = [as_ragged(part, what) for part in parts]
     values = np.concatenate([one[0].astype(np.int64, copy=False) for one in split])
     splits = np.concatenate([[0], np.cumsum(np.concatenate([one[1] for one in split]))]).astype(np.int64)
     if all(one[2] is None for one in split):

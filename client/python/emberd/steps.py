@@ -77,6 +77,11 @@ class Steps:
         return waiting[0].number if waiting else self._next
 
     @property
+    def at_rest(self) -> bool:
+        """From a lookup to its update no row changes."""
+        return not self.pipelined and self._options["consistency"] == "sync"
+
+    @property
     def joined(self) -> bool:
         return self._next is not None
 

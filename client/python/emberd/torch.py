@@ -11,6 +11,7 @@ Gradients of the ranks of a group are **summed**; `reduction="mean"` scales them
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -19,7 +20,7 @@ import torch
 import torch.distributed
 
 from . import config, errors
-from ._jagged import is_jagged, prepare
+from ._jagged import is_jagged, learned_weights, pass_to_weights, prepare
 from .arrays import Dense, Hyper, Ids, Ragged, concatenate
 from .client import Client, Lookup, Model
 from .steps import RowsLost, Step, Steps
@@ -108,7 +109,7 @@ class EmbeddingBagCollection(torch.nn.Module):
     each call is a step, which `optimizer().step()` ends; one that is not ended, as when a GradScaler has found an overflow,
     is skipped by the next call: it is counted, and no row changes. Every rank of a group skips it, or none. A call that would
     drop finite gradients so, and backward through a step that is over, raise RuntimeError. In evaluation or under no_grad rows
-    are only looked up.
+    are only looked up. For weights that require a gradient each call also reads the rows of their ids.
     """
 
     def __init__(self, tables: Sequence[config.TableConfig], *, client: Client, model: str,
@@ -138,9 +139,12 @@ class EmbeddingBagCollection(torch.nn.Module):
     def forward(self, ids: Any) -> Any:
         """`ids`: by feature a tensor [samples] or [samples, k], emberd.Ragged, Sparse or Dense; gives a dict of tensors.
         Or a KeyedJaggedTensor of torchrec, which gives a KeyedTensor."""
+        weights = self._learned_weights(ids) if torch.is_grad_enabled() else {}
         if self.training and torch.is_grad_enabled():
-            return self._train_part(ids) if self.accumulate else self._train(ids)
-        return self._evaluate(ids)
+            found = self._train_part(ids) if self.accumulate else self._train(ids)
+        else:
+            found = self._evaluate(ids)
+        return self._pass_to_weights(found, weights, ids) if weights else found
 
     def __getstate__(self) -> Dict[str, Any]:
         """Of a copy, pickled or not: it has the same tables, no step under way and no optimizer."""
@@ -233,6 +237,23 @@ class EmbeddingBagCollection(torch.nn.Module):
         for optimizer in self._optimizers:
             optimizer._show(self._leaves)
         return result
+
+    def _learned_weights(self, ids: Any) -> Dict[str, torch.Tensor]:
+        weights = learned_weights(ids)
+        if weights and not self._steps.at_rest:
+            raise ValueError(f"weights of {', '.join(map(repr, weights))}: their gradient needs the rows of this step, which are not "
+                             "known with pipelined, nor with another consistency than 'sync'; give weights.detach(), or make the "
+                             "module without these")
+        return weights
+
+    def _pass_to_weights(self, found: Any, weights: Mapping[str, torch.Tensor], ids: Any) -> Any:
+        prepared, tables = prepare(ids), {table.name: table for table in self.config.tables}
+        result: Dict[str, torch.Tensor] = found.to_dict() if is_jagged(ids) else dict(found)
+        for name, of_feature in weights.items():
+            table = tables[self.model.features[name].table]
+            result[name] = pass_to_weights(result[name], of_feature, prepared[name], table.combiner or "mean",
+                                           functools.partial(self.model.read_rows, table.name))
+        return KeyedTensor(result) if is_jagged(ids) else result
 
     def _skip_current(self) -> None:
         step = self._current

@@ -238,6 +238,47 @@ class ModuleTest(Case):
         with self.assertRaisesRegex(ValueError, "max"):
             emberd.torch.EmbeddingBag(20, 3, client=self.client, model="bag", mode="max")
 
+    def test_weights_get_the_gradient_of_torch_nn(self):
+        plain = torch.nn.EmbeddingBag(20, 3, mode="sum")
+        bag = emberd.torch.EmbeddingBag(20, 3, client=self.client, model="learned", mode="sum")
+        self.addCleanup(bag.finish)
+        sparse = bag.optimizer()
+        bag.collection.model.assign_rows("weight", range(20), plain.weight.detach())
+        given = torch.tensor([1, 2, 4, 5, 4, 3]), torch.tensor([0, 2, 2])
+        scale = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+        gradients = []
+        for module in (plain, bag):
+            weights = torch.tensor([1.0, -2.0, 0.5, 3.0, 0.0, 1.5], requires_grad=True)
+            (module(*given, per_sample_weights=weights * 2) * scale).sum().backward()
+            gradients.append(weights.grad)
+        torch.testing.assert_close(gradients[1], gradients[0])
+        torch.testing.assert_close(bag.collection._leaves["weight"].grad, scale)
+        sparse.zero_grad()
+
+    def test_weights_get_a_gradient_with_each_combiner_and_container(self):
+        rows = torch.arange(256.0).reshape(64, 4) / 64
+        for combiner in ("sum", "mean", "sqrtn"):
+            ebc = self.make(described=tables("a", "b", combiner=combiner), model=f"learned_{combiner}", accumulate=True)
+            for name in "ab":
+                ebc.model.assign_rows(name, range(64), rows)
+            divisor = {"sum": lambda w: 1, "mean": lambda w: w.sum(), "sqrtn": lambda w: w.square().sum().sqrt()}[combiner]
+            weights = [torch.arange(1.0, 5.0).requires_grad_() for _ in range(3)]
+            first, second = weights[2][:2], weights[2][2:]
+            jagged = Jagged()
+            jagged.weights_or_none = lambda: weights[0]
+            found = [ebc(jagged)["a"][0].sum(),
+                     ebc({"a": emberd.Dense(torch.tensor([[1, 2]]), weights[1][:2].reshape(1, 2)),
+                          "b": emberd.Dense(torch.tensor([3]), weights[1][2:3])})["a"].sum(),
+                     (rows[1] * first[0] + rows[2] * first[1]).sum() / divisor(first) + 0 * second.sum()]
+            for one in found:
+                one.backward()
+            for other in weights[:2]:
+                torch.testing.assert_close(other.grad, weights[2].grad, atol=1e-5, rtol=1e-5)
+            ebc.optimizer().zero_grad()
+        ebc = self.make(model="learned_late", pipelined=True)
+        with self.assertRaisesRegex(ValueError, "weights of 't'.*pipelined.*detach"):
+            ebc({"t": emberd.Dense(torch.tensor([1]), torch.ones(1, requires_grad=True))})
+
 
 class OptimizerTest(Case):
     def test_a_scheduler_sets_the_rate_of_each_step(self):

@@ -111,6 +111,8 @@ class CollectionTest(ClusterTest):
         self.assertEqual(self.look_up(ebc, 1, 2, weights=weights).tolist(), [[2.5, 2.5]])
         with self.assertRaisesRegex(ValueError, "is_weighted"):
             self.look_up(ebc, 1, 2)
+        with self.assertRaisesRegex(ValueError, "weights: they require a gradient.*detach"):
+            self.look_up(ebc, 1, 2, weights=weights.requires_grad_())
 
     def test_states_that_do_not_fit(self):
         ebc = self.make()

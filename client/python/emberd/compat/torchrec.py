@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 import torch
 
 from .. import config
-from .._jagged import split_jagged
+from .._jagged import learned_weights, split_jagged
 from .._place import default_client
 from ..arrays import Ids, Ragged
 from ..client import Client, Model
@@ -268,6 +268,9 @@ class EmbeddingBagCollection(torch.nn.Module):
             self._steps.finish()
 
     def _ids_of(self, features: Any) -> Dict[str, Ids]:
+        if torch.is_grad_enabled() and self._is_weighted and learned_weights(features):
+            raise ValueError("weights: they require a gradient, which this class does not give; give the KeyedJaggedTensor "
+                             "weights.detach(), or use emberd.torch.EmbeddingBagCollection, which gives it")
         split = split_jagged(features)
         result: Dict[str, Ids] = {}
         for output, name, _ in self._outputs:
