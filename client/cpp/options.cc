@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "config/address.h"
 
 namespace emberd::client {
 namespace {
@@ -22,10 +23,11 @@ bool PositiveAndFinite(absl::Duration d) {
 absl::Status ClientOptions::Validate() const {
   if (addresses.empty()) return Bad("addresses", "an empty list", "one address or more");
   for (size_t i = 0; i < addresses.size(); ++i) {
-    const size_t colon = addresses[i].rfind(':');
-    if (colon == std::string::npos || colon == 0 || colon + 1 == addresses[i].size()) {
+    // Here, for gRPC would take a port modulo 2^16 and look for a URL's server in its own ways.
+    const absl::StatusOr<config::Address> address = config::ParseAddress(addresses[i]);
+    if (!address.ok() || address->port == 0) {
       return Bad(absl::StrCat("addresses[", i, "]"), absl::StrCat("\"", addresses[i], "\""),
-                 "\"host:port\"");
+                 "\"host:port\" with a port in [1, 65535], for example \"127.0.0.1:7400\"");
     }
   }
   if (!token.empty() && !token_file.empty()) {

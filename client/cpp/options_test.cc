@@ -31,6 +31,10 @@ TEST(ClientOptionsTest, NamesTheFieldThatIsWrong) {
       {"addresses[1]: \"host\"", [](ClientOptions* o) { o->addresses[1] = "host"; }},
       {"addresses[0]: \":1\"", [](ClientOptions* o) { o->addresses[0] = ":1"; }},
       {"addresses[0]: \"host:\"", [](ClientOptions* o) { o->addresses[0] = "host:"; }},
+      {"addresses[0]: \"127.0.0.1:99999\" is not allowed; it must be \"host:port\" with a port in "
+       "[1, 65535]",
+       [](ClientOptions* o) { o->addresses[0] = "127.0.0.1:99999"; }},
+      {"addresses[1]: \"127.0.0.1:0\"", [](ClientOptions* o) { o->addresses[1] = "127.0.0.1:0"; }},
       {"deadline: 0", [](ClientOptions* o) { o->deadline = absl::ZeroDuration(); }},
       {"deadline: inf", [](ClientOptions* o) { o->deadline = absl::InfiniteDuration(); }},
       {"connect_timeout: -1s", [](ClientOptions* o) { o->connect_timeout = -absl::Seconds(1); }},

@@ -243,6 +243,8 @@ class ClientTest(ClusterTest):
             emberd.connect("127.0.0.1:1", transport="pigeon")
         with self.assertRaises(emberd.InvalidArgument):
             emberd.connect([])
+        with self.assertRaisesRegex(emberd.InvalidArgument, r'"127.0.0.1:99999" is not allowed.*port in \[1, 65535\]'):
+            emberd.connect("127.0.0.1:99999")
 
     def test_many_threads(self):
         model = self.declare(initializer=emberd.RowId(), rows=1000)
