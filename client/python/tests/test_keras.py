@@ -126,6 +126,34 @@ class LayerTest(Case):
         self.train(layer, ids, 3)
         self.assertEqual(layer.next_step, 3)
 
+    def test_an_update_that_is_refused_leaves_a_model_that_goes_on(self):
+        class Product(keras.losses.Loss):
+            def call(self, label, found):
+                return keras.ops.sum(found * label)
+
+        rates = [0.5] * 4 + [-1.0] + [0.5] * 4
+
+        class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+            def __call__(self, step):
+                return keras.ops.take(keras.ops.array(rates, "float32"), step)
+
+        layer = self.make(table=self.table(optimizer=keras.optimizers.SGD(Schedule())))
+        net = self.net(layer)
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=Product(reduction="sum"))
+        ids, refused = [[1]] + [[]] * 7, []
+        for step in range(7):
+            try:
+                net.train_on_batch(layer.preprocess(ids), np.full((8, 4), np.nan if step == 2 else 1, np.float32))
+                layer.next_step
+            except Exception as error:  # each backend has its own
+                refused.append((step, str(error)))
+        self.assertEqual([step for step, _ in refused], [2, 4])
+        self.assertIn("nan", refused[0][1])
+        self.assertIn("learning_rate", refused[1][1])
+        layer.finish()
+        self.assertEqual(layer.next_step, 7)
+        self.assertEqual(layer.tables.read_rows("t", [1, 2])[:, 0].tolist(), [-2.5, 0])
+
     def test_ids_that_are_sent_ahead_change_nothing(self):
         random, label = np.random.default_rng(3), np.zeros((8, 4), np.float32)
         batches = [(random.integers(0, 32, (8, 2)).astype(np.int32), label) for _ in range(7)]

@@ -429,8 +429,21 @@ class StateTest(Case):
         self.assertEqual(second({"t": torch.tensor([1])})["t"].tolist(), [[-1] * 4])
 
 
+def refuse(sparse, gradient, lr=0.5):
+    """An update that is refused, and leaves all as it was."""
+    group, kept = sparse.param_groups[0], sparse.param_groups[0]["params"][0].grad
+    group["lr"], group["params"][0].grad = lr, gradient
+    try:
+        sparse.step()
+    except ValueError as error:
+        group["lr"], group["params"][0].grad = 0.5, kept
+        return str(error)
+    raise AssertionError("the update was not refused")
+
+
 def ddp_rank(rank, size, address, name, rendezvous):
-    """A rank of a model with DDP; each trains on its part of the same batches."""
+    """A rank of a model with DDP; each trains on its part of the same batches. Updates of both ranks and of one are refused;
+    they are repeated, or skipped by all."""
     torch.manual_seed(3)
     if size > 1:
         torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
@@ -447,10 +460,17 @@ def ddp_rank(rank, size, address, name, rendezvous):
             ids = torch.arange(step, step + 8)[part]
             loss = net(ebc({"t": ids})["t"] + 1).mean()
             loss.backward()
-            for opt in (dense, sparse):
+            gradient = sparse.param_groups[0]["params"][0].grad
+            if step == 1 and rank == 0:
+                assert "nan" in refuse(sparse, gradient * float("nan"))
+            if step in (2, 4):
+                assert "learning_rate" in refuse(sparse, gradient, lr=-1.0)
+            for opt in (dense, sparse) if step != 4 else (dense,):
                 opt.step()
+            for opt in (dense, sparse):
                 opt.zero_grad()
         ebc.finish()
+        assert ebc.next_step == 6
     if size > 1:
         torch.distributed.destroy_process_group()
 

@@ -102,6 +102,24 @@ class CollectionTest(ClusterTest):
         self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][1].tolist(), [-3, -3])
         ebc.finish()
 
+    def test_a_refused_update_is_skipped(self):
+        ebc = self.make()
+        compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        for k in range(5):
+            found = self.look_up(ebc, 1)
+            if k in (2, 4):
+                with self.assertRaisesRegex(ValueError, "finite"):
+                    (found.sum() * float("nan")).backward()
+            else:
+                found.sum().backward()
+            if k == 3:
+                with self.assertRaisesRegex(IndexError, "8"):
+                    self.look_up(ebc, 8)
+        ebc.finish()
+        self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][1].tolist(), [-3, -3])
+        self.look_up(ebc, 1).sum().backward()
+        self.assertEqual(ebc._steps.next_step, 5)  # that of the last refused update was left
+
     def test_weights(self):
         ebc = self.make(init_fn=torch.nn.init.ones_)
         ebc.eval()

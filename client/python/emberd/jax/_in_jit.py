@@ -6,6 +6,7 @@ never end.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from .. import errors
 from ..arrays import Dense, Ids, Ragged, Sparse, cut, map_arrays, samples_of
 from ..trainer import Trainer
 
@@ -32,12 +34,15 @@ def on_host(ids: Ids) -> Ids:
 class Lookups:
     """The function that `Embedding.in_jit` is made of.
 
-    `failure` is what the last callback raised: JAX makes an error of its own of it.
+    `failure` is what the last callback raised: JAX makes an error of its own of it, and what was donated to the jitted function
+    is lost. Hence `defer`: where an update is refused the step is skipped, with a warning, and `raise_refused` raises.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.failure: Optional[BaseException] = None
+        self.defer = False
+        self._refused: Optional[errors.Error] = None
         self.used = False
         self.function = jax.custom_vjp(self._primal, nondiff_argnums=(3,))
         self.function.defvjp(self._forward, self._backward)
@@ -100,8 +105,20 @@ class Lookups:
 
     def _update(self, number: Any, gradients: Mapping[str, Any], hyper: Any) -> None:
         values = jax.tree_util.tree_map(lambda one: float(np.asarray(one)), hyper)
-        self._trainer.update(int(np.asarray(number)), {name: np.asarray(value) for name, value in gradients.items()},
-                             values, own=False)
+        step = int(np.asarray(number))
+        try:
+            self._trainer.update(step, {name: np.asarray(value) for name, value in gradients.items()}, values, own=False)
+        except errors.InvalidArgument as error:
+            if not self.defer:
+                raise
+            self.failure = self._refused = error
+            warnings.warn(f"emberd: the update of step {step} was refused, and no row changes: {error}", RuntimeWarning)
+
+    def raise_refused(self) -> None:
+        """Once, outside of jitted functions."""
+        error, self._refused = self._refused, None
+        if error is not None:
+            raise error
 
 
 def copied(ids: Ids) -> Ids:

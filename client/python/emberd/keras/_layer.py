@@ -111,7 +111,9 @@ class DistributedEmbedding(keras.layers.Layer):
     group, rank, size, patience: as in emberd.jax.Embedding. The gradients of all ranks are summed.
 
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
-    the layer once, with all features. Evaluation and prediction only look up. The one weight of the layer is a zero, which tells
+    the layer once, with all features. Evaluation and prediction only look up. An update that is refused, as with a gradient that is
+    NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it warns; the error is raised
+    by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. The one weight of the layer is a zero, which tells
     the backend that there is something to differentiate; saved models hold no rows (see `tables`.save_checkpoint).
     """
 
@@ -134,6 +136,7 @@ class DistributedEmbedding(keras.layers.Layer):
     def next_step(self) -> int:
         """The step that comes next. Joins the group, which waits for its other ranks."""
         self._held.declare(self.name)
+        self._wait()
         step: int = self._held.trainer.next_step
         return step
 
@@ -151,6 +154,7 @@ class DistributedEmbedding(keras.layers.Layer):
         Ragged ids are lists of lists, or of arrays, or tf.RaggedTensor. They are filled up to a power of two, so that little is
         compiled anew, which nothing is looked up for.
         """
+        self._raise_refused()
         structure = self._held.structure
         given = {feature.name: value for feature, value in _leaves(structure, inputs)}
         scales = {} if weights is None else {feature.name: value for feature, value in _leaves(structure, weights)}
@@ -213,11 +217,17 @@ class DistributedEmbedding(keras.layers.Layer):
         """Until what JAX has been given to compute has been computed."""
         if self._held.trainer is not None and keras.backend.backend() == "jax":
             self._held.trainer._in_jit.wait()
+            self._raise_refused()
+
+    def _raise_refused(self) -> None:
+        if self._held.trainer is not None and keras.backend.backend() == "jax":
+            self._held.trainer._in_jit.raise_refused()
 
     def finish(self) -> None:
         """Leaves the group, once all updates have been made. The next step joins again."""
         if self._held.trainer is not None:
             self._held.trainer.finish()
+            self._raise_refused()
 
     @classmethod
     def has_sparsecores(cls) -> bool:

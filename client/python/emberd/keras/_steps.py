@@ -44,6 +44,7 @@ def in_jax(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
     from ..jax import Embedding
 
     embedding = Embedding(model, **options)
+    embedding._in_jit.defer = True  # Keras donates all variables of a model
 
     def call(token: Any, ids: Mapping[str, Ids], training: bool, step: Any = None) -> Found:
         found: Found = embedding.in_jit(token.value, ids, None if step is None else step[0], hyper=hyper)
