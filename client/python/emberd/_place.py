@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import Optional
+from typing import Optional, Sequence
 
-from .client import Client, connect
+from . import errors
+from .client import Client, connect, open_client
 from .local import LocalCluster, local
 
 _client: Optional[Client] = None
@@ -27,3 +28,19 @@ def default_client() -> Client:
             _client = _cluster.connect()
         atexit.register(_client.close)
     return _client
+
+
+def find_again(client: Optional[Client], addresses: Sequence[str], model: str) -> Client:
+    """Of the cluster where the tables of a saved layer are: a client that is given; the one at EMBERD_ADDRESS; one of this process
+    to these addresses; or a new one. The tables must be there: new ones would be untrained."""
+    address = os.environ.get("EMBERD_ADDRESS")
+    there = client.addresses if client else address.split(",") if address else addresses
+    try:
+        client = client or open_client(there) or connect(there, connect_timeout=5.0)
+        client.model(model)
+    except errors.Error as error:
+        raise type(error)(
+            f"the tables of this layer are model {model!r} of the cluster at {', '.join(addresses)}; at {', '.join(there)} they "
+            f"cannot be found: {error}. Start that cluster, or set EMBERD_ADDRESS to one onto which a checkpoint of the model was "
+            "restored, or connect to it, with its token, before you load") from error
+    return client

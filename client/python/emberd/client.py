@@ -6,6 +6,7 @@ import ctypes
 import json
 import math
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -125,6 +126,7 @@ class Client:
         self._handle = handle
         self.addresses = list(addresses)
         self._options = dict(options)
+        _clients.add(self)
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return _connect_again, (self.addresses, self._options)
@@ -212,6 +214,14 @@ class Client:
             if not _native.forked():
                 self.cancel()
             self._handle.close()
+
+
+_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def open_client(addresses: Sequence[str]) -> Optional[Client]:
+    """One that this process has to these addresses."""
+    return next((one for one in list(_clients) if one._handle.open and one.addresses == list(addresses)), None)
 
 
 def _connect_again(addresses: List[str], options: Dict[str, Any]) -> Client:

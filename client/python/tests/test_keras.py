@@ -9,6 +9,7 @@ import sys
 import tempfile
 import types
 import unittest
+import unittest.mock
 
 from cluster import ClusterTest, emberd, main
 
@@ -234,6 +235,40 @@ class LayerTest(Case):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(layer(ids)["b"][0]),
                                       keras.ops.convert_to_numpy(again(ids)["b"][0]))
         self.assertEqual(list(again.tables.tables), ["shared"])
+
+    def test_a_saved_layer_finds_its_tables_or_is_refused(self):
+        with emberd.local() as cluster, cluster.connect() as client, unittest.mock.patch.dict(os.environ, EMBERD_ADDRESS=""):
+            layer = emberd.keras.DistributedEmbedding(emberd.keras.FeatureConfig("t", self.table(), (8, 2), (8, 4)), client=client,
+                                                      name="kept")
+            self.assertNotIn("cluster", layer.get_config())
+            self.train(layer, np.ones((8, 2), np.int32))
+            layer.finish()
+            config = layer.get_config()
+            self.assertEqual((config["model"], config["cluster"]), ("kept", [cluster.address]))
+            again = emberd.keras.DistributedEmbedding.from_config(config)
+            self.assertEqual(keras.ops.convert_to_numpy(again.get_embedding_tables()["t"])[1, 0], -8)
+        with self.assertRaisesRegex(ConnectionError, f"model 'kept' of the cluster at {cluster.address}.*EMBERD_ADDRESS"):
+            with unittest.mock.patch.dict(os.environ, EMBERD_ADDRESS=""):
+                emberd.keras.DistributedEmbedding.from_config(config)
+        with self.assertRaisesRegex(LookupError, f"at {self.cluster.address} they cannot be found"):
+            emberd.keras.DistributedEmbedding.from_config(config)
+
+    def test_a_layer_that_is_not_trainable_does_not_train(self):
+        layer = self.make(table=self.table(initializer=emberd.RowId()))
+        ids = np.ones((8, 2), np.int32)
+        layer.trainable = False
+        self.assertEqual(self.train(layer, ids, 2), [64, 64])
+        self.assertEqual(layer.next_step, 0)
+        layer.trainable = True
+        net = self.net(layer)
+        net.trainable = False
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=net.loss)
+        net.fit(ids, np.zeros((8, 4), np.float32), batch_size=8, verbose=0)
+        self.assertEqual(layer.next_step, 0)
+        net.trainable = True
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=net.loss)
+        net.fit(ids, np.zeros((8, 4), np.float32), batch_size=8, verbose=0)
+        self.assertEqual(layer.next_step, 1)
 
 
 if __name__ == "__main__":

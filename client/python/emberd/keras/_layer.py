@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from .. import config
-from .._place import default_client
+from .._place import default_client, find_again
 from ..arrays import Dense, Ragged
 from ..client import Client, Model
 from ..trainer import ahead
@@ -114,7 +114,8 @@ class DistributedEmbedding(keras.layers.Layer):
     the layer once, with all features. Evaluation and prediction only look up. An update that is refused, as with a gradient that is
     NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it warns; the error is raised
     by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. The one weight of the layer is a zero, which tells
-    the backend that there is something to differentiate; saved models hold no rows (see `tables`.save_checkpoint).
+    the backend that there is something to differentiate; saved models hold no rows (see `tables`.save_checkpoint)
+    but where the tables are: addresses of the cluster and name of the model, by which a loaded layer finds them, or is refused.
     """
 
     def __init__(self, feature_configs: Any, *, table_stacking: Any = "auto", update_stats: bool = False,
@@ -242,18 +243,23 @@ class DistributedEmbedding(keras.layers.Layer):
                     "output_shape": feature.output_shape}
 
         given = {name: value for name, value in self._held.options.items() if name != "client"}
-        if isinstance(given["model"], Model):
-            given["model"] = given["model"].name
+        model = self._held.model or given["model"]
+        if isinstance(model, Model):  # the tables are there
+            given["model"], given["cluster"] = model.name, model.client.addresses
         tables: List[Any] = [table.get_config() for table in self._held.tables.values()]
         return {**super().get_config(), **given, "update_stats": self.update_stats, "tables": tables,
                 "feature_configs": _pack(self._held.structure, serialized)}
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> "DistributedEmbedding":
-        """client: that of `default_client`, unless "client" is put into the config."""
+        """Finds the tables again, if they were there; else a client is that of `default_client`. "client" may be put into the
+        config."""
         from ._config import TableConfig
 
         values = dict(config)
+        cluster = values.pop("cluster", None)
+        if cluster:
+            values["client"] = find_again(values.get("client"), cluster, values["model"])
         tables = [TableConfig.from_config(table) for table in values.pop("tables")]
 
         def made(one: Any) -> Any:
