@@ -1,6 +1,7 @@
 // What a script or a service manager relies on: exit statuses, help, and messages that name the
 // flag or the field that was wrong. Runs the real binary.
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -79,6 +80,18 @@ TEST(CommandLineTest, UpEndsWithItsStandardInputIfAsked) {
   }
 }
 
+TEST(CommandLineTest, AShardWhoseLogCannotBeReadIsNotStarted) {
+  const TempDir directory = TempDir::Create().value();
+  const std::string folder = directory.path() + "/shard-0001";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/log") << "no folder";
+  const Outcome outcome = RunEmberd({"up", "--shards", "2", "--listen", "127.0.0.1:0", "--http", "",
+                                     "--data", directory.path(), "--durability", "log"});
+  EXPECT_EQ(outcome.status, 2) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr(folder + "/log cannot be read"));
+  EXPECT_EQ(outcome.out, "");
+}
+
 struct BadCase {
   const char* name;
   std::vector<std::string> arguments;
@@ -95,10 +108,13 @@ TEST_P(BadCommandLineTest, ExitsWithTwoAndSaysWhatIsWrong) {
                            "coordinators { address: '10.1.1.1:0' http_address: '0.0.0.0:0' }\n";
   const std::string broken = directory.path() + "/broken.textproto";
   std::ofstream(broken) << "shards { addres: '127.0.0.1:0' }\n";
+  const std::string stored = directory.path() + "/stored.textproto";
+  std::ofstream(stored) << "shards { address: '127.0.0.1:0' } storage { directory: '/proc/x' }\n";
   std::vector<std::string> arguments = GetParam().arguments;
   for (std::string& argument : arguments) {
     if (argument == "CONFIG") argument = config;
     if (argument == "BROKEN") argument = broken;
+    if (argument == "STORED") argument = stored;
   }
   const Outcome outcome = RunEmberd(arguments);
   EXPECT_EQ(outcome.status, 2) << outcome.err;
@@ -134,6 +150,12 @@ INSTANTIATE_TEST_SUITE_P(
         {"TwoCoordinatorsInOneProcess", {"up", "--config", "CONFIG"}, "--processes"},
         {"Durability", {"up", "--durability", "disk"}, "--durability"},
         {"DurabilityWithoutData", {"up", "--durability", "checkpoint"}, "--data DIR"},
+        {"DataUnderAFile",
+         {"up", "--data", "/dev/null/data"},
+         "storage.directory (--data): /dev/null/data is no folder that emberd can write to"},
+        {"DataIsAFile", {"up", "--data", "CONFIG"}, "storage.directory (--data): "},
+        {"DataOfChildren", {"up", "--processes", "--data", "/proc/x"}, "(--data): /proc/x"},
+        {"DataOfAShard", {"shard", "--config", "STORED"}, "(--data): /proc/x"},
         {"NoConfig", {"shard"}, "--config"},
         {"ConfigNotThere", {"shard", "--config", "/no/such"}, "/no/such"},
         {"ConfigBroken", {"shard", "--config", "BROKEN"}, "addres"},

@@ -17,6 +17,7 @@
 #include "server/coordinator/administration.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/coordinator_server.h"
+#include "server/launcher/storage_check.h"
 #include "server/ops/http.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
@@ -38,9 +39,14 @@ constexpr absl::Duration kPatience = absl::Seconds(3);
 
 // Tells whoever waits for this process: by the ready file if there is one, else by a line on
 // standard output.
-absl::Status Announce(const std::string& name, const ReadyInfo& info,
-                      const std::string& ready_file) {
-  Log(LogLevel::kInfo, "serving", {{"grpc", info.grpc}, {"http", info.http}});
+absl::Status Announce(const std::string& name, const ReadyInfo& info, const std::string& ready_file,
+                      const absl::Status& ready) {
+  if (ready.ok()) {
+    Log(LogLevel::kInfo, "serving", {{"grpc", info.grpc}, {"http", info.http}});
+  } else {
+    Log(LogLevel::kInfo, "listening, but not serving yet",
+        {{"grpc", info.grpc}, {"http", info.http}, {"reason", ready.message()}});
+  }
   if (!ready_file.empty()) return WriteReadyFile(ready_file, info);
   std::printf("emberd: ready %s grpc=%s http=%s pid=%d\n", name.c_str(), info.grpc.c_str(),
               info.http.c_str(), info.pid);
@@ -67,10 +73,11 @@ class Hangup {
 };
 
 // `Server` is a ShardServer or a CoordinatorServer, `Process` the part of the cluster that is about
-// it, `start` makes the server, and `pages` what its web server serves.
-template <typename Process, typename Start, typename Pages>
+// it, `start` makes the server, `ready` says whether it serves already, and `pages` is what its web
+// server serves.
+template <typename Process, typename Start, typename Ready, typename Pages>
 absl::Status Serve(const ServeOptions& options, const std::string& role, const Process& process,
-                   int cpu_threads, Start start, Pages pages) {
+                   int cpu_threads, Start start, Ready ready, Pages pages) {
   Hangup hangup;
   ASSIGN_OR_RETURN(const auto shutdown,
                    ops::ShutdownSignal::Create(false, [&hangup] { hangup.Call(); }));
@@ -97,7 +104,7 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
   RETURN_IF_ERROR(Announce(
       name,
       {.grpc = server->address(), .http = http == nullptr ? "" : http->address(), .pid = getpid()},
-      options.ready_file));
+      options.ready_file, ready(*server)));
   DrainOnSignal(*shutdown, cluster.timeouts(), [&](absl::Duration limit) {
     ending = true;
     server->Drain(limit);
@@ -112,6 +119,7 @@ absl::Status Serve(const ServeOptions& options, const std::string& role, const P
 }  // namespace
 
 absl::Status ServeShard(const ServeOptions& options) {
+  RETURN_IF_ERROR(CheckStorage(options.cluster, {options.index}));
   const auto start = [&](ops::Metrics* metrics, ThreadPools* threads, auto security) {
     return server::ShardServer::Start({.cluster = options.cluster,
                                        .shard_index = options.index,
@@ -125,8 +133,9 @@ absl::Status ServeShard(const ServeOptions& options) {
     return {ops::MetricsRoute(metrics), ops::HealthRoute(std::move(serving)),
             ops::IndexRoute(name, {"/metrics", "/healthz"})};
   };
-  return Serve(options, "shard", options.cluster.shards(options.index),
-               options.cluster.shard_threads(), start, pages);
+  return Serve(
+      options, "shard", options.cluster.shards(options.index), options.cluster.shard_threads(),
+      start, [](const server::ShardServer& shard) { return shard.CheckReady(); }, pages);
 }
 
 absl::Status ServeCoordinator(const ServeOptions& options) {
@@ -144,8 +153,10 @@ absl::Status ServeCoordinator(const ServeOptions& options) {
     return CoordinatorPages(name, options.index, options.cluster, security, coordinator, metrics,
                             std::move(serving));
   };
-  return Serve(options, "coordinator", options.cluster.coordinators(options.index),
-               options.cluster.coordinator_threads(), start, pages);
+  return Serve(
+      options, "coordinator", options.cluster.coordinators(options.index),
+      options.cluster.coordinator_threads(), start,
+      [](const server::CoordinatorServer&) { return absl::OkStatus(); }, pages);
 }
 
 void DrainOnSignal(const ops::ShutdownSignal& shutdown, const v1::TimeoutConfig& timeouts,

@@ -25,6 +25,7 @@
 #include "server/launcher/health.h"
 #include "server/launcher/serve.h"
 #include "server/launcher/shard_count.h"
+#include "server/launcher/storage_check.h"
 #include "server/launcher/supervisor.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
@@ -238,6 +239,7 @@ absl::Status UpEmbedded(const UpOptions& options) {
   const v1::CoordinatorConfig& coordinator = cluster.coordinators(0);
   RETURN_IF_ERROR(CheckAddresses("coordinators[0]", coordinator.address(),
                                  coordinator.http_address(), cluster.security(), options.insecure));
+  RETURN_IF_ERROR(CheckStorage(cluster));
 
   const absl::Status fit =
       FitLogsToShards(cluster, [&] { return shutdown->WaitFor(absl::ZeroDuration()); });
@@ -290,6 +292,7 @@ absl::Status UpProcesses(const UpOptions& options) {
   ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create(options.stop_on_eof));
   RETURN_IF_ERROR(ops::SetUpLogging(options.cluster.logging(), "up"));
   RETURN_IF_ERROR(CheckAllAddresses(options));
+  RETURN_IF_ERROR(CheckStorage(options.cluster));
   const absl::Status fit =
       FitLogsToShards(options.cluster, [&] { return shutdown->WaitFor(absl::ZeroDuration()); });
   if (!fit.ok()) return absl::IsCancelled(fit) ? absl::OkStatus() : fit;

@@ -10,10 +10,12 @@
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -21,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/file_descriptor.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "base/testing/paths.h"
@@ -34,6 +37,7 @@ namespace emberd::launcher {
 namespace up_test {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
@@ -289,6 +293,25 @@ TEST_F(ServerProcessTest, WritesItsReadyFileWhenItServes) {
   EXPECT_EQ(shard.Out(), "");
   shard.Signal(SIGTERM);
   EXPECT_EQ(shard.Wait(), 0) << shard.Err();
+}
+
+TEST_F(ServerProcessTest, AShardSaysThatItServesOnlyOnceItHasItsLog) {
+  std::ofstream(Config(), std::ios::app)
+      << "storage { directory: '" << directory_.path() << "' durability: LOG }";
+  std::filesystem::create_directory(directory_.path() + "/shard-0000");
+  // As an earlier process that is ending.
+  FileDescriptor lock(
+      open((directory_.path() + "/shard-0000/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  TestingProgram shard(Emberd({"shard", "--config", Config()}));
+  const auto says = [&](const char* text) {
+    return Eventually([&] { return shard.Err().find(text) != std::string::npos; });
+  };
+  ASSERT_TRUE(says("listening, but not serving yet")) << shard.Err();
+  EXPECT_THAT(shard.Err(), Not(HasSubstr(" serving grpc=")));
+  EXPECT_THAT(shard.Err(), Not(HasSubstr("serves now")));
+  lock = FileDescriptor();
+  EXPECT_TRUE(says("serves now grpc=")) << shard.Err();
 }
 
 TEST_F(ServerProcessTest, FlagsGoOverTheConfiguration) {

@@ -11,6 +11,7 @@
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/group/collective_rpc.h"
 #include "server/group/group_rules.h"
+#include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/lanes.h"
 #include "server/rpc/shared_regions.h"
@@ -390,10 +391,13 @@ absl::StatusOr<std::unique_ptr<ShardServer>> ShardServer::Start(ShardServerOptio
   serving.service_names = {"emberd.internal.v1.ShardService",
                            "emberd.internal.v1.CollectiveService"};
   ASSIGN_OR_RETURN(server->server_, GrpcServer::Start(serving));
-  server->server_->SetServing(server->host_->CheckReady().ok());
-  server->ready_ = std::thread([server = server.get()] {
+  const bool ready = server->CheckReady().ok();
+  server->server_->SetServing(ready);
+  server->ready_ = std::thread([server = server.get(), ready] {
     server->host_->WaitUntilReady();
-    if (server->host_->CheckReady().ok()) server->server_->SetServing(true);
+    if (!server->CheckReady().ok()) return;
+    server->server_->SetServing(true);
+    if (!ready) ops::Log(ops::LogLevel::kInfo, "serves now", {{"grpc", server->address()}});
   });
   return server;
 }

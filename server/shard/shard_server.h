@@ -40,6 +40,9 @@ class ShardServer {
   // "host:port" with the real port.
   const std::string& address() const { return server_->address(); }
 
+  // Not OK as long as it reads its log, or if that failed (ShardHost).
+  absl::Status CheckReady() const { return host_->CheckReady(); }
+
   // Takes no new calls, lets those in progress end for at most `grace`, then cancels them. Blocks
   // until all is over.
   void Drain(absl::Duration grace);
