@@ -1,6 +1,7 @@
 #include "client/emberctl/emberctl.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -31,7 +32,7 @@ With --json, results go to standard output as JSON, and errors to standard error
 
 Exit status:
   0  done
-  1  refused by the server, or by the check of a file
+  1  refused by the server, or by the check of a file; or the output could not be written
   2  wrong command line
   3  no coordinator has answered in time, or a shard has not
   4  what the command waits for has not happened in time (drain --wait))";
@@ -86,9 +87,12 @@ int Report(const absl::Status& status, bool json, std::ostream& err) {
   return unreachable ? kUnreachable : kRefused;
 }
 
-}  // namespace
+// For what happens before and after the flags are known.
+bool WantsJson(int argc, const char* const* argv) {
+  return std::find(argv, argv + argc, std::string("--json")) != argv + argc;
+}
 
-int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+int Execute(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
   Session session(out);
   session.terminal = &out == &std::cout && isatty(STDOUT_FILENO) == 1;
   Command command;
@@ -112,14 +116,28 @@ int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   } catch (const CLI::ParseError& error) {
     // Parsing may have ended before the flag.
     const std::string message = CommandLineError(app, error);
-    if (std::find(argv, argv + argc, std::string("--json")) == argv + argc) {
-      err << "emberctl: " << message << "\n";
-    } else {
+    if (WantsJson(argc, argv)) {
       Report(absl::InvalidArgumentError(message), /*json=*/true, err);
+    } else {
+      err << "emberctl: " << message << "\n";
     }
     return kUsage;
   }
   return Report(command(), session.json, err);
+}
+
+}  // namespace
+
+int Run(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  const int code = Execute(argc, argv, out, err);
+  errno = 0;
+  if (out.flush()) return code;
+  constexpr char kLost[] = "the output could not be written: it is lost or ends early";
+  // A stream that had failed before does not tell why.
+  const absl::Status failed =
+      errno == 0 ? absl::DataLossError(kLost) : absl::ErrnoToStatus(errno, kLost);
+  Report(failed, WantsJson(argc, argv), err);
+  return code == kOk ? kRefused : code;
 }
 
 }  // namespace emberd::emberctl

@@ -127,6 +127,22 @@ class FilesTest(unittest.TestCase):
             self.assertIn(" freed", self.emberctl("checkpoint", "delete", "m", name))
         self.assertEqual(self.emberctl("checkpoint", "list"), "no checkpoints\n")
 
+    def test_output_that_cannot_be_written_is_an_error(self):
+        for arguments in ("--help", "--version", "tables", "rows get m t 0-999", "--json tables"):
+            for where in ("> /dev/full", ">&-"):
+                with self.subTest(arguments=arguments, where=where):
+                    ended = subprocess.run(["sh", "-c", f'exec "$0" -a "$1" {arguments} {where}', EMBERCTL, self.address],
+                                           stderr=subprocess.PIPE, check=False, text=True)
+                    self.assertEqual(ended.returncode, 1)
+                    self.assertIn("the output could not be written", ended.stderr)
+                    if "--json" in arguments:
+                        self.assertIn("message", json.loads(ended.stderr)["error"])
+                    else:
+                        self.assertEqual(ended.stderr.count("\n"), 1, ended.stderr)
+        # What failed before keeps its own status.
+        ended = subprocess.run(["sh", "-c", '"$0" --no-such-flag > /dev/full', EMBERCTL], stderr=subprocess.PIPE, check=False)
+        self.assertEqual(ended.returncode, 2)
+
     def complete(self, *words):
         script = (f"source {self.path('bash')}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _emberctl; "
                   'echo "${COMPREPLY[@]}"')
