@@ -1,6 +1,7 @@
 // The emberd binary: flags to options, then build, start and wait.
 //
 // Exit status: 0 stopped as asked, 1 could not start or died, 2 wrong flags or configuration.
+#include <csignal>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -299,6 +300,9 @@ int ExitStatus(const absl::Status& status) {
 
 int Main(int argc, char** argv) {
   RaiseLimitOfFiles();
+  // A file that reaches the limit of its size (ulimit -f) is an error like a full disk, and not the
+  // end of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
 #ifdef NDEBUG
   // Where Abseil is packaged as for debugging, each lock of its mutexes is noted in a graph, which
   // has one lock for all threads.

@@ -1,3 +1,4 @@
+#include <csignal>
 #include <iostream>
 
 #include <fcntl.h>
@@ -20,5 +21,6 @@ void HoldClosedStreams() {
 
 int main(int argc, char** argv) {
   HoldClosedStreams();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error like a full disk
   return emberd::emberctl::Run(argc, argv, std::cout, std::cerr);
 }

@@ -8,6 +8,7 @@ Usage: emberctl_files_test.py EMBERD EMBERCTL ROOT_OF_REPOSITORY
 
 import json
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -33,7 +34,7 @@ class FilesTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
-        program = Program([EMBERD, "up", "--shards", "2", "--listen", "127.0.0.1:0", "--http", "", "--data", cls.path("data"),
+        cls.program = program = Program([EMBERD, "up", "--shards", "2", "--listen", "127.0.0.1:0", "--http", "", "--data", cls.path("data"),
                            "--durability", "memory"], cls.path("log"))
         cls.addClassCleanup(program.stop)
         cls.address = program.wait_for_line(r"^emberd: ready coordinator=(\S+)")[1]
@@ -142,6 +143,27 @@ class FilesTest(unittest.TestCase):
         # What failed before keeps its own status.
         ended = subprocess.run(["sh", "-c", '"$0" --no-such-flag > /dev/full', EMBERCTL], stderr=subprocess.PIPE, check=False)
         self.assertEqual(ended.returncode, 2)
+
+    def test_a_limit_of_the_size_of_files_is_a_full_disk(self):
+        """As `ulimit -f`, whose signal ends a program that does not ignore it."""
+        server = self.program.process.pid
+        limits = resource.prlimit(server, resource.RLIMIT_FSIZE)
+        resource.prlimit(server, resource.RLIMIT_FSIZE, (1024, limits[1]))
+        try:
+            full = subprocess.run([EMBERCTL, "-a", self.address, "checkpoint", "save", "m", "full"], stderr=subprocess.PIPE,
+                                  check=False, text=True)
+        finally:
+            resource.prlimit(server, resource.RLIMIT_FSIZE, limits)
+        self.assertEqual(full.returncode, 1, full.stderr)
+        self.assertIn("RESOURCE_EXHAUSTED", full.stderr)
+        left = [os.path.join(folder, name) for folder, *names in os.walk(self.path("data")) for name in sum(names, [])]
+        self.assertEqual([path for path in left if ".saving-" in path], [])
+        self.emberctl("checkpoint", "save", "m", "full")
+        self.emberctl("checkpoint", "delete", "m", "full")
+        full = subprocess.run(["sh", "-c", 'ulimit -f 1; exec "$0" -a "$1" export m t "$2"', EMBERCTL, self.address,
+                               self.path("full.npy")], stderr=subprocess.PIPE, check=False, text=True)
+        self.assertEqual(full.returncode, 1, full.stderr)
+        self.assertIn("full.npy", full.stderr)
 
     def complete(self, *words):
         script = (f"source {self.path('bash')}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _emberctl; "
