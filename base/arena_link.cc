@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace emberd {
 namespace {
@@ -20,7 +20,7 @@ std::shared_ptr<SharedArena> ArenaLink::Get() {
   MutexLock lock(&mutex_);
   if (arena_ != nullptr && arena_->alive()) return arena_;
   if (std::exchange(arena_, nullptr) != nullptr) next_try_ = absl::InfinitePast();
-  if (absl::Now() < next_try_) return nullptr;
+  if (SteadyNow() < next_try_) return nullptr;
   const absl::StatusOr<RegionServer::Invitation> invitation = ask_();
   if (invitation.ok()) {
     auto arena = SharedArena::Connect(invitation->socket, invitation->ticket);
@@ -29,7 +29,7 @@ std::shared_ptr<SharedArena> ArenaLink::Get() {
   // One that does not answer may be about to start.
   const bool anew = arena_ != nullptr || absl::IsUnavailable(invitation.status());
   pause_ = anew ? kFirstPause : std::clamp(2 * pause_, kFirstPause, kLongestPause);
-  next_try_ = absl::Now() + pause_;
+  next_try_ = SteadyNow() + pause_;
   return arena_;
 }
 

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace emberd {
 namespace {
@@ -73,9 +74,9 @@ bool ChildProcess::Running() {
 }
 
 bool ChildProcess::WaitFor(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   while (Running()) {
-    if (absl::Now() >= deadline) return false;
+    if (SteadyNow() >= deadline) return false;
     absl::SleepFor(absl::Milliseconds(5));
   }
   return true;

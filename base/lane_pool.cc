@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#include "absl/time/clock.h"
 #include "base/region_protocol.h"
+#include "base/steady_time.h"
 
 namespace emberd {
 namespace {
@@ -33,7 +33,7 @@ bool IsReadable(int socket) {
 bool SleepUntilReadable(int socket, absl::Time until) {
   pollfd watched = {socket, POLLIN, 0};
   while (true) {
-    const absl::Duration left = until - absl::Now();
+    const absl::Duration left = until - SteadyNow();
     if (left <= absl::ZeroDuration()) return IsReadable(socket);
     const timespec timeout = absl::ToTimespec(left);
     const int ready = ppoll(&watched, 1, &timeout, nullptr);
@@ -66,8 +66,8 @@ bool LaneClientCall::Watch(absl::Time until) {
   if (!may || lane.unwatched++ < lane.calls_between_watches) return false;
   lane.unwatched = 0;
   pool_->watches_.fetch_add(1);
-  const absl::Time end = std::min(until, absl::Now() + pool_->watch_);
-  while (absl::Now() < end) {
+  const absl::Time end = std::min(until, SteadyNow() + pool_->watch_);
+  while (SteadyNow() < end) {
     if (IsReadable(lane.socket.get())) {
       lane.calls_between_watches /= 2;
       return true;
@@ -82,7 +82,7 @@ bool LaneClientCall::Watch(absl::Time until) {
 
 std::optional<lanes::Answer> LaneClientCall::Receive(absl::Time deadline, absl::Duration silence) {
   const int socket = connection_->socket.get();
-  const absl::Time patience = absl::Now() + silence;
+  const absl::Time patience = SteadyNow() + silence;
   const bool readable = Await(std::min(deadline, patience));
   if (cancelled_.load()) return lanes::Answer{.status = absl::CancelledError("CANCELLED")};
   if (!readable && deadline <= patience) {
@@ -152,15 +152,15 @@ void LanePool::Lose() {
 void LanePool::Grow(absl::Time deadline) {
   {
     MutexLock lock(&mutex_);
-    if (growing_ || open_ >= max_lanes_ || !free_.empty() || absl::Now() < next_try_) return;
+    if (growing_ || open_ >= max_lanes_ || !free_.empty() || SteadyNow() < next_try_) return;
     growing_ = true;
   }
-  std::unique_ptr<Connection> lane = Open(std::min(deadline, absl::Now() + kOpenPatience));
+  std::unique_ptr<Connection> lane = Open(std::min(deadline, SteadyNow() + kOpenPatience));
   MutexLock lock(&mutex_);
   growing_ = false;
   if (lane == nullptr) {
     pause_ = std::clamp(2 * pause_, kFirstLanePause, kLongestLanePause);
-    next_try_ = absl::Now() + pause_;
+    next_try_ = SteadyNow() + pause_;
     return;
   }
   pause_ = absl::ZeroDuration();

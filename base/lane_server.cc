@@ -14,10 +14,10 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/local_socket.h"
 #include "base/region_protocol.h"
 #include "base/status.h"
+#include "base/steady_wait.h"
 
 namespace emberd {
 namespace {
@@ -141,14 +141,14 @@ void LaneServer::Drain(absl::Duration grace) {
     for (const auto& lane : lanes_) lane->CloseSoon();
   }
   Wake();
-  const auto end = absl::ToChronoTime(absl::Now() + grace);
+  const absl::Time end = SteadyNow() + grace;
   {
     MutexLock lock(&mutex_);
     const auto all_over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return std::all_of(lanes_.begin(), lanes_.end(),
                          [](const auto& lane) { return lane->over(); });
     };
-    while (!all_over() && lane_ended_.WaitUntil(&mutex_, end)) {
+    while (!all_over() && WaitSteadily(&lane_ended_, &mutex_, end)) {
     }
     for (const auto& lane : lanes_) lane->Cancel();
   }
@@ -167,7 +167,7 @@ LaneInvitation LaneServer::Invite(LanePeer peer) {
   LaneInvitation invitation{socket_name_, RandomBytes(lanes::kTicketBytes)};
   MutexLock lock(&mutex_);
   if (tickets_.size() == kMaxLaneTickets) tickets_.pop_front();
-  tickets_.push_back({invitation.ticket, std::move(peer), absl::Now() + options_.ticket_life});
+  tickets_.push_back({invitation.ticket, std::move(peer), SteadyNow() + options_.ticket_life});
   return invitation;
 }
 
@@ -219,14 +219,14 @@ bool LaneServer::Await() {
   for (size_t i = 0; i < strangers; ++i) {
     if (watched[2 + i].revents != 0) {
       Admit(std::move(strangers_[i].socket));
-    } else if (absl::Now() < strangers_[i].expiry) {
+    } else if (SteadyNow() < strangers_[i].expiry) {
       rest.push_back(std::move(strangers_[i]));
     }
   }
   strangers_ = std::move(rest);
   if (arrival.get() >= 0) {
     if (strangers_.size() == kMaxStrangers) strangers_.erase(strangers_.begin());
-    strangers_.push_back({std::move(arrival), absl::Now() + kStrangerPatience});
+    strangers_.push_back({std::move(arrival), SteadyNow() + kStrangerPatience});
   }
   uint64_t count = 0;
   [[maybe_unused]] const ssize_t woken = read(wake_.get(), &count, sizeof(count));
@@ -254,7 +254,7 @@ void LaneServer::Admit(FileDescriptor socket) {
 }
 
 bool LaneServer::TakeTicket(const char* half, Ticket* ticket) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   while (!tickets_.empty() && tickets_.front().expiry < now) tickets_.pop_front();
   for (auto it = tickets_.begin(); it != tickets_.end(); ++it) {
     if (std::memcmp(it->bytes.data(), half, lanes::kHalfTicketBytes) != 0) continue;

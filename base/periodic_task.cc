@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/steady_wait.h"
+
 namespace emberd {
 
 PeriodicTask::PeriodicTask(absl::Duration period, std::function<void()> task)
@@ -9,7 +11,7 @@ PeriodicTask::PeriodicTask(absl::Duration period, std::function<void()> task)
         while (true) {
           {
             absl::MutexLock lock(&mutex_);
-            if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), period)) return;
+            if (AwaitSteadily(&mutex_, absl::Condition(&stopping_), period)) return;
           }
           task();
         }

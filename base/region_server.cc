@@ -14,9 +14,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/local_socket.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 
 namespace emberd {
 namespace {
@@ -73,7 +73,7 @@ RegionServer::Invitation RegionServer::Invite() {
   Invitation invitation{socket_name_, RandomBytes(kTicketBytes)};
   MutexLock lock(&mutex_);
   if (tickets_.size() == kMaxTickets) tickets_.pop_front();
-  tickets_.push_back({invitation.ticket, absl::Now() + options_.ticket_life});
+  tickets_.push_back({invitation.ticket, SteadyNow() + options_.ticket_life});
   return invitation;
 }
 
@@ -134,14 +134,14 @@ void RegionServer::Serve() {
         if (!Answer(found->first, &found->second)) Forget(watched[i].fd);
       }
       const int socket = arrival.get();
-      if (socket >= 0) peers_[socket] = {.socket = std::move(arrival), .since = absl::Now()};
+      if (socket >= 0) peers_[socket] = {.socket = std::move(arrival), .since = SteadyNow()};
     }
     forgotten_.clear();
   }
 }
 
 bool RegionServer::SendStrangersAway() {
-  const absl::Time latest = absl::Now() - kStrangerPatience;
+  const absl::Time latest = SteadyNow() - kStrangerPatience;
   std::vector<std::pair<absl::Time, int>> strangers;
   for (const auto& [socket, peer] : peers_) {
     if (!peer.invited) strangers.emplace_back(peer.since, socket);
@@ -176,7 +176,7 @@ bool RegionServer::Answer(int socket, Peer* peer) {
 }
 
 std::optional<std::string> RegionServer::TakeTicket(uint64_t half) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   while (!tickets_.empty() && tickets_.front().expiry < now) tickets_.pop_front();
   for (auto ticket = tickets_.begin(); ticket != tickets_.end(); ++ticket) {
     if (regions::FirstHalf(ticket->bytes) != half) continue;

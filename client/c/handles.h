@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/steady_wait.h"
 #include "client/c/emberd.h"
 #include "client/cpp/client.h"
 
@@ -125,7 +126,7 @@ struct emberd_call {
   // Waits for the end.
   ~emberd_call() { ended_.WaitForNotification(); }
 
-  bool Wait(absl::Duration timeout) { return ended_.WaitForNotificationWithTimeout(timeout); }
+  bool Wait(absl::Duration timeout) { return AwaitSteadily(ended_, timeout); }
   // OK while it runs.
   absl::Status status() const { return ended_.HasBeenNotified() ? status_ : absl::OkStatus(); }
   // Null: it tells nothing.

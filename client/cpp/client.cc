@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
+#include "base/steady_time.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/checkpoint_codec.h"
 #include "client/cpp/coordinator.h"
@@ -96,7 +97,7 @@ absl::Status Client::Impl::CheckBatch(const BatchHandle& batch) const {
 void Client::Impl::SetMutation(uint64_t sequence, v1::MutationId* mutation) {
   mutation->set_client_id(options.client_id);
   if (sequence == 0) sequence = next_sequence++;
-  if (Mistake("retry.new_number")) sequence = absl::ToUnixNanos(absl::Now());
+  if (Mistake("retry.new_number")) sequence = absl::ToUnixNanos(absl::Now());  // a date
   mutation->set_sequence(sequence);
 }
 
@@ -160,7 +161,7 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
     if (done.has_value()) return *done;
     const grpc::Status status = coordinator.embedding->Lookup(context, *request, response.get());
     if (status.ok() && coordinator.lanes != nullptr) {
-      coordinator.lanes->Grow(absl::FromChrono(context->deadline()));
+      coordinator.lanes->Grow(FromSystemTime(context->deadline()));
     }
     return status;
   };

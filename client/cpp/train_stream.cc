@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/steady_wait.h"
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/raw_stream.h"
 #include "client/cpp/shared_gradients.h"
@@ -137,7 +138,7 @@ absl::Status TrainStream::Impl::Start(Transport* transport, int coordinator,
     return has_started_ || end_.has_value();
   };
   absl::MutexLock lock(&mutex_);
-  if (!mutex_.AwaitWithTimeout(absl::Condition(&answered), patience)) {
+  if (!AwaitSteadily(&mutex_, absl::Condition(&answered), patience)) {
     return absl::DeadlineExceededError(absl::StrCat(
         "coordinator ", options_.addresses[coordinator], " did not start the stream within ",
         absl::FormatDuration(patience), " (step_timeout and the client's deadline)"));
@@ -245,7 +246,7 @@ bool TrainStream::Impl::Await(absl::Duration timeout, const std::deque<Result>& 
   const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !results.empty() || expected.empty() || end_.has_value();
   };
-  return mutex_.AwaitWithTimeout(absl::Condition(&settled), timeout);
+  return AwaitSteadily(&mutex_, absl::Condition(&settled), timeout);
 }
 
 template <typename Result, typename Expected>

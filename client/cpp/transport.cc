@@ -7,7 +7,8 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
+#include "base/steady_wait.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/credentials.h"
 
@@ -86,7 +87,7 @@ Transport::Transport(const ClientOptions& options, const Credentials& credential
          std::make_unique<SharedMemory>(
              kind,
              [this, index]() -> absl::StatusOr<RegionServer::Invitation> {
-               const auto answer = AskForMemory(index, absl::Now() + kMemoryPatience);
+               const auto answer = AskForMemory(index, SteadyNow() + kMemoryPatience);
                if (!answer.ok()) return answer.status();
                return RegionServer::Invitation{answer->socket(), answer->ticket()};
              }),
@@ -108,7 +109,7 @@ Transport::~Transport() = default;
 absl::StatusOr<v1::ShareMemoryResponse> Transport::AskForMemory(int coordinator,
                                                                 absl::Time deadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(ToSystemTime(deadline));
   Authorize(&context);
   v1::ShareMemoryResponse response;
   const grpc::Status status =
@@ -118,14 +119,14 @@ absl::StatusOr<v1::ShareMemoryResponse> Transport::AskForMemory(int coordinator,
 }
 
 absl::Status Transport::WaitForConnection() {
-  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  const absl::Time deadline = SteadyNow() + options_.connect_timeout;
   // Every coordinator in turn gets as long as a pause would be; all of them go on connecting
   // meanwhile.
-  for (int round = 1; absl::Now() < deadline; ++round) {
+  for (int round = 1; SteadyNow() < deadline; ++round) {
     const absl::Duration patience = BackoffPause(options_, round, 0.5);
     for (size_t i = 0; i < coordinators_.size(); ++i) {
-      const absl::Time until = std::min(absl::Now() + patience, deadline);
-      if (coordinators_[i].channel->WaitForConnected(absl::ToChronoTime(until))) {
+      const absl::Time until = std::min(SteadyNow() + patience, deadline);
+      if (coordinators_[i].channel->WaitForConnected(ToSystemTime(until))) {
         current_ = static_cast<int>(i);
         return absl::OkStatus();
       }
@@ -139,7 +140,7 @@ absl::Status Transport::ConnectionError() {
   for (size_t i = 0; i < coordinators_.size(); ++i) {
     // A call on a broken connection ends with the reason, where a certificate may be the matter.
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + kReasonPatience));
+    context.set_deadline(ToSystemTime(SteadyNow() + kReasonPatience));
     Authorize(&context);
     v1::GetStatusResponse response;
     const grpc::Status status = coordinators_[i].admin->GetStatus(&context, {}, &response);
@@ -160,7 +161,7 @@ void Transport::Authorize(grpc::ClientContext* context) const {
 absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int* answered) {
   const absl::Duration allowed =
       settings.deadline > absl::ZeroDuration() ? settings.deadline : options_.deadline;
-  const absl::Time deadline = absl::Now() + allowed;
+  const absl::Time deadline = SteadyNow() + allowed;
   uint64_t generation;
   {
     absl::MutexLock lock(&mutex_);
@@ -171,7 +172,7 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
     int index = any ? current_.load() : settings.coordinator;
     if (answered != nullptr) *answered = index;
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_deadline(ToSystemTime(deadline));
     Authorize(&context);
     if (!Register(&context, generation)) return absl::CancelledError("CancelCalls was called");
     const absl::Status status = ToAbslStatus(attempt(coordinators_[index], &context));
@@ -185,7 +186,7 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
     const absl::Duration pause =
         BackoffPause(options_, tries, absl::Uniform(absl::BitGen(), 0.0, 1.0));
     // What the server said helps more than DEADLINE_EXCEEDED a little later.
-    if (absl::Now() + pause >= deadline) return status;
+    if (SteadyNow() + pause >= deadline) return status;
     if (!Pause(*coordinators_[index].channel, pause, generation)) {
       return absl::CancelledError("CancelCalls was called");
     }
@@ -198,10 +199,10 @@ std::optional<grpc::Status> Transport::CallOnLane(const Coordinator& coordinator
                                                   grpc::ClientContext* context,
                                                   google::protobuf::MessageLite* response) {
   if (coordinator.lanes == nullptr) return std::nullopt;
-  const absl::Time deadline = absl::FromChrono(context->deadline());
+  const absl::Time deadline = FromSystemTime(context->deadline());
   const std::string body = request.SerializeAsString();
   const auto call = coordinator.lanes->Send({.method = static_cast<uint32_t>(method),
-                                             .patience = deadline - absl::Now(),
+                                             .patience = deadline - SteadyNow(),
                                              .authorization = authorization_,
                                              .body = body});
   if (call == nullptr) return std::nullopt;
@@ -272,15 +273,15 @@ bool Transport::Pause(grpc::Channel& channel, absl::Duration pause, uint64_t gen
   };
   if (channel.GetState(/*try_to_connect=*/true) == GRPC_CHANNEL_READY) {
     absl::MutexLock lock(&mutex_);
-    return !mutex_.AwaitWithTimeout(absl::Condition(&cancelled), pause);
+    return !AwaitSteadily(&mutex_, absl::Condition(&cancelled), pause);
   }
   // gRPC works on a connection only while somebody waits for it. In short turns, to hear of a
   // cancellation.
   constexpr absl::Duration kTurn = absl::Milliseconds(20);
-  const absl::Time end = absl::Now() + pause;
-  while (absl::Now() < end) {
-    const absl::Time until = std::min(absl::Now() + kTurn, end);
-    if (channel.WaitForConnected(absl::ToChronoTime(until))) break;
+  const absl::Time end = SteadyNow() + pause;
+  while (SteadyNow() < end) {
+    const absl::Time until = std::min(SteadyNow() + kTurn, end);
+    if (channel.WaitForConnected(ToSystemTime(until))) break;
     absl::MutexLock lock(&mutex_);
     if (cancelled()) return false;
   }

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/partition_chain.h"
 
@@ -81,12 +81,12 @@ absl::StatusOr<v1::CheckpointInfo> MergeCheckpoint(const CheckpointStore& store,
   manifest.clear_chain();
   const int64_t total = BytesOf(chain);
   int64_t bytes = 0;
-  absl::Time beat = absl::Now();
+  absl::Time beat = SteadyNow();
   const auto read = [&](int64_t more) -> absl::Status {
     bytes += more;
-    if (absl::Now() - beat > kHeartbeat) {
+    if (SteadyNow() - beat > kHeartbeat) {
       RETURN_IF_ERROR(store.Heartbeat(folder));
-      beat = absl::Now();
+      beat = SteadyNow();
     }
     return progress(bytes, total);
   };

@@ -8,6 +8,7 @@
 
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "emberd/v1/admin_service.grpc.pb.h"
 #include "server/ops/logging.h"
 #include "server/ops/rpc_names.h"
@@ -224,7 +225,7 @@ absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStats
     coordinator.AddShards(request.hot_rows(), context, response.mutable_shards());
   }
   const ops::MetricSnapshot metrics(coordinator.metrics()->collectables());
-  response.set_time_ms(absl::ToUnixMillis(absl::Now()));
+  response.set_time_ms(absl::ToUnixMillis(absl::Now()));  // a date
   response.set_uptime_ms(absl::ToInt64Milliseconds(coordinator.uptime()));
 
   response.set_draining(parts_.drain->draining());

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/config.h"
 #include "server/checkpoint/verify.h"
 #include "server/ops/logging.h"
@@ -94,7 +95,7 @@ std::string AutoCheckpoints::RecoveryOf(const std::string& model) const {
   constexpr double kGiB = 1 << 30;
   const double share = static_cast<double>(recovery.bytes) / recovery.total_bytes;
   const absl::Duration left =
-      share <= 0 ? absl::ZeroDuration() : (absl::Now() - recovery.began) * ((1 - share) / share);
+      share <= 0 ? absl::ZeroDuration() : (SteadyNow() - recovery.began) * ((1 - share) / share);
   return absl::StrFormat("it goes back to checkpoint '%s'%s, %.0f %% of %.1f GiB, about %d s left",
                          recovery.checkpoint, StepsOf(recovery.groups), 100 * share,
                          recovery.total_bytes / kGiB, absl::ToInt64Seconds(left));
@@ -191,7 +192,7 @@ void AutoCheckpoints::RecoverAbsent() {
   std::set<std::string> models;
   for (const v1::CheckpointInfo& info : list->checkpoints()) models.insert(info.model());
   for (const std::string& model : models) {
-    rpc::CallContext context(absl::Now() + kFindDeadline);
+    rpc::CallContext context(SteadyNow() + kFindDeadline);
     // NOT_FOUND only when all shards have answered.
     if (!absl::IsNotFound(registry_->FindByName(model, &context).status())) continue;
     if (MayRecover(model)) StartRecovery(model);
@@ -216,7 +217,7 @@ bool AutoCheckpoints::Due(const Saved& saved, const ServedModel& model) const {
   const int64_t since = registry_->ChangesOf(model.id) - saved.changes;
   if (since == 0) return false;
   if (has_log()) return registry_->LogIsLong();
-  return absl::Now() >= saved.at + absl::Seconds(storage.every_seconds()) ||
+  return SteadyNow() >= saved.at + absl::Seconds(storage.every_seconds()) ||
          (storage.every_steps() > 0 && since >= storage.every_steps());
 }
 
@@ -225,13 +226,13 @@ void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const ServedModel>& model)
   {
     MutexLock lock(&mutex_);
     Saved& saved = saved_[name];
-    if (saved.saving || absl::Now() < saved.tried + kSavePause || !Due(saved, *model)) return;
+    if (saved.saving || SteadyNow() < saved.tried + kSavePause || !Due(saved, *model)) return;
     saved.saving = true;
   }
   const auto over = [this, name](const absl::Status& status) {
     MutexLock lock(&mutex_);
     saved_[name].saving = false;
-    saved_[name].tried = status.ok() ? absl::InfinitePast() : absl::Now();
+    saved_[name].tried = status.ok() ? absl::InfinitePast() : SteadyNow();
   };
   const bool taken = tasks_.Submit([this, model, name, over] {
     const absl::Status status = Save(model);
@@ -251,7 +252,9 @@ absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& mod
     Saved& saved = saved_[name];
     saved.history = history;
     saved.changes = changes;
-    saved.at = absl::FromUnixMillis(saved_at_ms);
+    // By the clock of whoever saved it, which may be ahead of this one's.
+    const absl::Duration age = absl::Now() - absl::FromUnixMillis(saved_at_ms);  // a date
+    saved.at = SteadyNow() - std::max(age, absl::ZeroDuration());
     return Due(saved, *model);
   };
   const auto newest = checkpoints_->store().Newest(name);
@@ -259,11 +262,12 @@ absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& mod
       !remember(newest->history(), newest->changes(), newest->saved_at_ms())) {
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(
-      const auto save,
-      checkpoints_->BeginSave(
-          model, {.name = AutomaticName(absl::Now()), .incremental = true, .automatic = true},
-          checkpoints_->MakePause(model), &stopping_));
+  ASSIGN_OR_RETURN(const auto save,
+                   checkpoints_->BeginSave(model,
+                                           {.name = AutomaticName(absl::Now()),  // a date
+                                            .incremental = true,
+                                            .automatic = true},
+                                           checkpoints_->MakePause(model), &stopping_));
   ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
                    checkpoints_->FinishSave(
                        save.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, &stopping_));

@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
 #include "base/mutex.h"
+#include "base/steady_time.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/model_registry.h"
@@ -54,7 +55,7 @@ class AutoCheckpoints {
   struct Recovery {
     std::string checkpoint;
     std::vector<v1::GroupStep> groups;
-    absl::Time began = absl::Now();
+    absl::Time began = SteadyNow();
     int64_t bytes = 0;
     int64_t total_bytes = 0;
   };

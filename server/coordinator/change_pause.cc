@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/each_shard.h"
 
 namespace emberd::server {
@@ -138,17 +139,17 @@ absl::StatusOr<std::string> ChangePause::FindMoving(const Answers& answers, bool
 }
 
 absl::StatusOr<ChangePause::Answers> ChangePause::Settle(rpc::CallContext* context) {
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   absl::Duration wait = kFirstSettleWait;
   while (true) {
     ASSIGN_OR_RETURN(Answers answers, Ask("", 0, context));
-    const absl::Duration waited = absl::Now() - began;
+    const absl::Duration waited = SteadyNow() - began;
     ASSIGN_OR_RETURN(const std::string moving, FindMoving(answers, waited > kDecideAfter, context));
     // Each answer was given behind a closed gate. A change that a shard did not list had been made
     // there, or will not be decided, for every change needs the votes of all shards.
     if (moving.empty()) return answers;
     if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
-    if (waited > kSettlePatience || absl::Now() > context->deadline()) {
+    if (waited > kSettlePatience || SteadyNow() > context->deadline()) {
       return absl::UnavailableError(absl::StrCat(moving, " did not end within ",
                                                  absl::FormatDuration(waited),
                                                  ", and no checkpoint can be taken while it "
@@ -164,7 +165,7 @@ void ChangePause::Resume() {
   internal::v1::ResumeChangesRequest request;
   request.set_model_id(model_->id);
   request.set_pause_id(id_);
-  rpc::CallContext context(absl::Now() + kResumeDeadline);
+  rpc::CallContext context(SteadyNow() + kResumeDeadline);
   ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()),
                [&](int shard) { return shards_.shards[shard]->ResumeChanges(request, &context); });
 }

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/shared_tables.h"
 #include "server/checkpoint/manifest.h"
 #include "server/coordinator/fanout.h"
@@ -69,7 +70,7 @@ absl::Status CheckpointSave::CheckStep(const ChangePause::Answers& answers) cons
 }
 
 void CheckpointSave::FillManifest(const ChangePause::Answers& answers) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = absl::Now();  // a date
   manifest_.set_format_version(kManifestVersion);
   manifest_.set_model(model_->config.name());
   manifest_.set_checkpoint_id(absl::Uniform<uint64_t>(absl::BitGen(), 1, ~uint64_t{0}));
@@ -117,7 +118,7 @@ absl::Status CheckpointSave::BeginOnShards(uint64_t pause_id, const ChangePause:
 absl::Status CheckpointSave::Begin(std::unique_ptr<ChangePause> pause, rpc::CallContext* context) {
   ASSIGN_OR_RETURN(folder_, store_->BeginSave(model_->config.name(), options_.name));
   ReachFailpoint("save.begins");
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   ASSIGN_OR_RETURN(const ChangePause::Answers answers, pause->Settle(context));
   RETURN_IF_ERROR(CheckStep(answers));
   ChooseParent(answers);
@@ -125,16 +126,16 @@ absl::Status CheckpointSave::Begin(std::unique_ptr<ChangePause> pause, rpc::Call
   ReachFailpoint("save.changes_wait");
   const absl::Status begun = BeginOnShards(pause->id(), answers, context);
   pause->Resume();
-  paused_ = absl::Now() - began;
+  paused_ = SteadyNow() - began;
   return begun;
 }
 
 absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* context,
                                                               const BytesReport& report) {
-  absl::Time beat = absl::Now();
+  absl::Time beat = SteadyNow();
   const auto beat_and_report = [&](int64_t bytes, int64_t total) -> absl::Status {
-    if (absl::Now() > beat + kHeartbeat) {
-      beat = absl::Now();
+    if (SteadyNow() > beat + kHeartbeat) {
+      beat = SteadyNow();
       RETURN_IF_ERROR(store_->Heartbeat(folder_));
     }
     return report(bytes, total);
@@ -154,7 +155,7 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
   complete.set_model_id(model_->id);
   complete.set_history(model_->history);
   complete.set_checkpoint_id(manifest_.checkpoint_id());
-  rpc::CallContext completing(absl::Now() + kCompleteDeadline, context->trace());
+  rpc::CallContext completing(SteadyNow() + kCompleteDeadline, context->trace());
   // A shard that does not hear of it counts changes from further back: the next one is whole. And
   // its log goes on from an older one, which then stays.
   absl::Status heard = FirstError(ForEachShard(

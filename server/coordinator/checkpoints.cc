@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/config.h"
 #include "server/checkpoint/diff.h"
 #include "server/checkpoint/manifest.h"
@@ -97,11 +98,11 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
 absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSavePatiently(
     const std::shared_ptr<const ServedModel>& model, const SaveOptions& options,
     rpc::CallContext* context) {
-  const absl::Time give_up = std::min(absl::Now() + kOtherSavePatience, context->deadline());
+  const absl::Time give_up = std::min(SteadyNow() + kOtherSavePatience, context->deadline());
   while (true) {
     auto save = BeginSave(model, options, MakePause(model), context);
     if (!absl::IsAborted(save.status())) return save;
-    if (context->cancelled() || absl::Now() + kOtherSavePause > give_up) return save;
+    if (context->cancelled() || SteadyNow() + kOtherSavePause > give_up) return save;
     absl::SleepFor(kOtherSavePause);
   }
 }

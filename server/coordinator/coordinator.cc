@@ -6,8 +6,8 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/optimizers.h"
 #include "preprocess/plan/plan.h"
 #include "server/coordinator/train/group_drop.h"
@@ -85,7 +85,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
       shard_http_addresses_(HttpAddresses(cluster)),
       sparsecores_per_shard_(cluster.sparsecores_per_shard()),
       max_message_bytes_(cluster.budgets().max_message_bytes()),
-      start_(absl::Now()),
+      start_(SteadyNow()),
       metrics_(metrics),
       threads_(threads),
       server_metrics_(metrics->Server("coordinator", index)),
@@ -121,7 +121,7 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
 
 void Coordinator::Sweep() {
   server_metrics_->AddExpiredBatches(
-      static_cast<int64_t>(path_.batches().Sweep(absl::Now()).size()));
+      static_cast<int64_t>(path_.batches().Sweep(SteadyNow()).size()));
   server_metrics_->SetBatches(path_.batches().count(), path_.batches().bytes());
   const auto models = registry_.models();
   int64_t table_bytes = 0;
@@ -322,7 +322,7 @@ v1::GetStatusResponse Coordinator::GetStatus(rpc::CallContext* context) {
 
 void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
                             google::protobuf::RepeatedPtrField<v1::ShardStatus>* shards) {
-  rpc::CallContext context(absl::Now() + kStatusDeadline, caller->trace());
+  rpc::CallContext context(SteadyNow() + kStatusDeadline, caller->trace());
   for (size_t i = 0; i < shards_.size(); ++i) shards->Add();
   ForEachShard(&threads_->blocking, ShardsFrom(0, shards_.size()), [&](int shard) {
     auto status = shards_[shard]->GetStatus(hot_rows, &context);

@@ -11,11 +11,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/periodic_task.h"
 #include "base/region_server.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/admin_service.pb.h"
 #include "emberd/v1/cluster.pb.h"
@@ -105,7 +105,7 @@ class Coordinator {
 
   ops::ServerMetrics* server_metrics() { return server_metrics_; }
   ops::Metrics* metrics() { return metrics_; }
-  absl::Duration uptime() const { return absl::Now() - start_; }
+  absl::Duration uptime() const { return SteadyNow() - start_; }
   absl::Duration default_deadline() const { return resources_.shard_call; }
   const CoordinatorResources& resources() const { return resources_; }
 

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/periodic_task.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/administration.h"
 #include "server/coordinator/checkpoint_service.h"
 #include "server/coordinator/coordinator.h"
@@ -136,12 +136,12 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Coordinator* coordinator() override { return &coordinator_; }
   Administration* administration() override { return &administration_; }
   void Drain(absl::Duration grace) override {
-    const absl::Time end = absl::Now() + grace;
+    const absl::Time end = SteadyNow() + grace;
     administration_.Stop();
     train_streams_.AwaitNone(std::min(kStepPatience, grace / 2));
     train_streams_.Stop();
-    if (lanes_ != nullptr) lanes_->Drain(std::max(end - absl::Now(), absl::ZeroDuration()));
-    server_->Drain(std::max(end - absl::Now(), absl::ZeroDuration()));
+    if (lanes_ != nullptr) lanes_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
+    server_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
   }
 
  private:

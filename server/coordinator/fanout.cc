@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/mutations.h"
 #include "server/coordinator/places.h"
@@ -81,7 +82,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
   bool rows_came = false;
   absl::Status error;
   for (size_t i = 0; i < shards_.size(); ++i) {
-    const absl::Time began = absl::Now();
+    const absl::Time began = SteadyNow();
     auto result = calls[i]->Wait();
     absl::Status status = result.status();
     if (status.ok()) result->places = std::move(results[i].places);
@@ -109,7 +110,7 @@ absl::StatusOr<std::vector<GatherResult>> Fanout::Gather(
 }
 
 StagedUpdate::StagedUpdate(Fanout* fanout, const UpdateName& name, const std::string& trace)
-    : fanout_(fanout), name_(name), context_(absl::Now() + fanout->options_.shard_call, trace) {}
+    : fanout_(fanout), name_(name), context_(SteadyNow() + fanout->options_.shard_call, trace) {}
 
 StagedUpdate::~StagedUpdate() {
   if (!decided_ && !name_.group_part.has_value()) {
@@ -175,7 +176,7 @@ absl::StatusOr<RowCounts> StagedUpdate::Commit() {
   ops::StageTimer timer(fanout_->metrics_, ops::Stage::kCommit);
   decided_ = true;
   ReachFailpoint("update.votes_are_in");
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   for (size_t i = 0; i < calls_.size(); ++i) {
     if (staged_[i]) calls_[i]->Decide(/*commit=*/true);
     ReachFailpoint("update.word_is_said");
@@ -211,10 +212,10 @@ absl::StatusOr<RowCounts> StagedUpdate::DecideAgain(int shard) {
   request.set_generation(name_.group_part->generation);
   request.set_step(name_.group_part->step);
   request.set_commit(true);
-  rpc::CallContext context(absl::Now() + fanout_->options_.shard_call, context_.trace());
+  rpc::CallContext context(SteadyNow() + fanout_->options_.shard_call, context_.trace());
   while (true) {
     auto rows = fanout_->DecideStep(shard, request, &context);
-    if (!MayHaveMissed(rows.status()) || absl::Now() + kRetryPause > context.deadline()) {
+    if (!MayHaveMissed(rows.status()) || SteadyNow() + kRetryPause > context.deadline()) {
       return rows;
     }
     absl::SleepFor(kRetryPause);
@@ -264,14 +265,14 @@ bool Fanout::ReadsInPlace(const GradientInput& input, const KeptBatch& batch, in
 }
 
 void Fanout::RenewBatches(const std::vector<uint64_t>& handles) {
-  rpc::CallContext context(absl::Now() + kReleaseDeadline);
+  rpc::CallContext context(SteadyNow() + kReleaseDeadline);
   ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()), [&](int shard) {
     return shards_[shard]->RenewBatches(handles, options_.batch_ttl, &context);
   });
 }
 
 void Fanout::Release(uint64_t model_id, uint64_t handle) {
-  rpc::CallContext context(absl::Now() + kReleaseDeadline);
+  rpc::CallContext context(SteadyNow() + kReleaseDeadline);
   ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()),
                [&](int shard) { return shards_[shard]->ReleaseBatch(model_id, handle, &context); });
 }
@@ -291,7 +292,7 @@ absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> Fanout::OpenGroup(
 
 void Fanout::ObserveLink(int shard, ops::Rpc rpc, const absl::Status& status, absl::Time began) {
   metrics_->ShardLink(shard)->Observe(rpc, status.code(),
-                                      absl::ToDoubleSeconds(absl::Now() - began));
+                                      absl::ToDoubleSeconds(SteadyNow() - began));
 }
 
 }  // namespace emberd::server

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "emberd/v1/embedding_service.pb.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/coordinator/lookup_response.h"
@@ -44,7 +44,7 @@ class LaneLookup {
     answer.status = LookUp(&answer);
     call_->OnCancel(nullptr);
     if (answer.status.ok()) timer_.AddResponseBytes(static_cast<int64_t>(answer.body.size()));
-    LogSlowCall(environment_, kRpc, answer.status, absl::Now() - began_, context_.trace());
+    LogSlowCall(environment_, kRpc, answer.status, SteadyNow() - began_, context_.trace());
     span_.End(answer.status);
     timer_.Finish(answer.status.code());
     return answer;
@@ -94,7 +94,7 @@ class LaneLookup {
   Coordinator* const coordinator_;
   const CallEnvironment& environment_;
   LaneCall* const call_;
-  const absl::Time began_ = absl::Now();
+  const absl::Time began_ = SteadyNow();
   rpc::CallContext context_;
   rpc::Span span_;
   ops::RpcTimer timer_;

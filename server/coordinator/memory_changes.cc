@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/coordinator.h"
 #include "server/ops/logging.h"
 
@@ -43,7 +43,7 @@ void Coordinator::TakePinBack(const v1::ChangeMemoryRequest& pin,
   for (int shard = 0; shard < done.shards_size(); ++shard) {
     if (done.shards(shard).changed()) pinned.push_back(shard);
   }
-  rpc::CallContext context(absl::Now() + kUnpinDeadline, caller->trace());
+  rpc::CallContext context(SteadyNow() + kUnpinDeadline, caller->trace());
   ForEachShard(&threads_->blocking, pinned, [&](int shard) {
     const absl::Status status = shards_[shard]->ChangeMemory(unpin, &context).status();
     if (!status.ok()) {

@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/fanout.h"
 
 namespace emberd::server {
@@ -93,7 +93,7 @@ bool ModelChanges::TakeBack(const Leftover& leftover) {
   request.set_model_id(leftover.model_id);
   request.set_history(leftover.history);
   request.set_unless_serving(true);
-  rpc::CallContext context(absl::Now() + kUndoDeadline);
+  rpc::CallContext context(SteadyNow() + kUndoDeadline);
   const absl::Status status = shards_[leftover.shard]->DropModel(request, &context);
   if (leftover.shard == 0) {
     // The word is shard 0's. Where it serves the rows, nothing is left over.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "base/suggest.h"
 #include "config/config.h"
 #include "server/ops/logging.h"
@@ -270,7 +271,7 @@ absl::Status ModelRegistry::CheckNotLost(uint64_t model_id, rpc::CallContext* co
 absl::Status ModelRegistry::Explain(uint64_t model_id, uint64_t history,
                                     const absl::Status& status) {
   if (!absl::IsDataLoss(status)) return status;
-  rpc::CallContext context(absl::Now() + kExplainDeadline);
+  rpc::CallContext context(SteadyNow() + kExplainDeadline);
   const auto now = Refresh(model_id, &context);
   if (!now.ok()) return now.status();
   // All shards have the rows by now.
@@ -286,7 +287,7 @@ void ModelRegistry::Watch() {
   changes_.Retry();
   std::vector<Known> known = models();
   if (known.empty()) return;
-  rpc::CallContext context(absl::Now() + kWatchDeadline);
+  rpc::CallContext context(SteadyNow() + kWatchDeadline);
   const ShardModels shards = changes_.Ask(&context);
   log_is_long_ = shards.LogIsLong();
   for (const Known& entry : known) {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/config.h"
 #include "server/coordinator/model_registry.h"
 #include "server/ops/logging.h"
@@ -70,7 +70,7 @@ absl::Status ModelRegistry::MakeServed(const ServedModel& model, const RowSource
   if (made.ok()) return made;
   changes_.Undo(model.id, model.history);
   // Where some shards serve it already, all go on with the rows of before.
-  rpc::CallContext undoing(absl::Now() + kUnserveDeadline);
+  rpc::CallContext undoing(SteadyNow() + kUnserveDeadline);
   changes_.DropHistory(model.id, model.history, /*unless_only=*/true, &undoing).IgnoreError();
   return made;
 }
@@ -113,8 +113,8 @@ void ModelRegistry::DropFollowed(const ServedModel& model, const ShardModels& sh
     const auto found = models_.find(model.id);
     if (found == models_.end() || found->second.model->history != model.history) return;
     absl::Time& since = found->second.followed;
-    since = followed.empty() ? absl::InfiniteFuture() : std::min(since, absl::Now());
-    if (absl::Now() < since + kFollowedPatience) return;
+    since = followed.empty() ? absl::InfiniteFuture() : std::min(since, SteadyNow());
+    if (SteadyNow() < since + kFollowedPatience) return;
   }
   for (const uint64_t history : followed) {
     changes_.DropHistory(model.id, history, /*unless_only=*/true, context).IgnoreError();

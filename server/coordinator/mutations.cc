@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/each_shard.h"
 #include "server/ops/logging.h"
 
@@ -27,7 +28,7 @@ constexpr int kRandomBits = 10;
 // does not depend on the clock, only who gives way.
 uint64_t NewAttempt(uint64_t larger_than) {
   thread_local absl::BitGen generator;
-  const auto now = static_cast<uint64_t>(absl::ToUnixMicros(absl::Now()));
+  const auto now = static_cast<uint64_t>(absl::ToUnixMicros(absl::Now()));  // a date
   const uint64_t attempt = (std::max(now, (larger_than >> kRandomBits) + 1)) << kRandomBits;
   return attempt + absl::Uniform<uint64_t>(generator, 0, uint64_t{1} << kRandomBits);
 }
@@ -113,10 +114,10 @@ absl::StatusOr<std::optional<RowCounts>> Mutations::Settle(const Mutation& mutat
 
 absl::StatusOr<RowCounts> Mutations::Commit(int shard, const Mutation& mutation, uint64_t attempt,
                                             const std::string& trace) {
-  rpc::CallContext context(absl::Now() + shard_call_, trace);
+  rpc::CallContext context(SteadyNow() + shard_call_, trace);
   while (true) {
     auto rows = shards_[shard]->DecideMutation(mutation, attempt, /*commit=*/true, &context);
-    if (!MayHaveMissed(rows.status()) || absl::Now() + kWordPause > context.deadline()) {
+    if (!MayHaveMissed(rows.status()) || SteadyNow() + kWordPause > context.deadline()) {
       return rows;
     }
     absl::SleepFor(kWordPause);
@@ -124,7 +125,7 @@ absl::StatusOr<RowCounts> Mutations::Commit(int shard, const Mutation& mutation,
 }
 
 void Mutations::Abandon(const Mutation& mutation, uint64_t attempt) {
-  rpc::CallContext context(absl::Now() + kAbandonDeadline);
+  rpc::CallContext context(SteadyNow() + kAbandonDeadline);
   ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
     return shards_[shard]->DecideMutation(mutation, attempt, /*commit=*/false, &context).status();
   });
@@ -132,7 +133,7 @@ void Mutations::Abandon(const Mutation& mutation, uint64_t attempt) {
 
 void Mutations::SettleLeftovers() {
   std::vector<std::vector<Mutation>> held(shards_.size());
-  rpc::CallContext context(absl::Now() + kAbandonDeadline);
+  rpc::CallContext context(SteadyNow() + kAbandonDeadline);
   ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
     auto listed = shards_[shard]->ListUndecided(shard_call_, &context);
     const absl::Status status = listed.status();
@@ -145,7 +146,7 @@ void Mutations::SettleLeftovers() {
   std::set<Mutation, decltype(less)> mutations(less);
   for (const auto& of_shard : held) mutations.insert(of_shard.begin(), of_shard.end());
   for (const Mutation& mutation : mutations) {
-    rpc::CallContext settling(absl::Now() + kAbandonDeadline);
+    rpc::CallContext settling(SteadyNow() + kAbandonDeadline);
     const auto made = Find(mutation, &settling);
     if (!made.ok()) continue;  // a shard is out of reach, or another coordinator is at it
     ops::Log(ops::LogLevel::kInfo, "decided on an update whose coordinator went away",

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
@@ -44,10 +44,8 @@ constexpr int kAlwaysTaken = 8;
 }  // namespace
 
 absl::Time DeadlineOf(const grpc::ServerContextBase& context, absl::Duration default_deadline) {
-  const std::chrono::system_clock::time_point deadline = context.deadline();
-  if (deadline == std::chrono::system_clock::time_point::max())
-    return absl::Now() + default_deadline;
-  return absl::FromChrono(deadline);
+  const absl::Time deadline = FromSystemTime(context.deadline());
+  return deadline == absl::InfiniteFuture() ? SteadyNow() + default_deadline : deadline;
 }
 
 absl::Status QueueFullError(const CallEnvironment& environment) {
@@ -116,7 +114,7 @@ void PooledCall::Run(const Work& work) {
     End(absl::CancelledError("the caller cancelled the call while it was waiting"));
     return;
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   span_.Set("emberd.queued_us", absl::ToInt64Microseconds(start - began_));
   if (start > context_.deadline()) {
     End(absl::DeadlineExceededError(absl::StrCat("the request waited ",
@@ -135,7 +133,7 @@ void PooledCall::Run(const Work& work) {
   }
   int64_t response_bytes = 0;
   const absl::Status status = work(&context_, &response_bytes);
-  environment_.queue->RecordDuration(absl::Now() - start);
+  environment_.queue->RecordDuration(SteadyNow() - start);
   timer_.AddResponseBytes(response_bytes);
   End(status);
 }
@@ -147,7 +145,7 @@ absl::StatusOr<rpc::CallContext::Room> PooledCall::MakeRoom(int64_t bytes, absl:
 }
 
 void PooledCall::End(const absl::Status& status) {
-  LogSlowCall(environment_, rpc_, status, absl::Now() - began_, context_.trace());
+  LogSlowCall(environment_, rpc_, status, SteadyNow() - began_, context_.trace());
   grant_ = Admission::Grant();
   span_.End(status);
   timer_.Finish(status.code());

@@ -15,9 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
+#include "base/steady_time.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/admission.h"
 #include "server/rpc/call_context.h"
@@ -91,7 +91,7 @@ class PooledCall final : public grpc::ServerUnaryReactor {
   const CallEnvironment environment_;
   const ops::Rpc rpc_;
   const int64_t request_bytes_;
-  const absl::Time began_ = absl::Now();
+  const absl::Time began_ = SteadyNow();
   rpc::CallContext context_;
   rpc::Span span_;
   ops::RpcTimer timer_;

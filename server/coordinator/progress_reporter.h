@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/steady_time.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 #include "server/coordinator/checkpoints.h"
 #include "server/coordinator/shard_transfers.h"
@@ -28,27 +28,27 @@ class ProgressReporter {
   absl::Status operator()(int64_t bytes, int64_t total_bytes) {
     progress_.set_bytes(bytes);
     progress_.set_total_bytes(std::max(bytes, total_bytes));
-    return absl::Now() < sent_ + absl::Milliseconds(100) ? absl::OkStatus() : Send();
+    return SteadyNow() < sent_ + absl::Milliseconds(100) ? absl::OkStatus() : Send();
   }
   BytesReport bytes() {
     return [this](int64_t bytes, int64_t total_bytes) { return (*this)(bytes, total_bytes); };
   }
   v1::CheckpointProgress Done(const v1::CheckpointInfo& checkpoint) {
     progress_.set_done(true);
-    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(absl::Now() - began_));
+    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(SteadyNow() - began_));
     *progress_.mutable_checkpoint() = checkpoint;
     return progress_;
   }
 
  private:
   absl::Status Send() {
-    sent_ = absl::Now();
+    sent_ = SteadyNow();
     progress_.set_elapsed_ms(absl::ToInt64Milliseconds(sent_ - began_));
     return report_(progress_);
   }
 
   const Checkpoints::Report& report_;
-  const absl::Time began_ = absl::Now();
+  const absl::Time began_ = SteadyNow();
   absl::Time sent_ = absl::InfinitePast();
   v1::CheckpointProgress progress_;
 };

@@ -7,6 +7,7 @@
 #include "absl/random/random.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/fanout.h"
 
 namespace emberd::server {
@@ -35,7 +36,7 @@ ShardTransfers::~ShardTransfers() {
   if (over_) return;
   internal::v1::CancelTransferRequest request;
   request.set_transfer_id(id_);
-  rpc::CallContext context(absl::Now() + kPollDeadline);
+  rpc::CallContext context(SteadyNow() + kPollDeadline);
   ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()),
                [&](int shard) { return shards_.shards[shard]->CancelTransfer(request, &context); });
 }
@@ -43,7 +44,7 @@ ShardTransfers::~ShardTransfers() {
 absl::StatusOr<ShardTransfers::Results> ShardTransfers::Ask(const std::string& trace) {
   internal::v1::GetTransferRequest request;
   request.set_transfer_id(id_);
-  rpc::CallContext context(absl::Now() + kPollDeadline, trace);
+  rpc::CallContext context(SteadyNow() + kPollDeadline, trace);
   Results results(shards_.shards.size());
   RETURN_IF_ERROR(FirstError(
       ForEachShard(shards_.threads, ShardsFrom(0, results.size()), [&](int shard) -> absl::Status {
@@ -55,16 +56,16 @@ absl::StatusOr<ShardTransfers::Results> ShardTransfers::Ask(const std::string& t
 
 absl::StatusOr<ShardTransfers::Results> ShardTransfers::Await(rpc::CallContext* context,
                                                               const BytesReport& report) {
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   absl::Time answered = began;
   while (true) {
     if (context->cancelled()) return absl::CancelledError("the caller cancelled the call");
     absl::StatusOr<Results> results = Ask(context->trace());
     const bool blip =
         absl::IsUnavailable(results.status()) || absl::IsDeadlineExceeded(results.status());
-    if (!results.ok() && (!blip || absl::Now() > answered + kUnreachablePatience)) return results;
+    if (!results.ok() && (!blip || SteadyNow() > answered + kUnreachablePatience)) return results;
     if (results.ok()) {
-      answered = absl::Now();
+      answered = SteadyNow();
       int64_t bytes = 0, total = 0;
       for (const GetTransferResponse& result : *results) {
         bytes += result.bytes();
@@ -76,7 +77,7 @@ absl::StatusOr<ShardTransfers::Results> ShardTransfers::Await(rpc::CallContext* 
       });
       if (done) return results;
     }
-    absl::SleepFor(std::clamp((absl::Now() - began) * kPollShare, kShortestPoll, kLongestPoll));
+    absl::SleepFor(std::clamp((SteadyNow() - began) * kPollShare, kShortestPoll, kLongestPoll));
   }
 }
 

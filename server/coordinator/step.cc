@@ -7,9 +7,9 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/cpu_pool.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/activations.h"
 #include "server/coordinator/combined_in_order.h"
 #include "server/coordinator/request_reader.h"
@@ -24,15 +24,15 @@ class WorkTimer {
   // Calls a hook.
   template <typename Hook>
   auto Wait(const Hook& hook) {
-    const absl::Time began = absl::Now();
+    const absl::Time began = SteadyNow();
     auto result = hook();
-    waited_ += absl::Now() - began;
+    waited_ += SteadyNow() - began;
     return result;
   }
-  absl::Duration worked() const { return absl::Now() - began_ - waited_; }
+  absl::Duration worked() const { return SteadyNow() - began_ - waited_; }
 
  private:
-  const absl::Time began_ = absl::Now();
+  const absl::Time began_ = SteadyNow();
   absl::Duration waited_;
 };
 
@@ -168,7 +168,7 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   }
   if (output.batch_handle != 0) {
     const absl::Time expiry =
-        hooks->owns_batch() ? absl::InfiniteFuture() : absl::Now() + options_.batch_ttl;
+        hooks->owns_batch() ? absl::InfiniteFuture() : SteadyNow() + options_.batch_ttl;
     auto places = rows == nullptr ? std::vector<RowPlaces>() : rows->places();
     RETURN_IF_ERROR(Keep(model, *batch, results, std::move(places), output.batch_handle, expiry));
     hooks->OnKept(output.batch_handle);
@@ -317,7 +317,7 @@ absl::StatusOr<std::shared_ptr<const KeptBatch>> StepPath::Claim(uint64_t model_
 }
 
 void StepPath::RenewBatches() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now < renewed_ + options_.batch_ttl / 4) return;
   renewed_ = now;
   const std::vector<uint64_t> handles = batches_.Endless();

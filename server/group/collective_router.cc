@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "base/sha256.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 
 namespace emberd::server {
 namespace {
@@ -145,7 +145,7 @@ absl::Status CollectiveRouter::Advance(const GroupId& id, const AdvanceCall& cal
 
 void CollectiveRouter::Leave(const GroupId& id, const LeaveCall& call) {
   for (Collective* collective : {static_cast<Collective*>(&local_), &HostFor(id)}) {
-    rpc::CallContext context(absl::Now() + kLeaveDeadline);
+    rpc::CallContext context(SteadyNow() + kLeaveDeadline);
     Await<absl::Status>(id, &context, [&](auto done) {
       return collective->Leave(id, call, &context, std::move(done));
     }).IgnoreError();

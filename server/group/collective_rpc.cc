@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "emberd/internal/v1/collective_service.grpc.pb.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/wire.h"
@@ -289,7 +290,7 @@ class RemoteCollective final : public Collective {
     call->request.mutable_name()->set_model_id(id.model_id);
     call->request.mutable_name()->set_group(id.group);
     if (context != nullptr) {
-      call->context.set_deadline(absl::ToChronoTime(context->deadline()));
+      call->context.set_deadline(ToSystemTime(context->deadline()));
       rpc::SendTrace(context->trace(), &call->context);
     }
     (stub_->async()->*method)(

@@ -1,13 +1,13 @@
 #include "server/group/rendezvous.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/group/group_rules.h"
 
 namespace emberd::server {
@@ -16,12 +16,6 @@ namespace {
 // A sleep is measured by the wall clock. Should somebody set that, deadlines are late by this much
 // at most.
 constexpr absl::Duration kMaxSleep = absl::Seconds(1);
-
-std::function<absl::Time()> SteadyClock() {
-  return [start = absl::Now(), begin = std::chrono::steady_clock::now()] {
-    return start + absl::FromChrono(std::chrono::steady_clock::now() - begin);
-  };
-}
 
 // Far enough from 0, and from the end of the numbers.
 uint64_t RandomGeneration() {
@@ -40,7 +34,7 @@ void GiveAnswers(const Event& event) {
 
 Rendezvous::Rendezvous(RendezvousOptions options)
     : options_(std::move(options)),
-      clock_(options_.clock ? options_.clock : SteadyClock()),
+      clock_(options_.clock ? options_.clock : SteadyNow),
       last_generation_(options_.last_generation != 0 ? options_.last_generation
                                                      : RandomGeneration()) {
   if (!options_.clock) timer_thread_ = std::thread([this] { RunTimers(); });

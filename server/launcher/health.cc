@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/address.h"
 #include "server/rpc/wire.h"
 
@@ -39,7 +39,7 @@ absl::Status CheckHealth(const HealthOptions& options) {
   }
   HealthStub stub(Connect(options));
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
+  context.set_deadline(ToSystemTime(SteadyNow() + options.timeout));
   const google::protobuf::Empty request;
   google::protobuf::Int32Value response;
   grpc::Status status;

@@ -56,8 +56,9 @@ absl::StatusOr<SavedModel> QuietCluster::Save(const std::string& model,
   const server::CoordinatorResources& resources = coordinator_->resources();
   server::Checkpoints& checkpoints = *resources.checkpoints;
   ASSIGN_OR_RETURN(const auto found, resources.registry->FindByName(model, &context));
-  const server::SaveOptions options = {
-      .name = MovedName(absl::Now()), .incremental = true, .automatic = true};
+  const server::SaveOptions options = {.name = MovedName(absl::Now()),  // a date
+                                       .incremental = true,
+                                       .automatic = true};
   ASSIGN_OR_RETURN(const auto save,
                    checkpoints.BeginSave(found, options, checkpoints.MakePause(found), &context));
   const auto report = [&](int64_t, int64_t) {

@@ -11,9 +11,9 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/administration.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/coordinator_server.h"
@@ -217,11 +217,11 @@ std::vector<ops::HttpRoute> CoordinatorPages(const std::string& name, int index,
                                              const ops::Metrics& metrics,
                                              std::function<bool()> serving) {
   const auto stats = [coordinator](const v1::GetStatsRequest& request) {
-    rpc::CallContext context(absl::Now() + kPatience);
+    rpc::CallContext context(SteadyNow() + kPatience);
     return coordinator->administration()->GetStats(request, &context);
   };
   const auto model = [coordinator](const v1::DescribeModelRequest& request) {
-    rpc::CallContext context(absl::Now() + kPatience);
+    rpc::CallContext context(SteadyNow() + kPatience);
     return coordinator->coordinator()->DescribeModel(request, &context);
   };
   status_page::Source source = {.name = name,

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "server/ops/logging.h"
 
 namespace emberd::launcher {
@@ -43,15 +43,15 @@ absl::Status Supervisor::Launch(Process* process) {
   if (!child.ok()) return child.status();
   process->child = *std::move(child);
   process->ready = false;
-  process->started = absl::Now();
+  process->started = SteadyNow();
   process->next_start = absl::InfiniteFuture();
   return absl::OkStatus();
 }
 
 absl::StatusOr<ReadyInfo> Supervisor::WaitReady(int index) {
   Process& process = processes_[index];
-  const absl::Time deadline = absl::Now() + options_.ready_timeout;
-  while (absl::Now() < deadline) {
+  const absl::Time deadline = SteadyNow() + options_.ready_timeout;
+  while (SteadyNow() < deadline) {
     if (!process.child->Running()) {
       return absl::UnavailableError(
           absl::StrCat(process.spec.name, " ", process.child->End(), " before it was ready"));
@@ -83,11 +83,11 @@ absl::Status Supervisor::Run() {
 void Supervisor::Watch(Process* process) {
   if (process->child != nullptr && !process->child->Running()) OnDeath(process);
   if (process->child == nullptr) {
-    if (absl::Now() < process->next_start) return;
+    if (SteadyNow() < process->next_start) return;
     const absl::Status status = Launch(process);
     if (!status.ok()) {
       Log(LogLevel::kError, "cannot restart", {{"child", process->spec.name}, {"status", status}});
-      process->next_start = absl::Now() + options_.max_backoff;
+      process->next_start = SteadyNow() + options_.max_backoff;
       return;
     }
     ++restarts_;
@@ -108,7 +108,7 @@ bool Supervisor::KilledForMemory() {
 }
 
 void Supervisor::OnDeath(Process* process) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now - process->started >= options_.stable_after) process->backoff = options_.min_backoff;
   std::vector<ops::LogField> fields = {{"child", process->spec.name},
                                        {"pid", process->child->pid()},
@@ -135,7 +135,7 @@ void Supervisor::Stop() {
 }
 
 void Supervisor::StopStage(int stage) {
-  const absl::Time deadline = absl::Now() + options_.stop_timeout;
+  const absl::Time deadline = SteadyNow() + options_.stop_timeout;
   for (Process& process : processes_) {
     if (process.spec.stage != stage) continue;
     process.next_start = absl::InfiniteFuture();
@@ -143,7 +143,7 @@ void Supervisor::StopStage(int stage) {
   }
   for (Process& process : processes_) {
     if (process.spec.stage != stage || process.child == nullptr) continue;
-    if (!process.child->WaitFor(deadline - absl::Now())) {
+    if (!process.child->WaitFor(deadline - SteadyNow())) {
       Log(LogLevel::kWarning, "does not stop: killed",
           {{"child", process.spec.name}, {"pid", process.child->pid()}});
     }

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/checkpoint/files.h"
 
 namespace emberd::server {
@@ -51,7 +51,7 @@ absl::Status LogSegment::Begin(LogFiles& files, const std::string& folder, std::
 absl::Status LogSegment::MakeRoom(int64_t bytes) {
   const int64_t needed = end_ + bytes;
   if (needed + reserve_bytes_ / 2 <= reserved_) return absl::OkStatus();
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (needed <= reserved_ && now < next_try_) return absl::OkStatus();
   int64_t more = RoundUp(needed + reserve_bytes_ / 2 - reserved_, reserve_bytes_);
   absl::Status status = records_->Allocate(reserved_, more);

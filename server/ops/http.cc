@@ -20,7 +20,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
+#include "base/steady_wait.h"
 #include "config/address.h"
 #include "server/ops/logging.h"
 
@@ -328,7 +329,7 @@ HttpServer::~HttpServer() {
     for (const auto& [socket, connection] : connections_) shutdown(socket, SHUT_RD);
     const auto all_gone = [this]()
                               ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return connections_.empty(); };
-    mutex_.AwaitWithTimeout(absl::Condition(&all_gone), kStopPatience);
+    AwaitSteadily(&mutex_, absl::Condition(&all_gone), kStopPatience);
   }
   for (MHD_Daemon* const retired : retired_) MHD_stop_daemon(retired);
   MHD_stop_daemon(daemon_);
@@ -338,7 +339,7 @@ HttpServer::~HttpServer() {
 void HttpServer::AddConnection(int socket) {
   absl::MutexLock lock(&mutex_);
   CloseLongestWaiting();
-  connections_[socket] = {.since = absl::Now()};
+  connections_[socket] = {.since = SteadyNow()};
   if (stopping_) shutdown(socket, SHUT_RD);
 }
 
@@ -363,7 +364,7 @@ void HttpServer::SetServing(MHD_Connection* connection, bool serving) {
   const auto found = connections_.find(info->connect_fd);
   if (found == connections_.end()) return;
   found->second.serving = serving;
-  found->second.since = absl::Now();
+  found->second.since = SteadyNow();
 }
 
 void HttpServer::RemoveConnection(int socket) {

@@ -14,6 +14,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "base/steady_wait.h"
 #include "server/ops/logging.h"
 
 namespace emberd::ops {
@@ -102,7 +103,7 @@ bool ShutdownSignal::ReadInput() {
 
 ExitDeadline::ExitDeadline(absl::Duration limit)
     : thread_([this, limit] {
-        if (done_.WaitForNotificationWithTimeout(limit)) return;
+        if (AwaitSteadily(done_, limit)) return;
         Log(LogLevel::kError, "did not stop in time: exiting at once",
             {{"seconds", absl::ToDoubleSeconds(limit)}});
         _exit(1);

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/steady_wait.h"
 
 namespace grpc {
 class Server;
@@ -35,9 +36,7 @@ class ShutdownSignal {
 
   void Wait() const { requested_.WaitForNotification(); }
   // False after `timeout` without a request.
-  bool WaitFor(absl::Duration timeout) const {
-    return requested_.WaitForNotificationWithTimeout(timeout);
-  }
+  bool WaitFor(absl::Duration timeout) const { return AwaitSteadily(requested_, timeout); }
 
  private:
   ShutdownSignal(int signal_fd, int stop_fd, bool stop_on_eof, std::function<void()> on_hangup);

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace emberd::ops {
 namespace {
@@ -175,7 +175,7 @@ void Log(LogLevel level, std::string_view message, const std::vector<LogField>& 
 }
 
 void RateLimitedLog::Log(LogLevel level, std::string_view message, std::vector<LogField> fields) {
-  LogAt(absl::Now(), level, message, std::move(fields));
+  LogAt(SteadyNow(), level, message, std::move(fields));
 }
 
 void RateLimitedLog::LogAt(absl::Time now, LogLevel level, std::string_view message,
@@ -200,7 +200,7 @@ void KeyedLog::Log(const std::string& key, LogLevel level, std::string_view mess
     absl::MutexLock lock(&mutex_);
     if (logs_.size() >= kMaxKeys && !logs_.contains(key)) {
       absl::erase_if(logs_,
-                     [now = absl::Now()](const auto& entry) { return entry.second->IsOver(now); });
+                     [now = SteadyNow()](const auto& entry) { return entry.second->IsOver(now); });
     }
     const bool shared = logs_.size() >= kMaxKeys && !logs_.contains(key);
     std::shared_ptr<RateLimitedLog>& entry = logs_[shared ? "" : key];

@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/steady_time.h"
 
 namespace grpc {
 class ClientContext;
@@ -131,7 +131,7 @@ class LinkedContext {
  public:
   // `parent` must outlive it.
   LinkedContext(CallContext* parent, absl::Duration limit)
-      : context_(std::min(parent->deadline(), absl::Now() + limit), parent->trace()),
+      : context_(std::min(parent->deadline(), SteadyNow() + limit), parent->trace()),
         watch_(parent, [this] { context_.Cancel(); }) {}
 
   CallContext* get() { return &context_; }

@@ -13,9 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "base/file_descriptor.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/address.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
@@ -119,7 +119,7 @@ void GrpcServer::Drain(absl::Duration grace) {
     if (!stopping_) ops::SetServing(server_.get(), service_names_, false);
     stopping_ = true;
   }
-  server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+  server_->Shutdown(ToSystemTime(SteadyNow() + grace));
   server_->Wait();
 }
 

@@ -6,7 +6,7 @@
 #include <grpcpp/server_context.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "server/ops/logging.h"
 #include "server/security/callers.h"
 
@@ -79,7 +79,7 @@ absl::Status UnknownLaneMethod(const LaneCall& call) {
 
 absl::Time DeadlineOf(const LaneCall& call, absl::Duration default_patience) {
   const absl::Duration patience = call.request().patience;
-  return absl::Now() + (patience == absl::InfiniteDuration() ? default_patience : patience);
+  return SteadyNow() + (patience == absl::InfiniteDuration() ? default_patience : patience);
 }
 
 }  // namespace emberd::rpc

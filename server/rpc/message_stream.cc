@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "server/rpc/wire.h"
 
 namespace emberd::rpc {
@@ -85,7 +85,7 @@ ClientMessageCall::ClientMessageCall(MessageChannel* channel, const MessageLimit
 }
 
 void ClientMessageCall::Start(const std::string& method, const CallContext& context) {
-  client_context_.set_deadline(absl::ToChronoTime(context.deadline()));
+  client_context_.set_deadline(ToSystemTime(context.deadline()));
   SendTrace(context.trace(), &client_context_);
   // With the first message, in one piece.
   client_context_.set_initial_metadata_corked(true);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/steady_time.h"
 
 namespace emberd::rpc {
 namespace {
@@ -26,7 +27,10 @@ Json Attribute(const std::string& key, const std::string& value) {
   return {{"key", key}, {"value", {{"stringValue", value}}}};
 }
 
-std::string Nanoseconds(absl::Time time) { return absl::StrCat(absl::ToUnixNanos(time)); }
+// Spans are measured by the steady clock, and shown with dates.
+std::string Nanoseconds(absl::Time time) {
+  return absl::StrCat(absl::ToUnixNanos(absl::FromChrono(ToSystemTime(time))));
+}
 
 struct Record {
   std::string_view name;
@@ -44,7 +48,7 @@ void Write(const Exporter& exporter, const Record& record) {
                {"name", std::string(record.name)},
                {"kind", static_cast<int>(record.kind)},
                {"startTimeUnixNano", Nanoseconds(record.began)},
-               {"endTimeUnixNano", Nanoseconds(absl::Now())}};
+               {"endTimeUnixNano", Nanoseconds(SteadyNow())}};
   if (!record.parent.empty()) span["parentSpanId"] = std::string(SpanId(record.parent));
   if (record.attributes != nullptr) {
     for (const auto& [key, value] : *record.attributes) {

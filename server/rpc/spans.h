@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/steady_time.h"
 #include "server/rpc/call_context.h"
 
 namespace emberd::rpc {
@@ -30,7 +30,7 @@ class Span {
   // `context` must outlive it; null: there is no span. `has_parent`: its trace names a span of the
   // caller. `name` must outlive the span.
   Span(CallContext* context, std::string_view name, Kind kind = Kind::kInternal,
-       bool has_parent = true, absl::Time began = absl::Now());
+       bool has_parent = true, absl::Time began = SteadyNow());
   ~Span() { End(absl::OkStatus()); }
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;

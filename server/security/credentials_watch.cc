@@ -1,12 +1,13 @@
 #include "server/security/credentials_watch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "base/steady_wait.h"
 #include "server/ops/logging.h"
 
 namespace emberd::security {
@@ -42,8 +43,10 @@ void CredentialsWatch::Run() {
     bool asked = false;
     {
       absl::MutexLock lock(&mutex_);
-      const absl::Time next = files_.empty() ? absl::InfiniteFuture() : absl::Now() + every_;
-      while (!stopping_ && !asked_ && absl::Now() < next) wake_.WaitWithDeadline(&mutex_, next);
+      const absl::Time next = files_.empty() ? absl::InfiniteFuture() : SteadyNow() + every_;
+      while (!stopping_ && !asked_ && SteadyNow() < next) {
+        wake_.WaitWithTimeout(&mutex_, std::min(next - SteadyNow(), kLongestWait));
+      }
       if (stopping_) return;
       asked = std::exchange(asked_, false);
     }

@@ -4,8 +4,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/group/group_rules.h"
 
 namespace emberd::server {
@@ -58,7 +58,7 @@ absl::StatusOr<int> ChangeGate::Pause(const internal::v1::PauseChangesRequest& r
     return absl::AbortedError("another checkpoint of the model is being taken; try again");
   }
   gate.pause_id = request.pause_id();
-  gate.until = absl::Now() + absl::Milliseconds(request.lease_ms());
+  gate.until = SteadyNow() + absl::Milliseconds(request.lease_ms());
   gate.group = request.group();
   gate.after_step = request.after_step();
   return gate.entered;
@@ -91,7 +91,7 @@ bool ChangeGate::Closed(uint64_t model_id, uint64_t pause_id) {
   if (found == gates_.end()) return false;
   const Gate& gate = found->second;
   return gate.pause_id == pause_id && gate.group.empty() && gate.entered == 0 &&
-         absl::Now() < gate.until;
+         SteadyNow() < gate.until;
 }
 
 void ChangeGate::Sweep(absl::Time now) {

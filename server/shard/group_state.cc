@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/shard/apply_codec.h"
 #include "server/shard/group_steps.h"
 
@@ -55,14 +55,14 @@ void GroupSteps::Restore(uint64_t model_id, const internal::v1::ShardState& stat
     group.next_step = from.next_step();
     group.last_rows = RowCountsOf(from);
     group.finished = from.finished();
-    group.touched = absl::Now();
+    group.touched = SteadyNow();
   }
   for (const std::string& name : finished) {
     const auto [found, is_new] = groups_.try_emplace(Key(model_id, name));
     found->second.finished = true;
     if (!is_new) continue;
     found->second.generation = GroupGeneration(forgotten_generation_);
-    found->second.touched = absl::Now();
+    found->second.touched = SteadyNow();
   }
 }
 
@@ -104,7 +104,7 @@ absl::Status GroupSteps::Remember(const internal::v1::LogState& state, const Par
     group.next_step = from.next_step();
     group.applying = from.applying();
     group.last_rows = RowCountsOf(from);
-    group.touched = absl::Now();
+    group.touched = SteadyNow();
     for (const internal::v1::LogPart& part : from.parts()) {
       ASSIGN_OR_RETURN(const std::shared_ptr<const shard::CheckedPart> checked, part_of(part));
       ApplyCommand command;

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/group/group_rules.h"
 #include "server/shard/apply_codec.h"
 #include "server/shard/log/log_records.h"
@@ -80,7 +80,7 @@ absl::Status GroupSteps::OpenGroup(const internal::v1::OpenGroupRequest& request
   }
   RETURN_IF_ERROR(Annotate(group->generation.Open(number, request.opener()),
                            absl::StrCat("group '", request.group(), "'")));
-  group->touched = absl::Now();
+  group->touched = SteadyNow();
   if (again) {
     group->finished |= request.finished();
     return absl::OkStatus();
@@ -130,7 +130,7 @@ absl::Status GroupSteps::MakeRoom() {
   const auto first = std::min_element(
       groups_.begin(), groups_.end(),
       [&](const auto& a, const auto& b) { return may_go(a.second) < may_go(b.second); });
-  if (may_go(first->second) > absl::Now()) {
+  if (may_go(first->second) > SteadyNow()) {
     return absl::ResourceExhaustedError(absl::StrCat(
         groups_.size(), " groups are known here already; at most ", options_.max_groups,
         " are allowed, and none has been idle for ", absl::FormatDuration(options_.idle),
@@ -233,7 +233,7 @@ absl::Status GroupSteps::Hold(const ApplyCommand& command,
     if (status.ok())
       status = log_->Append(PartRecord(command.model_id, GroupPartToProto(part), blob));
     if (status.ok()) status = Place(&group, command, std::move(checked), blob, &released);
-    group.touched = absl::Now();
+    group.touched = SteadyNow();
     group.waiting.touched = group.touched;
   }
   Release(released);
@@ -411,7 +411,7 @@ absl::Status GroupSteps::CheckMayGo(const Group& group, const std::string& name,
   if (group.waiting.number >= 0 && group.waiting.update.complete()) {
     return refuse("step ", group.waiting.number, " is complete but not decided yet; try again");
   }
-  const absl::Duration silence = absl::Now() - group.touched;
+  const absl::Duration silence = SteadyNow() - group.touched;
   if (quiet == Quiet::kNow || silence >= 10 * group.step_timeout) return absl::OkStatus();
   return refuse("a rank was active ", absl::FormatDuration(silence),
                 " ago; drop the group when its ranks have left");

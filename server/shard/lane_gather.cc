@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "emberd/v1/shared_memory.pb.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/lanes.h"
@@ -195,7 +195,7 @@ std::unique_ptr<GatherCall> MakeLaneGather(const LaneGatherOptions& options, Gat
   const std::string body = rpc::JoinMessage(EncodeGather(command));
   std::unique_ptr<LaneClientCall> call =
       options.lanes->Send({.method = v1::GATHER,
-                           .patience = context->deadline() - absl::Now(),
+                           .patience = context->deadline() - SteadyNow(),
                            .authorization = options.authorization,
                            .trace = trace,
                            .body = body});

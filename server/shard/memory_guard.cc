@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace emberd::server {
 namespace {
@@ -24,7 +24,7 @@ MemoryGuard::MemoryGuard(int shards, Reader read)
 
 int64_t MemoryGuard::Available() {
   MutexLock lock(&mutex_);
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now - read_at_ >= kMaxAge) {
     available_ = read_().available;
     read_at_ = now;

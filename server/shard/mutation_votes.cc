@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/shard/log/log_records.h"
 
 namespace emberd::server {
@@ -105,7 +105,7 @@ void MutationVotes::Hold(const Mutation& mutation, uint64_t attempt, Change chan
   vote.tag = mutation.tag;
   vote.attempt = attempt;
   vote.change = std::move(change);
-  vote.since = absl::Now();
+  vote.since = SteadyNow();
 }
 
 void MutationVotes::Find(const Mutation& mutation, uint64_t attempt, FoundCallback done) {

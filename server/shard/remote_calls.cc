@@ -6,8 +6,8 @@
 
 #include <grpcpp/channel.h>
 
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/rpc/message_stream.h"
 #include "server/shard/apply_codec.h"
 #include "server/shard/gather_codec.h"
@@ -197,7 +197,7 @@ absl::Status Reconnector::Explain(const absl::Status& status) {
 }
 
 void Reconnector::LookAgain() {
-  const int64_t now = absl::ToUnixMillis(absl::Now());
+  const int64_t now = absl::ToUnixMillis(SteadyNow());
   int64_t last = last_ms_.load();
   if (std::abs(now - last) < kMinLookMs || !last_ms_.compare_exchange_strong(last, now)) return;
   grpc::experimental::ChannelResetConnectionBackoff(channel_.get());

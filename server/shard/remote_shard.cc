@@ -5,9 +5,9 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/region_server.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/group/collective_rpc.h"
 #include "server/rpc/call_context.h"
@@ -290,7 +290,7 @@ class RemoteShard final : public ShardBackend {
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Unary(Method method, const Request& request, rpc::CallContext* context) {
     grpc::ClientContext client_context;
-    client_context.set_deadline(absl::ToChronoTime(context->deadline()));
+    client_context.set_deadline(ToSystemTime(context->deadline()));
     rpc::SendTrace(context->trace(), &client_context);
     rpc::CancelWatch watch(context, [&client_context] { client_context.TryCancel(); });
     Response response;
@@ -316,7 +316,7 @@ class RemoteShard final : public ShardBackend {
                                           v1::ShareMemoryRequest(), &context);
   }
   absl::StatusOr<RegionServer::Invitation> AskForMemory() {
-    ASSIGN_OR_RETURN(const auto invitation, Ask(absl::Now() + kMemoryPatience));
+    ASSIGN_OR_RETURN(const auto invitation, Ask(SteadyNow() + kMemoryPatience));
     return RegionServer::Invitation{invitation.socket(), invitation.ticket()};
   }
   absl::StatusOr<LaneInvitation> AskForLane(absl::Time deadline) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/checkpoint/files.h"
 #include "server/ops/logging.h"
 #include "server/shard/load_files.h"
@@ -100,7 +101,7 @@ absl::Status ShardCheckpoints::MakeWayForSave(uint64_t model_id) {
     for (const auto& [id, other] : transfers_) {
       if (other->model_id != model_id || other->snapshot == nullptr) continue;
       MutexLock transfer_lock(&other->mutex);
-      if (absl::Now() < other->asked + kSavePatience) {
+      if (SteadyNow() < other->asked + kSavePatience) {
         return absl::AbortedError("another checkpoint of the model is being saved; try again");
       }
       left.push_back(id);
@@ -312,7 +313,7 @@ absl::StatusOr<GetTransferResponse> ShardCheckpoints::GetTransfer(
         "or it gave up because no coordinator asked about the progress");
   }
   MutexLock lock(&transfer->mutex);
-  transfer->asked = absl::Now();
+  transfer->asked = SteadyNow();
   GetTransferResponse response = transfer->state;
   if (response.state() == GetTransferResponse::STATE_UNSPECIFIED) {
     response.set_state(GetTransferResponse::RUNNING);

@@ -12,10 +12,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/blocking_pool.h"
 #include "base/mutex.h"
+#include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "emberd/internal/v1/shard_state.pb.h"
 #include "server/shard/change_gate.h"
@@ -80,7 +80,7 @@ class ShardCheckpoints {
     std::shared_ptr<shard::Snapshot> snapshot;  // of a save, until it is over
     ShardProgress progress;
     Mutex mutex;
-    absl::Time asked ABSL_GUARDED_BY(mutex) = absl::Now();
+    absl::Time asked ABSL_GUARDED_BY(mutex) = SteadyNow();
     internal::v1::GetTransferResponse state ABSL_GUARDED_BY(mutex);
   };
   using TransferPtr = std::shared_ptr<Transfer>;

@@ -6,8 +6,8 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/config.h"
 #include "server/ops/logging.h"
 #include "server/shard/apply_codec.h"
@@ -104,7 +104,7 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                      BlockingPool* threads, std::unique_ptr<shard::Engine> engine)
     : place_{cluster.shards_size(), cluster.sparsecores_per_shard(), shard_index},
       incarnation_(NewIncarnation()),
-      start_(absl::Now()),
+      start_(SteadyNow()),
       slow_call_(absl::Milliseconds(cluster.logging().slow_step_ms())),
       table_budget_bytes_(cluster.budgets().bytes_per_sparsecore() * place_.sparsecores_per_shard),
       host_budget_bytes_(cluster.eviction().host_bytes_per_sparsecore()),
@@ -247,7 +247,7 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   if (command.batch_handle != 0) {
     auto kept = std::make_shared<KeptBatch>(KeptBatch{command.model_id, *batch});
     absl::Status status = batches_.Insert(command.batch_handle, std::move(kept), (*batch)->bytes(),
-                                          absl::Now() + command.batch_ttl);
+                                          SteadyNow() + command.batch_ttl);
     if (!status.ok()) return done(status);
   }
   // Callbacks are copied, so they share it.

@@ -13,10 +13,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/periodic_task.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "base/thread_pools.h"
 #include "emberd/v1/cluster.pb.h"
 #include "server/ops/metrics.h"
@@ -124,7 +124,7 @@ class ShardHost {
   void Discard(const StagedApply& staged);
 
   void RenewBatch(uint64_t batch_handle, absl::Duration batch_ttl) {
-    batches_.Renew(batch_handle, absl::Now() + batch_ttl);
+    batches_.Renew(batch_handle, SteadyNow() + batch_ttl);
   }
   absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle);
 
@@ -140,7 +140,7 @@ class ShardHost {
     votes_.Decide(mutation, attempt, commit, log_.AfterDurable(std::move(done)));
   }
   std::vector<Mutation> Undecided(absl::Duration older_than) const {
-    return votes_.Undecided(absl::Now() - older_than);
+    return votes_.Undecided(SteadyNow() - older_than);
   }
 
   ShardCheckpoints& checkpoints() { return checkpoints_; }

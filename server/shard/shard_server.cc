@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/blocking_pool.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/group/collective_rpc.h"
 #include "server/group/group_rules.h"
@@ -425,9 +426,9 @@ void ShardServer::Drain(absl::Duration grace) {
   rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
   // What waits for a checkpoint's moment goes on: nobody is there to say when.
   host_->checkpoints().gate().Sweep(absl::InfiniteFuture());
-  const absl::Time end = absl::Now() + grace;
+  const absl::Time end = SteadyNow() + grace;
   if (lanes_ != nullptr) lanes_->Drain(grace);
-  server_->Drain(std::max(end - absl::Now(), absl::ZeroDuration()));
+  server_->Drain(std::max(end - SteadyNow(), absl::ZeroDuration()));
 }
 
 }  // namespace emberd::server

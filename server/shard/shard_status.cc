@@ -5,7 +5,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "server/ops/process_metrics.h"
 #include "server/shard/shard_host.h"
 
@@ -34,10 +34,10 @@ absl::Status CheckHotRows(int hot_rows) {
 }
 
 void ShardHost::Sweep() {
-  server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(absl::Now()).size()));
+  server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(SteadyNow()).size()));
   if (CheckReady().ok()) {
-    group_steps_.Sweep(absl::Now());
-    checkpoints_.Sweep(absl::Now());
+    group_steps_.Sweep(SteadyNow());
+    checkpoints_.Sweep(SteadyNow());
     if (log_.SegmentFull()) BeginLogSegment().IgnoreError();  // the next sweep tries again
   }
   const v1::LogStatus log = durable_.Status();
@@ -86,7 +86,7 @@ v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
   status.set_index(place_.index);
   status.set_reachable(true);
   status.set_incarnation(incarnation_);
-  status.set_uptime_ms(absl::ToInt64Milliseconds(absl::Now() - start_));
+  status.set_uptime_ms(absl::ToInt64Milliseconds(SteadyNow() - start_));
   status.set_models(statistics.models);
   status.set_table_bytes(statistics.table_bytes);
   status.set_batches(static_cast<int>(batches_.count()));

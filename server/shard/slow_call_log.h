@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/steady_time.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/call_context.h"
@@ -21,10 +21,10 @@ class SlowCallLog {
       : slow_(host.slow_call()), rpc_(rpc), trace_(std::move(trace)) {}
 
   // Times one piece of the shard's own work.
-  void Begin() { began_ = absl::Now(); }
+  void Begin() { began_ = SteadyNow(); }
   void End() const {
     rpc::WriteSpan(ops::RpcName(rpc_), trace_, began_);
-    const absl::Duration took = absl::Now() - began_;
+    const absl::Duration took = SteadyNow() - began_;
     if (took <= slow_) return;
     ops::Log(ops::LogLevel::kWarning, "slow call",
              {{"rpc", ops::RpcName(rpc_)},
@@ -36,7 +36,7 @@ class SlowCallLog {
   const absl::Duration slow_;
   const ops::Rpc rpc_;
   const std::string trace_;
-  absl::Time began_ = absl::Now();
+  absl::Time began_ = SteadyNow();
 };
 
 }  // namespace emberd::server

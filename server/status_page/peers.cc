@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/blocking_counter.h"
+#include "base/steady_time.h"
 #include "config/address.h"
 
 namespace emberd::status_page {
@@ -55,7 +56,7 @@ ClusterFigures Peers::Ask() const {
   v1::GetStatsRequest request;
   request.set_without_shards(true);
   absl::BlockingCounter waiting(static_cast<int>(peers_.size()));
-  const auto deadline = std::chrono::system_clock::now() + absl::ToChronoSeconds(kPatience);
+  const auto deadline = ToSystemTime(SteadyNow() + kPatience);
   for (size_t i = 0; i < peers_.size(); ++i) {
     figures[i] = {.name = peers_[i].name,
                   .address = peers_[i].address,

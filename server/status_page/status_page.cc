@@ -15,8 +15,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
+#include "base/steady_wait.h"
 #include "server/status_page/history.h"
 #include "server/status_page/page_files.h"
 
@@ -70,7 +71,7 @@ class Board {
       absl::MutexLock lock(&mutex_);
       // A little less: who looks may just have asked.
       Refresh(kSampleEvery * 0.9);
-    } while (!stop_.WaitForNotificationWithTimeout(kSampleEvery));
+    } while (!AwaitSteadily(stop_, kSampleEvery));
   }
   void Refresh(absl::Duration max_age) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Figures of the whole cluster, and the page's text about them.
@@ -97,11 +98,11 @@ class Cached {
 
   ops::HttpAnswer Get() {
     absl::MutexLock lock(&mutex_);
-    if (absl::Now() - made_ >= kMaxAge) {
+    if (SteadyNow() - made_ >= kMaxAge) {
       const absl::StatusOr<std::string> body = make_();
       answer_ = body.ok() ? ops::HttpAnswer{200, *body}
                           : ops::HttpAnswer{503, absl::StrCat(body.status().message(), "\n")};
-      made_ = absl::Now();
+      made_ = SteadyNow();
     }
     return answer_;
   }
@@ -190,11 +191,11 @@ ops::HttpRoute FileRoute(const PageFile& file) {
 }
 
 void Board::Refresh(absl::Duration max_age) {
-  if (absl::Now() - asked_ < max_age) return;
+  if (SteadyNow() - asked_ < max_age) return;
   const absl::StatusOr<std::string> body = Ask();
   status_ = body.ok() ? ops::HttpAnswer{200, *body}
                       : ops::HttpAnswer{503, absl::StrCat(body.status().message(), "\n")};
-  asked_ = absl::Now();
+  asked_ = SteadyNow();
 }
 
 bool Board::MayBeLess(const ClusterFigures& now) const {

@@ -10,6 +10,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/steady_wait.h"
 #include "shard/memory/room.h"
 
 namespace emberd::shard {
@@ -102,12 +103,12 @@ void MemoryManager::Use::End() {
   manager.use_ended_.SignalAll();
 }
 
-bool MemoryManager::WaitForUse(int64_t ends, std::chrono::system_clock::time_point until) {
+bool MemoryManager::WaitForUse(int64_t ends, absl::Time until) {
   const auto used = [](const Room* room) { return room->uses > 0; };
   MutexLock lock(&mutex_);
   while (ends_ == ends) {
     if (std::none_of(rooms_.begin(), rooms_.end(), used)) return false;
-    if (!use_ended_.WaitUntil(&mutex_, until)) return false;
+    if (!WaitSteadily(&use_ended_, &mutex_, until)) return false;
   }
   return true;
 }
@@ -175,7 +176,7 @@ absl::Status MemoryManager::DamageOf(const Room& room) const {
 }
 
 absl::Status MemoryManager::PlaceOrWait(Room& room) {
-  const auto until = std::chrono::system_clock::now() + options_.wait;
+  const absl::Time until = SteadyNow() + absl::FromChrono(options_.wait);
   while (true) {
     int64_t free = 0, ends = 0;
     {

@@ -169,8 +169,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   Room* Oldest(RowsPlace place, std::shared_ptr<Evictable>* rows)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Until a use has ended after the first `ends`. False: it is too late, or nothing is in use.
-  bool WaitForUse(int64_t ends, std::chrono::system_clock::time_point until)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  bool WaitForUse(int64_t ends, absl::Time until) ABSL_LOCKS_EXCLUDED(mutex_);
   void Tell(absl::string_view event) const;
   // Rooms of a model, each with the rows that it may have to bring in.
   using Held = std::vector<std::pair<std::shared_ptr<Room>, std::shared_ptr<Evictable>>>;

@@ -42,6 +42,9 @@ THROWS = re.compile(
     r"hard_link_count|is_\w+|last_write_time|permissions|read_symlink|relative|remove(?:_all)?|rename|resize_file|space|"
     r"(?:symlink_)?status|temp_directory_path)\((?!.*\b(?:error|ignored|gone)\))|"
     r"for \([^;]*: (?:std::filesystem|fs)::(?:recursive_)?directory_iterator")
+# Whose times are those of steady_time.h, so that nobody who sets the clock ends or prolongs anything.
+STEADY = ("base/", "client/c/", "client/cpp/", "server/", "shard/")
+DATES = re.compile(r"\b(absl::Now\(|system_clock::now\(|gettimeofday\(|time\(nullptr\))")
 COVERS = re.compile(r"^// Covers: (.+)$", re.MULTILINE)
 
 
@@ -81,6 +84,7 @@ class Linter(Tree):
                 self.check_includes(path)
                 if is_product(path):
                     self.check_file_system(path)
+                self.check_clocks(path)
             if path.endswith(".h"):
                 self.check_include_guard(path)
         self.check_tests()
@@ -107,6 +111,15 @@ class Linter(Tree):
             if THROWS.search(line.split("//")[0]):
                 self.fault(path, number, "throws where the file system has a fault: give std::filesystem a std::error_code, "
                            "and step through folders by increment(error)")
+
+    def check_clocks(self, path):
+        if not path.startswith(STEADY) or path.endswith("_test.cc") or "testing" in path:
+            return
+        for number, line in enumerate(self.texts[path].splitlines(), 1):
+            found = DATES.search(line)
+            if found and not line.endswith("// a date"):
+                self.fault(path, number, f"{found[0]}): take SteadyNow() of base/steady_time.h, or, for a date that is shown "
+                           "or stored, end the line with // a date")
 
     def check_include_guard(self, path):
         if not re.search(r"^#pragma once$", self.texts[path], re.MULTILINE):

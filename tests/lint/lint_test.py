@@ -27,7 +27,7 @@ GOOD = {
     "config/d_part_test.cc": '// Covers: d.cc, server/main_loop.cc\n#include "config/c.h"\n',
     "preprocess/batch/csr.h": '#pragma once\n#include "config/a.h"\n',
     "shard/engine.h": '#pragma once\n#include "preprocess/batch/csr.h"\n',
-    "server/main.cc": '#include <grpcpp/grpcpp.h>\n#include "shard/engine.h"\n',
+    "server/main.cc": '#include <grpcpp/grpcpp.h>\n#include "shard/engine.h"\nauto saved = absl::Now();  // a date\n',
     "server/main_loop.cc": '#include "emberd/internal/v1/shard_service.grpc.pb.h"\n',
     "tests/bench/demo/main.cc": '#include "client/cpp/client.h"\n#include "emberd/v1/x_service.grpc.pb.h"\n',
     "client/cpp/client.h": "#pragma once\n",
@@ -52,6 +52,10 @@ BAD = {
                                           "shard/engine.h:3: shard may not include preprocess/plan.h"),
     "shard includes internal messages": ("shard/engine.h", '#pragma once\n#include "emberd/internal/v1/s.pb.h"\n',
                                          "shard/engine.h:2: shard may not include emberd/internal/v1/s.pb.h"),
+    "server waits by the wall clock": ("server/main.cc", "auto end = absl::Now() + wait;\n",
+                                       "server/main.cc:1: absl::Now(): take SteadyNow()"),
+    "server waits by the system's clock": ("server/main.cc", "auto now = std::chrono::system_clock::now();\n",
+                                           "server/main.cc:1: system_clock::now(): take SteadyNow()"),
     "server includes client": ("server/main.cc", '#include "client/cpp/client.h"\n',
                                "server/main.cc:1: server may not include client/cpp/client.h"),
     "server includes tests": ("server/main.cc", '#include "tests/testing/cluster.h"\n',
@@ -134,7 +138,7 @@ class RatchetTest(unittest.TestCase):
 
     def test_far_below_is_a_hint(self):
         result = self.faults_with({})
-        self.assertIn("lines.server is 3, far below its ratchet of 1500: lower it", result.stderr)
+        self.assertIn("lines.server is 4, far below its ratchet of 1500: lower it", result.stderr)
         self.assertEqual((result.stdout, result.returncode), ("", 0))
 
     def test_objects_and_programs_of_a_build(self):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 MESSAGES = ["types", "model", "plan", "statistics", "shared_memory", "batch", "train", "cluster"]
-SERVICES = ["embedding_service", "admin_service"]
+SERVICES = ["embedding_service", "admin_service", "checkpoint_service", "program_service"]
 
 
 def generate_stubs(protos, folder, others=None):

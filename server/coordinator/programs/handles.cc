@@ -5,7 +5,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace emberd::server {
 namespace {
@@ -34,7 +34,7 @@ Handles::~Handles() {
 
 uint64_t Handles::Insert(const std::string& client, ValuePtr value) {
   absl::MutexLock lock(&mutex_);
-  heard_[client] = absl::Now();
+  heard_[client] = SteadyNow();
   while (true) {
     const uint64_t handle = NewHandle(coordinator_);
     if (entries_.try_emplace(handle, Entry{client, value}).second) return handle;
@@ -45,7 +45,7 @@ absl::StatusOr<ValuePtr> Handles::Find(uint64_t handle) {
   absl::MutexLock lock(&mutex_);
   const auto found = entries_.find(handle);
   if (found == entries_.end()) return NoHandle(handle);
-  heard_[found->second.client] = absl::Now();
+  heard_[found->second.client] = SteadyNow();
   return found->second.value;
 }
 
@@ -82,7 +82,7 @@ int64_t Handles::Release(const std::vector<uint64_t>& handles) {
   for (const uint64_t handle : handles) {
     const auto found = entries_.find(handle);
     if (found == entries_.end()) continue;
-    heard_[found->second.client] = absl::Now();
+    heard_[found->second.client] = SteadyNow();
     taken.push_back(std::move(found->second.value));
     entries_.erase(found);
   }
@@ -100,7 +100,7 @@ int64_t Handles::ReleaseClient(const std::string& client) {
 void Handles::Renew(const std::string& client) {
   absl::MutexLock lock(&mutex_);
   const auto found = heard_.find(client);
-  if (found != heard_.end()) found->second = absl::Now();
+  if (found != heard_.end()) found->second = SteadyNow();
 }
 
 int64_t Handles::Sweep(absl::Time now) {

@@ -1,6 +1,7 @@
 #include "server/coordinator/programs/program_cache.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/steady_time.h"
 
 namespace emberd::server {
 
@@ -44,7 +45,7 @@ absl::StatusOr<ProgramCache::Compiled> ProgramCache::Compile(const std::string& 
 
 void ProgramCache::Take(Entry* entry) {
   ++entry->references;
-  entry->used = absl::Now();
+  entry->used = SteadyNow();
   if (entry->newest) {
     newest_.erase(entry->place);
   } else if (entry->references > 1) {
@@ -75,7 +76,7 @@ absl::StatusOr<std::shared_ptr<const Program>> ProgramCache::Find(uint64_t handl
   if (found == by_handle_.end()) {
     return absl::NotFoundError(absl::StrCat("No executable found for uid ", handle));
   }
-  found->second->used = absl::Now();
+  found->second->used = SteadyNow();
   return found->second->program;
 }
 

@@ -16,8 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/steady_time.h"
 #include "server/coordinator/programs/program.h"
 
 namespace emberd::server {
@@ -70,7 +70,7 @@ class ProgramCache {
     int64_t references = 0;
     bool newest = false;  // it is in newest_, at `place`
     std::list<Entry*>::iterator place;
-    absl::Time used = absl::Now();
+    absl::Time used = SteadyNow();
   };
   using EntryPtr = std::shared_ptr<Entry>;
 

@@ -5,9 +5,9 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "emberd/v1/program_service.grpc.pb.h"
 #include "server/rpc/wire.h"
 
@@ -79,7 +79,7 @@ class ProgramServiceImpl final : public ProgramServiceBase {
                 Method method) {
     auto work = [this, rpc, request, response, method](rpc::CallContext* call,
                                                        int64_t* response_bytes) -> absl::Status {
-      const absl::Time began = absl::Now();
+      const absl::Time began = SteadyNow();
       Request message;
       RETURN_IF_ERROR(rpc::DecodeMessage(*request, &message));
       ASSIGN_OR_RETURN(const auto result, std::invoke(method, programs_, std::move(message), call));
@@ -88,7 +88,7 @@ class ProgramServiceImpl final : public ProgramServiceBase {
         *response = rpc::EncodeMessage(result);
       }
       *response_bytes = static_cast<int64_t>(response->Length());
-      samples_->Add(SampleName(rpc), absl::ToDoubleSeconds(absl::Now() - began));
+      samples_->Add(SampleName(rpc), absl::ToDoubleSeconds(SteadyNow() - began));
       return absl::OkStatus();
     };
     return PooledCall::Start(environment_, *context, rpc, static_cast<int64_t>(request->Length()),

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/programs/program_spec.h"
 
 namespace emberd::server {
@@ -83,7 +83,7 @@ Programs::Programs(Coordinator* coordinator, const ProgramOptions& options)
       sweeper_(kProgramSweep, [this] { Sweep(); }) {}
 
 void Programs::Sweep() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   programs_.Sweep(now);
   coordinator_->server_metrics()->AddExpiredHandles(handles_.Sweep(now));
   Count();

@@ -7,8 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/group/group_rules.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
@@ -134,12 +134,12 @@ absl::StatusOr<std::vector<std::string>> GroupMember::Exchange(int group_key, in
                                                                rpc::CallContext* context,
                                                                RankWait* wait) {
   if (start_.options().size() == 1) return std::vector<std::string>{std::move(value)};
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   rpc::LinkedContext exchanging(context, step_timeout() + kExchangeMargin);
   auto gathered = environment_.collective->AllGather(
       id_, {membership_.generation, start_.rank(), {step, group_key}, std::move(value)},
       exchanging.get());
-  wait->waited += absl::Now() - began;
+  wait->waited += SteadyNow() - began;
   if (!gathered.ok()) return gathered.status();
   const auto last = std::max_element(gathered->arrival_us.begin(), gathered->arrival_us.end());
   if (wait->slowest_rank < 0 || absl::Microseconds(*last) > wait->slowest_by) {
@@ -175,7 +175,7 @@ absl::Status GroupMember::AllStaged(int64_t step, rpc::CallContext* context, Ran
 
 absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* context, RankWait* wait) {
   if (!bounded()) return absl::OkStatus();
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   rpc::LinkedContext waiting(context, step_timeout() + kExchangeMargin);
   absl::Status status = environment_.collective->Advance(
       id_,
@@ -183,7 +183,7 @@ absl::Status GroupMember::WaitForProgress(int64_t step, rpc::CallContext* contex
        std::max<int64_t>(0, step - start_.options().staleness_bound()),
        /*ranks=*/{}},
       waiting.get());
-  wait->waited += absl::Now() - began;
+  wait->waited += SteadyNow() - began;
   return status;
 }
 
@@ -202,7 +202,7 @@ void GroupMember::TellFinished() {
   request.set_generation(opened_.generation);
   request.set_opener(opened_.opener);
   request.set_finished(true);
-  rpc::CallContext context(absl::Now() + kExchangeMargin);
+  rpc::CallContext context(SteadyNow() + kExchangeMargin);
   const absl::Status status = environment_.fanout->OpenGroup(request, &context).status();
   if (status.ok()) return;
   ops::Log(ops::LogLevel::kInfo, "not all shards know that a rank has finished",

@@ -3,8 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
+#include "base/steady_wait.h"
 #include "server/ops/logging.h"
 #include "server/rpc/call_context.h"
 
@@ -179,11 +180,11 @@ absl::Status TrainSession::Failure() {
 
 absl::Status TrainSession::Await(const std::function<bool()>& ready, const std::string& what,
                                  v1::StepTimes* times) {
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   const auto over = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !failure_.ok() || ready(); };
   absl::MutexLock lock(&mutex_);
-  const bool in_time = mutex_.AwaitWithTimeout(absl::Condition(&over), member_->step_timeout());
-  const absl::Duration waited = absl::Now() - began;
+  const bool in_time = AwaitSteadily(&mutex_, absl::Condition(&over), member_->step_timeout());
+  const absl::Duration waited = SteadyNow() - began;
   times->set_wait_for_update_us(Us(waited));
   resources_.metrics->ObserveStage(ops::Stage::kWaitForUpdate, absl::ToDoubleSeconds(waited));
   if (!in_time) return absl::DeadlineExceededError(absl::StrCat(what, ": it did not come in time"));
@@ -249,7 +250,7 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::Update(int64_t step) {
 absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const TrainStepRequest& request,
                                                           const Forward& forward) {
   RETURN_IF_ERROR(Failure());
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   TrainLookupOutput output;
   output.times.set_slowest_rank(-1);
   LookupHooks hooks(this, request, &output.times, &forward);
@@ -262,7 +263,7 @@ absl::StatusOr<TrainLookupOutput> TrainSession::TryLookup(const TrainStepRequest
   output.times.set_combine_us(Us(stages.combine));
   absl::MutexLock lock(&mutex_);
   const auto found = steps_.find(request.step);  // gone if the trainer did not wait for the answer
-  if (found != steps_.end()) found->second.lookup_time = absl::Now() - began;
+  if (found != steps_.end()) found->second.lookup_time = SteadyNow() - began;
   return output;
 }
 
@@ -281,7 +282,7 @@ void TrainSession::Gathered(int64_t step, uint64_t handle) {
 }
 
 absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(int64_t step, PartialUpdate* update) {
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   v1::TrainUpdateResult result;
   result.set_step(step);
   v1::StepTimes* times = result.mutable_times();
@@ -312,7 +313,7 @@ absl::StatusOr<v1::TrainUpdateResult> TrainSession::TryUpdate(int64_t step, Part
     lookup_time = steps_.at(step).lookup_time;
     steps_.erase(step);
   }
-  LogIfSlow(step, lookup_time + (absl::Now() - began), *times);
+  LogIfSlow(step, lookup_time + (SteadyNow() - began), *times);
   RETURN_IF_ERROR(member_->TellProgress(step + 1, context_));
   return result;
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/coordinator/lookup_response.h"
 #include "server/coordinator/train/train_message.h"
 #include "server/rpc/call_context.h"
@@ -48,7 +49,7 @@ TrainStream::TrainStream(TrainStreams* streams, const CoordinatorResources* reso
       timer_(environment.metrics, ops::Rpc::kTrain),
       context_(absl::InfiniteFuture(), rpc::TraceOf(server_context)),
       grant_(std::move(grant)),
-      last_sign_(absl::Now()) {
+      last_sign_(SteadyNow()) {
   context_.SetRoomMaker(
       [this](int64_t bytes, absl::string_view what) { return MakeRoom(bytes, what); });
 }
@@ -71,7 +72,7 @@ void TrainStream::OnReadDone(bool ok) {
   std::optional<absl::Status> end;
   {
     absl::MutexLock lock(&mutex_);
-    last_sign_ = absl::Now();
+    last_sign_ = SteadyNow();
     if (no_more_) return;
     if (ok) {
       // After the start, RunLookups goes on reading when it knows the step.
@@ -123,7 +124,7 @@ void TrainStream::EndIfSilent(absl::Duration silence) {
     absl::MutexLock lock(&mutex_);
     has_start = has_start_;
     if (!has_start) silence = std::min(silence, kMaxSilenceBeforeStart);
-    if (done_ || working_ > 0 || absl::Now() - last_sign_ < silence) return;
+    if (done_ || working_ > 0 || SteadyNow() - last_sign_ < silence) return;
     // What is to be written before the status will not be taken either.
     if (writing_ || no_more_) {
       server_context_->TryCancel();
@@ -336,7 +337,7 @@ void TrainStream::Deliver(int64_t place, absl::StatusOr<Messages> answer, bool o
   {
     absl::MutexLock lock(&mutex_);
     --working_;
-    last_sign_ = absl::Now();
+    last_sign_ = SteadyNow();
     if (answer.ok()) {
       if (of_lookup) untaken_lookups_.insert(place);
       Answer& of_place = answers_[place];
@@ -355,7 +356,7 @@ void TrainStream::DeliverParts(int64_t place, Messages messages) {
   std::optional<absl::Status> end;
   {
     absl::MutexLock lock(&mutex_);
-    last_sign_ = absl::Now();
+    last_sign_ = SteadyNow();
     untaken_lookups_.insert(place);
     for (grpc::ByteBuffer& message : messages) Append(std::move(message), &answers_[place]);
     end = WriteDue();
@@ -417,7 +418,7 @@ void TrainStream::OnWriteDone(bool ok) {
   std::optional<absl::Status> end;
   {
     absl::MutexLock lock(&mutex_);
-    last_sign_ = absl::Now();
+    last_sign_ = SteadyNow();
     outgoing_.Clear();  // its memory counts until then
     writing_ = false;
     if (ok) {

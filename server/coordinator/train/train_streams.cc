@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "base/steady_wait.h"
 #include "server/coordinator/train/train_stream.h"
 #include "server/security/callers.h"
 
@@ -70,7 +71,7 @@ int TrainStreams::count() const {
 void TrainStreams::AwaitNone(absl::Duration limit) const {
   const auto none = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return streams_.empty(); };
   absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(&none), limit);
+  AwaitSteadily(&mutex_, absl::Condition(&none), limit);
 }
 
 void TrainStreams::Remove(TrainStream* stream) {

@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/checkpoint/files.h"
 #include "server/ops/logging.h"
 
@@ -37,7 +38,7 @@ DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place
       folder_(FolderOf(storage, place.index)),
       describe_(std::move(describe)),
       log_(parts.log),
-      start_(absl::Now()) {
+      start_(SteadyNow()) {
   if (storage.durability() != v1::StorageConfig::LOG) return;
   recovery_ = std::make_unique<ShardRecovery>(place, LogIn(folder_), storage.checkpoints(), parts);
   over_ = false;
@@ -75,10 +76,10 @@ absl::Status DurableLog::LockFolder() {
   const std::string path = PathIn(folder_, "lock");
   lock_ = FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (lock_.get() < 0) return FileError(errno, path, "cannot be created");
-  const absl::Time until = absl::Now() + kLockPatience;
+  const absl::Time until = SteadyNow() + kLockPatience;
   while (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return FileError(errno, path, "cannot be locked");
-    if (absl::Now() > until) {
+    if (SteadyNow() > until) {
       return absl::FailedPreconditionError(absl::StrCat(
           path, ": another process has locked it: is shard ", place_.index,
           " running twice? Each shard needs its own index, and one storage.directory belongs to "
@@ -134,7 +135,7 @@ absl::Status DurableLog::Recover() {
             {"records", end.next_sequence - 1},
             {"bytes", recovery_->progress().bytes.load()},
             {"checkpoint_seconds", absl::ToDoubleSeconds(recovery_->loading())},
-            {"seconds", absl::ToDoubleSeconds(absl::Now() - start_)}});
+            {"seconds", absl::ToDoubleSeconds(SteadyNow() - start_)}});
   return absl::OkStatus();
 }
 
@@ -149,7 +150,7 @@ absl::Status DurableLog::CheckReady() const {
   const int64_t bytes = std::min<int64_t>(recovery_->progress().bytes, total);
   if (bytes == 0) return absl::UnavailableError("recovering: it reads its log; retry");
   const double share = static_cast<double>(bytes) / static_cast<double>(total);
-  const absl::Duration left = (absl::Now() - start_) * ((1 - share) / share);
+  const absl::Duration left = (SteadyNow() - start_) * ((1 - share) / share);
   return absl::UnavailableError(
       absl::StrFormat("recovering, %.0f %% of %.1f GiB, about %d s left; retry", 100 * share,
                       static_cast<double>(total) / kGiB, absl::ToInt64Seconds(left) + 1));

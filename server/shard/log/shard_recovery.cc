@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/buffer.h"
 #include "base/failpoint.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "config/shared_tables.h"
 #include "server/checkpoint/store.h"
 #include "server/ops/logging.h"
@@ -261,9 +261,9 @@ absl::Status ShardRecovery::AddModel(internal::v1::LogModel model) {
   ASSIGN_OR_RETURN(const std::shared_ptr<shard::Model> made, parts_.engine->MakeModel(spec));
   ASSIGN_OR_RETURN(const internal::v1::ShardState state,
                    LoadState(chain.front(), place_.index, place_.shards));
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   RETURN_IF_ERROR(LoadRows(*made, chain, parts_.threads, progress_));
-  loading_ += absl::Now() - start;
+  loading_ += SteadyNow() - start;
   const int stacks = std::min(made->stack_count(), state.unnumbered_updates_size());
   for (int i = 0; i < stacks && !Mistake("log.rounding_not_restored"); ++i) {
     made->stack(i).set_unnumbered_updates(state.unnumbered_updates(i));

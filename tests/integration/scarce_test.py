@@ -1,0 +1,156 @@
+"""What there is little of: descriptors, memory, threads, and a clock that stays right; by a coordinator and a shard as
+processes, and callers who ask for much or take nothing.
+
+What this would catch: a port that takes no connection any more once descriptors were out; strangers who keep connections
+for nothing; an answer that takes several times the memory that budgets allow, or is made before it is refused; streams that
+nobody reads and that keep others from being served; a step that is lost because somebody set the clock.
+
+Usage: scarce_test.py PATH_OF_EMBERD PATH_OF_EMBERD_WITH_A_CLOCK_TO_SET PATH_OF_REPOSITORY
+"""
+
+import array
+import importlib
+import os
+import re
+import socket
+import struct
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+
+import grpc
+
+EMBERD, CLOCKED, REPOSITORY = sys.argv[1:4]
+del sys.argv[1:4]
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "testing"))
+
+import processes  # noqa: E402
+from stubs import generate_stubs  # noqa: E402
+
+ROWS = 400_000
+MODEL = f"""name: "m"
+  tables {{ name: "t" vocabulary_size: {ROWS} embedding_dim: 1 optimizer {{ sgd {{}} }} }}
+  tables {{ name: "wide" vocabulary_size: 100000 embedding_dim: 64 optimizer {{ sgd {{}} }} }}
+  features {{ name: "f" table: "t" batch_size: 4 }}
+  features {{ name: "w" table: "wide" batch_size: 4 }}"""
+MIB = 1 << 20
+BUDGET = 256 * MIB
+SILENCE_MS = 3000
+# Windows that do not grow: what nobody reads stays with the server.
+CALLS = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+
+
+class Cluster:
+    """One shard and one coordinator. `prefix`: what starts each of them."""
+
+    def __init__(self, test, config="", program=EMBERD, prefix=()):
+        folder = tempfile.TemporaryDirectory()
+        test.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        shard, shard_http, address, http = (f"127.0.0.1:{port}" for port in processes.free_ports(4))
+        self.address, self.http, self.shard_address, self.shard_http = address, http, shard, shard_http
+        path = os.path.join(self.folder, "cluster.textproto")
+        with open(path, "w") as file:
+            file.write(f'shards {{ address: "{shard}" http_address: "{shard_http}" }} '
+                       f'coordinators {{ address: "{address}" http_address: "{http}" }} {config}')
+        self.programs = [processes.Program([*prefix, program, role, "--config", path], os.path.join(self.folder, role + ".log"))
+                         for role in ("shard", "coordinator")]
+        self.shard, self.coordinator = self.programs
+        for one in self.programs:
+            test.addCleanup(one.stop)
+        for one in self.programs:
+            one.wait_for_line("emberd: ready ")
+        self.channel = grpc.insecure_channel(address, options=CALLS)
+        test.addCleanup(self.channel.close)
+        self.embedding = module("embedding_service_pb2_grpc").EmbeddingServiceStub(self.channel)
+        self.admin = module("admin_service_pb2_grpc").AdminServiceStub(self.channel)
+
+    def declare(self):
+        request = module("embedding_service_pb2").DeclareModelRequest()
+        importlib.import_module("google.protobuf.text_format").Parse(MODEL, request.config)
+        return self.embedding.DeclareModel(request, timeout=120).model_id
+
+
+def module(name):
+    return importlib.import_module("emberd.v1." + name)
+
+
+def peak_from_now(program):
+    """Gives a function that says by how many bytes the process has grown at most since now."""
+    def read(field):
+        with open(f"/proc/{program.process.pid}/status") as file:
+            return int(re.search(field + r":\s+(\d+) kB", file.read()).group(1)) * 1024
+    with open(f"/proc/{program.process.pid}/clear_refs", "w") as file:
+        file.write("5")
+    before = read("VmRSS")
+    return lambda: read("VmHWM") - before
+
+
+def http_get(address, path):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+        return answer.read().decode()
+
+
+class ScarceTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        generate_stubs(os.path.join(REPOSITORY, "proto"), folder.name)
+
+    def connect(self, address, count):
+        host, port = address.split(":")
+        sockets = [socket.create_connection((host, int(port)), timeout=30) for _ in range(count)]
+        for one in sockets:
+            self.addCleanup(one.close)
+        return sockets
+
+    def serves(self, address):
+        """Whether a new connection is served."""
+        with grpc.insecure_channel(address, options=CALLS) as channel:
+            try:
+                grpc.channel_ready_future(channel).result(timeout=5)
+            except grpc.FutureTimeoutError:
+                return False
+            return True
+
+    def test_no_step_is_lost_when_somebody_sets_the_clock(self):
+        with tempfile.NamedTemporaryFile() as ahead:
+            ahead.write(bytes(8))
+            ahead.flush()
+            os.environ["EMBERD_CLOCK"] = ahead.name
+            self.addCleanup(os.environ.pop, "EMBERD_CLOCK")
+            cluster = Cluster(self, config="timeouts { batch_ttl_ms: 300000 }", program=CLOCKED)
+
+            def set_clock(seconds):
+                with open(ahead.name, "r+b") as file:
+                    file.write(struct.pack("q", seconds * 10 ** 9))
+                processes.wait_until("the clock is set", lambda: abs(self.date(cluster) - time.time() - seconds) < 30)
+
+            model = cluster.declare()
+            api, types = module("embedding_service_pb2"), module("types_pb2")
+            lookup = api.LookupRequest(model_id=model)
+            ids = types.Tensor(dtype=types.INT64, shape=[4, 1], data=struct.pack("4q", 1, 2, 3, 4))
+            for feature in ("f", "w"):
+                lookup.features.add(feature=feature).dense.ids.CopyFrom(ids)
+            for sequence, ahead_by in enumerate((600, -600), start=1):
+                found = cluster.embedding.Lookup(lookup, timeout=120).batch_handle
+                set_clock(ahead_by)
+                # What has expired is swept once a second, and then counted.
+                cluster.embedding.Lookup(lookup, timeout=120)
+                for http in (cluster.http, cluster.shard_http):
+                    processes.wait_until("all batches are kept", lambda at=http: re.search(
+                        f"^emberd_batches\\S* {sequence + 1}$", http_get(at, "/metrics"), re.MULTILINE), seconds=20)
+                update = api.ApplyGradientsRequest(model_id=model, batch_handle=found)
+                update.mutation.client_id, update.mutation.sequence = "c", sequence
+                cluster.embedding.ApplyGradients(update, timeout=20)
+
+    @staticmethod
+    def date(cluster):
+        return cluster.admin.GetStats(module("admin_service_pb2").GetStatsRequest(), timeout=30).time_ms / 1000
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
