@@ -116,6 +116,36 @@ class ScarceTest(unittest.TestCase):
                 return False
             return True
 
+    def test_what_programs_would_make_is_known_before(self):
+        cluster = Cluster(self)
+        api = module("program_service_pb2")
+        programs = module("program_service_pb2_grpc").ProgramServiceStub(cluster.channel)
+        spec = api.ProgramSpec(kind=api.ProgramSpec.ELEMENTWISE, inputs=[api.ProgramInput(feature="x", dynamic=True)])
+        for _ in range(64):
+            spec.outputs.add(operation=api.ElementwiseOutput.COPY)
+        program = programs.Compile(api.CompileRequest(spec=spec), timeout=120).program_handle
+
+        def run(length, floats):
+            tensor = module("types_pb2").Tensor(dtype=module("types_pb2").FLOAT32, shape=[floats],
+                                                data=struct.pack(f"{floats}f", *([1.0] * floats)))
+            chain = api.ExecuteChainedRequest()
+            chain.ops.add(literal=api.Literal(tensors=[api.NamedTensor(name="x", tensor=tensor)]))
+            for i in range(length):
+                chain.ops.add(program_handle=program, inputs=[api.ChainedInput(op_index=i)])
+            chain.ops[length].outputs.add(output_index=1)
+            chain.config.return_values = True
+            return programs.ExecuteChained(chain, timeout=120)
+
+        self.assertEqual(len(run(2, 16).results[0].values), 1)
+        for length, floats, code in ((4, 16, grpc.StatusCode.INVALID_ARGUMENT), (7, 16, grpc.StatusCode.INVALID_ARGUMENT),
+                                     (2, 256 << 10, grpc.StatusCode.RESOURCE_EXHAUSTED)):
+            peak = peak_from_now(cluster.coordinator)
+            with self.assertRaises(grpc.RpcError) as refused:
+                run(length, floats)
+            self.assertEqual(refused.exception.code(), code, refused.exception.details())
+            # The first operation of the last chain, 64 MiB, is made.
+            self.assertLess(peak(), 150 * MIB, refused.exception.details())
+
     def test_no_step_is_lost_when_somebody_sets_the_clock(self):
         with tempfile.NamedTemporaryFile() as ahead:
             ahead.write(bytes(8))

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "base/bfloat16.h"
 #include "base/status.h"
 #include "server/coordinator/programs/program_spec.h"
+#include "server/coordinator/programs/values.h"
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
@@ -184,8 +186,27 @@ absl::StatusOr<Tensors> Compute(const v1::ProgramSpec& spec,
   return results;
 }
 
+absl::StatusOr<int64_t> ResultBytes(const v1::ProgramSpec& spec,
+                                    const std::vector<ArgumentTensors>& arguments) {
+  int64_t bytes = 0;
+  for (int i = 0; i < spec.outputs_size(); ++i) {
+    const ElementwiseOutput& output = spec.outputs(i);
+    int64_t n = std::numeric_limits<int64_t>::max();
+    if (output.has_size()) {
+      ASSIGN_OR_RETURN(n, SizeOf(output, i, arguments));
+    }
+    for (const v1::NamedTensor* tensor : OperandTensors(output.a(), arguments)) {
+      const v1::Tensor& whole = tensor->tensor();
+      int64_t data = ElementSize(whole.dtype());
+      for (const int64_t extent : whole.shape()) data *= std::min(extent, n);
+      bytes += TensorBytes(*tensor) - static_cast<int64_t>(whole.data().size()) + data;
+    }
+  }
+  return bytes;
+}
+
 absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<int>& counts) {
-  int results = 0;
+  int64_t results = 0;
   for (int i = 0; i < spec.outputs_size(); ++i) {
     const ElementwiseOutput& output = spec.outputs(i);
     const bool copy = output.operation() == ElementwiseOutput::COPY;
@@ -210,7 +231,12 @@ absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<
     }
     results += sizes[0];
   }
-  return results;
+  if (results > kMaxTupleTensors) {
+    return absl::InvalidArgumentError(absl::StrCat("outputs: the result would have ", results,
+                                                   " tensors; a tuple has at most ",
+                                                   kMaxTupleTensors));
+  }
+  return static_cast<int>(results);
 }
 
 }  // namespace emberd::server

@@ -18,8 +18,17 @@ using ArgumentTensors = std::vector<const v1::NamedTensor*>;
 absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>> Compute(
     const v1::ProgramSpec& spec, const std::vector<ArgumentTensors>& arguments);
 
-// How many tensors the result has. INVALID_ARGUMENT if an operand names one that its argument does
-// not have, or a and b differ in number. `counts[i]`: tensors of argument i.
+// What Compute's results will take, before any is made; the same arguments, and the same errors for
+// sizes.
+absl::StatusOr<int64_t> ResultBytes(const v1::ProgramSpec& spec,
+                                    const std::vector<ArgumentTensors>& arguments);
+
+// More tensors than a tuple may have: programs that are chained multiply them.
+inline constexpr int64_t kMaxTupleTensors = 65'536;
+
+// How many tensors the result has, at most kMaxTupleTensors. INVALID_ARGUMENT if there were more,
+// if an operand names one that its argument does not have, or a and b differ in number.
+// `counts[i]`: tensors of argument i.
 absl::StatusOr<int> CountResults(const v1::ProgramSpec& spec, const std::vector<int>& counts);
 
 }  // namespace emberd::server

@@ -160,8 +160,8 @@ absl::StatusOr<ValuePtr> ProgramRunner::Elementwise(const Program& program,
     tensors.push_back(arguments[i]->TensorList());
     RETURN_IF_ERROR(CheckArgument(program.spec(), static_cast<int>(i), tensors.back()));
   }
-  ASSIGN_OR_RETURN(auto results, Compute(program.spec(), tensors));
-  return MakeTuple(store(), std::move(results));
+  ASSIGN_OR_RETURN(const int64_t bytes, ResultBytes(program.spec(), tensors));
+  return MakeTuple(store(), bytes, [&] { return Compute(program.spec(), tensors); });
 }
 
 }  // namespace emberd::server

@@ -15,6 +15,13 @@ absl::StatusOr<std::shared_ptr<const BudgetShare>> BudgetShare::Take(BatchStore*
   return absl::WrapUnique(new BudgetShare(store, bytes));
 }
 
+int64_t TensorBytes(const v1::NamedTensor& tensor) {
+  // The messages, their strings and arrays, and the places that point to them.
+  constexpr int64_t kObjects = 256;
+  return kObjects + static_cast<int64_t>(tensor.name().size() + tensor.tensor().data().size() +
+                                         sizeof(int64_t) * tensor.tensor().shape_size());
+}
+
 int64_t Value::bytes() const {
   int64_t bytes = 0;
   for (const auto& share : shares) bytes += share->bytes();
@@ -55,14 +62,21 @@ ValuePtr BatchAlone(const Value& found) {
 
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
     BatchStore* store, std::vector<std::shared_ptr<const v1::NamedTensor>> tensors) {
-  int64_t bytes = kValueBytes;
-  for (const auto& tensor : tensors) {
-    bytes += static_cast<int64_t>(tensor->tensor().data().size() + sizeof(v1::NamedTensor));
-  }
+  int64_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += TensorBytes(*tensor);
+  return MakeTuple(store, bytes,
+                   [&]() -> absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>> {
+                     return std::move(tensors);
+                   });
+}
+
+absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
+    BatchStore* store, int64_t bytes,
+    absl::FunctionRef<absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>>()> make) {
   auto value = std::make_shared<Value>();
-  ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store, bytes));
+  ASSIGN_OR_RETURN(auto share, BudgetShare::Take(store, kValueBytes + bytes));
   value->shares.push_back(std::move(share));
-  value->tensors = std::move(tensors);
+  ASSIGN_OR_RETURN(value->tensors, make());
   return value;
 }
 

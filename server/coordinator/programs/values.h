@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "emberd/v1/program_service.pb.h"
 #include "server/coordinator/step.h"
@@ -56,6 +57,8 @@ class LookedUpBatch {
 
 // What a value takes besides its tensors, so that none is free.
 inline constexpr int64_t kValueBytes = 512;
+// What a tensor takes with its data, its name and its objects.
+int64_t TensorBytes(const v1::NamedTensor& tensor);
 
 struct Value {
   // A batch, and the key of the program that it was prepared for.
@@ -85,6 +88,11 @@ ValuePtr BatchAlone(const Value& found);
 // A tuple of these tensors. RESOURCE_EXHAUSTED if the budget has no room.
 absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
     BatchStore* store, std::vector<std::shared_ptr<const v1::NamedTensor>> tensors);
+// Of tensors that are made only when the budget has room for them. `bytes`: the sum of their
+// TensorBytes, in advance.
+absl::StatusOr<std::shared_ptr<Value>> MakeTuple(
+    BatchStore* store, int64_t bytes,
+    absl::FunctionRef<absl::StatusOr<std::vector<std::shared_ptr<const v1::NamedTensor>>>()> make);
 // Of a caller's tensors, which are checked: INVALID_ARGUMENT for what is no tensor.
 absl::StatusOr<std::shared_ptr<Value>> ReadTuple(BatchStore* store, v1::Literal literal);
 
