@@ -118,8 +118,11 @@ class Coordinator {
       -> decltype(call(std::shared_ptr<const ServedModel>()));
 
   absl::StatusOr<v1::Tensor> ReadTableRows(const ServedModel& model, const struct RowTarget& target,
-                                           absl::Span<const int64_t> ids,
+                                           const preprocess::IntSpan& ids,
                                            rpc::CallContext* context);
+  // To `data`, row by row in the order of the ids.
+  absl::Status ReadRowsTo(const ServedModel& model, const struct RowTarget& target,
+                          absl::Span<const int64_t> ids, char* data, rpc::CallContext* context);
 
   // On the shards that have pinned a model, as `done` says.
   void TakePinBack(const v1::ChangeMemoryRequest& pin, const v1::ChangeMemoryResponse& done,

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include <grpcpp/support/byte_buffer.h>
@@ -194,6 +195,13 @@ class EmbeddingServiceImpl final : public ServiceBase {
                 absl::StatusOr<Result> (Coordinator::*method)(const Request&, rpc::CallContext*)) {
     auto work = [coordinator = coordinator_, request, response, method](
                     rpc::CallContext* call, int64_t* response_bytes) -> absl::Status {
+      rpc::CallContext::Room room;
+      // Of others, ids and gradients are small beside what is made of them.
+      if constexpr (std::is_same_v<Request, v1::ReadRowsRequest> ||
+                    std::is_same_v<Request, v1::AssignRowsRequest>) {
+        ASSIGN_OR_RETURN(
+            room, call->MakeRoom(static_cast<int64_t>(request->Length()), "the decoded request"));
+      }
       Request message;
       RETURN_IF_ERROR(rpc::DecodeMessage(*request, &message));
       ASSIGN_OR_RETURN(Result result, std::invoke(method, coordinator, message, call));

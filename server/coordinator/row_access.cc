@@ -23,6 +23,14 @@ namespace {
 
 constexpr int64_t kExportMessageBytes = int64_t{1} << 20;
 
+// More rows are read one part after another, so that places and messages take no more than a part
+// of them does.
+constexpr int64_t kRowsAtOnce = 65'536;
+constexpr int64_t kBytesAtOnce = int64_t{4} << 20;
+// What an id takes besides its row, on the way to the shards and there: its place, in lists that
+// grow, and in messages.
+constexpr int64_t kPlaceBytes = 128;
+
 absl::StatusOr<RowTarget> FindTarget(const ServedModel& model, const std::string& table,
                                      const std::string& slot) {
   const auto found = model.tables.find(table);
@@ -54,19 +62,25 @@ absl::StatusOr<RowTarget> FindTarget(const ServedModel& model, const std::string
                                  : absl::StrCat("others; ", KnownNames("slots", slot, names))));
 }
 
-absl::StatusOr<std::vector<int64_t>> DecodeIds(const v1::Tensor& tensor, const RowTarget& target) {
-  ASSIGN_OR_RETURN(auto span, IntsOf(tensor, "ids"));
+// The ids where they are in the request.
+absl::StatusOr<preprocess::IntSpan> CheckIds(const v1::Tensor& tensor, const RowTarget& target) {
+  ASSIGN_OR_RETURN(const auto ids, IntsOf(tensor, "ids"));
   RETURN_IF_ERROR(CheckRank(tensor, 1, "ids"));
-  std::vector<int64_t> ids(IntCount(span));
-  for (size_t i = 0; i < ids.size(); ++i) {
-    ids[i] = IntAt(span, static_cast<int64_t>(i));
-    if (ids[i] < 0 || ids[i] >= target.table->vocabulary_size) {
-      return absl::OutOfRangeError(absl::StrCat("ids[", i, "] is ", ids[i], "; table '",
+  for (int64_t i = 0; i < IntCount(ids); ++i) {
+    const int64_t id = IntAt(ids, i);
+    if (id < 0 || id >= target.table->vocabulary_size) {
+      return absl::OutOfRangeError(absl::StrCat("ids[", i, "] is ", id, "; table '",
                                                 target.table->name, "' has ids 0 .. ",
                                                 target.table->vocabulary_size - 1));
     }
   }
   return ids;
+}
+
+std::vector<int64_t> SomeOf(const preprocess::IntSpan& ids, int64_t begin, int64_t count) {
+  std::vector<int64_t> some(count);
+  for (int64_t i = 0; i < count; ++i) some[i] = IntAt(ids, begin + i);
+  return some;
 }
 
 // The rows of one shard: where they lie, and where they stand in the request.
@@ -150,25 +164,38 @@ absl::StatusOr<absl::Span<const float>> DecodeValues(const v1::Tensor& tensor, i
 
 absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
                                                       const RowTarget& target,
-                                                      absl::Span<const int64_t> ids,
+                                                      const preprocess::IntSpan& ids,
                                                       rpc::CallContext* context) {
-  const size_t row_bytes = target.columns * sizeof(float);
-  if (static_cast<int64_t>(ids.size()) > max_message_bytes_ / static_cast<int64_t>(row_bytes)) {
+  const auto row_bytes = static_cast<int64_t>(target.columns * sizeof(float));
+  const int64_t count = IntCount(ids);
+  if (count > max_message_bytes_ / row_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(ids.size(), " rows of ", row_bytes,
+        absl::StrCat(count, " rows of ", row_bytes,
                      " bytes are over budgets.max_message_bytes = ", max_message_bytes_));
   }
-  // The rows, and the message that is made of them.
-  ASSIGN_OR_RETURN(
-      const auto room,
-      context->MakeRoom(static_cast<int64_t>(2 * ids.size() * row_bytes), "the answer"));
+  const int64_t most = std::max<int64_t>(std::min(kRowsAtOnce, kBytesAtOnce / row_bytes), 1);
+  const int64_t part_bytes = std::min(most, count) * (kPlaceBytes + 4 * row_bytes);
+  // The rows, the message that is made of them, and what their parts take on the way.
+  ASSIGN_OR_RETURN(const auto room,
+                   context->MakeRoom(2 * count * row_bytes + part_bytes, "the answer"));
   v1::Tensor tensor;
   tensor.set_dtype(v1::FLOAT32);
-  tensor.add_shape(static_cast<int64_t>(ids.size()));
+  tensor.add_shape(count);
   tensor.add_shape(target.columns);
-  tensor.mutable_data()->resize(ids.size() * row_bytes);
-  char* data = tensor.mutable_data()->data();
+  tensor.mutable_data()->resize(count * row_bytes);
+  for (int64_t begin = 0; begin < count; begin += most) {
+    if (context->cancelled()) return absl::CancelledError("the caller is gone");
+    const std::vector<int64_t> part = SomeOf(ids, begin, std::min(most, count - begin));
+    RETURN_IF_ERROR(ReadRowsTo(model, target, part,
+                               tensor.mutable_data()->data() + begin * row_bytes, context));
+  }
+  return tensor;
+}
 
+absl::Status Coordinator::ReadRowsTo(const ServedModel& model, const RowTarget& target,
+                                     absl::Span<const int64_t> ids, char* data,
+                                     rpc::CallContext* context) {
+  const size_t row_bytes = target.columns * sizeof(float);
   const std::vector<ShardRows> shards = PlaceRows(model.plan.topology, target, ids);
   const auto read = [&](int shard) {
     const ShardRows& rows = shards[shard];
@@ -181,8 +208,7 @@ absl::StatusOr<v1::Tensor> Coordinator::ReadTableRows(const ServedModel& model,
     }
     return status;
   };
-  RETURN_IF_ERROR(FirstError(ForEachShard(&threads_->blocking, NonEmpty(shards), read)));
-  return tensor;
+  return FirstError(ForEachShard(&threads_->blocking, NonEmpty(shards), read));
 }
 
 absl::StatusOr<v1::ReadRowsResponse> Coordinator::ReadRows(const v1::ReadRowsRequest& request,
@@ -192,7 +218,7 @@ absl::StatusOr<v1::ReadRowsResponse> Coordinator::ReadRows(const v1::ReadRowsReq
                  [&](const std::shared_ptr<const ServedModel>& model) -> Response {
                    ASSIGN_OR_RETURN(const RowTarget target,
                                     FindTarget(*model, request.table(), request.slot()));
-                   ASSIGN_OR_RETURN(const auto ids, DecodeIds(request.ids(), target));
+                   ASSIGN_OR_RETURN(const auto ids, CheckIds(request.ids(), target));
                    v1::ReadRowsResponse response;
                    ASSIGN_OR_RETURN(*response.mutable_values(),
                                     ReadTableRows(*model, target, ids, context));
@@ -208,10 +234,16 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
   ASSIGN_OR_RETURN(auto model, registry_.Find(request.model_id(), context));
   RETURN_IF_ERROR(CheckNotReadOnly(*model, "its rows cannot be assigned"));
   ASSIGN_OR_RETURN(auto target, FindTarget(*model, request.table(), request.slot()));
-  ASSIGN_OR_RETURN(auto ids, DecodeIds(request.ids(), target));
+  ASSIGN_OR_RETURN(const auto given, CheckIds(request.ids(), target));
+  ASSIGN_OR_RETURN(auto values, DecodeValues(request.values(), IntCount(given), target.columns));
+  // All shards vote on the whole of it: the ids with their places, the values by shard and in
+  // messages.
+  ASSIGN_OR_RETURN(const auto room,
+                   context->MakeRoom(IntCount(given) * kPlaceBytes +
+                                         2 * static_cast<int64_t>(request.values().data().size()),
+                                     "what is made of the request"));
+  const std::vector<int64_t> ids = SomeOf(given, 0, IntCount(given));
   RETURN_IF_ERROR(CheckNoRepeats(ids));
-  ASSIGN_OR_RETURN(auto values, DecodeValues(request.values(), static_cast<int64_t>(ids.size()),
-                                             target.columns));
 
   ASSIGN_OR_RETURN(auto before, record_.Begin(mutation));
   v1::AssignRowsResponse response;
@@ -298,7 +330,7 @@ absl::StatusOr<v1::ExportTableResponse> Coordinator::Export::Next() {
   if (ids.empty()) return response;
   response.set_history(model_->history);
   RETURN_IF_ERROR(coordinator_->registry_.CheckNotLost(model_->id, context_));
-  auto values = coordinator_->ReadTableRows(*model_, target_, ids, context_);
+  auto values = coordinator_->ReadTableRows(*model_, target_, absl::MakeConstSpan(ids), context_);
   if (!values.ok()) {
     return coordinator_->registry_.Explain(model_->id, model_->history, values.status());
   }

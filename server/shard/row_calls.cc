@@ -56,8 +56,9 @@ absl::Status ReadRequest(const internal::v1::ReadShardRowsRequest& request,
                                                      " bytes; budgets.max_message_bytes is ",
                                                      limits.max_bytes));
   }
-  // The rows, and the message that is made of them.
-  RETURN_IF_ERROR(MakeRoom(limits.memory, 2 * bytes, "the answer", call));
+  // Where they lie, the rows, and the message that is made of them.
+  const size_t places = request.partitions().size() + request.local_rows().size();
+  RETURN_IF_ERROR(MakeRoom(limits.memory, places + 2 * bytes, "the answer", call));
   call->values.resize(call->floats());
   return absl::OkStatus();
 }

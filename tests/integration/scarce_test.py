@@ -116,6 +116,33 @@ class ScarceTest(unittest.TestCase):
                 return False
             return True
 
+    def read_rows(self, cluster, model, ids):
+        request = module("embedding_service_pb2").ReadRowsRequest(model_id=model, table="t")
+        request.ids.dtype = module("types_pb2").INT64
+        request.ids.shape.append(len(ids))
+        request.ids.data = ids.tobytes()
+        answer = cluster.embedding.ReadRows(request, timeout=120)
+        return array.array("f", answer.values.data)
+
+    def test_rows_that_are_read_take_what_budgets_allow(self):
+        cluster = Cluster(self, config=f"budgets {{ in_flight_bytes: {BUDGET} }}")
+        model = cluster.declare()
+        few = array.array("q", range(1000))
+        expected = self.read_rows(cluster, model, few)
+        peaks = [peak_from_now(program) for program in cluster.programs]
+        many = few * 5898  # 45 MiB
+        self.assertEqual(self.read_rows(cluster, model, many), expected * 5898)
+        for peak in peaks:
+            self.assertLess(peak(), BUDGET)
+        with self.assertRaises(grpc.RpcError) as refused:
+            self.read_rows(cluster, model, many * 3)
+        self.assertEqual(refused.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED, refused.exception.details())
+        self.assertRegex(refused.exception.details(), r"needs \d+ bytes; \d+ of budgets.in_flight_bytes = \d+ are free")
+        for peak in peaks:
+            self.assertLess(peak(), BUDGET + len(many) * 3 * 8)
+        processes.wait_until("all is given back", lambda: re.search(
+            r"^emberd_in_flight_bytes\S* 0$", http_get(cluster.http, "/metrics"), re.MULTILINE))
+
     def test_what_programs_would_make_is_known_before(self):
         cluster = Cluster(self)
         api = module("program_service_pb2")
