@@ -1,10 +1,13 @@
 #include "server/coordinator/checkpoint_service.h"
 
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/status.h"
 #include "emberd/v1/checkpoint_service.grpc.pb.h"
-#include "server/coordinator/blocking_stream.h"
+#include "server/coordinator/progress_stream.h"
+#include "server/coordinator/pulled_stream.h"
 
 namespace emberd::server {
 namespace {
@@ -81,23 +84,24 @@ class CheckpointServiceImpl final : public v1::CheckpointService::CallbackServic
 
   grpc::ServerWriteReactor<v1::ExportCheckpointResponse>* ExportCheckpoint(
       Context* context, const v1::ExportCheckpointRequest* request) override {
-    using Stream = BlockingStream<v1::ExportCheckpointResponse>;
-    const auto work = [=, this](rpc::CallContext*, const Stream::Write& write) -> absl::Status {
-      ASSIGN_OR_RETURN(const auto rows, checkpoints_->StartExport(*request));
-      while (true) {
-        ASSIGN_OR_RETURN(const v1::ExportCheckpointResponse next, rows->Next());
-        if (next.values().empty()) return absl::OkStatus();
-        RETURN_IF_ERROR(write(next));
-      }
+    using Rows = v1::ExportCheckpointResponse;
+    using Stream = PulledStream<Rows>;
+    const auto open = [=, this](rpc::CallContext*) -> absl::StatusOr<Stream::Next> {
+      ASSIGN_OR_RETURN(std::shared_ptr<CheckpointExport> rows, checkpoints_->StartExport(*request));
+      return [rows]() -> absl::StatusOr<std::optional<Rows>> {
+        ASSIGN_OR_RETURN(Rows part, rows->Next());
+        if (part.values().empty()) return std::nullopt;
+        return part;
+      };
     };
-    return Stream::Start(environment_, *context, ops::Rpc::kExportCheckpoint, kLimit, work);
+    return Stream::Start(environment_, *context, ops::Rpc::kExportCheckpoint, kLimit, open);
   }
 
  private:
   // Sends the progress of `call`, and last what it returns.
   template <typename Call>
   ProgressReactor* WithProgress(const Context& context, ops::Rpc rpc, const Call& call) {
-    using Stream = BlockingStream<Progress>;
+    using Stream = ProgressStream<Progress>;
     const auto work = [call](rpc::CallContext* call_context,
                              const Stream::Write& write) -> absl::Status {
       const Checkpoints::Report report = write;

@@ -16,6 +16,7 @@
 #include "server/coordinator/pooled_call.h"
 #include "server/coordinator/programs/program_service.h"
 #include "server/coordinator/programs/programs.h"
+#include "server/coordinator/stream_watch.h"
 #include "server/ops/samples.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/lanes.h"
@@ -74,12 +75,14 @@ class CoordinatorServerImpl final : public CoordinatorServer {
             &options.threads->blocking, kRequestThreads,
             options.cluster.budgets().max_waiting_requests(),
             [metrics = coordinator_.server_metrics()](int queued) { metrics->SetQueued(queued); }),
+        streams_(absl::Milliseconds(options.cluster.timeouts().silent_stream_ms())),
         environment_{.queue = &requests_,
                      .admission = &admission_,
                      .drain = &drain_,
                      .metrics = coordinator_.server_metrics(),
                      .default_deadline = coordinator_.default_deadline(),
-                     .slow_call = coordinator_.resources().slow_step},
+                     .slow_call = coordinator_.resources().slow_step,
+                     .streams = &streams_},
         train_streams_(
             &coordinator_.resources(), environment_, &options.threads->blocking,
             {.max_streams = options.cluster.budgets().max_train_streams(),
@@ -148,6 +151,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   void Sweep() {
     coordinator_.server_metrics()->SetInFlightBytes(admission_.bytes());
     train_streams_.EndSilent();
+    streams_.EndStuck();
   }
   // Brings the health service up to date.
   void ShowHealth() {
@@ -175,6 +179,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
   Admission admission_;
   DrainSwitch drain_;
   TaskQueue requests_;
+  StreamWatch streams_;
   const CallEnvironment environment_;
   TrainStreams train_streams_;
   ops::Samples samples_;  // of the calls of ProgramService

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "base/status.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/coordinator/lookup_response.h"
+#include "server/coordinator/pulled_stream.h"
 #include "server/coordinator/row_access.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/lanes.h"
@@ -20,109 +22,6 @@
 
 namespace emberd::server {
 namespace {
-
-// One ExportTable call: its messages are made on the pool, the next one when the caller has taken
-// the last, so that a slow reader costs one message. Deletes itself when the call is over.
-class ExportStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
- public:
-  static ExportStream* Start(Coordinator* coordinator, const CallEnvironment& environment,
-                             const grpc::CallbackServerContext& server_context,
-                             const grpc::ByteBuffer& request);
-
- private:
-  ExportStream(Coordinator* coordinator, const CallEnvironment& environment,
-               const grpc::CallbackServerContext& server_context, const grpc::ByteBuffer& request);
-
-  absl::Status Admit(const std::string& client);
-  void SubmitNext();
-  void MakeNext();
-  void End(const absl::Status& status);
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override { context_.Cancel(); }
-  void OnDone() override { delete this; }
-
-  Coordinator* const coordinator_;
-  const CallEnvironment environment_;
-  const grpc::ByteBuffer request_;
-  rpc::CallContext context_;
-  ops::RpcTimer timer_;
-  Admission::Grant grant_;
-  // Messages are made and written one after another: these are touched by one thread at a time.
-  std::unique_ptr<Coordinator::Export> export_;
-  grpc::ByteBuffer message_;
-};
-
-ExportStream::ExportStream(Coordinator* coordinator, const CallEnvironment& environment,
-                           const grpc::CallbackServerContext& server_context,
-                           const grpc::ByteBuffer& request)
-    : coordinator_(coordinator),
-      environment_(environment),
-      request_(request),
-      context_(DeadlineOf(server_context, environment.default_deadline),
-               rpc::TraceOf(server_context)),
-      timer_(environment.metrics, ops::Rpc::kExportTable) {}
-
-ExportStream* ExportStream::Start(Coordinator* coordinator, const CallEnvironment& environment,
-                                  const grpc::CallbackServerContext& server_context,
-                                  const grpc::ByteBuffer& request) {
-  auto* stream = new ExportStream(coordinator, environment, server_context, request);
-  absl::Status status = stream->Admit(security::ClientName(server_context));
-  if (status.ok()) {
-    stream->SubmitNext();
-  } else {
-    stream->End(status);
-  }
-  return stream;
-}
-
-absl::Status ExportStream::Admit(const std::string& client) {
-  ASSIGN_OR_RETURN(auto grant, environment_.admission->Admit(client, 0));
-  grant_ = std::move(grant);
-  return environment_.drain->draining() ? DrainingError() : absl::OkStatus();
-}
-
-void ExportStream::SubmitNext() {
-  if (environment_.queue->Submit([this] { MakeNext(); })) return;
-  End(QueueFullError(environment_));
-}
-
-void ExportStream::MakeNext() {
-  if (export_ == nullptr) {
-    v1::ExportTableRequest request;
-    if (absl::Status status = rpc::DecodeMessage(request_, &request); !status.ok()) {
-      End(status);
-      return;
-    }
-    auto started = coordinator_->StartExport(request, &context_);
-    if (!started.ok()) {
-      End(started.status());
-      return;
-    }
-    export_ = *std::move(started);
-  }
-  auto message = export_->Next();
-  if (!message.ok() || !message->has_values()) {
-    End(message.status());
-    return;
-  }
-  message_ = rpc::EncodeMessage(*message);
-  timer_.AddResponseBytes(static_cast<int64_t>(message_.Length()));
-  StartWrite(&message_);
-}
-
-void ExportStream::OnWriteDone(bool ok) {
-  if (ok) {
-    SubmitNext();
-  } else {
-    End(absl::CancelledError("the caller is gone"));
-  }
-}
-
-void ExportStream::End(const absl::Status& status) {
-  timer_.Finish(status.code());
-  grant_ = Admission::Grant();
-  Finish(rpc::ToGrpcStatus(status));
-}
 
 // Every method takes and gives bytes: requests are decoded on a worker, where what is no message
 // gets a clear status (gRPC's own decoding would say UNIMPLEMENTED), and Lookup's answer is made by
@@ -170,7 +69,21 @@ class EmbeddingServiceImpl final : public ServiceBase {
     return Call(context, ops::Rpc::kAssignRows, request, response, &Coordinator::AssignRows);
   }
   grpc::ServerWriteReactor<Bytes>* ExportTable(Context* context, const Bytes* request) override {
-    return ExportStream::Start(coordinator_, environment_, *context, *request);
+    using Stream = PulledStream<Bytes>;
+    const auto open = [coordinator = coordinator_,
+                       request = *request](rpc::CallContext* call) -> absl::StatusOr<Stream::Next> {
+      v1::ExportTableRequest message;
+      RETURN_IF_ERROR(rpc::DecodeMessage(request, &message));
+      ASSIGN_OR_RETURN(std::shared_ptr<Coordinator::Export> rows,
+                       coordinator->StartExport(message, call));
+      return [rows]() -> absl::StatusOr<std::optional<Bytes>> {
+        ASSIGN_OR_RETURN(const v1::ExportTableResponse part, rows->Next());
+        if (!part.has_values()) return std::nullopt;
+        return rpc::EncodeMessage(part);
+      };
+    };
+    return Stream::Start(environment_, *context, ops::Rpc::kExportTable,
+                         environment_.default_deadline, open);
   }
   Reactor* ShareMemory(Context* context, const Bytes* request, Bytes* response) override {
     auto work = [this, peer = rpc::LanePeerOf(*context), request, response](

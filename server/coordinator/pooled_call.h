@@ -41,6 +41,8 @@ inline absl::Status DrainingError() {
   return absl::UnavailableError("the coordinator is draining; use another one");
 }
 
+class StreamWatch;
+
 // What the calls of one service share.
 struct CallEnvironment {
   TaskQueue* queue = nullptr;
@@ -51,6 +53,7 @@ struct CallEnvironment {
   ops::ServerMetrics* metrics = nullptr;
   absl::Duration default_deadline;  // for callers that send none
   absl::Duration slow_call;         // calls that take longer are logged
+  StreamWatch* streams = nullptr;   // ends those that nobody reads; null: nothing does
 };
 
 // RESOURCE_EXHAUSTED for what finds no room in the environment's queue.

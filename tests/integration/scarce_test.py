@@ -173,6 +173,29 @@ class ScarceTest(unittest.TestCase):
             # The first operation of the last chain, 64 MiB, is made.
             self.assertLess(peak(), 150 * MIB, refused.exception.details())
 
+    def test_streams_that_nobody_reads_keep_nobody_from_anything(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        cluster = Cluster(self, config=f'storage {{ directory: "{folder.name}" durability: MEMORY }} '
+                                       f"timeouts {{ silent_stream_ms: {SILENCE_MS} }}")
+        cluster.declare()
+        api = module("checkpoint_service_pb2")
+        stub = module("checkpoint_service_pb2_grpc").CheckpointServiceStub(cluster.channel)
+        for _ in stub.SaveCheckpoint(api.SaveCheckpointRequest(model="m", name="one"), timeout=120):
+            pass
+        unread = [stub.ExportCheckpoint(api.ExportCheckpointRequest(model="m", name="one", table="wide")) for _ in range(40)]
+        listed = stub.ListCheckpoints(api.ListCheckpointsRequest(model="m"), timeout=30)
+        self.assertEqual([one.name for one in listed.checkpoints], ["one"])
+        for _ in stub.VerifyCheckpoint(api.VerifyCheckpointRequest(model="m", name="one"), timeout=30):
+            pass
+        read = stub.ExportCheckpoint(api.ExportCheckpointRequest(model="m", name="one", table="wide"), timeout=30)
+        self.assertEqual(sum(len(part.values) for part in read), 100_000 * 64 * 4)
+        processes.wait_until("they end, for nobody reads them", lambda: re.search(
+            r'^emberd_rpcs_total\{code="CANCELLED",method="CheckpointService/ExportCheckpoint"\S* 40$',
+            http_get(cluster.http, "/metrics"), re.MULTILINE), seconds=30)
+        for stream in unread:
+            stream.cancel()
+
     def test_no_step_is_lost_when_somebody_sets_the_clock(self):
         with tempfile.NamedTemporaryFile() as ahead:
             ahead.write(bytes(8))

@@ -1,8 +1,10 @@
-// One call that answers with a stream of messages, and whose work blocks: on shards, on files, and
-// on a caller who is slow to take what it is sent.
+// One call whose work blocks, on shards and on files, and that tells how far it is. It never waits
+// for a caller who is slow to take what it is sent.
 #pragma once
 
+#include <deque>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include <grpcpp/server_context.h>
@@ -14,6 +16,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "server/coordinator/pooled_call.h"
+#include "server/coordinator/stream_watch.h"
 #include "server/rpc/wire.h"
 #include "server/security/callers.h"
 
@@ -21,17 +24,18 @@ namespace emberd::server {
 
 // Deletes itself when the call is over.
 template <typename Response>
-class BlockingStream final : public grpc::ServerWriteReactor<Response> {
+class ProgressStream final : public grpc::ServerWriteReactor<Response> {
  public:
-  // Sends a message and waits until the next one may be sent. CANCELLED: the caller is gone.
+  // Sends a message when the caller has taken those before. Of too many that wait, the last is
+  // replaced. CANCELLED: the caller is gone.
   using Write = std::function<absl::Status(const Response& message)>;
   using Work = std::function<absl::Status(rpc::CallContext* context, const Write& write)>;
 
   // `limit`: how long the work may take for callers without a deadline.
-  static BlockingStream* Start(const CallEnvironment& environment,
+  static ProgressStream* Start(const CallEnvironment& environment,
                                const grpc::CallbackServerContext& server_context, ops::Rpc rpc,
                                absl::Duration limit, Work work) {
-    auto* stream = new BlockingStream(environment, server_context, rpc, limit);
+    auto* stream = new ProgressStream(environment, server_context, rpc, limit);
     const absl::Status status =
         stream->Enqueue(security::ClientName(server_context), std::move(work));
     if (!status.ok()) stream->End(status);
@@ -39,12 +43,15 @@ class BlockingStream final : public grpc::ServerWriteReactor<Response> {
   }
 
  private:
-  BlockingStream(const CallEnvironment& environment,
+  static constexpr size_t kMaxWaiting = 64;
+
+  ProgressStream(const CallEnvironment& environment,
                  const grpc::CallbackServerContext& server_context, ops::Rpc rpc,
                  absl::Duration limit)
       : environment_(environment),
         context_(DeadlineOf(server_context, limit), rpc::TraceOf(server_context)),
-        timer_(environment.metrics, rpc) {}
+        timer_(environment.metrics, rpc),
+        watched_(environment.streams, &server_context) {}
 
   absl::Status Enqueue(const std::string& client, Work work) {
     ASSIGN_OR_RETURN(grant_, environment_.admission->Admit(client, 0));
@@ -58,23 +65,44 @@ class BlockingStream final : public grpc::ServerWriteReactor<Response> {
   absl::Status Send(const Response& message) {
     MutexLock lock(&mutex_);
     if (gone_ || context_.cancelled()) return absl::CancelledError("the caller is gone");
-    message_ = message;
+    if (waiting_.size() == kMaxWaiting) waiting_.pop_back();
+    waiting_.push_back(message);
+    if (!writing_) WriteNext();
+    return absl::OkStatus();
+  }
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     writing_ = true;
+    message_ = std::move(waiting_.front());
+    waiting_.pop_front();
     timer_.AddResponseBytes(static_cast<int64_t>(message_.ByteSizeLong()));
+    watched_.BeginSending();
     this->StartWrite(&message_);
-    while (writing_) written_.Wait(&mutex_);
-    return gone_ ? absl::CancelledError("the caller is gone") : absl::OkStatus();
   }
   void OnWriteDone(bool ok) override {
-    MutexLock lock(&mutex_);
-    writing_ = false;
-    gone_ = gone_ || !ok;
-    written_.SignalAll();
+    absl::Status end;
+    {
+      MutexLock lock(&mutex_);
+      watched_.EndSending();
+      writing_ = false;
+      gone_ = gone_ || !ok;
+      if (!gone_ && !waiting_.empty()) {
+        WriteNext();
+        return;
+      }
+      if (!end_.has_value()) return;
+      end = *end_;
+    }
+    this->Finish(rpc::ToGrpcStatus(end));
   }
 
   void End(const absl::Status& status) {
     grant_ = Admission::Grant();
     timer_.Finish(status.code());
+    {
+      MutexLock lock(&mutex_);
+      end_ = status;
+      if (writing_) return;  // after what is on its way
+    }
     this->Finish(rpc::ToGrpcStatus(status));
   }
   void OnCancel() override { context_.Cancel(); }
@@ -84,10 +112,12 @@ class BlockingStream final : public grpc::ServerWriteReactor<Response> {
   rpc::CallContext context_;
   ops::RpcTimer timer_;
   Admission::Grant grant_;
+  StreamWatch::Place watched_;
   Mutex mutex_;
-  CondVar written_;
   Response message_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Response> waiting_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
