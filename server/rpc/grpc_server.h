@@ -17,6 +17,10 @@ class Server;
 class Service;
 }  // namespace grpc
 
+namespace emberd::rpc {
+class Acceptor;
+}  // namespace emberd::rpc
+
 namespace emberd::server {
 
 // Serves from Start until Drain or destruction. Thread-safe.
@@ -51,8 +55,9 @@ class GrpcServer {
   void Drain(absl::Duration grace);
 
  private:
-  GrpcServer() = default;
+  GrpcServer();
 
+  std::unique_ptr<rpc::Acceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> service_names_;
   std::string address_;

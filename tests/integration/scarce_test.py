@@ -116,6 +116,36 @@ class ScarceTest(unittest.TestCase):
                 return False
             return True
 
+    def test_connections_are_taken_again_when_there_are_descriptors(self):
+        cluster = Cluster(self, prefix=("prlimit", "--nofile=64:64"))
+        for program, address, http in ((cluster.shard, cluster.shard_address, cluster.shard_http),
+                                       (cluster.coordinator, cluster.address, cluster.http)):
+            strangers = self.connect(address, 80)
+            program.wait_for_line("connections wait: no file descriptors are left")
+            # The last descriptors are for the process's own files.
+            self.assertIn("serving", http_get(http, "/healthz"))
+            self.assertLess(len(os.listdir(f"/proc/{program.process.pid}/fd")), 62)
+            for stranger in strangers:
+                stranger.close()
+            processes.wait_until("a new connection", lambda at=address: self.serves(at))
+            self.assertEqual(program.output().count("connections wait: "), 1, "one line a minute")
+            for stranger in self.connect(http, 80):
+                stranger.close()
+            processes.wait_until("an answer", lambda at=http: "serving" in http_get(at, "/healthz"))
+        self.assertTrue(cluster.declare())
+
+    def test_strangers_end(self):
+        cluster = Cluster(self)
+        silent, half = self.connect(cluster.address, 2)
+        half.sendall(b"PRI * HTTP/2.0\r\n")
+        for stranger in (silent, half):
+            stranger.settimeout(60)
+            try:
+                while stranger.recv(4096):
+                    pass
+            except ConnectionResetError:
+                pass
+
     def read_rows(self, cluster, model, ids):
         request = module("embedding_service_pb2").ReadRowsRequest(model_id=model, table="t")
         request.ids.dtype = module("types_pb2").INT64
