@@ -88,40 +88,59 @@ absl::StatusOr<std::string> ChangePause::FindMovingMutation(const Answers& answe
   return std::string();
 }
 
-absl::Status ChangePause::CommitStep(const std::string& group, uint64_t generation, int64_t step,
-                                     rpc::CallContext* context) {
-  internal::v1::DecideStepRequest request;
-  request.set_model_id(model_->id);
-  request.set_history(model_->history);
-  request.set_group(group);
-  request.set_generation(generation);
-  request.set_step(step);
-  request.set_commit(true);
-  return FirstError(ForEachShard(
-      shards_.threads, ShardsFrom(0, shards_.shards.size()),
-      [&](int shard) { return shards_.shards[shard]->DecideStep(request, context).status(); }));
+void ChangePause::CommitStep(int64_t step,
+                             const std::vector<std::pair<int, internal::v1::HeldStep>>& held,
+                             rpc::CallContext* context) {
+  std::vector<int> holding(shards_.shards.size(), -1);  // index in `held`, by shard
+  std::vector<int> shards;
+  for (size_t i = 0; i < held.size(); ++i) {
+    if (!held[i].second.complete() || held[i].second.held_step() != step) continue;
+    holding[held[i].first] = static_cast<int>(i);
+    shards.push_back(held[i].first);
+  }
+  ForEachShard(shards_.threads, shards, [&](int shard) {
+    const internal::v1::HeldStep& here = held[holding[shard]].second;
+    internal::v1::DecideStepRequest request;
+    request.set_model_id(model_->id);
+    request.set_history(model_->history);
+    request.set_group(here.group());
+    request.set_generation(here.generation());
+    request.set_step(step);
+    request.set_commit(true);
+    return shards_.shards[shard]->DecideStep(request, context).status();
+  });
 }
 
 absl::StatusOr<std::string> ChangePause::FindMovingStep(const Answers& answers, bool decide,
                                                         rpc::CallContext* context) {
-  std::map<std::string, std::vector<internal::v1::HeldStep>> groups;
-  for (const internal::v1::PauseChangesResponse& answer : answers) {
-    for (const internal::v1::HeldStep& step : answer.groups()) groups[step.group()].push_back(step);
+  std::map<std::string, std::vector<std::pair<int, internal::v1::HeldStep>>> groups;
+  for (size_t shard = 0; shard < answers.size(); ++shard) {
+    for (const internal::v1::HeldStep& step : answers[shard].groups()) {
+      groups[step.group()].emplace_back(static_cast<int>(shard), step);
+    }
   }
   for (const auto& [name, steps] : groups) {
-    const internal::v1::HeldStep& first = steps.front();
+    const internal::v1::HeldStep& first = steps.front().second;
     // Where it is not, the word on a step is on its way to a shard.
-    const bool level = std::all_of(steps.begin(), steps.end(), [&](const auto& step) {
+    const bool level = std::all_of(steps.begin(), steps.end(), [&](const auto& on_shard) {
+      const internal::v1::HeldStep& step = on_shard.second;
       return step.known() == first.known() && step.next_step() == first.next_step() &&
              !step.making();
     });
-    const bool complete = steps.size() == answers.size() &&
-                          std::all_of(steps.begin(), steps.end(), [&](const auto& step) {
-                            return step.complete() && step.held_step() == first.held_step();
-                          });
+    const bool complete =
+        steps.size() == answers.size() &&
+        std::all_of(steps.begin(), steps.end(), [&](const auto& on_shard) {
+          return on_shard.second.complete() && on_shard.second.held_step() == first.held_step();
+        });
     if (level && !complete) continue;
-    if (decide && level) {
-      CommitStep(name, first.generation(), first.held_step(), context).IgnoreError();
+    if (decide) {
+      // The word to commit is said only when all shards hold the whole step: where one has made it,
+      // the others must.
+      int64_t made = -1;
+      for (const auto& [shard, step] : steps) {
+        if (step.known()) made = std::max(made, step.next_step() - 1);
+      }
+      CommitStep(level ? first.held_step() : made, steps, context);
     }
     return absl::StrCat("a step of group '", name, "'");
   }

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -65,8 +66,9 @@ class ChangePause {
                                                  rpc::CallContext* context);
   absl::StatusOr<std::string> FindMovingStep(const Answers& answers, bool decide,
                                              rpc::CallContext* context);
-  absl::Status CommitStep(const std::string& group, uint64_t generation, int64_t step,
-                          rpc::CallContext* context);
+  // On the shards that hold the whole of it; `held` has what each holds of the group.
+  void CommitStep(int64_t step, const std::vector<std::pair<int, internal::v1::HeldStep>>& held,
+                  rpc::CallContext* context);
 
   const ShardSet& shards_;
   Mutations* const mutations_;

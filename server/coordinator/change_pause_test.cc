@@ -396,6 +396,13 @@ TEST_F(GroupPauseTest, AStepThatAllShardsHoldIsMadeInTheEnd) {
   EXPECT_EQ(shards_[1]->decided(), 7);
 }
 
+// Whoever said the word to one shard may be gone before it said it to the other.
+TEST_F(GroupPauseTest, AStepThatOneShardHasMadeIsMadeByTheOther) {
+  EXPECT_TRUE(Settle({Step(8)}, {Step(7, 7, true)}).ok());
+  EXPECT_EQ(shards_[0]->decided(), -1);
+  EXPECT_EQ(shards_[1]->decided(), 7);
+}
+
 TEST_F(GroupPauseTest, PatienceEnds) {
   const absl::Status status =
       Settle({Step(8)}, {Step(7, 7, /*complete=*/false)}, absl::Milliseconds(50));
