@@ -162,9 +162,9 @@ void Chaos::PrintSummary() const {
               static_cast<long long>(rounds_), static_cast<long long>(kills_),
               static_cast<long long>(stops_), static_cast<long long>(cuts_));
   if (options_.log) {
-    std::printf("full_disks=%lld power_losses=%lld lost_bytes=%lld ",
-                static_cast<long long>(full_disks_), static_cast<long long>(power_losses_),
-                static_cast<long long>(lost_bytes_));
+    std::printf("clean_stops=%lld full_disks=%lld power_losses=%lld lost_bytes=%lld ",
+                static_cast<long long>(clean_stops_), static_cast<long long>(full_disks_),
+                static_cast<long long>(power_losses_), static_cast<long long>(lost_bytes_));
   }
   std::printf("lost=%d doubled=%d torn=%d stuck=%d seed=%llu\n", damage_.lost, damage_.doubled,
               damage_.torn, damage_.stuck, static_cast<unsigned long long>(options_.seed));

@@ -89,6 +89,10 @@ class Chaos {
   absl::Status BringBack(int shard);
   // Coordinators, shards, and perhaps trainers.
   bool KillAll();
+  // By SIGTERM, as an operator does: coordinators and shards, while the trainers go on trying.
+  bool StopAll();
+  // Whether coordinators and shards run, and from now on are disturbed.
+  bool TakeAll();
   absl::Status BringAllBack(bool trainers);
   // What a process that was killed may leave behind the last record of its log.
   void TearTail(int shard);
@@ -99,7 +103,7 @@ class Chaos {
   absl::Duration Pause();
   std::string storage() const { return absl::StrCat(folder_, "/storage"); }
   std::string machine() const { return absl::StrCat(storage(), "/machine"); }
-  int64_t faults() const { return kills_ + stops_ + cuts_ + full_disks_; }
+  int64_t faults() const { return kills_ + stops_ + cuts_ + clean_stops_ + full_disks_; }
   // Until every rank has made a stride, or patience ends.
   absl::Status AwaitProgress();
   absl::Status Finish();
@@ -128,6 +132,7 @@ class Chaos {
   int64_t kills_ = 0;
   int64_t stops_ = 0;
   int64_t cuts_ = 0;
+  int64_t clean_stops_ = 0;
   std::multimap<absl::Time, std::function<absl::Status()>> faults_;  // by the end of each
   std::set<std::string> disturbed_;
   std::map<Mode, int64_t> ends_;  // the step that a mode's trainers stop before

@@ -55,15 +55,33 @@ absl::Status Chaos::BringBack(int shard) {
   return cluster_->RestartShard(shard);
 }
 
-bool Chaos::KillAll() {
+bool Chaos::TakeAll() {
   for (const std::string& what : disturbed_) {
     // Others are at work on them.
     if (absl::StartsWith(what, "shard ") || absl::StartsWith(what, "coordinator ")) return false;
   }
-  bool trainers = Below(3) == 0;
-  for (const Trainer& trainer : trainers_) trainers &= disturbed_.count(trainer.name()) == 0;
   for (int i = 0; i < kShards; ++i) disturbed_.insert(absl::StrCat("shard ", i));
   for (int i = 0; i < kCoordinators; ++i) disturbed_.insert(absl::StrCat("coordinator ", i));
+  return true;
+}
+
+bool Chaos::StopAll() {
+  // A full disk may keep a shard from ending its log well; links that are cut keep answers from it.
+  if (!disturbed_.empty() || !TakeAll()) return false;
+  if (const absl::Status status = cluster_->Stop(kPatience); !status.ok()) {
+    Say(absl::StrCat("a clean stop failed: ", status.ToString()));
+    ++damage_.stuck;
+  }
+  ++clean_stops_;
+  Begin("stop everything by SIGTERM", Between(0, 1000),
+        [this] { return BringAllBack(/*trainers=*/false); });
+  return true;
+}
+
+bool Chaos::KillAll() {
+  bool trainers = Below(3) == 0;
+  for (const Trainer& trainer : trainers_) trainers &= disturbed_.count(trainer.name()) == 0;
+  if (!TakeAll()) return false;
   for (Trainer& trainer : trainers_) {
     if (!trainers) break;
     disturbed_.insert(trainer.name());

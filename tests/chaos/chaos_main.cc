@@ -10,8 +10,8 @@
 //   emberd_chaos --minutes 30 --log --fsync ALWAYS --power
 //
 // Shards are stopped but not killed, for their rows live in memory; with --log they are, also as
-// they come back, and all processes at once; their logs get torn tails, their disk is full at
-// times, and with --power they lose what nobody had synced.
+// they come back, and all processes at once, which are also stopped by SIGTERM; their logs get torn
+// tails, their disk is full at times, and with --power they lose what nobody had synced.
 #include <cstdio>
 #include <filesystem>
 #include <optional>
