@@ -15,6 +15,7 @@
 #include "base/suggest.h"
 #include "config/config.h"
 #include "config/optimizers.h"
+#include "config/slot_values.h"
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
@@ -244,6 +245,7 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
                                      "what is made of the request"));
   const std::vector<int64_t> ids = SomeOf(given, 0, IntCount(given));
   RETURN_IF_ERROR(CheckNoRepeats(ids));
+  RETURN_IF_ERROR(config::CheckSlotValues(request.table(), target.slot, ids, values));
 
   ASSIGN_OR_RETURN(auto before, record_.Begin(mutation));
   v1::AssignRowsResponse response;

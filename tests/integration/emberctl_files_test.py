@@ -100,6 +100,18 @@ class FilesTest(unittest.TestCase):
         self.assertIn(f'table "t": {ROWS} rows', self.emberctl("checkpoint", "import", "m", self.path("i.safetensors")))
         np.testing.assert_array_equal(self.rows(), before)
 
+    def test_a_negative_accumulator_is_refused(self):
+        before = self.rows("--slot", "accumulator")
+        bad = before.copy()
+        bad[700, 3] = -0.5
+        np.save(self.path("bad.npy"), bad)
+        for arguments in (("checkpoint", "import", "m", self.path("bad.npy"), "--table", "t", "--slot", "accumulator"),
+                          ("rows", "set", "m", "t", "700=1,1,1,-0.5,1", "--slot", "accumulator")):
+            refused = subprocess.run([EMBERCTL, "-a", self.address, *arguments], stderr=subprocess.PIPE, check=False, text=True)
+            self.assertEqual(refused.returncode, 1, refused.stderr)
+            self.assertRegex(refused.stderr, r"slot 'accumulator' of table 't'.*-0\.5 for id 700.*at least 0")
+        np.testing.assert_array_equal(self.rows("--slot", "accumulator"), before)
+
     def test_checkpoints(self):
         before = self.rows()
         self.assertRegex(self.emberctl("checkpoint", "save", "m", "a"), r"checkpoint 'a' of model 'm' saved: \d+ rows, .*; "
