@@ -20,6 +20,8 @@ namespace {
 constexpr int kWatchesPerLook = 5;
 // Between tries of a save that fails.
 constexpr absl::Duration kSavePause = absl::Seconds(10);
+// The same, before the process ends: until another save of the model is over.
+constexpr absl::Duration kStopPause = absl::Milliseconds(50);
 constexpr absl::Duration kFindDeadline = absl::Seconds(2);
 
 std::string AutomaticName(absl::Time time) {
@@ -209,13 +211,14 @@ void AutoCheckpoints::RowsGivenUp(const std::string& model) {
            {{"model", model}, {"reason", std::string(status.message())}});
 }
 
-bool AutoCheckpoints::Due(const Saved& saved, const ServedModel& model) const {
+bool AutoCheckpoints::Due(const Saved& saved, const ServedModel& model, Reason reason) const {
   // Rows that are new altogether, as after a declaration or a reset: lost, they could not be
   // brought back.
   if (saved.history != model.history) return true;
   const v1::StorageConfig& storage = checkpoints_->storage();
   const int64_t since = registry_->ChangesOf(model.id) - saved.changes;
   if (since == 0) return false;
+  if (reason == Reason::kStop) return true;
   if (has_log()) return registry_->LogIsLong();
   return SteadyNow() >= saved.at + absl::Seconds(storage.every_seconds()) ||
          (storage.every_steps() > 0 && since >= storage.every_steps());
@@ -226,7 +229,10 @@ void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const ServedModel>& model)
   {
     MutexLock lock(&mutex_);
     Saved& saved = saved_[name];
-    if (saved.saving || SteadyNow() < saved.tried + kSavePause || !Due(saved, *model)) return;
+    if (saved.saving || SteadyNow() < saved.tried + kSavePause ||
+        !Due(saved, *model, Reason::kDue)) {
+      return;
+    }
     saved.saving = true;
   }
   const auto over = [this, name](const absl::Status& status) {
@@ -235,7 +241,7 @@ void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const ServedModel>& model)
     saved_[name].tried = status.ok() ? absl::InfinitePast() : SteadyNow();
   };
   const bool taken = tasks_.Submit([this, model, name, over] {
-    const absl::Status status = Save(model);
+    const absl::Status status = Save(model, Reason::kDue, &stopping_);
     over(status);
     // Another save of the model was under way, or the model has just changed.
     if (status.ok() || absl::IsAborted(status) || absl::IsNotFound(status)) return;
@@ -245,7 +251,8 @@ void AutoCheckpoints::SaveIfDue(const std::shared_ptr<const ServedModel>& model)
   if (!taken) over(absl::OkStatus());
 }
 
-absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& model) {
+absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& model, Reason reason,
+                                   rpc::CallContext* context) {
   const std::string& name = model->config.name();
   const auto remember = [&](uint64_t history, int64_t changes, int64_t saved_at_ms) {
     MutexLock lock(&mutex_);
@@ -255,7 +262,7 @@ absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& mod
     // By the clock of whoever saved it, which may be ahead of this one's.
     const absl::Duration age = absl::Now() - absl::FromUnixMillis(saved_at_ms);  // a date
     saved.at = SteadyNow() - std::max(age, absl::ZeroDuration());
-    return Due(saved, *model);
+    return Due(saved, *model, reason);
   };
   const auto newest = checkpoints_->store().Newest(name);
   if (newest.ok() && newest->history() == model->history &&
@@ -267,14 +274,36 @@ absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& mod
                                            {.name = AutomaticName(absl::Now()),  // a date
                                             .incremental = true,
                                             .automatic = true},
-                                           checkpoints_->MakePause(model), &stopping_));
+                                           checkpoints_->MakePause(model), context));
   ASSIGN_OR_RETURN(const v1::CheckpointInfo info,
                    checkpoints_->FinishSave(
-                       save.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, &stopping_));
+                       save.get(), [](int64_t, int64_t) { return absl::OkStatus(); }, context));
+  if (reason == Reason::kStop) {
+    ops::Log(ops::LogLevel::kInfo, "a model was saved before the stop",
+             {{"model", name},
+              {"checkpoint", info.name()},
+              {"steps", StepsOf({info.groups().begin(), info.groups().end()})}});
+  }
   remember(model->history, info.changes(), info.saved_at_ms());
   // A shard that has not heard of the newest one goes on from the one before.
   const int keep = std::max(checkpoints_->storage().keep(), has_log() ? 2 : 1);
   return checkpoints_->store().RemoveAutomatic(name, keep, has_log() ? model->history : 0).status();
+}
+
+void AutoCheckpoints::SaveAtStop(absl::Time end) {
+  registry_->Watch();  // what has changed until now
+  rpc::CallContext context(end);
+  for (const ModelRegistry::Known& known : registry_->models()) {
+    if (known.model->read_only() || !known.lost.empty()) continue;
+    absl::Status status = Save(known.model, Reason::kStop, &context);
+    while (absl::IsAborted(status) && SteadyNow() < end) {
+      absl::SleepFor(kStopPause);
+      status = Save(known.model, Reason::kStop, &context);
+    }
+    if (status.ok() || absl::IsNotFound(status)) continue;
+    ops::Log(ops::LogLevel::kError, "a model could not be saved before the stop: changes are lost",
+             {{"model", known.model->config.name()}, {"reason", std::string(status.message())}});
+  }
 }
 
 void AutoCheckpoints::Watch() {

@@ -51,7 +51,14 @@ class AutoCheckpoints {
   // Saves what is due, and brings back what is lost. Call it every second.
   void Watch();
 
+  // With durability CHECKPOINT: saves what has changed since the newest checkpoints, for the
+  // process is about to end. Until `end` at most; the log says what was saved, and what was not.
+  bool saves_at_stop() const { return recovers(); }
+  void SaveAtStop(absl::Time end);
+
  private:
+  // Why a model is to be saved.
+  enum class Reason { kDue, kStop };
   struct Recovery {
     std::string checkpoint;
     std::vector<v1::GroupStep> groups;
@@ -86,10 +93,11 @@ class AutoCheckpoints {
   absl::Status RecoverFrom(const v1::CheckpointInfo& checkpoint);
   // Models of which there are checkpoints, but no rows.
   void RecoverAbsent();
-  bool Due(const Saved& saved, const ServedModel& model) const;
+  bool Due(const Saved& saved, const ServedModel& model, Reason reason) const;
   void SaveIfDue(const std::shared_ptr<const ServedModel>& model) ABSL_LOCKS_EXCLUDED(mutex_);
   // Unless another coordinator has just done so.
-  absl::Status Save(const std::shared_ptr<const ServedModel>& model) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Save(const std::shared_ptr<const ServedModel>& model, Reason reason,
+                    rpc::CallContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Checkpoints* const checkpoints_;
   ModelRegistry* const registry_;

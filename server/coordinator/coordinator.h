@@ -103,6 +103,7 @@ class Coordinator {
   absl::StatusOr<v1::ShareMemoryResponse> ShareMemory(const v1::ShareMemoryRequest& request,
                                                       rpc::CallContext* context);
 
+  AutoCheckpoints* auto_checkpoints() { return &auto_checkpoints_; }
   ops::ServerMetrics* server_metrics() { return server_metrics_; }
   ops::Metrics* metrics() { return metrics_; }
   absl::Duration uptime() const { return SteadyNow() - start_; }

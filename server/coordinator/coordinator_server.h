@@ -45,7 +45,8 @@ class CoordinatorServer {
 
   // Drains as AdminService.Drain does, but for good, until no training stream is left, at most five
   // seconds and half of `grace`. Then takes no new calls, lets those in progress end until `grace`
-  // is over, and cancels the rest. Blocks until all is over.
+  // is over, and cancels the rest. With durability CHECKPOINT the models are saved then, for which
+  // a quarter of `grace` is kept. Blocks until all is over.
   virtual void Drain(absl::Duration grace) = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -146,6 +147,40 @@ TEST_F(RecoveryTest, ModelsComeBackThatNobodyDeclaresAgain) {
   Save("mine");
   KillAll();
   EXPECT_EQ(AwaitTables(), saved);
+}
+
+// Nothing was saved since the declaration: what SIGTERM finds is saved before the processes end.
+TEST_F(RecoveryTest, ACleanStopLosesNothing) {
+  constexpr int kSteps = 3;
+  auto stream = client_->Train(model_, {.group = "run", .rank = 0, .size = 1});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  for (int step = 0; step < kSteps; ++step) {
+    const auto batch = MixedBatch(step, 32);
+    ASSERT_TRUE((*stream)->SendLookup(step, Features(batch)).ok());
+    const auto found = (*stream)->ReceiveLookup();
+    ASSERT_TRUE(found.ok()) << found.status();
+    std::vector<client::FeatureGradient> gradients;
+    for (const client::Activation& activation : found->activations) {
+      gradients.push_back({activation.feature, activation.values, activation.samples});
+    }
+    ASSERT_TRUE((*stream)->SendUpdate(step, gradients).ok());
+    ASSERT_TRUE((*stream)->ReceiveUpdate().ok());
+  }
+  Train(kSteps);
+  const std::string answered = TableDigest();
+  ASSERT_NE(answered, initial_);
+  stream->reset();
+  const absl::Status stopped = cluster_->Stop(absl::Minutes(1));
+  ASSERT_TRUE(stopped.ok()) << stopped;
+  EXPECT_THAT(cluster_->CoordinatorLog(0) + cluster_->CoordinatorLog(1),
+              HasSubstr("a model was saved before the stop"));
+
+  for (const int i : {0, 1}) ASSERT_TRUE(cluster_->RestartShard(i).ok());
+  for (const int i : {0, 1}) ASSERT_TRUE(cluster_->RestartCoordinator(i).ok());
+  EXPECT_EQ(AwaitTables(), answered);
+  stream = client_->Train(model_, {.group = "run", .rank = 0, .size = 1});
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  EXPECT_EQ((*stream)->next_step(), kSteps);
 }
 
 }  // namespace recovery_test
