@@ -128,6 +128,8 @@ class CoordinatorServerImpl final : public CoordinatorServer {
                                checkpoint_service_.get(), program_service_.get()};
     server_options.service_names = {"emberd.v1.EmbeddingService", "emberd.v1.AdminService",
                                     "emberd.v1.CheckpointService", "emberd.v1.ProgramService"};
+    // Whoever asks for the status finds all models there. Shards that do not answer may come later.
+    coordinator_.resources().registry->Watch();
     ASSIGN_OR_RETURN(auto server, GrpcServer::Start(server_options));
     server_ = std::move(server);
     // Somebody may have called Drain already.

@@ -285,8 +285,7 @@ absl::Status ModelRegistry::Explain(uint64_t model_id, uint64_t history,
 
 void ModelRegistry::Watch() {
   changes_.Retry();
-  std::vector<Known> known = models();
-  if (known.empty()) return;
+  const std::vector<Known> known = models();
   rpc::CallContext context(SteadyNow() + kWatchDeadline);
   const ShardModels shards = changes_.Ask(&context);
   log_is_long_ = shards.LogIsLong();
@@ -311,6 +310,17 @@ void ModelRegistry::Watch() {
     } else if (verdict.state == ModelState::kServing && entry.model->read_only()) {
       DropFollowed(*entry.model, shards, &context);
     }
+  }
+  LearnModels(shards);
+}
+
+void ModelRegistry::LearnModels(const ShardModels& shards) {
+  for (const uint64_t id : shards.Ids()) {
+    if (Find(id).model != nullptr) continue;
+    const ModelState state = shards.Judge(id, 0).state;
+    if (state != ModelState::kServing && state != ModelState::kLost) continue;
+    rpc::CallContext context(absl::Now() + kWatchDeadline);
+    Refresh(id, &context).status().IgnoreError();  // the next Watch tries again
   }
 }
 

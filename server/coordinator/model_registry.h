@@ -105,7 +105,8 @@ class ModelRegistry {
   // the model was reset, or dropped and declared again.
   absl::Status Explain(uint64_t model_id, uint64_t history, const absl::Status& status);
 
-  // Looks for lost models, and takes back what failed declarations have left. Call it every second.
+  // Learns of all models that shards have, looks for lost ones, and takes back what failed
+  // declarations have left. Call it before the first request, and then every second.
   void Watch();
 
   struct Known {
@@ -169,6 +170,8 @@ class ModelRegistry {
   // All shards serve the rows of `source`, or none.
   absl::Status MakeServed(const ServedModel& model, const RowSource& source,
                           rpc::CallContext* context);
+  // Those on the shards that are not known here, as after a restart of the process.
+  void LearnModels(const ShardModels& shards);
   // Gives up rows that others have followed for a while.
   void DropFollowed(const ServedModel& model, const ShardModels& shards, rpc::CallContext* context);
 

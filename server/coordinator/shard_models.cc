@@ -1,6 +1,7 @@
 #include "server/coordinator/shard_models.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "server/coordinator/fanout.h"
@@ -137,6 +138,15 @@ std::vector<ShardModels::Hosted> ShardModels::EveryTrained() const {
     }
   }
   return all;
+}
+
+std::vector<uint64_t> ShardModels::Ids() const {
+  std::set<uint64_t> ids;
+  for (const Answer& answer : answers_) {
+    if (!answer.ok()) continue;
+    for (const HostedModel& model : answer->models()) ids.insert(model.model_id());
+  }
+  return {ids.begin(), ids.end()};
 }
 
 bool ShardModels::LogIsLong() const {

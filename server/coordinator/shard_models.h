@@ -72,6 +72,8 @@ class ShardModels {
     internal::v1::HostedModel model;
   };
   std::vector<Hosted> EveryTrained() const;
+  // Every model that any shard has, each once.
+  std::vector<uint64_t> Ids() const;
   // The model of a name on any shard; 0: there is none.
   uint64_t FindName(const std::string& name) const;
   // What one shard has under a name, of several histories the newest that it serves. Nothing if the

@@ -74,15 +74,19 @@ class ModelLossTest : public ClusterFixture {
                                                        HasSubstr("emberctl model reset mixed")));
     }
   }
-  // What coordinator `coordinator` says of the model, once `lost` is as expected, or in the end.
-  std::string LostInStatus(int coordinator, bool lost) {
+  // What coordinator `coordinator` says of the model.
+  std::string InStatus(int coordinator) {
     const Api api(cluster_->address(coordinator));
+    grpc::ClientContext context;
+    v1::GetStatusResponse response;
+    EXPECT_TRUE(api.admin->GetStatus(&context, {}, &response).ok());
+    return response.models_size() == 1 ? response.models(0).lost() : "no model";
+  }
+  // The same, once `lost` is as expected, or in the end.
+  std::string LostInStatus(int coordinator, bool lost) {
     std::string said;
     Eventually([&] {
-      grpc::ClientContext context;
-      v1::GetStatusResponse response;
-      EXPECT_TRUE(api.admin->GetStatus(&context, {}, &response).ok());
-      said = response.models_size() == 1 ? response.models(0).lost() : "no model";
+      said = InStatus(coordinator);
       return said.empty() != lost;
     });
     return said;
@@ -123,10 +127,16 @@ TEST_F(ModelLossTest, EveryCoordinatorNotices) {
   }
 }
 
+// It knows the models when it serves, although nobody has named one.
 TEST_F(ModelLossTest, ACoordinatorThatStartsAfterwardsNoticesToo) {
+  cluster_->KillCoordinator(1);
+  ASSERT_TRUE(cluster_->RestartCoordinator(1).ok());
+  EXPECT_EQ(InStatus(1), "");
   LoseRows();
   cluster_->KillCoordinator(1);
   ASSERT_TRUE(cluster_->RestartCoordinator(1).ok());
+  EXPECT_THAT(InStatus(1), HasSubstr("shard 1 no longer has its rows"));
+  EXPECT_EQ(LostMetric(1), 1);
   ExpectLost(*other_);
 }
 
