@@ -86,6 +86,7 @@ class LogWriter {
   // name; never the newest. Waits for the disk first.
   absl::Status DropBefore(uint64_t segment);
 
+  const std::string& folder() const { return options_.folder; }
   uint64_t segment() const;  // the newest
   int64_t bytes() const;     // of all segments
   uint64_t records() const;  // since the first one ever

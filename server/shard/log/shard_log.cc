@@ -4,11 +4,18 @@
 #include <utility>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "base/status.h"
 #include "server/ops/logging.h"
 #include "server/shard/log/part_codec.h"
 
 namespace emberd::server {
+namespace {
+
+// On a disk that is nearly full some changes fit and others do not: no line for each of them.
+constexpr absl::Duration kQuiet = absl::Seconds(1);
+
+}  // namespace
 
 void KeepOldestBlob(const internal::v1::LogBlob& blob, internal::v1::LogState* state) {
   if (blob.segment() == 0) return;
@@ -30,16 +37,23 @@ absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendPart(const shard::CheckedP
         "values; send them, and give the coordinator the shards' `storage`");
   }
   const EncodedPart encoded(part);
-  return writer_->AppendBlob(encoded.pieces());
+  auto blob = writer_->AppendBlob(encoded.pieces());
+  NoteDisk(blob.status());
+  return blob;
 }
 
 absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendBytes(absl::Span<const char> bytes) {
   if (!on()) return internal::v1::LogBlob();
-  return writer_->AppendBlob({bytes});
+  auto blob = writer_->AppendBlob({bytes});
+  NoteDisk(blob.status());
+  return blob;
 }
 
 absl::Status ShardLog::Append(const internal::v1::LogRecord& record) {
-  return on() ? writer_->Append(record).status() : absl::OkStatus();
+  if (!on()) return absl::OkStatus();
+  const absl::Status status = writer_->Append(record).status();
+  NoteDisk(status);
+  return status;
 }
 
 absl::Status ShardLog::AppendChange(uint64_t model_id, const internal::v1::LogRecord& record) {
@@ -102,10 +116,30 @@ absl::StatusOr<uint64_t> ShardLog::BeginSegment(Sequencer* order, const Compose&
     compose(writer_->segment() + 1, record.mutable_state());
     segment = writer_->StartSegment(record);
   }
+  NoteDisk(segment.status());
   MutexLock lock(&mutex_);
   beginning_ = false;
   moved_.SignalAll();
   return segment;
+}
+
+void ShardLog::NoteDisk(const absl::Status& status) {
+  if (status.ok() && !refuses_.load(std::memory_order_relaxed)) return;
+  const absl::Status failure = writer_->failure();
+  const absl::Time now = absl::Now();
+  MutexLock lock(&mutex_);
+  if (failure.ok() == !refuses_ || (!failure.ok() && now < quiet_until_)) return;
+  refuses_ = !failure.ok();
+  if (refuses_) {
+    refuses_since_ = now;
+    ops::Log(ops::LogLevel::kWarning, "the shard's log cannot be written: it refuses updates",
+             {{"folder", writer_->folder()}, {"reason", failure.message()}});
+  } else {
+    quiet_until_ = now + kQuiet;
+    ops::Log(
+        ops::LogLevel::kWarning, "the shard's log can be written again: it accepts updates",
+        {{"folder", writer_->folder()}, {"seconds", absl::ToDoubleSeconds(now - refuses_since_)}});
+  }
 }
 
 void ShardLog::DropBefore(uint64_t segment) {

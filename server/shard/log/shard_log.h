@@ -6,6 +6,7 @@
 // the lock that orders its changes, and changes nothing if that fails.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -17,6 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/mutex.h"
 #include "emberd/internal/v1/log.pb.h"
@@ -99,6 +101,9 @@ class ShardLog {
  private:
   void Enter() ABSL_LOCKS_EXCLUDED(mutex_);
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
+  // After something was appended, or could not be: tells operators when the disk begins to refuse,
+  // and when that is over.
+  void NoteDisk(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   std::unique_ptr<LogWriter> writer_;
   int64_t log_bytes_ = 0;
@@ -107,6 +112,9 @@ class ShardLog {
   int staying_ ABSL_GUARDED_BY(mutex_) = 0;
   bool beginning_ ABSL_GUARDED_BY(mutex_) = false;                    // a segment: nobody may enter
   std::map<uint64_t, uint64_t> last_change_ ABSL_GUARDED_BY(mutex_);  // by model
+  std::atomic<bool> refuses_ = false;  // as operators were told; changes under mutex_
+  absl::Time refuses_since_ ABSL_GUARDED_BY(mutex_);
+  absl::Time quiet_until_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::server
