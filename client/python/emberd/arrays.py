@@ -130,6 +130,15 @@ def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
     return np.asarray(array, order="C")
 
 
+def as_int32(array: npt.NDArray[Any], what: str, instead: str) -> npt.NDArray[Any]:
+    """For what has no larger integers. An id that does not fit would become another one. instead: what to do."""
+    if array.size and array.dtype.itemsize >= 4:
+        for one in (array.min(), array.max()):
+            if not -2**31 <= one < 2**31:
+                raise errors.OutOfRange(f"{what}: {one} does not fit in int32; {instead}")
+    return array.astype(np.int32, copy=False)
+
+
 def as_floats(value: Any, what: str) -> Floats:
     """float32 that lies in one piece stays where it is; other numbers are converted."""
     array = as_array(value, what)

@@ -5,8 +5,10 @@ that JAX uses for something else before they have been sent, a callback that wai
 and a layer whose token an optimizer moves.
 """
 
+import dataclasses
 import sys
 import unittest
+import unittest.mock
 
 from cluster import ClusterTest, counting_model, emberd, main
 
@@ -121,6 +123,21 @@ class InJitTest(Case):
         jax.jit(jax.grad(loss_of))(emb.token(), ids)
         emb.finish()
         self.assertEqual(emb.model.read_rows("t", [1, 2, 63])[:, 0].tolist(), [0.25 - 2 * RATE, 0.25 - 4 * RATE, 0.25])
+
+    def test_ids_that_do_not_fit_in_the_32_bits_of_jax_are_refused(self):
+        emb = self.make()
+        loss_of = lambda token, ids, step=None: emb.in_jit(token, {"t": ids}, step)["t"].sum()  # noqa: E731
+        large = np.array([1, 2**32 + 5])
+        for ids in (large, emberd.Dense(large), emberd.Ragged(large, np.array([0, 2])), [1, 2**32 + 5], large - 2**33):
+            with self.assertRaisesRegex(emberd.OutOfRange, r"'t': -?\d+ does not fit in int32.*jax_enable_x64.*ahead"):
+                jax.jit(lambda token, ids=ids: loss_of(token, ids))(emb.token())
+        self.assertEqual(float(loss_of(emb.token(), np.array([5]))), 0.25 * DIM)
+        with unittest.mock.patch.dict(emb.model.tables, t=dataclasses.replace(emb.model.tables["t"], vocabulary_size=2**33)):
+            with self.assertRaisesRegex(ValueError, "'t': int32 is not allowed for a table of 8589934592 rows.*jax_enable_x64"):
+                jax.jit(loss_of)(emb.token(), np.array([5]))
+            jax.jit(jax.grad(loss_of))(emb.token(), np.array([2**32 + 5]), emb.send({"t": np.array([5])}))
+        self.assertEqual(emb.next_step, 1)
+        self.assertEqual(emb.model.read_rows("t", [5])[0, 0], 0.25 - RATE)
 
     def test_large_arrays_do_not_wait_for_jax(self):
         emb = self.make(dim=256)

@@ -118,6 +118,16 @@ class LayerTest(Case):
         rows = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"])
         self.assertEqual(rows[:5, 0].tolist(), [0, -2, -2, -0.5, 0])
 
+    def test_ids_that_a_backend_would_cut_are_refused(self):
+        layer = self.make()
+        for ids in (np.full((8, 2), 2**32 + 5), [[2**32 + 5]] + [[]] * 7):
+            if keras.backend.backend() == "jax":
+                with self.assertRaisesRegex(IndexError, r"'t': 4294967301(.0)? does not fit in int32.*x64.*prefetch"):
+                    layer.preprocess(ids)
+            with self.assertRaisesRegex(IndexError, "4294967301"):
+                for prepared, _ in layer.prefetch([ids], depth=1):  # as it is
+                    layer._held.trainer.receive(int(prepared["preprocessed_inputs_per_placement"]["step"][0]))
+
     def test_evaluation_and_a_call_without_a_gradient_are_no_step(self):
         layer = self.make()
         ids = np.ones((8, 2), np.int32)

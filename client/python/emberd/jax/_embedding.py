@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays import Hyper, Ids
 from ..client import Model
 from ..trainer import Trainer, ahead, ids_of
-from ._in_jit import Lookups, on_host
+from ._in_jit import Lookups, check_width, on_host
 
 
 class Embedding:
@@ -99,7 +99,8 @@ class Embedding:
           differentiated with respect to it. Its gradient is zero.
         ids: by feature an array [samples] or [samples, k], Dense, Ragged or Sparse. Ragged.values may be filled up at the
           end, so that shapes stay the same from step to step and nothing is compiled anew. JAX has int32 ids unless
-          jax_enable_x64 is set; those of a larger table are sent ahead.
+          jax_enable_x64 is set. NumPy's that do not fit, and those of a larger table, are refused: send them ahead. Arguments of
+          a jitted function JAX cuts to 32 bits before this sees them: id 2^32 + 5 becomes 5.
         step: the number that `send` or `prefetch` gave: the ids are on their way, and only their shapes matter here.
         hyper: gives the hyper-parameters of a step as `update` takes them, of its number; it is traced, as a schedule of
           optax is: `hyper=lambda step: {"learning_rate": schedule(step)}`. The same function each time.
@@ -107,6 +108,8 @@ class Embedding:
         Works on one device of each process. A step that is not ended, because the backward pass was not run, is skipped by
         the next one: it counts, and no row changes. A failure arrives as JAX's JaxRuntimeError; `failure` has the error itself.
         """
+        if step is None:
+            check_width(ids, self.model)
         found: Dict[str, jax.Array] = self._in_jit.function(token, dict(ids), step, hyper)
         return found
 

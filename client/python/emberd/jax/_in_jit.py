@@ -15,7 +15,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 from .. import errors
-from ..arrays import Dense, Ids, Ragged, Sparse, cut, map_arrays, samples_of
+from ..arrays import Dense, Ids, Ragged, Sparse, as_int32, cut, map_arrays, samples_of
+from ..client import Model
 from ..trainer import Trainer
 
 # Ids may be arguments of jitted functions.
@@ -29,6 +30,22 @@ def on_host(ids: Ids) -> Ids:
     found = map_arrays(lambda one: np.asarray(one) if isinstance(one, jax.Array) else one, ids)
     filled = isinstance(ids, Ragged) and isinstance(ids.values, jax.Array)
     return cut(found) if filled and isinstance(found, Ragged) else found
+
+
+WIDER = "JAX cuts ids to 32 bits: jax.config.update(\"jax_enable_x64\", True) lets it keep them, or send them ahead"
+
+
+def check_width(ids: Mapping[str, Ids], model: Model) -> None:
+    """Refuses ids that JAX would cut, or may have cut already, to 32 bits."""
+    if jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
+        return
+    for name in set(ids).intersection(model.features):
+        value, rows = ids[name], model.tables[model.features[name].table].vocabulary_size
+        one: Any = value.ids if isinstance(value, Dense) else value.values if isinstance(value, (Ragged, Sparse)) else value
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(one)):
+            as_int32(np.asarray(one), f"feature {name!r}", WIDER)
+        elif isinstance(one, jax.Array) and one.dtype.itemsize == 4 and rows > jnp.iinfo(one.dtype).max:
+            raise ValueError(f"feature {name!r}: {one.dtype} is not allowed for a table of {rows} rows; {WIDER}")
 
 
 class Lookups:

@@ -113,9 +113,14 @@ class DistributedEmbedding(keras.layers.Layer):
     In training a call makes a step: its backward pass sends the update, which the optimizer of each table makes. A model calls
     the layer once, with all features. Evaluation and prediction only look up. An update that is refused, as with a gradient that is
     NaN, changes no row, and the step is skipped. On JAX, which would lose the variables of the model, it warns; the error is raised
-    by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`. The one weight of the layer is a zero, which tells
-    the backend that there is something to differentiate; saved models hold no rows (see `tables`.save_checkpoint)
-    but where the tables are: addresses of the cluster and name of the model, by which a loaded layer finds them, or is refused.
+    by the next `preprocess` in Python, and by `next_step`, `get_embedding_tables` and `finish`.
+
+    The one weight of the layer is a zero, which tells the backend that there is something to differentiate. Saved models hold no
+    rows (see `tables`.save_checkpoint) but where the tables are: addresses of the cluster and name of the model, by which a loaded
+    layer finds them, or is refused.
+
+    On JAX, which cuts ids to 32 bits unless jax_enable_x64 is set, `preprocess` refuses those that do not fit. Those that a model
+    is given directly have been cut before the layer sees them.
     """
 
     def __init__(self, feature_configs: Any, *, table_stacking: Any = "auto", update_stats: bool = False,
@@ -155,11 +160,15 @@ class DistributedEmbedding(keras.layers.Layer):
         Ragged ids are lists of lists, or of arrays, or tf.RaggedTensor. They are filled up to a power of two, so that little is
         compiled anew, which nothing is looked up for.
         """
+        return self._prepare(inputs, weights)
+
+    def _prepare(self, inputs: Any, weights: Any = None, sent: bool = False) -> Any:
+        """sent: the ids go to the cluster from here, and not through the backend."""
         self._raise_refused()
         structure = self._held.structure
         given = {feature.name: value for feature, value in _leaves(structure, inputs)}
         scales = {} if weights is None else {feature.name: value for feature, value in _leaves(structure, weights)}
-        return {PREPROCESSED: {"emberd": {name: _arrays(value, scales.get(name), name) for name, value in given.items()}}}
+        return {PREPROCESSED: {"emberd": {name: _arrays(value, scales.get(name), name, sent) for name, value in given.items()}}}
 
     def call(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """inputs: integers (samples,) or (samples, ids of a sample) in the structure of feature_configs; or what `preprocess`
@@ -186,7 +195,7 @@ class DistributedEmbedding(keras.layers.Layer):
         self._held.declare(self.name)
 
         def send(batch: Any) -> Any:
-            prepared = self.preprocess(inputs(batch) if inputs else batch[0] if isinstance(batch, tuple) else batch, training=True)
+            prepared = self._prepare(inputs(batch) if inputs else batch[0] if isinstance(batch, tuple) else batch, sent=True)
             ids = {name: _steps.on_host(value) for name, value in _ids(prepared[PREPROCESSED]).items()}
             prepared[PREPROCESSED]["step"] = np.full(1, self._held.trainer.send(ids), np.int32)
             return prepared
@@ -277,26 +286,30 @@ def _ids(prepared: Mapping[str, Any]) -> Dict[str, Union[Dense, Ragged]]:
             else Dense(parts["ids"], parts.get("weights")) for name, parts in prepared["emberd"].items()}
 
 
-def _arrays(values: Any, weights: Any, name: str) -> Dict[str, Any]:
+def _arrays(values: Any, weights: Any, name: str, sent: bool) -> Dict[str, Any]:
     """One feature as arrays: "ids", or "values" and "row_splits"; and "weights"."""
+    what = f"feature {name!r}"
     if hasattr(values, "row_splits"):  # tf.RaggedTensor
         flat = None if weights is None else weights.flat_values
-        return _filled(np.asarray(values.flat_values), np.asarray(values.row_splits), None if flat is None else np.asarray(flat))
+        ids = _steps.as_ids(np.asarray(values.flat_values), what, sent)
+        return _filled(ids, np.asarray(values.row_splits), None if flat is None else np.asarray(flat))
     if isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == object):
         rows = [np.asarray(row).reshape(-1) for row in values]
         splits = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
         flat = None if weights is None else np.concatenate([np.asarray(row, np.float32).reshape(-1) for row in weights])
-        return _filled(np.concatenate(rows) if rows else np.zeros(0), splits, flat)
+        return _filled(_steps.as_ids(np.concatenate(rows) if rows else np.zeros(0), what, sent), splits, flat)
     if len(values.shape) not in (1, 2):
-        raise ValueError(f"feature {name!r}: the shape {tuple(values.shape)} is not allowed; it must be (samples,) or "
+        raise ValueError(f"{what}: the shape {tuple(values.shape)} is not allowed; it must be (samples,) or "
                          "(samples, ids of a sample)")
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        values = _steps.as_ids(values, what, sent)
     return {"ids": values} if weights is None else {"ids": values, "weights": weights}
 
 
 def _filled(values: Any, splits: Any, weights: Any) -> Dict[str, Any]:
     size = 1 << max(0, len(values) - 1).bit_length()
     missing = size - len(values)
-    parts = {"values": np.pad(values.astype(np.int32), (0, missing)), "row_splits": splits.astype(np.int32)}
+    parts = {"values": np.pad(values, (0, missing)), "row_splits": splits.astype(np.int32)}
     if weights is not None:
         parts["weights"] = np.pad(weights.astype(np.float32), (0, missing))
     return parts

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 import keras
 import numpy as np
 
-from ..arrays import Dense, Hyper, Ragged, cut, map_arrays, samples_of
+from ..arrays import Dense, Hyper, Ragged, as_int32, cut, map_arrays, samples_of
 from ..client import Model
 from ..trainer import Trainer
 
@@ -24,6 +24,16 @@ def on_host(ids: Ids) -> Ids:
     """Ids of any backend as NumPy's."""
     found = map_arrays(to_numpy, ids)
     return cut(found) if isinstance(found, Ragged) else found
+
+
+def as_ids(values: Any, what: str, sent: bool) -> Any:
+    """NumPy's ids as the backend takes them, which JAX cuts to 32 bits. sent: they go to the cluster as they are."""
+    if keras.backend.backend() == "jax" and not sent:
+        import jax
+
+        if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
+            return as_int32(values, what, 'set jax.config.update("jax_enable_x64", True), or send them ahead by `prefetch`')
+    return values if values.dtype.kind in "iu" else values.astype(np.int64)
 
 
 class HostTrainer(Trainer):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from emberd.arrays import Ragged
+from emberd.arrays import Ragged, as_int32
 from emberd.compat.jax_tpu_embedding._tables import EmbeddingVariables, make, of
 from emberd.compat.jax_tpu_embedding.sparsecore.utils import utils
 from . import table_stacking
@@ -177,6 +177,9 @@ def preprocess_sparse_dense_matmul_input_from_sparse_tensor(
                                                 global_device_count, **options)
 
 
+_NARROW = "ids are int32 here, as in jax-tpu-embedding; emberd.jax.Embedding.send takes int64"
+
+
 def _compressed(values: Any, weights: Any, name: str) -> Tuple[Any, Any, Any]:
     """Row pointers, ids and weights of a feature."""
     array: Any = values if isinstance(values, list) else np.asarray(values)
@@ -185,12 +188,12 @@ def _compressed(values: Any, weights: Any, name: str) -> Tuple[Any, Any, Any]:
             raise ValueError(f"feature {name!r}: the shape {list(array.shape)} is not allowed; it must be [samples, ids]")
         splits = np.arange(len(array) + 1, dtype=np.int32) * np.int32(1 if array.ndim == 1 else array.shape[1])
         flat = None if weights is None else np.asarray(weights, np.float32).reshape(-1)
-        return splits, array.reshape(-1).astype(np.int32, copy=False), flat
+        return splits, as_int32(array.reshape(-1), f"feature {name!r}", _NARROW), flat
     rows = [np.asarray(row).reshape(-1) for row in array]
     splits = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
     size = 1 << max(0, int(splits[-1]) - 1).bit_length()
     ids = np.zeros(size, np.int32)
-    ids[:splits[-1]] = np.concatenate(rows) if rows else []
+    ids[:splits[-1]] = as_int32(np.concatenate(rows), f"feature {name!r}", _NARROW) if rows else []
     if weights is None:
         return splits, ids, None
     floats = np.zeros(size, np.float32)
