@@ -319,7 +319,7 @@ void ModelRegistry::LearnModels(const ShardModels& shards) {
     if (Find(id).model != nullptr) continue;
     const ModelState state = shards.Judge(id, 0).state;
     if (state != ModelState::kServing && state != ModelState::kLost) continue;
-    rpc::CallContext context(absl::Now() + kWatchDeadline);
+    rpc::CallContext context(SteadyNow() + kWatchDeadline);
     Refresh(id, &context).status().IgnoreError();  // the next Watch tries again
   }
 }

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/steady_time.h"
 #include "server/ops/logging.h"
 #include "server/shard/log/part_codec.h"
 
@@ -126,7 +126,7 @@ absl::StatusOr<uint64_t> ShardLog::BeginSegment(Sequencer* order, const Compose&
 void ShardLog::NoteDisk(const absl::Status& status) {
   if (status.ok() && !refuses_.load(std::memory_order_relaxed)) return;
   const absl::Status failure = writer_->failure();
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   MutexLock lock(&mutex_);
   if (failure.ok() == !refuses_ || (!failure.ok() && now < quiet_until_)) return;
   refuses_ = !failure.ok();
