@@ -126,7 +126,7 @@ struct emberd_call {
   // Waits for the end.
   ~emberd_call() { ended_.WaitForNotification(); }
 
-  bool Wait(absl::Duration timeout) { return AwaitSteadily(ended_, timeout); }
+  bool Wait(absl::Duration timeout) { return emberd::AwaitSteadily(ended_, timeout); }
   // OK while it runs.
   absl::Status status() const { return ended_.HasBeenNotified() ? status_ : absl::OkStatus(); }
   // Null: it tells nothing.
