@@ -192,6 +192,24 @@ TEST_F(LogReaderTest, ASegmentWithoutItsHeadDoesNotCount) {
   }
 }
 
+// A segment has room for its head before it has blobs: a smaller file has lost records.
+TEST_F(LogReaderTest, AFileOfRecordsThatWasCutIsNamed) {
+  for (const uint64_t newest : {1, 2}) {
+    WriteLog(static_cast<int>(newest), 3);
+    const std::string bytes = *ReadFileWhole(Path(newest));
+    for (const int64_t left : {int64_t{0}, kLogHeadBytes - 1}) {
+      ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(newest), bytes.substr(0, left)).ok());
+      ExpectDamage(Path(newest), absl::StrCat(BlobsName(newest), " exists"));
+    }
+    // A process that dies before that has lost nothing.
+    ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(newest), "").ok());
+    ASSERT_TRUE(std::filesystem::remove(BlobPath(newest)));
+    const absl::StatusOr<WholeLog> log = Read();
+    ASSERT_TRUE(log.ok()) << log.status();
+    EXPECT_EQ(log->records.size(), 4 * (newest - 1));
+  }
+}
+
 TEST_F(LogReaderTest, ADamagedBlobIsNamed) {
   WriteLog(1, 3);
   Buffer<char> buffer;

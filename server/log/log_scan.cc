@@ -115,6 +115,7 @@ absl::Status LogScan::ReadHeads() {
   for (Segment& segment : segments_) {
     if (!segment.has_records) continue;
     ASSIGN_OR_RETURN(const std::string bytes, ReadFileBegin(Path(segment), kLogHeadBytes));
+    segment.cut = static_cast<int64_t>(bytes.size()) < kLogHeadBytes;
     const absl::StatusOr<std::optional<LogHead>> head = DecodeLogHead(bytes);
     if (!head.ok()) return Annotate(head.status(), Path(segment));
     if (head->has_value()) RETURN_IF_ERROR(CheckHead(segment, **head));
@@ -235,7 +236,10 @@ absl::StatusOr<std::optional<LogScan::Evidence>> LogScan::FindBehind(const Break
   for (size_t i = broken.segment; i < segments_.size(); ++i) {
     const Segment& segment = segments_[i];
     if (segment.Void()) continue;
-    if (!segment.has_records && segment.has_blobs) blobs = BlobsName(segment.number);
+    // A segment has room for its head before it has blobs: without it, records are gone.
+    if ((!segment.has_records || segment.cut) && segment.has_blobs) {
+      blobs = BlobsName(segment.number);
+    }
     if (i > broken.segment && segment.head.has_value()) {
       if (!found.has_value()) {
         found = {absl::StrCat("segment ", segment.number, " begins with record ",

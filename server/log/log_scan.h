@@ -24,6 +24,7 @@ class LogScan {
     uint64_t number = 0;
     bool has_records = false;
     bool has_blobs = false;
+    bool cut = false;             // its records are smaller than they ever were beside blobs
     std::optional<LogHead> head;  // none: not readable
     uint64_t limit = 0;           // records from here on are those of later segments
     int64_t end = kLogHeadBytes;  // behind the last record that counts

@@ -37,8 +37,13 @@ absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(
 absl::Status LogSegment::Begin(LogFiles& files, const std::string& folder, std::string state,
                                SpareBlobs& spares) {
   ASSIGN_OR_RETURN(records_, files.Create(PathIn(folder, RecordsName(number()))));
+  // An empty file of records beside blobs is one that has lost its bytes (LogScan::FindBehind).
+  RETURN_IF_ERROR(WriteBytes(*records_, 0, std::string(kLogHeadBytes, '\0')));
   // Blobs alone would look like the rest of a log. Later segments have others before them.
-  if (head_.first_sequence == 1) RETURN_IF_ERROR(files.SyncFolder(folder));
+  if (head_.first_sequence == 1) {
+    RETURN_IF_ERROR(records_->Sync());
+    RETURN_IF_ERROR(files.SyncFolder(folder));
+  }
   ASSIGN_OR_RETURN(blobs_, spares.Take(number()));
   RETURN_IF_ERROR(Append(head_.first_sequence, head_.durable, std::move(state)));
   begin_ = end_;
