@@ -138,6 +138,26 @@ absl::Status CheckSecurity(const v1::ClusterConfig& cluster) {
   return CheckPlainTokens(cluster.coordinators(), "coordinators");
 }
 
+absl::Status IgnoredWithLog(absl::string_view field, int64_t value) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "storage.", field, ": ", value,
+      " would be ignored with durability LOG, which saves a checkpoint when a log is larger than "
+      "storage.log_bytes; remove it, and set log_bytes, or use durability CHECKPOINT"));
+}
+
+// `storage` is complete; what stands there as its default was perhaps not asked for.
+absl::Status CheckUsedWithLog(const v1::StorageConfig& storage) {
+  v1::StorageConfig defaults;
+  FillFields(&defaults);
+  if (storage.every_seconds() != defaults.every_seconds()) {
+    return IgnoredWithLog("every_seconds", storage.every_seconds());
+  }
+  if (storage.every_steps() != defaults.every_steps()) {
+    return IgnoredWithLog("every_steps", storage.every_steps());
+  }
+  return absl::OkStatus();
+}
+
 // Checks `storage` and fills in its paths. What is there is not looked at: other machines read the
 // description, too.
 absl::Status CompleteStorage(v1::StorageConfig* storage) {
@@ -149,6 +169,7 @@ absl::Status CompleteStorage(v1::StorageConfig* storage) {
     storage->set_checkpoints(
         absl::StrCat(absl::StripSuffix(storage->directory(), "/"), "/checkpoints"));
   }
+  if (storage->durability() == v1::StorageConfig::LOG) return CheckUsedWithLog(*storage);
   return absl::OkStatus();
 }
 

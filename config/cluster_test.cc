@@ -138,11 +138,14 @@ TEST(CompleteCluster, KeepsWhatIsGiven) {
 }
 
 TEST(CompleteCluster, IsIdempotent) {
-  auto cluster = ParseCluster(absl::StrCat(kOneShard, "storage { directory: 'd' }"));
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  v1::ClusterConfig again = *cluster;
-  ASSERT_TRUE(CompleteCluster(&again).ok());
-  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*cluster, again));
+  for (const char* durability : {"MEMORY", "CHECKPOINT", "LOG every_seconds: 0"}) {
+    auto cluster = ParseCluster(
+        absl::StrCat(kOneShard, "storage { directory: 'd' durability: ", durability, " }"));
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    v1::ClusterConfig again = *cluster;
+    ASSERT_TRUE(CompleteCluster(&again).ok());
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*cluster, again));
+  }
 }
 
 TEST(CompleteCluster, LeavesABadClusterAsItWas) {
@@ -269,6 +272,10 @@ const BadCluster kBadClusters[] = {
      "storage.every_seconds: -1 is not allowed; it must be in [1, 2147483647]"},
     {"NegativeSteps", "directory", "every_steps: -1 directory",
      "storage.every_steps: -1 is not allowed; it must be >= 0"},
+    {"SecondsWithLog", "directory", "durability: LOG every_seconds: 2 directory",
+     "storage.every_seconds: 2 would be ignored with durability LOG"},
+    {"StepsWithLog", "directory", "durability: LOG every_steps: 50 directory",
+     "storage.every_steps: 50 would be ignored with durability LOG"},
     {"NegativeKeep", "directory", "keep: -1 directory",
      "storage.keep: -1 is not allowed; it must be >= 1"},
     {"NegativeChain", "directory", "max_chain: -2 directory",
