@@ -72,7 +72,9 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
   command->add_option("--log-format", overrides.log_format, "text, or json: one object per line")
       ->type_name("FORMAT")
       ->transform(OneOf("formats", kFormats));
-  command->add_option("--log-file", overrides.log_file, "Append the log to FILE, not to stderr")
+  command
+      ->add_option("--log-file", overrides.log_file,
+                   "Append the log to FILE, not to stderr; SIGHUP opens FILE anew")
       ->type_name("FILE");
   command
       ->add_option("--span-file", overrides.span_file,

@@ -21,6 +21,7 @@
 #include "server/ops/http.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
+#include "server/ops/reopen_log.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/spans.h"
 #include "server/security/transport_security.h"
@@ -54,10 +55,11 @@ absl::Status Announce(const std::string& name, const ReadyInfo& info, const std:
   return absl::OkStatus();
 }
 
-// What SIGHUP wakes, once there is something to wake. Thread-safe.
+// What SIGHUP does: the log goes on in a new file, and what is set is woken. Thread-safe.
 class Hangup {
  public:
   void Call() {
+    ops::ReopenLog();
     absl::MutexLock lock(&mutex_);
     if (watch_ != nullptr) watch_->ReloadSoon();
   }

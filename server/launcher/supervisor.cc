@@ -72,6 +72,7 @@ absl::StatusOr<ReadyInfo> Supervisor::WaitReady(int index) {
 absl::Status Supervisor::Run() {
   while (!options_.stop_requested(kPollInterval)) {
     for (Process& process : processes_) Watch(&process);
+    if (options_.take_hangup != nullptr && options_.take_hangup()) PassHangup();
     const bool any_left = std::any_of(processes_.begin(), processes_.end(), [](const auto& p) {
       return p.child != nullptr || p.next_start != absl::InfiniteFuture();
     });
@@ -99,6 +100,12 @@ void Supervisor::Watch(Process* process) {
   if (!info.ok()) return;
   process->ready = true;
   Log(LogLevel::kInfo, "serves again", {{"child", process->spec.name}, {"grpc", info->grpc}});
+}
+
+void Supervisor::PassHangup() {
+  for (Process& process : processes_) {
+    if (process.child != nullptr && process.ready) process.child->Signal(SIGHUP);
+  }
 }
 
 // The cgroup's count is of this cluster's processes alone; where there is none, the machine's.

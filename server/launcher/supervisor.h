@@ -19,6 +19,8 @@ namespace emberd::launcher {
 struct SupervisorOptions {
   // Waits up to the given time; true at once when a stop has been asked for.
   std::function<bool(absl::Duration)> stop_requested;
+  // True once for each time that the processes are to be sent SIGHUP; null: never.
+  std::function<bool()> take_hangup;
   // Start a process again that ended by itself. The trade-off: with it a cluster heals, without it
   // a fault stays visible.
   bool restart = true;
@@ -77,6 +79,8 @@ class Supervisor {
 
   absl::Status Launch(Process* process);
   void Watch(Process* process);
+  // SIGHUP to those that are ready: others do not know yet what it means.
+  void PassHangup();
   void OnDeath(Process* process);
   // Whether the kernel has killed a process for want of memory since the last time.
   bool KilledForMemory();

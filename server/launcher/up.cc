@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,6 +30,7 @@
 #include "server/launcher/supervisor.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
+#include "server/ops/reopen_log.h"
 #include "server/rpc/spans.h"
 #include "server/shard/shard_backend.h"
 
@@ -80,12 +82,13 @@ constexpr int kCoordinatorStage = 1;
 // coordinators connect to and to which a restarted shard returns.
 class ProcessCluster {
  public:
+  // `hangup` is set when the processes are to be sent SIGHUP.
   ProcessCluster(const UpOptions& options, const ops::ShutdownSignal& shutdown,
-                 std::string directory)
+                 std::atomic<bool>* hangup, std::string directory)
       : options_(options),
         directory_(std::move(directory)),
         cluster_(options.cluster),
-        supervisor_(MakeSupervisorOptions(options, shutdown)) {}
+        supervisor_(MakeSupervisorOptions(options, shutdown, hangup)) {}
 
   absl::Status Start() {
     RETURN_IF_ERROR(StartAll("shard", kShardStage, cluster_.mutable_shards(), &info_.shards));
@@ -104,9 +107,11 @@ class ProcessCluster {
 
  private:
   static SupervisorOptions MakeSupervisorOptions(const UpOptions& options,
-                                                 const ops::ShutdownSignal& shutdown) {
+                                                 const ops::ShutdownSignal& shutdown,
+                                                 std::atomic<bool>* hangup) {
     SupervisorOptions result;
     result.stop_requested = [&shutdown](absl::Duration limit) { return shutdown.WaitFor(limit); };
+    result.take_hangup = [hangup] { return hangup->exchange(false); };
     result.restart = options.restart;
     result.memory_advice = MemoryAdvice(options.cluster, ReadMachineMemory().limit);
     // A child ends by itself within its own deadline; the second on top is for its exit.
@@ -160,6 +165,11 @@ class ProcessCluster {
   ClusterInfo info_;
   Supervisor supervisor_;
 };
+
+// What SIGHUP does with a log file. Without one, it ends the process, as when a terminal is closed.
+std::function<void()> OnHangup(const v1::LoggingConfig& logging, std::function<void()> with_file) {
+  return logging.file().empty() ? nullptr : std::move(with_file);
+}
 
 absl::Status CheckAllAddresses(const UpOptions& options) {
   const v1::ClusterConfig& cluster = options.cluster;
@@ -228,7 +238,9 @@ std::string ReadyLine(const ClusterInfo& info) {
 
 absl::Status UpEmbedded(const UpOptions& options) {
   const v1::ClusterConfig& cluster = options.cluster;
-  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create(options.stop_on_eof));
+  ASSIGN_OR_RETURN(const auto shutdown,
+                   ops::ShutdownSignal::Create(options.stop_on_eof,
+                                               OnHangup(cluster.logging(), ops::ReopenLog)));
   RETURN_IF_ERROR(ops::SetUpLogging(cluster.logging(), "up"));
   RETURN_IF_ERROR(rpc::SetUpSpans(cluster.logging().span_file(), "up"));
   if (cluster.coordinators_size() != 1) {
@@ -289,7 +301,14 @@ absl::Status UpEmbedded(const UpOptions& options) {
 }
 
 absl::Status UpProcesses(const UpOptions& options) {
-  ASSIGN_OR_RETURN(const auto shutdown, ops::ShutdownSignal::Create(options.stop_on_eof));
+  std::atomic<bool> hangup = false;
+  const auto on_hangup = [&hangup] {
+    ops::ReopenLog();
+    hangup = true;
+  };
+  ASSIGN_OR_RETURN(const auto shutdown,
+                   ops::ShutdownSignal::Create(options.stop_on_eof,
+                                               OnHangup(options.cluster.logging(), on_hangup)));
   RETURN_IF_ERROR(ops::SetUpLogging(options.cluster.logging(), "up"));
   RETURN_IF_ERROR(CheckAllAddresses(options));
   RETURN_IF_ERROR(CheckStorage(options.cluster));
@@ -298,7 +317,7 @@ absl::Status UpProcesses(const UpOptions& options) {
   if (!fit.ok()) return absl::IsCancelled(fit) ? absl::OkStatus() : fit;
   ASSIGN_OR_RETURN(const TempDir directory, TempDir::Create());
 
-  ProcessCluster cluster(options, *shutdown, directory.path());
+  ProcessCluster cluster(options, *shutdown, &hangup, directory.path());
   absl::Status status = cluster.Start();
   if (status.ok()) {
     PrintReady(cluster.info(), options.cluster.logging());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -247,6 +248,31 @@ TEST_F(ProcessesTest, ADeadShardComesBackToItsAddress) {
   Train(fields_["coordinator"][0]);
   up_->Signal(SIGINT);
   EXPECT_EQ(up_->Wait(), 0) << up_->Err();
+}
+
+TEST_F(ProcessesTest, SighupLetsTheLogGoOnInANewFile) {
+  const TempDir directory = TempDir::Create().value();
+  const std::string path = directory.path() + "/log";
+  const auto reopens = [&](TestingProgram* up, const std::vector<std::string>& names) {
+    std::filesystem::rename(path, path + ".1");
+    up->Signal(SIGHUP);
+    for (const std::string& name : names) {
+      const std::string line = " I " + name + " the log goes on in a file that was opened anew";
+      ASSERT_TRUE(Eventually([&] {
+        std::ifstream file(path);
+        const std::string text((std::istreambuf_iterator<char>(file)), {});
+        return text.find(line) != std::string::npos;
+      })) << line
+          << up->Err();
+    }
+    up->Signal(SIGTERM);
+    EXPECT_EQ(up->Wait(), 0) << up->Err();
+  };
+  ASSERT_NO_FATAL_FAILURE(StartUp({"--log-file", path}));
+  reopens(up_.get(), {"up", "shard-0", "shard-1", "coordinator-0"});
+  TestingProgram embedded(Up({"--log-file", path}));
+  ASSERT_NE(embedded.WaitForLine("emberd: ready"), "");
+  reopens(&embedded, {"up"});
 }
 
 TEST_F(ProcessesTest, ADeadShardStaysDeadIfAskedTo) {

@@ -10,9 +10,11 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/steady_time.h"
+#include "server/ops/reopen_log.h"
 
 namespace emberd::ops {
 namespace {
@@ -87,6 +89,16 @@ Logger MakeLogger(spdlog::sink_ptr sink, const v1::LoggingConfig& config,
   return logger;
 }
 
+absl::StatusOr<spdlog::sink_ptr> MakeSink(const std::string& file) {
+  if (file.empty()) return std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  try {
+    return std::make_shared<spdlog::sinks::basic_file_sink_mt>(file);
+  } catch (const spdlog::spdlog_ex& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("logging.file: \"", file, "\" cannot be opened: ", error.what()));
+  }
+}
+
 // The process's logger. Never destroyed: threads may log until the very end.
 class Current {
  public:
@@ -98,15 +110,32 @@ class Current {
     absl::ReaderMutexLock lock(&mutex_);
     return logger_;
   }
-  void Set(Logger logger) ABSL_LOCKS_EXCLUDED(mutex_) {
+  // Nothing has changed if the file cannot be opened.
+  absl::Status Set(const v1::LoggingConfig& config, const std::string& process)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    auto sink = MakeSink(config.file());
+    if (!sink.ok()) return sink.status();
     absl::MutexLock lock(&mutex_);
-    logger_ = std::move(logger);
+    logger_ = MakeLogger(*std::move(sink), config, process);
+    config_ = config;
+    process_ = process;
+    return absl::OkStatus();
+  }
+  v1::LoggingConfig config() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::ReaderMutexLock lock(&mutex_);
+    return config_;
+  }
+  std::string process() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::ReaderMutexLock lock(&mutex_);
+    return process_;
   }
 
  private:
   absl::Mutex mutex_;
   Logger logger_ ABSL_GUARDED_BY(mutex_) =
       MakeLogger(std::make_shared<spdlog::sinks::stderr_sink_mt>(), v1::LoggingConfig(), "emberd");
+  v1::LoggingConfig config_ ABSL_GUARDED_BY(mutex_);
+  std::string process_ ABSL_GUARDED_BY(mutex_) = "emberd";
 };
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
@@ -150,21 +179,23 @@ QuietGrpc::QuietGrpc() { ++quiet; }
 QuietGrpc::~QuietGrpc() { --quiet; }
 
 absl::Status SetUpLogging(const v1::LoggingConfig& config, const std::string& process) {
-  spdlog::sink_ptr sink;
-  try {
-    if (config.file().empty()) {
-      sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-    } else {
-      sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(config.file());
-    }
-  } catch (const spdlog::spdlog_ex& error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("logging.file: \"", config.file(), "\" cannot be opened: ", error.what()));
-  }
-  Current::Get().Set(MakeLogger(std::move(sink), config, process));
+  const absl::Status status = Current::Get().Set(config, process);
+  if (!status.ok()) return status;
   gpr_set_log_function(LogFromGrpc);
   google::protobuf::SetLogHandler(LogFromProtobuf);
   return absl::OkStatus();
+}
+
+void ReopenLog() {
+  Current& current = Current::Get();
+  const v1::LoggingConfig config = current.config();
+  if (config.file().empty()) return;
+  const absl::Status status = current.Set(config, current.process());
+  if (status.ok()) {
+    Log(LogLevel::kInfo, "the log goes on in a file that was opened anew");
+  } else {
+    Log(LogLevel::kError, "the log goes on in its old file", {{"reason", status.message()}});
+  }
 }
 
 void Log(LogLevel level, std::string_view message, const std::vector<LogField>& fields) {

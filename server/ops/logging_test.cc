@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
+#include "server/ops/reopen_log.h"
 
 namespace emberd::ops {
 namespace logging_test {
@@ -72,6 +73,26 @@ TEST_F(LoggingTest, JsonLinesParseBackWithTheirTypes) {
   EXPECT_EQ(line["retry"], true);
   EXPECT_EQ(line["address"], "127.0.0.1:5002");
   EXPECT_EQ(line["status"], "UNAVAILABLE: gone");
+}
+
+TEST_F(LoggingTest, GoesOnInANewFileWhenTheOldOneWasMoved) {
+  Start(v1::LoggingConfig::TEXT);
+  Log(LogLevel::kInfo, "before");
+  std::filesystem::rename(config_.file(), directory_.Path("moved"));
+  Log(LogLevel::kInfo, "moved");
+  ReopenLog();
+  Log(LogLevel::kInfo, "after");
+  ASSERT_THAT(Lines(), SizeIs(2));
+  EXPECT_THAT(Lines()[0], HasSubstr(" I shard-1 the log goes on"));
+  EXPECT_THAT(Lines()[1], HasSubstr(" I shard-1 after"));
+
+  // Where no file can be made, the one that there is stays.
+  std::filesystem::rename(config_.file(), directory_.Path("moved again"));
+  std::filesystem::create_directory(config_.file());
+  ReopenLog();
+  config_.set_file(directory_.Path("moved again"));
+  ASSERT_THAT(Lines(), SizeIs(3));
+  EXPECT_THAT(Lines()[2], HasSubstr("the log goes on in its old file"));
 }
 
 TEST_F(LoggingTest, HostileTextStaysInsideItsJsonString) {
