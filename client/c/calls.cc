@@ -10,6 +10,7 @@
 #include "client/c/arguments.h"
 #include "client/c/describe.h"
 #include "client/c/handles.h"
+#include "client/cpp/credentials.h"
 
 namespace {
 
@@ -41,6 +42,7 @@ absl::Status KeepRows(absl::StatusOr<emberd::client::RowValues> rows, Result* re
 extern "C" {
 
 emberd_call* emberd_connect(const emberd_client_options* options) {
+  emberd::client::LimitGrpcLog();
   return Call([&]() -> Work {
     ASSIGN_OR_RETURN(emberd::client::ClientOptions read, emberd::c::ReadClientOptions(options));
     return [read = std::move(read)](Result* result) -> absl::Status {

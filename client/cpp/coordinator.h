@@ -19,8 +19,9 @@ struct Coordinator {
   std::unique_ptr<v1::EmbeddingService::Stub> embedding;
   std::unique_ptr<v1::AdminService::Stub> admin;
   std::unique_ptr<v1::CheckpointService::Stub> checkpoint;
-  std::unique_ptr<SharedMemory> memory;
-  std::unique_ptr<LanePool> lanes;  // null: all calls go by gRPC
+  // Those stay when the channel is replaced.
+  std::shared_ptr<SharedMemory> memory;
+  std::shared_ptr<LanePool> lanes;  // null: all calls go by gRPC
 };
 
 }  // namespace emberd::client

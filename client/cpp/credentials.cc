@@ -1,5 +1,15 @@
 #include "client/cpp/credentials.h"
 
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <utility>
+
+#include <grpc/support/log.h>
+#include <sys/stat.h>
+
 #include "absl/strings/str_cat.h"
 #include "config/address.h"
 #include "config/credentials.h"
@@ -49,7 +59,51 @@ absl::StatusOr<std::string> Token(const ClientOptions& options) {
   return options.token;
 }
 
+// Differs when one of the files was written or replaced.
+std::string Marks(std::initializer_list<const std::string*> files) {
+  std::string marks;
+  for (const std::string* const file : files) {
+    struct stat found = {};
+    if (file->empty() || stat(file->c_str(), &found) != 0) found = {};
+    absl::StrAppend(&marks, found.st_dev, ":", found.st_ino, ":", found.st_size, ":",
+                    found.st_mtim.tv_sec, ".", found.st_mtim.tv_nsec, ":", found.st_ctim.tv_sec,
+                    ".", found.st_ctim.tv_nsec, "/");
+  }
+  return marks;
+}
+
+std::string TlsMarks(const ClientOptions& options) {
+  if (!options.tls.has_value()) return "";
+  return Marks({&options.tls->ca_file, &options.tls->certificate_file, &options.tls->key_file});
+}
+
 }  // namespace
+
+CredentialFiles::CredentialFiles(const ClientOptions& options)
+    : options_(options), tls_(TlsMarks(options)), token_(Marks({&options.token_file})) {}
+
+std::optional<Credentials> CredentialFiles::Renewed() {
+  const absl::Time now = SteadyNow();
+  if (now < next_look_) return std::nullopt;
+  next_look_ = now + kEvery;
+  std::string tls = TlsMarks(options_);
+  std::string token = Marks({&options_.token_file});
+  if (tls == tls_ && token == token_) return std::nullopt;
+  absl::StatusOr<Credentials> read = LoadCredentials(options_);
+  if (!read.ok()) {
+    if (now >= next_complaint_) {
+      next_complaint_ = now + absl::Minutes(1);
+      gpr_log(GPR_ERROR,
+              "emberd: certificates or tokens cannot be read: the old ones stay in use: %s",
+              std::string(read.status().message()).c_str());
+    }
+    return std::nullopt;
+  }
+  channel_changed_ = tls != tls_;
+  tls_ = std::move(tls);
+  token_ = std::move(token);
+  return *std::move(read);
+}
 
 absl::StatusOr<Credentials> LoadCredentials(const ClientOptions& options) {
   Credentials credentials{.channel = grpc::InsecureChannelCredentials(), .authorization = ""};
@@ -64,6 +118,21 @@ absl::StatusOr<Credentials> LoadCredentials(const ClientOptions& options) {
   if (absl::Status status = CheckPrivate(options); !status.ok()) return status;
   credentials.authorization = absl::StrCat("Bearer ", *token);
   return credentials;
+}
+
+void LimitGrpcLog() {
+  static const bool limited = [] {
+    if (std::getenv("GRPC_VERBOSITY") != nullptr) return false;
+    gpr_set_log_function([](gpr_log_func_args* args) {
+      static std::atomic<int64_t> next_second = 0;
+      const int64_t now = absl::ToUnixSeconds(SteadyNow());
+      int64_t due = next_second;
+      if (now < due || !next_second.compare_exchange_strong(due, now + 60)) return;
+      std::fprintf(stderr, "emberd: %s\n", args->message);
+    });
+    return true;
+  }();
+  static_cast<void>(limited);
 }
 
 }  // namespace emberd::client

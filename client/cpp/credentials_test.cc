@@ -1,9 +1,11 @@
 #include "client/cpp/credentials.h"
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/await.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/transport.h"
 #include "config/credentials.h"
@@ -25,10 +27,11 @@ constexpr char kToken[] = "0123456789abcdef";
 // Answers GetStatus with the caller's "authorization" as its address.
 class StatusService final : public v1::AdminService::Service {
  public:
-  explicit StatusService(const std::shared_ptr<grpc::ServerCredentials>& credentials) {
+  explicit StatusService(const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                         const std::string& address = "127.0.0.1:0") {
     grpc::ServerBuilder builder;
     int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", credentials, &port);
+    builder.AddListeningPort(address, credentials, &port);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     address_ = absl::StrCat("127.0.0.1:", port);
@@ -81,8 +84,11 @@ class CredentialsTest : public ::testing::Test {
   static absl::StatusOr<std::string> Authorization(const ClientOptions& options) {
     auto transport = Transport::Connect(options);
     if (!transport.ok()) return transport.status();
+    return Authorization(**transport);
+  }
+  static absl::StatusOr<std::string> Authorization(Transport& transport) {
     v1::GetStatusResponse response;
-    const absl::Status status = (*transport)->Call({}, [&](const Coordinator& to, auto* context) {
+    const absl::Status status = transport.Call({}, [&](const Coordinator& to, auto* context) {
       return to.admin->GetStatus(context, {}, &response);
     });
     if (!status.ok()) return status;
@@ -119,6 +125,42 @@ TEST_F(CredentialsTest, TlsAndMutualTls) {
   options = Options(closed);
   options.tls = ClientTls("client");
   EXPECT_EQ(*Authorization(options), "");
+}
+
+// Replaces a file as a whole.
+void Renew(const std::string& to, const std::string& from) {
+  std::filesystem::copy_file(from, to + ".new");
+  std::filesystem::rename(to + ".new", to);
+}
+
+TEST_F(CredentialsTest, AClientFollowsItsFiles) {
+  ClientOptions options;
+  options.connect_timeout = absl::Seconds(30);
+  options.tls = ClientTls("client");
+  options.token_file = ca_.Write("token", absl::StrCat(kToken, "\n"));
+  auto before = std::make_unique<StatusService>(ServerTls("server", true));
+  options.addresses = {before->address()};
+  auto transport = Transport::Connect(options);
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  const auto said = [&] { return Authorization(**transport).value_or("nothing"); };
+  EXPECT_EQ(said(), absl::StrCat("Bearer ", kToken));
+
+  Renew(ca_.Path("token"), ca_.Write("token-2", "another-token-of-it\n"));
+  EXPECT_TRUE(Eventually([&] { return said() == "Bearer another-token-of-it"; }));
+  ca_.Write("token", "damaged");  // the one before stays
+  EXPECT_EQ(said(), "Bearer another-token-of-it");
+
+  // Another authority signs for both sides.
+  const config::TestCa other;
+  const std::string address = before->address();
+  before.reset();
+  for (const char* file :
+       {"ca.pem", "server.pem", "server-key.pem", "client.pem", "client-key.pem"}) {
+    Renew(ca_.Path(file), other.Path(file));
+  }
+  Renew(ca_.Path("token"), ca_.Write("token-3", "the-third-token-of-it\n"));
+  const StatusService after(ServerTls("server", true), address);
+  EXPECT_TRUE(Eventually([&] { return said() == "Bearer the-third-token-of-it"; }));
 }
 
 // Without the reason, nobody finds out that it is the certificate and not the network.

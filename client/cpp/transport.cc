@@ -67,53 +67,89 @@ absl::Duration BackoffPause(const ClientOptions& options, int attempt, double ra
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Connect(const ClientOptions& options) {
+  auto files = std::make_unique<CredentialFiles>(options);
   const absl::StatusOr<Credentials> credentials = LoadCredentials(options);
   if (!credentials.ok()) return credentials.status();
-  std::unique_ptr<Transport> transport(new Transport(options, *credentials));
+  std::unique_ptr<Transport> transport(new Transport(options, *credentials, std::move(files)));
   if (absl::Status status = transport->WaitForConnection(); !status.ok()) return status;
   return transport;
 }
 
-Transport::Transport(const ClientOptions& options, const Credentials& credentials)
-    : options_(options), authorization_(credentials.authorization) {
-  const TransportKind kind = options_.ChosenTransport().value_or(TransportKind::kAuto);
-  for (const std::string& address : options_.addresses) {
-    const int index = static_cast<int>(coordinators_.size());
-    std::shared_ptr<grpc::Channel> channel =
-        grpc::CreateCustomChannel(address, credentials.channel, MakeArguments(options_));
-    coordinators_.push_back(
-        {channel, v1::EmbeddingService::NewStub(channel), v1::AdminService::NewStub(channel),
-         v1::CheckpointService::NewStub(channel),
-         std::make_unique<SharedMemory>(
-             kind,
-             [this, index]() -> absl::StatusOr<RegionServer::Invitation> {
-               const auto answer = AskForMemory(index, SteadyNow() + kMemoryPatience);
-               if (!answer.ok()) return answer.status();
-               return RegionServer::Invitation{answer->socket(), answer->ticket()};
-             }),
-         nullptr});
-    if (kind == TransportKind::kTcp) continue;
-    coordinators_.back().lanes = std::make_unique<LanePool>(
-        kMaxLanes,
-        [this, index](absl::Time deadline) -> absl::StatusOr<LaneInvitation> {
-          const auto answer = AskForMemory(index, deadline);
-          if (!answer.ok()) return answer.status();
-          return LaneInvitation{answer->lane_socket(), answer->lane_ticket()};
-        },
-        kWatch);
+Transport::Transport(const ClientOptions& options, const Credentials& credentials,
+                     std::unique_ptr<CredentialFiles> files)
+    : options_(options), files_(std::move(files)), authorization_(credentials.authorization) {
+  for (size_t i = 0; i < options_.addresses.size(); ++i) {
+    coordinators_.push_back(MakeCoordinator(static_cast<int>(i), credentials, /*before=*/nullptr));
   }
 }
 
 Transport::~Transport() = default;
 
+std::shared_ptr<const Coordinator> Transport::MakeCoordinator(int index,
+                                                              const Credentials& credentials,
+                                                              const Coordinator* before) {
+  const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
+      options_.addresses[index], credentials.channel, MakeArguments(options_));
+  auto made = std::make_shared<Coordinator>();
+  made->channel = channel;
+  made->embedding = v1::EmbeddingService::NewStub(channel);
+  made->admin = v1::AdminService::NewStub(channel);
+  made->checkpoint = v1::CheckpointService::NewStub(channel);
+  if (before != nullptr) {
+    made->memory = before->memory;
+    made->lanes = before->lanes;
+    return made;
+  }
+  const TransportKind kind = options_.ChosenTransport().value_or(TransportKind::kAuto);
+  made->memory = std::make_shared<SharedMemory>(
+      kind, [this, index]() -> absl::StatusOr<RegionServer::Invitation> {
+        const auto answer = AskForMemory(index, SteadyNow() + kMemoryPatience);
+        if (!answer.ok()) return answer.status();
+        return RegionServer::Invitation{answer->socket(), answer->ticket()};
+      });
+  if (kind == TransportKind::kTcp) return made;
+  made->lanes = std::make_shared<LanePool>(
+      kMaxLanes,
+      [this, index](absl::Time deadline) -> absl::StatusOr<LaneInvitation> {
+        const auto answer = AskForMemory(index, deadline);
+        if (!answer.ok()) return answer.status();
+        return LaneInvitation{answer->lane_socket(), answer->lane_ticket()};
+      },
+      kWatch);
+  return made;
+}
+
+std::shared_ptr<const Coordinator> Transport::At(int coordinator) {
+  RenewCredentials();
+  absl::MutexLock lock(&mutex_);
+  return coordinators_[coordinator];
+}
+
+void Transport::RenewCredentials() {
+  if (!files_mutex_.TryLock()) return;  // somebody looks already
+  if (const std::optional<Credentials> renewed = files_->Renewed(); renewed.has_value()) {
+    absl::MutexLock lock(&mutex_);
+    authorization_ = renewed->authorization;
+    for (size_t i = 0; files_->channel_changed() && i < coordinators_.size(); ++i) {
+      coordinators_[i] = MakeCoordinator(static_cast<int>(i), *renewed, coordinators_[i].get());
+    }
+  }
+  files_mutex_.Unlock();
+}
+
+std::string Transport::authorization() const {
+  absl::MutexLock lock(&mutex_);
+  return authorization_;
+}
+
 absl::StatusOr<v1::ShareMemoryResponse> Transport::AskForMemory(int coordinator,
                                                                 absl::Time deadline) {
+  const std::shared_ptr<const Coordinator> to = At(coordinator);
   grpc::ClientContext context;
   context.set_deadline(ToSystemTime(deadline));
   Authorize(&context);
   v1::ShareMemoryResponse response;
-  const grpc::Status status =
-      coordinators_[coordinator].embedding->ShareMemory(&context, {}, &response);
+  const grpc::Status status = to->embedding->ShareMemory(&context, {}, &response);
   if (!status.ok()) return ToAbslStatus(status);
   return response;
 }
@@ -124,9 +160,9 @@ absl::Status Transport::WaitForConnection() {
   // meanwhile.
   for (int round = 1; SteadyNow() < deadline; ++round) {
     const absl::Duration patience = BackoffPause(options_, round, 0.5);
-    for (size_t i = 0; i < coordinators_.size(); ++i) {
+    for (size_t i = 0; i < options_.addresses.size(); ++i) {
       const absl::Time until = std::min(SteadyNow() + patience, deadline);
-      if (coordinators_[i].channel->WaitForConnected(ToSystemTime(until))) {
+      if (channel(static_cast<int>(i))->WaitForConnected(ToSystemTime(until))) {
         current_ = static_cast<int>(i);
         return absl::OkStatus();
       }
@@ -137,13 +173,14 @@ absl::Status Transport::WaitForConnection() {
 
 absl::Status Transport::ConnectionError() {
   std::string reasons;
-  for (size_t i = 0; i < coordinators_.size(); ++i) {
+  for (size_t i = 0; i < options_.addresses.size(); ++i) {
+    const std::shared_ptr<const Coordinator> to = At(static_cast<int>(i));
     // A call on a broken connection ends with the reason, where a certificate may be the matter.
     grpc::ClientContext context;
     context.set_deadline(ToSystemTime(SteadyNow() + kReasonPatience));
     Authorize(&context);
     v1::GetStatusResponse response;
-    const grpc::Status status = coordinators_[i].admin->GetStatus(&context, {}, &response);
+    const grpc::Status status = to->admin->GetStatus(&context, {}, &response);
     absl::StrAppend(&reasons, i == 0 ? "" : "; ", options_.addresses[i]);
     if (status.error_code() == grpc::UNAVAILABLE) {
       absl::StrAppend(&reasons, " (", status.error_message(), ")");
@@ -155,7 +192,8 @@ absl::Status Transport::ConnectionError() {
 }
 
 void Transport::Authorize(grpc::ClientContext* context) const {
-  if (!authorization_.empty()) context->AddMetadata("authorization", authorization_);
+  const std::string value = authorization();
+  if (!value.empty()) context->AddMetadata("authorization", value);
 }
 
 absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int* answered) {
@@ -171,11 +209,12 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
     const bool any = settings.coordinator < 0;
     int index = any ? current_.load() : settings.coordinator;
     if (answered != nullptr) *answered = index;
+    const std::shared_ptr<const Coordinator> coordinator = At(index);
     grpc::ClientContext context;
     context.set_deadline(ToSystemTime(deadline));
     Authorize(&context);
     if (!Register(&context, generation)) return absl::CancelledError("CancelCalls was called");
-    const absl::Status status = ToAbslStatus(attempt(coordinators_[index], &context));
+    const absl::Status status = ToAbslStatus(attempt(*coordinator, &context));
     RemoveCall(&context);
     if (!absl::IsUnavailable(status) || tries == options_.max_attempts) return status;
     // Whoever saw this coordinator fail moves on; others may have done so already.
@@ -187,7 +226,7 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
         BackoffPause(options_, tries, absl::Uniform(absl::BitGen(), 0.0, 1.0));
     // What the server said helps more than DEADLINE_EXCEEDED a little later.
     if (SteadyNow() + pause >= deadline) return status;
-    if (!Pause(*coordinators_[index].channel, pause, generation)) {
+    if (!Pause(*channel(index), pause, generation)) {
       return absl::CancelledError("CancelCalls was called");
     }
   }
@@ -200,10 +239,11 @@ std::optional<grpc::Status> Transport::CallOnLane(const Coordinator& coordinator
                                                   google::protobuf::MessageLite* response) {
   if (coordinator.lanes == nullptr) return std::nullopt;
   const absl::Time deadline = FromSystemTime(context->deadline());
+  const std::string authorization = this->authorization();
   const std::string body = request.SerializeAsString();
   const auto call = coordinator.lanes->Send({.method = static_cast<uint32_t>(method),
                                              .patience = deadline - SteadyNow(),
-                                             .authorization = authorization_,
+                                             .authorization = authorization,
                                              .body = body});
   if (call == nullptr) return std::nullopt;
   {
@@ -255,16 +295,18 @@ void Transport::RemoveCall(grpc::ClientContext* context) {
   in_progress_.erase(context);
 }
 
-const std::shared_ptr<grpc::Channel>& Transport::channel(int coordinator) const {
-  return coordinators_[coordinator].channel;
+std::shared_ptr<grpc::Channel> Transport::channel(int coordinator) {
+  return At(coordinator)->channel;
 }
 
 SharedMemory* Transport::memory(int coordinator) const {
-  return coordinators_[coordinator].memory.get();
+  absl::MutexLock lock(&mutex_);
+  return coordinators_[coordinator]->memory.get();
 }
 
 void Transport::MoveOn(int index) {
-  current_.compare_exchange_strong(index, (index + 1) % static_cast<int>(coordinators_.size()));
+  current_.compare_exchange_strong(index,
+                                   (index + 1) % static_cast<int>(options_.addresses.size()));
 }
 
 bool Transport::Pause(grpc::Channel& channel, absl::Duration pause, uint64_t generation) {

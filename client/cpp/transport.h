@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <google/protobuf/message_lite.h>
@@ -34,6 +35,7 @@ namespace emberd::client {
 
 class SharedMemory;
 struct Credentials;
+class CredentialFiles;
 
 absl::Status ToAbslStatus(const grpc::Status& status);
 
@@ -82,11 +84,19 @@ class Transport {
   int current() const { return current_.load(); }
   // Turns to the next coordinator, unless somebody has done so since `index` was the current one.
   void MoveOn(int index);
-  const std::shared_ptr<grpc::Channel>& channel(int coordinator) const;
+  std::shared_ptr<grpc::Channel> channel(int coordinator);
   SharedMemory* memory(int coordinator) const;
 
  private:
-  Transport(const ClientOptions& options, const Credentials& credentials);
+  Transport(const ClientOptions& options, const Credentials& credentials,
+            std::unique_ptr<CredentialFiles> files);
+
+  // Where calls go from now on; takes what is new in the files of certificates and token.
+  std::shared_ptr<const Coordinator> At(int coordinator);
+  void RenewCredentials();
+  std::shared_ptr<const Coordinator> MakeCoordinator(int index, const Credentials& credentials,
+                                                     const Coordinator* before);
+  std::string authorization() const;
 
   absl::StatusOr<v1::ShareMemoryResponse> AskForMemory(int coordinator, absl::Time deadline);
   absl::Status WaitForConnection();
@@ -98,11 +108,16 @@ class Transport {
   bool Pause(grpc::Channel& channel, absl::Duration pause, uint64_t generation);
 
   const ClientOptions options_;
-  const std::string authorization_;
-  std::vector<Coordinator> coordinators_;
   std::atomic<int> current_ = 0;  // where calls without a coordinator of their own begin
 
-  absl::Mutex mutex_;
+  absl::Mutex files_mutex_;
+  std::unique_ptr<CredentialFiles> files_ ABSL_PT_GUARDED_BY(files_mutex_);
+
+  mutable absl::Mutex mutex_;
+  std::string authorization_ ABSL_GUARDED_BY(mutex_);
+  // One of another channel takes the place of one whose certificates are old. Calls keep the one
+  // that they began with.
+  std::vector<std::shared_ptr<const Coordinator>> coordinators_ ABSL_GUARDED_BY(mutex_);
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // counts CancelCalls
   struct Progress {
     LaneClientCall* on_lane = nullptr;  // null: the call goes by gRPC now

@@ -2,9 +2,10 @@
 
 What this would catch: a renewed certificate that one of the ports does not show; a token that counts only after a restart,
 or still counts when it is gone; a file that is damaged, or half written, and shuts everybody out; a renewal that drops
-the connections of others, or after which the coordinator's own no longer reach the shard.
+the connections of others, or after which the coordinator's own no longer reach the shard; a trainer that has to be started again,
+or that fills its log meanwhile.
 
-Usage: renewal_test.py PATH_OF_EMBERD PATH_OF_REPOSITORY
+Usage: renewal_test.py PATH_OF_EMBERD PATH_OF_REPOSITORY PATH_OF_LIBEMBERD_CLIENT
 """
 
 import importlib
@@ -20,8 +21,8 @@ import unittest
 
 import grpc
 
-EMBERD, REPOSITORY = sys.argv[1:3]
-del sys.argv[1:3]
+EMBERD, REPOSITORY, LIBRARY = sys.argv[1:4]
+del sys.argv[1:4]
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "testing"))
 
 import processes  # noqa: E402
@@ -31,6 +32,21 @@ MODEL = 'name: "m" tables { name: "t" vocabulary_size: 10 embedding_dim: 4 } fea
 BROKEN = "cannot be read: the old ones stay"
 READ = "certificates and tokens were read again"
 SAME = "certificates and tokens have not changed"
+
+# Says for each line that it reads how a call ended. A process of its own, for the stubs of this test are called as its package.
+TRAINER = """
+import sys
+import emberd
+address, folder, token = sys.argv[1:]
+tls = emberd.Tls(f"{folder}/ca.pem", f"{folder}/client.pem", f"{folder}/client-key.pem")
+client = emberd.connect(address, tls=tls, token_file=token)
+for line in sys.stdin:
+    try:
+        client.status()
+        print("OK", flush=True)
+    except emberd.Error as error:
+        print(str(error).replace(chr(10), " "), flush=True)
+"""
 
 
 def read(path):
@@ -197,9 +213,34 @@ class RenewalTest(unittest.TestCase):
         self.assertIsNone(self.shard.process.poll())
         self.assertTrue(held.is_active())
 
+    def start_trainer(self):
+        """With files of its own; gives what makes a call, and what it has written to standard error."""
+        os.mkdir(self.path("mine"))
+        for name in ("ca.pem", "client.pem", "client-key.pem"):
+            shutil.copy(self.path(f"ca/{name}"), self.path(f"mine/{name}"))
+        replace(self.path("mine/token"), self.tokens["trainer"].encode())
+        environment = dict(os.environ, EMBERD_LIBRARY=LIBRARY, PYTHONPATH=os.path.join(REPOSITORY, "client", "python"))
+        errors = open(self.path("trainer.log"), "w+", encoding="utf-8")
+        trainer = subprocess.Popen([sys.executable, "-B", "-c", TRAINER, self.address, self.path("mine"), self.path("mine/token")],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+
+        def call():
+            trainer.stdin.write("call\n")
+            trainer.stdin.flush()
+            return trainer.stdout.readline().strip()
+
+        def end():
+            trainer.communicate(timeout=120)
+            errors.close()
+
+        self.addCleanup(end)
+        return call, lambda: read(self.path("trainer.log")).decode().splitlines()
+
     def test_z_another_authority(self):
         """Last: clients of the old authority are turned away from then on, but stay where they are."""
         held = self.watch()
+        call, complaints = self.start_trainer()
+        self.assertEqual(call(), "OK")
         self.make_ca("other")
         for name in ("ca.pem", "server-key.pem", "server.pem"):
             shutil.copy(self.path(f"other/{name}"), self.path(f"ca/{name}.new"))
@@ -218,6 +259,14 @@ class RenewalTest(unittest.TestCase):
         channel = self.channel()
         self.wait_for("the coordinator reaches the shard", lambda: self.declare(channel, self.tokens["trainer"]) in (
             grpc.StatusCode.OK, grpc.StatusCode.DATA_LOSS))
+        # A trainer that has to connect again cannot, until its own files are renewed.
+        self.coordinator.stop()
+        self.start("coordinator").wait_for_line("(?s)emberd: ready .*emberd: ready ")
+        self.assertIn("certificate verify failed", call())
+        for name in ("ca.pem", "client.pem", "client-key.pem"):
+            replace(self.path(f"mine/{name}"), read(self.path(f"other/{name}")))
+        self.wait_for("the trainer follows its files", lambda: call() == "OK")
+        self.assertLessEqual(len(complaints()), 1, complaints())
 
 
 if __name__ == "__main__":
