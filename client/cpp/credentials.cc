@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/steady_time.h"
 #include "config/address.h"
 #include "config/credentials.h"
 
