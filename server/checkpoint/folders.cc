@@ -38,7 +38,7 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder, bool
     if (is_folder == folders) names.push_back(entry->path().filename().string());
     entry.increment(error);
   }
-  if (error.value() == ENOENT) RETURN_IF_ERROR(CheckLinks(folder));
+  if (error) RETURN_IF_ERROR(CheckLinks(folder));
   if (error && error.value() != ENOENT) return FileError(error.value(), folder, "cannot be read");
   std::sort(names.begin(), names.end());
   return names;
