@@ -89,7 +89,7 @@ def peak_from_now(program):
 
 
 def http_get(address, path):
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=120) as answer:
         return answer.read().decode()
 
 
@@ -102,7 +102,7 @@ class ScarceTest(unittest.TestCase):
 
     def connect(self, address, count):
         host, port = address.split(":")
-        sockets = [socket.create_connection((host, int(port)), timeout=30) for _ in range(count)]
+        sockets = [socket.create_connection((host, int(port)), timeout=120) for _ in range(count)]
         for one in sockets:
             self.addCleanup(one.close)
         return sockets
@@ -214,15 +214,15 @@ class ScarceTest(unittest.TestCase):
         for _ in stub.SaveCheckpoint(api.SaveCheckpointRequest(model="m", name="one"), timeout=120):
             pass
         unread = [stub.ExportCheckpoint(api.ExportCheckpointRequest(model="m", name="one", table="wide")) for _ in range(40)]
-        listed = stub.ListCheckpoints(api.ListCheckpointsRequest(model="m"), timeout=30)
+        listed = stub.ListCheckpoints(api.ListCheckpointsRequest(model="m"), timeout=120)
         self.assertEqual([one.name for one in listed.checkpoints], ["one"])
-        for _ in stub.VerifyCheckpoint(api.VerifyCheckpointRequest(model="m", name="one"), timeout=30):
+        for _ in stub.VerifyCheckpoint(api.VerifyCheckpointRequest(model="m", name="one"), timeout=120):
             pass
-        read = stub.ExportCheckpoint(api.ExportCheckpointRequest(model="m", name="one", table="wide"), timeout=30)
+        read = stub.ExportCheckpoint(api.ExportCheckpointRequest(model="m", name="one", table="wide"), timeout=120)
         self.assertEqual(sum(len(part.values) for part in read), 100_000 * 64 * 4)
         processes.wait_until("they end, for nobody reads them", lambda: re.search(
             r'^emberd_rpcs_total\{code="CANCELLED",method="CheckpointService/ExportCheckpoint"\S* 40$',
-            http_get(cluster.http, "/metrics"), re.MULTILINE), seconds=30)
+            http_get(cluster.http, "/metrics"), re.MULTILINE))
         for stream in unread:
             stream.cancel()
 
@@ -252,14 +252,14 @@ class ScarceTest(unittest.TestCase):
                 cluster.embedding.Lookup(lookup, timeout=120)
                 for http in (cluster.http, cluster.shard_http):
                     processes.wait_until("all batches are kept", lambda at=http: re.search(
-                        f"^emberd_batches\\S* {sequence + 1}$", http_get(at, "/metrics"), re.MULTILINE), seconds=20)
+                        f"^emberd_batches\\S* {sequence + 1}$", http_get(at, "/metrics"), re.MULTILINE))
                 update = api.ApplyGradientsRequest(model_id=model, batch_handle=found)
                 update.mutation.client_id, update.mutation.sequence = "c", sequence
-                cluster.embedding.ApplyGradients(update, timeout=20)
+                cluster.embedding.ApplyGradients(update, timeout=120)
 
     @staticmethod
     def date(cluster):
-        return cluster.admin.GetStats(module("admin_service_pb2").GetStatsRequest(), timeout=30).time_ms / 1000
+        return cluster.admin.GetStats(module("admin_service_pb2").GetStatsRequest(), timeout=120).time_ms / 1000
 
 
 if __name__ == "__main__":
