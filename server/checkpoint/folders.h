@@ -17,8 +17,8 @@ namespace emberd::server {
 absl::StatusOr<std::vector<std::string>> FoldersIn(const std::string& folder);
 // The same of what is no folder.
 absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder);
-// FAILED_PRECONDITION, naming the link, if one on the way to `path`, itself included, leads nowhere:
-// a disk that is not mounted must not look like one that is empty.
+// FAILED_PRECONDITION, naming the link, if one on the way to `path`, itself included, leads
+// nowhere: a disk that is not mounted must not look like one that is empty.
 absl::Status CheckLinks(const std::string& path);
 // Bytes of the files in a folder.
 int64_t BytesIn(const std::string& folder);
