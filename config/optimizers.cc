@@ -1,5 +1,7 @@
 #include "config/optimizers.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -46,6 +48,9 @@ constexpr SlotRow kSlots[] = {
     {OptimizerConfig::kRmsprop, "velocity"},
     {OptimizerConfig::kRmsprop, "momentum"},
 };
+
+// Averages and sums of gradients. Every other slot is a sum of squares or a count.
+constexpr absl::string_view kSigned[] = {"linear", "momentum", "mu"};
 
 // Field of OptimizerConfig that holds the kind; null if none is set.
 const FieldDescriptor* KindField(const OptimizerConfig& optimizer) {
@@ -138,6 +143,21 @@ std::vector<SlotInfo> OptimizerSlots(const OptimizerConfig& optimizer) {
     slots.push_back(std::move(slot));
   }
   return slots;
+}
+
+absl::Status CheckSlotValues(const std::string& table, const std::string& slot,
+                             absl::Span<const int64_t> ids, absl::Span<const float> values) {
+  const bool any =
+      slot.empty() || std::find(std::begin(kSigned), std::end(kSigned), slot) != std::end(kSigned);
+  if (any) return absl::OkStatus();
+  const auto bad =
+      std::find_if(values.begin(), values.end(), [](float value) { return value < 0; });
+  if (bad == values.end()) return absl::OkStatus();
+  const size_t columns = values.size() / ids.size();
+  const size_t place = bad - values.begin();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "slot '", slot, "' of table '", table, "' would be ", *bad, " for id ", ids[place / columns],
+      ", column ", place % columns, "; its values must be at least 0"));
 }
 
 bool OptimizerNeedsStep(const OptimizerConfig& optimizer) {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "emberd/v1/model.pb.h"
 
 namespace emberd::config {
@@ -40,6 +41,13 @@ inline bool CanTrain(const v1::ModelConfig& model) {
 }
 // Slots in storage order.
 std::vector<SlotInfo> OptimizerSlots(const v1::OptimizerConfig& optimizer);
+
+// INVALID_ARGUMENT names the first of the values, `columns` for each id, that the slot never has:
+// sums of squares and counts are not negative, and the next step would make NaN of it. For values
+// that come from outside; they are finite.
+absl::Status CheckSlotValues(const std::string& table, const std::string& slot,
+                             absl::Span<const int64_t> ids, absl::Span<const float> values);
+
 // True if the formula uses the global step number (ApplyGradientsRequest.step).
 bool OptimizerNeedsStep(const v1::OptimizerConfig& optimizer);
 

@@ -15,7 +15,6 @@
 #include "base/suggest.h"
 #include "config/config.h"
 #include "config/optimizers.h"
-#include "config/slot_values.h"
 #include "server/coordinator/request_reader.h"
 
 namespace emberd::server {
