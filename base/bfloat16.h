@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "absl/types/span.h"
+
 namespace emberd {
 
 // Rounds to nearest, ties to even.
@@ -30,5 +32,10 @@ inline uint16_t ToBfloat16Randomly(float value, uint16_t random) {
 inline float FromBfloat16(uint16_t value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
 }
+
+// Many of them, two bytes an element, little-endian: `bytes` has 2 * values.size() bytes, at any
+// alignment.
+void ToBfloat16Bytes(absl::Span<const float> values, char* bytes);
+void FromBfloat16Bytes(const char* bytes, absl::Span<float> values);
 
 }  // namespace emberd

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -19,6 +21,16 @@ TEST(Bfloat16, RoundsToNearestEven) {
   EXPECT_EQ(ToBfloat16(std::bit_cast<float>(0x3f808001u)), 0x3f81);  // just above half
   EXPECT_EQ(ToBfloat16(-0.0f), 0x8000);
   EXPECT_EQ(ToBfloat16(std::numeric_limits<float>::denorm_min()), 0);
+}
+
+TEST(Bfloat16, BytesAreLittleEndianAtAnyAlignment) {
+  const std::vector<float> values = {1.0f, -2.5f, 3.140625f};
+  std::string bytes(1 + 2 * values.size(), '\0');
+  ToBfloat16Bytes(values, bytes.data() + 1);
+  EXPECT_EQ(bytes.substr(1), std::string("\x80\x3f\x20\xc0\x49\x40", 6));
+  std::vector<float> back(values.size());
+  FromBfloat16Bytes(bytes.data() + 1, absl::MakeSpan(back));
+  EXPECT_EQ(back, values);
 }
 
 // The reference looks at both neighbours in double, where their distance to the value is exact.

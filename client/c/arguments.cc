@@ -105,7 +105,6 @@ absl::StatusOr<client::ClientOptions> ReadClientOptions(const emberd_client_opti
                                                    "EMBERD_TCP"));
   }
   if (given.transport == EMBERD_TCP) result.transport = client::TransportKind::kTcp;
-  result.distinct_rows = given.without_distinct_rows == 0;
   return result;
 }
 

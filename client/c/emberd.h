@@ -108,9 +108,6 @@ typedef struct emberd_client_options {
   int32_t activation_type;     // EMBERD_FLOAT32 or EMBERD_BFLOAT16
   int32_t gradient_type;       // the same
   int32_t transport;           // EMBERD_AUTO or EMBERD_TCP
-  // 1: streams over TCP send each sample's row and gradient, though others have the same; 0: they
-  // send rows, and sums of their gradients, once where that is less. The bits are the same.
-  int64_t without_distinct_rows;
 } emberd_client_options;
 
 // Result: client.

@@ -188,22 +188,6 @@ TEST_F(CInterfaceTest, AHandleKeepsWhatItNeeds) {
   emberd_lookup_free(lookup);
 }
 
-TEST_F(CInterfaceTest, RowsMayBeAskedForOrNot) {
-  for (const bool without : {false, true}) {
-    emberd_client_options options = {};
-    options.without_distinct_rows = without;
-    Connect(options);
-    const Held<emberd_stream> stream = Open();
-    const emberd_feature_ids features[] = {dense_, ragged_};
-    ASSERT_EQ(emberd_stream_send_lookup(stream.get(), 7, features, 2), nullptr);
-    emberd_lookup* lookup = nullptr;
-    emberd_error* error = nullptr;
-    ASSERT_EQ(emberd_stream_receive_lookup(stream.get(), -1, &lookup, &error), 1);
-    emberd_lookup_free(lookup);
-    EXPECT_EQ(service_.train_requests().back().lookup().distinct_rows(), !without);
-  }
-}
-
 TEST_F(CInterfaceTest, AStreamOfSteps) {
   const Held<emberd_stream> stream = Open();
   EXPECT_EQ(emberd_stream_next_step(stream.get()), 7);

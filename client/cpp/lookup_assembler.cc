@@ -1,14 +1,13 @@
 #include "client/cpp/lookup_assembler.h"
 
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 #include <google/protobuf/io/coded_stream.h>
 
 #include "absl/functional/function_ref.h"
-#include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
+#include "base/bfloat16.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/tensor_codec.h"
 
@@ -127,37 +126,6 @@ absl::Status ReadTensor(CodedInputStream* input, v1::Tensor* head,
   }
   return input->CheckEntireMessageConsumedAndPopLimit(limit) ? absl::OkStatus() : Malformed();
 }
-
-// Where each row of a tensor lies that is in pieces. Those that begin in one piece and end in
-// another are copied.
-class RowPointers {
- public:
-  // The pieces have rows * row_bytes bytes.
-  RowPointers(absl::Span<const absl::string_view> pieces, int64_t rows, size_t row_bytes) {
-    rows_.reserve(rows);
-    std::string begun;  // a row
-    for (absl::string_view piece : pieces) {
-      if (!begun.empty()) {
-        const size_t more = std::min(row_bytes - begun.size(), piece.size());
-        begun.append(piece.data(), more);
-        piece.remove_prefix(more);
-        if (begun.size() < row_bytes) continue;
-        copied_.push_back(std::move(begun));
-        rows_.push_back(copied_.back().data());
-        begun.clear();
-      }
-      for (; piece.size() >= row_bytes; piece.remove_prefix(row_bytes)) {
-        rows_.push_back(piece.data());
-      }
-      begun.assign(piece.data(), piece.size());
-    }
-  }
-  absl::Span<const char* const> rows() const { return rows_; }
-
- private:
-  std::vector<const char*> rows_;
-  std::deque<std::string> copied_;  // their bytes stay where they are
-};
 
 }  // namespace
 
@@ -316,16 +284,6 @@ absl::Status LookupAssembler::TakeShared(uint64_t bytes) {
   return absl::OkStatus();
 }
 
-// As they are sent, where they lie in the message.
-struct LookupAssembler::IncomingRows {
-  v1::Tensor head;
-  std::vector<absl::string_view> pieces;
-  size_t bytes = 0;
-  IndexedRows rows;
-  bool has_rows = false;
-  bool has_index = false;
-};
-
 absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
   if (memory_ == nullptr) memory_ = TakeFloats(pool_, expected_.floats);
   if (next_ == expected_.features.size()) {
@@ -335,7 +293,6 @@ absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
   const ExpectedLookup::Feature& feature = expected_.features[next_];
   std::string name;
   absl::Status status;
-  IncomingRows rows;
   bool has_activation = false;
   const CodedInputStream::Limit limit = input->ReadLengthAndPushLimit();
   while (const uint32_t tag = input->ReadTag()) {
@@ -345,10 +302,6 @@ absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
     } else if (tag == TagOf(v1::FeatureActivation::kActivationFieldNumber, kBytes)) {
       has_activation = true;
       status = ReadActivation(input, feature);
-    } else if (tag == TagOf(v1::FeatureActivation::kRowsFieldNumber, kBytes)) {
-      status = ReadRows(input, &rows);
-    } else if (tag == TagOf(v1::FeatureActivation::kRowIndexFieldNumber, kBytes)) {
-      status = ReadIndex(input, feature, &rows);
     } else {
       good = SkipField(input, tag);
     }
@@ -359,11 +312,9 @@ absl::Status LookupAssembler::AddActivation(CodedInputStream* input) {
   if (status.ok() && name != feature.name) {
     status = absl::InternalError(absl::StrCat("feature: the server sent \"", name, "\""));
   }
-  if (status.ok() && has_activation == (rows.has_rows || rows.has_index)) {
-    status = absl::InternalError(has_activation ? "the server sent both an activation and rows"
-                                                : "the server sent no activation");
+  if (status.ok() && !has_activation) {
+    status = absl::InternalError("the server sent no activation");
   }
-  if (status.ok() && !has_activation) status = SpreadRows(feature, std::move(rows));
   if (!status.ok()) {
     return absl::InternalError(absl::StrCat("activations[", next_, "] (feature \"", feature.name,
                                             "\").", status.message()));
@@ -389,72 +340,6 @@ absl::Status LookupAssembler::ReadActivation(CodedInputStream* input,
   status = CheckTensorHead(head, feature.samples, feature.dim, expected_.type);
   if (status.ok() && !read && bytes > 0) status = WrongDataSize(0);
   return status;
-}
-
-absl::Status LookupAssembler::ReadRows(CodedInputStream* input, IncomingRows* incoming) {
-  if (!expected_.distinct_rows) {
-    return absl::InternalError("rows: the server sent some, but activations were asked for");
-  }
-  incoming->has_rows = true;
-  return ReadTensor(input, &incoming->head, [&](size_t size) {
-    incoming->bytes = size;
-    incoming->pieces.clear();
-    while (size > 0) {
-      const void* data = nullptr;
-      int here = 0;
-      if (!input->GetDirectBufferPointer(&data, &here)) return Malformed();
-      here = static_cast<int>(std::min(size, static_cast<size_t>(here)));
-      incoming->pieces.emplace_back(static_cast<const char*>(data), here);
-      if (!input->Skip(here)) return Malformed();
-      size -= here;
-    }
-    return absl::OkStatus();
-  });
-}
-
-absl::Status LookupAssembler::ReadIndex(CodedInputStream* input,
-                                        const ExpectedLookup::Feature& feature,
-                                        IncomingRows* incoming) {
-  const size_t bytes = static_cast<size_t>(feature.samples) * sizeof(int32_t);
-  v1::Tensor head;
-  const absl::Status status = ReadTensor(input, &head, [&](size_t size) {
-    if (size != bytes) return WrongDataSize(size);
-    incoming->rows.index.resize(feature.samples);
-    incoming->has_index = true;
-    const bool good = input->ReadRaw(incoming->rows.index.data(), static_cast<int>(size));
-    return good ? absl::OkStatus() : Malformed();
-  });
-  if (!status.ok()) return status;
-  if (head.dtype() == v1::INT32 && head.shape_size() == 1 && head.shape(0) == feature.samples) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat("row_index: the server sent a tensor that is not INT32 [",
-                                          feature.samples, "]"));
-}
-
-absl::Status LookupAssembler::SpreadRows(const ExpectedLookup::Feature& feature,
-                                         IncomingRows incoming) {
-  const v1::Tensor& head = incoming.head;
-  IndexedRows& rows = incoming.rows;
-  if (!incoming.has_rows || !incoming.has_index) {
-    return absl::InternalError("rows and row_index: the server sent only one of them");
-  }
-  if (head.shape_size() != 2 || head.shape(1) < feature.dim) {
-    return absl::InternalError(
-        absl::StrCat("rows: the server sent a tensor that is not [n, w], w >= ", feature.dim));
-  }
-  rows.rows = head.shape(0);
-  const int64_t width = head.shape(1);
-  absl::Status status = CheckTensorHead(head, rows.rows, width, expected_.type);
-  if (!status.ok()) return status;
-  const absl::int128 bytes = absl::int128(rows.rows) * width * ElementBytes(expected_.type);
-  if (bytes != absl::int128(incoming.bytes)) return WrongDataSize(incoming.bytes);
-  if (status = CheckIndex(rows); !status.ok()) return status;
-  const RowPointers values(incoming.pieces, rows.rows, width * ElementBytes(expected_.type));
-  client::SpreadRows(rows, values.rows(), expected_.type, feature.dim, feature.row_stride,
-                     memory_.get() + feature.offset);
-  if (feature.table_alone) rows_[feature.name] = std::move(rows);
-  return absl::OkStatus();
 }
 
 TrainLookupResult LookupAssembler::Take() {

@@ -13,7 +13,6 @@
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
 #include "base/shared_arena.h"
-#include "client/cpp/distinct_rows.h"
 #include "client/cpp/options.h"
 #include "client/cpp/shared_memory.h"
 #include "client/cpp/train_stream.h"
@@ -33,17 +32,15 @@ struct ExpectedLookup {
     std::string name;
     int64_t samples = 0;
     int64_t dim = 0;
-    size_t offset = 0;         // of its floats in the result's memory
-    int64_t row_stride = 0;    // floats from one row to the next
-    bool table_alone = false;  // no other feature has its table
-    size_t span() const {      // floats from the first to the last
+    size_t offset = 0;       // of its floats in the result's memory
+    int64_t row_stride = 0;  // floats from one row to the next
+    size_t span() const {    // floats from the first to the last
       return samples == 0 ? 0 : static_cast<size_t>((samples - 1) * row_stride + dim);
     }
   };
   std::vector<Feature> features = {};
   size_t floats = 0;
-  bool concat = false;         // the features lie side by side
-  bool distinct_rows = false;  // the answer may have rows instead of activations
+  bool concat = false;  // the features lie side by side
   // That the request names: of its ids; of the activations. Null: they are in the messages.
   std::shared_ptr<SharedBlock> ids = nullptr;
   std::shared_ptr<SharedBlock> activations = nullptr;
@@ -73,27 +70,20 @@ class LookupAssembler {
 
   // Reads one TrainLookupResult, which ends where `input` ends. True if it was the last part.
   absl::StatusOr<bool> Add(google::protobuf::io::CodedInputStream* input);
-  // After the last part. The rows are those of features that have their table alone.
+  // After the last part.
   TrainLookupResult Take();
-  StepRows TakeRows() { return std::move(rows_); }
 
  private:
-  struct IncomingRows;
   absl::Status AddActivation(google::protobuf::io::CodedInputStream* input);
   absl::Status TakeShared(uint64_t bytes);
   absl::Status ReadActivation(google::protobuf::io::CodedInputStream* input,
                               const ExpectedLookup::Feature& feature);
-  absl::Status ReadRows(google::protobuf::io::CodedInputStream* input, IncomingRows* incoming);
-  absl::Status ReadIndex(google::protobuf::io::CodedInputStream* input,
-                         const ExpectedLookup::Feature& feature, IncomingRows* incoming);
-  absl::Status SpreadRows(const ExpectedLookup::Feature& feature, IncomingRows incoming);
 
   ExpectedLookup expected_;
   BufferPool* pool_;
   std::shared_ptr<float> memory_;
   size_t next_ = 0;  // feature whose activations come next
   TrainLookupResult result_;
-  StepRows rows_;
 };
 
 StepTimes DecodeTimes(const v1::StepTimes& message);

@@ -71,11 +71,6 @@ struct ClientOptions {
   // If it is kAuto, the environment's EMBERD_TRANSPORT (AUTO, TCP or SHARED) decides.
   TransportKind transport = TransportKind::kAuto;
 
-  // Train streams: where activations and gradients go by TCP and samples have one id each, rows
-  // that many samples have travel once, and so do the sums of their gradients. The results are the
-  // same bits. False: as activations and gradients, sample by sample.
-  bool distinct_rows = true;
-
   // INVALID_ARGUMENT names the first field that is out of its range.
   absl::Status Validate() const;
   // What `transport` is with the environment. INVALID_ARGUMENT if that says something else.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/bfloat16.h"
 #include "client/cpp/tensor_codec.h"
 
 namespace emberd::client {

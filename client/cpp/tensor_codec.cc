@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/bfloat16.h"
-#include "base/simd_clones.h"
 
 namespace emberd::client {
 
@@ -38,21 +37,6 @@ std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size) {
 }
 
 int64_t ElementBytes(WireType type) { return type == WireType::kBfloat16 ? 2 : 4; }
-
-EMBERD_SIMD_CLONES void ToBfloat16Bytes(absl::Span<const float> values, char* bytes) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    const uint16_t half = ToBfloat16(values[i]);
-    std::memcpy(bytes + 2 * i, &half, sizeof(half));
-  }
-}
-
-EMBERD_SIMD_CLONES void FromBfloat16Bytes(const char* bytes, absl::Span<float> values) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    uint16_t half;
-    std::memcpy(&half, bytes + 2 * i, sizeof(half));
-    values[i] = FromBfloat16(half);
-  }
-}
 
 int64_t Size(const IntSpan& ints) {
   return std::visit([](auto span) { return static_cast<int64_t>(span.size()); }, ints);

@@ -22,10 +22,6 @@ int64_t Size(const IntSpan& ints);
 // by then, with the last reference.
 std::shared_ptr<float> TakeFloats(BufferPool* pool, size_t size);
 
-// Two bytes an element, little-endian; `bytes` has 2 * values.size() bytes, at any alignment.
-void ToBfloat16Bytes(absl::Span<const float> values, char* bytes);
-void FromBfloat16Bytes(const char* bytes, absl::Span<float> values);
-
 // The shape must fit the number of elements. Where there is a `writer`, the elements of ints and of
 // float32 go there, and the tensor has no data.
 void EncodeInts(const IntSpan& ints, absl::Span<const int64_t> shape, v1::Tensor* tensor,

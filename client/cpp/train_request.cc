@@ -10,8 +10,8 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <grpcpp/support/slice.h>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/bfloat16.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/tensor_codec.h"
 #include "emberd/v1/train.pb.h"
@@ -67,9 +67,6 @@ class UpdateMessage {
 };
 
 namespace {
-
-// Sums are sent if they have at most this share of the samples' rows.
-constexpr double kMostRows = 0.8;
 
 struct Payload {
   const void* bytes = nullptr;
@@ -141,31 +138,6 @@ std::string GradientHead(const v1::FeatureGradient& gradient, int64_t rows, int6
          gradient_head;
 }
 
-// Features whose table no other feature has.
-void FindAlone(const Model& model, ExpectedLookup* expected) {
-  absl::flat_hash_map<std::string, int> features;  // by table
-  for (const FeatureInfo& feature : model.features) ++features[feature.table];
-  for (size_t i = 0; i < expected->features.size(); ++i) {
-    ExpectedLookup::Feature& feature = expected->features[i];
-    const absl::StatusOr<const FeatureInfo*> info = FindFeature(model, feature.name, i);
-    feature.table_alone = info.ok() && features[(*info)->table] == 1;
-  }
-}
-
-// Null: the gradient is sent as it is. `repeated`: of rows in bfloat16.
-const IndexedRows* FindRows(const StepRows* rows, const FeatureGradient& gradient, WireType type,
-                            std::vector<int32_t>* repeated) {
-  if (rows == nullptr) return nullptr;
-  const auto found = rows->find(std::string(gradient.feature));
-  if (found == rows->end()) return nullptr;
-  const IndexedRows& of = found->second;
-  if (static_cast<int64_t>(of.index.size()) != gradient.samples) return nullptr;
-  const double most = kMostRows * static_cast<double>(gradient.samples);
-  if (static_cast<double>(of.rows) > most) return nullptr;
-  if (type == WireType::kBfloat16) *repeated = FindRepeated(of);
-  return static_cast<double>(of.rows + repeated->size()) <= most ? &of : nullptr;
-}
-
 grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
   const grpc::Slice slice(message.SerializeAsString());
   return grpc::ByteBuffer(&slice, 1);
@@ -209,7 +181,7 @@ grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& option
 
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
-    bool concat, ExpectedLookup* expected, SharedMemory* memory, bool distinct_rows) {
+    bool concat, ExpectedLookup* expected, SharedMemory* memory) {
   std::deque<grpc::ByteBuffer> messages;
   expected->step = step;
   expected->type = activations;
@@ -222,8 +194,6 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
   }
   if (absl::Status status = PlaceActivations(concat, expected); !status.ok()) return status;
   std::optional<BlockWriter> writer = TakeBlocks(memory, features, expected);
-  expected->distinct_rows = distinct_rows && expected->activations == nullptr;
-  if (expected->distinct_rows) FindAlone(model, expected);
 
   v1::TrainRequest request;
   size_t bytes = 0;  // of ids in `request`
@@ -231,7 +201,6 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     request.Clear();
     request.mutable_lookup()->set_step(step);
     request.mutable_lookup()->set_activation_dtype(WireDataType(activations));
-    request.mutable_lookup()->set_distinct_rows(messages.empty() && expected->distinct_rows);
     bytes = 0;
   };
   begin();
@@ -258,8 +227,7 @@ absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
 absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t step,
                                                   absl::Span<const FeatureGradient> gradients,
                                                   const UpdateOptions& options, WireType type,
-                                                  BufferPool* pool, SharedGradients* shared,
-                                                  const StepRows* rows) {
+                                                  BufferPool* pool, SharedGradients* shared) {
   if (options.skip && !gradients.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("skip is true in step ", step, ", but ", gradients.size(),
@@ -285,11 +253,8 @@ absl::StatusOr<UpdateEncoder> UpdateEncoder::Make(const Model& model, int64_t st
     if (absl::Status status = CheckTensorBytes(name, size); !status.ok()) return status;
     v1::FeatureGradient sent;
     sent.set_feature(name);
-    std::vector<int32_t> repeated;
-    const IndexedRows* const of = FindRows(rows, gradient, type, &repeated);
-    encoder.gradients_.push_back({&gradient, dim, size,
-                                  GradientHead(sent, gradient.samples, dim, type, size), of,
-                                  std::move(repeated)});
+    encoder.gradients_.push_back(
+        {&gradient, dim, size, GradientHead(sent, gradient.samples, dim, type, size)});
   }
   return encoder;
 }
@@ -301,12 +266,7 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
     return message.size() > 0 && message.size() + bytes > kTrainMessageBytes;
   };
   for (; next_ < gradients_.size(); ++next_) {
-    Gradient& gradient = gradients_[next_];
-    if (gradient.rows != nullptr) {
-      if (is_too_much(SumBytes(gradient))) break;
-      if (AddSums(gradient, &message)) continue;
-      gradient.rows = nullptr;
-    }
+    const Gradient& gradient = gradients_[next_];
     if (is_too_much(gradient.bytes)) break;
     message.Add(gradient.head);
     if (gradient.values == nullptr) continue;
@@ -315,37 +275,6 @@ std::optional<grpc::ByteBuffer> UpdateEncoder::Next() {
   }
   ended_ = next_ == gradients_.size();
   return message.Finish(Rest(ended_));
-}
-
-int64_t UpdateEncoder::SumRows(const Gradient& gradient) {
-  return gradient.rows->rows + static_cast<int64_t>(gradient.repeated.size());
-}
-
-size_t UpdateEncoder::SumBytes(const Gradient& gradient) const {
-  return SumRows(gradient) * gradient.dim * ElementBytes(type_);
-}
-
-bool UpdateEncoder::AddSums(const Gradient& gradient, UpdateMessage* message) {
-  const size_t bytes = SumBytes(gradient);
-  std::shared_ptr<float> sums = TakeFloats(pool_, (bytes + sizeof(float) - 1) / sizeof(float));
-  // The server has more to say about one that is not finite.
-  if (!Sum(gradient, sums.get())) return false;
-  v1::FeatureGradient sent;
-  sent.set_feature(std::string(gradient.values->feature));
-  sent.set_of_rows(true);
-  sent.mutable_lower_rows()->Add(gradient.repeated.begin(), gradient.repeated.end());
-  message->Add(GradientHead(sent, SumRows(gradient), gradient.dim, type_, bytes));
-  message->Add(sums.get(), bytes, sums);
-  return true;
-}
-
-bool UpdateEncoder::Sum(const Gradient& gradient, float* to) {
-  if (type_ == WireType::kFloat32) {
-    return SumByRow(*gradient.rows, *gradient.values, gradient.dim, to);
-  }
-  const std::shared_ptr<float> scratch = TakeFloats(pool_, gradient.repeated.size() * gradient.dim);
-  return SumRoundedByRow(*gradient.rows, gradient.repeated, *gradient.values, gradient.dim,
-                         scratch.get(), reinterpret_cast<uint16_t*>(to));
 }
 
 // The fields that are not gradients.

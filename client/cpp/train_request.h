@@ -15,7 +15,6 @@
 #include "absl/types/span.h"
 #include "base/buffer_pool.h"
 #include "client/cpp/batch.h"
-#include "client/cpp/distinct_rows.h"
 #include "client/cpp/lookup_assembler.h"
 #include "client/cpp/model.h"
 #include "client/cpp/options.h"
@@ -26,8 +25,6 @@
 
 namespace emberd::client {
 
-class UpdateMessage;
-
 // A request is cut into messages that hold about this many bytes of tensors, so that sending,
 // receiving and computing overlap. A tensor stays whole.
 inline constexpr size_t kTrainMessageBytes = size_t{1} << 20;
@@ -37,25 +34,21 @@ grpc::ByteBuffer EncodeTrainStart(const Model& model, const TrainOptions& option
 // A TrainLookup in parts. INVALID_ARGUMENT for spans that make no tensor and for features that the
 // model does not have; the rest is the server's to judge. `concat`: see TrainLookupOptions.
 // `memory`: shared with the coordinator, used where it is worth it; null: there is none.
-// `distinct_rows`: where it is not used, the answer may have rows.
 absl::StatusOr<std::deque<grpc::ByteBuffer>> EncodeTrainLookup(
     const Model& model, int64_t step, absl::Span<const FeatureIds> features, WireType activations,
-    bool concat, ExpectedLookup* expected, SharedMemory* memory = nullptr,
-    bool distinct_rows = false);
+    bool concat, ExpectedLookup* expected, SharedMemory* memory = nullptr);
 
 // A TrainUpdate in parts, made one after the other, so that each can be sent while the next is
-// converted or summed.
+// converted.
 class UpdateEncoder {
  public:
   // Finds all that can be wrong. What has to be converted or copied goes to `shared`, here, or,
-  // where that is null or has no memory, to memory of the pool, part by part. `rows`: for which
-  // sums of gradients may be sent, and are, where they are clearly fewer; null: for none.
-  // All that it is given must outlive it.
+  // where that is null or has no memory, to memory of the pool, part by part. All that it is given
+  // must outlive it.
   static absl::StatusOr<UpdateEncoder> Make(const Model& model, int64_t step,
                                             absl::Span<const FeatureGradient> gradients,
                                             const UpdateOptions& options, WireType type,
-                                            BufferPool* pool, SharedGradients* shared = nullptr,
-                                            const StepRows* rows = nullptr);
+                                            BufferPool* pool, SharedGradients* shared = nullptr);
 
   // The next part; nothing after the last one. There is at least one.
   std::optional<grpc::ByteBuffer> Next();
@@ -64,18 +57,9 @@ class UpdateEncoder {
   struct Gradient {
     const FeatureGradient* values = nullptr;
     int64_t dim = 0;
-    size_t bytes = 0;                    // that are sent after `head`
-    std::string head = {};               // serialized, but for those bytes
-    const IndexedRows* rows = nullptr;   // sums are sent of, unless one is not finite
-    std::vector<int32_t> repeated = {};  // of these, those whose sums have a lower half
+    size_t bytes = 0;       // that are sent after `head`
+    std::string head = {};  // serialized, but for those bytes
   };
-  // Of the tensor with the sums.
-  static int64_t SumRows(const Gradient& gradient);
-  size_t SumBytes(const Gradient& gradient) const;
-  // True if sums are sent of it.
-  bool AddSums(const Gradient& gradient, UpdateMessage* message);
-  // False: one is not finite. `to`: SumBytes.
-  bool Sum(const Gradient& gradient, float* to);
   UpdateEncoder(int64_t step, const UpdateOptions& options, WireType type, BufferPool* pool)
       : step_(step), options_(options), type_(type), pool_(pool) {}
   v1::TrainUpdate Rest(bool last) const;

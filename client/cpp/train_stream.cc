@@ -2,7 +2,6 @@
 
 #include <deque>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -33,10 +32,7 @@ constexpr size_t kIdleBytes = size_t{256} << 20;
 class TrainStream::Impl final : public RawStreamListener {
  public:
   Impl(const ClientOptions& options, const Model& model, const TrainOptions& train)
-      : options_(options),
-        model_(model),
-        most_ahead_(train.pipelined ? 2 : 1),
-        sends_sums_(train.size == 1) {}
+      : options_(options), model_(model), most_ahead_(train.pipelined ? 2 : 1) {}
 
   // Opens the stream and waits for TrainStarted.
   absl::Status Start(Transport* transport, int coordinator, const TrainOptions& options);
@@ -62,9 +58,6 @@ class TrainStream::Impl final : public RawStreamListener {
   absl::Status OnUpdate(google::protobuf::io::CodedInputStream* input);
 
   std::vector<std::shared_ptr<SharedBlock>> OwnBlocks();
-  // The rows that the answer to the step's lookup had; once. Null: it had none, or is still to
-  // come.
-  std::unique_ptr<const StepRows> TakeRows(int64_t step);
   // OK if another request can be sent.
   absl::Status CheckOpen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The status of a stream that has ended, where an answer is missing.
@@ -87,7 +80,6 @@ class TrainStream::Impl final : public RawStreamListener {
   // order of the requests: the answer to a later lookup, which needs an update that has not been
   // sent, would keep those of earlier updates back.
   const int64_t most_ahead_;
-  const bool sends_sums_;  // of rows
   BufferPool pool_{kIdleBytes};
   SharedMemory* memory_ = nullptr;  // with the coordinator; set by Start
 
@@ -113,8 +105,6 @@ class TrainStream::Impl final : public RawStreamListener {
     std::deque<grpc::ByteBuffer> messages;
   };
   std::deque<HeldLookup> held_ ABSL_GUARDED_BY(mutex_);
-  // By step: of lookups whose update has not been sent.
-  std::map<int64_t, StepRows> rows_ ABSL_GUARDED_BY(mutex_);
   std::deque<TrainLookupResult> lookup_results_ ABSL_GUARDED_BY(mutex_);
   std::deque<TrainUpdateResult> update_results_ ABSL_GUARDED_BY(mutex_);
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
@@ -159,7 +149,7 @@ absl::Status TrainStream::Impl::SendLookup(int64_t step, absl::Span<const Featur
                                            const TrainLookupOptions& options) {
   ExpectedLookup expected;
   auto messages = EncodeTrainLookup(model_, step, features, options_.activation_type,
-                                    options.concat, &expected, memory_, options_.distinct_rows);
+                                    options.concat, &expected, memory_);
   if (!messages.ok()) return messages.status();
   absl::MutexLock sending(&send_mutex_);
   absl::MutexLock lock(&mutex_);
@@ -186,9 +176,8 @@ absl::Status TrainStream::Impl::SendUpdate(int64_t step,
   SharedGradients shared(memory_, options.memory != nullptr
                                       ? OwnBlocks()
                                       : std::vector<std::shared_ptr<SharedBlock>>());
-  const std::unique_ptr<const StepRows> rows = TakeRows(step);
   auto encoder = UpdateEncoder::Make(model_, step, gradients, options, options_.gradient_type,
-                                     &pool_, &shared, rows.get());
+                                     &pool_, &shared);
   if (!encoder.ok()) return encoder.status();
   absl::MutexLock sending(&send_mutex_);
   {
@@ -206,15 +195,6 @@ absl::Status TrainStream::Impl::SendUpdate(int64_t step,
   next_update_ = step + 1;
   SendHeld(/*all=*/false);
   return absl::OkStatus();
-}
-
-std::unique_ptr<const StepRows> TrainStream::Impl::TakeRows(int64_t step) {
-  absl::MutexLock lock(&mutex_);
-  const auto found = rows_.find(step);
-  if (found == rows_.end()) return nullptr;
-  auto rows = std::make_unique<const StepRows>(std::move(found->second));
-  rows_.erase(rows_.begin(), std::next(found));
-  return rows;
 }
 
 std::shared_ptr<float> TrainStream::Impl::AllocateGradients(size_t floats) {
@@ -345,9 +325,6 @@ absl::Status TrainStream::Impl::OnLookup(google::protobuf::io::CodedInputStream*
   if (!*complete) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
   lookup_results_.push_back(assembler->Take());
-  if (StepRows rows = assembler->TakeRows(); sends_sums_ && !rows.empty()) {
-    rows_[lookup_results_.back().step] = std::move(rows);
-  }
   lookups_.pop_front();
   return absl::OkStatus();
 }

@@ -250,33 +250,6 @@ v1::ApplyGradientsRequest SharedPart(const std::string& feature, uint64_t region
   return request;
 }
 
-// Sums of rows may come beside them, and then nothing else can be sent if they turn out bad.
-TEST_F(CoordinatorPartsTest, SharedGradientsBesideSumsAreCopied) {
-  const auto regions = region_ends::StartServer();
-  const auto block = region_ends::ConnectTo(*regions)->Take(100);
-  const v1::ApplyGradientsRequest part = SharedPart("fb", block->region());
-  for (const auto& [sums, alone] :
-       {std::pair(true, true), std::pair(true, false), std::pair(false, true)}) {
-    const auto batch = std::make_shared<KeptBatch>();
-    batch->model = Model(kModel, 1);
-    batch->feature_samples = {1, 1, 1};
-    batch->feature_sample_begin = {0, 0, 1};
-    if (sums) batch->row_places = {{{0, 0, 1}}, {}, {}};
-    auto* const values = reinterpret_cast<float*>(block->data());
-    values[0] = 5;
-    GradientReader reader(batch, regions.get(), /*cpu=*/nullptr, alone);
-    reader.Add(part);
-    const auto input = reader.Finish();
-    ASSERT_TRUE(input.ok()) << input.status();
-    values[0] = std::nanf("");
-    const FeatureGradientView& view = input->features[1];
-    float found = 0;
-    std::memcpy(&found, view.rows.runs()[0].data, sizeof(found));
-    EXPECT_EQ(found == 5, sums && alone);
-    EXPECT_EQ(view.shared, !(sums && alone));
-  }
-}
-
 // What a part of an update has named stays mapped, and its name means nothing else until the end.
 TEST_F(CoordinatorPartsTest, ARegionMayNotChangeBetweenParts) {
   const auto regions = region_ends::StartServer(0, {.max_lent_by_peer = 8});

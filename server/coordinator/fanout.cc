@@ -143,7 +143,6 @@ absl::Status StagedUpdate::Stage(const GradientInput& input, const KeptBatch& ba
     } else {
       command.block = std::move(gradients[i].block);
       command.input = std::move(gradients[i].input);
-      command.pieces = std::move(gradients[i].pieces);
       if (gradients[i].in_place) {
         const auto shard = static_cast<int>(i);
         command.regions = input.regions;
@@ -227,8 +226,7 @@ void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alo
   options_.threads->cpu.ParallelFor(shards(), [&](int64_t i) {
     const auto shard = static_cast<int>(i);
     ShardGradients& to = (*gradients)[i];
-    // Sums of rows are taken by RowSums alone, with all that comes beside them.
-    to.in_place = !input.of_rows && ReadsInPlace(input, batch, shard);
+    to.in_place = ReadsInPlace(input, batch, shard);
     if (alone && !to.in_place) {
       const std::shared_ptr<RowSums> sums =
           input.sums.empty() ? SumRows(batch, shard) : input.sums[shard];
@@ -244,9 +242,8 @@ void Fanout::LayOut(const GradientInput& input, const KeptBatch& batch, bool alo
 
 std::shared_ptr<RowSums> Fanout::SumRows(const KeptBatch& batch, int shard) const {
   const std::shared_ptr<ShardBackend>& backend = shards_[shard];
-  return std::make_shared<RowSums>(
-      batch, shard, [backend](int64_t bytes) { return backend->TakeBlock(bytes); },
-      backend->takes_pieces());
+  return std::make_shared<RowSums>(batch, shard,
+                                   [backend](int64_t bytes) { return backend->TakeBlock(bytes); });
 }
 
 absl::StatusOr<std::unique_ptr<StagedUpdate>> Fanout::Stage(const GradientInput& input,

@@ -32,18 +32,14 @@ float ElementAt(const char* data, v1::DataType dtype, int64_t i) {
 }
 
 absl::Status CheckFinite(const FeatureGradientView& view, int64_t dim, const std::string& path) {
-  // An exponent is in the upper half.
-  const int64_t rows = view.rows.rows() - static_cast<int64_t>(view.lower_rows.size());
   for (const RowRuns::Run& run : view.rows.runs()) {
-    if (run.begin >= rows) break;
-    const int64_t count = (std::min(run.end, rows) - run.begin) * dim;
+    const int64_t count = (run.end - run.begin) * dim;
     const int64_t bad = view.dtype == v1::FLOAT32 ? FindNonFiniteFloat32(run.data, count)
                                                   : FindNonFiniteBfloat16(run.data, count);
     if (bad < 0) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(path, " is ", ElementAt(run.data, view.dtype, bad),
-                     view.of_rows ? " at row " : " at sample ", run.begin + bad / dim, ", column ",
-                     bad % dim, "; gradients must be finite"));
+        absl::StrCat(path, " is ", ElementAt(run.data, view.dtype, bad), " at sample ",
+                     run.begin + bad / dim, ", column ", bad % dim, "; gradients must be finite"));
   }
   return absl::OkStatus();
 }
@@ -52,9 +48,6 @@ absl::Status CheckFinite(const FeatureGradientView& view, int64_t dim, const std
 struct Incoming {
   const v1::FeatureGradient& gradient;
   const rpc::SharedPieces* data;  // null: in the tensor
-  // If it is in shared memory: sums of rows may come beside it, and then there is nothing else to
-  // be sent if it has changed since it was found to be finite.
-  bool copied;
   int64_t data_bytes() const {
     return static_cast<int64_t>(data == nullptr ? gradient.gradient().data().size() : data->size());
   }
@@ -93,61 +86,11 @@ absl::StatusOr<RowRuns> FindRows(const Incoming& incoming, int64_t samples, int6
   const v1::Tensor& tensor = incoming.gradient.gradient();
   if (incoming.gradient.has_shared()) {
     ASSIGN_OR_RETURN(const char* const data, FindShared(incoming, path, regions, input));
-    if (!incoming.copied || samples == 0) return RowRuns(data, samples);
-    const int64_t row_bytes = dim * ElementSize(tensor.dtype());
-    const auto copy = std::make_shared<const std::string>(data, samples * row_bytes);
-    return RowRuns({.pieces = {*copy}, .owner = copy}, samples, row_bytes);
+    return RowRuns(data, samples);
   }
   RETURN_IF_ERROR(CheckedSize(tensor, incoming.data_bytes(), path).status());
   if (incoming.data == nullptr) return RowRuns(tensor.data().data(), samples);
   return RowRuns(*incoming.data, samples, dim * ElementSize(tensor.dtype()));
-}
-
-// Whether the feature is the only one of its table.
-bool HasTableAlone(int feature, const preprocess::Plan& plan) {
-  const auto [stack, position] = plan.feature_at[feature];
-  const auto& features = plan.stacks[stack].features;
-  const int table = features[position].table_in_stack;
-  return std::count_if(features.begin(), features.end(),
-                       [table](const auto& other) { return other.table_in_stack == table; }) == 1;
-}
-
-// Of sums of rows: whether they can be taken.
-absl::Status CheckOfRows(const v1::FeatureGradient& gradient, int feature, const KeptBatch& batch,
-                         bool alone, const std::string& path) {
-  const auto refused = [&](absl::string_view why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": of_rows is set, but ", why, "; send a row for each sample"));
-  };
-  if (!alone) return refused("the update is not that of a stream whose group has one rank");
-  if (!batch.HasRows(feature)) return refused("the lookup was not answered with its rows");
-  if (!HasTableAlone(feature, batch.model->plan)) {
-    return refused(absl::StrCat("table '", batch.model->TableOfFeature(feature).name(),
-                                "' has other features, whose gradients belong to the same sums"));
-  }
-  if (gradient.has_shared()) return refused("the gradient lies in shared memory");
-  return absl::OkStatus();
-}
-
-// Of sums: which of `rows` have lower halves.
-absl::Status CheckLowerRows(const v1::FeatureGradient& gradient, int64_t rows,
-                            const std::string& path) {
-  if (gradient.lower_rows().empty()) return absl::OkStatus();
-  if (!gradient.of_rows() || gradient.gradient().dtype() != v1::BFLOAT16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": lower_rows is given; only BFLOAT16 sums of rows have them"));
-  }
-  int64_t least = 0;
-  for (int i = 0; i < gradient.lower_rows_size(); ++i) {
-    const int32_t row = gradient.lower_rows(i);
-    if (row < least || row >= rows) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": lower_rows[", i, "] is ", row,
-                                                     "; it must be in [", least, ", ", rows,
-                                                     "), for the rows ascend"));
-    }
-    least = int64_t{row} + 1;
-  }
-  return absl::OkStatus();
 }
 
 absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch& batch,
@@ -163,24 +106,12 @@ absl::Status ReadFeature(const Incoming& incoming, int feature, const KeptBatch&
                                                    "; it must be FLOAT32 or BFLOAT16"));
   }
   const int64_t dim = batch.model->TableOfFeature(feature).embedding_dim();
-  if (gradient.of_rows()) {
-    int64_t rows = CountRows(batch.row_places[feature]);
-    RETURN_IF_ERROR(CheckLowerRows(gradient, rows, path));
-    rows += gradient.lower_rows_size();
-    RETURN_IF_ERROR(CheckShape(tensor, {rows, dim}, path));
-    view->dtype = tensor.dtype();
-    view->lower_rows = gradient.lower_rows();
-    view->of_rows = input->of_rows = true;
-    ASSIGN_OR_RETURN(view->rows, FindRows(incoming, rows, dim, path, regions, input));
-    return absl::OkStatus();
-  }
-  RETURN_IF_ERROR(CheckLowerRows(gradient, 0, path));
   const int64_t samples = batch.feature_samples[feature];
   if (absl::MakeConstSpan(tensor.shape()) != batch.model->ActivationShape(feature, samples)) {
     RETURN_IF_ERROR(CheckShape(tensor, {samples, dim}, path));
   }
   view->dtype = tensor.dtype();
-  view->shared = gradient.has_shared() && !incoming.copied;
+  view->shared = gradient.has_shared();
   ASSIGN_OR_RETURN(view->rows, FindRows(incoming, samples, dim, path, regions, input));
   return absl::OkStatus();
 }
@@ -280,8 +211,8 @@ absl::Status DecodeStep(const v1::ApplyGradientsRequest& request, const ServedMo
 }  // namespace
 
 GradientReader::GradientReader(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions,
-                               CpuPool* cpu, bool alone)
-    : batch_(std::move(batch)), regions_(regions), cpu_(cpu), alone_(alone) {
+                               CpuPool* cpu)
+    : batch_(std::move(batch)), regions_(regions), cpu_(cpu) {
   input_.features.resize(batch_->model->config.features_size());
 }
 
@@ -318,14 +249,9 @@ absl::Status GradientReader::ReadFeatures(const v1::ApplyGradientsRequest& part,
       return absl::InvalidArgumentError(
           absl::StrCat("gradients[", count_, "].feature '", gradient.feature(), "' is repeated"));
     }
-    if (gradient.of_rows()) {
-      RETURN_IF_ERROR(CheckOfRows(gradient, found->second, *batch_, alone_,
-                                  absl::StrCat("gradient of feature '", gradient.feature(), "'")));
-    }
     const bool apart = static_cast<size_t>(i) < data.size() && !data[i].pieces.empty();
-    const bool copied = alone_ && !batch_->row_places.empty();
-    RETURN_IF_ERROR(ReadFeature({gradient, apart ? &data[i] : nullptr, copied}, found->second,
-                                *batch_, regions_, &input_));
+    RETURN_IF_ERROR(ReadFeature({gradient, apart ? &data[i] : nullptr}, found->second, *batch_,
+                                regions_, &input_));
     features->push_back(found->second);
   }
   return absl::OkStatus();

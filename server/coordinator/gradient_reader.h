@@ -20,17 +20,14 @@ namespace emberd::server {
 // hyper-parameters, and the step where an optimizer needs it. Errors are INVALID_ARGUMENT and name
 // the feature or table, the value and the rule. Gradients that lie in memory shared with the client
 // (of `regions`) may change after this: the shards check the values that are copied to them, and
-// take those that they read in place as they are. Where sums of rows may come beside them, they are
-// copied.
+// take those that they read in place as they are.
 //
 // Not thread-safe.
 class GradientReader {
  public:
-  // `regions` and `cpu` may be null, and must outlive the reader otherwise. `alone`: no other rank
-  // takes part in the update, so that it may have sums of rows.
+  // `regions` and `cpu` may be null, and must outlive the reader otherwise.
   explicit GradientReader(std::shared_ptr<const KeptBatch> batch,
-                          const RegionServer* regions = nullptr, CpuPool* cpu = nullptr,
-                          bool alone = false);
+                          const RegionServer* regions = nullptr, CpuPool* cpu = nullptr);
 
   // The next part of the request, whose gradients are checked now; it must outlive what Finish
   // returns. Its hyper-parameters are added to those of the parts before; step and seed are the
@@ -52,7 +49,6 @@ class GradientReader {
   const std::shared_ptr<const KeptBatch> batch_;
   const RegionServer* const regions_;
   CpuPool* const cpu_;
-  const bool alone_;
   GradientInput input_;
   absl::Status status_;
   bool begun_ = false;

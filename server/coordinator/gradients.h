@@ -20,15 +20,11 @@ namespace emberd::server {
 
 class RowSums;
 
-// One feature's gradient: [samples, dim] in the request's memory; not given: zero. Or with
-// `of_rows` sums, [rows, dim], of the rows that KeptBatch.row_places has; in bfloat16 [rows +
-// lower_rows, dim]: the upper halves of float32, and then the lower ones of `lower_rows`.
+// One feature's gradient: [samples, dim] in the request's memory; not given: zero.
 struct FeatureGradientView {
   RowRuns rows;
-  bool of_rows = false;
   v1::DataType dtype = v1::FLOAT32;
-  absl::Span<const int32_t> lower_rows;  // ascending
-  bool shared = false;                   // in one of GradientInput.regions
+  bool shared = false;  // in one of GradientInput.regions
 };
 
 // Refers to the request's memory.
@@ -39,7 +35,6 @@ struct GradientInput {
   std::vector<absl::flat_hash_map<std::string, double>> hyperparameters;
   int64_t step = -1;
   uint64_t rng_seed = 0;
-  bool of_rows = false;  // any feature's are
   // By shard: sums of rows that were begun while gradients came. Empty: none were.
   std::vector<std::shared_ptr<RowSums>> sums;
 };
@@ -47,7 +42,6 @@ struct GradientInput {
 // The gradients of an update for one shard, and what of ApplyCommand holds them.
 struct ShardGradients {
   shard::ApplyInput input;
-  std::vector<SumPieces> pieces;
   std::shared_ptr<SharedBlock> block;
   bool in_place = false;  // the shard reads some where the client has put them
 };

@@ -25,7 +25,7 @@ void IncomingUpdate::Add(std::shared_ptr<const v1::ApplyGradientsRequest> part,
 void IncomingUpdate::Begin(std::shared_ptr<const KeptBatch> batch, const RegionServer* regions,
                            Fanout* fanout) {
   batch_ = std::move(batch);
-  reader_.emplace(batch_, regions, fanout->cpu(), sum_rows_);
+  reader_.emplace(batch_, regions, fanout->cpu());
   for (const Part& part : parts_) reader_->Add(*part.request, part.data);
   // What came before its batch is summed in one go, by several threads.
   if (!sum_rows_ || !parts_.empty()) return;

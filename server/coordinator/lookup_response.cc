@@ -20,72 +20,6 @@ namespace {
 using rpc::LengthDelimitedSize;
 using v1::FeatureActivation;
 
-bool HasRows(const LookupOutput& output, int feature) {
-  return output.rows != nullptr && output.rows->Has(feature);
-}
-
-// A tensor as a field of a message: its size first, then its bytes, which are referenced.
-class TensorField {
- public:
-  TensorField(int field, v1::DataType dtype, absl::Span<const int64_t> shape,
-              std::vector<absl::string_view> pieces, std::shared_ptr<const void> owner)
-      : field_(field), pieces_(std::move(pieces)), owner_(std::move(owner)) {
-    v1::Tensor head;
-    head.set_dtype(dtype);
-    head.mutable_shape()->Assign(shape.begin(), shape.end());
-    head_ = head.SerializeAsString();
-    for (const absl::string_view piece : pieces_) data_bytes_ += piece.size();
-  }
-
-  // Bytes of the whole field, tag included.
-  size_t size() const { return LengthDelimitedSize(field_, tensor_size()); }
-
-  void AppendTo(rpc::WireEncoder* encoder) const {
-    encoder->BeginField(field_, tensor_size());
-    encoder->Raw(head_);
-    encoder->BeginField(v1::Tensor::kDataFieldNumber, data_bytes_);
-    for (const absl::string_view piece : pieces_) encoder->Raw(rpc::SharedBytes{piece, owner_});
-  }
-
- private:
-  size_t tensor_size() const {
-    return head_.size() + LengthDelimitedSize(v1::Tensor::kDataFieldNumber, data_bytes_);
-  }
-
-  const int field_;
-  const std::vector<absl::string_view> pieces_;
-  const std::shared_ptr<const void> owner_;
-  std::string head_;  // the tensor without its data, serialized
-  size_t data_bytes_ = 0;
-};
-
-absl::string_view BytesOf(absl::Span<const int32_t> values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(int32_t)};
-}
-
-// What FeatureActivation has beside its name.
-std::vector<TensorField> TensorsOf(const LookupOutput& output, int feature) {
-  const v1::DataType dtype = output.activations.dtype;
-  std::vector<TensorField> tensors;
-  if (HasRows(output, feature)) {
-    const AnswerRows& rows = *output.rows;
-    tensors.emplace_back(FeatureActivation::kRowsFieldNumber, dtype,
-                         std::vector<int64_t>{rows.rows(feature), rows.width(feature)},
-                         rows.Pieces(feature), output.rows);
-    tensors.emplace_back(FeatureActivation::kRowIndexFieldNumber, v1::INT32,
-                         std::vector<int64_t>{rows.samples(feature)},
-                         std::vector<absl::string_view>{BytesOf(rows.index(feature))}, output.rows);
-    return tensors;
-  }
-  const FeatureActivationView& view = output.activations.features[feature];
-  tensors.emplace_back(
-      FeatureActivation::kActivationFieldNumber, dtype,
-      output.model->ActivationShape(feature, view.samples),
-      std::vector<absl::string_view>{absl::string_view(view.bytes.data(), view.bytes.size())},
-      output.activations.owner);
-  return tensors;
-}
-
 // One FeatureActivation as a field of a message.
 class ActivationField {
  public:
@@ -93,25 +27,41 @@ class ActivationField {
   ActivationField(const LookupOutput& output, int feature, int field)
       : name_(output.model->config.features(feature).name()),
         field_(field),
-        tensors_(TensorsOf(output, feature)),
-        size_(LengthDelimitedSize(FeatureActivation::kFeatureFieldNumber, name_.size())) {
-    for (const TensorField& tensor : tensors_) size_ += tensor.size();
+        data_{absl::string_view(output.activations.features[feature].bytes.data(),
+                                output.activations.features[feature].bytes.size()),
+              output.activations.owner} {
+    v1::Tensor head;
+    head.set_dtype(output.activations.dtype);
+    const int64_t samples = output.activations.features[feature].samples;
+    const auto shape = output.model->ActivationShape(feature, samples);
+    head.mutable_shape()->Assign(shape.begin(), shape.end());
+    tensor_head_ = head.SerializeAsString();
+    tensor_size_ =
+        tensor_head_.size() + LengthDelimitedSize(v1::Tensor::kDataFieldNumber, data_.bytes.size());
+    size_ = LengthDelimitedSize(FeatureActivation::kFeatureFieldNumber, name_.size()) +
+            LengthDelimitedSize(FeatureActivation::kActivationFieldNumber, tensor_size_);
   }
 
   // Bytes of the whole field, tag included.
   size_t size() const { return LengthDelimitedSize(field_, size_); }
 
+  // The elements are referenced.
   void AppendTo(rpc::WireEncoder* encoder) const {
     encoder->BeginField(field_, size_);
     encoder->BytesField(FeatureActivation::kFeatureFieldNumber, name_);
-    for (const TensorField& tensor : tensors_) tensor.AppendTo(encoder);
+    encoder->BeginField(FeatureActivation::kActivationFieldNumber, tensor_size_);
+    encoder->Raw(tensor_head_);
+    encoder->BeginField(v1::Tensor::kDataFieldNumber, data_.bytes.size());
+    encoder->Raw(data_);
   }
 
  private:
   const std::string& name_;
   const int field_;
-  const std::vector<TensorField> tensors_;
-  size_t size_;
+  const rpc::SharedBytes data_;
+  std::string tensor_head_;  // the tensor without its data, serialized
+  size_t tensor_size_ = 0;
+  size_t size_ = 0;
 };
 
 // A TrainResponse with a lookup; `head`: the small fields of its result, serialized.
@@ -165,7 +115,6 @@ v1::TrainLookupResult HeadOfPart(int64_t step) {
 
 size_t BytesToSend(const LookupOutput& output, int feature) {
   if (output.activations.shared_bytes > 0) return 0;
-  if (HasRows(output, feature)) return static_cast<size_t>(output.rows->bytes(feature));
   return output.activations.features[feature].bytes.size();
 }
 

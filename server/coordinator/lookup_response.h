@@ -11,7 +11,6 @@
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "server/coordinator/activations.h"
-#include "server/coordinator/answer_rows.h"
 #include "server/coordinator/served_model.h"
 
 namespace grpc {
@@ -25,15 +24,13 @@ struct LookupOutput {
   uint64_t batch_handle = 0;  // 0: the batch was not kept
   std::vector<int> order;     // features of the config, as the request lists them
   Activations activations;
-  // Of some features, whose activations are not made; null: of none.
-  std::shared_ptr<const AnswerRows> rows = nullptr;
   v1::BatchStatistics statistics;
 };
 
 // What a feature has to send, but for names and shapes.
 size_t BytesToSend(const LookupOutput& output, int feature);
 
-// A LookupResponse, whose features have no rows.
+// A LookupResponse.
 grpc::ByteBuffer EncodeLookupResponse(const LookupOutput& output);
 // The same bytes, copied: of a small one, that costs less.
 std::string EncodeLookupText(const LookupOutput& output);

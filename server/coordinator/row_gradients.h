@@ -28,36 +28,29 @@ class RowSums {
   // Memory for so many bytes that the shard reads where they are; null: any other will do.
   using TakeBlock = std::function<std::shared_ptr<SharedBlock>(int64_t bytes)>;
 
-  // `batch` must outlive it. `pass_on`: the shard takes sums in pieces, so that a trainer's need
-  // not be copied.
-  RowSums(const KeptBatch& batch, int shard, TakeBlock take_block = nullptr, bool pass_on = false);
+  // `batch` must outlive it.
+  RowSums(const KeptBatch& batch, int shard, TakeBlock take_block = nullptr);
   ~RowSums();
 
   // Sums what has come of the gradients, as far as their order allows, unless other stacks may be
-  // sent beside the sums: then Finish decides, who knows them. Leaves sums that may be passed on.
+  // sent beside the sums: then it is left to Finish, by when all have come.
   // `input` has what it had before, and more.
   void Advance(const GradientInput& input);
-  // All have come. Nothing if no stack is summed, or if a sum is not finite and the shard can be
-  // sent the gradients of samples instead, since none came as sums.
+  // All have come. Nothing if no stack is summed, or if a sum is not finite.
   std::optional<ShardGradients> Finish(const GradientInput& input);
 
  private:
   struct Stack;
   bool AllAreSummed() const;
-  // Without stacks that have no gradient, if those to come are known. `of_rows`: some come as sums.
-  void Begin(const GradientInput* all, bool of_rows);
-  bool MayComeSummed(int stack) const;
+  // Without stacks that have no gradient, if those to come are known.
+  void Begin(const GradientInput* all);
   void SumFeature(const GradientInput& input, Stack* stack, size_t feature);
-  void TakeSums(const FeatureGradientView& view, int feature, int64_t dim, Stack* stack);
   // All gradients have come; rows without one get 0.
   void CompleteSums(const GradientInput& input, Stack* stack);
-  // The sums are not to lie in a block.
-  void LeaveBlock();
 
   const KeptBatch& batch_;
   const int shard_;
   const TakeBlock take_block_;
-  const bool pass_on_;
   std::vector<Stack> stacks_;  // that are summed, in plan order
   bool begun_ = false;
   bool finite_ = true;  // all sums so far

@@ -5,15 +5,12 @@
 // what was in memory before. That the tables get the same bits is in unique_rows_test.cc.
 #include "server/coordinator/row_gradients.h"
 
-#include <bit>
 #include <cmath>
 #include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/region_server.h"
-#include "base/shared_arena.h"
 #include "config/config.h"
 #include "server/coordinator/activations.h"
 
@@ -52,7 +49,7 @@ class RowGradientsTest : public testing::Test {
           {0, kWidth * 4, absl::MakeConstSpan(bytes_).first(rows * kWidth * 4), 0});
       EXPECT_TRUE(ArrangeUniqueRows(*model_, *batch, 0, pool_, cpu_, &result).ok());
     }
-    return KeptBatch(model_, *batch, {&result, 1}, places_);
+    return KeptBatch(model_, *batch, {&result, 1});
   }
   static GradientInput Input(const std::vector<float>* f, const std::vector<float>* g) {
     GradientInput input;
@@ -80,7 +77,6 @@ class RowGradientsTest : public testing::Test {
   const std::shared_ptr<const ServedModel> model_;
   CpuPool cpu_{1};
   BufferPool pool_;
-  std::vector<RowPlaces> places_;  // that the trainer was sent
 };
 
 TEST_F(RowGradientsTest, EachRowGetsTheSumOverAllFeatures) {
@@ -199,137 +195,6 @@ TEST_F(RowGradientsTest, StacksDoNotStandInEachOthersWay) {
       expected.resize(2 * expected.size(), 0.5f);
       EXPECT_THAT(of_second.gradients, testing::ElementsAreArray(expected));
     }
-  }
-}
-
-// f's rows are sent one by one in any order; g has none.
-class SumsOfTrainersTest : public RowGradientsTest {
- protected:
-  static GradientInput WithSums(const std::vector<float>* f, const std::vector<float>* g) {
-    GradientInput input = Input(f, g);
-    input.features[0].of_rows = input.of_rows = true;
-    return input;
-  }
-  static rpc::SharedPieces Cut(absl::string_view bytes, size_t at) {
-    rpc::SharedPieces pieces;
-    for (const absl::string_view piece : {bytes.substr(0, at), bytes.substr(at)}) {
-      if (!piece.empty()) pieces.pieces.push_back(piece);
-    }
-    return pieces;
-  }
-  // That shard 0 is sent these rows, of which the second and the last get no gradient.
-  static void ExpectAtTheirPlaces(const GradientInput& input, const KeptBatch& batch,
-                                  const std::vector<std::vector<float>>& rows) {
-    for (const bool advance : {false, true}) {
-      RowSums sums(batch, /*shard=*/0);
-      if (advance) sums.Advance(input);
-      const auto sent = sums.Finish(input);
-      ASSERT_TRUE(sent.has_value()) << "although that is not fewer rows";
-      EXPECT_TRUE(sent->input.stacks[0].of_rows);
-      ASSERT_EQ(sent->input.stacks[0].gradients.size(), rows.size() * kWidth);
-      for (size_t row = 0; row < rows.size(); ++row) {
-        EXPECT_THAT(Row(*sent, static_cast<int>(row)), testing::ElementsAreArray(rows[row]));
-      }
-    }
-  }
-};
-
-TEST_F(SumsOfTrainersTest, GoToTheirPlaces) {
-  // Of another shard in between.
-  places_ = {{{0, 2, 4}, {1, 0, 3}, {0, 0, 1}}, {}};
-  const KeptBatch batch = Keep({3, 5, 6, 7}, {9}, 5);
-  const float other = 77;
-  const std::vector<float> f = {3, 30, 4, 40, other, other, other, other, other, other, 1, 10};
-  const absl::string_view bytes(reinterpret_cast<const char*>(f.data()), f.size() * sizeof(float));
-  for (size_t cut = 0; cut <= bytes.size(); cut += 3) {
-    GradientInput input = WithSums(&f, nullptr);
-    input.features[0].rows = RowRuns(Cut(bytes, cut), 6, kDim * sizeof(float));
-    ExpectAtTheirPlaces(input, batch, {{{1, 10}, {0, 0}, {3, 30}, {4, 40}, {0, 0}}});
-  }
-}
-
-TEST_F(SumsOfTrainersTest, GoToTheirPlacesInHalves) {
-  places_ = {{{0, 2, 4}, {1, 0, 3}, {0, 0, 1}}, {}};
-  const KeptBatch batch = Keep({3, 5, 6, 7}, {9}, 5);
-  const float other = 77.7f;
-  // Rows 1, 3 and 5 have lower halves.
-  const std::vector<float> f = {3, 30, 4.004f, 40.04f, other, other, other, other, 7, 7, 1.001f, 0};
-  const std::vector<int32_t> lower_rows = {1, 3, 5};
-  std::vector<uint16_t> halves;
-  for (const float value : f) halves.push_back(std::bit_cast<uint32_t>(value) >> 16);
-  for (const int32_t row : lower_rows) {
-    for (int c = 0; c < kDim; ++c) {
-      halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(f[row * kDim + c])));
-    }
-  }
-  const absl::string_view bytes(reinterpret_cast<const char*>(halves.data()),
-                                halves.size() * sizeof(uint16_t));
-  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
-    GradientInput input = WithSums(&f, nullptr);
-    input.features[0].dtype = v1::BFLOAT16;
-    input.features[0].lower_rows = lower_rows;
-    input.features[0].rows = RowRuns(Cut(bytes, cut), 9, kDim * sizeof(uint16_t));
-    ExpectAtTheirPlaces(input, batch, {{{1.001f, 0}, {0, 0}, {3, 30}, {4.004f, 40.04f}, {0, 0}}});
-  }
-}
-
-// The shard takes them as sums that it would have made; there is nothing else to send.
-TEST_F(SumsOfTrainersTest, AreSentToTheShardThoughTheyAreNotFinite) {
-  places_ = {{{0, 0, 2}}, {}};
-  const KeptBatch batch = Keep({3, 5}, {9, 9}, 3);
-  const std::vector<float> f = {1, 2, 3, 4};
-  const std::vector<float> g(4, std::numeric_limits<float>::max());
-  EXPECT_FALSE(Sum(Input(&f, &g), batch).has_value());
-  const auto sums = Sum(WithSums(&f, &g), batch);
-  ASSERT_TRUE(sums.has_value());
-  EXPECT_THAT(Row(*sums, 1), ElementsAre(3, 4));
-  EXPECT_TRUE(std::isinf(Row(*sums, 2)[0]));
-}
-
-// A block of memory shared with the shard holds one array after another: it is not for sums beside
-// gradients of samples.
-TEST_F(SumsOfTrainersTest, LeaveTheBlockToWhatIsAlone) {
-  const std::shared_ptr<const ServedModel> model = *MakeServedModel(
-      *config::ParseModel("name: 'm' tables { name: 'a' vocabulary_size: 40 embedding_dim: 8 }"
-                          "tables { name: 'b' vocabulary_size: 40 embedding_dim: 16 }"
-                          "features { name: 'f' table: 'a' } features { name: 'g' table: 'b' }"),
-      {.shards = 1, .sparsecores_per_shard = 1}, nullptr, &metrics_);
-  ASSERT_EQ(model->plan.stacks[0].features[0].feature, 0);
-  const std::vector<int64_t> ids = {3, 3, 5};
-  std::vector<preprocess::FeatureInput> inputs(2);
-  for (auto& input : inputs) input.ids = preprocess::DenseInput{absl::MakeConstSpan(ids), 1, 3};
-  const auto batch = *model->preprocessor->Run(inputs);
-  const std::vector<int32_t> samples = {0, 1, 2};
-  const std::vector<float> values(3 * 16, 0.5f);
-  GatherResult result;
-  result.rows.push_back({0, 8 * 4, absl::MakeConstSpan(bytes_).first(2 * 8 * 4), 0});
-  result.stacks.push_back({1, samples, absl::MakeConstSpan(values), 0});
-  ASSERT_TRUE(ArrangeUniqueRows(*model, *batch, 0, pool_, cpu_, &result).ok());
-  const KeptBatch kept(model, *batch, {&result, 1}, {{{0, 0, 2}}, {}});
-  auto server = RegionServer::Start({.name = "emberd-test", .max_bytes = 1 << 24});
-  ASSERT_TRUE(server.ok()) << server.status();
-  const RegionServer::Invitation invitation = (*server)->Invite();
-  auto arena = SharedArena::Connect(invitation.socket, invitation.ticket);
-  ASSERT_TRUE(arena.ok()) << arena.status();
-  for (const bool beside : {false, true}) {
-    GradientInput input;
-    input.hyperparameters.resize(2);
-    input.features.resize(2);
-    const auto* const data = reinterpret_cast<const char*>(values.data());
-    input.features[0].rows = RowRuns(data, 2);
-    input.features[0].of_rows = true;
-    input.of_rows = true;
-    if (beside) input.features[1].rows = RowRuns(data, 3);
-    RowSums sums(kept, /*shard=*/0, [&](int64_t bytes) { return (*arena)->Take(bytes); });
-    sums.Advance(input);
-    const auto sent = sums.Finish(input);
-    ASSERT_TRUE(sent.has_value());
-    EXPECT_EQ(sent->block == nullptr, beside);
-    EXPECT_THAT(sent->input.stacks[0].gradients,
-                testing::ElementsAreArray(std::vector<float>(16, 0.5f)));
-    EXPECT_TRUE(sent->input.stacks[0].of_rows);
-    EXPECT_EQ(sent->input.stacks[1].gradients.size(), beside ? 3u * 16 : 0u);
-    EXPECT_FALSE(sent->input.stacks[1].of_rows);
   }
 }
 

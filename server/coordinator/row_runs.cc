@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "base/float_halves.h"
+#include "base/bfloat16.h"
 
 namespace emberd::server {
 namespace {
@@ -21,7 +21,7 @@ void CopyFloats(const char* elements, v1::DataType dtype, int64_t count, float* 
   if (dtype == v1::FLOAT32) {
     std::memcpy(to, elements, count * sizeof(float));
   } else {
-    FloatsOfUpperHalves(elements, count, to);
+    FromBfloat16Bytes(elements, absl::MakeSpan(to, count));
   }
 }
 

@@ -2,7 +2,6 @@
 // them.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -39,22 +38,11 @@ class RowRuns {
   // In the order of the rows, and all of them; no run is empty.
   absl::Span<const Run> runs() const { return runs_; }
   int64_t rows() const { return runs_.empty() ? 0 : runs_.back().end; }
-  // Keeps the rows where they are; null if they are in one piece, which others keep.
-  const std::shared_ptr<const void>& owner() const { return owner_; }
-
-  // Calls `use` for each piece of rows [begin, end): its first row, its rows, and where they lie.
-  template <typename Use>
-  void ForRows(int64_t begin, int64_t end, int64_t row_bytes, Use use) const {
-    for (const Run& run : runs_) {
-      const int64_t from = std::max(begin, run.begin), to = std::min(end, run.end);
-      if (from < to) use(from, to - from, run.data + (from - run.begin) * row_bytes);
-    }
-  }
 
  private:
   bool given_ = false;
   std::vector<Run> runs_;
-  std::shared_ptr<const void> owner_;
+  std::shared_ptr<const void> owner_;  // null if the rows are in one piece, which others keep
 };
 
 }  // namespace emberd::server

@@ -162,54 +162,24 @@ absl::StatusOr<LookupOutput> StepPath::LookUp(const PreparedLookup& prepared, bo
   times->shards = gathering.worked();
   ops::StageTimer timer(metrics_, ops::Stage::kCombine);
   const WorkTimer combining;
-  std::shared_ptr<AnswerRows> rows;
-  if (hooks->takes_rows() && prepared.output == nullptr) {
-    rows = AnswerRows::Find(results, *model, *batch, dtype, fanout_->cpu());
-  }
   if (output.batch_handle != 0) {
     const absl::Time expiry =
         hooks->owns_batch() ? absl::InfiniteFuture() : SteadyNow() + options_.batch_ttl;
-    auto places = rows == nullptr ? std::vector<RowPlaces>() : rows->places();
-    RETURN_IF_ERROR(Keep(model, *batch, results, std::move(places), output.batch_handle, expiry));
+    RETURN_IF_ERROR(Keep(model, *batch, results, output.batch_handle, expiry));
     hooks->OnKept(output.batch_handle);
   }
   output.model = model;
   output.order = prepared.order;
   output.statistics = batch->statistics();
   output.activations = ActivationsIn(*memory, *model, *batch, dtype);
-  if (rows != nullptr) rows->Keep(room);
-  output.rows = rows;
   KeepRoom(std::move(room), &output.activations);
-  Combine(prepared, results, *memory, rows.get(), &output, hooks);
+  CombinedInOrder in_order(BytesInOrder(output), rpc::kPartBytes, [&](size_t begin, size_t end) {
+    hooks->OnCombined(output, absl::MakeConstSpan(output.order).subspan(begin, end - begin));
+  });
+  CombineActivations(results, *model, *batch, dtype, *memory, output.order, fanout_->cpu(),
+                     [&](size_t index) { in_order.Add(index); });
   times->combine = combining.worked();
   return output;
-}
-
-void StepPath::Combine(const PreparedLookup& prepared, absl::Span<const GatherResult> results,
-                       const SharedOutput& memory, AnswerRows* rows, LookupOutput* output,
-                       StepHooks* hooks) {
-  CombinedInOrder in_order(BytesInOrder(*output), rpc::kPartBytes, [&](size_t begin, size_t end) {
-    hooks->OnCombined(*output, absl::MakeConstSpan(output->order).subspan(begin, end - begin));
-  });
-  // Places in output->order of those that have rows, and of the others.
-  std::vector<size_t> with_rows, others;
-  std::vector<int> other_features;
-  for (size_t i = 0; i < output->order.size(); ++i) {
-    const int feature = output->order[i];
-    if (rows != nullptr && rows->Has(feature)) {
-      with_rows.push_back(i);
-    } else {
-      others.push_back(i);
-      other_features.push_back(feature);
-    }
-  }
-  ParallelFor(fanout_->cpu(), static_cast<int64_t>(with_rows.size()), [&](int64_t i) {
-    rows->IndexSamples(output->order[with_rows[i]]);
-    in_order.Add(with_rows[i]);
-  });
-  CombineActivations(results, *prepared.model, *prepared.batch, prepared.activation_dtype, memory,
-                     other_features, fanout_->cpu(),
-                     [&](size_t index) { in_order.Add(others[index]); });
 }
 
 absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
@@ -238,9 +208,9 @@ absl::StatusOr<StepPath::Batch> StepPath::Preprocess(
 
 absl::Status StepPath::Keep(const std::shared_ptr<const ServedModel>& model,
                             const preprocess::PreprocessedBatch& batch,
-                            absl::Span<const GatherResult> results, std::vector<RowPlaces> places,
-                            uint64_t handle, absl::Time expiry) {
-  auto kept = std::make_shared<const KeptBatch>(model, batch, results, std::move(places));
+                            absl::Span<const GatherResult> results, uint64_t handle,
+                            absl::Time expiry) {
+  auto kept = std::make_shared<const KeptBatch>(model, batch, results);
   const int64_t bytes = kept->bytes();
   absl::Status status = batches_.Insert(handle, std::move(kept), bytes, expiry);
   if (!status.ok()) fanout_->Release(model->id, handle);

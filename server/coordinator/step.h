@@ -47,12 +47,10 @@ class StepHooks {
   virtual absl::Duration gather_limit() const { return absl::InfiniteDuration(); }
   // Whether the batch lives as long as the caller says, who discards it: it does not expire.
   virtual bool owns_batch() const { return false; }
-  // Whether the caller takes rows instead of activations: see AnswerRows.
-  virtual bool takes_rows() const { return false; }
   // All shards have gathered, and keep the batch under this handle.
   virtual void OnKept(uint64_t batch_handle) {}
-  // The activations of these features are in `output`, or their rows: the next in the order of the
-  // request, of a message part or more. The last come with the answer. From any thread, one call at
+  // The activations of these features are in `output`: the next in the order of the request, of a
+  // message part or more. The last come with the answer. From any thread, one call at
   // a time.
   virtual void OnCombined(const LookupOutput& output, absl::Span<const int> features) {}
   // All shards hold this update, which is committed next.
@@ -145,12 +143,7 @@ class StepPath {
                                    StepHooks* hooks, absl::Duration* time);
   absl::Status Keep(const std::shared_ptr<const ServedModel>& model,
                     const preprocess::PreprocessedBatch& batch,
-                    absl::Span<const GatherResult> results, std::vector<RowPlaces> places,
-                    uint64_t handle, absl::Time expiry);
-  // Makes the activations of `output`, those aside that have rows.
-  void Combine(const PreparedLookup& prepared, absl::Span<const GatherResult> results,
-               const SharedOutput& memory, AnswerRows* rows, LookupOutput* output,
-               StepHooks* hooks);
+                    absl::Span<const GatherResult> results, uint64_t handle, absl::Time expiry);
   // One attempt.
   absl::StatusOr<MadeMutation> TryUpdate(const UpdateName& name, const GradientInput& input,
                                          const KeptBatch& batch, rpc::CallContext* context,

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "base/float_halves.h"
 #include "base/status.h"
 #include "emberd/internal/v1/shard_service.pb.h"
 #include "server/group/group_rules.h"
@@ -15,90 +14,6 @@
 #include "server/shard/request_payload.h"
 
 namespace emberd::server {
-namespace {
-
-// Null: the stack's gradients are in the command's input.
-const SumPieces* FindPieces(const ApplyCommand& command, int stack) {
-  const auto it = std::find_if(command.pieces.begin(), command.pieces.end(),
-                               [stack](const SumPieces& pieces) { return pieces.stack == stack; });
-  return it == command.pieces.end() ? nullptr : &*it;
-}
-
-void EncodePiecesHeader(const SumPieces& sums, internal::v1::StackGradientHeader* to) {
-  to->set_floats(sums.rows * sums.width);
-  if (sums.dtype != v1::BFLOAT16) return;
-  to->set_half_width(static_cast<int32_t>(sums.width));
-  to->set_lower_rows(static_cast<int32_t>(sums.lower_rows.size()));
-}
-
-void AppendPieces(const SumPieces& sums, rpc::OutgoingMessage* message) {
-  if (!sums.lower_rows.empty()) {
-    auto lower_rows = std::make_shared<const std::vector<int32_t>>(sums.lower_rows);
-    const absl::Span<const int32_t> rows = *lower_rows;
-    message->Append(rows, std::move(lower_rows));
-  }
-  message->payload.insert(message->payload.end(), sums.pieces.begin(), sums.pieces.end());
-}
-
-// Rows that ascend in [0, rows).
-absl::Status CheckLowerRows(absl::Span<const int32_t> lower_rows, int64_t rows) {
-  int64_t least = 0;
-  for (const int32_t row : lower_rows) {
-    if (row < least || row >= rows) return Malformed("lower_rows that do not ascend");
-    least = int64_t{row} + 1;
-  }
-  return absl::OkStatus();
-}
-
-// Memory for the floats of all stacks that come in halves; null if none do. What their headers say
-// of them is checked.
-absl::StatusOr<std::shared_ptr<float>> TakeJoined(const internal::v1::ApplyHeader& header,
-                                                  size_t payload_bytes,
-                                                  const rpc::MessageLimits& limits) {
-  int64_t joined = 0;  // floats
-  for (const internal::v1::StackGradientHeader& stack : header.stacks()) {
-    const int64_t width = stack.half_width(), floats = stack.floats();
-    if (width == 0) continue;
-    // Rows that change after they were checked would be written anywhere.
-    if (header.has_payload()) return Malformed("halves in shared memory");
-    if (width < 0 || width % 2 != 0 || floats < 0 || floats % width != 0 || !stack.of_rows() ||
-        stack.lower_rows() < 0 || stack.lower_rows() > floats / width) {
-      return Malformed("halves that are not those of rows");
-    }
-    if (floats > static_cast<int64_t>(payload_bytes) / kHalfBytes - joined) {
-      return Malformed("more halves than its payload has");
-    }
-    joined += floats;
-  }
-  ASSIGN_OR_RETURN(const std::shared_ptr<char> memory,
-                   rpc::TakePayload(joined * sizeof(float), /*header_bytes=*/0, limits));
-  return std::shared_ptr<float>(memory, reinterpret_cast<float*>(memory.get()));
-}
-
-// Puts sums together that came in halves.
-absl::Status JoinHalves(const internal::v1::StackGradientHeader& from, rpc::PayloadReader* payload,
-                        float* to) {
-  const int64_t width = from.half_width(), floats = from.floats();
-  ASSIGN_OR_RETURN(const auto lower_rows, payload->Int32s(from.lower_rows(), "lower_rows"));
-  RETURN_IF_ERROR(CheckLowerRows(lower_rows, floats / width));
-  ASSIGN_OR_RETURN(const auto upper, payload->Bytes(floats * kHalfBytes, "upper halves"));
-  ASSIGN_OR_RETURN(const auto lower,
-                   payload->Bytes(from.lower_rows() * width * kHalfBytes, "lower halves"));
-  FloatsOfUpperHalves(upper.data(), floats, to);
-  const char* halves = lower.data();
-  for (const int32_t row : lower_rows) {
-    AddLowerHalves(halves, width, to + row * width);
-    halves += width * kHalfBytes;
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-int64_t MaxJoinedBytes(const rpc::MessageLimits& limits) {
-  return std::min(limits.max_bytes, limits.memory.limit() / 4);
-}
-
 internal::v1::GroupPart GroupPartToProto(const GroupPart& part) {
   internal::v1::GroupPart to;
   to.set_group(part.group);
@@ -134,8 +49,6 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
     to->mutable_hyperparameters()->insert(stack.hyperparameters.begin(),
                                           stack.hyperparameters.end());
     to->set_of_rows(stack.of_rows);
-    const SumPieces* const pieces = FindPieces(command, stack.stack);
-    if (pieces != nullptr) EncodePiecesHeader(*pieces, to);
     for (const auto& rows : stack.features) {
       EncodeFeatureRows(rows, command.regions, to->add_features());
     }
@@ -143,8 +56,6 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command) {
   rpc::OutgoingMessage message = rpc::OutgoingMessage::WithHeader(header);
   for (const shard::StackGradients& stack : command.input.stacks) {
     message.Append(stack.gradients, command.input.owner);
-    const SumPieces* const pieces = FindPieces(command, stack.stack);
-    if (pieces != nullptr) AppendPieces(*pieces, &message);
   }
   return message;
 }
@@ -159,21 +70,14 @@ absl::Status DecodeGroupPart(const internal::v1::GroupPart& from, GroupPart* par
   return absl::OkStatus();
 }
 
-// `joined`: where floats go that come in halves; moves on by them.
 absl::StatusOr<shard::StackGradients> DecodeStackGradients(
     const internal::v1::StackGradientHeader& from, const RegionServer* regions,
-    rpc::PayloadReader* payload, float** joined, PlaceOwners* owners) {
+    rpc::PayloadReader* payload, PlaceOwners* owners) {
   shard::StackGradients stack;
   stack.stack = from.stack();
   stack.hyperparameters.insert(from.hyperparameters().begin(), from.hyperparameters().end());
   stack.of_rows = from.of_rows();
-  if (from.half_width() != 0) {
-    RETURN_IF_ERROR(JoinHalves(from, payload, *joined));
-    stack.gradients = absl::MakeConstSpan(*joined, from.floats());
-    *joined += from.floats();
-  } else {
-    ASSIGN_OR_RETURN(stack.gradients, payload->Floats(from.floats(), "gradients"));
-  }
+  ASSIGN_OR_RETURN(stack.gradients, payload->Floats(from.floats(), "gradients"));
   for (const internal::v1::FeatureRows& rows : from.features()) {
     ASSIGN_OR_RETURN(stack.features.emplace_back(),
                      DecodeFeatureRows<const float>(rows, regions, owners));
@@ -181,18 +85,10 @@ absl::StatusOr<shard::StackGradients> DecodeStackGradients(
   return stack;
 }
 
-// Whether the payload is needed any longer. Halves have been joined.
-bool IsReferredTo(const internal::v1::ApplyHeader& header) {
-  return std::any_of(header.stacks().begin(), header.stacks().end(), [](const auto& stack) {
-    return stack.half_width() == 0 && stack.floats() > 0;
-  });
-}
-
 }  // namespace
 
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
-                                         const RegionServer* regions,
-                                         const rpc::MessageLimits& limits) {
+                                         const RegionServer* regions) {
   internal::v1::ApplyHeader header;
   RETURN_IF_ERROR(ParseHeader(message, &header));
   ASSIGN_OR_RETURN(RequestPayload bytes, FindPayload(message, header, regions));
@@ -212,17 +108,13 @@ absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
   command.input.step = header.step();
   command.input.rng_seed = header.rng_seed();
   command.payload_bytes = static_cast<int64_t>(bytes.bytes.size());
-  ASSIGN_OR_RETURN(const std::shared_ptr<float> joined,
-                   TakeJoined(header, bytes.bytes.size(), limits));
-  auto owners = std::make_shared<PlaceOwners>(1, joined);
-  float* next = joined.get();
+  auto owners = std::make_shared<PlaceOwners>(1, std::move(bytes.owner));
   rpc::PayloadReader payload(bytes.bytes);
   for (const internal::v1::StackGradientHeader& from : header.stacks()) {
     ASSIGN_OR_RETURN(command.input.stacks.emplace_back(),
-                     DecodeStackGradients(from, regions, &payload, &next, owners.get()));
+                     DecodeStackGradients(from, regions, &payload, owners.get()));
   }
   RETURN_IF_ERROR(payload.Finish());
-  if (IsReferredTo(header)) owners->push_back(std::move(bytes.owner));
   command.input.owner = std::move(owners);
   return command;
 }

@@ -15,14 +15,9 @@ rpc::OutgoingMessage EncodeApply(const ApplyCommand& command);
 
 // INVALID_ARGUMENT names what does not fit. The result keeps the message's payload alive.
 // `regions`: where a payload may lie instead of in the message, and is read; FAILED_PRECONDITION if
-// it lies in none of them. Sums that came in halves are put together, within `limits`.
+// it lies in none of them.
 absl::StatusOr<ApplyCommand> DecodeApply(const rpc::IncomingMessage& message,
-                                         const RegionServer* regions,
-                                         const rpc::MessageLimits& limits);
-
-// How many bytes of floats an Apply may bring in halves. They are there beside their message until
-// they have been joined, and leave room for others.
-int64_t MaxJoinedBytes(const rpc::MessageLimits& limits);
+                                         const RegionServer* regions);
 
 // The place of a part in its group's step; what comes from elsewhere than DecodeApply was checked
 // there before.

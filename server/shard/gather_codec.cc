@@ -251,7 +251,6 @@ absl::StatusOr<AnswerRoom> FindAnswerRoom(const RegionServer* regions,
 rpc::OutgoingMessage EncodeGatherResult(const GatherResult& result, const AnswerRoom& room) {
   internal::v1::GatherReply header;
   header.set_history(result.history);
-  header.set_max_joined_bytes(result.max_joined_bytes);
   uint64_t room_taken = 0;  // by sums that were written there
   for (const StackSumsView& stack : result.stacks) {
     internal::v1::StackSums* to = header.add_stacks();
@@ -303,7 +302,6 @@ absl::StatusOr<GatherResult> DecodeGatherResult(const rpc::IncomingMessage& mess
   owner->room = room.memory;
   GatherResult result;
   result.history = header.history();
-  result.max_joined_bytes = header.max_joined_bytes();
   rpc::PayloadReader payload(
       shared
           ? absl::MakeConstSpan(room.memory.get() + header.shared_offset(), header.shared_bytes())

@@ -54,7 +54,6 @@ class LocalApply final : public ApplyCall {
  public:
   LocalApply(ShardHost* host, ApplyCommand command, std::string name)
       : host_(host), name_(std::move(name)) {
-    assert(command.pieces.empty());  // !takes_pieces()
     host_->Stage(std::move(command),
                  [promise = staged_](auto staged) { promise->Set(std::move(staged)); });
   }

@@ -65,9 +65,7 @@ TEST(PlacesTest, GradientsAreReadWhereTheyLie) {
   sent.regions = {region};
   const auto* const floats = reinterpret_cast<const float*>(region.memory->data());
   sent.input.stacks.push_back({2, {}, {}, {{floats + 8, 8, 8, 0, 5}, {}}});
-  const auto decode = [&] {
-    return DecodeApply(Transport(EncodeApply(sent)), ends.server.get(), {1 << 20});
-  };
+  const auto decode = [&] { return DecodeApply(Transport(EncodeApply(sent)), ends.server.get()); };
   auto got = decode();
   ASSERT_TRUE(got.ok()) << got.status();
   ASSERT_EQ(got->input.stacks[0].features.size(), 2u);

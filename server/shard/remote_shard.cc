@@ -131,7 +131,6 @@ class RemoteShard final : public ShardBackend {
   bool Lend(const NamedRegion& region) override { return memory_.Lend(region); }
   void TakeBackRegions() override { memory_.TakeBackRegions(); }
   std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) override { return memory_.Take(bytes); }
-  bool takes_pieces() const override { return true; }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) override {
     return MakeRemoteApply(Open("/emberd.internal.v1.ShardService/Apply", context), command,
                            &reconnector_);

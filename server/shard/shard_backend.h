@@ -116,8 +116,6 @@ struct GatherResult {
   std::shared_ptr<const void> owner;  // keeps the views alive
   // By stack: of `rows`, which stand among `stacks` then; null for others. Empty: none does.
   std::vector<std::shared_ptr<const shard::LaterSums>> later = {};
-  // ApplyCommand.pieces may be BFLOAT16 if they are at most so many bytes as floats.
-  int64_t max_joined_bytes = 0;
   shard::GatherPlaces places = {};  // those that the shard was asked for
 };
 
@@ -129,18 +127,6 @@ struct GroupPart {
   int size = 1;
   int64_t step = 0;
 };
-// The sums of rows of one stack as they came from a trainer, in pieces.
-struct SumPieces {
-  int stack = 0;
-  // FLOAT32: [rows, width]. BFLOAT16: [rows + lower_rows, width], the upper halves of float32, and
-  // then the lower ones of `lower_rows`.
-  v1::DataType dtype = v1::FLOAT32;
-  int64_t rows = 0;
-  int64_t width = 0;  // padded
-  std::vector<rpc::SharedBytes> pieces;
-  std::vector<int32_t> lower_rows = {};  // ascending
-};
-
 struct ApplyCommand {
   uint64_t model_id = 0;
   uint64_t batch_handle = 0;
@@ -149,9 +135,6 @@ struct ApplyCommand {
   uint64_t attempt = 0;  // see MutationVotes
   std::optional<GroupPart> group_part;
   shard::ApplyInput input;
-  // What `input` lacks of stacks that are of_rows; only if the shard takes_pieces, and without a
-  // block.
-  std::vector<SumPieces> pieces = {};
   int64_t payload_bytes = 0;  // of the message that brought it
   // ShardBackend::TakeBlock's, which holds the gradients of `input`, stack after stack from its
   // begin; null: they lie elsewhere.
@@ -229,8 +212,6 @@ class ShardBackend {
   // Memory for the gradients of one Apply, which the shard reads where they are. Null: any other
   // will do.
   virtual std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) { return nullptr; }
-  // Whether Apply takes ApplyCommand.pieces; else its input must have all gradients.
-  virtual bool takes_pieces() const { return false; }
   virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
   virtual absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
       const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) = 0;

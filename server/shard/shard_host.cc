@@ -252,28 +252,27 @@ void ShardHost::GatherOnWorker(GatherCommand command, const GatherCallback& done
   }
   // Callbacks are copied, so they share it.
   auto held = std::make_shared<rpc::MemoryRoom>(*std::move(room));
-  engine_->Gather(
-      *batch, std::move(command.places),
-      [this, done, metrics = rows->metrics, read_only = rows->read_only, held,
-       model_id = command.model_id, history = command.history, handle = command.batch_handle,
-       max_joined_bytes = MaxJoinedBytes(limits_)](auto output) {
-        if (!output.ok()) {
-          batches_.Erase(handle);
-          const absl::Status here = models_.Check(model_id, history);
-          return done(here.ok() ? output.status() : here);
-        }
-        // A reset in between would have shown new rows under the old name. Rows that
-        // are only read stay what they are, also when others have followed them.
-        const absl::Status status = read_only ? absl::OkStatus() : models_.Check(model_id, history);
-        if (!status.ok()) {
-          batches_.Erase(handle);
-          return done(status);
-        }
-        GatherResult result = ToResult(history, *std::move(output), std::move(*held));
-        result.max_joined_bytes = max_joined_bytes;
-        if (metrics != nullptr) AddGathered(result, metrics);
-        done(std::move(result));
-      });
+  engine_->Gather(*batch, std::move(command.places),
+                  [this, done, metrics = rows->metrics, read_only = rows->read_only, held,
+                   model_id = command.model_id, history = command.history,
+                   handle = command.batch_handle](auto output) {
+                    if (!output.ok()) {
+                      batches_.Erase(handle);
+                      const absl::Status here = models_.Check(model_id, history);
+                      return done(here.ok() ? output.status() : here);
+                    }
+                    // A reset in between would have shown new rows under the old name. Rows that
+                    // are only read stay what they are, also when others have followed them.
+                    const absl::Status status =
+                        read_only ? absl::OkStatus() : models_.Check(model_id, history);
+                    if (!status.ok()) {
+                      batches_.Erase(handle);
+                      return done(status);
+                    }
+                    GatherResult result = ToResult(history, *std::move(output), std::move(*held));
+                    if (metrics != nullptr) AddGathered(result, metrics);
+                    done(std::move(result));
+                  });
 }
 
 absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(

@@ -105,7 +105,7 @@ class ApplyStream final : public rpc::ServerMessageStream {
 
   void Stage(const rpc::IncomingMessage& message) {
     slow_log_.Begin();
-    absl::StatusOr<ApplyCommand> command = DecodeApply(message, regions_, limits_);
+    absl::StatusOr<ApplyCommand> command = DecodeApply(message, regions_);
     if (!command.ok()) return End(command.status());
     timer_.AddRequestBytes(command->payload_bytes);
     host_->Stage(*std::move(command), [this](absl::StatusOr<ShardHost::StagedApply> staged) {

@@ -1,11 +1,9 @@
 // A step end to end: trainers on Train streams against a coordinator and two shard processes, over
 // loopback gRPC, (.../shards) with memory that the coordinator shares with the shards,
-// (.../shared) with memory that it shares with the trainer as well, (.../sidecar) with the trainer
-// alone, as where the shards are on other machines, and (.../whole) by TCP again, with each
-// sample's row and gradient sent though others have the same (ClientOptions::distinct_rows). It
-// stands for a recommender's sparse part (26 features of width 64, batch 4096, Zipf-skewed ids)
-// without the trainer's dense part, with all processes on one machine: a real cluster would not
-// share its CPUs.
+// (.../shared) with memory that it shares with the trainer as well, and (.../sidecar) with the
+// trainer alone, as where the shards are on other machines. It stands for a recommender's sparse
+// part (26 features of width 64, batch 4096, Zipf-skewed ids) without the trainer's dense part,
+// with all processes on one machine: a real cluster would not share its CPUs.
 //
 // Limits of the payload rates, measured in the same run (raw_rpc.h): of the rows .../lookup_payload
 // and .../update_payload a bare stream between two ends; of .../lookup_relay and .../update_relay
@@ -211,11 +209,6 @@ EMBERD_BENCHMARK(step, argc, argv) {
         if (full) tcp.Peers(name, options.shape);
         tcp.TwoRanks(name, options);
         tcp.Pipelined(name, options);
-      }
-      if (bag == 1 && report.Wants(name + "/whole")) {
-        StepOptions whole = options;
-        whole.distinct_rows = false;
-        tcp.Plain(name + "/whole", whole);
       }
       if (report.Wants(name + "/shards")) shards.Plain(name + "/shards", options);
       if (report.Wants(name + "/sidecar")) sidecar.Plain(name + "/sidecar", options);

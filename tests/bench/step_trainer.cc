@@ -40,7 +40,6 @@ class RankTrainer {
       : options_(options) {
     client::ClientOptions own = client_options;
     own.activation_type = own.gradient_type = options.wire;
-    own.distinct_rows = options.distinct_rows;
     auto client = client::Client::Connect(own);
     DieUnless(client.status());
     client_ = *std::move(client);

@@ -32,10 +32,9 @@ enum class Compute { kNone, kSpin, kSleep };  // a trainer on this CPU, or on a 
 struct StepOptions {
   StepShape shape;
   client::WireType wire = client::WireType::kFloat32;
-  bool distinct_rows = true;  // see ClientOptions
-  int ranks = 1;              // which divide the batch; through one coordinator
-  bool ids_ahead = false;     // the next step's ids are sent while this one computes
-  bool pipelined = false;     // and its lookup does not wait for this step's update
+  int ranks = 1;           // which divide the batch; through one coordinator
+  bool ids_ahead = false;  // the next step's ids are sent while this one computes
+  bool pipelined = false;  // and its lookup does not wait for this step's update
   Compute compute = Compute::kNone;
   double compute_seconds = 0;  // between the activations of a step and its gradients
   int steps = 11;              // the first two warm up

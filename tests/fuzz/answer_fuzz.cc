@@ -1,7 +1,7 @@
 // One part of the answer to a lookup on a training stream, cut into slices as the first byte says,
 // and given to the client's assembler for a request that the second byte chooses. Catches: bytes
-// that crash the reader that leaves rows where they are, rows that are read from beyond the message
-// or written beyond the activations, and an answer that is read in another way than by protobuf.
+// that crash the reader, elements that are written beyond the activations, and an answer that is
+// read in another way than by protobuf.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -32,8 +32,7 @@ ExpectedLookup Expected(uint8_t choice) {
   ExpectedLookup expected;
   expected.step = 7;
   expected.type = (choice & 1) != 0 ? WireType::kBfloat16 : WireType::kFloat32;
-  expected.distinct_rows = (choice & 2) != 0;
-  expected.features.push_back({.name = "a", .samples = 3, .dim = 2, .table_alone = true});
+  expected.features.push_back({.name = "a", .samples = 3, .dim = 2});
   expected.features.push_back({.name = "b", .samples = 3, .dim = 1});
   Require(client::PlaceActivations((choice & 4) != 0, &expected).ok(), "the features fit");
   return expected;
@@ -50,17 +49,6 @@ float ElementOf(const v1::Tensor& tensor, int64_t i) {
   return FromBfloat16(value);
 }
 
-// As batch.proto says it.
-float ActivationOf(const v1::FeatureActivation& feature, int64_t sample, int64_t column,
-                   int64_t dim) {
-  if (!feature.has_rows()) return ElementOf(feature.activation(), sample * dim + column);
-  int32_t row;
-  std::memcpy(&row, feature.row_index().data().data() + sample * sizeof(row), sizeof(row));
-  if (row < 0) return 0;
-  const float element = ElementOf(feature.rows(), row * feature.rows().shape(1) + column);
-  return feature.rows().dtype() == v1::FLOAT32 ? 0.0f + element : element;
-}
-
 void RequireSame(const client::TrainLookupResult& found, const v1::TrainLookupResult& sent) {
   Require(static_cast<int>(found.activations.size()) == sent.activations_size(),
           "each feature has its activations");
@@ -69,7 +57,7 @@ void RequireSame(const client::TrainLookupResult& found, const v1::TrainLookupRe
     for (int64_t s = 0; s < activation.samples; ++s) {
       for (int64_t c = 0; c < activation.dim; ++c) {
         const float here = activation.values[s * activation.row_stride + c];
-        const float there = ActivationOf(sent.activations(f), s, c, activation.dim);
+        const float there = ElementOf(sent.activations(f).activation(), s * activation.dim + c);
         Require(std::memcmp(&here, &there, sizeof(here)) == 0 || (here != here && there != there),
                 "activations are those that were sent");
       }

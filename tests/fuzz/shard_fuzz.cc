@@ -63,14 +63,6 @@ bool ReadWhole(const rpc::IncomingMessage& message, const rpc::OutgoingMessage& 
   return fuzz::Canonical<Header>(again.header) == message.header();
 }
 
-// Whether any gradients come in halves, which are floats when they have been decoded.
-bool HasHalves(const rpc::IncomingMessage& message) {
-  internal::v1::ApplyHeader header;
-  Require(header.ParseFromString(message.header()), "what was decoded can be parsed");
-  return std::any_of(header.stacks().begin(), header.stacks().end(),
-                     [](const auto& stack) { return stack.half_width() != 0; });
-}
-
 // One engine with a model and a batch of four samples.
 class Shard {
  public:
@@ -116,10 +108,9 @@ class Shard {
   }
 
   void TryApply(const rpc::IncomingMessage& message) {
-    auto command = server::DecodeApply(message, nullptr, {kMaxMessageBytes});
+    auto command = server::DecodeApply(message, nullptr);
     if (!command.ok()) return;
-    const bool whole = HasHalves(message) ||
-                       ReadWhole<internal::v1::ApplyHeader>(message, server::EncodeApply(*command));
+    const bool whole = ReadWhole<internal::v1::ApplyHeader>(message, server::EncodeApply(*command));
     const bool empty = command->input.stacks.empty();
     auto part = shard::CheckedPart::Make(batch_, std::move(command->input));
     if (!part.ok()) return;

@@ -26,7 +26,7 @@ class ClientOptions(ctypes.Structure):
                 ("ca_file", c_char_p), ("certificate_file", c_char_p), ("key_file", c_char_p),
                 ("server_name", c_char_p), ("token", c_char_p), ("token_file", c_char_p),
                 ("connect_timeout_ms", c_int64), ("deadline_ms", c_int64), ("activation_type", c_int32),
-                ("gradient_type", c_int32), ("transport", c_int32), ("without_distinct_rows", c_int64)]
+                ("gradient_type", c_int32), ("transport", c_int32)]
 
 
 class TrainOptions(ctypes.Structure):

@@ -75,7 +75,7 @@ def _milliseconds(seconds: float) -> int:
 
 def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None] = None, token: str = "",
             token_file: str = "", deadline: float = 30.0, connect_timeout: float = 10.0, wire: str = "float32",
-            gradient_wire: Optional[str] = None, transport: str = "auto", distinct_rows: bool = True) -> "Client":
+            gradient_wire: Optional[str] = None, transport: str = "auto") -> "Client":
     """A client of a cluster.
 
     addresses: "host:port" of the coordinators, one or several; the first one that answers is used.
@@ -84,11 +84,9 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
     deadline: seconds for every call, all retries included. connect_timeout: until the first coordinator has answered.
     wire: how activations travel, "float32" or "bfloat16" (half the bytes); gradients too, unless gradient_wire is given.
     transport: "auto" shares memory with a coordinator on this machine for large arrays; "tcp" never does.
-    distinct_rows: False: training streams over TCP send each sample's row and gradient, though others have the same. The
-        results are the same bits.
     """
     given = dict(tls=tls, token=token, token_file=token_file, deadline=deadline, connect_timeout=connect_timeout,
-                 wire=wire, gradient_wire=gradient_wire, transport=transport, distinct_rows=distinct_rows)
+                 wire=wire, gradient_wire=gradient_wire, transport=transport)
     hosts = [addresses] if isinstance(addresses, str) else list(addresses)
     for kind in (wire, gradient_wire):
         if kind is not None and kind not in WIRE:
@@ -106,7 +104,6 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
     options.connect_timeout_ms, options.deadline_ms = _milliseconds(connect_timeout), _milliseconds(deadline)
     options.activation_type, options.gradient_type = WIRE[wire], WIRE[gradient_wire or wire]
     options.transport = TRANSPORT[transport]
-    options.without_distinct_rows = 0 if distinct_rows else 1
     handle = Call(_native.lib().connect(ctypes.byref(options))).take("client")
     return Client(handle, hosts, given)
 

@@ -43,7 +43,6 @@ absl::StatusOr<std::optional<TrainStepRequest>> TrainAssembler::AddLookup(v1::Tr
   if (!lookup_.has_value()) {
     lookup_.emplace().step = message->step();
     lookup_->lookup.emplace().set_activation_dtype(message->activation_dtype());
-    lookup_->distinct_rows = message->distinct_rows();
     if (message->has_shared()) lookup_->lookup->mutable_shared()->Swap(message->mutable_shared());
   }
   RETURN_IF_ERROR(CheckSameStep(lookup_->step, message->step()));

@@ -32,7 +32,6 @@ struct TrainStepRequest {
   int64_t step = 0;
   int64_t bytes = 0;  // of its messages on the wire
   std::optional<v1::LookupRequest> lookup;
-  bool distinct_rows = false;  // of a lookup: see TrainLookup
   std::optional<TrainUpdatePart> update;
 
   bool complete() const { return lookup.has_value() || update->last; }

@@ -21,11 +21,7 @@ class TrainSession::LookupHooks final : public StepHooks {
  public:
   LookupHooks(TrainSession* session, const TrainStepRequest& request, v1::StepTimes* times,
               const Forward* forward)
-      : session_(session),
-        step_(request.step),
-        takes_rows_(request.distinct_rows),
-        times_(times),
-        forward_(*forward) {}
+      : session_(session), step_(request.step), times_(times), forward_(*forward) {}
 
   absl::StatusOr<bool> AnyNeedsCuts(bool mine) override {
     return session_->member_->AnyNeedsCuts(step_, mine, session_->context_, &cuts_wait_);
@@ -43,7 +39,6 @@ class TrainSession::LookupHooks final : public StepHooks {
   }
   absl::Duration gather_limit() const override { return session_->resources_.shard_call; }
   bool owns_batch() const override { return true; }
-  bool takes_rows() const override { return takes_rows_; }
   void OnKept(uint64_t batch_handle) override { session_->Gathered(step_, batch_handle); }
   void OnCombined(const LookupOutput& output, absl::Span<const int> features) override {
     forward_(output, features);
@@ -54,7 +49,6 @@ class TrainSession::LookupHooks final : public StepHooks {
  private:
   TrainSession* const session_;
   const int64_t step_;
-  const bool takes_rows_;
   v1::StepTimes* const times_;
   const Forward& forward_;
   size_t forwarded_ = 0;
