@@ -235,25 +235,6 @@ TEST_F(ExplainTest, RefusesOtherCommandLines) {
   EXPECT_EQ(Explain({}).code, kUsage);
   EXPECT_EQ(Explain({"--model", model_}).code, kUsage);
   EXPECT_EQ(Explain({"--batch", model_}).code, kUsage);
-  EXPECT_EQ(Explain({"--case", "x", "--model", model_, "--batch", "y"}).code, kUsage);
-  EXPECT_EQ(Explain({"--model", model_, "--batch", "y", "--zero-gains"}).code, kUsage);
-}
-
-// What stands in a case that cannot be run: the error is the output, so that a script needs to
-// look at one stream alone. Golden cases are run by the test explain_cases.
-TEST_F(ExplainTest, PrintsTheErrorOfACase) {
-  for (const char* text :
-       {"", "{}", R"({"kind": "x", "input": {}})", R"({"kind": "split", "input": 3})",
-        R"({"kind": "stacking", "input": {"global_device_count": 0}})"}) {
-    const Outcome outcome = Explain({"--case", Write("case.json", text)});
-    EXPECT_EQ(outcome.code, kRefused) << text;
-    const Json json = Json::parse(outcome.out);
-    EXPECT_EQ(json["error"]["code"], "INVALID_ARGUMENT") << text;
-    EXPECT_THAT(json["error"]["message"].get<std::string>(), HasSubstr("case.json"));
-  }
-  const Outcome outcome = Explain({"--case", folder_ + "/none.json"});
-  EXPECT_EQ(outcome.code, kRefused);
-  EXPECT_EQ(Json::parse(outcome.out)["error"]["code"], "NOT_FOUND");
 }
 
 }  // namespace explain_test

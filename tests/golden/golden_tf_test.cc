@@ -16,10 +16,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/paths.h"
-#include "client/emberctl/explain/jax_device_buffer.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/batch/sort_and_merge.h"
 #include "tests/golden/golden_json.h"
+#include "tests/golden/jax_device_buffer.h"
 
 namespace emberd::preprocess {
 namespace golden_tf_test {

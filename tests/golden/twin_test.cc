@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/seed.h"
-#include "client/emberctl/explain/jax_case.h"
+#include "tests/golden/jax_case.h"
 #include "tests/testing/random_case.h"
 
 namespace emberd::preprocess {

@@ -1,4 +1,4 @@
-#include "client/emberctl/explain/jax_device_buffer.h"
+#include "tests/golden/jax_device_buffer.h"
 
 #include <algorithm>
 #include <limits>

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
-#include "client/emberctl/explain/jax_case.h"
 #include "emberd/v1/model.pb.h"
+#include "tests/golden/jax_case.h"
 
 namespace emberd::preprocess {
 

@@ -6,9 +6,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "client/emberctl/explain/jax_case_kinds.h"
 #include "preprocess/plan/placement.h"
 #include "preprocess/plan/plan.h"
+#include "tests/golden/jax_case_kinds.h"
 
 namespace emberd::preprocess {
 namespace {

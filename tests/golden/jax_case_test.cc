@@ -1,5 +1,5 @@
 // Would catch: a hand-written case that crashes the program that explains it.
-#include "client/emberctl/explain/jax_case.h"
+#include "tests/golden/jax_case.h"
 
 #include <fstream>
 #include <string>

@@ -1,5 +1,5 @@
 // Runs a case in the JSON form in which jax-tpu-embedding's behaviour is recorded: the same inputs
-// give the same numbers. For golden tests and for explaining a batch from a shell.
+// give the same numbers.
 #pragma once
 
 #include <nlohmann/json.hpp>

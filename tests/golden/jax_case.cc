@@ -1,4 +1,4 @@
-#include "client/emberctl/explain/jax_case.h"
+#include "tests/golden/jax_case.h"
 
 #include <bit>
 #include <exception>
@@ -7,10 +7,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/emberctl/explain/jax_case_kinds.h"
 #include "preprocess/batch/buckets.h"
 #include "preprocess/batch/cuts.h"
 #include "preprocess/plan/placement.h"
+#include "tests/golden/jax_case_kinds.h"
 
 namespace emberd::preprocess {
 namespace {
