@@ -77,9 +77,10 @@ absl::StatusOr<std::string> ChangePause::FindMovingMutation(const Answers& answe
     for (size_t shard = 0; shard < answers.size() && moving; ++shard) {
       if (on_shard[shard]) continue;
       // Made there, so the word is on its way here; or not even voted on.
-      ASSIGN_OR_RETURN(const MutationVotes::Found found,
-                       shards_.shards[shard]->FindMutation(name, 0, context));
-      moving = found.state == internal::v1::FindMutationResponse::COMMITTED;
+      internal::v1::FindMutationRequest request;
+      *request.mutable_mutation() = NameToProto(name);
+      ASSIGN_OR_RETURN(const auto found, shards_.shards[shard]->FindMutation(request, context));
+      moving = found.state() == internal::v1::FindMutationResponse::COMMITTED;
     }
     if (!moving) continue;
     if (decide) RETURN_IF_ERROR(mutations_->Find(name, context).status());
@@ -185,8 +186,9 @@ void ChangePause::Resume() {
   request.set_model_id(model_->id);
   request.set_pause_id(id_);
   rpc::CallContext context(SteadyNow() + kResumeDeadline);
-  ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()),
-               [&](int shard) { return shards_.shards[shard]->ResumeChanges(request, &context); });
+  ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()), [&](int shard) {
+    return shards_.shards[shard]->ResumeChanges(request, &context).status();
+  });
 }
 
 }  // namespace emberd::server

@@ -80,7 +80,12 @@ class Network {
 class ScheduledShard : public TestingShard {
  public:
   ScheduledShard(int index, Network* network, Mutex* turn, Mistake mistake)
-      : TestingShard(index), network_(network), turn_(turn), mistake_(mistake) {}
+      : TestingShard(index), network_(network), turn_(turn), mistake_(mistake) {
+    Answer(ShardVerb::kPauseChanges, &ScheduledShard::OnPause);
+    Answer(ShardVerb::kResumeChanges, &ScheduledShard::OnResume);
+    Answer(ShardVerb::kFindMutation, &ScheduledShard::OnFind);
+    Answer(ShardVerb::kDecideMutation, &ScheduledShard::OnDecide);
+  }
 
   const std::set<int>& made() const { return made_; }
   // Called when nothing is under way and a pause asks.
@@ -115,8 +120,8 @@ class ScheduledShard : public TestingShard {
   }
 
   // What a pause asks. Anything may happen before and after each answer.
-  absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
-      const internal::v1::PauseChangesRequest& request, rpc::CallContext*) override {
+  absl::StatusOr<internal::v1::PauseChangesResponse> OnPause(
+      const internal::v1::PauseChangesRequest& request) {
     const MutexLock lock(turn_);
     if (network_->empty() && on_idle_ != nullptr) on_idle_();
     network_->DeliverSome(12);
@@ -134,28 +139,38 @@ class ScheduledShard : public TestingShard {
     network_->DeliverSome(12);
     return response;
   }
-  absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest& request,
-                             rpc::CallContext*) override {
+  absl::StatusOr<internal::v1::ResumeChangesResponse> OnResume(
+      const internal::v1::ResumeChangesRequest& request) {
     const MutexLock lock(turn_);
     gate_.Resume(request.model_id(), request.pause_id());
-    return absl::OkStatus();
+    return internal::v1::ResumeChangesResponse();
   }
-  absl::StatusOr<MutationVotes::Found> FindMutation(const Mutation& mutation, uint64_t attempt,
-                                                    rpc::CallContext*) override {
+  absl::StatusOr<internal::v1::FindMutationResponse> OnFind(
+      const internal::v1::FindMutationRequest& request) {
     const MutexLock lock(turn_);
-    if (mistake_ == Mistake::kMadeElsewhereMissed) return MutationVotes::Found{};
+    internal::v1::FindMutationResponse response;
+    if (mistake_ == Mistake::kMadeElsewhereMissed) return response;
     std::optional<absl::StatusOr<MutationVotes::Found>> found;
-    votes_.Find(mutation, attempt, [&](auto answer) { found = std::move(answer); });
+    votes_.Find(*MutationOf(request.mutation()), request.attempt(),
+                [&](auto answer) { found = std::move(answer); });
     while (!found.has_value()) network_->Deliver();  // it is on its way to the rows
-    return *found;
+    if (!found->ok()) return found->status();
+    response.set_state((*found)->state);
+    response.set_attempt((*found)->attempt);
+    SetRowCounts((*found)->rows, &response);
+    return response;
   }
-  absl::StatusOr<RowCounts> DecideMutation(const Mutation& mutation, uint64_t attempt, bool commit,
-                                           rpc::CallContext*) override {
+  absl::StatusOr<internal::v1::DecideMutationResponse> OnDecide(
+      const internal::v1::DecideMutationRequest& request) {
     const MutexLock lock(turn_);
     std::optional<absl::StatusOr<RowCounts>> rows;
-    votes_.Decide(mutation, attempt, commit, [&](auto answer) { rows = std::move(answer); });
+    votes_.Decide(*MutationOf(request.mutation()), request.attempt(), request.commit(),
+                  [&](auto answer) { rows = std::move(answer); });
     while (!rows.has_value()) network_->Deliver();
-    return *rows;
+    if (!rows->ok()) return rows->status();
+    internal::v1::DecideMutationResponse response;
+    SetRowCounts(**rows, &response);
+    return response;
   }
 
  private:
@@ -305,21 +320,25 @@ TEST(ChangePauseTest, ASettledPauseIsOneMomentWhateverTheNetworkDoes) {
 class GroupShard : public TestingShard {
  public:
   GroupShard(int index, std::vector<internal::v1::HeldStep> answers)
-      : TestingShard(index), answers_(std::move(answers)) {}
+      : TestingShard(index), answers_(std::move(answers)) {
+    Answer(ShardVerb::kPauseChanges, &GroupShard::OnPause);
+    Answer(ShardVerb::kResumeChanges, &GroupShard::OnResume);
+    Answer(ShardVerb::kDecideStep, &GroupShard::OnDecide);
+  }
 
-  absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
-      const internal::v1::PauseChangesRequest& request, rpc::CallContext*) override {
+  absl::StatusOr<internal::v1::PauseChangesResponse> OnPause(
+      const internal::v1::PauseChangesRequest& request) {
     internal::v1::PauseChangesResponse response;
     *response.add_groups() = answers_[std::min(asked_++, answers_.size() - 1)];
     return response;
   }
-  absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest&,
-                             rpc::CallContext*) override {
+  absl::StatusOr<internal::v1::ResumeChangesResponse> OnResume(
+      const internal::v1::ResumeChangesRequest&) {
     ++resumed_;
-    return absl::OkStatus();
+    return internal::v1::ResumeChangesResponse();
   }
-  absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
-                                       rpc::CallContext*) override {
+  absl::StatusOr<internal::v1::DecideStepResponse> OnDecide(
+      const internal::v1::DecideStepRequest& request) {
     EXPECT_TRUE(request.commit());
     decided_ = request.step();
     internal::v1::HeldStep made = answers_.back();
@@ -327,7 +346,7 @@ class GroupShard : public TestingShard {
     made.set_held_step(-1);
     made.set_complete(false);
     answers_ = {made};
-    return RowCounts();
+    return internal::v1::DecideStepResponse();
   }
   size_t asked() const { return asked_; }
   int resumed() const { return resumed_; }

@@ -111,7 +111,7 @@ absl::Status CheckpointSave::BeginOnShards(uint64_t pause_id, const ChangePause:
       ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()), [&](int shard) {
         internal::v1::BeginSaveRequest here = request;
         here.set_changes(answers[shard].changes());
-        return shards_.shards[shard]->BeginSave(here, context);
+        return shards_.shards[shard]->BeginSave(here, context).status();
       }));
 }
 
@@ -158,9 +158,10 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointSave::Finish(rpc::CallContext* 
   rpc::CallContext completing(SteadyNow() + kCompleteDeadline, context->trace());
   // A shard that does not hear of it counts changes from further back: the next one is whole. And
   // its log goes on from an older one, which then stays.
-  absl::Status heard = FirstError(ForEachShard(
-      shards_.threads, ShardsFrom(0, shards_.shards.size()),
-      [&](int shard) { return shards_.shards[shard]->CompleteSave(complete, &completing); }));
+  absl::Status heard = FirstError(
+      ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()), [&](int shard) {
+        return shards_.shards[shard]->CompleteSave(complete, &completing).status();
+      }));
   // Logs of rows that models share begin with none.
   const bool begins = options_.has_log && !config::HasSharedTables(model_->config);
   if (heard.ok() && begins) heard = store_->SetBeginning(manifest_, model_->history);

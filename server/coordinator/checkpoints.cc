@@ -174,7 +174,7 @@ absl::Status Checkpoints::CheckFiles(const CheckpointChain& chain, const BytesRe
   request.mutable_chain()->Add(chain.begin(), chain.end());
   RETURN_IF_ERROR(FirstError(ForEachShard(
       shards_.threads, ShardsFrom(0, shards_.shards.size()),
-      [&](int shard) { return shards_.shards[shard]->BeginRestore(request, context); })));
+      [&](int shard) { return shards_.shards[shard]->BeginRestore(request, context).status(); })));
   const int64_t total = BytesOf(chain);
   return transfers.Await(context, [&](int64_t bytes, int64_t) { return report(bytes, total); })
       .status();

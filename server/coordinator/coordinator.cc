@@ -325,7 +325,9 @@ void Coordinator::AddShards(int hot_rows, rpc::CallContext* caller,
   rpc::CallContext context(SteadyNow() + kStatusDeadline, caller->trace());
   for (size_t i = 0; i < shards_.size(); ++i) shards->Add();
   ForEachShard(&threads_->blocking, ShardsFrom(0, shards_.size()), [&](int shard) {
-    auto status = shards_[shard]->GetStatus(hot_rows, &context);
+    internal::v1::GetShardStatusRequest request;
+    request.set_hot_rows(hot_rows);
+    auto status = shards_[shard]->GetStatus(request, &context);
     v1::ShardStatus& to = *shards->Mutable(shard);
     if (status.ok()) to = std::move(*status);
     to.set_index(shard);

@@ -263,15 +263,20 @@ bool Fanout::ReadsInPlace(const GradientInput& input, const KeptBatch& batch, in
 
 void Fanout::RenewBatches(const std::vector<uint64_t>& handles) {
   rpc::CallContext context(SteadyNow() + kReleaseDeadline);
-  ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()), [&](int shard) {
-    return shards_[shard]->RenewBatches(handles, options_.batch_ttl, &context);
-  });
+  internal::v1::RenewBatchesRequest request;
+  request.mutable_batch_handles()->Add(handles.begin(), handles.end());
+  request.set_batch_ttl_ms(absl::ToInt64Milliseconds(options_.batch_ttl));
+  ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()),
+               [&](int shard) { return shards_[shard]->RenewBatches(request, &context).status(); });
 }
 
 void Fanout::Release(uint64_t model_id, uint64_t handle) {
   rpc::CallContext context(SteadyNow() + kReleaseDeadline);
+  internal::v1::ReleaseBatchRequest request;
+  request.set_model_id(model_id);
+  request.set_batch_handle(handle);
   ForEachShard(&options_.threads->blocking, ShardsFrom(0, shards_.size()),
-               [&](int shard) { return shards_[shard]->ReleaseBatch(model_id, handle, &context); });
+               [&](int shard) { return shards_[shard]->ReleaseBatch(request, &context).status(); });
 }
 
 absl::StatusOr<std::vector<internal::v1::OpenGroupResponse>> Fanout::OpenGroup(

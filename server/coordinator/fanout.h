@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/buffer_pool.h"
+#include "base/status.h"
 #include "base/thread_pools.h"
 #include "preprocess/batch/preprocessor.h"
 #include "server/coordinator/each_shard.h"
@@ -122,7 +123,8 @@ class Fanout {
   int shards() const { return static_cast<int>(shards_.size()); }
   absl::StatusOr<RowCounts> DecideStep(int shard, const internal::v1::DecideStepRequest& request,
                                        rpc::CallContext* context) {
-    return shards_[shard]->DecideStep(request, context);
+    ASSIGN_OR_RETURN(const auto decided, shards_[shard]->DecideStep(request, context));
+    return RowCountsOf(decided);
   }
 
  private:

@@ -58,7 +58,7 @@ absl::Status ModelChanges::RestoreOnAll(const ServedModel& model, uint64_t histo
   RETURN_IF_ERROR(OnAllFirstZero([&](int shard) {
     internal::v1::BeginRestoreRequest here = request;
     *here.mutable_create() = MakeRequest(model, history, before, shard);
-    return shards_[shard]->BeginRestore(here, context);
+    return shards_[shard]->BeginRestore(here, context).status();
   }));
   RETURN_IF_ERROR(transfers.Await(context, source.report).status());
   transfers.Keep();
@@ -77,7 +77,7 @@ absl::Status ModelChanges::Make(const ServedModel& model, uint64_t history,
     internal::v1::ServeModelRequest request;
     request.set_model_id(model.id);
     request.set_history(history);
-    const absl::Status status = shards_[shard]->ServeModel(request, context);
+    const absl::Status status = shards_[shard]->ServeModel(request, context).status();
     ReachFailpoint("model.serves");
     return status;
   };
@@ -94,7 +94,7 @@ bool ModelChanges::TakeBack(const Leftover& leftover) {
   request.set_history(leftover.history);
   request.set_unless_serving(true);
   rpc::CallContext context(SteadyNow() + kUndoDeadline);
-  const absl::Status status = shards_[leftover.shard]->DropModel(request, &context);
+  const absl::Status status = shards_[leftover.shard]->DropModel(request, &context).status();
   if (leftover.shard == 0) {
     // The word is shard 0's. Where it serves the rows, nothing is left over.
     if (!status.ok()) return absl::IsFailedPrecondition(status);
@@ -148,12 +148,12 @@ absl::StatusOr<bool> ModelChanges::Drop(const std::string& name, uint64_t model_
     internal::v1::DropModelRequest request;
     request.set_model_id(model_id);
     request.set_history(known);
-    RETURN_IF_ERROR(shards_[shard]->DropModel(request, context));
+    RETURN_IF_ERROR(shards_[shard]->DropModel(request, context).status());
     for (const internal::v1::HostedModel& here : before.AllOnShard(shard, name)) {
       if (here.history() == known) continue;
       request.set_model_id(here.model_id());
       request.set_history(here.history());
-      RETURN_IF_ERROR(shards_[shard]->DropModel(request, context));
+      RETURN_IF_ERROR(shards_[shard]->DropModel(request, context).status());
     }
     return absl::OkStatus();
   }));
@@ -167,7 +167,7 @@ absl::Status ModelChanges::DropHistory(uint64_t model_id, uint64_t history, bool
     request.set_model_id(model_id);
     request.set_history(history);
     request.set_unless_only(unless_only);
-    return shards_[shard]->DropModel(request, context);
+    return shards_[shard]->DropModel(request, context).status();
   });
 }
 

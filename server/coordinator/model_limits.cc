@@ -40,7 +40,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::SetLimits(
     limits.set_version(model->live_limits->Get().version() + 1);
     ASSIGN_OR_RETURN(const std::vector<v1::StackLimit> stacks, change(*model, model->PlanNow()));
     limits.mutable_stacks()->Add(stacks.begin(), stacks.end());
-    const absl::Status set = shards_[0]->ServeModel(request, context);
+    const absl::Status set = shards_[0]->ServeModel(request, context).status();
     if (absl::IsAborted(set) && attempt < kLimitAttempts) continue;
     RETURN_IF_ERROR(set);
     model->SetLimits(limits);

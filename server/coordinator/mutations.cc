@@ -38,6 +38,13 @@ absl::Status RetryLater(const absl::Status& status) {
   return absl::IsAborted(status) ? absl::UnavailableError(status.message()) : status;
 }
 
+internal::v1::FindMutationRequest Question(const Mutation& mutation, uint64_t attempt) {
+  internal::v1::FindMutationRequest request;
+  *request.mutable_mutation() = NameToProto(mutation);
+  request.set_attempt(attempt);
+  return request;
+}
+
 }  // namespace
 
 bool MayHaveMissed(const absl::Status& status) {
@@ -65,7 +72,7 @@ absl::StatusOr<std::optional<RowCounts>> Mutations::Find(const Mutation& mutatio
                                                          rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const Answers seen, Ask(mutation, /*attempt=*/0, context));
   const bool unknown = std::all_of(seen.begin(), seen.end(), [](const auto& found) {
-    return found->state == FindMutationResponse::UNKNOWN;
+    return found->state() == FindMutationResponse::UNKNOWN;
   });
   if (unknown) return std::nullopt;
   uint64_t attempt = 0;
@@ -76,7 +83,7 @@ absl::StatusOr<Mutations::Answers> Mutations::Ask(const Mutation& mutation, uint
                                                   rpc::CallContext* context) {
   Answers answers(shards_.size(), absl::UnknownError("not asked"));
   RETURN_IF_ERROR(FirstError(ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
-    answers[shard] = shards_[shard]->FindMutation(mutation, attempt, context);
+    answers[shard] = shards_[shard]->FindMutation(Question(mutation, attempt), context);
     return RetryLater(answers[shard].status());
   })));
   return answers;
@@ -86,24 +93,24 @@ absl::StatusOr<std::optional<RowCounts>> Mutations::Settle(const Mutation& mutat
                                                            const Answers& seen, uint64_t* attempt,
                                                            rpc::CallContext* context) {
   uint64_t in_charge = 0;
-  for (const auto& found : seen) in_charge = std::max(in_charge, found->attempt);
+  for (const auto& found : seen) in_charge = std::max(in_charge, found->attempt());
   *attempt = NewAttempt(in_charge);
   rpc::LinkedContext settling(context, shard_call_);
   ASSIGN_OR_RETURN(const Answers now, Ask(mutation, *attempt, settling.get()));
   const bool made = std::any_of(now.begin(), now.end(), [](const auto& found) {
-    return found->state == FindMutationResponse::COMMITTED;
+    return found->state() == FindMutationResponse::COMMITTED;
   });
   RowCounts rows;
   std::vector<int> holding;
   for (size_t i = 0; i < now.size(); ++i) {
-    rows += now[i]->rows;
-    if (now[i]->state == FindMutationResponse::STAGED) holding.push_back(static_cast<int>(i));
+    rows += RowCountsOf(*now[i]);
+    if (now[i]->state() == FindMutationResponse::STAGED) holding.push_back(static_cast<int>(i));
   }
   // The coordinator that took the votes commits only when all shards have voted: where one has made
   // the change, the others hold it.
   std::vector<RowCounts> decided(shards_.size());
   RETURN_IF_ERROR(FirstError(ForEachShard(threads_, holding, [&](int shard) {
-    const auto result = shards_[shard]->DecideMutation(mutation, *attempt, made, settling.get());
+    const auto result = Decide(shard, mutation, *attempt, made, settling.get());
     if (result.ok()) decided[shard] = *result;
     return RetryLater(result.status());
   })));
@@ -112,11 +119,21 @@ absl::StatusOr<std::optional<RowCounts>> Mutations::Settle(const Mutation& mutat
   return rows;
 }
 
+absl::StatusOr<RowCounts> Mutations::Decide(int shard, const Mutation& mutation, uint64_t attempt,
+                                            bool commit, rpc::CallContext* context) {
+  internal::v1::DecideMutationRequest request;
+  *request.mutable_mutation() = NameToProto(mutation);
+  request.set_attempt(attempt);
+  request.set_commit(commit);
+  ASSIGN_OR_RETURN(const auto decided, shards_[shard]->DecideMutation(request, context));
+  return RowCountsOf(decided);
+}
+
 absl::StatusOr<RowCounts> Mutations::Commit(int shard, const Mutation& mutation, uint64_t attempt,
                                             const std::string& trace) {
   rpc::CallContext context(SteadyNow() + shard_call_, trace);
   while (true) {
-    auto rows = shards_[shard]->DecideMutation(mutation, attempt, /*commit=*/true, &context);
+    auto rows = Decide(shard, mutation, attempt, /*commit=*/true, &context);
     if (!MayHaveMissed(rows.status()) || SteadyNow() + kWordPause > context.deadline()) {
       return rows;
     }
@@ -127,7 +144,7 @@ absl::StatusOr<RowCounts> Mutations::Commit(int shard, const Mutation& mutation,
 void Mutations::Abandon(const Mutation& mutation, uint64_t attempt) {
   rpc::CallContext context(SteadyNow() + kAbandonDeadline);
   ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
-    return shards_[shard]->DecideMutation(mutation, attempt, /*commit=*/false, &context).status();
+    return Decide(shard, mutation, attempt, /*commit=*/false, &context).status();
   });
 }
 
@@ -135,10 +152,13 @@ void Mutations::SettleLeftovers() {
   std::vector<std::vector<Mutation>> held(shards_.size());
   rpc::CallContext context(SteadyNow() + kAbandonDeadline);
   ForEachShard(threads_, ShardsFrom(0, shards_.size()), [&](int shard) {
-    auto listed = shards_[shard]->ListUndecided(shard_call_, &context);
-    const absl::Status status = listed.status();
-    if (status.ok()) held[shard] = *std::move(listed);
-    return status;
+    internal::v1::ListUndecidedRequest request;
+    request.set_older_than_ms(absl::ToInt64Milliseconds(shard_call_));
+    ASSIGN_OR_RETURN(const auto listed, shards_[shard]->ListUndecided(request, &context));
+    for (const internal::v1::MutationName& name : listed.mutations()) {
+      ASSIGN_OR_RETURN(held[shard].emplace_back(), MutationOf(name));
+    }
+    return absl::OkStatus();
   });
   const auto less = [](const Mutation& a, const Mutation& b) {
     return std::tie(a.client_id, a.sequence) < std::tie(b.client_id, b.sequence);

@@ -54,8 +54,10 @@ class Mutations {
   void SettleLeftovers();
 
  private:
-  using Answers = std::vector<absl::StatusOr<MutationVotes::Found>>;
+  using Answers = std::vector<absl::StatusOr<internal::v1::FindMutationResponse>>;
 
+  absl::StatusOr<RowCounts> Decide(int shard, const Mutation& mutation, uint64_t attempt,
+                                   bool commit, rpc::CallContext* context);
   // Asks all shards; every one must answer.
   absl::StatusOr<Answers> Ask(const Mutation& mutation, uint64_t attempt,
                               rpc::CallContext* context);

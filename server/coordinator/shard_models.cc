@@ -28,7 +28,7 @@ ShardModels ShardModels::Ask(BlockingPool* threads,
                              rpc::CallContext* context) {
   std::vector<Answer> answers(shards.size());
   ForEachShard(threads, ShardsFrom(0, shards.size()), [&](int shard) {
-    answers[shard] = shards[shard]->ListModels(context);
+    answers[shard] = shards[shard]->ListModels({}, context);
     return answers[shard].status();
   });
   return ShardModels(std::move(answers));

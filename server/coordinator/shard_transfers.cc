@@ -37,8 +37,9 @@ ShardTransfers::~ShardTransfers() {
   internal::v1::CancelTransferRequest request;
   request.set_transfer_id(id_);
   rpc::CallContext context(SteadyNow() + kPollDeadline);
-  ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()),
-               [&](int shard) { return shards_.shards[shard]->CancelTransfer(request, &context); });
+  ForEachShard(shards_.threads, ShardsFrom(0, shards_.shards.size()), [&](int shard) {
+    return shards_.shards[shard]->CancelTransfer(request, &context).status();
+  });
 }
 
 absl::StatusOr<ShardTransfers::Results> ShardTransfers::Ask(const std::string& trace) {

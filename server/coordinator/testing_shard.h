@@ -1,9 +1,11 @@
-// A shard that can do nothing: tests of coordinators override what theirs ask for.
+// A shard that can do nothing but what tests of coordinators give it answers for.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/shard/shard_backend.h"
@@ -18,96 +20,41 @@ class TestingShard : public ShardBackend {
   const std::string& name() const override { return name_; }
   const std::string& address() const override { return name_; }
 
-  absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
-      const internal::v1::CreateModelRequest&, rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<internal::v1::FindModelResponse> FindModel(const internal::v1::FindModelRequest&,
-                                                            rpc::CallContext*) override {
-    return No();
-  }
-  absl::Status ServeModel(const internal::v1::ServeModelRequest&, rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<internal::v1::ListModelsResponse> ListModels(rpc::CallContext*) override {
-    return No();
-  }
-  absl::Status DropModel(const internal::v1::DropModelRequest&, rpc::CallContext*) override {
-    return No();
-  }
   std::unique_ptr<GatherCall> Gather(GatherCommand, rpc::CallContext*) override { return nullptr; }
   std::unique_ptr<ApplyCall> Apply(ApplyCommand, rpc::CallContext*) override { return nullptr; }
-  absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(const internal::v1::OpenGroupRequest&,
-                                                            rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest&,
-                                       rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
-      const internal::v1::DropGroupsRequest&, rpc::CallContext*) override {
-    return No();
-  }
-  absl::Status RenewBatches(const std::vector<uint64_t>&, absl::Duration,
-                            rpc::CallContext*) override {
-    return No();
-  }
-  absl::Status ReleaseBatch(uint64_t, uint64_t, rpc::CallContext*) override { return No(); }
   absl::Status ReadRows(const shard::RowSelection&, absl::Span<float>, rpc::CallContext*) override {
     return No();
   }
   absl::StatusOr<bool> StageAssign(const AssignCommand&, rpc::CallContext*) override {
     return No();
   }
-  absl::StatusOr<MutationVotes::Found> FindMutation(const Mutation&, uint64_t,
-                                                    rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<RowCounts> DecideMutation(const Mutation&, uint64_t, bool,
-                                           rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<std::vector<Mutation>> ListUndecided(absl::Duration, rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
-      const internal::v1::PauseChangesRequest&, rpc::CallContext*) override {
-    return No();
-  }
-  absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest&,
-                             rpc::CallContext*) override {
-    return No();
-  }
-  absl::Status BeginSave(const internal::v1::BeginSaveRequest&, rpc::CallContext*) override {
-    return No();
-  }
-  absl::Status CompleteSave(const internal::v1::CompleteSaveRequest&, rpc::CallContext*) override {
-    return No();
-  }
-  absl::Status BeginRestore(const internal::v1::BeginRestoreRequest&, rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<internal::v1::GetTransferResponse> GetTransfer(
-      const internal::v1::GetTransferRequest&, rpc::CallContext*) override {
-    return No();
-  }
-  absl::Status CancelTransfer(const internal::v1::CancelTransferRequest&,
-                              rpc::CallContext*) override {
-    return No();
-  }
-  absl::StatusOr<v1::ShardStatus> GetStatus(int, rpc::CallContext*) override { return No(); }
-  absl::StatusOr<v1::ShardMemoryChange> ChangeMemory(const v1::ChangeMemoryRequest&,
-                                                     rpc::CallContext*) override {
-    return No();
-  }
   Collective* collective() override { return nullptr; }
 
+ protected:
+  // From now on, `answer` answers the verb. For constructors.
+  template <typename Shard, typename Request, typename Response>
+  void Answer(ShardVerb verb, absl::StatusOr<Response> (Shard::*answer)(const Request& request)) {
+    answers_[verb] = [this, answer](const google::protobuf::Message& request,
+                                    google::protobuf::Message* response) {
+      auto result = (static_cast<Shard*>(this)->*answer)(static_cast<const Request&>(request));
+      if (result.ok()) *static_cast<Response*>(response) = *std::move(result);
+      return result.status();
+    };
+  }
+
  private:
+  absl::Status Control(ShardVerb verb, const google::protobuf::Message& request,
+                       google::protobuf::Message* response, rpc::CallContext*) override {
+    const auto answer = answers_.find(verb);
+    return answer == answers_.end() ? No() : answer->second(request, response);
+  }
   absl::Status No() const { return absl::UnimplementedError(name_); }
 
   const int index_;
   const std::string name_;
+  std::map<ShardVerb, std::function<absl::Status(const google::protobuf::Message&,
+                                                 google::protobuf::Message*)>>
+      answers_;
 };
 
 }  // namespace emberd::server

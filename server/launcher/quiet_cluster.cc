@@ -41,7 +41,8 @@ absl::StatusOr<std::unique_ptr<QuietCluster>> QuietCluster::Start(v1::ClusterCon
 absl::StatusOr<std::vector<SavedModel>> QuietCluster::SaveAll(
     const std::function<bool()>& stopped) {
   rpc::CallContext context(absl::InfiniteFuture());
-  ASSIGN_OR_RETURN(const internal::v1::ListModelsResponse list, shards_[0]->ListModels(&context));
+  ASSIGN_OR_RETURN(const internal::v1::ListModelsResponse list,
+                   shards_[0]->ListModels({}, &context));
   std::vector<SavedModel> saved;
   for (const internal::v1::HostedModel& model : list.models()) {
     if (!model.serving() || model.has_serves()) continue;

@@ -1,6 +1,13 @@
 #include "server/ops/rpc_names.h"
 
+#include <algorithm>
 #include <iterator>
+#include <string>
+#include <vector>
+
+#include <google/protobuf/descriptor.h>
+
+#include "emberd/internal/v1/shard_service.pb.h"
 
 namespace emberd::ops {
 namespace {
@@ -42,37 +49,33 @@ constexpr std::string_view kRpcNames[] = {
     "ProgramService/Execute",
     "ProgramService/ExecuteChained",
     "ProgramService/ReadHandle",
-    "ShardService/CreateModel",
-    "ShardService/ServeModel",
-    "ShardService/FindModel",
-    "ShardService/ListModels",
-    "ShardService/DropModel",
     "ShardService/Gather",
     "ShardService/Apply",
-    "ShardService/OpenGroup",
-    "ShardService/DecideStep",
-    "ShardService/DropGroups",
-    "ShardService/ReleaseBatch",
     "ShardService/ReadRows",
     "ShardService/AssignRows",
-    "ShardService/FindMutation",
-    "ShardService/DecideMutation",
-    "ShardService/GetStatus",
     "ShardService/ShareMemory",
-    "ShardService/ChangeMemory",
-    "ShardService/PauseChanges",
-    "ShardService/ResumeChanges",
-    "ShardService/BeginSave",
-    "ShardService/BeginRestore",
-    "ShardService/GetTransfer",
-    "ShardService/CancelTransfer",
-    "ShardService/CompleteSave",
     "CollectiveService/Join",
     "CollectiveService/AllGather",
     "CollectiveService/Advance",
     "CollectiveService/Leave",
 };
-static_assert(std::size(kRpcNames) == kRpcCount);
+static_assert(std::size(kRpcNames) + kMaxShardVerbs == kRpcCount);
+
+// All of them, the control verbs of shards last.
+const std::vector<std::string>& RpcNames() {
+  static const auto* const kNames = [] {
+    auto* names = new std::vector<std::string>(std::begin(kRpcNames), std::end(kRpcNames));
+    const google::protobuf::ServiceDescriptor* const shard =
+        internal::v1::GatherHeader::descriptor()->file()->FindServiceByName("ShardService");
+    for (int i = 0; i < shard->method_count(); ++i) {
+      std::string name = "ShardService/" + shard->method(i)->name();
+      if (std::count(names->begin(), names->end(), name) == 0) names->push_back(std::move(name));
+    }
+    names->resize(kRpcCount);
+    return names;
+  }();
+  return *kNames;
+}
 
 constexpr std::string_view kStageNames[] = {"decode",  "preprocess",     "gather_wait",
                                             "combine", "encode",         "stage",
@@ -88,7 +91,14 @@ static_assert(std::size(kCodeNames) == kCodeCount);
 
 }  // namespace
 
-std::string_view RpcName(Rpc rpc) { return kRpcNames[static_cast<size_t>(rpc)]; }
+std::string_view RpcName(Rpc rpc) { return RpcNames()[static_cast<size_t>(rpc)]; }
+
+Rpc ShardRpc(std::string_view verb) {
+  const std::vector<std::string>& names = RpcNames();
+  const auto found = std::find(names.begin(), names.end(), "ShardService/" + std::string(verb));
+  return static_cast<Rpc>(found - names.begin());
+}
+
 std::string_view StageName(Stage stage) { return kStageNames[static_cast<size_t>(stage)]; }
 
 std::string_view CodeName(absl::StatusCode code) {

@@ -45,37 +45,19 @@ enum class Rpc {
   kExecute,
   kExecuteChained,
   kReadHandle,
-  kShardCreateModel,
-  kShardServeModel,
-  kShardFindModel,
-  kShardListModels,
-  kShardDropModel,
   kShardGather,
   kShardApply,
-  kShardOpenGroup,
-  kShardDecideStep,
-  kShardDropGroups,
-  kShardReleaseBatch,
   kShardReadRows,
   kShardAssignRows,
-  kShardFindMutation,
-  kShardDecideMutation,
-  kShardGetStatus,
   kShardShareMemory,
-  kShardChangeMemory,
-  kShardPauseChanges,
-  kShardResumeChanges,
-  kShardBeginSave,
-  kShardBeginRestore,
-  kShardGetTransfer,
-  kShardCancelTransfer,
-  kShardCompleteSave,
   kCollectiveJoin,
   kCollectiveAllGather,
   kCollectiveAdvance,
   kCollectiveLeave,
 };
-inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kCollectiveLeave) + 1;
+// Other numbers are those of a shard's control verbs.
+inline constexpr size_t kMaxShardVerbs = 32;
+inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kCollectiveLeave) + 1 + kMaxShardVerbs;
 
 // What a coordinator does to a request, in order: the first five to a Lookup; decode, encode, stage
 // and commit to an ApplyGradients; both kinds of waiting are a training stream's.
@@ -96,7 +78,8 @@ inline constexpr size_t kStageCount = static_cast<size_t>(Stage::kWaitForUpdate)
 // gRPC's codes are absl's.
 inline constexpr size_t kCodeCount = static_cast<size_t>(absl::StatusCode::kUnauthenticated) + 1;
 
-std::string_view RpcName(Rpc rpc);                 // "EmbeddingService/Lookup"
+std::string_view RpcName(Rpc rpc);                 // "EmbeddingService/Lookup"; of none: ""
+Rpc ShardRpc(std::string_view verb);               // "OpenGroup": of ShardService
 std::string_view StageName(Stage stage);           // "gather_wait"
 std::string_view CodeName(absl::StatusCode code);  // "UNAVAILABLE"
 

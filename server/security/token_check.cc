@@ -17,6 +17,8 @@ namespace {
 using v1::Token;
 
 constexpr absl::string_view kStatsMethod = "/emberd.v1.AdminService/GetStats";
+// Services between the processes of a cluster.
+constexpr absl::string_view kInternal = "/emberd.internal.v1.";
 
 // ReleaseBatch takes any batch of the model, also one that a trainer waits to apply.
 constexpr MethodRole kMethodRoles[] = {
@@ -59,40 +61,6 @@ constexpr MethodRole kMethodRoles[] = {
     {"/emberd.v1.ProgramService/Execute", Token::TRAINER},
     {"/emberd.v1.ProgramService/ExecuteChained", Token::TRAINER},
     {"/emberd.v1.ProgramService/ReadHandle", Token::TRAINER},
-
-    {"/emberd.internal.v1.ShardService/CreateModel", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/ServeModel", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/FindModel", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/ListModels", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/DropModel", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/Gather", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/Apply", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/OpenGroup", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/DecideStep", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/DropGroups", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/ReleaseBatch", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/RenewBatches", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/ReadRows", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/AssignRows", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/FindMutation", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/DecideMutation", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/ListUndecided", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/GetStatus", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/ShareMemory", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/ChangeMemory", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/PauseChanges", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/ResumeChanges", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/BeginSave", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/BeginRestore", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/GetTransfer", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/CancelTransfer", Token::CLUSTER},
-    {"/emberd.internal.v1.ShardService/CompleteSave", Token::CLUSTER},
-
-    {"/emberd.internal.v1.CollectiveService/Join", Token::CLUSTER},
-    {"/emberd.internal.v1.CollectiveService/AllGather", Token::CLUSTER},
-    {"/emberd.internal.v1.CollectiveService/Advance", Token::CLUSTER},
-    {"/emberd.internal.v1.CollectiveService/Leave", Token::CLUSTER},
-    {"/emberd.internal.v1.CollectiveService/Watch", Token::CLUSTER},
 };
 
 constexpr char kNoToken[] = "no token; send \"authorization: Bearer TOKEN\" once";
@@ -153,6 +121,7 @@ bool IsOpen(absl::string_view method) {
 }
 
 v1::Token::Role LeastRole(absl::string_view method) {
+  if (absl::StartsWith(method, kInternal)) return Token::CLUSTER;
   static const auto* const roles = [] {
     auto* map = new absl::flat_hash_map<absl::string_view, Token::Role>;
     for (const MethodRole& entry : kMethodRoles) map->emplace(entry.method, entry.role);

@@ -27,6 +27,7 @@
 #include "server/security/security.h"
 #include "server/shard/mutation_record.h"
 #include "server/shard/mutation_votes.h"
+#include "server/shard/verbs.h"
 #include "shard/gather/later_sums.h"
 #include "shard/types.h"
 
@@ -191,16 +192,16 @@ class ShardBackend {
   virtual const std::string& name() const = 0;     // "shard 2"
   virtual const std::string& address() const = 0;  // "127.0.0.1:7002", or "in-process"
 
-  virtual absl::StatusOr<internal::v1::CreateModelResponse> CreateModel(
-      const internal::v1::CreateModelRequest& request, rpc::CallContext* context) = 0;
-  virtual absl::StatusOr<internal::v1::FindModelResponse> FindModel(
-      const internal::v1::FindModelRequest& request, rpc::CallContext* context) = 0;
-  virtual absl::Status ServeModel(const internal::v1::ServeModelRequest& request,
-                                  rpc::CallContext* context) = 0;
-  virtual absl::StatusOr<internal::v1::ListModelsResponse> ListModels(
-      rpc::CallContext* context) = 0;
-  virtual absl::Status DropModel(const internal::v1::DropModelRequest& request,
-                                 rpc::CallContext* context) = 0;
+  // The control verbs, by name: see shard_service.proto.
+#define EMBERD_VERB(name, request_type, response_type, runs)                                   \
+  absl::StatusOr<response_type> name(const request_type& request, rpc::CallContext* context) { \
+    response_type response;                                                                    \
+    absl::Status status = Control(ShardVerb::k##name, request, &response, context);            \
+    if (!status.ok()) return status;                                                           \
+    return response;                                                                           \
+  }
+  EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
 
   // `context` must outlive the call.
   virtual std::unique_ptr<GatherCall> Gather(GatherCommand command, rpc::CallContext* context) = 0;
@@ -213,19 +214,6 @@ class ShardBackend {
   // will do.
   virtual std::shared_ptr<SharedBlock> TakeBlock(int64_t bytes) { return nullptr; }
   virtual std::unique_ptr<ApplyCall> Apply(ApplyCommand command, rpc::CallContext* context) = 0;
-  virtual absl::StatusOr<internal::v1::OpenGroupResponse> OpenGroup(
-      const internal::v1::OpenGroupRequest& request, rpc::CallContext* context) = 0;
-  // Rows updated.
-  virtual absl::StatusOr<RowCounts> DecideStep(const internal::v1::DecideStepRequest& request,
-                                               rpc::CallContext* context) = 0;
-  virtual absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
-      const internal::v1::DropGroupsRequest& request, rpc::CallContext* context) = 0;
-  // Keeps those that are there for `batch_ttl` from now on.
-  virtual absl::Status RenewBatches(const std::vector<uint64_t>& batch_handles,
-                                    absl::Duration batch_ttl, rpc::CallContext* context) = 0;
-  virtual absl::Status ReleaseBatch(uint64_t model_id, uint64_t batch_handle,
-                                    rpc::CallContext* context) = 0;
-
   // Rows in the order asked for, into (from) [rows, selection.columns].
   virtual absl::Status ReadRows(const shard::RowSelection& selection, absl::Span<float> values,
                                 rpc::CallContext* context) = 0;
@@ -234,40 +222,13 @@ class ShardBackend {
   virtual absl::StatusOr<bool> StageAssign(const AssignCommand& command,
                                            rpc::CallContext* context) = 0;
 
-  // See MutationVotes and shard_service.proto.
-  virtual absl::StatusOr<MutationVotes::Found> FindMutation(const Mutation& mutation,
-                                                            uint64_t attempt,
-                                                            rpc::CallContext* context) = 0;
-  virtual absl::StatusOr<RowCounts> DecideMutation(const Mutation& mutation, uint64_t attempt,
-                                                   bool commit, rpc::CallContext* context) = 0;
-  virtual absl::StatusOr<std::vector<Mutation>> ListUndecided(absl::Duration older_than,
-                                                              rpc::CallContext* context) = 0;
-
-  // Checkpoints: see shard_service.proto.
-  virtual absl::StatusOr<internal::v1::PauseChangesResponse> PauseChanges(
-      const internal::v1::PauseChangesRequest& request, rpc::CallContext* context) = 0;
-  virtual absl::Status ResumeChanges(const internal::v1::ResumeChangesRequest& request,
-                                     rpc::CallContext* context) = 0;
-  virtual absl::Status BeginSave(const internal::v1::BeginSaveRequest& request,
-                                 rpc::CallContext* context) = 0;
-  virtual absl::Status CompleteSave(const internal::v1::CompleteSaveRequest& request,
-                                    rpc::CallContext* context) = 0;
-  virtual absl::Status BeginRestore(const internal::v1::BeginRestoreRequest& request,
-                                    rpc::CallContext* context) = 0;
-  virtual absl::StatusOr<internal::v1::GetTransferResponse> GetTransfer(
-      const internal::v1::GetTransferRequest& request, rpc::CallContext* context) = 0;
-  virtual absl::Status CancelTransfer(const internal::v1::CancelTransferRequest& request,
-                                      rpc::CallContext* context) = 0;
-
-  // With `hot_rows` rows of each table, 0 to kMaxHotRows.
-  virtual absl::StatusOr<v1::ShardStatus> GetStatus(int hot_rows, rpc::CallContext* context) = 0;
-
-  // See AdminService.
-  virtual absl::StatusOr<v1::ShardMemoryChange> ChangeMemory(const v1::ChangeMemoryRequest& request,
-                                                             rpc::CallContext* context) = 0;
-
   // The training groups that the shard hosts.
   virtual Collective* collective() = 0;
+
+ protected:
+  // The messages are of the verb's types.
+  virtual absl::Status Control(ShardVerb verb, const google::protobuf::Message& request,
+                               google::protobuf::Message* response, rpc::CallContext* context) = 0;
 };
 
 // A shard in this process: calls go straight to a ShardHost, with no copy and no network. `cluster`

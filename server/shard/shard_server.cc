@@ -11,16 +11,15 @@
 #include "base/steady_time.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "server/group/collective_rpc.h"
-#include "server/group/group_rules.h"
 #include "server/ops/logging.h"
 #include "server/ops/metrics.h"
 #include "server/rpc/lanes.h"
 #include "server/rpc/shared_regions.h"
 #include "server/rpc/wire.h"
-#include "server/shard/drop_groups.h"
 #include "server/shard/lane_gather.h"
 #include "server/shard/row_calls.h"
 #include "server/shard/shard_streams.h"
+#include "server/shard/verbs.h"
 
 namespace emberd::server {
 namespace {
@@ -30,24 +29,15 @@ namespace pb = internal::v1;
 constexpr int kMaxQueuedCalls = 64;
 
 using Service = pb::ShardService;
-using Lifecycle = Service::WithCallbackMethod_CreateModel<
-    Service::WithCallbackMethod_ServeModel<Service::WithCallbackMethod_FindModel<
-        Service::WithCallbackMethod_ListModels<Service::WithCallbackMethod_DropModel<
-            Service::WithCallbackMethod_ChangeMemory<Service::Service>>>>>>;
-using Checkpoints =
-    Service::WithCallbackMethod_PauseChanges<Service::WithCallbackMethod_ResumeChanges<
-        Service::WithCallbackMethod_BeginSave<Service::WithCallbackMethod_CompleteSave<
-            Service::WithCallbackMethod_BeginRestore<Service::WithCallbackMethod_GetTransfer<
-                Service::WithCallbackMethod_CancelTransfer<Lifecycle>>>>>>>;
-using ShardServiceBase = Service::WithRawCallbackMethod_Gather<Service::WithRawCallbackMethod_Apply<
-    Service::WithCallbackMethod_OpenGroup<Service::WithCallbackMethod_DecideStep<
-        Service::WithCallbackMethod_DropGroups<Service::WithCallbackMethod_ReleaseBatch<
-            Service::WithCallbackMethod_RenewBatches<Service::WithCallbackMethod_ReadRows<
-                Service::WithCallbackMethod_AssignRows<Service::WithCallbackMethod_FindMutation<
-                    Service::WithCallbackMethod_DecideMutation<
-                        Service::WithCallbackMethod_ListUndecided<
-                            Service::WithCallbackMethod_GetStatus<
-                                Service::WithCallbackMethod_ShareMemory<Checkpoints>>>>>>>>>>>>>>;
+// Streams of the hot path as bytes, all others as messages.
+#define EMBERD_WITH(name, request, response, runs) Service::WithCallbackMethod_##name <
+#define EMBERD_CLOSE(name, request, response, runs) >
+using Control = EMBERD_SHARD_VERBS(EMBERD_WITH) Service::Service EMBERD_SHARD_VERBS(EMBERD_CLOSE);
+#undef EMBERD_WITH
+#undef EMBERD_CLOSE
+using ShardServiceBase = Service::WithRawCallbackMethod_Gather<
+    Service::WithRawCallbackMethod_Apply<Service::WithCallbackMethod_ReadRows<
+        Service::WithCallbackMethod_AssignRows<Service::WithCallbackMethod_ShareMemory<Control>>>>>;
 
 // Decodes, hands on to the host, encodes. Never blocks a gRPC thread.
 class ShardServiceImpl final : public ShardServiceBase {
@@ -55,7 +45,7 @@ class ShardServiceImpl final : public ShardServiceBase {
   ShardServiceImpl(ShardHost* host, Rendezvous* rendezvous, const rpc::ShardPlaceCheck* place,
                    RegionServer* regions, LaneServer* lanes, BlockingPool* threads)
       : host_(host),
-        rendezvous_(rendezvous),
+        verbs_(host, rendezvous),
         place_(place),
         regions_(regions),
         lanes_(lanes),
@@ -77,114 +67,16 @@ class ShardServiceImpl final : public ShardServiceBase {
                        : NewRefusedStream(status);
   }
 
-  // Filling tables takes a while: not on a gRPC thread.
-  Reactor* CreateModel(Context* context, const pb::CreateModelRequest* request,
-                       pb::CreateModelResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      InQueue(&slow_calls_, reactor, "models are being created already", [=, this] {
-        UnaryCall call(host_, ops::Rpc::kShardCreateModel, reactor);
-        // Nobody would know of the rows.
-        if (context->IsCancelled()) return call.End(absl::CancelledError("the caller is gone"));
-        call.End(host_->CreateModel(*request), response);
-      });
-    });
+#define EMBERD_VERB(name, request_type, response_type, runs)                                       \
+  Reactor* name(Context* context, const request_type* request, response_type* response) override { \
+    return Run(ShardVerb::k##name, context, *request, response);                                   \
   }
-
-  Reactor* FindModel(Context* context, const pb::FindModelRequest* request,
-                     pb::FindModelResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardFindModel, reactor);
-      call.End(host_->FindModel(*request), response);
-    });
-  }
-
-  Reactor* ServeModel(Context* context, const pb::ServeModelRequest* request,
-                      pb::ServeModelResponse*) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardServeModel, reactor);
-      call.End(host_->ServeModel(*request));
-    });
-  }
-
-  // After the creation that it may undo.
-  Reactor* DropModel(Context* context, const pb::DropModelRequest* request,
-                     pb::DropModelResponse*) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      InQueue(&slow_calls_, reactor, "models are being created already", [=, this] {
-        UnaryCall call(host_, ops::Rpc::kShardDropModel, reactor);
-        call.End(host_->DropModel(*request));
-      });
-    });
-  }
-
-  Reactor* ListModels(Context* context, const pb::ListModelsRequest*,
-                      pb::ListModelsResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardListModels, reactor);
-      *response = host_->ListModels();
-      call.End(absl::OkStatus());
-    });
-  }
-
-  // In turns with those that make and drop models, for which it would wait anyway.
-  Reactor* ChangeMemory(Context* context, const v1::ChangeMemoryRequest* request,
-                        v1::ShardMemoryChange* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      InQueue(&slow_calls_, reactor, "models are being created already", [=, this] {
-        UnaryCall call(host_, ops::Rpc::kShardChangeMemory, reactor);
-        call.End(host_->ChangeMemory(*request), response);
-      });
-    });
-  }
-
-  Reactor* OpenGroup(Context* context, const pb::OpenGroupRequest* request,
-                     pb::OpenGroupResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardOpenGroup, reactor);
-      call.End(host_->OpenGroup(*request), response);
-    });
-  }
-
-  Reactor* DropGroups(Context* context, const pb::DropGroupsRequest* request,
-                      pb::DropGroupsResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardDropGroups, reactor);
-      call.End(server::DropGroups(host_, rendezvous_, *request), response);
-    });
-  }
-
-  Reactor* DecideStep(Context* context, const pb::DecideStepRequest* request,
-                      pb::DecideStepResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      auto call = std::make_shared<UnaryCall>(host_, ops::Rpc::kShardDecideStep, reactor);
-      host_->DecideStep(*request, [call, response](absl::StatusOr<RowCounts> rows) {
-        if (rows.ok()) SetRowCounts(*rows, response);
-        call->End(rows.status());
-      });
-    });
-  }
-
-  Reactor* ReleaseBatch(Context* context, const pb::ReleaseBatchRequest* request,
-                        pb::ReleaseBatchResponse*) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardReleaseBatch, reactor);
-      call.End(host_->ReleaseBatch(request->model_id(), request->batch_handle()));
-    });
-  }
-
-  Reactor* RenewBatches(Context* context, const pb::RenewBatchesRequest* request,
-                        pb::RenewBatchesResponse*) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      for (const uint64_t handle : request->batch_handles()) {
-        host_->RenewBatch(handle, absl::Milliseconds(request->batch_ttl_ms()));
-      }
-      reactor->Finish(grpc::Status::OK);
-    });
-  }
+  EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
 
   Reactor* ReadRows(Context* context, const pb::ReadShardRowsRequest* request,
                     pb::ReadShardRowsResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
+    return Start(Check(*context), context, [=, this](Reactor* reactor) {
       auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardReadRows, reactor);
       const absl::Status bad = ReadRequest(*request, limits_, call.get());
       if (!bad.ok()) return call->End(bad);
@@ -199,7 +91,7 @@ class ShardServiceImpl final : public ShardServiceBase {
 
   Reactor* AssignRows(Context* context, const pb::AssignShardRowsRequest* request,
                       pb::AssignShardRowsResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
+    return Start(Check(*context), context, [=, this](Reactor* reactor) {
       auto call = std::make_shared<RowsCall>(host_, ops::Rpc::kShardAssignRows, reactor,
                                              request->values().size());
       const absl::Status bad = ReadRequest(*request, limits_, call.get());
@@ -213,108 +105,9 @@ class ShardServiceImpl final : public ShardServiceBase {
     });
   }
 
-  Reactor* FindMutation(Context* context, const pb::FindMutationRequest* request,
-                        pb::FindMutationResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      auto call = std::make_shared<UnaryCall>(host_, ops::Rpc::kShardFindMutation, reactor);
-      const absl::StatusOr<Mutation> mutation = MutationOf(request->mutation());
-      if (!mutation.ok()) return call->End(mutation.status());
-      host_->FindMutation(*mutation, request->attempt(),
-                          [call, response](const absl::StatusOr<MutationVotes::Found>& found) {
-                            if (found.ok()) {
-                              response->set_state(found->state);
-                              response->set_attempt(found->attempt);
-                              SetRowCounts(found->rows, response);
-                            }
-                            call->End(found.status());
-                          });
-    });
-  }
-
-  Reactor* DecideMutation(Context* context, const pb::DecideMutationRequest* request,
-                          pb::DecideMutationResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      auto call = std::make_shared<UnaryCall>(host_, ops::Rpc::kShardDecideMutation, reactor);
-      const absl::StatusOr<Mutation> mutation = MutationOf(request->mutation());
-      if (!mutation.ok()) return call->End(mutation.status());
-      host_->DecideMutation(*mutation, request->attempt(), request->commit(),
-                            [call, response](const absl::StatusOr<RowCounts>& rows) {
-                              if (rows.ok()) SetRowCounts(*rows, response);
-                              call->End(rows.status());
-                            });
-    });
-  }
-
-  Reactor* ListUndecided(Context* context, const pb::ListUndecidedRequest* request,
-                         pb::ListUndecidedResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      for (const Mutation& mutation :
-           host_->Undecided(absl::Milliseconds(request->older_than_ms()))) {
-        *response->add_mutations() = NameToProto(mutation);
-      }
-      reactor->Finish(grpc::Status::OK);
-    });
-  }
-
-  Reactor* PauseChanges(Context* context, const pb::PauseChangesRequest* request,
-                        pb::PauseChangesResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardPauseChanges, reactor);
-      call.End(host_->checkpoints().Pause(*request), response);
-    });
-  }
-
-  Reactor* ResumeChanges(Context* context, const pb::ResumeChangesRequest* request,
-                         pb::ResumeChangesResponse*) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardResumeChanges, reactor);
-      call.End(host_->checkpoints().Resume(*request));
-    });
-  }
-
-  Reactor* BeginSave(Context* context, const pb::BeginSaveRequest* request,
-                     pb::BeginSaveResponse*) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardBeginSave, reactor);
-      call.End(host_->checkpoints().BeginSave(*request));
-    });
-  }
-
-  Reactor* CompleteSave(Context* context, const pb::CompleteSaveRequest* request,
-                        pb::CompleteSaveResponse*) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardCompleteSave, reactor);
-      call.End(host_->checkpoints().CompleteSave(*request));
-    });
-  }
-
-  Reactor* BeginRestore(Context* context, const pb::BeginRestoreRequest* request,
-                        pb::BeginRestoreResponse*) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardBeginRestore, reactor);
-      call.End(host_->checkpoints().BeginRestore(*request));
-    });
-  }
-
-  Reactor* GetTransfer(Context* context, const pb::GetTransferRequest* request,
-                       pb::GetTransferResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardGetTransfer, reactor);
-      call.End(host_->checkpoints().GetTransfer(*request), response);
-    });
-  }
-
-  Reactor* CancelTransfer(Context* context, const pb::CancelTransferRequest* request,
-                          pb::CancelTransferResponse*) override {
-    return Start(context, [=, this](Reactor* reactor) {
-      UnaryCall call(host_, ops::Rpc::kShardCancelTransfer, reactor);
-      call.End(host_->checkpoints().Cancel(*request));
-    });
-  }
-
   Reactor* ShareMemory(Context* context, const v1::ShareMemoryRequest*,
                        v1::ShareMemoryResponse* response) override {
-    return Start(context, [=, this](Reactor* reactor) {
+    return Start(Check(*context), context, [=, this](Reactor* reactor) {
       UnaryCall call(host_, ops::Rpc::kShardShareMemory, reactor);
       auto invitation = rpc::InvitePeer(regions_);
       rpc::InviteToLane(lanes_, rpc::LanePeerOf(*context), &invitation);
@@ -322,45 +115,44 @@ class ShardServiceImpl final : public ShardServiceBase {
     });
   }
 
-  Reactor* GetStatus(Context* context, const pb::GetShardStatusRequest* request,
-                     v1::ShardStatus* response) override {
-    return StartIf(place_->Check(*context), context, [=, this](Reactor* reactor) {
-      InQueue(&status_calls_, reactor, "calls of it wait already", [=, this] {
-        UnaryCall call(host_, ops::Rpc::kShardGetStatus, reactor);
-        const absl::Status status = CheckHotRows(request->hot_rows());
-        if (status.ok()) *response = host_->GetStatus(request->hot_rows());
-        call.End(status);
-      });
-    });
-  }
-
  private:
-  // Begins a unary call; `work` gets the reactor that it must see finished.
-  template <typename Work>
-  Reactor* Start(Context* context, const Work& work) {
-    return StartIf(Check(*context), context, work);
-  }
   absl::Status Check(const Context& context) const {
     RETURN_IF_ERROR(place_->Check(context));
     return host_->CheckReady();
   }
+  // Begins a call with one answer; `work` gets the reactor that it must see finished.
   template <typename Work>
-  static Reactor* StartIf(const absl::Status& status, Context* context, const Work& work) {
+  Reactor* Start(const absl::Status& status, Context* context, const Work& work) {
     Reactor* reactor = context->DefaultReactor();
     if (status.ok()) work(reactor);
     if (!status.ok()) reactor->Finish(rpc::ToGrpcStatus(status));
     return reactor;
   }
-  // `full` goes on after "64 ".
-  template <typename Work>
-  static void InQueue(TaskQueue* queue, Reactor* reactor, absl::string_view full, Work work) {
-    if (queue->Submit(std::move(work))) return;
-    reactor->Finish(rpc::ToGrpcStatus(
-        absl::ResourceExhaustedError(absl::StrCat(queue->max_queued(), " ", full))));
+
+  Reactor* Run(ShardVerb verb, Context* context, const google::protobuf::Message& request,
+               google::protobuf::Message* response) {
+    const VerbRuns runs = RunsOf(verb);
+    const absl::Status status =
+        runs == VerbRuns::kApart ? place_->Check(*context) : Check(*context);
+    return Start(status, context, [&](Reactor* reactor) {
+      auto call = std::make_shared<UnaryCall>(host_, ops::ShardRpc(NameOf(verb)), reactor);
+      auto work = [=, this, request = &request] {
+        if (runs == VerbRuns::kIfHeard && context->IsCancelled()) {
+          return call->End(absl::CancelledError("the caller is gone"));
+        }
+        verbs_.Run(verb, *request, response, [call](const absl::Status& end) { call->End(end); });
+      };
+      if (runs == VerbRuns::kAtOnce) return work();
+      TaskQueue& queue = runs == VerbRuns::kApart ? status_calls_ : slow_calls_;
+      if (queue.Submit(std::move(work))) return;
+      call->End(absl::ResourceExhaustedError(
+          absl::StrCat(queue.max_queued(),
+                       " calls that take long wait at this shard already; try again later")));
+    });
   }
 
   ShardHost* const host_;
-  Rendezvous* const rendezvous_;
+  ShardVerbs verbs_;
   const rpc::ShardPlaceCheck* const place_;
   RegionServer* const regions_;  // null: no memory is shared
   LaneServer* const lanes_;      // null: all calls come by gRPC

@@ -1,0 +1,197 @@
+#include "server/shard/verbs.h"
+
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "server/shard/drop_groups.h"
+#include "server/shard/mutation_votes.h"
+#include "server/shard/shard_backend.h"
+#include "server/shard/shard_host.h"
+
+namespace emberd::server {
+namespace {
+
+namespace pb = internal::v1;
+
+template <typename Response>
+absl::Status Fill(absl::StatusOr<Response> result, Response* response) {
+  RETURN_IF_ERROR(result.status());
+  *response = *std::move(result);
+  return absl::OkStatus();
+}
+
+// For what answers with counts of rows.
+template <typename Response>
+auto FillCounts(Response* response, ShardVerbs::Done done) {
+  return [response, done = std::move(done)](const absl::StatusOr<RowCounts>& rows) {
+    if (rows.ok()) SetRowCounts(*rows, response);
+    done(rows.status());
+  };
+}
+
+}  // namespace
+
+const char* NameOf(ShardVerb verb) {
+  static constexpr const char* kNames[] = {
+#define EMBERD_VERB(name, request, response, runs) #name,
+      EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+  };
+  return kNames[static_cast<size_t>(verb)];
+}
+
+VerbRuns RunsOf(ShardVerb verb) {
+  static constexpr VerbRuns kRuns[] = {
+#define EMBERD_VERB(name, request, response, runs) VerbRuns::runs,
+      EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+  };
+  return kRuns[static_cast<size_t>(verb)];
+}
+
+void ShardVerbs::Run(ShardVerb verb, const google::protobuf::Message& request,
+                     google::protobuf::Message* response, Done done) {
+  switch (verb) {
+#define EMBERD_VERB(name, request_type, response_type, runs)                                      \
+  case ShardVerb::k##name:                                                                        \
+    return name(static_cast<const request_type&>(request), static_cast<response_type*>(response), \
+                std::move(done));
+    EMBERD_SHARD_VERBS(EMBERD_VERB)
+#undef EMBERD_VERB
+  }
+}
+
+void ShardVerbs::CreateModel(const pb::CreateModelRequest& request,
+                             pb::CreateModelResponse* response, Done done) {
+  done(Fill(host_->CreateModel(request), response));
+}
+
+void ShardVerbs::FindModel(const pb::FindModelRequest& request, pb::FindModelResponse* response,
+                           Done done) {
+  done(Fill(host_->FindModel(request), response));
+}
+
+void ShardVerbs::ServeModel(const pb::ServeModelRequest& request, pb::ServeModelResponse*,
+                            Done done) {
+  done(host_->ServeModel(request));
+}
+
+void ShardVerbs::ListModels(const pb::ListModelsRequest&, pb::ListModelsResponse* response,
+                            Done done) {
+  *response = host_->ListModels();
+  done(absl::OkStatus());
+}
+
+void ShardVerbs::DropModel(const pb::DropModelRequest& request, pb::DropModelResponse*, Done done) {
+  done(host_->DropModel(request));
+}
+
+void ShardVerbs::ChangeMemory(const v1::ChangeMemoryRequest& request,
+                              v1::ShardMemoryChange* response, Done done) {
+  done(Fill(host_->ChangeMemory(request), response));
+}
+
+void ShardVerbs::OpenGroup(const pb::OpenGroupRequest& request, pb::OpenGroupResponse* response,
+                           Done done) {
+  done(Fill(host_->OpenGroup(request), response));
+}
+
+void ShardVerbs::DecideStep(const pb::DecideStepRequest& request, pb::DecideStepResponse* response,
+                            Done done) {
+  host_->DecideStep(request, FillCounts(response, std::move(done)));
+}
+
+void ShardVerbs::DropGroups(const pb::DropGroupsRequest& request, pb::DropGroupsResponse* response,
+                            Done done) {
+  done(Fill(server::DropGroups(host_, rendezvous_, request), response));
+}
+
+void ShardVerbs::ReleaseBatch(const pb::ReleaseBatchRequest& request, pb::ReleaseBatchResponse*,
+                              Done done) {
+  done(host_->ReleaseBatch(request.model_id(), request.batch_handle()));
+}
+
+void ShardVerbs::RenewBatches(const pb::RenewBatchesRequest& request, pb::RenewBatchesResponse*,
+                              Done done) {
+  for (const uint64_t handle : request.batch_handles()) {
+    host_->RenewBatch(handle, absl::Milliseconds(request.batch_ttl_ms()));
+  }
+  done(absl::OkStatus());
+}
+
+void ShardVerbs::FindMutation(const pb::FindMutationRequest& request,
+                              pb::FindMutationResponse* response, Done done) {
+  const absl::StatusOr<Mutation> mutation = MutationOf(request.mutation());
+  if (!mutation.ok()) return done(mutation.status());
+  host_->FindMutation(
+      *mutation, request.attempt(),
+      [response, done = std::move(done)](const absl::StatusOr<MutationVotes::Found>& found) {
+        if (found.ok()) {
+          response->set_state(found->state);
+          response->set_attempt(found->attempt);
+          SetRowCounts(found->rows, response);
+        }
+        done(found.status());
+      });
+}
+
+void ShardVerbs::DecideMutation(const pb::DecideMutationRequest& request,
+                                pb::DecideMutationResponse* response, Done done) {
+  const absl::StatusOr<Mutation> mutation = MutationOf(request.mutation());
+  if (!mutation.ok()) return done(mutation.status());
+  host_->DecideMutation(*mutation, request.attempt(), request.commit(),
+                        FillCounts(response, std::move(done)));
+}
+
+void ShardVerbs::ListUndecided(const pb::ListUndecidedRequest& request,
+                               pb::ListUndecidedResponse* response, Done done) {
+  for (const Mutation& mutation : host_->Undecided(absl::Milliseconds(request.older_than_ms()))) {
+    *response->add_mutations() = NameToProto(mutation);
+  }
+  done(absl::OkStatus());
+}
+
+void ShardVerbs::PauseChanges(const pb::PauseChangesRequest& request,
+                              pb::PauseChangesResponse* response, Done done) {
+  done(Fill(host_->checkpoints().Pause(request), response));
+}
+
+void ShardVerbs::ResumeChanges(const pb::ResumeChangesRequest& request, pb::ResumeChangesResponse*,
+                               Done done) {
+  done(host_->checkpoints().Resume(request));
+}
+
+void ShardVerbs::BeginSave(const pb::BeginSaveRequest& request, pb::BeginSaveResponse*, Done done) {
+  done(host_->checkpoints().BeginSave(request));
+}
+
+void ShardVerbs::CompleteSave(const pb::CompleteSaveRequest& request, pb::CompleteSaveResponse*,
+                              Done done) {
+  done(host_->checkpoints().CompleteSave(request));
+}
+
+void ShardVerbs::BeginRestore(const pb::BeginRestoreRequest& request, pb::BeginRestoreResponse*,
+                              Done done) {
+  done(host_->checkpoints().BeginRestore(request));
+}
+
+void ShardVerbs::GetTransfer(const pb::GetTransferRequest& request,
+                             pb::GetTransferResponse* response, Done done) {
+  done(Fill(host_->checkpoints().GetTransfer(request), response));
+}
+
+void ShardVerbs::CancelTransfer(const pb::CancelTransferRequest& request,
+                                pb::CancelTransferResponse*, Done done) {
+  done(host_->checkpoints().Cancel(request));
+}
+
+void ShardVerbs::GetStatus(const pb::GetShardStatusRequest& request, v1::ShardStatus* response,
+                           Done done) {
+  const absl::Status status = CheckHotRows(request.hot_rows());
+  if (status.ok()) *response = host_->GetStatus(request.hot_rows());
+  done(status);
+}
+
+}  // namespace emberd::server
