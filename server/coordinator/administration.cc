@@ -260,7 +260,7 @@ void Administration::SetDraining(bool draining) {
   parts_.drain->Set(draining);
   parts_.show_health();
   parts_.train_streams->SetDraining(draining);
-  parts_.coordinator->server_metrics()->SetDraining(draining);
+  parts_.coordinator->server_metrics()->Set(ops::MetricId::kDraining, draining ? 1 : 0);
 }
 
 void Administration::Stop() {

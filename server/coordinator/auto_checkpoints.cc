@@ -141,7 +141,7 @@ absl::Status AutoCheckpoints::ServeAgain(const ServedModel& model) {
     return absl::OkStatus();
   };
   ASSIGN_OR_RETURN(const auto served, checkpoints_->ServeAgain(model, tell, &stopping_));
-  served->metrics->AddRecovery();
+  served->metrics->Add(ops::MetricId::kModelRecoveries);
   return absl::OkStatus();
 }
 
@@ -180,7 +180,7 @@ absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) 
   };
   ASSIGN_OR_RETURN(const auto restored, registry_->Restore(source.chain.front().manifest().config(),
                                                            source, &stopping_));
-  restored->metrics->AddRecovery();
+  restored->metrics->Add(ops::MetricId::kModelRecoveries);
   ops::Log(ops::LogLevel::kWarning, "a model that had lost rows is back at a checkpoint",
            {{"model", model},
             {"checkpoint", checkpoint.name()},

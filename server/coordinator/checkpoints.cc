@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
   if (begun.ok()) return save;
   // Whoever asks for a name that is taken, or while another save is under way, has not failed.
   if (!absl::IsAlreadyExists(begun) && !absl::IsAborted(begun) && !absl::IsCancelled(begun)) {
-    model->metrics->AddCheckpointFailure();
+    model->metrics->Add(ops::MetricId::kCheckpointFailures);
   }
   return registry_->Explain(model->id, model->history, begun);
 }
@@ -112,7 +112,7 @@ absl::StatusOr<v1::CheckpointInfo> Checkpoints::FinishSave(CheckpointSave* save,
                                                            rpc::CallContext* context) {
   const auto manifest = save->Finish(context, report);
   if (!manifest.ok()) {
-    save->model().metrics->AddCheckpointFailure();
+    save->model().metrics->Add(ops::MetricId::kCheckpointFailures);
     return registry_->Explain(save->model().id, save->model().history, manifest.status());
   }
   const v1::CheckpointInfo info = InfoOf(*manifest);

@@ -115,21 +115,21 @@ Coordinator::Coordinator(const v1::ClusterConfig& cluster, int index,
         registry_.Watch();
         auto_checkpoints_.Watch();
       }) {
-  server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
-  server_metrics_->SetInFlightBudget(cluster.budgets().in_flight_bytes());
+  server_metrics_->SetBudgets(cluster.budgets());
 }
 
 void Coordinator::Sweep() {
-  server_metrics_->AddExpiredBatches(
-      static_cast<int64_t>(path_.batches().Sweep(SteadyNow()).size()));
-  server_metrics_->SetBatches(path_.batches().count(), path_.batches().bytes());
+  server_metrics_->Add(ops::MetricId::kBatchesExpired,
+                       static_cast<double>(path_.batches().Sweep(SteadyNow()).size()));
+  server_metrics_->Set(ops::MetricId::kBatches, path_.batches().count());
+  server_metrics_->Set(ops::MetricId::kBatchBytes, path_.batches().bytes());
   const auto models = registry_.models();
   int64_t table_bytes = 0;
   for (const ModelRegistry::Known& known : models) {
     table_bytes += preprocess::PlanToProto(known.model->config, known.model->plan).table_bytes();
   }
-  server_metrics_->SetModels(static_cast<int64_t>(models.size()));
-  server_metrics_->SetTableBytes(table_bytes);
+  server_metrics_->Set(ops::MetricId::kModels, static_cast<double>(models.size()));
+  server_metrics_->Set(ops::MetricId::kTableBytes, table_bytes);
   path_.RenewBatches();
   fanout_.TakeBackRegions();
   if (++sweeps_ % kSweepsPerSettlement == 0) mutations_.SettleLeftovers();
@@ -236,7 +236,7 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
   ASSIGN_OR_RETURN(const std::optional<RowCounts> before, record_.Begin(mutation));
   v1::ApplyGradientsResponse response;
   if (before.has_value()) {
-    server_metrics_->AddReplay();
+    server_metrics_->Add(ops::MetricId::kReplays);
     SetRowCounts(*before, &response);
     response.set_replayed(true);
     return response;
@@ -260,7 +260,7 @@ absl::StatusOr<v1::ApplyGradientsResponse> Coordinator::ApplyGradients(
     return registry_.Explain(request.model_id(), /*history=*/0, made.status());
   }
   record_.Finish(mutation, made->rows, request.model_id());
-  if (made->replayed) server_metrics_->AddReplay();
+  if (made->replayed) server_metrics_->Add(ops::MetricId::kReplays);
   SetRowCounts(made->rows, &response);
   response.set_replayed(made->replayed);
   return response;

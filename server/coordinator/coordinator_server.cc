@@ -73,10 +73,11 @@ class CoordinatorServerImpl final : public CoordinatorServer {
       : coordinator_(options.cluster, options.coordinator_index, std::move(shards), options.metrics,
                      options.threads),
         admission_(options.cluster.budgets(), memory),
-        requests_(
-            &options.threads->blocking, kRequestThreads,
-            options.cluster.budgets().max_waiting_requests(),
-            [metrics = coordinator_.server_metrics()](int queued) { metrics->SetQueued(queued); }),
+        requests_(&options.threads->blocking, kRequestThreads,
+                  options.cluster.budgets().max_waiting_requests(),
+                  [metrics = coordinator_.server_metrics()](int queued) {
+                    metrics->Set(ops::MetricId::kQueuedRequests, queued);
+                  }),
         streams_(absl::Milliseconds(options.cluster.timeouts().silent_stream_ms())),
         environment_{.queue = &requests_,
                      .admission = &admission_,
@@ -157,7 +158,7 @@ class CoordinatorServerImpl final : public CoordinatorServer {
 
  private:
   void Sweep() {
-    coordinator_.server_metrics()->SetInFlightBytes(admission_.bytes());
+    coordinator_.server_metrics()->Set(ops::MetricId::kInFlightBytes, admission_.bytes());
     train_streams_.EndSilent();
     streams_.EndStuck();
   }

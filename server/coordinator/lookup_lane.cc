@@ -33,7 +33,7 @@ class LaneLookup {
         span_(&context_, ops::RpcName(kRpc), rpc::Span::Kind::kServer,
               rpc::IsTrace(call->request().trace), began_),
         timer_(environment.metrics, kRpc, request_bytes()) {
-    environment.metrics->AddLaneCall();
+    environment.metrics->Add(ops::MetricId::kLaneCalls);
     context_.SetRoomMaker(
         [this](int64_t bytes, absl::string_view what) { return MakeRoom(bytes, what); });
     call->OnCancel([this] { context_.Cancel(); });

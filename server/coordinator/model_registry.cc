@@ -63,7 +63,7 @@ uint64_t ModelRegistry::IdOf(const std::string& name) const {
 }
 
 void ModelRegistry::Remember(std::shared_ptr<const ServedModel> model) {
-  model->metrics->SetLost(false);
+  model->metrics->Set(ops::MetricId::kModelLost, 0);
   const Entry before = Find(model->id);
   if (before.model != nullptr && before.model->history != model->history) {
     options_.rows_replaced(model->id);
@@ -80,7 +80,7 @@ void ModelRegistry::Forget(uint64_t model_id) {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
   if (found == models_.end()) return;
-  found->second.model->metrics->SetLost(false);
+  found->second.model->metrics->Set(ops::MetricId::kModelLost, 0);
   models_.erase(found);
 }
 
@@ -96,7 +96,7 @@ void ModelRegistry::SetLost(uint64_t model_id, const absl::Status& why) {
   }
   entry.lost = std::string(why.message());
   entry.doubted = !why.ok();
-  entry.model->metrics->SetLost(!why.ok());
+  entry.model->metrics->Set(ops::MetricId::kModelLost, why.ok() ? 0 : 1);
 }
 
 int64_t ModelRegistry::ChangesOf(uint64_t model_id) const { return Find(model_id).changes; }

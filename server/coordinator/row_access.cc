@@ -250,7 +250,7 @@ absl::StatusOr<v1::AssignRowsResponse> Coordinator::AssignRows(const v1::AssignR
   v1::AssignRowsResponse response;
   response.set_replayed(before.has_value());
   if (before.has_value()) {
-    server_metrics_->AddReplay();
+    server_metrics_->Add(ops::MetricId::kReplays);
     return response;
   }
   const std::vector<ShardRows> shards = PlaceRows(model->plan.topology, target, ids);

@@ -140,12 +140,13 @@ std::vector<int64_t> ServedModel::ActivationShape(int feature, int64_t samples) 
 
 void ServedModel::ObserveUpdate(const std::vector<bool>& given) const {
   const int64_t missing = missing_gradients->Observe(config, given);
-  if (missing > 0) metrics->AddMissingGradients(missing);
+  if (missing > 0) metrics->Add(ops::MetricId::kMissingGradients, missing);
 }
 
 void ServedModel::Observe(const preprocess::PreprocessedBatch& batch) const {
   const absl::Span<const int64_t> samples = batch.feature_samples();
-  if (!samples.empty()) metrics->AddExamples(*std::max_element(samples.begin(), samples.end()));
+  if (samples.empty()) return;
+  metrics->Add(ops::MetricId::kExamples, *std::max_element(samples.begin(), samples.end()));
   metrics->ObserveBatch(batch.statistics());
   observed->Observe(batch.statistics());
 }

@@ -76,7 +76,7 @@ bool IsTiny(absl::Span<const preprocess::FeatureInput> features) {
 }
 
 void CountRefusal(const ServedModel& model, const absl::Status& status) {
-  if (absl::IsResourceExhausted(status)) model.metrics->AddRefused();
+  if (absl::IsResourceExhausted(status)) model.metrics->Add(ops::MetricId::kBatchesRefused);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ std::vector<std::vector<std::string>> LabelsOf(const std::vector<MetricSnapshot:
 TEST(MetricSnapshotTest, HasEveryTypeByItsLabels) {
   Metrics metrics("coordinator");
   ServerMetrics* server = metrics.Server("coordinator", 3);
-  server->SetModels(7);
+  server->Set(MetricId::kModels, 7);
   metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.25, 100, 1000);
   metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kOk, 0.5, 100, 1000);
   metrics.ObserveRpc(Rpc::kLookup, absl::StatusCode::kUnavailable, 0.5, 1, 0);

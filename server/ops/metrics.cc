@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "server/ops/process_metrics.h"
 #include "server/ops/rpc_names.h"
 
@@ -39,53 +41,27 @@ double Seconds(int64_t us) { return static_cast<double>(us) * 1e-6; }
 
 }  // namespace
 
-ServerMetrics::ServerMetrics(Metrics* metrics, MetricRegistry& registry, const std::string& server)
-    : metrics_(metrics),
-      models_(registry.gauge(MetricId::kModels, {server})),
-      table_bytes_(registry.gauge(MetricId::kTableBytes, {server})),
-      table_budget_(registry.gauge(MetricId::kTableBudgetBytes, {server})),
-      log_bytes_(registry.gauge(MetricId::kLogBytes, {server})),
-      log_refuses_(registry.gauge(MetricId::kLogRefuses, {server})),
-      recovering_(registry.gauge(MetricId::kRecovering, {server})),
-      resident_bytes_(registry.gauge(MetricId::kTableResidentBytes, {server})),
-      pinned_bytes_(registry.gauge(MetricId::kTablePinnedBytes, {server})),
-      host_bytes_(registry.gauge(MetricId::kTableHostBytes, {server})),
-      spilled_bytes_(registry.gauge(MetricId::kTableSpilledBytes, {server})),
-      evictions_(registry.counter(MetricId::kEvictions, {server})),
-      returns_(registry.counter(MetricId::kReturns, {server})),
-      memory_failures_(registry.counter(MetricId::kMemoryFailures, {server})),
-      batches_(registry.gauge(MetricId::kBatches, {server})),
-      batch_bytes_(registry.gauge(MetricId::kBatchBytes, {server})),
-      batch_budget_(registry.gauge(MetricId::kBatchBudgetBytes, {server})),
-      max_batches_(registry.gauge(MetricId::kMaxBatches, {server})),
-      in_flight_requests_(registry.gauge(MetricId::kInFlightRequests, {server})),
-      in_flight_bytes_(registry.gauge(MetricId::kInFlightBytes, {server})),
-      in_flight_budget_(registry.gauge(MetricId::kInFlightBudgetBytes, {server})),
-      queued_(registry.gauge(MetricId::kQueuedRequests, {server})),
-      train_streams_(registry.gauge(MetricId::kTrainStreams, {server})),
-      draining_(registry.gauge(MetricId::kDraining, {server})),
-      expired_(registry.counter(MetricId::kBatchesExpired, {server})),
-      replays_(registry.counter(MetricId::kReplays, {server})),
-      lane_calls_(registry.counter(MetricId::kLaneCalls, {server})),
-      programs_(registry.gauge(MetricId::kPrograms, {server})),
-      compilations_(registry.counter(MetricId::kProgramCompilations, {server})),
-      program_handles_(registry.gauge(MetricId::kProgramHandles, {server})),
-      handles_expired_(registry.counter(MetricId::kProgramHandlesExpired, {server})) {}
+LabelledMetrics::LabelledMetrics(MetricRegistry& registry, const std::vector<std::string>& names,
+                                 const std::vector<std::string>& values)
+    : gauges_(MetricCatalogue().size()), counters_(MetricCatalogue().size()) {
+  for (const MetricInfo& metric : MetricCatalogue()) {
+    if (metric.LabelNames() != names) continue;
+    const auto index = static_cast<size_t>(metric.id);
+    if (metric.type == MetricType::kGauge) gauges_[index] = &registry.gauge(metric.id, values);
+    if (metric.type == MetricType::kCounter)
+      counters_[index] = &registry.counter(metric.id, values);
+  }
+}
 
-void ServerMetrics::SetMemory(const Memory& memory) {
-  resident_bytes_.Set(static_cast<double>(memory.resident_bytes));
-  pinned_bytes_.Set(static_cast<double>(memory.pinned_bytes));
-  host_bytes_.Set(static_cast<double>(memory.host_bytes));
-  spilled_bytes_.Set(static_cast<double>(memory.spilled_bytes));
-  evictions_.Increment(static_cast<double>(memory.evictions - counted_.evictions));
-  returns_.Increment(static_cast<double>(memory.returns - counted_.returns));
-  memory_failures_.Increment(static_cast<double>(memory.failures - counted_.failures));
-  counted_ = memory;
+void ServerMetrics::SetBudgets(const v1::BudgetConfig& budgets) {
+  Set(MetricId::kMaxBatches, budgets.max_batches());
+  Set(MetricId::kBatchBudgetBytes, static_cast<double>(budgets.batch_bytes()));
+  Set(MetricId::kInFlightBudgetBytes, static_cast<double>(budgets.in_flight_bytes()));
 }
 
 RpcTimer::RpcTimer(ServerMetrics* server, Rpc rpc, int64_t request_bytes)
     : server_(server), rpc_(rpc), start_(Clock::now()) {
-  server_->in_flight_requests_.Increment();
+  server_->gauges_[static_cast<size_t>(MetricId::kInFlightRequests)]->Increment();
   AddRequestBytes(request_bytes);
 }
 
@@ -100,13 +76,17 @@ void RpcTimer::AddResponseBytes(int64_t bytes) { server_->metrics_->AddRpcBytes(
 void RpcTimer::Finish(absl::StatusCode code) {
   if (finished_) return;
   finished_ = true;
-  server_->in_flight_requests_.Decrement();
+  server_->gauges_[static_cast<size_t>(MetricId::kInFlightRequests)]->Decrement();
   const std::chrono::duration<double> elapsed = Clock::now() - start_;
   server_->metrics_->ObserveRpc(rpc_, code, elapsed.count(), 0, 0);
 }
 
+ModelMetrics::ModelMetrics(MetricRegistry& registry, const std::string& model)
+    : LabelledMetrics(registry, {"model"}, {model}),
+      minibatches_(registry.histogram(MetricId::kBatchMinibatches, {model})) {}
+
 void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
-  minibatches_->Observe(statistics.num_minibatches());
+  minibatches_.Observe(statistics.num_minibatches());
   const size_t stacks = std::min<size_t>(stacks_.size(), statistics.stacks_size());
   for (size_t i = 0; i < stacks; ++i) {
     const v1::StackStatistics& batch = statistics.stacks(i);
@@ -122,10 +102,11 @@ void ModelMetrics::ObserveBatch(const v1::BatchStatistics& statistics) {
 }
 
 void ModelMetrics::AddCheckpoint(int64_t bytes, absl::Duration pause) {
-  checkpoints_->Increment();
-  checkpoint_bytes_->Increment(static_cast<double>(bytes));
-  checkpoint_time_->SetToCurrentTime();
-  checkpoint_pause_->Set(absl::ToDoubleSeconds(pause));
+  Add(MetricId::kCheckpoints);
+  Add(MetricId::kCheckpointBytes, static_cast<double>(bytes));
+  const absl::Time now = absl::Now();  // a date
+  Set(MetricId::kCheckpointSeconds, absl::ToDoubleSeconds(now - absl::UnixEpoch()));
+  Set(MetricId::kCheckpointPauseSeconds, absl::ToDoubleSeconds(pause));
 }
 
 void ModelMetrics::SetLimits(int stack, int64_t max_ids, int64_t max_unique_ids) {
@@ -183,21 +164,7 @@ ShardLinkMetrics* Metrics::ShardLink(int shard) {
 
 ModelMetrics* Metrics::Model(const std::string& model, const std::vector<std::string>& stacks) {
   absl::MutexLock lock(&mutex_);
-  auto metrics = std::make_unique<ModelMetrics>();
-  metrics->minibatches_ =
-      &registry_.histogram(MetricId::kBatchMinibatches, {StackLabels(model, "")[0]});
-  metrics->examples_ = &registry_.counter(MetricId::kExamples, {StackLabels(model, "")[0]});
-  metrics->missing_gradients_ =
-      &registry_.counter(MetricId::kMissingGradients, {StackLabels(model, "")[0]});
-  metrics->refused_ = &registry_.counter(MetricId::kBatchesRefused, {StackLabels(model, "")[0]});
-  metrics->lost_ = &registry_.gauge(MetricId::kModelLost, {StackLabels(model, "")[0]});
-  const std::vector<std::string> label = {StackLabels(model, "")[0]};
-  metrics->recoveries_ = &registry_.counter(MetricId::kModelRecoveries, label);
-  metrics->checkpoints_ = &registry_.counter(MetricId::kCheckpoints, label);
-  metrics->checkpoint_failures_ = &registry_.counter(MetricId::kCheckpointFailures, label);
-  metrics->checkpoint_bytes_ = &registry_.counter(MetricId::kCheckpointBytes, label);
-  metrics->checkpoint_time_ = &registry_.gauge(MetricId::kCheckpointSeconds, label);
-  metrics->checkpoint_pause_ = &registry_.gauge(MetricId::kCheckpointPauseSeconds, label);
+  std::unique_ptr<ModelMetrics> metrics(new ModelMetrics(registry_, StackLabels(model, "")[0]));
   const auto limit = [&](MetricId id, const std::vector<std::string>& labels) {
     return labels[0] == "other" ? nullptr : &registry_.gauge(id, labels);
   };

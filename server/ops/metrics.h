@@ -24,6 +24,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "emberd/v1/cluster.pb.h"
 #include "emberd/v1/statistics.pb.h"
 #include "emberd/v1/train.pb.h"
 #include "server/ops/metric_registry.h"
@@ -33,88 +34,40 @@ namespace emberd::ops {
 
 class Metrics;
 
-// What one server (the whole of a coordinator or of a shard) holds.
-class ServerMetrics {
+// The counters and gauges of the catalogue that have just these labels, for one value of each.
+// They are there, as 0, from the begin.
+class LabelledMetrics {
  public:
-  void SetModels(int64_t models) { models_.Set(models); }
-  void SetTableBytes(int64_t bytes) { table_bytes_.Set(bytes); }
-  void SetTableBudget(int64_t bytes) { table_budget_.Set(bytes); }
-  void SetLog(int64_t bytes, bool refuses, bool recovering) {
-    log_bytes_.Set(bytes);
-    log_refuses_.Set(refuses ? 1 : 0);
-    recovering_.Set(recovering ? 1 : 0);
+  LabelledMetrics(MetricRegistry& registry, const std::vector<std::string>& names,
+                  const std::vector<std::string>& values);
+  // A gauge.
+  void Set(MetricId id, double value) { gauges_[static_cast<size_t>(id)]->Set(value); }
+  // A counter.
+  void Add(MetricId id, double more = 1) { counters_[static_cast<size_t>(id)]->Increment(more); }
+  // A counter of what somebody else counts. Not thread-safe.
+  void SetTotal(MetricId id, double total) {
+    Add(id, total - counters_[static_cast<size_t>(id)]->Value());
   }
-  // Of a shard whose models may be evicted; counts are those since the start. Not thread-safe.
-  struct Memory {
-    int64_t resident_bytes = 0;
-    int64_t pinned_bytes = 0;
-    int64_t host_bytes = 0;
-    int64_t spilled_bytes = 0;
-    int64_t evictions = 0;
-    int64_t returns = 0;
-    int64_t failures = 0;
-  };
-  void SetMemory(const Memory& memory);
-  void SetBatches(int64_t batches, int64_t bytes) {
-    batches_.Set(batches);
-    batch_bytes_.Set(bytes);
-  }
-  void SetBatchBudget(int64_t batches, int64_t bytes) {
-    max_batches_.Set(batches);
-    batch_budget_.Set(bytes);
-  }
-  void SetInFlightBudget(int64_t bytes) { in_flight_budget_.Set(bytes); }
-  void SetInFlightBytes(int64_t bytes) { in_flight_bytes_.Set(bytes); }
-  void SetQueued(int64_t requests) { queued_.Set(requests); }
-  void SetTrainStreams(int64_t streams) { train_streams_.Set(streams); }
-  void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
-  void AddExpiredBatches(int64_t batches) { expired_.Increment(batches); }
-  void AddReplay() { replays_.Increment(); }
-  void AddLaneCall() { lane_calls_.Increment(); }
-  void SetPrograms(int64_t programs, int64_t handles) {
-    programs_.Set(programs);
-    program_handles_.Set(handles);
-  }
-  void AddCompilation() { compilations_.Increment(); }
-  void AddExpiredHandles(int64_t handles) { handles_expired_.Increment(handles); }
+
+ private:
+  friend class RpcTimer;
+  std::vector<prometheus::Gauge*> gauges_;      // by MetricId; null: not of these
+  std::vector<prometheus::Counter*> counters_;  // the same
+};
+
+// What one server (the whole of a coordinator or of a shard) holds: metrics with the label
+// "server".
+class ServerMetrics : public LabelledMetrics {
+ public:
+  void SetBudgets(const v1::BudgetConfig& budgets);
 
  private:
   friend class Metrics;
   friend class RpcTimer;
-  ServerMetrics(Metrics* metrics, MetricRegistry& registry, const std::string& server);
+  ServerMetrics(Metrics* metrics, MetricRegistry& registry, const std::string& server)
+      : LabelledMetrics(registry, {"server"}, {server}), metrics_(metrics) {}
 
   Metrics* const metrics_;
-  prometheus::Gauge& models_;
-  prometheus::Gauge& table_bytes_;
-  prometheus::Gauge& table_budget_;
-  prometheus::Gauge& log_bytes_;
-  prometheus::Gauge& log_refuses_;
-  prometheus::Gauge& recovering_;
-  prometheus::Gauge& resident_bytes_;
-  prometheus::Gauge& pinned_bytes_;
-  prometheus::Gauge& host_bytes_;
-  prometheus::Gauge& spilled_bytes_;
-  prometheus::Counter& evictions_;
-  prometheus::Counter& returns_;
-  prometheus::Counter& memory_failures_;
-  Memory counted_;  // in the counters
-  prometheus::Gauge& batches_;
-  prometheus::Gauge& batch_bytes_;
-  prometheus::Gauge& batch_budget_;
-  prometheus::Gauge& max_batches_;
-  prometheus::Gauge& in_flight_requests_;
-  prometheus::Gauge& in_flight_bytes_;
-  prometheus::Gauge& in_flight_budget_;
-  prometheus::Gauge& queued_;
-  prometheus::Gauge& train_streams_;
-  prometheus::Gauge& draining_;
-  prometheus::Counter& expired_;
-  prometheus::Counter& replays_;
-  prometheus::Counter& lane_calls_;
-  prometheus::Gauge& programs_;
-  prometheus::Counter& compilations_;
-  prometheus::Gauge& program_handles_;
-  prometheus::Counter& handles_expired_;
 };
 
 // Counts and times one request from construction until Finish; in flight meanwhile. One that is
@@ -137,20 +90,12 @@ class RpcTimer {
   bool finished_ = false;
 };
 
-// Batches of one model on a coordinator.
-class ModelMetrics {
+// One model on a coordinator: metrics with the label "model", and its batches.
+class ModelMetrics : public LabelledMetrics {
  public:
   // `statistics` has the stacks that Metrics::Model was given, in that order.
   void ObserveBatch(const v1::BatchStatistics& statistics);
-  void AddExamples(int64_t examples) { examples_->Increment(examples); }
-  void AddMissingGradients(int64_t features) { missing_gradients_->Increment(features); }
-  // One that no cut of the vocabulary keeps within the limits.
-  void AddRefused() { refused_->Increment(); }
-  void SetLost(bool lost) { lost_->Set(lost ? 1 : 0); }
-  // Its rows came back from a checkpoint by themselves.
-  void AddRecovery() { recoveries_->Increment(); }
   void AddCheckpoint(int64_t bytes, absl::Duration pause);
-  void AddCheckpointFailure() { checkpoint_failures_->Increment(); }
   // Of a stack of that list; 0: none.
   void SetLimits(int stack, int64_t max_ids, int64_t max_unique_ids);
 
@@ -169,17 +114,9 @@ class ModelMetrics {
     prometheus::Gauge* limit_ids;
     prometheus::Gauge* limit_unique_ids;
   };
-  prometheus::Histogram* minibatches_ = nullptr;
-  prometheus::Counter* examples_ = nullptr;
-  prometheus::Counter* missing_gradients_ = nullptr;
-  prometheus::Counter* refused_ = nullptr;
-  prometheus::Gauge* lost_ = nullptr;
-  prometheus::Counter* recoveries_ = nullptr;
-  prometheus::Counter* checkpoints_ = nullptr;
-  prometheus::Counter* checkpoint_failures_ = nullptr;
-  prometheus::Counter* checkpoint_bytes_ = nullptr;
-  prometheus::Gauge* checkpoint_time_ = nullptr;
-  prometheus::Gauge* checkpoint_pause_ = nullptr;
+  ModelMetrics(MetricRegistry& registry, const std::string& model);
+
+  prometheus::Histogram& minibatches_;
   std::vector<Stack> stacks_;
 };
 

@@ -58,24 +58,21 @@ v1::BatchStatistics TwoStacks() {
 
 void UseEverything(Metrics* metrics) {
   ServerMetrics* server = metrics->Server("coordinator", 0);
-  server->SetModels(1);
-  server->SetTableBytes(1 << 20);
-  server->SetTableBudget(1 << 30);
-  server->SetMemory({.resident_bytes = 1 << 20, .evictions = 2, .returns = 1, .failures = 1});
-  server->SetBatches(2, 4096);
-  server->SetBatchBudget(1024, 1 << 30);
-  server->SetInFlightBudget(1 << 30);
-  server->SetQueued(7);
-  server->SetTrainStreams(2);
-  server->SetDraining(true);
-  server->AddExpiredBatches(3);
-  server->AddReplay();
+  server->Set(MetricId::kModels, 1);
+  server->Set(MetricId::kQueuedRequests, 7);
+  server->SetTotal(MetricId::kEvictions, 2);
+  server->SetTotal(MetricId::kEvictions, 3);
+  v1::BudgetConfig budgets;
+  budgets.set_max_batches(1024);
+  server->SetBudgets(budgets);
+  server->Add(MetricId::kBatchesExpired, 3);
+  server->Add(MetricId::kReplays);
   RpcTimer(server, Rpc::kLookup, 10).Finish(absl::StatusCode::kOk);
   { const StageTimer timer(metrics, Stage::kCombine); }
   ModelMetrics* model = metrics->Model("ctr", {"a", "b"});
   model->ObserveBatch(TwoStacks());
-  model->AddExamples(16);
-  model->AddRefused();
+  model->Add(MetricId::kExamples, 16);
+  model->Add(MetricId::kBatchesRefused);
   model->SetLimits(1, 64, 32);
   ShardModelMetrics* shard = metrics->ShardModel(1, "ctr", {"a", "b"});
   shard->AddReceivedBytes(0, 12);

@@ -55,7 +55,7 @@ class ServedGather {
         call_(call),
         log_(*host, ops::Rpc::kShardGather, rpc::TraceOf(call->request().trace)),
         timer_(host->metrics(), ops::Rpc::kShardGather) {
-    host->metrics()->AddLaneCall();
+    host->metrics()->Add(ops::MetricId::kLaneCalls);
     call->OnCancel([this] { cancelled_.store(true); });
   }
   ~ServedGather() { call_->OnCancel(nullptr); }

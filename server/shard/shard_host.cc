@@ -135,7 +135,9 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                    {engine_.get(), &models_, &votes_, &group_steps_, &memory_, threads, &log_,
                     [this] { return BeginLogSegment(); }}),
       workers_(threads, std::max(cluster.shard_threads(), 1), kMaxQueuedRequests,
-               [metrics = server_metrics_](int queued) { metrics->SetQueued(queued); }),
+               [metrics = server_metrics_](int queued) {
+                 metrics->Set(ops::MetricId::kQueuedRequests, queued);
+               }),
       durable_(cluster.storage(), place_,
                {.engine = engine_.get(),
                 .models = &models_,
@@ -153,9 +155,8 @@ ShardHost::ShardHost(const v1::ClusterConfig& cluster, int shard_index, ops::Met
                  DescribeForLog(segment, state);
                }),
       sweeper_(kSweepPeriod, [this] { Sweep(); }) {
-  server_metrics_->SetTableBudget(table_budget_bytes_);
-  server_metrics_->SetBatchBudget(cluster.budgets().max_batches(), cluster.budgets().batch_bytes());
-  server_metrics_->SetInFlightBudget(cluster.budgets().in_flight_bytes());
+  server_metrics_->Set(ops::MetricId::kTableBudgetBytes, table_budget_bytes_);
+  server_metrics_->SetBudgets(cluster.budgets());
 }
 
 ShardHost::~ShardHost() = default;
@@ -337,7 +338,7 @@ absl::StatusOr<ShardHost::StagedApply> ShardHost::StageUpdate(ApplyCommand& comm
   }
   if (before.has_value()) {
     staged.outcome_ = {.replayed = true, .rows = *before};
-    server_metrics_->AddReplay();
+    server_metrics_->Add(ops::MetricId::kReplays);
   }
   return staged;
 }

@@ -213,7 +213,7 @@ ShardServer::~ShardServer() {
 }
 
 void ShardServer::Drain(absl::Duration grace) {
-  host_->metrics()->SetDraining(true);
+  host_->metrics()->Set(ops::MetricId::kDraining, 1);
   // What waits for other ranks would wait in vain: no call of theirs is taken any more.
   rendezvous_.Close(absl::UnavailableError("the shard that hosts the group is going away"));
   // What waits for a checkpoint's moment goes on: nobody is there to say when.

@@ -34,29 +34,34 @@ absl::Status CheckHotRows(int hot_rows) {
 }
 
 void ShardHost::Sweep() {
-  server_metrics_->AddExpiredBatches(static_cast<int64_t>(batches_.Sweep(SteadyNow()).size()));
+  using enum ops::MetricId;
+  ops::ServerMetrics& metrics = *server_metrics_;
+  metrics.Add(kBatchesExpired, static_cast<double>(batches_.Sweep(SteadyNow()).size()));
   if (CheckReady().ok()) {
     group_steps_.Sweep(SteadyNow());
     checkpoints_.Sweep(SteadyNow());
     if (log_.SegmentFull()) BeginLogSegment().IgnoreError();  // the next sweep tries again
   }
   const v1::LogStatus log = durable_.Status();
-  server_metrics_->SetLog(log.bytes(), !log.failure().empty(), log.recovering());
+  metrics.Set(kLogBytes, log.bytes());
+  metrics.Set(kLogRefuses, log.failure().empty() ? 0 : 1);
+  metrics.Set(kRecovering, log.recovering() ? 1 : 0);
   const shard::EngineStatistics statistics = engine_->Statistics();
-  server_metrics_->SetModels(statistics.models);
-  server_metrics_->SetTableBytes(statistics.table_bytes);
-  server_metrics_->SetBatches(batches_.count(), batches_.bytes());
-  server_metrics_->SetInFlightBytes(limits_.memory.used());
+  metrics.Set(kModels, statistics.models);
+  metrics.Set(kTableBytes, statistics.table_bytes);
+  metrics.Set(kBatches, batches_.count());
+  metrics.Set(kBatchBytes, batches_.bytes());
+  metrics.Set(kInFlightBytes, limits_.memory.used());
   if (engine_->memory() != nullptr) {
     const shard::MemoryFigures memory = engine_->memory()->Figures();
-    const int64_t used = memory.bytes - memory.free_bytes;
-    server_metrics_->SetMemory({.resident_bytes = used * place_.sparsecores_per_shard,
-                                .pinned_bytes = memory.pinned_bytes * place_.sparsecores_per_shard,
-                                .host_bytes = memory.host_bytes * place_.sparsecores_per_shard,
-                                .spilled_bytes = memory.spilled_bytes,
-                                .evictions = memory.evictions,
-                                .returns = memory.returns,
-                                .failures = memory.failures});
+    const int cores = place_.sparsecores_per_shard;
+    metrics.Set(kTableResidentBytes, (memory.bytes - memory.free_bytes) * cores);
+    metrics.Set(kTablePinnedBytes, memory.pinned_bytes * cores);
+    metrics.Set(kTableHostBytes, memory.host_bytes * cores);
+    metrics.Set(kTableSpilledBytes, memory.spilled_bytes);
+    metrics.SetTotal(kEvictions, memory.evictions);
+    metrics.SetTotal(kReturns, memory.returns);
+    metrics.SetTotal(kMemoryFailures, memory.failures);
   }
   CountPartitions(statistics);
   ShowHotRows();

@@ -85,12 +85,14 @@ Programs::Programs(Coordinator* coordinator, const ProgramOptions& options)
 void Programs::Sweep() {
   const absl::Time now = SteadyNow();
   programs_.Sweep(now);
-  coordinator_->server_metrics()->AddExpiredHandles(handles_.Sweep(now));
+  coordinator_->server_metrics()->Add(ops::MetricId::kProgramHandlesExpired, handles_.Sweep(now));
   Count();
 }
 
 void Programs::Count() {
-  coordinator_->server_metrics()->SetPrograms(programs_.counts().programs, handles_.count());
+  ops::ServerMetrics* const metrics = coordinator_->server_metrics();
+  metrics->Set(ops::MetricId::kPrograms, programs_.counts().programs);
+  metrics->Set(ops::MetricId::kProgramHandles, handles_.count());
 }
 
 absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& request,
@@ -103,7 +105,7 @@ absl::StatusOr<v1::CompileResponse> Programs::Compile(const v1::CompileRequest& 
   ASSIGN_OR_RETURN(v1::ProgramSpec spec, CompleteSpec(request.spec(), model.get()));
   const std::string key = ProgramKey(spec, model.get());
   ASSIGN_OR_RETURN(const ProgramCache::Compiled compiled, programs_.Compile(key, [&] {
-    coordinator_->server_metrics()->AddCompilation();
+    coordinator_->server_metrics()->Add(ops::MetricId::kProgramCompilations);
     return Program::Compile(std::move(spec), key, model, options_.cpu);
   }));
   v1::CompileResponse response = compiled.program->info();

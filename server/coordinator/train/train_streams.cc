@@ -33,7 +33,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainStreams::Start
                                  grant.ok() ? *std::move(grant) : Admission::Grant());
   absl::MutexLock lock(&mutex_);
   streams_.insert(stream);
-  environment_.metrics->SetTrainStreams(static_cast<int64_t>(streams_.size()));
+  environment_.metrics->Set(ops::MetricId::kTrainStreams, static_cast<double>(streams_.size()));
   if (stopping_) {
     stream->Stop(Stopping());
   } else if (draining_) {
@@ -77,7 +77,7 @@ void TrainStreams::AwaitNone(absl::Duration limit) const {
 void TrainStreams::Remove(TrainStream* stream) {
   absl::MutexLock lock(&mutex_);
   streams_.erase(stream);
-  environment_.metrics->SetTrainStreams(static_cast<int64_t>(streams_.size()));
+  environment_.metrics->Set(ops::MetricId::kTrainStreams, static_cast<double>(streams_.size()));
 }
 
 }  // namespace emberd::server
