@@ -85,134 +85,73 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
   AdminServiceImpl(Administration* administration, const CallEnvironment& environment)
       : administration_(administration), environment_(environment) {}
 
-  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
-                                      const v1::GetStatusRequest*,
-                                      v1::GetStatusResponse* response) override {
-    auto work = [this, response](rpc::CallContext* call, int64_t*) {
-      *response = administration_->GetStatus(call);
-      return absl::OkStatus();
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kGetStatus, 0, work);
-  }
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
 
-  grpc::ServerUnaryReactor* GetLimits(grpc::CallbackServerContext* context,
-                                      const v1::GetLimitsRequest* request,
-                                      v1::GetLimitsResponse* response) override {
-    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
-      auto limits = administration_->GetLimits(*request, call);
-      if (limits.ok()) *response = std::move(*limits);
-      return limits.status();
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kGetLimits, 0, work);
+  Reactor* GetStatus(Context* context, const v1::GetStatusRequest* request,
+                     v1::GetStatusResponse* response) override {
+    return Call(context, ops::Rpc::kGetStatus, request, response, &Administration::GetStatus);
   }
-
-  grpc::ServerUnaryReactor* SetLimits(grpc::CallbackServerContext* context,
-                                      const v1::SetLimitsRequest* request,
-                                      v1::SetLimitsResponse* response) override {
-    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
-      auto limits = administration_->SetLimits(*request, call);
-      if (limits.ok()) *response = std::move(*limits);
-      return limits.status();
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kSetLimits, 0, work);
+  Reactor* GetLimits(Context* context, const v1::GetLimitsRequest* request,
+                     v1::GetLimitsResponse* response) override {
+    return Call(context, ops::Rpc::kGetLimits, request, response, &Administration::GetLimits);
   }
-
-  grpc::ServerUnaryReactor* GetMetrics(grpc::CallbackServerContext* context,
-                                       const v1::GetMetricsRequest* request,
-                                       v1::GetMetricsResponse* response) override {
-    auto work = [this, request, response](rpc::CallContext*, int64_t*) {
-      auto metrics = administration_->GetMetrics(*request);
-      if (metrics.ok()) *response = std::move(*metrics);
-      return metrics.status();
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kGetMetrics, 0, work);
+  Reactor* SetLimits(Context* context, const v1::SetLimitsRequest* request,
+                     v1::SetLimitsResponse* response) override {
+    return Call(context, ops::Rpc::kSetLimits, request, response, &Administration::SetLimits);
   }
-
-  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* context,
-                                     const v1::GetStatsRequest* request,
-                                     v1::GetStatsResponse* response) override {
-    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
-      auto stats = administration_->GetStats(*request, call);
-      if (stats.ok()) *response = std::move(*stats);
-      return stats.status();
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kGetStats, 0, work);
+  Reactor* GetMetrics(Context* context, const v1::GetMetricsRequest* request,
+                      v1::GetMetricsResponse* response) override {
+    return Call(context, ops::Rpc::kGetMetrics, request, response, &Administration::GetMetrics);
   }
-
-  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
-                                  const v1::DrainRequest* request,
-                                  v1::DrainResponse* response) override {
-    auto work = [this, request, response](rpc::CallContext*, int64_t*) {
-      auto left = administration_->Drain(*request);
-      if (left.ok()) *response = std::move(*left);
-      return left.status();
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kDrain, 0, work);
+  Reactor* GetStats(Context* context, const v1::GetStatsRequest* request,
+                    v1::GetStatsResponse* response) override {
+    return Call(context, ops::Rpc::kGetStats, request, response, &Administration::GetStats);
   }
-
-  grpc::ServerUnaryReactor* DropModel(grpc::CallbackServerContext* context,
-                                      const v1::DropModelRequest* request,
-                                      v1::DropModelResponse* response) override {
-    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
-      auto dropped = administration_->DropModel(*request, call);
-      const absl::Status status = dropped.status();
-      if (status.ok()) *response = *std::move(dropped);
-      return status;
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kDropModel, 0, work);
+  Reactor* Drain(Context* context, const v1::DrainRequest* request,
+                 v1::DrainResponse* response) override {
+    return Call(context, ops::Rpc::kDrain, request, response, &Administration::Drain);
   }
-
-  grpc::ServerUnaryReactor* ResetModel(grpc::CallbackServerContext* context,
-                                       const v1::ResetModelRequest* request,
-                                       v1::ResetModelResponse* response) override {
-    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
-      auto reset = administration_->ResetModel(*request, call);
-      const absl::Status status = reset.status();
-      if (status.ok()) *response = *std::move(reset);
-      return status;
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kResetModel, 0, work);
+  Reactor* DropModel(Context* context, const v1::DropModelRequest* request,
+                     v1::DropModelResponse* response) override {
+    return Call(context, ops::Rpc::kDropModel, request, response, &Administration::DropModel);
   }
-
-  grpc::ServerUnaryReactor* DropGroup(grpc::CallbackServerContext* context,
-                                      const v1::DropGroupRequest* request,
-                                      v1::DropGroupResponse* response) override {
-    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
-      auto dropped = administration_->DropGroup(*request, call);
-      const absl::Status status = dropped.status();
-      if (status.ok()) *response = *std::move(dropped);
-      return status;
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kDropGroup, 0, work);
+  Reactor* ResetModel(Context* context, const v1::ResetModelRequest* request,
+                      v1::ResetModelResponse* response) override {
+    return Call(context, ops::Rpc::kResetModel, request, response, &Administration::ResetModel);
   }
-
-  grpc::ServerUnaryReactor* ChangeMemory(grpc::CallbackServerContext* context,
-                                         const v1::ChangeMemoryRequest* request,
-                                         v1::ChangeMemoryResponse* response) override {
-    auto work = [this, request, response](rpc::CallContext* call, int64_t*) {
-      auto changed = administration_->ChangeMemory(*request, call);
-      if (changed.ok()) *response = std::move(*changed);
-      return changed.status();
-    };
-    return PooledCall::Start(environment_, *context, ops::Rpc::kChangeMemory, 0, work);
+  Reactor* DropGroup(Context* context, const v1::DropGroupRequest* request,
+                     v1::DropGroupResponse* response) override {
+    return Call(context, ops::Rpc::kDropGroup, request, response, &Administration::DropGroup);
+  }
+  Reactor* ChangeMemory(Context* context, const v1::ChangeMemoryRequest* request,
+                        v1::ChangeMemoryResponse* response) override {
+    return Call(context, ops::Rpc::kChangeMemory, request, response, &Administration::ChangeMemory);
   }
 
  private:
+  template <typename Request, typename Response>
+  Reactor* Call(Context* context, ops::Rpc rpc, const Request* request, Response* response,
+                absl::StatusOr<Response> (Administration::*method)(const Request&,
+                                                                   rpc::CallContext*)) {
+    auto work = [=, this](rpc::CallContext* call, int64_t*) -> absl::Status {
+      ASSIGN_OR_RETURN(*response, (administration_->*method)(*request, call));
+      return absl::OkStatus();
+    };
+    return PooledCall::Start(environment_, *context, rpc, 0, work);
+  }
+
   Administration* const administration_;
   const CallEnvironment environment_;
 };
 
 }  // namespace
 
-v1::GetStatusResponse Administration::GetStatus(rpc::CallContext* context) {
+absl::StatusOr<v1::GetStatusResponse> Administration::GetStatus(const v1::GetStatusRequest&,
+                                                                rpc::CallContext* context) {
   v1::GetStatusResponse response = parts_.coordinator->GetStatus(context);
   response.set_draining(draining());
   return response;
-}
-
-absl::StatusOr<v1::GetLimitsResponse> Administration::GetLimits(const v1::GetLimitsRequest& request,
-                                                                rpc::CallContext* context) {
-  return parts_.coordinator->GetLimits(request, context);
 }
 
 absl::StatusOr<v1::GetStatsResponse> Administration::GetStats(const v1::GetStatsRequest& request,
@@ -269,7 +208,8 @@ void Administration::Stop() {
   SetDraining(true);
 }
 
-absl::StatusOr<v1::DrainResponse> Administration::Drain(const v1::DrainRequest& request) {
+absl::StatusOr<v1::DrainResponse> Administration::Drain(const v1::DrainRequest& request,
+                                                        rpc::CallContext*) {
   {
     absl::MutexLock lock(&drain_mutex_);
     if (request.undo() && stopped_) {

@@ -40,14 +40,18 @@ class Administration {
   // What `parts` points to must outlive it.
   explicit Administration(const Parts& parts) : parts_(parts) {}
 
-  v1::GetStatusResponse GetStatus(rpc::CallContext* context);
-  absl::StatusOr<v1::GetLimitsResponse> GetLimits(const v1::GetLimitsRequest& request,
+  absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request,
                                                   rpc::CallContext* context);
+  absl::StatusOr<v1::GetLimitsResponse> GetLimits(const v1::GetLimitsRequest& request,
+                                                  rpc::CallContext* context) {
+    return parts_.coordinator->GetLimits(request, context);
+  }
   absl::StatusOr<v1::SetLimitsResponse> SetLimits(const v1::SetLimitsRequest& request,
                                                   rpc::CallContext* context) {
     return parts_.coordinator->SetLimits(request, context);
   }
-  absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const v1::GetMetricsRequest& request) const {
+  absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const v1::GetMetricsRequest& request,
+                                                    rpc::CallContext*) {
     return parts_.samples->Get(request.regex());
   }
   absl::StatusOr<v1::GetStatsResponse> GetStats(const v1::GetStatsRequest& request,
@@ -70,7 +74,8 @@ class Administration {
   }
   // Takes the coordinator out of service or back into it, and tells what is left to do.
   // FAILED_PRECONDITION: back into service after Stop.
-  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request);
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request,
+                                          rpc::CallContext* context);
   // Takes it out of service for good, as its process is about to end.
   void Stop();
   // Out of service by Drain or Stop.
