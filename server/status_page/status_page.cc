@@ -1,9 +1,7 @@
 #include "server/status_page/status_page.h"
 
-#include <cstdint>
 #include <memory>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include <google/protobuf/util/json_util.h>
@@ -14,19 +12,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "base/status.h"
 #include "base/steady_time.h"
-#include "base/steady_wait.h"
-#include "server/status_page/history.h"
 #include "server/status_page/page_files.h"
 
 namespace emberd::status_page {
 namespace {
 
 constexpr int kHotRows = 5;  // of each table and shard
-// What the page may have missed since it asked last.
-constexpr absl::Duration kRecent = absl::Seconds(20);
 constexpr char kJson[] = "application/json";
 
 std::string Quoted(const std::string& text) {
@@ -45,35 +38,22 @@ absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message) {
   return json;
 }
 
-// Asks the cluster, at least every kSampleEvery, and remembers what it said. Thread-safe.
+// Asks the cluster, and remembers what it said. Thread-safe.
 class Board {
  public:
-  explicit Board(Source source) : source_(std::move(source)), sampler_([this] { Sample(); }) {}
-  ~Board() {
-    stop_.Notify();
-    sampler_.join();
-  }
+  explicit Board(Source source) : source_(std::move(source)) {}
 
   ops::HttpAnswer Status() {
     absl::MutexLock lock(&mutex_);
-    Refresh(kMaxAge);
+    if (SteadyNow() - asked_ < kMaxAge) return status_;
+    const absl::StatusOr<std::string> body = Ask();
+    status_ = body.ok() ? ops::HttpAnswer{200, *body}
+                        : ops::HttpAnswer{503, absl::StrCat(body.status().message(), "\n")};
+    asked_ = SteadyNow();
     return status_;
-  }
-  ops::HttpAnswer LastHour() {
-    absl::MutexLock lock(&mutex_);
-    Refresh(kMaxAge);
-    return {200, history_.ToJson() + "\n"};
   }
 
  private:
-  void Sample() {
-    do {
-      absl::MutexLock lock(&mutex_);
-      // A little less: who looks may just have asked.
-      Refresh(kSampleEvery * 0.9);
-    } while (!AwaitSteadily(stop_, kSampleEvery));
-  }
-  void Refresh(absl::Duration max_age) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Figures of the whole cluster, and the page's text about them.
   absl::StatusOr<std::string> Ask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether what is summed over `now` may be less than it was: a coordinator is gone, is back, or
@@ -82,12 +62,10 @@ class Board {
 
   const Source source_;
   absl::Mutex mutex_;
-  History history_ ABSL_GUARDED_BY(mutex_);
+  ClusterFigures latest_ ABSL_GUARDED_BY(mutex_);
   ops::HttpAnswer status_ ABSL_GUARDED_BY(mutex_);
   absl::Time asked_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int epoch_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Notification stop_;
-  std::thread sampler_;
 };
 
 // What `make` gives, made anew only when the last one is older than kMaxAge. Thread-safe; who asks
@@ -139,22 +117,19 @@ std::string ModelJson(const v1::DescribeModelResponse& model) {
 }
 
 // What is said of a coordinator beside the others: how busy it is.
-absl::StatusOr<std::string> CoordinatorJson(const CoordinatorFigures& figures, bool self,
-                                            double lookups_per_second) {
+absl::StatusOr<std::string> CoordinatorJson(const CoordinatorFigures& figures, bool self) {
   v1::GetStatsResponse load = figures.stats;
   load.clear_methods();
   load.clear_stages();
-  load.clear_stacks();
   load.clear_groups();
   load.clear_shards();
   load.clear_models();
   ASSIGN_OR_RETURN(const std::string stats, ToJson(load));
-  return absl::StrCat("{\"name\":", Quoted(figures.name), ",\"address\":", Quoted(figures.address),
-                      ",\"http_address\":", Quoted(figures.http_address),
-                      ",\"self\":", self ? "true" : "false",
-                      ",\"reachable\":", figures.status.ok() ? "true" : "false",
-                      ",\"error\":", Quoted(std::string(figures.status.message())),
-                      ",\"lookups_per_second\":", lookups_per_second, ",\"stats\":", stats, "}");
+  return absl::StrCat(
+      "{\"name\":", Quoted(figures.name), ",\"address\":", Quoted(figures.address),
+      ",\"http_address\":", Quoted(figures.http_address), ",\"self\":", self ? "true" : "false",
+      ",\"reachable\":", figures.status.ok() ? "true" : "false",
+      ",\"error\":", Quoted(std::string(figures.status.message())), ",\"stats\":", stats, "}");
 }
 
 absl::StatusOr<std::string> ModelsJson(const Source& source) {
@@ -190,20 +165,10 @@ ops::HttpRoute FileRoute(const PageFile& file) {
   return {path, ContentType(name), answer, /*open=*/true};
 }
 
-void Board::Refresh(absl::Duration max_age) {
-  if (SteadyNow() - asked_ < max_age) return;
-  const absl::StatusOr<std::string> body = Ask();
-  status_ = body.ok() ? ops::HttpAnswer{200, *body}
-                      : ops::HttpAnswer{503, absl::StrCat(body.status().message(), "\n")};
-  asked_ = SteadyNow();
-}
-
 bool Board::MayBeLess(const ClusterFigures& now) const {
-  if (history_.empty()) return false;
-  const ClusterFigures& before = history_.latest();
-  for (size_t i = 0; i < now.size() && i < before.size(); ++i) {
-    if (now[i].status.ok() != before[i].status.ok()) return true;
-    if (now[i].stats.uptime_ms() < before[i].stats.uptime_ms()) return true;
+  for (size_t i = 0; i < now.size() && i < latest_.size(); ++i) {
+    if (now[i].status.ok() != latest_[i].status.ok()) return true;
+    if (now[i].stats.uptime_ms() < latest_[i].stats.uptime_ms()) return true;
   }
   return false;
 }
@@ -222,21 +187,18 @@ absl::StatusOr<std::string> Board::Ask() {
   ASSIGN_OR_RETURN(const auto models, Models(source_, sum));
   ASSIGN_OR_RETURN(const std::string stats, ToJson(sum));
   if (MayBeLess(figures)) ++epoch_;
-  history_.Add(figures);
   std::vector<std::string> coordinators;
   for (size_t i = 0; i < figures.size(); ++i) {
-    ASSIGN_OR_RETURN(coordinators.emplace_back(),
-                     CoordinatorJson(figures[i], i == 0, history_.LookupsPerSecond(i)));
+    ASSIGN_OR_RETURN(coordinators.emplace_back(), CoordinatorJson(figures[i], i == 0));
   }
   const auto model_json = [](std::string* out, const v1::DescribeModelResponse& model) {
     out->append(ModelJson(model));
   };
-  const int64_t recent = sum.time_ms() - absl::ToInt64Milliseconds(kRecent);
+  latest_ = std::move(figures);
   return absl::StrCat("{\"name\":", Quoted(source_.name), ",\"version\":\"", EMBERD_VERSION,
                       "\",\"epoch\":", epoch_, ",\"models\":[",
                       absl::StrJoin(models, ",", model_json), "],\"stats\":", stats,
-                      ",\"coordinators\":[", absl::StrJoin(coordinators, ","),
-                      "],\"recent\":", history_.ToJson(recent), "}\n");
+                      ",\"coordinators\":[", absl::StrJoin(coordinators, ","), "]}\n");
 }
 
 }  // namespace
@@ -246,7 +208,6 @@ std::vector<ops::HttpRoute> Routes(const Source& source) {
   for (const PageFile& file : PageFiles()) routes.push_back(FileRoute(file));
   const auto board = std::make_shared<Board>(source);
   routes.push_back({"/status.json", kJson, [board] { return board->Status(); }});
-  routes.push_back({"/history.json", kJson, [board] { return board->LastHour(); }});
   const auto models = std::make_shared<Cached>([source] { return ModelsJson(source); });
   routes.push_back({"/models.json", kJson, [models] { return models->Get(); }});
   return routes;

@@ -1,13 +1,11 @@
 // The page that shows a cluster at work, and the figures behind it, on a coordinator's HTTP port:
 //
-//   /             the page; it asks for the rest, every second
-//   /status.json   {"name", "version", "epoch", "models": [{"model_id", "name", ...}], "stats":
-//   GetStatsResponse,
+//   /             the page; it asks for the rest, every second, and keeps what its charts show
+//   /status.json   {"name", "version", "epoch", "models": [{"model_id", "name", ...}],
+//                  "stats": GetStatsResponse,
 //                  "coordinators": [{"name", "address", "http_address", "self", "reachable",
-//                  "error", "lookups_per_second", "stats": GetStatsResponse without lists}],
-//                  "recent": as /history.json, of the last seconds}
+//                  "error", "stats": GetStatsResponse without most of its lists}]}
 //   /models.json   {"models": [DescribeModelResponse]}
-//   /history.json  the last hour of the whole cluster: History::ToJson
 //
 // "stats" is the sum over all coordinators that answer; "epoch" is another number when what it
 // counts may have become less. Messages are in protobuf's JSON, with the names of the .proto files
@@ -40,8 +38,6 @@ struct Source {
 
 // However many look at the page, the cluster is asked only this often.
 inline constexpr absl::Duration kMaxAge = absl::Milliseconds(500);
-// And if nobody does, this often, for the history.
-inline constexpr absl::Duration kSampleEvery = absl::Seconds(5);
 
 // What Source says must outlive the routes. Figures that cannot be had are 503 with the reason.
 std::vector<ops::HttpRoute> Routes(const Source& source);

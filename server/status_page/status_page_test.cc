@@ -113,7 +113,6 @@ TEST_F(StatusPageTest, ShowsTheOtherCoordinatorsAndWhoDoesNotAnswer) {
   EXPECT_EQ(status["coordinators"][2]["reachable"], false);
   EXPECT_EQ(status["coordinators"][2]["error"], "no");
   EXPECT_EQ(status["stats"]["train_streams"], 3);
-  EXPECT_TRUE(Json("/history.json")["points"].is_array());
 }
 
 TEST_F(StatusPageTest, ModelsHaveTheirConfigAndPlan) {
@@ -149,8 +148,7 @@ TEST_F(StatusPageTest, ManyWhoLookAskTheClusterOnce) {
 // Figures are for whom HttpOptions.admit lets pass; the files of the page say nothing.
 TEST_F(StatusPageTest, FiguresAreNotOpenButThePageIs) {
   for (const auto& [path, route] : routes_) {
-    const bool figures =
-        path == "/status.json" || path == "/models.json" || path == "/history.json";
+    const bool figures = path == "/status.json" || path == "/models.json";
     EXPECT_EQ(route.open, !figures) << path;
   }
 }

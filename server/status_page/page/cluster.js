@@ -58,7 +58,7 @@ function makeCoordinator() {
   return node;
 }
 
-function updateCoordinator(node, one, alone) {
+function updateCoordinator(node, one, lookups, alone) {
   const stats = one.stats;
   const up = one.reachable;
   const link = node.name.firstChild;
@@ -78,19 +78,19 @@ function updateCoordinator(node, one, alone) {
     updateMeter(node.meters[i], value, budget, `${bytes(value)} of ${bytes(budget)}`);
   });
   node.facts.hidden = !up;
-  setText(node.facts, [`${perSecond(number(one.lookups_per_second))} lookups`,
+  setText(node.facts, [`${perSecond(lookups)} lookups`,
     `${plural(stats.in_flight_requests, 'request')}, ${exact(stats.queued_requests)} queued`,
     plural(stats.train_streams, 'stream'), `${exact(stats.batches)} kept`].join(' · '));
 }
 
 // All of the cluster that are known here; the one that serves the page comes first.
-export function updateCoordinators(coordinators) {
+export function updateCoordinators(coordinators, history) {
   const down = coordinators.filter((one) => !one.reachable);
   setText(byId('coordinators-note'), coordinators.length === 1 ? '' : down.length === 0
     ? `${plural(coordinators.length, 'coordinator')}; the figures of this page are of all of them`
     : `out of reach: ${down.map((one) => one.name).join(', ')}; the figures of this page are of the others`);
   keyed(byId('coordinators'), coordinators, (one) => one.name, makeCoordinator,
-    (node, one) => updateCoordinator(node, one, coordinators.length === 1));
+    (node, one) => updateCoordinator(node, one, history.lookupsOf(one), coordinators.length === 1));
 }
 
 function makeShard(shard) {

@@ -1,12 +1,16 @@
-// What happened lately: rates and latencies of the last seconds, from counters that only grow, and the points of the
-// charts, which the server keeps.
+// What happened lately: rates and latencies of the last seconds, and the points of the charts, from counters that only
+// grow. They are kept as long as the tab is open, also when the page is loaded anew.
 
 // 64-bit numbers come as text, and so does Infinity.
 export const number = (value) => value === undefined || value === null ? 0 : Number(value);
 
-const LONG = 10;  // seconds over which the figures in tables are taken
+const LONG = 10;  // seconds over which latencies and the figures in tables are taken
+const SHORT = 2;  // and the rates of the charts
+const FINE = 300;  // seconds for which all points are kept; older ones COARSE seconds apart
+const COARSE = 5;
 
 const UNARY = ['EmbeddingService/Lookup', 'EmbeddingService/ApplyGradients'];
+const LATENCIES = [['lookup50', UNARY[0], 0.5], ['lookup99', UNARY[0], 0.99], ['apply50', UNARY[1], 0.5], ['apply99', UNARY[1], 0.99]];
 
 // The value below which a share q of the observations lies that came between two distributions; null if none came.
 // Inside a bucket they are taken to be spread evenly.
@@ -31,6 +35,18 @@ export function quantile(q, now, before) {
 
 const byName = (list, name) => new Map(list.map((entry) => [entry[name], entry]));
 
+// Lookups of the batches that `now` counts and `before` does not: each is a batch of every stack of its model, on a stream or
+// not.
+export function lookupsBetween(now, before) {
+  const earlier = new Map(before.map((stack) => [`${stack.model}/${stack.stack}`, number(stack.batches)]));
+  const ofModel = new Map();
+  for (const stack of now) {
+    const more = number(stack.batches) - (earlier.get(`${stack.model}/${stack.stack}`) ?? 0);
+    ofModel.set(stack.model, Math.max(ofModel.get(stack.model) ?? 0, more));
+  }
+  return [...ofModel.values()].reduce((sum, one) => sum + one, 0);
+}
+
 // Two answers of the same server and what lies between them.
 class Interval {
   constructor(before, now) {
@@ -53,6 +69,34 @@ class Interval {
   group(group) {
     const before = this.before.groups.find((other) => other.model === group.model && other.group === group.group);
     return {updates: this.rate(group.updates, before?.updates), waiting: this.rate(group.wait_seconds, before?.wait_seconds)};
+  }
+
+  // What the charts show, but for latencies: a rate for each key.
+  values() {
+    const values = new Map([['received', 0], ['sent', 0], ['errors', 0], ['gathered', 0], ['updated', 0]]);
+    const add = (key, rate) => values.set(key, (values.get(key) ?? 0) + rate);
+    values.set('lookups', lookupsBetween(this.now.stacks, this.before.stacks) / this.seconds);
+    const applied = (methods) => methods.get('EmbeddingService/ApplyGradients')?.codes?.OK;
+    values.set('updates', this.rate(applied(this.methodsNow), applied(this.methodsBefore)));
+    for (const group of this.now.groups) add('updates', this.group(group).updates);
+    for (const [name, method] of this.methodsNow) {
+      const old = this.methodsBefore.get(name);
+      if (name.startsWith('EmbeddingService/')) {
+        add('received', this.rate(method.request_bytes, old?.request_bytes));
+        add('sent', this.rate(method.response_bytes, old?.response_bytes));
+      }
+      for (const [code, calls] of Object.entries(method.codes)) {
+        const rate = code === 'OK' ? 0 : this.rate(calls, old?.codes?.[code]);
+        if (rate === 0) continue;
+        add('errors', rate);
+        add(`error ${code}`, rate);
+      }
+    }
+    for (const shard of this.shards()) {
+      add('gathered', shard?.gathered ?? 0);
+      add('updated', shard?.updated ?? 0);
+    }
+    return values;
   }
 
   // By shard number: rows per second, in all and of each partition; null where a shard was not there all the time.
@@ -82,11 +126,13 @@ class Interval {
 }
 
 export class History {
-  constructor(keepSeconds) {
+  // `points`: of an earlier one.
+  constructor(keepSeconds, points = []) {
     this.keepSeconds = keepSeconds;
-    this.points = [];   // what the charts show: {time, values: Map}, oldest first
+    this.points = points;   // what the charts show: {time, values: Map}, oldest first
     this.unary = 0;     // calls of the methods that the chart of latencies shows, since the coordinators were started
     this.batches = 0;   // of all stacks, on streams or not
+    this.coordinators = new Map();  // by name: their answers of the last seconds
     this.restart();
   }
 
@@ -97,20 +143,15 @@ export class History {
     this.shardRates = [];
   }
 
-  // Whether points have come between the last known one and those that an answer brings.
-  misses(status) {
-    return this.points.length === 0 || (status.recent.points[0]?.[0] ?? 0) > this.points.at(-1).time + 2000;
-  }
-
-  // Adds points as the server gives them: {keys, points: [[time, value or null, ...], ...]}.
-  addPoints({keys, points}) {
-    const end = this.points.at(-1)?.time ?? 0;
-    for (const [time, ...values] of points) {
-      if (time <= end) continue;
-      this.points.push({time, values: new Map(keys.map((key, i) => [key, values[i]]).filter(([, value]) => value !== null))});
-    }
+  addPoint(time, values) {
     const last = this.points.at(-1)?.time ?? 0;
-    while (this.points.length && this.points[0].time < last - this.keepSeconds * 1000) this.points.shift();
+    if (time === last) return;  // known since before a reload
+    if (time < last) this.points = [];  // the clock was set back
+    this.points.push({time, values});
+    // The newest of those that are no longer among the fine ones, if it is too close to the one before.
+    const old = this.points.findLastIndex((point) => point.time < time - FINE * 1000);
+    if (old > 0 && this.points[old].time < this.points[old - 1].time + COARSE * 1000) this.points.splice(old, 1);
+    while (this.points[0].time < time - this.keepSeconds * 1000) this.points.shift();
   }
 
   // Adds an answer of the server; false if it is the same as the last one.
@@ -127,11 +168,32 @@ export class History {
     if (this.answers.length > 1) {
       this.recent = new Interval(this.answers[0], stats);
       this.shardRates = this.recent.shards();
+      const before = this.answers.findLast((answer) => number(answer.time_ms) <= time - SHORT * 1000) ?? this.answers[0];
+      const values = new Interval(before, stats).values();
+      for (const [key, method, q] of LATENCIES) {
+        const value = this.recent.quantile(q, method);
+        if (value !== null) values.set(key, value);
+      }
+      this.addPoint(time, values);
+    } else {
+      this.addPoint(time, new Map());  // a gap
     }
     this.unary = stats.methods.filter((one) => UNARY.includes(one.method)).reduce((sum, one) => sum + number(one.seconds.count), 0);
     this.batches = stats.stacks.reduce((sum, stack) => sum + number(stack.batches), 0);
-    this.addPoints(status.recent);
     return true;
+  }
+
+  // Per second, of one of the coordinators of the last two answers or more; 0 if it has not answered twice.
+  lookupsOf({name, stats}) {
+    const known = this.coordinators.get(name) ?? [];
+    const last = known.at(-1);
+    const time = number(stats.time_ms);
+    if (last && (number(stats.uptime_ms) < number(last.uptime_ms) || time < number(last.time_ms))) known.length = 0;
+    if (known.length === 0 || time > number(last.time_ms)) known.push(stats);
+    while (known.length > 2 && number(known[1].time_ms) <= time - LONG * 1000) known.shift();
+    this.coordinators.set(name, known);
+    const seconds = (time - number(known[0].time_ms)) / 1000;
+    return seconds > 0 ? lookupsBetween(stats.stacks, known[0].stacks) / seconds : 0;
   }
 
   latest(key) {

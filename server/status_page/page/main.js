@@ -13,6 +13,7 @@ const EVERY_MS = 1000;
 const HIDDEN_EVERY_MS = 5000;
 const PATIENCE_MS = 5000;
 const KEEP_SECONDS = 3600;
+const POINTS = 'points';  // where the tab keeps them
 
 const perSecond = (value) => value === null ? '–' : count(value);
 const fixed = (...series) => () => series.map(([key, label, style]) => ({key, label, style}));
@@ -50,7 +51,8 @@ const CHARTS = [
 
 class Page {
   constructor() {
-    this.history = new History(KEEP_SECONDS);
+    this.history = new History(KEEP_SECONDS, storedPoints());
+    addEventListener('pagehide', () => sessionValue(POINTS, storePoints(this.history.points)));
     this.charts = CHARTS.map((chart) => new Chart(chart));
     this.stages = new Stages();
     byId('charts').append(...this.charts.map((chart) => chart.node), this.stages.node);
@@ -106,7 +108,6 @@ class Page {
   async fetchAll() {
     try {
       const status = await this.get('/status.json');
-      if (this.history.misses(status)) this.history.addPoints(await this.get('/history.json'));
       const known = JSON.stringify(status.models);
       if (known !== this.modelsKnown) {
         this.models = status.models.length ? (await this.get('/models.json')).models : [];
@@ -129,7 +130,7 @@ class Page {
     setText(byId('uptime'), `up ${duration(number(stats.uptime_ms))}`);
     if (!this.history.add(status)) return;
     updateTiles(stats, this.history);
-    updateCoordinators(status.coordinators);
+    updateCoordinators(status.coordinators, this.history);
     updateShards(stats, this.history);
     updateModels(this.models, stats);
     this.lists.update(stats, this.history);
@@ -188,6 +189,17 @@ function sessionValue(name, value) {
     return '';
   }
   return value;
+}
+
+// The charts' points, kept while the page is loaded anew.
+const storePoints = (points) => JSON.stringify(points.map(({time, values}) => [time, [...values]]));
+function storedPoints() {
+  try {
+    const points = JSON.parse(sessionValue(POINTS) || '[]').map(([time, values]) => ({time, values: new Map(values)}));
+    return points.filter(({time}) => time > Date.now() - KEEP_SECONDS * 1000);
+  } catch {
+    return [];
+  }
 }
 
 const THEMES = ['system', 'light', 'dark'];
