@@ -7,6 +7,7 @@
 //            (a unary one again, if another attempt at it was in the way: see mutations.h)
 //
 // In brackets: where a rank of a group waits for others, see StepHooks. A unary call does not.
+// See docs/step.md.
 #pragma once
 
 #include <cstdint>
