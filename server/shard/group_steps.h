@@ -1,5 +1,5 @@
 // The steps of groups on one shard: the parts of a step wait here for each other and make one
-// update together.
+// update together. See docs/change.md.
 #pragma once
 
 #include <algorithm>

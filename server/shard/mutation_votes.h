@@ -8,7 +8,7 @@
 // A vote survives its coordinator, and no clock takes it back. Whoever gets the retry asks all
 // shards under an attempt of a larger number (Find), which is then in charge: votes and words of
 // others come to nothing. If a shard has made the change, all others have made it or hold it, and
-// are told to make it; if none has, none ever will, and the retry begins anew.
+// are told to make it; if none has, none ever will, and the retry begins anew. See docs/change.md.
 #pragma once
 
 #include <cstdint>
