@@ -1,4 +1,4 @@
-// Writes the log of a shard.
+// Writes the log of a shard. See docs/log.md.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@
 // What the shard knows is changed by calls that come in some order; the log has them in that order,
 // and ShardRecovery makes the same calls again. So whoever changes something appends first, under
 // the lock that orders its changes, and changes nothing if that fails.
+// See docs/log.md.
 #pragma once
 
 #include <atomic>
