@@ -1,5 +1,6 @@
 // What one shard does for checkpoints: it holds back changes while their moment is fixed, writes
-// the rows of that moment, and makes models of rows that were written. See shard_service.proto.
+// the rows of that moment, and makes models of rows that were written. See shard_service.proto and
+// docs/checkpoint.md.
 #pragma once
 
 #include <cstdint>

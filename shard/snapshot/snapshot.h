@@ -5,6 +5,7 @@
 // or somebody is about to change them and their values are copied first. Copies are bounded; over
 // the bound, whoever wants to change rows waits for the reader. So the reader must not wait for
 // updates in turn: it takes copies before anything else.
+// See docs/checkpoint.md.
 #pragma once
 
 #include <atomic>
