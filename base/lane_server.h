@@ -5,6 +5,7 @@
 // socket and a ticket. Each ticket is good for one connection, a lane, which has a thread: it waits
 // for a request, works on it, and answers. So nothing is handed from thread to thread, and a client
 // makes one call at a time on a lane.
+// See docs/shared_memory.md.
 #pragma once
 
 #include <atomic>

@@ -5,6 +5,7 @@
 // divides as it likes; it names places in them, and Find says where they are here. It may also lend
 // regions that another server has given: a coordinator those of its clients to a shard. When it
 // goes away, its regions are forgotten: they are unmapped when the last reference to them goes.
+// See docs/shared_memory.md.
 #pragma once
 
 #include <atomic>

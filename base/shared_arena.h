@@ -1,4 +1,5 @@
 // Memory that another process on this machine gives: the end that divides it. See RegionServer.
+// See docs/shared_memory.md.
 #pragma once
 
 #include <atomic>
