@@ -3,6 +3,7 @@
 // Pure state, without locks, clock or threads: a Rendezvous brings them. Two kinds: the members of
 // a SYNC group share a generation (sync_group.cc); those of an ASYNC or BOUNDED group have one each
 // (progress_group.cc).
+// See docs/groups.md.
 #pragma once
 
 #include <algorithm>

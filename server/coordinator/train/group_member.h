@@ -1,5 +1,6 @@
 // One trainer's place in its group: joining, what the ranks of a group tell each other in a step,
 // and leaving.
+// See docs/groups.md.
 #pragma once
 
 #include <cstdint>
