@@ -1,4 +1,5 @@
 // What goes into the engine and comes out of it: models, gradients, rows, results.
+// See docs/words.md.
 #pragma once
 
 #include <bit>
