@@ -1,6 +1,7 @@
 // A coordinator without its transport: validates requests, preprocesses batches, fans out to the
 // shards and puts their answers together. It holds no model state: any number of coordinators may
 // serve the same shards.
+// See docs/words.md for the words, and docs/rejected.md for what is not done.
 #pragma once
 
 #include <cstdint>
