@@ -3,6 +3,8 @@
 What this would catch: an example that no longer works, a flag that is gone, a unit file or a description that no process
 takes, and an example that stands in a table for a command that does something else.
 
+The pages of docs/ are held against the tree: what they name must be there, and who reads the tree must come upon them.
+
 Steps that need a container engine, a registry or a Kubernetes cluster are marked so in the text ("# needs ...") or begin with
 kubectl; they are left out with a message.
 
@@ -34,6 +36,54 @@ BATCH = '{"user": {"ids": [1, 2, 7, 2]}}'
 def read(*names):
     with open(os.path.join(ROOT, *names), encoding="utf-8") as file:
         return file.read()
+
+
+class PagesTest(unittest.TestCase):
+    """What this would catch: a page that grew too long to be read at once, or that names what was renamed or is gone."""
+
+    def setUp(self):
+        tracked = subprocess.run(["git", "-C", ROOT, "ls-files"], check=True, capture_output=True, text=True).stdout
+        self.files = {name for name in tracked.splitlines() if os.path.isfile(os.path.join(ROOT, name))}
+        self.pages = {f"docs/{name}": read("docs", name) for name in os.listdir(os.path.join(ROOT, "docs"))}
+        self.assertGreaterEqual(len(self.pages), 8)
+
+    def quoted(self):
+        """Page and text of what stands in backquotes, but not in drawings."""
+        for page, text in self.pages.items():
+            for quoted in set(re.findall(r"`([^`\n]+)`", re.sub(r"(?ms)^```.*?^```", "", text))):
+                yield page, quoted
+
+    def test_pages_are_short_and_drawn(self):
+        for page, text in self.pages.items():
+            with self.subTest(page):
+                self.assertLessEqual(text.count("\n"), 150)
+                self.assertLessEqual(max(map(len, text.splitlines())), 128)
+                self.assertRegex(text, r"(?ms)^```\n.*?^```$", "it has no drawing")
+
+    def test_paths_are_there(self):
+        folders = {os.path.dirname(name) + "/" for name in self.files}
+        paths = [(page, quoted) for page, quoted in self.quoted() if re.fullmatch(r"[\w.-]+/[\w./-]*|\w+\.(h|cc|md)", quoted)]
+        self.assertGreater(len(paths), 100)
+        for page, path in paths:
+            self.assertTrue(path in self.files | folders, f"{page}: there is no {path}")
+
+    def test_names_are_those_of_the_code(self):
+        words = set()
+        for name in self.files:
+            if name.endswith((".h", ".cc", ".proto")):
+                words |= set(re.findall(r"\w+", read(name)))
+        names = [(page, quoted) for page, quoted in self.quoted() if re.fullmatch(r"[A-Za-z]\w*((::|\.)\w+)*", quoted)]
+        self.assertGreater(len(names), 100)
+        for page, name in names:
+            missing = set(re.findall(r"\w+", name)) - words
+            self.assertTrue(name in self.files or not missing, f"{page}: no source has {missing} of {name}")
+
+    def test_readers_of_the_tree_come_upon_them(self):
+        headers = [read(name) for name in self.files if name.endswith(".h")]
+        comments = "\n".join(line for text in headers for line in re.findall(r"(?m)^//.*$", text))
+        for page in self.pages:
+            self.assertIn(page, comments, "no header names it")
+            self.assertIn(f"({page})", read("README.md"))
 
 
 class DocumentsTest(unittest.TestCase):
