@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Callable, Dict
 
 import numpy as np
@@ -10,12 +11,15 @@ import numpy.typing as npt
 import torch
 
 from ._records import check_mapping
-from .arrays import Floats, Ids, Ragged, Sparse, as_ragged, map_arrays, sparse_indices
+from .arrays import Floats, Ids, Ragged, Sparse, as_ragged, as_row_ids, map_arrays, sparse_indices
 
 
-def _array(value: Any) -> Any:
+def to_array(value: Any, what: str) -> Any:
     """A tensor as NumPy sees it, without a copy where it is on the CPU."""
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    try:
+        return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(f"{what}: this tensor cannot be read: {error}") from error
 
 
 def is_jagged(ids: Any) -> bool:
@@ -24,9 +28,9 @@ def is_jagged(ids: Any) -> bool:
 
 
 def split_jagged(ids: Any) -> Dict[str, Ids]:
-    keys, values, weights = list(ids.keys()), _array(ids.values()), ids.weights_or_none()
-    floats = None if weights is None else _array(weights)
-    lengths = _array(ids.lengths()).astype(np.int64)
+    keys, values, weights = list(ids.keys()), to_array(ids.values(), "values"), ids.weights_or_none()
+    floats = None if weights is None else to_array(weights, "weights")
+    lengths = as_row_ids(to_array(ids.lengths(), "lengths"), "lengths")
     if keys and lengths.size % len(keys):
         raise ValueError(f"lengths: {lengths.size} are not allowed; they must be a multiple of the {len(keys)} keys")
     result: Dict[str, Ids] = {}
@@ -50,7 +54,8 @@ def prepare(ids: Any) -> Dict[str, Ids]:
     if is_jagged(ids):
         return split_jagged(ids)
     check_mapping(ids, "ids")
-    result: Dict[str, Ids] = {name: map_arrays(_array, value) for name, value in ids.items()}
+    result: Dict[str, Ids] = {name: map_arrays(functools.partial(to_array, what=f'feature "{name}"'), value)
+                              for name, value in ids.items()}
     for name, value in ids.items():
         if isinstance(value, Sparse) and isinstance(value.indices, torch.Tensor):
             found: Any = result[name]

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
+import operator
 import os
 import threading
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 from . import errors
 
 ABI = 1
 WAIT_MS = 100  # between two looks at signals
+MOST_SECONDS = 10**9  # of a time-out: some 30 years
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 HERE = Path(__file__).resolve().parent
 
@@ -210,13 +213,64 @@ class Handle(Uncopied):
         self._owned = None
 
 
-def text(value: Any, what: str) -> bytes:
-    """A name, as C takes it."""
+def refuse_kind(value: Any, what: str, allowed: str) -> TypeError:
+    given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    return TypeError(f"{what}: {given} is not allowed; it must be {allowed}")
+
+
+def text(value: Any, what: str, *, optional: bool = False, path: bool = False) -> bytes:
+    """A name, as C takes it. optional: None is none. path: it is that of a file."""
+    if optional and value is None:
+        return b""
+    if path and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if not isinstance(value, str):
-        raise TypeError(f"{what}: a {type(value).__name__} is not allowed; it must be a str")
+        raise refuse_kind(value, what, "a str")
     if "\0" in value:
         raise ValueError(f"{what}: {value!r} is not allowed; a NUL would end it")
-    return value.encode()
+    try:
+        return value.encode(errors="surrogateescape" if path else "strict")
+    except UnicodeEncodeError:
+        raise ValueError(f"{what}: {value!r} is not allowed; it cannot be encoded in UTF-8") from None
+
+
+def whole(value: Any, what: str, low: int = 0, high: int = 2**63 - 1) -> int:
+    """An integer, as C takes it: ctypes would cut off what does not fit."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise refuse_kind(value, what, "an int") from None
+    if not low <= number <= high:
+        raise errors.InvalidArgument(f"{what}: {number} is not allowed; it must be in [{low}, {high}]")
+    return number
+
+
+def choice(value: Any, what: str, allowed: Mapping[str, int]) -> int:
+    if not isinstance(value, str) or value not in allowed:
+        raise errors.InvalidArgument(f"{what}: {value!r} is not allowed; it must be one of {', '.join(map(repr, allowed))}")
+    return allowed[value]
+
+
+def real(value: Any, what: str) -> float:
+    try:
+        number = float(None if isinstance(value, (str, bytes)) else value)  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError):
+        raise refuse_kind(value, what, "a number") from None
+    if not math.isfinite(number):
+        raise errors.InvalidArgument(f"{what}: {number} is not allowed; it must be finite")
+    return number
+
+
+def milliseconds(seconds: Any, what: str, *, optional: bool = False) -> int:
+    """Of a time-out. optional: None is 0."""
+    if optional and seconds is None:
+        return 0
+    number = real(seconds, what)
+    if not 0 <= number <= MOST_SECONDS:
+        raise errors.InvalidArgument(f"{what}: {seconds} is not allowed; it must be in [0, {MOST_SECONDS}] seconds")
+    return max(1, round(number * 1000))
 
 
 def null() -> c_void_p:

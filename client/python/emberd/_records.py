@@ -131,10 +131,10 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
         index = as_ints(ids.row_splits, what + ": row_splits")
         check_shape(index, what + ": row_splits", index.ndim == 1, "[samples + 1]")
     elif isinstance(ids, Sparse):
-        layout, weights, samples = SPARSE, ids.weights, ids.samples
+        layout, weights, samples = SPARSE, ids.weights, _native.whole(ids.samples, what + ": samples")
         values = as_ints(ids.values, what + ": values")
         from_torch = type(ids.indices).__module__ == "torch"
-        index = sparse_indices(ids.indices, values.size, ids.samples, what + ": indices", from_torch)
+        index = sparse_indices(ids.indices, values.size, samples, what + ": indices", from_torch)
     else:
         layout, weights = DENSE, None
         if isinstance(ids, Dense):
@@ -164,7 +164,7 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
 
 def check_mapping(given: Any, what: str) -> None:
     if not isinstance(given, Mapping):
-        raise TypeError(f"{what}: a {type(given).__name__} is not allowed; it must be a mapping by feature")
+        raise _native.refuse_kind(given, what, "a mapping")
 
 
 def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:
@@ -225,15 +225,15 @@ def pack_gradients(gradients: Mapping[str, Any], shapes: Mapping[str, Tuple[int,
 
 def pack_hyper(hyper: Optional[Hyper]) -> Tuple[bytes, int, Any]:
     """As pack_ids."""
-    if not hyper:
+    if hyper is None:
         return b"", 0, None
     check_mapping(hyper, "hyper")
     flat: List[Tuple[str, str, float]] = []
     for key, value in hyper.items():
         if isinstance(value, Mapping):
-            flat += [(key, name, float(number)) for name, number in value.items()]
+            flat += [(key, name, _native.real(number, f"hyper: {key}: {name}")) for name, number in value.items()]
         else:
-            flat.append(("", key, float(value)))
+            flat.append(("", key, _native.real(value, f"hyper: {key}")))
     fields: List[Any] = []
     kept: List[Any] = []
     for table, name, number in flat:

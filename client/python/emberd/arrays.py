@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, TypeVar, Union, cast
 
 import numpy as np
@@ -39,12 +40,13 @@ class Ragged:
         """Of a list of ids for each sample."""
         lengths = [len(ids) for ids in samples]
         splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        values = np.fromiter((one for ids in samples for one in ids), np.int64, count=sum(lengths))
+        values = as_ints(list(chain.from_iterable(samples)), "samples")
+        check_shape(values, "samples", values.ndim == 1, "a list of ids for each sample")
         if weights is None:
             return Ragged(values, splits)
         if [len(some) for some in weights] != lengths:
             raise ValueError("weights: each sample must have as many weights as ids")
-        return Ragged(values, splits, np.fromiter((one for some in weights for one in some), np.float32))
+        return Ragged(values, splits, as_weights(list(chain.from_iterable(weights)), "weights", values.shape))
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,10 @@ def check_shape(array: npt.NDArray[Any], what: str, allowed: bool, wanted: str) 
         raise errors.InvalidArgument(f"{what}: the shape {list(array.shape)} is not allowed; it must be {wanted}")
 
 
-def as_row_ids(ids: Any) -> npt.NDArray[Any]:
+def as_row_ids(ids: Any, what: str = "ids") -> npt.NDArray[Any]:
     """int64 [n]."""
-    array = as_ints(ids, "ids")
-    check_shape(array, "ids", array.ndim == 1, "[rows]")
+    array = as_ints(ids, what)
+    check_shape(array, what, array.ndim == 1, "[n]")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 

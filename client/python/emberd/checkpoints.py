@@ -56,35 +56,37 @@ def _checkpoint(said: Dict[str, Any]) -> Checkpoint:
                       said["automatic"], said["changes"], said.get("pause_us", 0) / 1e6)
 
 
-def _call(call: int, progress: Optional[ProgressCallback]) -> Checkpoint:
+def _run(function: str, client: Handle, progress: Optional[ProgressCallback], names: Mapping[str, Optional[str]],
+         *more: int) -> Checkpoint:
+    if progress is not None and not callable(progress):
+        raise _native.refuse_kind(progress, "progress", "callable")
+
     def tell(said: Dict[str, Any]) -> None:
         if progress is not None:
             progress(Progress(said["phase"], said["bytes"], said["total_bytes"], said["elapsed_ms"] / 1000))
 
-    return _checkpoint(Call(call, progress=tell).text())
+    texts = [_native.text(value, what, optional=what != "model") for what, value in names.items()]
+    return _checkpoint(Call(getattr(_native.lib(), function)(client.get(), *texts, *more), progress=tell).text())
 
 
 def save(client: Handle, model: str, name: Optional[str], incremental: bool,
          progress: Optional[ProgressCallback]) -> Checkpoint:
-    call = _native.lib().save_checkpoint(client.get(), _native.text(model, "model"), _native.text(name or "", "name"), int(incremental))
-    return _call(call, progress)
+    return _run("save_checkpoint", client, progress, {"model": model, "name": name}, int(bool(incremental)))
 
 
-def restore(client: Handle, model: str, name: Optional[str], config: str,
+def restore(client: Handle, model: str, name: Optional[str], config: Optional[str],
             progress: Optional[ProgressCallback]) -> Checkpoint:
-    call = _native.lib().restore_checkpoint(client.get(), _native.text(model, "model"), _native.text(name or "", "name"), _native.text(config, "config"))
-    return _call(call, progress)
+    return _run("restore_checkpoint", client, progress, {"model": model, "name": name, "config": config})
 
 
-def serve(client: Handle, model: str, name: Optional[str], serve_as: str, storage_dtype: str,
+def serve(client: Handle, model: str, name: Optional[str], serve_as: Optional[str], storage_dtype: Optional[str],
           progress: Optional[ProgressCallback]) -> Checkpoint:
-    call = _native.lib().serve_checkpoint(client.get(), _native.text(model, "model"), _native.text(name or "", "name"), _native.text(serve_as, "serve_as"),
-                                          _native.text(storage_dtype, "storage_dtype"))
-    return _call(call, progress)
+    return _run("serve_checkpoint", client, progress,
+                {"model": model, "name": name, "serve_as": serve_as, "storage_dtype": storage_dtype})
 
 
 def list_all(client: Handle, model: Optional[str]) -> Checkpoints:
-    said = Call(_native.lib().list_checkpoints(client.get(), _native.text(model or "", "model"))).text()
+    said = Call(_native.lib().list_checkpoints(client.get(), _native.text(model, "model", optional=True))).text()
     return Checkpoints([_checkpoint(one) for one in said["checkpoints"]], said["damaged"])
 
 

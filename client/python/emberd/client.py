@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import math
 import os
@@ -69,10 +70,6 @@ class Feature:
     output_shape: Tuple[int, ...] = ()  # of the activations without the last dimension; (): [samples]
 
 
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
-
-
 def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None] = None, token: str = "",
             token_file: str = "", deadline: float = 30.0, connect_timeout: float = 10.0, wire: str = "float32",
             gradient_wire: Optional[str] = None, transport: str = "auto") -> "Client":
@@ -88,22 +85,17 @@ def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None]
     given = dict(tls=tls, token=token, token_file=token_file, deadline=deadline, connect_timeout=connect_timeout,
                  wire=wire, gradient_wire=gradient_wire, transport=transport)
     hosts = [addresses] if isinstance(addresses, str) else list(addresses)
-    for kind in (wire, gradient_wire):
-        if kind is not None and kind not in WIRE:
-            raise ValueError(f"wire: {kind!r} is not allowed; it must be 'float32' or 'bfloat16'")
-    if transport not in TRANSPORT:
-        raise ValueError(f"transport: {transport!r} is not allowed; it must be 'auto' or 'tcp'")
-    options = _native.ClientOptions(size=ctypes.sizeof(_native.ClientOptions))
-    options.addresses = (ctypes.c_char_p * max(1, len(hosts)))(*[_native.text(host, "addresses") for host in hosts])
-    options.address_count = len(hosts)
+    if tls is not None and not isinstance(tls, (Tls, bool)):
+        raise _native.refuse_kind(tls, "tls", "a Tls, or a bool")
     files = tls if isinstance(tls, Tls) else Tls()
-    options.tls = 1 if tls else 0
-    options.ca_file, options.certificate_file = os.fsencode(files.ca_file), os.fsencode(files.certificate_file)
-    options.key_file, options.server_name = os.fsencode(files.key_file), _native.text(files.server_name, "server_name")
-    options.token, options.token_file = _native.text(token, "token"), os.fsencode(token_file)
-    options.connect_timeout_ms, options.deadline_ms = _milliseconds(connect_timeout), _milliseconds(deadline)
-    options.activation_type, options.gradient_type = WIRE[wire], WIRE[gradient_wire or wire]
-    options.transport = TRANSPORT[transport]
+    options = _native.ClientOptions(
+        ctypes.sizeof(_native.ClientOptions),
+        (ctypes.c_char_p * max(1, len(hosts)))(*[_native.text(host, "addresses") for host in hosts]), len(hosts), int(bool(tls)),
+        *(_native.text(getattr(files, one.name), one.name, path=True) for one in dataclasses.fields(Tls)),
+        _native.text(token, "token"), _native.text(token_file, "token_file", path=True),
+        _native.milliseconds(connect_timeout, "connect_timeout"), _native.milliseconds(deadline, "deadline"),
+        _native.choice(wire, "wire", WIRE), _native.choice(wire if gradient_wire is None else gradient_wire, "gradient_wire", WIRE),
+        _native.choice(transport, "transport", TRANSPORT))
     handle = Call(_native.lib().connect(ctypes.byref(options))).take("client")
     return Client(handle, hosts, given)
 
@@ -147,7 +139,7 @@ class Client:
         AlreadyExists if a different model of this name is declared.
         """
         call = _native.lib().declare_from(self._handle.get(), _native.text(_config_text(config), "config"),
-                                          _native.text(restore_from or "", "restore_from"))
+                                          _native.text(restore_from, "restore_from", optional=True))
         return Model(self, Call(call).take("model"))
 
     def model(self, name: str) -> "Model":
@@ -174,7 +166,7 @@ class Client:
         their initial values. AlreadyExists if another config is declared: drop the model first (`emberctl model drop`).
         progress: called now and then with how far it is.
         """
-        checkpoints.restore(self._handle, model, name, "" if config is None else _config_text(config), progress)
+        checkpoints.restore(self._handle, model, name, None if config is None else _config_text(config), progress)
         return self.model(model)
 
     def serve(self, model: str, name: Optional[str] = None, *, serve_as: Optional[str] = None,
@@ -188,8 +180,8 @@ class Client:
         storage_dtype: "FLOAT32", "BFLOAT16" or "FLOAT16"; None: as it is served by now, or else as in the checkpoint.
         progress: called now and then with how far it is.
         """
-        checkpoints.serve(self._handle, model, name, serve_as or "", storage_dtype or "", progress)
-        return self.model(serve_as or model)
+        checkpoints.serve(self._handle, model, name, serve_as, storage_dtype, progress)
+        return self.model(model if serve_as is None else serve_as)
 
     def delete_checkpoint(self, model: str, name: str) -> int:
         """Removes a checkpoint that no other one builds on; returns the number of bytes freed."""
@@ -266,7 +258,7 @@ class Model:
         """
         rows, count, kept = _records.pack_ids(ids)
         call = _native.lib().lookup_begin(self.client._handle.get(), self._handle.get(), rows, count, 0 if train else 1,
-                                          0 if deadline is None else _milliseconds(deadline))
+                                          _native.milliseconds(deadline, "deadline", optional=True))
         return Lookup(self, Call(call, kept).take("lookup"), tuple(ids))
 
     def train(self, group: str, rank: int = 0, size: int = 1, *, consistency: str = "sync", pipelined: bool = False,
@@ -329,21 +321,21 @@ class Model:
         OutOfRange for rows beyond the table, NotFound for an unknown table, InvalidArgument for an
         unknown slot.
         """
+        names = _native.text(table, "table"), _native.text(slot, "slot")
         if table not in self.tables:
-            raise errors.NotFound(f"model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
+            raise errors.NotFound(f"table: model {self.name!r} has no table {table!r}; it has {', '.join(self.tables)}")
         info = self.tables[table]
         rows = info.vocabulary_size
-        end = rows if row_count is None else first_row + row_count
-        if not 0 <= first_row <= end <= rows:
+        first = _native.whole(first_row, "first_row", low=-2**63)
+        end = rows if row_count is None else first + _native.whole(row_count, "row_count", low=-2**63)
+        if not 0 <= first <= end <= rows:
             raise errors.OutOfRange(f"first_row, row_count: {first_row} and {row_count} are not allowed; table {table!r} has "
                                     f"{rows} rows")
-        run = max(1, (32 << 20) // (4 * info.embedding_dim)) if rows_at_a_time is None else rows_at_a_time
-        if run < 1:
-            raise ValueError(f"rows_at_a_time: {run} is not allowed; it must be at least 1")
-        names = _native.text(table, "table"), _native.text(slot, "slot")
+        run = max(1, (32 << 20) // (4 * info.embedding_dim)) if rows_at_a_time is None else _native.whole(
+            rows_at_a_time, "rows_at_a_time", low=1)
 
         def runs() -> Iterator[Tuple[int, Floats]]:
-            for begin in range(first_row, end, run):
+            for begin in range(first, end, run):
                 call = _native.lib().export_rows(self.client._handle.get(), self._handle.get(), names[0], begin,
                                                  min(run, end - begin), names[1])
                 yield begin, _rows(Call(call))
@@ -417,8 +409,8 @@ class Lookup(_native.Uncopied, Mapping[str, Floats]):
         rows, _, count, kept = _records.pack_gradients(gradients, self.model._row_shapes)
         hypers, hyper_count, kept_too = _records.pack_hyper(hyper)
         call = _native.lib().apply(self.model.client._handle.get(), self.model._handle.get(), self._handle.get(), rows,
-                                   count, hypers, hyper_count, -1 if step is None else step,
-                                   0 if deadline is None else _milliseconds(deadline))
+                                   count, hypers, hyper_count, -1 if step is None else _native.whole(step, "step"),
+                                   _native.milliseconds(deadline, "deadline", optional=True))
         update = Call(call, (kept, kept_too)).update()
         return Applied(update.step, update.rows_updated, update.rows_skipped, bool(update.replayed))
 

@@ -7,27 +7,48 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, Optional, Sequence
+
+import numpy as np
+
+from ._native import refuse_kind, text, whole
+from .errors import InvalidArgument
 
 
 def _fields(message: Any) -> Dict[str, Any]:
     """The fields that are set, as JSON has them."""
     result: Dict[str, Any] = {}
     for entry in dataclasses.fields(message):
-        value = getattr(message, entry.name)
-        if value is None:
+        value, what = getattr(message, entry.name), f"{type(message).__name__}.{entry.name}"
+        if value is None and entry.default is None:
             continue
-        if isinstance(value, (Optimizer, Initializer)):
-            value = value.to_json()
-        elif dataclasses.is_dataclass(value):
-            value = _fields(value)
-        elif isinstance(value, str) and entry.metadata.get("enum"):
-            value = value.upper()
-        elif type(value) in (list, tuple):
-            value = [_fields(one) if dataclasses.is_dataclass(one) else one for one in value]
-        result[entry.name] = value
+        if "Sequence" in str(entry.type) and not isinstance(value, (list, tuple)):
+            raise refuse_kind(value, what, "a list")
+        result[entry.name] = text(value, what).decode().upper() if entry.metadata.get("enum") else _as_json(value, what)
     return result
+
+
+def _as_json(value: Any, what: str) -> Any:
+    if isinstance(value, (Optimizer, Initializer)):
+        return value.to_json()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _fields(value)
+    if isinstance(value, (list, tuple)):
+        items: Sequence[Any] = value
+        return [_as_json(one, f"{what}[{place}]") for place, one in enumerate(items)]
+    if isinstance(value, str):
+        return text(value, what).decode()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidArgument(f"{what}: {value} is not allowed; it must be finite")
+    if type(value) is int:
+        return whole(value, what, -2**63, 2**64 - 1)
+    if isinstance(value, (bool, float)):
+        return value
+    raise refuse_kind(value, what, "a number, a str, a list of these, or a description")
 
 
 def _enum(default: Optional[str] = None) -> Any:

@@ -11,7 +11,7 @@ import time
 import weakref
 from typing import Any, Iterable, List, Optional, Union
 
-from . import _native
+from . import _native, errors
 from .client import Client, connect
 
 _READY = re.compile(rb"^emberd: ready coordinator=(\S+) http=(\S*)", re.MULTILINE)
@@ -88,7 +88,8 @@ class LocalCluster(_native.Uncopied):
             if ready is not None:
                 return ready
             if self._process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"`emberd up` did not become ready:\n{self.log()}")
+                refused = self._process.poll() == 2
+                raise (errors.InvalidArgument if refused else RuntimeError)(f"`emberd up` did not become ready:\n{self.log()}")
             time.sleep(0.01)
 
 
@@ -110,6 +111,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _text(value: Any, what: str) -> str:
+    return os.fsdecode(_native.text(value, what, path=True))
+
+
 def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, processes: Optional[bool] = None,
           listen: str = "127.0.0.1:0", http: str = "", data: Union[str, "os.PathLike[str]", None] = None,
           durability: Optional[str] = None, timeout: float = 60.0) -> LocalCluster:
@@ -125,10 +130,11 @@ def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, proce
     if durability not in (None, "memory") and data is None:
         raise ValueError(
             f"durability: {durability!r} needs a folder to write to; name one with data")
-    arguments = ["--shards", str(shards), "--sparsecores", str(sparsecores), "--coordinators", str(coordinators),
-                 "--listen", listen, "--http", http]
+    counts = {"shards": shards, "sparsecores": sparsecores, "coordinators": coordinators}
+    arguments = [f"--{name}={_native.whole(count, name, low=1, high=2**31 - 1)}" for name, count in counts.items()]
+    arguments += ["--listen", _text(listen, "listen"), "--http", _text(http, "http")]
     if data is not None:
-        arguments += ["--data", os.fspath(data), "--durability", durability or "checkpoint"]
+        arguments += ["--data", _text(data, "data"), "--durability", "checkpoint" if durability is None else _text(durability, "durability")]
     if coordinators > 1 if processes is None else processes:
         arguments.append("--processes")
-    return LocalCluster(arguments, timeout)
+    return LocalCluster(arguments, _native.milliseconds(timeout, "timeout") / 1000)

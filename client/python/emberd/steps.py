@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional
 
-from . import errors
+from . import _native, errors
 from .arrays import Hyper, Ids
 from .client import Applied, Lookup, Model
 from .train import TrainStream
@@ -51,7 +51,7 @@ class Steps:
                  patience: float = 60.0) -> None:
         self.model = model
         self.group, self.rank, self.size, self.pipelined = group, rank, size, pipelined
-        self.patience = patience
+        self.patience = _native.milliseconds(patience, "patience") / 1000
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
         self.applied: Optional[Applied] = None  # of the last update that was made
         self._asked: Dict[str, int] = {}  # checkpoints whose end is not known, and after which step they are
@@ -110,6 +110,10 @@ class Steps:
         if step is not first:
             raise RuntimeError(f"step {step.number} is not the next to be received"
                                + (f"; that is step {first.number}" if first else ""))
+        open_steps = [one.number for one in self._under_way if one.received and one.gradients is None]
+        if len(open_steps) > int(self.pipelined):
+            raise errors.FailedPrecondition(f"step {step.number} is received once the steps before it have been updated or skipped, "
+                                            f"but step {open_steps[0]} has no update yet")
         self.confirm()
         try:
             lookup: Lookup = self._try(attempt, step)
@@ -197,9 +201,9 @@ class Steps:
     def wait_checkpoint(self, name: str, timeout: Optional[float] = None) -> None:
         """Until a checkpoint that was asked for with a step has ended: see `checkpoints`. TimeoutError after `timeout` seconds,
         by default `patience`."""
-        if name not in self.checkpoints and name not in self._asked:
-            raise errors.NotFound(f"no step of this trainer has asked for a checkpoint {name!r}")
-        end = time.monotonic() + (self.patience if timeout is None else timeout)
+        end = time.monotonic() + (_native.milliseconds(timeout, "timeout", optional=True) / 1000 or self.patience)
+        if _native.text(name, "name") and name not in self.checkpoints and name not in self._asked:
+            raise errors.NotFound(f"name: no step of this trainer has asked for a checkpoint {name!r}")
         while name in self._asked:
             after = self._asked[name] + 1
             found = [one for one in self.model.client.checkpoints(self.model.name) if one.name == name]
@@ -213,12 +217,18 @@ class Steps:
                 time.sleep(0.05)
 
     def restart(self, expected: int) -> None:
-        """Forgets all steps. The group is joined anew, where the tables must be at step `expected`."""
+        """Forgets all steps, and joins the group anew. RowsLost where its tables are not at step `expected`."""
+        self.expected = _native.whole(expected, "step")
         self._leave()
         for step in self._under_way:
             step.forgotten = True
         self._under_way.clear()
-        self._next, self.expected = None, expected
+        self._next = None
+        try:
+            self.next_step
+        except RowsLost:
+            self.expected = None
+            raise
 
     def _check_turn(self, step: Step) -> None:
         first = next((one for one in self._under_way if one.gradients is None), None)

@@ -16,12 +16,13 @@ import warnings
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 import torch.distributed
 
-from . import config, errors
-from ._jagged import is_jagged, learned_weights, pass_to_weights, prepare
-from .arrays import Dense, Hyper, Ids, Ragged, concatenate
+from . import _native, config, errors
+from ._jagged import is_jagged, learned_weights, pass_to_weights, prepare, to_array
+from .arrays import Dense, Hyper, Ids, Ragged, as_ints, concatenate
 from .client import Client, Lookup, Model
 from .steps import RowsLost, Step, Steps
 from .trainer import ahead, ids_of
@@ -81,7 +82,7 @@ class _Columns(torch.Tensor):
 def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
     if rank is None and size is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return rank or 0, size or 1
+    return 0 if rank is None else rank, 1 if size is None else size
 
 
 class _Ahead:
@@ -123,8 +124,8 @@ class EmbeddingBagCollection(torch.nn.Module):
             raise ValueError(f"reduction: {reduction!r} is not allowed; it must be 'sum' or 'mean'")
         if accumulate and pipelined:
             raise ValueError("accumulate: not allowed together with pipelined; each call must see all updates before it")
-        given = features or [config.FeatureConfig(table.name, table.name) for table in tables]
-        self.config = config.ModelConfig(model, list(tables), list(given), optimizer, plan, seed)
+        given = [config.FeatureConfig(table.name, table.name) for table in tables] if features is None else list(features)
+        self.config = config.ModelConfig(model, list(tables), given, optimizer, plan, seed)
         self.model: Model = client.declare(self.config)
         self.reduction, self.accumulate = reduction, accumulate
         rank, size = _rank_and_size(rank, size)
@@ -195,15 +196,14 @@ class EmbeddingBagCollection(torch.nn.Module):
         is joined."""
         if state["model"] != self.model.name:
             raise ValueError(f"the state is of model {state['model']!r}, but this is model {self.model.name!r}")
+        step = _native.whole(state["next_step"], "state: next_step")
         if not self._steps.joined:
-            self._steps.expected = state["next_step"]
-        elif self._steps.next_step != state["next_step"]:  # where are they now?
+            self._steps.expected = step
+        elif self._steps.next_step != step:  # where are they now?
             self._forget()
-            self._steps.restart(state["next_step"])
             try:
-                self._steps.next_step
+                self._steps.restart(step)
             except RowsLost as error:
-                self._steps.expected = None
                 raise RuntimeError(str(error)) from error
 
     def _send_ahead(self) -> None:
@@ -369,7 +369,7 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         groups = []
         for table in collection.config.tables:
             declared = (table.optimizer or collection.config.optimizer or config.Adagrad()).learning_rate
-            rate = lr if lr is not None else 0.01 if declared is None else declared
+            rate = _native.real(lr, "lr") if lr is not None else 0.01 if declared is None else declared
             # Until there are activations: an optimizer must have a parameter in each group.
             groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name})
         super().__init__(groups, {"lr": 0.01 if lr is None else lr})
@@ -436,6 +436,9 @@ class EmbeddingBag(torch.nn.Module):
             raise ValueError(f"mode: {mode!r} is not allowed; it must be 'mean' or 'sum'")
         self.include_last_offset = include_last_offset
         described = table or config.TableConfig("weight", num_embeddings, embedding_dim, combiner=mode)
+        if (num_embeddings, embedding_dim) != (described.vocabulary_size, described.embedding_dim):
+            raise ValueError(f"num_embeddings, embedding_dim: {num_embeddings!r} and {embedding_dim!r} are not allowed; they must be those "
+                             f"of table, {described.vocabulary_size} and {described.embedding_dim}")
         self.feature = described.name
         self.collection = EmbeddingBagCollection([described], client=client, model=model, **options)
 
@@ -445,12 +448,12 @@ class EmbeddingBag(torch.nn.Module):
         if offsets is None:
             ids = input if per_sample_weights is None else Dense(input, per_sample_weights)
         else:
-            if input.dim() != 1 or offsets.dim() != 1:
-                raise ValueError(f"input, offsets: the shapes {list(input.shape)} and {list(offsets.shape)} are not allowed; with "
+            splits = as_ints(to_array(offsets, "offsets"), "offsets")
+            if input.dim() != 1 or splits.ndim != 1:
+                raise ValueError(f"input, offsets: the shapes {list(input.shape)} and {list(splits.shape)} are not allowed; with "
                                  "offsets both have one dimension")
-            splits = offsets
             if not self.include_last_offset:
-                splits = torch.cat([offsets, offsets.new_tensor([input.numel()])])
+                splits = np.append(splits, input.numel())
             ids = Ragged(input, splits, per_sample_weights)
         found: Dict[str, torch.Tensor] = self.collection({self.feature: ids})
         return found[self.feature]
@@ -474,7 +477,9 @@ class Prefetcher:
                  ids: Optional[Callable[[Any], Any]] = None) -> None:
         ahead((), self._send, depth)  # is the depth allowed?
         self.loader, self.collection, self.depth = loader, collection, depth
-        self.ids = ids or ids_of
+        self.ids = ids_of if ids is None else ids
+        if not callable(self.ids):
+            raise _native.refuse_kind(ids, "ids", "a function")
 
     def __iter__(self) -> Iterator[Any]:
         for _, batch in ahead(self.loader, self._send, self.depth):

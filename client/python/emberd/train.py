@@ -21,18 +21,18 @@ import numpy as np
 from . import _native, _records, errors
 from ._native import Call, Handle
 from .arrays import Floats, Hyper, Ids
-from .client import Applied, Lookup, Model, _milliseconds
+from .client import Applied, Lookup, Model
 
 CONSISTENCY = {"sync": 0, "async": 1, "bounded": 2}
 
 
 def open_stream(model: Model, group: str, rank: int, size: int, consistency: str, pipelined: bool,
                 staleness_bound: int, first_step: int, step_timeout: float) -> "TrainStream":
-    if consistency not in CONSISTENCY:
-        raise ValueError(f"consistency: {consistency!r} is not allowed; it must be one of {', '.join(CONSISTENCY)}")
-    options = _native.TrainOptions(ctypes.sizeof(_native.TrainOptions), _native.text(group, "group"), rank, size,
-                                   CONSISTENCY[consistency], int(pipelined), staleness_bound, first_step,
-                                   _milliseconds(step_timeout))
+    options = _native.TrainOptions(
+        ctypes.sizeof(_native.TrainOptions), _native.text(group, "group"), _native.whole(rank, "rank", high=2**31 - 1),
+        _native.whole(size, "size", high=2**31 - 1), _native.choice(consistency, "consistency", CONSISTENCY), int(bool(pipelined)),
+        _native.whole(staleness_bound, "staleness_bound"), _native.whole(first_step, "first_step"),
+        _native.milliseconds(step_timeout, "step_timeout"))
     call = _native.lib().train(model.client._handle.get(), model._handle.get(), ctypes.byref(options))
     return TrainStream(model, Call(call).take("stream"), pipelined)
 
@@ -110,7 +110,7 @@ class TrainStream(_native.Uncopied):
         step = self._send_update
         lease = _native.null()
         error = _native.lib().stream_send_update_strided(self._handle.get(), step, rows, strides, count, hypers, hyper_count,
-                                                         _native.text(checkpoint or "", "checkpoint"),
+                                                         _native.text(checkpoint, "checkpoint", optional=True),
                                                          None if copy else ctypes.byref(lease))
         _native.hold(lease.value, kept)
         _native.check(error)
@@ -124,7 +124,15 @@ class TrainStream(_native.Uncopied):
         the stream.
         """
         _records.check_mapping(like, "like")
-        shapes: Dict[str, Tuple[int, ...]] = {name: tuple(map(int, np.shape(one))) for name, one in like.items()}
+        shapes: Dict[str, Tuple[int, ...]] = {}
+        for name, one in like.items():
+            if name not in self.model.features:
+                raise errors.NotFound(f"like: feature {name!r} is not known; there are {', '.join(self.model.features)}")
+            shape, of_row = np.shape(one), self.model._row_shapes[name]
+            if shape[1:] != of_row or not shape:
+                raise errors.InvalidArgument(f'like: feature "{name}": the shape {list(shape)} is not allowed; it must be that of '
+                                             f"the activations, [samples, {', '.join(map(str, of_row))}]")
+            shapes[name] = tuple(map(int, shape))
         sizes = [_records.aligned(math.prod(shape)) for shape in shapes.values()]
         held = _native.null()
         library = _native.lib()
@@ -138,7 +146,7 @@ class TrainStream(_native.Uncopied):
         as where a gradient scaler meets an overflow. Every rank of a synchronous group does the same. Its answer is that of
         an update. checkpoint: as in send_update.
         """
-        _native.check(_native.lib().stream_send_skip(self._handle.get(), self._send_update, _native.text(checkpoint or "", "checkpoint")))
+        _native.check(_native.lib().stream_send_skip(self._handle.get(), self._send_update, _native.text(checkpoint, "checkpoint", optional=True)))
         return self._update_sent()
 
     def _update_sent(self) -> int:
@@ -165,7 +173,7 @@ class TrainStream(_native.Uncopied):
     def _receive(self, function: str, result: Any, timeout: Optional[float]) -> None:
         receive = getattr(_native.lib(), function)
         error = _native.null()
-        left = None if timeout is None else _milliseconds(timeout)
+        left = None if timeout is None else _native.milliseconds(timeout, "timeout")
         while True:
             wait = _native.WAIT_MS if left is None else min(left, _native.WAIT_MS)
             if receive(self._handle.get(), wait, ctypes.byref(result), ctypes.byref(error)):

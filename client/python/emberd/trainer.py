@@ -12,7 +12,7 @@ from typing import Any, Callable, Deque, Iterable, Iterator, Mapping, Optional, 
 
 import numpy as np
 
-from . import errors
+from . import _native, errors
 from .arrays import Hyper, Ids
 from .client import Lookup, Model
 from .steps import Step, Steps
@@ -30,8 +30,7 @@ def ids_of(batch: Any) -> Any:
 
 def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], depth: int) -> Iterator[Tuple[Sent, Any]]:
     """What `send` gave for a batch, and the batch. Before one is given, `depth` of them have been sent, its own included."""
-    if not 1 <= depth <= 4:
-        raise ValueError(f"depth: {depth} is not allowed; it must be in [1, 4]")
+    _native.whole(depth, "depth", 1, 4)
 
     def given() -> Iterator[Tuple[Sent, Any]]:
         waiting: Deque[Tuple[Sent, Any]] = deque()
@@ -49,7 +48,7 @@ class Trainer:
 
     def __init__(self, model: Model, group: str, rank: Optional[int] = None, size: Optional[int] = None, **options: Any) -> None:
         self.model = model
-        self._steps = Steps(model, group, rank or 0, size or 1, **options)
+        self._steps = Steps(model, group, 0 if rank is None else rank, 1 if size is None else size, **options)
         self._sent: Deque[Step] = deque()  # lookups whose update has not been sent
         self._lock = threading.RLock()
 
@@ -115,6 +114,13 @@ class Trainer:
         with self._lock:
             self._steps.confirm()
         return self.model.lookup(ids)
+
+    def restart(self, step: int) -> None:
+        """Goes on from this step: forgets those in progress, and joins the group anew. RowsLost where its tables are at another
+        one."""
+        with self._lock:
+            self._sent.clear()
+            self._steps.restart(step)
 
     def finish(self) -> None:
         """Leaves the group, once all updates have been made. The next step joins again."""

@@ -83,7 +83,7 @@ class LocalTest(unittest.TestCase):
         self.assert_ends([said["ready"]])
 
     def test_what_is_wrong_is_said(self):
-        with self.assertRaisesRegex(RuntimeError, "power of two"):
+        with self.assertRaisesRegex(ValueError, "power of two"):
             emberd.local(shards=3)
 
     def test_durability_needs_a_folder(self):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 
+from .._jagged import to_array
 from ..torch import KeyedTensor as _KeyedTensor
 
 __all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]
@@ -16,10 +18,10 @@ def _to_offsets(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _to_lengths(lengths: Optional[torch.Tensor], offsets: Optional[torch.Tensor]) -> torch.Tensor:
-    if lengths is not None:
+    if lengths is not None and (offsets is None or np.array_equal(to_array(offsets, "offsets"), _to_offsets(lengths))):
         return lengths
-    if offsets is None:
-        raise ValueError("lengths, offsets: one of them must be given")
+    if lengths is not None or offsets is None:
+        raise ValueError("lengths, offsets: one of them must be given, or both that say the same")
     if len(offsets) == 0 or offsets[0] != 0:
         raise ValueError(f"offsets: {offsets.tolist()[:3]}... are not allowed; they must begin with 0")
     return offsets[1:] - offsets[:-1]

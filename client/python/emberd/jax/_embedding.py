@@ -60,7 +60,7 @@ class Embedding:
         ids: gives the ids of a batch: by default its item or attribute "ids", or the batch itself.
         depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
         """
-        get = ids or ids_of
+        get = ids_of if ids is None else ids
         return ahead(batches, lambda batch: self.send(get(batch)), depth)
 
     def receive(self, step: int) -> Dict[str, jax.Array]:
@@ -75,7 +75,8 @@ class Embedding:
         hyper: for this step only, {"learning_rate": 0.1}, or by table; every rank of a group gives the same.
         checkpoint: saves a checkpoint of this name with exactly the steps up to this one; see `checkpoints`.
         """
-        self._trainer.update(step, {name: np.asarray(value) for name, value in gradients.items() if value is not None}, hyper,
+        self._trainer.update(step, {name: np.asarray(value) if isinstance(value, jax.Array) else value
+                                    for name, value in gradients.items() if value is not None}, hyper,
                              checkpoint)
 
     def lookup(self, ids: Mapping[str, Ids]) -> Dict[str, jax.Array]:
@@ -112,6 +113,13 @@ class Embedding:
             check_width(ids, self.model)
         found: Dict[str, jax.Array] = self._in_jit.function(token, dict(ids), step, hyper)
         return found
+
+    def restart(self, step: int) -> None:
+        """Goes on from this step, as after a restore: forgets those in progress, and joins the group anew, which waits for its
+        other ranks. RowsLost where its tables are at another step."""
+        self._in_jit.wait()
+        self._trainer.restart(step)
+        self._in_jit.forget()
 
     def finish(self) -> None:
         """Leaves the group, once all updates have been made. The next step joins again."""

@@ -131,6 +131,9 @@ class Lookups:
             self.failure = self._refused = error
             warnings.warn(f"emberd: the update of step {step} was refused, and no row changes: {error}", RuntimeWarning)
 
+    def forget(self) -> None:
+        self.failure = self._refused = None
+
     def raise_refused(self) -> None:
         """Once, outside of jitted functions."""
         error, self._refused = self._refused, None

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import config
 from .._place import default_client, find_again
-from ..arrays import Dense, Ragged
+from ..arrays import Dense, Ragged, as_floats
 from ..client import Client, Model
 from ..trainer import ahead
 from . import _steps
@@ -217,7 +217,8 @@ class DistributedEmbedding(keras.layers.Layer):
         for name, values in tables.items():
             if name not in self._held.tables:
                 raise ValueError(f"tables: {name!r} is not a table of this layer; they are {', '.join(self._held.tables)}")
-            table, array = self._held.tables[name], np.asarray(keras.ops.convert_to_numpy(values), np.float32)
+            given = values if isinstance(values, np.ndarray) else keras.ops.convert_to_numpy(values)
+            table, array = self._held.tables[name], as_floats(given, f"tables: {name!r}")
             if array.shape != (table.vocabulary_size, table.embedding_dim):
                 raise ValueError(f"tables: {name!r}: the shape {array.shape} is not allowed; it must be "
                                  f"{(table.vocabulary_size, table.embedding_dim)}")
@@ -232,6 +233,11 @@ class DistributedEmbedding(keras.layers.Layer):
     def _raise_refused(self) -> None:
         if self._held.trainer is not None and keras.backend.backend() == "jax":
             self._held.trainer._in_jit.raise_refused()
+
+    def restart(self, step: int) -> None:
+        """As emberd.jax.Embedding.restart: goes on from this step of the tables, as after a restore."""
+        self._held.declare(self.name)
+        self._held.trainer.restart(step)
 
     def finish(self) -> None:
         """Leaves the group, once all updates have been made. The next step joins again."""
