@@ -63,8 +63,9 @@ class CheckpointTest(unittest.TestCase):
         model.save_checkpoint("a")
         with self.assertRaises(emberd.AlreadyExists):
             model.save_checkpoint("a")
-        with self.assertRaises(emberd.InvalidArgument):
-            model.save_checkpoint("../a")
+        for name in ("../a", "newest"):
+            with self.assertRaisesRegex(emberd.InvalidArgument, name):
+                model.save_checkpoint(name)
 
     def test_lists_and_deletes(self):
         model = self.declare()

@@ -5,6 +5,7 @@ than the one named, and updates that jitting makes otherwise than NumPy.
 """
 
 import sys
+import tempfile
 import threading
 import unittest
 
@@ -120,6 +121,28 @@ class JaxTest(ClusterTest):
         with self.assertRaisesRegex(ValueError, rf"step 7 is not in progress; steps in progress: \[{step}\]"):
             emb.receive(7)
 
+    def test_an_update_that_is_forgotten_or_refused_can_be_made(self):
+        for pipelined in (False, True):
+            emb = self.make(f"forgotten_{pipelined}", pipelined=pipelined)
+            for _ in range(2 + pipelined):
+                last = emb.send({"t": [1]})
+            for step in range(last):
+                emb.receive(step)
+            with self.assertRaisesRegex(emberd.FailedPrecondition, f"step {last} .*step 0 has no update"):
+                emb.receive(last)
+            ones = {"t": jnp.ones((1, DIM))}
+            if not pipelined:
+                with self.assertRaisesRegex(ValueError, "nan"):
+                    emb.update(0, {"t": ones["t"] * jnp.nan})
+                with self.assertRaisesRegex(ValueError, "learning_rate"):
+                    emb.update(0, ones, {"learning_rate": -1.0})
+            for step in range(last):
+                emb.update(step, ones)
+            emb.receive(last)
+            emb.update(last, ones)
+            emb.finish()
+            self.assertEqual(emb.model.read_rows("t", [1])[0, 0], 0.25 - (last + 1) * RATE)
+
     def test_a_batch_that_was_sent_ahead_and_is_refused_says_why(self):
         emb = self.make()
         given = emb.prefetch([{"t": [1]}, {"t": [ROWS]}, {"t": [2]}], depth=3)
@@ -131,6 +154,31 @@ class JaxTest(ClusterTest):
             emb.receive(next(given)[0])
         step = emb.send({"t": [1]})
         self.assertEqual((step, emb.receive(step)["t"][0, 0]), (1, 0.25 - RATE))
+
+    def test_a_checkpoint_is_gone_back_to(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            emb = emberd.jax.Embedding(client.declare(counting_model("best")), group="run")
+
+            def train(steps, checkpoint=None):
+                for _ in range(steps):
+                    step = emb.send({"t": [1]})
+                    emb.update(step, {"t": jnp.ones_like(emb.receive(step)["t"])}, checkpoint=checkpoint)
+                return emb.model.read_rows("t", [1])[0, 0]
+
+            train(1, "best")
+            self.assertEqual(train(3), -4)
+            emb.finish()  # waits for the checkpoint
+            for _ in range(2):
+                client.restore("best", "best")
+                emb.restart(1)
+                self.assertEqual((emb.next_step, train(1)), (1, -2))
+                with self.assertRaisesRegex(emberd.RowsLost, "at step 3.*are at step 2"):
+                    emb.restart(3)
+                self.assertEqual((emb.next_step, train(1)), (2, -3))
+                emb.send({"t": [2]})  # is forgotten
+            emb.restart(3)
+            self.assertEqual(train(1), -4)
+            emb.finish()
 
     def test_two_ranks_make_one_batch(self):
         emb = self.make()

@@ -171,6 +171,17 @@ class InJitTest(Case):
             self.assertEqual(emb.next_step, 2)
             self.assertEqual(emb.model.read_rows("t", [0, 1])[:, 0].tolist(), [0.25 - RATE, 0.25])
 
+    def test_a_loss_that_calls_it_twice_says_so(self):
+        emb = self.make()
+
+        def twice(token):
+            return sum(emb.in_jit(token, {"t": np.array([row])})["t"].sum() for row in (1, 2))
+
+        with self.assertRaises(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(jax.jit(jax.grad(twice))(emb.token()))
+            jax.effects_barrier()
+        self.assertRegex(str(emb.failure), "step 0 is not in progress.*A step has one lookup, of all features")
+
     def test_a_failure_says_what_it_was_and_training_goes_on(self):
         emb = self.make()
         grad = jax.jit(jax.grad(lambda token, ids: emb.in_jit(token, ids)["t"].sum()))

@@ -165,6 +165,23 @@ class LayerTest(Case):
         self.assertEqual(layer.next_step, 7)
         self.assertEqual(layer.tables.read_rows("t", [1, 2])[:, 0].tolist(), [-2.5, 0])
 
+    def test_a_model_that_calls_the_layer_twice_says_so(self):
+        layer = self.make()
+
+        class Twice(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, inputs, training=False):
+                return self.layer(inputs, training=training) + self.layer(inputs, training=training)
+
+        net = Twice()
+        net.compile(optimizer=keras.optimizers.SGD(0.1), loss=self.net(layer).loss)
+        with self.assertRaisesRegex(Exception, "A step has one lookup, of all features"):
+            net.train_on_batch(np.ones((8, 2), np.int32), np.zeros((8, 4), np.float32))
+            layer.next_step
+
     def test_ids_that_are_sent_ahead_change_nothing(self):
         random, label = np.random.default_rng(3), np.zeros((8, 4), np.float32)
         batches = [(random.integers(0, 32, (8, 2)).astype(np.int32), label) for _ in range(7)]
@@ -262,6 +279,25 @@ class LayerTest(Case):
                 emberd.keras.DistributedEmbedding.from_config(config)
         with self.assertRaisesRegex(LookupError, f"at {self.cluster.address} they cannot be found"):
             emberd.keras.DistributedEmbedding.from_config(config)
+
+    def test_a_checkpoint_is_gone_back_to(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            layer = emberd.keras.DistributedEmbedding(emberd.keras.FeatureConfig("t", self.table(), (8, 2), (8, 4)), client=client,
+                                                      model="best")
+            ids = np.ones((8, 2), np.int32)
+            self.train(layer, ids)
+            layer.finish()
+            layer.tables.save_checkpoint("best")
+            self.train(layer, ids, 2)
+            for finish in (True, False):
+                layer.finish() if finish else self.train(layer, ids)
+                client.restore("best", "best")
+                layer.restart(1)
+                self.assertEqual((layer.next_step, self.train(layer, ids)[0]), (1, -8 * 4 * 16))
+                self.assertEqual(layer.tables.read_rows("t", [1])[0, 0], -16)
+            with self.assertRaisesRegex(emberd.RowsLost, "at step 1.*are at step 2"):
+                layer.restart(1)
+            layer.finish()
 
     def test_a_layer_that_is_not_trainable_does_not_train(self):
         layer = self.make(table=self.table(initializer=emberd.RowId()))

@@ -34,6 +34,27 @@ class MistakesTest(Case):
                 ebc.finish()
             self.assertEqual(ebc.model.read_rows("a", [1])[0, 0], -1)
 
+    def test_lightning_accumulates_two_batches(self):
+        for accumulate in (False, True):
+            ebc = self.make(model=f"lightning_{accumulate}", accumulate=accumulate)
+            sparse = ebc.optimizer()
+
+            def epoch(ebc=ebc, sparse=sparse):
+                for batch in range(4):  # accumulate_grad_batches=2
+                    ebc({"t": torch.tensor([batch, 9])})["t"].sum().backward()
+                    if batch % 2:
+                        sparse.step()
+                        sparse.zero_grad()
+
+            if accumulate:
+                epoch()
+            else:
+                with self.assertRaisesRegex(RuntimeError, "step 0 has gradients that no optimizer.*accumulate=True"):
+                    epoch()
+                sparse.zero_grad()
+            self.assertEqual(ebc.next_step, 2 if accumulate else 0)
+            self.assertEqual(ebc.model.read_rows("t", [0, 3, 9])[:, 0].tolist(), [-1, -1, -4] if accumulate else [0, 0, 0])
+
     def test_a_step_that_was_refused_is_repeated_or_skipped(self):
         for accumulate, pipelined in ((False, False), (True, False), (False, True)):
             ebc = self.make(model=f"refused_{accumulate}_{pipelined}", accumulate=accumulate, pipelined=pipelined)

@@ -102,6 +102,16 @@ class CollectionTest(ClusterTest):
         self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][1].tolist(), [-3, -3])
         ebc.finish()
 
+    def test_a_collection_that_is_called_twice_says_so(self):
+        ebc = self.make()
+        compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
+        first, second = self.look_up(ebc, 1), self.look_up(ebc, 2)
+        with self.assertRaisesRegex(RuntimeError, "updated or skipped already: each call allows one backward"):
+            (first + second).sum().backward()
+        self.look_up(ebc, 3).sum().backward()
+        self.assertEqual(ebc.state_dict()["embedding_bags.t.weight"][:, 0].tolist()[3:], [-1, 0, 0, 0, 0])
+        ebc.finish()
+
     def test_a_refused_update_is_skipped(self):
         ebc = self.make()
         compat.apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 1.0})
