@@ -312,6 +312,9 @@ EMBERD_API emberd_call* emberd_train(emberd_client* client, const emberd_model* 
 // The step to begin with: all before it have been applied.
 EMBERD_API int64_t emberd_stream_next_step(const emberd_stream* stream);
 EMBERD_API uint64_t emberd_stream_generation(const emberd_stream* stream);
+// The generation in which the step before that was made. Where no stream of the caller had it,
+// somebody else has made the step. 0: not known.
+EMBERD_API uint64_t emberd_stream_made_generation(const emberd_stream* stream);
 
 // Neither waits. Ids are copied before the function returns.
 EMBERD_API emberd_error* emberd_stream_send_lookup(emberd_stream* stream, int64_t step,

@@ -192,6 +192,7 @@ TEST_F(CInterfaceTest, AStreamOfSteps) {
   const Held<emberd_stream> stream = Open();
   EXPECT_EQ(emberd_stream_next_step(stream.get()), 7);
   EXPECT_EQ(emberd_stream_generation(stream.get()), 5);
+  EXPECT_EQ(emberd_stream_made_generation(stream.get()), 4);
   const emberd_feature_ids features[] = {dense_, ragged_};
   ASSERT_EQ(emberd_stream_send_lookup(stream.get(), 7, features, 2), nullptr);
   emberd_lookup* raw = nullptr;

@@ -43,6 +43,9 @@ int64_t emberd_stream_next_step(const emberd_stream* stream) { return stream->st
 uint64_t emberd_stream_generation(const emberd_stream* stream) {
   return stream->stream->generation();
 }
+uint64_t emberd_stream_made_generation(const emberd_stream* stream) {
+  return stream->stream->made_generation();
+}
 
 emberd_error* emberd_stream_send_lookup(emberd_stream* stream, int64_t step,
                                         const emberd_feature_ids* features, int32_t count) {

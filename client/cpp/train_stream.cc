@@ -375,6 +375,7 @@ TrainStream::~TrainStream() = default;
 
 int64_t TrainStream::next_step() const { return impl_->started().next_step(); }
 uint64_t TrainStream::generation() const { return impl_->started().generation(); }
+uint64_t TrainStream::made_generation() const { return impl_->started().made_generation(); }
 
 absl::Status TrainStream::SendLookup(int64_t step, absl::Span<const FeatureIds> features,
                                      const TrainLookupOptions& options) {

@@ -129,6 +129,9 @@ class TrainStream {
   int64_t next_step() const;
   // Of the group: grows whenever its members join anew.
   uint64_t generation() const;
+  // In which step next_step() - 1 was made. Where no stream of the caller had it, somebody else has
+  // made the step. 0: not known.
+  uint64_t made_generation() const;
 
   // `features` holds every feature of the model once, in any order. The ids are copied.
   // INVALID_ARGUMENT for what cannot be sent; the stream goes on.

@@ -28,6 +28,7 @@ TEST_F(TrainStreamTest, StartsWithWhatItWasTold) {
         .step_timeout = absl::Milliseconds(1234)});
   EXPECT_EQ(stream_->next_step(), 7);
   EXPECT_EQ(stream_->generation(), 5u);
+  EXPECT_EQ(stream_->made_generation(), 4u);
   const v1::TrainStart start = service_.train_requests()[0].start();
   EXPECT_EQ(start.model_id(), model_.id);
   EXPECT_EQ(start.group(), "g");

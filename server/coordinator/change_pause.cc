@@ -128,11 +128,13 @@ absl::StatusOr<std::string> ChangePause::FindMovingStep(const Answers& answers, 
       return step.known() == first.known() && step.next_step() == first.next_step() &&
              !step.making();
     });
-    const bool complete =
-        steps.size() == answers.size() &&
-        std::all_of(steps.begin(), steps.end(), [&](const auto& on_shard) {
-          return on_shard.second.complete() && on_shard.second.held_step() == first.held_step();
-        });
+    const bool complete = steps.size() == answers.size() &&
+                          std::all_of(steps.begin(), steps.end(), [&](const auto& on_shard) {
+                            const internal::v1::HeldStep& step = on_shard.second;
+                            // Of one generation: parts of another may be those of another trainer.
+                            return step.complete() && step.held_step() == first.held_step() &&
+                                   step.held_generation() == first.held_generation();
+                          });
     if (level && !complete) continue;
     if (decide) {
       // The word to commit is said only when all shards hold the whole step: where one has made it,

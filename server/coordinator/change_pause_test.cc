@@ -422,6 +422,17 @@ TEST_F(GroupPauseTest, AStepThatOneShardHasMadeIsMadeByTheOther) {
   EXPECT_EQ(shards_[1]->decided(), 7);
 }
 
+// Of a trainer that is gone on one shard, and of the one in its place on the other.
+TEST_F(GroupPauseTest, PartsOfTwoGenerationsAreNoStep) {
+  internal::v1::HeldStep before = Step(7, 7, true);
+  internal::v1::HeldStep after = before;
+  before.set_held_generation(2);
+  after.set_held_generation(3);
+  EXPECT_TRUE(Settle({before}, {after}).ok());
+  EXPECT_EQ(shards_[0]->decided(), -1);
+  EXPECT_EQ(shards_[1]->decided(), -1);
+}
+
 TEST_F(GroupPauseTest, PatienceEnds) {
   const absl::Status status =
       Settle({Step(8)}, {Step(7, 7, /*complete=*/false)}, absl::Milliseconds(50));

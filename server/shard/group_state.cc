@@ -27,6 +27,7 @@ void GroupSteps::Save(uint64_t model_id, internal::v1::ShardState* state) const 
     to->set_generation(group.generation.number());
     to->set_size(group.size);
     to->set_next_step(group.next_step);
+    to->set_made_generation(group.made_generation);
     to->set_finished(group.finished);
     if (group.last_rows.ok()) SetRowCounts(*group.last_rows, to);
   }
@@ -53,6 +54,7 @@ void GroupSteps::Restore(uint64_t model_id, const internal::v1::ShardState& stat
     group.size = from.size();
     group.known = true;
     group.next_step = from.next_step();
+    group.made_generation = from.made_generation();
     group.last_rows = RowCountsOf(from);
     group.finished = from.finished();
     group.touched = SteadyNow();
@@ -81,6 +83,7 @@ void GroupSteps::Describe(internal::v1::LogState* state) const {
     to->set_step_timeout_ms(absl::ToInt64Milliseconds(group.step_timeout));
     to->set_known(group.known);
     to->set_next_step(group.next_step);
+    to->set_made_generation(group.made_generation);
     to->set_applying(group.applying);
     if (group.last_rows.ok()) SetRowCounts(*group.last_rows, to);
     for (int rank = 0; rank < group.waiting.update.ranks(); ++rank) {
@@ -102,6 +105,7 @@ absl::Status GroupSteps::Remember(const internal::v1::LogState& state, const Par
     group.step_timeout = absl::Milliseconds(from.step_timeout_ms());
     group.known = from.known();
     group.next_step = from.next_step();
+    group.made_generation = from.made_generation();
     group.applying = from.applying();
     group.last_rows = RowCountsOf(from);
     group.touched = SteadyNow();

@@ -103,6 +103,7 @@ internal::v1::OpenGroupResponse GroupSteps::Describe(const internal::v1::OpenGro
   if (group != nullptr) {
     response.set_known(group->known);
     response.set_next_step(group->next_step);
+    response.set_made_generation(group->made_generation);
     const Step& waiting = group->waiting;
     const bool leftover = request.generation() == 0 || waiting.generation != request.generation();
     if (leftover && waiting.number >= 0 && waiting.update.complete()) {
@@ -253,6 +254,7 @@ GroupSteps::Step GroupSteps::TakeStep(Group* group) {
   Step step = std::exchange(group->waiting, Step());
   group->known = true;
   group->next_step = step.number + 1;
+  group->made_generation = step.generation;
   group->applying = true;
   held_parts_ -= step.update.held();
   held_bytes_ -= step.update.gradient_bytes();
@@ -453,6 +455,7 @@ void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
     to->set_making(group.applying);
     to->set_generation(group.generation.number());
     to->set_held_step(group.waiting.number);
+    to->set_held_generation(group.waiting.generation);
     to->set_complete(group.waiting.number >= 0 && group.waiting.update.complete());
   }
 }

@@ -131,6 +131,7 @@ class GroupSteps {
     absl::Duration step_timeout;
     bool known = false;                                 // some step was applied
     int64_t next_step = 0;                              // if known
+    uint64_t made_generation = 0;                       // of the parts of step next_step - 1
     Step waiting;                                       // the step whose parts come
     bool applying = false;                              // step next_step - 1 is on its way
     absl::StatusOr<RowCounts> last_rows = RowCounts();  // of step next_step - 1

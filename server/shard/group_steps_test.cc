@@ -347,6 +347,48 @@ TEST_F(HeldPartsTest, OldGroupsMakeRoomForNewOnes) {
   EXPECT_EQ(steps_->held_parts(), 1);
 }
 
+// A trainer whose answer was lost learns from it whether the step is its own.
+TEST_F(HeldPartsTest, ItIsKnownInWhichGenerationTheLastStepWasMade) {
+  Start(/*max_held_bytes=*/1 << 20, /*size=*/1);
+  internal::v1::OpenGroupRequest request;
+  request.set_model_id(5);
+  request.set_group("g");
+  const auto made_generation = [&] { return steps_->Open(request)->made_generation(); };
+  EXPECT_EQ(made_generation(), 0u) << "there is none";
+  ApplyCommand command = Command(1);
+  command.group_part = {"g", 1, 0, 1, 0};
+  ASSERT_TRUE(steps_->Hold(command, Check(command)).ok());
+  // Who finishes it has not made it.
+  internal::v1::OpenGroupRequest open = request;
+  open.set_generation(2);
+  open.set_opener(9);
+  open.set_size(1);
+  ASSERT_TRUE(steps_->Open(open).ok());
+  absl::Notification made;
+  steps_->Commit(5, {"g", 2, 0, 1, 0}, [&](const auto& rows) {
+    EXPECT_TRUE(rows.ok()) << rows.status();
+    made.Notify();
+  });
+  made.WaitForNotification();
+  EXPECT_EQ(made_generation(), 1u);
+
+  internal::v1::ShardState saved;
+  steps_->Save(5, &saved);
+  internal::v1::LogState logged;
+  {
+    const MutexLock lock(&order_.mutex);
+    steps_->Describe(&logged);
+  }
+  steps_->DropModel(5);
+  EXPECT_EQ(made_generation(), 0u);
+  steps_->Restore(5, saved, {});
+  EXPECT_EQ(made_generation(), 1u) << "from a checkpoint";
+  steps_->DropModel(5);
+  const absl::Status read = steps_->Remember(logged, nullptr);
+  ASSERT_TRUE(read.ok()) << read;
+  EXPECT_EQ(made_generation(), 1u) << "from the log";
+}
+
 TEST_F(HeldPartsTest, WaitingPartsHaveABudget) {
   Start(/*max_held_bytes=*/95, /*size=*/2);
   ApplyCommand command = Command(1);

@@ -285,6 +285,23 @@ TEST_F(LogTest, AGroupGoesOnFromItsLastStep) {
   EXPECT_EQ(*Digest(*client_, *model), *Digest(*calm_client, *calm_model));
 }
 
+// Or a trainer whose answer was lost could not tell its own step from another's.
+TEST_F(LogTest, AGroupKnowsInWhichGenerationItsLastStepWasMade) {
+  Start();
+  const auto model = client_->DeclareModel(GroupModel("group", 0));
+  ASSERT_TRUE(model.ok()) << model.status();
+  uint64_t made = 0;
+  for (int64_t step = 0; step < 3; ++step) {
+    const auto stream = Await([&] { return client_->Train(*model, {.group = "g"}); });
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    EXPECT_EQ((*stream)->made_generation(), made);
+    made = (*stream)->generation();
+    const absl::Status ran = RunSteps(**stream, 0, 1, step, step + 1, /*pipelined=*/false);
+    ASSERT_TRUE(ran.ok()) << ran;
+    ASSERT_NO_FATAL_FAILURE(KillAll());
+  }
+}
+
 // A part that waits for the other rank's lies in a segment before the one whose state names it.
 TEST_F(LogTest, WhatAnOlderSegmentHoldsForAStateStaysAfterARestart) {
   Start();

@@ -240,6 +240,7 @@ grpc::Status FakeService::Train(
     if (request.has_start()) {
       answers.emplace_back().mutable_started()->set_next_step(7);
       answers.back().mutable_started()->set_generation(5);
+      answers.back().mutable_started()->set_made_generation(4);
     }
     gradients += request.update().gradients_size();
     if (request.has_update() && !request.update().continues()) {

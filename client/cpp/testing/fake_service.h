@@ -55,8 +55,8 @@ class Damage {
 //   * i + s ApplyGradients rows_updated is the number of gradients ReadRows       column c of id e
 //   is e + c / 100, unless AssignRows has written it ExportTable    the same, `export_rows` rows a
 //   part
-//   Train          next_step 7, generation 5; as Lookup and ApplyGradients, but 1000 * step is
-//   added to every element, and each activation comes in a part of its own
+//   Train          next_step 7, generation 5, made_generation 4; as Lookup and ApplyGradients, but
+//   1000 * step is added to every element, and each activation comes in a part of its own
 // A mutation that has been applied before is answered with replayed = true. Thread-safe.
 class FakeService final : public v1::EmbeddingService::Service, public v1::AdminService::Service {
  public:

@@ -74,7 +74,7 @@ _FUNCTIONS: List[Tuple[str, Any, List[Any]]] = [
     ("drop_group", _P, [_P, c_char_p, c_char_p]),
     ("text_string", c_char_p, [_P]), ("text_free", None, [_P]),
     ("train", _P, [_P, _P, POINTER(TrainOptions)]), ("stream_next_step", c_int64, [_P]),
-    ("stream_generation", c_uint64, [_P]),
+    ("stream_generation", c_uint64, [_P]), ("stream_made_generation", c_uint64, [_P]),
     ("stream_send_lookup", _P, [_P, c_int64, _P, c_int32]),
     ("stream_send_lookup_concat", _P, [_P, c_int64, _P, c_int32]),
     ("stream_send_update_strided", _P, [_P, c_int64, _P, _P, c_int32, _P, c_int32, c_char_p, POINTER(c_void_p)]),

@@ -2,14 +2,15 @@
 
 A step is one lookup and one update. When a stream fails because a coordinator, a connection or another rank has gone, it
 is opened again: `next_step` then says which updates were made, and the others are sent again, with the same ids and the
-same gradients. So an update is made once, and none is lost; where rows were lost, RowsLost is raised.
+same gradients. So an update is made once, and none is lost; where rows were lost, or another trainer has made a step,
+RowsLost is raised.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional
+from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Set
 
 from . import _native, errors
 from .arrays import Hyper, Ids
@@ -61,6 +62,7 @@ class Steps:
         self._stream: Optional[TrainStream] = None
         self._opened = False  # the last attempt had a stream
         self._next: Optional[int] = None  # of the next lookup; None: not joined yet
+        self._generations: Set[int] = {0}  # in which the steps were made: those of its streams, that before, and "not known"
         self._under_way: Deque[Step] = deque()
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -307,26 +309,30 @@ class Steps:
         stream = self.model.train(self.group, self.rank, self.size, **self._options)  # type: ignore[arg-type]
         self._opened = True
         try:
-            self._check_place(stream.next_step)
+            self._check_place(stream.next_step, stream.made_generation)
+            self._generations.add(stream.generation)
             self._send_again(stream, [step for step in self._under_way if only in (None, step)])
         except BaseException:
             stream.close()
             raise
         self._stream = stream
 
-    def _check_place(self, reached: int) -> None:
-        """All steps before `reached` have been made."""
+    def _check_place(self, reached: int, made_generation: int) -> None:
+        """All steps before `reached` have been made, the last of them in this generation."""
         if self._next is None:
             if self.expected is not None and reached != self.expected:
                 raise RowsLost(f"the dense part is at step {self.expected}, the tables of model {self.model.name!r}, group "
                                f"{self.group!r}, are at step {reached}; load a dense part and tables of the same step")
             self._next = reached
+            self._generations = {0, made_generation}
             return
         first = self._under_way[0].number if self._under_way else self._next
         sent = sum(step.gradients is not None for step in self._under_way)
-        if not first <= reached <= first + sent:
+        if not first <= reached <= first + sent or made_generation not in self._generations:
+            why = "rows were lost" if reached < first else (
+                f"another trainer uses this group, and has made step {reached - 1}; give each trainer a group of its own")
             raise RowsLost(f"this trainer is at step {first}, the tables of model {self.model.name!r}, group "
-                           f"{self.group!r}, are at step {reached}: rows were lost, or another trainer uses this group")
+                           f"{self.group!r}, are at step {reached}: {why}")
         while self._under_way and self._under_way[0].number < reached:
             self._under_way.popleft()
 

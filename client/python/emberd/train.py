@@ -7,7 +7,8 @@
             stream.update({"user": gradient})
 
 Lookups may be sent ahead: the ids of step k + 1 while step k computes. A stream that has failed raises the same error
-from then on; open another one and go on from its `next_step`: all steps before it have been applied, no other.
+from then on; open another one and go on from its `next_step`: all steps before it have been applied, no other. Where its
+`made_generation` is the `generation` of no stream that you had, somebody else has made the last of them.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class TrainStream(_native.Uncopied):
         self._handle = handle
         self.next_step = int(_native.lib().stream_next_step(handle.get()))
         self.generation = int(_native.lib().stream_generation(handle.get()))  # grows whenever members join anew
+        self.made_generation = int(_native.lib().stream_made_generation(handle.get()))  # of the step before; 0: not known
         # Of the step whose turn it is.
         self._send_lookup = self._receive_lookup = self._send_update = self._receive_update = self.next_step
         self._finishing = False

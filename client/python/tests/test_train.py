@@ -18,6 +18,7 @@ from cluster import ClusterTest, counting_model, emberd, main
 import numpy as np
 
 from emberd import _records
+from emberd.steps import Steps
 from emberd.trainer import Trainer
 
 ONE = np.ones((1, 4), np.float32)
@@ -410,7 +411,56 @@ class GroupTest(ClusterTest):
             model.train("run", consistency="eventual")
 
 
+def begin_step(steps):
+    step = steps.send({"t": [1]})
+    steps.receive(step)
+    return step
+
+
+class WhoseStepTest(ClusterTest):
+    """A step that somebody else made must not stand for one's own whose answer was lost."""
+
+    def make_step(self, steps, step):
+        steps.update(step, {"t": ONE})
+        steps.finish()
+
+    def test_a_step_of_another_trainer_is_not_taken_for_ones_own(self):
+        for options in ({}, {"pipelined": True}, {"consistency": "async"}, {"consistency": "bounded", "staleness_bound": 1}):
+            with self.subTest(**options):
+                model = self.client.declare(counting_model("whose_" + "_".join(map(str, options.values()))))
+                mine, other, third = (Steps(model, "run", **options) for _ in range(3))
+                step, same = begin_step(mine), begin_step(other)
+                self.make_step(mine, step)
+                said = "model 'whose_.*', group 'run', are at step 1: another trainer uses this group, and has made step 0; give"
+                with self.assertRaisesRegex(emberd.RowsLost, said):
+                    self.make_step(other, same)
+                self.assertEqual(model.read_rows("t", [1])[0, 0], -1)
+                self.make_step(third, begin_step(third))  # one that begins there may
+                with self.assertRaisesRegex(emberd.RowsLost, "at step 1, .* at step 2: another trainer .* has made step 1"):
+                    begin_step(mine)
+                self.assertEqual(model.read_rows("t", [1])[0, 0], -2)
+
+
 class FailureTest(unittest.TestCase):
+    def test_a_step_whose_answer_was_lost_is_known_to_be_ones_own(self):
+        with emberd.local(shards=2, processes=True) as cluster, cluster.connect() as client:
+            model = client.declare(counting_model("m"))
+            steps = Steps(model, "run")
+            for number in range(4):
+                step = begin_step(steps)
+
+                def lose(receive=steps._stream.receive_update, kill=number % 2):
+                    receive()
+                    if kill:
+                        os.kill(coordinator(cluster), signal.SIGKILL)
+                    raise emberd.Unavailable("the answer was lost")
+
+                steps._stream.receive_update = lose
+                steps.update(step, {"t": ONE})
+                self.assertEqual(steps.next_step, number + 1)
+            steps.finish()
+            self.assertEqual(model.read_rows("t", [1])[0, 0], -4)
+
     def test_killing_the_coordinator_neither_loses_nor_doubles_an_update(self):
         with emberd.local(shards=2, processes=True) as cluster, cluster.connect() as client:
             model = client.declare(counting_model("m"))

@@ -96,11 +96,14 @@ absl::Status GroupMember::FindStep(rpc::CallContext* context) {
   if (!sync() || start_.rank() == 0) opened = OpenOnShards(context);
   if (!opened.ok() || !sync()) return opened.ok() ? TellProgress(next_step_, context) : opened;
   RankWait wait;
-  const std::string mine = absl::StrCat(next_step_, " ", opened_.generation);
+  const std::string mine =
+      absl::StrCat(next_step_, " ", opened_.generation, " ", opened_.made_generation);
   ASSIGN_OR_RETURN(const auto values, Exchange(kFindStep, 0, mine, context, &wait));
-  const std::pair<std::string, std::string> agreed = absl::StrSplit(values.front(), ' ');
-  ASSIGN_OR_RETURN(const uint64_t step, UnpackInt(agreed.first));
-  ASSIGN_OR_RETURN(opened_.generation, UnpackInt(agreed.second));
+  std::vector<std::string> agreed = absl::StrSplit(values.front(), ' ');
+  agreed.resize(3, "0");  // a coordinator of an older version does not say the last
+  ASSIGN_OR_RETURN(const uint64_t step, UnpackInt(agreed[0]));
+  ASSIGN_OR_RETURN(opened_.generation, UnpackInt(agreed[1]));
+  ASSIGN_OR_RETURN(opened_.made_generation, UnpackInt(agreed[2]));
   next_step_ = static_cast<int64_t>(step);
   return absl::OkStatus();
 }

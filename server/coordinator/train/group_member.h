@@ -56,6 +56,7 @@ class GroupMember {
   const v1::GroupOptions& options() const { return start_.options(); }
   int64_t next_step() const { return next_step_; }
   uint64_t generation() const { return opened_.generation; }
+  uint64_t made_generation() const { return opened_.made_generation; }
   absl::Duration step_timeout() const {
     return absl::Milliseconds(start_.options().step_timeout_ms());
   }
@@ -100,7 +101,7 @@ class GroupMember {
   const GroupId id_;
   // ASYNC and BOUNDED ranks are groups of their own to the shards.
   const std::string shard_group_;
-  // On the shards. SYNC: rank 0 has opened it, and the others know its generation alone.
+  // On the shards. SYNC: rank 0 has opened it, and the others know of it what they were told.
   OpenedGroup opened_;
   int64_t next_step_ = 0;
 

@@ -40,13 +40,16 @@ absl::StatusOr<OpenAnswers> TakeNumber(Fanout* fanout, OpenGroupRequest* request
 }
 
 // A step was decided if any shard has made it, and then all hold it or have made it.
-absl::StatusOr<int64_t> FinishStep(Fanout* fanout, const OpenGroupRequest& request,
-                                   const OpenAnswers& shards, rpc::CallContext* context) {
-  int64_t next = -1;
+// Fills in the step that all shards have reached then.
+absl::Status FinishStep(Fanout* fanout, const OpenGroupRequest& request, const OpenAnswers& shards,
+                        rpc::CallContext* context, OpenedGroup* opened) {
   for (const OpenGroupResponse& shard : shards) {
-    if (shard.known()) next = std::max(next, shard.next_step());
+    if (!shard.known() || shard.next_step() < opened->next_step) continue;
+    opened->next_step = shard.next_step();
+    opened->made_generation = shard.made_generation();
   }
-  if (next < 0) return next;
+  const int64_t next = opened->next_step;
+  if (next < 0) return absl::OkStatus();
   for (size_t i = 0; i < shards.size(); ++i) {
     const OpenGroupResponse& shard = shards[i];
     if (shard.known() && shard.next_step() == next) continue;
@@ -71,7 +74,7 @@ absl::StatusOr<int64_t> FinishStep(Fanout* fanout, const OpenGroupRequest& reque
                {{"group", request.group()}, {"shard", i}, {"next_step", next}});
     }
   }
-  return next;
+  return absl::OkStatus();
 }
 
 // What the shards know together: one may have made a step that is on its way on another.
@@ -98,7 +101,7 @@ absl::StatusOr<OpenedGroup> OpenGroup(Fanout* fanout, OpenGroupRequest request,
   OpenedGroup opened;
   opened.generation = request.generation();
   opened.opener = request.opener();
-  ASSIGN_OR_RETURN(opened.next_step, FinishStep(fanout, request, shards, context));
+  RETURN_IF_ERROR(FinishStep(fanout, request, shards, context, &opened));
   opened.ranks = MergeRanks(shards);
   return opened;
 }

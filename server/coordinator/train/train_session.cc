@@ -115,6 +115,7 @@ v1::TrainStarted TrainSession::started() const {
   v1::TrainStarted started;
   started.set_next_step(member_->next_step());
   started.set_generation(member_->generation());
+  started.set_made_generation(member_->made_generation());
   return started;
 }
 
