@@ -26,6 +26,7 @@ using ::testing::HasSubstr;
 // This machine, after it has lost power.
 class OtherBoot : public LogFiles {
  public:
+  explicit OtherBoot(char id = 'b') : id_(id) {}
   absl::StatusOr<std::unique_ptr<LogFile>> Create(const std::string& path) override {
     return DiskLogFiles().Create(path);
   }
@@ -40,7 +41,10 @@ class OtherBoot : public LogFiles {
   absl::StatusOr<std::unique_ptr<LogFile>> Open(const std::string& path) override {
     return DiskLogFiles().Open(path);
   }
-  std::string BootId() override { return std::string(kBootIdBytes, 'b'); }
+  std::string BootId() override { return std::string(kBootIdBytes, id_); }
+
+ private:
+  const char id_;
 };
 
 class LogReaderTest : public ::testing::Test {
@@ -77,7 +81,14 @@ class LogReaderTest : public ::testing::Test {
   absl::StatusOr<WholeLog> ReadAfterPowerLoss() { return ReadWhole(folder_, other_boot_); }
   // DATA_LOSS that names this file, and says so and what to do.
   void ExpectDamage(const std::string& path, const std::string& what) {
-    const absl::Status status = Read().status();
+    ExpectDamage(Read().status(), path, what);
+  }
+  // Also after a loss of power.
+  void ExpectDamageAnyhow(const std::string& path, const std::string& what) {
+    ExpectDamage(path, what);
+    ExpectDamage(ReadAfterPowerLoss().status(), path, what);
+  }
+  void ExpectDamage(const absl::Status& status, const std::string& path, const std::string& what) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
     for (const std::string& part : {path + ":", what, "emberctl log verify " + folder_,
                                     std::string("restore a checkpoint")}) {
@@ -199,8 +210,10 @@ TEST_F(LogReaderTest, AFileOfRecordsThatWasCutIsNamed) {
     const std::string bytes = *ReadFileWhole(Path(newest));
     for (const int64_t left : {int64_t{0}, kLogHeadBytes - 1}) {
       ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(newest), bytes.substr(0, left)).ok());
-      ExpectDamage(Path(newest), absl::StrCat(BlobsName(newest), " exists"));
+      ExpectDamageAnyhow(Path(newest), absl::StrCat(BlobsName(newest), " exists"));
     }
+    std::filesystem::remove(Path(newest));
+    if (newest > 1) ExpectDamageAnyhow(Path(newest), "the file is missing");
     // A process that dies before that has lost nothing.
     ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(newest), "").ok());
     ASSERT_TRUE(std::filesystem::remove(BlobPath(newest)));
@@ -312,19 +325,50 @@ TEST_F(LogReaderTest, OnlyWhatWasNotSyncedMayBeGoneAfterALossOfPower) {
   EXPECT_THAT(ReadAfterPowerLoss()->numbers(), ElementsAre(1, 2, 3));
 }
 
-// Of many young segments, any may be left: a later one whose elders are gone is no damage.
-TEST_F(LogReaderTest, ALossOfPowerMayTakeManySegmentsBeforeOne) {
-  WriteLog(30, 2);
-  for (int segment = 2; segment < 30; ++segment) {
-    std::filesystem::remove(Path(segment));
-    std::filesystem::remove(BlobPath(segment));
+// The disk has the names of segments, and room for their heads, before anything else of them.
+TEST_F(LogReaderTest, NoLossOfPowerTakesSegments) {
+  WriteLog(4, 2);
+  const std::string bytes = *ReadFileWhole(Path(2));
+  for (const int64_t left : {int64_t{0}, kLogHeadBytes - 1}) {
+    ASSERT_TRUE(WriteFileWhole(folder_, RecordsName(2), bytes.substr(0, left)).ok());
+    ExpectDamageAnyhow(Path(2), "the header of the segment is damaged, but ");
   }
-  ExpectDamage(Path(2), "the file is missing, but segment 30 begins with record 88");
+  for (const uint64_t segment : {2, 3}) std::filesystem::remove(Path(segment));
+  ExpectDamageAnyhow(Path(2), "the file is missing, but segment 4 begins with record 10");
+}
+
+// What follows the first record that is gone goes with it, segments too, unless it proves that the
+// disk had the record: then somebody has cut the file.
+TEST_F(LogReaderTest, ACutSegmentBeforeOthersIsATailOnlyWhereThePowerMayHaveTakenIt) {
+  WriteLog(3, 2);
+  const int64_t cut = Read()->records[4].position.offset + kFrameHeadBytes;  // in the second one
+  std::filesystem::resize_file(Path(2), cut);
+  ExpectDamage(Path(2), "record 5 is damaged, but ");
   const absl::StatusOr<WholeLog> log = ReadAfterPowerLoss();
   ASSERT_TRUE(log.ok()) << log.status();
-  EXPECT_THAT(log->numbers(), ElementsAre(1, 2, 3));
-  EXPECT_EQ(log->end.next_sequence, 4u);
-  EXPECT_EQ(log->end.next_segment, 31u);
+  EXPECT_THAT(log->numbers(), ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(log->end.next_sequence, 5u);
+  EXPECT_EQ(log->end.next_segment, 4u);
+  EXPECT_THAT(log->end.torn, HasSubstr(Path(2)));
+
+  WriteLog(3, 2);
+  {
+    // A machine that was started again in between has read all of it.
+    OtherBoot later('c');
+    ASSERT_TRUE(
+        LogWriter::Open({.folder = folder_, .fsync = v1::StorageConfig::NEVER, .files = &later}, 4,
+                        10, StateRecord(10))
+            .ok());
+  }
+  EXPECT_EQ(ReadAfterPowerLoss()->records.size(), 10u);
+  std::filesystem::resize_file(Path(2), cut);
+  ExpectDamageAnyhow(Path(2), "record 5 is damaged, but ");
+  WriteLog(3, 2, v1::StorageConfig::INTERVAL);
+  ASSERT_TRUE(LogWriter::Open({.folder = folder_, .fsync = v1::StorageConfig::INTERVAL}, 4, 10,
+                              StateRecord(10))
+                  .ok());
+  std::filesystem::resize_file(Path(2), cut);
+  ExpectDamageAnyhow(Path(2), "record 5 is damaged, but ");
 }
 
 // A record may survive a loss of power that its blob does not.

@@ -82,9 +82,8 @@ absl::Status LogScan::List() {
   if (found.newest() == 0) return absl::OkStatus();
   // Blobs before the first records are what DropBefore had no time for.
   const uint64_t first = found.records.empty() ? found.blobs.front() : found.records.front();
-  // A number that is no segment's. A loss of power may take any segments between two others.
-  constexpr uint64_t kMostSegments = 1 << 16;
-  if (found.newest() - first > std::max<uint64_t>(kMostSegments, found.files().size())) {
+  // A number that is no segment's.
+  if (found.newest() - first > found.files().size()) {
     uint64_t missing = first;
     while (std::binary_search(found.records.begin(), found.records.end(), missing)) ++missing;
     return DamagedFile(PathIn(folder_, RecordsName(missing)),
@@ -236,7 +235,7 @@ absl::StatusOr<std::optional<LogScan::Evidence>> LogScan::FindBehind(const Break
   for (size_t i = broken.segment; i < segments_.size(); ++i) {
     const Segment& segment = segments_[i];
     if (segment.Void()) continue;
-    // A segment has room for its head before it has blobs: without it, records are gone.
+    // The disk has room for a segment's head before there are blobs: without it, records are gone.
     if ((!segment.has_records || segment.cut) && segment.has_blobs) {
       blobs = BlobsName(segment.number);
     }
@@ -247,11 +246,17 @@ absl::StatusOr<std::optional<LogScan::Evidence>> LogScan::FindBehind(const Break
                  0};
       }
       found->durable = std::max(found->durable, segment.head->durable);
+      // Whoever began it had read all before it from the disk, as the machine had been started
+      // since.
+      if (segment.head->boot_id != BootOf(broken.segment)) found->durable = kNoLimit;
     }
     ASSIGN_OR_RETURN(const absl::string_view bytes, Bytes(i));
     FindFrames(segment, i == broken.segment ? broken.offset : kLogHeadBytes, bytes, &found);
   }
-  if (!found.has_value() && !blobs.empty()) found = {absl::StrCat(blobs, " exists"), 0};
+  if (!blobs.empty()) {
+    if (!found.has_value()) found = {absl::StrCat(blobs, " exists"), 0};
+    found->durable = kNoLimit;
+  }
   return found;
 }
 
@@ -278,13 +283,16 @@ void LogScan::FindFrames(const Segment& segment, int64_t offset, absl::string_vi
   }
 }
 
-bool LogScan::PowerMayHaveGone(size_t segment) const {
+std::string LogScan::BootOf(size_t segment) const {
   for (size_t i = segment + 1; i-- > 0;) {
-    if (!segments_[i].head.has_value()) continue;
-    const std::string& boot_id = segments_[i].head->boot_id;
-    return boot_id != boot_id_ || boot_id == std::string(kBootIdBytes, '\0');
+    if (segments_[i].head.has_value()) return segments_[i].head->boot_id;
   }
-  return false;  // the first head is there before anything else
+  return boot_id_;  // the first head is there before anything else
+}
+
+bool LogScan::PowerMayHaveGone(size_t segment) const {
+  const std::string boot_id = BootOf(segment);
+  return boot_id != boot_id_ || boot_id == std::string(kBootIdBytes, '\0');
 }
 
 absl::Status LogScan::ForEach(

@@ -75,8 +75,9 @@ class LogScan {
   // Records that a loss of power has left without their blobs do not count.
   absl::Status CutAtLostBlob();
   void EndAt(size_t segment, int64_t offset, uint64_t next_sequence, std::string why);
-  // Since the segment was written, or the last one before it that can be read.
-  bool PowerMayHaveGone(size_t segment) const;
+  // When the segment was written, or the last one before it that can be read.
+  std::string BootOf(size_t segment) const;
+  bool PowerMayHaveGone(size_t segment) const;  // since then
   absl::StatusOr<absl::string_view> Bytes(size_t segment);
   std::string Path(const Segment& segment) const;
   absl::Status Damaged(const Break& broken, absl::string_view what) const;

@@ -27,8 +27,10 @@ absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(
   const absl::Status status = segment->Begin(files, folder, std::move(state), spares);
   if (status.ok()) return segment;
   if (segment->records_ == nullptr) return status;
-  // The records last: without them the blobs would look like what is left of a segment.
+  // The records last, also for a loss of power: without them the blobs would look like what is left
+  // of a segment.
   absl::Status removed = files.Remove(PathIn(folder, BlobsName(head.segment)));
+  if (removed.ok()) removed = files.SyncFolder(folder);
   if (removed.ok()) removed = files.Remove(PathIn(folder, RecordsName(head.segment)));
   if (!segment->head_written_ || removed.ok()) return status;
   return absl::AbortedError(status.message());
@@ -37,13 +39,11 @@ absl::StatusOr<std::shared_ptr<LogSegment>> LogSegment::Create(
 absl::Status LogSegment::Begin(LogFiles& files, const std::string& folder, std::string state,
                                SpareBlobs& spares) {
   ASSIGN_OR_RETURN(records_, files.Create(PathIn(folder, RecordsName(number()))));
-  // An empty file of records beside blobs is one that has lost its bytes (LogScan::FindBehind).
+  // No loss of power takes this, so blobs without it are what is left of a segment that somebody
+  // has cut or removed (LogScan::FindBehind).
   RETURN_IF_ERROR(WriteBytes(*records_, 0, std::string(kLogHeadBytes, '\0')));
-  // Blobs alone would look like the rest of a log. Later segments have others before them.
-  if (head_.first_sequence == 1) {
-    RETURN_IF_ERROR(records_->Sync());
-    RETURN_IF_ERROR(files.SyncFolder(folder));
-  }
+  RETURN_IF_ERROR(records_->Sync());
+  RETURN_IF_ERROR(files.SyncFolder(folder));
   ASSIGN_OR_RETURN(blobs_, spares.Take(number()));
   RETURN_IF_ERROR(Append(head_.first_sequence, head_.durable, std::move(state)));
   begin_ = end_;
