@@ -90,8 +90,7 @@ absl::Status DurableLog::LockFolder() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<LogWriter>> DurableLog::OpenWriter(
-    const LogEnd& end, const internal::v1::LogRecord& state) {
+absl::StatusOr<std::unique_ptr<LogWriter>> DurableLog::OpenWriter(const LogEnd& end) {
   LogOptions options;
   options.folder = LogIn(folder_);
   options.shard = place_.index;
@@ -101,17 +100,17 @@ absl::StatusOr<std::unique_ptr<LogWriter>> DurableLog::OpenWriter(
   options.older_blobs = end.older_blobs;
   options.spare_bytes = storage_.log_bytes() / 2;
   while (true) {
+    internal::v1::LogRecord state;
+    describe_(end.next_segment, state.mutable_state());
     auto writer = LogWriter::Open(options, end.next_segment, end.next_sequence, state);
     if (!absl::IsResourceExhausted(writer.status())) return writer;
     if (recovery_->progress().cancelled) return absl::CancelledError("the process is ending");
-    const std::string reason(writer.status().message());
+    // From here on nothing changes what the shard knows.
+    log_->Refuse(writer.status());
     {
       MutexLock lock(&mutex_);
-      if (waits_for_.empty()) {
-        ops::Log(ops::LogLevel::kError, "the shard has read its log, but cannot write to it yet",
-                 {{"folder", folder_}, {"reason", reason}});
-      }
-      waits_for_ = reason;
+      over_ = true;
+      ended_.SignalAll();
     }
     absl::SleepFor(kRoomPause);
   }
@@ -125,9 +124,7 @@ absl::Status DurableLog::Recover() {
              "the log ends in the middle of a record; the bytes from there on are ignored",
              {{"folder", folder_}, {"bytes", end.torn_bytes}, {"what", end.torn}});
   }
-  internal::v1::LogRecord state;
-  describe_(end.next_segment, state.mutable_state());
-  ASSIGN_OR_RETURN(auto writer, OpenWriter(end, state));
+  ASSIGN_OR_RETURN(auto writer, OpenWriter(end));
   log_->Start(std::move(writer), storage_.log_bytes());
   if (end.first_segment == 0) return absl::OkStatus();
   ops::Log(ops::LogLevel::kInfo, "back from the log",
@@ -143,7 +140,6 @@ absl::Status DurableLog::CheckReady() const {
   {
     MutexLock lock(&mutex_);
     if (over_) return result_;
-    if (!waits_for_.empty()) return absl::UnavailableError("recovering: " + waits_for_);
   }
   constexpr double kGiB = 1 << 30;
   const int64_t total = recovery_->progress().total_bytes;

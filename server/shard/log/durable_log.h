@@ -32,8 +32,8 @@ class DurableLog {
   ~DurableLog();
 
   bool on() const { return recovery_ != nullptr; }
-  // OK when all is read. UNAVAILABLE, with the progress, before; FAILED_PRECONDITION with the
-  // reason if that failed.
+  // OK when all is read; changes are refused then as long as the disk is full. UNAVAILABLE, with
+  // the progress, before; FAILED_PRECONDITION with the reason if that failed.
   absl::Status CheckReady() const;
   void Wait();
   // Makes the reading end soon.
@@ -42,9 +42,8 @@ class DurableLog {
 
  private:
   absl::Status Recover();
-  // Begins the log's next segment; waits for room on a full disk.
-  absl::StatusOr<std::unique_ptr<LogWriter>> OpenWriter(const LogEnd& end,
-                                                        const internal::v1::LogRecord& state);
+  // Begins the log's next segment; waits for room on a full disk, while the shard serves lookups.
+  absl::StatusOr<std::unique_ptr<LogWriter>> OpenWriter(const LogEnd& end);
   // Nobody else writes to the folder from now on.
   absl::Status LockFolder();
 
@@ -59,7 +58,6 @@ class DurableLog {
   mutable Mutex mutex_;
   CondVar ended_;
   bool over_ ABSL_GUARDED_BY(mutex_) = true;
-  std::string waits_for_ ABSL_GUARDED_BY(mutex_);  // before it is over; empty: nothing
   absl::Status result_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -25,7 +25,37 @@ void KeepOldestBlob(const internal::v1::LogBlob& blob, internal::v1::LogState* s
 
 void ShardLog::Start(std::unique_ptr<LogWriter> writer, int64_t log_bytes) {
   log_bytes_ = log_bytes;
-  writer_ = std::move(writer);
+  owned_ = std::move(writer);
+  writer_ = owned_.get();
+  on_ = true;
+  NoteDisk(absl::OkStatus());
+}
+
+void ShardLog::Refuse(const absl::Status& reason) {
+  {
+    MutexLock lock(&mutex_);
+    reason_ = reason;
+  }
+  on_ = true;
+  NoteDisk(reason);
+}
+
+absl::StatusOr<LogWriter*> ShardLog::Writer() const {
+  if (LogWriter* const writer = writer_; writer != nullptr) return writer;
+  MutexLock lock(&mutex_);
+  return reason_;
+}
+
+absl::Status ShardLog::failure() const {
+  if (!on()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const LogWriter* const writer, Writer());
+  return writer->failure();
+}
+
+absl::Status ShardLog::Sync() {
+  if (!on()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(LogWriter* const writer, Writer());
+  return writer->Sync();
 }
 
 absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendPart(const shard::CheckedPart& part) {
@@ -36,22 +66,25 @@ absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendPart(const shard::CheckedP
         "gradients are named by their places, but this shard keeps a log, which needs their "
         "values; send them, and give the coordinator the shards' `storage`");
   }
+  ASSIGN_OR_RETURN(LogWriter* const writer, Writer());
   const EncodedPart encoded(part);
-  auto blob = writer_->AppendBlob(encoded.pieces());
+  auto blob = writer->AppendBlob(encoded.pieces());
   NoteDisk(blob.status());
   return blob;
 }
 
 absl::StatusOr<internal::v1::LogBlob> ShardLog::AppendBytes(absl::Span<const char> bytes) {
   if (!on()) return internal::v1::LogBlob();
-  auto blob = writer_->AppendBlob({bytes});
+  ASSIGN_OR_RETURN(LogWriter* const writer, Writer());
+  auto blob = writer->AppendBlob({bytes});
   NoteDisk(blob.status());
   return blob;
 }
 
 absl::Status ShardLog::Append(const internal::v1::LogRecord& record) {
   if (!on()) return absl::OkStatus();
-  const absl::Status status = writer_->Append(record).status();
+  ASSIGN_OR_RETURN(LogWriter* const writer, Writer());
+  const absl::Status status = writer->Append(record).status();
   NoteDisk(status);
   return status;
 }
@@ -59,7 +92,7 @@ absl::Status ShardLog::Append(const internal::v1::LogRecord& record) {
 absl::Status ShardLog::AppendChange(uint64_t model_id, const internal::v1::LogRecord& record) {
   if (!on()) return absl::OkStatus();
   RETURN_IF_ERROR(Append(record));
-  NoteChange(model_id, writer_->segment());
+  NoteChange(model_id, segment());
   return absl::OkStatus();
 }
 
@@ -76,7 +109,9 @@ std::optional<uint64_t> ShardLog::LastChange(uint64_t model_id) const {
 
 void ShardLog::WhenDurable(std::function<void(absl::Status)> done) {
   if (!on()) return done(absl::OkStatus());
-  writer_->WhenDurable(writer_->records(), std::move(done));
+  const auto writer = Writer();
+  if (!writer.ok()) return done(writer.status());
+  (*writer)->WhenDurable((*writer)->records(), std::move(done));
 }
 
 absl::Status ShardLog::WaitDurable() {
@@ -103,6 +138,7 @@ void ShardLog::Leave() {
 
 absl::StatusOr<uint64_t> ShardLog::BeginSegment(Sequencer* order, const Compose& compose) {
   if (!on()) return 0;
+  ASSIGN_OR_RETURN(LogWriter* const writer, Writer());
   {
     MutexLock lock(&mutex_);
     while (beginning_) moved_.Wait(&mutex_);
@@ -113,8 +149,8 @@ absl::StatusOr<uint64_t> ShardLog::BeginSegment(Sequencer* order, const Compose&
   internal::v1::LogRecord record;
   {
     MutexLock lock(&order->mutex);
-    compose(writer_->segment() + 1, record.mutable_state());
-    segment = writer_->StartSegment(record);
+    compose(writer->segment() + 1, record.mutable_state());
+    segment = writer->StartSegment(record);
   }
   NoteDisk(segment.status());
   MutexLock lock(&mutex_);
@@ -125,7 +161,7 @@ absl::StatusOr<uint64_t> ShardLog::BeginSegment(Sequencer* order, const Compose&
 
 void ShardLog::NoteDisk(const absl::Status& status) {
   if (status.ok() && !refuses_.load(std::memory_order_relaxed)) return;
-  const absl::Status failure = writer_->failure();
+  const absl::Status failure = this->failure();
   const absl::Time now = SteadyNow();
   MutexLock lock(&mutex_);
   if (failure.ok() == !refuses_ || (!failure.ok() && now < quiet_until_)) return;
@@ -133,18 +169,18 @@ void ShardLog::NoteDisk(const absl::Status& status) {
   if (refuses_) {
     refuses_since_ = now;
     ops::Log(ops::LogLevel::kWarning, "the shard's log cannot be written: it refuses updates",
-             {{"folder", writer_->folder()}, {"reason", failure.message()}});
+             {{"reason", failure.message()}});
   } else {
     quiet_until_ = now + kQuiet;
     ops::Log(
         ops::LogLevel::kWarning, "the shard's log can be written again: it accepts updates",
-        {{"folder", writer_->folder()}, {"seconds", absl::ToDoubleSeconds(now - refuses_since_)}});
+        {{"folder", owned_->folder()}, {"seconds", absl::ToDoubleSeconds(now - refuses_since_)}});
   }
 }
 
 void ShardLog::DropBefore(uint64_t segment) {
-  if (!on()) return;
-  const absl::Status status = writer_->DropBefore(segment);
+  if (!started()) return;
+  const absl::Status status = writer_.load()->DropBefore(segment);
   if (status.ok()) return;
   ops::Log(ops::LogLevel::kWarning, "old segments of the log could not be removed",
            {{"before", segment}, {"reason", std::string(status.message())}});

@@ -36,9 +36,12 @@ void KeepOldestBlob(const internal::v1::LogBlob& blob, internal::v1::LogState* s
 // durable.
 class ShardLog {
  public:
+  // There will be a log. Until Start, what is to be appended or to be durable is refused for this
+  // reason; all else works.
+  void Refuse(const absl::Status& reason);
   // Goes on from here. `log_bytes`: over it the log is too long.
   void Start(std::unique_ptr<LogWriter> writer, int64_t log_bytes);
-  bool on() const { return writer_ != nullptr; }
+  bool on() const { return on_; }
 
   // While somebody stays, no segment begins. Held from a blob to the record that names it, and from
   // a record to the change that it tells, where the lock of the sequencer is not held all the time.
@@ -78,37 +81,42 @@ class ShardLog {
   // The same, waiting. Not on a thread of the writer.
   absl::Status WaitDurable();
   // Returns when the disk has all that was appended, whatever storage.fsync promises.
-  absl::Status Sync() { return on() ? writer_->Sync() : absl::OkStatus(); }
+  absl::Status Sync();
 
   // Begins a segment with the state that `compose` gives, which it is asked for under the lock of
   // the sequencer; nobody stays then. Returns its number; 0: there is no log.
   using Compose = std::function<void(uint64_t segment, internal::v1::LogState* state)>;
   absl::StatusOr<uint64_t> BeginSegment(Sequencer* order, const Compose& compose);
-  bool SegmentFull() const { return on() && writer_->SegmentFull(); }
+  bool SegmentFull() const { return started() && writer_.load()->SegmentFull(); }
   // Segments before this one are no longer needed for rows.
   void DropBefore(uint64_t segment);
 
-  // The newest segment; 0: there is no log.
-  uint64_t segment() const { return on() ? writer_->segment() : 0; }
+  // The newest segment; 0: there is none.
+  uint64_t segment() const { return started() ? writer_.load()->segment() : 0; }
   // Of the newest record that changed rows of the model since the start; nothing: there was none.
   std::optional<uint64_t> LastChange(uint64_t model_id) const;
   // A recovery has found it.
   void NoteChange(uint64_t model_id, uint64_t segment);
-  bool IsLong() const { return on() && writer_->bytes() > log_bytes_; }
-  int64_t bytes() const { return on() ? writer_->bytes() : 0; }
-  uint64_t records() const { return on() ? writer_->records() : 0; }
-  absl::Status failure() const { return on() ? writer_->failure() : absl::OkStatus(); }
+  bool IsLong() const { return started() && writer_.load()->bytes() > log_bytes_; }
+  int64_t bytes() const { return started() ? writer_.load()->bytes() : 0; }
+  uint64_t records() const { return started() ? writer_.load()->records() : 0; }
+  absl::Status failure() const;
 
  private:
+  bool started() const { return writer_ != nullptr; }
+  absl::StatusOr<LogWriter*> Writer() const ABSL_LOCKS_EXCLUDED(mutex_);
   void Enter() ABSL_LOCKS_EXCLUDED(mutex_);
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
   // After something was appended, or could not be: tells operators when the disk begins to refuse,
   // and when that is over.
   void NoteDisk(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::unique_ptr<LogWriter> writer_;
+  std::unique_ptr<LogWriter> owned_;
+  std::atomic<LogWriter*> writer_ = nullptr;
+  std::atomic<bool> on_ = false;
   int64_t log_bytes_ = 0;
   mutable Mutex mutex_;
+  absl::Status reason_ ABSL_GUARDED_BY(mutex_);  // of Refuse
   CondVar moved_;
   int staying_ ABSL_GUARDED_BY(mutex_) = 0;
   bool beginning_ ABSL_GUARDED_BY(mutex_) = false;                    // a segment: nobody may enter
