@@ -12,6 +12,9 @@ namespace emberd::testing {
 
 class ClusterFixture : public ::testing::Test {
  protected:
+  // Before folders of fixtures that a process would fill again while they are removed.
+  void TearDown() override { cluster_.reset(); }
+
   // Call it from SetUp, or first in a test; the test fails if it does not work. `model`: whatever
   // Client::DeclareModel takes.
   template <typename Description>
