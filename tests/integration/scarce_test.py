@@ -70,7 +70,15 @@ class Cluster:
     def declare(self):
         request = module("embedding_service_pb2").DeclareModelRequest()
         importlib.import_module("google.protobuf.text_format").Parse(MODEL, request.config)
-        return self.embedding.DeclareModel(request, timeout=120).model_id
+        end = time.monotonic() + 120
+        while True:
+            try:
+                return self.embedding.DeclareModel(request, timeout=120).model_id
+            except grpc.RpcError as error:
+                # The coordinator may have been there before the shard.
+                if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
 
 
 def module(name):
