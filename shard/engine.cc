@@ -302,12 +302,12 @@ void Engine::Assign(std::shared_ptr<const StagedAssign> assign, DoneCallback don
   executor_.Submit({std::move(job)});
 }
 
-int64_t Engine::UntouchedBytes(uint64_t model_id) const {
+int64_t Engine::SumOf(uint64_t model_id, int64_t (StackStore::*bytes)() const) const {
   const auto model = FindModel(model_id);
   if (!model.ok()) return 0;
-  int64_t bytes = 0;
-  for (int i = 0; i < (*model)->stack_count(); ++i) bytes += (*model)->stack(i).UntouchedBytes();
-  return bytes;
+  int64_t sum = 0;
+  for (int i = 0; i < (*model)->stack_count(); ++i) sum += ((*model)->stack(i).*bytes)();
+  return sum;
 }
 
 int64_t Engine::BytesToTouch(const Batch& batch) const {

@@ -155,6 +155,7 @@ TEST_F(CheckpointTest, Lists) {
             "m      step-7  2023-11-14 22:13:20Z  3.0 MiB  1000  -          on request  run from "
             "step 7\n"
             "m      a       2023-11-14 22:13:20Z  3.0 MiB  1000  b          automatic   -\n"
+            "2 checkpoints: 6.0 MiB on disk, of which 3.0 MiB were saved automatically\n"
             "DAMAGED: m/c: manifest.json: cut off\n");
   const Json json = Json::parse(Call({"list", "--json"}).out);
   EXPECT_EQ(json["checkpoints"][1]["parent"], "b");
@@ -221,6 +222,8 @@ TEST_F(CheckpointTest, Deletes) {
   const Outcome deleted = Call({"delete", "m", "a"});
   EXPECT_EQ(deleted.code, kOk) << deleted.err;
   EXPECT_EQ(deleted.out, "checkpoint 'a' of model 'm' deleted: 3.0 MiB freed\n");
+  EXPECT_EQ(Call({"prune", "m"}).out, "checkpoint 'auto-*' of model 'm' deleted: 3.0 MiB freed\n");
+  EXPECT_EQ(service_.checkpoints.calls().at(1), "DeleteCheckpoint model: \"m\" name: \"auto-*\"");
 }
 
 TEST_F(CheckpointTest, DeclaresFromACheckpoint) {

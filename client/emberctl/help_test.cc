@@ -62,8 +62,8 @@ TEST(HelpTest, EveryCommandHasAnExample) {
             (std::vector<std::string>{"pin", "unpin", "compact", "release"}));
   EXPECT_EQ(CommandsOf(Emberctl({"group", "--help"}).out), (std::vector<std::string>{"drop"}));
   EXPECT_EQ(CommandsOf(Emberctl({"checkpoint", "--help"}).out),
-            (std::vector<std::string>{"save", "list", "show", "diff", "delete", "verify", "restore",
-                                      "merge", "export", "import"}));
+            (std::vector<std::string>{"save", "list", "show", "diff", "delete", "prune", "verify",
+                                      "restore", "merge", "export", "import"}));
   EXPECT_EQ(CommandsOf(Emberctl({"log", "--help"}).out),
             (std::vector<std::string>{"show", "verify"}));
   for (const char* code : {"  0  ", "  1  ", "  2  ", "  3  ", "  4  "}) {

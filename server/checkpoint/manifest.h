@@ -18,6 +18,8 @@ inline constexpr int kManifestVersion = 1;
 absl::Status CheckCheckpointName(absl::string_view name);
 // Where it is read, this name stands for the newest checkpoint; none is saved or deleted under it.
 constexpr absl::string_view kNewestCheckpoint = "newest";
+// Where checkpoints are deleted, this stands for the automatic ones that nothing needs.
+constexpr absl::string_view kAutomaticCheckpoints = "auto-*";
 absl::Status CheckNewCheckpointName(absl::string_view name);
 
 absl::StatusOr<std::string> EncodeManifest(const v1::CheckpointManifest& manifest);

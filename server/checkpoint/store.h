@@ -66,10 +66,10 @@ class CheckpointStore {
   // Checkpoints saved later than this, in ms since 1970, may. 0: all.
   absl::StatusOr<int64_t> GivenUpUntil(const std::string& model) const;
 
-  // Deletes the automatic ones beyond the newest `keep` of them, except those that Delete refuses.
-  // Returns the names.
-  absl::StatusOr<std::vector<std::string>> RemoveAutomatic(const std::string& model, int keep,
-                                                           uint64_t history = 0) const;
+  // Deletes the automatic ones beyond the newest `keep` of them, and those saved until `given_up`,
+  // except those that Delete refuses. Returns the bytes that they took.
+  absl::StatusOr<int64_t> RemoveAutomatic(const std::string& model, int keep, uint64_t history = 0,
+                                          int64_t given_up = 0) const;
 
  private:
   std::string ModelFolder(const std::string& model) const;

@@ -247,20 +247,19 @@ absl::StatusOr<int64_t> CheckpointStore::Delete(const std::string& model, const 
   return bytes;
 }
 
-absl::StatusOr<std::vector<std::string>> CheckpointStore::RemoveAutomatic(const std::string& model,
-                                                                          int keep,
-                                                                          uint64_t history) const {
-  std::vector<std::string> removed;
+absl::StatusOr<int64_t> CheckpointStore::RemoveAutomatic(const std::string& model, int keep,
+                                                         uint64_t history, int64_t given_up) const {
+  int64_t removed = 0;
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, List(model));
   int automatic = 0;
   // The newest first, so that a whole chain goes.
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
-    if (!info.automatic() || ++automatic <= keep) continue;
-    const absl::Status status = Delete(model, info.name(), history).status();
-    if (status.ok()) removed.push_back(info.name());
-    const bool passed =
-        status.ok() || absl::IsFailedPrecondition(status) || absl::IsNotFound(status);
-    if (!passed) return status;
+    if (!info.automatic() || (info.saved_at_ms() > given_up && ++automatic <= keep)) continue;
+    const auto bytes = Delete(model, info.name(), history);
+    const bool passed = bytes.ok() || absl::IsFailedPrecondition(bytes.status()) ||
+                        absl::IsNotFound(bytes.status());
+    if (!passed) return bytes.status();
+    removed += bytes.value_or(0);
   }
   return removed;
 }

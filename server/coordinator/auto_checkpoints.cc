@@ -285,9 +285,7 @@ absl::Status AutoCheckpoints::Save(const std::shared_ptr<const ServedModel>& mod
               {"steps", StepsOf({info.groups().begin(), info.groups().end()})}});
   }
   remember(model->history, info.changes(), info.saved_at_ms());
-  // A shard that has not heard of the newest one goes on from the one before.
-  const int keep = std::max(checkpoints_->storage().keep(), has_log() ? 2 : 1);
-  return checkpoints_->store().RemoveAutomatic(name, keep, has_log() ? model->history : 0).status();
+  return absl::OkStatus();
 }
 
 void AutoCheckpoints::SaveAtStop(absl::Time end) {

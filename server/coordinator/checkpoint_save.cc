@@ -12,6 +12,7 @@
 #include "base/steady_time.h"
 #include "config/shared_tables.h"
 #include "server/checkpoint/manifest.h"
+#include "server/checkpoint/verify.h"
 #include "server/coordinator/fanout.h"
 #include "server/ops/logging.h"
 
@@ -39,19 +40,32 @@ CheckpointSave::~CheckpointSave() {
   if (!folder_.empty()) store_->Abandon(folder_);
 }
 
+bool CheckpointSave::IsLarge(rpc::CallContext* context) {
+  if (manifest_.parent().empty()) return false;
+  int64_t bytes = 0;
+  const auto note = [&](int64_t, int64_t total) {
+    bytes = total;
+    return absl::CancelledError("that is all");
+  };
+  transfers_.Await(context, note).status().IgnoreError();  // Finish hears of errors, too
+  return bytes > most_bytes_;
+}
+
 void CheckpointSave::ChooseParent(const ChangePause::Answers& answers) {
   const uint64_t known = answers.front().checkpoint_id();
   const bool all_know = std::all_of(answers.begin(), answers.end(), [&](const auto& answer) {
     return answer.checkpoint_id() == known;
   });
   if (!options_.incremental || known == 0 || !all_know) return;
-  const auto newest = store_->Newest(model_->config.name());
-  if (!newest.ok() || newest->checkpoint_id() != known || newest->chain() >= options_.max_chain) {
-    return;
-  }
-  manifest_.set_parent(newest->name());
+  const auto chain = store_->Chain(model_->config.name(), std::string(kNewestCheckpoint));
+  if (!chain.ok()) return;
+  const v1::CheckpointManifest& newest = chain->front().manifest();
+  if (newest.checkpoint_id() != known || newest.chain() >= options_.max_chain) return;
+  const int64_t full = InfoOf(chain->back().manifest()).bytes();
+  most_bytes_ = full / 2 - (BytesOf(*chain) - full);
+  manifest_.set_parent(newest.name());
   manifest_.set_parent_id(known);
-  manifest_.set_chain(newest->chain() + 1);
+  manifest_.set_chain(newest.chain() + 1);
 }
 
 absl::Status CheckpointSave::CheckStep(const ChangePause::Answers& answers) const {

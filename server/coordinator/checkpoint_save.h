@@ -35,6 +35,9 @@ class CheckpointSave {
 
   // Fixes the moment. Changes go on when it returns, whatever it returns.
   absl::Status Begin(std::unique_ptr<ChangePause> pause, rpc::CallContext* context);
+  // After Begin: whether it is incremental and would, with those that it builds on, take more than
+  // one and a half times the bytes of a full one.
+  bool IsLarge(rpc::CallContext* context);
   // Waits for the files, and returns the manifest of what is now a checkpoint.
   absl::StatusOr<v1::CheckpointManifest> Finish(rpc::CallContext* context,
                                                 const BytesReport& report);
@@ -57,6 +60,7 @@ class CheckpointSave {
   ShardTransfers transfers_;
   std::string folder_;
   v1::CheckpointManifest manifest_;
+  int64_t most_bytes_ = 0;  // see IsLarge
   absl::Duration paused_;
 };
 

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "config/config.h"
+#include "preprocess/plan/plan.h"
 #include "server/checkpoint/diff.h"
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/merge.h"
@@ -23,6 +24,8 @@ constexpr int64_t kExportBytes = int64_t{1} << 20;
 // How long a save that somebody asks for waits for another one of the model, such as one that came
 // by itself.
 constexpr absl::Duration kOtherSavePatience = absl::Minutes(1);
+// Of the bytes of a model's tables, what its checkpoints saved on request take before a warning.
+constexpr int64_t kMuchStored = 3;
 constexpr absl::Duration kOtherSavePause = absl::Milliseconds(100);
 
 // The config that a restored model is to have. FAILED_PRECONDITION if its tables are not those of
@@ -85,8 +88,15 @@ absl::StatusOr<std::unique_ptr<CheckpointSave>> Checkpoints::BeginSave(
   if (!options.name.empty()) RETURN_IF_ERROR(CheckNewCheckpointName(options.name));
   options.max_chain = std::max(storage_.max_chain(), 0);
   options.has_log = has_log();
-  auto save = std::make_unique<CheckpointSave>(shards_, &store_, model, std::move(options));
-  const absl::Status begun = save->Begin(std::move(pause), context);
+  auto save = std::make_unique<CheckpointSave>(shards_, &store_, model, options);
+  absl::Status begun = save->Begin(std::move(pause), context);
+  // StorageConfig.keep promises what automatic ones take.
+  if (begun.ok() && options.automatic && save->IsLarge(context)) {
+    save.reset();
+    options.incremental = false;
+    save = std::make_unique<CheckpointSave>(shards_, &store_, model, options);
+    begun = save->Begin(MakePause(model), context);
+  }
   if (begun.ok()) return save;
   // Whoever asks for a name that is taken, or while another save is under way, has not failed.
   if (!absl::IsAlreadyExists(begun) && !absl::IsAborted(begun) && !absl::IsCancelled(begun)) {
@@ -122,7 +132,33 @@ absl::StatusOr<v1::CheckpointInfo> Checkpoints::FinishSave(CheckpointSave* save,
             {"checkpoint", info.name()},
             {"bytes", info.bytes()},
             {"pause_us", absl::ToInt64Microseconds(save->paused())}});
+  if (info.automatic()) {
+    const auto removed =
+        RemoveAutomatic(info.model(), has_log() ? save->model().history : 0, /*given_up=*/0);
+    if (!removed.ok()) {
+      ops::Log(ops::LogLevel::kWarning, "older automatic checkpoints could not be deleted",
+               {{"model", info.model()}, {"reason", std::string(removed.status().message())}});
+    }
+  }
+  WarnOfStored(save->model(), info);
   return info;
+}
+
+void Checkpoints::WarnOfStored(const ServedModel& model, const v1::CheckpointInfo& saved) const {
+  const auto list = store_.List(saved.model());
+  if (saved.automatic() || !list.ok()) return;
+  int64_t bytes = 0;
+  for (const v1::CheckpointInfo& info : list->checkpoints()) {
+    if (!info.automatic()) bytes += info.bytes();
+  }
+  const int64_t tables = preprocess::PlanToProto(model.config, model.plan).table_bytes();
+  const int64_t bound = kMuchStored * tables;
+  // Once, when the bound is passed.
+  if (bytes <= bound || bytes - saved.bytes() > bound) return;
+  ops::Log(ops::LogLevel::kWarning,
+           "checkpoints saved on request take much of the disk, and stay until "
+           "`emberctl checkpoint delete` deletes them",
+           {{"model", saved.model()}, {"bytes", bytes}, {"bytes_of_tables", tables}});
 }
 
 void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
@@ -266,13 +302,26 @@ absl::StatusOr<uint64_t> Checkpoints::LoggedHistory(const std::string& model,
   return (*found)->read_only() ? 0 : (*found)->history;
 }
 
+absl::StatusOr<int64_t> Checkpoints::RemoveAutomatic(const std::string& model, uint64_t history,
+                                                     int64_t given_up) const {
+  // A shard that has not heard of the newest one goes on from the one before.
+  return store_.RemoveAutomatic(model, has_log() ? 2 : storage_.keep(), history, given_up);
+}
+
 absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
     const v1::DeleteCheckpointRequest& request, rpc::CallContext* context) {
   RETURN_IF_ERROR(CheckEnabled());
-  v1::DeleteCheckpointResponse response;
   ASSIGN_OR_RETURN(const uint64_t history, LoggedHistory(request.model(), context));
-  ASSIGN_OR_RETURN(const int64_t bytes, store_.Delete(request.model(), request.name(), history));
-  response.set_bytes(bytes);
+  absl::StatusOr<int64_t> bytes;
+  if (request.name() == kAutomaticCheckpoints) {
+    ASSIGN_OR_RETURN(const int64_t given_up, store_.GivenUpUntil(request.model()));
+    bytes = RemoveAutomatic(request.model(), history, given_up);
+  } else {
+    bytes = store_.Delete(request.model(), request.name(), history);
+  }
+  RETURN_IF_ERROR(bytes.status());
+  v1::DeleteCheckpointResponse response;
+  response.set_bytes(*bytes);
   return response;
 }
 

@@ -108,6 +108,11 @@ class Checkpoints {
   absl::StatusOr<CheckpointChain> ChainOf(const std::string& model, const std::string& name) const;
   // For rows that will be trained.
   RowSource SourceOf(CheckpointChain chain, BytesReport report) const;
+  // As CheckpointStore::RemoveAutomatic, with what storage.keep says.
+  absl::StatusOr<int64_t> RemoveAutomatic(const std::string& model, uint64_t history,
+                                          int64_t given_up) const;
+  // If those of the model that were saved on request take much. `saved`: the newest.
+  void WarnOfStored(const ServedModel& model, const v1::CheckpointInfo& saved) const;
   // Of the rows of a model that the shards have logs of; 0: there are none.
   absl::StatusOr<uint64_t> LoggedHistory(const std::string& model, rpc::CallContext* context);
 

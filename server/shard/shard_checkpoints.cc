@@ -140,13 +140,14 @@ absl::Status ShardCheckpoints::BeginSave(const internal::v1::BeginSaveRequest& r
   transfer->model_id = model_id;
   transfer->history = request.history();
   transfer->checkpoint_id = request.checkpoint_id();
+  const int64_t changed_bytes = parts_.engine->ChangedBytes(model_id);  // until then
   ASSIGN_OR_RETURN(transfer->snapshot,
                    parts_.engine->BeginSnapshot(model_id, {.changed_only = request.parent_id() != 0,
                                                            .copy_bytes = copy_bytes_}));
   const shard::Model& model = transfer->snapshot->model();
-  if (request.parent_id() == 0) {
-    transfer->progress.total_bytes = model.bytes() - parts_.engine->UntouchedBytes(model_id);
-  }
+  transfer->progress.total_bytes = request.parent_id() != 0
+                                       ? changed_bytes
+                                       : model.bytes() - parts_.engine->UntouchedBytes(model_id);
   for (int i = 0; i < model.stack_count(); ++i) {
     state.add_unnumbered_updates(model.stack(i).unnumbered_updates());
   }

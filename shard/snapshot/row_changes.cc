@@ -17,6 +17,12 @@ int64_t ChunkSet::NextFrom(int64_t chunk, int64_t end) const {
   return end;
 }
 
+int64_t ChunkSet::Count() const {
+  int64_t count = 0;
+  for (const uint64_t word : words_) count += std::popcount(word);
+  return count;
+}
+
 void ChunkSet::AddAll(const ChunkSet& other) {
   for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
 }
@@ -27,6 +33,7 @@ void RowChanges::FirstWrite(int64_t chunk) {
     pending_.Remove(chunk);
   }
   changed_.Add(chunk);
+  changed_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void RowChanges::Begin(bool changed_only, std::shared_ptr<ChunkCopier> copier) {
@@ -34,13 +41,17 @@ void RowChanges::Begin(bool changed_only, std::shared_ptr<ChunkCopier> copier) {
   before_ = tracking_ ? std::exchange(changed_, none) : ChunkSet(first_, count_, true);
   pending_ = changed_only ? before_ : ChunkSet(first_, count_, true);
   changed_ = std::move(none);
+  changed_count_ = 0;
   tracking_ = true;
   copier_ = std::move(copier);
 }
 
 void RowChanges::End(const ChunkCopier* copier, bool kept) {
   if (copier_ == nullptr || copier_.get() != copier) return;
-  if (!kept) changed_.AddAll(before_);
+  if (!kept) {
+    changed_.AddAll(before_);
+    changed_count_ = changed_.Count();
+  }
   before_ = ChunkSet();
   pending_ = ChunkSet();
   copier_ = nullptr;
@@ -49,6 +60,7 @@ void RowChanges::End(const ChunkCopier* copier, bool kept) {
 void RowChanges::Track() {
   tracking_ = true;
   changed_ = ChunkSet(first_, count_, false);
+  changed_count_ = 0;
 }
 
 int64_t RowChanges::TakePending(const ChunkCopier* copier, int64_t chunk, int64_t end) {

@@ -5,6 +5,7 @@
 // test for a chunk that has changed before.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -34,6 +35,7 @@ class ChunkSet {
   }
   // The first one at or after `chunk`; `end` if there is none before it.
   int64_t NextFrom(int64_t chunk, int64_t end) const;
+  int64_t Count() const;
   void AddAll(const ChunkSet& other);
 
  private:
@@ -78,6 +80,8 @@ class RowChanges {
 
   int64_t first() const { return first_; }
   int64_t end() const { return first_ + count_; }
+  // Chunks that have changed since the newest snapshot that was kept. Guarded by nothing.
+  int64_t changed() const { return changed_count_.load(std::memory_order_relaxed); }
 
  private:
   void FirstWrite(int64_t chunk);
@@ -85,7 +89,8 @@ class RowChanges {
   const int64_t first_;
   const int64_t count_;
   bool tracking_ = false;
-  ChunkSet changed_;                     // since the newest snapshot began
+  ChunkSet changed_;  // since the newest snapshot began
+  std::atomic<int64_t> changed_count_{0};
   ChunkSet before_;                      // what the snapshot under way has of changes
   ChunkSet pending_;                     // of the snapshot: neither read nor copied yet
   std::shared_ptr<ChunkCopier> copier_;  // null: no snapshot is under way

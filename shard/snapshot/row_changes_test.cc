@@ -64,9 +64,13 @@ TEST(RowChangesTest, ChangesOfASnapshotThatWasNotKeptAreInTheNext) {
   changes.Begin(false, first);
   changes.End(first.get(), /*kept=*/true);
   changes.BeforeWrite(11);
+  changes.BeforeWrite(11);
+  EXPECT_EQ(changes.changed(), 1);
   changes.Begin(/*changed_only=*/true, second);
+  EXPECT_EQ(changes.changed(), 0);
   changes.BeforeWrite(13);
   changes.End(second.get(), /*kept=*/false);
+  EXPECT_EQ(changes.changed(), 2);
   changes.Begin(/*changed_only=*/true, third);
   EXPECT_THAT(TakeAll(changes, *third), ElementsAre(11, 13));
 }

@@ -199,10 +199,15 @@ uint64_t StackStore::NextRoundingKey(int64_t step, uint64_t rng_seed) {
   return SubKey(NamedKey(seed, absl::StrCat("rounding of ", spec_.name)), number);
 }
 
-int64_t StackStore::UntouchedBytes() const {
-  const int64_t bytes = bytes_per_partition_ * partitions_;
-  const int64_t rows_left = missing_chunks_.load(std::memory_order_acquire) << chunk_shift_;
-  return std::min(bytes, bytes_per_partition_ / spec_.rows_per_partition * rows_left);
+int64_t StackStore::BytesOf(int64_t chunks) const {
+  return std::min(bytes_per_partition_ * partitions_,
+                  bytes_per_partition_ / spec_.rows_per_partition * (chunks << chunk_shift_));
+}
+
+int64_t StackStore::ChangedBytes() const {
+  int64_t chunks = 0;
+  for (const RowChanges& changes : changes_) chunks += changes.changed();
+  return BytesOf(chunks);
 }
 
 bool StackStore::Touched(int64_t begin, int64_t end) const {

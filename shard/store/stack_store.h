@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -123,7 +124,9 @@ class StackStore {
   // True once every row has its initial value; EnsureRow is then not needed.
   bool Complete() const { return missing_chunks_.load(std::memory_order_acquire) == 0; }
   // Bytes of weights and slots of rows without one.
-  int64_t UntouchedBytes() const;
+  int64_t UntouchedBytes() const { return BytesOf(missing_chunks_); }
+  // The same of rows that have changed since the newest snapshot that was kept.
+  int64_t ChangedBytes() const;
   // Whether any of the rows [begin, end) may have its initial value.
   bool Touched(int64_t begin, int64_t end) const;
   // Whether the rows `first` + each of `local` have their values, which they keep.
@@ -143,6 +146,7 @@ class StackStore {
   void InitializeRow(int64_t row, const RowRange& range, std::vector<float>& values);
   void InitializeSlots(int64_t row, int columns);
   void SetTouched(int64_t chunk);
+  int64_t BytesOf(int64_t chunks) const;
   // The bytes of touched rows, array after array, as runs that are as long as can be.
   absl::Status ForTouchedBytes(absl::FunctionRef<absl::Status(absl::Span<char> bytes)> fn) const;
   std::atomic<uint64_t>& Word(int64_t chunk) const {
@@ -161,7 +165,7 @@ class StackStore {
   MappedMemory weights_;
   std::vector<Slot> slots_;
   std::unique_ptr<Strand[]> strands_;
-  std::vector<RowChanges> changes_;  // by partition
+  std::deque<RowChanges> changes_;  // by partition
 
   // Rows are initialised in chunks of 2^chunk_shift_ rows, about a page of weights; a bit per chunk
   // says done.

@@ -13,6 +13,7 @@
 #include "base/testing/await.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/fault/eviction_cluster.h"
 #include "tests/testing/cluster_fixture.h"
 #include "tests/testing/metrics.h"
 #include "tests/testing/training.h"
@@ -20,6 +21,7 @@
 namespace emberd::testing {
 namespace recovery_test {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class RecoveryTest : public ClusterFixture {
@@ -115,6 +117,29 @@ TEST_F(RecoveryTest, RowsThatWereGivenUpStayGone) {
   LoseShard(0);
   absl::SleepFor(absl::Seconds(7));  // coordinators look for such models every five seconds
   EXPECT_EQ(client_->DescribeModel("mixed").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(RecoveryTest, WhatIsLeftOfADroppedModelIsPruned) {
+  Save("mine");
+  const auto prune = [&] { return Emberctl(*cluster_, {"checkpoint", "prune", "mixed"}).text; };
+  EXPECT_THAT(prune(), HasSubstr("'auto-*' of model 'mixed' deleted: 0 B freed"));
+  EXPECT_EQ(List().size(), 2u) << "a lost shard would need it";
+  EXPECT_THAT(Emberctl(*cluster_, {"model", "drop", "mixed"}).text,
+              AllOf(HasSubstr("dropped"), HasSubstr("2 checkpoints: "),
+                    HasSubstr("`emberctl checkpoint prune mixed`")));
+  EXPECT_EQ(List().size(), 2u);
+  EXPECT_THAT(prune(), HasSubstr("'auto-*' of model 'mixed' deleted: "));
+  ASSERT_EQ(List().size(), 1u);
+  EXPECT_EQ(List()[0].name, "mine");
+}
+
+TEST_F(RecoveryTest, CheckpointsOnRequestThatTakeMuchOfTheDiskAreSaidOnce) {
+  ASSERT_TRUE(TrainStep(*client_, model_, 0, 1024).ok());
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) Save(name);
+  const std::string log = cluster_->CoordinatorLog(0) + cluster_->CoordinatorLog(1);
+  const size_t said = log.find("checkpoints saved on request take much of the disk");
+  ASSERT_NE(said, std::string::npos) << log;
+  EXPECT_EQ(log.find("take much of the disk", said + 50), std::string::npos) << log;
 }
 
 TEST_F(RecoveryTest, AnOlderCheckpointServesWhereTheNewestIsDamaged) {

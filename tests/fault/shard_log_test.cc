@@ -5,7 +5,9 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -97,6 +99,18 @@ class LogTest : public ClusterFixture {
     }
     return Digest(*client, *model).value_or("none");
   }
+  // Of all files in the folder of checkpoints, also of those that are being written or removed.
+  int64_t CheckpointBytes() {
+    int64_t bytes = 0;
+    std::error_code error;
+    std::filesystem::recursive_directory_iterator file(storage_.path() + "/checkpoints", error);
+    for (; !error && file != std::filesystem::end(file); file.increment(error)) {
+      std::error_code gone;
+      const uintmax_t size = file->file_size(gone);
+      if (!gone) bytes += static_cast<int64_t>(size);
+    }
+    return bytes;
+  }
   std::vector<std::filesystem::path> LogFiles(int shard, const std::string& extension) {
     std::vector<std::filesystem::path> files;
     for (const auto& file : std::filesystem::directory_iterator(
@@ -168,6 +182,30 @@ TEST_F(LogTest, LongLogsAreSavedAndCutShort) {
   ASSERT_NO_FATAL_FAILURE(KillAll());
   EXPECT_EQ(Tables(), before);
   EXPECT_EQ(before, Undisturbed(steps));
+}
+
+// Where every row changes between two checkpoints, each takes as much as a full one; so it is one,
+// and those before it go.
+TEST_F(LogTest, AutomaticCheckpointsTakeABoundedPartOfTheDisk) {
+  Start("log_bytes: 1048576");
+  std::set<std::string> saved;
+  int64_t full = 0, most = 0;
+  int steps = 0;
+  for (const absl::Time end = absl::Now() + kPatience; saved.size() < 9 && absl::Now() < end;) {
+    ASSERT_NO_FATAL_FAILURE(Train(steps++));
+    const auto list = client_->ListCheckpoints("mixed");
+    ASSERT_TRUE(list.ok()) << list.status();
+    for (const client::CheckpointInfo& info : list->checkpoints) {
+      saved.insert(info.name);
+      full = std::max(full, info.bytes);
+    }
+    most = std::max(most, CheckpointBytes());
+    absl::SleepFor(absl::Milliseconds(10));  // the coordinator looks now and then
+  }
+  EXPECT_GE(saved.size(), 9u);
+  EXPECT_LE(most, 4 * full);  // 3.5, and manifests
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  EXPECT_EQ(Tables(), Undisturbed(steps));
 }
 
 TEST_F(LogTest, ResetsAndDropsAreRemembered) {

@@ -23,6 +23,9 @@ struct CheckpointTarget {
 // "run-7 from step 1000, run-8 from step 3"; "-" of none.
 std::string GroupsText(const google::protobuf::RepeatedPtrField<v1::GroupStep>& groups);
 
+// "3 checkpoints: 1.2 GiB on disk, of which 800.0 MiB were saved automatically".
+std::string StoredText(const v1::ListCheckpointsResponse& list);
+
 // Runs a call of the CheckpointService to its end; `Request` is what `method` of the stub takes.
 template <typename Request, typename Method>
 absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session, const Request& request,

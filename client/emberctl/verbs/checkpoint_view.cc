@@ -41,6 +41,7 @@ absl::Status List(Session& session, const std::string& model) {
     session.out << "no checkpoints\n";
   } else {
     PrintColumns(lines, session.out);
+    session.out << StoredText(response) << "\n";
   }
   for (const std::string& damaged : response.damaged()) {
     session.out << "DAMAGED: " << damaged << "\n";
@@ -123,10 +124,7 @@ absl::Status Diff(Session& session, const v1::DiffCheckpointsRequest& request) {
   return absl::OkStatus();
 }
 
-absl::Status Delete(Session& session, const CheckpointTarget& target) {
-  v1::DeleteCheckpointRequest request;
-  request.set_model(target.model);
-  request.set_name(target.name);
+absl::Status Delete(Session& session, const v1::DeleteCheckpointRequest& request) {
   v1::DeleteCheckpointResponse response;
   RETURN_IF_ERROR(session.Call(
       [&](const Coordinator& coordinator, auto* context) {
@@ -136,7 +134,7 @@ absl::Status Delete(Session& session, const CheckpointTarget& target) {
   if (session.json) {
     PrintJson(response, session.out);
   } else {
-    session.out << "checkpoint '" << target.name << "' of model '" << target.model
+    session.out << "checkpoint '" << request.name() << "' of model '" << request.model()
                 << "' deleted: " << Bytes(response.bytes()) << " freed\n";
   }
   return absl::OkStatus();
@@ -178,18 +176,37 @@ void AddDiff(CLI::App& checkpoint, Session& session, Command& command) {
 }
 
 void AddDelete(CLI::App& checkpoint, Session& session, Command& command) {
-  const auto target = std::make_shared<CheckpointTarget>();
+  const auto request = std::make_shared<v1::DeleteCheckpointRequest>();
   CLI::App* remove =
       checkpoint.add_subcommand("delete", "Remove a checkpoint that no other one builds on");
-  remove->add_option("MODEL", target->model, "Name of the model")->required();
-  remove->add_option("NAME", target->name, "Name of the checkpoint")->required();
+  remove->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
+  remove->add_option("NAME", *request->mutable_name(), "Name of the checkpoint")->required();
   SetExample(remove, "emberctl checkpoint delete my_model step-1000");
-  remove->callback([target, &session, &command] {
-    command = [target, &session] { return Delete(session, *target); };
+  CLI::App* prune = checkpoint.add_subcommand(
+      "prune",
+      "Remove the automatic checkpoints of a model that nothing needs: all, if it was dropped. "
+      "Those saved on request, and what they build on, stay");
+  prune->add_option("MODEL", *request->mutable_model(), "Name of the model")->required();
+  SetExample(prune, "emberctl checkpoint prune my_model");
+  const auto run = [request, &session] { return Delete(session, *request); };
+  remove->callback([run, &command] { command = run; });
+  prune->callback([run, request, &command] {
+    request->set_name("auto-*");
+    command = run;
   });
 }
 
 }  // namespace
+
+std::string StoredText(const v1::ListCheckpointsResponse& list) {
+  int64_t all = 0, automatic = 0;
+  for (const v1::CheckpointInfo& info : list.checkpoints()) {
+    all += info.bytes();
+    if (info.automatic()) automatic += info.bytes();
+  }
+  return absl::StrCat(Counted(list.checkpoints_size(), "checkpoint"), ": ", Bytes(all),
+                      " on disk, of which ", Bytes(automatic), " were saved automatically");
+}
 
 void AddCheckpointViews(CLI::App& checkpoint, Session& session, Command& command) {
   AddList(checkpoint, session, command);

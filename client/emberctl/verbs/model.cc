@@ -6,10 +6,26 @@
 #include "base/status.h"
 #include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
+#include "client/emberctl/verbs/checkpoint.h"
 #include "client/emberctl/verbs/verb.h"
 
 namespace emberd::emberctl {
 namespace {
+
+// Of a model that was dropped. A cluster without storage has no checkpoints.
+void PrintWhatStays(Session& session, const std::string& name) {
+  v1::ListCheckpointsRequest request;
+  request.set_model(name);
+  v1::ListCheckpointsResponse list;
+  const absl::Status listed =
+      session.Call([&](const client::Coordinator& coordinator, auto* context) {
+        return coordinator.checkpoint->ListCheckpoints(context, request, &list);
+      });
+  if (!listed.ok() || list.checkpoints().empty()) return;
+  session.out << "what stays of it (see `emberctl checkpoint list " << name
+              << "`): " << StoredText(list) << "; `emberctl checkpoint prune " << name
+              << "` deletes the latter\n";
+}
 
 absl::Status Drop(Session& session, const std::string& name) {
   v1::DropModelRequest request;
@@ -23,6 +39,7 @@ absl::Status Drop(Session& session, const std::string& name) {
   } else {
     session.out << "model '" << name
                 << (response.dropped() ? "' dropped\n" : "' is not declared: nothing to drop\n");
+    PrintWhatStays(session, name);
   }
   return absl::OkStatus();
 }
