@@ -95,9 +95,9 @@ class Collective {
                            const rpc::CallContext* context, StatusDone done) = 0;
   virtual Withdraw Leave(const GroupId& id, const LeaveCall& call, const rpc::CallContext* context,
                          StatusDone done) = 0;
-  // SYNC: waits for the end of the generation, and tells why it ended; never OK. The group takes
-  // no other notice of who watches.
-  virtual Withdraw Watch(const GroupId& id, uint64_t generation, StatusDone done) = 0;
+  // Waits for the end of the generation, and tells why it ended; never OK. Each coordinator of its
+  // members does, for one of them: where it withdraws the call, they are gone.
+  virtual Withdraw Watch(const GroupId& id, uint64_t generation, int rank, StatusDone done) = 0;
 };
 
 }  // namespace emberd::server

@@ -56,12 +56,12 @@ int HostOf(const GroupId& id, int shards) {
   return static_cast<int>(hash % static_cast<uint64_t>(shards));
 }
 
-// Sees a generation end at its host, and ends it here.
+// Sees a generation end at its host, and ends it here. The host sees that its members are there.
 class CollectiveRouter::Watch {
  public:
-  Watch(Collective* host, Rendezvous* local, const GroupId& id, uint64_t generation)
-      : generation_(generation), state_(std::make_shared<State>()) {
-    withdraw_ = host->Watch(id, generation,
+  Watch(Collective* host, Rendezvous* local, const GroupId& id, uint64_t generation, int rank)
+      : state_(std::make_shared<State>()) {
+    withdraw_ = host->Watch(id, generation, rank,
                             [state = state_, local, id, generation](const absl::Status& status) {
                               absl::MutexLock lock(&state->mutex);
                               if (std::exchange(state->over, true)) return;
@@ -77,7 +77,6 @@ class CollectiveRouter::Watch {
     withdraw_(absl::CancelledError("the group is no longer watched"));
   }
 
-  uint64_t generation() const { return generation_; }
   bool over() const {
     absl::MutexLock lock(&state_->mutex);
     return state_->over;
@@ -90,7 +89,6 @@ class CollectiveRouter::Watch {
     bool over ABSL_GUARDED_BY(mutex) = false;
   };
 
-  const uint64_t generation_;
   const std::shared_ptr<State> state_;
   Collective::Withdraw withdraw_;
 };
@@ -112,20 +110,15 @@ absl::StatusOr<Membership> CollectiveRouter::Join(const GroupId& id, JoinCall ca
   const bool all_here = !coordinators.empty() &&
                         std::all_of(coordinators.begin(), coordinators.end(),
                                     [&](const auto& other) { return other == call.coordinator; });
-  if (all_here) ExchangeHere(id, membership->generation, call.options);
-  return membership;
-}
 
-void CollectiveRouter::ExchangeHere(const GroupId& id, uint64_t generation,
-                                    const v1::GroupOptions& options) {
   absl::MutexLock lock(&mutex_);
   std::erase_if(watches_, [](const auto& entry) { return entry.second->over(); });
-  const auto before = watches_.find(id);
-  // Another rank's join was answered first.
-  if (before != watches_.end() && HasBeen(generation, before->second->generation())) return;
+  std::unique_ptr<Watch>& watch = watches_[{id, membership->generation}];
+  if (watch != nullptr) return membership;  // another rank's join was answered first
   // Without room the host exchanges the values.
-  if (!local_.Adopt(id, generation, options)) return;
-  watches_[id] = std::make_unique<Watch>(&HostFor(id), &local_, id, generation);
+  if (all_here) local_.Adopt(id, membership->generation, call.options);
+  watch = std::make_unique<Watch>(&HostFor(id), &local_, id, membership->generation, call.rank);
+  return membership;
 }
 
 absl::StatusOr<Gathered> CollectiveRouter::AllGather(const GroupId& id, ExchangeCall call,

@@ -44,13 +44,12 @@ class CollectiveRouter {
   class Watch;
 
   Collective& HostFor(const GroupId& id) const;
-  void ExchangeHere(const GroupId& id, uint64_t generation, const v1::GroupOptions& options);
 
   const std::vector<Collective*> hosts_;
   Rendezvous local_;
   absl::Mutex mutex_;
-  // Of the groups whose values are exchanged here. Last: their callbacks use local_.
-  std::map<GroupId, std::unique_ptr<Watch>> watches_ ABSL_GUARDED_BY(mutex_);
+  // Of the generations with members here. Last: their callbacks use local_.
+  std::map<std::pair<GroupId, uint64_t>, std::unique_ptr<Watch>> watches_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace emberd::server

@@ -149,7 +149,7 @@ class CollectiveServiceImpl final : public ServiceBase {
         *context, std::nullopt, *bytes, response,
         [this](const pb::WatchRequest& request, CollectiveCall* call) {
           return collective_->Watch(
-              IdOf(request.name()), request.generation(),
+              IdOf(request.name()), request.generation(), request.rank(),
               [call](const absl::Status& status) { call->Answer(status, pb::WatchResponse()); });
         });
   }
@@ -267,9 +267,10 @@ class RemoteCollective final : public Collective {
                                     [](const auto&) { return absl::OkStatus(); });
   }
 
-  Withdraw Watch(const GroupId& id, uint64_t generation, StatusDone done) override {
+  Withdraw Watch(const GroupId& id, uint64_t generation, int rank, StatusDone done) override {
     pb::WatchRequest request;
     request.set_generation(generation);
+    request.set_rank(rank);
     return Start<pb::WatchResponse>(
         &Async::Watch, id, std::move(request), /*context=*/nullptr, std::move(done),
         [](const auto&) { return absl::InternalError("the watch ended without a reason"); });

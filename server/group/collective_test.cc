@@ -145,10 +145,10 @@ TEST_P(CollectiveTest, ACancelledJoinHasNotHappened) {
 TEST_P(CollectiveTest, ACancelledGatherLeavesItsValue) {
   JoinAll(MakeOptions(2, v1::SYNC, kLong));
   auto gone = Gather(0, 1, "a");
-  AwaitLoad(0, 1);
+  AwaitLoad(0, 2);
   context_.Cancel();
   EXPECT_EQ(gone.get().status().code(), absl::StatusCode::kCancelled);
-  AwaitLoad(0, 0);
+  AwaitLoad(0, 1);
   rpc::CallContext other(absl::Now() + absl::Minutes(1));
   const absl::StatusOr<Gathered> gathered =
       router_.AllGather(kGroup, {generation_, 1, {1, 0}, "b"}, &other);
@@ -173,9 +173,9 @@ TEST_P(CollectiveTest, BoundedMembersWaitForEachOther) {
   auto ahead = std::async(std::launch::async, [&] {
     return router_.Advance(kGroup, {first->generation, 0, 5, 5}, &context_);
   });
-  AwaitLoad(0, 1);
+  AwaitLoad(0, 3);  // with the watches of both
   EXPECT_EQ(router_.Advance(kGroup, {second->generation, 1, 3, 3}, &context_), absl::OkStatus());
-  AwaitLoad(0, 1);
+  AwaitLoad(0, 3);
   router_.Leave(kGroup, {second->generation, 1, "", /*finished=*/true});
   EXPECT_EQ(ahead.get(), absl::OkStatus());
 }
@@ -184,22 +184,27 @@ TEST_P(CollectiveTest, WatchesTellOfTheEndOnce) {
   JoinAll(MakeOptions(2, v1::SYNC, kLong));
   std::promise<absl::Status> ended;
   const Collective::Withdraw withdraw = collective().Watch(
-      kGroup, generation_, [&](absl::Status status) { ended.set_value(status); });
-  AwaitLoad(0, 1);
+      kGroup, generation_, 1, [&](absl::Status status) { ended.set_value(status); });
+  AwaitLoad(0, 2);
   router_.Leave(kGroup, {generation_, 0, "why not", false});
   EXPECT_EQ(ended.get_future().get(),
             absl::AbortedError("group 'g': rank 0 left (why not); join again"));
   withdraw(absl::CancelledError("too late"));  // a second answer would throw
 }
 
-TEST_P(CollectiveTest, AWithdrawnWatchHearsNoMore) {
+TEST_P(CollectiveTest, AWithdrawnWatchHearsNoMoreAndEndsTheGeneration) {
   JoinAll(MakeOptions(2, v1::SYNC, kLong));
   std::promise<absl::Status> ended;
   const Collective::Withdraw withdraw = collective().Watch(
-      kGroup, generation_, [&](absl::Status status) { ended.set_value(status); });
-  AwaitLoad(0, 1);
+      kGroup, generation_, 1, [&](absl::Status status) { ended.set_value(status); });
+  AwaitLoad(0, 2);
+  auto waiting = Gather(0, 1, "a");
+  AwaitLoad(0, 3);
   withdraw(absl::CancelledError("nobody watches"));
   EXPECT_EQ(ended.get_future().get(), absl::CancelledError("nobody watches"));
+  EXPECT_EQ(
+      waiting.get().status(),
+      absl::AbortedError("group 'g': rank 1 left in step 1 (its coordinator is gone); join again"));
   AwaitLoad(0, 0);
   router_.Leave(kGroup, {generation_, 0, "why not", false});  // a second answer would throw
 }
@@ -207,9 +212,9 @@ TEST_P(CollectiveTest, AWithdrawnWatchHearsNoMore) {
 TEST_P(CollectiveTest, AHostThatStopsAnswersAll) {
   JoinAll(MakeOptions(2, v1::SYNC, kLong));
   absl::Notification ended;
-  collective().Watch(kGroup, generation_, [&](const absl::Status&) { ended.Notify(); });
+  collective().Watch(kGroup, generation_, 1, [&](const absl::Status&) { ended.Notify(); });
   auto waiting = Gather(0, 1, "a");
-  AwaitLoad(0, 2);
+  AwaitLoad(0, 3);
   host_.Stop();
   EXPECT_EQ(waiting.get().status(), absl::UnavailableError("group 'g': stopped"));
   ended.WaitForNotification();

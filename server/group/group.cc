@@ -18,10 +18,6 @@ void Group::AllGather(ExchangeCall, Collective::GatherDone done, Event* event) {
   Answer(std::move(done), RefuseVerb("AllGather", "SYNC"), &event->answers);
 }
 
-void Group::Watch(uint64_t, Collective::StatusDone done, Event* event) {
-  Answer(std::move(done), RefuseVerb("Watch", "SYNC"), &event->answers);
-}
-
 void Group::Advance(const AdvanceCall&, Collective::StatusDone done, Event* event) {
   Answer(std::move(done), RefuseVerb("Advance", "BOUNDED"), &event->answers);
 }

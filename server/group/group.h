@@ -92,9 +92,9 @@ class Group {
 
   virtual void Join(JoinCall call, Collective::JoinDone done, Event* event) = 0;
   virtual void Leave(const LeaveCall& call, Event* event) = 0;
+  virtual void Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) = 0;
   // What only one kind of group has is refused by the other, with FAILED_PRECONDITION.
   virtual void AllGather(ExchangeCall call, Collective::GatherDone done, Event* event);
-  virtual void Watch(uint64_t generation, Collective::StatusDone done, Event* event);
   virtual void Advance(const AdvanceCall& call, Collective::StatusDone done, Event* event);
 
   // For members that are all served by this process: makes `generation` of a SYNC group the live

@@ -18,6 +18,7 @@ class ProgressGroup final : public Group {
 
   void Join(JoinCall call, Collective::JoinDone done, Event* event) override;
   void Leave(const LeaveCall& call, Event* event) override;
+  void Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) override;
   void Advance(const AdvanceCall& call, Collective::StatusDone done, Event* event) override;
   void Withdraw(Ticket ticket, const absl::Status& status, Event* event) override;
   void Expire(Event* event) override;
@@ -27,7 +28,8 @@ class ProgressGroup final : public Group {
   absl::Time deadline() const override;
 
  private:
-  static constexpr int kMaxWaitingPerRank = 4;
+  static constexpr int kMaxWaitingPerRank = 5;
+  static constexpr int64_t kNoStep = std::numeric_limits<int64_t>::max();  // a watch waits for it
 
   struct Rank {
     uint64_t generation = 0;  // 0: it has never been here
@@ -135,8 +137,22 @@ void ProgressGroup::Leave(const LeaveCall& call, Event* event) {
   AnswerReady(event);
 }
 
+void ProgressGroup::Watch(uint64_t generation, int rank, Collective::StatusDone done,
+                          Event* event) {
+  const absl::Status status = Check({generation, rank, ranks_[rank].next_step});
+  if (!status.ok()) return Answer(std::move(done), status, &event->answers);
+  waiting_.push_back({{event->ticket, std::move(done)}, rank, kNoStep, absl::InfiniteFuture()});
+}
+
 void ProgressGroup::Withdraw(Ticket ticket, const absl::Status& status, Event* event) {
-  WithdrawFrom(&waiting_, ticket, status, &event->answers);
+  for (const WaitingRank& call : waiting_) {
+    if (call.ticket != ticket) continue;
+    const LeaveCall left = {ranks_[call.rank].generation, call.rank, "", /*finished=*/false};
+    const bool watch = call.wait_for == kNoStep;
+    WithdrawFrom(&waiting_, ticket, status, &event->answers);
+    if (watch) Leave(left, event);
+    return;
+  }
 }
 
 void ProgressGroup::Expire(Event* event) {

@@ -181,11 +181,11 @@ TEST_F(ProgressGroupTest, LearnsOfRanksThatHaveNotBeenHere) {
 TEST_F(ProgressGroupTest, BoundsTheCallsOfOneRank) {
   Begin(2);
   JoinAll();
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(Advance(0, 1, 1).waits());
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(Advance(0, 1, 1).waits());
   EXPECT_EQ(
       Advance(0, 1, 1).status(),
       absl::ResourceExhaustedError(
-          "group 'g': 4 calls of rank 0 wait for other ranks already; at most 4 are allowed"));
+          "group 'g': 5 calls of rank 0 wait for other ranks already; at most 5 are allowed"));
 }
 
 TEST_F(ProgressGroupTest, RefusesWhatWouldWaitForItself) {
@@ -203,8 +203,28 @@ TEST_F(ProgressGroupTest, ExchangesNoValues) {
   EXPECT_EQ(
       host_.AllGather(kGroup, generations_[0], 0, 0, 0, "v").status(),
       absl::FailedPreconditionError("group 'g': it is BOUNDED; AllGather is for SYNC groups"));
-  EXPECT_EQ(host_.Watch(kGroup, generations_[0]).status(),
-            absl::FailedPreconditionError("group 'g': it is BOUNDED; Watch is for SYNC groups"));
+}
+
+// Whoever is at work has a coordinator that watches, however long it says nothing.
+TEST_F(ProgressGroupTest, ARankIsThereAsLongAsItsCoordinatorWatches) {
+  Begin(2);
+  JoinAll();
+  AskedStatus watches[2];
+  for (const int rank : {0, 1}) watches[rank] = host_.Watch(kGroup, generations_[rank], rank);
+  const AskedStatus ahead = Advance(1, 3, 3);
+  host_.Pass(absl::Hours(1));
+  EXPECT_EQ(ahead.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(watches[0].waits() && watches[1].waits());
+  EXPECT_TRUE(absl::IsFailedPrecondition(host_->Forget(kGroup)));
+  watches[0].withdraw(absl::CancelledError("gone"));
+  EXPECT_EQ(Advance(0, 1, 0).status(),
+            absl::AbortedError(
+                absl::StrCat("group 'g': generation ", generations_[0], " is over; join again")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(host_->Forget(kGroup))) << "the other is there";
+  EXPECT_TRUE(absl::IsAborted(host_.Watch(kGroup, generations_[0]).status()));
+  ASSERT_TRUE(host_.Leave(kGroup, generations_[1], 1, "done", true).ok());
+  EXPECT_TRUE(absl::IsAborted(watches[1].status()));
+  EXPECT_TRUE(host_->Forget(kGroup).ok());
 }
 
 }  // namespace progress_group_test

@@ -215,7 +215,8 @@ TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
   constexpr int kSize = 4;
   const auto seed = static_cast<uint32_t>(TestSeed());
   Rendezvous rendezvous;
-  CollectiveRouter router({&rendezvous});
+  auto watching = std::make_unique<CollectiveRouter>(std::vector<Collective*>{&rendezvous});
+  CollectiveRouter& router = *watching;
   const v1::GroupOptions options = MakeOptions(kSize, v1::SYNC, 50);
   Outcomes outcomes(kSize);
   const auto member = [&](int rank) {
@@ -249,6 +250,7 @@ TEST(RandomScheduleTest, ThreadsAgreeOnEveryOutcome) {
   for (int rank = 0; rank < kSize; ++rank) threads.emplace_back(member, rank);
   for (std::thread& thread : threads) thread.join();
   EXPECT_GT(outcomes.gathered(), 0);
+  watching.reset();
   EXPECT_EQ(rendezvous.load().waiting + rendezvous.load().joining, 0u);
 }
 

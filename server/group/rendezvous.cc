@@ -91,9 +91,10 @@ Collective::Withdraw Rendezvous::Advance(const GroupId& id, const AdvanceCall& c
                   });
 }
 
-Collective::Withdraw Rendezvous::Watch(const GroupId& id, uint64_t generation, StatusDone done) {
-  return OnMember(id, generation, /*rank=*/0, done, [&](Group& group, Event* event) {
-    group.Watch(generation, std::move(done), event);
+Collective::Withdraw Rendezvous::Watch(const GroupId& id, uint64_t generation, int rank,
+                                       StatusDone done) {
+  return OnMember(id, generation, rank, done, [&](Group& group, Event* event) {
+    group.Watch(generation, rank, std::move(done), event);
     return absl::OkStatus();
   });
 }
@@ -192,24 +193,22 @@ void Rendezvous::End(const GroupId& id, uint64_t generation, const absl::Status&
   OnGroup(id, [&](Group& group, Event* event) { group.End(generation, status, event); });
 }
 
-absl::StatusOr<bool> Rendezvous::Forget(const GroupId& id) {
+absl::Status Rendezvous::Forget(const GroupId& id) {
   Event event;
-  bool vacant = true;
   {
     absl::MutexLock lock(&mutex_);
     event = NewEvent();
     const auto found = groups_.find(id);
-    if (found == groups_.end()) return true;
+    if (found == groups_.end()) return absl::OkStatus();
     const Group& group = *found->second.group;
-    vacant = group.vacant();
-    if (!vacant && !Forgettable(group, event.now)) {
+    if (!group.vacant() && !Forgettable(group, event.now)) {
       return InGroup(id, absl::FailedPreconditionError(
                              "some of its ranks are active; drop it when they have left"));
     }
     Forget(found, &event);
   }
   GiveAnswers(event);
-  return vacant;
+  return absl::OkStatus();
 }
 
 void Rendezvous::Close(const absl::Status& status) {

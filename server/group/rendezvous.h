@@ -52,7 +52,7 @@ class Rendezvous final : public Collective {
                    StatusDone done) override;
   Withdraw Leave(const GroupId& id, const LeaveCall& call, const rpc::CallContext* context,
                  StatusDone done) override;
-  Withdraw Watch(const GroupId& id, uint64_t generation, StatusDone done) override;
+  Withdraw Watch(const GroupId& id, uint64_t generation, int rank, StatusDone done) override;
 
   // For members that are all served by this process, of a generation that another host started:
   // from now on AllGather and Leave work here too. An older generation of the group ends here.
@@ -63,9 +63,8 @@ class Rendezvous final : public Collective {
   // Ends a SYNC generation, if it lives here.
   void End(const GroupId& id, uint64_t generation, const absl::Status& status);
 
-  // Forgets a group. FAILED_PRECONDITION: somebody is in it. False: somebody was, who has neither
-  // left nor been heard of for long; true: nobody was.
-  absl::StatusOr<bool> Forget(const GroupId& id);
+  // Forgets a group. FAILED_PRECONDITION: somebody is in it.
+  absl::Status Forget(const GroupId& id);
 
   // Answers every call that waits, and all that come later, with `status`.
   void Close(const absl::Status& status);

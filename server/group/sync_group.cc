@@ -21,7 +21,7 @@ class SyncGroup final : public Group {
   void Join(JoinCall call, Collective::JoinDone done, Event* event) override;
   void Leave(const LeaveCall& call, Event* event) override;
   void AllGather(ExchangeCall call, Collective::GatherDone done, Event* event) override;
-  void Watch(uint64_t generation, Collective::StatusDone done, Event* event) override;
+  void Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) override;
   void Adopt(uint64_t generation, Event* event) override;
   void End(uint64_t generation, const absl::Status& status, Event* event) override;
   bool Knows(uint64_t generation) const override;
@@ -37,6 +37,9 @@ class SyncGroup final : public Group {
     std::string coordinator;
     absl::Time deadline;
   };
+  struct Watching : Waiting<Collective::StatusDone> {
+    int rank = 0;
+  };
   struct Generation {
     Generation(uint64_t number, std::string owner, int size, absl::Duration timeout)
         : number(number), exchanges(std::move(owner), size, timeout) {}
@@ -45,7 +48,7 @@ class SyncGroup final : public Group {
     absl::Status end;  // OK: it lives
     ExchangeTable exchanges;
     std::optional<int64_t> step;  // the highest that a member has come to
-    std::vector<Waiting<Collective::StatusDone>> watches;
+    std::vector<Watching> watches;
   };
 
   void Begin(uint64_t generation);
@@ -119,7 +122,7 @@ void SyncGroup::Leave(const LeaveCall& call, Event* event) {
           event);
 }
 
-void SyncGroup::Watch(uint64_t generation, Collective::StatusDone done, Event* event) {
+void SyncGroup::Watch(uint64_t generation, int rank, Collective::StatusDone done, Event* event) {
   const int most = 4 * size();
   absl::Status refused;
   if (!Knows(generation)) {
@@ -132,7 +135,7 @@ void SyncGroup::Watch(uint64_t generation, Collective::StatusDone done, Event* e
                                  most, " are allowed"));
   }
   if (refused.ok()) {
-    generation_->watches.push_back({event->ticket, std::move(done)});
+    generation_->watches.push_back({{event->ticket, std::move(done)}, rank});
   } else {
     Answer(std::move(done), refused, &event->answers);
   }
@@ -147,7 +150,12 @@ void SyncGroup::Withdraw(Ticket ticket, const absl::Status& status, Event* event
   }
   if (!generation_.has_value()) return;
   if (generation_->exchanges.Withdraw(ticket, status, &event->answers)) return;
-  WithdrawFrom(&generation_->watches, ticket, status, &event->answers);
+  for (const Watching& watch : generation_->watches) {
+    if (watch.ticket != ticket) continue;
+    const LeaveCall left = {generation_->number, watch.rank, "its coordinator is gone"};
+    WithdrawFrom(&generation_->watches, ticket, status, &event->answers);
+    return Leave(left, event);
+  }
 }
 
 void SyncGroup::Expire(Event* event) {

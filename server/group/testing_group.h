@@ -102,9 +102,9 @@ class TestingHost {
                       leave.Callback());
     return leave.status();
   }
-  AskedStatus Watch(const GroupId& id, uint64_t generation) {
+  AskedStatus Watch(const GroupId& id, uint64_t generation, int rank = 0) {
     AskedStatus watch;
-    watch.withdraw = rendezvous_.Watch(id, generation, watch.Callback());
+    watch.withdraw = rendezvous_.Watch(id, generation, rank, watch.Callback());
     return watch;
   }
 

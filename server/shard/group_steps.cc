@@ -101,6 +101,7 @@ internal::v1::OpenGroupResponse GroupSteps::Describe(const internal::v1::OpenGro
   response.set_generation(group == nullptr ? GroupGeneration(forgotten_generation_).Newest()
                                            : group->generation.Newest());
   if (group != nullptr) {
+    response.set_here(true);
     response.set_known(group->known);
     response.set_next_step(group->next_step);
     response.set_made_generation(group->made_generation);
@@ -404,8 +405,7 @@ void GroupSteps::DropModel(uint64_t model_id) {
   }
 }
 
-absl::Status GroupSteps::CheckMayGo(const Group& group, const std::string& name,
-                                    Quiet quiet) const {
+absl::Status GroupSteps::CheckMayGo(const Group& group, const std::string& name) const {
   const auto refuse = [&](const auto&... why) {
     return GroupError(absl::StatusCode::kFailedPrecondition, name, why...);
   };
@@ -413,14 +413,11 @@ absl::Status GroupSteps::CheckMayGo(const Group& group, const std::string& name,
   if (group.waiting.number >= 0 && group.waiting.update.complete()) {
     return refuse("step ", group.waiting.number, " is complete but not decided yet; try again");
   }
-  const absl::Duration silence = SteadyNow() - group.touched;
-  if (quiet == Quiet::kNow || silence >= 10 * group.step_timeout) return absl::OkStatus();
-  return refuse("a rank was active ", absl::FormatDuration(silence),
-                " ago; drop the group when its ranks have left");
+  return absl::OkStatus();
 }
 
 absl::StatusOr<internal::v1::DropGroupsResponse> GroupSteps::DropGroups(
-    const internal::v1::DropGroupsRequest& request, Quiet quiet) {
+    const internal::v1::DropGroupsRequest& request) {
   std::vector<uint64_t> released;
   internal::v1::DropGroupsResponse response;
   {
@@ -428,7 +425,7 @@ absl::StatusOr<internal::v1::DropGroupsResponse> GroupSteps::DropGroups(
     for (const std::string& name : request.groups()) {
       const auto found = groups_.find(Key(request.model_id(), name));
       if (found == groups_.end()) continue;
-      RETURN_IF_ERROR(CheckMayGo(found->second, name, quiet));
+      RETURN_IF_ERROR(CheckMayGo(found->second, name));
     }
     for (const std::string& name : request.groups()) {
       const auto found = groups_.find(Key(request.model_id(), name));

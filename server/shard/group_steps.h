@@ -77,11 +77,9 @@ class GroupSteps {
 
   // Forgets groups. Numbers of generations go on where theirs ended. FAILED_PRECONDITION, and
   // nothing is forgotten: a step is on its way, or all its parts are here and another shard may
-  // have made it; or, kForLong, a part has come in the last ten step_timeouts. Parts of a step that
-  // is not whole go, too.
-  enum class Quiet { kNow, kForLong };
+  // have made it. Parts of a step that is not whole go, too.
   absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
-      const internal::v1::DropGroupsRequest& request, Quiet quiet = Quiet::kNow);
+      const internal::v1::DropGroupsRequest& request);
 
   // The groups of a model as they are now.
   using HeldList = google::protobuf::RepeatedPtrField<internal::v1::HeldStep>;
@@ -171,7 +169,7 @@ class GroupSteps {
   void Applied(const Key& key, const std::vector<uint64_t>& handles,
                const absl::StatusOr<shard::ApplyResult>& result) ABSL_LOCKS_EXCLUDED(order_->mutex);
   // Why the group cannot be forgotten now.
-  absl::Status CheckMayGo(const Group& group, const std::string& name, Quiet quiet) const
+  absl::Status CheckMayGo(const Group& group, const std::string& name) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);
   // Makes room for another group.
   absl::Status MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_->mutex);

@@ -77,7 +77,7 @@ TEST_P(ShardCollectiveTest, DrainingAnswersWhoWaits) {
   const uint64_t generation = first.get()->generation;
   EXPECT_TRUE(second.get().ok());
   std::promise<absl::Status> ended;
-  shard_->collective()->Watch(id_, generation,
+  shard_->collective()->Watch(id_, generation, 0,
                               [&](const absl::Status& status) { ended.set_value(status); });
   // Refused after the watch has come: both are on one connection.
   EXPECT_FALSE(router_->Advance(id_, {generation, 0, 1, 0}, &context_).ok());

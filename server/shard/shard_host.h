@@ -94,10 +94,9 @@ class ShardHost {
     group_steps_.Decide(request, log_.AfterDurable(std::move(done)));
   }
   absl::StatusOr<internal::v1::DropGroupsResponse> DropGroups(
-      const internal::v1::DropGroupsRequest& request,
-      GroupSteps::Quiet quiet = GroupSteps::Quiet::kNow) {
+      const internal::v1::DropGroupsRequest& request) {
     RETURN_IF_ERROR(models_.Check(request.model_id(), request.history()));
-    ASSIGN_OR_RETURN(auto response, group_steps_.DropGroups(request, quiet));
+    ASSIGN_OR_RETURN(auto response, group_steps_.DropGroups(request));
     RETURN_IF_ERROR(log_.WaitDurable());
     return response;
   }

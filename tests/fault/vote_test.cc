@@ -190,10 +190,17 @@ TEST_P(GroupStepTest, IsMadeOnceOnAllShards) {
 }
 
 // A group is dropped whose trainers do not come back for a step that one shard has made and the
-// other only holds: it is finished first.
-TEST_F(VoteTest, AGroupThatIsDroppedLeavesNoHalfStep) {
-  Start("update.word_is_said=die:300@5");
-  ASSERT_TRUE(cluster_->Join({0, 1}).ok());
+// other only holds: it is finished first. The coordinator that is gone keeps nobody in the group.
+using DroppedGroupTest = GroupStepTest;
+INSTANTIATE_TEST_SUITE_P(
+    Windows, DroppedGroupTest,
+    ::testing::Values(GroupWindow{"update.word_is_said=die:300@5", {0, 1}},
+                      GroupWindow{"update.votes_are_in=wait:2000@6,update.word_is_said=die:300@9",
+                                  {0, 0}}));
+
+TEST_P(DroppedGroupTest, LeavesNoHalfStep) {
+  Start(GetParam().failpoint);
+  ASSERT_TRUE(cluster_->Join(GetParam().coordinators).ok());
   for (int64_t step = 0; step < 2; ++step) ASSERT_TRUE(cluster_->Step(step).ok());
   ASSERT_FALSE(cluster_->Step(2).ok()) << "a coordinator dies";
   cluster_->Leave();

@@ -2,8 +2,10 @@
 // with its own first step. What is at work stays, and nobody gets an old step for a new one.
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
 #include "gmock/gmock.h"
@@ -79,9 +81,12 @@ TEST_F(GroupDropTest, RanksAtWorkAreLeftAlone) {
        {client::Consistency::kSync, client::Consistency::kAsync, client::Consistency::kBounded}) {
     const std::string name = absl::StrCat("run-", static_cast<int>(consistency));
     SCOPED_TRACE(name);
-    auto stream = client_->Train(model_, {.group = name, .consistency = consistency});
+    // Of a group that takes silence for an end soon.
+    auto stream = client_->Train(
+        model_, {.group = name, .consistency = consistency, .step_timeout = absl::Milliseconds(1)});
     ASSERT_TRUE(stream.ok()) << stream.status();
     for (int64_t step = 0; step < 2; ++step) {
+      absl::SleepFor(absl::Milliseconds(50));
       const absl::Status refused = client_->DropGroup("m", name).status();
       EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
       EXPECT_THAT(std::string(refused.message()), HasSubstr("some of its ranks are active"));
@@ -90,6 +95,34 @@ TEST_F(GroupDropTest, RanksAtWorkAreLeftAlone) {
     }
     ASSERT_TRUE((*stream)->Finish().ok());
     EXPECT_TRUE(*DropWhenLeft(name));
+  }
+}
+
+// They cannot leave, and nobody waits until they have been silent for long.
+TEST_F(GroupDropTest, RanksOfADeadCoordinatorAreNotAtWork) {
+  std::vector<std::unique_ptr<client::Client>> clients;
+  for (const int coordinator : {0, 1}) {
+    client::ClientOptions options = cluster_->client_options();
+    options.addresses = {cluster_->address(coordinator)};
+    auto client = client::Client::Connect(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    clients.push_back(*std::move(client));
+  }
+  std::vector<std::unique_ptr<client::TrainStream>> streams;
+  for (const auto consistency :
+       {client::Consistency::kSync, client::Consistency::kAsync, client::Consistency::kBounded}) {
+    const std::string name = absl::StrCat("run-", static_cast<int>(consistency));
+    auto stream = clients[0]->Train(model_, {.group = name, .consistency = consistency});
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    const absl::Status status = RunSteps(**stream, 0, 1, 0, 2, /*pipelined=*/false);
+    ASSERT_TRUE(status.ok()) << status;
+    streams.push_back(*std::move(stream));
+  }
+  cluster_->KillCoordinator(0);
+  for (const char* name : {"run-0", "run-1", "run-2"}) {
+    const auto dropped = Await([&] { return clients[1]->DropGroup("m", name); });
+    ASSERT_TRUE(dropped.ok()) << dropped.status();
+    EXPECT_TRUE(*dropped);
   }
 }
 

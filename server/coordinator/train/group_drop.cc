@@ -1,6 +1,5 @@
 #include "server/coordinator/train/group_drop.h"
 
-#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -28,14 +27,14 @@ class Dropping {
   absl::StatusOr<bool> Run() {
     // Nothing is begun while somebody is at work, or a shard is not there.
     RETURN_IF_ERROR(DropOn(host_, {absl::StrCat(group_, "#")}));
-    ASSIGN_OR_RETURN(const std::set<std::string> undecided, FindUndecided());
-    for (const std::string& name : undecided) RETURN_IF_ERROR(Settle(name));
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, FindNames());
+    for (const std::string& name : names) RETURN_IF_ERROR(Settle(name));
     // The host first, which may refuse.
-    RETURN_IF_ERROR(DropOn(host_, names_));
+    RETURN_IF_ERROR(DropOn(host_, names));
     for (int shard = 0; shard < fanout_->shards(); ++shard) {
-      if (shard != host_) RETURN_IF_ERROR(DropOn(shard, names_));
+      if (shard != host_) RETURN_IF_ERROR(DropOn(shard, names));
     }
-    return dropped_;
+    return !names.empty();
   }
 
  private:
@@ -47,41 +46,44 @@ class Dropping {
     return request;
   }
 
-  // Fills names_. The groups of which a shard holds a whole step that another may have made.
-  absl::StatusOr<std::set<std::string>> FindUndecided() {
+  // As the shards have them: those that any of them knows.
+  absl::StatusOr<std::vector<std::string>> FindNames() {
     internal::v1::OpenGroupRequest request = OpenRequest(absl::StrCat(group_, "#0"));
     request.set_ranks(kMaxGroupSize);
     ASSIGN_OR_RETURN(const auto shards, fanout_->OpenGroup(request, context_));
-    std::set<std::string> names = {group_};  // of a SYNC group
+    std::set<std::string> names;
     for (const auto& shard : shards) {
       for (const auto& rank : shard.ranks()) names.insert(absl::StrCat(group_, "#", rank.rank()));
     }
-    std::set<std::string> undecided;
-    for (const std::string& name : names) {
-      ASSIGN_OR_RETURN(const auto known, fanout_->OpenGroup(OpenRequest(name), context_));
-      const bool whole = std::any_of(known.begin(), known.end(),
-                                     [](const auto& shard) { return shard.staged_step() >= 0; });
-      if (whole) undecided.insert(name);
+    ASSIGN_OR_RETURN(const auto sync, fanout_->OpenGroup(OpenRequest(group_), context_));
+    for (const auto& shard : sync) {
+      if (shard.here()) names.insert(group_);
     }
-    names_.assign(names.begin(), names.end());
-    return undecided;
+    return std::vector<std::string>(names.begin(), names.end());
   }
 
-  // In a generation of its own: from now on no word comes from the ranks that were. What is still
-  // held then was made nowhere.
+  // In a generation of its own: from now on neither parts nor words come from the ranks that were,
+  // though their coordinators may have sent some. What is still held then was made nowhere.
   absl::Status Settle(const std::string& name) {
     internal::v1::OpenGroupRequest request = OpenRequest(name);
     request.set_size(1);
     ASSIGN_OR_RETURN(const OpenedGroup opened, OpenGroup(fanout_, request, context_));
     ASSIGN_OR_RETURN(const auto shards, fanout_->OpenGroup(OpenRequest(name), context_));
+    internal::v1::DecideStepRequest decision;
+    decision.set_model_id(model_.id);
+    decision.set_history(model_.history);
+    decision.set_group(name);
+    decision.set_generation(opened.generation);
     for (int shard = 0; shard < fanout_->shards(); ++shard) {
-      if (shards[shard].staged_step() < 0) continue;
-      internal::v1::DecideStepRequest decision;
-      decision.set_model_id(model_.id);
-      decision.set_history(model_.history);
-      decision.set_group(name);
-      decision.set_generation(opened.generation);
-      decision.set_step(shards[shard].staged_step());
+      if (shards[shard].staged_step() >= 0) {
+        decision.set_step(shards[shard].staged_step());
+        decision.set_commit(false);
+        RETURN_IF_ERROR(fanout_->DecideStep(shard, decision, context_).status());
+      }
+      if (!shards[shard].known()) continue;
+      // It is made, but may be on its way to the rows.
+      decision.set_step(shards[shard].next_step() - 1);
+      decision.set_commit(true);
       RETURN_IF_ERROR(fanout_->DecideStep(shard, decision, context_).status());
     }
     return absl::OkStatus();
@@ -92,9 +94,7 @@ class Dropping {
     request.set_model_id(model_.id);
     request.set_history(model_.history);
     request.mutable_groups()->Add(names.begin(), names.end());
-    ASSIGN_OR_RETURN(const auto response, fanout_->DropGroups(shard, request, context_));
-    dropped_ = dropped_ || response.dropped_size() > 0;
-    return absl::OkStatus();
+    return fanout_->DropGroups(shard, request, context_).status();
   }
 
   const ServedModel& model_;
@@ -102,8 +102,6 @@ class Dropping {
   Fanout* const fanout_;
   rpc::CallContext* const context_;
   const int host_;
-  std::vector<std::string> names_;  // as the shards have them
-  bool dropped_ = false;
 };
 
 }  // namespace

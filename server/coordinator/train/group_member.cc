@@ -123,6 +123,7 @@ absl::Status GroupMember::OpenOnShards(rpc::CallContext* context) {
   internal::v1::OpenGroupRequest request = OpenRequest();
   if (bounded()) request.set_ranks(start_.options().size());
   ASSIGN_OR_RETURN(opened_, OpenGroup(environment_.fanout, std::move(request), opening.get()));
+  RETURN_IF_ERROR(opened_.agreed);
   next_step_ = opened_.next_step < 0 ? start_.options().first_step() : opened_.next_step;
   return absl::OkStatus();
 }

@@ -65,10 +65,10 @@ absl::Status FinishStep(Fanout* fanout, const OpenGroupRequest& request, const O
       ops::Log(ops::LogLevel::kInfo, "finished a step that only some shards had applied",
                {{"group", request.group()}, {"step", next - 1}, {"shard", i}});
     } else if (shard.known()) {
-      return absl::FailedPreconditionError(
+      opened->agreed.Update(absl::FailedPreconditionError(
           absl::StrCat("group '", request.group(), "': shard ", i, " has applied the steps before ",
                        shard.next_step(), ", other shards those before ", next,
-                       ", and the gradients of the missing step are gone"));
+                       ", and the gradients of the missing step are gone")));
     } else {
       ops::Log(ops::LogLevel::kWarning, "a shard has lost the steps of a group",
                {{"group", request.group()}, {"shard", i}, {"next_step", next}});

@@ -18,11 +18,12 @@ struct OpenedGroup {
   int64_t next_step = -1;           // all before it have been made on all shards; -1: none has been
   uint64_t made_generation = 0;     // of the newest of them; 0: not known
   std::vector<RankProgress> ranks;  // those that some shard knows, if the request asks for them
+  absl::Status agreed;              // FAILED_PRECONDITION: shards cannot be brought together
 };
 
 // `request` has everything but generation and opener. A step that some shard has applied while
-// others only hold its parts is finished first. FAILED_PRECONDITION: shards disagree and cannot be
-// brought together. ABORTED: others begin the group at the same time, again and again.
+// others only hold its parts is finished first. ABORTED: others begin the group at the same time,
+// again and again.
 absl::StatusOr<OpenedGroup> OpenGroup(Fanout* fanout, internal::v1::OpenGroupRequest request,
                                       rpc::CallContext* context);
 
