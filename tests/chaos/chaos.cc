@@ -25,11 +25,14 @@ testing::ClusterOptions Chaos::Cluster() const {
   options.config = "timeouts { shard_call_ms: 3000 batch_ttl_ms: 5000 }";
   // What goes past the links cannot be cut.
   if (!options_.one_machine) options.shard_config = "transport: TCP";
-  if (!options_.log) return options;
-  // Small, so that checkpoints are saved and old segments go all the time.
+  // Checkpoints are saved all the time, and old segments go.
+  const std::string durability =
+      options_.checkpoint ? "CHECKPOINT every_seconds: 2"
+                          : absl::StrCat("LOG fsync: ", options_.fsync,
+                                         " fsync_interval_ms: 100 log_bytes: ", kLogBytes);
+  if (!options_.log && !options_.checkpoint) return options;
   absl::StrAppend(&options.config, " storage { directory: \"", storage(),
-                  "\" durability: LOG fsync: ", options_.fsync,
-                  " fsync_interval_ms: 100 log_bytes: ", kLogBytes, " }");
+                  "\" durability: ", durability, " }");
   if (options_.power) options.power = machine();
   return options;
 }
@@ -41,6 +44,7 @@ Chaos::~Chaos() {
 }
 
 absl::Status Chaos::Start() {
+  if (options_.checkpoint) std::filesystem::create_directory(storage());
   if (options_.log) {
     std::filesystem::create_directory(storage());
     // The journals of machines that lose power must never be cut off.
@@ -161,10 +165,13 @@ void Chaos::PrintSummary() const {
   std::printf("chaos: rounds=%lld kills=%lld stops=%lld cuts=%lld ",
               static_cast<long long>(rounds_), static_cast<long long>(kills_),
               static_cast<long long>(stops_), static_cast<long long>(cuts_));
+  if (options_.log || options_.checkpoint) {
+    std::printf("clean_stops=%lld ", static_cast<long long>(clean_stops_));
+  }
   if (options_.log) {
-    std::printf("clean_stops=%lld full_disks=%lld power_losses=%lld lost_bytes=%lld ",
-                static_cast<long long>(clean_stops_), static_cast<long long>(full_disks_),
-                static_cast<long long>(power_losses_), static_cast<long long>(lost_bytes_));
+    std::printf("full_disks=%lld power_losses=%lld lost_bytes=%lld ",
+                static_cast<long long>(full_disks_), static_cast<long long>(power_losses_),
+                static_cast<long long>(lost_bytes_));
   }
   std::printf("lost=%d doubled=%d torn=%d stuck=%d seed=%llu\n", damage_.lost, damage_.doubled,
               damage_.torn, damage_.stuck, static_cast<unsigned long long>(options_.seed));

@@ -39,6 +39,7 @@ struct Options {
   // Shards keep logs, and are killed too.
   bool log = false;
   std::string fsync = "INTERVAL";
+  bool checkpoint = false;   // no logs: the model is saved now and then, and before a clean stop
   bool power = false;        // with ALWAYS: when all are killed, what was not synced is lost
   bool one_machine = false;  // coordinators and shards share memory, which is not cut
 };

@@ -67,6 +67,7 @@ bool Chaos::BeginFault() {
   // Most rounds of such a run are about that.
   if (options_.power && disturbed_.empty() && Below(4) != 0) return KillAll();
   if (options_.log && disturbed_.empty() && Below(4) == 0) return StopAll();
+  if (options_.checkpoint && disturbed_.empty() && Below(2) == 0) return StopAll();
   if (options_.log) {
     switch (Below(12)) {
       case 0:

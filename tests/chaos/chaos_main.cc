@@ -11,7 +11,9 @@
 //
 // Shards are stopped but not killed, for their rows live in memory; with --log they are, also as
 // they come back, and all processes at once, which are also stopped by SIGTERM; their logs get torn
-// tails, their disk is full at times, and with --power they lose what nobody had synced.
+// tails, their disk is full at times, and with --power they lose what nobody had synced. With
+// --checkpoint all processes are stopped by SIGTERM now and then: they save first, and go on from
+// it.
 #include <cstdio>
 #include <filesystem>
 #include <optional>
@@ -59,6 +61,10 @@ int Main(int argc, char** argv) {
   app.add_option("--fsync", options.fsync, "with --log: ALWAYS, INTERVAL or NEVER")
       ->check(CLI::IsMember({"ALWAYS", "INTERVAL", "NEVER"}))
       ->capture_default_str();
+  app.add_flag("--checkpoint", options.checkpoint,
+               "save checkpoints (storage.durability: CHECKPOINT), and stop all coordinators and "
+               "shards by SIGTERM now and then: a clean stop saves first, so that nothing is lost")
+      ->excludes("--log");
   app.add_flag("--power", options.power,
                "with --log and --fsync ALWAYS: when all processes are killed, lose what they had "
                "not synced");
