@@ -294,7 +294,9 @@ void AutoCheckpoints::SaveAtStop(absl::Time end) {
   for (const ModelRegistry::Known& known : registry_->models()) {
     if (known.model->read_only() || !known.lost.empty()) continue;
     absl::Status status = Save(known.model, Reason::kStop, &context);
-    while (absl::IsAborted(status) && SteadyNow() < end) {
+    // Another coordinator stops, too: it saves at this moment, or has saved since the newest
+    // checkpoint was read, so that a shard has nothing to tell from there on.
+    while ((absl::IsAborted(status) || absl::IsFailedPrecondition(status)) && SteadyNow() < end) {
       absl::SleepFor(kStopPause);
       status = Save(known.model, Reason::kStop, &context);
     }
