@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "server/coordinator/fanout.h"
+#include "server/coordinator/returned_rows.h"
 
 namespace emberd::server {
 namespace {
@@ -24,6 +25,25 @@ constexpr absl::Duration kUndoDeadline = absl::Seconds(2);
 absl::Status ModelChanges::OnAllFirstZero(const std::function<absl::Status(int shard)>& call) {
   RETURN_IF_ERROR(call(0));
   return FirstError(ForEachShard(threads_, ShardsFrom(1, shards_.size()), call));
+}
+
+ShardModels ModelChanges::Ask(rpc::CallContext* context) const {
+  ShardModels models = ShardModels::Ask(threads_, shards_, context);
+  if (!models.complete().ok()) return models;
+  for (const ShardModels::Returned& returned : models.EveryReturned()) {
+    const auto lost = FindLostChange(shard_set_, returned.model_id, returned.history, context);
+    if (!lost.ok()) continue;  // the rows stay refused, and whoever asks next tries again
+    if (!lost->empty()) {
+      models.SetLostChange(returned.model_id, *lost);
+      continue;
+    }
+    internal::v1::ServeModelRequest request;
+    request.set_model_id(returned.model_id);
+    request.set_history(returned.history);
+    ForEachShard(threads_, returned.shards,
+                 [&](int shard) { return shards_[shard]->ServeModel(request, context).status(); });
+  }
+  return models;
 }
 
 internal::v1::CreateModelRequest ModelChanges::MakeRequest(const ServedModel& model,

@@ -42,9 +42,9 @@ class ModelChanges {
         threads_(threads),
         shard_set_{shards_, threads} {}
 
-  ShardModels Ask(rpc::CallContext* context) const {
-    return ShardModels::Ask(threads_, shards_, context);
-  }
+  // What the shards have. Has those serve models that have come back from their logs, if they have
+  // made the same changes as the others.
+  ShardModels Ask(rpc::CallContext* context) const;
 
   // Makes rows of `history` in place of what `before` says, initial ones or, with `source`, those
   // of a checkpoint, and has them served. ABORTED: somebody else has changed the model since

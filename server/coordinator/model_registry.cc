@@ -139,6 +139,11 @@ absl::Status ModelRegistry::LostError(const ServedModel& model, const ModelVerdi
                           "; with storage.durability LOG, a shard that is started again has them "
                           "from its log");
   }
+  if (!verdict.lost_change.empty()) {
+    reason =
+        absl::StrCat(verdict.lost_change,
+                     ": a loss of power, or an older copy of the log, took the newest changes");
+  }
   return absl::DataLossError(absl::StrCat("model '", name, "' is lost: ", reason, "; ", remedy,
                                           ", `emberctl model drop ", name, "` removes the model"));
 }
@@ -301,7 +306,9 @@ void ModelRegistry::Watch() {
       std::swap(found->second.doubted, doubted);
       found->second.changes = shards.ChangesOf(id);
     }
-    if (lost && doubted) SetLost(id, LostError(*entry.model, verdict));
+    if (lost && (doubted || !verdict.lost_change.empty())) {
+      SetLost(id, LostError(*entry.model, verdict));
+    }
     const bool changed =
         verdict.state == ModelState::kServing && verdict.history != entry.model->history;
     if (!changed) entry.model->SetLimits(shards.LimitsOf(id, entry.model->history));

@@ -105,9 +105,13 @@ absl::StatusOr<std::optional<RowCounts>> Mutations::Settle(const Mutation& mutat
   for (size_t i = 0; i < now.size(); ++i) {
     rows += RowCountsOf(*now[i]);
     if (now[i]->state() == FindMutationResponse::STAGED) holding.push_back(static_cast<int>(i));
+    // The coordinator that took the votes commits only when all shards have voted: where one has
+    // made the change, the others hold it.
+    if (!made || now[i]->state() != FindMutationResponse::UNKNOWN) continue;
+    return absl::DataLossError(absl::StrCat(shards_[i]->name(), " has lost mutation ",
+                                            mutation.sequence, " of client '", mutation.client_id,
+                                            "', which other shards have made"));
   }
-  // The coordinator that took the votes commits only when all shards have voted: where one has made
-  // the change, the others hold it.
   std::vector<RowCounts> decided(shards_.size());
   RETURN_IF_ERROR(FirstError(ForEachShard(threads_, holding, [&](int shard) {
     const auto result = Decide(shard, mutation, *attempt, made, settling.get());

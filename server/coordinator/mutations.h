@@ -40,7 +40,8 @@ class Mutations {
       const std::function<absl::StatusOr<MadeMutation>(uint64_t attempt)>& try_once);
 
   // The result of a mutation that some shard has made, or holds and is now told to make for another
-  // has. Nothing: no shard has, and none will by an attempt of before.
+  // has. Nothing: no shard has, and none will by an attempt of before. DATA_LOSS: a shard has lost
+  // what others have made.
   absl::StatusOr<std::optional<RowCounts>> Find(const Mutation& mutation,
                                                 rpc::CallContext* context);
 

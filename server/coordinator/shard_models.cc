@@ -187,11 +187,26 @@ bool ShardModels::Dropped(uint64_t history) const {
   });
 }
 
+std::vector<ShardModels::Returned> ShardModels::EveryReturned() const {
+  std::vector<Returned> all;
+  for (const uint64_t id : Ids()) {
+    Returned returned{id, WholeHistory(id), {}};
+    for (size_t i = 0; i < answers_.size() && returned.history != 0; ++i) {
+      const HostedModel* const model = answers_[i].ok() ? Find(static_cast<int>(i), id) : nullptr;
+      if (model != nullptr && model->returned()) returned.shards.push_back(static_cast<int>(i));
+    }
+    if (!returned.shards.empty()) all.push_back(std::move(returned));
+  }
+  return all;
+}
+
 ModelVerdict ShardModels::Judge(uint64_t model_id, uint64_t known) const {
   ModelVerdict verdict;
   verdict.history = WholeHistory(model_id);
   if (verdict.history != 0) {
-    verdict.state = ModelState::kServing;
+    const auto lost = lost_changes_.find(model_id);
+    verdict.state = lost == lost_changes_.end() ? ModelState::kServing : ModelState::kLost;
+    if (lost != lost_changes_.end()) verdict.lost_change = lost->second;
     return verdict;
   }
   std::vector<int> without;  // shards that answered, and do not serve it

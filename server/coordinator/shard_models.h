@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,9 +33,10 @@ struct ModelVerdict {
   uint64_t history = 0;      // kServing: of the rows
   std::vector<int> without;  // kLost: shards that do not have the rows that others have, or had
   std::string damage;        // kLost: why these cannot read them; empty: they do not have them
+  std::string lost_change;   // kLost: what one shard has made, and another one has lost
 };
 
-// Answer i is shard i's. Immutable once made.
+// Answer i is shard i's. Immutable once made, but for SetLostChange.
 class ShardModels {
  public:
   using Answer = absl::StatusOr<internal::v1::ListModelsResponse>;
@@ -60,6 +62,15 @@ class ShardModels {
   // The limits that a model was given while it was served, as shard 0 knows them: under a history,
   // or, with 0, the newest ones of any. Nothing if it did not answer.
   internal::v1::ModelLimits LimitsOf(uint64_t model_id, uint64_t history) const;
+  // Models that have come back from the logs of these shards, which all shards serve.
+  struct Returned {
+    uint64_t model_id = 0;
+    uint64_t history = 0;
+    std::vector<int> shards;
+  };
+  std::vector<Returned> EveryReturned() const;
+  // The shards have not made the same changes of it: see FindLostChange.
+  void SetLostChange(uint64_t model_id, const std::string& lost) { lost_changes_[model_id] = lost; }
   // Whether any shard keeps the model from being evicted.
   bool IsPinned(uint64_t model_id) const;
   // What the rows of a model have seen, on the shard where that is most.
@@ -89,6 +100,7 @@ class ShardModels {
   bool Dropped(uint64_t history) const;
 
   std::vector<Answer> answers_;
+  std::map<uint64_t, std::string> lost_changes_;  // by model
 };
 
 }  // namespace emberd::server

@@ -47,6 +47,11 @@ ShardModels::Answer Pinned(uint64_t history) {
   answer->mutable_models(0)->set_pinned(true);
   return answer;
 }
+ShardModels::Answer Returned(uint64_t history, bool serving = true) {
+  ShardModels::Answer answer = Answer(history, serving);
+  answer->mutable_models(0)->set_returned(true);
+  return answer;
+}
 ShardModels::Answer Nothing() { return Answer(0, false); }
 ShardModels::Answer Dropped(uint64_t history) { return Answer(0, false, {history}); }
 ShardModels::Answer Away() { return absl::UnavailableError("shard 9: away"); }
@@ -163,6 +168,23 @@ TEST(ShardModelsTest, NamesAreFoundOnAnyShard) {
   EXPECT_EQ(shards.OnShard(1, "m")->history(), 0u);
   EXPECT_EQ(shards.OnShard(2, "m")->history(), 7u);
   EXPECT_EQ(shards.complete().message(), "shard 9: away");
+}
+
+TEST(ShardModelsTest, RowsThatHaveComeBackAreComparedWhereAllShardsServeThem) {
+  ShardModels models({Serves(7), Returned(7), Returned(7)});
+  const std::vector<ShardModels::Returned> returned = models.EveryReturned();
+  ASSERT_EQ(returned.size(), 1u);
+  EXPECT_EQ(returned[0].model_id, kModel);
+  EXPECT_EQ(returned[0].history, 7u);
+  EXPECT_THAT(returned[0].shards, ElementsAre(1, 2));
+  EXPECT_EQ(models.Judge(kModel, 0).state, ModelState::kServing);
+  models.SetLostChange(kModel, "shard 1 has lost it");
+  EXPECT_EQ(models.Judge(kModel, 0).state, ModelState::kLost);
+  EXPECT_EQ(models.Judge(kModel, 0).history, 7u);
+  EXPECT_EQ(models.Judge(kModel, 0).lost_change, "shard 1 has lost it");
+  EXPECT_THAT(ShardModels({Serves(7), Serves(7)}).EveryReturned(), IsEmpty());
+  EXPECT_THAT(ShardModels({Serves(7), Returned(8)}).EveryReturned(), IsEmpty());
+  EXPECT_THAT(ShardModels({Serves(7), Returned(7, /*serving=*/false)}).EveryReturned(), IsEmpty());
 }
 
 }  // namespace shard_models_test

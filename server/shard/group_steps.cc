@@ -457,6 +457,11 @@ void GroupSteps::ListHeld(uint64_t model_id, HeldList* held) const {
   }
 }
 
+uint64_t GroupSteps::forgotten_generation() const {
+  MutexLock lock(&order_->mutex);
+  return forgotten_generation_;
+}
+
 int64_t GroupSteps::held_parts() const {
   MutexLock lock(&order_->mutex);
   return held_parts_;

@@ -84,6 +84,8 @@ class GroupSteps {
   // The groups of a model as they are now.
   using HeldList = google::protobuf::RepeatedPtrField<internal::v1::HeldStep>;
   void ListHeld(uint64_t model_id, HeldList* held) const;
+  // The newest generation of groups that have been forgotten, of whatever model.
+  uint64_t forgotten_generation() const;
   // For checkpoints: the groups that have made steps, and those put in the place of what is known.
   void Save(uint64_t model_id, internal::v1::ShardState* state) const;
   // `finished`: groups that had finished before. They stay so, for their trainers are gone; one

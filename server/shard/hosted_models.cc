@@ -305,6 +305,12 @@ int64_t HostedModels::ChangesOf(uint64_t model_id) const {
   return found == models_.end() ? 0 : found->second.changes;
 }
 
+uint64_t HostedModels::HistoryOf(uint64_t model_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  return found == models_.end() ? 0 : found->second.history;
+}
+
 uint64_t HostedModels::CheckpointOf(uint64_t model_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
@@ -342,7 +348,10 @@ absl::Status HostedModels::Serve(const internal::v1::ServeModelRequest& request)
   }
   Model& entry = models_[EngineId(request.model_id(), request.history(), !found->is_trained())];
   if (request.has_limits()) return SetLimits(request.limits(), &entry);
-  if (entry.serving) return absl::OkStatus();
+  if (entry.serving) {
+    entry.returned = false;
+    return absl::OkStatus();
+  }
   if (entry.is_trained()) {
     RETURN_IF_ERROR(log_->Append(ModelServedRecord(request.model_id(), /*limits=*/nullptr)));
   }
@@ -392,6 +401,7 @@ internal::v1::ListModelsResponse HostedModels::List() const {
     if (model.create.has_limits()) *to->mutable_limits() = model.create.limits();
     to->set_pinned(model.create.pinned());
     to->set_damage(std::string(engine_->DamageOf(id).message()));
+    to->set_returned(model.returned);
   }
   response.mutable_dropped()->Add(dropped_.begin(), dropped_.end());
   return response;
@@ -457,6 +467,12 @@ absl::StatusOr<HostedModels::Rows> HostedModels::FindRows(uint64_t model_id,
                                                           uint64_t history) const {
   absl::MutexLock lock(&mutex_);
   const Model* const found = FindEntry(model_id, history);
+  if (found != nullptr && found->returned) {
+    return absl::UnavailableError(
+        absl::StrCat("model '", found->config.name(),
+                     "' has come back from the log; a coordinator compares it with the other "
+                     "shards first; retry"));
+  }
   if (found != nullptr && found->serving) {
     const bool serves = !found->is_trained();
     return Rows{EngineId(model_id, history, serves), serves, found->metrics};

@@ -81,6 +81,7 @@ class HostedModels {
   // An update or assignment was made.
   void AddChange(uint64_t model_id);
   int64_t ChangesOf(uint64_t model_id) const;
+  uint64_t HistoryOf(uint64_t model_id) const;  // 0: it is not here
   // The newest checkpoint since which it is known what has changed; 0: there is none.
   uint64_t CheckpointOf(uint64_t model_id) const;
   // `segment`: of the log, which begins with the checkpoint's rows. NOT_FOUND: the rows are gone.
@@ -122,7 +123,8 @@ class HostedModels {
     bool read_only = false;
     ops::ShardModelMetrics* metrics = nullptr;
   };
-  // DATA_LOSS unless the model is served with rows of this history.
+  // DATA_LOSS unless the model is served with rows of this history. UNAVAILABLE: they have come
+  // back, and no coordinator has compared them with those of the other shards.
   absl::StatusOr<Rows> FindRows(uint64_t model_id, uint64_t history) const;
   absl::Status Check(uint64_t model_id, uint64_t history) const {
     return FindRows(model_id, history).status();
@@ -139,6 +141,7 @@ class HostedModels {
     bool serving = false;
     bool restored = false;  // not of initial rows
     bool loading = false;   // BeginRestore, and not yet EndRestore
+    bool returned = false;  // from the log, and not compared yet
     int64_t changes = 0;    // under this history
     uint64_t checkpoint_id = 0;
     // How the log makes it: the request, with the history of now, and the rows that its changes

@@ -61,6 +61,7 @@ absl::Status HostedModels::Remember(const internal::v1::LogModel& from,
   }
   Model entry = MakeEntry(from.create(), plan);
   entry.serving = from.serving();
+  entry.returned = place_.shards > 1;
   entry.rows = from.rows();
   entry.changes = changes;
   entry.checkpoint_id = config::HasSharedTables(entry.config) ? 0 : tracked;

@@ -7,6 +7,14 @@
 #include "base/status.h"
 
 namespace emberd::server {
+namespace {
+
+// Of changes that shards compare. What a shard has lost is the newest of its log, so that of each
+// client the newest would do, but for those that were in progress at once.
+constexpr int kNewestOfClient = 8;
+constexpr int kMostNewest = 8192;
+
+}  // namespace
 
 absl::Status CheckMutation(const Mutation& mutation) {
   if (mutation.client_id.empty() || mutation.client_id.size() > 64) {
@@ -120,10 +128,29 @@ void MutationRecord::Keep(Client* client, uint64_t sequence, const Entry& entry)
   }
 }
 
-void MutationRecord::Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id) {
+void MutationRecord::Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id,
+                            uint64_t history) {
   MutexLock lock(&mutex_);
-  Keep(&Touch(mutation.client_id), mutation.sequence, {mutation.tag, model_id, true, result});
+  Keep(&Touch(mutation.client_id), mutation.sequence,
+       {mutation.tag, model_id, true, result, history});
   MakeRoom();
+}
+
+void MutationRecord::ListNewest(uint64_t model_id, uint64_t history, Names* names) const {
+  MutexLock lock(&mutex_);
+  for (const std::string& client_id : recency_) {
+    const Client& client = clients_.at(client_id);
+    int listed = 0;
+    for (auto made = client.finished.rbegin(); made != client.finished.rend(); ++made) {
+      const Entry& entry = client.entries.at(*made);
+      if (entry.model_id != model_id || entry.history != history) continue;
+      if (names->size() == kMostNewest || ++listed > kNewestOfClient) break;
+      internal::v1::MutationName* to = names->Add();
+      to->set_client_id(client_id);
+      to->set_sequence(*made);
+      to->set_tag(entry.tag);
+    }
+  }
 }
 
 void MutationRecord::Save(uint64_t model_id, Clients* clients) {
@@ -187,6 +214,7 @@ void MutationRecord::Describe(internal::v1::LogState* state) const {
       const Entry& entry = client.entries.at(sequence);
       internal::v1::LogMadeChange* made = to->add_made();
       made->set_model_id(entry.model_id);
+      made->set_history(entry.history);
       made->mutable_change()->set_sequence(sequence);
       made->mutable_change()->set_tag(entry.tag);
       SetRowCounts(entry.result, made->mutable_change());
@@ -209,8 +237,9 @@ void MutationRecord::Remember(const internal::v1::LogState& state) {
     Client& client = Touch(from.client_id());
     client.forgotten_up_to = std::max(client.forgotten_up_to, from.forgotten_up_to());
     for (const internal::v1::LogMadeChange& made : from.made()) {
-      Keep(&client, made.change().sequence(),
-           {made.change().tag(), made.model_id(), true, RowCountsOf(made.change())});
+      Keep(
+          &client, made.change().sequence(),
+          {made.change().tag(), made.model_id(), true, RowCountsOf(made.change()), made.history()});
     }
   }
 }

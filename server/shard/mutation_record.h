@@ -80,8 +80,9 @@ class MutationRecord {
   absl::StatusOr<std::optional<RowCounts>> Find(const Mutation& mutation);
   // The same, and a new request is in progress until Finish or Abort.
   absl::StatusOr<std::optional<RowCounts>> Begin(const Mutation& mutation);
-  // `model_id`: whose rows it changed.
-  void Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id = 0);
+  // `model_id` and `history`: whose rows it changed; 0: not known.
+  void Finish(const Mutation& mutation, const RowCounts& result, uint64_t model_id = 0,
+              uint64_t history = 0);
   void Abort(const Mutation& mutation);
   // From now on the number and all smaller ones that were not carried out are too old.
   void Refuse(const Mutation& mutation);
@@ -91,6 +92,10 @@ class MutationRecord {
   using Clients = google::protobuf::RepeatedPtrField<internal::v1::ClientState>;
   void Save(uint64_t model_id, Clients* clients);
   void Restore(uint64_t model_id, const Clients& clients);
+
+  // What shards compare when one comes back from its log: see ListMade in shard_service.proto.
+  using Names = google::protobuf::RepeatedPtrField<internal::v1::MutationName>;
+  void ListNewest(uint64_t model_id, uint64_t history, Names* names) const;
 
   // All that is known, for a log, and that put into an empty record.
   void Describe(internal::v1::LogState* state) const;
@@ -102,6 +107,7 @@ class MutationRecord {
     uint64_t model_id = 0;
     bool done = false;
     RowCounts result;
+    uint64_t history = 0;
   };
   struct Client {
     absl::flat_hash_map<uint64_t, Entry> entries;

@@ -102,6 +102,7 @@ void MutationVotes::Hold(const Mutation& mutation, uint64_t attempt, Change chan
   held_bytes_ += change.bytes;
   Vote& vote = votes_[KeyOf(mutation)];
   vote.model_id = change.model_id;
+  vote.history = change.history;
   vote.tag = mutation.tag;
   vote.attempt = attempt;
   vote.change = std::move(change);
@@ -218,21 +219,22 @@ void MutationVotes::Make(const Mutation& mutation, Vote* vote) {
 void MutationVotes::Made(const Mutation& mutation, const absl::StatusOr<RowCounts>& rows) {
   const bool late = Mistake("record.after_reply");
   std::vector<RowsCallback> waiting;
-  uint64_t model_id = 0;
+  uint64_t model_id = 0, history = 0;
   {
     MutexLock lock(&order_->mutex);
     const auto vote = votes_.find(KeyOf(mutation));
     waiting.swap(vote->second.waiting);
     model_id = vote->second.model_id;
+    history = vote->second.history;
     votes_.erase(vote);
     // The decision is in the log: without this record, it says all but the counts.
     log_->Append(MadeRecord(NameToProto(mutation), rows)).IgnoreError();
-    if (rows.ok() && !late) record_.Finish(mutation, *rows, model_id);
+    if (rows.ok() && !late) record_.Finish(mutation, *rows, model_id, history);
   }
   for (const RowsCallback& done : waiting) done(rows);
   if (rows.ok() && late) {
     ReachFailpoint("record.is_next");
-    record_.Finish(mutation, *rows, model_id);
+    record_.Finish(mutation, *rows, model_id, history);
   }
 }
 

@@ -56,6 +56,7 @@ class MutationVotes {
   // A change that was checked: it cannot fail, unless its model is dropped.
   struct Change {
     uint64_t model_id = 0;
+    uint64_t history = 0;  // of the rows
     int64_t bytes = 0;
     // Hands it to the engine. Runs under the sequencer's lock, so the callback must not run before
     // it returns.
@@ -108,6 +109,10 @@ class MutationVotes {
     record_.Restore(model_id, clients);
   }
 
+  void ListNewest(uint64_t model_id, uint64_t history, MutationRecord::Names* names) const {
+    record_.ListNewest(model_id, history, names);
+  }
+
   // For the log, under the lock of `order`: all that is known here.
   void Describe(internal::v1::LogState* state) const;
   // Puts what a log has into the place of nothing. `change_of` gives a held change, and nothing for
@@ -132,6 +137,7 @@ class MutationVotes {
   // A mutation that is not finished.
   struct Vote {
     uint64_t model_id = 0;  // of the change that is, or was, held
+    uint64_t history = 0;
     uint64_t tag = 0;
     uint64_t attempt = 0;          // in charge
     std::optional<Change> change;  // held

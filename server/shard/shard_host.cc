@@ -284,6 +284,19 @@ absl::StatusOr<internal::v1::OpenGroupResponse> ShardHost::OpenGroup(
   return response;
 }
 
+absl::StatusOr<internal::v1::ListMadeResponse> ShardHost::ListMade(
+    const internal::v1::ListMadeRequest& request) const {
+  if (models_.HistoryOf(request.model_id()) != request.history()) {
+    return absl::DataLossError("the model was reset, restored or dropped in the meantime");
+  }
+  internal::v1::ListMadeResponse response;
+  votes_.ListNewest(request.model_id(), request.history(), response.mutable_mutations());
+  group_steps_.ListHeld(request.model_id(), response.mutable_groups());
+  // Behind the list: what is forgotten in between stands in it.
+  response.set_forgotten_generation(group_steps_.forgotten_generation());
+  return response;
+}
+
 void ShardHost::DescribeForLog(uint64_t segment, internal::v1::LogState* state) const {
   models_.Describe(segment, state);
   votes_.Describe(state);
@@ -356,6 +369,7 @@ MutationVotes::Change ShardHost::ChangeOf(uint64_t model_id, uint64_t handle,
                                           std::shared_ptr<const shard::CheckedPart> part) {
   MutationVotes::Change change;
   change.model_id = model_id;
+  change.history = models_.HistoryOf(model_id);
   change.bytes = part->gradient_bytes();
   change.drop = [this, handle] { batches_.Unclaim(handle); };
   change.make = [this, model_id, handle, part = std::move(part)](RowsCallback done) {
@@ -483,6 +497,7 @@ absl::StatusOr<MutationVotes::Change> ShardHost::ChangeOf(const AssignCommand& c
   MutationVotes::Change change;
   change.assigns_rows = true;
   change.model_id = command.rows.model_id;
+  change.history = models_.HistoryOf(change.model_id);
   change.bytes = static_cast<int64_t>(command.values.size() * sizeof(float));
   change.drop = [] {};
   change.make = [this, model_id = command.rows.model_id,

@@ -138,6 +138,8 @@ class ShardHost {
   void DecideMutation(const Mutation& mutation, uint64_t attempt, bool commit, RowsCallback done) {
     votes_.Decide(mutation, attempt, commit, log_.AfterDurable(std::move(done)));
   }
+  absl::StatusOr<internal::v1::ListMadeResponse> ListMade(
+      const internal::v1::ListMadeRequest& request) const;
   std::vector<Mutation> Undecided(absl::Duration older_than) const {
     return votes_.Undecided(SteadyNow() - older_than);
   }

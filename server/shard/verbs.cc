@@ -153,6 +153,11 @@ void ShardVerbs::ListUndecided(const pb::ListUndecidedRequest& request,
   done(absl::OkStatus());
 }
 
+void ShardVerbs::ListMade(const pb::ListMadeRequest& request, pb::ListMadeResponse* response,
+                          Done done) {
+  done(Fill(host_->ListMade(request), response));
+}
+
 void ShardVerbs::PauseChanges(const pb::PauseChangesRequest& request,
                               pb::PauseChangesResponse* response, Done done) {
   done(Fill(host_->checkpoints().Pause(request), response));

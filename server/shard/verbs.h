@@ -39,6 +39,7 @@ enum class VerbRuns {
   EMBERD_OWN_VERB(VERB, FindMutation, kAtOnce)                                  \
   EMBERD_OWN_VERB(VERB, DecideMutation, kAtOnce)                                \
   EMBERD_OWN_VERB(VERB, ListUndecided, kAtOnce)                                 \
+  EMBERD_OWN_VERB(VERB, ListMade, kAtOnce)                                      \
   EMBERD_OWN_VERB(VERB, PauseChanges, kAtOnce)                                  \
   EMBERD_OWN_VERB(VERB, ResumeChanges, kAtOnce)                                 \
   EMBERD_OWN_VERB(VERB, BeginSave, kAtOnce)                                     \

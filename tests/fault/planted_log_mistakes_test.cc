@@ -35,9 +35,11 @@ void KillShards(CountingCluster& cluster) {
 absl::Status BringShardsBack(CountingCluster& cluster) {
   for (int i = 0; i < kShards; ++i) RETURN_IF_ERROR(cluster.cluster().RestartShard(i));
   // A shard that cannot use its log says so, and goes on saying it.
-  const absl::Status back = Await(
-      [&] { return cluster.Lookup(cluster.other()).status(); },
-      [](const absl::Status& status) { return status.ok() || absl::IsFailedPrecondition(status); });
+  const absl::Status back =
+      Await([&] { return cluster.Lookup(cluster.other()).status(); },
+            [](const absl::Status& status) {
+              return status.ok() || absl::IsFailedPrecondition(status) || absl::IsDataLoss(status);
+            });
   if (!absl::IsFailedPrecondition(back)) return back;
   return absl::DataLossError(absl::StrCat("a shard does not come back: ", back.message()));
 }
