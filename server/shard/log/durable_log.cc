@@ -40,7 +40,9 @@ DurableLog::DurableLog(const v1::StorageConfig& storage, const ShardPlace& place
       log_(parts.log),
       start_(SteadyNow()) {
   if (storage.durability() != v1::StorageConfig::LOG) return;
-  recovery_ = std::make_unique<ShardRecovery>(place, LogIn(folder_), storage.checkpoints(), parts);
+  recovery_ = std::make_unique<ShardRecovery>(
+      place, LogIn(folder_), storage.checkpoints(), parts,
+      [this](absl::FunctionRef<absl::Status()> work) { return AwaitRoom(work); });
   over_ = false;
   thread_ = std::thread([this, models = parts.models] {
     const absl::Status status = Recover();
@@ -116,6 +118,24 @@ absl::StatusOr<std::unique_ptr<LogWriter>> DurableLog::OpenWriter(const LogEnd& 
   }
 }
 
+absl::Status DurableLog::AwaitRoom(absl::FunctionRef<absl::Status()> work) {
+  while (true) {
+    const absl::Status status = work();
+    const bool waits = absl::IsResourceExhausted(status);
+    {
+      MutexLock lock(&mutex_);
+      if (waits && waits_for_.empty()) {
+        ops::Log(ops::LogLevel::kError, "the shard cannot go on with its recovery yet",
+                 {{"folder", folder_}, {"reason", std::string(status.message())}});
+      }
+      waits_for_ = std::string(waits ? status.message() : "");
+    }
+    if (!waits) return status;
+    if (recovery_->progress().cancelled) return absl::CancelledError("the process is ending");
+    absl::SleepFor(kRoomPause);
+  }
+}
+
 absl::Status DurableLog::Recover() {
   RETURN_IF_ERROR(LockFolder());
   ASSIGN_OR_RETURN(const LogEnd end, recovery_->Run());
@@ -140,6 +160,9 @@ absl::Status DurableLog::CheckReady() const {
   {
     MutexLock lock(&mutex_);
     if (over_) return result_;
+    if (!waits_for_.empty()) {
+      return absl::UnavailableError(absl::StrCat("recovering: ", waits_for_));
+    }
   }
   constexpr double kGiB = 1 << 30;
   const int64_t total = recovery_->progress().total_bytes;

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/file_descriptor.h"
@@ -42,6 +43,9 @@ class DurableLog {
 
  private:
   absl::Status Recover();
+  // Does `work` again and again while it is RESOURCE_EXHAUSTED, as on a full disk, and tells
+  // callers why they wait.
+  absl::Status AwaitRoom(absl::FunctionRef<absl::Status()> work) ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins the log's next segment; waits for room on a full disk, while the shard serves lookups.
   absl::StatusOr<std::unique_ptr<LogWriter>> OpenWriter(const LogEnd& end);
   // Nobody else writes to the folder from now on.
@@ -58,6 +62,7 @@ class DurableLog {
   mutable Mutex mutex_;
   CondVar ended_;
   bool over_ ABSL_GUARDED_BY(mutex_) = true;
+  std::string waits_for_ ABSL_GUARDED_BY(mutex_);  // before it is over; empty: nothing
   absl::Status result_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -31,6 +31,8 @@ Mutation NameOf(const internal::v1::MutationName& name) {
 }
 
 absl::Status DoesNotFit(absl::string_view what, const absl::Status& why) {
+  // That says nothing about the log.
+  if (absl::IsCancelled(why) || absl::IsResourceExhausted(why)) return why;
   return absl::DataLossError(
       absl::StrCat("the log contradicts itself: ", what, ": ", std::string(why.message())));
 }
@@ -236,6 +238,10 @@ bool ShardRecovery::RowsAreGone(const internal::v1::LogModel& model) const {
   return model.rows().checkpoint_id() != 0 || !config::HasSharedTables(create.config());
 }
 
+absl::Status ShardRecovery::WithRoom(absl::FunctionRef<absl::Status()> work) {
+  return parts_.engine->memory() == nullptr ? work() : await_room_(work);
+}
+
 absl::Status ShardRecovery::AddModel(internal::v1::LogModel model) {
   const internal::v1::CreateModelRequest& create = model.create();
   if (const auto newest = rows_.find({create.model_id(), create.history()});
@@ -249,7 +255,9 @@ absl::Status ShardRecovery::AddModel(internal::v1::LogModel model) {
     begins_[create.model_id()] = kNeverAgain;
     rows.clear_checkpoint_id();
   }
-  if (rows.checkpoint_id() == 0) return parts_.models->Remember(model, nullptr, 0, 0);
+  if (rows.checkpoint_id() == 0) {
+    return WithRoom([&] { return parts_.models->Remember(model, nullptr, 0, 0); });
+  }
   ASSIGN_OR_RETURN(const CheckpointChain chain, FindChain(rows));
   const v1::CheckpointManifest& newest = chain.front().manifest();
   for (const internal::v1::CheckpointSource& source : chain) {
@@ -258,7 +266,11 @@ absl::Status ShardRecovery::AddModel(internal::v1::LogModel model) {
     }
   }
   ASSIGN_OR_RETURN(const shard::ModelSpec spec, parts_.models->SpecOf(create));
-  ASSIGN_OR_RETURN(const std::shared_ptr<shard::Model> made, parts_.engine->MakeModel(spec));
+  std::shared_ptr<shard::Model> made;
+  RETURN_IF_ERROR(WithRoom([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(made, parts_.engine->MakeModel(spec));
+    return absl::OkStatus();
+  }));
   ASSIGN_OR_RETURN(const internal::v1::ShardState state,
                    LoadState(chain.front(), place_.index, place_.shards));
   const absl::Time start = SteadyNow();
@@ -325,7 +337,12 @@ absl::StatusOr<std::shared_ptr<const shard::CheckedPart>> ShardRecovery::PartOf(
     uint64_t model_id, const internal::v1::LogBlob& blob) {
   std::shared_ptr<const void> owner;
   ASSIGN_OR_RETURN(const absl::Span<const char> bytes, Read(blob, &owner));
-  return DecodePart(model_id, bytes, std::move(owner), parts_.engine, pool_);
+  std::shared_ptr<const shard::CheckedPart> part;
+  RETURN_IF_ERROR(WithRoom([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(part, DecodePart(model_id, bytes, owner, parts_.engine, pool_));
+    return absl::OkStatus();
+  }));
+  return part;
 }
 
 absl::StatusOr<std::optional<MutationVotes::Change>> ShardRecovery::ChangeOf(
@@ -336,7 +353,9 @@ absl::StatusOr<std::optional<MutationVotes::Change>> ShardRecovery::ChangeOf(
     std::shared_ptr<const void> owner;
     ASSIGN_OR_RETURN(const absl::Span<const char> bytes, Read(vote.blob(), &owner));
     ASSIGN_OR_RETURN(const AssignCommand command, DecodeAssign(bytes));
-    change = parts_.assignment(command);
+    const absl::Status room =
+        WithRoom([&] { return (change = parts_.assignment(command)).status(); });
+    if (!room.ok()) change = room;
   } else {
     auto part = PartOf(model_id, vote.blob());
     if (part.ok()) {

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -52,12 +53,15 @@ class ShardRecovery {
         update;
     std::function<absl::StatusOr<MutationVotes::Change>(const AssignCommand& command)> assignment;
   };
+  // Does work again and again while it is RESOURCE_EXHAUSTED.
+  using AwaitRoom = std::function<absl::Status(absl::FunctionRef<absl::Status()> work)>;
   ShardRecovery(const ShardPlace& place, std::string log_folder, std::string checkpoints,
-                const Parts& parts)
+                const Parts& parts, AwaitRoom await_room)
       : place_(place),
         log_folder_(std::move(log_folder)),
         checkpoints_(std::move(checkpoints)),
-        parts_(parts) {}
+        parts_(parts),
+        await_room_(std::move(await_room)) {}
 
   // Where the log is to go on. FAILED_PRECONDITION: it is that of another shard. DATA_LOSS: the log
   // or a checkpoint is damaged or missing. Nothing is served after an error.
@@ -84,6 +88,9 @@ class ShardRecovery {
   void ReplayMade(const internal::v1::LogMade& made);
   absl::Status ReplayPart(const internal::v1::LogPart& part);
   void ReplayStep(const internal::v1::DecideStepRequest& request);
+  // Waits where models can make no room for this one, as while the disk of evicted rows is full.
+  // Without eviction nothing makes room, and the error stands.
+  absl::Status WithRoom(absl::FunctionRef<absl::Status()> work);
   // Gives the model the rows from which the log's changes follow.
   absl::Status AddModel(internal::v1::LogModel model);
   absl::StatusOr<CheckpointChain> FindChain(const internal::v1::LogRows& rows) const;
@@ -106,6 +113,7 @@ class ShardRecovery {
   const std::string log_folder_;
   const std::string checkpoints_;
   const Parts parts_;
+  const AwaitRoom await_room_;
   ShardProgress progress_;
   absl::Duration loading_;
   BufferPool pool_;
