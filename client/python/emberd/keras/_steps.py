@@ -144,6 +144,8 @@ def in_tensorflow(model: Model, hyper: HyperOfStep, **options: Any) -> Any:
 
             return found, backward
 
+        if token.trainable and token._value is not None:  # built frozen, it is a variable that tapes never watch
+            token._value._trainable = True
         found = begin(token.value) if training and token.trainable else run(look_up, given)[1:]
         return dict(zip(names, found))
 
