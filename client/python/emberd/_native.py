@@ -222,16 +222,15 @@ def text(value: Any, what: str, *, optional: bool = False, path: bool = False) -
     """A name, as C takes it. optional: None is none. path: it is that of a file."""
     if optional and value is None:
         return b""
-    if path and isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if not isinstance(value, str):
-        raise refuse_kind(value, what, "a str")
-    if "\0" in value:
-        raise ValueError(f"{what}: {value!r} is not allowed; a NUL would end it")
+    given: Any = os.fspath(value) if path and isinstance(value, os.PathLike) else value  # pyright: ignore
+    if not isinstance(given, str):
+        raise refuse_kind(given, what, "a str")
+    if "\0" in given:
+        raise ValueError(f"{what}: {given!r} is not allowed; a NUL would end it")
     try:
-        return value.encode(errors="surrogateescape" if path else "strict")
+        return given.encode(errors="surrogateescape" if path else "strict")
     except UnicodeEncodeError:
-        raise ValueError(f"{what}: {value!r} is not allowed; it cannot be encoded in UTF-8") from None
+        raise ValueError(f"{what}: {given!r} is not allowed; it cannot be encoded in UTF-8") from None
 
 
 def whole(value: Any, what: str, low: int = 0, high: int = 2**63 - 1) -> int:

@@ -35,19 +35,18 @@ def _as_json(value: Any, what: str) -> Any:
         return value.to_json()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields(value)
+    given: Any = value  # of which type checkers know nothing
     if isinstance(value, (list, tuple)):
-        items: Sequence[Any] = value
-        return [_as_json(one, f"{what}[{place}]") for place, one in enumerate(items)]
+        return [_as_json(one, f"{what}[{place}]") for place, one in enumerate(given)]
     if isinstance(value, str):
         return text(value, what).decode()
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidArgument(f"{what}: {value} is not allowed; it must be finite")
-    if type(value) is int:
-        return whole(value, what, -2**63, 2**64 - 1)
-    if isinstance(value, (bool, float)):
-        return value
+    number: Any = given.item() if isinstance(value, np.generic) else given
+    if isinstance(number, float) and not math.isfinite(number):
+        raise InvalidArgument(f"{what}: {number} is not allowed; it must be finite")
+    if type(number) is int:
+        return whole(number, what, -2**63, 2**64 - 1)
+    if isinstance(number, (bool, float)):
+        return number
     raise refuse_kind(value, what, "a number, a str, a list of these, or a description")
 
 
