@@ -174,6 +174,7 @@ absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) 
     recovery.total_bytes = total;
   };
   tell(0);
+  source.only_lost = true;
   source.report = [&](int64_t bytes, int64_t) {
     tell(bytes);
     return absl::OkStatus();

@@ -29,6 +29,7 @@ struct RowSource {
   BytesReport report;  // hears how far the shards are
   // Hears the history that the rows will have, before any shard does; null: nobody does.
   std::function<absl::Status(uint64_t history)> begins = nullptr;
+  bool only_lost = false;  // for a model that has lost rows: ABORTED if all shards have them again
 };
 
 // Thread-safe. Errors name the shard.

@@ -486,6 +486,9 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Restore(
   absl::MutexLock lock(&declaring_);
   const ShardModels shards = changes_.Ask(context);
   RETURN_IF_ERROR(shards.complete());
+  if (source.only_lost && shards.Judge(model->id, 0).state == ModelState::kServing) {
+    return absl::AbortedError("another coordinator has brought the rows back");
+  }
   RETURN_IF_ERROR(CheckName(config, model->id, shards, context));
   model->serves = shards.ServesOf(model->id, 0);
   model->SetLimits(shards.LimitsOf(model->id, 0));
