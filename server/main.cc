@@ -78,7 +78,8 @@ void AddCommonFlags(CLI::App* command, Flags* flags) {
       ->type_name("FILE");
   command
       ->add_option("--span-file", overrides.span_file,
-                   "Append spans of calls to FILE, for OpenTelemetry: lines of OTLP in JSON")
+                   "Append spans of calls to FILE, for OpenTelemetry: lines of OTLP in JSON; "
+                   "SIGHUP opens FILE anew")
       ->type_name("FILE");
   command->add_flag(
       "--insecure", flags->insecure,

@@ -55,11 +55,13 @@ absl::Status Announce(const std::string& name, const ReadyInfo& info, const std:
   return absl::OkStatus();
 }
 
-// What SIGHUP does: the log goes on in a new file, and what is set is woken. Thread-safe.
+// What SIGHUP does: the log and the spans go on in new files, and what is set is woken.
+// Thread-safe.
 class Hangup {
  public:
   void Call() {
     ops::ReopenLog();
+    rpc::ReopenSpans();
     absl::MutexLock lock(&mutex_);
     if (watch_ != nullptr) watch_->ReloadSoon();
   }

@@ -238,9 +238,13 @@ std::string ReadyLine(const ClusterInfo& info) {
 
 absl::Status UpEmbedded(const UpOptions& options) {
   const v1::ClusterConfig& cluster = options.cluster;
-  ASSIGN_OR_RETURN(const auto shutdown,
-                   ops::ShutdownSignal::Create(options.stop_on_eof,
-                                               OnHangup(cluster.logging(), ops::ReopenLog)));
+  const auto on_hangup = [] {
+    ops::ReopenLog();
+    rpc::ReopenSpans();
+  };
+  ASSIGN_OR_RETURN(
+      const auto shutdown,
+      ops::ShutdownSignal::Create(options.stop_on_eof, OnHangup(cluster.logging(), on_hangup)));
   RETURN_IF_ERROR(ops::SetUpLogging(cluster.logging(), "up"));
   RETURN_IF_ERROR(rpc::SetUpSpans(cluster.logging().span_file(), "up"));
   if (cluster.coordinators_size() != 1) {

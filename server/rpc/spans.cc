@@ -18,8 +18,13 @@ using Json = nlohmann::json;
 
 struct Exporter {
   int file = -1;
+  std::string path;
   std::string process;
 };
+int OpenToAppend(const std::string& path) {
+  return open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+}
+
 // Made once, and never deleted: calls may end when the process does.
 std::atomic<const Exporter*> the_exporter = nullptr;
 
@@ -75,13 +80,22 @@ void Write(const Exporter& exporter, const Record& record) {
 
 absl::Status SetUpSpans(const std::string& path, const std::string& process) {
   if (path.empty()) return absl::OkStatus();
-  const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+  const int file = OpenToAppend(path);
   if (file < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "logging.span_file: '", path, "' cannot be opened for appending: ", std::strerror(errno)));
   }
-  the_exporter.store(new Exporter{file, process});
+  the_exporter.store(new Exporter{file, path, process});
   return absl::OkStatus();
+}
+
+void ReopenSpans() {
+  const Exporter* const exporter = the_exporter.load();
+  if (exporter == nullptr) return;
+  const int file = OpenToAppend(exporter->path);
+  if (file < 0) return;
+  dup3(file, exporter->file, O_CLOEXEC);  // in place: a span is written to the old file or the new
+  close(file);
 }
 
 bool SpansAreOn() { return the_exporter.load(std::memory_order_relaxed) != nullptr; }

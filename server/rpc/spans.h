@@ -20,6 +20,9 @@ namespace emberd::rpc {
 // INVALID_ARGUMENT if the file cannot be opened for appending.
 absl::Status SetUpSpans(const std::string& path, const std::string& process);
 bool SpansAreOn();
+// Makes a new file under the name of the file of spans, if there is one, and goes on in it, as
+// after logrotate has moved the old one. If that fails, the old one stays. Thread-safe.
+void ReopenSpans();
 
 // From its creation to its end, on one thread: what is done meanwhile for the context is a part of
 // it, here and in the processes that are called. Spans of one context end in reverse order.

@@ -1,5 +1,6 @@
 #include "server/rpc/spans.h"
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -86,6 +87,21 @@ TEST(SpansTest, AreATreeInAFile) {
     EXPECT_LE(std::stoll(span.at("startTimeUnixNano").get<std::string>()),
               std::stoll(span.at("endTimeUnixNano").get<std::string>()));
   }
+
+  // After the file was moved, spans go on in a new one; where none can be made, in the old one.
+  const std::string moved = directory.path() + "/moved";
+  std::filesystem::rename(path, moved);
+  ReopenSpans();
+  Span{&context, "new"}.End(absl::OkStatus());
+  EXPECT_EQ(SpansIn(moved).size(), 5u);
+  ASSERT_EQ(SpansIn(path).size(), 1u);
+  EXPECT_EQ(SpansIn(path)[0].at("name"), "new");
+  const std::string gone = directory.path() + "/gone";
+  std::filesystem::rename(path, gone);
+  std::filesystem::create_directory(path);
+  ReopenSpans();
+  Span{&context, "kept"}.End(absl::OkStatus());
+  EXPECT_EQ(SpansIn(gone).back().at("name"), "kept");
 }
 
 }  // namespace spans_test
