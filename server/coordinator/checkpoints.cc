@@ -140,25 +140,29 @@ absl::StatusOr<v1::CheckpointInfo> Checkpoints::FinishSave(CheckpointSave* save,
                {{"model", info.model()}, {"reason", std::string(removed.status().message())}});
     }
   }
-  WarnOfStored(save->model(), info);
+  CountStored(save->model(), &info);
   return info;
 }
 
-void Checkpoints::WarnOfStored(const ServedModel& model, const v1::CheckpointInfo& saved) const {
-  const auto list = store_.List(saved.model());
-  if (saved.automatic() || !list.ok()) return;
-  int64_t bytes = 0;
+void Checkpoints::CountStored(const ServedModel& model, const v1::CheckpointInfo* saved) const {
+  const auto list = store_.List(model.config.name());
+  if (!list.ok()) return;
+  int64_t all = 0;
+  int64_t bytes = 0;  // of those that were saved on request
   for (const v1::CheckpointInfo& info : list->checkpoints()) {
+    all += info.bytes();
     if (!info.automatic()) bytes += info.bytes();
   }
+  model.metrics->Set(ops::MetricId::kCheckpointStoredBytes, static_cast<double>(all));
+  if (saved == nullptr || saved->automatic()) return;
   const int64_t tables = preprocess::PlanToProto(model.config, model.plan).table_bytes();
   const int64_t bound = kMuchStored * tables;
   // Once, when the bound is passed.
-  if (bytes <= bound || bytes - saved.bytes() > bound) return;
+  if (bytes <= bound || bytes - saved->bytes() > bound) return;
   ops::Log(ops::LogLevel::kWarning,
            "checkpoints saved on request take much of the disk, and stay until "
            "`emberctl checkpoint delete` deletes them",
-           {{"model", saved.model()}, {"bytes", bytes}, {"bytes_of_tables", tables}});
+           {{"model", saved->model()}, {"bytes", bytes}, {"bytes_of_tables", tables}});
 }
 
 void Checkpoints::FinishLater(std::unique_ptr<CheckpointSave> save,
@@ -320,6 +324,8 @@ absl::StatusOr<v1::DeleteCheckpointResponse> Checkpoints::Delete(
     bytes = store_.Delete(request.model(), request.name(), history);
   }
   RETURN_IF_ERROR(bytes.status());
+  const auto known = registry_->Recall(registry_->IdOf(request.model())).model;
+  if (known != nullptr) CountStored(*known, nullptr);
   v1::DeleteCheckpointResponse response;
   response.set_bytes(*bytes);
   return response;

@@ -111,8 +111,9 @@ class Checkpoints {
   // As CheckpointStore::RemoveAutomatic, with what storage.keep says.
   absl::StatusOr<int64_t> RemoveAutomatic(const std::string& model, uint64_t history,
                                           int64_t given_up) const;
-  // If those of the model that were saved on request take much. `saved`: the newest.
-  void WarnOfStored(const ServedModel& model, const v1::CheckpointInfo& saved) const;
+  // Sets the metric of what the model's checkpoints take of the disk. `saved`: has just been saved;
+  // warns if those that were saved on request take much. Null: none.
+  void CountStored(const ServedModel& model, const v1::CheckpointInfo* saved) const;
   // Of the rows of a model that the shards have logs of; 0: there are none.
   absl::StatusOr<uint64_t> LoggedHistory(const std::string& model, rpc::CallContext* context);
 

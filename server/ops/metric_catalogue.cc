@@ -65,6 +65,9 @@ constexpr MetricInfo kCatalogue[] = {
             "Checkpoints of the model that could not be saved."),
     Counter(kCheckpointBytes, "emberd_checkpoint_bytes_total", {"model"}, "bytes",
             "Bytes of the checkpoints that the coordinator has saved."),
+    Gauge(kCheckpointStoredBytes, "emberd_checkpoint_stored_bytes", {"model"}, "bytes",
+          "Bytes of all checkpoints of the model on the disk, when the coordinator last saved or "
+          "deleted one."),
     Gauge(
         kCheckpointSeconds, "emberd_checkpoint_last_timestamp_seconds", {"model"}, "seconds",
         "When the coordinator's newest checkpoint of the model was saved, in seconds since 1970."),

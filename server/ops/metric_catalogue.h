@@ -30,6 +30,7 @@ enum class MetricId {
   kCheckpoints,
   kCheckpointFailures,
   kCheckpointBytes,
+  kCheckpointStoredBytes,
   kCheckpointSeconds,
   kCheckpointPauseSeconds,
   kTableBytes,

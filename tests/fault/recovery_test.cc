@@ -22,6 +22,7 @@ namespace emberd::testing {
 namespace recovery_test {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 class RecoveryTest : public ClusterFixture {
@@ -140,6 +141,24 @@ TEST_F(RecoveryTest, CheckpointsOnRequestThatTakeMuchOfTheDiskAreSaidOnce) {
   const size_t said = log.find("checkpoints saved on request take much of the disk");
   ASSERT_NE(said, std::string::npos) << log;
   EXPECT_EQ(log.find("take much of the disk", said + 50), std::string::npos) << log;
+
+  // The coordinator that saved or deleted last counts what is listed.
+  const auto counted = [&] {
+    std::vector<double> bytes;
+    for (int i = 0; i < 2; ++i) {
+      bytes.push_back(
+          MetricSum(FetchMetrics(cluster_->http_address(i)), "emberd_checkpoint_stored_bytes"));
+    }
+    return bytes;
+  };
+  const auto listed = [&] {
+    double bytes = 0;
+    for (const client::CheckpointInfo& info : List()) bytes += info.bytes;
+    return bytes;
+  };
+  EXPECT_THAT(counted(), Contains(listed()));
+  ASSERT_TRUE(client_->DeleteCheckpoint("mixed", "a").ok());
+  EXPECT_THAT(counted(), Contains(listed()));
 }
 
 TEST_F(RecoveryTest, AnOlderCheckpointServesWhereTheNewestIsDamaged) {
