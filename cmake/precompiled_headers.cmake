@@ -1,7 +1,7 @@
 # What takes most of a build is reading headers. So those that most sources include are read once for each set of flags:
 #   product   programs and their libraries
 #   client    what the shared library of the C interface is made of: position-independent code
-#   tests     programs of tests, which are optimised little
+#   tests     programs of tests
 # A source includes what it uses all the same: ./run lint and the preset `fuzz` read each one without these.
 set(EMBERD_COMMON_HEADERS
   <algorithm> <atomic> <filesystem> <fstream> <functional> <map> <memory> <optional> <random> <set> <sstream> <string> <thread>
@@ -31,11 +31,11 @@ function(emberd_use_precompiled_headers)
   get_property(targets GLOBAL PROPERTY EMBERD_UNITY_TARGETS)
   foreach(target ${targets})
     get_target_property(shared ${target} POSITION_INDEPENDENT_CODE)
-    get_target_property(little ${target} EMBERD_OPTIMISED_LITTLE)
+    get_target_property(test ${target} EMBERD_TEST)
     set(kind product)
     if(shared)
       set(kind client)
-    elseif(little)
+    elseif(test)
       set(kind tests)
     endif()
     target_precompile_headers(${target} REUSE_FROM emberd_headers_${kind})
