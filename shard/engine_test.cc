@@ -1,5 +1,4 @@
 // The engine as the server sees it, against plain loops that must agree bit by bit.
-// Covers: engine_gather.cc
 #include "shard/engine.h"
 
 #include <cstring>

@@ -3,7 +3,7 @@
 // that is written too early or too late, a slot or a half-filled chunk that is forgotten, and a
 // snapshot of rows that are elsewhere would show here.
 //
-// Covers: store/spill.cc
+// Covers: store/stack_store.cc
 #include <future>
 #include <memory>
 #include <optional>

@@ -14,7 +14,7 @@
 #include "emberd/v1/admin_service.pb.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/pooled_call.h"
-#include "server/coordinator/train/train_streams.h"
+#include "server/coordinator/train/train_stream.h"
 #include "server/ops/metric_registry.h"
 #include "server/ops/samples.h"
 #include "server/rpc/admission.h"

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "config/config.h"
@@ -14,11 +15,51 @@
 #include "server/checkpoint/merge.h"
 #include "server/checkpoint/verify.h"
 #include "server/coordinator/fanout.h"
-#include "server/coordinator/progress_reporter.h"
+#include "server/coordinator/shard_transfers.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {
 namespace {
+
+// How far a save, restore or the like is: turns the progress of one phase into messages, at most
+// ten in a second.
+class ProgressReporter {
+ public:
+  explicit ProgressReporter(const Checkpoints::Report& report) : report_(report) {}
+
+  absl::Status Begin(const std::string& phase) {
+    progress_.set_phase(phase);
+    progress_.set_bytes(0);
+    progress_.set_total_bytes(0);
+    return Send();
+  }
+  absl::Status operator()(int64_t bytes, int64_t total_bytes) {
+    progress_.set_bytes(bytes);
+    progress_.set_total_bytes(std::max(bytes, total_bytes));
+    return SteadyNow() < sent_ + absl::Milliseconds(100) ? absl::OkStatus() : Send();
+  }
+  BytesReport bytes() {
+    return [this](int64_t bytes, int64_t total_bytes) { return (*this)(bytes, total_bytes); };
+  }
+  v1::CheckpointProgress Done(const v1::CheckpointInfo& checkpoint) {
+    progress_.set_done(true);
+    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(SteadyNow() - began_));
+    *progress_.mutable_checkpoint() = checkpoint;
+    return progress_;
+  }
+
+ private:
+  absl::Status Send() {
+    sent_ = SteadyNow();
+    progress_.set_elapsed_ms(absl::ToInt64Milliseconds(sent_ - began_));
+    return report_(progress_);
+  }
+
+  const Checkpoints::Report& report_;
+  const absl::Time began_ = SteadyNow();
+  absl::Time sent_ = absl::InfinitePast();
+  v1::CheckpointProgress progress_;
+};
 
 constexpr int64_t kExportBytes = int64_t{1} << 20;
 // How long a save that somebody asks for waits for another one of the model, such as one that came
@@ -353,6 +394,73 @@ absl::StatusOr<v1::ExportCheckpointResponse> CheckpointExport::Next() {
                                 reinterpret_cast<float*>(rows.mutable_values()->data())));
   next_ += count;
   return rows;
+}
+
+// Checkpoints that are served: the weights of a model under training, read-only.
+
+namespace {
+
+// A model of this name for lookups alone: what is looked up is the same, and nothing is kept for
+// updates. `dtype` UNSPECIFIED: rows are stored as they were.
+absl::StatusOr<v1::ModelConfig> ServingConfig(v1::ModelConfig config, const std::string& name,
+                                              v1::DataType dtype) {
+  config.set_name(name);
+  config.clear_optimizer();
+  config.mutable_optimizer()->mutable_none();
+  config.clear_enable_variable_deduplication();  // rows that stay as they are, of its own
+  for (v1::TableConfig& table : *config.mutable_tables()) {
+    table.clear_optimizer();
+    table.clear_update_rounding();
+    table.clear_on_nonfinite_gradient();
+    table.clear_resource();
+    table.clear_residency();
+    if (dtype != v1::DATA_TYPE_UNSPECIFIED) table.set_storage_dtype(dtype);
+  }
+  RETURN_IF_ERROR(config::CompleteModel(&config));
+  return config;
+}
+
+}  // namespace
+
+Checkpoints::Progress Checkpoints::Serve(const v1::ServeCheckpointRequest& request,
+                                         const Report& report, rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(CheckpointChain chain, ChainOf(request.model(), request.name()));
+  const v1::CheckpointManifest& manifest = chain.front().manifest();
+  const std::string& name = request.serve_as().empty() ? request.model() : request.serve_as();
+  v1::DataType dtype = request.storage_dtype();
+  if (dtype == v1::DATA_TYPE_UNSPECIFIED) {
+    const auto served = registry_->FindByName(name, context);
+    if (served.ok() && (*served)->read_only()) {
+      dtype = (*served)->config.tables(0).storage_dtype();
+    }
+  }
+  ASSIGN_OR_RETURN(const v1::ModelConfig config, ServingConfig(manifest.config(), name, dtype));
+  const v1::CheckpointInfo info = InfoOf(manifest);
+  const int64_t total = BytesOf(chain);
+  ProgressReporter reporter(report);
+  bool begun = false;
+  const auto tell = [&](int64_t bytes, int64_t) -> absl::Status {
+    if (!begun) RETURN_IF_ERROR(reporter.Begin("loading"));
+    begun = true;
+    return reporter(bytes, std::max(bytes, total));
+  };
+  const RowSource source = {std::move(chain), tell};
+  ASSIGN_OR_RETURN(const auto model, registry_->Serve(config, source, context));
+  v1::CheckpointProgress done = reporter.Done(info);
+  done.set_model_id(model->id);
+  done.set_history(model->history);
+  return done;
+}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> Checkpoints::ServeAgain(
+    const ServedModel& lost, const BytesReport& report, rpc::CallContext* context) {
+  ASSIGN_OR_RETURN(RowSource source, FindRows(lost.serves.model(), lost.serves.checkpoint()));
+  if (source.chain.front().manifest().checkpoint_id() != lost.serves.checkpoint_id()) {
+    return absl::NotFoundError(absl::StrCat("checkpoint '", ServesText(lost.serves),
+                                            "' was removed; another checkpoint has its name now"));
+  }
+  source.report = report;
+  return registry_->Serve(lost.config, source, context);
 }
 
 }  // namespace emberd::server

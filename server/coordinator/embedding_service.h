@@ -9,7 +9,7 @@
 #include "base/lane_server.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/pooled_call.h"
-#include "server/coordinator/train/train_streams.h"
+#include "server/coordinator/train/train_stream.h"
 
 namespace emberd::server {
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,7 @@
 #include "base/steady_time.h"
 #include "base/suggest.h"
 #include "config/config.h"
+#include "config/shared_tables.h"
 #include "server/ops/logging.h"
 
 namespace emberd::server {
@@ -507,6 +510,253 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Restore(
             {"model_id", absl::StrCat(absl::Hex(model->id, absl::kZeroPad16))},
             {"checkpoint", source.chain.front().manifest().name()}});
   return model;
+}
+
+// Models that serve checkpoints: one follows the other under one name while lookups go on.
+
+namespace {
+
+// So long shards keep rows that others have followed: coordinators hear of these within a second or
+// two, and calls that began on the old rows end on them.
+constexpr absl::Duration kFollowedPatience = absl::Seconds(5);
+constexpr absl::Duration kUnserveDeadline = absl::Seconds(2);
+
+}  // namespace
+
+absl::Status ModelRegistry::CheckServable(const ServedModel& model, const ShardModels& shards,
+                                          rpc::CallContext* context) {
+  const std::string& name = model.config.name();
+  for (int shard = 0; shard < static_cast<int>(shards.size()); ++shard) {
+    for (const internal::v1::HostedModel& here : shards.AllOnShard(shard, name)) {
+      if (here.serves().model().empty()) {
+        return absl::AlreadyExistsError(
+            absl::StrCat("model '", name,
+                         "' is declared on this cluster and serves no checkpoint; serve the "
+                         "checkpoint under another name (serve_as, `emberctl serve --as`)"));
+      }
+    }
+  }
+  RETURN_IF_ERROR(CheckName(model.config, model.id, shards, context));
+  for (const internal::v1::HostedModel& here : shards.HistoriesOf(model.id)) {
+    // It goes by itself if nobody goes on with it. Another coordinator may have served it on some
+    // shards and be about to do so on the others.
+    if (!here.serving()) return BeingRestored(model.config);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> ModelRegistry::MakeRoomBeside(ServedModel* model,
+                                                       rpc::CallContext* context) {
+  ShardModels shards = changes_.Ask(context);
+  RETURN_IF_ERROR(shards.complete());
+  RETURN_IF_ERROR(CheckServable(*model, shards, context));
+  const ModelVerdict verdict = Judge(model->id, /*known=*/0, &shards, context);
+  const bool whole = verdict.state == ModelState::kServing;
+  const std::vector<internal::v1::HostedModel> here = shards.HistoriesOf(model->id);
+  if (here.empty()) return 0;
+  // Of rows that some shards have lost, what is left shows that there is a model.
+  const uint64_t stays = whole ? verdict.history : here.back().history();
+  for (const internal::v1::HostedModel& rows : here) {
+    model->serves.set_version(std::max(model->serves.version(), rows.serves().version() + 1));
+    if (rows.history() == stays) continue;
+    RETURN_IF_ERROR(changes_.DropHistory(model->id, rows.history(), whole, context));
+  }
+  return whole ? 0 : stays;
+}
+
+absl::Status ModelRegistry::MakeServed(const ServedModel& model, const RowSource& source,
+                                       rpc::CallContext* context) {
+  const ShardModels shards = changes_.Ask(context);
+  RETURN_IF_ERROR(shards.complete());
+  model.SetLimits(shards.LimitsOf(model.id, 0));
+  absl::Status made = changes_.Make(model, model.history, shards, &source, context);
+  if (made.ok()) return made;
+  changes_.Undo(model.id, model.history);
+  // Where some shards serve it already, all go on with the rows of before.
+  rpc::CallContext undoing(SteadyNow() + kUnserveDeadline);
+  changes_.DropHistory(model.id, model.history, /*unless_only=*/true, &undoing).IgnoreError();
+  return made;
+}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::Serve(v1::ModelConfig config,
+                                                                        const RowSource& source,
+                                                                        rpc::CallContext* context) {
+  RETURN_IF_ERROR(config::CompleteModel(&config));
+  ASSIGN_OR_RETURN(std::shared_ptr<ServedModel> model, MakeModel(config, NewHistory()));
+  const v1::CheckpointManifest& manifest = source.chain.front().manifest();
+  model->serves.set_model(manifest.model());
+  model->serves.set_checkpoint(manifest.name());
+  model->serves.set_checkpoint_id(manifest.checkpoint_id());
+  model->serves.set_version(1);
+  absl::MutexLock lock(&serving_);
+  ASSIGN_OR_RETURN(const uint64_t useless, MakeRoomBeside(model.get(), context));
+  absl::Status made = MakeServed(*model, source, context);
+  if (absl::IsResourceExhausted(made) && useless != 0) {
+    RETURN_IF_ERROR(changes_.DropHistory(model->id, useless, /*unless_only=*/false, context));
+    model->history = NewHistory();
+    made = MakeServed(*model, source, context);
+  }
+  RETURN_IF_ERROR(made);
+  Remember(model);
+  ops::Log(ops::LogLevel::kInfo, "model serves a checkpoint",
+           {{"model", config.name()},
+            {"model_id", absl::StrCat(absl::Hex(model->id, absl::kZeroPad16))},
+            {"checkpoint", ServesText(model->serves)}});
+  return model;
+}
+
+void ModelRegistry::DropFollowed(const ServedModel& model, const ShardModels& shards,
+                                 rpc::CallContext* context) {
+  std::vector<uint64_t> followed;
+  for (const internal::v1::HostedModel& here : shards.HistoriesOf(model.id)) {
+    if (here.serves().version() < model.serves.version()) followed.push_back(here.history());
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = models_.find(model.id);
+    if (found == models_.end() || found->second.model->history != model.history) return;
+    absl::Time& since = found->second.followed;
+    since = followed.empty() ? absl::InfiniteFuture() : std::min(since, SteadyNow());
+    if (SteadyNow() < since + kFollowedPatience) return;
+  }
+  for (const uint64_t history : followed) {
+    changes_.DropHistory(model.id, history, /*unless_only=*/true, context).IgnoreError();
+  }
+}
+
+// Models that share tables with others.
+
+absl::Status ModelRegistry::CheckShared(const v1::ModelConfig& config, bool changes_rows,
+                                        const ShardModels& shards, rpc::CallContext* context) {
+  if (!config::HasSharedTables(config)) return absl::OkStatus();
+  for (const ShardModels::Hosted& other : shards.EveryTrained()) {
+    if (other.model.name() == config.name()) continue;
+    v1::ModelConfig held;
+    if (const Entry known = Find(other.model.model_id()); known.model != nullptr) {
+      held = known.model->config;
+    } else {
+      internal::v1::FindModelRequest request;
+      request.set_model_id(other.model.model_id());
+      auto found = shards_[other.shard]->FindModel(request, context);
+      if (absl::IsNotFound(found.status())) continue;  // it has just been dropped
+      RETURN_IF_ERROR(found.status());
+      held = found->config();
+    }
+    if (changes_rows) RETURN_IF_ERROR(config::CheckAlone(held, config));
+    RETURN_IF_ERROR(config::CheckSameShared(held, config));
+    const std::string resource = config::CommonResource(held, config);
+    if (resource.empty()) continue;
+    // Shards that lost the rows would begin with new ones, beside trained ones on the others.
+    if (shards.Judge(other.model.model_id(), 0).state == ModelState::kLost) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "resource '", resource, "' is held by model '", held.name(),
+          "', which some shards have lost; drop that model first, and all others that hold it"));
+    }
+    if (!options_.recovers) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "resource '", resource, "' is held by model '", held.name(),
+        "'; with storage.durability CHECKPOINT, models cannot share tables: each goes back to a "
+        "checkpoint of its own if rows are lost, and these do not agree. Use MEMORY or LOG"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelRegistry::SettleShared(uint64_t model_id, const SettleChanges& settle,
+                                         ShardModels* shards, rpc::CallContext* context) {
+  const std::shared_ptr<const ServedModel> known = Find(model_id).model;
+  if (known != nullptr && !config::HasSharedTables(known->config)) return absl::OkStatus();
+  const ModelVerdict verdict =
+      Judge(model_id, known == nullptr ? 0 : known->history, shards, context);
+  RETURN_IF_ERROR(shards->complete());
+  if (verdict.state != ModelState::kServing) return absl::OkStatus();
+  std::shared_ptr<const ServedModel> model = known;
+  if (known == nullptr || known->history != verdict.history) {
+    ASSIGN_OR_RETURN(model, Fetch(model_id, verdict.history, *shards, context));
+    if (!config::HasSharedTables(model->config)) return absl::OkStatus();
+  }
+  const absl::Status settled = settle(model);
+  if (!absl::IsDataLoss(settled)) return settled;
+  return absl::UnavailableError(absl::StrCat("a shard lost model '", model->config.name(),
+                                             "' just before it was dropped; try again"));
+}
+
+// Limits that change while a model is served: shard 0 knows those that count, and every coordinator
+// asks it each second.
+
+namespace {
+
+// How often a change begins again after another one has come between.
+constexpr int kLimitAttempts = 8;
+
+std::string LimitsText(const internal::v1::ModelLimits& limits) {
+  return absl::StrJoin(limits.stacks(), ", ", [](std::string* out, const v1::StackLimit& stack) {
+    absl::StrAppend(out, stack.stack(), " ", stack.max_ids_per_partition(), "/",
+                    stack.max_unique_ids_per_partition());
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRegistry::SetLimits(
+    const std::string& name, const LimitChange& change, rpc::CallContext* context) {
+  absl::MutexLock lock(&declaring_);
+  for (int attempt = 1;; ++attempt) {
+    ASSIGN_OR_RETURN(auto model, FindByName(name, context));
+    ASSIGN_OR_RETURN(model, FindAnew(model->id, context));
+    internal::v1::ServeModelRequest request;
+    request.set_model_id(model->id);
+    request.set_history(model->history);
+    internal::v1::ModelLimits& limits = *request.mutable_limits();
+    limits.set_version(model->live_limits->Get().version() + 1);
+    ASSIGN_OR_RETURN(const std::vector<v1::StackLimit> stacks, change(*model, model->PlanNow()));
+    limits.mutable_stacks()->Add(stacks.begin(), stacks.end());
+    const absl::Status set = shards_[0]->ServeModel(request, context).status();
+    if (absl::IsAborted(set) && attempt < kLimitAttempts) continue;
+    RETURN_IF_ERROR(set);
+    model->SetLimits(limits);
+    ops::Log(ops::LogLevel::kInfo, "limits of a model changed",
+             {{"model", name}, {"limits", LimitsText(limits)}});
+    return model;
+  }
+}
+
+absl::StatusOr<std::vector<v1::StackLimit>> ChangedLimits(const ServedModel& model,
+                                                          const preprocess::Plan& now,
+                                                          const v1::SetLimitsRequest& request) {
+  const preprocess::Plan& from = request.declared() ? model.plan : now;
+  std::vector<v1::StackLimit> limits;
+  std::vector<std::string> names;
+  for (const preprocess::StackPlan& stack : from.stacks) {
+    v1::StackLimit& limit = limits.emplace_back();
+    limit.set_stack(stack.name);
+    limit.set_max_ids_per_partition(stack.max_ids_per_partition);
+    limit.set_max_unique_ids_per_partition(stack.max_unique_ids_per_partition);
+    names.push_back(stack.name);
+  }
+  std::vector<bool> given(limits.size());
+  for (int i = 0; i < request.limits_size(); ++i) {
+    const v1::StackLimit& wanted = request.limits(i);
+    const std::string at = absl::StrCat("limits[", i, "]");
+    size_t k = 0;
+    while (k < names.size() && names[k] != wanted.stack()) ++k;
+    if (k == names.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(at, ".stack is '", wanted.stack(), "', which model '", model.config.name(),
+                       "' does not have; ", KnownNames("stacks", wanted.stack(), names)));
+    }
+    if (given[k]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(at, ".stack '", wanted.stack(), "' is repeated"));
+    }
+    given[k] = true;
+    if (wanted.max_ids_per_partition() < 0 || wanted.max_unique_ids_per_partition() < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          at, ": the limits of stack '", wanted.stack(), "' are ", wanted.max_ids_per_partition(),
+          " and ", wanted.max_unique_ids_per_partition(), "; they must be >= 0 (0: no limit)"));
+    }
+    limits[k] = wanted;
+  }
+  return limits;
 }
 
 }  // namespace emberd::server

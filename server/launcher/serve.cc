@@ -21,7 +21,6 @@
 #include "server/ops/http.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
-#include "server/ops/reopen_log.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/spans.h"
 #include "server/security/transport_security.h"

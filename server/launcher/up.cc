@@ -30,7 +30,6 @@
 #include "server/launcher/supervisor.h"
 #include "server/ops/lifecycle.h"
 #include "server/ops/logging.h"
-#include "server/ops/reopen_log.h"
 #include "server/rpc/spans.h"
 #include "server/shard/shard_backend.h"
 

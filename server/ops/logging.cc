@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/steady_time.h"
-#include "server/ops/reopen_log.h"
 
 namespace emberd::ops {
 namespace {

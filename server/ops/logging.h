@@ -56,6 +56,11 @@ struct LogField {
 // TEXT, INFO, standard error.
 absl::Status SetUpLogging(const v1::LoggingConfig& config, const std::string& process);
 
+// Makes a new file under the name of logging.file, if there is one, and goes on in it: after
+// somebody has moved it, as logrotate does. If that fails, the old one stays, and says why.
+// Thread-safe.
+void ReopenLog();
+
 // While one lives, what gRPC says on this thread is left out of the log: for calls whose failure is
 // told better by whoever makes them.
 class QuietGrpc {

@@ -19,7 +19,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/temp_dir.h"
-#include "server/ops/reopen_log.h"
 
 namespace emberd::ops {
 namespace logging_test {

@@ -1,6 +1,5 @@
 // What a shard promises a group: one update per step from all parts, on the first decision to
 // commit, once, and only for the generation of now.
-// Covers: group_state.cc
 #include "server/shard/group_steps.h"
 
 #include <gmock/gmock.h>

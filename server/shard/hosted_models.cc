@@ -1,6 +1,8 @@
 #include "server/shard/hosted_models.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "config/shared_tables.h"
+#include "server/ops/logging.h"
 #include "server/shard/log/log_records.h"
 
 namespace emberd::server {
@@ -486,6 +489,205 @@ ops::ShardModelMetrics* HostedModels::MetricsOf(uint64_t model_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = models_.find(model_id);
   return found == models_.end() ? nullptr : found->second.metrics;
+}
+
+// Models that share tables with others on their shard.
+
+absl::Status HostedModels::CheckShared(const internal::v1::CreateModelRequest& request,
+                                       bool initial_rows) const {
+  const v1::ModelConfig& config = request.config();
+  if (!config::HasSharedTables(config)) return absl::OkStatus();
+  if (request.has_serves()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model '", config.name(), "' serves a checkpoint, but has a table with a resource"));
+  }
+  absl::MutexLock lock(&mutex_);
+  const auto here = models_.find(request.model_id());
+  const bool is_here = here != models_.end();
+  if (is_here && here->second.history == request.history()) return absl::OkStatus();  // a retry
+  const bool resets = is_here && here->second.serving;
+  for (const auto& [id, other] : models_) {
+    // What is here under its name goes first, or it is refused for that.
+    if (other.config.name() == config.name()) continue;
+    const std::string resource = config::CommonResource(other.config, config);
+    if (resource.empty()) continue;
+    if (!initial_rows || resets) RETURN_IF_ERROR(config::CheckAlone(other.config, config));
+    RETURN_IF_ERROR(config::CheckSameShared(other.config, config));
+    const std::string holder =
+        absl::StrCat("model '", other.config.name(), "', which holds resource '", resource, "', ");
+    if (other.loading) return absl::UnavailableError(holder + "is being restored; retry");
+    if (!log_->on() || other.rows.checkpoint_id() == 0) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(holder,
+                     "was restored from a checkpoint, and the shards' logs continue from that: no "
+                     "model can share its rows any more. Create the models that share a table "
+                     "before anything is restored"));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t HostedModels::OldestOfShared(const v1::ModelConfig& config, uint64_t segment) const {
+  for (const auto& [id, other] : models_) {
+    if (config::CommonResource(other.config, config).empty()) continue;
+    segment = std::min(segment, other.rows.segment());
+  }
+  return segment;
+}
+
+bool HostedModels::KeepLog() const {
+  absl::MutexLock lock(&mutex_);
+  return std::any_of(models_.begin(), models_.end(), [](const auto& entry) {
+    return config::HasSharedTables(entry.second.config);
+  });
+}
+
+// Models that an operator keeps in the memory of the SparseCores: the memory manager does it, and
+// here it is remembered for as long as the model is here.
+
+absl::Status HostedModels::RecordPinned(const std::string& name, bool pinned) {
+  const ShardLog::Stay stay(log_);
+  absl::MutexLock lock(&mutex_);
+  for (auto& [id, model] : models_) {
+    if (model.config.name() != name || model.create.pinned() == pinned) continue;
+    if (model.is_trained()) RETURN_IF_ERROR(log_->Append(ModelPinnedRecord(id, pinned)));
+    model.create.set_pinned(pinned);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<shard::MemoryChange> HostedModels::SetPinned(const std::string& name, bool pinned) {
+  shard::MemoryManager* const memory = engine_->memory();
+  absl::MutexLock changing(&changing_);
+  ASSIGN_OR_RETURN(shard::MemoryChange change, memory->SetPinned(name, pinned));
+  if (const absl::Status recorded = RecordPinned(name, pinned); !recorded.ok()) {
+    if (change.changed) memory->SetPinned(name, !pinned).IgnoreError();
+    return recorded;
+  }
+  return change;
+}
+
+void HostedModels::PinIfCreatedSo(uint64_t engine_id) {
+  std::string name;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = models_.find(engine_id);
+    if (found == models_.end() || !found->second.create.pinned()) return;
+    name = found->second.config.name();
+  }
+  if (engine_->memory() == nullptr) return;
+  const absl::Status pinned = engine_->memory()->SetPinned(name, true).status();
+  if (pinned.ok()) return;
+  ops::Log(ops::LogLevel::kWarning, "a model that was pinned is not pinned any more",
+           {{"model", name}, {"shard", place_.index}, {"reason", std::string(pinned.message())}});
+  RecordPinned(name, false).IgnoreError();  // a log that cannot be written to says so itself
+}
+
+void HostedModels::PinAgain() {
+  // By name, so that all shards give up the same ones.
+  std::map<std::string, uint64_t> ids;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [id, model] : models_) ids[model.config.name()] = id;
+  }
+  for (const auto& [name, id] : ids) PinIfCreatedSo(id);
+}
+
+void HostedModels::RememberPinned(uint64_t model_id, bool pinned) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  if (found != models_.end()) found->second.create.set_pinned(pinned);
+}
+
+// What the log keeps of the models on a shard, and how they come back.
+
+bool HostedModels::MayMove(uint64_t model_id, const Model& model) const {
+  // Others may have changed what it shares, also such as have been dropped.
+  return !config::HasSharedTables(model.config) &&
+         log_->LastChange(model_id).value_or(0) < model.rows.segment();
+}
+
+void HostedModels::Describe(uint64_t segment, internal::v1::LogState* state) const {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, model] : models_) {
+    if (model.loading || !model.is_trained()) continue;
+    internal::v1::LogModel* to = state->add_models();
+    *to->mutable_create() = model.create;
+    to->set_serving(model.serving);
+    *to->mutable_rows() = model.rows;
+    if (MayMove(id, model)) to->mutable_rows()->set_segment(segment);
+  }
+  state->mutable_dropped_histories()->Add(dropped_.begin(), dropped_.end());
+}
+
+void HostedModels::SegmentBegun(uint64_t segment) {
+  absl::MutexLock lock(&mutex_);
+  for (auto& [id, model] : models_) {
+    // The record that changes it may be on its way into the new segment: that is early enough.
+    if (!model.loading && model.is_trained() && MayMove(id, model)) model.rows.set_segment(segment);
+  }
+}
+
+std::optional<uint64_t> HostedModels::OldestSegment() const {
+  absl::MutexLock lock(&mutex_);
+  std::optional<uint64_t> oldest;
+  for (const auto& [id, model] : models_) {
+    if (model.loading || !model.is_trained()) continue;
+    oldest = std::min(oldest.value_or(model.rows.segment()), model.rows.segment());
+  }
+  return oldest;
+}
+
+absl::Status HostedModels::Remember(const internal::v1::LogModel& from,
+                                    std::shared_ptr<shard::Model> model, int64_t changes,
+                                    uint64_t tracked) {
+  ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(from.create()));
+  const uint64_t id = from.create().model_id();
+  if (model != nullptr) {
+    RETURN_IF_ERROR(engine_->AddModel(std::move(model)));
+  } else {
+    RETURN_IF_ERROR(
+        engine_->CreateModel(ModelSpecFromPlan(id, from.create().config(), plan, place_.index)));
+  }
+  Model entry = MakeEntry(from.create(), plan);
+  entry.serving = from.serving();
+  entry.returned = place_.shards > 1;
+  entry.rows = from.rows();
+  entry.changes = changes;
+  entry.checkpoint_id = config::HasSharedTables(entry.config) ? 0 : tracked;
+  entry.restored = from.rows().checkpoint_id() != 0;
+  absl::MutexLock lock(&mutex_);
+  entry.rows.set_segment(OldestOfShared(entry.config, entry.rows.segment()));
+  models_[id] = std::move(entry);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<shard::ModelSpec> HostedModels::SpecOf(
+    const internal::v1::CreateModelRequest& request) const {
+  ASSIGN_OR_RETURN(const preprocess::Plan plan, CheckRequest(request));
+  return ModelSpecFromPlan(request.model_id(), request.config(), plan, place_.index);
+}
+
+void HostedModels::Renew(uint64_t model_id, uint64_t history) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(model_id);
+  if (found == models_.end()) return;
+  found->second.history = history;
+  found->second.create.set_history(history);
+}
+
+void HostedModels::ServeAgain(const internal::v1::LogModelServed& served) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = models_.find(served.model_id());
+  if (found == models_.end()) return;
+  found->second.serving = true;
+  if (served.has_limits()) *found->second.create.mutable_limits() = served.limits();
+}
+
+void HostedModels::RemoveAgain(uint64_t model_id) { Remove(model_id).IgnoreError(); }
+
+void HostedModels::RememberDroppedHistory(uint64_t history) {
+  absl::MutexLock lock(&mutex_);
+  RememberDropped(history);
 }
 
 }  // namespace emberd::server

@@ -1,6 +1,7 @@
 #include "server/shard/shard_host.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "base/steady_time.h"
 #include "config/config.h"
 #include "server/ops/logging.h"
+#include "server/ops/process_metrics.h"
 #include "server/shard/apply_codec.h"
 #include "server/shard/log/assign_codec.h"
 
@@ -509,6 +511,235 @@ absl::StatusOr<MutationVotes::Change> ShardHost::ChangeOf(const AssignCommand& c
     });
   };
   return change;
+}
+
+// The memory of a shard's SparseCores, where models may be evicted: what it holds, and what
+// operators do with it.
+
+namespace {
+
+using v1::ChangeMemoryRequest;
+
+v1::MemoryTable::Place PlaceOf(shard::RowsPlace place) {
+  switch (place) {
+    case shard::RowsPlace::kSparseCore:
+      return v1::MemoryTable::SPARSECORE;
+    case shard::RowsPlace::kHost:
+      return v1::MemoryTable::HOST;
+    case shard::RowsPlace::kSpilled:
+      return v1::MemoryTable::SPILLED;
+  }
+  return v1::MemoryTable::PLACE_UNSPECIFIED;
+}
+
+}  // namespace
+
+absl::Status CheckMemoryChange(const ChangeMemoryRequest& request) {
+  const bool pins = request.operation() == ChangeMemoryRequest::PIN ||
+                    request.operation() == ChangeMemoryRequest::UNPIN;
+  const std::string name = ChangeMemoryRequest::Operation_Name(request.operation());
+  if (request.operation() == ChangeMemoryRequest::OPERATION_UNSPECIFIED || name.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("operation is ",
+                                                   static_cast<int>(request.operation()),
+                                                   "; it must be PIN, UNPIN, COMPACT or RELEASE"));
+  }
+  if (pins && request.model().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("model is empty; ", name, " needs a name"));
+  }
+  if (!pins && !request.model().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("model is '", request.model(), "'; ", name,
+                                                   " is about all models: leave it empty"));
+  }
+  return absl::OkStatus();
+}
+
+v1::MemoryStatus ShardHost::DescribeMemory() const {
+  const shard::MemoryFigures figures = engine_->memory()->Figures();
+  v1::MemoryStatus memory;
+  memory.set_bytes(figures.bytes);
+  memory.set_free_bytes(figures.free_bytes);
+  memory.set_largest_gap_bytes(figures.largest_gap);
+  memory.set_host_bytes(figures.host_bytes);
+  memory.set_host_budget_bytes(host_budget_bytes_);
+  memory.set_spilled_bytes(figures.spilled_bytes);
+  memory.set_pinned_bytes(figures.pinned_bytes);
+  memory.set_evictions(figures.evictions);
+  memory.set_returns(figures.returns);
+  memory.set_compactions(figures.compactions);
+  memory.set_failures(figures.failures);
+  for (const shard::MemoryFigures::Table& table : figures.tables) {
+    v1::MemoryTable* to = memory.add_tables();
+    to->set_model(table.model);
+    to->set_stack(table.name);
+    to->set_bytes(table.bytes);
+    to->set_place(PlaceOf(table.place));
+    to->set_address(table.address);
+    to->set_uses(table.uses);
+    to->set_pinned(table.pinned);
+  }
+  return memory;
+}
+
+absl::StatusOr<shard::MemoryChange> ShardHost::MakeMemoryChange(
+    const ChangeMemoryRequest& request) {
+  switch (request.operation()) {
+    case ChangeMemoryRequest::COMPACT:
+      return engine_->memory()->Compact();
+    case ChangeMemoryRequest::RELEASE:
+      return engine_->memory()->ReleaseAll();
+    default:
+      break;
+  }
+  const bool pinned = request.operation() == ChangeMemoryRequest::PIN;
+  auto change = models_.SetPinned(request.model(), pinned);
+  if (change.ok()) RETURN_IF_ERROR(log_.WaitDurable());
+  return change;
+}
+
+absl::StatusOr<v1::ShardMemoryChange> ShardHost::ChangeMemory(const ChangeMemoryRequest& request) {
+  RETURN_IF_ERROR(CheckMemoryChange(request));
+  if (engine_->memory() == nullptr) {
+    return absl::FailedPreconditionError(
+        "models are not evicted in this cluster: its description has no `eviction`; write "
+        "`eviction { spill_folder: \"/var/tmp/emberd\" }` into it and start it again");
+  }
+  ASSIGN_OR_RETURN(const shard::MemoryChange change, MakeMemoryChange(request));
+  v1::ShardMemoryChange response;
+  response.set_shard(place_.index);
+  response.set_changed(change.changed);
+  response.set_returned(change.returned);
+  response.mutable_evicted()->Add(change.evicted.begin(), change.evicted.end());
+  response.set_evicted_bytes(change.evicted_bytes);
+  response.set_moved_tables(change.moved);
+  *response.mutable_memory() = DescribeMemory();
+  ops::Log(ops::LogLevel::kInfo, "memory changed by an operator",
+           {{"operation", ChangeMemoryRequest::Operation_Name(request.operation())},
+            {"model", request.model()},
+            {"shard", place_.index},
+            {"evicted", change.evicted.size()},
+            {"moved_tables", change.moved}});
+  return response;
+}
+
+// What a shard tells of itself: its status, and the metrics that it brings up to date once a
+// second.
+
+namespace {
+
+// By number of rows, the share of a table's lookups that they have at least: without what the
+// sketch may have counted for rows that it forgot.
+std::map<int, double> SharesOf(const shard::HotTable& table) {
+  std::map<int, double> shares = {{1, 0}, {10, 0}, {100, 0}};
+  for (auto& [top, share] : shares) {
+    for (size_t i = 0; i < table.rows.size() && i < static_cast<size_t>(top); ++i) {
+      const int64_t lookups = table.rows[i].lookups - table.rows[i].error;
+      share += static_cast<double>(lookups) / static_cast<double>(table.lookups);
+    }
+  }
+  return shares;
+}
+
+}  // namespace
+
+absl::Status CheckHotRows(int hot_rows) {
+  if (hot_rows >= 0 && hot_rows <= kMaxHotRows) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("hot_rows is ", hot_rows, "; it must be 0 to ", kMaxHotRows));
+}
+
+void ShardHost::Sweep() {
+  using enum ops::MetricId;
+  ops::ServerMetrics& metrics = *server_metrics_;
+  metrics.Add(kBatchesExpired, static_cast<double>(batches_.Sweep(SteadyNow()).size()));
+  if (CheckReady().ok()) {
+    group_steps_.Sweep(SteadyNow());
+    checkpoints_.Sweep(SteadyNow());
+    if (log_.SegmentFull()) BeginLogSegment().IgnoreError();  // the next sweep tries again
+  }
+  const v1::LogStatus log = durable_.Status();
+  metrics.Set(kLogBytes, log.bytes());
+  metrics.Set(kLogRefuses, log.failure().empty() ? 0 : 1);
+  metrics.Set(kRecovering, log.recovering() ? 1 : 0);
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  metrics.Set(kModels, statistics.models);
+  metrics.Set(kTableBytes, statistics.table_bytes);
+  metrics.Set(kBatches, batches_.count());
+  metrics.Set(kBatchBytes, batches_.bytes());
+  metrics.Set(kInFlightBytes, limits_.memory.used());
+  if (engine_->memory() != nullptr) {
+    const shard::MemoryFigures memory = engine_->memory()->Figures();
+    const int cores = place_.sparsecores_per_shard;
+    metrics.Set(kTableResidentBytes, (memory.bytes - memory.free_bytes) * cores);
+    metrics.Set(kTablePinnedBytes, memory.pinned_bytes * cores);
+    metrics.Set(kTableHostBytes, memory.host_bytes * cores);
+    metrics.Set(kTableSpilledBytes, memory.spilled_bytes);
+    metrics.SetTotal(kEvictions, memory.evictions);
+    metrics.SetTotal(kReturns, memory.returns);
+    metrics.SetTotal(kMemoryFailures, memory.failures);
+  }
+  CountPartitions(statistics);
+  ShowHotRows();
+}
+
+void ShardHost::ShowHotRows() {
+  for (const shard::HotTable& table : engine_->HotRows(kMaxHotRows)) {
+    metrics_->SetHotRowShares(place_.index, table.model, table.table, SharesOf(table));
+  }
+}
+
+void ShardHost::CountPartitions(const shard::EngineStatistics& statistics) {
+  for (size_t k = 0; k < statistics.partitions.size(); ++k) {
+    const shard::PartitionStatistics& now = statistics.partitions[k];
+    shard::PartitionStatistics& before = counted_partitions_[k];
+    partition_metrics_[k].gathered->Increment(
+        static_cast<double>(now.rows_gathered - before.rows_gathered));
+    partition_metrics_[k].updated->Increment(
+        static_cast<double>(now.rows_updated - before.rows_updated));
+    before = now;
+  }
+}
+
+v1::ShardStatus ShardHost::GetStatus(int hot_rows) const {
+  const shard::EngineStatistics statistics = engine_->Statistics();
+  v1::ShardStatus status;
+  status.set_index(place_.index);
+  status.set_reachable(true);
+  status.set_incarnation(incarnation_);
+  status.set_uptime_ms(absl::ToInt64Milliseconds(SteadyNow() - start_));
+  status.set_models(statistics.models);
+  status.set_table_bytes(statistics.table_bytes);
+  status.set_batches(static_cast<int>(batches_.count()));
+  status.set_batch_bytes(batches_.bytes());
+  status.set_rows_gathered(statistics.rows_gathered);
+  status.set_rows_updated(statistics.rows_updated);
+  status.set_table_budget_bytes(table_budget_bytes_);
+  status.set_memory_bytes(memory_.share());
+  status.set_resident_bytes(ops::ResidentBytes().value_or(0));
+  status.set_huge_page_bytes(ops::HugePageBytes().value_or(0));
+  status.set_queued(workers_.queued() + statistics.queued);
+  if (durable_.on()) *status.mutable_log() = durable_.Status();
+  if (engine_->memory() != nullptr) *status.mutable_memory() = DescribeMemory();
+  for (int k = 0; k < place_.sparsecores_per_shard; ++k) {
+    v1::PartitionStatus* partition = status.add_partitions();
+    partition->set_index(place_.index * place_.sparsecores_per_shard + k);
+    if (static_cast<size_t>(k) >= statistics.partitions.size()) continue;  // no model yet
+    partition->set_table_bytes(statistics.partitions[k].table_bytes);
+    partition->set_rows_gathered(statistics.partitions[k].rows_gathered);
+    partition->set_rows_updated(statistics.partitions[k].rows_updated);
+  }
+  if (hot_rows <= 0) return status;
+  for (const shard::HotTable& table : engine_->HotRows(std::min(hot_rows, kMaxHotRows))) {
+    for (const shard::HotRow& row : table.rows) {
+      v1::HotRow* to = status.add_hot_rows();
+      to->set_model(table.model);
+      to->set_table(table.table);
+      to->set_id(row.id);
+      to->set_lookups(row.lookups);
+      to->set_error(row.error);
+      to->set_table_lookups(table.lookups);
+    }
+  }
+  return status;
 }
 
 }  // namespace emberd::server

@@ -1,6 +1,5 @@
 // What a shard promises a coordinator: nothing changes before the decision, an undecided update
 // leaves no trace, and an update is applied once.
-// Covers: shard_status.cc
 #include "server/shard/shard_host.h"
 
 #include <atomic>

@@ -1,11 +1,13 @@
 #include "server/shard/verbs.h"
 
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "server/shard/drop_groups.h"
+#include "server/group/rendezvous.h"
 #include "server/shard/mutation_votes.h"
 #include "server/shard/shard_backend.h"
 #include "server/shard/shard_host.h"
@@ -29,6 +31,18 @@ auto FillCounts(Response* response, ShardVerbs::Done done) {
     if (rows.ok()) SetRowCounts(*rows, response);
     done(rows.status());
   };
+}
+
+// FAILED_PRECONDITION, and nothing is forgotten, also where ranks are at work in one of the groups,
+// as far as `rendezvous` knows. "NAME#" is no group: it asks for nothing but this of NAME.
+absl::StatusOr<pb::DropGroupsResponse> ForgetGroups(ShardHost* host, Rendezvous* rendezvous,
+                                                    const pb::DropGroupsRequest& request) {
+  std::set<std::string> names;
+  for (const std::string& group : request.groups()) names.insert(group.substr(0, group.find('#')));
+  for (const std::string& name : names) {
+    RETURN_IF_ERROR(rendezvous->Forget({request.model_id(), name}));
+  }
+  return host->DropGroups(request);
 }
 
 }  // namespace
@@ -105,7 +119,7 @@ void ShardVerbs::DecideStep(const pb::DecideStepRequest& request, pb::DecideStep
 
 void ShardVerbs::DropGroups(const pb::DropGroupsRequest& request, pb::DropGroupsResponse* response,
                             Done done) {
-  done(Fill(server::DropGroups(host_, rendezvous_, request), response));
+  done(Fill(ForgetGroups(host_, rendezvous_, request), response));
 }
 
 void ShardVerbs::ReleaseBatch(const pb::ReleaseBatchRequest& request, pb::ReleaseBatchResponse*,

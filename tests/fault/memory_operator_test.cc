@@ -2,8 +2,7 @@
 // more models than it holds. Catches: a pin that only one shard has, or that does not outlast what
 // it should; an operation that loses rows; an answer that tells of what was not done.
 //
-// Covers: client/emberctl/verbs/memory.cc server/shard/hosted_pins.cc
-// Covers: server/shard/shard_memory.cc server/coordinator/memory_changes.cc
+// Covers: client/emberctl/verbs/memory.cc
 #include <algorithm>
 #include <set>
 #include <string>

@@ -3,8 +3,6 @@
 // any of the models did, also such as were dropped. A log that begins with a checkpoint of one
 // model would make the changes of the other twice, and one that is cut after a drop would lose
 // them: the rows would differ from those of a cluster that nobody disturbs.
-//
-// Covers: server/coordinator/model_sharing.cc, server/shard/hosted_shared.cc
 #include <memory>
 #include <random>
 #include <string>

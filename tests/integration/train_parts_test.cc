@@ -4,7 +4,7 @@
 // that half an update is made, or that an answer is not what was asked for.
 //
 // Covers: server/coordinator/incoming_update.cc, server/coordinator/gradient_reader.cc,
-// server/coordinator/train/train_streams.cc
+// server/coordinator/train/train_stream.cc
 #include <algorithm>
 #include <cstring>
 #include <functional>
