@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/failpoint.h"
+#include "base/status.h"
 #include "base/steady_time.h"
 #include "client/cpp/batch_codec.h"
 #include "client/cpp/checkpoint_codec.h"
@@ -37,6 +38,8 @@ void ShareActivations(SharedMemory* memory, ExpectedLookup* expected, v1::Lookup
   expected->Lend();
 }
 
+constexpr char kLookup[] = "/emberd.v1.EmbeddingService/Lookup";
+
 // Of so few bytes, gRPC costs many times what the lookup does.
 constexpr size_t kSmallRequest = size_t{32} << 10;
 constexpr size_t kSmallAnswer = size_t{40} << 10;
@@ -52,8 +55,8 @@ class Client::Impl {
                                 const DeclareOptions& options);
   // `sink` may be empty.
   absl::StatusOr<v1::CheckpointProgress> RunCheckpointCall(
-      absl::Duration deadline, const ProgressSink& sink,
-      absl::FunctionRef<ProgressReader(const Coordinator&, grpc::ClientContext*)> begin);
+      const char* method, const google::protobuf::MessageLite& request, absl::Duration deadline,
+      const ProgressSink& sink);
   // INVALID_ARGUMENT for a handle that no coordinator of this client gave.
   absl::Status CheckBatch(const BatchHandle& batch) const;
   // Names the update `sequence`, or a new one if that is 0.
@@ -75,12 +78,9 @@ absl::StatusOr<Model> Client::Impl::Declare(const absl::StatusOr<v1::ModelConfig
   }
   absl::Duration deadline = options.deadline;
   if (deadline == absl::ZeroDuration() && !options.restore_from.empty()) deadline = absl::Hours(24);
-  v1::DeclareModelResponse response;
-  absl::Status status =
-      transport->Call({deadline}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.embedding->DeclareModel(context, request, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response,
+                   transport->Call<v1::DeclareModelResponse>(
+                       "/emberd.v1.EmbeddingService/DeclareModel", request, {deadline}));
   return DecodeModel(response.model_id(), response.created(), request.config(), response.plan());
 }
 
@@ -129,12 +129,8 @@ absl::StatusOr<Model> Client::DeclareModelFile(const std::string& path,
 absl::StatusOr<Model> Client::DescribeModel(const std::string& name) {
   v1::DescribeModelRequest request;
   request.set_name(name);
-  v1::DescribeModelResponse response;
-  absl::Status status =
-      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.embedding->DescribeModel(context, request, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::DescribeModelResponse>(
+                                            "/emberd.v1.EmbeddingService/DescribeModel", request));
   return DecodeModel(response.model_id(), false, response.config(), response.plan());
 }
 
@@ -153,13 +149,13 @@ absl::StatusOr<LookupResult> Client::Lookup(const Model& model,
   const auto look_up = [&](const Coordinator& coordinator, grpc::ClientContext* context) {
     // A lane that was silent is asked elsewhere again, and may yet write to the same block.
     if (!small || request->shared().has_activations()) {
-      return coordinator.embedding->Lookup(context, *request, response.get());
+      return coordinator.Call(kLookup, *request, context, response.get());
     }
     Transport& transport = *impl_->transport;
     const auto done =
         transport.CallOnLane(coordinator, v1::LOOKUP, *request, context, response.get());
     if (done.has_value()) return *done;
-    const grpc::Status status = coordinator.embedding->Lookup(context, *request, response.get());
+    const grpc::Status status = coordinator.Call(kLookup, *request, context, response.get());
     if (status.ok() && coordinator.lanes != nullptr) {
       coordinator.lanes->Grow(FromSystemTime(context->deadline()));
     }
@@ -190,13 +186,10 @@ absl::StatusOr<ApplyResult> Client::ApplyGradients(const Model& model, const Bat
       EncodeApply(model, batch, gradients, options, impl_->options.gradient_type, &shared);
   if (!request.ok()) return request.status();
   impl_->SetMutation(options.sequence, request->mutable_mutation());
-  v1::ApplyGradientsResponse response;
   shared.Lend();
-  absl::Status status = impl_->transport->Call(
-      {options.deadline, batch.coordinator}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.embedding->ApplyGradients(context, *request, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::ApplyGradientsResponse>(
+                                            "/emberd.v1.EmbeddingService/ApplyGradients", *request,
+                                            {options.deadline, batch.coordinator}));
   shared.Settle();
   return ApplyResult{response.rows_updated(), response.replayed(), response.rows_skipped()};
 }
@@ -206,11 +199,10 @@ absl::Status Client::ReleaseBatch(const Model& model, const BatchHandle& batch) 
   v1::ReleaseBatchRequest request;
   request.set_model_id(model.id);
   request.set_batch_handle(batch.value);
-  v1::ReleaseBatchResponse response;
-  return impl_->transport->Call(
-      {.coordinator = batch.coordinator}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.embedding->ReleaseBatch(context, request, &response);
-      });
+  return impl_->transport
+      ->Call<v1::ReleaseBatchResponse>("/emberd.v1.EmbeddingService/ReleaseBatch", request,
+                                       {.coordinator = batch.coordinator})
+      .status();
 }
 
 absl::StatusOr<std::unique_ptr<TrainStream>> Client::Train(const Model& model,
@@ -227,12 +219,8 @@ absl::StatusOr<RowValues> Client::ReadRows(const Model& model, const std::string
   const int64_t rows = static_cast<int64_t>(ids.size());
   EncodeInts(ids, {rows}, request.mutable_ids());
   if (absl::Status status = CheckSize(request); !status.ok()) return status;
-  v1::ReadRowsResponse response;
-  absl::Status status =
-      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.embedding->ReadRows(context, request, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::ReadRowsResponse>(
+                                            "/emberd.v1.EmbeddingService/ReadRows", request));
   absl::StatusOr<int64_t> dim = RowWidth(model, table, slot, response.values());
   if (!dim.ok()) return dim.status();
   RowValues result;
@@ -264,12 +252,9 @@ absl::StatusOr<bool> Client::AssignRows(const Model& model, const std::string& t
   EncodeFloats(values, {rows, dim}, WireType::kFloat32, request.mutable_values());
   if (absl::Status status = CheckSize(request); !status.ok()) return status;
   impl_->SetMutation(options.sequence, request.mutable_mutation());
-  v1::AssignRowsResponse response;
-  absl::Status status = impl_->transport->Call(
-      {options.deadline}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.embedding->AssignRows(context, request, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response,
+                   impl_->transport->Call<v1::AssignRowsResponse>(
+                       "/emberd.v1.EmbeddingService/AssignRows", request, {options.deadline}));
   return response.replayed();
 }
 
@@ -279,13 +264,12 @@ absl::Status Client::ExportTable(const Model& model, const std::string& table, c
 }
 
 absl::StatusOr<v1::CheckpointProgress> Client::Impl::RunCheckpointCall(
-    absl::Duration deadline, const ProgressSink& sink,
-    absl::FunctionRef<ProgressReader(const Coordinator&, grpc::ClientContext*)> begin) {
-  return RunWithProgress(
-      [&](Transport::Attempt attempt) { return transport->Call({deadline}, attempt); }, begin,
-      [&](const v1::CheckpointProgress& progress) {
-        if (sink) sink(DecodeProgress(progress));
-      });
+    const char* method, const google::protobuf::MessageLite& request, absl::Duration deadline,
+    const ProgressSink& sink) {
+  return RunWithProgress(transport.get(), method, request, deadline,
+                         [&](const v1::CheckpointProgress& progress) {
+                           if (sink) sink(DecodeProgress(progress));
+                         });
 }
 
 absl::StatusOr<SavedCheckpoint> Client::SaveCheckpoint(const std::string& model,
@@ -294,14 +278,11 @@ absl::StatusOr<SavedCheckpoint> Client::SaveCheckpoint(const std::string& model,
   request.set_model(model);
   request.set_name(options.name);
   request.set_incremental(options.incremental);
-  const auto result =
-      impl_->RunCheckpointCall(options.deadline, options.progress,
-                               [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-                                 return coordinator.checkpoint->SaveCheckpoint(context, request);
-                               });
-  if (!result.ok()) return result.status();
-  return SavedCheckpoint{DecodeCheckpoint(result->checkpoint()),
-                         absl::Microseconds(result->pause_us())};
+  ASSIGN_OR_RETURN(const auto result,
+                   impl_->RunCheckpointCall("/emberd.v1.CheckpointService/SaveCheckpoint", request,
+                                            options.deadline, options.progress));
+  return SavedCheckpoint{DecodeCheckpoint(result.checkpoint()),
+                         absl::Microseconds(result.pause_us())};
 }
 
 absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& model,
@@ -314,13 +295,10 @@ absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& mode
     if (!config.ok()) return config.status();
     *request.mutable_config() = *config;
   }
-  const auto result =
-      impl_->RunCheckpointCall(options.deadline, options.progress,
-                               [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-                                 return coordinator.checkpoint->RestoreCheckpoint(context, request);
-                               });
-  if (!result.ok()) return result.status();
-  return DecodeCheckpoint(result->checkpoint());
+  ASSIGN_OR_RETURN(const auto result,
+                   impl_->RunCheckpointCall("/emberd.v1.CheckpointService/RestoreCheckpoint",
+                                            request, options.deadline, options.progress));
+  return DecodeCheckpoint(result.checkpoint());
 }
 
 absl::StatusOr<CheckpointInfo> Client::ServeCheckpoint(const std::string& model,
@@ -336,24 +314,18 @@ absl::StatusOr<CheckpointInfo> Client::ServeCheckpoint(const std::string& model,
                      "\" is not allowed; it must be FLOAT32, BFLOAT16 or FLOAT16"));
   }
   request.set_storage_dtype(dtype);
-  const auto result =
-      impl_->RunCheckpointCall(options.deadline, options.progress,
-                               [&](const Coordinator& coordinator, grpc::ClientContext* context) {
-                                 return coordinator.checkpoint->ServeCheckpoint(context, request);
-                               });
-  if (!result.ok()) return result.status();
-  return DecodeCheckpoint(result->checkpoint());
+  ASSIGN_OR_RETURN(const auto result,
+                   impl_->RunCheckpointCall("/emberd.v1.CheckpointService/ServeCheckpoint", request,
+                                            options.deadline, options.progress));
+  return DecodeCheckpoint(result.checkpoint());
 }
 
 absl::StatusOr<CheckpointList> Client::ListCheckpoints(const std::string& model) {
   v1::ListCheckpointsRequest request;
   request.set_model(model);
-  v1::ListCheckpointsResponse response;
-  const absl::Status status =
-      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.checkpoint->ListCheckpoints(context, request, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response,
+                   impl_->transport->Call<v1::ListCheckpointsResponse>(
+                       "/emberd.v1.CheckpointService/ListCheckpoints", request));
   return DecodeCheckpoints(response);
 }
 
@@ -362,56 +334,41 @@ absl::StatusOr<int64_t> Client::DeleteCheckpoint(const std::string& model,
   v1::DeleteCheckpointRequest request;
   request.set_model(model);
   request.set_name(name);
-  v1::DeleteCheckpointResponse response;
-  const absl::Status status =
-      impl_->transport->Call({absl::Hours(1)}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.checkpoint->DeleteCheckpoint(context, request, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response,
+                   impl_->transport->Call<v1::DeleteCheckpointResponse>(
+                       "/emberd.v1.CheckpointService/DeleteCheckpoint", request, {absl::Hours(1)}));
   return response.bytes();
 }
 
 absl::StatusOr<ClusterStatus> Client::GetStatus() {
-  v1::GetStatusResponse response;
-  absl::Status status =
-      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.admin->GetStatus(context, {}, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response,
+                   impl_->transport->Call<v1::GetStatusResponse>(
+                       "/emberd.v1.AdminService/GetStatus", v1::GetStatusRequest()));
   return DecodeStatus(response);
 }
 
 absl::StatusOr<bool> Client::DropModel(const std::string& name) {
   v1::DropModelRequest request;
   request.set_name(name);
-  v1::DropModelResponse response;
-  absl::Status status =
-      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.admin->DropModel(context, request, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::DropModelResponse>(
+                                            "/emberd.v1.AdminService/DropModel", request));
   return response.dropped();
 }
 
 absl::Status Client::ResetModel(const std::string& name) {
   v1::ResetModelRequest request;
   request.set_name(name);
-  v1::ResetModelResponse response;
-  return impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
-    return coordinator.admin->ResetModel(context, request, &response);
-  });
+  return impl_->transport
+      ->Call<v1::ResetModelResponse>("/emberd.v1.AdminService/ResetModel", request)
+      .status();
 }
 
 absl::StatusOr<bool> Client::DropGroup(const std::string& model, const std::string& group) {
   v1::DropGroupRequest request;
   request.set_model(model);
   request.set_group(group);
-  v1::DropGroupResponse response;
-  absl::Status status =
-      impl_->transport->Call({}, [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.admin->DropGroup(context, request, &response);
-      });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response, impl_->transport->Call<v1::DropGroupResponse>(
+                                            "/emberd.v1.AdminService/DropGroup", request));
   return response.dropped();
 }
 

@@ -3,22 +3,33 @@
 
 #include <memory>
 
+#include <google/protobuf/message_lite.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/sync_stream.h>
 
 #include "base/lane_pool.h"
 #include "client/cpp/shared_memory.h"
-#include "emberd/v1/admin_service.grpc.pb.h"
-#include "emberd/v1/checkpoint_service.grpc.pb.h"
-#include "emberd/v1/embedding_service.grpc.pb.h"
 
 namespace emberd::client {
 
+// Calls do what the stubs of gRPC's compiler would; `method`: "/emberd.v1.AdminService/Drain".
 struct Coordinator {
+  grpc::Status Call(const char* method, const google::protobuf::MessageLite& request,
+                    grpc::ClientContext* context, google::protobuf::MessageLite* response) const;
+  // Of a call with a stream of answers.
+  template <typename Message>
+  std::unique_ptr<grpc::ClientReader<Message>> Read(const char* method,
+                                                    const google::protobuf::MessageLite& request,
+                                                    grpc::ClientContext* context) const {
+    return std::unique_ptr<grpc::ClientReader<Message>>(
+        grpc::internal::ClientReaderFactory<Message>::Create(
+            channel.get(), {method, grpc::internal::RpcMethod::SERVER_STREAMING}, context,
+            request));
+  }
+
   std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<v1::EmbeddingService::Stub> embedding;
-  std::unique_ptr<v1::AdminService::Stub> admin;
-  std::unique_ptr<v1::CheckpointService::Stub> checkpoint;
   // Those stay when the channel is replaced.
   std::shared_ptr<SharedMemory> memory;
   std::shared_ptr<LanePool> lanes;  // null: all calls go by gRPC

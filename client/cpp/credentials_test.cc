@@ -87,12 +87,10 @@ class CredentialsTest : public ::testing::Test {
     return Authorization(**transport);
   }
   static absl::StatusOr<std::string> Authorization(Transport& transport) {
-    v1::GetStatusResponse response;
-    const absl::Status status = transport.Call({}, [&](const Coordinator& to, auto* context) {
-      return to.admin->GetStatus(context, {}, &response);
-    });
-    if (!status.ok()) return status;
-    return response.shards_size() == 0 ? "" : response.shards(0).address();
+    const auto response = transport.Call<v1::GetStatusResponse>("/emberd.v1.AdminService/GetStatus",
+                                                                v1::GetStatusRequest());
+    if (!response.ok()) return response.status();
+    return response->shards_size() == 0 ? "" : response->shards(0).address();
   }
   static std::string ConnectError(ClientOptions options) {
     options.connect_timeout = absl::Seconds(1);

@@ -49,8 +49,8 @@ grpc::Status Export::Try(const Coordinator& coordinator, grpc::ClientContext* co
   request.set_slot(options.slot);
   request.set_first_row(next);
   request.set_row_count(end - next);
-  std::unique_ptr<grpc::ClientReader<v1::ExportTableResponse>> reader =
-      coordinator.embedding->ExportTable(context, request);
+  const auto reader = coordinator.Read<v1::ExportTableResponse>(
+      "/emberd.v1.EmbeddingService/ExportTable", request, context);
   v1::ExportTableResponse part;
   while (failure.ok() && reader->Read(&part)) failure = Deliver(part);
   if (!failure.ok()) context->TryCancel();

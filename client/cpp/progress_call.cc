@@ -1,16 +1,17 @@
 #include "client/cpp/progress_call.h"
 
+#include "client/cpp/coordinator.h"
+
 namespace emberd::client {
 
 absl::StatusOr<v1::CheckpointProgress> RunWithProgress(
-    absl::FunctionRef<absl::Status(Transport::Attempt)> call,
-    absl::FunctionRef<ProgressReader(const Coordinator&, grpc::ClientContext*)> begin,
-    absl::FunctionRef<void(const v1::CheckpointProgress&)> progress) {
+    Transport* transport, const char* method, const google::protobuf::MessageLite& request,
+    absl::Duration deadline, absl::FunctionRef<void(const v1::CheckpointProgress&)> progress) {
   v1::CheckpointProgress last;
   grpc::Status end;  // of a call that had begun to answer
-  const absl::Status status =
-      call([&](const Coordinator& coordinator, grpc::ClientContext* context) {
-        const ProgressReader reader = begin(coordinator, context);
+  const absl::Status status = transport->Call(
+      {deadline}, [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+        const auto reader = coordinator.Read<v1::CheckpointProgress>(method, request, context);
         bool begun = false;
         while (reader->Read(&last)) {
           begun = true;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include <grpcpp/grpcpp.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/impl/codegen/client_unary_call.h>
+#include <grpcpp/support/channel_arguments.h>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,7 @@
 #include "base/steady_wait.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/credentials.h"
+#include "emberd/v1/admin_service.pb.h"
 
 namespace emberd::client {
 namespace {
@@ -60,6 +63,14 @@ absl::Status ToAbslStatus(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
+grpc::Status Coordinator::Call(const char* method, const google::protobuf::MessageLite& request,
+                               grpc::ClientContext* context,
+                               google::protobuf::MessageLite* response) const {
+  using google::protobuf::MessageLite;
+  return grpc::internal::BlockingUnaryCall<MessageLite, MessageLite>(
+      channel.get(), {method, grpc::internal::RpcMethod::NORMAL_RPC}, context, request, response);
+}
+
 absl::Duration BackoffPause(const ClientOptions& options, int attempt, double random) {
   const absl::Duration pause =
       std::min(options.initial_backoff * std::pow(2.0, attempt - 1), options.max_backoff);
@@ -92,9 +103,6 @@ std::shared_ptr<const Coordinator> Transport::MakeCoordinator(int index,
       options_.addresses[index], credentials.channel, MakeArguments(options_));
   auto made = std::make_shared<Coordinator>();
   made->channel = channel;
-  made->embedding = v1::EmbeddingService::NewStub(channel);
-  made->admin = v1::AdminService::NewStub(channel);
-  made->checkpoint = v1::CheckpointService::NewStub(channel);
   if (before != nullptr) {
     made->memory = before->memory;
     made->lanes = before->lanes;
@@ -149,7 +157,8 @@ absl::StatusOr<v1::ShareMemoryResponse> Transport::AskForMemory(int coordinator,
   context.set_deadline(ToSystemTime(deadline));
   Authorize(&context);
   v1::ShareMemoryResponse response;
-  const grpc::Status status = to->embedding->ShareMemory(&context, {}, &response);
+  const grpc::Status status = to->Call("/emberd.v1.EmbeddingService/ShareMemory",
+                                       v1::ShareMemoryRequest(), &context, &response);
   if (!status.ok()) return ToAbslStatus(status);
   return response;
 }
@@ -180,7 +189,8 @@ absl::Status Transport::ConnectionError() {
     context.set_deadline(ToSystemTime(SteadyNow() + kReasonPatience));
     Authorize(&context);
     v1::GetStatusResponse response;
-    const grpc::Status status = to->admin->GetStatus(&context, {}, &response);
+    const grpc::Status status =
+        to->Call("/emberd.v1.AdminService/GetStatus", v1::GetStatusRequest(), &context, &response);
     absl::StrAppend(&reasons, i == 0 ? "" : "; ", options_.addresses[i]);
     if (status.error_code() == grpc::UNAVAILABLE) {
       absl::StrAppend(&reasons, " (", status.error_message(), ")");
@@ -230,6 +240,14 @@ absl::Status Transport::Call(const CallSettings& settings, Attempt attempt, int*
       return absl::CancelledError("CancelCalls was called");
     }
   }
+}
+
+absl::Status Transport::CallUnary(const char* method, const google::protobuf::MessageLite& request,
+                                  const CallSettings& settings,
+                                  google::protobuf::MessageLite* response) {
+  return Call(settings, [&](const Coordinator& coordinator, grpc::ClientContext* context) {
+    return coordinator.Call(method, request, context, response);
+  });
 }
 
 std::optional<grpc::Status> Transport::CallOnLane(const Coordinator& coordinator,

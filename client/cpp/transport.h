@@ -64,6 +64,20 @@ class Transport {
   // null) gets the index of the coordinator that was tried last.
   absl::Status Call(const CallSettings& settings, Attempt attempt, int* answered = nullptr);
 
+  // A unary call: `method` is "/emberd.v1.AdminService/Drain" or the like, `Response` its answer.
+  template <typename Response>
+  absl::StatusOr<Response> Call(const char* method, const google::protobuf::MessageLite& request,
+                                const CallSettings& settings) {
+    Response response;
+    const absl::Status status = CallUnary(method, request, settings, &response);
+    if (!status.ok()) return status;
+    return response;
+  }
+  template <typename Response>
+  absl::StatusOr<Response> Call(const char* method, const google::protobuf::MessageLite& request) {
+    return Call<Response>(method, request, CallSettings());
+  }
+
   // For attempts: makes the call of `context` without gRPC, where the coordinator is on this
   // machine and has a free lane. Nothing: it has to go by gRPC.
   std::optional<grpc::Status> CallOnLane(const Coordinator& coordinator, v1::LaneMethod method,
@@ -88,6 +102,8 @@ class Transport {
   SharedMemory* memory(int coordinator) const;
 
  private:
+  absl::Status CallUnary(const char* method, const google::protobuf::MessageLite& request,
+                         const CallSettings& settings, google::protobuf::MessageLite* response);
   Transport(const ClientOptions& options, const Credentials& credentials,
             std::unique_ptr<CredentialFiles> files);
 

@@ -73,7 +73,8 @@ TEST(TransportTest, TurnsToTheNextCoordinatorAndStaysThere) {
   const auto call = [&](const Coordinator& coordinator, grpc::ClientContext* context) {
     ++tries;
     v1::GetStatusResponse response;
-    return coordinator.admin->GetStatus(context, {}, &response);
+    return coordinator.Call("/emberd.v1.AdminService/GetStatus", v1::GetStatusRequest(), context,
+                            &response);
   };
   EXPECT_TRUE((*transport)->Call({}, call, &answered).ok());
   EXPECT_EQ(answered, 1);
@@ -96,7 +97,8 @@ TEST(TransportTest, FindsAServerThatIsBackWithinItsRetries) {
   ASSERT_TRUE(transport.ok()) << transport.status();
   const auto call = [](const Coordinator& coordinator, grpc::ClientContext* context) {
     v1::GetStatusResponse response;
-    return coordinator.admin->GetStatus(context, {}, &response);
+    return coordinator.Call("/emberd.v1.AdminService/GetStatus", v1::GetStatusRequest(), context,
+                            &response);
   };
   service.reset();
   EXPECT_EQ((*transport)->Call({kPatience}, call).code(), absl::StatusCode::kUnavailable);

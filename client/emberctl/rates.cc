@@ -5,8 +5,6 @@
 #include <cstdlib>
 #include <utility>
 
-#include "client/cpp/coordinator.h"
-
 namespace emberd::emberctl {
 
 namespace {
@@ -194,12 +192,10 @@ absl::StatusOr<v1::GetStatsResponse> StatsSource::Fetch() {
   absl::Status status =
       absl::InvalidArgumentError("--address: empty; give the address of a coordinator");
   for (size_t tried = 0; tried < coordinators_.size(); ++tried) {
-    v1::GetStatsResponse response;
-    status =
-        coordinators_[current_]->Call([&](const client::Coordinator& coordinator, auto* context) {
-          return coordinator.admin->GetStats(context, request, &response);
-        });
-    if (status.ok()) return response;
+    const auto response = coordinators_[current_]->Call<v1::GetStatsResponse>(
+        "/emberd.v1.AdminService/GetStats", request);
+    if (response.ok()) return response;
+    status = response.status();
     if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) break;
     current_ = (current_ + 1) % coordinators_.size();
   }

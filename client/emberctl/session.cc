@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "client/cpp/coordinator.h"
 #include "client/cpp/options.h"
+#include "client/cpp/progress_call.h"
 #include "client/emberctl/reachability.h"
 
 namespace emberd::emberctl {
@@ -101,27 +102,32 @@ absl::Status Session::Connect() {
   return absl::OkStatus();
 }
 
+absl::Status Session::Advised(const absl::Status& status) const {
+  return WithAdvice(status, client_options());
+}
+
 absl::Status Session::Call(client::Transport::Attempt attempt, absl::Duration deadline) {
   if (transport_ == nullptr) RETURN_IF_ERROR(Connect());
-  return WithAdvice(transport_->Call({deadline}, attempt), client_options());
+  return Advised(transport_->Call({deadline}, attempt));
+}
+
+absl::StatusOr<v1::CheckpointProgress> Session::CallWithProgress(
+    const char* method, const google::protobuf::MessageLite& request, absl::Duration deadline,
+    absl::FunctionRef<void(const v1::CheckpointProgress&)> progress) {
+  if (transport_ == nullptr) RETURN_IF_ERROR(Connect());
+  auto result = client::RunWithProgress(transport_.get(), method, request, deadline, progress);
+  if (!result.ok()) return Advised(result.status());
+  return result;
 }
 
 absl::StatusOr<v1::GetStatusResponse> Session::GetStatus() {
-  v1::GetStatusResponse response;
-  RETURN_IF_ERROR(Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.admin->GetStatus(context, {}, &response);
-  }));
-  return response;
+  return Call<v1::GetStatusResponse>("/emberd.v1.AdminService/GetStatus", v1::GetStatusRequest());
 }
 
 absl::StatusOr<v1::DescribeModelResponse> Session::DescribeModel(const std::string& name) {
   v1::DescribeModelRequest request;
   request.set_name(name);
-  v1::DescribeModelResponse response;
-  RETURN_IF_ERROR(Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.embedding->DescribeModel(context, request, &response);
-  }));
-  return response;
+  return Call<v1::DescribeModelResponse>("/emberd.v1.EmbeddingService/DescribeModel", request);
 }
 
 }  // namespace emberd::emberctl

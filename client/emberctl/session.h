@@ -6,11 +6,17 @@
 #include <string>
 #include <vector>
 
+#include <google/protobuf/message_lite.h>
+
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/status.h"
 #include "client/cpp/options.h"
 #include "client/cpp/transport.h"
 #include "emberd/v1/admin_service.pb.h"
+#include "emberd/v1/checkpoint_service.pb.h"
 #include "emberd/v1/embedding_service.pb.h"
 
 namespace emberd::emberctl {
@@ -23,9 +29,21 @@ class Session {
   // The same options, but for this coordinator alone.
   Session At(const std::string& address) const;
 
-  // Connects if need be, then calls as client::Transport::Call does. `deadline` zero: --timeout.
+  // Connect if need be, then call as client::Transport::Call does. `deadline` zero: --timeout.
   absl::Status Call(client::Transport::Attempt attempt,
                     absl::Duration deadline = absl::ZeroDuration());
+  template <typename Response>
+  absl::StatusOr<Response> Call(const char* method, const google::protobuf::MessageLite& request,
+                                absl::Duration deadline = absl::ZeroDuration()) {
+    if (transport_ == nullptr) RETURN_IF_ERROR(Connect());
+    absl::StatusOr<Response> response = transport_->Call<Response>(method, request, {deadline});
+    if (!response.ok()) return Advised(response.status());
+    return response;
+  }
+  // See client::RunWithProgress.
+  absl::StatusOr<v1::CheckpointProgress> CallWithProgress(
+      const char* method, const google::protobuf::MessageLite& request, absl::Duration deadline,
+      absl::FunctionRef<void(const v1::CheckpointProgress&)> progress);
 
   // OK if something listens at one of the addresses. For commands that make clients themselves;
   // Call does so first.
@@ -54,6 +72,7 @@ class Session {
  private:
   // Errors say what was probably meant.
   absl::Status Connect();
+  absl::Status Advised(const absl::Status& status) const;
 
   std::unique_ptr<client::Transport> transport_;
 };

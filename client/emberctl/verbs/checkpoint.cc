@@ -5,9 +5,18 @@
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "client/emberctl/output.h"
+#include "client/emberctl/progress.h"
 #include "config/config.h"
 
 namespace emberd::emberctl {
+
+absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session, const char* method,
+                                               const google::protobuf::MessageLite& request) {
+  Progress progress(session);
+  return session.CallWithProgress(
+      method, request, kLong,
+      [&](const v1::CheckpointProgress& message) { progress.Show(message); });
+}
 
 std::string Work(const v1::CheckpointProgress& result) {
   const double seconds = static_cast<double>(result.elapsed_ms()) / 1000;
@@ -35,7 +44,7 @@ absl::Status Save(Session& session, const CheckpointTarget& target, bool increme
   request.set_name(target.name);
   request.set_incremental(incremental);
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, request, &v1::CheckpointService::Stub::SaveCheckpoint));
+                   RunCall(session, "/emberd.v1.CheckpointService/SaveCheckpoint", request));
   const v1::CheckpointInfo& info = result.checkpoint();
   const std::string parent =
       info.parent().empty() ? "" : absl::StrCat(", on top of '", info.parent(), "'");
@@ -52,7 +61,7 @@ absl::Status Verify(Session& session, const CheckpointTarget& target) {
   request.set_model(target.model);
   request.set_name(target.name);
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, request, &v1::CheckpointService::Stub::VerifyCheckpoint));
+                   RunCall(session, "/emberd.v1.CheckpointService/VerifyCheckpoint", request));
   const v1::CheckpointInfo& info = result.checkpoint();
   const std::string chain =
       info.chain() == 0
@@ -71,7 +80,7 @@ absl::Status Restore(Session& session, const CheckpointTarget& target, const std
     ASSIGN_OR_RETURN(*request.mutable_config(), config::LoadModel(config));
   }
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, request, &v1::CheckpointService::Stub::RestoreCheckpoint));
+                   RunCall(session, "/emberd.v1.CheckpointService/RestoreCheckpoint", request));
   const v1::CheckpointInfo& info = result.checkpoint();
   return PrintDone(
       session, result,
@@ -84,7 +93,7 @@ absl::Status Merge(Session& session, const CheckpointTarget& target) {
   request.set_model(target.model);
   request.set_name(target.name);
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, request, &v1::CheckpointService::Stub::MergeCheckpoint));
+                   RunCall(session, "/emberd.v1.CheckpointService/MergeCheckpoint", request));
   const v1::CheckpointInfo& info = result.checkpoint();
   return PrintDone(session, result,
                    absl::StrCat("checkpoint '", info.name(), "' of model '", info.model(),

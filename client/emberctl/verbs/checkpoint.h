@@ -4,8 +4,6 @@
 #include <memory>
 #include <string>
 
-#include "client/cpp/progress_call.h"
-#include "client/emberctl/progress.h"
 #include "client/emberctl/verbs/verb.h"
 #include "emberd/v1/checkpoint_service.pb.h"
 
@@ -26,18 +24,9 @@ std::string GroupsText(const google::protobuf::RepeatedPtrField<v1::GroupStep>& 
 // "3 checkpoints: 1.2 GiB on disk, of which 800.0 MiB were saved automatically".
 std::string StoredText(const v1::ListCheckpointsResponse& list);
 
-// Runs a call of the CheckpointService to its end; `Request` is what `method` of the stub takes.
-template <typename Request, typename Method>
-absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session, const Request& request,
-                                               Method method) {
-  Progress progress(session);
-  return client::RunWithProgress(
-      [&](client::Transport::Attempt attempt) { return session.Call(attempt, kLong); },
-      [&](const client::Coordinator& coordinator, grpc::ClientContext* context) {
-        return (coordinator.checkpoint.get()->*method)(context, request);
-      },
-      [&](const v1::CheckpointProgress& message) { progress.Show(message); });
-}
+// Runs a call of the CheckpointService to its end, and shows progress.
+absl::StatusOr<v1::CheckpointProgress> RunCall(Session& session, const char* method,
+                                               const google::protobuf::MessageLite& request);
 
 // Of what was read or written: "1.2 GiB in 3.20 s (390.0 MiB/s)".
 std::string Work(const v1::CheckpointProgress& result);

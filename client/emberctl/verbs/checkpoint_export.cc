@@ -212,7 +212,8 @@ class Exporter {
                         {"checkpoint", manifest_.name()},
                         {"table", array.table},
                         {"slot", array.slot}});
-    const auto reader = coordinator.checkpoint->ExportCheckpoint(context, request);
+    const auto reader = coordinator.Read<v1::ExportCheckpointResponse>(
+        "/emberd.v1.CheckpointService/ExportCheckpoint", request, context);
     v1::ExportCheckpointResponse part;
     while (failure->ok() && reader->Read(&part)) {
       *failure = writer.Append(part);
@@ -264,10 +265,8 @@ absl::Status Export(Session& session, const ExportJob& job) {
   v1::GetCheckpointRequest request;
   request.set_model(job.target.model);
   if (job.target.name != "newest") request.set_name(job.target.name);
-  v1::CheckpointManifest manifest;
-  RETURN_IF_ERROR(session.Call([&](const Coordinator& coordinator, auto* context) {
-    return coordinator.checkpoint->GetCheckpoint(context, request, &manifest);
-  }));
+  ASSIGN_OR_RETURN(auto manifest, session.Call<v1::CheckpointManifest>(
+                                      "/emberd.v1.CheckpointService/GetCheckpoint", request));
   RETURN_IF_ERROR(MakeFolder(job.folder));
   const std::string name = manifest.name();
   ASSIGN_OR_RETURN(const std::vector<std::string> paths,

@@ -5,14 +5,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/checkpoint.h"
 
 namespace emberd::emberctl {
 namespace {
-
-using client::Coordinator;
 
 std::string TimeText(int64_t since_1970_ms) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%SZ", absl::FromUnixMillis(since_1970_ms),
@@ -22,10 +19,9 @@ std::string TimeText(int64_t since_1970_ms) {
 absl::Status List(Session& session, const std::string& model) {
   v1::ListCheckpointsRequest request;
   request.set_model(model);
-  v1::ListCheckpointsResponse response;
-  RETURN_IF_ERROR(session.Call([&](const Coordinator& coordinator, auto* context) {
-    return coordinator.checkpoint->ListCheckpoints(context, request, &response);
-  }));
+  ASSIGN_OR_RETURN(const auto response,
+                   session.Call<v1::ListCheckpointsResponse>(
+                       "/emberd.v1.CheckpointService/ListCheckpoints", request));
   if (session.json) {
     PrintJson(response, session.out);
     return absl::OkStatus();
@@ -86,10 +82,8 @@ absl::Status Show(Session& session, const CheckpointTarget& target) {
   v1::GetCheckpointRequest request;
   request.set_model(target.model);
   request.set_name(target.name);
-  v1::CheckpointManifest manifest;
-  RETURN_IF_ERROR(session.Call([&](const Coordinator& coordinator, auto* context) {
-    return coordinator.checkpoint->GetCheckpoint(context, request, &manifest);
-  }));
+  ASSIGN_OR_RETURN(const auto manifest, session.Call<v1::CheckpointManifest>(
+                                            "/emberd.v1.CheckpointService/GetCheckpoint", request));
   if (session.json) {
     PrintJson(manifest, session.out);
   } else {
@@ -99,12 +93,9 @@ absl::Status Show(Session& session, const CheckpointTarget& target) {
 }
 
 absl::Status Diff(Session& session, const v1::DiffCheckpointsRequest& request) {
-  v1::DiffCheckpointsResponse response;
-  RETURN_IF_ERROR(session.Call(
-      [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.checkpoint->DiffCheckpoints(context, request, &response);
-      },
-      kLong));
+  ASSIGN_OR_RETURN(const auto response,
+                   session.Call<v1::DiffCheckpointsResponse>(
+                       "/emberd.v1.CheckpointService/DiffCheckpoints", request, kLong));
   if (session.json) {
     PrintJson(response, session.out);
     return absl::OkStatus();
@@ -125,12 +116,9 @@ absl::Status Diff(Session& session, const v1::DiffCheckpointsRequest& request) {
 }
 
 absl::Status Delete(Session& session, const v1::DeleteCheckpointRequest& request) {
-  v1::DeleteCheckpointResponse response;
-  RETURN_IF_ERROR(session.Call(
-      [&](const Coordinator& coordinator, auto* context) {
-        return coordinator.checkpoint->DeleteCheckpoint(context, request, &response);
-      },
-      kLong));
+  ASSIGN_OR_RETURN(const auto response,
+                   session.Call<v1::DeleteCheckpointResponse>(
+                       "/emberd.v1.CheckpointService/DeleteCheckpoint", request, kLong));
   if (session.json) {
     PrintJson(response, session.out);
   } else {

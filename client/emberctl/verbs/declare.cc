@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
 #include "client/emberctl/verbs/verb.h"
@@ -18,15 +17,11 @@ absl::Status Declare(Session& session, const std::string& path, const std::strin
   v1::DeclareModelRequest request;
   *request.mutable_config() = config;
   request.set_restore_from(restore_from);
-  v1::DeclareModelResponse response;
   // Rows are read before the answer comes.
   const absl::Duration deadline = restore_from.empty() ? absl::ZeroDuration() : absl::Hours(24);
-  absl::Status status = session.Call(
-      [&](const client::Coordinator& coordinator, auto* context) {
-        return coordinator.embedding->DeclareModel(context, request, &response);
-      },
-      deadline);
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response,
+                   session.Call<v1::DeclareModelResponse>(
+                       "/emberd.v1.EmbeddingService/DeclareModel", request, deadline));
   if (session.json) {
     PrintJson(response, session.out);
     return absl::OkStatus();

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/command_line.h"
-#include "client/cpp/coordinator.h"
+#include "base/status.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/verb.h"
 
@@ -39,20 +39,16 @@ absl::Status Drain(Session& session, const DrainOptions& options) {
   }
   v1::DrainRequest request;
   request.set_undo(options.undo);
-  v1::DrainResponse response;
   const auto call = [&] {
-    return session.Call([&](const client::Coordinator& coordinator, auto* context) {
-      return coordinator.admin->Drain(context, request, &response);
-    });
+    return session.Call<v1::DrainResponse>("/emberd.v1.AdminService/Drain", request);
   };
-  absl::Status status = call();
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(v1::DrainResponse response, call());
   const absl::Time until = absl::Now() + absl::Seconds(options.wait_seconds);
   if (!options.undo) PrintProgress(response, session);
   std::string shown = Left(response);
   while (!options.undo && !NothingLeft(response) && absl::Now() < until) {
     absl::SleepFor(std::min(absl::Milliseconds(200), until - absl::Now()));
-    if (status = call(); !status.ok()) return status;
+    ASSIGN_OR_RETURN(response, call());
     if (Left(response) != shown) PrintProgress(response, session);
     shown = Left(response);
   }

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/status.h"
-#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/verb.h"
 
@@ -11,10 +10,8 @@ namespace emberd::emberctl {
 namespace {
 
 absl::Status DropGroup(Session& session, const v1::DropGroupRequest& request) {
-  v1::DropGroupResponse response;
-  RETURN_IF_ERROR(session.Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.admin->DropGroup(context, request, &response);
-  }));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropGroupResponse>(
+                                            "/emberd.v1.AdminService/DropGroup", request));
   if (session.json) {
     PrintJson(response, session.out);
   } else {

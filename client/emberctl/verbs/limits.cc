@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/command_line.h"
 #include "base/status.h"
-#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/plan_view.h"
 #include "client/emberctl/suggested_limits.h"
@@ -34,13 +33,10 @@ absl::StatusOr<v1::GetLimitsResponse> FetchLimits(const Session& session,
   Session one = session.At(address);
   v1::GetLimitsRequest request;
   request.set_model(model);
-  v1::GetLimitsResponse response;
-  absl::Status status = one.Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.admin->GetLimits(context, request, &response);
-  });
-  if (!status.ok())
-    return absl::Status(status.code(), absl::StrCat(address, ": ", status.message()));
-  return response;
+  auto response = one.Call<v1::GetLimitsResponse>("/emberd.v1.AdminService/GetLimits", request);
+  if (response.ok()) return response;
+  return absl::Status(response.status().code(),
+                      absl::StrCat(address, ": ", response.status().message()));
 }
 
 absl::StatusOr<v1::GetLimitsResponse> FetchAllLimits(const Session& session,
@@ -142,10 +138,8 @@ absl::Status SetLimits(Session& session, const v1::SetLimitsRequest& request) {
         "' has had no batch since these coordinators started, so no limits are suggested; use it, "
         "and try again"));
   }
-  v1::SetLimitsResponse response;
-  RETURN_IF_ERROR(session.Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.admin->SetLimits(context, request, &response);
-  }));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::SetLimitsResponse>(
+                                            "/emberd.v1.AdminService/SetLimits", request));
   // The other coordinators look at once.
   RETURN_IF_ERROR(FetchAllLimits(session, request.model()).status());
   if (session.json) return absl::OkStatus();

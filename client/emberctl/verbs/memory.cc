@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/shard_state.h"
 #include "client/emberctl/verbs/verb.h"
@@ -90,13 +89,11 @@ std::string DoneText(const v1::ChangeMemoryRequest& request, const v1::ShardMemo
 }
 
 absl::Status ChangeMemory(Session& session, const v1::ChangeMemoryRequest& request) {
-  v1::ChangeMemoryResponse response;
   // Rows have to move, and steps that run are waited for.
-  RETURN_IF_ERROR(session.Call(
-      [&](const client::Coordinator& coordinator, auto* context) {
-        return coordinator.admin->ChangeMemory(context, request, &response);
-      },
-      std::max(absl::Minutes(10), absl::Seconds(session.timeout_seconds))));
+  ASSIGN_OR_RETURN(const auto response,
+                   session.Call<v1::ChangeMemoryResponse>(
+                       "/emberd.v1.AdminService/ChangeMemory", request,
+                       std::max(absl::Minutes(10), absl::Seconds(session.timeout_seconds))));
   if (session.json) {
     PrintJson(response, session.out);
     return absl::OkStatus();

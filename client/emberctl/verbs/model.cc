@@ -4,7 +4,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "client/cpp/coordinator.h"
 #include "client/emberctl/output.h"
 #include "client/emberctl/verbs/checkpoint.h"
 #include "client/emberctl/verbs/verb.h"
@@ -16,24 +15,19 @@ namespace {
 void PrintWhatStays(Session& session, const std::string& name) {
   v1::ListCheckpointsRequest request;
   request.set_model(name);
-  v1::ListCheckpointsResponse list;
-  const absl::Status listed =
-      session.Call([&](const client::Coordinator& coordinator, auto* context) {
-        return coordinator.checkpoint->ListCheckpoints(context, request, &list);
-      });
-  if (!listed.ok() || list.checkpoints().empty()) return;
+  const auto list = session.Call<v1::ListCheckpointsResponse>(
+      "/emberd.v1.CheckpointService/ListCheckpoints", request);
+  if (!list.ok() || list->checkpoints().empty()) return;
   session.out << "what stays of it (see `emberctl checkpoint list " << name
-              << "`): " << StoredText(list) << "; `emberctl checkpoint prune " << name
+              << "`): " << StoredText(*list) << "; `emberctl checkpoint prune " << name
               << "` deletes the latter\n";
 }
 
 absl::Status Drop(Session& session, const std::string& name) {
   v1::DropModelRequest request;
   request.set_name(name);
-  v1::DropModelResponse response;
-  RETURN_IF_ERROR(session.Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.admin->DropModel(context, request, &response);
-  }));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::DropModelResponse>(
+                                            "/emberd.v1.AdminService/DropModel", request));
   if (session.json) {
     PrintJson(response, session.out);
   } else {
@@ -47,10 +41,8 @@ absl::Status Drop(Session& session, const std::string& name) {
 absl::Status Reset(Session& session, const std::string& name) {
   v1::ResetModelRequest request;
   request.set_name(name);
-  v1::ResetModelResponse response;
-  RETURN_IF_ERROR(session.Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.admin->ResetModel(context, request, &response);
-  }));
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::ResetModelResponse>(
+                                            "/emberd.v1.AdminService/ResetModel", request));
   if (session.json) {
     PrintJson(response, session.out);
   } else {

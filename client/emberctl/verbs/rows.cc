@@ -3,7 +3,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "client/cpp/coordinator.h"
 #include "client/cpp/tensor_codec.h"
 #include "client/cpp/uuid.h"
 #include "client/emberctl/output.h"
@@ -70,11 +69,8 @@ absl::Status GetRows(Session& session, const RowsTarget& target,
   request.set_slot(target.slot);
   const int64_t n = static_cast<int64_t>(ids.size());
   client::EncodeInts(ids, {n}, request.mutable_ids());
-  v1::ReadRowsResponse response;
-  absl::Status status = session.Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.embedding->ReadRows(context, request, &response);
-  });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::ReadRowsResponse>(
+                                            "/emberd.v1.EmbeddingService/ReadRows", request));
   const v1::Tensor& tensor = response.values();
   const int64_t dim = tensor.shape_size() == 2 ? tensor.shape(1) : 0;
   ASSIGN_OR_RETURN(absl::Span<const float> values,
@@ -137,11 +133,8 @@ absl::Status SetRows(Session& session, const RowsTarget& target,
   client::EncodeInts(ids, {n}, request.mutable_ids());
   client::EncodeFloats(values, {n, static_cast<int64_t>(dim)}, client::WireType::kFloat32,
                        request.mutable_values());
-  v1::AssignRowsResponse response;
-  absl::Status status = session.Call([&](const client::Coordinator& coordinator, auto* context) {
-    return coordinator.embedding->AssignRows(context, request, &response);
-  });
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto response, session.Call<v1::AssignRowsResponse>(
+                                            "/emberd.v1.EmbeddingService/AssignRows", request));
   if (session.json) {
     session.out << Json{{"rows_written", n}}.dump(1) << "\n";
   } else {

@@ -13,7 +13,7 @@ namespace {
 
 absl::Status Serve(Session& session, const v1::ServeCheckpointRequest& request) {
   ASSIGN_OR_RETURN(const v1::CheckpointProgress result,
-                   RunCall(session, request, &v1::CheckpointService::Stub::ServeCheckpoint));
+                   RunCall(session, "/emberd.v1.CheckpointService/ServeCheckpoint", request));
   const v1::CheckpointInfo& info = result.checkpoint();
   const std::string& name = request.serve_as().empty() ? request.model() : request.serve_as();
   return PrintDone(session, result,
