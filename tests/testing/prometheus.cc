@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kProgram[] = "/usr/bin/prometheus";
+constexpr char kPrometheus[] = "/usr/bin/prometheus";
 constexpr absl::Duration kReadyTimeout = absl::Seconds(60);
 
 std::string Config(const std::vector<Prometheus::Target>& targets, const std::string& rule_file) {
@@ -70,7 +70,7 @@ std::string Unchunked(const std::string& body) {
 
 }  // namespace
 
-bool Prometheus::Installed() { return std::filesystem::exists(kProgram); }
+bool Prometheus::Installed() { return std::filesystem::exists(kPrometheus); }
 
 absl::StatusOr<std::unique_ptr<Prometheus>> Prometheus::Start(const std::vector<Target>& targets,
                                                               const std::string& rule_file) {
@@ -80,7 +80,7 @@ absl::StatusOr<std::unique_ptr<Prometheus>> Prometheus::Start(const std::vector<
   const std::string config = folder.Path("prometheus.yml");
   WriteFile(config, Config(targets, rule_file));
   ASSIGN_OR_RETURN(prometheus->process_,
-                   StartProcess({kProgram, absl::StrCat("--config.file=", config),
+                   StartProcess({kPrometheus, absl::StrCat("--config.file=", config),
                                  absl::StrCat("--storage.tsdb.path=", folder.Path("data")),
                                  "--web.listen-address=127.0.0.1:0"},
                                 folder.Path("log")));
