@@ -27,11 +27,11 @@
 #include "base/file_descriptor.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
+#include "base/testing/http_get.h"
 #include "base/testing/paths.h"
 #include "emberd/v1/embedding_service.grpc.pb.h"
 #include "server/launcher/files.h"
 #include "server/launcher/testing_program.h"
-#include "server/ops/http_get.h"
 #include "server/ops/metric_catalogue.h"
 
 namespace emberd::launcher {
@@ -76,7 +76,7 @@ std::string Get(const std::string& address, const std::string& path) {
   int port = 0;
   const std::vector<std::string> parts = absl::StrSplit(address, ':');
   EXPECT_TRUE(absl::SimpleAtoi(parts.back(), &port)) << address;
-  return ops::HttpGet(port, path);
+  return HttpGet(port, path);
 }
 
 std::string Scrape(const std::string& address) { return Get(address, "/metrics"); }

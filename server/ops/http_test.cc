@@ -16,9 +16,9 @@
 #include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
 #include "base/testing/await.h"
+#include "base/testing/http_get.h"
 #include "config/credentials.h"
 #include "config/testing/test_ca.h"
-#include "server/ops/http_get.h"
 
 namespace emberd::ops {
 namespace http_test {

@@ -93,8 +93,6 @@ class MessageAssembler {
   absl::StatusOr<std::optional<IncomingMessage>> Add(const grpc::ByteBuffer& part);
   // `part` may go afterwards.
   absl::StatusOr<std::optional<IncomingMessage>> Add(absl::string_view part);
-  // True between the first and the last part of a message.
-  bool in_message() const { return started_; }
 
  private:
   absl::StatusOr<std::optional<IncomingMessage>> Add(WireCursor cursor);

@@ -17,9 +17,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/testing/await.h"
+#include "base/testing/http_get.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/ops/http_get.h"
 #include "tests/testing/api.h"
 #include "tests/testing/cluster_fixture.h"
 #include "tests/testing/footprint.h"
@@ -337,9 +337,9 @@ TEST_F(HostileClientTest, HalfRequestsForPages) {
   const std::string& address = cluster_->http_address();
   int port = 0;
   ASSERT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
-  std::vector<std::unique_ptr<ops::HttpConnection>> halves;
+  std::vector<std::unique_ptr<HttpConnection>> halves;
   for (int i = 0; i < 200; ++i) {
-    halves.push_back(std::make_unique<ops::HttpConnection>(port));
+    halves.push_back(std::make_unique<HttpConnection>(port));
     halves.back()->Send("GET /metrics HTTP/1.1\r\nHo");
   }
   // Connections that make room end in their own time, which is much less than their timeout.

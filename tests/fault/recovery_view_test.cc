@@ -12,11 +12,11 @@
 #include "absl/strings/str_split.h"
 #include "base/temp_dir.h"
 #include "base/testing/await.h"
+#include "base/testing/http_get.h"
 #include "client/emberctl/emberctl.h"
 #include "client/emberctl/output.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/ops/http_get.h"
 #include "tests/testing/cluster_fixture.h"
 #include "tests/testing/metrics.h"
 #include "tests/testing/training.h"
@@ -47,7 +47,7 @@ class RecoveryViewTest : public ClusterFixture {
     int port = 0;
     const std::vector<std::string> parts = absl::StrSplit(cluster_->http_address(), ':');
     EXPECT_TRUE(absl::SimpleAtoi(parts.back(), &port));
-    const std::string answer = ops::HttpGet(port, "/status.json");
+    const std::string answer = HttpGet(port, "/status.json");
     const std::pair<std::string, std::string> halves =
         absl::StrSplit(answer, absl::MaxSplits("\r\n\r\n", 1));
     const Json page = Json::parse(halves.second, nullptr, false);

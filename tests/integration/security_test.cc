@@ -11,13 +11,13 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/testing/http_get.h"
 #include "base/testing/paths.h"
 #include "client/emberctl/emberctl.h"
 #include "config/testing/test_ca.h"
 #include "emberd/internal/v1/shard_service.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/ops/http_get.h"
 #include "server/security/testing/tokens.h"
 #include "tests/testing/api.h"
 #include "tests/testing/cluster.h"
@@ -345,7 +345,7 @@ TEST(SecurityTest, PagesNeedATokenToo) {
   for (const std::string& http : {cluster->http_address(), cluster->shard_http_address(0)}) {
     const int port = std::stoi(http.substr(http.rfind(':') + 1));
     const auto get = [port](const std::string& authorization) {
-      return ops::HttpCall(
+      return HttpCall(
           port, "GET", "/metrics",
           authorization.empty() ? "" : absl::StrCat("Authorization: ", authorization, "\r\n"));
     };
@@ -358,16 +358,15 @@ TEST(SecurityTest, PagesNeedATokenToo) {
                 AllOf(HasSubstr("HTTP/1.1 200"), HasSubstr("emberd_build_info")));
     const std::string pair = absl::StrCat("me:", security::TokenOf(Token::READER));
     EXPECT_THAT(get("Basic " + absl::Base64Escape(pair)), HasSubstr("HTTP/1.1 200"));
-    EXPECT_THAT(ops::HttpGet(port, "/healthz"), HasSubstr("HTTP/1.1 200"));
+    EXPECT_THAT(HttpGet(port, "/healthz"), HasSubstr("HTTP/1.1 200"));
   }
   const int port =
       std::stoi(cluster->http_address().substr(cluster->http_address().rfind(':') + 1));
   WithToken(cluster->address(), "", Lookup);
-  EXPECT_THAT(
-      ops::HttpCall(port, "GET", "/metrics",
-                    absl::StrCat("Authorization: ", security::Bearer(Token::READER), "\r\n")),
-      HasSubstr("emberd_rpcs_total{code=\"UNAUTHENTICATED\","
-                "method=\"EmbeddingService/Lookup\"} 1"));
+  EXPECT_THAT(HttpCall(port, "GET", "/metrics",
+                       absl::StrCat("Authorization: ", security::Bearer(Token::READER), "\r\n")),
+              HasSubstr("emberd_rpcs_total{code=\"UNAUTHENTICATED\","
+                        "method=\"EmbeddingService/Lookup\"} 1"));
   EXPECT_EQ(CountLines(cluster->CoordinatorLog(), {"refused", "/metrics", "client=127.0.0.1"}), 2);
 }
 

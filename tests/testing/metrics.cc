@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "server/ops/http_get.h"
+#include "base/testing/http_get.h"
 
 namespace emberd::testing {
 
@@ -17,7 +17,7 @@ std::string FetchMetrics(const std::string& http_address, const std::string& tok
   }
   const std::string header =
       token.empty() ? "" : absl::StrCat("Authorization: Bearer ", token, "\r\n");
-  return ops::HttpCall(port, "GET", "/metrics", header);
+  return HttpCall(port, "GET", "/metrics", header);
 }
 
 double MetricSum(const std::string& page, const std::string& name, const std::string& labels) {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "server/ops/http_get.h"
+#include "base/testing/http_get.h"
 
 namespace emberd::testing {
 namespace {
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Prometheus>> Prometheus::Start(const std::vector<
 }
 
 absl::StatusOr<std::string> Prometheus::Get(const std::string& path) const {
-  const std::string answer = ops::HttpGet(port_, path);
+  const std::string answer = HttpGet(port_, path);
   const size_t body = answer.find("\r\n\r\n");
   if (body == std::string::npos) return absl::UnavailableError("Prometheus does not answer");
   const std::string headers = absl::AsciiStrToLower(answer.substr(0, body));

@@ -5,11 +5,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
+#include "base/testing/http_get.h"
 #include "base/testing/paths.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/ops/http.h"
-#include "server/ops/http_get.h"
 #include "tests/testing/metrics.h"
 #include "tests/testing/process.h"
 #include "tests/testing/relay.h"
@@ -37,22 +37,22 @@ TEST(RelayTest, PassesOnHoldsUpAndBreaks) {
   ASSERT_TRUE(relay.ok()) << relay.status();
   int port = 0;
   ASSERT_TRUE(absl::SimpleAtoi((*relay)->address().substr(10), &port));
-  EXPECT_THAT(ops::HttpGet(port, "/healthz"), ::testing::EndsWith("serving\n"));
+  EXPECT_THAT(HttpGet(port, "/healthz"), ::testing::EndsWith("serving\n"));
 
   (*relay)->Stall();
-  ops::HttpConnection held(port);
+  HttpConnection held(port);
   EXPECT_TRUE(held.Send("GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"));
   absl::SleepFor(absl::Milliseconds(200));
   (*relay)->Heal();
   EXPECT_THAT(held.ReadAll(), ::testing::EndsWith("serving\n"));
 
-  ops::HttpConnection broken(port);
+  HttpConnection broken(port);
   EXPECT_TRUE(broken.Send("GET /healthz HTTP/1.1\r\n"));
   (*relay)->Cut();
   EXPECT_EQ(broken.ReadAll(), "");
-  EXPECT_EQ(ops::HttpGet(port, "/healthz"), "");
+  EXPECT_EQ(HttpGet(port, "/healthz"), "");
   (*relay)->Heal();
-  EXPECT_THAT(ops::HttpGet(port, "/healthz"), ::testing::EndsWith("serving\n"));
+  EXPECT_THAT(HttpGet(port, "/healthz"), ::testing::EndsWith("serving\n"));
 }
 
 TEST(MetricSumTest, SumsTheSeriesOfOneName) {

@@ -46,8 +46,6 @@ class Programs {
                                                     rpc::CallContext* context);
 
   ops::Metrics* metrics() { return coordinator_->metrics(); }
-  ProgramCache::Counts program_counts() const { return programs_.counts(); }
-  int64_t handle_count() const { return handles_.count(); }
 
  private:
   void Sweep();

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-namespace emberd::ops {
+namespace emberd {
 
 // A connection to 127.0.0.1:port. Reading from it gives up after five seconds of silence.
 class HttpConnection {
@@ -67,4 +67,4 @@ inline std::string HttpGet(int port, const std::string& path) {
   return HttpCall(port, "GET", path);
 }
 
-}  // namespace emberd::ops
+}  // namespace emberd
