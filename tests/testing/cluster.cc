@@ -25,8 +25,9 @@ namespace {
 constexpr char kAnyPort[] = "127.0.0.1:0";
 const std::string kProgram = BuildPath("bin/emberd");
 const std::string kFaultyProgram = BuildPath("tests/emberd_faulty");
-constexpr char kFailpoint[] = "EMBERD_FAILPOINT";  // see acting_failpoints.cc
-constexpr char kPower[] = "EMBERD_POWER";          // see power_loss.cc
+constexpr char kFailpoint[] = "EMBERD_FAILPOINT";     // see acting_failpoints.cc
+constexpr char kPower[] = "EMBERD_POWER";             // see power_loss.cc
+constexpr char kFileFaults[] = "EMBERD_FILE_FAULTS";  // see failing_files.cc
 constexpr char kEveryLife[] = "every life: ";
 
 // The value of "key=value" among words that are separated by white space; empty if it is not there.
@@ -148,15 +149,18 @@ absl::Status Cluster::Launch(const std::string& role, int index, Member* member)
   const bool loses_power = !options_.power.empty() && role == "shard";
   if (faulty) setenv(kFailpoint, std::string(armed).c_str(), /*overwrite=*/1);
   if (loses_power) setenv(kPower, options_.power.c_str(), /*overwrite=*/1);
+  if (!options_.file_faults.empty()) setenv(kFileFaults, options_.file_faults.c_str(), 1);
   const absl::Cleanup disarm = [] {
     unsetenv(kFailpoint);
     unsetenv(kPower);
+    unsetenv(kFileFaults);
   };
+  const bool own_build = faulty || loses_power || !options_.file_faults.empty();
   ASSIGN_OR_RETURN(
       member->process,
-      StartProcess({faulty || loses_power ? kFaultyProgram : kProgram, role, "--config",
-                    member->config_path, "--index", absl::StrCat(index), "--address",
-                    member->address, "--http-address", member->http_address, "--ready-file", ready},
+      StartProcess({own_build ? kFaultyProgram : kProgram, role, "--config", member->config_path,
+                    "--index", absl::StrCat(index), "--address", member->address, "--http-address",
+                    member->http_address, "--ready-file", ready},
                    member->log_path));
   return absl::OkStatus();
 }

@@ -38,6 +38,8 @@ struct ClusterOptions {
   // Not empty: the shards are processes of one machine that can lose power, and this is its folder
   // (see power_loss.cc).
   std::string power = {};
+  // Not empty: the files of all processes can fail, see FileFaults::environment.
+  std::string file_faults = {};
   // How client_options() connects.
   std::optional<client::TlsOptions> tls = std::nullopt;
   std::string token = {};
