@@ -17,6 +17,7 @@
 #include "base/crc32c.h"
 #include "base/sha256.h"
 #include "base/status.h"
+#include "server/checkpoint/folders.h"
 
 namespace emberd::server {
 namespace {
@@ -33,18 +34,26 @@ uint32_t Crc32c(absl::string_view bytes) {
 absl::Status FileError(int error, absl::string_view path, absl::string_view what) {
   const std::string text = absl::StrCat(path, ": ", what);
   const absl::Status status = absl::ErrnoToStatus(error, text);
-  switch (error) {
-    case EFBIG:  // a limit of this process, or of the file system
-      return absl::ResourceExhaustedError(status.message());
-    case EIO:
-      return absl::DataLossError(status.message());
-    default:
-      return status;
-  }
+  // A limit of this process, or of the file system.
+  if (error == EFBIG) return absl::ResourceExhaustedError(status.message());
+  return absl::IsUnknown(status) ? absl::FailedPreconditionError(status.message()) : status;
 }
 
 absl::Status DamagedFile(absl::string_view path, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(path, ": ", what));
+}
+
+bool IsGone(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsDataLoss(status);
+}
+
+absl::StatusOr<bool> IsThere(const std::string& path) {
+  struct stat status;
+  if (lstat(path.c_str(), &status) == 0) return true;
+  const int error = errno;
+  if (error == ENOENT || error == ENOTDIR) return false;
+  RETURN_IF_ERROR(CheckLinks(path));
+  return FileError(error, path, "cannot be looked at");
 }
 
 std::string EscapeFileName(absl::string_view name) {

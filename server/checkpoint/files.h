@@ -13,10 +13,15 @@
 namespace emberd::server {
 
 // "PATH: WHAT: what the system says". A disk or quota that is full is RESOURCE_EXHAUSTED, what may
-// not be written PERMISSION_DENIED.
+// not be written PERMISSION_DENIED, a disk that fails FAILED_PRECONDITION.
 absl::Status FileError(int error, absl::string_view path, absl::string_view what);
 // "PATH: what": DATA_LOSS.
 absl::Status DamagedFile(absl::string_view path, absl::string_view what);
+// Whether something will never be read, so that something older may take its place: it does not
+// exist, or its bytes are wrong. What an error of the disk keeps from being read may come back.
+bool IsGone(const absl::Status& status);
+// Also a link that leads nowhere.
+absl::StatusOr<bool> IsThere(const std::string& path);
 
 // A name of any characters as part of a file name: others than letters, digits and _-. as %XX.
 // Different names stay different, and none becomes too long or begins with a dot.
@@ -29,7 +34,7 @@ absl::Status CheckFileName(absl::string_view name);
 // Opens for reading a file that a manifest names. DATA_LOSS if it is missing or has not `bytes`
 // bytes.
 absl::StatusOr<FileDescriptor> OpenNamedFile(const std::string& path, int64_t bytes);
-// All of `size` bytes at `offset`. DATA_LOSS if they are not there or cannot be read.
+// All of `size` bytes at `offset`. DATA_LOSS if they are not there.
 absl::Status ReadAt(const FileDescriptor& file, absl::string_view path, int64_t offset, char* bytes,
                     int64_t size);
 // All of `bytes` at `offset`.

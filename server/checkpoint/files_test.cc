@@ -55,7 +55,8 @@ TEST(FilesTest, ErrorsSayWhatTheSystemSays) {
   EXPECT_EQ(FileError(EFBIG, "f", "x").code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(FileError(EACCES, "f", "x").code(), StatusCode::kPermissionDenied);
   EXPECT_EQ(FileError(EROFS, "f", "x").code(), StatusCode::kPermissionDenied);
-  EXPECT_EQ(FileError(EIO, "f", "x").code(), StatusCode::kDataLoss);
+  EXPECT_EQ(FileError(EIO, "f", "x").code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FileError(EUCLEAN, "f", "x").code(), StatusCode::kFailedPrecondition);
 }
 
 TEST(FilesTest, AFileIsReplacedWhole) {

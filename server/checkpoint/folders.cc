@@ -23,18 +23,17 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool IsFolder(const std::string& path) {
-  std::error_code error;
-  return fs::is_directory(path, error);
-}
-
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder, bool folders) {
   std::vector<std::string> names;
   std::error_code error;
   fs::directory_iterator entry(folder, error);
   while (!error && entry != fs::directory_iterator()) {
-    std::error_code gone;  // meanwhile
-    const bool is_folder = entry->is_directory(gone);
+    std::error_code unknown;
+    const bool is_folder = entry->is_directory(unknown);
+    // It may have gone meanwhile, and a link to itself is no folder.
+    if (unknown && unknown.value() != ENOENT && unknown.value() != ELOOP) {
+      return FileError(unknown.value(), entry->path().string(), "cannot be looked at");
+    }
     if (is_folder == folders) names.push_back(entry->path().filename().string());
     entry.increment(error);
   }
@@ -91,19 +90,23 @@ absl::Status RemoveFolder(const std::string& folder) {
 }
 
 absl::Status MakeFolders(const std::string& folder) {
-  if (mkdir(folder.c_str(), 0755) == 0) {
-    const std::string parent = fs::path(folder).parent_path().string();
-    return SyncFolder(parent.empty() ? "." : parent);
-  }
-  const int error = errno;
-  if (error == EEXIST && IsFolder(folder)) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckLinks(folder));
   const std::string parent = fs::path(folder).parent_path().string();
-  if (error != ENOENT || parent.empty() || IsFolder(parent)) {
-    return FileError(error, folder, "cannot be created");
+  const auto make = [&] { return mkdir(folder.c_str(), 0755) == 0 ? 0 : errno; };
+  int error = make();
+  if (error == ENOENT && !parent.empty()) {
+    RETURN_IF_ERROR(CheckLinks(folder));
+    RETURN_IF_ERROR(MakeFolders(parent));
+    error = make();
   }
-  RETURN_IF_ERROR(MakeFolders(parent));
-  return MakeFolders(folder);
+  if (error == 0) return SyncFolder(parent.empty() ? "." : parent);
+  if (error == EEXIST) {
+    struct stat status;
+    const bool known = stat(folder.c_str(), &status) == 0;
+    if (known && S_ISDIR(status.st_mode)) return absl::OkStatus();
+    error = known ? ENOTDIR : errno;
+  }
+  RETURN_IF_ERROR(CheckLinks(folder));
+  return FileError(error, folder, "cannot be created");
 }
 
 std::string RandomName(const std::string& parent, absl::string_view prefix) {

@@ -1,9 +1,7 @@
 #include "server/checkpoint/store.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
-#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -24,6 +22,7 @@ namespace {
 struct Listing {
   std::vector<v1::CheckpointManifest> manifests;
   std::vector<std::string> damaged;
+  absl::Status unreadable;  // of something among them that is not damaged
 };
 
 // NOT_FOUND: there is no such folder. Others may delete it, and save another one in its place,
@@ -31,10 +30,9 @@ struct Listing {
 absl::StatusOr<v1::CheckpointManifest> ReadCheckpoint(const std::string& folder) {
   absl::StatusOr<v1::CheckpointManifest> manifest = ReadManifest(folder);
   if (!manifest.ok()) manifest = ReadManifest(folder);
-  std::error_code error;
-  if (!manifest.ok() && !std::filesystem::is_directory(folder, error)) {
-    return absl::NotFoundError(absl::StrCat(folder, ": does not exist"));
-  }
+  if (manifest.ok()) return manifest;
+  ASSIGN_OR_RETURN(const bool there, IsThere(folder));
+  if (!there) return absl::NotFoundError(absl::StrCat(folder, ": does not exist"));
   return manifest;
 }
 
@@ -54,6 +52,7 @@ absl::StatusOr<Listing> ReadModelFolder(const std::string& folder) {
       listing.manifests.push_back(*std::move(manifest));
     } else if (!absl::IsNotFound(manifest.status())) {  // else deleted just now
       listing.damaged.push_back(Utf8(manifest.status().message()));
+      if (!IsGone(manifest.status())) listing.unreadable.Update(manifest.status());
     }
   }
   return listing;
@@ -98,6 +97,20 @@ std::string CheckpointStore::FolderOf(const std::string& model, const std::strin
 }
 
 absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::string& model) const {
+  absl::Status unreadable;
+  return List(model, &unreadable);
+}
+
+absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::ListAll(
+    const std::string& model) const {
+  absl::Status unreadable;
+  auto list = List(model, &unreadable);
+  RETURN_IF_ERROR(unreadable);
+  return list;
+}
+
+absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::string& model,
+                                                                  absl::Status* unreadable) const {
   std::vector<std::string> folders;
   if (model.empty()) {
     ASSIGN_OR_RETURN(folders, FoldersIn(directory_));
@@ -110,6 +123,7 @@ absl::StatusOr<v1::ListCheckpointsResponse> CheckpointStore::List(const std::str
     ASSIGN_OR_RETURN(const Listing listing, ReadModelFolder(folder));
     for (const auto& manifest : listing.manifests) *list.add_checkpoints() = InfoOf(manifest);
     for (const std::string& damaged : listing.damaged) list.add_damaged(damaged);
+    unreadable->Update(listing.unreadable);
   }
   std::sort(list.mutable_checkpoints()->begin(), list.mutable_checkpoints()->end(), Newer);
   CountChains(&list);
@@ -132,10 +146,11 @@ absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Read(const std::string& 
 }
 
 absl::StatusOr<v1::CheckpointManifest> CheckpointStore::Newest(const std::string& model) const {
-  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, List(model));
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, ListAll(model));
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     auto chain = Chain(model, info.name());
     if (chain.ok()) return std::move(*chain->front().mutable_manifest());
+    if (!IsGone(chain.status())) return chain.status();
   }
   const int unusable = list.checkpoints_size() + list.damaged_size();
   return absl::NotFoundError(
@@ -153,6 +168,7 @@ absl::StatusOr<CheckpointChain> CheckpointStore::Chain(const std::string& model,
     const v1::CheckpointManifest& child = chain.back().manifest();
     auto parent = Read(model, child.parent());
     if (!parent.ok()) {
+      if (!IsGone(parent.status())) return parent.status();
       return absl::DataLossError(absl::StrCat("checkpoint \"", child.name(), "\" builds on \"",
                                               child.parent(), "\": ", parent.status().message()));
     }

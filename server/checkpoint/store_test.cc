@@ -265,6 +265,29 @@ TEST_F(StoreTest, DamagedOnesAreToldAndPassedOver) {
   EXPECT_THAT(Folders(), ElementsAre("a"));
 }
 
+// An error of the disk, which may pass.
+TEST_F(StoreTest, WhatCannotBeReadNowIsReplacedByNothingOlder) {
+  ASSERT_TRUE(Save("a", "", /*automatic=*/true).ok());
+  ASSERT_TRUE(Save("b", "a", /*automatic=*/true).ok());
+  ASSERT_TRUE(Save("c").ok());
+  for (const char* name : {"b", "c"}) {
+    const std::string path = dir_.Path(absl::StrCat("m%2F1/", name, "/manifest.json"));
+    std::filesystem::rename(path, dir_.Path("aside"));
+    std::filesystem::create_symlink(path, path);
+    EXPECT_EQ(store_.List("m/1")->damaged_size(), 1);
+    for (const absl::Status& status :
+         {store_.ListAll("m/1").status(), store_.Newest("m/1").status(),
+          store_.Delete("m/1", "a").status(), store_.RemoveAutomatic("m/1", 1).status(),
+          store_.GiveUp("m/1")}) {
+      EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(path));
+    }
+    std::filesystem::rename(dir_.Path("aside"), path);
+  }
+  EXPECT_EQ(store_.Newest("m/1")->name(), "c");
+  EXPECT_THAT(Folders(), ElementsAre("a", "b", "c"));
+}
+
 TEST_F(StoreTest, FindsAnyFlippedByteOfAManifest) {
   ASSERT_TRUE(Save("a").ok());
   const std::string path = dir_.Path("m%2F1/a/manifest.json");

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "config/config.h"
+#include "server/checkpoint/files.h"
 #include "server/checkpoint/verify.h"
 #include "server/ops/logging.h"
 
@@ -48,7 +49,9 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
     ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(config.name(), restore_from));
     return std::optional(std::move(source));
   }
-  if (!saves() || !MayRecover(config.name())) return std::nullopt;
+  if (!saves()) return std::nullopt;
+  ASSIGN_OR_RETURN(const bool may, MayRecover(config.name()));
+  if (!may) return std::nullopt;
   ASSIGN_OR_RETURN(RowSource source, checkpoints_->FindRows(config.name(), "newest"));
   const v1::CheckpointManifest& newest = source.chain.front().manifest();
   if (newest.model_id() == config::ModelFingerprint(config))
@@ -60,13 +63,11 @@ absl::StatusOr<std::optional<RowSource>> AutoCheckpoints::FindRows(
       "` makes room for this one, and restore_from gives it the rows of a checkpoint"));
 }
 
-bool AutoCheckpoints::MayRecover(const std::string& model) const {
-  const auto given_up = checkpoints_->store().GivenUpUntil(model);
-  const auto list = checkpoints_->store().List(model);
-  if (!list.ok() || !given_up.ok()) return false;
-  return std::any_of(
-      list->checkpoints().begin(), list->checkpoints().end(),
-      [&](const v1::CheckpointInfo& info) { return info.saved_at_ms() > *given_up; });
+absl::StatusOr<bool> AutoCheckpoints::MayRecover(const std::string& model) const {
+  ASSIGN_OR_RETURN(const int64_t given_up, checkpoints_->store().GivenUpUntil(model));
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, checkpoints_->store().ListAll(model));
+  return std::any_of(list.checkpoints().begin(), list.checkpoints().end(),
+                     [&](const v1::CheckpointInfo& info) { return info.saved_at_ms() > given_up; });
 }
 
 std::shared_ptr<const ServedModel> AutoCheckpoints::ReadOnly(const std::string& model) const {
@@ -79,7 +80,8 @@ absl::Status AutoCheckpoints::ExplainLost(const std::string& model, const absl::
   if (!recovers() && serves == nullptr) return lost;
   std::string recovery = RecoveryOf(model);
   if (recovery.empty()) {
-    const bool may = serves == nullptr ? MayRecover(model) : MayServeAgain(*serves);
+    // What cannot be read now may be soon; the recovery says why.
+    const bool may = serves == nullptr ? MayRecover(model).value_or(true) : MayServeAgain(*serves);
     if (!may) return lost;
     StartRecovery(model);
     recovery = RecoveryOf(model);
@@ -93,7 +95,13 @@ std::string AutoCheckpoints::RecoveryOf(const std::string& model) const {
   const auto found = recoveries_.find(model);
   if (found == recoveries_.end()) return "";
   const Recovery& recovery = found->second;
-  if (recovery.total_bytes == 0) return "it goes back to its newest checkpoint";
+  if (recovery.total_bytes == 0) {
+    const auto failure = failures_.find(model);
+    return absl::StrCat("it goes back to its newest checkpoint",
+                        failure == failures_.end() || failure->second.empty()
+                            ? ""
+                            : absl::StrCat("; the last attempt failed: ", failure->second));
+  }
   constexpr double kGiB = 1 << 30;
   const double share = static_cast<double>(recovery.bytes) / recovery.total_bytes;
   const absl::Duration left =
@@ -114,6 +122,10 @@ void AutoCheckpoints::StartRecovery(const std::string& model) {
   };
   const bool taken = tasks_.Submit([this, model, over] {
     const absl::Status status = Recover(model);
+    {
+      MutexLock lock(&mutex_);
+      failures_[model] = std::string(status.message());
+    }
     over();
     // Another coordinator may have been faster, or a shard is not back yet: Watch looks again.
     if (status.ok() || absl::IsAborted(status) || absl::IsUnavailable(status)) return;
@@ -125,7 +137,8 @@ void AutoCheckpoints::StartRecovery(const std::string& model) {
 
 bool AutoCheckpoints::MayServeAgain(const ServedModel& model) const {
   const auto manifest = checkpoints_->store().Read(model.serves.model(), model.serves.checkpoint());
-  return manifest.ok() && manifest->checkpoint_id() == model.serves.checkpoint_id();
+  if (!manifest.ok()) return !IsGone(manifest.status());
+  return manifest->checkpoint_id() == model.serves.checkpoint_id();
 }
 
 absl::Status AutoCheckpoints::ServeAgain(const ServedModel& model) {
@@ -148,12 +161,12 @@ absl::Status AutoCheckpoints::ServeAgain(const ServedModel& model) {
 absl::Status AutoCheckpoints::Recover(const std::string& model) {
   if (const auto serves = ReadOnly(model); serves != nullptr) return ServeAgain(*serves);
   ASSIGN_OR_RETURN(const int64_t given_up, checkpoints_->store().GivenUpUntil(model));
-  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, checkpoints_->store().List(model));
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, checkpoints_->store().ListAll(model));
   absl::Status status = absl::NotFoundError("there is no checkpoint to go back to");
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     if (info.saved_at_ms() <= given_up) break;
     status = RecoverFrom(info);
-    if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
+    if (!IsGone(status)) return status;
     ops::Log(
         ops::LogLevel::kError, "a checkpoint is damaged; trying an older one",
         {{"model", model}, {"checkpoint", info.name()}, {"reason", std::string(status.message())}});
@@ -191,25 +204,29 @@ absl::Status AutoCheckpoints::RecoverFrom(const v1::CheckpointInfo& checkpoint) 
 
 void AutoCheckpoints::RecoverAbsent() {
   const auto list = checkpoints_->store().List("");
-  if (!list.ok()) return;
+  if (!list.ok()) {
+    ops::Log(ops::LogLevel::kError, "what has lost its rows cannot be restored",
+             {{"reason", std::string(list.status().message())}});
+    return;
+  }
   std::set<std::string> models;
   for (const v1::CheckpointInfo& info : list->checkpoints()) models.insert(info.model());
   for (const std::string& model : models) {
     rpc::CallContext context(SteadyNow() + kFindDeadline);
     // NOT_FOUND only when all shards have answered.
     if (!absl::IsNotFound(registry_->FindByName(model, &context).status())) continue;
-    if (MayRecover(model)) StartRecovery(model);
+    if (MayRecover(model).value_or(true)) StartRecovery(model);
   }
 }
 
 // ---- Saves
 
-void AutoCheckpoints::RowsGivenUp(const std::string& model) {
-  if (!saves()) return;
-  const absl::Status status = checkpoints_->store().GiveUp(model);
-  if (status.ok()) return;
-  ops::Log(ops::LogLevel::kError, "dropped or reset rows may come back from a checkpoint",
-           {{"model", model}, {"reason", std::string(status.message())}});
+absl::Status AutoCheckpoints::RowsGivenUp(const std::string& model) {
+  if (!saves()) return absl::OkStatus();
+  return Annotate(checkpoints_->store().GiveUp(model),
+                  absl::StrCat("model '", model,
+                               "' was dropped or reset, but its rows of before may come back from "
+                               "a checkpoint until the same is asked for again"));
 }
 
 bool AutoCheckpoints::Due(const Saved& saved, const ServedModel& model, Reason reason) const {
@@ -318,7 +335,7 @@ void AutoCheckpoints::Watch() {
     if (!saves()) continue;
     if (known.lost.empty()) {
       SaveIfDue(known.model);
-    } else if (recovers() && MayRecover(known.model->config.name())) {
+    } else if (recovers() && MayRecover(known.model->config.name()).value_or(true)) {
       StartRecovery(known.model->config.name());
     }
   }

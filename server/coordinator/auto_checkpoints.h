@@ -39,8 +39,8 @@ class AutoCheckpoints {
   // no checkpoint is what it asks for. FAILED_PRECONDITION: the newest is of another config.
   absl::StatusOr<std::optional<RowSource>> FindRows(const v1::ModelConfig& config,
                                                     const std::string& restore_from) const;
-  // It was dropped, or reset: rows of before are not to come back.
-  void RowsGivenUp(const std::string& model);
+  // It was dropped, or reset: rows of before are not to come back. An error: they may.
+  absl::Status RowsGivenUp(const std::string& model);
 
   // What callers hear of a lost model: UNAVAILABLE, with the progress, while its rows come back;
   // `lost` if there is nothing to bring back.
@@ -82,11 +82,11 @@ class AutoCheckpoints {
   bool saves() const { return recovers() || has_log(); }
   // The model if it serves a checkpoint, else null.
   std::shared_ptr<const ServedModel> ReadOnly(const std::string& model) const;
-  // Whether what it serves is still there.
+  // Whether what it serves is still there, or cannot be read just now.
   bool MayServeAgain(const ServedModel& model) const;
   absl::Status ServeAgain(const ServedModel& model);
   // Whether some checkpoint may bring the model back.
-  bool MayRecover(const std::string& model) const;
+  absl::StatusOr<bool> MayRecover(const std::string& model) const;
   void StartRecovery(const std::string& model) ABSL_LOCKS_EXCLUDED(mutex_);
   // The newest checkpoint first, and older ones if it is damaged.
   absl::Status Recover(const std::string& model);
@@ -103,7 +103,8 @@ class AutoCheckpoints {
   ModelRegistry* const registry_;
   rpc::CallContext stopping_{absl::InfiniteFuture()};
   mutable Mutex mutex_;
-  std::map<std::string, Recovery> recoveries_ ABSL_GUARDED_BY(mutex_);  // under way
+  std::map<std::string, Recovery> recoveries_ ABSL_GUARDED_BY(mutex_);   // under way
+  std::map<std::string, std::string> failures_ ABSL_GUARDED_BY(mutex_);  // of the last attempts
   std::map<std::string, Saved> saved_ ABSL_GUARDED_BY(mutex_);
   int watches_ = 0;
   TaskQueue tasks_;  // last: its destructor waits for what uses the rest

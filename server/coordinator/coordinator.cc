@@ -168,7 +168,7 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
     return pause->Settle(context).status();
   };
   ASSIGN_OR_RETURN(const bool dropped, registry_.Drop(request.name(), settle, context));
-  if (!read_only) auto_checkpoints_.RowsGivenUp(request.name());
+  if (!read_only) RETURN_IF_ERROR(auto_checkpoints_.RowsGivenUp(request.name()));
   response.set_dropped(dropped);
   return response;
 }
@@ -176,7 +176,7 @@ absl::StatusOr<v1::DropModelResponse> Coordinator::DropModel(const v1::DropModel
 absl::StatusOr<v1::ResetModelResponse> Coordinator::ResetModel(const v1::ResetModelRequest& request,
                                                                rpc::CallContext* context) {
   ASSIGN_OR_RETURN(const auto model, registry_.Reset(request.name(), context));
-  auto_checkpoints_.RowsGivenUp(request.name());
+  RETURN_IF_ERROR(auto_checkpoints_.RowsGivenUp(request.name()));
   v1::ResetModelResponse response;
   response.set_model_id(model->id);
   response.set_history(model->history);

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <optional>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -34,16 +32,12 @@ namespace {
 
 using ops::Log;
 using ops::LogLevel;
+using server::IsThere;
 using server::PathIn;
 
 constexpr char kShard[] = "shard-";
 constexpr char kMoving[] = "moving";
 constexpr char kOldShards[] = "old-shards";
-
-bool IsThere(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::exists(path, error);
-}
 
 // A number of shards and of partitions.
 struct Shape {
@@ -93,6 +87,10 @@ absl::StatusOr<int> ShardsOf(const std::string& log) {
     std::ifstream file(PathIn(log, server::RecordsName(*segment)), std::ios::binary);
     std::string bytes(server::kLogHeadBytes, '\0');
     file.read(bytes.data(), server::kLogHeadBytes);
+    // Not even short.
+    if (!file.is_open() || file.bad()) {
+      return server::FileError(errno, PathIn(log, server::RecordsName(*segment)), "cannot be read");
+    }
     ASSIGN_OR_RETURN(const std::optional<server::LogHead> head, server::DecodeLogHead(bytes));
     if (head.has_value()) return static_cast<int>(head->shards);
   }
@@ -220,7 +218,8 @@ absl::Status LogMove::SetLogsAside(const Move& move) const {
     if (!absl::ConsumePrefix(&number, kShard) || !absl::SimpleAtoi(number, &shard)) continue;
     const std::string from = PathIn(folder_, name);
     const std::string to = PathIn(old_shards, name);
-    if (shard >= move.old.shards || IsThere(to)) {
+    ASSIGN_OR_RETURN(const bool aside, IsThere(to));
+    if (shard >= move.old.shards || aside) {
       // Was in the making when an earlier attempt ended.
       RETURN_IF_ERROR(server::RemoveFolder(from));
     } else if (rename(from.c_str(), to.c_str()) != 0) {
@@ -248,7 +247,8 @@ absl::Status LogMove::Restore(const Move& move) const {
 }
 
 absl::StatusOr<bool> LogMove::Needed() const {
-  if (IsThere(PathIn(folder_, kMoving))) return true;
+  ASSIGN_OR_RETURN(const bool moving, IsThere(PathIn(folder_, kMoving)));
+  if (moving) return true;
   ASSIGN_OR_RETURN(const int shards, ShardsOfLogs(folder_));
   return shards != 0 && shards != wanted_.shards;
 }
@@ -287,7 +287,8 @@ absl::Status FitLogsToShards(const v1::ClusterConfig& cluster,
                              const std::function<bool()>& stopped) {
   const v1::StorageConfig& storage = cluster.storage();
   if (storage.durability() != v1::StorageConfig::LOG) return absl::OkStatus();
-  if (!IsThere(storage.directory())) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool there, IsThere(storage.directory()));
+  if (!there) return absl::OkStatus();
   LogMove move(cluster, stopped);
   ASSIGN_OR_RETURN(bool needed, move.Needed());
   if (!needed) return absl::OkStatus();
@@ -300,7 +301,8 @@ absl::Status FitLogsToShards(const v1::ClusterConfig& cluster,
 bool HasOldLogs(const v1::ClusterConfig& cluster) {
   const std::string& folder = cluster.storage().directory();
   return cluster.storage().durability() == v1::StorageConfig::LOG &&
-         IsThere(PathIn(folder, kOldShards)) && !IsThere(PathIn(folder, kMoving));
+         IsThere(PathIn(folder, kOldShards)).value_or(false) &&
+         !IsThere(PathIn(folder, kMoving)).value_or(true);
 }
 
 void RemoveOldLogs(const v1::ClusterConfig& cluster) {

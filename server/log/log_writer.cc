@@ -49,7 +49,8 @@ absl::StatusOr<std::unique_ptr<LogWriter>> LogWriter::Open(LogOptions options,
   }
   std::unique_ptr<LogWriter> writer(new LogWriter(std::move(options), next_sequence));
   if (absl::Status status = writer->Begin(next_segment, state); !status.ok()) {
-    return writer->Refusal(status);
+    // Nobody waits for anything else to pass.
+    return absl::IsResourceExhausted(status) ? writer->Refusal(status) : status;
   }
   LogWriter* const self = writer.get();
   self->open_ = true;
@@ -148,7 +149,8 @@ absl::Status LogWriter::Refusal(const absl::Status& error) const {
       return error;
     case absl::StatusCode::kResourceExhausted:
       return absl::ResourceExhaustedError(
-          absl::StrCat("the disk of ", options_.folder, " is full (", error.message(),
+          absl::StrCat("the disk of ", options_.folder,
+                       " is full, or a limit of the process is reached (", error.message(),
                        "): nothing was changed; lookups go on, and updates are accepted again when "
                        "there is space"));
     default:

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "base/steady_time.h"
 #include "config/shared_tables.h"
+#include "server/checkpoint/files.h"
 #include "server/checkpoint/store.h"
 #include "server/ops/logging.h"
 #include "server/shard/apply_codec.h"
@@ -31,8 +32,11 @@ Mutation NameOf(const internal::v1::MutationName& name) {
 }
 
 absl::Status DoesNotFit(absl::string_view what, const absl::Status& why) {
-  // That says nothing about the log.
-  if (absl::IsCancelled(why) || absl::IsResourceExhausted(why)) return why;
+  // That says nothing about the log, but about this process or the disk.
+  if (absl::IsCancelled(why) || absl::IsResourceExhausted(why) || absl::IsFailedPrecondition(why) ||
+      absl::IsPermissionDenied(why)) {
+    return why;
+  }
   return absl::DataLossError(
       absl::StrCat("the log contradicts itself: ", what, ": ", std::string(why.message())));
 }
@@ -289,10 +293,12 @@ absl::StatusOr<CheckpointChain> ShardRecovery::FindChain(const internal::v1::Log
   ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse list, store.List(rows.model()));
   for (const v1::CheckpointInfo& info : list.checkpoints()) {
     const auto manifest = store.Read(rows.model(), info.name());
+    if (!manifest.ok() && !IsGone(manifest.status())) return manifest.status();
     if (manifest.ok() && manifest->checkpoint_id() == rows.checkpoint_id()) {
       return store.Chain(rows.model(), info.name());
     }
   }
+  RETURN_IF_ERROR(store.ListAll(rows.model()).status());
   return absl::DataLossError(absl::StrCat(
       "the log needs a checkpoint of model '", rows.model(), "' that is no longer in ",
       checkpoints_, " (checkpoint_id ", absl::Hex(rows.checkpoint_id()),
