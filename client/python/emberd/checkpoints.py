@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from . import _native
+from . import _native, errors
 from ._native import Call, Handle
 
 
@@ -48,6 +49,16 @@ class Progress:
 
 
 ProgressCallback = Callable[[Progress], object]
+
+
+def checkpoint_name(name: Any, what: str) -> str:
+    """Of one to be saved with a step, where the server would say only later that it is wrong."""
+    _native.text(name, what)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", name) or name == "newest":
+        raise errors.InvalidArgument(f"{what}: {name!r} is not allowed; it must be 1 to 128 letters, digits and _-., beginning with a "
+                                     "letter or digit, and not \"newest\"")
+    given: str = name
+    return given
 
 
 def _checkpoint(said: Dict[str, Any]) -> Checkpoint:

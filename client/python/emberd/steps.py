@@ -14,6 +14,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Set
 
 from . import _native, errors
 from .arrays import Hyper, Ids
+from .checkpoints import Checkpoint, checkpoint_name
 from .client import Applied, Lookup, Model
 from .train import TrainStream
 
@@ -55,6 +56,7 @@ class Steps:
         self.patience = _native.milliseconds(patience, "patience") / 1000
         self.expected: Optional[int] = None  # where the tables must be when the group is joined
         self.applied: Optional[Applied] = None  # of the last update that was made
+        self._wanted: Optional[str] = None  # a checkpoint that the next update is to ask for
         self._asked: Dict[str, int] = {}  # checkpoints whose end is not known, and after which step they are
         self.checkpoints: Dict[str, str] = {}  # that were asked for and have ended: why there is none; "": saved
         self._options = dict(consistency=consistency, staleness_bound=staleness_bound, first_step=first_step,
@@ -130,16 +132,23 @@ class Steps:
         """The update of the oldest step without one. Unless pipelined, it has been made when this returns. The gradients must
         not change before that. checkpoint: as in TrainStream.send_update."""
         self._check_turn(step)
+        wanted = self._wanted if checkpoint is None else checkpoint
+        asks = None if wanted is None or wanted == "" else checkpoint_name(wanted, "checkpoint")
 
         def attempt() -> None:
             assert self._stream is not None
-            self._stream.send_update(gradients, hyper=hyper, checkpoint=checkpoint)
-            step.gradients, step.hyper, step.checkpoint = gradients, hyper, checkpoint
-            if checkpoint:
-                self._asked[checkpoint] = step.number
+            self._stream.send_update(gradients, hyper=hyper, checkpoint=asks)
+            step.gradients, step.hyper, step.checkpoint = gradients, hyper, asks
+            if asks:
+                self.checkpoints.pop(asks, None)
+                self._asked[asks] = step.number
 
-        self._try(attempt, step, step)
-        self.confirm(given=step)
+        try:
+            self._try(attempt, step, step)
+            self.confirm(given=step)
+        finally:
+            if wanted == self._wanted and step.gradients is not None:
+                self._wanted = None
 
     def skip(self, step: Step) -> None:
         """Counts the oldest step without an update, but changes no row. Every rank of a group skips it, or none."""
@@ -200,23 +209,40 @@ class Steps:
         for name in list(self._asked):
             self.wait_checkpoint(name)
 
+    def request_checkpoint(self, name: str) -> None:
+        """Has the next update ask for a checkpoint, unless that names another one."""
+        self._wanted = checkpoint_name(name, "name")
+
     def wait_checkpoint(self, name: str, timeout: Optional[float] = None) -> None:
         """Until a checkpoint that was asked for with a step has ended: see `checkpoints`. TimeoutError after `timeout` seconds,
         by default `patience`."""
         end = time.monotonic() + (_native.milliseconds(timeout, "timeout", optional=True) / 1000 or self.patience)
         if _native.text(name, "name") and name not in self.checkpoints and name not in self._asked:
             raise errors.NotFound(f"name: no step of this trainer has asked for a checkpoint {name!r}")
-        while name in self._asked:
-            after = self._asked[name] + 1
-            found = [one for one in self.model.client.checkpoints(self.model.name) if one.name == name]
+        while (asked := self._asked.get(name)) is not None:
+            found = self._saved(name)
             if found:
-                fits = found[0].groups.get(self.group, after) == after
+                fits = self._holds(found, asked + 1)
                 self.checkpoints[name] = "" if fits else f"there is another checkpoint {name!r}, of another step"
-                del self._asked[name]
+                self._asked.pop(name, None)
             elif time.monotonic() > end:
                 raise errors.DeadlineExceeded(f"checkpoint {name!r} has not been saved yet; the log of the server says why")
             else:
                 time.sleep(0.05)
+
+    def _saved(self, name: str) -> Optional[Checkpoint]:
+        return next((one for one in self.model.client.checkpoints(self.model.name) if one.name == name), None)
+
+    def _holds(self, saved: Checkpoint, after: int) -> bool:
+        """Whether it is of the steps before `after`; of ranks that go on without each other, also of later ones."""
+        if self._options["consistency"] == "sync":
+            return saved.groups.get(self.group) == after
+        return saved.groups.get(f"{self.group}#{self.rank}", -1) >= after
+
+    def _note_refused(self, step: Step) -> None:
+        step.refused = True
+        if step.checkpoint is not None and self._asked.pop(step.checkpoint, None) is not None:
+            self.checkpoints[step.checkpoint] = f"the update of step {step.number} was refused"
 
     def restart(self, expected: int) -> None:
         """Forgets all steps, and joins the group anew. RowsLost where its tables are not at step `expected`."""
@@ -256,7 +282,8 @@ class Steps:
         while self._under_way and self._under_way[0].gradients is not None:
             first = self._under_way[0]
             if first is given:  # to be given again
-                first.gradients, first.skipped, first.refused = None, False, True
+                self._note_refused(first)
+                first.gradients, first.skipped = None, False
                 return
             try:
                 self._join(only=first)
@@ -268,7 +295,8 @@ class Steps:
             except errors.Error:
                 if first.refused:
                     return
-                first.gradients, first.skipped, first.refused = {}, True, True
+                self._note_refused(first)
+                first.gradients, first.skipped = {}, True
             finally:
                 self._leave()
 

@@ -25,7 +25,7 @@ from ._jagged import is_jagged, learned_weights, pass_to_weights, prepare, to_ar
 from .arrays import Dense, Hyper, Ids, Ragged, as_ints, concatenate
 from .client import Client, Lookup, Model
 from .steps import RowsLost, Step, Steps
-from .trainer import ahead, ids_of
+from .trainer import Checkpointed, ahead, ids_of
 
 __all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingOptimizer", "KeyedTensor", "Prefetcher"]
 
@@ -93,7 +93,7 @@ class _Ahead:
         self.step: Optional[Step] = None
 
 
-class EmbeddingBagCollection(torch.nn.Module):
+class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     """Tables of a cluster as a module: ids by feature in, activations [samples, embedding_dim] by feature out.
 
     tables: emberd.TableConfig; with the optimizer of each, or `optimizer` for those that name none.
@@ -170,14 +170,8 @@ class EmbeddingBagCollection(torch.nn.Module):
         """The step whose update comes next. Joins the group, which waits for its other ranks."""
         return self._steps.next_step
 
-    @property
-    def checkpoints(self) -> Mapping[str, str]:
-        """The checkpoints that were requested with a step and have ended: by name, why saving failed; "": it was saved."""
-        return dict(self._steps.checkpoints)
-
-    def wait_checkpoint(self, name: str, timeout: Optional[float] = None) -> None:
-        """Until a checkpoint that was requested with a step has ended; `checkpoints` then has its outcome."""
-        self._steps.wait_checkpoint(name, timeout)
+    def _behind(self) -> Steps:
+        return self._steps
 
     def finish(self) -> None:
         """Leaves the group, once all updates have been made and checkpoints saved. The next step joins again."""

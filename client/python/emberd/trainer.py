@@ -43,7 +43,39 @@ def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], depth: int) -> It
     return given()
 
 
-class Trainer:
+class Checkpointed:
+    """Checkpoints that go with steps, as the trainers of all frameworks have them."""
+
+    def _behind(self) -> Steps:
+        raise NotImplementedError
+
+    def _wait(self) -> None:
+        """Until what the framework has been given to compute has been computed."""
+
+    @property
+    def checkpoints(self) -> Mapping[str, str]:
+        """The checkpoints that were requested with a step and have ended: by name, why saving failed; "": it was saved."""
+        return dict(self._behind().checkpoints)
+
+    def request_checkpoint(self, name: str) -> None:
+        """Saves a checkpoint of this name with the next step, of exactly the steps up to that one, of all ranks: it goes with the
+        state of the dense part after the same step. Any one rank asks. A step that is skipped, or whose update raises, leaves it to
+        the one after. `wait_checkpoint` waits for it, `finish` too, and `checkpoints` has its outcome."""
+        self._wait()
+        self._behind().request_checkpoint(name)
+
+    def wait_checkpoint(self, name: str, timeout: Optional[float] = None) -> None:
+        """Until a checkpoint that was requested with a step has ended; `checkpoints` then has its outcome. Of a pipelined trainer
+        it is begun when the ids of the next step are sent.
+
+        timeout: seconds, after which TimeoutError is raised; default: the trainer's `patience`.
+        NotFound if no step has asked for it.
+        """
+        self._wait()
+        self._behind().wait_checkpoint(name, timeout)
+
+
+class Trainer(Checkpointed):
     """Steps of a rank, by their numbers. Thread-safe; the arguments are those of Steps."""
 
     def __init__(self, model: Model, group: str, rank: Optional[int] = None, size: Optional[int] = None, **options: Any) -> None:
@@ -58,11 +90,8 @@ class Trainer:
         with self._lock:
             return self._steps.next_step
 
-    @property
-    def checkpoints(self) -> Mapping[str, str]:
-        """The checkpoints that were requested with a step and have ended: by name, why saving failed; "": it was saved."""
-        with self._lock:
-            return dict(self._steps.checkpoints)
+    def _behind(self) -> Steps:
+        return self._steps
 
     def send(self, ids: Mapping[str, Ids]) -> int:
         """Sends the ids of the next step and gives its number. They must not change before its update has been made."""
@@ -123,7 +152,7 @@ class Trainer:
             self._steps.restart(step)
 
     def finish(self) -> None:
-        """Leaves the group, once all updates have been made. The next step joins again."""
+        """Leaves the group, once all updates have been made and checkpoints saved. The next step joins again."""
         with self._lock:
             self._sent.clear()
             self._steps.finish()

@@ -9,11 +9,13 @@ import datetime
 import glob
 import os
 import tempfile
+import types
 import unittest
 
 from cluster import counting_model, emberd, has_torch, main
 
 import emberd.steps
+import emberd.trainer
 import numpy as np
 
 ONE = np.ones((1, 4), np.float32)
@@ -119,6 +121,77 @@ class CheckpointTest(unittest.TestCase):
         steps.finish()
         self.assertEqual(self.client.restore(model.name, "three").table("t")[3, 0], -3)
 
+    def trainer(self, cluster=None, more="", **options):
+        name = self.id().split(".")[-1] + more
+        model = (cluster or self).client.declare(counting_model(name + "".join(map(str, options.values()))))
+        made = emberd.trainer.Trainer(model, "run", **options)
+        self.addCleanup(made.finish)
+        return made
+
+    def make_steps(self, trainer, count=1, **options):
+        for _ in range(count):
+            step, _ = trainer.begin({"t": [3]})
+            trainer.update(step, {"t": ONE}, **options)
+
+    def test_the_next_step_asks_for_one_that_is_waited_for(self):
+        for options in ({}, {"pipelined": True}, {"consistency": "async"}):
+            with self.subTest(**options):
+                for more in ("waits", "finishes"):
+                    trainer = self.trainer(more=more, **options)
+                    self.make_steps(trainer)
+                    trainer.request_checkpoint("two")
+                    self.make_steps(trainer, 2)
+                    trainer.wait_checkpoint("two") if more == "waits" else trainer.finish()
+                    self.assertEqual(trainer.checkpoints, {"two": ""})
+                    self.make_steps(trainer)
+                    trainer.finish()
+                    self.assertEqual(self.client.restore(trainer.model.name, "two").table("t")[3, 0], -2)
+        with self.assertRaisesRegex(emberd.NotFound, "'one'"):
+            trainer.wait_checkpoint("one")
+
+    def test_a_step_that_is_refused_or_skipped_leaves_it_to_the_next(self):
+        trainer = self.trainer()
+        trainer.request_checkpoint("two")
+        step, _ = trainer.begin({"t": [3]})
+        with self.assertRaisesRegex(ValueError, "nan"):
+            trainer.update(step, {"t": ONE * np.nan})
+        self.assertEqual(list(trainer.checkpoints), ["two"])
+        self.make_steps(trainer, 2)  # the refused step was skipped
+        trainer.finish()
+        self.assertEqual(trainer.checkpoints, {"two": ""})
+        self.assertEqual({one.name: one.groups["run"] for one in self.client.checkpoints(trainer.model.name)}, {"two": 2})
+
+    def test_an_update_that_was_sent_and_refused_later_says_that_there_is_none(self):
+        trainer = self.trainer(pipelined=True)
+        step, _ = trainer.begin({"t": [3]})
+        trainer.update(step, {"t": ONE * np.nan}, checkpoint="one")
+        with self.assertRaisesRegex(ValueError, "nan"):
+            trainer.finish()
+        self.assertEqual(trainer.checkpoints, {"one": "the update of step 0 was refused"})
+
+    def test_one_of_this_name_is_not_taken_for_it(self):
+        trainer = self.trainer()
+        trainer.model.save_checkpoint("a")
+        trainer.request_checkpoint("a")
+        self.make_steps(trainer)
+        trainer.wait_checkpoint("a")
+        self.assertIn('already has a checkpoint "a"', trainer.checkpoints["a"])
+        self.client.delete_checkpoint(trainer.model.name, "a")
+        self.make_steps(trainer, checkpoint="a")
+        trainer.finish()
+        self.assertEqual((trainer.checkpoints, trainer.next_step), ({"a": ""}, 2))
+
+    def test_names_that_no_checkpoint_has_are_refused(self):
+        trainer = self.trainer()
+        step, _ = trainer.begin({"t": [3]})
+        for name in ("newest", "../a", "-a", "a" * 129):
+            with self.assertRaisesRegex(emberd.InvalidArgument, "name: .* is not allowed; it must be 1 to 128 letters"):
+                trainer.request_checkpoint(name)
+            with self.assertRaisesRegex(emberd.InvalidArgument, "checkpoint: .* is not allowed; it must be 1 to 128 letters"):
+                trainer.update(step, {"t": ONE}, checkpoint=name)
+        trainer.update(step, {"t": ONE}, checkpoint="a" * 128)
+        self.assertEqual(trainer.next_step, 1)
+
     def test_steps_that_are_lost_are_a_loss_of_data(self):
         model = self.declare()
         model.save_checkpoint("before")
@@ -222,6 +295,11 @@ class CheckpointTest(unittest.TestCase):
             model = client.declare(counting_model("m"))
             with self.assertRaises(emberd.FailedPrecondition):
                 model.save_checkpoint("a")
+            trainer = self.trainer(types.SimpleNamespace(client=client))
+            trainer.request_checkpoint("a")
+            self.make_steps(trainer)
+            trainer.finish()
+            self.assertRegex(trainer.checkpoints["a"], "no storage.*--data")
 
 
 if __name__ == "__main__":

@@ -159,15 +159,18 @@ class JaxTest(ClusterTest):
         with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
             emb = emberd.jax.Embedding(client.declare(counting_model("best")), group="run")
 
-            def train(steps, checkpoint=None):
+            def train(steps):
                 for _ in range(steps):
                     step = emb.send({"t": [1]})
-                    emb.update(step, {"t": jnp.ones_like(emb.receive(step)["t"])}, checkpoint=checkpoint)
+                    emb.update(step, {"t": jnp.ones_like(emb.receive(step)["t"])})
                 return emb.model.read_rows("t", [1])[0, 0]
 
-            train(1, "best")
+            emb.request_checkpoint("best")
+            self.assertEqual(train(1), -1)
+            emb.wait_checkpoint("best")
+            self.assertEqual(emb.checkpoints, {"best": ""})
             self.assertEqual(train(3), -4)
-            emb.finish()  # waits for the checkpoint
+            emb.finish()
             for _ in range(2):
                 client.restore("best", "best")
                 emb.restart(1)

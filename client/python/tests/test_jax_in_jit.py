@@ -7,6 +7,7 @@ and a layer whose token an optimizer moves.
 
 import dataclasses
 import sys
+import tempfile
 import unittest
 import unittest.mock
 
@@ -100,6 +101,19 @@ class InJitTest(Case):
             step_of(dense, emb.token(), batch, None)
         jax.effects_barrier()
         self.assertEqual(self.counts(), [3, 3, 3])
+
+    def test_the_next_step_of_jax_asks_for_a_checkpoint(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(data=folder) as cluster, cluster.connect() as client:
+            emb = emberd.jax.Embedding(client.declare(counting_model("asks", rows=ROWS)))
+            step_of, _ = self.steps_of(emb)
+            dense = np.ones(DIM, np.float32)
+            for number, batch in enumerate(batches(6)):
+                if number == 2:  # the steps before may be under way
+                    emb.request_checkpoint("three")
+                step_of(dense, emb.token(), batch, None)
+            emb.finish()  # waits for it
+            self.assertEqual(emb.checkpoints, {"three": ""})
+            self.assertEqual({one.name: dict(one.groups) for one in client.checkpoints()}, {"three": {"train": 3}})
 
     def test_ids_that_were_sent_ahead(self):
         tables = []

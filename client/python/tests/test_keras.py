@@ -285,10 +285,13 @@ class LayerTest(Case):
             layer = emberd.keras.DistributedEmbedding(emberd.keras.FeatureConfig("t", self.table(), (8, 2), (8, 4)), client=client,
                                                       model="best")
             ids = np.ones((8, 2), np.int32)
+            layer.request_checkpoint("best")
             self.train(layer, ids)
-            layer.finish()
-            layer.tables.save_checkpoint("best")
+            layer.wait_checkpoint("best")
+            self.assertEqual(layer.checkpoints, {"best": ""})
+            self.assertEqual({one.name: one.groups["train"] for one in client.checkpoints("best")}, {"best": 1})
             self.train(layer, ids, 2)
+            layer.finish()
             for finish in (True, False):
                 layer.finish() if finish else self.train(layer, ids)
                 client.restore("best", "best")

@@ -10,11 +10,12 @@ import numpy as np
 
 from ..arrays import Hyper, Ids
 from ..client import Model
-from ..trainer import Trainer, ahead, ids_of
+from ..steps import Steps
+from ..trainer import Checkpointed, Trainer, ahead, ids_of
 from ._in_jit import Lookups, check_width, on_host
 
 
-class Embedding:
+class Embedding(Checkpointed):
     """The tables of a declared model as a rank of a group of trainers. Used by one thread, besides that of JAX.
 
     group: the name of the run: training under the same name continues the run. rank and size default to those of
@@ -39,10 +40,11 @@ class Embedding:
         self._in_jit.wait()
         return self._trainer.next_step
 
-    @property
-    def checkpoints(self) -> Mapping[str, str]:
-        """The checkpoints that were requested with a step and have ended: by name, why saving failed; "": it was saved."""
-        return self._trainer.checkpoints
+    def _behind(self) -> Steps:
+        return self._trainer._behind()
+
+    def _wait(self) -> None:
+        self._in_jit.wait()
 
     @property
     def failure(self) -> Optional[BaseException]:
@@ -73,7 +75,8 @@ class Embedding:
         """One update of each row that the step looked up. A feature that is missing has a zero gradient.
 
         hyper: for this step only, {"learning_rate": 0.1}, or by table; every rank of a group gives the same.
-        checkpoint: saves a checkpoint of this name with exactly the steps up to this one; see `checkpoints`.
+        checkpoint: saves a checkpoint of this name with exactly the steps up to this one; see `checkpoints`, and
+          `request_checkpoint` for steps that `in_jit` makes.
         """
         self._trainer.update(step, {name: np.asarray(value) if isinstance(value, jax.Array) else value
                                     for name, value in gradients.items() if value is not None}, hyper,
@@ -122,6 +125,6 @@ class Embedding:
         self._in_jit.forget()
 
     def finish(self) -> None:
-        """Leaves the group, once all updates have been made. The next step joins again."""
+        """Leaves the group, once all updates have been made and checkpoints saved. The next step joins again."""
         self._in_jit.wait()
         self._trainer.finish()

@@ -11,7 +11,8 @@ from .. import config
 from .._place import default_client, find_again
 from ..arrays import Dense, Ragged, as_floats
 from ..client import Client, Model
-from ..trainer import ahead
+from ..steps import Steps
+from ..trainer import Checkpointed, ahead
 from . import _steps
 from ._config import FeatureConfig, TableOptimizer, declared, initial_rows
 
@@ -98,7 +99,7 @@ def _plan(table_stacking: Any) -> Optional[config.PlanConfig]:
 
 
 @keras.saving.register_keras_serializable("emberd")
-class DistributedEmbedding(keras.layers.Layer):
+class DistributedEmbedding(Checkpointed, keras.layers.Layer):
     """keras-rs's layer, on a cluster of emberd: ids in a nested structure in, float32 (samples, embedding_dim) in the same
     structure out.
 
@@ -234,13 +235,18 @@ class DistributedEmbedding(keras.layers.Layer):
         if self._held.trainer is not None and keras.backend.backend() == "jax":
             self._held.trainer._in_jit.raise_refused()
 
+    def _behind(self) -> Steps:
+        self._held.declare(self.name)
+        steps: Steps = self._held.trainer._behind()
+        return steps
+
     def restart(self, step: int) -> None:
         """As emberd.jax.Embedding.restart: goes on from this step of the tables, as after a restore."""
         self._held.declare(self.name)
         self._held.trainer.restart(step)
 
     def finish(self) -> None:
-        """Leaves the group, once all updates have been made. The next step joins again."""
+        """Leaves the group, once all updates have been made and checkpoints saved. The next step joins again."""
         if self._held.trainer is not None:
             self._held.trainer.finish()
             self._raise_refused()
