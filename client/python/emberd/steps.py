@@ -68,8 +68,9 @@ class Steps:
         self._under_way: Deque[Step] = deque()
 
     def __getstate__(self) -> Dict[str, Any]:
-        """A copy has no step under way, and joins the group anew."""
-        return {**self.__dict__, "expected": None, "_stream": None, "_next": None, "_under_way": deque()}
+        """A copy has no step under way and asks for no checkpoint, and joins the group anew."""
+        return {**self.__dict__, "expected": None, "_stream": None, "_next": None, "_under_way": deque(), "_wanted": None, "_asked": {},
+                "checkpoints": {}}
 
     @property
     def next_step(self) -> int:

@@ -11,6 +11,7 @@ Gradients of the ranks of a group are **summed**; `reduction="mean"` scales them
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections import deque
@@ -66,6 +67,11 @@ class _Columns(torch.Tensor):
         columns: _Columns = leaf.detach()[:, begin:end].as_subclass(_Columns)
         columns._leaf, columns._range = leaf, slice(begin, end)
         return columns
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> torch.Tensor:
+        """A leaf of its own."""
+        copied: torch.Tensor = torch.Tensor.as_subclass(self, torch.Tensor).detach().clone().requires_grad_(self.requires_grad)
+        return copied
 
     @property
     def grad(self) -> Optional[torch.Tensor]:  # type: ignore[override]
@@ -149,7 +155,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def __getstate__(self) -> Dict[str, Any]:
         """Of a copy, pickled or not: it has the same tables, no step under way and no optimizer."""
-        return {**self.__dict__, "_ahead": deque(), "_current": None, "_leaves": {}, "_parts": [], "_optimizers": []}
+        return {**self.__dict__, "_steps": copy.copy(self._steps), "_ahead": deque(), "_current": None, "_leaves": {}, "_parts": [],
+                "_optimizers": []}
 
     def prefetch(self, ids: Any) -> None:
         """Sends the ids of a later call of forward, which must get the same object, in the same order. Errors in

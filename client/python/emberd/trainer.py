@@ -75,7 +75,7 @@ class Checkpointed:
         self._behind().wait_checkpoint(name, timeout)
 
 
-class Trainer(Checkpointed):
+class Trainer(_native.Uncopied, Checkpointed):
     """Steps of a rank, by their numbers. Thread-safe; the arguments are those of Steps."""
 
     def __init__(self, model: Model, group: str, rank: Optional[int] = None, size: Optional[int] = None, **options: Any) -> None:

@@ -20,6 +20,7 @@ being summed. `state_dict()` reads whole tables, and `load_state_dict()` writes 
 
 from __future__ import annotations
 
+import copy
 import enum
 import math
 from dataclasses import dataclass, field
@@ -234,7 +235,7 @@ class EmbeddingBagCollection(torch.nn.Module):
 
     def __getstate__(self) -> Dict[str, Any]:
         """A copy has the same tables, and no step under way."""
-        return {**self.__dict__, "_current": None}
+        return {**self.__dict__, "_steps": copy.copy(self._steps), "_current": None}
 
     def embedding_bag_configs(self) -> List[EmbeddingBagConfig]:
         return list(self._configs)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import _native
 from ..arrays import Hyper, Ids
 from ..client import Model
 from ..steps import Steps
@@ -15,7 +16,7 @@ from ..trainer import Checkpointed, Trainer, ahead, ids_of
 from ._in_jit import Lookups, check_width, on_host
 
 
-class Embedding(Checkpointed):
+class Embedding(_native.Uncopied, Checkpointed):
     """The tables of a declared model as a rank of a group of trainers. Used by one thread, besides that of JAX.
 
     group: the name of the run: training under the same name continues the run. rank and size default to those of
