@@ -12,11 +12,11 @@ import functools
 import itertools
 import struct
 import sys
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _native
+from . import _native, errors
 from .arrays import (INTS, Dense, Floats, Hyper, Ids, Ragged, Sparse, as_ints, as_rows, as_weights, check_shape,
                      sparse_indices)
 
@@ -223,14 +223,17 @@ def pack_gradients(gradients: Mapping[str, Any], shapes: Mapping[str, Tuple[int,
     return records, packed_steps, len(steps), (records, packed_steps, kept)
 
 
-def pack_hyper(hyper: Optional[Hyper]) -> Tuple[bytes, int, Any]:
-    """As pack_ids."""
+def pack_hyper(hyper: Optional[Hyper], tables: Collection[str]) -> Tuple[bytes, int, Any]:
+    """As pack_ids. tables: that the model has."""
     if hyper is None:
         return b"", 0, None
     check_mapping(hyper, "hyper")
     flat: List[Tuple[str, str, float]] = []
     for key, value in hyper.items():
         if isinstance(value, Mapping):
+            if key not in tables:
+                raise errors.InvalidArgument(f"hyper: {key}: {value!r} is not allowed; it must be a number, for all tables, or {key!r} one of "
+                                             f"the tables, {', '.join(tables)}")
             flat += [(key, name, _native.real(number, f"hyper: {key}: {name}")) for name, number in value.items()]
         else:
             flat.append(("", key, _native.real(value, f"hyper: {key}")))

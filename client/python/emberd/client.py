@@ -407,7 +407,7 @@ class Lookup(_native.Uncopied, Mapping[str, Floats]):
         NotFound if the batch has been applied or released before, or has expired.
         """
         rows, _, count, kept = _records.pack_gradients(gradients, self.model._row_shapes)
-        hypers, hyper_count, kept_too = _records.pack_hyper(hyper)
+        hypers, hyper_count, kept_too = _records.pack_hyper(hyper, self.model.tables)
         call = _native.lib().apply(self.model.client._handle.get(), self.model._handle.get(), self._handle.get(), rows,
                                    count, hypers, hyper_count, -1 if step is None else _native.whole(step, "step"),
                                    _native.milliseconds(deadline, "deadline", optional=True))

@@ -195,8 +195,9 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
     def set_extra_state(self, state: Dict[str, Any]) -> None:  # pyright: ignore
         """From load_state_dict. Raises where the tables are at another step than what is loaded: here, or when the group
         is joined."""
-        if state["model"] != self.model.name:
-            raise ValueError(f"the state is of model {state['model']!r}, but this is model {self.model.name!r}")
+        for what, mine in (("model", self.model.name), ("group", self._steps.group)):
+            if state[what] != mine:
+                raise ValueError(f"the state is of {what} {state[what]!r}, but this is {what} {mine!r}; make the module with that of the state")
         step = _native.whole(state["next_step"], "state: next_step")
         if not self._steps.joined:
             self._steps.expected = step

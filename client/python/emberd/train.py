@@ -108,7 +108,7 @@ class TrainStream(_native.Uncopied):
         feature or value, Aborted if another rank failed.
         """
         rows, strides, count, kept = _records.pack_gradients(gradients, self.model._row_shapes, strides=True)
-        hypers, hyper_count, _ = _records.pack_hyper(hyper)
+        hypers, hyper_count, _ = _records.pack_hyper(hyper, self.model.tables)
         step = self._send_update
         lease = _native.null()
         error = _native.lib().stream_send_update_strided(self._handle.get(), step, rows, strides, count, hypers, hyper_count,

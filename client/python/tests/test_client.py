@@ -157,6 +157,20 @@ class UpdateTest(ClusterTest):
             model.lookup({"a": [0], "b": [0]}, train=True).apply({"a": one, "b": one}, hyper=hyper)
         self.assertEqual(model.read_rows("a", [0]).tolist(), [[-0.75] * 4])
 
+    def test_hyper_parameters_in_a_wrong_container_are_refused(self):
+        model = self.declare(tables=("a", "b"))
+        one = {"a": np.ones((1, 4), np.float32)}
+        with model.train("run") as stream:
+            for value in ({}, {"a": 0.5}, {"learning_rate": 0.5}, [], [0.5], (0.5,), "0.5", {0.5}):
+                for hyper, what in (({"learning_rate": value}, "learning_rate"), ({"a": {"learning_rate": value}}, "a: learning_rate")):
+                    for call in (lambda hyper: model.lookup({"a": [0], "b": [0]}, train=True).apply(one, hyper=hyper),
+                                 lambda hyper: stream.send_update(one, hyper=hyper)):
+                        with self.assertRaisesRegex((ValueError, TypeError), f"hyper: {what}: .* is not allowed; it must be a number"):
+                            call(hyper)
+            with self.assertRaisesRegex(ValueError, "'c' one of the tables, a, b"):
+                stream.send_update(one, hyper={"c": {"learning_rate": 0.5}})
+        self.assertEqual(model.read_rows("a", [0]).tolist(), [[0] * 4])
+
     def test_a_step_number_where_the_optimizer_counts(self):
         model = self.declare(optimizer=emberd.AdamW(learning_rate=0.1))
         one = {"t": np.ones((1, 4), np.float32)}

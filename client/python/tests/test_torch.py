@@ -408,6 +408,10 @@ class StateTest(Case):
         state = net.state_dict()
         self.assertEqual(state["0._extra_state"], {"model": ebc.model.name, "group": "train", "next_step": 3})
         net.load_state_dict(state)
+        for other, said in ((self.make(model="another"), "of model '.*but this is model 'another'"),
+                            (self.make(model=ebc.model.name, group="run-8"), "of group 'train', but this is group 'run-8'")):
+            with self.assertRaisesRegex(ValueError, said):
+                other.load_state_dict({"_extra_state": state["0._extra_state"]})
         ebc({"t": torch.tensor([1])})["t"].sum().backward()
         sparse.step()
         with self.assertRaisesRegex(RuntimeError, "dense part is at step 3.*are at step 4"):
