@@ -164,7 +164,7 @@ def _add_ids(name: str, ids: Ids, fields: List[Any], kept: List[Any]) -> bool:
 
 def check_mapping(given: Any, what: str) -> None:
     if not isinstance(given, Mapping):
-        raise _native.refuse_kind(given, what, "a mapping")
+        raise _native.refuse_kind(given, what, "a mapping: " + ('{"learning_rate": 0.1}' if what == "hyper" else '{"name of a feature": array, ...}'))
 
 
 def pack_ids(features: Mapping[str, Ids]) -> Tuple[bytes, int, Any]:

@@ -83,6 +83,19 @@ def map_arrays(function: Callable[[Any], Any], ids: Kind) -> Kind:
     return made
 
 
+def are_same(one: Mapping[str, Ids], other: Mapping[str, Ids]) -> bool:
+    """Whether batches have equal ids and weights, in the same order."""
+
+    def parts(ids: Any) -> Any:
+        return [type(ids), *vars(ids).values()] if isinstance(ids, (Dense, Ragged, Sparse)) else [None, ids]
+
+    def equal(left: Any, right: Any) -> bool:
+        return left is right or np.array_equal(left, right)
+
+    return set(one) == set(other) and all(len(parts(one[name])) == len(parts(other[name])) and all(
+        map(equal, parts(one[name]), parts(other[name]))) for name in one)
+
+
 def cut(ids: Ragged) -> Ragged:
     """Without the padding after the last sample."""
     end = int(ids.row_splits[-1])
@@ -119,14 +132,23 @@ def as_array(value: Any, what: str) -> npt.NDArray[Any]:
         raise type(error)(f"{what}: {error}") from error
 
 
+HASH = ". Texts are hashed first: [zlib.crc32(text.encode()) % vocabulary_size for text in texts]"
+
+
+def _are_texts(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind in "US" or (array.dtype.kind == "O" and array.size > 0 and isinstance(array.flat[0], (str, bytes)))
+
+
 def as_ints(value: Any, what: str) -> npt.NDArray[Any]:
     """int32 and int64 stay where they are; other integers are converted."""
     array = as_array(value, what)
     if array.dtype not in INTS:
         if array.size == 0 and array.dtype == np.float64:  # an empty list
             array = array.astype(np.int64)
-        elif array.dtype.kind not in "iu" or array.dtype == np.uint64:
-            raise TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64")
+        elif array.dtype.kind not in "iu":
+            raise TypeError(f"{what}: {array.dtype} is not allowed; ids are int32 or int64" + (HASH if _are_texts(array) else ""))
+        elif array.dtype == np.uint64 and array.size and array.max() >= 2**63:
+            raise errors.OutOfRange(f"{what}: {array.max()} is not allowed; ids are below 2^63")
         else:
             array = array.astype(np.int64)
     return np.asarray(array, order="C")

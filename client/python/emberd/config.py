@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, Optional, Sequence
+from typing import Any, ClassVar, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
@@ -24,10 +24,40 @@ def _fields(message: Any) -> Dict[str, Any]:
         value, what = getattr(message, entry.name), f"{type(message).__name__}.{entry.name}"
         if value is None and entry.default is None:
             continue
+        if entry.name in ("optimizer", "initializer"):
+            value = _described(value, message, entry.name)
         if "Sequence" in str(entry.type) and not isinstance(value, (list, tuple)):
             raise refuse_kind(value, what, "a list")
         result[entry.name] = text(value, what).decode().upper() if entry.metadata.get("enum") else _as_json(value, what)
     return result
+
+
+def _described(value: Any, message: Any, field_name: str) -> Any:
+    """An optimizer or initializer that may be given by its name; of others, what to write in its place."""
+    what = f"{type(message).__name__}.{field_name}"
+    if isinstance(value, str):
+        return named(value, Optimizer if field_name == "optimizer" else Initializer, what)
+    is_class = isinstance(value, type)
+    if field_name == "initializer" and not is_class and (callable(value) or isinstance(value, (list, tuple)) or hasattr(value, "__array__")):
+        refused = refuse_kind(value, what, "Zeros, Normal or another description, or the name of one")
+        raise TypeError(f"{refused}. For rows of your own leave it out, and give them once: model = client.declare(config); if model.created: "
+                        f"model.assign_rows({message.name!r}, np.arange({message.vocabulary_size}), rows)")
+    return value
+
+
+def named(value: Any, base: Any, what: str) -> Any:
+    """A description with its defaults, if it is given by its name, in either case: "adagrad" is Adagrad()."""
+    if not isinstance(value, str):
+        return value
+    kinds = {one.kind: one for one in _kinds(base) if all(entry.default is not dataclasses.MISSING for entry in dataclasses.fields(one))}
+    if text(value, what).decode().lower() not in kinds:
+        raise InvalidArgument(f"{what}: {value!r} is not allowed; it must be one of {', '.join(map(repr, kinds))}, or a description")
+    return kinds[value.lower()]()
+
+
+def _kinds(base: Any) -> List[Any]:
+    own = [base] if base.kind else []
+    return own + [kind for one in base.__subclasses__() for kind in _kinds(one)]
 
 
 def _as_json(value: Any, what: str) -> Any:
@@ -253,8 +283,8 @@ class TableConfig:
     vocabulary_size: int
     embedding_dim: int
     combiner: Optional[str] = _enum()  # "mean" (default), "sum", "sqrtn"
-    initializer: Optional[Initializer] = None
-    optimizer: Optional[Optimizer] = None  # default: the model's
+    initializer: Optional[Union[Initializer, str]] = None  # or its name: "zeros", "normal", "truncated_normal", "row_id"
+    optimizer: Optional[Union[Optimizer, str]] = None  # or its name, as "adagrad"; default: the model's
     max_ids_per_partition: Optional[int] = None
     max_unique_ids_per_partition: Optional[int] = None
     quantization: Optional[QuantizationConfig] = None
@@ -303,7 +333,7 @@ class ModelConfig:
     name: str
     tables: Sequence[TableConfig]
     features: Sequence[FeatureConfig]
-    optimizer: Optional[Optimizer] = None  # of tables that name none
+    optimizer: Optional[Union[Optimizer, str]] = None  # of tables that name none
     plan: Optional[PlanConfig] = None
     seed: Optional[int] = None
     enable_variable_deduplication: Optional[bool] = None  # tables with a resource share its rows with other models

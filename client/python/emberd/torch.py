@@ -15,7 +15,7 @@ import copy
 import functools
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ import torch.distributed
 
 from . import _native, config, errors
 from ._jagged import is_jagged, learned_weights, pass_to_weights, prepare, to_array
-from .arrays import Dense, Hyper, Ids, Ragged, as_ints, concatenate
+from .arrays import Dense, Hyper, Ids, Ragged, are_same, as_ints, concatenate
 from .client import Client, Lookup, Model
 from .steps import RowsLost, Step, Steps
 from .trainer import Checkpointed, ahead, ids_of
@@ -91,6 +91,10 @@ def _rank_and_size(rank: Optional[int], size: Optional[int]) -> Tuple[int, int]:
     return 0 if rank is None else rank, 1 if size is None else size
 
 
+def _are_same(one: Any, other: Any) -> bool:
+    return is_jagged(one) == is_jagged(other) and are_same(prepare(one), prepare(other))
+
+
 class _Ahead:
     """What was prefetched: ids as they were given, and their step once they have been sent."""
 
@@ -123,7 +127,7 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                  features: Optional[Sequence[config.FeatureConfig]] = None, group: str = "train",
                  rank: Optional[int] = None, size: Optional[int] = None, pipelined: bool = False,
                  consistency: str = "sync", staleness_bound: int = 0, reduction: str = "sum",
-                 accumulate: bool = False, optimizer: Optional[config.Optimizer] = None, plan: Optional[config.PlanConfig] = None,
+                 accumulate: bool = False, optimizer: Union[config.Optimizer, str, None] = None, plan: Optional[config.PlanConfig] = None,
                  seed: Optional[int] = None, step_timeout: float = 60.0, patience: float = 60.0) -> None:
         super().__init__()
         if reduction not in ("sum", "mean"):
@@ -159,8 +163,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
                 "_optimizers": []}
 
     def prefetch(self, ids: Any) -> None:
-        """Sends the ids of a later call of forward, which must get the same object, in the same order. Errors in
-        them are raised there."""
+        """Sends the ids of a later call of forward, which must get the same object, or the same ids, in the same order. Errors
+        in them are raised there."""
         if self.accumulate:
             raise RuntimeError("accumulate: the ids of a step are known only when it ends, so they cannot be prefetched")
         self._ahead.append(_Ahead(ids))
@@ -224,8 +228,8 @@ class EmbeddingBagCollection(Checkpointed, torch.nn.Module):
 
     def _train(self, ids: Any) -> Any:
         self._skip_current()
-        if self._ahead and self._ahead[0].ids is not ids:
-            raise RuntimeError("these are not the ids that were prefetched next; give forward the same object, or call finish()")
+        if self._ahead and self._ahead[0].ids is not ids and not _are_same(self._ahead[0].ids, ids):
+            raise RuntimeError("these are not the ids that were prefetched next; give forward the same object or ids, or call finish()")
         step = self._ahead.popleft().step if self._ahead else None
         try:
             if step is None or step.forgotten:
@@ -370,7 +374,8 @@ class EmbeddingOptimizer(torch.optim.Optimizer):
         self.collection = collection
         groups = []
         for table in collection.config.tables:
-            declared = (table.optimizer or collection.config.optimizer or config.Adagrad()).learning_rate
+            given = table.optimizer or collection.config.optimizer or "adagrad"
+            declared = config.named(given, config.Optimizer, "optimizer").learning_rate
             rate = _native.real(lr, "lr") if lr is not None else 0.01 if declared is None else declared
             # Until there are activations: an optimizer must have a parameter in each group.
             groups.append({"params": [torch.zeros(0, device="cpu", requires_grad=True)], "lr": rate, "table": table.name})
@@ -468,23 +473,23 @@ class EmbeddingBag(torch.nn.Module):
 
 
 class Prefetcher:
-    """Iterates over `loader`; the ids of later batches are on their way before a batch is given.
+    """Iterates over `loader`; the ids of later batches are on their way before a batch is given. A loop over it may be left at any time.
 
-    ids: gives the ids of a batch, the same object that is given to the module: by default its item or attribute "ids", or the
-      batch itself.
+    ids: gives the ids of a batch, those that are given to the module: by default its item or attribute "ids", the first part of a
+      pair as (ids, label), or the batch itself.
     depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
     """
 
     def __init__(self, loader: Iterable[Any], collection: EmbeddingBagCollection, depth: int = 2,
                  ids: Optional[Callable[[Any], Any]] = None) -> None:
-        ahead((), self._send, depth)  # is the depth allowed?
+        ahead((), self._send, depth, lambda _: None)  # is the depth allowed?
         self.loader, self.collection, self.depth = loader, collection, depth
         self.ids = ids_of if ids is None else ids
         if not callable(self.ids):
             raise _native.refuse_kind(ids, "ids", "a function")
 
     def __iter__(self) -> Iterator[Any]:
-        for _, batch in ahead(self.loader, self._send, self.depth):
+        for _, batch in ahead(self.loader, self._send, self.depth, lambda _: self.collection._ahead.clear()):
             yield batch
 
     def _send(self, batch: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, Callable, Deque, Iterable, Iterator, Mapping, Optional, Tuple, TypeVar
+from typing import Any, Callable, Deque, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -21,24 +21,35 @@ Sent = TypeVar("Sent")
 
 
 def ids_of(batch: Any) -> Any:
-    """The ids of a batch, where nobody says otherwise: its item or attribute "ids", or the batch itself."""
+    """The ids of a batch, where nobody says otherwise: its item or attribute "ids", the first part of a pair, or the batch itself."""
     given: Any = batch
+    if isinstance(batch, (tuple, list)) and len(given) == 2 and not hasattr(given, "ids"):
+        if not hasattr(given[0], "keys"):
+            raise TypeError(f"ids: the first part of the pair is a {type(given[0]).__name__}, not a mapping; say which feature's ids it "
+                            'has: ids=lambda pair: {"name of the feature": pair[0]}')
+        return given[0]
     if isinstance(batch, Mapping):
         return given["ids"] if "ids" in given else given
     return getattr(given, "ids", given)
 
 
-def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], depth: int) -> Iterator[Tuple[Sent, Any]]:
-    """What `send` gave for a batch, and the batch. Before one is given, `depth` of them have been sent, its own included."""
+def ahead(batches: Iterable[Any], send: Callable[[Any], Sent], depth: int,
+          forget: Callable[[List[Sent]], None]) -> Iterator[Tuple[Sent, Any]]:
+    """What `send` gave for a batch, and the batch. Before one is given, `depth` of them have been sent, its own included. `forget`
+    hears at the end of those that were sent and not given, as where a loop is left."""
     _native.whole(depth, "depth", 1, 4)
 
     def given() -> Iterator[Tuple[Sent, Any]]:
         waiting: Deque[Tuple[Sent, Any]] = deque()
-        for batch in batches:
-            waiting.append((send(batch), batch))
-            if len(waiting) >= depth:
+        try:
+            for batch in batches:
+                waiting.append((send(batch), batch))
+                if len(waiting) >= depth:
+                    yield waiting.popleft()
+            while waiting:
                 yield waiting.popleft()
-        yield from waiting
+        finally:
+            forget([sent for sent, _ in waiting])
 
     return given()
 
@@ -104,6 +115,14 @@ class Trainer(_native.Uncopied, Checkpointed):
                 step.number = self._sent[-1].number + 1
             self._sent.append(step)
             return step.number
+
+    def forget(self, numbers: List[int]) -> None:
+        """Steps that were sent last and have not been received are as if they had not been sent."""
+        if not numbers:
+            return
+        with self._lock:
+            self._sent = deque(step for step in self._sent if step.number not in numbers)
+            self._steps.forget()  # those before, which are wanted, are sent again
 
     def receive(self, number: int) -> Lookup:
         """The activations of a step. After an error the steps that were sent behind it are forgotten, too."""

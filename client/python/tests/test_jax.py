@@ -94,6 +94,30 @@ class JaxTest(ClusterTest):
         self.assertEqual(self.train(self.make("pipelined3", pipelined=True), 3),
                          self.train(self.make("pipelined2", pipelined=True), 2))
 
+    def test_a_loop_over_prefetched_pairs_is_left(self):
+        emb, seen = self.make(), []
+        pairs = [(one["ids"], one["label"]) for one in batches(8)]
+        for _ in range(2):
+            for step, (ids, _) in emb.prefetch(pairs, depth=4):
+                emb.update(step, {"t": jnp.ones_like(emb.receive(step)["t"])})
+                seen.append(ids["t"])
+                if len(seen) % 3 == 0:
+                    break
+        for _ in emb.prefetch(pairs):
+            break
+        self.assertEqual(emb.next_step, 6)
+        expected = np.full(ROWS, 0.25, np.float32)
+        np.subtract.at(expected, np.concatenate(seen), RATE)
+        np.testing.assert_array_equal(emb.model.table("t")[:, 0], expected)
+
+    def test_what_is_no_mapping_says_what_to_write(self):
+        emb = self.make()
+        for call in (emb.send, emb.lookup, lambda ids: emb.in_jit(emb.token(), ids), lambda ids: emb.update(0, ids)):
+            with self.assertRaisesRegex(TypeError, 'must be a mapping: {"name of a feature": array'):
+                call(jnp.array([1, 2]))
+        with self.assertRaisesRegex(TypeError, "first part of the pair is a list.*ids=lambda pair"):
+            next(emb.prefetch([([1, 2], 0)]))
+
     def test_activations_are_not_copied(self):
         emb = self.make()
         found = emb.receive(emb.send({"t": range(BATCH)}))["t"]

@@ -203,7 +203,11 @@ class LayerTest(Case):
             self.assertEqual(layer.next_step, 7)
             learned[kind] = keras.ops.convert_to_numpy(layer.get_embedding_tables()["t"]).tolist()
             net.train_on_batch(layer.preprocess(batches[0][0]), label)  # and on it goes without
-            self.assertEqual(layer.next_step, 8)
+            for prepared, _ in layer.prefetch(batches):
+                net.train_on_batch(prepared, label)
+                break  # and so does it where the loop is left
+            net.train_on_batch(layer.preprocess(batches[0][0]), label)
+            self.assertEqual(layer.next_step, 10)
         self.assertEqual([kind for kind in learned if learned[kind] != learned["plain"]], [])
         with self.assertRaisesRegex(ValueError, r"depth: 5 is not allowed; it must be in \[1, 4\]"):
             layer.prefetch(batches, depth=5)

@@ -393,7 +393,7 @@ class PrefetcherTest(Case):
         ebc = self.make()
         for _ in emberd.torch.Prefetcher([{"ids": {"t": torch.tensor([1])}}] * 2, ebc):
             with self.assertRaisesRegex(RuntimeError, "prefetched"):
-                ebc({"t": torch.tensor([1])})
+                ebc({"t": torch.tensor([2])})
             break
 
 

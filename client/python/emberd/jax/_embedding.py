@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import _native
+from .._records import check_mapping
 from ..arrays import Hyper, Ids
 from ..client import Model
 from ..steps import Steps
@@ -54,17 +55,25 @@ class Embedding(_native.Uncopied, Checkpointed):
 
     def send(self, ids: Mapping[str, Ids]) -> int:
         """Sends the ids of the next step and returns its number. The ids must not change before its update."""
+        check_mapping(ids, "ids")
         return self._trainer.send({name: on_host(value) for name, value in ids.items()})
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2,
                  ids: Optional[Callable[[Any], Mapping[str, Ids]]] = None) -> Iterator[Tuple[int, Any]]:
         """Yields the number of a step and its batch; the ids of the next batches have been sent by then.
 
-        ids: gives the ids of a batch: by default its item or attribute "ids", or the batch itself.
+        A loop over it may be left at any time.
+
+        ids: gives the ids of a batch: by default its item or attribute "ids", the first part of a pair as (ids, label), or the
+          batch itself.
         depth: lookups in progress at a time, including that of the batch yielded. At least 2 for `pipelined`.
         """
         get = ids_of if ids is None else ids
-        return ahead(batches, lambda batch: self.send(get(batch)), depth)
+        return ahead(batches, lambda batch: self.send(get(batch)), depth, self._forget)
+
+    def _forget(self, steps: List[int]) -> None:
+        self._in_jit.wait()  # some of those before may be on their way through JAX
+        self._trainer.forget(steps)
 
     def receive(self, step: int) -> Dict[str, jax.Array]:
         """The activations of a step, float32 [samples, embedding_dim] by feature."""
@@ -79,6 +88,7 @@ class Embedding(_native.Uncopied, Checkpointed):
         checkpoint: saves a checkpoint of this name with exactly the steps up to this one; see `checkpoints`, and
           `request_checkpoint` for steps that `in_jit` makes.
         """
+        check_mapping(gradients, "gradients")
         self._trainer.update(step, {name: np.asarray(value) if isinstance(value, jax.Array) else value
                                     for name, value in gradients.items() if value is not None}, hyper,
                              checkpoint)
@@ -86,6 +96,7 @@ class Embedding(_native.Uncopied, Checkpointed):
     def lookup(self, ids: Mapping[str, Ids]) -> Dict[str, jax.Array]:
         """Looks rows up without a step, for evaluation."""
         self._in_jit.wait()
+        check_mapping(ids, "ids")
         found = self._trainer.look_up({name: on_host(value) for name, value in ids.items()})
         return {name: jnp.asarray(values) for name, values in found.items()}
 
@@ -113,6 +124,7 @@ class Embedding(_native.Uncopied, Checkpointed):
         Works on one device of each process. A step that is not ended, because the backward pass was not run, is skipped by
         the next one: it counts, and no row changes. A failure arrives as JAX's JaxRuntimeError; `failure` has the error itself.
         """
+        check_mapping(ids, "ids")
         if step is None:
             check_width(ids, self.model)
         found: Dict[str, jax.Array] = self._in_jit.function(token, dict(ids), step, hyper)

@@ -6,6 +6,7 @@ never end.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any, Dict, Mapping, Optional, Tuple
 
@@ -60,13 +61,14 @@ class Lookups:
         self.failure: Optional[BaseException] = None
         self.defer = False
         self._refused: Optional[errors.Error] = None
+        self._calling: Optional[int] = None  # the thread of the callback that is being made
         self.used = False
         self.function = jax.custom_vjp(self._primal, nondiff_argnums=(3,))
         self.function.defvjp(self._forward, self._backward)
 
     def wait(self) -> None:
-        """Until the callbacks of what has been started have been made."""
-        if self.used:
+        """Until the callbacks of what has been started have been made. Not so in one, where an iterator may come to its end."""
+        if self.used and self._calling != threading.get_ident():
             jax.effects_barrier()
 
     def _shapes(self, ids: Mapping[str, Ids]) -> Dict[str, jax.ShapeDtypeStruct]:
@@ -100,11 +102,14 @@ class Lookups:
 
     def _noting(self, callback: Any) -> Any:
         def noted(*arguments: Any) -> Any:
+            self._calling = threading.get_ident()
             try:
                 return callback(*arguments)
             except BaseException as error:
                 self.failure = error
                 raise
+            finally:
+                self._calling = None
 
         return noted
 

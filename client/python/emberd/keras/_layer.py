@@ -12,7 +12,7 @@ from .._place import default_client, find_again
 from ..arrays import Dense, Ragged, as_floats
 from ..client import Client, Model
 from ..steps import Steps
-from ..trainer import Checkpointed, ahead
+from ..trainer import Checkpointed, Trainer, ahead
 from . import _steps
 from ._config import FeatureConfig, TableOptimizer, declared, initial_rows
 
@@ -201,7 +201,12 @@ class DistributedEmbedding(Checkpointed, keras.layers.Layer):
             prepared[PREPROCESSED]["step"] = np.full(1, self._held.trainer.send(ids), np.int32)
             return prepared
 
-        return ahead(batches, send, depth)
+        def forget(batches: List[Any]) -> None:
+            self._wait()
+            trainer = self._held.trainer if isinstance(self._held.trainer, Trainer) else self._held.trainer._trainer
+            trainer.forget([int(one[PREPROCESSED]["step"][0]) for one in batches])
+
+        return ahead(batches, send, depth, forget)
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
         return _pack(self._held.structure, lambda feature: tuple(feature.output_shape))

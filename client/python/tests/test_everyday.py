@@ -1,0 +1,155 @@
+"""What people hand over day by day in place of what the documents show: it works, or the error says what to write.
+
+What this would catch: an id that is cut, a text or a list that is read as something else, an initializer that is taken and ignored,
+and a loop over prefetched batches that cannot be left.
+"""
+
+import unittest
+
+from cluster import ClusterTest, counting_model, emberd, has_torch, main
+
+import emberd.trainer  # noqa: E402
+import numpy as np
+
+
+class ContainersTest(ClusterTest):
+    def test_what_is_no_mapping_says_what_to_write(self):
+        model = self.declare()
+        with model.train("run") as stream:
+            found = model.lookup({"t": [1]}, train=True)
+            for given in ([1, 2], (1, 2), np.array([1, 2]), 5, "t", None):
+                for call in (lambda: model.lookup(given), lambda: stream.send_lookup(given), lambda: found.apply(given), lambda: stream.send_update(given)):
+                    with self.assertRaisesRegex(TypeError, r'must be a mapping: \{"name of a feature": array'):
+                        call()
+                if given is not None:
+                    with self.assertRaisesRegex(TypeError, r'hyper: .* must be a mapping: \{"learning_rate": 0.1\}'):
+                        found.apply({}, hyper=given)
+
+    def test_ids_of_any_integers(self):
+        model = self.declare(initializer=emberd.RowId())
+        for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64):
+            ids = np.array([63, 1, 63], dtype)
+            self.assertEqual(model.lookup({"t": ids})["t"][:, 0].tolist(), [63, 1, 63], dtype)
+            self.assertEqual(model.lookup({"t": emberd.Ragged(ids, np.array([0, 1, 3], dtype))})["t"][:, 0].tolist(), [63, 64], dtype)
+            self.assertEqual(model.read_rows("t", ids)[:, 0].tolist(), [63, 1, 63], dtype)
+        for beyond in (2**63, 2**64 - 1):
+            with self.assertRaisesRegex(emberd.OutOfRange, f"{beyond} is not allowed; ids are below 2\\^63"):
+                model.lookup({"t": np.array([1, beyond], np.uint64)})
+
+    def test_texts_come_with_the_recipe_that_makes_them_ids(self):
+        model = self.declare()
+        texts = ["ann", "bob"]
+        for given in (texts, np.array(texts), np.array(texts, object), np.array(texts, "S"), emberd.Ragged(texts, [0, 2])):
+            with self.assertRaisesRegex(TypeError, "t.*are hashed first: .*crc32") as raised:
+                model.lookup({"t": given})
+        recipe = str(raised.exception).split("first: ")[1]
+        import zlib
+        ids = eval(recipe, {"zlib": zlib, "texts": texts, "vocabulary_size": model.tables["t"].vocabulary_size})
+        self.assertEqual(model.lookup({"t": ids})["t"].shape, (2, 4))
+
+    def test_optimizers_and_initializers_by_name(self):
+        made = self.client.declare(counting_model("named", optimizer="Adagrad", initializer="row_id"))
+        self.assertEqual((made.tables["t"].optimizer, made.read_rows("t", [3])[0, 0]), ("adagrad", 3))
+        self.assertFalse(self.client.declare(counting_model("named", optimizer=emberd.Adagrad(), initializer=emberd.RowId())).created)
+        for name, kind in {"sgd": emberd.SGD, "adam": emberd.Adam, "adamw": emberd.AdamW, "rowwise_adagrad": emberd.RowwiseAdagrad, "none": emberd.NoOptimizer}.items():
+            self.assertEqual(counting_model("m", optimizer=name).to_json(), counting_model("m", optimizer=kind()).to_json())
+        for options, said in (({"optimizer": "adamax"}, "TableConfig.optimizer: 'adamax' is not allowed; it must be one of 'sgd', 'adagrad'"),
+                              ({"initializer": "constant"}, "TableConfig.initializer: 'constant' is not allowed; it must be one of 'zeros'")):
+            with self.assertRaisesRegex(emberd.InvalidArgument, said):
+                self.client.declare(counting_model("m", **options))
+
+    def test_rows_of_ones_own_are_given_as_the_error_says(self):
+        rows = np.arange(256, dtype=np.float32).reshape(64, 4)
+        for given in (rows, rows.tolist(), lambda shape: rows):
+            config = counting_model("own_rows", initializer=given)
+            with self.assertRaisesRegex(TypeError, "TableConfig.initializer: .*give them once: model = ") as raised:
+                self.client.declare(config)
+        recipe = str(raised.exception).split("give them once: ")[1]
+        names = {"client": self.client, "config": counting_model("own_rows", initializer=None), "np": np, "rows": rows}
+        for one in recipe.split("; ", 1):
+            exec(one, names)
+        np.testing.assert_array_equal(names["model"].table("t"), rows)
+
+
+class AheadTest(ClusterTest):
+    def test_a_loop_over_steps_that_were_sent_ahead_is_left(self):
+        trainer = emberd.trainer.Trainer(self.declare(), "run")
+        self.addCleanup(trainer.finish)
+        one = {"t": np.ones((1, 4), np.float32)}
+
+        def given():
+            return emberd.trainer.ahead([{"t": [1]}] * 9, trainer.send, 3, trainer.forget)
+
+        for step, _ in given():
+            trainer.receive(step)
+            trainer.update(step, one)
+            if step == 1:
+                break
+        for step, _ in given():  # left before it is received
+            break
+        self.assertEqual(step, 2)
+        trainer.receive(step)
+        trainer.update(step, one)
+        step, _ = trainer.begin({"t": [2]})
+        trainer.update(step, one)
+        self.assertEqual((step, trainer.model.read_rows("t", [1, 2])[:, 0].tolist()), (3, [-3, -1]))
+
+
+@unittest.skipUnless(has_torch(), "SKIP: PyTorch is not installed")
+class TorchTest(ClusterTest):
+    def make(self, **options):
+        import torch
+
+        import emberd.torch
+        ebc = emberd.torch.EmbeddingBagCollection(counting_model("m").tables, client=self.client, model=self.id().split(".")[-1], **options)
+        self.addCleanup(ebc.finish)
+        return torch, ebc, ebc.optimizer()
+
+    def batches(self, count=6):
+        import torch
+        return [({"t": torch.tensor([one, 1])}, torch.zeros(2)) for one in range(2, 2 + count)]
+
+    def step(self, ebc, ids):
+        ebc(ids)["t"].sum().backward()
+        ebc._optimizers[0].step()
+        ebc._optimizers[0].zero_grad()
+
+    def test_pairs_of_ids_and_labels_with_and_without_copies(self):
+        torch, ebc, _ = self.make()
+        for copied in (lambda ids: ids, dict, lambda ids: {"t": ids["t"].clone()}, lambda ids: {"t": ids["t"].numpy().tolist()}):
+            for ids, label in emberd.torch.Prefetcher(self.batches(), ebc):
+                self.step(ebc, copied(ids))
+        self.assertEqual((ebc.next_step, ebc.model.read_rows("t", [1])[0, 0]), (24, -24))
+        for ids, label in emberd.torch.Prefetcher(self.batches(), ebc):
+            with self.assertRaisesRegex(RuntimeError, "not the ids that were prefetched next"):
+                ebc({"t": torch.tensor([1, 1])})
+            break
+        with self.assertRaisesRegex(TypeError, r'first part of the pair is a Tensor.*ids=lambda pair: \{"name of the feature": pair\[0\]\}'):
+            next(iter(emberd.torch.Prefetcher([(torch.tensor([1]), torch.zeros(1))], ebc)))
+
+    def test_a_loop_is_left(self):
+        for pipelined in (False, True):
+            torch, ebc, _ = self.make(**({"pipelined": True, "group": "pipelined"} if pipelined else {}))
+            before, steps = ebc.model.read_rows("t", [1])[0, 0], 0
+            for used in (2, 0):
+                for place, (ids, label) in enumerate(emberd.torch.Prefetcher(self.batches(), ebc, depth=4)):
+                    if place == used:
+                        break
+                    self.step(ebc, ids)
+                    steps += 1
+                self.step(ebc, {"t": torch.tensor([1, 0])})  # others than those that were sent
+                steps += 1
+            ebc.finish()
+            self.assertEqual((ebc.next_step, ebc.model.read_rows("t", [1])[0, 0]), (steps, before - steps))
+
+    def test_an_optimizer_by_name(self):
+        import emberd.torch
+        table = emberd.TableConfig("t", 8, 4, optimizer="sgd", initializer="zeros")
+        for described, optimizer, kind in (([table], None, "sgd"), ([emberd.TableConfig("t", 8, 4)], "adam", "adam")):
+            ebc = emberd.torch.EmbeddingBagCollection(described, client=self.client, model=f"by_name_{kind}", optimizer=optimizer)
+            self.addCleanup(ebc.finish)
+            self.assertEqual((ebc.model.tables["t"].optimizer, ebc.optimizer().param_groups[0]["lr"]), (kind, 0.01))
+
+
+if __name__ == "__main__":
+    main()
