@@ -115,6 +115,7 @@ class Client:
         self._handle = handle
         self.addresses = list(addresses)
         self._options = dict(options)
+        self._cluster: Any = None  # of this process, which lives as long as this client is open
         _clients.add(self)
 
     def __reduce__(self) -> Tuple[Any, ...]:
@@ -203,6 +204,7 @@ class Client:
             if not _native.forked():
                 self.cancel()
             self._handle.close()
+            self._cluster = None
 
 
 _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()

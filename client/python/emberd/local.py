@@ -9,76 +9,55 @@ import tempfile
 import threading
 import time
 import weakref
-from typing import Any, Iterable, List, Optional, Union
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 from . import _native, errors
 from .client import Client, connect
 
 _READY = re.compile(rb"^emberd: ready coordinator=(\S+) http=(\S*)", re.MULTILINE)
-_running: "weakref.WeakSet[LocalCluster]" = weakref.WeakSet()
+_STOPS = 30  # seconds, after which a server is killed
 
 
-class LocalCluster(_native.Uncopied):
-    """Made by `local`. A context manager; `addresses` are those of the coordinators."""
+class _Server(_native.Uncopied):
+    """A process of `emberd up`. `shares`: the clusters that use it, which ends with the last of them."""
 
     def __init__(self, arguments: List[str], timeout: float) -> None:
-        self._log, self._owner = tempfile.TemporaryFile(), os.getpid()
+        self.log, self.owner = tempfile.TemporaryFile(), os.getpid()
+        self.shares = 1
         # A session of its own: Ctrl-C in the terminal is for this process. The server ends when the pipe to its standard
         # input is closed, which the kernel does if nobody else.
-        self._process = subprocess.Popen([str(_native.program_path()), "up", "--stop-on-eof", *arguments],
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-                                         start_new_session=True)
+        self.process = subprocess.Popen([str(_native.program_path()), "up", "--stop-on-eof", *arguments],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+                                        start_new_session=True)
         _running.add(self)
         try:
             ready = self._wait_ready(timeout)
         except BaseException:
-            self._process.kill()
-            self.close()
+            self.process.kill()
+            self.stop()
             raise
         self.addresses: List[str] = ready[1].decode().split(",")
         self.http: str = ready[2].decode()
 
-    @property
-    def address(self) -> str:
-        return self.addresses[0]
+    def text(self) -> str:
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), size, 0).decode("utf-8", "replace")
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def log(self) -> str:
-        """The log of the server: what it has written to standard error."""
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), size, 0).decode("utf-8", "replace")
-
-    def connect(self, **options: Any) -> Client:
-        """A client: `emberd.connect` with the addresses of this cluster."""
-        return connect(self.addresses, **options)
-
-    def __enter__(self) -> "LocalCluster":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stops the server and waits for its end. Rows that are not in `data` are lost. In a forked child: does nothing."""
-        if os.getpid() != self._owner:
-            return
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+    def stop(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         try:
-            self._process.wait(30)
+            self.process.wait(_STOPS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._log.close()
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.log.close()
 
     def _wait_ready(self, timeout: float) -> "re.Match[bytes]":
         lines: List[bytes] = []
-        stdout = self._process.stdout
+        stdout = self.process.stdout
         assert stdout is not None
         reader = threading.Thread(target=_read_lines, args=(stdout, lines), daemon=True)
         reader.start()
@@ -87,10 +66,71 @@ class LocalCluster(_native.Uncopied):
             ready = _READY.search(b"".join(lines))
             if ready is not None:
                 return ready
-            if self._process.poll() is not None or time.monotonic() > end:
-                refused = self._process.poll() == 2
-                raise (errors.InvalidArgument if refused else RuntimeError)(f"`emberd up` did not become ready:\n{self.log()}")
+            if self.process.poll() is not None or time.monotonic() > end:
+                refused = self.process.poll() == 2
+                raise (errors.InvalidArgument if refused else RuntimeError)(f"`emberd up` did not become ready:\n{self.text()}")
             time.sleep(0.01)
+
+
+_running: "weakref.WeakSet[_Server]" = weakref.WeakSet()
+_shared: Dict[Tuple[str, ...], _Server] = {}  # by the arguments
+_lock = threading.RLock()  # a collection of garbage may let a cluster go while this thread has it
+
+
+def _leave(server: _Server) -> None:
+    """One cluster fewer. The last one stops the server."""
+    if os.getpid() != server.owner:  # in a forked child it is the parent's
+        return
+    with _lock:
+        server.shares -= 1
+        if server.shares:
+            return
+        for arguments in [one for one, shared in _shared.items() if shared is server]:
+            del _shared[arguments]
+        server.stop()
+
+
+class LocalCluster(_native.Uncopied):
+    """Made by `local`. A context manager; `addresses` are those of the coordinators. It is closed when nothing refers to it any
+    more, no client of `connect` either."""
+
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        self.addresses, self.http = list(server.addresses), server.http
+        self._leave = weakref.finalize(self, _leave, server)
+        self._leave.atexit = False  # the kernel closes the pipe
+
+    @property
+    def address(self) -> str:
+        return self.addresses[0]
+
+    @property
+    def pid(self) -> int:
+        return self._server.process.pid
+
+    def log(self) -> str:
+        """The log of the server: what it has written to standard error."""
+        return self._server.text()
+
+    def connect(self, **options: Any) -> Client:
+        """A client: `emberd.connect` with the addresses of this cluster."""
+        client = connect(self.addresses, **options)
+        client._cluster = self
+        return client
+
+    def __repr__(self) -> str:
+        return f"emberd.LocalCluster({', '.join(self.addresses)}; pid {self.pid})"
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the server and waits for its end, unless another cluster of `local` shares it. Rows that are not in `data` are
+        lost. In a forked child, and the second time: does nothing."""
+        self._leave()
 
 
 def _read_lines(stdout: Iterable[bytes], lines: List[bytes]) -> None:
@@ -102,10 +142,13 @@ def _read_lines(stdout: Iterable[bytes], lines: List[bytes]) -> None:
 
 
 def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+    _shared.clear()
     # A forked child must not keep the server alive.
-    for cluster in list(_running):
-        if cluster._process.stdin is not None:
-            cluster._process.stdin.close()
+    for server in list(_running):
+        if server.process.stdin is not None:
+            server.process.stdin.close()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -117,8 +160,10 @@ def _text(value: Any, what: str) -> str:
 
 def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, processes: Optional[bool] = None,
           listen: str = "127.0.0.1:0", http: str = "", data: Union[str, "os.PathLike[str]", None] = None,
-          durability: Optional[str] = None, timeout: float = 60.0) -> LocalCluster:
-    """Starts a cluster on this machine. Its rows live as long as it does, and its checkpoints, which need `data`, longer.
+          durability: Optional[str] = None, timeout: float = 60.0, new: bool = False) -> LocalCluster:
+    """A cluster on this machine: started, or that which this process has started with the same arguments, with its rows. It ends when
+    it has been closed, or forgotten, as often as it was asked for; with its clients, if it was forgotten. Its rows live as long as it
+    does, and its checkpoints, which need `data`, longer.
 
     processes: a process for each shard and coordinator; otherwise all in one, which is faster. Several coordinators need it.
     http: "127.0.0.1:0" for the status page and metrics on a free port; `LocalCluster.http` has the address.
@@ -126,6 +171,8 @@ def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, proce
     durability: needs data, but for "memory". "checkpoint" (the default with data): some are saved
     automatically, and lost rows are restored from the newest one; "log": every change is on disk
     before it is answered, and a process that is killed loses nothing; "memory": neither.
+    timeout: seconds in which it must be ready.
+    new: starts one that no other call gives.
     """
     if durability not in (None, "memory") and data is None:
         raise ValueError(
@@ -134,7 +181,19 @@ def local(shards: int = 2, *, sparsecores: int = 2, coordinators: int = 1, proce
     arguments = [f"--{name}={_native.whole(count, name, low=1, high=2**31 - 1)}" for name, count in counts.items()]
     arguments += ["--listen", _text(listen, "listen"), "--http", _text(http, "http")]
     if data is not None:
-        arguments += ["--data", _text(data, "data"), "--durability", "checkpoint" if durability is None else _text(durability, "durability")]
+        arguments += ["--data", os.path.abspath(_text(data, "data")), "--durability", "checkpoint" if durability is None else _text(durability, "durability")]
     if coordinators > 1 if processes is None else processes:
         arguments.append("--processes")
-    return LocalCluster(arguments, _native.milliseconds(timeout, "timeout") / 1000)
+    seconds = _native.milliseconds(timeout, "timeout") / 1000
+    if new:
+        return LocalCluster(_Server(arguments, seconds))
+    with _lock:
+        server = _shared.get(tuple(arguments))
+        if server is not None:
+            server.shares += 1  # before a collection of garbage finds the other clusters
+            if server.process.poll() is not None:
+                server.shares -= 1
+                server = None
+        if server is None:
+            server = _shared[tuple(arguments)] = _Server(arguments, seconds)
+        return LocalCluster(server)

@@ -291,7 +291,7 @@ class CheckpointTest(unittest.TestCase):
         self.assertEqual(model.table("t")[3, 0], -2)
 
     def test_without_storage_there_are_none(self):
-        with emberd.local() as cluster, cluster.connect() as client:
+        with emberd.local(new=True) as cluster, cluster.connect() as client:
             model = client.declare(counting_model("m"))
             with self.assertRaises(emberd.FailedPrecondition):
                 model.save_checkpoint("a")

@@ -268,7 +268,7 @@ class LayerTest(Case):
         self.assertEqual(list(again.tables.tables), ["shared"])
 
     def test_a_saved_layer_finds_its_tables_or_is_refused(self):
-        with emberd.local() as cluster, cluster.connect() as client, unittest.mock.patch.dict(os.environ, EMBERD_ADDRESS=""):
+        with emberd.local(new=True) as cluster, cluster.connect() as client, unittest.mock.patch.dict(os.environ, EMBERD_ADDRESS=""):
             layer = emberd.keras.DistributedEmbedding(emberd.keras.FeatureConfig("t", self.table(), (8, 2), (8, 4)), client=client,
                                                       name="kept")
             self.assertNotIn("cluster", layer.get_config())

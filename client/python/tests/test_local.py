@@ -3,14 +3,18 @@
 What this would catch: servers that are left when a trainer is killed, or that a worker forked from it keeps alive.
 """
 
+import gc
 import os
+import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import unittest
 
-from cluster import emberd, main
+from cluster import counting_model, emberd, main
 
 SCRIPT = """
 import os, sys
@@ -91,6 +95,77 @@ class LocalTest(unittest.TestCase):
             said = f"^durability: '{durability}' needs a folder .* with data$"
             with self.assertRaisesRegex(ValueError, said):
                 emberd.local(durability=durability)
+
+    def test_the_same_arguments_are_the_same_cluster(self):
+        with emberd.local(shards=1) as first, first.connect() as client:
+            client.declare(counting_model("m"))
+            with emberd.local(shards=1, sparsecores=2) as second:
+                self.assertEqual((second.pid, second.address), (first.pid, first.address))
+                self.assertIsNot(second, first)
+            with second.connect() as again:  # the first is still there
+                self.assertEqual(again.model("m").name, "m")
+            second.close()
+            for options in ({"sparsecores": 4}, {"new": True}, {"processes": True}):
+                with emberd.local(shards=1, **options) as other, other.connect() as client_of_other:
+                    self.assertNotEqual(other.pid, first.pid)
+                    with self.assertRaises(emberd.NotFound):
+                        client_of_other.model("m")
+            pid = first.pid
+        self.assertFalse(running(pid))
+        with emberd.local(shards=1) as fresh, fresh.connect() as client:
+            self.assertNotEqual(fresh.pid, pid)
+            os.kill(fresh.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, fresh.pid, os.WEXITED | os.WNOWAIT)
+            with emberd.local(shards=1) as next_one, next_one.connect() as client:
+                client.status()  # not the one that was killed
+
+    def test_paths_of_data_are_compared_whole(self):
+        with tempfile.TemporaryDirectory() as folder, emberd.local(shards=1, data=folder) as first:
+            with emberd.local(shards=1, data=pathlib.Path(os.path.relpath(folder))) as second:
+                self.assertEqual(second.pid, first.pid)
+
+    def test_threads_that_ask_at_once_get_one(self):
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(emberd.local(shards=1))) for _ in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        self.assertEqual(len({one.pid for one in found}), 1)
+        pid = found[0].pid
+        for place, one in enumerate(found):
+            self.assertTrue(running(pid), place)
+            one.close()
+            one.close()
+        self.assertFalse(running(pid))
+
+    def test_a_forgotten_one_ends_with_its_last_reference(self):
+        client = emberd.local(shards=1).connect()
+        pid = client._cluster.pid
+        model = client.declare(counting_model("m"))
+        del client
+        gc.collect()
+        self.assertEqual(model.read_rows("t", [1]).tolist(), [[0] * 4])  # which the model keeps
+        del model
+        gc.collect()
+        self.assertFalse(running(pid))
+        with emberd.local(shards=1).connect() as client:
+            pid = client._cluster.pid
+        self.assertFalse(running(pid))
+
+    def test_a_child_starts_its_own(self):
+        script = ("import emberd, os, sys\n"
+                  "cluster = emberd.local(shards=1)\n"
+                  "child = os.fork()\n"
+                  "mine = emberd.local(shards=1)\n"
+                  "with mine.connect() as client: client.status()\n"
+                  "same = mine.pid == cluster.pid\n"
+                  "if child == 0: sys.exit(3 if same else 4)\n"
+                  "code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+                  "with cluster.connect() as client: client.status()\n"
+                  "sys.exit(0 if same and code == 4 else code or 1)\n")
+        done = subprocess.run([sys.executable, "-B", "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=120)
+        self.assertEqual(done.returncode, 0)
 
     def test_it_serves_until_it_is_closed(self):
         with emberd.local(shards=1, http="127.0.0.1:0") as cluster:
