@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .arrays import Dense, Floats, Ids, Ragged, Sparse
 from .checkpoints import Checkpoint, Checkpoints, Progress
-from .client import Applied, Client, Feature, Lookup, Model, Table, Tls, connect
+from .client import Applied, Client, Feature, Lookup, Model, ModelStatus, Table, Tls, connect
 from .config import (F2A, SGD, Adagrad, AdagradMomentum, Adam, AdamW, Constant, FeatureConfig, Ftrl, Initializer, LaProp,
                      ModelConfig, Momentum, NoOptimizer, Normal, Optimizer, PlanConfig, QuantizationConfig, RMSProp, RowId,
                      RowwiseAdagrad, StackGroup, TableConfig, TableResource, TruncatedNormal, Uniform, Zeros)
@@ -31,7 +31,7 @@ __all__ = [
     "Aborted", "Adagrad", "AdagradMomentum", "Adam", "AdamW", "AlreadyExists", "Applied", "Cancelled",
     "Checkpoint", "Checkpoints", "Client", "Constant", "DataLoss", "DeadlineExceeded", "Dense", "Error", "F2A",
     "FailedPrecondition", "Feature", "FeatureConfig", "Floats", "ForkedProcess", "Ftrl", "Ids", "Initializer",
-    "Internal", "InvalidArgument", "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "Momentum",
+    "Internal", "InvalidArgument", "LaProp", "LocalCluster", "Lookup", "Model", "ModelConfig", "ModelStatus", "Momentum",
     "NoOptimizer", "Normal", "NotFound", "Optimizer", "OutOfRange", "PermissionDenied", "PlanConfig", "Progress",
     "QuantizationConfig", "RMSProp", "Ragged", "ResourceExhausted", "RowId", "RowsLost", "RowwiseAdagrad", "SGD",
     "Sparse", "StackGroup", "Table", "TableConfig", "TableResource", "Tls", "TrainStream", "TruncatedNormal",

@@ -70,6 +70,16 @@ class Feature:
     output_shape: Tuple[int, ...] = ()  # of the activations without the last dimension; (): [samples]
 
 
+@dataclass(frozen=True)
+class ModelStatus:
+    """A model of the cluster, as `Client.models` lists them."""
+
+    name: str
+    tables: int
+    stacks: int
+    table_bytes: int  # of rows and slots, on all shards
+
+
 def connect(addresses: Union[str, Sequence[str]], *, tls: Union[Tls, bool, None] = None, token: str = "",
             token_file: str = "", deadline: float = 30.0, connect_timeout: float = 10.0, wire: str = "float32",
             gradient_wire: Optional[str] = None, transport: str = "auto") -> "Client":
@@ -147,8 +157,15 @@ class Client:
         """A model that somebody declared. NotFound if nobody did."""
         return Model(self, Call(_native.lib().describe(self._handle.get(), _native.text(name, "name"))).take("model"))
 
+    def models(self) -> List[ModelStatus]:
+        """The models of the cluster, by name, whoever declared them."""
+        names = [one.name for one in dataclasses.fields(ModelStatus)]
+        found = [ModelStatus(**{name: one[name] for name in names}) for one in self.status()["models"]]
+        return sorted(found, key=lambda one: one.name)
+
     def status(self) -> Dict[str, Any]:
-        """The cluster: version, uptime_ms, models, shards, batches and batch_bytes that wait for gradients."""
+        """The cluster: version, uptime_ms; models (see `models`); batches and batch_bytes that wait for gradients; and of each of the
+        shards: reachable or the error, uptime_ms, table_bytes, rows_gathered and rows_updated since it was started."""
         result: Dict[str, Any] = Call(_native.lib().client_status(self._handle.get())).text()
         return result
 

@@ -184,7 +184,7 @@ def kinds():
 def values():
     """What holds nothing of the library: made of examples for the arguments that it requires."""
     tables = counting_model("d").tables
-    examples = {**dict.fromkeys(("stack_name", "combiner", "initializer", "table_spec", "stats"), "s"), **dict.fromkeys((
+    examples = {"stacks": 1, "table_bytes": 64, **dict.fromkeys(("stack_name", "combiner", "initializer", "table_spec", "stats"), "s"), **dict.fromkeys((
         "min_value", "max_value", "padded_vocab_size", "padded_embedding_dim", "stack_vocab_size", "stack_embedding_dim", "total_sample_count",
         "input_shape", "output_shape", "num_minibatches"), (1,)), "name": "t", "model": "m", "tables": tables, "features": counting_model("d").features,
                 "vocabulary_size": 8, "embedding_dim": 4,

@@ -150,6 +150,15 @@ class UpdateTest(ClusterTest):
         with self.assertRaisesRegex(ValueError, r"\[4\]"):
             model.lookup({"t": [2]}, train=True).apply({"t": np.ones(4)})
 
+    def test_the_models_of_the_cluster(self):
+        self.client.declare(counting_model("b_listed", tables=("x", "y")))
+        self.client.declare(counting_model("a_listed", rows=128, dim=8))
+        with self.cluster.connect() as other:  # which has declared none of them
+            found = {one.name: one for one in other.models()}
+        self.assertEqual([name for name in found if name.endswith("_listed")], ["a_listed", "b_listed"])
+        self.assertEqual((found["b_listed"].tables, found["b_listed"].stacks), (2, 1))
+        self.assertGreaterEqual(found["a_listed"].table_bytes, 128 * 8 * 4)
+
     def test_learning_rate_of_a_step(self):
         model = self.declare(tables=("a", "b"), optimizer=emberd.SGD(learning_rate=1.0))
         one = np.ones((1, 4), np.float32)

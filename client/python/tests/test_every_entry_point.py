@@ -172,7 +172,7 @@ FAILS = {"Initializer": "it has no kind", "Client.delete_checkpoint": "there is 
 # Public names that are not called here, and where they are.
 ELSEWHERE = {
     **dict.fromkeys(("Client", "Model", "Lookup", "TrainStream", "LocalCluster", "EmbeddingOptimizer"), "made by others: makers"),
-    **dict.fromkeys(("Applied", "Table", "Feature", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
+    **dict.fromkeys(("Applied", "Table", "Feature", "ModelStatus", "Checkpoint", "Checkpoints", "Progress", "KeyedTensor"), "results"),
     **dict.fromkeys(("Dense", "Ragged", "Sparse", "Tls"), "in what takes them"), "layers": "the module itself",
     **dict.fromkeys(("JaggedTensor", "EmbeddingBagConfig", "RowWiseAdagrad", "apply_optimizer_in_backward", "use", "emberd.compat.torchrec.EmbeddingBagCollection"),
                     "as torchrec has them: test_torchrec.py"), "Token": "of Flax", "Embed": "it holds an Embedding",
