@@ -173,6 +173,7 @@ class TrainStream(_native.Uncopied):
                        checkpoint_error=said["error"])
 
     def _receive(self, function: str, result: Any, timeout: Optional[float]) -> None:
+        self.model.client._handle.get()  # an answer may have come before the client was closed
         receive = getattr(_native.lib(), function)
         error = _native.null()
         left = None if timeout is None else _native.milliseconds(timeout, "timeout")
